@@ -1,0 +1,47 @@
+"""The one intermediate representation, used from the user's tile program down to what a code generator prints.
+
+Grammar (dtype on every Expr, span on every node):
+
+    Func    ::= name params buffers body attrs
+    Stmt    ::= Seq(stmts) | Bind(var, value) | Alloc(buffer, init) | Store(buffer, indices, value)
+              | Evaluate(call) | For(var, start, extent, kind, body) | Parallel(vars, extents, body)
+              | While(cond, body) | If(cond, then, orelse) | Break | Continue | Assert(cond, message)
+              | Launch(grid, block_vars, threads, thread_vars, body) | TileOp  (Copy, Gemm, Fill, Reduce, …: tilelang.ops)
+    Expr    ::= Var | Const | StringConst | Cast | Binary | Unary | Select | Load | AddressOf | Call
+              | Ramp | Broadcast | Shuffle
+    Other   ::= Buffer | Region(buffer, mins, extents)
+
+Phases are sets of invariants over the same nodes (ir/verify.py):
+    TILE           tile ops and Parallel loops; no thread indices needed; buffers N-dimensional.
+    THREADS_BOUND  no TileOp, Parallel or pipelined For; fragments are per-thread `local` arrays; tile-level
+                   synchronisation not yet placed; shared buffers are 1-D with their physical (swizzled) index.
+    SYNCED         THREADS_BOUND with barriers and async waits placed and verified.
+    DEVICE         SYNCED, local and shared buffers one-dimensional, shared offsets planned, vector accesses are Ramps.
+
+Semantics, settled once:
+  * A tile program means its statements one after another on whole tiles; Parallel iterations are independent.
+  * Integer arithmetic is two's complement and wraps at the width of its dtype.  floordiv/floormod round to minus
+    infinity, truncdiv/truncmod to zero; division by zero is undefined.  Shifts by >= width are undefined.
+  * Float arithmetic is IEEE in its dtype, one rounding per operation (fp16/bf16 as if computed in fp32 and rounded);
+    contraction to fma is allowed.  min/max return the other operand when one is NaN.
+  * Operands of Binary are evaluated left to right; `and`, `or` and a lazy Select evaluate only what they need.
+  * Cast float->int truncates (out of range or NaN: undefined); to a narrower float rounds to nearest even.
+  * Launch: blocks run in any order; threads of a block in any interleaving between barriers.
+  * A load of a global buffer outside its shape gives its safe value (0), a store there is skipped, per dimension;
+    the lowering makes that explicit with guards.  Other scopes are not guarded.
+  * A block barrier orders all shared and global accesses of the block's threads before and after it.
+  * An async copy (cp.async) writes shared memory some time before the wait for its group returns in the issuing thread;
+    other threads see it after a barrier that follows that wait.
+"""
+
+from .dtype import dtype, int_range, numpy_dtype, promote
+from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, SCOPES, TRUE, AddressOf, Binary,
+                   Broadcast, Buffer, Call, Cast, Const, Expr, Load, Node, Ramp, Region, Select, Shuffle, StringConst,
+                   Unary, Var, as_bool, as_dim, binary, call, cast, const, convert, fields_of, fresh, is_const, load,
+                   logical, match, node, select, unary)
+from .span import Span
+from .stmt import (EMPTY, TILE_OPS, Alloc, Assert, Attrs, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel,
+                   Seq, Stmt, Store, TileOp, While, replace, seq, tile_op, with_attrs)
+from .visitor import children, free_vars, rebuild, rewrite, stmts_of, substitute, walk
+
+__all__ = [n for n in dir() if not n.startswith("_")]

@@ -1,0 +1,246 @@
+"""Element types.  A `dtype` is a string ("float16", "int8x4") with attributes; equal and hashable as that string."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import numpy as np
+
+_ALIASES = {
+    "double": "float64", "float": "float32", "int": "int32", "long": "int64", "short": "int16",
+    "uint": "uint32", "ulong": "uint64",
+}  # fmt: skip
+
+# name -> (kind, bits per lane).  kind: i signed, u unsigned, f float, b bool, h handle, v void.
+_BASE: dict[str, tuple[str, int]] = {"bool": ("b", 8), "handle": ("h", 64), "void": ("v", 0)}
+for _b in (4, 8, 16, 32, 64):
+    _BASE[f"int{_b}"] = ("i", _b)
+    _BASE[f"uint{_b}"] = ("u", _b)
+for _n, _b in (
+    ("float16", 16), ("float32", 32), ("float64", 64), ("bfloat16", 16), ("tfloat32", 32),
+    ("float8_e3m4", 8), ("float8_e4m3", 8), ("float8_e4m3b11fnuz", 8), ("float8_e4m3fn", 8),
+    ("float8_e4m3fnuz", 8), ("float8_e5m2", 8), ("float8_e5m2fnuz", 8), ("float8_e8m0fnu", 8),
+    ("float6_e2m3fn", 6), ("float6_e3m2fn", 6), ("float4_e2m1fn", 4), ("float4_e2m1_unpacked", 8),
+):  # fmt: skip
+    _BASE[_n] = ("f", _b)
+
+_VECTOR = re.compile(r"^(.*?)x(\d+)$")
+
+
+@lru_cache(maxsize=None)
+def _split(name: str) -> tuple[str, int] | None:
+    if name in _BASE:
+        return name, 1
+    m = _VECTOR.match(name)
+    if m and m.group(1) in _BASE and int(m.group(2)) > 1:
+        return m.group(1), int(m.group(2))
+    return None
+
+
+def canonical_name(name: str) -> str:
+    """The canonical spelling of a dtype string.  Raises ValueError for unknown names."""
+    name = _ALIASES.get(name, name)
+    if _split(name) is None:
+        raise ValueError(f"unknown dtype {name!r}")
+    return name
+
+
+class dtype(str):  # noqa: N801 - public spelling of the language
+    """An element type, scalar or vector.  Subclass of str: `dtype("float16") == "float16"`."""
+
+    __slots__ = ("base", "lanes", "kind", "bits")
+    base: str
+    lanes: int
+    kind: str
+    bits: int
+    _interned: dict[str, dtype] = {}
+
+    def __new__(cls, spec: object) -> dtype:
+        if isinstance(spec, dtype):
+            return spec
+        name = canonical_name(_name_of(spec))
+        got = cls._interned.get(name)
+        if got is None:
+            got = super().__new__(cls, name)
+            got.base, got.lanes = _split(name)  # type: ignore[misc]
+            got.kind, got.bits = _BASE[got.base]
+            cls._interned[name] = got
+        return got
+
+    __hash__ = str.__hash__
+
+    def __repr__(self) -> str:
+        return f"dtype('{str.__str__(self)}')"
+
+    @property
+    def bytes(self) -> int:
+        """Storage of one (vector) element in bytes, rounded up."""
+        return (self.bits * self.lanes + 7) // 8
+
+    itemsize = bytes
+
+    @property
+    def type_code(self) -> int:
+        """DLPack type code of the lane type (0 int, 1 uint, 2 float, 3 handle, 4 bfloat, 6 bool, 7.. fp8/6/4)."""
+        return _dlpack_code(self.base)
+
+    @property
+    def scalar(self) -> dtype:
+        """The lane type."""
+        return self if self.lanes == 1 else dtype(self.base)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    @property
+    def is_int(self) -> bool:
+        """Signed or unsigned integer (not bool)."""
+        return self.kind in "iu"
+
+    @property
+    def is_signed(self) -> bool:
+        return self.kind == "i"
+
+    @property
+    def is_unsigned(self) -> bool:
+        return self.kind == "u"
+
+    @property
+    def is_bool(self) -> bool:
+        return self.kind == "b"
+
+    @property
+    def is_handle(self) -> bool:
+        return self.kind == "h"
+
+    @property
+    def is_float8(self) -> bool:
+        return self.base.startswith("float8")
+
+    def with_lanes(self, lanes: int) -> dtype:
+        return dtype(self.base if lanes == 1 else f"{self.base}x{lanes}")
+
+    def is_float4(self) -> bool:
+        return self.base.startswith("float4")
+
+    def is_float4_e2m1fn(self) -> bool:
+        return self.base == "float4_e2m1fn"
+
+    def is_float4_e2m1_unpacked(self) -> bool:
+        return self.base == "float4_e2m1_unpacked"
+
+    def as_torch(self) -> object:
+        """The torch dtype of the storage.  Raises ValueError where torch has none.  Imports torch."""
+        import torch
+
+        if self.is_handle:
+            return None
+        name = {"float8_e4m3": "float8_e4m3fn", "tfloat32": "float32", "int4": "int8"}.get(self.base, self.base)
+        if self.base.startswith("float4_e2m1fn") and (self.lanes == 1 or self.lanes == 2):
+            return getattr(torch, "float4_e2m1fn_x2", torch.int8)
+        if self.lanes != 1 or not hasattr(torch, name):
+            raise ValueError(f"Cannot convert dtype {self} to a torch dtype")
+        return getattr(torch, name)
+
+    def __call__(self, *values: object) -> object:
+        """Constant of this type, cast of an expression, or (no argument) a fresh scalar variable."""
+        from .expr import construct  # the one call from types up to expressions: a dtype is callable in the language
+
+        return construct(self, values)
+
+
+_DLPACK = {"i": 0, "u": 1, "f": 2, "b": 6, "h": 3, "v": 3}
+_DLPACK_SPECIAL = {
+    "bfloat16": 4, "float8_e3m4": 7, "float8_e4m3": 8, "float8_e4m3b11fnuz": 9, "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14,
+    "float6_e2m3fn": 15, "float6_e3m2fn": 16, "float4_e2m1fn": 17,
+}  # fmt: skip
+
+
+def _dlpack_code(base: str) -> int:
+    return _DLPACK_SPECIAL.get(base, _DLPACK[_BASE[base][0]])
+
+
+def _name_of(spec: object) -> str:
+    if isinstance(spec, str):
+        return str(spec)
+    if spec is bool:
+        return "bool"
+    if spec is int:
+        return "int32"
+    if spec is float:
+        return "float32"
+    if isinstance(spec, np.dtype):
+        return spec.name
+    if isinstance(spec, type) and issubclass(spec, np.generic):
+        return np.dtype(spec).name
+    text = repr(spec)
+    if text.startswith("torch."):
+        name = text[len("torch."):]
+        return "float4_e2m1fnx2" if name == "float4_e2m1fn_x2" else name
+    raise TypeError(f"Invalid DataType {spec!r} (expected a dtype, its name, or a Python, numpy or torch type)")
+
+
+def numpy_dtype(dt: str) -> np.dtype:
+    """The NumPy type that stores one lane.  int4/uint4/float4 use one byte a value; tfloat32 is float32."""
+    base = dtype(dt).base
+    if base == "bool":
+        return np.dtype(np.bool_)
+    if base == "handle":
+        return np.dtype(np.uint64)
+    if base in ("int4", "uint4"):
+        return np.dtype(np.int8 if base == "int4" else np.uint8)
+    if base == "tfloat32":
+        return np.dtype(np.float32)
+    if base in ("bfloat16",) or base.startswith(("float8", "float6", "float4")):
+        import ml_dtypes
+
+        name = {"float8_e4m3": "float8_e4m3fn", "float4_e2m1_unpacked": "float4_e2m1fn"}.get(base, base)
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(base)
+
+
+_FLOAT_RANK = {"float16": 2, "bfloat16": 1, "tfloat32": 3, "float32": 3, "float64": 4}
+
+
+def promote(a: dtype, b: dtype) -> dtype:
+    """Result type of a binary operation (spec/language.md 4.1).  Raises TypeError where there is none."""
+    if a == b:
+        return a
+    if a.lanes != b.lanes:
+        if a.lanes != 1 and b.lanes != 1:
+            raise TypeError(f"Cannot match type {a} vs {b}: lane counts differ")
+        return promote(a.scalar, b.scalar).with_lanes(max(a.lanes, b.lanes))
+    if a.lanes > 1:
+        return promote(a.scalar, b.scalar).with_lanes(a.lanes)
+    if a.is_handle or b.is_handle:
+        raise TypeError(f"Cannot match type {a} vs {b}")
+    if a.is_float and b.is_float:
+        ra, rb = _FLOAT_RANK.get(a.base, 0), _FLOAT_RANK.get(b.base, 0)
+        if ra == rb:
+            if {a.base, b.base} == {"tfloat32", "float32"}:
+                return dtype("float32")
+            raise TypeError(f"Cannot match type {a} vs {b}: cast one of them")
+        return a if ra > rb else b
+    if a.is_float:
+        return a
+    if b.is_float:
+        return b
+    if a.is_bool:
+        return b
+    if b.is_bool:
+        return a
+    if a.bits != b.bits:
+        return a if a.bits > b.bits else b
+    return a if a.is_unsigned else b
+
+
+def int_range(dt: dtype) -> tuple[int, int]:
+    """Least and greatest value of an integer or bool type."""
+    if dt.is_bool:
+        return 0, 1
+    if dt.is_unsigned:
+        return 0, (1 << dt.bits) - 1
+    return -(1 << (dt.bits - 1)), (1 << (dt.bits - 1)) - 1

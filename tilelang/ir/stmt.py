@@ -1,0 +1,257 @@
+"""Statements and functions.  See ir/__init__.py for the grammar and the semantics."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from .expr import Buffer, Call, Expr, Node, Region, Var, node
+from .span import Span
+
+Attrs = tuple[tuple[str, Any], ...]
+
+
+class Stmt(Node):
+    """An action.  `span` is the user's place."""
+
+    attrs: Attrs = ()
+
+    def attr(self, key: str, default: Any = None) -> Any:
+        """Value of an attribute of this statement."""
+        for k, v in self.attrs:
+            if k == key:
+                return v
+        return default
+
+
+@node
+class Seq(Stmt):
+    """Statements one after another.  A Bind or Alloc in it is visible to the statements after it."""
+
+    stmts: tuple[Stmt, ...]
+    span: Span | None = None
+
+
+@node
+class Bind(Stmt):
+    """var = value, once; var is visible in the rest of the enclosing Seq."""
+
+    var: Var
+    value: Expr
+    span: Span | None = None
+
+
+@node
+class Alloc(Stmt):
+    """The storage of buffer exists for the rest of the enclosing Seq.  init: value of a local.var, else None."""
+
+    buffer: Buffer
+    init: Expr | None = None
+    span: Span | None = None
+
+
+@node
+class Store(Stmt):
+    """buffer[indices] = value (already of the element type; vector when the last index is a Ramp)."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+    span: Span | None = None
+
+
+@node
+class Evaluate(Stmt):
+    """An intrinsic with an effect, executed by every thread that reaches it."""
+
+    call: Call
+    span: Span | None = None
+
+
+@node
+class For(Stmt):
+    """for var in [start, start+extent): body.  Bounds are evaluated once, on entry.
+
+    kind: serial | unroll | vectorized | pipelined (phase TILE only) | thread binding tag such as "threadIdx.x".
+    attrs: pipelined: num_stages, order, stage; unroll: factor, explicit; user annotations.
+    """
+
+    var: Var
+    start: Expr
+    extent: Expr
+    kind: str
+    body: Stmt
+    attrs: Attrs = ()
+    span: Span | None = None
+
+
+@node
+class Parallel(Stmt):
+    """Independent iterations over the product space, shared out over the block's threads (phase TILE only).
+
+    attrs: coalesced_width, loop_layout, prefer_async, user annotations.
+    """
+
+    vars: tuple[Var, ...]
+    extents: tuple[Expr, ...]
+    body: Stmt
+    attrs: Attrs = ()
+    span: Span | None = None
+
+
+@node
+class While(Stmt):
+    """while cond: body."""
+
+    cond: Expr
+    body: Stmt
+    span: Span | None = None
+
+
+@node
+class If(Stmt):
+    """if cond: then else: orelse (None when absent)."""
+
+    cond: Expr
+    then: Stmt
+    orelse: Stmt | None = None
+    span: Span | None = None
+
+
+@node
+class Break(Stmt):
+    """Leave the innermost For or While."""
+
+    span: Span | None = None
+
+
+@node
+class Continue(Stmt):
+    """Next iteration of the innermost For, While or Parallel."""
+
+    span: Span | None = None
+
+
+@node
+class Assert(Stmt):
+    """On the host: RuntimeError(message) when cond is false, nothing launched.  In a kernel: T.device_assert."""
+
+    cond: Expr
+    message: str
+    kind: str = "assert"
+    span: Span | None = None
+
+
+@node
+class Launch(Stmt):
+    """A kernel launch: grid of blocks, threads per block.
+
+    block_vars: one per grid dimension (x, y, z order), int32.  thread_vars: always three (tx, ty, tz).
+    attrs: swizzle=(panel, order), layouts=((buffer, layout), …), safe_values=((buffer, Expr), …),
+    min_blocks_per_sm, cluster_dims, import_source=(text, …), and what later passes add:
+    shared_bytes, shared_offsets=((buffer, byte offset), …), name.
+    """
+
+    grid: tuple[Expr, ...]
+    block_vars: tuple[Var, ...]
+    threads: tuple[int, int, int]
+    thread_vars: tuple[Var, Var, Var]
+    body: Stmt
+    attrs: Attrs = ()
+    span: Span | None = None
+
+    @property
+    def num_threads(self) -> int:
+        x, y, z = self.threads
+        return x * y * z
+
+
+class TileOp(Stmt):
+    """A block-collective operation on tiles (phase TILE).  Subclasses and their meaning live in tilelang.ops.
+
+    op_name: the name it has in the language.  Fields of type Region are its operands.
+    """
+
+    op_name: ClassVar[str] = ""
+
+
+TILE_OPS: dict[str, type[TileOp]] = {}
+
+
+def tile_op(name: str) -> Any:
+    """Class decorator: an IR node registered as the tile op `name`."""
+
+    def wrap(cls: type) -> type:
+        cls = node(cls)
+        cls.op_name = name
+        TILE_OPS[name] = cls
+        return cls
+
+    return wrap
+
+
+@node
+class Func(Node):
+    """A program: parameters, host statements and launches.
+
+    params: vars in signature order (tensor parameter A appears as handle var A_handle, scalars as themselves).
+    buffers: (param var, Buffer) of tensor parameters.  attrs: global_symbol, tilelang_out_idx,
+    tilelang_pass_configs, tilelang_compile_flags, phase (TILE | THREADS_BOUND | SYNCED | DEVICE).
+    """
+
+    name: str
+    params: tuple[Var, ...]
+    buffers: tuple[tuple[Var, Buffer], ...]
+    body: Stmt
+    attrs: Attrs = ()
+    span: Span | None = None
+
+    def attr(self, key: str, default: Any = None) -> Any:
+        for k, v in self.attrs:
+            if k == key:
+                return v
+        return default
+
+    def buffer_of(self, param: Var) -> Buffer | None:
+        for p, b in self.buffers:
+            if p is param:
+                return b
+        return None
+
+
+def with_attrs(n: Any, **changes: Any) -> Any:
+    """The same node with attributes set (None removes one)."""
+    d = dict(n.attrs)
+    for k, v in changes.items():
+        if v is None:
+            d.pop(k, None)
+        else:
+            d[k] = v
+    attrs = tuple(sorted(d.items()))
+    return n if attrs == n.attrs else replace(n, attrs=attrs)
+
+
+def replace(n: Any, **changes: Any) -> Any:
+    """Copy of a node with some fields changed; the same object when nothing changes."""
+    if all(getattr(n, k) is v for k, v in changes.items()):
+        return n
+    values = {f: getattr(n, f) for f in type(n).__dataclass_fields__}
+    values.update(changes)
+    return type(n)(**values)
+
+
+def seq(*stmts: Stmt | None, span: Span | None = None) -> Stmt:
+    """Flat sequence; nested Seqs are spliced, None dropped, a single statement returned as itself."""
+    out: list[Stmt] = []
+    for s in stmts:
+        if isinstance(s, Seq):
+            out.extend(s.stmts)
+        elif s is not None:
+            out.append(s)
+    return out[0] if len(out) == 1 else Seq(tuple(out), span=span)
+
+
+EMPTY = Seq(())
+
+__all__ = ["Alloc", "Assert", "Attrs", "Bind", "Break", "Continue", "EMPTY", "Evaluate", "For", "Func", "If",
+           "Launch", "Parallel", "Region", "Seq", "Stmt", "Store", "TILE_OPS", "TileOp", "While", "replace", "seq",
+           "tile_op", "with_attrs"]

@@ -1,0 +1,110 @@
+"""Walking and rewriting.  A rewrite that changes nothing returns the same object, so "did it change?" is `is`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .expr import Buffer, Expr, Node, Var, fields_of
+from .stmt import Seq, Stmt, seq
+
+# Definition sites (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func) are fields too: a rewriter sees them.
+
+
+def children(n: Node) -> Iterator[Node]:
+    """Direct child nodes, in field order; Buffers and Vars included, a Buffer's own fields not."""
+    for f in fields_of(type(n)):
+        yield from _nodes_in(getattr(n, f))
+
+
+def _nodes_in(v: Any) -> Iterator[Node]:
+    if isinstance(v, Node):
+        yield v
+    elif isinstance(v, tuple):
+        for x in v:
+            yield from _nodes_in(x)
+
+
+def walk(n: Node) -> Iterator[Node]:
+    """All nodes below n, n first (pre-order).  Does not descend into Buffers."""
+    stack = [n]
+    while stack:
+        at = stack.pop()
+        yield at
+        if not isinstance(at, (Buffer, Var)):
+            stack.extend(reversed(list(children(at))))
+
+
+def rewrite(n: Any, fn: Callable[[Node], Node | None]) -> Any:
+    """Bottom-up rewriting: children first, then fn(node) -> replacement, or None to keep it.
+
+    fn is called on every Node except inside Buffers; a Seq whose child becomes a Seq is spliced.
+    """
+    memo: dict[int, tuple[Any, Any]] = {}
+
+    def visit(v: Any) -> Any:
+        if isinstance(v, Node):
+            hit = memo.get(id(v))
+            if hit is not None:
+                return hit[1]
+            new = v if isinstance(v, (Buffer, Var)) else rebuild(v, visit)
+            got = fn(new)
+            out = new if got is None else got
+            memo[id(v)] = (v, out)
+            return out
+        if isinstance(v, tuple):
+            out_t = tuple(visit(x) for x in v)
+            return v if all(a is b for a, b in zip(out_t, v)) else out_t
+        return v
+
+    return visit(n)
+
+
+def rebuild(n: Node, visit: Callable[[Any], Any]) -> Any:
+    """n with visit applied to each field; n itself when no field changed."""
+    names = fields_of(type(n))
+    old = [getattr(n, f) for f in names]
+    new = [visit(v) if isinstance(v, (Node, tuple)) else v for v in old]
+    if all(a is b for a, b in zip(old, new)):
+        return n
+    if isinstance(n, Seq):
+        return seq(*new[0], span=n.span)
+    return type(n)(*new, span=n.span)
+
+
+def substitute(n: Any, mapping: dict[Any, Any]) -> Any:
+    """Replace Vars (by Exprs) and Buffers (by Buffers).  Mapped Buffers are replaced wherever they occur."""
+    if not mapping:
+        return n
+
+    def fn(x: Node) -> Node | None:
+        return mapping.get(x) if isinstance(x, (Var, Buffer)) else None
+
+    return rewrite(n, fn)
+
+
+def free_vars(n: Any) -> set[Var]:
+    """Vars used below n (shape and stride expressions of used buffers included), minus those bound below n."""
+    used: set[Var] = set()
+    bound: set[Var] = set()
+    for x in walk(n):
+        if isinstance(x, Var):
+            used.add(x)
+        elif isinstance(x, Buffer):
+            for d in (*x.shape, *(x.strides_ or ()), x.offset):
+                if isinstance(d, Expr):
+                    used |= free_vars(d)
+        t = type(x).__name__
+        if t in ("Bind", "For"):
+            bound.add(x.var)  # type: ignore[attr-defined]
+        elif t == "Parallel":
+            bound.update(x.vars)  # type: ignore[attr-defined]
+        elif t == "Launch":
+            bound.update(x.block_vars)  # type: ignore[attr-defined]
+            bound.update(x.thread_vars)  # type: ignore[attr-defined]
+    return used - bound
+
+
+def stmts_of(s: Stmt) -> tuple[Stmt, ...]:
+    """The statements of a body: a Seq's, or the one."""
+    return s.stmts if isinstance(s, Seq) else (s,)

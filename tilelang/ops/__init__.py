@@ -1,0 +1,13 @@
+"""Tile ops: one file each, with fields, checks, effects, layouts, lowering and meaning."""
+
+from .atomic import AtomicTile
+from .base import Access, LowerContext
+from .copy import Copy
+from .fill import Fill
+from .gemm import Gemm, GemmWarpPolicy
+from .reduce import Reduce
+from .scan import Scan
+from .transpose import Transpose
+
+__all__ = ["Access", "AtomicTile", "Copy", "Fill", "Gemm", "GemmWarpPolicy", "LowerContext", "Reduce", "Scan",
+           "Transpose"]

@@ -1,0 +1,75 @@
+"""What every tile op offers the passes.  An op is one file: fields, checks, effects, layouts, lowering and meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tilelang.ir import Buffer, Expr, Region, TileOp
+from tilelang.ir import Stmt as Stmt
+
+
+@dataclass(frozen=True)
+class Access:
+    """One region an op touches.  mode: "read", "write", "readwrite" or "atomic"."""
+
+    region: Region
+    mode: str
+
+    @property
+    def reads(self) -> bool:
+        return self.mode != "write"
+
+    @property
+    def writes(self) -> bool:
+        return self.mode != "read"
+
+
+class LowerContext(Protocol):
+    """What an op may ask while it is lowered for a GPU (implemented by transform/lower_tile_ops.py)."""
+
+    target: Any  # tilelang.target.Target
+    num_threads: int  # threads that execute the op together (the block, or its warp group)
+    thread: Expr  # linear index of this thread among them, int32
+
+    def layout_of(self, buffer: Buffer) -> Any:
+        """Layout of a shared buffer, Fragment of a fragment."""
+
+    def local_of(self, buffer: Buffer) -> Buffer:
+        """The per-thread 1-D `local` array that holds this thread's registers of a fragment."""
+
+    def physical(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
+        """Buffer and index to use in the lowered program for buffer[indices] (shared: layout applied; fragment: the
+        local array and register; global and local: unchanged)."""
+
+    def parallel(self, extents: tuple[int, ...], body: Any, loop_layout: Any = None) -> Stmt:
+        """The lowering of `for idx in T.Parallel(*extents)`; body(vars) gives the Stmt of one iteration."""
+
+    def new_local(self, name: str, size: int, dtype: Any) -> Buffer:
+        """A fresh per-thread array, allocated around the op."""
+
+    def new_shared(self, name: str, shape: tuple[int, ...], dtype: Any) -> Buffer:
+        """A fresh shared buffer (staging, cross-warp exchange), allocated around the op."""
+
+
+class TileOpProtocol(Protocol):
+    """The methods each class in tilelang.ops defines besides its fields."""
+
+    def check(self) -> None:
+        """Shapes, dtypes, scopes; raises errors.error(...) at self.span.  Called when the node is built by the frontend."""
+
+    def accesses(self) -> tuple[Access, ...]:
+        """Regions read and written, with the mode."""
+
+    def reference(self, env: Any) -> None:
+        """Whole-tile meaning in NumPy.  env.read(region) -> ndarray of the tile (out-of-range global elements give
+        the safe value); env.write(region, ndarray) (out-of-range skipped); env.eval(expr) -> scalar."""
+
+    def infer_layout(self, known: Any) -> dict[Buffer, Any]:
+        """Layouts this op can add now, given `known` (see transform/infer_layouts.py); {} when it cannot say yet."""
+
+    def lower(self, cx: LowerContext) -> Stmt:
+        """The statements the op becomes on cx.target, per thread."""
+
+
+__all__ = ["Access", "LowerContext", "TileOp", "TileOpProtocol"]
