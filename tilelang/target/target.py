@@ -1,0 +1,335 @@
+"""Targets: what a kernel is compiled for, and what that machine can do.
+
+A Target is a value.  `Target("cuda")`, `Target({"kind": "cuda", "arch": "sm_80"})`, `Target("cpu")`,
+`Target("auto")`; `with Target(...):` makes it the current one for "auto".
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.errors import error, register
+
+from .probe import device_capability
+
+register("target-unknown", AssertionError, "the target is no kind this version compiles for, or its options are bad")
+register("target-arch", ValueError, "the CUDA architecture of a target is malformed or not supported")
+
+CPU_KINDS = ("cpu", "llvm", "c")
+KINDS = ("cuda", *CPU_KINDS)
+DEFAULT_CUDA_ARCH = "sm_80"  # with no device to ask: the oldest architecture that has the whole cp.async path
+_ARCH = re.compile(r"^sm_(\d{2,3})([af]?)$")
+
+
+class TargetKind(str):
+    """Name of a target kind; compares as a string and answers `.name`."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True)
+class CudaLimits:
+    """Hardware limits of a compute capability.
+
+    shared_per_block: bytes of dynamic shared memory a block may opt in to.  shared_per_sm: bytes.
+    threads_per_sm, registers_per_sm: counts.  Source: CUDA C++ Programming Guide, "Technical Specifications per
+    Compute Capability".
+    """
+
+    shared_per_block: int
+    shared_per_sm: int
+    threads_per_sm: int
+    registers_per_sm: int = 65536
+
+
+_KB = 1024
+_LIMITS: dict[int, CudaLimits] = {
+    70: CudaLimits(96 * _KB, 96 * _KB, 2048),
+    75: CudaLimits(64 * _KB, 64 * _KB, 1024),
+    80: CudaLimits(163 * _KB, 164 * _KB, 2048),
+    86: CudaLimits(99 * _KB, 100 * _KB, 1536),
+    87: CudaLimits(163 * _KB, 164 * _KB, 1536),
+    88: CudaLimits(163 * _KB, 164 * _KB, 1536),
+    89: CudaLimits(99 * _KB, 100 * _KB, 1536),
+    90: CudaLimits(227 * _KB, 228 * _KB, 2048),
+    100: CudaLimits(227 * _KB, 228 * _KB, 2048),
+    103: CudaLimits(227 * _KB, 228 * _KB, 2048),
+    107: CudaLimits(227 * _KB, 228 * _KB, 2048),
+    110: CudaLimits(227 * _KB, 228 * _KB, 1536),
+    120: CudaLimits(99 * _KB, 100 * _KB, 1536),
+    121: CudaLimits(99 * _KB, 100 * _KB, 1536),
+}
+_CPU_SHARED = 64 * 1024 * 1024  # shared memory of a CPU block is plain memory: a bound against runaway tiles only
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Target:
+    """What a kernel is compiled for.
+
+    kind: TargetKind, one of KINDS ("cpu", "llvm" and "c" all name the CPU).  arch: "sm_XX[a|f]" for cuda, "" otherwise.
+    options: further entries of the dict form, sorted by key.  host: the host's target kind.
+    Raises AssertionError for an unknown kind or options of the wrong form, ValueError for a bad arch.
+
+    >>> Target({"kind": "cuda", "arch": "sm_90a"}).has_stmatrix
+    True
+    """
+
+    kind: TargetKind
+    arch: str
+    options: tuple[tuple[str, Any], ...]
+
+    def __init__(self, spec: Any = "auto") -> None:
+        kind, arch, options = _parse(spec)
+        object.__setattr__(self, "kind", TargetKind(kind))
+        object.__setattr__(self, "arch", arch)
+        object.__setattr__(self, "options", options)
+
+    # ---- what user code reads -----------------------------------------------------------------------------------
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Options as a dict, with `arch` where the target has one."""
+        out = dict(self.options)
+        if self.arch:
+            out["arch"] = self.arch
+        return out
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return ("cuda", "gpu") if self.is_cuda else ("cpu",)
+
+    @property
+    def host(self) -> str:
+        return "llvm"
+
+    def __str__(self) -> str:
+        parts = [str(self.kind)]
+        if self.arch:
+            parts.append(f"-arch={self.arch}")
+        parts += [f"-{k}={','.join(v) if isinstance(v, tuple) else v}" for k, v in self.options]
+        return " ".join(parts)
+
+    def __repr__(self) -> str:
+        return f"Target({str(self)!r})"
+
+    def __enter__(self) -> Target:
+        _stack().append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack().pop()
+
+    @staticmethod
+    def current(allow_none: bool = True) -> Target | None:
+        """The innermost `with Target(...)`.  Raises ValueError when there is none and allow_none is False."""
+        if _stack():
+            return _stack()[-1]
+        if not allow_none:
+            raise ValueError("Target context required: no `with Target(...)` is active")
+        return None
+
+    # ---- features -----------------------------------------------------------------------------------------------
+    @property
+    def is_cuda(self) -> bool:
+        return self.kind == "cuda"
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.kind in CPU_KINDS
+
+    @property
+    def arch_number(self) -> int:
+        """80 for sm_80, 90 for sm_90 and sm_90a; 0 for a CPU."""
+        m = _ARCH.match(self.arch)
+        return int(m.group(1)) if m else 0
+
+    @property
+    def arch_suffix(self) -> str:
+        """"a" or "f" where the arch has one (features of exactly that architecture or family)."""
+        m = _ARCH.match(self.arch)
+        return m.group(2) if m else ""
+
+    @property
+    def limits(self) -> CudaLimits:
+        """Hardware limits; a CPU target gives a generous shared-memory bound."""
+        if self.is_cpu:
+            return CudaLimits(_CPU_SHARED, _CPU_SHARED, self.max_threads)
+        return _LIMITS[self.arch_number]
+
+    @property
+    def max_shared_bytes(self) -> int:
+        """Shared memory a block may use, bytes."""
+        return self.limits.shared_per_block
+
+    @property
+    def max_threads(self) -> int:
+        """Threads a block may have."""
+        return 1024
+
+    @property
+    def max_registers(self) -> int:
+        """32-bit registers a thread may use."""
+        return 255
+
+    @property
+    def warp_size(self) -> int:
+        return 32
+
+    def at_least(self, arch_number: int) -> bool:
+        return self.is_cuda and self.arch_number >= arch_number
+
+    @property
+    def has_cp_async(self) -> bool:
+        return self.at_least(80)
+
+    @property
+    def has_ldmatrix(self) -> bool:
+        return self.at_least(75)
+
+    @property
+    def has_stmatrix(self) -> bool:
+        return self.at_least(90)
+
+    @property
+    def has_bf16(self) -> bool:
+        """bfloat16 arithmetic and matrix rows."""
+        return self.at_least(80)
+
+    @property
+    def has_fp8_mma(self) -> bool:
+        return self.at_least(89)
+
+    @property
+    def has_wgmma(self) -> bool:
+        """wgmma and setmaxnreg: exactly sm_90a."""
+        return self.arch_number == 90 and self.arch_suffix == "a"
+
+    @property
+    def has_tma(self) -> bool:
+        return self.at_least(90)
+
+
+def _stack() -> list[Target]:
+    if not hasattr(_LOCAL, "stack"):
+        _LOCAL.stack = []
+    return _LOCAL.stack
+
+
+_LOCAL = threading.local()
+
+
+def _bad(what: Any, advice: str, hint: str = "") -> Exception:
+    return error("target-unknown", f"Target {what} is not supported. {advice}",
+                 hint=hint or f"this version compiles for {', '.join(KINDS)}, or \"auto\"")
+
+
+def _parse(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
+    """(kind, arch, options) of any accepted form."""
+    if isinstance(spec, Target):
+        return spec.kind, spec.arch, spec.options
+    if isinstance(spec, Mapping):
+        return _parse_dict(dict(spec))
+    if not isinstance(spec, str):
+        return _parse_foreign(spec)
+    if spec == "auto":
+        return _detect()
+    if spec not in KINDS:
+        raise _bad(spec, "Pass target options as a dict when the target needs attributes.",
+                   'for example {"kind": "cuda", "arch": "sm_80"}' if spec.startswith("cuda") else "")
+    return (spec, device_arch() or DEFAULT_CUDA_ARCH, ()) if spec == "cuda" else (spec, "", ())
+
+
+def _parse_dict(d: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
+    kind = d.pop("kind", None)
+    if not isinstance(kind, str) or kind not in KINDS or not all(isinstance(k, str) for k in d):
+        raise _bad({"kind": kind, **d}, "Pass a valid target config dict.")
+    arch = ""
+    if kind == "cuda":
+        arch = d.pop("arch", None)
+        arch = check_arch(arch) if arch is not None else device_arch() or DEFAULT_CUDA_ARCH
+        if "code" in d:
+            d["code"] = _check_code(d["code"])
+    elif "arch" in d:
+        raise _bad({"kind": kind, **d}, "Pass a valid target config dict.", "a CPU target takes no arch")
+    d.pop("keys", None)
+    d.pop("host", None)
+    try:
+        hash(tuple(d.values()))
+    except TypeError:
+        d = {k: tuple(v) if isinstance(v, list) else repr(v) if isinstance(v, dict) else v for k, v in d.items()}
+    return kind, arch, tuple(sorted(d.items()))
+
+
+def _parse_foreign(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
+    """A target object of another package (anything with .kind.name and .attrs)."""
+    name = getattr(getattr(spec, "kind", None), "name", None)
+    if not isinstance(name, str):
+        raise _bad(repr(spec), "Pass a valid target config dict.")
+    attrs = getattr(spec, "attrs", None) or {}
+    d: dict[str, Any] = {"kind": name}
+    if name == "cuda" and "arch" in attrs:
+        d["arch"] = str(attrs["arch"])
+    return _parse_dict(d)
+
+
+def check_arch(arch: Any) -> str:
+    """The arch token when it is one this version knows.  Raises ValueError otherwise."""
+    m = _ARCH.match(arch) if isinstance(arch, str) else None
+    if m is None:
+        raise error("target-arch", f"CUDA target arch {arch!r} is malformed: expected a token like sm_80 or sm_90a",
+                    hint='write {"kind": "cuda", "arch": "sm_80"}')
+    number = int(m.group(1))
+    if number not in _LIMITS:
+        raise error("target-arch", f"CUDA target arch {arch} is not supported",
+                    hint="known: " + ", ".join(f"sm_{n}" for n in _LIMITS))
+    if m.group(2) and number < (90 if m.group(2) == "a" else 100):
+        raise error("target-arch", f"CUDA target arch {arch} does not exist: sm_{number} has no {m.group(2)!r} variant",
+                    hint=f"write sm_{number}")
+    return arch
+
+
+def _check_code(code: Any) -> tuple[str, ...]:
+    if not isinstance(code, (list, tuple)) or not code or not all(
+            isinstance(c, str) and re.match(r"^(sm|compute|lto)_\d{2,3}[af]?$", c) for c in code):
+        raise error("target-arch", f"CUDA target code must be a list of exact tokens such as ['sm_90a'], found {code!r}")
+    return tuple(code)
+
+
+def device_arch() -> str | None:
+    """Arch token of device 0 with its architecture-specific features ("sm_90a"), None without a device."""
+    cc = device_capability()
+    if cc is None:
+        return None
+    number = cc[0] * 10 + cc[1]
+    known = max((n for n in _LIMITS if n <= number and n // 10 == cc[0]), default=None)
+    if known is None:
+        return None
+    return f"sm_{known}a" if known >= 90 and known == number else f"sm_{known}"
+
+
+def _detect() -> tuple[str, str, tuple[tuple[str, Any], ...]]:
+    current = Target.current()
+    if current is not None:
+        return current.kind, current.arch, current.options
+    arch = device_arch()
+    return ("cuda", arch, ()) if arch else ("cpu", "", ())
+
+
+def determine_target(target: Any = "auto", return_object: bool = False) -> Any:
+    """The target a spec means: the current scope, else the CUDA device, else the CPU, for "auto".
+
+    Returns a Target when return_object, else what was passed, with "auto" resolved to a kind name or dict.
+    """
+    t = Target(target)
+    if return_object:
+        return t
+    if isinstance(target, str) and target == "auto":
+        return {"kind": "cuda", "arch": t.arch} if t.is_cuda else str(t.kind)
+    return target
