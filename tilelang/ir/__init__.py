@@ -35,10 +35,13 @@ Semantics, settled once:
 """
 
 from .dtype import dtype, int_range, numpy_dtype, promote
+from .equal import alpha_equal
 from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, SCOPES, TRUE, AddressOf, Binary,
                    Broadcast, Buffer, Call, Cast, Const, Expr, Load, Node, Ramp, Region, Select, Shuffle, StringConst,
                    Unary, Var, as_bool, as_dim, binary, call, cast, const, convert, fields_of, fresh, is_const, load,
                    logical, match, node, select, unary)
+from .parser import ParseError, parse, register_literal
+from .printer import to_text
 from .span import Span
 from .stmt import (EMPTY, TILE_OPS, Alloc, Assert, Attrs, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel,
                    Seq, Stmt, Store, TileOp, While, replace, seq, tile_op, with_attrs)

@@ -56,7 +56,7 @@ class Node:
         return h
 
     def __repr__(self) -> str:
-        from .printer import to_text  # repr is text: the printer is the one place that knows it
+        from .printer import to_text  # repr is text, and the printer knows all node classes, this one included
 
         return to_text(self)
 

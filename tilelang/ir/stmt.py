@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from .equal import alpha_equal
 from .expr import Buffer, Call, Expr, Node, Region, Var, node
 from .span import Span
 
@@ -210,6 +211,13 @@ class Func(Node):
             if k == key:
                 return v
         return default
+
+    def same(self, other: object) -> bool:
+        """Whether both are the same program up to the identities of what they define."""
+        return self is other or (isinstance(other, Func) and alpha_equal(self, other))
+
+    def __hash__(self) -> int:
+        return hash((self.name, len(self.params)))
 
     def buffer_of(self, param: Var) -> Buffer | None:
         for p, b in self.buffers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilelang.ir import Attrs, Expr, Region, Span, TileOp, tile_op
+from tilelang.ir import Attrs, Expr, Region, Span, TileOp, register_literal, tile_op
 
 from .policy import GemmWarpPolicy
 
@@ -38,5 +38,7 @@ class Gemm(TileOp):
     def k(self) -> int:
         return self.a.extents[-2 if self.transpose_a else -1]
 
+
+register_literal("policy", GemmWarpPolicy)
 
 __all__ = ["Gemm", "GemmWarpPolicy"]

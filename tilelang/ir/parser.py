@@ -1,0 +1,310 @@
+"""Text back to IR: the inverse of ir/printer.py, so that IR saved after any pass can be edited and run from there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from .dtype import dtype
+from .expr import (BOOL, COMPARISONS, I32, LOGICAL, AddressOf, Binary, Broadcast, Buffer, Call, Cast, Const, Expr,
+                   Load, Ramp, Region, Select, Shuffle, StringConst, Unary, Var)
+from .printer import LOOPS, SYMBOLS, literal_dtype
+from .stmt import (TILE_OPS, Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq,
+                   Stmt, Store, While, seq)
+
+_OPS: dict[type, str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv",
+                         ast.Mod: "floormod", ast.BitAnd: "bitand", ast.BitOr: "bitor", ast.BitXor: "bitxor",
+                         ast.LShift: "shl", ast.RShift: "shr", ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt",
+                         ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.And: "and", ast.Or: "or"}
+_KINDS = {v: k for k, v in LOOPS.items()}
+
+# Values other rooms put into attributes (layouts, policies): constructor by the name printed after `T.`.
+LITERALS: dict[str, Callable[..., Any]] = {}
+
+
+def register_literal(name: str, build: Callable[..., Any]) -> None:
+    """Let the parser read `T.name(...)`, the text of a class's `__tilelang_text__`."""
+    LITERALS[name] = build
+
+
+class ParseError(ValueError):
+    """Text that is not a printed program; says the line."""
+
+
+def parse(text: str) -> Func:
+    """The function a text describes.  Raises ParseError."""
+    try:
+        module = ast.parse(text)
+    except SyntaxError as e:
+        raise ParseError(f"line {e.lineno}: {e.msg}") from e
+    return _Parser().module(module)
+
+
+class _Parser:
+    def __init__(self) -> None:
+        self.env: dict[str, Any] = {}
+        self.storage: dict[str, Var] = {}
+
+    def fail(self, n: ast.AST, what: str) -> ParseError:
+        return ParseError(f"line {getattr(n, 'lineno', 0)}: {what}: {ast.unparse(n)}")
+
+    # ---- expressions ----
+    def value(self, n: ast.AST) -> Any:
+        """An attribute value: Python literals are IR nodes unless wrapped in T.py()."""
+        match n:
+            case ast.Constant(value=v) if v is None or isinstance(v, (str, bool)):
+                return v
+            case ast.Tuple(elts=elts):
+                return tuple(self.value(e) for e in elts)
+            case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=v)]):
+                return float(v)
+            case ast.Call(func=ast.Attribute(attr="py"), args=[v]):
+                return ast.literal_eval(v)
+            case ast.Call(func=ast.Attribute(attr="dtype"), args=[ast.Constant(value=v)]):
+                return dtype(v)
+            case ast.Call(func=ast.Attribute(attr=name)) if name in LITERALS:
+                return LITERALS[name](*(self.literal(a) for a in n.args),
+                                      **{k.arg: self.literal(k.value) for k in n.keywords if k.arg})
+        return self.expr(n)
+
+    def literal(self, n: ast.AST) -> Any:
+        try:
+            return ast.literal_eval(n)
+        except ValueError:
+            if isinstance(n, ast.Tuple):
+                return tuple(self.literal(e) for e in n.elts)
+            return self.value(n)
+
+    def number(self, n: ast.AST) -> Any:
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "expr":
+            return self.expr(n.args[0])
+        return ast.literal_eval(n)
+
+    def numbers(self, n: ast.AST) -> tuple[Any, ...]:
+        if not isinstance(n, ast.Tuple):
+            raise self.fail(n, "a tuple is needed")
+        return tuple(self.number(e) for e in n.elts)
+
+    def attrs(self, call: ast.Call) -> tuple[tuple[str, Any], ...]:
+        got = self.keyword(call, "attrs")
+        return () if got is None else self.value(got)
+
+    def keyword(self, call: ast.Call, name: str) -> ast.AST | None:
+        return next((k.value for k in call.keywords if k.arg == name), None)
+
+    def expr(self, n: ast.AST) -> Any:
+        match n:
+            case ast.Name(id=name):
+                if name not in self.env:
+                    raise self.fail(n, "unknown name")
+                return self.env[name]
+            case ast.Constant(value=bool(v)):
+                return Const(v, BOOL)
+            case ast.Constant(value=int(v)):
+                return Const(v, I32)
+            case ast.Constant(value=float(v)):
+                return Const(v, dtype("float32"))
+            case ast.Constant(value=str(v)):
+                return StringConst(v)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=v)):
+                return Const(-v, I32 if isinstance(v, int) else dtype("float32"))
+            case ast.UnaryOp(op=ast.Not(), operand=a):
+                return self.unary("not", a)
+            case ast.UnaryOp(op=ast.Invert(), operand=a):
+                return self.unary("bitnot", a)
+            case ast.BinOp(left=a, op=op, right=b):
+                return self.binary(_OPS[type(op)], self.expr(a), self.expr(b))
+            case ast.Compare(left=a, ops=[op], comparators=[b]):
+                return self.binary(_OPS[type(op)], self.expr(a), self.expr(b))
+            case ast.BoolOp(op=op, values=[a, b]):
+                return self.binary(_OPS[type(op)], self.expr(a), self.expr(b))
+            case ast.Subscript():
+                buffer, indices = self.element(n)
+                return Load(buffer, indices, literal_dtype(buffer, indices))
+            case ast.Call(func=ast.Attribute(attr=name)):
+                return self.call(name, n)
+        raise self.fail(n, "not an expression of the IR")
+
+    def unary(self, op: str, a: ast.AST) -> Expr:
+        e = self.expr(a)
+        return Unary(op, e, e.dtype)
+
+    def binary(self, op: str, a: Expr, b: Expr) -> Expr:
+        dt = BOOL.with_lanes(a.dtype.lanes) if op in COMPARISONS or op in LOGICAL else a.dtype
+        return Binary(op, a, b, dt)
+
+    def element(self, n: ast.AST) -> tuple[Buffer, tuple[Expr, ...]]:
+        if not isinstance(n, ast.Subscript):
+            raise self.fail(n, "an element is needed")
+        s = n.slice
+        elts = s.elts if isinstance(s, ast.Tuple) else [s]
+        return self.expr(n.value), tuple(self.expr(e) for e in elts)
+
+    def call(self, name: str, n: ast.Call) -> Any:
+        a = n.args
+        match name:
+            case "cast":
+                return Cast(self.expr(a[0]), dtype(ast.literal_eval(a[1])))
+            case "neg":
+                return self.unary("neg", a[0])
+            case "if_then_else" | "Select":
+                c, x, y = map(self.expr, a)
+                return Select(c, x, y, x.dtype, name == "if_then_else")
+            case "load":
+                buffer, indices = self.element(a[0])
+                return Load(buffer, indices, dtype(ast.literal_eval(a[1])))
+            case "address_of":
+                return AddressOf(*self.element(a[0]))
+            case "call":
+                return Call(ast.literal_eval(a[0]), tuple(map(self.expr, a[2:])), dtype(ast.literal_eval(a[1])),
+                            self.attrs(n))
+            case "Ramp":
+                base, lanes = self.expr(a[0]), ast.literal_eval(a[2])
+                return Ramp(base, self.expr(a[1]), lanes, base.dtype.with_lanes(lanes))
+            case "Broadcast":
+                v, lanes = self.expr(a[0]), ast.literal_eval(a[1])
+                return Broadcast(v, lanes, v.dtype.with_lanes(lanes))
+            case "Shuffle":
+                vs = tuple(map(self.expr, a[0].elts))  # type: ignore[attr-defined]
+                return Shuffle(vs, ast.literal_eval(a[1]), dtype(ast.literal_eval(a[2])))
+            case "region":
+                buffer, mins = self.element(a[0])
+                return Region(buffer, mins, tuple(map(self.number, a[1:])))
+        if len(a) == 2 and name in ("min", "max", "truncdiv", "truncmod"):
+            return self.binary(name, self.expr(a[0]), self.expr(a[1]))
+        if len(a) == 1 and isinstance(a[0], (ast.Constant, ast.UnaryOp)):
+            dt, v = dtype(name), ast.literal_eval(a[0])
+            return Const(float(v) if dt.is_float else v, dt)
+        raise self.fail(n, "unknown construct")
+
+    # ---- statements ----
+    def buffer(self, call: ast.Call, args: list[ast.expr]) -> Buffer:
+        strides, offset = self.keyword(call, "strides"), self.keyword(call, "offset")
+        key = ast.literal_eval(self.keyword(call, "data"))  # type: ignore[arg-type]
+        data = self.storage.setdefault(key, Var(key, dtype("handle")))
+        return Buffer(ast.literal_eval(args[0]), self.numbers(args[1]), dtype(ast.literal_eval(args[2])),
+                      ast.literal_eval(self.keyword(call, "scope")),  # type: ignore[arg-type]
+                      None if strides is None else self.numbers(strides),
+                      0 if offset is None else self.number(offset), data, self.attrs(call))
+
+    def define(self, name: str, dt: dtype) -> Var:
+        self.env[name] = v = Var(name, dt)
+        return v
+
+    def block(self, body: list[ast.stmt]) -> Stmt:
+        return seq(*(self.stmt(s) for s in body))
+
+    def stmt(self, n: ast.stmt) -> Stmt | None:
+        match n:
+            case ast.Pass():
+                return Seq(())
+            case ast.Break():
+                return Break()
+            case ast.Continue():
+                return Continue()
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Attribute(attr=dt), value=v) if v is not None:
+                value = self.expr(v)
+                return Bind(self.define(name, dtype(dt)), value)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Attribute(attr=f)) as c):
+                return self.declaration(name, f, c)
+            case ast.Assign(targets=[ast.Subscript() as target], value=v):
+                buffer, indices = self.element(target)
+                return Store(buffer, indices, self.expr(v))
+            case ast.For(target=target, iter=ast.Call(func=ast.Attribute(attr=f)) as c):
+                return self.loop(target, f, c, n.body)
+            case ast.While(test=t):
+                return While(self.expr(t), self.block(n.body))
+            case ast.If(test=t):
+                cond, then = self.expr(t), self.block(n.body)
+                return If(cond, then, self.block(n.orelse) if n.orelse else None)
+            case ast.With(items=[ast.withitem(context_expr=ast.Call() as c, optional_vars=ast.Tuple(elts=names))]):
+                return self.launch(c, [x.id for x in names], n.body)  # type: ignore[attr-defined]
+            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=f)) as c):
+                return self.effect(f, c)
+        raise self.fail(n, "not a statement of the IR")
+
+    def declaration(self, name: str, f: str, c: ast.Call) -> Stmt | None:
+        if f == "match_buffer":
+            self.env[name] = self.buffer(c, c.args[1:])
+            return None
+        self.env[name] = b = self.buffer(c, c.args)
+        if f == "decl_buffer":
+            return None
+        init = self.keyword(c, "init")
+        return Alloc(b, None if init is None else self.expr(init))
+
+    def loop(self, target: ast.AST, f: str, c: ast.Call, body: list[ast.stmt]) -> Stmt:
+        if f == "Parallel":
+            extents = tuple(map(self.expr, c.args))
+            attrs = self.attrs(c)
+            names = target.elts  # type: ignore[attr-defined]
+            vs = tuple(self.define(x.id, e.dtype) for x, e in zip(names, extents))
+            return Parallel(vs, extents, self.block(body), attrs)
+        dt_node = self.keyword(c, "dtype")
+        dt = I32 if dt_node is None else dtype(ast.literal_eval(dt_node))
+        start = self.keyword(c, "start")
+        extent, begin = self.expr(c.args[0]), Const(0, dt) if start is None else self.expr(start)
+        kind = ast.literal_eval(self.keyword(c, "thread")) if f == "thread_binding" else _KINDS[f]  # type: ignore[arg-type]
+        attrs = self.attrs(c)
+        v = self.define(target.id, dt)  # type: ignore[attr-defined]
+        return For(v, begin, extent, kind, self.block(body), attrs)
+
+    def launch(self, c: ast.Call, names: list[str], body: list[ast.stmt]) -> Stmt:
+        grid = tuple(map(self.expr, c.args))
+        threads = ast.literal_eval(self.keyword(c, "threads"))  # type: ignore[arg-type]
+        vs = [self.define(x, I32) for x in names]
+        inner = self.block(body)  # attributes may name buffers and vars of the body
+        return Launch(grid, tuple(vs[:-3]), threads, tuple(vs[-3:]), inner, self.attrs(c))  # type: ignore[arg-type]
+
+    def effect(self, f: str, c: ast.Call) -> Stmt | None:
+        if f == "evaluate":
+            return Evaluate(self.expr(c.args[0]))
+        if f == "Assert":
+            return Assert(self.expr(c.args[0]), ast.literal_eval(c.args[1]), ast.literal_eval(c.args[2]))
+        if f in TILE_OPS:
+            fields = {k.arg: self.value(k.value) for k in c.keywords if k.arg and k.arg != "attrs"}
+            cls = TILE_OPS[f]
+            if "policy" in fields and "policy" in LITERALS:
+                fields["policy"] = LITERALS["policy"](fields["policy"])
+            return cls(**fields, attrs=self.attrs(c))  # type: ignore[call-arg]
+        raise self.fail(c, "unknown statement")
+
+    def module(self, m: ast.Module) -> Func:
+        for n in m.body:
+            match n:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Attribute(attr="dynamic")) as c):
+                    self.env[name] = Var(ast.literal_eval(c.args[0]), dtype(ast.literal_eval(c.args[1])))
+                case ast.FunctionDef():
+                    return self.function(n)
+                case _:
+                    raise self.fail(n, "a function is expected")
+        raise ParseError("the text holds no function")
+
+    def function(self, n: ast.FunctionDef) -> Func:
+        params = tuple(self.define(a.arg, dtype(a.annotation.attr)) for a in n.args.args)  # type: ignore[union-attr]
+        buffers: list[tuple[Var, Buffer]] = []
+        attrs: tuple[tuple[str, Any], ...] = ()
+        rest = list(n.body)
+        while rest:
+            match rest[0]:
+                case ast.Assign(targets=[ast.Name(id=name)],
+                                value=ast.Call(func=ast.Attribute(attr="match_buffer"), args=[p, *_]) as c):
+                    self.declaration(name, "match_buffer", c)
+                    buffers.append((self.expr(p), self.env[name]))
+                    rest.pop(0)
+                case _:
+                    break
+        attr_node: ast.Call | None = None
+        if rest:
+            match rest[0]:
+                case ast.Expr(value=ast.Call(func=ast.Attribute(attr="func_attr")) as c):
+                    attr_node = c
+                    rest.pop(0)
+        body = self.block(rest)
+        if attr_node is not None:
+            attrs = self.attrs(attr_node)
+        return Func(n.name, params, tuple(buffers), body, attrs)
+
+
+assert set(SYMBOLS) <= set(_OPS.values()), "an operator the printer writes has no reader"

@@ -1,0 +1,306 @@
+"""Text of the IR.  `parse(to_text(f)) == f` at every phase; the same input gives the same text in any process."""
+
+from __future__ import annotations
+
+import enum
+import keyword
+import re
+from typing import Any
+
+from .dtype import dtype
+from .expr import (AddressOf, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Load, Node, Ramp, Region, Select,
+                   Shuffle, StringConst, Unary, Var, fields_of)
+from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
+                   TileOp, While)
+from .visitor import walk
+
+SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "floormod": "%", "bitand": "&",
+           "bitor": "|", "bitxor": "^", "shl": "<<", "shr": ">>", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
+           "gt": ">", "ge": ">=", "and": "and", "or": "or"}
+LOOPS = {"serial": "serial", "unroll": "unroll", "vectorized": "vectorized", "pipelined": "Pipelined"}
+
+
+def to_text(n: Any) -> str:
+    """The text of any node."""
+    p = _Printer()
+    if isinstance(n, Func):
+        p.func(n)
+    elif isinstance(n, Stmt):
+        p.stmt(n)
+    else:
+        return p.value(n)
+    return "\n".join(p.lines)
+
+
+def literal_dtype(buffer: Buffer, indices: tuple[Expr, ...]) -> dtype:
+    """The dtype a Load of these indices has unless stated otherwise."""
+    lanes = max([i.dtype.lanes for i in indices], default=1)
+    return buffer.dtype.with_lanes(buffer.dtype.lanes * lanes)
+
+
+class _Printer:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 0
+        self.names: dict[int, str] = {}
+        self.taken: set[str] = {"T", "float"}
+        self.keep: list[Any] = []  # named objects stay alive so that ids stay unique
+        self.declared: set[int] = set()
+
+    # ---- names ----
+    def name(self, obj: Var | Buffer) -> str:
+        got = self.names.get(id(obj))
+        if got is None:
+            base = re.sub(r"\W", "_", obj.name) or "v"
+            if base[0].isdigit() or keyword.iskeyword(base):
+                base = "_" + base
+            got, k = base, 0
+            while got in self.taken:
+                k += 1
+                got = f"{base}_{k}"
+            self.taken.add(got)
+            self.names[id(obj)] = got
+            self.keep.append(obj)
+        return got
+
+    def emit(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    # ---- values ----
+    def value(self, v: Any) -> str:
+        if isinstance(v, Node):
+            return self.node(v)
+        if isinstance(v, enum.Enum):
+            return self.value(v.value)
+        if isinstance(v, dtype):
+            return f'T.dtype("{v}")'
+        if isinstance(v, tuple):
+            return "(" + "".join(self.value(x) + ", " for x in v).rstrip(" ") + ")" if len(v) < 2 else (
+                "(" + ", ".join(map(self.value, v)) + ")")
+        if isinstance(v, str):
+            return '"' + repr("'" + v)[2:-1].replace('"', '\\"') + '"' if '"' not in v else repr(v)
+        if isinstance(v, float) and (v != v or v in (float("inf"), float("-inf"))):
+            return f'float("{v}")'
+        if v is None or isinstance(v, (bool, int, float)):
+            return f"T.py({v!r})" if isinstance(v, (int, float)) and not isinstance(v, bool) else repr(v)
+        text = getattr(v, "__tilelang_text__", None)
+        if text is not None:
+            return text()
+        return f'T.opaque("{type(v).__name__}")'
+
+    def number(self, v: Any) -> str:
+        """A shape entry: a bare Python int or an expression."""
+        return str(v) if isinstance(v, int) else "T.expr(" + self.node(v) + ")"
+
+    def numbers(self, values: tuple[Any, ...]) -> str:
+        inner = ", ".join(self.number(v) for v in values)
+        return f"({inner},)" if len(values) == 1 else f"({inner})"
+
+    def node(self, n: Node) -> str:
+        match n:
+            case Var():
+                return self.name(n)
+            case Const():
+                return self.const(n)
+            case StringConst():
+                return self.value(n.value)
+            case Cast():
+                return f'T.cast({self.node(n.value)}, "{n.dtype}")'
+            case Binary():
+                a, b = self.node(n.a), self.node(n.b)
+                sym = SYMBOLS.get(n.op)
+                return f"({a} {sym} {b})" if sym else f"T.{n.op}({a}, {b})"
+            case Unary():
+                a = self.node(n.a)
+                return {"neg": f"T.neg({a})", "not": f"(not {a})", "bitnot": f"(~{a})"}[n.op]
+            case Select():
+                f = "if_then_else" if n.lazy else "Select"
+                return f"T.{f}({self.node(n.cond)}, {self.node(n.a)}, {self.node(n.b)})"
+            case Load():
+                if n.dtype == literal_dtype(n.buffer, n.indices):
+                    return self.element(n.buffer, n.indices)
+                return f'T.load({self.element(n.buffer, n.indices)}, "{n.dtype}")'
+            case AddressOf():
+                return f"T.address_of({self.element(n.buffer, n.indices)})"
+            case Call():
+                args = "".join(", " + self.node(a) for a in n.args)
+                return f'T.call("{n.op}", "{n.dtype}"{args}{self.attrs(n.attrs)})'
+            case Ramp():
+                return f"T.Ramp({self.node(n.base)}, {self.node(n.stride)}, {n.lanes})"
+            case Broadcast():
+                return f"T.Broadcast({self.node(n.value)}, {n.lanes})"
+            case Shuffle():
+                vs = ", ".join(map(self.node, n.vectors))
+                return f'T.Shuffle(({vs},), {self.py(n.indices)}, "{n.dtype}")'
+            case Buffer():
+                return self.name(n)
+            case Region():
+                ext = "".join(", " + self.number(e) for e in n.extents)
+                return f"T.region({self.element(n.buffer, n.mins)}{ext})"
+            case Stmt() | Func():
+                inner = _Printer()
+                inner.func(n) if isinstance(n, Func) else inner.stmt(n)
+                return "\n".join(inner.lines)
+        raise TypeError(f"no text for {type(n).__name__}")
+
+    def py(self, values: tuple[int, ...]) -> str:
+        inner = ", ".join(map(str, values))
+        return f"({inner},)" if len(values) == 1 else f"({inner})"
+
+    def const(self, n: Const) -> str:
+        v = n.value
+        if n.dtype == "bool":
+            return "True" if v else "False"
+        if n.dtype == "int32":
+            return str(v)
+        if n.dtype.is_float:
+            special = v != v or v in (float("inf"), float("-inf"))
+            text = f'"{v}"' if special else repr(float(v))
+            return text if n.dtype == "float32" and not special else f"T.{_ctor(n.dtype)}({text})"
+        return f"T.{_ctor(n.dtype)}({v})"
+
+    def element(self, b: Buffer, indices: tuple[Expr, ...]) -> str:
+        return f"{self.name(b)}[{', '.join(map(self.node, indices)) if indices else '()'}]"
+
+    def attrs(self, attrs: tuple[tuple[str, Any], ...]) -> str:
+        if not attrs:
+            return ""
+        return ", attrs=(" + "".join(f'("{k}", {self.value(v)}), ' for k, v in attrs).rstrip(" ") + ")"
+
+    # ---- statements ----
+    def declare_used(self, n: Any) -> None:
+        """Declaration lines for buffers that appear here without an Alloc before (views, bound pointers)."""
+        for x in _own_nodes(n):
+            if isinstance(x, Buffer) and id(x) not in self.declared:
+                self.declared.add(id(x))
+                for d in (*x.shape, *(x.strides_ or ()), x.offset):
+                    if isinstance(d, Expr):
+                        self.declare_used(d)
+                self.emit(f"{self.name(x)} = T.decl_buffer({self.buffer_args(x)})")
+
+    def buffer_args(self, b: Buffer) -> str:
+        text = f'{self.value(b.name)}, {self.numbers(b.shape)}, "{b.dtype}", scope="{b.scope_name}"'
+        if b.strides_ is not None:
+            text += f", strides={self.numbers(b.strides_)}"
+        if not (isinstance(b.offset, int) and b.offset == 0):
+            text += f", offset={self.number(b.offset)}"
+        # Storage: buffers of one storage name the same pointer; the first to name it introduces it.
+        return text + f', data="{self.name(b.data)}"' + self.attrs(b.attrs)
+
+    def body(self, s: Stmt) -> None:
+        self.depth += 1
+        before = len(self.lines)
+        self.stmt(s)
+        if len(self.lines) == before:
+            self.emit("pass")
+        self.depth -= 1
+
+    def stmt(self, s: Stmt) -> None:
+        if isinstance(s, Seq):
+            for x in s.stmts:
+                self.stmt(x)
+            return
+        if isinstance(s, Alloc):
+            self.declared.add(id(s.buffer))
+            init = "" if s.init is None else f", init={self.node(s.init)}"
+            self.emit(f"{self.name(s.buffer)} = T.alloc({self.buffer_args(s.buffer)}{init})")
+            return
+        self.declare_used(s)
+        match s:
+            case Bind():
+                self.emit(f"{self.name(s.var)}: T.{_ctor(s.var.dtype)} = {self.node(s.value)}")
+            case Store():
+                self.emit(f"{self.element(s.buffer, s.indices)} = {self.node(s.value)}")
+            case Evaluate():
+                self.emit(f"T.evaluate({self.node(s.call)})")
+            case For():
+                kind = LOOPS.get(s.kind)
+                head = f"T.{kind}({self.node(s.extent)}" if kind else f"T.thread_binding({self.node(s.extent)}, " \
+                    f'thread="{s.kind}"'
+                if not (isinstance(s.start, Const) and s.start.value == 0 and s.start.dtype == s.var.dtype):
+                    head += f", start={self.node(s.start)}"
+                if s.var.dtype != "int32":
+                    head += f', dtype="{s.var.dtype}"'
+                self.emit(f"for {self.name(s.var)} in {head}{self.attrs(s.attrs)}):")
+                self.body(s.body)
+            case Parallel():
+                names = ", ".join(map(self.name, s.vars)) + ("," if len(s.vars) == 1 else "")
+                ext = ", ".join(map(self.node, s.extents))
+                self.emit(f"for {names} in T.Parallel({ext}{self.attrs(s.attrs)}):")
+                self.body(s.body)
+            case While():
+                self.emit(f"while {self.node(s.cond)}:")
+                self.body(s.body)
+            case If():
+                self.emit(f"if {self.node(s.cond)}:")
+                self.body(s.then)
+                if s.orelse is not None:
+                    self.emit("else:")
+                    self.body(s.orelse)
+            case Break():
+                self.emit("break")
+            case Continue():
+                self.emit("continue")
+            case Assert():
+                self.emit(f"T.Assert({self.node(s.cond)}, {self.value(s.message)}, {self.value(s.kind)})")
+            case Launch():
+                grid = "".join(self.node(g) + ", " for g in s.grid)
+                names = ", ".join(map(self.name, (*s.block_vars, *s.thread_vars)))
+                self.emit(f"with T.Kernel({grid}threads={self.py(s.threads)}{self.attrs(s.attrs)}) as ({names}):")
+                self.body(s.body)
+            case TileOp():
+                fields = [f"{f}={self.value(getattr(s, f))}" for f in fields_of(type(s)) if f != "attrs"]
+                self.emit(f"T.{s.op_name}({', '.join(fields)}{self.attrs(s.attrs)})")
+            case _:
+                raise TypeError(f"no text for statement {type(s).__name__}")
+
+    def func(self, f: Func) -> None:
+        defined = {id(p) for p in f.params}
+        symbols: list[Var] = []
+        for _, b in f.buffers:
+            for d in (*b.shape, *(b.strides_ or ()), b.offset):
+                if isinstance(d, Expr):
+                    for x in walk(d):
+                        if isinstance(x, Var) and id(x) not in defined:
+                            defined.add(id(x))
+                            symbols.append(x)
+        params = ", ".join(f"{self.name(p)}: T.{_ctor(p.dtype)}" for p in f.params)
+        for v in symbols:
+            self.emit(f'{self.name(v)} = T.dynamic("{v.name}", "{v.dtype}")')
+        self.emit("@T.prim_func")
+        self.emit(f"def {f.name}({params}):")
+        self.depth += 1
+        before = len(self.lines)
+        for p, b in f.buffers:
+            self.declared.add(id(b))
+            self.emit(f"{self.name(b)} = T.match_buffer({self.name(p)}, {self.buffer_args(b)})")
+        if f.attrs:
+            self.emit(f"T.func_attr({self.attrs(f.attrs)[2:]})")
+        self.stmt(f.body)
+        if len(self.lines) == before:
+            self.emit("pass")
+        self.depth -= 1
+
+
+def _ctor(dt: dtype) -> str:
+    return str(dt)
+
+
+def _own_nodes(n: Any) -> Any:
+    """Nodes of a statement's own expressions: nested bodies are not entered."""
+    stack: list[Any] = [n]
+    first = True
+    while stack:
+        at = stack.pop()
+        if isinstance(at, tuple):
+            stack.extend(reversed(at))
+        elif isinstance(at, Node):
+            if isinstance(at, Stmt) and not first:
+                continue
+            first = False
+            yield at
+            if isinstance(at, Load | AddressOf):
+                stack.extend(reversed(at.indices))
+                stack.append(at.buffer)
+            elif not isinstance(at, (Buffer, Var)):
+                stack.extend(reversed([getattr(at, f) for f in fields_of(type(at))]))
