@@ -1,0 +1,344 @@
+"""The verifier: phases as named sets of invariants over the same nodes.  It collects all findings.
+
+Invariants of every phase
+    defined      every Var and Buffer is used inside the scope that binds it
+    bound-once   a Var or Buffer has one Bind, Alloc, loop or launch that defines it
+    dtypes       operands of one Binary agree; conditions are bool; indices are integers; stores match the element type
+    rank         as many indices as the buffer has dimensions
+    loops        loop kinds are known; vectorised loops have a constant extent
+Added by a phase (and kept by all later ones)
+    THREADS_BOUND  no-tile: no TileOp, no Parallel, no pipelined For; no-fragment: no fragment or reducer buffer;
+                   flat-shared: shared buffers have one dimension
+    SYNCED         no further node invariant; the order of accesses is transform/verify_sync.py's
+    DEVICE         flat-local: local buffers have one dimension; shared-plan: every shared buffer has an offset
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from .expr import (COMPARISONS, LOGICAL, AddressOf, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Load, Node, Ramp,
+                   Region, Select, StringConst, Unary, Var)
+from .span import Span
+from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
+                   TileOp, While)
+from .visitor import children
+
+TILE, THREADS_BOUND, SYNCED, DEVICE = PHASES = ("TILE", "THREADS_BOUND", "SYNCED", "DEVICE")
+LOOP_KINDS = ("serial", "unroll", "vectorized", "pipelined")
+THREAD_TAGS = tuple(f"{k}Idx.{d}" for k in ("block", "thread") for d in "xyz")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken invariant.  rule: its name above.  span: the user's place, or None."""
+
+    rule: str
+    message: str
+    span: Span | None = None
+
+    def __str__(self) -> str:
+        place = f"  ({self.span})" if self.span is not None else ""
+        return f"[{self.rule}] {self.message}{place}"
+
+
+def verify(func: Func, phase: str = TILE) -> list[Finding]:
+    """All broken invariants of `func` as a program in `phase`; empty when it is valid."""
+    if phase not in PHASES:
+        raise ValueError(f"unknown phase {phase}: phases are {', '.join(PHASES)}")
+    v = _Verifier(PHASES.index(phase))
+    v.func(func)
+    return v.findings
+
+
+class _Verifier:
+    def __init__(self, level: int) -> None:
+        self.level = level
+        self.findings: list[Finding] = []
+        self.scope: set[Node] = set()
+        self.storage: set[Var] = set()  # data vars of the buffers in scope: views of them are in scope too
+        self.ever: set[Node] = set()
+        self.uses_of: dict[int, tuple[Node, frozenset[Node]]] = {}
+        self.told: set[tuple[str, int]] = set()
+        self.shared: list[Buffer] = []
+
+    def at_least(self, phase: str) -> bool:
+        return self.level >= PHASES.index(phase)
+
+    def say(self, rule: str, message: str, span: Span | None) -> None:
+        self.findings.append(Finding(rule, message, span))
+
+    # ---- scopes -----------------------------------------------------------------------------------------------
+
+    def define(self, what: Node, span: Span | None, added: list[Node]) -> None:
+        if what in self.ever:
+            self.say("bound-once", f"`{_name(what)}` is defined twice", span)
+        self.ever.add(what)
+        self.scope.add(what)
+        added.append(what)
+        if isinstance(what, Buffer):
+            self.storage.add(what.data)
+            self.buffer(what, span)
+
+    def leave(self, added: list[Node]) -> None:
+        for what in added:
+            self.scope.discard(what)
+            if isinstance(what, Buffer):
+                self.storage.discard(what.data)
+
+    def used(self, uses: Iterable[Node], span: Span | None) -> None:
+        for what in uses:
+            if what in self.scope:
+                continue
+            if isinstance(what, Buffer):
+                if what.data in self.storage or what.data in self.scope:
+                    continue
+            elif what in self.storage:
+                continue
+            if ("defined", id(what)) not in self.told:
+                self.told.add(("defined", id(what)))
+                kind = "buffer" if isinstance(what, Buffer) else "variable"
+                self.say("defined", f"{kind} `{_name(what)}` is used outside the scope that defines it", span)
+
+    def buffer(self, b: Buffer, span: Span | None) -> None:
+        scope = b.scope_name
+        if self.at_least(THREADS_BOUND):
+            if scope in ("local.fragment", "local.reducer"):
+                self.say("no-fragment", f"`{b.name}` is still a {scope} buffer", span)
+            if scope in ("shared", "shared.dyn") and len(b.shape) != 1:
+                self.say("flat-shared", f"shared buffer `{b.name}` has {len(b.shape)} dimensions", span)
+        if self.at_least(DEVICE) and scope in ("local", "local.var") and len(b.shape) != 1:
+            self.say("flat-local", f"local buffer `{b.name}` has {len(b.shape)} dimensions", span)
+        if scope in ("shared", "shared.dyn"):
+            self.shared.append(b)
+        for d in (*b.shape, *(b.strides_ or ()), b.offset):
+            if isinstance(d, Expr):
+                self.used(self.expr(d), span)
+
+    # ---- functions and statements -----------------------------------------------------------------------------
+
+    def func(self, f: Func) -> None:
+        added: list[Node] = []
+        for p in f.params:
+            self.define(p, f.span, added)
+        for p, b in f.buffers:
+            if p not in self.scope:
+                self.say("defined", f"tensor `{b.name}` belongs to `{p.name}`, which is no parameter", f.span)
+            for d in (*b.shape, *(b.strides_ or ()), b.offset):  # symbols are bound by the argument's shape
+                if isinstance(d, Expr):
+                    self.scope.update(x for x in self.expr(d) if isinstance(x, Var))
+        for _, b in f.buffers:
+            self.define(b, f.span, added)
+        self.stmt(f.body)
+
+    def stmt(self, s: Stmt) -> None:
+        match s:
+            case Seq():
+                added: list[Node] = []
+                for x in s.stmts:
+                    if isinstance(x, (Bind, Alloc)):
+                        self.definition(x, added)
+                    else:
+                        self.stmt(x)
+                self.leave(added)
+            case Bind() | Alloc():  # a body that is one definition: nothing can use it
+                added = []
+                self.definition(s, added)
+                self.leave(added)
+            case Store():
+                self.element(s.buffer, s.indices, s.span)
+                self.value(s.value, s.span)
+                lanes = s.buffer.dtype.lanes * max([i.dtype.lanes for i in s.indices], default=1)
+                want = s.buffer.dtype.with_lanes(lanes)
+                if s.value.dtype != want:
+                    self.say("dtypes", f"{s.value.dtype} stored into `{s.buffer.name}`, which takes {want}", s.span)
+            case Evaluate():
+                self.value(s.call, s.span)
+            case For():
+                self.loop(s)
+            case Parallel():
+                if self.at_least(THREADS_BOUND):
+                    self.say("no-tile", "a parallel loop is left", s.span)
+                for e in s.extents:
+                    self.integer(e, "loop extent", s.span)
+                if len(s.vars) != len(s.extents):
+                    self.say("loops", f"{len(s.vars)} variables for {len(s.extents)} extents", s.span)
+                self.block(s.vars, s.body, s.span)
+            case While():
+                self.condition(s.cond, s.span)
+                self.stmt(s.body)
+            case If():
+                self.condition(s.cond, s.span)
+                self.stmt(s.then)
+                if s.orelse is not None:
+                    self.stmt(s.orelse)
+            case Assert():
+                self.condition(s.cond, s.span)
+            case Launch():
+                self.launch(s)
+            case TileOp():
+                if self.at_least(THREADS_BOUND):
+                    self.say("no-tile", f"tile op {s.op_name} is left", s.span)
+                for c in children(s):
+                    if isinstance(c, Region):
+                        self.region(c, s.span)
+                    elif isinstance(c, Expr):
+                        self.value(c, s.span)
+            case Break() | Continue():
+                pass
+            case _:
+                self.say("node", f"{type(s).__name__} is not a statement", getattr(s, "span", None))
+
+    def definition(self, s: Bind | Alloc, added: list[Node]) -> None:
+        if isinstance(s, Bind):
+            self.value(s.value, s.span)
+            if s.var.dtype != s.value.dtype:
+                self.say("dtypes", f"`{s.var.name}` of {s.var.dtype} is bound to a {s.value.dtype}", s.span)
+            self.define(s.var, s.span, added)
+        else:
+            if s.init is not None:
+                self.value(s.init, s.span)
+                if s.init.dtype != s.buffer.dtype:
+                    self.say("dtypes", f"`{s.buffer.name}` of {s.buffer.dtype} starts as a {s.init.dtype}", s.span)
+            self.define(s.buffer, s.span, added)
+
+    def block(self, variables: Iterable[Var], body: Stmt, span: Span | None) -> None:
+        added: list[Node] = []
+        for v in variables:
+            self.define(v, span, added)
+        self.stmt(body)
+        self.leave(added)
+
+    def loop(self, s: For) -> None:
+        if s.kind not in LOOP_KINDS and s.kind not in THREAD_TAGS:
+            self.say("loops", f"unknown loop kind {s.kind}", s.span)
+        if s.kind == "pipelined" and self.at_least(THREADS_BOUND):
+            self.say("no-tile", "a pipelined loop is left", s.span)
+        if s.kind == "vectorized" and self.at_least(DEVICE):
+            self.say("loops", "a vectorised loop is left", s.span)
+        self.integer(s.start, "loop start", s.span)
+        self.integer(s.extent, "loop extent", s.span)
+        if s.start.dtype != s.var.dtype or s.extent.dtype != s.var.dtype:
+            self.say("dtypes", f"loop `{s.var.name}` of {s.var.dtype} runs from {s.start.dtype} for {s.extent.dtype}",
+                     s.span)
+        self.block((s.var,), s.body, s.span)
+
+    def launch(self, s: Launch) -> None:
+        for g in s.grid:
+            self.integer(g, "grid extent", s.span)
+        if len(s.grid) != len(s.block_vars):
+            self.say("loops", f"{len(s.block_vars)} block variables for {len(s.grid)} grid extents", s.span)
+        self.shared = []
+        self.block((*s.block_vars, *s.thread_vars), s.body, s.span)
+        if self.at_least(DEVICE):
+            planned = {b for b, _ in s.attr("shared_offsets", ())}
+            for b in self.shared:
+                if b not in planned:
+                    self.say("shared-plan", f"shared buffer `{b.name}` has no offset", s.span)
+
+    # ---- expressions ------------------------------------------------------------------------------------------
+
+    def value(self, e: Expr, span: Span | None) -> None:
+        self.used(self.expr(e), e.span or span)
+
+    def condition(self, e: Expr, span: Span | None) -> None:
+        self.value(e, span)
+        if not e.dtype.is_bool or e.dtype.lanes != 1:
+            self.say("dtypes", f"a condition is bool, found {e.dtype}", span)
+
+    def integer(self, e: Any, what: str, span: Span | None) -> None:
+        if isinstance(e, Expr):
+            self.value(e, span)
+            if not e.dtype.is_int:
+                self.say("dtypes", f"{what} is an integer, found {e.dtype}", span)
+
+    def element(self, b: Buffer, indices: tuple[Expr, ...], span: Span | None) -> None:
+        self.used((b,), span)
+        for i in indices:
+            self.value(i, span)
+        self.index(b, indices, span)
+
+    def index(self, b: Buffer, indices: tuple[Expr, ...], span: Span | None) -> None:
+        if len(indices) != len(b.shape):
+            self.say("rank", f"`{b.name}` has {len(b.shape)} dimensions, found {len(indices)} indices", span)
+        for k, i in enumerate(indices):
+            if not i.dtype.is_int:
+                self.say("dtypes", f"index {k} of `{b.name}` is an integer, found {i.dtype}", span)
+
+    def region(self, r: Region, span: Span | None) -> None:
+        self.used((r.buffer,), span)
+        for e in (*r.mins, *r.extents):
+            self.integer(e, f"bound of `{r.buffer.name}`", span)
+        if len(r.mins) != len(r.buffer.shape) or len(r.extents) != len(r.buffer.shape):
+            self.say("rank", f"`{r.buffer.name}` has {len(r.buffer.shape)} dimensions, found a region of {len(r.mins)}",
+                     span)
+
+    def expr(self, e: Node) -> frozenset[Node]:
+        """Check a value's types once; the Vars and Buffers it uses."""
+        hit = self.uses_of.get(id(e))
+        if hit is not None:
+            return hit[1]
+        uses: frozenset[Node]
+        if isinstance(e, Var):
+            uses = frozenset((e,))
+        elif isinstance(e, (Const, StringConst)):
+            uses = frozenset()
+        else:
+            parts = [self.expr(c) for c in children(e) if not isinstance(c, (Buffer, Region))]
+            if isinstance(e, (Load, AddressOf)):
+                parts.append(frozenset((e.buffer,)))
+            for c in children(e):
+                if isinstance(c, Region):
+                    parts.append(frozenset((c.buffer,)))
+                    parts.extend(self.expr(m) for m in (*c.mins, *c.extents) if isinstance(m, Expr))
+            uses = parts[0] if len(parts) == 1 else frozenset().union(*parts)
+            self.types(e)
+        self.uses_of[id(e)] = (e, uses)
+        return uses
+
+    def types(self, e: Node) -> None:
+        match e:
+            case Binary():
+                if e.a.dtype != e.b.dtype:
+                    self.say("dtypes", f"operands of {e.op} are {e.a.dtype} and {e.b.dtype}", e.span)
+                elif e.op in COMPARISONS or e.op in LOGICAL:
+                    if not e.dtype.is_bool:
+                        self.say("dtypes", f"{e.op} gives bool, found {e.dtype}", e.span)
+                elif e.dtype != e.a.dtype:
+                    self.say("dtypes", f"{e.op} of {e.a.dtype} gives {e.dtype}", e.span)
+            case Unary():
+                if e.dtype != e.a.dtype:
+                    self.say("dtypes", f"{e.op} of {e.a.dtype} gives {e.dtype}", e.span)
+            case Cast():
+                if e.dtype.lanes != e.value.dtype.lanes:
+                    self.say("dtypes", f"cast of {e.value.dtype} to {e.dtype} changes the lanes", e.span)
+            case Select():
+                if not e.cond.dtype.is_bool:
+                    self.say("dtypes", f"a condition is bool, found {e.cond.dtype}", e.span)
+                if e.a.dtype != e.dtype or e.b.dtype != e.dtype:
+                    self.say("dtypes", f"select of {e.a.dtype} and {e.b.dtype} gives {e.dtype}", e.span)
+            case Load():
+                self.index(e.buffer, e.indices, e.span)
+                lanes = max([i.dtype.lanes for i in e.indices], default=1)
+                want = e.buffer.dtype.with_lanes(e.buffer.dtype.lanes * lanes)
+                if e.dtype != want:
+                    self.say("dtypes", f"load of `{e.buffer.name}` gives {want}, found {e.dtype}", e.span)
+            case AddressOf():
+                self.index(e.buffer, e.indices, e.span)
+            case Ramp():
+                if e.base.dtype != e.stride.dtype or e.dtype.lanes != e.lanes:
+                    self.say("dtypes", f"ramp of {e.base.dtype} by {e.stride.dtype} gives {e.dtype}", e.span)
+            case Broadcast():
+                if e.dtype.lanes != e.lanes * e.value.dtype.lanes:
+                    self.say("dtypes", f"{e.lanes} copies of {e.value.dtype} give {e.dtype}", e.span)
+            case Call() | _:
+                pass
+
+
+def _name(what: Node) -> str:
+    return getattr(what, "name", type(what).__name__)
+
+
+__all__ = ["DEVICE", "LOOP_KINDS", "PHASES", "SYNCED", "THREADS_BOUND", "TILE", "Finding", "verify"]

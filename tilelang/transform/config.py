@@ -1,0 +1,185 @@
+"""Pass configs: every key a user may set, with its type, default and meaning (spec/runtime.md §10)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class PassConfigKey(str, Enum):
+    """Names of pass configs.  Usable wherever the string is: `{PassConfigKey.TL_ENABLE_FAST_MATH: True}`."""
+
+    TL_DISABLE_WARP_SPECIALIZED = "tl.disable_warp_specialized"
+    TL_DISABLE_TMA_LOWER = "tl.disable_tma_lower"
+    TL_ENABLE_FAST_MATH = "tl.enable_fast_math"
+    TL_DISABLE_THREAD_STORAGE_SYNC = "tl.disable_thread_storage_sync"
+    TL_PTXAS_REGISTER_USAGE_LEVEL = "tl.ptxas_register_usage_level"
+    TL_DEVICE_COMPILE_FLAGS = "tl.device_compile_flags"
+    TL_ENABLE_AGGRESSIVE_SHARED_MEMORY_MERGE = "tl.enable_aggressive_shared_memory_merge"
+    TL_ENABLE_ASYNC_COPY = "tl.enable_async_copy"
+    TL_DISABLE_WGMMA = "tl.disable_wgmma"
+    TL_DISABLE_SAFE_MEMORY_ACCESS = "tl.disable_safe_memory_legalize"
+    TL_DISABLE_OUT_OF_BOUND_WARNING = "tl.disable_out_of_bound_warning"
+    TL_DISABLE_VECTORIZE_256 = "tl.disable_vectorize_256"
+    TL_ENABLE_LOWER_LDGSTG = "tl.enable_lower_ldgstg"
+    TL_ENABLE_LOWER_LDGSTG_PREDICATED = "tl.enable_lower_ldgstg_predicated"
+    TL_ENABLE_VECTORIZE_PLANNER_VERBOSE = "tl.enable_vectorize_planner_verbose"
+    TL_DISABLE_SHARED_MEMORY_REUSE = "tl.disable_shared_memory_reuse"
+    TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS = "tl.debug_merge_shared_memory_allocations"
+    TL_DISABLE_DATA_RACE_CHECK = "tl.disable_data_race_check"
+    TL_DISABLE_BUFFER_INIT_CHECK = "tl.disable_buffer_init_check"
+    TL_DISABLE_PRELOWER_SEMANTIC_CHECK = "tl.disable_prelower_semantic_check"
+    TL_SIMPLIFY = "tl.Simplify"
+    TL_SIMPLIFY_TRANSITIVELY_PROVE_INEQUALITIES = "transitively_prove_inequalities"
+    TL_SIMPLIFY_CONVERT_BOOLEAN_TO_AND_OF_ORS = "convert_boolean_to_and_of_ors"
+    TL_SIMPLIFY_APPLY_CONSTRAINTS_TO_BOOLEAN_BRANCHES = "apply_constraints_to_boolean_branches"
+    TL_SIMPLIFY_PROPAGATE_KNOWNS_TO_PROVE_CONDITIONAL = "propagate_knowns_to_prove_conditional"
+    TL_SIMPLIFY_PROPAGATE_KNOWNS_TO_SIMPLIFY_EXPRESSIONS = "propagate_knowns_to_simplify_expressions"
+    TL_SIMPLIFY_ENABLE_LET_INLINE = "enable_simplify_let_inline"
+    TL_CONFIG_INDEX_BITWIDTH = "tl.config_index_bitwidth"
+    TL_ENABLE_REDUCER_PLAN_VERBOSE = "tl.enable_reducer_plan_verbose"
+    TL_REDUCER_FORCE_BASELINE = "tl.reducer_force_baseline"
+    TL_LAYOUT_COST_MODEL = "tl.layout_cost_model"
+    TL_DISABLE_SHUFFLE_ELECT = "tl.disable_shuffle_elect"
+    TL_DISABLE_LOOP_UNSWITCHING = "tl.disable_loop_unswitching"
+    TL_LOOP_UNSWITCHING_ALLOW_NON_TRIVIAL_ELSE = "tl.loop_unswitching_allow_non_trivial_else"
+    TL_IF_STMT_BINDING_INLINE_REPLAYABLE_BINDS = "tl.if_stmt_binding_inline_replayable_binds"
+    TL_FORCE_LET_INLINE = "tl.force_let_inline"
+    TL_STORAGE_REWRITE_DETECT_INPLACE = "tl.storage_rewrite_detect_inplace"
+    TL_AST_PRINT_ENABLE = "tl.ast_print_enable"
+    TL_LAYOUT_VISUALIZATION_ENABLE = "tl.layout_visualization_enable"
+    TL_LAYOUT_VISUALIZATION_FORMATS = "tl.layout_visualization_formats"
+    TL_EMIT_LINE_DIRECTIVES = "tl.emit_line_directives"
+    TL_ENABLE_DUMP_IR = "tl.enable_dump_ir"
+    TL_DUMP_IR_DIR = "tl.dump_ir_path"
+    TL_PASS_PROFILE = "tl.pass_profile"
+    TL_PASS_PROFILE_THRESHOLD_MS = "tl.pass_profile_threshold_ms"
+    CUDA_KERNELS_OUTPUT_DIR = "cuda.kernels_output_dir"
+    TIR_ENABLE_EQUIV_TERMS_IN_CSE = "tir.enable_equiv_terms_in_cse_tir"
+    TIR_DISABLE_CSE = "tirx.disable_cse_tir"
+    TIR_SIMPLIFY = "tirx.Simplify"
+    TIR_DISABLE_STORAGE_REWRITE = "tirx.disable_storage_rewrite"
+    TIR_DISABLE_VECTORIZE = "tirx.disable_vectorize"
+    TIR_USE_ASYNC_COPY = "tirx.use_async_copy"
+    TIR_ENABLE_DEBUG = "tirx.enable_debug"
+    TIR_MERGE_STATIC_SMEM = "tirx.merge_static_smem"
+    TIR_ADD_LOWER_PASS = "tirx.add_lower_pass"
+    TIR_NOALIAS = "tirx.noalias"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class ConfigRow:
+    """One pass config: accepted value types, default, one line of meaning, and whether using it warns."""
+
+    types: tuple[type, ...]
+    default: Any
+    about: str
+    deprecated: str = ""
+    choices: tuple[Any, ...] = ()
+
+
+_K = PassConfigKey
+_FLAG = (bool, int)
+
+
+def _flag(about: str, default: bool = False, deprecated: str = "") -> ConfigRow:
+    return ConfigRow(_FLAG, default, about, deprecated)
+
+
+ROWS: dict[PassConfigKey, ConfigRow] = {
+    _K.TL_DISABLE_WARP_SPECIALIZED: _flag("no automatic warp specialisation"),
+    _K.TL_DISABLE_TMA_LOWER: _flag("no implicit TMA", deprecated="use disable_tma=True of T.copy"),
+    _K.TL_ENABLE_FAST_MATH: _flag("approximate math functions on the device"),
+    _K.TL_DISABLE_THREAD_STORAGE_SYNC: _flag("no automatic block barriers"),
+    _K.TL_PTXAS_REGISTER_USAGE_LEVEL: ConfigRow((int,), None, "ptxas register usage level, 0 to 10"),
+    _K.TL_DEVICE_COMPILE_FLAGS: ConfigRow((str, list, tuple), (), "extra flags of the device compiler"),
+    _K.TL_ENABLE_AGGRESSIVE_SHARED_MEMORY_MERGE: _flag("reuse shared memory across loop bodies"),
+    _K.TL_ENABLE_ASYNC_COPY: _flag("cp.async for eligible copies inside pipelined loops", True),
+    _K.TL_DISABLE_WGMMA: _flag("no wgmma"),
+    _K.TL_DISABLE_SAFE_MEMORY_ACCESS: _flag("no out-of-bounds guards (changes what out-of-range accesses mean)"),
+    _K.TL_DISABLE_OUT_OF_BOUND_WARNING: _flag("no warning about accesses that may be out of range", True),
+    _K.TL_DISABLE_VECTORIZE_256: _flag("no 32-byte vector accesses"),
+    _K.TL_ENABLE_LOWER_LDGSTG: _flag("explicit ld.global/st.global"),
+    _K.TL_ENABLE_LOWER_LDGSTG_PREDICATED: _flag("explicit predicated ld.global/st.global"),
+    _K.TL_ENABLE_VECTORIZE_PLANNER_VERBOSE: _flag("report the vectorisation of loops"),
+    _K.TL_DISABLE_SHARED_MEMORY_REUSE: _flag("give every shared buffer its own storage"),
+    _K.TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS: _flag("report the shared memory plan"),
+    _K.TL_DISABLE_DATA_RACE_CHECK: _flag("no warning about racing parallel iterations", True),
+    _K.TL_DISABLE_BUFFER_INIT_CHECK: _flag("no warning about reads before writes"),
+    _K.TL_DISABLE_PRELOWER_SEMANTIC_CHECK: _flag("no semantic checks before lowering"),
+    _K.TL_SIMPLIFY: ConfigRow((dict,), {}, "options of the simplifier"),
+    _K.TL_SIMPLIFY_TRANSITIVELY_PROVE_INEQUALITIES: _flag("sub-key of tl.Simplify"),
+    _K.TL_SIMPLIFY_CONVERT_BOOLEAN_TO_AND_OF_ORS: _flag("sub-key of tl.Simplify"),
+    _K.TL_SIMPLIFY_APPLY_CONSTRAINTS_TO_BOOLEAN_BRANCHES: _flag("sub-key of tl.Simplify"),
+    _K.TL_SIMPLIFY_PROPAGATE_KNOWNS_TO_PROVE_CONDITIONAL: _flag("sub-key of tl.Simplify"),
+    _K.TL_SIMPLIFY_PROPAGATE_KNOWNS_TO_SIMPLIFY_EXPRESSIONS: _flag("sub-key of tl.Simplify"),
+    _K.TL_SIMPLIFY_ENABLE_LET_INLINE: _flag("sub-key of tl.Simplify"),
+    _K.TL_CONFIG_INDEX_BITWIDTH: ConfigRow((int,), None, "width of index arithmetic: 32, 64, or by proof", choices=(32, 64)),
+    _K.TL_ENABLE_REDUCER_PLAN_VERBOSE: _flag("report how reducers are planned"),
+    _K.TL_REDUCER_FORCE_BASELINE: _flag("plain lowering of reducers"),
+    _K.TL_LAYOUT_COST_MODEL: ConfigRow((str,), None, "how free layouts are chosen", choices=("register-count", "io-aware")),
+    _K.TL_DISABLE_SHUFFLE_ELECT: _flag("elect a thread by index instead of by elect.sync"),
+    _K.TL_DISABLE_LOOP_UNSWITCHING: _flag("no loop unswitching"),
+    _K.TL_LOOP_UNSWITCHING_ALLOW_NON_TRIVIAL_ELSE: _flag("unswitch loops with an else branch too"),
+    _K.TL_IF_STMT_BINDING_INLINE_REPLAYABLE_BINDS: _flag("inline cheap binds into split ifs", True),
+    _K.TL_FORCE_LET_INLINE: _flag("inline every bind"),
+    _K.TL_STORAGE_REWRITE_DETECT_INPLACE: _flag("reuse the storage of an operand that dies"),
+    _K.TL_AST_PRINT_ENABLE: _flag("print the rewritten source of the user's function"),
+    _K.TL_LAYOUT_VISUALIZATION_ENABLE: _flag("draw the layouts"),
+    _K.TL_LAYOUT_VISUALIZATION_FORMATS: ConfigRow((str,), "txt", "comma list of txt, pdf, png, svg, all"),
+    _K.TL_EMIT_LINE_DIRECTIVES: _flag("#line directives in device source"),
+    _K.TL_ENABLE_DUMP_IR: _flag("write the IR after every pass"),
+    _K.TL_DUMP_IR_DIR: ConfigRow((str,), "./dump_ir/", "where tl.enable_dump_ir writes"),
+    _K.TL_PASS_PROFILE: _flag("report the time of every pass"),
+    _K.TL_PASS_PROFILE_THRESHOLD_MS: ConfigRow((int, float), 0.0, "leave out passes quicker than this, in ms"),
+    _K.CUDA_KERNELS_OUTPUT_DIR: ConfigRow((str,), "", "keep the CUDA sources in this folder"),
+    _K.TIR_ENABLE_EQUIV_TERMS_IN_CSE: _flag("inherited switch, no effect"),
+    _K.TIR_DISABLE_CSE: _flag("no common subexpression elimination"),
+    _K.TIR_SIMPLIFY: ConfigRow((dict,), {}, "inherited switch, no effect"),
+    _K.TIR_DISABLE_STORAGE_REWRITE: _flag("inherited switch, no effect"),
+    _K.TIR_DISABLE_VECTORIZE: _flag("no vectorised accesses"),
+    _K.TIR_USE_ASYNC_COPY: _flag("inherited switch, no effect", True),
+    _K.TIR_ENABLE_DEBUG: _flag("inherited switch, no effect"),
+    _K.TIR_MERGE_STATIC_SMEM: _flag("inherited switch, no effect"),
+    _K.TIR_ADD_LOWER_PASS: ConfigRow((list, tuple), (), "inherited switch, no effect"),
+    _K.TIR_NOALIAS: _flag("assume that parameters do not alias", True),
+}
+
+
+def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
+    """The user's pass configs by string key, checked.
+
+    Raises AttributeError for a key that does not exist (its text lists the candidates), TypeError for a value of the
+    wrong type, ValueError for one outside the choices.  Deprecated keys give a DeprecationWarning.
+    """
+    out: dict[str, Any] = {}
+    for key, value in (config or {}).items():
+        name = key.value if isinstance(key, PassConfigKey) else str(key)
+        try:
+            row = ROWS[PassConfigKey(name)]
+        except ValueError:
+            raise AttributeError(f"Invalid config option '{name}' candidates are: "
+                                 f"{', '.join(k.value for k in PassConfigKey)}") from None
+        if row.deprecated and value:
+            warnings.warn(f"pass config {name} is deprecated: {row.deprecated}", DeprecationWarning, stacklevel=3)
+        if value is not None and not isinstance(value, row.types):
+            wanted = " or ".join(t.__name__ for t in row.types)
+            raise TypeError(f"pass config {name} takes {wanted}, found {type(value).__name__} {value!r}")
+        if value is not None and row.choices and value not in row.choices:
+            raise ValueError(f"pass config {name} takes one of {', '.join(map(repr, row.choices))}, found {value!r}")
+        out[name] = bool(value) if row.types is _FLAG else value
+    return out
+
+
+def default_of(key: PassConfigKey | str) -> Any:
+    """Default of a pass config."""
+    return ROWS[PassConfigKey(key)].default
+
+
+__all__ = ["ROWS", "ConfigRow", "PassConfigKey", "default_of", "normalize_config"]

@@ -1,0 +1,187 @@
+"""What a pass is, what it is given, and the runner that times, verifies and reports passes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilelang.errors import InternalError, TileLangError
+from tilelang.ir import Func, with_attrs
+from tilelang.ir.verify import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE, verify
+
+from .config import PassConfigKey, default_of, normalize_config
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one run of a pass did: seconds, and whether the program changed."""
+
+    name: str
+    seconds: float
+    changed: bool
+
+
+def _debug_level() -> int:
+    text = os.environ.get("TILELANG_DEBUG", "0")
+    return int(text) if text.isdigit() else 0
+
+
+def _verify_wanted() -> bool:
+    return os.environ.get("TILELANG_VERIFY_IR", "0").lower() in ("1", "true", "yes", "on")
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What a pass may know besides the program.
+
+    target: tilelang.target.Target, or None where a pass does not ask.  config: pass configs by string key.
+    debug: TILELANG_DEBUG level.  verify: check the program between passes.  report: called with each line of the
+    debug trace.  records: filled by the runner, one PassRecord per pass.
+    """
+
+    target: Any = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    debug: int = field(default_factory=_debug_level)
+    verify: bool = field(default_factory=_verify_wanted)
+    report: Callable[[str], None] = field(default=lambda line: print(line, file=sys.stderr))
+    records: list[PassRecord] = field(default_factory=list, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", normalize_config(self.config))
+
+    def option(self, key: PassConfigKey) -> Any:
+        """Value of a pass config, its default when the user set none."""
+        value = self.config.get(key.value)
+        return default_of(key) if value is None else value
+
+
+PassFn = Callable[[Func, PassContext], Func]
+
+
+@dataclass(frozen=True)
+class PassInfo:
+    """Name, phase needed and phase given of a pass (attribute `info` of the decorated function)."""
+
+    name: str
+    needs: str
+    gives: str
+
+
+def pass_(needs: str, gives: str | None = None) -> Callable[[PassFn], PassFn]:
+    """Decorator of a pass: a function (Func, PassContext) -> Func.
+
+    needs: phase the program must be in; gives: phase it is in afterwards (default: the same).  The decorated function
+    sets the Func's `phase` attribute; it is an InternalError to run it on a program in another phase.
+    """
+    after = gives or needs
+    if needs not in PHASES or after not in PHASES:
+        raise ValueError(f"unknown phase {needs} or {after}: phases are {', '.join(PHASES)}")
+
+    def wrap(fn: PassFn) -> PassFn:
+        info = PassInfo(fn.__name__, needs, after)
+
+        @functools.wraps(fn)
+        def run(func: Func, cx: PassContext) -> Func:
+            at = func.attr("phase", TILE)
+            if at != needs:
+                raise InternalError(f"pass {info.name} needs a program in phase {needs}, found {at}")
+            out = fn(func, cx)
+            return out if out.attr("phase", TILE) == after else with_attrs(out, phase=after)
+
+        run.info = info  # type: ignore[attr-defined]
+        return run
+
+    return wrap
+
+
+def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
+    """Run passes in order, timing each, verifying between them when cx.verify, tracing when cx.debug >= 3.
+
+    A TileLangError (the user's mistake) passes through.  Any other failure, and a program that does not verify, is an
+    InternalError that names the folder with the program before the pass.
+    """
+    if cx.verify:
+        _check(func, None, func, cx)
+    for p in passes:
+        info: PassInfo = p.info  # type: ignore[attr-defined]
+        started = time.perf_counter()
+        try:
+            out = p(func, cx)
+        except TileLangError:
+            raise
+        except Exception as e:
+            folder = save_report(func, info.name, cx, traceback.format_exc())
+            raise InternalError(f"pass {info.name} failed on `{func.name}`: {type(e).__name__}: {e}\n"
+                                f"report: {folder}") from e
+        seconds = time.perf_counter() - started
+        changed = _changed(func, out)
+        cx.records.append(PassRecord(info.name, seconds, changed))
+        if cx.debug >= 3:
+            cx.report(f"# after {info.name}  {seconds * 1e3:.1f} ms" + ("" if changed else "  (unchanged)"))
+            if changed:
+                cx.report(text_of(out))
+        if cx.verify and changed:
+            _check(out, info.name, func, cx)
+        func = out
+    return func
+
+
+def _changed(before: Func, after: Func) -> bool:
+    """Whether more than the phase attribute differs."""
+    if before is after:
+        return False
+    if before.body is not after.body or before.params != after.params or before.buffers != after.buffers:
+        return True
+    return with_attrs(before, phase=None).attrs != with_attrs(after, phase=None).attrs
+
+
+def _check(func: Func, name: str | None, before: Func, cx: PassContext) -> None:
+    findings = verify(func, func.attr("phase", TILE))
+    if findings:
+        text = "\n".join(str(f) for f in findings)
+        who = f"after pass {name}" if name else "before the first pass"
+        folder = save_report(before, name or "verify", cx, f"{text}\n\n{text_of(func)}")
+        raise InternalError(f"`{func.name}` is not a valid {func.attr('phase', TILE)} program {who}:\n{text}\n"
+                            f"report: {folder}")
+
+
+def text_of(func: Func) -> str:
+    """The program as text, or why it cannot be printed (a broken program must still give a report)."""
+    try:
+        return repr(func)
+    except Exception as e:
+        return f"<not printable: {type(e).__name__}: {e}>"
+
+
+def save_report(func: Func, pass_name: str, cx: PassContext, what: str) -> str:
+    """Write a folder that reproduces a failure: before.tl, error.txt, facts.json with the command.  Returns its path.
+
+    Returns a note instead when nothing can be written: the failure itself must still be told.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"tilelang-{func.name}-{pass_name}-"))
+        (folder / "before.tl").write_text(text_of(func) + "\n", encoding="utf-8")
+        (folder / "error.txt").write_text(what + "\n", encoding="utf-8")
+        import numpy
+
+        facts = {"pass": pass_name, "target": str(cx.target), "config": {k: repr(v) for k, v in cx.config.items()},
+                 "python": sys.version, "platform": platform.platform(), "numpy": numpy.__version__,
+                 "argv": sys.argv, "command": f"python -m tilelang.transform.replay {folder}"}
+        (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        return str(folder)
+    except OSError as e:
+        return f"(no report could be written: {e})"
+
+
+__all__ = ["DEVICE", "PHASES", "SYNCED", "THREADS_BOUND", "TILE", "PassContext", "PassInfo", "PassRecord", "pass_",
+           "run_passes", "save_report", "text_of"]
