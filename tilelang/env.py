@@ -1,0 +1,277 @@
+"""Every setting of the package: environment variable, type, default and one sentence.
+
+`from tilelang.env import env` (also `tilelang.env`) is the object; its attributes read the environment each time,
+an assignment overrides it, and `with env.using(TILELANG_DEBUG=3): ...` does so for a block.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+TRUTHY = ("1", "true", "yes", "on")
+
+
+def is_truthy(text: object) -> bool:
+    """1, true, yes, on in any case."""
+    return str(text).strip().lower() in TRUTHY
+
+
+class EnvVar:
+    """One setting, read live.  key: environment variable.  default: text or a function of the environment object."""
+
+    def __init__(self, key: str, default: Any = "", about: str = "", parse: Callable[[str], Any] = str) -> None:
+        self.key, self.default, self.about, self.parse = key, default, about, parse
+
+    def get(self, owner: Any = None) -> Any:
+        """Value now: override, then environment, then default."""
+        owner = owner if owner is not None else env
+        if self.key in owner._overrides:
+            return owner._overrides[self.key]
+        text = os.environ.get(self.key)
+        if text is None:
+            return self.default(owner) if callable(self.default) else self.default
+        try:
+            return self.parse(text)
+        except ValueError as e:
+            raise ValueError(f"{self.key}={text!r}: {e}") from None
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else self.get(instance)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance._overrides[self.key] = value
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("an integer is expected") from None
+
+
+def _cuda_home(_: Any) -> str:
+    return os.environ.get("CUDA_PATH", "") or ("/usr/local/cuda" if os.path.isdir("/usr/local/cuda") else "")
+
+
+def _rocm_home(_: Any) -> str:
+    return os.environ.get("ROCM_HOME", "") or ("/opt/rocm" if os.path.isdir("/opt/rocm") else "")
+
+
+class Environment:
+    """The settings.  Class attributes are EnvVar descriptors; see `settings()` for the table."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_overrides", {})
+        object.__setattr__(self, "_local", threading.local())
+
+    # -- cache and files
+    TILELANG_CACHE_DIR = EnvVar("TILELANG_CACHE_DIR", lambda _: os.path.expanduser("~/.tilelang/cache"), "cache root")
+    TILELANG_TMP_DIR = EnvVar("TILELANG_TMP_DIR", lambda e: os.path.join(e.TILELANG_CACHE_DIR, "tmp"),
+                              "temporary files")
+    TILELANG_DISABLE_CACHE = EnvVar("TILELANG_DISABLE_CACHE", "0", "disable all kernel caching")
+    TILELANG_KERNEL_CACHE_USE_LIB_STAMP = EnvVar("TILELANG_KERNEL_CACHE_USE_LIB_STAMP", "0",
+                                                 "add a digest of the package's sources to cache keys")
+    TILELANG_CLEANUP_TEMP_FILES = EnvVar("TILELANG_CLEANUP_TEMP_FILES", "1", "keep compiler temporaries when 0")
+    # -- what is said while compiling
+    TILELANG_DEBUG = EnvVar("TILELANG_DEBUG", 0, "0-5: what is printed while compiling (style: 3 prints IR per pass)",
+                            _number)
+    TILELANG_PRINT_ON_COMPILATION = EnvVar("TILELANG_PRINT_ON_COMPILATION", "1", "INFO lines around a compilation")
+    TILELANG_JIT_DIAGNOSTICS = EnvVar("TILELANG_JIT_DIAGNOSTICS", "0", "log the time of each compile phase")
+    TILELANG_VERBOSE = EnvVar("TILELANG_VERBOSE", "0", "default of `verbose`")
+    TILELANG_ENABLE_IR_SPAN = EnvVar("TILELANG_ENABLE_IR_SPAN", "1", "source locations in errors")
+    # -- compiling
+    TILELANG_COMPILE_TIMEOUT_SECONDS = EnvVar("TILELANG_COMPILE_TIMEOUT_SECONDS", "", "device compiler timeout")
+    TILELANG_DEFAULT_TARGET = EnvVar("TILELANG_DEFAULT_TARGET", "auto", "target kind, or a JSON object")
+    TILELANG_TARGET = EnvVar("TILELANG_TARGET", "", "older name of TILELANG_DEFAULT_TARGET")
+    TILELANG_EXECUTION_BACKEND = EnvVar("TILELANG_EXECUTION_BACKEND", "auto", "default execution backend")
+    TILELANG_LAYOUT_COST_MODEL = EnvVar("TILELANG_LAYOUT_COST_MODEL", None, "default of tl.layout_cost_model")
+    TILELANG_ENABLE_DATA_RACE_CHECK = EnvVar("TILELANG_ENABLE_DATA_RACE_CHECK", "0", "warn about data races")
+    TILELANG_VERIFY = EnvVar("TILELANG_VERIFY", "0", "verify the program between passes")
+    TILELANG_NUM_THREADS = EnvVar("TILELANG_NUM_THREADS", 0, "worker threads of the CPU target, 0: usable CPUs",
+                                  _number)
+    # -- autotuner
+    TILELANG_AUTO_TUNING_DISABLE_CACHE = EnvVar("TILELANG_AUTO_TUNING_DISABLE_CACHE", "0", "no autotuner cache")
+    TILELANG_AUTO_TUNING_CPU_UTILITIES = EnvVar("TILELANG_AUTO_TUNING_CPU_UTILITIES", "0.9",
+                                                "fraction of CPUs that compile candidates")
+    TILELANG_AUTO_TUNING_CPU_COUNTS = EnvVar("TILELANG_AUTO_TUNING_CPU_COUNTS", "-1", "CPUs that compile candidates")
+    TILELANG_AUTO_TUNING_MAX_CPU_COUNT = EnvVar("TILELANG_AUTO_TUNING_MAX_CPU_COUNT", "-1", "upper bound of that")
+    # -- looking inside
+    TL_LOWER_TRACE = EnvVar("TL_LOWER_TRACE", "0", "trace passes: 0, 1, terminal, html, both")
+    TL_LOWER_TRACE_DIR = EnvVar("TL_LOWER_TRACE_DIR", "./tmp/lower_trace_dir", "where the trace is written")
+    TILELANG_PASS_DIFF = EnvVar("TILELANG_PASS_DIFF", "0", "older form of the pass trace")
+    TILELANG_PASS_DIFF_OUTPUT = EnvVar("TILELANG_PASS_DIFF_OUTPUT", "tmp/pass_diff_output", "its folder")
+    TILELANG_PASS_PROFILE = EnvVar("TILELANG_PASS_PROFILE", "0", "print the time of each pass")
+    TILELANG_PASS_PROFILE_THRESHOLD_MS = EnvVar("TILELANG_PASS_PROFILE_THRESHOLD_MS", "0", "leave out faster passes")
+    TL_PERF_REGRESSION_FORMAT = EnvVar("TL_PERF_REGRESSION_FORMAT", "text", "output of testing.regression: text, json")
+    TL_PERF_REGRESSION_ONLY = EnvVar("TL_PERF_REGRESSION_ONLY", "", "run only these regressions (comma list)")
+    # -- toolchain places
+    CUDA_HOME = EnvVar("CUDA_HOME", _cuda_home, "CUDA toolkit")
+    ROCM_HOME = EnvVar("ROCM_PATH", _rocm_home, "ROCm")
+    TL_TEMPLATE_PATH = EnvVar("TL_TEMPLATE_PATH", "", "accepted for older scripts, unused")
+    TL_CUTLASS_PATH = EnvVar("TL_CUTLASS_PATH", "", "accepted for older scripts, unused")
+    TL_COMPOSABLE_KERNEL_PATH = EnvVar("TL_COMPOSABLE_KERNEL_PATH", "", "accepted for older scripts, unused")
+    TVM_IMPORT_PYTHON_PATH = EnvVar("TVM_IMPORT_PYTHON_PATH", "", "accepted for older scripts, unused")
+    TVM_LIBRARY_PATH = EnvVar("TVM_LIBRARY_PATH", "", "accepted for older scripts, unused")
+    SKIP_LOADING_TILELANG_SO = EnvVar("SKIP_LOADING_TILELANG_SO", "0", "accepted for older scripts, unused")
+    TVM_LOG_DEBUG = EnvVar("TVM_LOG_DEBUG", "", "accepted for older scripts, unused")
+    TILELANG_HIP_SAVE_TEMP_FILES = EnvVar("TILELANG_HIP_SAVE_TEMP_FILES", "0", "keep HIP compiler temporaries")
+
+    def __getattr__(self, name: str) -> Any:
+        # `tilelang.env` is this object for users, yet `import tilelang.env as e; e.EnvVar` must work too.
+        module = sys.modules[__name__]
+        if not name.startswith("__") and name in vars(module):
+            return vars(module)[name]
+        raise AttributeError(f"no setting {name!r}; see env.settings()")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not isinstance(getattr(type(self), name, None), EnvVar):
+            raise AttributeError(f"no setting {name!r}; see env.settings()")
+        object.__setattr__(self, name, value)
+
+    def settings(self) -> dict[str, EnvVar]:
+        """Name -> EnvVar, in the order of the table."""
+        return {n: v for n, v in vars(type(self)).items() if isinstance(v, EnvVar)}
+
+    @contextmanager
+    def using(self, **values: Any) -> Iterator[Environment]:
+        """Override settings for a `with` block."""
+        old = dict(self._overrides)
+        for name, value in values.items():
+            setattr(self, name, value)
+        try:
+            yield self
+        finally:
+            self._overrides.clear()
+            self._overrides.update(old)
+
+    # -- questions the package asks
+    def is_cache_enabled(self) -> bool:
+        return CacheState.is_enabled() and not self.is_cache_globally_disabled()
+
+    def is_cache_globally_disabled(self) -> bool:
+        return is_truthy(self.TILELANG_DISABLE_CACHE)
+
+    def enable_cache(self) -> None:
+        CacheState.enable()
+
+    def disable_cache(self) -> None:
+        CacheState.disable()
+
+    def is_autotune_cache_disabled(self) -> bool:
+        return is_truthy(self.TILELANG_AUTO_TUNING_DISABLE_CACHE) or not self.is_cache_enabled()
+
+    def is_print_on_compilation_enabled(self) -> bool:
+        return is_truthy(self.TILELANG_PRINT_ON_COMPILATION)
+
+    def should_cleanup_temp_files(self) -> bool:
+        return is_truthy(self.TILELANG_CLEANUP_TEMP_FILES)
+
+    def is_jit_diagnostics_enabled(self) -> bool:
+        return is_truthy(self.TILELANG_JIT_DIAGNOSTICS)
+
+    def is_pass_profile_enabled(self) -> bool:
+        return is_truthy(self.TILELANG_PASS_PROFILE)
+
+    def get_pass_profile_threshold_ms(self) -> float:
+        return parse_pass_profile_threshold_ms(self.TILELANG_PASS_PROFILE_THRESHOLD_MS)
+
+    def get_compile_timeout_seconds(self) -> float | None:
+        """Seconds, or None for no limit.  Raises ValueError for anything that is not a positive number."""
+        text = str(self.TILELANG_COMPILE_TIMEOUT_SECONDS).strip()
+        if not text:
+            return None
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not seconds > 0:
+            raise ValueError(f"TILELANG_COMPILE_TIMEOUT_SECONDS must be a positive number, found {text!r}")
+        return seconds
+
+    def get_pass_diff_mode(self) -> str:
+        return str(self.TILELANG_PASS_DIFF)
+
+    def get_lower_trace_mode(self) -> str:
+        return str(self.TL_LOWER_TRACE)
+
+    def get_lower_trace_dir(self) -> str:
+        return str(self.TL_LOWER_TRACE_DIR)
+
+    def get_default_target(self) -> Any:
+        """Kind string, or the object of a JSON setting.  Raises ValueError for text that starts as JSON but is not."""
+        text = str(self.TILELANG_TARGET or self.TILELANG_DEFAULT_TARGET).strip()
+        if "{" in text or " " in text:
+            import json
+
+            try:
+                value = json.loads(text)
+            except ValueError:
+                value = None
+            if not isinstance(value, dict):
+                raise ValueError(f"TILELANG_DEFAULT_TARGET={text!r}: Use JSON syntax for a target with attributes, "
+                                 'for example {"kind": "cuda", "arch": "sm_90"}')
+            return value
+        return text
+
+    def get_default_execution_backend(self) -> str:
+        return str(self.TILELANG_EXECUTION_BACKEND)
+
+    def get_default_verbose(self) -> bool:
+        return is_truthy(self.TILELANG_VERBOSE)
+
+    def get_default_layout_cost_model(self) -> str | None:
+        return self.TILELANG_LAYOUT_COST_MODEL
+
+    def is_light_import(self) -> bool:
+        return True
+
+    def is_span_enable(self) -> bool:
+        return is_truthy(self.TILELANG_ENABLE_IR_SPAN)
+
+
+class CacheState:
+    """Switch of the kernel cache inside this process; TILELANG_DISABLE_CACHE=1 wins over it."""
+
+    _enabled = True
+
+    @classmethod
+    def enable(cls) -> None:
+        cls._enabled = True
+
+    @classmethod
+    def disable(cls) -> None:
+        cls._enabled = False
+
+    @classmethod
+    def is_enabled(cls) -> bool:
+        return cls._enabled
+
+
+def parse_pass_profile_threshold_ms(value: Any) -> float:
+    """Milliseconds >= 0.  Raises ValueError otherwise."""
+    try:
+        ms = float(value)
+    except (TypeError, ValueError):
+        ms = -1.0
+    if not ms >= 0:
+        raise ValueError(f"the pass profile threshold is milliseconds >= 0, found {value!r}")
+    return ms
+
+
+def resolve_pass_profile_threshold_ms(value: Any = None) -> float:
+    """The given threshold, else the environment's."""
+    return env.get_pass_profile_threshold_ms() if value is None else parse_pass_profile_threshold_ms(value)
+
+
+env = Environment()
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("CUDA_HOME", "ROCM_HOME", "TILELANG_CACHE_DIR", "TILELANG_TMP_DIR"):
+        return getattr(env, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
