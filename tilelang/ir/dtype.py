@@ -194,7 +194,7 @@ def numpy_dtype(dt: str) -> np.dtype:
         return np.dtype(np.int8 if base == "int4" else np.uint8)
     if base == "tfloat32":
         return np.dtype(np.float32)
-    if base in ("bfloat16",) or base.startswith(("float8", "float6", "float4")):
+    if base in ("bfloat16",) or base.startswith(("float8_", "float6_", "float4_")):
         import ml_dtypes
 
         name = {"float8_e4m3": "float8_e4m3fn", "float4_e2m1_unpacked": "float4_e2m1fn"}.get(base, base)

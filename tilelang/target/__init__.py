@@ -1,5 +1,6 @@
 """Targets, instruction rows and scalar intrinsics."""
 
+from .intrinsics import INTRINSICS, Intrinsic, intrinsic, is_pure
 from .target import Target, check_arch, determine_target
 
-__all__ = ["Target", "check_arch", "determine_target"]
+__all__ = ["INTRINSICS", "Intrinsic", "Target", "check_arch", "determine_target", "intrinsic", "is_pure"]

@@ -2,17 +2,24 @@
 
 A `Call(op, …)` in the IR names a row here.  Rows of device operations (barriers, async copies, matrix instructions)
 are in target/instructions.py and joined into the same table.
+
+A row has text for float32 and float64 (or "*", any type).  float16 and bfloat16 are computed in float32 and rounded
+once, which is the meaning of the IR, unless the row names text for them.  Text and meaning are keyed by the type of
+the first argument.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-PURE, READS, WRITES, SYNC = "pure", "reads", "writes", "sync"
+# effect: PURE value only; READS, WRITES memory through an AddressOf argument; SYNC orders threads;
+# WARP exchanges values between the lanes of a warp: orders no memory, but must not move into or out of divergent code.
+PURE, READS, WRITES, SYNC, WARP = "pure", "reads", "writes", "sync", "warp"
 
 
 @dataclass(frozen=True)
@@ -20,11 +27,14 @@ class Intrinsic:
     """One intrinsic.
 
     name: the Call's op.  arity: number of arguments, -1 for any.
-    effect: PURE (value only) | READS | WRITES (memory through an AddressOf argument) | SYNC (orders threads).
-    meaning: NumPy function of the argument arrays (computed in float32 or wider, rounded by the caller), or None
-        where the simulator executes it as a device operation.
+    effect: PURE | READS | WRITES | SYNC | WARP (above).
+    meaning: NumPy function of the argument arrays (floats given in float32 or wider, result rounded by the caller;
+        integers in their own type), with the Call's attrs named in `attrs` as keywords; None where the simulator
+        executes it as a device operation.
     cuda: text by dtype name, "*" for any other: a format string over {0}, {1}, …  ("expf({0})").
-    llvm: LLVM intrinsic or libm name by dtype, "*" for any other (CPU target).
+    llvm: LLVM intrinsic ("llvm.…", overloaded: the type suffix is the reader's) or libm symbol by dtype, "*" any.
+    result: "same" as the first argument, or a dtype name.
+    fast: CUDA text for float32 under `tl.enable_fast_math`, None when it does not differ.
     """
 
     name: str
@@ -33,6 +43,9 @@ class Intrinsic:
     meaning: Callable[..., Any] | None = None
     cuda: dict[str, str] | None = None
     llvm: dict[str, str] | None = None
+    result: str = "same"
+    fast: str | None = None
+    attrs: tuple[str, ...] = ()
 
 
 INTRINSICS: dict[str, Intrinsic] = {}
@@ -51,31 +64,167 @@ def intrinsic(name: str) -> Intrinsic:
     return INTRINSICS[name]
 
 
-def _math(name: str, fn: Callable[..., Any], arity: int = 1, f32: str | None = None) -> None:
-    base = f32 or name
-    args = ", ".join(f"{{{i}}}" for i in range(arity))
-    add_intrinsic(Intrinsic(name, arity, PURE, fn, {"float32": f"{base}f({args})", "float64": f"{base}({args})"}))
+def is_pure(name: str) -> bool:
+    """Whether a Call of this name is a value only.  Unknown names (user functions) are not."""
+    row = INTRINSICS.get(name)
+    return row is not None and row.effect == PURE
 
 
-def _erf(x: Any) -> Any:
-    import math
+# ---- float functions ----------------------------------------------------------------------------------------------
 
-    return np.vectorize(math.erf, otypes=[np.float64])(x)
+def _args(arity: int) -> str:
+    return ", ".join(f"{{{i}}}" for i in range(arity))
 
 
-for _name, _fn in (
-    ("exp", np.exp), ("exp2", np.exp2), ("log", np.log), ("log2", np.log2), ("log10", np.log10), ("log1p", np.log1p),
-    ("sqrt", np.sqrt), ("sin", np.sin), ("cos", np.cos), ("tan", np.tan), ("sinh", np.sinh), ("cosh", np.cosh),
-    ("tanh", np.tanh), ("asin", np.arcsin), ("acos", np.arccos), ("atan", np.arctan), ("asinh", np.arcsinh),
-    ("acosh", np.arccosh), ("atanh", np.arctanh), ("erf", _erf), ("floor", np.floor), ("ceil", np.ceil),
-    ("trunc", np.trunc), ("nearbyint", np.rint), ("exp10", lambda x: np.power(10.0, x)),
-    ("rsqrt", lambda x: 1.0 / np.sqrt(x)),
+def _math(name: str, fn: Callable[..., Any], arity: int = 1, c: str | None = None, llvm: str | None = None,
+          fast: str | None = None) -> None:
+    """A libm-shaped function: C name `c` (default: the row's), with f appended for float32."""
+    c, args = c or name, _args(arity)
+    symbols = {"*": llvm} if llvm else {"float32": f"{c}f", "float64": c}
+    add_intrinsic(Intrinsic(name, arity, PURE, fn, {"float32": f"{c}f({args})", "float64": f"{c}({args})"}, symbols,
+                            fast=f"{fast}({args})" if fast else None))
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+for _name, _fn, _llvm, _fast in (
+    ("exp", np.exp, "llvm.exp", "__expf"), ("exp2", np.exp2, "llvm.exp2", "tl::fast_exp2"),
+    ("exp10", lambda x: np.power(np.asarray(10.0, x.dtype), x), "llvm.exp10", "__exp10f"),
+    ("log", np.log, "llvm.log", "__logf"), ("log2", np.log2, "llvm.log2", "__log2f"),
+    ("log10", np.log10, "llvm.log10", "__log10f"), ("log1p", np.log1p, None, None),
+    ("sqrt", np.sqrt, "llvm.sqrt", None), ("sin", np.sin, "llvm.sin", "__sinf"), ("cos", np.cos, "llvm.cos", "__cosf"),
+    ("tan", np.tan, None, "__tanf"), ("sinh", np.sinh, None, None), ("cosh", np.cosh, None, None),
+    ("tanh", np.tanh, None, None), ("asin", np.arcsin, None, None), ("acos", np.arccos, None, None),
+    ("atan", np.arctan, None, None), ("asinh", np.arcsinh, None, None), ("acosh", np.arccosh, None, None),
+    ("atanh", np.arctanh, None, None), ("erf", _erf, None, None), ("floor", np.floor, "llvm.floor", None),
+    ("ceil", np.ceil, "llvm.ceil", None), ("trunc", np.trunc, "llvm.trunc", None),
+    ("nearbyint", np.rint, "llvm.nearbyint", None),
 ):  # fmt: skip
-    _math(_name, _fn)
-_math("fabs", np.abs)
-_math("pow", np.power, 2)
+    _math(_name, _fn, llvm=_llvm, fast=_fast)
+_math("round", lambda x: np.trunc(x + np.copysign(np.nextafter(np.asarray(0.5, x.dtype), 0), x)), llvm="llvm.round")
+_math("fabs", np.abs, llvm="llvm.fabs")
+_math("pow", np.power, 2, llvm="llvm.pow", fast="__powf")
 _math("atan2", np.arctan2, 2)
 _math("fmod", np.fmod, 2)
 _math("hypot", np.hypot, 2)
-_math("copysign", np.copysign, 2)
-_math("nextafter", np.nextafter, 2)
+_math("copysign", np.copysign, 2, llvm="llvm.copysign")
+_math("fma", lambda a, b, c: a * b + c, 3, llvm="llvm.fma")
+add_intrinsic(Intrinsic("rsqrt", 1, PURE, lambda x: 1.0 / np.sqrt(x), {"float32": "rsqrtf({0})", "float64": "rsqrt({0})"}))
+add_intrinsic(Intrinsic("sigmoid", 1, PURE, _sigmoid, {
+    "float32": "(1.0f / (1.0f + expf(-{0})))", "float64": "(1.0 / (1.0 + exp(-{0})))"},
+    fast="__fdividef(1.0f, 1.0f + __expf(-{0}))"))
+add_intrinsic(Intrinsic("nextafter", 2, PURE, np.nextafter, {
+    "float32": "nextafterf({0}, {1})", "float64": "nextafter({0}, {1})", "float16": "tl::next_after({0}, {1})",
+    "bfloat16": "tl::next_after({0}, {1})"}, {"float32": "nextafterf", "float64": "nextafter"}))
+add_intrinsic(Intrinsic("ldexp", 2, PURE, np.ldexp, {"float32": "ldexpf({0}, {1})", "float64": "ldexp({0}, {1})"},
+                        {"float32": "ldexpf", "float64": "ldexp"}))
+
+# Named fast functions of the language: T.__exp and so on.  Their meaning is the exact function's.
+for _name in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan"):
+    _row = INTRINSICS[_name]
+    add_intrinsic(Intrinsic(f"__{_name}", 1, PURE, _row.meaning, {"float32": f"__{_name}f({{0}})"}, _row.llvm))
+add_intrinsic(Intrinsic("fast_rcp", 1, PURE, lambda x: 1.0 / x, {"float32": "tl::fast_rcp({0})"}))
+add_intrinsic(Intrinsic("to_tf32", 1, PURE, None, {"*": "tl::to_tf32({0})"}))
+
+# ---- predicates and integer functions ------------------------------------------------------------------------------
+
+for _name, _fn in (("isnan", np.isnan), ("isinf", np.isinf), ("isfinite", np.isfinite)):
+    add_intrinsic(Intrinsic(_name, 1, PURE, _fn, {"float32": f"(bool){_name}({{0}})", "float64": f"(bool){_name}({{0}})"},
+                            result="bool"))
+add_intrinsic(Intrinsic("isnullptr", 1, PURE, lambda x: np.asarray(x) == 0, {"*": "({0} == nullptr)"}, result="bool"))
+
+
+def _popcount(x: Any) -> Any:
+    x = np.asarray(x)
+    return np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(x.dtype)
+
+
+def _clz(x: Any) -> Any:
+    x = np.asarray(x)
+    bits, rest = 8 * x.dtype.itemsize, x.view(f"u{x.dtype.itemsize}").astype(np.uint64)
+    out = np.full(x.shape, bits)
+    for shift in (32, 16, 8, 4, 2, 1):
+        high = rest >> np.uint64(shift)
+        some = high != 0
+        out, rest = np.where(some, out - shift, out), np.where(some, high, rest)
+    return (out - (rest != 0)).astype(x.dtype)
+
+
+def _ffs(x: Any) -> Any:
+    x = np.asarray(x)
+    lowest = x & -x
+    return np.where(x == 0, 0, 8 * x.dtype.itemsize - _clz(lowest)).astype(np.int32)
+
+
+def _fns(mask: Any, base: Any, offset: Any) -> Any:
+    """Position of the n-th set bit of a 32-bit mask counted from base (PTX ISA, "fns"); 0xffffffff when none."""
+    def one(m: int, b: int, n: int) -> int:
+        m &= 0xFFFFFFFF
+        if n == 0:
+            return b if m >> b & 1 else 0xFFFFFFFF
+        order = range(b, 32) if n > 0 else range(b, -1, -1)
+        hits = [i for i in order if m >> i & 1]
+        return hits[abs(n) - 1] if len(hits) >= abs(n) else 0xFFFFFFFF
+
+    return np.vectorize(lambda m, b, n: one(int(m), int(b), int(n)), otypes=[np.uint32])(mask, base, offset)
+
+
+add_intrinsic(Intrinsic("abs", 1, PURE, np.abs, {"*": "tl::abs({0})"}, {"*": "llvm.abs"}))
+add_intrinsic(Intrinsic("popcount", 1, PURE, _popcount, {"*": "tl::popcount({0})"}, {"*": "llvm.ctpop"}))
+add_intrinsic(Intrinsic("clz", 1, PURE, _clz, {"*": "tl::clz({0})"}, {"*": "llvm.ctlz"}))
+add_intrinsic(Intrinsic("__ffs", 1, PURE, _ffs, {"*": "tl::ffs({0})"}, result="int32"))
+add_intrinsic(Intrinsic("__fns", 3, PURE, _fns, {"*": "(unsigned)__fns({0}, {1}, {2})"}, result="uint32"))
+add_intrinsic(Intrinsic("reinterpret", 1, PURE, None, {"*": "tl::reinterpret<{dtype}>({0})"}, result="attr"))
+
+
+# ---- IEEE-rounded arithmetic ---------------------------------------------------------------------------------------
+
+def _round_to(x: np.ndarray, residual: np.ndarray, mode: str) -> np.ndarray:
+    """x, a nearest-rounded result, moved by one unit where `residual` (exact minus x) and the mode say so."""
+    up, down = np.nextafter(x, np.asarray(np.inf, x.dtype)), np.nextafter(x, np.asarray(-np.inf, x.dtype))
+    if mode == "rn":
+        return x
+    if mode == "ru":
+        return np.where(residual > 0, up, x)
+    if mode == "rd":
+        return np.where(residual < 0, down, x)
+    return np.where((x > 0) & (residual < 0), down, np.where((x < 0) & (residual > 0), up, x))
+
+
+def _ieee(op: str) -> Callable[..., Any]:
+    """Correctly rounded float32 in any mode through exact or nearly exact longdouble; float64 in mode rn."""
+    wide: dict[str, Callable[..., Any]] = {
+        "add": np.add, "sub": np.subtract, "mul": np.multiply, "fdiv": np.divide, "fmaf": lambda a, b, c: a * b + c,
+        "frcp": lambda a: 1 / a, "fsqrt": np.sqrt, "frsqrt": lambda a: 1 / np.sqrt(a)}
+    fn = wide[op]
+
+    def meaning(*args: Any, rounding_mode: str = "rn") -> Any:
+        dt = np.result_type(*args)
+        exact = fn(*(np.asarray(a, np.longdouble) for a in args))
+        near = exact.astype(dt)
+        return _round_to(near, exact - near, rounding_mode)
+
+    return meaning
+
+
+for _name, _arity, _stem in (("add", 2, "add"), ("sub", 2, "sub"), ("mul", 2, "mul"), ("fdiv", 2, "div"),
+                             ("fmaf", 3, "ma"), ("frcp", 1, "rcp"), ("fsqrt", 1, "sqrt")):
+    _f32, _f64 = f"__f{_stem}", "__fma" if _stem == "ma" else f"__d{_stem}"
+    _half = {"add": "__hadd_rn", "sub": "__hsub_rn", "mul": "__hmul_rn", "div": "__hdiv", "ma": "__hfma", "rcp": "hrcp",
+             "sqrt": "hsqrt"}[_stem]
+    add_intrinsic(Intrinsic(f"ieee_{_name}", _arity, PURE, _ieee(_name), {
+        "float32": f"{_f32}_{{rounding_mode}}({_args(_arity)})", "float64": f"{_f64}_{{rounding_mode}}({_args(_arity)})",
+        "float16": f"{_half}({_args(_arity)})", "bfloat16": f"{_half}({_args(_arity)})"}, attrs=("rounding_mode",)))
+add_intrinsic(Intrinsic("ieee_frsqrt", 1, PURE, _ieee("frsqrt"), {"float32": "__frsqrt_rn({0})"}))
+
+# ---- packed pairs (float32x2, float16x2, bfloat16x2) -----------------------------------------------------------------
+
+for _name, _arity, _fn in (("add2", 2, np.add), ("sub2", 2, np.subtract), ("mul2", 2, np.multiply),
+                           ("max2", 2, np.fmax), ("min2", 2, np.fmin), ("abs2", 1, np.abs),
+                           ("fma2", 3, lambda a, b, c: a * b + c)):
+    add_intrinsic(Intrinsic(_name, _arity, PURE, _fn, {"*": f"tl::{_name}({_args(_arity)})"}))

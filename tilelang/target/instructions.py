@@ -1,0 +1,120 @@
+"""Device operations: barriers, async copies, matrix moves, shuffles, votes, atomics.  Joined into INTRINSICS.
+
+The CUDA text of a row is a format string over {0}, {1}, … (arguments), {args} (all of them), {dtype} (result type) and
+the Call's attrs by name; it calls the functions of codegen/prelude.cuh, which hold the PTX.  A pointer argument
+(AddressOf) prints as a typed pointer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .intrinsics import PURE, READS, SYNC, WARP, WRITES, Intrinsic, add_intrinsic
+from .mma import MMA_ROWS, MmaRow, mma_rows, operand_dtype, round_tf32, truncate_tf32
+
+ATOMIC_ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
+ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "uint32", "int64", "uint64")
+
+
+def _device(name: str, arity: int, effect: str, text: str) -> None:
+    add_intrinsic(Intrinsic(name, arity, effect, None, {"*": text}))
+
+
+# Block and warp barriers (PTX ISA, bar.sync / bar.arrive / bar.warp.sync).
+_device("sync_threads", 0, SYNC, "__syncthreads()")
+_device("named_barrier", 2, SYNC, "tl::named_barrier({0}, {1})")
+_device("named_barrier_arrive", 2, SYNC, "tl::named_barrier_arrive({0}, {1})")
+_device("sync_warp", -1, SYNC, "__syncwarp({args})")
+_device("sync_grid", 0, SYNC, "tl::sync_grid()")
+for _kind in ("count", "and", "or"):
+    _device(f"syncthreads_{_kind}", 1, SYNC, f"__syncthreads_{_kind}({{0}})")
+
+# cp.async (PTX ISA, "Non-bulk copy"): 16 bytes bypass L1 (.cg), 4 and 8 go through it (.ca).
+_device("cp_async", -1, WRITES, "tl::cp_async<{bytes}>({args})")
+_device("cp_async_commit", 0, SYNC, "tl::cp_async_commit()")
+_device("cp_async_wait", 0, SYNC, "tl::cp_async_wait<{n}>()")
+
+# ldmatrix / stmatrix: lane 8*j + i gives the address of row i of matrix j.
+_device("ldmatrix", 2, WRITES, "tl::ldmatrix_x{num}{trans_suffix}({0}, {1})")
+_device("stmatrix", 2, WRITES, "tl::stmatrix_x{num}{trans_suffix}({0}, {1})")
+_device("mma", 3, WRITES, "tl::{row_function}({0}, {1}, {2})")
+
+# Lanes of a warp; full mask, every lane of the warp must take part.
+for _name, _fn in (("shfl_xor", "xor_sync"), ("shfl_up", "up_sync"), ("shfl_down", "down_sync"), ("shfl_idx", "sync")):
+    _device(_name, 2, WARP, f"tl::shfl_{_fn}({{0}}, {{1}}, {{width}}, {{mask}})")
+for _name in ("any_sync", "all_sync", "ballot_sync", "match_any_sync"):
+    _device(_name, -1, WARP, f"tl::{_name}({{args}})")
+_device("match_all_sync", -1, WARP, "tl::match_all_sync({args})")
+_device("ballot", 1, WARP, "tl::ballot_sync({0})")
+_device("activemask", 0, WARP, "(unsigned long long)__activemask()")
+_device("shuffle_elect", 1, WARP, "tl::shuffle_elect({0})")
+for _name in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx"):
+    _device(f"get_{_name}", -1, PURE, f"tl::{_name}({{args}})")
+
+# Atomics: value before the operation.  The order becomes a fence before (release) and after (acquire).
+for _name in ("atomic_add", "atomic_max", "atomic_min", "atomic_or", "atomic_and", "atomic_xor", "atomic_exchange"):
+    _device(_name, 2, WRITES, f"tl::{_name}<{{order_number}}>({{0}}, {{1}})")
+_device("atomic_load", 1, READS, "tl::atomic_load<{order_number}>({0})")
+_device("atomic_store", 2, WRITES, "tl::atomic_store<{order_number}>({0}, {1})")
+_device("atomic_addx2", 2, WRITES, "tl::atomic_addx2({0}, {1})")
+_device("atomic_addx4", 2, WRITES, "tl::atomic_addx4({0}, {1})")
+
+# Others.
+_device("thread_return", 0, WRITES, "return")
+_device("printf", -1, WRITES, "printf({args})")
+_device("trap", 0, WRITES, "__trap()")
+_device("ldg", 1, READS, "__ldg({0})")
+_device("fence_gpu", 0, SYNC, "__threadfence()")
+_device("fence_block", 0, SYNC, "__threadfence_block()")
+
+
+@dataclass(frozen=True)
+class LdmatrixRow:
+    """ldmatrix.sync.aligned.m8n8.x<num>[.trans].shared.b16: num 8x8 matrices of 16-bit elements.
+
+    Lane 8*j + i (lanes 0..8*num-1) gives the 16-byte row i of matrix j.  Register j of lane l receives elements
+    (l/4, 2*(l%4)) and (l/4, 2*(l%4)+1), or with trans (2*(l%4), l/4) and (2*(l%4)+1, l/4).
+    Source: PTX ISA, "Warp-level matrix load instruction: ldmatrix".
+    """
+
+    num: int
+    trans: bool
+    min_arch: int = 75
+
+    def element(self, lane: int, register: int) -> tuple[int, int, int]:
+        """(matrix, row, column) of 16-bit register `register` (0 .. 2*num-1) of a lane."""
+        j, h = divmod(register, 2)
+        row, col = lane // 4, 2 * (lane % 4) + h
+        return (j, col, row) if self.trans else (j, row, col)
+
+
+LDMATRIX_ROWS = {(num, trans): LdmatrixRow(num, trans) for num in (1, 2, 4) for trans in (False, True)}
+
+
+def call_fields(op: str, attrs: dict[str, Any]) -> dict[str, Any]:
+    """Format fields of a device row's text that are derived from the Call's attrs.
+
+    Raises KeyError when a required attr is missing.
+    """
+    out = dict(attrs)
+    if op in ("ldmatrix", "stmatrix"):
+        out["trans_suffix"] = "_trans" if attrs.get("trans") else ""
+    elif op == "mma":
+        row = MMA_ROWS[attrs["row"]]
+        out["row_function"] = function_name(row)
+    elif op.startswith("atomic_"):
+        out["order_number"] = ATOMIC_ORDERS.index(attrs.get("order") or "relaxed")
+    elif op.startswith("shfl_"):
+        out.setdefault("width", 32)
+        out.setdefault("mask", "0xffffffffu")
+    return out
+
+
+def function_name(row: MmaRow) -> str:
+    """C name of a row's wrapper: mma_m16n8k16_f16_f16_f32."""
+    return row.name.replace(".", "_")
+
+
+__all__ = ["ATOMIC_DTYPES", "ATOMIC_ORDERS", "LDMATRIX_ROWS", "LdmatrixRow", "MMA_ROWS", "MmaRow", "call_fields",
+           "function_name", "mma_rows", "operand_dtype", "round_tf32", "truncate_tf32"]
