@@ -1,0 +1,173 @@
+"""Quotients and remainders of linear forms by constants.
+
+The identities used (c, g, a, b > 0; floor division):
+    (c*Q + R) // c                    = Q + R // c
+    (g*H + S) // (g*d), 0 <= S < g    = H // d              (g*H + S) % (g*d) = g*(H % d) + S
+    (x // a + k) // c                 = (x + k*a) // (a*c)
+    (x % (a*b)) // a                  = (x // a) % b         (x % (a*b)) % a   = x % a
+    c*(y // c) + y % c                = y                    a*((y // a) % b) + y % a = y % (a*b)
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+from tilelang.ir import Binary, Const, Expr, rebuild
+
+from . import bounds as ba
+from .linear import Bounds, Linear, const_of, emit
+
+if TYPE_CHECKING:
+    from tilelang.ir import dtype
+
+
+class Quotients:
+    """The part of the Analyzer that divides."""
+
+    _div_memo: dict[Any, Linear]
+
+    # Supplied by Analyzer.
+    def linear(self, e: Expr) -> Linear: raise NotImplementedError
+    def bounds_of(self, form: Linear) -> Bounds: raise NotImplementedError
+    def exact(self, form: Linear, dt: Any) -> bool: raise NotImplementedError
+    def _visit(self, v: Any) -> Any: raise NotImplementedError
+
+    def quotient(self, e: Binary) -> Linear:
+        """The linear form of a // or % node."""
+        a, b, dt = self.linear(e.a), self.linear(e.b), e.dtype
+        op = e.op
+        if op in ("truncdiv", "truncmod"):  # the same as floor division where both operands are not negative
+            lo_a, lo_b = self.bounds_of(a)[0], self.bounds_of(b)[0]
+            if lo_a is None or lo_a < 0 or lo_b is None or lo_b <= 0 or not (self.exact(a, dt) and self.exact(b, dt)):
+                if a.is_const and b.is_const and b.const and self.exact(a, dt) and self.exact(b, dt):
+                    q = abs(a.const) // abs(b.const) * (1 if (a.const < 0) == (b.const < 0) else -1)
+                    return Linear({}, q if op == "truncdiv" else a.const - q * b.const)
+                return Linear({rebuild(e, self._visit): 1}, 0)
+            op = "floordiv" if op == "truncdiv" else "floormod"
+        if b.is_const and b.const > 0:
+            if op == "floordiv":
+                return self.divided(a, b.const, dt) if self.exact(a, dt) else self._opaque(e, op)
+            if self.exact(a, dt) or b.const & (b.const - 1) == 0:
+                return self.remainder(a, b.const, dt)
+            return self._opaque(e, op)
+        lo, hi = self.bounds_of(a)
+        low_b = self.bounds_of(b)[0]
+        if self.exact(a, dt) and self.exact(b, dt) and low_b is not None and lo is not None and lo >= 0:
+            if hi is not None and hi < low_b:
+                return Linear({}, 0) if op == "floordiv" else a
+            if low_b > 0 and a.equals(b):
+                return Linear({}, 1 if op == "floordiv" else 0)
+        return self._opaque(e, op)
+
+    def _opaque(self, e: Binary, op: str) -> Linear:
+        e = rebuild(e, self._visit)
+        if op != e.op:
+            e = Binary(op, e.a, e.b, e.dtype, span=e.span)
+        return Linear({e: 1}, 0)
+
+    def divided(self, a: Linear, c: int, dt: dtype) -> Linear:
+        """floor(a / c) for an exact form a and c > 0."""
+        if c == 1:
+            return a
+        whole: dict[Expr, int] = {}
+        rest: dict[Expr, int] = {}
+        for atom, k in a.terms.items():
+            if k % c == 0:
+                whole[atom] = k // c
+            else:
+                rest[atom] = k
+        out, r = Linear(whole, a.const // c), Linear(rest, a.const % c)
+        if not rest:
+            return out
+        lo, hi = self.bounds_of(r)
+        if lo is not None and hi is not None and lo // c == hi // c:
+            return Linear(whole, a.const // c + lo // c)
+        h, _, g = self._split(r, c)
+        if g > 1:
+            tail = self.divided(h, c // g, dt)
+        else:
+            tail = self._divided_atom(r, c, dt)
+        return self.merge(out.plus(tail), dt)
+
+    def _split(self, r: Linear, c: int) -> tuple[Linear, Linear, int]:
+        """r = g*H + S with g | c as large as possible and S provably in [0, g)."""
+        steps = sorted({gcd(k, c) for k in r.terms.values()} | ({c} if r.const else set()), reverse=True)
+        for g in steps:
+            if g <= 1:
+                break
+            high = Linear({x: k // g for x, k in r.terms.items() if k % g == 0}, r.const // g)
+            low = Linear({x: k for x, k in r.terms.items() if k % g}, r.const % g)
+            if ba.inside(self.bounds_of(low), 0, g - 1):
+                return high, low, g
+        return r, Linear({}, 0), 1
+
+    def _divided_atom(self, r: Linear, c: int, dt: dtype) -> Linear:
+        """r // c where no part splits off: nested quotients and remainders join, anything else stays."""
+        if len(r.terms) == 1:
+            (atom, k), = r.terms.items()
+            if k == 1 and isinstance(atom, Binary):
+                d = const_of(atom.b)
+                if atom.op == "floordiv" and d is not None and d > 0:
+                    inner = self.linear(atom.a).plus(Linear({}, r.const * d))
+                    if self.exact(inner, dt):
+                        return self.divided(inner, c * d, dt)
+                if atom.op == "floormod" and d is not None and d > 0 and d % c == 0 and r.const == 0:
+                    inner = self.linear(atom.a)
+                    if self.exact(inner, dt):
+                        return self.remainder(self.divided(inner, c, dt), d // c, dt)
+        return Linear({Binary("floordiv", emit(r, dt), Const(c, dt), dt): 1}, 0)
+
+    def remainder(self, a: Linear, c: int, dt: dtype) -> Linear:
+        """a mod c, in [0, c), for c > 0 and a form that is exact (or c a power of two: wrapping does not matter)."""
+        if c == 1:
+            return Linear({}, 0)
+        rest: dict[Expr, int] = {}
+        extra = Linear({}, 0)
+        for atom, k in a.terms.items():
+            if k % c == 0:
+                continue
+            if isinstance(atom, Binary) and atom.op == "floormod":
+                d = const_of(atom.b)
+                inner = self.linear(atom.a)
+                if d is not None and d > 0 and (d * k) % c == 0 and self.exact(inner, dt):
+                    extra = extra.plus(inner, k)  # x % d is x up to multiples of d, and k*d is a multiple of c
+                    continue
+            rest[atom] = k if -c < k < c else k % c if k > 0 else -(-k % c)
+        if extra.terms or extra.const:
+            return self.remainder(Linear(rest, a.const).plus(extra), c, dt)
+        r = Linear(rest, a.const % c)
+        if not rest:
+            return r
+        lo, hi = self.bounds_of(r)
+        if lo is not None and hi is not None and lo // c == hi // c:
+            return Linear(rest, r.const - lo // c * c)
+        h, s, g = self._split(r, c)
+        if g > 1:
+            return self.merge(self.remainder(h, c // g, dt).scaled(g).plus(s), dt)
+        if not self.exact(r, dt):
+            r = Linear(rest, a.const)
+        return Linear({Binary("floormod", emit(r, dt), Const(c, dt), dt): 1}, 0)
+
+    def merge(self, form: Linear, dt: dtype) -> Linear:
+        """Join quotient and remainder terms of one value (the last line of the module's identities)."""
+        mods = [a for a in form.terms if isinstance(a, Binary) and a.op == "floormod" and isinstance(a.b, Const)]
+        if not mods or len(form.terms) < 2:
+            return form
+        for m in mods:
+            assert isinstance(m, Binary) and isinstance(m.b, Const)
+            c, k = m.b.value, form.terms[m]
+            y = self.linear(m.a)
+            if c <= 0 or not self.exact(y, dt):
+                continue
+            q = self.divided(y, c, dt)
+            if len(q.terms) == 1 and (f := next(iter(q.terms))) is not None and q.terms[f] == 1 and \
+                    form.terms.get(f) == k * c:
+                new = form.plus(Linear({f: k * c, m: k}, 0), -1).plus(y, k).plus(Linear({}, q.const), -k * c)
+                return self.merge(new, dt)
+            for n in mods:
+                assert isinstance(n, Binary) and isinstance(n.b, Const)
+                if n is not m and form.terms[n] == k * c and self.linear(n.a).equals(q):
+                    new = form.plus(Linear({n: k * c, m: k}, 0), -1)
+                    return self.merge(new.plus(self.remainder(y, c * n.b.value, dt), k), dt)
+        return form

@@ -1,0 +1,127 @@
+"""simplify_stmt: simplification of whole statements, collecting the ranges of loops, launches, bindings and branches.
+
+    for i in serial(0, 8):            for i in serial(0, 8):
+        if i < 8:                 ->      B[i] = A[i]
+            B[i // 1] = A[i % 8]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (EMPTY, Alloc, Assert, Bind, Broadcast, Buffer, Const, Evaluate, Expr, For, If, Launch, Node,
+                         Parallel, Ramp, Region, Seq, Stmt, Store, Var, While, const, rebuild, seq, substitute)
+
+from . import bounds as ba
+from .analyzer import Analyzer, Env
+from .linear import Bounds
+
+
+def simplify_stmt(stmt: Stmt, env: Env | None = None) -> Stmt:
+    """The statement with every expression simplified under the bounds of the loops, launches and conditions around it.
+
+    Branches whose condition is decided disappear, loops of extent 0 too; a serial loop of extent 1 becomes its body.
+    The same object when nothing changes.  env: inclusive bounds of free variables.
+    """
+    return _Simplify().stmt(stmt, Analyzer(env))
+
+
+def extent_bounds(a: Analyzer, start: Any, extent: Any) -> Bounds:
+    """Bounds of a variable that runs over [start, start + extent)."""
+    lo, _ = a.interval(_expr(start))
+    _, hi = ba.add(a.interval(_expr(start)), a.interval(_expr(extent)))
+    hi = None if hi is None else hi - 1
+    if lo is not None and hi is not None and hi < lo:
+        hi = lo  # the loop does not run: any non-empty interval is right inside it
+    return lo, hi
+
+
+def _expr(v: Any) -> Expr:
+    return v if isinstance(v, Expr) else const(v)
+
+
+class _Simplify:
+    """One walk; the analyzer is passed down, since a branch knows more than what follows it."""
+
+    def stmt(self, s: Any, a: Analyzer) -> Any:
+        if isinstance(s, Seq):
+            return self._seq(s, a)
+        if isinstance(s, For):
+            return self._for(s, a)
+        if isinstance(s, If):
+            return self._if(s, a)
+        if isinstance(s, Launch):
+            for v, n in (*zip(s.block_vars, s.grid), *zip(s.thread_vars, s.threads)):
+                a = a.bind(v, *extent_bounds(a, 0, n))
+        elif isinstance(s, Parallel):
+            for v, n in zip(s.vars, s.extents):
+                a = a.bind(v, *extent_bounds(a, 0, n))
+        return rebuild(s, lambda v: self._field(v, a))
+
+    def _field(self, v: Any, a: Analyzer) -> Any:
+        if isinstance(v, Stmt):
+            return self.stmt(v, a)
+        if isinstance(v, (Var, Buffer)):
+            return v
+        if isinstance(v, Expr):
+            return a.simplify(v)
+        if isinstance(v, tuple):
+            out = tuple(self._field(x, a) for x in v)
+            return v if all(p is q for p, q in zip(out, v)) else out
+        if isinstance(v, Node) and isinstance(v, Region):
+            return rebuild(v, lambda x: self._field(x, a))
+        return v
+
+    def _seq(self, s: Seq, a: Analyzer) -> Stmt:
+        out: list[Stmt] = []
+        changed = False
+        for x in s.stmts:
+            y = self.stmt(x, a)
+            changed |= y is not x
+            if isinstance(y, Bind) and y.value.dtype.is_int and y.value.dtype.lanes == 1:
+                a = a.bind(y.var, *a.interval(y.value))
+            out.append(y)
+        return seq(*out, span=s.span) if changed else s
+
+    def _for(self, s: For, a: Analyzer) -> Stmt:
+        start, extent = a.simplify(s.start), a.simplify(s.extent)
+        n = a.interval(extent)
+        if n[1] is not None and n[1] <= 0:
+            return EMPTY
+        if n == (1, 1) and s.kind in ("serial", "unroll"):
+            if not _has_break(s.body):
+                return self.stmt(substitute(s.body, {s.var: start}), a)
+        inner = a.bind(s.var, *extent_bounds(a, start, extent))
+        body = self.stmt(s.body, inner)
+        if start is s.start and extent is s.extent and body is s.body:
+            return s
+        return For(s.var, start, extent, s.kind, body, s.attrs, span=s.span)
+
+    def _if(self, s: If, a: Analyzer) -> Stmt:
+        cond = a.simplify(s.cond)
+        if isinstance(cond, Const):
+            taken = s.then if cond.value else s.orelse
+            return EMPTY if taken is None else self.stmt(taken, a)
+        then = self.stmt(s.then, a.assuming(cond))
+        orelse = None if s.orelse is None else self.stmt(s.orelse, a.assuming(cond, False))
+        if cond is s.cond and then is s.then and orelse is s.orelse:
+            return s
+        return If(cond, then, orelse, span=s.span)
+
+
+def _has_break(s: Stmt) -> bool:
+    """Whether a break or continue of the loop around s stands in it (not in a loop below)."""
+    stack: list[Any] = [s]
+    while stack:
+        x = stack.pop()
+        kind = type(x).__name__
+        if kind in ("Break", "Continue"):
+            return True
+        if isinstance(x, Seq):
+            stack.extend(x.stmts)
+        elif isinstance(x, If):
+            stack.extend(v for v in (x.then, x.orelse) if v is not None)
+    return False
+
+
+__all__ = ["Alloc", "Assert", "Broadcast", "Evaluate", "Ramp", "Store", "While", "extent_bounds", "simplify_stmt"]
