@@ -1,0 +1,129 @@
+"""Laws of shared layouts, by brute force."""
+
+import numpy as np
+import pytest
+
+from tilelang.ir import Buffer, Var, dtype, is_const
+from tilelang.layout import (Layout, SwizzleMode, bank_conflicts, linear_layout, make_full_bank_swizzled_layout,
+                             make_linear_layout, make_swizzled_layout, padded_layout, panel_layout, swizzled_layout)
+from tilelang.layout.mode import evaluate_index
+
+I32 = dtype("int32")
+
+
+def rows_of_chunks(rows, bits):
+    """What one ldmatrix phase touches: 8 rows, one 16-byte chunk."""
+    return lambda r0, c: np.array([(r0 + r, c * 128 // bits) for r in range(8)])
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32])
+@pytest.mark.parametrize("cols_bytes", [16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512])
+def test_swizzle_is_a_bijection_free_of_conflicts(bits, cols_bytes):
+    cols = cols_bytes * 8 // bits
+    lay = swizzled_layout((32, cols), bits)
+    table = lay.table()
+    assert np.unique(table).size == table.size == lay.size
+    access = rows_of_chunks(32, bits)
+    for r0 in range(0, 32, 8):
+        for c in range(cols_bytes // 16):
+            assert bank_conflicts(table, access(r0, c), bits, 128 // bits) == 0
+            start = table[r0, c * 128 // bits]
+            assert start * bits % 128 == 0  # vectors stay aligned
+            assert np.array_equal(table[r0, c * 128 // bits:(c + 1) * 128 // bits], start + np.arange(128 // bits))
+
+
+def test_linear_layout_of_128_byte_rows_conflicts():
+    table = linear_layout((32, 64)).table()
+    assert bank_conflicts(table, rows_of_chunks(32, 16)(0, 0), 16, 8) == 7
+
+
+@pytest.mark.parametrize("nbytes", [32, 64, 128])
+def test_panels_follow_the_hardware_swizzle(nbytes):
+    """PTX ISA: in a panel, byte address bits 4.. are XORed with bits 7.. (1, 2 or 3 of them)."""
+    lay = panel_layout((16, 3 * nbytes // 2), 16, nbytes)
+    mask = nbytes // 16 - 1
+    for (i, j), at in np.ndenumerate(lay.table()):
+        p, inside = divmod(j * 2, nbytes)
+        plain = p * 16 * nbytes + i * nbytes + inside
+        assert at * 2 == plain ^ (((plain >> 7) & mask) << 4)
+    assert lay.swizzle.bytes == nbytes
+
+
+def test_swizzle_of_a_whole_row_is_the_hardware_mode():
+    assert np.array_equal(swizzled_layout((16, 64), 16).table(), panel_layout((16, 64), 16, 128).table())
+    assert swizzled_layout((16, 64), 16).swizzle.bytes == 128 and swizzled_layout((16, 128), 16).swizzle.bytes == 0
+
+
+def test_column_reads_of_single_elements():
+    access = np.array([(lane, 5) for lane in range(32)])
+    assert bank_conflicts(linear_layout((32, 32)).table(), access, 32) == 31
+    assert bank_conflicts(padded_layout((32, 32), 1).table(), access, 32) == 0
+    assert bank_conflicts(swizzled_layout((32, 32), 32, chunk_bytes=4).table(), access, 32) == 0
+
+
+@pytest.mark.parametrize("lay", [swizzled_layout((2, 16, 24), 16), padded_layout((5, 7), 3), panel_layout((8, 128), 16, 128),
+                                 Layout((4, 8), lambda i, j: (j, i)), linear_layout((7,))], ids=range(5))
+def test_symbolic_offset_equals_table(lay):
+    vs = [Var(f"i{d}", I32) for d in range(lay.ndim)]
+    grid = dict(zip(vs, np.meshgrid(*[np.arange(n) for n in lay.shape], indexing="ij")))
+    assert np.array_equal(np.broadcast_to(evaluate_index(lay.offset(vs), grid), lay.shape), lay.table())
+    assert lay.offset([0] * lay.ndim) == 0 and lay.size > lay.table().max()
+
+
+def test_user_layout():
+    lay = Layout((4, 4), lambda i, j: (j, i))
+    assert repr(lay) == "Layout((4, 4) -> (4, 4), transform: (_i, _j) -> (_j, _i))"
+    a, b = lay(1, 2)
+    assert is_const(a, 2) and is_const(b, 1)
+    assert lay.get_output_shape() == [4, 4] and lay.get_input_shape() == [4, 4]
+    with pytest.raises(ValueError, match="layout-not-injective"):
+        Layout((4, 4), lambda i, j: i)
+
+
+def test_inverse_and_reshape():
+    lay = Layout((4, 8), lambda i, j: (j // 2, i, j % 2))
+    back = lay.inverse()
+    for at in np.ndindex(4, 8):
+        place = np.unravel_index(lay.table()[at], lay.output_shape)
+        assert back.table()[place] == at[0] * 8 + at[1]
+    flat = lay.reshape((32,))
+    assert np.array_equal(flat.table(), lay.table().reshape(-1))
+    assert np.array_equal(lay.reshape((8, 4)).table(), lay.table().reshape(8, 4))
+    wide = linear_layout((4, 8)).reshape((4, 16), rescale_num=2, rescale_den=1)
+    assert wide.is_equal(linear_layout((4, 16)))
+    with pytest.raises(ValueError, match="layout-invalid"):
+        lay.reshape((5, 5))
+
+
+def test_repeat_and_expand():
+    lay = swizzled_layout((8, 64), 16)
+    rep = lay.repeat(0, 2)
+    assert rep.shape == (16, 64) and np.array_equal(rep.table()[8:], lay.table() + lay.size)
+    exp = lay.expand([3])
+    assert exp.shape == (3, 8, 64) and np.array_equal(exp.table()[2], lay.table() + 2 * lay.size)
+    for bad, err in (((0, 0), ValueError), ((5, 2), ValueError), ((0, "a"), TypeError)):
+        with pytest.raises(err):
+            lay.repeat(*bad)
+    with pytest.raises(ValueError):
+        lay.expand([0])
+    with pytest.raises(TypeError):
+        lay.expand(3)
+
+
+def test_constructors_take_buffers():
+    buf = Buffer("S", (64, 64), dtype("float16"), "shared.dyn")
+    assert make_swizzled_layout(buf) == swizzled_layout((64, 64), 16)
+    assert make_linear_layout(buf) == linear_layout((64, 64))
+    assert make_full_bank_swizzled_layout(buf) == panel_layout((64, 64), 16, 128)
+    odd = Buffer("S", (64, 63), dtype("float16"), "shared.dyn")
+    with pytest.raises(ValueError, match="layout-invalid"):
+        make_swizzled_layout(odd, allow_pad=False)
+    assert make_swizzled_layout(odd).size == 64 * 64
+    mode = SwizzleMode.SWIZZLE_128B
+    assert mode.is_swizzle_128b() and mode.swizzle_byte_size() == 128 and mode.smem_alignment() == 1024
+    assert [SwizzleMode(k).wgmma_layout_type() for k in range(4)] == [0, 3, 2, 1]
+
+
+def test_drawing():
+    assert str(Layout((2, 2), lambda i, j: (j, i))).splitlines() == [
+        "Layout 2x2  4 elements", "  | 0 1", "--+----", "0 | 0 2", "1 | 1 3"]

@@ -1,0 +1,59 @@
+"""Layouts as text pictures: what `print(layout)` shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .fragment import Fragment
+    from .layout import Layout
+
+MAX_ROWS, MAX_COLS = 32, 32
+
+
+def fragment(f: Fragment) -> str:
+    """One cell per element: `thread:register`, further owners after commas (at most two shown)."""
+    head = f"Fragment {_by(f.shape)}  {f.threads} threads x {f.registers} registers"
+    if f.replicas > 1:
+        head += f"  {f.replicas} copies"
+    owners, regs = _two_d(f.owners(), 1), _two_d(f.register_table(), 0)
+
+    def cell(i: int, j: int) -> str:
+        who = owners[:, i, j]
+        text = ",".join(str(t) for t in who[:2]) + (",…" if len(who) > 2 else "")
+        return f"{text}:{regs[i, j]}"
+
+    return head + "\n" + _grid(regs.shape, cell)
+
+
+def layout(lay: Layout) -> str:
+    """One cell per element: its physical element."""
+    table = _two_d(lay.table(), 0)
+    head = f"Layout {_by(lay.shape)}  {lay.size} elements" + (f"  {lay.swizzle}" if lay.swizzle else "")
+    return head + "\n" + _grid(table.shape, lambda i, j: str(table[i, j]))
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _two_d(table: np.ndarray, keep: int) -> np.ndarray:
+    """The table with leading dimensions folded into rows."""
+    lead, shape = table.shape[:keep], table.shape[keep:]
+    cols = shape[-1] if shape else 1
+    return table.reshape(*lead, -1, cols)
+
+
+def _grid(shape: tuple[int, ...], cell) -> str:  # type: ignore[no-untyped-def]
+    rows, cols = min(shape[0], MAX_ROWS), min(shape[1], MAX_COLS)
+    cells = [[cell(i, j) for j in range(cols)] for i in range(rows)]
+    width = max(len(c) for r in cells for c in r)
+    margin = len(str(rows - 1))
+    lines = [" " * margin + " |" + "".join(f" {j:>{width}}" for j in range(cols))]
+    lines.append("-" * margin + "-+" + "-" * ((width + 1) * cols))
+    lines += [f"{i:>{margin}} |" + "".join(f" {c:>{width}}" for c in r) for i, r in enumerate(cells)]
+    if shape[0] > rows or shape[1] > cols:
+        lines.append(f"… {shape[0]} rows, {shape[1]} columns in all")
+    return "\n".join(lines)

@@ -1,0 +1,405 @@
+"""Fragments: tiles spread over the registers of a block's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tilelang.arith import simplify
+from tilelang.errors import error
+from tilelang.ir import Expr, Var, const, convert, logical
+
+from . import draw
+from .mode import REGISTER, THREAD, Mode, Modes, covered, digit_sum, evaluate_index, fit, merged, offsets
+
+
+class Fragment:
+    """Maps each element of a tile to threads and to a register in them.
+
+    Fragment(shape, modes, replicate=(), threads=n): modes holds, per dimension, the digits of its index from the
+    outermost to the innermost; the thread (register) of an element is the sum of its thread (register) digits times
+    their strides.  A dimension's digits may count further than its extent: the surplus is predicated off.
+    replicate: thread digits over which copies of every element are held.  threads: size of the block (default: as many
+    as the digits reach).
+
+    Fragment(shape, forward_fn=None, forward_thread_fn=None, replicate=1, forward_index_fn=None): the form of the
+    language.  forward_fn(*indices[, rep]) gives (thread, register); or one function for each.  The functions are
+    evaluated to a table, which is fitted back to digits.
+
+    Raises layout-not-injective, layout-no-structure, layout-invalid (ValueError).
+
+    >>> f = Fragment((4, 8), ((Mode(4, "thread", 8),), (Mode(8, "thread", 1),)))
+    >>> f.threads, f.registers, f.thread((2, 3))
+    (32, 1, 19)
+    """
+
+    def __init__(self, shape: Sequence[int], modes: Any = None, forward_thread_fn: Callable[..., Any] | None = None,
+                 replicate: Any = (), forward_index_fn: Callable[..., Any] | None = None, *,
+                 threads: int | None = None, forward_fn: Callable[..., Any] | None = None) -> None:
+        self.shape = tuple(int(s) for s in shape)
+        if callable(modes):
+            forward_fn, modes = modes, None
+        if modes is None:
+            count = replicate if isinstance(replicate, int) else 1
+            modes, replicate = _fit_functions(self.shape, forward_fn, forward_thread_fn, forward_index_fn, count)
+        self.modes: tuple[Modes, ...] = tuple(merged(tuple(m)) for m in modes)
+        self.copies: Modes = merged(tuple(replicate))
+        self._check()
+        top = 1 + sum((m.size - 1) * m.stride for m in self._all_modes(THREAD))
+        self.threads = top if threads is None else int(threads)
+        if top > self.threads:
+            raise error("layout-invalid", f"fragment {self.shape} reaches thread {top - 1}, the block has {self.threads}")
+
+    def _check(self) -> None:
+        if len(self.modes) != len(self.shape):
+            raise error("layout-invalid", f"a fragment of {len(self.shape)} dimensions needs as many groups of digits, "
+                        f"found {len(self.modes)}")
+        for d, (n, modes) in enumerate(zip(self.shape, self.modes)):
+            if covered(modes) < n:
+                raise error("layout-invalid", f"dimension {d} of a fragment has {n} indices, its digits count "
+                            f"{covered(modes)}")
+        for to in (THREAD, REGISTER):
+            at = 1
+            for m in sorted(self._all_modes(to), key=lambda m: m.stride):
+                if m.stride < at:
+                    raise error("layout-not-injective", f"fragment {self.shape}: {to} digits overlap at stride "
+                                f"{m.stride} ({self.modes}, copies {self.copies})")
+                at = m.stride * m.size
+
+    def _all_modes(self, to: str) -> list[Mode]:
+        out = [m for d in self.modes for m in d if m.to == to]
+        return out + list(self.copies) if to == THREAD else out
+
+    # ---- sizes ----------------------------------------------------------------------------------------------------
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @cached_property
+    def registers(self) -> int:
+        """Elements each thread holds room for."""
+        return 1 + sum((m.size - 1) * m.stride for m in self._all_modes(REGISTER))
+
+    @cached_property
+    def replicas(self) -> int:
+        """Copies held of each element."""
+        return covered(self.copies)
+
+    @cached_property
+    def is_padded(self) -> bool:
+        """Whether some (thread, register) pair the digits count holds no element of the tile."""
+        return any(covered(m) != n for m, n in zip(self.modes, self.shape))
+
+    @property
+    def vector_width(self) -> int:
+        """Elements along the last dimension that lie in consecutive registers, aligned to their number."""
+        last = self.modes[-1] if self.modes else ()
+        return last[-1].size if last and last[-1].to == REGISTER and last[-1].stride == 1 else 1
+
+    # ---- where an element is --------------------------------------------------------------------------------------
+
+    def thread(self, idx: Sequence[Any], rep: Any = 0) -> Any:
+        """Thread that holds copy `rep` of an element; int when all indices are ints."""
+        return _total([digit_sum(i, m, THREAD) for i, m in zip(idx, self.modes)] + [digit_sum(rep, self.copies, THREAD)])
+
+    def register(self, idx: Sequence[Any]) -> Any:
+        """Register of an element in its threads; int when all indices are ints."""
+        return _total([digit_sum(i, m, REGISTER) for i, m in zip(idx, self.modes)])
+
+    def owners(self) -> np.ndarray:
+        """int64[replicas, *shape]: the threads that hold each element."""
+        return self._owners
+
+    def register_table(self) -> np.ndarray:
+        """int64[*shape]: the register of each element."""
+        return self._registers
+
+    @cached_property
+    def _owners(self) -> np.ndarray:
+        base = _outer([offsets(m, THREAD, n) for m, n in zip(self.modes, self.shape)])
+        return offsets(self.copies, THREAD, self.replicas).reshape(-1, *([1] * self.ndim)) + base
+
+    @cached_property
+    def _registers(self) -> np.ndarray:
+        return _outer([offsets(m, REGISTER, n) for m, n in zip(self.modes, self.shape)])
+
+    # ---- inverse --------------------------------------------------------------------------------------------------
+
+    def index_at(self, thread: Any, register: Any) -> tuple[tuple[Any, ...], Expr | None]:
+        """The element in a register of a thread: (indices, predicate).
+
+        thread: Expr (or int) in [0, threads); register: Expr or int in [0, registers).  The predicate is None when
+        every such pair holds an element, otherwise it says whether this pair does.
+        """
+        digits, holds = self._digits(thread, register)
+        env = {v: (0, n - 1) for v, n in ((thread, self.threads), (register, self.registers)) if isinstance(v, Var)}
+        indices = []
+        for n, modes in zip(self.shape, self.modes):
+            at: Any = 0
+            right = 1
+            for m in reversed(modes):
+                at = digits[m] * right + at
+                right *= m.size
+            at = simplify(at, env) if isinstance(at, Expr) else at
+            indices.append(at)
+            if right != n:
+                holds.append(at < n)
+        return tuple(indices), _all(holds, env)
+
+    def _digits(self, thread: Any, register: Any) -> tuple[dict[Mode, Any], list[Any]]:
+        """Value of every digit at a (thread, register), and the conditions for the pair to be counted at all."""
+        digits: dict[Mode, Any] = {}
+        holds: list[Any] = []
+        for to, value, limit in ((THREAD, thread, self.threads), (REGISTER, register, self.registers)):
+            modes = sorted(self._all_modes(to), key=lambda m: m.stride)
+            at = 1
+            for k, m in enumerate(modes):
+                if m.stride != at:  # values between the digits belong to nobody
+                    holds.append(value // at % (m.stride // at) == 0)
+                d = value // m.stride
+                # The topmost digit needs no remainder: values beyond it do not occur, or are predicated off below.
+                digits[m] = d if k == len(modes) - 1 else d % m.size
+                at = m.stride * m.size
+            if at < limit:
+                holds.append(value < at)
+        return digits, holds
+
+    def replica_at(self, thread: Any) -> Any:
+        """Which copy (0 .. replicas-1) a thread holds; 0 for the copy that acts when something must happen once."""
+        if not self.copies:
+            return 0
+        digits, _ = self._digits(thread, 0)
+        out: Any = 0
+        right = 1
+        for m in reversed(self.copies):
+            out = digits[m] * right + out
+            right *= m.size
+        return simplify(out, {thread: (0, self.threads - 1)} if isinstance(thread, Var) else None)
+
+    # ---- derived fragments ----------------------------------------------------------------------------------------
+
+    def reduce(self, dim: int, keep: bool = False) -> Fragment:
+        """The fragment with a dimension removed: its threads all hold the result (kept as extent 1 with keep)."""
+        dims = [d for d in range(self.ndim) if d != dim % self.ndim]
+        out = self.project(dims)
+        if not keep:
+            return out
+        d = dim % self.ndim
+        return Fragment((*out.shape[:d], 1, *out.shape[d:]), (*out.modes[:d], (), *out.modes[d:]), replicate=out.copies,
+                        threads=self.threads)
+
+    def project(self, dims: Sequence[int]) -> Fragment:
+        """Only these dimensions, in this order.  Threads along the others hold copies; registers are renumbered."""
+        lost = [m for d in range(self.ndim) if d not in dims for m in self.modes[d] if m.to == THREAD]
+        modes = _compact(tuple(self.modes[d] for d in dims))
+        copies = tuple(sorted((*self.copies, *lost), key=lambda m: -m.stride))
+        return Fragment([self.shape[d] for d in dims], modes, replicate=copies, threads=self.threads)
+
+    def expand(self, leading: Sequence[int]) -> Fragment:
+        """The fragment with leading dimensions in slower registers."""
+        modes = list(self.modes)
+        stride = self.registers
+        for n in reversed(tuple(leading)):
+            modes.insert(0, (Mode(int(n), REGISTER, stride),))
+            stride *= int(n)
+        return Fragment((*leading, *self.shape), modes, replicate=self.copies, threads=self.threads)
+
+    def permuted(self, dims: Sequence[int]) -> Fragment:
+        """The same tile with its dimensions in another order."""
+        return Fragment([self.shape[d] for d in dims], [self.modes[d] for d in dims], replicate=self.copies,
+                        threads=self.threads)
+
+    def with_threads(self, threads: int, start: int = 0) -> Fragment:
+        """The same fragment in a block of `threads` threads."""
+        return Fragment(self.shape, self.modes, replicate=self.copies, threads=threads)
+
+    def repeat(self, repeats: Sequence[int], repeat_on_thread: bool = False, lower_dim_first: bool = True) -> Fragment:
+        """The tile repeated along each dimension, in further threads or further registers.
+
+        lower_dim_first: the first dimension's repeats change fastest.  Raises layout-invalid for a padded tile.
+        """
+        if len(repeats) != self.ndim:
+            raise error("layout-invalid", f"repeat of a {self.ndim}-D fragment needs {self.ndim} factors, found {len(repeats)}")
+        if self.is_padded:
+            raise error("layout-invalid", f"a padded fragment {self.shape} cannot be repeated")
+        to, step = (THREAD, self.threads) if repeat_on_thread else (REGISTER, self.registers)
+        modes = list(self.modes)
+        order = range(self.ndim) if lower_dim_first else reversed(range(self.ndim))
+        for d in order:
+            modes[d] = (Mode(int(repeats[d]), to, step), *modes[d])
+            step *= int(repeats[d])
+        return Fragment([n * r for n, r in zip(self.shape, repeats)], modes, replicate=self.copies,
+                        threads=step if repeat_on_thread else self.threads)
+
+    def replicate(self, n: int) -> Fragment:
+        """The same tile held n times, by further threads."""
+        return Fragment(self.shape, self.modes, replicate=(Mode(int(n), THREAD, self.threads), *self.copies),
+                        threads=self.threads * int(n))
+
+    def condense_rep_var(self) -> Fragment:
+        """The fragment itself: copies are always stored condensed."""
+        return self
+
+    # ---- comparison -----------------------------------------------------------------------------------------------
+
+    def _sorted_owners(self) -> np.ndarray:
+        return self._owners if self.replicas == 1 else np.sort(self._owners, axis=0)
+
+    def same_owners(self, other: Fragment) -> bool:
+        """Whether every element lives in the same set of threads."""
+        if self.shape != other.shape or self.replicas != other.replicas:
+            return False
+        return (self.modes == other.modes and self.copies == other.copies) or \
+            np.array_equal(self._sorted_owners(), other._sorted_owners())
+
+    def owned_by(self, other: Fragment) -> bool:
+        """Whether every thread that holds an element in `other` holds it here too (reading needs no exchange)."""
+        if self.shape != other.shape:
+            return False
+        mine, theirs = self._owners, other._owners
+        if self.replicas == 1:
+            return other.replicas == 1 and np.array_equal(mine, theirs)
+        return bool(all((mine == t).any(axis=0).all() for t in theirs))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Fragment):
+            return NotImplemented
+        if self is other:
+            return True
+        return self.same_owners(other) and (self.modes == other.modes or
+                                            np.array_equal(self._registers, other._registers))
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.replicas, self.registers))
+
+    def is_equal(self, other: Fragment) -> bool:
+        """Whether both put every element in the same threads and register."""
+        return self == other
+
+    # ---- the language's view --------------------------------------------------------------------------------------
+
+    def get_thread_size(self) -> int:
+        return self.threads
+
+    def get_input_shape(self) -> list[int]:
+        return list(self.shape)
+
+    def get_output_shape(self) -> list[int]:
+        return [self.registers]
+
+    def map_forward_thread(self, indices: Sequence[Any]) -> Any:
+        """Thread of an element; with one index more than dimensions, the last is the copy."""
+        return simplify(convert(self.thread(indices[: self.ndim], indices[self.ndim] if len(indices) > self.ndim else 0)))
+
+    def map_forward_index(self, indices: Sequence[Any]) -> list[Expr]:
+        """[register] of an element."""
+        return [simplify(convert(self.register(indices[: self.ndim])))]
+
+    def _vars(self) -> tuple[Var, ...]:
+        return index_vars(self.ndim)
+
+    def __repr__(self) -> str:
+        vs = self._vars()
+        rep = Var("_rep", vs[0].dtype) if vs else 0
+        env = {v: (0, n - 1) for v, n in zip(vs, self.shape)} | {rep: (0, self.replicas - 1)}
+        thread = simplify(convert(self.thread(vs, rep)), env)
+        register = simplify(convert(self.register(vs)), env)
+        return (f"Fragment({self.shape} -> ({self.registers},), replicate: {self.replicas}, thread: {self.threads}, "
+                f"forward_thread: {thread!r}, forward_index: ({register!r},))")
+
+    def __str__(self) -> str:
+        return draw.fragment(self)
+
+
+def index_vars(n: int) -> tuple[Var, ...]:
+    """The variables layouts print with: _i, _j, _k, …"""
+    return tuple(Var("_" + ("ijklmnpq"[d] if d < 8 else f"d{d}"), const(0).dtype) for d in range(n))
+
+
+def _total(parts: list[Any]) -> Any:
+    out: Any = 0
+    for p in parts:
+        out = p if isinstance(out, int) and out == 0 else out if isinstance(p, int) and p == 0 else out + p
+    return out
+
+
+def _outer(tables: list[np.ndarray]) -> np.ndarray:
+    out = np.zeros((), dtype=np.int64)
+    for t in tables:
+        out = out[..., None] + t
+    return out
+
+
+def _all(conditions: list[Any], env: dict[Any, tuple[int, int]]) -> Expr | None:
+    """Conjunction, simplified; None when it always holds."""
+    out: Expr | None = None
+    for c in conditions:
+        c = simplify(convert(bool(c)) if isinstance(c, (bool, np.bool_)) else c, env)
+        if hasattr(c, "value") and c.value is True:
+            continue
+        out = c if out is None else logical("and", out, c)
+    return out
+
+
+def _compact(dims: tuple[Modes, ...]) -> tuple[Modes, ...]:
+    """Register strides renumbered without gaps, in the same order."""
+    stride = 1
+    new: dict[int, int] = {}
+    for m in sorted((m for d in dims for m in d if m.to == REGISTER), key=lambda m: m.stride):
+        new[m.stride] = stride
+        stride *= m.size
+    return tuple(tuple(Mode(m.size, m.to, new[m.stride]) if m.to == REGISTER else m for m in d) for d in dims)
+
+
+def _fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn: Any,
+                   count: int) -> tuple[tuple[Modes, ...], Modes]:
+    """Digits of a user's functions (the language's constructor)."""
+    vs = index_vars(len(shape))
+    rep = Var("_rep", const(0).dtype)
+    args = (*vs, rep) if count > 1 else vs
+    if forward is not None:
+        thread, index = _call(forward, args, vs)
+    elif thread_fn is not None:
+        thread = _call(thread_fn, args, vs)
+        index = 0 if index_fn is None else index_fn(*vs)
+    else:
+        raise error("layout-invalid", "a Fragment needs forward_fn or forward_thread_fn")
+    if isinstance(index, (list, tuple)):
+        if len(index) != 1:
+            raise error("layout-invalid", f"a Fragment's register must be one number, found {len(index)}")
+        index = index[0]
+    grid = np.meshgrid(*[np.arange(n) for n in (count, *shape)], indexing="ij", sparse=True)
+    env = dict(zip((rep, *vs), grid))
+    full = (count, *shape)
+    t = np.broadcast_to(evaluate_index(thread, env), full).astype(np.int64)
+    r = np.broadcast_to(evaluate_index(index, env), full).astype(np.int64)
+    what = f"Fragment {shape}"
+    if t.flat[0] or r.flat[0]:
+        raise error("layout-no-structure", f"{what}: element 0 must be in thread 0, register 0; found thread "
+                    f"{t.flat[0]}, register {r.flat[0]}")
+    lines = []
+    for d in range(len(full)):
+        at: list[Any] = [0] * len(full)
+        at[d] = slice(None)
+        lines.append((t[tuple(at)], r[tuple(at)]))
+    if not (np.array_equal(_outer([a for a, _ in lines]), t) and np.array_equal(_outer([b for _, b in lines]), r)):
+        raise error("layout-no-structure", f"{what}: thread and register must be sums of functions of single indices",
+                    hint="write thread and register as sums of digits (i // a % b * c) of the indices")
+    modes = [fit({THREAD: a, REGISTER: b}, what) for a, b in lines]
+    if any(m.to == REGISTER for m in modes[0]):
+        raise error("layout-invalid", f"{what}: copies must lie in different threads, the register depends on the copy")
+    return tuple(modes[1:]), modes[0]
+
+
+def _call(fn: Any, args: tuple[Any, ...], without_rep: tuple[Any, ...]) -> Any:
+    """fn may take the copy as a further argument."""
+    try:
+        return fn(*args)
+    except TypeError:
+        if args == without_rep:
+            raise
+        return fn(*without_rep)

@@ -1,0 +1,304 @@
+"""Layouts of shared and global tiles: logical index to physical element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tilelang.arith import simplify
+from tilelang.errors import error
+from tilelang.ir import Expr, Var, binary, const, convert, substitute
+
+from . import draw
+from .fragment import index_vars
+from .mode import ADDRESS, covered, evaluate_index, fit, merged
+
+Forward = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Swizzle:
+    """Chunk index XOR row: chunk' = chunk ^ (row // rows_per_line % chunks), in rows of whole chunks.
+
+    chunk: elements.  chunks: how many chunk positions are permuted (a power of two).  rows_per_line: rows that share a
+    128-byte line of the 32 banks.  bytes: 32, 64 or 128 when this is the hardware's swizzle mode of that width.
+    """
+
+    chunk: int
+    chunks: int
+    rows_per_line: int
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"swizzle {self.chunks} chunks of {self.chunk} elements"
+
+
+class Layout:
+    """Maps the index of an element to its place in storage.
+
+    Layout(shape, forward_fn): forward_fn(*indices) gives the physical index, one expression or several (row-major over
+    the box they span).  Raises layout-not-injective when two elements share a place (ValueError).
+
+    >>> Layout((4, 4), lambda i, j: (j, i)).offset((1, 2))
+    9
+    """
+
+    def __init__(self, shape: Sequence[int], forward_fn: Forward | None = None, *, size: int | None = None,
+                 swizzle: Swizzle | None = None, trusted: bool = False) -> None:
+        self.shape = tuple(int(s) for s in shape)
+        self.swizzle = swizzle
+        self._forward = forward_fn or (lambda *idx: idx)
+        self._declared = size
+        if forward_fn is not None and not trusted:
+            self._check()
+
+    def _check(self) -> None:
+        table = self.table()
+        if np.unique(table).size != table.size:
+            flat = np.sort(table, axis=None)
+            twice = int(flat[:-1][flat[1:] == flat[:-1]][0])
+            at = [tuple(int(x) for x in p) for p in np.argwhere(table == twice)[:2]]
+            raise error("layout-not-injective", f"Layout {self.shape}: elements {at[0]} and {at[1]} both go to place {twice}",
+                        hint="a layout must give every element its own place")
+
+    # ---- the map --------------------------------------------------------------------------------------------------
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @cached_property
+    def _symbolic(self) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
+        """Index variables, and the physical index in them."""
+        vs = index_vars(self.ndim)
+        out = self._forward(*vs)
+        env = {v: (0, n - 1) for v, n in zip(vs, self.shape)}
+        return vs, tuple(simplify(convert(e), env) for e in (out if isinstance(out, (tuple, list)) else (out,)))
+
+    @cached_property
+    def _tables(self) -> tuple[np.ndarray, ...]:
+        vs, index = self._symbolic
+        grid = np.meshgrid(*[np.arange(n, dtype=np.int64) for n in self.shape], indexing="ij", sparse=True)
+        env = dict(zip(vs, grid))
+        return tuple(np.broadcast_to(evaluate_index(e, env), self.shape).astype(np.int64) for e in index)
+
+    @cached_property
+    def output_shape(self) -> tuple[int, ...]:
+        """Extent of each physical index."""
+        out = []
+        for t in self._tables:
+            if t.size and t.min() < 0:
+                raise error("layout-invalid", f"Layout {self.shape}: the physical index is negative ({t.min()})")
+            out.append(int(t.max()) + 1 if t.size else 0)
+        if self._declared is not None and len(out) == 1:
+            return (max(self._declared, out[0]),)
+        return tuple(out)
+
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        out, step = [], 1
+        for n in reversed(self.output_shape):
+            out.append(step)
+            step *= n
+        return tuple(reversed(out))
+
+    @cached_property
+    def _table(self) -> np.ndarray:
+        out = np.zeros(self.shape, dtype=np.int64)
+        for t, s in zip(self._tables, self._strides):
+            out += t * s
+        return out
+
+    def table(self) -> np.ndarray:
+        """int64[*shape]: the physical element of each element."""
+        return self._table
+
+    @cached_property
+    def size(self) -> int:
+        """Elements of storage, padding included."""
+        n = 1
+        for d in self.output_shape:
+            n *= d
+        return n
+
+    def offset(self, idx: Sequence[Any]) -> Any:
+        """Physical element of an index; int when all indices are ints."""
+        if len(idx) != self.ndim:
+            raise error("layout-invalid", f"Layout {self.shape} takes {self.ndim} indices, found {len(idx)}")
+        if all(isinstance(i, (int, np.integer)) for i in idx):
+            return int(self._table[tuple(idx)])
+        vs, index = self._symbolic
+        mapping = {v: convert(i) for v, i in zip(vs, idx)}
+        out: Any = 0
+        for e, s in zip(index, self._strides):
+            out = out + substitute(e, mapping) * s
+        return out
+
+    def __call__(self, *idx: Any) -> list[Expr]:
+        return self.map_forward_index(list(idx))
+
+    # ---- the language's view --------------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> list[Expr]:
+        return list(self._symbolic[1])
+
+    def get_forward_index(self) -> list[Expr]:
+        return self.index
+
+    def get_input_shape(self) -> list[int]:
+        return list(self.shape)
+
+    def get_output_shape(self) -> list[int]:
+        return list(self.output_shape)
+
+    def get_forward_vars(self) -> list[Var]:
+        return list(self._symbolic[0])
+
+    def get_linearized_forward_index(self) -> Expr:
+        """One expression for the physical element, in get_forward_vars()."""
+        vs = self._symbolic[0]
+        return simplify(convert(self.offset(vs)), {v: (0, n - 1) for v, n in zip(vs, self.shape)})
+
+    def map_forward_index(self, indices: Sequence[Any]) -> list[Expr]:
+        """The physical index, one expression per physical dimension; constants fold."""
+        vs, index = self._symbolic
+        if len(indices) != len(vs):
+            raise error("layout-invalid", f"Layout {self.shape} takes {len(vs)} indices, found {len(indices)}")
+        mapping = {v: convert(i) for v, i in zip(vs, indices)}
+        return [simplify(substitute(e, mapping)) for e in index]
+
+    def repeat(self, dim: int, factor: int) -> Layout:
+        """`factor` copies along a dimension, one after another in storage (a leading group index)."""
+        if isinstance(dim, bool) or isinstance(factor, bool) or not isinstance(dim, int) or not isinstance(factor, int):
+            raise TypeError(f"Layout.repeat takes integers, found {dim!r}, {factor!r}")
+        if not -self.ndim <= dim < self.ndim or factor <= 0:
+            raise ValueError(f"Layout.repeat: dim {dim} of a {self.ndim}-D layout, factor {factor}")
+        d, n = dim % self.ndim, self.shape[dim]
+        inner = self._forward
+
+        def fn(*idx: Any) -> Any:
+            base = inner(*idx[:d], idx[d] % n, *idx[d + 1:])
+            return (idx[d] // n, *(base if isinstance(base, (tuple, list)) else (base,)))
+
+        return Layout([s * factor if k == d else s for k, s in enumerate(self.shape)], fn, swizzle=self.swizzle)
+
+    def expand(self, leading_shape: Sequence[int]) -> Layout:
+        """Leading dimensions that pass through: slices of storage one after another."""
+        if not isinstance(leading_shape, (list, tuple)) or \
+                not all(isinstance(s, int) and not isinstance(s, bool) for s in leading_shape):
+            raise TypeError(f"Layout.expand takes a list of integers, found {leading_shape!r}")
+        if any(s <= 0 for s in leading_shape):
+            raise ValueError(f"Layout.expand: extents must be positive, found {tuple(leading_shape)}")
+        k = len(leading_shape)
+        if k == 0:
+            return self
+        size = self.size
+        lead = tuple(leading_shape)
+
+        def fn(*idx: Any) -> Any:
+            return _row_major(idx[:k], lead) * size + self.offset(idx[k:])
+
+        return Layout((*lead, *self.shape), fn, size=size * int(np.prod(lead)), swizzle=self.swizzle, trusted=True)
+
+    def inverse(self) -> Layout:
+        """The layout from physical to logical indices.  Raises layout-no-structure when digits cannot express it."""
+        flat = self._table.reshape(-1)
+        if self.size != flat.size:
+            raise error("layout-invalid", f"Layout {self.shape} leaves places unused and has no inverse")
+        back = np.argsort(flat)
+        modes = fit({ADDRESS: back}, f"inverse of Layout {self.shape}")
+        shape, box = self.shape, self.output_shape
+
+        def fn(*idx: Any) -> Any:
+            at = _digits_value(_row_major(idx, box), modes)
+            return _unravel(at, shape)
+
+        return Layout(box, fn)
+
+    def reshape(self, shape: Sequence[int], rescale_num: int = 1, rescale_den: int = 1) -> Layout:
+        """The same storage seen with another shape (row-major order of elements kept).
+
+        rescale_num / rescale_den: ratio of old to new element size when the element type changes too.
+        """
+        new = tuple(int(s) for s in shape)
+        if int(np.prod(new)) * rescale_den != int(np.prod(self.shape)) * rescale_num:
+            raise error("layout-invalid", f"Layout.reshape: {self.shape} has {int(np.prod(self.shape))} elements, {new} "
+                        f"needs {int(np.prod(new)) * rescale_den // rescale_num}")
+
+        def fn(*idx: Any) -> Any:
+            at = _row_major(idx, new)
+            if rescale_num == rescale_den:
+                return self.offset(_unravel(at, self.shape))
+            if rescale_num > rescale_den:  # smaller elements: several lie in one old element
+                f = rescale_num // rescale_den
+                return self.offset(_unravel(at // f, self.shape)) * f + at % f
+            f = rescale_den // rescale_num
+            return self.offset(_unravel(at * f, self.shape)) // f
+
+        return Layout(new, fn, size=self.size * rescale_num // rescale_den, swizzle=self.swizzle)
+
+    def is_equal(self, other: Any) -> bool:
+        """Whether both put every element at the same place."""
+        return self == other
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return self is other or (self.shape == other.shape and self.size == other.size and
+                                 np.array_equal(self._table, other._table))
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.size))
+
+    def __repr__(self) -> str:
+        vs, index = self._symbolic
+        args = ", ".join(v.name for v in vs)
+        out = ", ".join(repr(e) for e in index)
+        return (f"Layout({self.shape} -> {self.output_shape}, transform: ({args}{',' if len(vs) == 1 else ''}) -> "
+                f"({out}{',' if len(index) == 1 else ''}))")
+
+    def __str__(self) -> str:
+        return draw.layout(self)
+
+
+def _row_major(idx: Sequence[Any], shape: Sequence[int]) -> Any:
+    out: Any = 0
+    for i, n in zip(idx, shape):
+        out = i if isinstance(out, int) and out == 0 else out * n + i
+    return out
+
+
+def _unravel(at: Any, shape: Sequence[int]) -> tuple[Any, ...]:
+    out: list[Any] = []
+    for k, n in enumerate(reversed(shape)):
+        last = k == len(shape) - 1
+        out.append(at if last else at % n)
+        at = at // n
+    return tuple(reversed(out))
+
+
+def _digits_value(at: Any, modes: Any) -> Any:
+    out: Any = 0
+    right = 1
+    for k, m in enumerate(reversed(merged(modes))):
+        d = at if right == 1 else at // right
+        if right * m.size != covered(modes):
+            d = d % m.size
+        out = d * m.stride + out
+        right *= m.size
+    return out
+
+
+def xor(a: Any, b: Any) -> Any:
+    """a ^ b of index expressions or ints."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a ^ b
+    return binary("bitxor", a if isinstance(a, Expr) else const(a), b if isinstance(b, Expr) else const(b))
+
+
+row_major, unravel = _row_major, _unravel

@@ -1,0 +1,146 @@
+"""Modes: the digits a layout is made of, and their fit to a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error, register
+from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var
+
+register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here")
+register("layout-not-injective", ValueError, "a layout maps two elements to one place")
+register("layout-no-structure", ValueError, "a fragment function is not a product of thread and register digits")
+
+THREAD, REGISTER, ADDRESS = "thread", "register", "address"
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One digit of an index: `size` values, each step moves `stride` threads, registers or addresses.
+
+    to: "thread" | "register" | "address".
+    """
+
+    size: int
+    to: str
+    stride: int
+
+    def __repr__(self) -> str:
+        return f"{self.to[0]}{self.size}:{self.stride}"
+
+
+Modes = tuple[Mode, ...]
+
+
+def merged(modes: Modes) -> Modes:
+    """The same digits, outermost first, with unit digits dropped and adjacent ones joined where they form one."""
+    out: list[Mode] = []
+    for m in modes:
+        if m.size == 1:
+            continue
+        if out and out[-1].to == m.to and out[-1].stride == m.stride * m.size:
+            out[-1] = Mode(out[-1].size * m.size, m.to, m.stride)
+        else:
+            out.append(m)
+    return tuple(out)
+
+
+def covered(modes: Modes) -> int:
+    """Number of index values the digits can count."""
+    n = 1
+    for m in modes:
+        n *= m.size
+    return n
+
+
+def offsets(modes: Modes, to: str, extent: int) -> np.ndarray:
+    """Contribution of a dimension's digits to `to`, per index in [0, extent)."""
+    i = np.arange(extent, dtype=np.int64)
+    out = np.zeros(extent, dtype=np.int64)
+    right = 1
+    for m in reversed(modes):
+        if m.to == to:
+            out += i // right % m.size * m.stride
+        right *= m.size
+    return out
+
+
+def digit_sum(index: Any, modes: Modes, to: str) -> Any:
+    """Contribution of an index (int or Expr) to `to`, as an int or Expr."""
+    out: Any = 0
+    right = 1
+    for k in range(len(modes) - 1, -1, -1):
+        m = modes[k]
+        if m.to == to:
+            d = index if right == 1 else index // right
+            if k != 0:  # the outermost digit is whatever is left
+                d = d % m.size
+            out = d * m.stride + out if not isinstance(out, int) or out else d * m.stride
+        right *= m.size
+    return out
+
+
+def fit(values: dict[str, np.ndarray], what: str) -> Modes:
+    """Modes whose contributions equal 1-D tables (one per `to`), all of one length and starting at 0.
+
+    Raises layout-not-injective when two indices agree in every table, layout-no-structure when digits do not explain
+    the tables.
+    """
+    names = list(values)
+    f = np.stack([values[n] for n in names])  # (targets, n)
+    n = f.shape[1]
+    modes: list[Mode] = []
+    step = 1
+    while step < n:
+        delta = f[:, step]
+        moved = np.flatnonzero(delta)
+        if len(moved) == 0:
+            raise error("layout-not-injective", f"{what}: indices 0 and {step} of a dimension fall on one place")
+        if len(moved) > 1:
+            raise error("layout-no-structure", f"{what}: index {step} moves thread and register at once, expected one "
+                        "of them", hint="write thread and register as sums of digits of the indices")
+        size = 1
+        while size * step < n and np.array_equal(f[:, size * step], delta * size):
+            size += 1
+        modes.append(Mode(size, names[int(moved[0])], int(delta[moved[0]])))
+        step *= size
+    out = tuple(reversed(modes))
+    for row, name in zip(f, names):
+        if not np.array_equal(offsets(out, name, n), row):
+            raise error("layout-no-structure", f"{what}: the {name} of an element is not a sum of digits of its index",
+                        hint="write thread and register as sums of digits (i // a % b * c) of the indices")
+    return out
+
+
+def evaluate_index(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray:
+    """Integer NumPy value of an index expression; variables are arrays that broadcast."""
+    if not isinstance(e, Expr):
+        return np.int64(e)  # type: ignore[return-value]
+    if isinstance(e, Const):
+        return np.int64(e.value)  # type: ignore[return-value]
+    if isinstance(e, Var):
+        if e not in env:
+            raise error("layout-invalid", f"a layout function uses `{e.name}`, which is not one of its indices")
+        return env[e]
+    if isinstance(e, Cast):
+        return evaluate_index(e.value, env)
+    if isinstance(e, Select):
+        return np.where(evaluate_index(e.cond, env), evaluate_index(e.a, env), evaluate_index(e.b, env))
+    if isinstance(e, Unary) and e.op in _UNARY:
+        return _UNARY[e.op](evaluate_index(e.a, env))
+    if isinstance(e, Binary) and e.op in _BINARY:
+        return _BINARY[e.op](evaluate_index(e.a, env), evaluate_index(e.b, env))
+    raise error("layout-invalid", f"a layout function must be integer arithmetic on its indices, found {type(e).__name__}")
+
+
+_UNARY = {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}
+_BINARY = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.mod,
+    "truncdiv": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), "truncmod": np.fmod,
+    "min": np.minimum, "max": np.maximum, "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
+    "shl": np.left_shift, "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal, "lt": np.less,
+    "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
+}  # fmt: skip

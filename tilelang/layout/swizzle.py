@@ -1,0 +1,215 @@
+"""Constructors of shared layouts: linear, padded, XOR-swizzled, in column panels.  Sizes in elements, widths in bits.
+
+Shared memory has 32 banks of 4 bytes; the accesses of one phase (32 lanes of 4 bytes, 16 of 8, 8 of 16) conflict when
+they touch different words of one bank (CUDA C++ Programming Guide, "Shared Memory").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error
+
+from .layout import Layout, Swizzle, row_major, xor
+
+LINE_BYTES = 128  # 32 banks of 4 bytes
+
+
+def linear_layout(shape: Sequence[int]) -> Layout:
+    """Row-major, no padding."""
+    shape = tuple(shape)
+    return Layout(shape, lambda *idx: row_major(idx, shape), size=_prod(shape), trusted=True)
+
+
+def padded_layout(shape: Sequence[int], pad: int) -> Layout:
+    """Row-major with `pad` elements left free at the end of each row."""
+    shape = tuple(shape)
+    wide = (*shape[:-1], shape[-1] + pad)
+    return Layout(shape, lambda *idx: row_major(idx, wide), size=_prod(wide), trusted=True)
+
+
+def swizzled_layout(shape: Sequence[int], bits: int, chunk_bytes: int = 16) -> Layout:
+    """Rows of chunks, the chunk index XORed with the row so that a column of chunks covers all banks.
+
+    chunk_bytes: 4, 8 or 16; a row is padded to whole chunks.  With C chunks a row and L chunks a 128-byte line, the low
+    g = gcd(C, L) positions are permuted by row // (L / g): then the same chunk of L consecutive rows lies in L
+    different places modulo the line, for any C.  For rows of 128, 64 or 32 bytes this is the hardware's swizzle mode of
+    that width (PTX ISA, "Swizzling modes").  Leading dimensions are slices one after another.
+    Raises layout-invalid for fewer than two dimensions.
+    """
+    shape = tuple(shape)
+    if len(shape) < 2:
+        raise error("layout-invalid", f"a swizzled layout needs rows and columns, found shape {shape}")
+    chunk = chunk_bytes * 8 // bits
+    chunks = -(-shape[-1] // chunk)
+    line = LINE_BYTES // chunk_bytes
+    g = gcd(chunks, line)
+    per = line // g
+    wide = (*shape[:-1], chunks * chunk)
+    swizzle = Swizzle(chunk, g, per, g * 16 if chunk_bytes == 16 and chunks == g > 1 else 0) if g > 1 else None
+
+    def fn(*idx: Any) -> Any:
+        *lead, i, j = idx
+        if g > 1:
+            j = xor(j // chunk, i // per % g) * chunk + j % chunk
+        return row_major((*lead, i, j), wide)
+
+    return Layout(shape, fn, size=_prod(wide), swizzle=swizzle, trusted=True)
+
+
+def panel_layout(shape: Sequence[int], bits: int, swizzle_bytes: int) -> Layout:
+    """Columns cut into panels of swizzle_bytes (32, 64 or 128), each panel's rows one after another and swizzled.
+
+    The form TMA boxes and wgmma descriptors read.  Raises layout-invalid unless the row is whole panels.
+    """
+    shape = tuple(shape)
+    panel = swizzle_bytes * 8 // bits
+    if len(shape) < 2 or shape[-1] % panel:
+        raise error("layout-invalid", f"{swizzle_bytes}-byte panels need rows of a multiple of {panel} elements, found "
+                    f"shape {shape}")
+    chunk = 128 // bits
+    g = swizzle_bytes // 16
+    per = 8 // g
+    rows = shape[-2]
+
+    def fn(*idx: Any) -> Any:
+        *lead, i, j = idx
+        inside = xor(j % panel // chunk, i // per % g) * chunk + j % chunk
+        return row_major((*lead, j // panel, i, inside), (*shape[:-2], shape[-1] // panel, rows, panel))
+
+    return Layout(shape, fn, size=_prod(shape), swizzle=Swizzle(chunk, g, per, swizzle_bytes), trusted=True)
+
+
+def _prod(shape: Sequence[int]) -> int:
+    n = 1
+    for s in shape:
+        n *= s
+    return n
+
+
+# ---- bank conflicts -------------------------------------------------------------------------------------------------
+
+
+def bank_conflicts(table: np.ndarray, access: np.ndarray, bits: int, width: int = 1) -> int:
+    """Extra shared-memory transactions of one warp access, beyond the fewest its bytes need.
+
+    table: Layout.table().  access: int[lanes, ndim], the first element each lane touches.  bits: element width.
+    width: consecutive elements a lane touches.  Lanes are served in phases of 128 bytes; lanes of one phase that touch
+    the same word share it.
+    """
+    start = table[tuple(access.T)] * bits // 8
+    return phase_conflicts(start, max(4, bits * width // 8))
+
+
+def phase_conflicts(start: np.ndarray, nbytes: int) -> int:
+    """Extra transactions of lanes that access nbytes (4, 8 or 16) at byte addresses `start`."""
+    lanes = min(len(start), LINE_BYTES // nbytes)
+    extra = 0
+    for k in range(0, len(start), lanes):
+        first = start[k:k + lanes] // 4
+        words = np.unique((first[:, None] + np.arange(max(1, nbytes // 4))[None, :]).reshape(-1))
+        extra += int(np.bincount(words % 32, minlength=32).max()) - 1
+    return extra
+
+
+# ---- public constructors --------------------------------------------------------------------------------------------
+
+
+class SwizzleMode(IntEnum):
+    """Hardware swizzle modes of TMA and matrix descriptors."""
+
+    NONE = 0
+    SWIZZLE_32B = 1
+    SWIZZLE_64B = 2
+    SWIZZLE_128B = 3
+
+    def is_none(self) -> bool:
+        return self is SwizzleMode.NONE
+
+    def is_swizzle_32b(self) -> bool:
+        return self is SwizzleMode.SWIZZLE_32B
+
+    def is_swizzle_64b(self) -> bool:
+        return self is SwizzleMode.SWIZZLE_64B
+
+    def is_swizzle_128b(self) -> bool:
+        return self is SwizzleMode.SWIZZLE_128B
+
+    def wgmma_layout_type(self) -> int:
+        return (0, 3, 2, 1)[self]
+
+    def tcgen05_layout_type(self) -> int:
+        return (0, 6, 4, 2)[self]
+
+    def swizzle_byte_size(self) -> int:
+        return (1, 32, 64, 128)[self]
+
+    def swizzle_atom_size(self) -> int:
+        return (1, 32, 64, 128)[self]
+
+    def smem_alignment(self) -> int:
+        return (128, 256, 512, 1024)[self]
+
+    @staticmethod
+    def from_ordinal(n: int) -> SwizzleMode:
+        return SwizzleMode(n)
+
+
+def _shape_bits(buf: Any) -> tuple[tuple[int, ...], int]:
+    if not hasattr(buf, "shape") or not hasattr(buf, "dtype"):
+        raise TypeError(f"a layout constructor takes a buffer, found {type(buf).__name__}")
+    if not all(isinstance(s, int) for s in buf.shape):
+        raise error("layout-invalid", f"a layout needs a static shape, `{buf.name}` has {buf.shape}")
+    return tuple(buf.shape), buf.dtype.bits * buf.dtype.lanes
+
+
+def make_swizzled_layout(buf: Any, k_major: bool = True, allow_pad: bool = True) -> Layout:
+    """The swizzled layout of a gemm operand: free of bank conflicts for 8 rows of 16 bytes.
+
+    allow_pad=False refuses rows that are not whole 16-byte chunks.
+    """
+    shape, bits = _shape_bits(buf)
+    if not allow_pad and shape[-1] * bits % 128:
+        raise error("layout-invalid", f"`{buf.name}`: rows of {shape[-1]} x {bits} bits are not whole 16-byte chunks",
+                    hint="pad the row, or pass allow_pad=True")
+    return swizzled_layout(shape, bits)
+
+
+def make_linear_layout(buf: Any) -> Layout:
+    """Row-major."""
+    return linear_layout(_shape_bits(buf)[0])
+
+
+def _bank_swizzled(buf: Any, nbytes: int) -> Layout:
+    shape, bits = _shape_bits(buf)
+    return panel_layout(shape, bits, nbytes)
+
+
+def make_full_bank_swizzled_layout(buf: Any) -> Layout:
+    """128-byte swizzle in panels of 128 bytes."""
+    return _bank_swizzled(buf, 128)
+
+
+def make_half_bank_swizzled_layout(buf: Any) -> Layout:
+    """64-byte swizzle in panels of 64 bytes."""
+    return _bank_swizzled(buf, 64)
+
+
+def make_quarter_bank_swizzled_layout(buf: Any) -> Layout:
+    """32-byte swizzle in panels of 32 bytes."""
+    return _bank_swizzled(buf, 32)
+
+
+def make_wgmma_swizzled_layout(buf: Any, continuity: int | None = None, k_major: bool = True) -> Layout:
+    """Widest hardware swizzle whose panels divide the contiguous extent (continuity: its elements, default the row)."""
+    shape, bits = _shape_bits(buf)
+    row = (continuity or shape[-1]) * bits // 8
+    for nbytes in (128, 64, 32):
+        if row % nbytes == 0:
+            return panel_layout(shape, bits, nbytes)
+    return linear_layout(shape)

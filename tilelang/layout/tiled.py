@@ -1,0 +1,130 @@
+"""Fragments of whole blocks, built from the 32-lane fragments of an instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .fragment import Fragment
+from .mode import REGISTER, THREAD, Mode
+
+
+def tile_fragment(base: Fragment, repeats: Sequence[int], warps: Sequence[int], warp_strides: Sequence[int] | None = None,
+                  replicas: Sequence[tuple[int, int]] = (), order: Sequence[int] | None = None,
+                  threads: int | None = None) -> Fragment:
+    """A block's fragment: `base` repeated in registers, then over warps.
+
+    base: the instruction's fragment over its lanes.  repeats: instruction tiles per warp, per dimension.  warps: warps
+    per dimension; each owns one contiguous stretch.  warp_strides: distance between neighbours along a dimension in
+    warps (default: the first dimension's warps are consecutive).  replicas: (count, stride in warps) of warps that hold
+    copies.  order: dimensions whose repeats change from slowest to fastest register (default first to last).
+    threads: of the block.
+
+    A 64x64 accumulator of m16n8 tiles on 2x2 warps: tile_fragment(row.c, (2, 4), (2, 2)).
+    """
+    lanes, registers = base.threads, base.registers
+    if warp_strides is None:
+        strides, step = [], 1
+        for w in warps:
+            strides.append(step)
+            step *= w
+        warp_strides = strides
+    modes: list[tuple[Mode, ...]] = [tuple(m) for m in base.modes]
+    step = registers
+    for d in reversed(tuple(order) if order is not None else range(base.ndim)):
+        modes[d] = (Mode(repeats[d], REGISTER, step), *modes[d])
+        step *= repeats[d]
+    for d, (n, s) in enumerate(zip(warps, warp_strides)):
+        modes[d] = (Mode(n, THREAD, s * lanes), *modes[d])
+    copies: list[Any] = [Mode(n, THREAD, s * lanes) for n, s in replicas] + list(base.copies)
+    shape = [n * r * w for n, r, w in zip(base.shape, repeats, warps)]
+    return Fragment(shape, modes, replicate=tuple(copies), threads=threads)
+
+
+def make_gemm_fragment_8x8() -> Fragment:
+    """8x8 over 32 lanes: lane 4*i + j//2 holds (i, j) in register j % 2 (PTX ISA, mma.m8n8 accumulator)."""
+    return Fragment((8, 8), ((Mode(8, THREAD, 4),), (Mode(4, THREAD, 1), Mode(2, REGISTER, 1))), threads=32)
+
+
+def make_gemm_fragment_8x8_transposed() -> Fragment:
+    """The 8x8 fragment with rows and columns exchanged."""
+    return make_gemm_fragment_8x8().permuted((1, 0))
+
+
+def make_fully_replicated_layout_fragment(buf: Any, threads: int) -> Fragment:
+    """Every thread holds the whole tile, in row-major registers."""
+    return replicated_fragment(tuple(buf.shape), threads)
+
+
+def replicated_fragment(shape: Sequence[int], threads: int) -> Fragment:
+    """Every one of `threads` threads holds the whole tile, in row-major registers."""
+    modes: list[tuple[Mode, ...]] = []
+    step = 1
+    for n in reversed(tuple(shape)):
+        modes.insert(0, (Mode(n, REGISTER, step),))
+        step *= n
+    return Fragment(shape, modes, replicate=(Mode(threads, THREAD, 1),), threads=threads)
+
+
+def row_fragment(shape: Sequence[int], threads: int, vector: int = 1, order: Sequence[int] | None = None) -> Fragment:
+    """A tile dealt out to threads so that neighbours hold neighbouring vectors along the fastest dimension.
+
+    vector: consecutive elements of the fastest dimension each thread takes.  order: dimensions from slowest to fastest
+    (default first to last).  Threads are split over the dimensions, fastest first; what they do not cover goes to
+    registers; a dimension that does not divide is padded.
+    """
+    shape = tuple(shape)
+    order = tuple(order) if order is not None else tuple(range(len(shape)))
+    fast = order[-1] if order else None
+    units = [(-(-n // vector) if d == fast else n) for d, n in enumerate(shape)]
+    across = _split_threads([units[d] for d in order], threads)
+    modes: list[list[Mode]] = [[] for _ in shape]
+    reg, step = vector, 1
+    for d, t in zip(reversed(order), reversed(across)):
+        if d == fast and vector > 1:
+            modes[d].insert(0, Mode(vector, REGISTER, 1))
+        modes[d].insert(0, Mode(t, THREAD, step))
+        step *= t
+    for d, t in zip(reversed(order), reversed(across)):
+        n = -(-units[d] // t)
+        modes[d].insert(0, Mode(n, REGISTER, reg))
+        reg *= n
+    return Fragment(shape, [tuple(m) for m in modes], threads=threads)
+
+
+def _split_threads(units: Sequence[int], threads: int) -> list[int]:
+    """Threads per dimension (slowest first): fewest rounds, then powers of two, then most threads on the fast side."""
+    if not units:
+        return []
+    if len(units) == 1:
+        return [min(units[0], threads)] if units[0] < threads and not _pow2(threads) else [_cover(units[0], threads)]
+    best: tuple[tuple[int, int, int], list[int]] | None = None
+    n = units[-1]
+    options = {1 << k for k in range(threads.bit_length()) if 1 << k <= threads} | {min(n, threads), threads}
+    for t in sorted(options):
+        if t > n and t // 2 >= n:
+            continue
+        rest = _split_threads(units[:-1], threads // t) if threads // t > 1 else [1] * (len(units) - 1)
+        rounds = 1
+        for u, k in zip(units, [*rest, t]):
+            rounds *= -(-u // k)
+        odd = sum(not _pow2(k) for k in [*rest, t])
+        key = (rounds, odd, -t)
+        if best is None or key < best[0]:
+            best = (key, [*rest, t])
+    assert best is not None  # 1 is always an option
+    return best[1]
+
+
+def _cover(n: int, threads: int) -> int:
+    """Threads for one dimension: all of them, or the next power of two that covers it."""
+    if n >= threads:
+        return threads
+    t = 1
+    while t < n:
+        t *= 2
+    return min(t, threads)
+
+
+def _pow2(n: int) -> bool:
+    return n & (n - 1) == 0
