@@ -168,11 +168,12 @@ def call_function(fn: Callable[..., Value], args: tuple[dtype, ...], result: dty
 class ExprCompiler:
     """Compiles expressions to functions of a Frame.  Each variable gets one slot for all expressions of a compiler.
 
-    meanings: NumPy function by intrinsic name.  Subclasses give Load, AddressOf and device Calls their meaning.
+    rows: intrinsic by name, each with `.meaning` (NumPy function of the arguments, or None) and `.attrs` (names of the
+    Call's attributes it takes as keywords).  Subclasses give Load, AddressOf and device Calls their meaning.
     """
 
-    def __init__(self, meanings: Mapping[str, Callable[..., Value]] | None = None) -> None:
-        self.meanings = meanings or {}
+    def __init__(self, rows: Mapping[str, Any] | None = None) -> None:
+        self.rows = rows or {}
         self.slot_of: dict[int, int] = {}
         self.vars: list[Var] = []
         self._memo: dict[int, tuple[Expr, Closure]] = {}
@@ -211,7 +212,7 @@ class ExprCompiler:
         """Whether evaluating e loads or calls something that looks at the mask."""
         hit = self._reads.get(id(e))
         if hit is None:
-            answer = any(isinstance(n, Load) or (isinstance(n, Call) and n.op not in self.meanings) for n in walk(e))
+            answer = any(isinstance(n, Load) or (isinstance(n, Call) and self._meaning(n.op) is None) for n in walk(e))
             hit = self._reads[id(e)] = (e, answer)
         return hit[1]
 
@@ -225,14 +226,20 @@ class ExprCompiler:
         """Meaning of an address as a value."""
         raise error("eval-unsupported", f"address of {e.buffer.name} used as a value", span=e.span)
 
+    def _meaning(self, op: str) -> Callable[..., Value] | None:
+        return getattr(self.rows.get(op), "meaning", None)
+
     def compile_call(self, e: Call) -> Closure:
-        """Meaning of a Call; the base knows the rows of `meanings`, `reinterpret` and `if_then_else`-free math."""
+        """Meaning of a Call: its row's, and the two bit-level ones whose meaning depends on the result type."""
         if e.op == "reinterpret":
             return self._reinterpret(e)
-        fn = self.meanings.get(e.op)
+        fn = round_tf32 if e.op == "to_tf32" else self._meaning(e.op)
         if fn is None:
             raise error("eval-unsupported", f"intrinsic {e.op} has no executable meaning here", span=e.span,
                         hint="give its row in tilelang.target a `meaning`")
+        keywords = {k: v for k, v in e.attrs if k in getattr(self.rows.get(e.op), "attrs", ())}
+        if keywords:
+            fn = functools.partial(fn, **keywords)
         args = [self.expr(a) for a in e.args]
         run = call_function(fn, tuple(a.dtype for a in e.args), e.dtype)
         if len(args) == 1:
@@ -391,8 +398,8 @@ LoadFn = Callable[[Any, tuple[Value, ...], "np.ndarray | None", Load], Value]
 
 
 class _OneShot(ExprCompiler):
-    def __init__(self, load: LoadFn | None, meanings: Mapping[str, Callable[..., Value]] | None) -> None:
-        super().__init__(meanings)
+    def __init__(self, load: LoadFn | None, rows: Mapping[str, Any] | None) -> None:
+        super().__init__(rows)
         self._load = load
 
     def compile_load(self, e: Load) -> Closure:
@@ -404,18 +411,18 @@ class _OneShot(ExprCompiler):
 
 
 def evaluate(e: Expr, values: Mapping[Var, Any] | None = None, load: LoadFn | None = None,
-             meanings: Mapping[str, Callable[..., Value]] | None = None) -> Value:
+             rows: Mapping[str, Any] | None = None) -> Value:
     """The value of e, given variables (Python or NumPy scalars, or arrays that broadcast together).
 
     load(buffer, indices, mask, node) -> array gives memory; mask is the lanes that need the element (None: all).
-    meanings: NumPy function by intrinsic name.  Raises eval-unbound, eval-unsupported.
+    rows: intrinsic rows by name (see ExprCompiler).  Raises eval-unbound, eval-unsupported.
 
     >>> from tilelang.ir import Var, dtype
     >>> x = Var("x", dtype("int8"))
     >>> int(evaluate(x + x, {x: 100}))
     -56
     """
-    compiler = _OneShot(load, meanings)
+    compiler = _OneShot(load, rows)
     fn = compiler.expr(e)
     with np.errstate(all="ignore"):
         return fn(Frame(compiler.new_slots(values)))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilelang.ir import Attrs, Region, Span, TileOp, tile_op
+from tilelang.ir.evaluate import to_dtype
+
+from .tiles import fit
 
 
 @tile_op("copy")
@@ -19,3 +24,8 @@ class Copy(TileOp):
     dst: Region
     attrs: Attrs = ()
     span: Span | None = None
+
+    def reference(self, env: Any) -> None:
+        """dst = cast(src)."""
+        tile = fit(env.read(self.src), env.shape(self.dst), self.span)
+        env.write(self.dst, to_dtype(tile, self.dst.dtype))

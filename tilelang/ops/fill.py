@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilelang.ir import Attrs, Expr, Region, Span, TileOp, tile_op
+from tilelang.ir.evaluate import to_dtype
 
 
 @tile_op("fill")
@@ -13,3 +16,7 @@ class Fill(TileOp):
     value: Expr
     attrs: Attrs = ()
     span: Span | None = None
+
+    def reference(self, env: Any) -> None:
+        """dst = cast(value)."""
+        env.write(self.dst, to_dtype(env.eval(self.value), self.dst.dtype))

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from tilelang.ir import Attrs, Region, Span, TileOp, tile_op
+from tilelang.ir.evaluate import to_dtype
+
+from .tiles import fit
 
 
 @tile_op("transpose")
@@ -13,3 +20,8 @@ class Transpose(TileOp):
     dst: Region
     attrs: Attrs = ()
     span: Span | None = None
+
+    def reference(self, env: Any) -> None:
+        """dst = src with its last two dimensions exchanged."""
+        tile = fit(np.swapaxes(env.read(self.src), -1, -2), env.shape(self.dst), self.span)
+        env.write(self.dst, to_dtype(tile, self.dst.dtype))

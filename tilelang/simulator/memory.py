@@ -113,20 +113,15 @@ def geometry(compiler: ExprCompiler, b: Buffer) -> Callable[[Any], tuple[tuple[i
     return lambda f: (shape(f), strides(f), offset(f)[0])
 
 
-def linear_index(indices: list[Value], shape: tuple[int, ...], strides: tuple[int, ...], offset: int,
-                 vector: bool) -> tuple[Value, Value]:
-    """(element number in the storage, whether it lies outside the shape), by dimension.  vector: the last index has
-    a lane axis at the end."""
+def linear_index(indices: list[np.ndarray], shape: tuple[int, ...], strides: tuple[int, ...],
+                 offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """(element number in the storage, whether it lies outside the shape in some dimension); indices: int64."""
     linear: Value = np.int64(offset)
     bad: Value = np.False_
-    last = len(indices) - 1
-    for d, (i, n, s) in enumerate(zip(indices, shape, strides)):
-        i = i.astype(np.int64)
-        if vector and d != last:
-            i = i[..., None]
+    for i, n, s in zip(indices, shape, strides):
         linear = linear + i * s
         bad = bad | (i < 0) | (i >= n)
-    return linear, bad
+    return np.asarray(linear), np.asarray(bad)
 
 
 def out_of_bounds(b: Buffer, indices: list[Value], shape: tuple[int, ...], bad: np.ndarray, span: Any, what: str,
