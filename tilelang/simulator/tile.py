@@ -18,7 +18,6 @@ from tilelang.errors import error
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Expr, Func, Launch, Load, Parallel, Region, Store,
                          TileOp, Var, children, numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
-from tilelang.target import instructions as _device_rows  # noqa: F401 - joins the device rows into INTRINSICS
 from tilelang.target.intrinsics import INTRINSICS
 
 from .host import Arguments, bind_arguments
