@@ -33,14 +33,15 @@ _ORDER_ONLY = frozenset({"sync_threads", "sync_warp", "named_barrier", "named_ba
 
 
 class Printer:
-    """Where printed lines go: one list for the whole run."""
+    """Where printed text goes: standard output, and kept."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        self.text = ""
 
-    def print(self, line: str) -> None:
-        self.lines.append(line)
-        print(line)
+    def print(self, text: str) -> None:
+        """What C's printf would write (no newline is added)."""
+        self.text += text
+        print(text, end="")
 
 
 class TileCompiler(StmtCompiler):
