@@ -105,7 +105,8 @@ def test_int_to_int_keeps_the_low_bits(src, dst, data):
 
 def test_casts_of_narrow_floats():
     x = np.array([1e6, -1e6, 0.3, np.nan], np.float32)
-    assert np.array_equal(to_dtype(x, dtype("float8_e4m3fn")).astype(float), [448, -448, 0.3125, np.nan], equal_nan=True)
+    narrow = to_dtype(x, dtype("float8_e4m3fn")).astype(float)
+    assert np.array_equal(narrow, [448, -448, 0.3125, np.nan], equal_nan=True)
     assert float(to_dtype(np.float32(1e9), dtype("float8_e5m2"))) == 57344
     assert to_dtype(np.float64(1 + 2**-9), dtype("bfloat16")) == ml_dtypes.bfloat16(1.0)  # tie to even
     assert bool(to_dtype(np.float32(0.5), dtype("bool"))) and not bool(to_dtype(np.float32(0), dtype("bool")))

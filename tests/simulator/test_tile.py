@@ -239,7 +239,8 @@ def test_gemm(dt, acc, ta, tb):
         {alloc("b", tb_, dt, "shared.dyn")}
         {alloc("c", (16, 16), acc, "local.fragment")}
         for k in T.Pipelined(3):
-            T.copy(src=T.region(A[{'k * 16, bx * 16' if ta else 'bx * 16, k * 16'}], 16, 16), dst=T.region(a[0, 0], 16, 16))
+            T.copy(src=T.region(A[{'k * 16, bx * 16' if ta else 'bx * 16, k * 16'}], 16, 16),
+                   dst=T.region(a[0, 0], 16, 16))
             T.copy(src=T.region(B[{'0, k * 16' if tb else 'k * 16, 0'}], 16, 16), dst=T.region(b[0, 0], 16, 16))
             T.gemm(a=T.region(a[0, 0], 16, 16), b=T.region(b[0, 0], 16, 16), c=T.region(c[0, 0], 16, 16),
                    transpose_a={ta}, transpose_b={tb}, policy=T.py(0), clear_accum=(k == 0))
@@ -254,7 +255,8 @@ def test_gemm(dt, acc, ta, tb):
         assert np.array_equal(got, want)
     else:  # each of the K sums and the 3 roundings to acc loses at most half a unit in the last place
         eps = {"float16": 2.0**-11, "float32": 2.0**-24}[acc]
-        bound = (3 * eps + k * 2.0**-24) * (np.abs(a.T if ta else a).astype(wide) @ np.abs(b.T if tb else b).astype(wide))
+        size = np.abs(a.T if ta else a).astype(wide) @ np.abs(b.T if tb else b).astype(wide)
+        bound = (3 * eps + k * 2.0**-24) * size
         assert (np.abs(got - want) <= bound).all()
 
 

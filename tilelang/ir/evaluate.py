@@ -63,7 +63,7 @@ def _fit(dt: dtype) -> Callable[[Value], Value] | None:
     return {"int4": _wrap4, "uint4": lambda x: np.bitwise_and(x, np.uint8(15)), "tfloat32": round_tf32}.get(dt.base)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _finite_limit(name: str) -> float:
     import ml_dtypes
 
@@ -116,7 +116,7 @@ _PLAIN: dict[str, Callable[[Value, Value], Value]] = {
 }  # fmt: skip
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def binary_function(op: str, dt: dtype) -> Callable[[Value, Value], Value]:
     """The meaning of Binary(op) on two values of dt (both operands have dt; comparisons give bool)."""
     if op in ("min", "max"):

@@ -61,7 +61,7 @@ class TileEnv:
         return tuple(int(self._scalar(e)) if callable(e) else e for e in self._sites[id(r)].extents)
 
     def read(self, r: Region) -> np.ndarray:
-        """The tile of a region, shape `shape(r)`, a copy; out-of-range elements of a global buffer have the safe value."""
+        """A copy of a region, shape `shape(r)`; out-of-range elements of a global buffer have the safe value."""
         box = self._box(r)
         b = r.buffer
         if box.tensor[box.source].shape == box.shape:
@@ -77,7 +77,7 @@ class TileEnv:
         return out
 
     def write(self, r: Region, tile: Any) -> None:
-        """Store a tile (of the buffer's dtype, shape `shape(r)`); out-of-range elements of a global buffer are skipped."""
+        """Store a tile of the buffer's dtype and of shape `shape(r)`; global elements out of range are skipped."""
         box = self._box(r)
         tile = np.broadcast_to(np.asarray(tile, box.tensor.dtype), box.shape)
         box.tensor[box.source] = tile[box.target]
@@ -142,7 +142,7 @@ class _RegionSite:
     def __init__(self, compiler: Any, r: Region) -> None:
         b: Buffer = r.buffer
         if b.dtype.lanes > 1:
-            raise error("sim-unsupported", f"{b.name}: tile operations on vector element types ({b.dtype})", span=r.span,
+            raise error("sim-unsupported", f"{b.name}: a tile operation on vectors ({b.dtype})", span=r.span,
                         hint="view the buffer with a scalar element type")
         self.slot = compiler.slot(b.data)
         self.geometry = geometry(compiler, b)

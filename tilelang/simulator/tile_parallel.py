@@ -165,8 +165,9 @@ class ParallelLoop:
         store: Storage = f.slots[p.slot]
         same = store.lanes == 1 or bool((store.raw == store.raw[0]).all())
         if not same and p.read and not p.written:
-            raise error("sim-thread-dependent", f"{p.buffer.name} differs between threads and is read inside T.Parallel",
-                        span=self.s.span, hint="which thread runs an iteration is not fixed: index by the loop variable")
+            raise error("sim-thread-dependent", f"{p.buffer.name} differs between threads and is read inside "
+                        "T.Parallel", span=self.s.span,
+                        hint="which thread runs an iteration is not fixed: index by the loop variable")
         out = Storage(store.name, store.nbytes, store.granule, lanes if p.written else 1, known=store.known is None)
         out.raw[...] = store.raw[0]
         if store.known is not None:
