@@ -91,6 +91,58 @@ TL_DEVICE auto map(F f, const vec<T, N>& x, const vec<U, N>& y, const vec<W, N>&
   for (int i = 0; i < N; ++i) out.v[i] = f(x.v[i], y.v[i], z.v[i]);
   return out;
 }
+//@ wraps_as
+// The type in which arithmetic on T wraps around instead of being undefined.
+template <typename T> struct wraps_as { using type = T; };
+template <> struct wraps_as<int> { using type = unsigned; };
+template <> struct wraps_as<long long> { using type = unsigned long long; };
+//@ vec_arithmetic
+#define TL_VEC_ARITHMETIC(op)                                                                        \
+  template <typename T, int N> TL_DEVICE vec<T, N> operator op(const vec<T, N>& a, const vec<T, N>& b) { \
+    using W = typename wraps_as<T>::type;                                                            \
+    vec<T, N> out;                                                                                   \
+    _Pragma("unroll") for (int i = 0; i < N; ++i) out.v[i] = T(W(a.v[i]) op W(b.v[i]));              \
+    return out;                                                                                      \
+  }
+TL_VEC_ARITHMETIC(+) TL_VEC_ARITHMETIC(-) TL_VEC_ARITHMETIC(*)
+//@ vec_bits
+#define TL_VEC_BITS(op)                                                                              \
+  template <typename T, int N> TL_DEVICE vec<T, N> operator op(const vec<T, N>& a, const vec<T, N>& b) { \
+    vec<T, N> out;                                                                                   \
+    _Pragma("unroll") for (int i = 0; i < N; ++i) out.v[i] = T(a.v[i] op b.v[i]);                    \
+    return out;                                                                                      \
+  }
+TL_VEC_BITS(/) TL_VEC_BITS(%) TL_VEC_BITS(<<) TL_VEC_BITS(>>) TL_VEC_BITS(&) TL_VEC_BITS(|) TL_VEC_BITS(^)
+//@ vec_compare
+#define TL_VEC_COMPARE(op)                                                                           \
+  template <typename T, int N> TL_DEVICE vec<bool, N> operator op(const vec<T, N>& a, const vec<T, N>& b) { \
+    vec<bool, N> out;                                                                                \
+    _Pragma("unroll") for (int i = 0; i < N; ++i) out.v[i] = a.v[i] op b.v[i];                       \
+    return out;                                                                                      \
+  }
+TL_VEC_COMPARE(<) TL_VEC_COMPARE(<=) TL_VEC_COMPARE(>) TL_VEC_COMPARE(>=) TL_VEC_COMPARE(==) TL_VEC_COMPARE(!=)
+TL_VEC_COMPARE(&&) TL_VEC_COMPARE(||)
+//@ vec_half
+// Pairs of halves in one instruction.
+#define TL_VEC_HALF(op, fn)                                                                          \
+  template <int N> TL_DEVICE vec<half_t, N> operator op(const vec<half_t, N>& a, const vec<half_t, N>& b) { \
+    static_assert(N % 2 == 0, "pairs");                                                              \
+    vec<half_t, N> out;                                                                              \
+    _Pragma("unroll") for (int i = 0; i < N / 2; ++i) reinterpret_cast<__half2*>(&out)[i] =          \
+        fn(reinterpret_cast<const __half2*>(&a)[i], reinterpret_cast<const __half2*>(&b)[i]);        \
+    return out;                                                                                      \
+  }
+TL_VEC_HALF(+, __hadd2) TL_VEC_HALF(-, __hsub2) TL_VEC_HALF(*, __hmul2)
+//@ vec_bfloat16
+#define TL_VEC_BFLOAT16(op, fn)                                                                      \
+  template <int N> TL_DEVICE vec<bfloat16_t, N> operator op(const vec<bfloat16_t, N>& a, const vec<bfloat16_t, N>& b) { \
+    static_assert(N % 2 == 0, "pairs");                                                              \
+    vec<bfloat16_t, N> out;                                                                          \
+    _Pragma("unroll") for (int i = 0; i < N / 2; ++i) reinterpret_cast<__nv_bfloat162*>(&out)[i] =   \
+        fn(reinterpret_cast<const __nv_bfloat162*>(&a)[i], reinterpret_cast<const __nv_bfloat162*>(&b)[i]); \
+    return out;                                                                                      \
+  }
+TL_VEC_BFLOAT16(+, __hadd2) TL_VEC_BFLOAT16(-, __hsub2) TL_VEC_BFLOAT16(*, __hmul2)
 //@ floordiv
 // Quotient and remainder that round to minus infinity; C's round to zero.
 template <typename T> TL_DEVICE T floordiv(T a, T b) {
