@@ -42,8 +42,18 @@ class LowerContext(Protocol):
         """Buffer and index to use in the lowered program for buffer[indices] (shared: layout applied; fragment: the
         local array and register; global and local: unchanged)."""
 
-    def parallel(self, extents: tuple[int, ...], body: Any, loop_layout: Any = None) -> Stmt:
-        """The lowering of `for idx in T.Parallel(*extents)`; body(vars) gives the Stmt of one iteration."""
+    def parallel(self, extents: tuple[Any, ...], body: Any, loop_layout: Any = None, *, is_async: bool = False,
+                 width: int | None = None, span: Any = None) -> Stmt:
+        """The lowering of `for idx in T.Parallel(*extents)`; body(vars) gives the Stmt of one iteration.
+
+        is_async: a store of a global load into shared memory becomes cp.async where its width allows.  width: elements
+        a thread takes along the contiguous dimension."""
+
+    def distributed(self, dist: Any, body: Any, span: Any = None) -> Stmt:
+        """The same under a given ops.distribute.Distribution."""
+
+    def expr(self, e: Expr) -> Expr:
+        """e with every buffer access in its lowered form (guards included)."""
 
     def new_local(self, name: str, size: int, dtype: Any) -> Buffer:
         """A fresh per-thread array, allocated around the op."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from tilelang.ir import Attrs, Region, Span, Stmt, TileOp, cast, tile_op
 
-from tilelang.ir import Attrs, Region, Span, TileOp, tile_op
-from tilelang.ir.evaluate import to_dtype
-
-from .tiles import fit
+from .base import LowerContext
+from .pairing import lower_elementwise
 
 
 @tile_op("copy")
@@ -25,7 +23,8 @@ class Copy(TileOp):
     attrs: Attrs = ()
     span: Span | None = None
 
-    def reference(self, env: Any) -> None:
-        """dst = cast(src)."""
-        tile = fit(env.read(self.src), env.shape(self.dst), self.span)
-        env.write(self.dst, to_dtype(tile, self.dst.dtype))
+    def lower(self, cx: LowerContext) -> Stmt:
+        """An element loop under the distribution that suits both sides; cp.async where the planner asked for it."""
+        return lower_elementwise(cx, self.dst, self.src, lambda v: cast(v, self.dst.dtype), self.span,
+                                 loop_layout=self.attr("loop_layout"), width=self.attr("coalesced_width"),
+                                 is_async=bool(self.attr("async_group")))

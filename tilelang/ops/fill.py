@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from tilelang.ir import Attrs, Expr, Region, Span, Stmt, TileOp, cast, tile_op
 
-from tilelang.ir import Attrs, Expr, Region, Span, TileOp, tile_op
-from tilelang.ir.evaluate import to_dtype
+from .base import LowerContext
+from .pairing import lower_elementwise
 
 
 @tile_op("fill")
@@ -17,6 +17,7 @@ class Fill(TileOp):
     attrs: Attrs = ()
     span: Span | None = None
 
-    def reference(self, env: Any) -> None:
-        """dst = cast(value)."""
-        env.write(self.dst, to_dtype(env.eval(self.value), self.dst.dtype))
+    def lower(self, cx: LowerContext) -> Stmt:
+        """Each element stored once by each of its owners."""
+        value = cast(self.value, self.dst.dtype)
+        return lower_elementwise(cx, self.dst, None, lambda _: value, self.span)

@@ -1,1 +1,0 @@
-"""Printers of lowered programs."""

@@ -1,0 +1,295 @@
+"""How the points of an iteration space are shared out over the threads of a block.
+
+A Distribution says, in short index code, which points a thread executes: loops over its own share (`axes`, then
+`lanes`, which step by one along one dimension so that memory accesses can be vectors) and the point's coordinates in
+terms of the thread index and those loops.  Two ways to make one:
+
+    from_fragment   the thread that owns an element of a Fragment executes its point; loops follow the registers
+    flat            chunks of `width` consecutive points dealt out round robin: any shape, any number of threads
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang.arith import Analyzer
+from tilelang.ir import FALSE, TRUE, Binary, Cast, Const, Expr, Select, Unary, Var, const, convert, fresh, logical
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Share of one thread.
+
+    axes: (loop variable, extent) outermost first, extents ints or (run-time spaces) an Expr.
+    lanes: (variable, width) of the fastest loop, or None; moves along dimension lane_dim in steps of one.
+    indices: per dimension the coordinate, in terms of the thread index, the axes and the lane variable.
+    exists: false where this thread has no such point (padding, idle threads); None when always true.
+    first: true for exactly one of the threads that execute the same point; None when there is only one.
+    registers: axis variable -> register stride of the fragment it came from (empty for flat).
+    """
+
+    extents: tuple[Any, ...]
+    thread: Expr
+    threads: int
+    axes: tuple[tuple[Var, Any], ...]
+    lanes: tuple[Var, int] | None
+    lane_dim: int
+    indices: tuple[Expr, ...]
+    exists: Expr | None = None
+    first: Expr | None = None
+
+    @property
+    def is_static(self) -> bool:
+        return all(isinstance(n, int) for _, n in self.axes)
+
+    @property
+    def loops(self) -> tuple[tuple[Var, Any], ...]:
+        """All loops, the lanes last."""
+        return self.axes + ((self.lanes,) if self.lanes else ())
+
+    def mesh(self) -> dict[Var, np.ndarray]:
+        """Values of the loop variables (and of the thread index, under the key of `thread_key`) as open NumPy grids.
+
+        Axis 0 is the thread; one axis a loop follows.  Only for static distributions.
+        """
+        loops = self.loops
+        out: dict[Var, np.ndarray] = {}
+        for k, (v, n) in enumerate(loops):
+            shape = [1] * (len(loops) + 1)
+            shape[k + 1] = n
+            out[v] = np.arange(n).reshape(shape)
+        return out
+
+    def thread_grid(self) -> np.ndarray:
+        return np.arange(self.threads).reshape([self.threads] + [1] * len(self.loops))
+
+
+def digit(value: Expr, stride: int, size: int, limit: int) -> Expr:
+    """(value // stride) % size for 0 <= value < limit, without the operations that change nothing."""
+    out = value // stride if stride > 1 else value
+    return out % size if stride * size < limit else out
+
+
+def conjunction(*conds: Expr | None) -> Expr | None:
+    """The `and` of the conditions that are there; None when none is."""
+    out: Expr | None = None
+    for c in conds:
+        if c is not None and not (isinstance(c, Const) and c.value):
+            out = c if out is None else logical("and", out, c)
+    return out
+
+
+def _thread_parts(modes: Any) -> list[tuple[int, int]]:
+    return sorted((m.stride, m.size) for m in modes if m.to == "thread" and m.size > 1)
+
+
+def _idle(thread: Expr, threads: int, parts: list[tuple[int, int]]) -> Expr | None:
+    """Condition that holds for one thread of each set that no mode tells apart (threads the modes leave out)."""
+    cond: Expr | None = None
+    at = 1
+    for stride, size in parts:
+        if stride > at:
+            cond = conjunction(cond, Binary("eq", digit(thread, at, stride // at, threads), const(0), TRUE.dtype))
+        at = max(at, stride * size)
+    if at < threads:
+        cond = conjunction(cond, thread < at)
+    return cond
+
+
+def from_fragment(frag: Any, thread: Expr, extents: tuple[int, ...] | None = None, width: int = 1) -> Distribution:
+    """The points of a Fragment's shape (cut to `extents`), each executed by its owners.
+
+    width: the wanted lanes; cut down to what the registers along the last dimension allow.
+    """
+    extents = tuple(frag.shape) if extents is None else extents
+    threads = frag.threads
+    axes: list[tuple[int, Var, int]] = []
+    lanes: tuple[Var, int] | None = None
+    indices: list[Expr] = []
+    exists: Expr | None = None
+    parts = _thread_parts([m for modes in frag.modes for m in modes] + list(frag.copies))
+    rank = len(frag.modes)
+    for d, modes in enumerate(frag.modes):
+        index: Expr = const(0)
+        weight = 1
+        terms: list[Expr] = []
+        for k, m in enumerate(reversed(modes)):
+            if m.size > 1:
+                if m.to == "thread":
+                    terms.append(digit(thread, m.stride, m.size, threads) * weight)
+                else:
+                    size, step = m.size, weight
+                    if k == 0 and d == rank - 1:
+                        w = _common_width(size, width)
+                        if w > 1:
+                            lanes = (fresh("v"), w)
+                            terms.append(lanes[0])
+                            size, step = size // w, weight * w
+                    if size > 1:
+                        axes.append((m.stride, fresh("r"), size))
+                        terms.append(axes[-1][1] * step)
+            weight *= m.size
+        for t in reversed(terms):
+            index = index + t
+        indices.append(index)
+        if weight > extents[d]:
+            exists = conjunction(exists, index < extents[d])
+    axes.sort(key=lambda a: -a[0])
+    first: Expr | None = None
+    for m in frag.copies:
+        if m.size > 1:
+            first = conjunction(first, Binary("eq", digit(thread, m.stride, m.size, threads), const(0), TRUE.dtype))
+    return Distribution(extents, thread, threads, tuple((v, n) for _, v, n in axes), lanes, rank - 1, tuple(indices),
+                        conjunction(_idle(thread, threads, parts), exists), first)
+
+
+def _common_width(size: int, width: int) -> int:
+    while width > 1 and size % width:
+        width //= 2
+    return max(1, width)
+
+
+def flat(extents: tuple[Any, ...], thread: Expr, threads: int, width: int = 1, lane_dim: int = -1) -> Distribution:
+    """Chunks of `width` consecutive points along lane_dim, dealt out to the threads in turn.
+
+    extents: ints or Exprs (then width is 1).  width must divide the extent of lane_dim.
+    """
+    rank = len(extents)
+    lane_dim %= rank
+    lanes = (fresh("v"), width) if width > 1 else None
+    order = [d for d in range(rank) if d != lane_dim] + [lane_dim]  # slowest to fastest
+    sizes = [extents[d] for d in order]
+    if lanes:
+        sizes[-1] //= width
+    if not all(isinstance(s, int) for s in sizes):
+        axes, digits, exists = _runtime_share(sizes, thread, threads)
+    else:
+        axes, digits, exists = _static_share(sizes, thread, threads)
+    indices: list[Expr] = [const(0)] * rank
+    for d, g in zip(order, digits):
+        indices[d] = g
+    if lanes:
+        indices[lane_dim] = indices[lane_dim] * width + lanes[0]
+    return Distribution(tuple(extents), thread, threads, tuple(axes), lanes, lane_dim, tuple(indices), exists)
+
+
+def _static_share(sizes: list[int], thread: Expr, threads: int) -> tuple[list[Any], list[Expr], Expr | None]:
+    """Loops, digits (slowest first) and existence of a static space of sizes, fastest last."""
+    total = int(np.prod(sizes, dtype=np.int64))
+    trips = -(-total // threads) if total else 0
+    digits: list[Expr] = [const(0)] * len(sizes)
+    if trips <= 1:
+        limit = threads
+        at: Expr = thread
+        for k in reversed(range(len(sizes))):
+            if sizes[k] > 1:
+                digits[k] = at % sizes[k] if sizes[k] < limit else at
+                at, limit = at // sizes[k], -(-limit // sizes[k])
+        if total < threads:
+            # The slowest digit runs past its size in idle threads; they are predicated off.
+            return [], digits, (thread < total) if total else FALSE
+        return [], digits, None
+    axes: list[Any] = []
+    split = _even_split(sizes, threads)
+    if split is None:
+        it = fresh("it")
+        c = it * threads + thread
+        left = trips * threads
+        for k in reversed(range(len(sizes))):
+            digits[k] = c % sizes[k] if sizes[k] < left else c
+            c, left = c // sizes[k], -(-left // sizes[k])
+        exists = it * threads + thread < total if total % threads else None
+        return [(it, trips)], digits, exists
+    at, limit = thread, threads
+    for k in reversed(range(len(sizes))):
+        across, own = split[k]  # digit = own_loop * across + part of the thread index
+        part = (at % across if across < limit else at) if across > 1 else const(0)
+        if across > 1:
+            at, limit = at // across, limit // across
+        if own > 1:
+            axes.insert(0, (fresh("it"), own))
+            part = axes[0][0] * across + part
+        digits[k] = convert(part)
+    return axes, digits, None
+
+
+def _even_split(sizes: list[int], threads: int) -> list[tuple[int, int]] | None:
+    """Per dimension (threads across, own steps) when the threads fill the fastest dimensions evenly, else None."""
+    out = [(1, n) for n in sizes]
+    left = threads
+    for k in reversed(range(len(sizes))):
+        if left == 1:
+            break
+        n = sizes[k]
+        if left % n == 0:
+            out[k] = (n, 1)
+            left //= n
+        elif n % left == 0:
+            out[k] = (left, n // left)
+            left = 1
+        else:
+            return None
+    return out if left == 1 else None
+
+
+def _runtime_share(sizes: list[Any], thread: Expr, threads: int) -> tuple[list[Any], list[Expr], Expr | None]:
+    total: Any = 1
+    for s in sizes:
+        total = total * s
+    it = fresh("it")
+    c: Expr = it * threads + thread
+    exists = c < total
+    digits: list[Expr] = [const(0)] * len(sizes)
+    for k in reversed(range(len(sizes))):
+        digits[k] = c % sizes[k] if k else c
+        c = c // sizes[k]
+    return [(it, (total + (threads - 1)) // threads)], digits, exists
+
+
+_NUMPY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.mod,
+          "min": np.minimum, "max": np.maximum, "bitand": np.bitwise_and, "bitor": np.bitwise_or,
+          "bitxor": np.bitwise_xor, "shl": np.left_shift, "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal,
+          "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and,
+          "or": np.logical_or}
+
+
+def index_values(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray | None:
+    """An index expression over whole grids of its variables; None when it contains anything else (a load, another
+    variable).  truncdiv and truncmod equal floor division for the non-negative values of indices and are declined."""
+    if isinstance(e, int):
+        return np.asarray(e)
+    if isinstance(e, Const):
+        return np.asarray(e.value)
+    if isinstance(e, Var):
+        return env.get(e)
+    if isinstance(e, Binary):
+        fn = _NUMPY.get(e.op)
+        a, b = index_values(e.a, env), index_values(e.b, env)
+        if fn is None or a is None or b is None:
+            return None
+        if e.op in ("floordiv", "floormod") and not np.all(b):
+            return None
+        return fn(a, b)
+    if isinstance(e, Cast) and e.dtype.is_int and e.value.dtype.is_int:
+        return index_values(e.value, env)
+    if isinstance(e, Select):
+        c, a, b = (index_values(x, env) for x in (e.cond, e.a, e.b))
+        return None if c is None or a is None or b is None else np.where(c, a, b)
+    if isinstance(e, Unary) and e.op in ("neg", "not"):
+        a = index_values(e.a, env)
+        return None if a is None else (np.negative(a) if e.op == "neg" else np.logical_not(a))
+    return None
+
+
+def bind_ranges(dist: Distribution, analyzer: Analyzer) -> Analyzer:
+    """The analyzer that also knows the ranges of the distribution's loops."""
+    for v, n in dist.loops:
+        hi = n - 1 if isinstance(n, int) else analyzer.interval(n)[1]
+        analyzer = analyzer.bind(v, 0, hi - (0 if isinstance(n, int) else 1) if hi is not None else None)
+    return analyzer
+
+
+__all__ = ["Distribution", "bind_ranges", "conjunction", "digit", "flat", "from_fragment", "index_values"]

@@ -1,0 +1,103 @@
+"""Regions walked together: which dimensions pair up, and the element loop over them (spec, regions of tile ops)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import Expr, If, Region, Stmt, Store, Var, const, convert, load, logical
+
+errors.register("copy-shape", ValueError, "the two sides of a tile operation have different shapes")
+
+Dims = tuple[int | None, ...]
+
+
+def unit(extent: Any) -> bool:
+    """Whether an extent is the constant one."""
+    return isinstance(extent, int) and extent == 1
+
+
+def level(region: Region) -> int:
+    """Nearness to the registers: 2 fragment and local, 1 shared, 0 global."""
+    scope = region.buffer.scope_name
+    return 0 if scope == "global" else 1 if scope.startswith("shared") else 2
+
+
+def base_side(dst: Region, src: Region | None) -> Region:
+    """The side whose extents are walked: nearer the registers, at equal level the source."""
+    return dst if src is None or level(dst) > level(src) else src
+
+
+def iteration_space(dst: Region, src: Region | None) -> tuple[tuple[Any, ...], Dims, Dims]:
+    """(extents walked, per dst dimension the loop that moves it or None, the same for src).
+
+    Non-unit dimensions pair up in order.  Raises copy-shape when their numbers differ.
+    """
+    base = base_side(dst, src)
+    walked = [e for e in base.extents if not unit(e)]
+    of_dst, of_src = _moved(dst), _moved(src) if src is not None else ()
+    n_dst, n_src = sum(d is not None for d in of_dst), sum(d is not None for d in of_src)
+    if src is not None and n_dst != n_src:
+        raise errors.error("copy-shape", f"cannot pair {tuple(src.extents)} of `{src.buffer.name}` with "
+                           f"{tuple(dst.extents)} of `{dst.buffer.name}`: {n_src} and {n_dst} dimensions are walked",
+                           span=dst.span or src.span, hint="give both sides the same number of non-unit extents")
+    return tuple(walked) or (1,), of_dst, of_src
+
+
+def _moved(region: Region) -> Dims:
+    out: list[int | None] = []
+    at = 0
+    for e in region.extents:
+        out.append(None if unit(e) else at)
+        at += not unit(e)
+    return tuple(out)
+
+
+def matched_indices(region: Region, dims: Dims, at: tuple[Any, ...]) -> tuple[Expr, ...]:
+    """Indices of region's buffer at a point of the iteration space."""
+    return tuple(convert(m) if d is None else convert(m) + at[d] for m, d in zip(region.mins, dims))
+
+
+def offset_indices(region: Region, at: tuple[Any, ...]) -> tuple[Expr, ...]:
+    """Indices of region's buffer at a point with one coordinate a dimension."""
+    return tuple(convert(m) + i for m, i in zip(region.mins, at))
+
+
+def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[[Any], Expr], span: Any,
+                      **options: Any) -> Stmt:
+    """dst[...] = value(src[...]) element by element.  A part of a fragment is walked as the whole fragment under a
+    condition, so that its owners stay the ones who execute it."""
+    extents, of_dst, of_src = iteration_space(dst, src)
+    base = base_side(dst, src)
+    whole = base.buffer.scope_name == "local.fragment" and not base.is_full
+    if not whole:
+        def body(at: tuple[Var, ...]) -> Stmt:
+            got = None if src is None else load(src.buffer, matched_indices(src, of_src, at), span=src.span)
+            return Store(dst.buffer, matched_indices(dst, of_dst, at), value(got), span=span)
+
+        return cx.parallel(extents, body, span=span, **options)
+
+    dims = of_dst if base is dst else of_src
+
+    def part(at: tuple[Var, ...]) -> Stmt:
+        inside: Expr = const(True)
+        point: list[Any] = [None] * len(extents)
+        for i, m, e, d in zip(at, base.mins, base.extents, dims):
+            low, high = convert(m), convert(m) + e
+            inside = logical("and", inside, logical("and", i >= low, i < high))
+            if d is not None:
+                point[d] = i - low
+        where = tuple(at)
+        dst_at = where if base is dst else matched_indices(dst, of_dst, tuple(p if p is not None else 0 for p in point))
+        got = None
+        if src is not None:
+            src_at = where if base is src else matched_indices(src, of_src, tuple(p if p is not None else 0 for p in point))
+            got = load(src.buffer, src_at, span=src.span)
+        return If(inside, Store(dst.buffer, dst_at, value(got), span=span), span=span)
+
+    return cx.parallel(tuple(base.buffer.shape), part, span=span)
+
+
+__all__ = ["Dims", "base_side", "iteration_space", "level", "lower_elementwise", "matched_indices", "offset_indices",
+           "unit"]

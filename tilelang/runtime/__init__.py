@@ -1,1 +1,0 @@
-"""Host side: NVRTC, driver, CPU engine, host stub, cache."""

@@ -1,0 +1,177 @@
+"""Who executes an access to a fragment, and which register it is: decided exactly, from tables.
+
+An access `F[f(i, j)]` inside a distributed loop is direct when every thread that executes a point owns the element it
+touches.  Then the register is a function of the loop variables only (short code, a compile-time constant once the
+register loops are unrolled).  An access that is not direct goes through shared memory (lower_parallel.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Buffer, Expr, Var, const
+from tilelang.ops.distribute import Distribution, index_values
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Result of `resolve`.  register: index into the thread's local array.  None with `why` when not direct.
+
+    repeated: several points of the loop write one element (an accumulation along a loop dimension).
+    """
+
+    register: Expr | None
+    why: str = ""
+    repeated: bool = False
+
+
+class Grid:
+    """NumPy grids of everything a static loop nest binds: thread, register loops, lanes, loop variables, inner loops."""
+
+    def __init__(self, dist: Distribution, loop_vars: tuple[Var, ...], thread: Var) -> None:
+        self.dist, self.thread = dist, thread
+        self.loops: list[tuple[Var, int]] = list(dist.loops)
+        self.inner: list[tuple[Var, int]] = []
+        self.loop_vars = loop_vars
+        self.env: dict[Var, np.ndarray] = {}
+        self.valid: np.ndarray | None = None
+        self._build()
+
+    def with_inner(self, inner: list[tuple[Var, int]]) -> Grid:
+        """The grid with more axes: static serial loops inside the body."""
+        if inner == self.inner:
+            return self
+        out = object.__new__(Grid)
+        out.dist, out.thread, out.loop_vars, out.inner = self.dist, self.thread, self.loop_vars, list(inner)
+        out.loops = list(self.dist.loops) + list(inner)
+        out._build()
+        return out
+
+    def _build(self) -> None:
+        axes = [(self.thread, self.dist.threads), *self.loops]
+        env: dict[Var, np.ndarray] = {}
+        for k, (v, n) in enumerate(axes):
+            shape = [1] * len(axes)
+            shape[k] = n
+            env[v] = np.arange(n).reshape(shape)
+        self.shape = tuple(n for _, n in axes)
+        for v, index in zip(self.loop_vars, self.dist.indices):
+            got = index_values(index, env)
+            assert got is not None, "indices of a distribution are made of its own variables"
+            env[v] = got
+        self.env = env
+        self.valid = None if self.dist.exists is None else index_values(self.dist.exists, env)
+
+
+def resolve(frag: Any, buffer: Buffer, indices: tuple[Expr, ...], grid: Grid, is_write: bool) -> Touch:
+    """Whether buffer[indices], laid out as frag, is direct over the grid, and its register."""
+    values: list[np.ndarray] = []
+    for d, i in enumerate(indices):
+        got = index_values(i, grid.env)
+        if got is None:
+            return Touch(None, f"index {d} of `{buffer.name}` is not a function of the parallel loop's variables")
+        values.append(got)
+    inside: Any = True if grid.valid is None else grid.valid
+    for v, n in zip(values, frag.shape):
+        if v.min() < 0 or v.max() >= n:
+            inside = inside & (v >= 0) & (v < n)  # never executed, by the condition around the access
+    values = [np.clip(v, 0, n - 1) for v, n in zip(values, frag.shape)]
+    at = np.broadcast_arrays(*values, np.asarray(inside), grid.env[grid.thread]) if values else []
+    *at, mask, thread = at
+    owners = np.asarray(frag.owners())
+    element = np.ravel_multi_index(tuple(at), tuple(frag.shape))
+    table = owners.reshape(owners.shape[0], -1)
+    owned = np.zeros(element.shape, bool)
+    for rep in table:
+        owned |= rep[element] == thread
+    if not np.all(owned | ~mask):
+        return Touch(None, f"threads need elements of `{buffer.name}` that others own",
+                     is_write and _repeats(element, mask, grid))
+    if is_write:
+        full = np.broadcast_to(element, grid.shape), np.broadcast_to(mask, grid.shape)
+        if not _all_owners_write(*full, np.broadcast_to(thread, grid.shape), table, grid):
+            return Touch(None, f"not every owner of an element of `{buffer.name}` computes it",
+                         _repeats(element, mask, grid))
+    registers = np.asarray(frag.register_table()).reshape(-1)[element]
+    return Touch(_fit(registers, mask, grid, frag, indices))
+
+
+def _points(grid: Grid) -> np.ndarray:
+    """A number per point of the iteration space (inner serial loops counted as one point)."""
+    out: Any = 0
+    for v, n in zip(grid.loop_vars, grid.dist.extents):
+        out = out * int(n) + grid.env[v]
+    return np.asarray(out)
+
+
+def _repeats(element: np.ndarray, mask: np.ndarray, grid: Grid) -> bool:
+    """Whether two points of the iteration space touch one element."""
+    point = np.broadcast_to(_points(grid), grid.shape)[np.broadcast_to(mask, grid.shape)]
+    pairs = np.unique(np.stack([point, np.broadcast_to(element, grid.shape)[np.broadcast_to(mask, grid.shape)]]), axis=1)
+    return pairs.shape[1] > len(np.unique(pairs[1]))
+
+
+def _all_owners_write(element: np.ndarray, mask: np.ndarray, thread: np.ndarray, owners: np.ndarray,
+                      grid: Grid) -> bool:
+    """Whether each owner of a written element executes every write to it."""
+    threads = grid.dist.threads
+    if owners.shape[0] == 1 and element[mask].size == len(np.unique(element[mask])):
+        return True  # one owner, one write
+    keys = (element[mask].astype(np.int64) * threads + thread[mask])
+    pairs, counts = np.unique(keys, return_counts=True)
+    per_element = pairs // threads
+    elements, writers = np.unique(per_element, return_counts=True)
+    distinct = 1 + (np.diff(np.sort(owners[:, elements], axis=0), axis=0) != 0).sum(axis=0)
+    if np.any(writers != distinct):
+        return False
+    # The same number of writes by each writer of an element: with writers == owners nobody misses one.
+    low = np.full(int(elements.max()) + 1 if len(elements) else 1, np.iinfo(np.int64).max)
+    high = np.zeros_like(low)
+    np.minimum.at(low, per_element, counts)
+    np.maximum.at(high, per_element, counts)
+    if not np.array_equal(low[elements], high[elements]):
+        return False
+    if not grid.loop_vars:
+        return True
+    point = np.broadcast_to(_points(grid), grid.shape)[mask]
+    distinct_points = np.unique(np.stack([point.astype(np.int64), element[mask].astype(np.int64)]), axis=1)[1]
+    inner = int(np.prod([n for _, n in grid.inner], dtype=np.int64)) if grid.inner else 1
+    total = np.bincount(distinct_points.astype(np.int64), minlength=len(low))[elements]
+    return bool(np.all(low[elements] >= total)) if inner > 1 else bool(np.array_equal(low[elements], total))
+
+
+def _fit(registers: np.ndarray, mask: np.ndarray, grid: Grid, frag: Any, indices: tuple[Expr, ...]) -> Expr:
+    """The register as sum of loop variable * stride, where the table has that form; else the layout's own formula."""
+    registers = np.broadcast_to(registers, grid.shape)
+    mask = np.broadcast_to(mask, grid.shape)
+    if not mask.any():
+        return const(0)
+    start = np.unravel_index(int(np.argmax(mask)), mask.shape)
+    model: Any = int(registers[start])
+    expr: Expr | None = None
+    base = int(registers[start])
+    for k, (v, n) in enumerate(grid.loops, 1):
+        if n == 1:
+            continue
+        line = tuple(slice(None) if q == k else start[q] for q in range(len(start)))
+        ok = np.flatnonzero(mask[line])
+        if len(ok) < 2:
+            continue
+        stride, rest = divmod(int(registers[line][ok[-1]]) - int(registers[line][ok[0]]), int(ok[-1] - ok[0]))
+        if rest:
+            return frag.register(indices)
+        base -= stride * start[k]
+        model = model + stride * (grid.env[v] - start[k])
+        if stride:
+            term = v * stride
+            expr = term if expr is None else expr + term
+    if not np.array_equal(np.broadcast_to(model, grid.shape)[mask], registers[mask]):
+        return frag.register(indices)
+    base_c = const(int(base))
+    return base_c if expr is None else expr + base_c
+
+
+__all__ = ["Grid", "Touch", "resolve"]

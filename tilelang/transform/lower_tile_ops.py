@@ -1,0 +1,377 @@
+"""Tile operations and parallel loops become the program of one thread.
+
+    S = alloc_shared((64, 32))                    S: shared[2048]  (physical elements of S's layout)
+    F = alloc_fragment((64, 32))                  F: local[16]     (this thread's registers)
+    copy(A[by*64, bx*32], S)               →      for r in unroll(4): cp_async / vector load and store, guarded
+    for i, j in Parallel(64, 32):                 for r in unroll(16): F[r] = F[r] * 2
+        F[i, j] = F[i, j] * 2
+
+Needs the layouts of infer_layouts.  Leaves block barriers to place_sync.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang import errors
+from tilelang.arith import Analyzer, known_divisor
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel,
+                         Select, Seq, Stmt, Store, TileOp, Var, While, cast, const, dtype, fresh, load, rebuild, replace,
+                         seq, walk, with_attrs)
+from tilelang.ir.verify import THREADS_BOUND, TILE
+from tilelang.layout import linear_layout
+from tilelang.ops.distribute import Distribution, conjunction
+
+from .config import PassConfigKey
+from .guards import bounds_guard
+from .lower_parallel import Loop, lower_loop, run_loop, scalar_async
+from .pass_ import PassContext, pass_
+from .vectorize import Widths
+
+errors.register("layout-missing", ValueError, "a shared or fragment buffer reached lowering without a layout")
+
+
+@pass_(needs=TILE, gives=THREADS_BOUND)
+def lower_tile_ops(func: Func, cx: PassContext) -> Func:
+    """Lower every Launch of func; host statements stay as they are.
+
+    Keeps: each element of each tile op is computed by its owners and written to memory once; accesses of global memory
+    outside a buffer read the safe value and write nothing.
+    """
+
+    def visit(s: Any) -> Any:
+        if isinstance(s, Launch):
+            return Lowering(func, cx, s).launch_stmt()
+        return rebuild(s, visit) if isinstance(s, Stmt) else tuple(map(visit, s)) if isinstance(s, tuple) else s
+
+    return replace(func, body=visit(func.body))
+
+
+class Lowering:
+    """The lowering of one Launch; implements ops.base.LowerContext.
+
+    analyzer: ranges known here.  divisors: known divisors of bound variables.  loop: the distributed loop being lowered.
+    """
+
+    def __init__(self, func: Func, cx: PassContext, launch: Launch) -> None:
+        self.cx, self.target, self.launch = cx, cx.target, launch
+        self.num_threads = launch.num_threads
+        x, y, z = launch.threads
+        self.thread: Var = launch.thread_vars[0] if y == z == 1 else fresh("tid")
+        self.layouts: dict[Buffer, Any] = dict(launch.attr("layouts", ()))
+        self.safe: dict[Buffer, Expr] = dict(launch.attr("safe_values", ()))
+        self.analyzer = Analyzer()
+        self.divisors: dict[Expr, int] = {}
+        self.loop: Loop | None = None
+        self.lowered: dict[Buffer, Buffer] = {}
+        self.allocs: list[Buffer] = []
+        self.widths = Widths(self.layout_of)
+        self.guarded = not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS)
+        for v, n in zip(launch.thread_vars, launch.threads):
+            self.analyzer = self.analyzer.bind(v, 0, n - 1)
+        self.analyzer = self.analyzer.bind(self.thread, 0, self.num_threads - 1)
+        for v, g in zip(launch.block_vars, launch.grid):
+            hi = self.analyzer.interval(g)[1]
+            self.analyzer = self.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
+
+    # ---- the launch ---------------------------------------------------------------------------------------------------
+
+    def launch_stmt(self) -> Stmt:
+        body = self.stmt(self.launch.body)
+        if self.thread is not self.launch.thread_vars[0]:
+            x, y, _ = self.launch.threads
+            tx, ty, tz = self.launch.thread_vars
+            body = seq(Bind(self.thread, tx + ty * x + tz * (x * y)), body)
+        return with_attrs(replace(self.launch, body=body), layouts=None)
+
+    # ---- buffers ------------------------------------------------------------------------------------------------------
+
+    def layout_of(self, buffer: Buffer) -> Any:
+        got = self.layouts.get(buffer)
+        if got is None:
+            raise errors.error("layout-missing", f"`{buffer.name}` ({buffer.scope_name}) has no layout",
+                               span=buffer.span, hint="run infer_layouts before lower_tile_ops")
+        return got
+
+    def local_of(self, buffer: Buffer) -> Buffer:
+        got = self.lowered.get(buffer)
+        if got is None:
+            frag = self.layout_of(buffer)
+            got = Buffer(buffer.name, (frag.registers,), buffer.dtype, "local", data=buffer.data, attrs=buffer.attrs,
+                         span=buffer.span)
+            self.lowered[buffer] = got
+        return got
+
+    def shared_of(self, buffer: Buffer) -> Buffer:
+        """The 1-D storage of a shared buffer."""
+        got = self.lowered.get(buffer)
+        if got is None:
+            layout = self.layout_of(buffer)
+            got = Buffer(buffer.name, (layout.size,), buffer.dtype, buffer.scope_name, data=buffer.data,
+                         attrs=buffer.attrs, span=buffer.span)
+            self.lowered[buffer] = got
+        return got
+
+    def physical(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
+        if buffer.scope_name in ("shared", "shared.dyn"):
+            at = self.layout_of(buffer).offset(indices)
+            return self.shared_of(buffer), (at if isinstance(at, Expr) else const(int(at)),)
+        if buffer.scope_name == "local.fragment":
+            return self._fragment(buffer, indices, False)
+        return buffer, indices
+
+    def new_local(self, name: str, size: int, dt: Any) -> Buffer:
+        out = Buffer(name, (size,), dtype(dt), "local", attrs=(("align", 16),))
+        self.allocs.append(out)
+        return out
+
+    def new_shared(self, name: str, shape: tuple[int, ...], dt: Any) -> Buffer:
+        out = Buffer(name, shape, dtype(dt), "shared.dyn")
+        self.layouts[out] = linear_layout(tuple(int(n) for n in shape))
+        self.allocs.append(self.shared_of(out))
+        return out
+
+    def scratch(self, work: Callable[[], Stmt], span: Any = None) -> Stmt:
+        """Run work, with the buffers it asks for allocated around its statements."""
+        saved, self.allocs = self.allocs, []
+        out = work()
+        made, self.allocs = self.allocs, saved
+        return seq(*[Alloc(b) for b in made], out, span=span) if made else out
+
+    def safe_value(self, buffer: Buffer) -> Expr:
+        """What a load outside buffer gives."""
+        value = self.safe.get(buffer)
+        if value is not None:
+            return cast(value, buffer.dtype)
+        if buffer.dtype.is_bool:
+            return const(False, buffer.dtype)
+        return cast(const(0.0 if buffer.dtype.is_float else 0, buffer.dtype.scalar), buffer.dtype)
+
+    def has_safe_value(self, buffer: Buffer) -> bool:
+        return buffer in self.safe
+
+    def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1) -> Expr | None:
+        """Condition for an access of `width` elements from indices to be inside a global buffer; None: proven, or not
+        a buffer that is guarded."""
+        if buffer.scope_name != "global" or not self.guarded:
+            return None
+        skip = None
+        if width > 1 and known_divisor(buffer.shape[-1], self.divisors, self.analyzer) % width:
+            skip = buffer.ndim - 1  # Widths gave this width because it proved the last dimension inside
+        return bounds_guard(self.analyzer, buffer.shape, indices, skip)
+
+    # ---- ranges -------------------------------------------------------------------------------------------------------
+
+    def bind_range(self, var: Var, value: Expr, divisor: int = 1) -> None:
+        """Learn the range and divisor of a variable that equals value."""
+        if var.dtype.is_int and var.dtype.lanes == 1:
+            lo, hi = self.analyzer.interval(value)
+            self.analyzer = self.analyzer.bind(var, lo, hi)
+            known = known_divisor(value, self.divisors, self.analyzer)
+            self.divisors[var] = known if known == 0 or known % divisor == 0 else divisor
+
+    def analyzer_for(self, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> Analyzer:
+        """The analyzer that knows these loop ranges too."""
+        out = self.analyzer
+        for v, n in zip(vars, extents):
+            out = out.bind(v, 0, n - 1 if isinstance(n, int) else None)
+        return out
+
+    def under(self, cond: Expr, holds: bool, work: Callable[[], Any]) -> Any:
+        """work(), knowing that cond holds (or does not)."""
+        saved = self.analyzer
+        if cond.dtype.is_bool and cond.dtype.lanes == 1 and not any(isinstance(x, (Load, Call)) for x in walk(cond)):
+            self.analyzer = saved.assuming(cond, holds)
+        try:
+            return work()
+        finally:
+            self.analyzer = saved
+
+    # ---- statements ---------------------------------------------------------------------------------------------------
+
+    def stmt(self, s: Stmt) -> Stmt:
+        """One thread's statements for s."""
+        match s:
+            case Seq():
+                return seq(*[self.stmt(x) for x in s.stmts], span=s.span)
+            case Alloc():
+                return self._alloc(s)
+            case Bind():
+                value = self.expr(s.value)
+                self.bind_range(s.var, s.value)
+                return s if value is s.value else replace(s, value=value)
+            case Store():
+                return self._store(s)
+            case If():
+                then = self.under(s.cond, True, lambda: self.stmt(s.then))
+                orelse = None if s.orelse is None else self.under(s.cond, False, lambda: self.stmt(s.orelse))
+                return replace(s, cond=self.expr(s.cond), then=then, orelse=orelse)
+            case For():
+                return self.loop_stmt(s, self.stmt)
+            case While():
+                return replace(s, cond=self.expr(s.cond), body=self.stmt(s.body))
+            case Parallel():
+                extents = tuple(int(e.value) if isinstance(e, Const) else e for e in s.extents)
+                return self.scratch(lambda: lower_loop(
+                    self, s.vars, extents, s.body, loop_layout=s.attr("loop_layout"), span=s.span,
+                    width=s.attr("coalesced_width")))
+            case TileOp():
+                return self.scratch(lambda: s.lower(self))  # type: ignore[attr-defined]
+            case Evaluate():
+                return self._evaluate(s)
+        return rebuild(s, self._rebuild)
+
+    def _rebuild(self, v: Any) -> Any:
+        if isinstance(v, Stmt):
+            return self.stmt(v)
+        if isinstance(v, Expr):
+            return self.expr(v)
+        return tuple(map(self._rebuild, v)) if isinstance(v, tuple) else v
+
+    def loop_stmt(self, s: For, body: Callable[[Stmt], Stmt]) -> Stmt:
+        """A serial loop: its variable's range is known inside."""
+        lo, _ = self.analyzer.interval(s.start)
+        _, last = self.analyzer.interval(s.start + s.extent)
+        self.analyzer = self.analyzer.bind(s.var, lo, None if last is None else last - 1)
+        static = isinstance(s.extent, Const) and isinstance(s.start, Const) and s.start.value == 0
+        if self.loop is not None and static:
+            self.loop.inner = [*self.loop.inner, (s.var, int(s.extent.value))]  # type: ignore[attr-defined]
+        try:
+            return replace(s, start=self.expr(s.start), extent=self.expr(s.extent), body=body(s.body))
+        finally:
+            if self.loop is not None and static:
+                self.loop.inner = self.loop.inner[:-1]
+
+    def _alloc(self, s: Alloc) -> Stmt:
+        scope = s.buffer.scope_name
+        if scope == "local.fragment":
+            return replace(s, buffer=self.local_of(s.buffer))
+        if scope in ("shared", "shared.dyn"):
+            return replace(s, buffer=self.shared_of(s.buffer))
+        return s if s.init is None else replace(s, init=self.expr(s.init))
+
+    def _store(self, s: Store) -> Stmt:
+        loop = self.loop
+        if loop is not None and id(s) in loop.vstores:
+            return Store(loop.vstores[id(s)], (loop.dist.lanes[0],), self.expr(s.value), span=s.span)  # type: ignore
+        if loop is not None and loop.is_async and loop.lane_var is None:
+            copied = scalar_async(self, loop, s)
+            if copied is not None:
+                return copied
+        value = self.expr(s.value)
+        scope = s.buffer.scope_name
+        if scope == "local.fragment":
+            buffer, at = self._fragment(s.buffer, s.indices, True)
+            out: Stmt = Store(buffer, at, value, span=s.span)
+            if loop is not None and s.buffer in loop.staged and loop.dist.first is not None:
+                out = If(loop.dist.first, out)
+            return out
+        guard = self.guard(s.buffer, s.indices)
+        buffer, at = self.physical(s.buffer, self.exprs(s.indices))
+        if loop is not None and scope in ("global", "shared", "shared.dyn"):
+            guard = conjunction(loop.dist.first, guard)
+        out = Store(buffer, at, value, span=s.span)
+        return out if guard is None else If(guard, out, span=s.span)
+
+    def _evaluate(self, s: Evaluate) -> Stmt:
+        out: Stmt = replace(s, call=self._call(s.call))
+        guard = self._atomic_guard(s.call)
+        if self.loop is not None:
+            guard = conjunction(self.loop.dist.first, guard)
+        return out if guard is None else If(guard, out, span=s.span)
+
+    def _atomic_guard(self, c: Call) -> Expr | None:
+        if not c.op.startswith("atomic_"):
+            return None
+        out: Expr | None = None
+        for a in c.args:
+            if isinstance(a, AddressOf):
+                out = conjunction(out, self.guard(a.buffer, a.indices))
+        return out
+
+    # ---- expressions --------------------------------------------------------------------------------------------------
+
+    def exprs(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return tuple(self.expr(e) for e in es)
+
+    def expr(self, e: Expr) -> Expr:
+        """e with every access in its lowered form."""
+        if isinstance(e, (Var, Const)):
+            return e
+        if isinstance(e, Load):
+            return self._load(e)
+        if isinstance(e, AddressOf):
+            buffer, at = self.physical(e.buffer, self.exprs(e.indices))
+            return AddressOf(buffer, at, e.dtype, span=e.span)
+        if isinstance(e, Call):
+            guard = self._atomic_guard(e)
+            out = self._call(e)
+            if guard is None:
+                return out
+            zero = const(0.0 if e.dtype.is_float else 0, e.dtype)
+            return Select(guard, out, zero, e.dtype, True)
+        return rebuild(e, self._rebuild)
+
+    def _call(self, c: Call) -> Call:
+        return rebuild(c, self._rebuild_arg)
+
+    def _rebuild_arg(self, v: Any) -> Any:
+        return self.expr(v) if isinstance(v, Expr) else tuple(map(self._rebuild_arg, v)) if isinstance(v, tuple) else v
+
+    def _load(self, e: Load) -> Expr:
+        loop = self.loop
+        if loop is not None and loop.vloads:
+            tmp = loop.vloads.get(e)
+            if tmp is not None:
+                return load(tmp, (loop.dist.lanes[0],), span=e.span)  # type: ignore[index]
+        scope = e.buffer.scope_name
+        if scope == "local.fragment":
+            buffer, at = self._fragment(e.buffer, e.indices, False)
+            return Load(buffer, at, e.dtype, span=e.span)
+        guard = self.guard(e.buffer, e.indices)
+        buffer, at = self.physical(e.buffer, self.exprs(e.indices))
+        out: Expr = e if buffer is e.buffer and all(a is b for a, b in zip(at, e.indices)) else \
+            Load(buffer, at, e.dtype, span=e.span)
+        if guard is None:
+            return out
+        return Select(guard, out, cast(self.safe_value(e.buffer), e.dtype), e.dtype, True)
+
+    def _fragment(self, buffer: Buffer, indices: tuple[Expr, ...], is_write: bool) -> tuple[Buffer, tuple[Expr, ...]]:
+        loop = self.loop
+        if loop is not None:
+            if buffer in loop.staged:
+                return self.physical(loop.staged[buffer], self.exprs(indices))
+            touch = loop.touch(self, buffer, indices, is_write)
+            if touch.register is not None:
+                return self.local_of(buffer), (touch.register,)
+            raise self._not_owned(buffer, indices, touch.why)
+        frag = self.layout_of(buffer)
+        if frag.replicas == frag.threads and not any(m.to == "thread" for ms in frag.modes for m in ms):
+            at = frag.register(self.exprs(indices))
+            return self.local_of(buffer), (at if isinstance(at, Expr) else const(int(at)),)
+        raise self._not_owned(buffer, indices, "each element lives in the registers of some threads only")
+
+    def _not_owned(self, buffer: Buffer, indices: tuple[Expr, ...], why: str) -> errors.TileLangError:
+        span = next((i.span for i in indices if getattr(i, "span", None)), None) or buffer.span
+        return errors.error("fragment-access", f"Cannot lower access to thread-distributed fragment `{buffer.name}`: "
+                            f"{why}", span=span, hint="index it with the variables of a T.Parallel loop, or copy it to "
+                            "shared memory first")
+
+    # ---- what ops ask -------------------------------------------------------------------------------------------------
+
+    def parallel(self, extents: tuple[Any, ...], body: Callable[[tuple[Var, ...]], Stmt], loop_layout: Any = None, *,
+                 is_async: bool = False, width: int | None = None, span: Any = None) -> Stmt:
+        """The lowering of `for idx in T.Parallel(*extents): body(idx)`."""
+        names = "ijklmnpq"
+        vars = tuple(fresh(names[k] if k < len(names) else f"i{k}") for k in range(len(extents)))
+        return lower_loop(self, vars, tuple(extents), body(vars), loop_layout=loop_layout, is_async=is_async,
+                          width=width, span=span)
+
+    def distributed(self, dist: Distribution, body: Callable[[tuple[Var, ...]], Stmt], span: Any = None) -> Stmt:
+        """body(coordinates) under a given distribution."""
+        vars = tuple(fresh("ijklmnpq"[k]) for k in range(len(dist.extents)))
+        return run_loop(self, vars, dist, body(vars), span=span)
+
+
+__all__ = ["Lowering", "lower_tile_ops"]

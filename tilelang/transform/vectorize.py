@@ -1,0 +1,105 @@
+"""How wide an access may be: the vector widths that contiguity, alignment and bounds allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tilelang.arith import Analyzer, known_divisor
+from tilelang.ir import Buffer, Const, Expr, Var, binary, free_vars
+
+MAX_BYTES = 16  # the widest load or store of one thread (PTX ISA, ld/st .v4.b32 and cp.async)
+
+
+def stride_along(e: Expr, var: Var, analyzer: Analyzer) -> int | None:
+    """Coefficient of var in e, 0 when e does not depend on it, None when e depends on it in another way."""
+    form = analyzer.linear(e) if e.dtype.is_int and e.dtype.lanes == 1 else None
+    if form is None:
+        return None if var in free_vars(e) else 0
+    out = 0
+    for atom, c in form.terms.items():
+        if atom is var:
+            out = c
+        elif not isinstance(atom, Var) and var in free_vars(atom):
+            return None
+    return out
+
+
+def power_of_two_in(n: int, limit: int) -> int:
+    """Largest power of two that divides n (0 counts as divisible by everything) and is at most limit."""
+    w = 1
+    while w * 2 <= limit and n % (w * 2) == 0:
+        w *= 2
+    return w
+
+
+def layout_width(layout: Any, limit: int = 64) -> int:
+    """Largest power of two w such that every aligned run of w elements along the last dimension is contiguous and
+    aligned in storage."""
+    table = np.asarray(layout.table())
+    last = table.shape[-1] if table.ndim else 1
+    w = 1
+    while w * 2 <= limit and last % (w * 2) == 0:
+        n = w * 2
+        runs = table.reshape(-1, n)
+        if np.any(runs[:, :1] % n) or np.any(runs - runs[:, :1] != np.arange(n)):
+            break
+        w = n
+    return w
+
+
+class Widths:
+    """Answers for one lowering; keeps the widths of shared layouts.
+
+    divisors: known divisors of bound variables.  layout_of: layout of a shared buffer.
+    """
+
+    def __init__(self, layout_of: Callable[[Buffer], Any]) -> None:
+        self.layout_of = layout_of
+        self.by_layout: dict[int, tuple[Any, int]] = {}
+
+    def shared_width(self, buffer: Buffer) -> int:
+        layout = self.layout_of(buffer)
+        hit = self.by_layout.get(id(layout))
+        if hit is None:
+            hit = self.by_layout[id(layout)] = (layout, layout_width(layout))
+        return hit[1]
+
+    def width(self, buffer: Buffer, indices: tuple[Expr, ...], var: Var, lanes: int, analyzer: Analyzer,
+              divisors: Mapping[Expr, int]) -> int:
+        """Vector width (1: none) of buffer[indices] for `lanes` consecutive values of var, the first a multiple of
+        lanes.  Only for global and shared buffers."""
+        bits = buffer.dtype.bits * buffer.dtype.lanes
+        if bits % 8 or not indices or buffer.dtype.lanes > 1:
+            return 1
+        if stride_along(indices[-1], var, analyzer) != 1:
+            return 1
+        if any(stride_along(i, var, analyzer) != 0 for i in indices[:-1]):
+            return 1
+        limit = min(lanes, max(1, MAX_BYTES * 8 // bits))
+        w = power_of_two_in(known_divisor(indices[-1], {**divisors, var: lanes}, analyzer), limit)
+        if buffer.scope_name.startswith("shared"):
+            return min(w, self.shared_width(buffer)) if w > 1 else 1
+        return self._global_width(buffer, indices, var, w, analyzer, divisors)
+
+    def _global_width(self, buffer: Buffer, indices: tuple[Expr, ...], var: Var, w: int, analyzer: Analyzer,
+                      divisors: Mapping[Expr, int]) -> int:
+        strides = buffer.strides
+        if strides[-1] != 1:
+            return 1
+        w = power_of_two_in(int(buffer.attr("align", MAX_BYTES)) * 8 // buffer.dtype.bits, w)
+        w = power_of_two_in(known_divisor(buffer.offset, divisors, analyzer), w)
+        for i, s in zip(indices[:-1], strides[:-1]):
+            if not (isinstance(i, Const) and i.value == 0):
+                w = power_of_two_in(known_divisor(s, divisors, analyzer) * known_divisor(i, divisors, analyzer), w)
+        while w > 1 and known_divisor(buffer.shape[-1], divisors, analyzer) % w:
+            # The vector could straddle the end of the row, unless the whole access is proven inside.
+            if analyzer.can_prove(binary("lt", indices[-1], buffer.shape[-1])):
+                break
+            w //= 2
+        return w
+
+
+__all__ = ["MAX_BYTES", "Widths", "layout_width", "power_of_two_in", "stride_along"]
