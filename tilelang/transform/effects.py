@@ -1,0 +1,162 @@
+"""What a statement touches: every access to memory, with its mode, whatever way it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Evaluate, Expr, For, If, Launch, Load, Node,
+                         Parallel, Region, Seq, Stmt, Store, TileOp, Var, While, children)
+from tilelang.target.intrinsics import INTRINSICS, PURE, READS
+
+# Mode of each argument of device operations that take addresses (contract: docs/architecture.md, device intrinsics).
+_ARGUMENT_MODES = {
+    "cp_async": ("write", "read"),
+    "ldmatrix": ("write", "read"),
+    "stmatrix": ("write", "read"),
+    "mma": ("readwrite", "read", "read"),
+}
+# Operations that order threads or asynchronous work; nothing may be moved across them.
+SYNC_CALLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "sync_warp", "sync_grid",
+                        "cp_async_commit", "cp_async_wait", "ptx_commit_group", "ptx_wait_group", "thread_return"))
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One access.  indices: of an element access, else None.  region: of a tile op's operand, else None.
+
+    mode: "read" | "write" | "readwrite" | "atomic".  node: the Load, Store, Call or TileOp that makes it.
+    """
+
+    buffer: Buffer
+    mode: str
+    node: Node
+    indices: tuple[Expr, ...] | None = None
+    region: Region | None = None
+
+    @property
+    def storage(self) -> Var:
+        """Identifies the memory: shared by all views of it."""
+        return self.buffer.data
+
+    @property
+    def reads(self) -> bool:
+        return self.mode != "write"
+
+    @property
+    def writes(self) -> bool:
+        return self.mode != "read"
+
+
+def argument_mode(call: Call, k: int) -> str:
+    """Mode in which an intrinsic uses the address that is its k-th argument."""
+    if call.op.startswith("atomic_"):
+        return "atomic" if k == 0 else "read"
+    modes = _ARGUMENT_MODES.get(call.op)
+    if modes is not None:
+        return modes[k] if k < len(modes) else "read"
+    row = INTRINSICS.get(call.op)
+    if row is not None and row.effect in (PURE, READS):
+        return "read"
+    return "readwrite"
+
+
+def expr_effects(e: Node) -> Iterator[Effect]:
+    """Accesses made while a value is computed, in evaluation order."""
+    if isinstance(e, Load):
+        for i in e.indices:
+            yield from expr_effects(i)
+        yield Effect(e.buffer, "read", e, e.indices)
+    elif isinstance(e, Call):
+        for k, a in enumerate(e.args):
+            if isinstance(a, AddressOf):
+                for i in a.indices:
+                    yield from expr_effects(i)
+                yield Effect(a.buffer, argument_mode(e, k), e, a.indices)
+            else:
+                yield from expr_effects(a)
+    elif isinstance(e, AddressOf):  # an address that escapes: anything may be done through it
+        for i in e.indices:
+            yield from expr_effects(i)
+        yield Effect(e.buffer, "readwrite", e, None)
+    elif not isinstance(e, (Var, Buffer)):
+        for c in children(e):
+            yield from expr_effects(c)
+
+
+def own_effects(s: Stmt) -> Iterator[Effect]:
+    """Accesses a statement makes itself: conditions and bounds, but not the statements inside it."""
+    match s:
+        case Store():
+            for i in s.indices:
+                yield from expr_effects(i)
+            yield from expr_effects(s.value)
+            yield Effect(s.buffer, "write", s, s.indices)
+        case Bind():
+            yield from expr_effects(s.value)
+        case Alloc():
+            if s.init is not None:
+                yield from expr_effects(s.init)
+                yield Effect(s.buffer, "write", s, None)
+        case Evaluate():
+            yield from expr_effects(s.call)
+        case For():
+            yield from expr_effects(s.start)
+            yield from expr_effects(s.extent)
+        case Parallel():
+            for e in s.extents:
+                yield from expr_effects(e)
+        case While() | If() | Assert():
+            yield from expr_effects(s.cond)
+        case Launch():
+            for e in s.grid:
+                yield from expr_effects(e)
+        case TileOp():
+            for c in children(s):
+                for e in (*c.mins, *c.extents) if isinstance(c, Region) else (c,):
+                    if isinstance(e, Expr):
+                        yield from expr_effects(e)
+            for a in s.accesses():  # type: ignore[attr-defined]
+                yield Effect(a.region.buffer, a.mode, s, None, a.region)
+
+
+def inner(s: Stmt) -> tuple[Stmt, ...]:
+    """The statements directly inside a statement."""
+    match s:
+        case Seq():
+            return s.stmts
+        case For() | Parallel() | While() | Launch():
+            return (s.body,)
+        case If():
+            return (s.then,) if s.orelse is None else (s.then, s.orelse)
+    return ()
+
+
+def effects(s: Stmt) -> Iterator[Effect]:
+    """Every access below a statement, in program order."""
+    yield from own_effects(s)
+    for x in inner(s):
+        yield from effects(x)
+
+
+def statements(s: Stmt) -> Iterator[Stmt]:
+    """s and every statement below it, pre-order."""
+    yield s
+    for x in inner(s):
+        yield from statements(x)
+
+
+def orders(s: Stmt) -> bool:
+    """Whether a statement below (or s) orders threads or asynchronous work."""
+    return any(isinstance(x, Evaluate) and is_sync(x.call) for x in statements(s))
+
+
+def is_sync(call: Any) -> bool:
+    """Whether an intrinsic orders threads or asynchronous work."""
+    row = INTRINSICS.get(call.op)
+    return call.op in SYNC_CALLS or (row is not None and row.effect == "sync")
+
+
+__all__ = ["SYNC_CALLS", "Effect", "argument_mode", "effects", "expr_effects", "inner", "is_sync", "orders",
+           "own_effects", "statements"]

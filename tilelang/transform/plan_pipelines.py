@@ -1,0 +1,303 @@
+"""Pipelined loops become serial loops over versioned shared buffers, asynchronous copies, commits and waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.errors import InternalError, error, register
+from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Seq, Stmt, Var, While,
+                         rebuild, replace, seq, stmts_of, with_attrs)
+from tilelang.ops import Copy
+
+from .config import PassConfigKey
+from .effects import effects, orders, statements
+from .liveness import Liveness, has_views, live_into
+from .pass_ import TILE, PassContext, pass_
+from .pipeline_emit import Plan, emit
+from .schedule import Body, Item, stage_span, take_apart, violations
+
+register("pipeline-annotation", InternalError, "order/stage lists of T.Pipelined do not fit the loop body")
+register("pipeline-order", ValueError, "order/stage of T.Pipelined would run a consumer before its producer")
+register("pipeline-stages", ValueError, "num_stages of T.Pipelined is negative or no integer")
+
+_LOOP_ATTRS = ("num_stages", "order", "stage", "sync", "group", "software_pipeline_stage", "software_pipeline_order",
+               "software_pipeline_async_stages", "software_pipeline_async_producers",
+               "software_pipeline_async_producer_groups")
+_SHARED = ("shared", "shared.dyn")
+
+
+@pass_(needs=TILE)
+def plan_pipelines(func: Func, cx: PassContext) -> Func:
+    """Overlap the copies of later iterations with the computation of this one.
+
+    Before:                                     After (num_stages = 3):
+        for k in T.Pipelined(n, num_stages=3):      for step in 0, 1:                            (unrolled)
+            T.copy(A[k], A_s)                           if step < n: async copy A[step] -> A_s[step]
+            T.gemm(A_s, B_s, C)                         commit
+                                                    for k in serial(n):
+                                                        wait(1 group pending)
+                                                        if k + 2 < n: async copy A[k + 2] -> A_s[(k + 2) % 3]
+                                                        commit
+                                                        T.gemm(A_s[k % 3], …, C)
+    Keeps: the meaning of the sequential loop, for every n.  Where a dependence would be broken (through any access:
+    atomics, writes of a copied tensor, values carried to the next iteration or out of the loop) the loop stays
+    sequential; attribute `pipeline_report` of the resulting loop says what was done and why.  Barriers between
+    threads are placed later.
+    """
+
+    def visit(x: Any) -> Any:
+        if isinstance(x, Launch):
+            return _Planner(x, cx).run()
+        if isinstance(x, tuple):
+            out = tuple(map(visit, x))
+            return x if all(a is b for a, b in zip(out, x)) else out
+        return rebuild(x, visit) if isinstance(x, Stmt) else x
+
+    return replace(func, body=visit(func.body))
+
+
+@dataclass
+class _Planner:
+    launch: Launch
+    cx: PassContext
+    versioned: dict[Buffer, Buffer] = field(default_factory=dict)
+
+    def run(self) -> Launch:
+        if not any(isinstance(s, For) and _is_pipelined(s) for s in statements(self.launch.body)):
+            return self.launch
+        body = self.visit(self.launch.body)
+        touched = {e.storage for e in effects(body)}
+        body = _drop_allocs(body, {b for b in self.versioned if b.data not in touched})
+        layouts = self.launch.attr("layouts")
+        out = replace(self.launch, body=body)
+        if layouts:  # a user's layout of a buffer is that of each of its versions
+            more = tuple((self.versioned[b], lay) for b, lay in layouts if b in self.versioned)
+            out = with_attrs(out, layouts=tuple(layouts) + more)
+        return out
+
+    def visit(self, s: Any) -> Any:
+        if isinstance(s, tuple):
+            out = tuple(map(self.visit, s))
+            return s if all(a is b for a, b in zip(out, s)) else out
+        if not isinstance(s, Stmt):
+            return s
+        if isinstance(s, For) and _is_pipelined(s):
+            return self.loop(s, self.visit(s.body))
+        return rebuild(s, self.visit)
+
+    def loop(self, original: For, body: Stmt) -> Stmt:
+        """A pipelined loop, its body already planned, as serial code."""
+        wanted = _wanted(original)
+        plain = with_attrs(replace(original, kind="serial", body=body), **dict.fromkeys(_LOOP_ATTRS))
+
+        def serial(why: str) -> For:
+            return with_attrs(plain, pipeline_report=f"sequential: {why}")
+
+        parts = take_apart(stmts_of(body))
+        if isinstance(wanted, tuple):
+            stage, order = _checked_lists(original, parts, *wanted)
+            _check_flow(original, parts.items, stage, order)
+        elif wanted == 0:
+            return plain
+        if _leaves(body):
+            return serial("break or continue in the body")
+        if orders(original.body):
+            return serial("the body orders threads or asynchronous copies itself")
+        if not self.has_async():
+            return serial("no asynchronous copies on this target, or tl.enable_async_copy is off")
+        if isinstance(wanted, tuple):
+            plan = self.manual(original, parts, stage, order)
+        else:
+            plan = self.automatic(original, parts, wanted)
+        if isinstance(plan, str):
+            return serial(plan)
+        for b, v in plan.versions.items():
+            self.versioned[b] = v
+        return emit(plan, plain, parts)
+
+    def has_async(self) -> bool:
+        target = self.cx.target
+        return bool(self.cx.option(PassConfigKey.TL_ENABLE_ASYNC_COPY)) and bool(
+            target is None or getattr(target, "has_cp_async", True))
+
+    # ---- the two kinds of schedule ----------------------------------------------------------------------------
+
+    def automatic(self, loop: For, parts: Body, stages: int) -> Plan | str:
+        """Copies from global to shared in stage 0, everything else in stage num_stages - 1."""
+        items, last = parts.items, stages - 1
+        reasons: list[str] = []
+        early = {i for i, x in enumerate(items) if _is_load(x)}
+        for i in sorted(early):
+            why = self.unfit(loop, items, items[i].stmt.dst.buffer)  # type: ignore[attr-defined]
+            if why:
+                early.discard(i)
+                reasons.append(why)
+        while early:
+            stage = [0 if i in early else last for i in range(len(items))]
+            order = _producers_first(items, early)
+            versions = {items[i].stmt.dst.buffer.data: stages for i in early}  # type: ignore[attr-defined]
+            broken = violations(items, stage, order, versions)
+            if not broken:
+                return self.plan(loop, parts, stage, order, early, versions)
+            drop = {i for v in broken for i in (v.first, v.second) if i in early}
+            if not drop:  # between statements that stay in order: it cannot be
+                raise InternalError(f"pipeline: statements in source order break {broken[0].what}")
+            gone = {items[i].stmt.dst.buffer for i in drop}  # type: ignore[attr-defined]
+            reasons += [f"`{b.name}` cannot be copied ahead: `{broken[0].what}` is written in between" for b in gone]
+            early = {i for i in early if items[i].stmt.dst.buffer not in gone}  # type: ignore[attr-defined]
+        return "; ".join(dict.fromkeys(reasons)) or "no copy from global to shared memory in the body"
+
+    def manual(self, loop: For, parts: Body, stage: list[int], order: list[int]) -> Plan | str:
+        """The user's order and stage lists."""
+        items = parts.items
+        versions: dict[Var, int] = {}
+        for b in {e.buffer: None for x in items for e in x.effects if e.writes}:
+            span = stage_span(items, stage, b.data)
+            if span > 1 and b.scope_name in _SHARED and not self.unfit(loop, items, b):
+                versions[b.data] = span
+        broken = violations(items, stage, order, versions)
+        if broken:
+            a, b = (items[k].stmt.span for k in (broken[0].first, broken[0].second))
+            return f"the given order and stages would break a dependence on `{broken[0].what}`" + (
+                f" between {a} and {b}" if a and b else "")
+        ahead = {i for i, x in enumerate(items) if _is_load(x) and all(
+            stage[j] > stage[i] or (stage[j] == stage[i] and order[j] > order[i])
+            for j, y in enumerate(items) if j != i and y.touches(x.stmt.dst.buffer.data))}  # type: ignore[attr-defined]
+        return self.plan(loop, parts, stage, order, ahead, versions)
+
+    def plan(self, loop: For, parts: Body, stage: list[int], order: list[int], ahead: set[int],
+             versions: dict[Var, int]) -> Plan:
+        buffers = {e.buffer: None for x in parts.items for e in x.effects if versions.get(e.storage, 1) > 1}
+        new = {b: replace(b, shape=(versions[b.data], *b.shape), data=Var(b.name, b.data.dtype, span=b.span))
+               for b in buffers}
+        count = max(versions.values(), default=1)
+        names = ", ".join(sorted({parts.items[i].stmt.dst.buffer.name for i in ahead}))  # type: ignore[attr-defined]
+        report = f"pipelined: {count} stage{'s' * (count != 1)}" + (f" of {names}" if names else "")
+        return Plan(stage, order, frozenset(ahead), new, report)
+
+    def unfit(self, loop: For, items: list[Item], b: Buffer) -> str:
+        """Why a shared buffer cannot have versions; empty when it can."""
+        if not b.is_static or b.strides_ is not None:
+            return f"`{b.name}` has a run-time shape"
+        if has_views(b, self.launch.body):
+            return f"`{b.name}` has views"
+        for x in items:
+            if x.touches(b.data) and hasattr(x.stmt, "dim"):
+                return f"`{b.name}` is reduced or scanned in shared memory"
+            if any(e.storage is b.data and e.indices is None and e.region is None for e in x.effects):
+                return f"the address of `{b.name}` is taken"
+        if live_into(b.data, loop.body):
+            return f"`{b.name}` carries values to the next iteration"
+        if Liveness(b.data, self.launch.body).after(loop):
+            return f"`{b.name}` is used after the loop"
+        return ""
+
+
+# ---- what the user asked for ----------------------------------------------------------------------------------------
+
+
+def _is_pipelined(s: For) -> bool:
+    return s.kind == "pipelined" or s.attr("software_pipeline_stage") is not None
+
+
+def _wanted(s: For) -> int | tuple[Any, Any]:
+    """num_stages, or the (order, stage) lists.  Raises "pipeline-stages"."""
+    order = s.attr("order") or s.attr("software_pipeline_order")
+    stage = s.attr("stage") or s.attr("software_pipeline_stage")
+    if stage is not None:
+        return order, stage
+    if order is not None:
+        return 0
+    n = s.attr("num_stages", 0)
+    n = n.value if isinstance(n, Const) else n
+    if not isinstance(n, int) or n < 0:
+        raise error("pipeline-stages", f"num_stages of T.Pipelined must be an integer >= 0, found {n}", span=s.span,
+                    hint="0 is a plain loop, n keeps n versions of each shared buffer filled by copies")
+    return int(n)
+
+
+def _checked_lists(s: For, parts: Body, order: Any, stage: Any) -> tuple[list[int], list[int]]:
+    """(stage, order) per item.  Raises "pipeline-annotation" for lists that do not fit the body."""
+    lists: dict[str, list[int]] = {}
+    for name, given in (("order", order), ("stage", stage)):
+        values = [int(v) for v in (given if given is not None else range(len(stage)))]
+        if len(values) == len(parts.listed):  # counts pure bindings too: their entries are ignored
+            values = [v for v, k in zip(values, parts.listed) if k is not None]
+        if len(values) != len(parts.items):
+            raise error("pipeline-annotation",
+                        f"pipeline annotation size: `{name}` has {len(given if given is not None else stage)} entries, "
+                        f"the loop body has {len(parts.items)} statements to schedule", span=s.span,
+                        hint="list one entry per copy, fill, gemm, reduction or store of the body, in source order")
+        lists[name] = values
+    if len(set(lists["order"])) != len(lists["order"]):
+        raise error("pipeline-annotation", f"two statements of the pipeline have the same order: {lists['order']}",
+                    span=s.span, hint="`order` is a permutation of the statements")
+    if any(v < 0 for v in lists["stage"]):
+        raise error("pipeline-annotation", f"pipeline stages start at 0, found {lists['stage']}", span=s.span)
+    low = min(lists["stage"], default=0)
+    return [v - low for v in lists["stage"]], lists["order"]
+
+
+def _check_flow(s: For, items: list[Item], stage: list[int], order: list[int]) -> None:
+    """Raises "pipeline-order" when a consumer would run before its producer of the same iteration."""
+    for v in violations(items, stage, order, {e.storage: 1 << 30 for x in items for e in x.effects}):
+        if not v.flow:
+            continue
+        first, second = items[v.first].stmt, items[v.second].stmt
+        if stage[v.second] < stage[v.first]:
+            what = f"is in stage {stage[v.second]}, before stage {stage[v.first]} of its producer"
+        elif stage[v.second] == stage[v.first] and order[v.second] < order[v.first]:
+            what = "comes before its producer in `order`, in the same stage"
+        else:
+            continue
+        raise error("pipeline-order", f"a consumer of `{v.what}` {what}", span=second.span or s.span,
+                    notes=((first.span, "the producer"),), hint="give the consumer a later stage or a later order")
+
+
+# ---- small questions ------------------------------------------------------------------------------------------------
+
+
+def _is_load(x: Item) -> bool:
+    """Whether an item copies from global to shared memory in a form that may be asynchronous."""
+    c = x.stmt
+    return (isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in _SHARED and
+            c.src.dtype == c.dst.dtype and c.attr("prefer_instruction") != "sync")
+
+
+def _producers_first(items: list[Item], early: set[int]) -> list[int]:
+    ranked = sorted(range(len(items)), key=lambda i: (i not in early, i))
+    order = [0] * len(items)
+    for at, i in enumerate(ranked):
+        order[i] = at
+    return order
+
+
+def _leaves(body: Stmt) -> bool:
+    """Whether a break or continue below belongs to the loop around body."""
+    match body:
+        case Break() | Continue():
+            return True
+        case For() | While():
+            return False
+        case Parallel():
+            return False
+        case Seq():
+            return any(map(_leaves, body.stmts))
+    return any(_leaves(x) for x in (getattr(body, "then", None), getattr(body, "orelse", None)) if x is not None)
+
+
+def _drop_allocs(s: Any, gone: set[Buffer]) -> Any:
+    if not gone:
+        return s
+    if isinstance(s, Seq):
+        return seq(*(_drop_allocs(x, gone) for x in s.stmts if not (isinstance(x, Alloc) and x.buffer in gone)),
+                   span=s.span)
+    if isinstance(s, tuple):
+        return tuple(_drop_allocs(x, gone) for x in s)
+    if isinstance(s, Stmt):
+        return rebuild(s, lambda x: _drop_allocs(x, gone) if isinstance(x, (Stmt, tuple)) else x)
+    return s
+
+
+__all__ = ["plan_pipelines"]

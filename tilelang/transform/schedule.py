@@ -1,0 +1,152 @@
+"""Software pipelines as schedules: which iteration each statement of a loop body works on, and whether that is right.
+
+A schedule gives every scheduled statement i of the body a stage s_i and an order o_i.  Step u of the pipeline runs, in
+the order o, statement i for iteration u - s_i.  A dependence from (i, iteration a) to (j, iteration a+d) is kept iff
+    s_i < s_j + d   or   s_i == s_j + d and o_i < o_j.
+A buffer with V versions (slot = iteration mod V) has dependences only between iterations a multiple of V apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tilelang.ir import Alloc, Bind, Buffer, Expr, Stmt, Var, free_vars
+
+from .effects import Effect, effects, expr_effects
+
+
+@dataclass(frozen=True)
+class Item:
+    """One scheduled statement: its accesses, the values it needs from scheduled bindings, and what it defines."""
+
+    stmt: Stmt
+    effects: tuple[Effect, ...]
+    needs: frozenset[object]  # Vars and Buffers defined by other items
+    defines: object | None  # Var of a Bind, Buffer of an Alloc
+
+    def touches(self, storage: Var) -> bool:
+        return any(e.storage is storage for e in self.effects)
+
+
+@dataclass
+class Body:
+    """A loop body taken apart.
+
+    items: scheduled statements in source order.  pure: bindings that may be computed anywhere in their iteration.
+    allocs: allocations that may move in front of the loop.  listed: per source statement that a user's order/stage
+    list may count, the item's index or None for a pure binding.
+    """
+
+    items: list[Item] = field(default_factory=list)
+    pure: list[Bind] = field(default_factory=list)
+    allocs: list[Alloc] = field(default_factory=list)
+    listed: list[int | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A dependence that a schedule breaks: between items first and second, on `what`."""
+
+    first: int
+    second: int
+    what: str
+    storage: object
+    flow: bool  # producer to consumer inside one iteration
+
+
+def take_apart(stmts: Iterable[Stmt]) -> Body:
+    """Classify the statements of a loop body."""
+    stmts = tuple(stmts)
+    written = {e.storage for s in stmts for e in effects(s) if e.writes}
+    body = Body()
+    scheduled: set[object] = set()
+    pure_needs: dict[Var, frozenset[object]] = {}
+    for s in stmts:
+        if isinstance(s, Alloc) and s.init is None:
+            body.allocs.append(s)
+            continue
+        used: frozenset[object] = frozenset(free_vars(s))
+        needs = frozenset(x for v in used for x in pure_needs.get(v, ())) | (used & scheduled)
+        own = tuple(effects(s))
+        needs |= {e.buffer for e in own} & scheduled
+        if isinstance(s, Bind):
+            reads = tuple(expr_effects(s.value))
+            if not any(e.writes or e.storage in written for e in reads):
+                body.pure.append(s)
+                pure_needs[s.var] = needs
+                body.listed.append(None)
+                continue
+        defines = s.var if isinstance(s, Bind) else s.buffer if isinstance(s, Alloc) else None
+        if defines is not None:
+            scheduled.add(defines)
+        body.listed.append(len(body.items))
+        body.items.append(Item(s, own, needs, defines))
+    return body
+
+
+def violations(items: list[Item], stage: list[int], order: list[int], versions: dict[Var, int]) -> list[Violation]:
+    """Dependences that a schedule breaks; empty when it computes what the loop computes.
+
+    versions: storage -> number of versions, for buffers that hold nothing across iterations.
+    """
+    out: list[Violation] = []
+    for i, a in enumerate(items):
+        for j in range(i, len(items)):
+            b = items[j]
+            if a.defines is not None and a.defines in b.needs and (stage[i] != stage[j] or order[i] > order[j]):
+                out.append(Violation(i, j, getattr(a.defines, "name", "?"), a.defines, True))
+            for storage, name, flow in _conflicts(a, b):
+                v = versions.get(storage, 1)
+                kept = _before(i, j, 0, stage, order) if i != j else True
+                # The same pair one lap later: a conflict from b in iteration x to a in iteration x + v.
+                lap = _before(j, i, v, stage, order) and _before(i, j, v, stage, order)
+                if not kept or not lap:
+                    out.append(Violation(i, j, name, storage, flow and not kept))
+    return out
+
+
+def _before(i: int, j: int, distance: int, stage: list[int], order: list[int]) -> bool:
+    """Whether item i in iteration a is run before item j in iteration a + distance."""
+    return stage[i] < stage[j] + distance or (stage[i] == stage[j] + distance and order[i] < order[j])
+
+
+def _conflicts(a: Item, b: Item) -> list[tuple[Var, str, bool]]:
+    """Storages that both touch, one of them writing: (storage, name, whether a writes what b reads)."""
+    found: dict[Var, tuple[str, bool]] = {}
+    for x in a.effects:
+        for y in b.effects:
+            if x.storage is y.storage and (x.writes or y.writes):
+                name, flow = found.get(x.storage, (x.buffer.name, False))
+                found[x.storage] = (name, flow or (x.writes and y.reads))
+    return [(s, n, f) for s, (n, f) in found.items()]
+
+
+def stage_span(items: list[Item], stage: list[int], storage: Var) -> int:
+    """Stages between the first and the last statement that touches a storage, plus one."""
+    at = [stage[i] for i, x in enumerate(items) if x.touches(storage)]
+    return max(at) - min(at) + 1 if at else 1
+
+
+def buffers_written(items: Iterable[Item]) -> list[Buffer]:
+    """Buffers that the items write, in order of first access."""
+    out: dict[Buffer, None] = {}
+    for x in items:
+        for e in x.effects:
+            if e.writes:
+                out.setdefault(e.buffer)
+    return list(out)
+
+
+def needed_binds(pure: list[Bind], used: Iterable[object]) -> list[Bind]:
+    """The pure bindings that values in `used` depend on, in order."""
+    wanted = set(used)
+    keep: list[Bind] = []
+    for b in reversed(pure):
+        if b.var in wanted:
+            keep.append(b)
+            wanted |= free_vars(b.value) if isinstance(b.value, Expr) else set()
+    return keep[::-1]
+
+
+__all__ = ["Body", "Item", "Violation", "buffers_written", "needed_binds", "stage_span", "take_apart", "violations"]
