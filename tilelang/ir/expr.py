@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ _serial = itertools.count()
 def node(cls: type) -> type:
     """Class decorator of IR nodes: frozen dataclass, structural equality and hash (span excluded) from the base."""
     cls = dataclass(frozen=True, eq=False, repr=False)(cls)
-    _FIELDS[cls] = tuple(f for f in cls.__dataclass_fields__ if f != "span")
+    _FIELDS[cls] = tuple(f.name for f in fields(cls) if f.name != "span")
     return cls
 
 

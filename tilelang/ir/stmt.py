@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from .equal import alpha_equal
-from .expr import Buffer, Call, Expr, Node, Region, Var, node
+from .expr import Buffer, Call, Expr, Node, Region, Var, fields_of, node
 from .span import Span
 
 Attrs = tuple[tuple[str, Any], ...]
@@ -242,7 +242,7 @@ def replace(n: Any, **changes: Any) -> Any:
     """Copy of a node with some fields changed; the same object when nothing changes."""
     if all(getattr(n, k) is v for k, v in changes.items()):
         return n
-    values = {f: getattr(n, f) for f in type(n).__dataclass_fields__}
+    values = {f: getattr(n, f) for f in (*fields_of(type(n)), "span")}
     values.update(changes)
     return type(n)(**values)
 

@@ -7,11 +7,15 @@ from typing import Any
 
 from tilelang.ir import Func
 
+from .device_program import DeviceKernel, LoweredProgram, split_host
 from .pass_ import PassContext, PassFn, run_passes
+from .plan_pipelines import plan_pipelines
 
 # Order matters where a line says so.
 TILE_PASSES: tuple[PassFn, ...] = ()
-DEVICE_PASSES: tuple[PassFn, ...] = ()
+DEVICE_PASSES: tuple[PassFn, ...] = (
+    plan_pipelines,  # before layouts: it gives shared buffers their versions
+)
 
 
 def legalized(func: Func, target: Any = None, config: Mapping[str, Any] | None = None) -> Func:
@@ -19,4 +23,15 @@ def legalized(func: Func, target: Any = None, config: Mapping[str, Any] | None =
     return run_passes(func, TILE_PASSES, PassContext(target, config or {}))
 
 
-__all__ = ["DEVICE_PASSES", "TILE_PASSES", "legalized"]
+def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = None,
+          cx: PassContext | None = None) -> LoweredProgram:
+    """The device program of `func` for a GPU target.
+
+    config: pass configs, by key or PassConfigKey.  Raises TileLangError for programs that cannot be compiled,
+    InternalError (naming a report folder) for faults of a pass.
+    """
+    cx = cx or PassContext(target, config or {})
+    return split_host(run_passes(func, (*TILE_PASSES, *DEVICE_PASSES), cx))
+
+
+__all__ = ["DEVICE_PASSES", "TILE_PASSES", "DeviceKernel", "LoweredProgram", "legalized", "lower"]

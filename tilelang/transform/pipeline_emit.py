@@ -188,6 +188,8 @@ class _Emitter:
 
         body = seq(*top, *self.step(main_run), span=loop.span)
         out.append(with_attrs(replace(loop, body=body, extent=self.extent), pipeline_report=self.plan.report))
+        if self.depth:  # nothing is left in flight (the last copies are guarded off): this tells every later reader so
+            out.append(_wait(0))
         return seq(*out, span=loop.span)
 
     def plain_run(self, r: _Run) -> list[Stmt]:

@@ -1,0 +1,124 @@
+"""The lowered program: a host function and one device kernel per launch.  Contract for codegen and runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.ir import Alloc, Buffer, Expr, Func, Launch, Stmt, Var, free_vars, rebuild, replace, walk, with_attrs
+from tilelang.ir.stmt import For, If, Seq, While
+
+from .effects import effects
+
+
+@dataclass(frozen=True)
+class DeviceKernel:
+    """One launch as a kernel.
+
+    name: the device entry.  params: in order: Buffers (passed as pointers), then Vars (symbols and scalars, by value).
+    launch: the Launch in phase DEVICE.  grid: extents as host expressions.  threads: per block (x, y, z).
+    shared_bytes: dynamic shared memory per block, an int, or a host Expr when it depends on the call.
+    written: the params a launch stores to (all others are read-only).
+    """
+
+    name: str
+    params: tuple[Var | Buffer, ...]
+    launch: Launch
+    grid: tuple[Expr, ...]
+    threads: tuple[int, int, int]
+    shared_bytes: Any
+    written: frozenset[Buffer]
+
+    @property
+    def body(self) -> Stmt:
+        return self.launch.body
+
+    def attr(self, key: str, default: Any = None) -> Any:
+        return self.launch.attr(key, default)
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    """host: the Func; each Launch in it carries the attribute `name` of its kernel.  kernels: in launch order."""
+
+    host: Func
+    kernels: tuple[DeviceKernel, ...]
+
+
+def launches(s: Stmt) -> Iterator[Launch]:
+    """The Launches of host code, in program order."""
+    match s:
+        case Launch():
+            yield s
+        case Seq():
+            for x in s.stmts:
+                yield from launches(x)
+        case For() | While():
+            yield from launches(s.body)
+        case If():
+            yield from launches(s.then)
+            if s.orelse is not None:
+                yield from launches(s.orelse)
+
+
+def split_host(func: Func) -> LoweredProgram:
+    """Name the launches and give each its parameters: buffers of the program it touches, then symbols and scalars.
+
+    Kernel names: `<func>_kernel`, further launches `<func>_kernel_1`, …
+    """
+    kernels: list[DeviceKernel] = []
+    base = func.attr("global_symbol") or func.name
+
+    def visit(s: Any) -> Any:
+        if isinstance(s, Launch):
+            name = f"{base}_kernel" + (f"_{len(kernels)}" if kernels else "")
+            named = with_attrs(s, name=name)
+            kernels.append(_kernel(func, named, name))
+            return named
+        if isinstance(s, tuple):
+            return tuple(map(visit, s))
+        if isinstance(s, (Seq, For, While, If)):
+            return rebuild(s, visit)
+        return s
+
+    body = visit(func.body)
+    host = replace(func, body=body)
+    return LoweredProgram(host, tuple(kernels))
+
+
+def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
+    own: set[Buffer] = {x.buffer for x in walk(launch.body) if isinstance(x, Alloc)}
+    outer: dict[Var, Buffer] = {}
+    written: set[Var] = set()
+    for e in effects(launch.body):
+        if e.buffer not in own and e.buffer.scope_name == "global":
+            outer.setdefault(e.storage, e.buffer)
+            if e.writes:
+                written.add(e.storage)
+    declared = [b for _, b in func.buffers if b.data in outer]
+    extra = [b for b in outer.values() if all(b.data is not d.data for d in declared)]
+    buffers = (*declared, *extra)
+    bound = {*launch.block_vars, *launch.thread_vars}
+    scalars = free_vars(launch.body) - bound - {b.data for b in buffers} - {b.data for b in own}
+    for b in buffers:
+        for d in (*b.shape, *(b.strides_ or ()), b.offset):
+            if isinstance(d, Expr):
+                scalars |= free_vars(d)
+    ordered = _ordered(func, scalars)
+    return DeviceKernel(name, (*buffers, *ordered), launch, launch.grid, launch.threads, launch.attr("shared_bytes", 0),
+                        frozenset(b for b in buffers if b.data in written))
+
+
+def _ordered(func: Func, scalars: set[Var]) -> list[Var]:
+    """Scalars in a stable order: parameters, then symbols as they appear in tensor shapes, then host bindings."""
+    order: dict[Var, None] = dict.fromkeys(func.params)
+    for _, b in func.buffers:
+        for d in (*b.shape, *(b.strides_ or ()), b.offset):
+            if isinstance(d, Expr):
+                order.update((x, None) for x in walk(d) if isinstance(x, Var))
+    order.update((x, None) for x in walk(func.body) if isinstance(x, Var))
+    return [v for v in order if v in scalars]
+
+
+__all__ = ["DeviceKernel", "LoweredProgram", "launches", "split_host"]
