@@ -1,0 +1,55 @@
+"""Shared fixtures: golden texts, a private cache, skipping of GPU tests where there is no GPU."""
+
+import os
+import pathlib
+
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="rewrite the expected texts")
+
+
+@pytest.fixture
+def golden(request):
+    """golden(path, text): compare with tests/<path>, or write it with --update-golden."""
+
+    def check(path: str, text: str) -> None:
+        file = pathlib.Path(__file__).parent / path
+        if request.config.getoption("--update-golden"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            return
+        assert file.exists(), f"{path} is missing: run with --update-golden and read what it wrote"
+        assert text == file.read_text(encoding="utf-8")
+
+    return check
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _private_cache(tmp_path_factory):
+    os.environ["TILELANG_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
+    yield
+
+
+def _has_gpu() -> bool:
+    try:
+        from tilelang.runtime import cuda_driver
+
+        return cuda_driver.device_count() > 0
+    except Exception:
+        return False
+
+
+def pytest_collection_modifyitems(config, items):
+    if not any(i.get_closest_marker("gpu") for i in items) or _has_gpu():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+
+
+def pytest_configure(config):
+    if os.environ.get("TILELANG_REQUIRE_TORCH") == "1":
+        import torch  # noqa: F401 - a missing torch must fail here, not skip the interop tests

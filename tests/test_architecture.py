@@ -1,0 +1,118 @@
+"""The folder tells the architecture: imports go one way, public things are documented and tested."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "tilelang"
+
+ROOMS = {
+    "errors": 0, "env": 0, "ir": 1, "arith": 2, "layout": 3, "target": 4, "ops": 5, "language": 6, "transform": 6,
+    "codegen": 6, "simulator": 6, "runtime": 6, "jit": 7, "cache": 7, "engine": 7, "profiler": 8, "autotuner": 9,
+    "library": 10,
+}  # fmt: skip
+TOP = 11  # tools, testing, utils, cli, compat and thin public modules
+
+
+def room_of(module: str) -> tuple[str, int]:
+    parts = module.split(".")
+    name = parts[1] if len(parts) > 1 else ""
+    return name, ROOMS.get(name, TOP)
+
+
+def imports_of(path: pathlib.Path):
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    package = module if path.name == "__init__.py" else module.rsplit(".", 1)[0]
+    package = package.removesuffix(".__init__")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for a in node.names:
+                if a.name.startswith("tilelang"):
+                    yield node.lineno, a.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                up = package.split(".")
+                up = up[: len(up) - (node.level - 1)]
+                base = ".".join(up + ([base] if base else []))
+            if base == "tilelang":
+                for a in node.names:
+                    yield node.lineno, f"tilelang.{a.name}"
+            elif base.startswith("tilelang."):
+                yield node.lineno, base
+
+
+def test_a_room_imports_only_lower_rooms():
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if module in ("tilelang.__init__", "tilelang.__main__"):
+            continue
+        name, level = room_of(module)
+        if level == TOP:
+            continue
+        for line, target in imports_of(path):
+            other, other_level = room_of(target)
+            if other and other != name and other_level >= level:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: room {name} ({level}) imports {other} ({other_level})")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_of_ours_imports_compat():
+    wrong = [str(p) for p in PACKAGE.rglob("*.py") if "compat" not in p.parts and p.name != "__init__.py"
+             for _, t in imports_of(p) if t.startswith("tilelang.compat")]
+    assert not wrong, wrong
+
+
+def test_every_module_class_and_public_function_has_a_docstring():
+    missing = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if not tree.body:
+            continue
+        where = path.relative_to(ROOT)
+        if not ast.get_docstring(tree):
+            missing.append(f"{where}: module")
+        for node in tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_") \
+                    and not ast.get_docstring(node):
+                overload = any("overload" in ast.unparse(d) for d in node.decorator_list)
+                if not overload:
+                    missing.append(f"{where}:{node.lineno}: {node.name}")
+    assert not missing, "\n".join(missing)
+
+
+def tests_text() -> str:
+    return "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("*.py"))
+
+
+def test_every_tile_op_and_pass_is_named_in_a_test():
+    text = tests_text()
+    missing = []
+    for path in (PACKAGE / "ops").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and any("tile_op" in ast.unparse(d) for d in node.decorator_list):
+                if node.name not in text:
+                    missing.append(f"op {node.name}")
+    for path in (PACKAGE / "transform").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and any("pass_" in ast.unparse(d) for d in node.decorator_list):
+                if node.name not in text:
+                    missing.append(f"pass {node.name}")
+    assert not missing, missing
+
+
+def test_import_loads_nothing_heavy():
+    code = ("import sys, tilelang, tilelang.language; "
+            "print([m for m in ('torch', 'llvmlite', 'tvm_ffi', 'cuda', 'matplotlib') if m in sys.modules])")
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.strip() == "[]", out.stdout
+
+
+def test_sources_name_no_path_of_a_machine():
+    hits = [str(p) for folder in ("tilelang", "docs", "benchmarks", "examples") for p in (ROOT / folder).rglob("*")
+            if p.suffix in (".py", ".md", ".cuh", ".json") and "/work/" in p.read_text(encoding="utf-8")]
+    assert not hits, hits

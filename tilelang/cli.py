@@ -1,0 +1,314 @@
+"""Command line: demo, compile, show, simulate, bench, doctor."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+DEMO = '''\
+import tilelang
+import tilelang.language as T
+
+
+@tilelang.jit(out_idx=[-1])
+def matmul(M, N, K, BM=128, BN=128, BK=32, dtype="float16", stages=3):
+    @T.prim_func
+    def main(A: T.Tensor((M, K), dtype), B: T.Tensor((K, N), dtype), C: T.Tensor((M, N), dtype)):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=128) as (bx, by):
+            As = T.alloc_shared((BM, BK), dtype)
+            Bs = T.alloc_shared((BK, BN), dtype)
+            Cf = T.alloc_fragment((BM, BN), "float32")
+            T.clear(Cf)
+            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                T.copy(A[by * BM, k * BK], As)
+                T.copy(B[k * BK, bx * BN], Bs)
+                T.gemm(As, Bs, Cf)
+            T.copy(Cf, C[by * BM, bx * BN])
+
+    return main
+'''
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def load_source(path: pathlib.Path) -> dict[str, Any]:
+    """The global names of a Python file, run as a module.  Raises FileNotFoundError."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return vars(module)
+
+
+def find_program(where: str, settings: dict[str, Any]) -> Any:
+    """The PrimFunc named by FILE or FILE:NAME; a jit factory is called with the settings (K=V).
+
+    Raises LookupError that lists what the file offers.
+    """
+    file, _, name = where.partition(":")
+    names = load_source(pathlib.Path(file))
+    programs = {k: v for k, v in names.items() if not k.startswith("_") and _is_program(v)}
+    if name:
+        if name not in names:
+            raise LookupError(f"{file} has no {name}; it has: {', '.join(programs) or 'no kernel'}")
+        found = names[name]
+    elif len(programs) == 1:
+        found = next(iter(programs.values()))
+    else:
+        raise LookupError(f"{file} has {len(programs)} kernels ({', '.join(programs) or 'none'}): say {file}:NAME")
+    if hasattr(found, "get_tir"):
+        return found.get_tir(**settings)
+    if callable(found) and not hasattr(found, "buffer_map"):
+        return found(**settings)
+    return found
+
+
+def _is_program(v: Any) -> bool:
+    return hasattr(v, "get_tir") or hasattr(v, "buffer_map")
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for p in pairs:
+        key, eq, value = p.partition("=")
+        if not eq:
+            raise SystemExit(f"--set {p}: write --set NAME=VALUE")
+        try:
+            out[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            out[key] = value
+    return out
+
+
+def _target(args: argparse.Namespace) -> Any:
+    if getattr(args, "arch", None):
+        return {"kind": "cuda", "arch": args.arch}
+    return args.target
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Compile a GEMM, check it against float64, print its source and speed."""
+    import linecache
+
+    import tilelang
+
+    console = _console()
+    linecache.cache["<demo>"] = (len(DEMO), None, DEMO.splitlines(keepends=True), "<demo>")
+    names: dict[str, Any] = {"__name__": "demo"}
+    exec(compile(DEMO, "<demo>", "exec"), names)
+    n = args.size
+    start = time.perf_counter()
+    factory = names["matmul"]
+    on_gpu = _gpu_count() > 0 and args.target in ("auto", "cuda")
+    dtype = args.dtype or ("float16" if on_gpu else "float32")
+    program = factory.get_tir(n, n, n, dtype=dtype)
+    kernel = tilelang.compile(program, out_idx=[-1], target=args.target)
+    seconds = time.perf_counter() - start
+    source = kernel.get_kernel_source()
+    lines = source.splitlines()
+    shown = lines if args.full else lines[:args.lines]
+    console.rule(f"kernel source ({len(lines)} lines, target {kernel.target})")
+    print("\n".join(shown))
+    if len(shown) < len(lines):
+        print(f"... {len(lines) - len(shown)} more lines: python -m tilelang demo --full")
+    a, b, run = _demo_inputs(kernel, n, dtype, on_gpu)
+    error, bound = _demo_check(run, a, b, dtype)
+    times = _time(run, on_gpu)
+    best, middle = min(times), statistics.median(times)
+    console.rule("result")
+    print(f"GEMM {n} x {n} x {n} {dtype} on {kernel.target}: compiled in {seconds * 1e3:.0f} ms")
+    print(f"largest error against float64: {error:.3g} (bound {bound:.3g}): {'ok' if error <= bound else 'WRONG'}")
+    print(f"speed: {2 * n**3 / middle / 1e9:.1f} GFLOP/s median, {2 * n**3 / best / 1e9:.1f} best of {len(times)} runs")
+    return 0 if error <= bound else 1
+
+
+def _gpu_count() -> int:
+    from tilelang.runtime import cuda_driver
+
+    return cuda_driver.device_count()
+
+
+def _demo_inputs(kernel: Any, n: int, dtype: str, on_gpu: bool) -> tuple[Any, Any, Callable[[], Any]]:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((n, n)).astype(dtype) for _ in range(2))
+    if not on_gpu:
+        return a, b, lambda: kernel(a, b)
+    import torch
+
+    ta, tb = torch.from_numpy(a).cuda(), torch.from_numpy(b).cuda()
+    return a, b, lambda: kernel(ta, tb)
+
+
+def _demo_check(run: Callable[[], Any], a: Any, b: Any, dtype: str) -> tuple[float, float]:
+    got = run()
+    got = np.asarray(got.cpu() if hasattr(got, "cpu") else got).astype(np.float64)
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    # Accumulation in float32 over K products, then one rounding to the output type.
+    eps = {"float16": 2**-11, "float32": 2**-24, "bfloat16": 2**-8}[dtype]
+    k = a.shape[1]
+    bound = 4 * 2**-24 * k**0.5 * float(np.abs(a).max() * np.abs(b).max()) * 8 + eps * float(np.abs(want).max())
+    return float(np.abs(got - want).max()), bound
+
+
+def _time(run: Callable[[], Any], on_gpu: bool, budget: float = 2.0) -> list[float]:
+    sync: Callable[[], Any] = lambda: None  # noqa: E731 - the GPU case replaces it
+    if on_gpu:
+        import torch
+
+        sync = torch.cuda.synchronize
+    run()
+    sync()
+    times: list[float] = []
+    end = time.perf_counter() + budget
+    while len(times) < 3 or (time.perf_counter() < end and len(times) < 50):
+        t = time.perf_counter()
+        run()
+        sync()
+        times.append(time.perf_counter() - t)
+    return times
+
+
+def compile_(args: argparse.Namespace) -> int:
+    """Compile a program; print what was made and, with --output, write source and binary."""
+    import tilelang
+
+    program = find_program(args.file, _settings(args.set))
+    start = time.perf_counter()
+    kernel = tilelang.compile(program, target=_target(args))
+    print(f"{program.name} for {kernel.target}: {(time.perf_counter() - start) * 1e3:.0f} ms")
+    report = kernel.report()
+    print(report)
+    if args.output:
+        pathlib.Path(args.output).write_text(kernel.get_kernel_source(), encoding="utf-8")
+        print(f"source written to {args.output}")
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print the source, the host source, the IR (after a pass), or the layouts of a program."""
+    program = find_program(args.file, _settings(args.set))
+    if args.what in ("source", "host"):
+        import tilelang
+
+        kernel = tilelang.compile(program, target=_target(args))
+        print(kernel.get_kernel_source() if args.what == "source" else kernel.get_host_source())
+        return 0
+    from tilelang.ir import to_text
+    from tilelang.jit.inspect import layouts_after, program_after
+
+    if args.what == "ir":
+        print(to_text(program_after(program, _target(args), args.after)))
+    else:
+        for name, layout in layouts_after(program, _target(args)):
+            print(f"{name}: {layout!r}\n{layout}\n")
+    return 0
+
+
+def simulate(args: argparse.Namespace) -> int:
+    """Run a program on random inputs by the device simulator and compare with the tile meaning."""
+    from tilelang.jit.inspect import simulate_program
+
+    program = find_program(args.file, _settings(args.set))
+    report = simulate_program(program, args.arch or "sm_80", seed=args.seed)
+    print(report)
+    return 0
+
+
+def bench(args: argparse.Namespace) -> int:
+    """Measure compile time, the CPU GEMM, or (with a GPU) the GPU kernels."""
+    if args.what == "compile":
+        from tilelang.jit.inspect import compile_times
+
+        for line in compile_times(args.arch or "sm_90a", args.repeat):
+            print(line)
+        return 0
+    script = {"cpu": "cpu_gemm.py", "gpu": "gpu_run.py"}[args.what]
+    path = pathlib.Path("benchmarks") / script
+    if not path.exists():
+        print(f"benchmarks/{script} is not here: run this from a checkout of the project", file=sys.stderr)
+        return 2
+    import runpy
+
+    sys.argv = [str(path)]
+    runpy.run_path(str(path), run_name="__main__")
+    return 0
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Say what this machine can do, and how to get what is missing."""
+    from rich.table import Table
+
+    from tilelang.jit.inspect import machine_facts
+
+    table = Table("part", "state", "what it gives, or how to get it")
+    for part, state, hint in machine_facts():
+        table.add_row(part, state, hint)
+    _console().print(table)
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The argument parser of `python -m tilelang`."""
+    parser = argparse.ArgumentParser(prog="python -m tilelang", description="Tile kernels: compile, look, run, check.")
+    sub = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        about = (run.__doc__ or "").strip()
+        p = sub.add_parser(name, help=about, description=about)
+        p.set_defaults(run=run)
+        return p
+
+    p = command("demo", demo)
+    p.add_argument("--size", type=int, default=1024, help="M = N = K (default 1024)")
+    p.add_argument("--target", default="auto", help="auto, cpu or cuda (default auto: the GPU if there is one)")
+    p.add_argument("--dtype", choices=["float16", "float32"], help="default float16 on a GPU, float32 on the CPU")
+    p.add_argument("--lines", type=int, default=60, help="lines of source to print (default 60)")
+    p.add_argument("--full", action="store_true", help="print the whole source")
+    for name, run in (("compile", compile_), ("show", show), ("simulate", simulate)):
+        p = command(name, run)
+        p.add_argument("file", help="Python file, or FILE:NAME for one of several kernels in it")
+        p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="argument of a kernel factory")
+        p.add_argument("--target", default="auto", help="auto, cpu, cuda (default auto)")
+        p.add_argument("--arch", help="compile for this GPU, present or not: sm_80, sm_90a, …")
+        if name == "compile":
+            p.add_argument("--output", help="write the kernel source to this file")
+        if name == "show":
+            p.add_argument("--what", choices=["source", "host", "ir", "layout"], default="source")
+            p.add_argument("--after", help="with --what ir: the pass after which to print (default: the last)")
+        if name == "simulate":
+            p.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    p = command("bench", bench)
+    p.add_argument("what", choices=["compile", "cpu", "gpu"], help="what to measure")
+    p.add_argument("--arch", help="architecture for `compile` (default sm_90a)")
+    p.add_argument("--repeat", type=int, default=5, help="repetitions (default 5)")
+    command("doctor", doctor)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; user errors are printed, not traced."""
+    from tilelang.errors import TileLangError
+
+    args = build_parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except (TileLangError, LookupError, FileNotFoundError) as e:
+        print(e, file=sys.stderr)
+        return 2
