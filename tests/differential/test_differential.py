@@ -1,0 +1,52 @@
+"""Generated programs agree between tile meaning, device simulator, CPU and (with one at hand) the GPU."""
+
+import numpy as np
+import pytest
+from families import FAMILIES
+from hypothesis import HealthCheck, given, seed, settings
+from programs import run_case
+
+# 300 programs in a default run: families x chunks x examples.
+CHUNKS, EXAMPLES = 5, 20
+EXECUTIONS = {"tile": ("cpu", "tile"), "simulator": ({"kind": "cuda", "arch": "sm_80"}, "simulator"), "cpu": ("cpu", None)}
+
+
+def check(case, executions) -> None:
+    for name, (target, backend) in executions.items():
+        error, bound = run_case(case, target, backend)
+        assert error <= bound, f"{name}: error {error} exceeds {bound}"
+
+
+def run_family(family, chunk, executions, examples):
+    strategy, build = FAMILIES[family]
+
+    @seed(1000 * chunk + len(family))
+    @settings(max_examples=examples, deadline=None, database=None,
+              suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+    @given(strategy())
+    def go(description):
+        check(build(description), executions)
+
+    go()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_three_executions_agree(family, chunk):
+    run_family(family, chunk, EXECUTIONS, EXAMPLES)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gpu_agrees_with_reference(family, chunk):
+    run_family(family, chunk, {"gpu": ("cuda", None)}, EXAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_run_with_a_fresh_seed(family):
+    run_family(family, int(np.random.default_rng().integers(10, 2**31)), EXECUTIONS, 500)
