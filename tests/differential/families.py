@@ -88,6 +88,12 @@ def build_elementwise(d: dict[str, Any]) -> Case:
                 for i, j in T.Parallel(bm, bn):
                     F[i, j] = S[(i * bn + j) % bm, (i + j) % bn]
 
+        @T.macro
+        def apply_all(rest, F, S, R):
+            apply(rest[0], F, S, R)
+            if len(rest) > 1:
+                apply_all(rest[1:], F, S, R)
+
         @T.prim_func
         def chain(X: T.Tensor((m, n), dt), Y: T.Tensor((m, n), "float32")):
             with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=d["threads"]) as (bx, by):
@@ -97,12 +103,6 @@ def build_elementwise(d: dict[str, Any]) -> Case:
                 T.copy(X[by * bm, bx * bn], F)
                 apply_all(steps, F, S, R)
                 T.copy(F, Y[by * bm, bx * bn])
-
-        @T.macro
-        def apply_all(rest, F, S, R):
-            apply(rest[0], F, S, R)
-            if len(rest) > 1:
-                apply_all(rest[1:], F, S, R)
 
         return chain
 

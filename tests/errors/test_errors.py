@@ -1,0 +1,46 @@
+"""Every error kind has a failing program and its full text."""
+
+import importlib
+import pathlib
+import pkgutil
+import runpy
+
+import pytest
+
+import tilelang
+from tilelang.errors import KINDS, TileLangError
+
+HERE = pathlib.Path(__file__).parent
+PROGRAMS = sorted((HERE / "programs").glob("*.py"))
+
+
+def all_kinds() -> set[str]:
+    """Kinds registered by any module of the package."""
+    for m in pkgutil.walk_packages(tilelang.__path__, "tilelang."):
+        if not m.name.endswith("__main__"):
+            importlib.import_module(m.name)
+    return set(KINDS)
+
+
+def failure(path: pathlib.Path) -> TileLangError:
+    with pytest.raises(TileLangError) as caught:
+        runpy.run_path(str(path), run_name="__main__")
+    return caught.value
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=[p.stem for p in PROGRAMS])
+def test_the_program_fails_with_this_text(path, golden):
+    err = failure(path)
+    assert err.kind == path.stem
+    assert err.hint, "an error ends with something to do"
+    text = str(err).replace(str(path), path.name)
+    golden(f"errors/programs/{path.stem}.txt", text + "\n")
+
+
+def test_every_kind_has_its_program():
+    missing = sorted(all_kinds() - {p.stem for p in PROGRAMS})
+    assert not missing, missing
+
+
+def test_there_are_at_least_forty_kinds():
+    assert len(PROGRAMS) >= 40
