@@ -84,12 +84,12 @@ def test_every_module_class_and_public_function_has_a_docstring():
     assert not missing, "\n".join(missing)
 
 
-def tests_text() -> str:
+def text_of_tests() -> str:
     return "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("*.py"))
 
 
 def test_every_tile_op_and_pass_is_named_in_a_test():
-    text = tests_text()
+    text = text_of_tests()
     missing = []
     for path in (PACKAGE / "ops").rglob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

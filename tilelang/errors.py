@@ -9,10 +9,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .ir.span import Span  # noqa: F401
+from typing import Any
 
 
 class TileLangError(Exception):
@@ -55,7 +52,7 @@ def register(name: str, raises: type[Exception], about: str) -> None:
 def _class_for(base: type[Exception]) -> type[TileLangError]:
     if base not in _CLASSES:
         cls = type(f"TileLang{base.__name__}", (TileLangError, base), {"__module__": __name__})
-        cls.__str__ = lambda self: render(self)  # type: ignore[method-assign]
+        cls.__str__ = render  # type: ignore[assignment,method-assign]
         _CLASSES[base] = cls
     return _CLASSES[base]
 

@@ -6,18 +6,28 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from .dtype import dtype, int_range, promote
 from .span import Span
 
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Any:
+        """Only a type checker needs it: `node` makes dataclasses."""
+        return lambda f: f
+
+
 _FIELDS: dict[type, tuple[str, ...]] = {}
 _serial = itertools.count()
 
 
-def node(cls: type) -> type:
+@dataclass_transform(frozen_default=True, eq_default=False)
+def node(cls: Any) -> Any:
     """Class decorator of IR nodes: frozen dataclass, structural equality and hash (span excluded) from the base."""
     cls = dataclass(frozen=True, eq=False, repr=False)(cls)
     _FIELDS[cls] = tuple(f.name for f in fields(cls) if f.name != "span")

@@ -58,7 +58,7 @@ class _Parser:
             case ast.Tuple(elts=elts):
                 return tuple(self.value(e) for e in elts)
             case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=v)]):
-                return float(v)
+                return float(v)  # type: ignore[arg-type]
             case ast.Call(func=ast.Attribute(attr="py"), args=[v]):
                 return ast.literal_eval(v)
             case ast.Call(func=ast.Attribute(attr="dtype"), args=[ast.Constant(value=v)]):
@@ -108,7 +108,7 @@ class _Parser:
             case ast.Constant(value=str(v)):
                 return StringConst(v)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=v)):
-                return Const(-v, I32 if isinstance(v, int) else dtype("float32"))
+                return Const(-v, I32 if isinstance(v, int) else dtype("float32"))  # type: ignore[operator]
             case ast.UnaryOp(op=ast.Not(), operand=a):
                 return self.unary("not", a)
             case ast.UnaryOp(op=ast.Invert(), operand=a):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from .equal import alpha_equal
-from .expr import Buffer, Call, Expr, Node, Region, Var, fields_of, node
+from .expr import Buffer, Call, Expr, Node, Region, Var, dataclass_transform, node
 from .span import Span
 
 Attrs = tuple[tuple[str, Any], ...]
@@ -178,10 +178,11 @@ class TileOp(Stmt):
 TILE_OPS: dict[str, type[TileOp]] = {}
 
 
+@dataclass_transform(frozen_default=True, eq_default=False)
 def tile_op(name: str) -> Any:
     """Class decorator: an IR node registered as the tile op `name`."""
 
-    def wrap(cls: type) -> type:
+    def wrap(cls: Any) -> Any:
         cls = node(cls)
         cls.op_name = name
         TILE_OPS[name] = cls

@@ -69,7 +69,7 @@ def rebuild(n: Node, visit: Callable[[Any], Any]) -> Any:
         return n
     if isinstance(n, Seq):
         return seq(*new[0], span=n.span)
-    return type(n)(*new, span=n.span)
+    return type(n)(*new, span=n.span)  # type: ignore[call-arg]
 
 
 def substitute(n: Any, mapping: dict[Any, Any]) -> Any:
