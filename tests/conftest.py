@@ -37,7 +37,7 @@ def _has_gpu() -> bool:
     try:
         from tilelang.runtime import cuda_driver
 
-        return cuda_driver.device_count() > 0
+        return cuda_driver.is_available() and cuda_driver.driver().device_count() > 0
     except Exception:
         return False
 

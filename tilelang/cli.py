@@ -142,7 +142,7 @@ def demo(args: argparse.Namespace) -> int:
 def _gpu_count() -> int:
     from tilelang.runtime import cuda_driver
 
-    return cuda_driver.device_count()
+    return cuda_driver.driver().device_count() if cuda_driver.is_available() else 0
 
 
 def _demo_inputs(kernel: Any, n: int, dtype: str, on_gpu: bool) -> tuple[Any, Any, Callable[[], Any]]:
