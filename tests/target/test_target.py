@@ -1,7 +1,9 @@
 """Target values: forms, features, errors, the current scope."""
 
 import pytest
-from tilelang.target import Target, determine_target, target as target_module
+
+from tilelang.target import Target, determine_target
+from tilelang.target import target as target_module
 
 
 @pytest.fixture

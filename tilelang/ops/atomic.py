@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (AddressOf, Attrs, Evaluate, Expr, Region, Span, Stmt, TileOp, Var, call, cast, load, tile_op)
+from typing import Any
+
+from tilelang.ir import AddressOf, Attrs, Evaluate, Expr, Region, Span, Stmt, TileOp, Var, call, cast, load, tile_op
+from tilelang.ir.evaluate import binary_function, to_dtype
 
 from .base import LowerContext
 from .pairing import iteration_space, matched_indices
+from .tiles import fit
 
 
 @tile_op("atomic")
@@ -20,6 +24,12 @@ class AtomicTile(TileOp):
     kind: str
     attrs: Attrs = ()
     span: Span | None = None
+
+    def reference(self, env: Any) -> None:
+        """dst = kind(dst, cast(value)), each element once."""
+        dt, shape = self.dst.dtype, env.shape(self.dst)
+        value = fit(env.read(self.value), shape, self.span) if isinstance(self.value, Region) else env.eval(self.value)
+        env.write(self.dst, binary_function(self.kind, dt)(env.read(self.dst), to_dtype(value, dt)))
 
     def lower(self, cx: LowerContext) -> Stmt:
         """One scalar atomic an element, by the first of its owners."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilelang.ir import Attrs, Region, Span, Stmt, TileOp, cast, tile_op
+from tilelang.ir.evaluate import to_dtype
 
 from .base import LowerContext
 from .pairing import lower_elementwise
+from .tiles import fit
 
 
 @tile_op("copy")
@@ -22,6 +26,11 @@ class Copy(TileOp):
     dst: Region
     attrs: Attrs = ()
     span: Span | None = None
+
+    def reference(self, env: Any) -> None:
+        """dst = cast(src)."""
+        tile = fit(env.read(self.src), env.shape(self.dst), self.span)
+        env.write(self.dst, to_dtype(tile, self.dst.dtype))
 
     def lower(self, cx: LowerContext) -> Stmt:
         """An element loop under the distribution that suits both sides; cp.async where the planner asked for it."""

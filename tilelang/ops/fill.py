@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilelang.ir import Attrs, Expr, Region, Span, Stmt, TileOp, cast, tile_op
+from tilelang.ir.evaluate import to_dtype
 
 from .base import LowerContext
 from .pairing import lower_elementwise
@@ -16,6 +19,10 @@ class Fill(TileOp):
     value: Expr
     attrs: Attrs = ()
     span: Span | None = None
+
+    def reference(self, env: Any) -> None:
+        """dst = cast(value)."""
+        env.write(self.dst, to_dtype(env.eval(self.value), self.dst.dtype))
 
     def lower(self, cx: LowerContext) -> Stmt:
         """Each element stored once by each of its owners."""

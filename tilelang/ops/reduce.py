@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from tilelang.ir import Attrs, Region, Span, TileOp, tile_op
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Attrs, Region, Span, TileOp, dtype, int_range, tile_op
+from tilelang.ir.evaluate import binary_function, to_dtype
+
+from .tiles import combine
 
 KINDS = ("sum", "abssum", "max", "absmax", "min", "bitand", "bitor", "bitxor")
+
+# kind -> the Binary op that combines two elements
+COMBINE = {"sum": "add", "abssum": "add", "max": "max", "absmax": "max", "min": "min", "bitand": "bitand",
+           "bitor": "bitor", "bitxor": "bitxor"}
+
+
+def identity(kind: str, dt: dtype) -> Any:
+    """The value that leaves `kind` unchanged, as a Python number of dt's range."""
+    if kind == "bitand":
+        return True if dt.is_bool else (int_range(dt)[1] if dt.is_unsigned else -1)
+    if kind in ("max", "min"):
+        low, high = (-np.inf, np.inf) if dt.is_float else int_range(dt)
+        return low if kind == "max" else high
+    return 0
 
 
 @tile_op("reduce")
@@ -23,3 +44,18 @@ class Reduce(TileOp):
     nan_propagate: bool = False
     attrs: Attrs = ()
     span: Span | None = None
+
+    def reference(self, env: Any) -> None:
+        """Convert to dst's dtype, combine along dim, join with the old value unless clear."""
+        dt, op = self.dst.dtype, COMBINE[self.kind]
+        tile = to_dtype(env.read(self.src), dt)
+        if self.kind.startswith("abs"):
+            tile = np.abs(tile) if not dt.is_unsigned else tile
+        axis = self.dim % tile.ndim
+        out = combine(op, dt, tile, axis, identity(self.kind, dt))
+        if self.nan_propagate and dt.is_float and op in ("max", "min"):
+            out = np.where(np.isnan(tile).any(axis), np.asarray(np.nan).astype(out.dtype), out)
+        out = out.reshape(env.shape(self.dst))
+        if not self.clear:
+            out = binary_function(op, dt)(env.read(self.dst), out)
+        env.write(self.dst, out)

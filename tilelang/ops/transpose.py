@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from tilelang.ir import Attrs, Region, Span, Stmt, Store, TileOp, Var, cast, load, tile_op
+from tilelang.ir.evaluate import to_dtype
 
 from .base import LowerContext
 from .pairing import offset_indices
+from .tiles import fit
 
 
 @tile_op("transpose")
@@ -16,6 +22,11 @@ class Transpose(TileOp):
     dst: Region
     attrs: Attrs = ()
     span: Span | None = None
+
+    def reference(self, env: Any) -> None:
+        """dst = src with its last two dimensions exchanged."""
+        tile = fit(np.swapaxes(env.read(self.src), -1, -2), env.shape(self.dst), self.span)
+        env.write(self.dst, to_dtype(tile, self.dst.dtype))
 
     def lower(self, cx: LowerContext) -> Stmt:
         """An element loop over the destination."""

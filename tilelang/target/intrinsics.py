@@ -114,7 +114,8 @@ _math("fmod", np.fmod, 2)
 _math("hypot", np.hypot, 2)
 _math("copysign", np.copysign, 2, llvm="llvm.copysign")
 _math("fma", lambda a, b, c: a * b + c, 3, llvm="llvm.fma")
-add_intrinsic(Intrinsic("rsqrt", 1, PURE, lambda x: 1.0 / np.sqrt(x), {"float32": "rsqrtf({0})", "float64": "rsqrt({0})"}))
+add_intrinsic(Intrinsic("rsqrt", 1, PURE, lambda x: 1.0 / np.sqrt(x),
+                        {"float32": "rsqrtf({0})", "float64": "rsqrt({0})"}))
 add_intrinsic(Intrinsic("sigmoid", 1, PURE, _sigmoid, {
     "float32": "(1.0f / (1.0f + expf(-{0})))", "float64": "(1.0 / (1.0 + exp(-{0})))"},
     fast="__fdividef(1.0f, 1.0f + __expf(-{0}))"))
@@ -134,8 +135,8 @@ add_intrinsic(Intrinsic("to_tf32", 1, PURE, None, {"*": "tl::to_tf32({0})"}))
 # ---- predicates and integer functions ------------------------------------------------------------------------------
 
 for _name, _fn in (("isnan", np.isnan), ("isinf", np.isinf), ("isfinite", np.isfinite)):
-    add_intrinsic(Intrinsic(_name, 1, PURE, _fn, {"float32": f"(bool){_name}({{0}})", "float64": f"(bool){_name}({{0}})"},
-                            result="bool"))
+    _text = f"(bool){_name}({{0}})"
+    add_intrinsic(Intrinsic(_name, 1, PURE, _fn, {"float32": _text, "float64": _text}, result="bool"))
 add_intrinsic(Intrinsic("isnullptr", 1, PURE, lambda x: np.asarray(x) == 0, {"*": "({0} == nullptr)"}, result="bool"))
 
 
@@ -218,7 +219,8 @@ for _name, _arity, _stem in (("add", 2, "add"), ("sub", 2, "sub"), ("mul", 2, "m
     _half = {"add": "__hadd_rn", "sub": "__hsub_rn", "mul": "__hmul_rn", "div": "__hdiv", "ma": "__hfma", "rcp": "hrcp",
              "sqrt": "hsqrt"}[_stem]
     add_intrinsic(Intrinsic(f"ieee_{_name}", _arity, PURE, _ieee(_name), {
-        "float32": f"{_f32}_{{rounding_mode}}({_args(_arity)})", "float64": f"{_f64}_{{rounding_mode}}({_args(_arity)})",
+        "float32": f"{_f32}_{{rounding_mode}}({_args(_arity)})",
+        "float64": f"{_f64}_{{rounding_mode}}({_args(_arity)})",
         "float16": f"{_half}({_args(_arity)})", "bfloat16": f"{_half}({_args(_arity)})"}, attrs=("rounding_mode",)))
 add_intrinsic(Intrinsic("ieee_frsqrt", 1, PURE, _ieee("frsqrt"), {"float32": "__frsqrt_rn({0})"}))
 

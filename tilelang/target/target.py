@@ -298,7 +298,8 @@ def check_arch(arch: Any) -> str:
 def _check_code(code: Any) -> tuple[str, ...]:
     if not isinstance(code, (list, tuple)) or not code or not all(
             isinstance(c, str) and re.match(r"^(sm|compute|lto)_\d{2,3}[af]?$", c) for c in code):
-        raise error("target-arch", f"CUDA target code must be a list of exact tokens such as ['sm_90a'], found {code!r}")
+        raise error("target-arch", f"CUDA target code must be a list of exact tokens such as ['sm_90a'], "
+                                   f"found {code!r}")
     return tuple(code)
 
 

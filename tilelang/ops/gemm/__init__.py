@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tilelang.ir import Attrs, Expr, Region, Span, TileOp, register_literal, tile_op
+from typing import Any
 
+from tilelang.ir import Attrs, Expr, Region, Span, TileOp, numpy_dtype, register_literal, tile_op
+
+from ..tiles import widest_product
 from .policy import GemmWarpPolicy
 
 
@@ -37,6 +40,16 @@ class Gemm(TileOp):
     @property
     def k(self) -> int:
         return self.a.extents[-2 if self.transpose_a else -1]
+
+    def reference(self, env: Any) -> None:
+        """The product in float32 (or wider, or exact integers), added and rounded once to c's dtype."""
+        acc = self.c.dtype
+        a, b = (t.reshape(t.shape[-2:]) for t in (env.read(self.a), env.read(self.b)))
+        product = widest_product(a.T if self.transpose_a else a, b.T if self.transpose_b else b, acc)
+        if not bool(env.eval(self.clear_accum)):
+            old = env.read(self.c)
+            product = product.reshape(old.shape) + old.astype(product.dtype)
+        env.write(self.c, product.astype(numpy_dtype(acc)).reshape(env.shape(self.c)))
 
 
 register_literal("policy", GemmWarpPolicy)

@@ -1,0 +1,502 @@
+"""CUDA C++ for kernels in phase DEVICE.  `print_kernel(kernel)` is the whole interface.
+
+A kernel is an `extern "C" __global__` function; what it needs of prelude.cuh stands before it.  Shared memory is one
+dynamic array with the offsets planned by transform/plan_shared_memory.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Protocol
+
+from tilelang.ir import (I32, AddressOf, Alloc, Assert, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Launch, Load,
+                         Ramp, Select, Shuffle, Span, Store, StringConst, Unary, Var, binary, const, dtype, is_const,
+                         rebuild, walk)
+from tilelang.target import INTRINSICS
+from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
+
+from .c_like import ATOM, COND, EQ, LOR, POSTFIX, PREFIX, CLikePrinter, Text, quote
+from .prelude import device_header
+
+SHARED_SCOPES = ("shared", "shared.dyn")
+_TYPES = {"bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
+          "int32": "int", "uint32": "unsigned", "int64": "long long", "uint64": "unsigned long long", "float16": "half_t",
+          "bfloat16": "bfloat16_t", "float32": "float", "tfloat32": "float", "float64": "double", "handle": "void*",
+          "float8_e4m3": "fp8_e4_t", "float8_e4m3fn": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
+_HALVES = ("float16", "bfloat16")
+# type name in the text -> (header, typedef)
+_HEADERS = {"half_t": ("cuda_fp16.h", "typedef __half half_t;"),
+            "bfloat16_t": ("cuda_bf16.h", "typedef __nv_bfloat16 bfloat16_t;"),
+            "fp8_e4_t": ("cuda_fp8.h", "typedef __nv_fp8_e4m3 fp8_e4_t;"),
+            "fp8_e5_t": ("cuda_fp8.h", "typedef __nv_fp8_e5m2 fp8_e5_t;")}
+_LITERAL_SUFFIX = {"int32": "", "uint32": "u", "int64": "LL", "uint64": "ULL"}
+_VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
+               "le": "vec_compare", "gt": "vec_compare", "ge": "vec_compare", "eq": "vec_compare", "ne": "vec_compare",
+               "and": "vec_compare", "or": "vec_compare"}
+_KEYWORDS = """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr
+const_cast continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend
+goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
+register reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this
+thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+half half2 float2 float4 int2 int4 uint2 uint4 min max abs exp log sqrt printf memcpy threadIdx blockIdx blockDim gridDim
+warpSize tl smem main half_t bfloat16_t fp8_e4_t fp8_e5_t""".split()
+_WORD = re.compile(r"\w+")
+
+
+class DeviceKernel(Protocol):
+    """What print_kernel reads of transform.device_program.DeviceKernel."""
+
+    name: str
+    params: tuple[Any, ...]  # Buffer: pointer; Var: scalar
+    launch: Launch
+
+
+def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False) -> str:
+    """CUDA C++ source of a kernel: header, user's injected source, kernel.
+
+    fast_math: print the fast variants of float32 functions (`tl.enable_fast_math`).
+    Raises NotImplementedError at the user's line for what CUDA has no form for.
+    """
+    return CudaPrinter(kernel, fast_math).source()
+
+
+class CudaPrinter(CLikePrinter):
+    reserved = frozenset(_KEYWORDS)
+
+    def __init__(self, kernel: DeviceKernel, fast_math: bool = False) -> None:
+        super().__init__()
+        self.kernel, self.launch, self.fast_math = kernel, kernel.launch, fast_math
+        self.offsets = {b.data: offset for b, offset in (kernel.launch.attr("shared_offsets") or ())}
+        self.storage: dict[Var, dtype] = {}  # element type with which a storage was declared
+        self.scalars: set[Var] = set()  # storages that are plain variables (local.var)
+        self.extra: set[str] = set()  # prelude sections used without being named (operators)
+
+    # ---- the kernel ---------------------------------------------------------------------------------------------
+    def source(self) -> str:
+        self._written = _written_storages(self.launch)
+        signature = self._signature()
+        self.depth = 1
+        self._thread_indices()
+        if self.offsets:
+            self.emit("extern __shared__ __align__(1024) unsigned char smem[];")
+        self.stmt(self.launch.body)
+        body = "\n".join([signature + " {", *self.lines, "}"]) + "\n"
+        injected = "".join(t.rstrip() + "\n" for t in (self.launch.attr("import_source") or ()) if t)
+        return self._header(body, injected) + injected + body
+
+    def _header(self, body: str, injected: str) -> str:
+        words = set(_WORD.findall(body)) | set(_WORD.findall(injected)) | self.extra
+        functions = device_header(words)
+        words |= set(_WORD.findall(functions))
+        used = [(h, t) for name, (h, t) in _HEADERS.items() if name in words]
+        out = [f"#include <{h}>" for h in dict.fromkeys(h for h, _ in used)] + [t for _, t in used]
+        out.append("#define TL_DEVICE __device__ __forceinline__")
+        if functions:
+            out += ["namespace tl {", functions.rstrip(), "}  // namespace tl"]
+        return "\n".join(out) + "\n\n"
+
+    def _signature(self) -> str:
+        bounds = [str(self.launch.num_threads)]
+        if self.launch.attr("min_blocks_per_sm"):
+            bounds.append(str(self.launch.attr("min_blocks_per_sm")))
+        params = ", ".join(self._parameter(p) for p in self.kernel.params)
+        return f'extern "C" __global__ void __launch_bounds__({", ".join(bounds)}) {self.kernel.name}({params})'
+
+    def _parameter(self, p: Any) -> str:
+        if isinstance(p, Buffer):
+            self.storage[p.data] = p.dtype
+            read_only = "" if p.data in self._written else "const "
+            return f"{read_only}{self.type_name(p.dtype, p.span)}* __restrict__ {self.namer(p.data, p.name)}"
+        return f"{self.type_name(p.dtype, p.span)} {self.namer(p, p.name)}"
+
+    def _thread_indices(self) -> None:
+        launch = self.launch
+        used = {x for x in walk(launch.body) if isinstance(x, Var)}
+        for var, n, axis in zip(launch.thread_vars, launch.threads, "xyz"):
+            self.facts.bind(var, 0, n - 1)
+            if var in used:
+                self.emit(f"const int {self.namer(var, var.name)} = threadIdx.{axis};")
+        for var, n in zip(launch.block_vars, launch.grid):
+            high = self.facts.interval(n)[1]
+            self.facts.bind(var, 0, 2**31 - 2 if high is None else max(0, min(high - 1, 2**31 - 2)))
+        swizzle = launch.attr("swizzle")
+        if swizzle and len(launch.block_vars) >= 2:
+            self._swizzled_blocks(*swizzle)
+        for var, axis in zip(launch.block_vars, "xyz"):
+            if var in used and var not in self.namer.names:
+                self.emit(f"const int {self.namer(var, var.name)} = blockIdx.{axis};")
+
+    def _swizzled_blocks(self, panel: int, order: Any) -> None:
+        """Blocks in panels of `panel` rows (order "row") or columns, each walked back and forth, for L2 reuse."""
+        bx, by = (self.namer(v, v.name) for v in self.launch.block_vars[:2])
+        row = str(order) in ("row", "0")
+        across, along = ("x", "y") if row else ("y", "x")
+        first, second = (bx, by) if row else (by, bx)
+        self.emit(f"// blocks in panels of {panel} {'rows' if row else 'columns'}")
+        for line in (
+                f"const unsigned block_ = blockIdx.x + gridDim.x * blockIdx.y, panel_ = {panel}u * gridDim.{across};",
+                f"const unsigned start_ = block_ / panel_ * {panel}u, in_ = block_ % panel_;",
+                f"const unsigned width_ = min({panel}u, gridDim.{along} - start_);",
+                f"const int {second} = start_ + in_ % width_;",
+                f"const int {first} = start_ / {panel}u % 2u ? gridDim.{across} - 1 - in_ / width_ : in_ / width_;"):
+            self.emit(line)
+
+    # ---- types and literals -----------------------------------------------------------------------------------------
+    def type_name(self, dt: dtype, span: Span | None = None) -> str:
+        name = _TYPES.get(dt.base)
+        if name is None:
+            raise self.unsupported(f"element type {dt}", None)
+        return name if dt.lanes == 1 else f"tl::vec<{name}, {dt.lanes}>"
+
+    def literal(self, e: Const) -> Text:
+        dt, v = e.dtype, e.value
+        if dt.is_bool:
+            return ("true" if v else "false"), ATOM
+        if dt.is_float:
+            return self._float_literal(dt, float(v))
+        if dt.is_handle:
+            return ("nullptr", ATOM) if v == 0 else (f"(void*){v}ULL", PREFIX)
+        suffix = _LITERAL_SUFFIX.get(dt.base)
+        if suffix is None:
+            return f"({_TYPES[dt.base]}){v}", PREFIX
+        if v == -(2 ** (dt.bits - 1)):
+            return f"(-{-v - 1}{suffix} - 1)", ATOM
+        return f"{v}{suffix}", (PREFIX if v < 0 else ATOM)
+
+    def _float_literal(self, dt: dtype, v: float) -> Text:
+        if math.isnan(v) or math.isinf(v):
+            self.extra.add("infinity")
+            text = "TL_NAN" if math.isnan(v) else "TL_INFINITY" if v > 0 else "-TL_INFINITY"
+            level = PREFIX if v < 0 else ATOM
+            return (text, level) if dt.base in ("float32", "tfloat32") else (f"{_TYPES[dt.base]}({text})", POSTFIX)
+        if dt == "float64":
+            return repr(v), (PREFIX if v < 0 or math.copysign(1, v) < 0 else ATOM)
+        text = f"{_short_float(v)}f"
+        if dt.base in ("float32", "tfloat32"):
+            return text, (PREFIX if text[0] == "-" else ATOM)
+        return f"{self.type_name(dt)}({text})", POSTFIX
+
+    # ---- memory ---------------------------------------------------------------------------------------------------
+    def alloc(self, s: Alloc) -> None:
+        b = s.buffer
+        name, ctype = self.namer(b.data, b.name), self.type_name(b.dtype, s.span or b.span)
+        self.storage[b.data] = b.dtype
+        if b.scope_name in SHARED_SCOPES:
+            if b.data in self.offsets:
+                self.emit(f"{ctype}* const {name} = reinterpret_cast<{ctype}*>(smem + {self.offsets[b.data]});")
+            else:
+                self.emit(f"__shared__ __align__(128) {ctype} {name}[{b.size}];")
+        elif b.scope_name == "local.var" or (b.scope_name == "local" and s.init is not None and b.size == 1):
+            self.scalars.add(b.data)
+            self.emit(f"{ctype} {name}" + (f" = {self.top(s.init)};" if s.init is not None else ";"))
+        elif b.scope_name == "local":
+            self.emit(f"alignas(16) {ctype} {name}[{b.size}];")
+        else:
+            raise self.unsupported(f"a {b.scope_name} buffer", s)
+
+    def _place(self, b: Buffer, index: Expr) -> str:
+        """b[index] as an lvalue of the buffer's element type."""
+        name = self.namer(b.data, b.name)
+        if b.data in self.scalars:
+            return name if self.storage[b.data] == b.dtype else f"reinterpret_cast<{self.type_name(b.dtype)}&>({name})"
+        declared = self.storage.get(b.data)
+        if declared is not None and declared != b.dtype:
+            const_ = "" if b.data in self._written or b.scope_name != "global" else "const "
+            name = f"reinterpret_cast<{const_}{self.type_name(b.dtype)}*>({name})"
+        return f"{name}[{self.top(index)}]"
+
+    def _element(self, b: Buffer, indices: tuple[Expr, ...]) -> str:
+        return self._place(b, self.flat_index(b, indices))
+
+    def address(self, b: Buffer, indices: tuple[Expr, ...]) -> str:
+        return "&" + self._element(b, indices)
+
+    def _vector_base(self, indices: tuple[Expr, ...], b: Buffer) -> tuple[Expr, ...] | None:
+        """Indices of the first lane when the access is one contiguous vector, else None."""
+        *rest, last = indices
+        if isinstance(last, Ramp) and is_const(last.stride, 1) and all(i.dtype.lanes == 1 for i in rest) \
+                and b.strides[-1] == 1:
+            return (*rest, last.base)
+        return None
+
+    def load(self, e: Load) -> Text:
+        if all(i.dtype.lanes == 1 for i in e.indices):
+            return self._element(e.buffer, e.indices), POSTFIX
+        base = self._vector_base(e.indices, e.buffer)
+        if base is not None:
+            return f"tl::load<{self._lane_args(e.dtype)}>({self.address(e.buffer, base)})", POSTFIX
+        lanes = [self._element(e.buffer, tuple(lane_of(i, k) for i in e.indices)) for k in range(e.dtype.lanes)]
+        return f"{self.type_name(e.dtype)}{{{{{', '.join(lanes)}}}}}", POSTFIX
+
+    def _lane_args(self, dt: dtype) -> str:
+        return f"{self.type_name(dt.scalar)}, {dt.lanes}"
+
+    def store(self, s: Store) -> None:
+        if all(i.dtype.lanes == 1 for i in s.indices):
+            self.emit(f"{self._element(s.buffer, s.indices)} = {self.top(s.value)};")
+            return
+        base, v = self._vector_base(s.indices, s.buffer), s.value
+        if base is None:
+            self._scatter(s)
+            return
+        to, args = self.address(s.buffer, base), self._lane_args(s.value.dtype)
+        source = self._vector_base(v.indices, v.buffer) if isinstance(v, Load) else None
+        if source is not None:
+            self.emit(f"tl::copy<{args}>({to}, {self.address(v.buffer, source)});")  # type: ignore[attr-defined]
+        else:
+            self.emit(f"tl::store<{args}>({to}, {self.top(v)});")
+
+    def _scatter(self, s: Store) -> None:
+        name = self.namer(s, f"{s.buffer.name}_lanes")
+        self.emit(f"const {self.type_name(s.value.dtype)} {name} = {self.top(s.value)};")
+        for k in range(s.value.dtype.lanes):
+            at = self._element(s.buffer, tuple(lane_of(i, k) for i in s.indices))
+            self.emit(f"{at} = {name}.v[{k}];")
+
+    # ---- values ---------------------------------------------------------------------------------------------------
+    def expr(self, e: Expr) -> Text:
+        if isinstance(e, AddressOf):
+            return self.address(e.buffer, e.indices), PREFIX
+        return super().expr(e)
+
+    def convert(self, e: Cast) -> Text:
+        source, to = e.value.dtype, e.dtype
+        if to.lanes > 1:
+            return self._convert_vector(e)
+        name = self.type_name(to, e.span)
+        if source.scalar == to.scalar or {source.base, to.base} == {"float32", "tfloat32"}:
+            return self.expr(e.value)
+        if _is_small_float(source) and to.base not in ("float32", "float64"):
+            return f"{name}((float){self.at(e.value, PREFIX)})", POSTFIX
+        if _is_small_float(to):
+            inner = self.at(e.value, PREFIX)
+            if source.is_bool or (source.is_int and source.bits < 32):
+                return f"{name}((float){inner})", POSTFIX
+            return f"{name}({self.top(e.value)})", POSTFIX
+        if to.is_bool:
+            return f"{self.at(e.value, EQ + 1)} != {self.top(const(0, source))}", EQ
+        return f"({name}){self.at(e.value, PREFIX)}", PREFIX
+
+    def _convert_vector(self, e: Cast) -> Text:
+        source, to = e.value.dtype, e.dtype
+        value = self.top(e.value)
+        if source.base in ("float32", "tfloat32") and to.base in _HALVES and to.lanes % 2 == 0:
+            return f"tl::cast_{'half' if to.base == 'float16' else 'bfloat16'}({value})", POSTFIX
+        name = self.type_name(to.scalar, e.span)
+        if _is_small_float(source) and to.base not in ("float32", "float64"):
+            value = f"tl::cast<float>({value})"
+        elif _is_small_float(to) and (source.is_bool or (source.is_int and source.bits < 32)):
+            value = f"tl::cast<float>({value})"
+        return f"tl::cast<{name}>({value})", POSTFIX
+
+    def _binary(self, e: Binary) -> Text:
+        if e.a.dtype.lanes > 1 and e.op not in ("min", "max", "floordiv", "floormod"):
+            return self._vector_binary(e)
+        if e.a.dtype.is_float8 or (e.a.dtype.base in _HALVES and e.op == "div"):
+            wide = Binary(e.op, _as_float(e.a), _as_float(e.b), dtype("float32") if e.dtype.is_float else e.dtype)
+            text, level = super()._binary(wide)
+            return (f"{self.type_name(e.dtype)}({text})", POSTFIX) if e.dtype.is_float else (text, level)
+        return super()._binary(e)
+
+    def _vector_binary(self, e: Binary) -> Text:
+        dt = e.a.dtype
+        if dt.is_float8 or (dt.base in _HALVES and e.op == "div"):
+            wide = dtype("float32").with_lanes(dt.lanes)
+            inner = Binary(e.op, Cast(e.a, wide), Cast(e.b, wide), wide if e.dtype.is_float else e.dtype)
+            return self.expr(Cast(inner, e.dtype) if e.dtype.is_float else inner)
+        section = _VECTOR_OPS.get(e.op, "vec_bits")
+        self.extra.add(section)
+        if section == "vec_arithmetic" and dt.base in _HALVES and dt.lanes % 2 == 0:
+            self.extra.add("vec_half" if dt.base == "float16" else "vec_bfloat16")
+        return super()._binary(e)
+
+    def _unary(self, e: Unary) -> Text:
+        if e.dtype.lanes > 1:
+            symbol = {"neg": "-", "not": "!", "bitnot": "~"}[e.op]
+            ctype = self.type_name(e.dtype.scalar)
+            return f"tl::map([](auto x) {{ return {ctype}({symbol}x); }}, {self.top(e.a)})", POSTFIX
+        if e.dtype.is_float8:
+            return f"{self.type_name(e.dtype)}(-(float){self.at(e.a, PREFIX)})", POSTFIX
+        return super()._unary(e)
+
+    def minmax(self, e: Binary) -> Text:
+        dt, f = e.dtype.scalar, e.op
+        if dt.base in ("float32", "tfloat32", "float64"):
+            name = f"f{f}" + ("" if dt == "float64" else "f")
+        elif dt.base in _HALVES:
+            name = f"__h{f}"
+        elif dt.is_float8:
+            name = f"f{f}f"
+        else:
+            name = f
+        if e.dtype.lanes > 1:
+            return (f"tl::map([](auto a, auto b) {{ return {self.type_name(dt)}({name}({_operand(dt, 'a')}, "
+                    f"{_operand(dt, 'b')})); }}, {self.top(e.a)}, {self.top(e.b)})"), POSTFIX
+        if dt.is_float8:
+            return f"{self.type_name(dt)}({name}((float){self.at(e.a, PREFIX)}, (float){self.at(e.b, PREFIX)}))", POSTFIX
+        if dt.is_bool:
+            return self.expr(Binary("and" if f == "min" else "or", e.a, e.b, dt))
+        return self._narrow(f"{name}({self.top(e.a)}, {self.top(e.b)})", dt, POSTFIX) if dt.is_int else \
+            (f"{name}({self.top(e.a)}, {self.top(e.b)})", POSTFIX)
+
+    def floor_call(self, e: Binary) -> Text:
+        ctype = self.type_name(e.dtype.scalar)
+        if e.dtype.lanes > 1:
+            return (f"tl::map([](auto a, auto b) {{ return tl::{e.op}<{ctype}>(a, b); }}, {self.top(e.a)}, "
+                    f"{self.top(e.b)})"), POSTFIX
+        return f"tl::{e.op}<{ctype}>({self.top(e.a)}, {self.top(e.b)})", POSTFIX
+
+    def vector(self, e: Expr) -> Text:
+        if isinstance(e, Broadcast):
+            return f"tl::splat<{self._lane_args(e.dtype)}>({self.top(e.value)})", POSTFIX
+        if isinstance(e, Ramp):
+            return f"tl::ramp<{self._lane_args(e.dtype)}>({self.top(e.base)}, {self.top(e.stride)})", POSTFIX
+        if isinstance(e, Shuffle):
+            lanes = [(v, k) for v in e.vectors for k in range(v.dtype.lanes)]
+            picked = [self._lane(*lanes[i]) for i in e.indices]
+            return (picked[0], POSTFIX) if e.dtype.lanes == 1 else \
+                (f"{self.type_name(e.dtype)}{{{{{', '.join(picked)}}}}}", POSTFIX)
+        return (f"tl::map([](bool c, auto a, auto b) {{ return c ? a : b; }}, {self.top(e.cond)}, "  # type: ignore[attr-defined]
+                f"{self.top(e.a)}, {self.top(e.b)})"), POSTFIX  # type: ignore[attr-defined]
+
+    def _lane(self, v: Expr, k: int) -> str:
+        return f"{self.at(v, POSTFIX)}.v[{k}]" if v.dtype.lanes > 1 else self.top(v)
+
+    # ---- calls ----------------------------------------------------------------------------------------------------
+    def call(self, e: Call) -> Text:
+        special = getattr(self, f"_call_{e.op}", None)
+        if special is not None:
+            return special(e)
+        row = INTRINSICS.get(e.op)
+        if row is None or row.cuda is None:
+            raise self.unsupported(f"the function `{e.op}`", e)
+        args = [self._argument(a) for a in e.args]
+        dt = e.args[0].dtype if e.args else e.dtype
+        if e.op.startswith("atomic_"):
+            self._check_atomic(e)
+        if e.op in ("cp_async", "ldmatrix", "stmatrix", "mma") or dt.is_handle or "*" in row.cuda:
+            text = row.cuda.get(dt.base, row.cuda.get("*", ""))
+            if not text:
+                raise self.unsupported(f"the function `{e.op}` on {dt}", e)
+            attrs = call_fields(e.op, dict(e.attrs))
+            return text.format(*args, args=", ".join(args), dtype=self.type_name(e.dtype) if e.dtype.kind != "v" else "",
+                               **attrs), POSTFIX
+        return self._math_call(e, row, args, dt)
+
+    def _math_call(self, e: Call, row: Any, args: list[str], dt: dtype) -> Text:
+        """A float function: on the type itself where the row has it, else in float32 and rounded once."""
+        attrs = dict(e.attrs)
+        attrs.setdefault("rounding_mode", "rn")
+        base = "float32" if dt.base == "tfloat32" else dt.base
+        through_float = base not in row.cuda and _is_small_float(dt)
+        text = row.cuda.get("float32" if through_float else base)
+        if self.fast_math and row.fast and (through_float or base == "float32"):
+            text = row.fast
+        if text is None:
+            raise self.unsupported(f"the function `{e.op}` on {dt}", e, "cast the argument to float32")
+        result = self.type_name(e.dtype.scalar)
+        if dt.lanes == 1:
+            if through_float:
+                args = [f"(float){self._grouped(a)}" if x.dtype.is_float else a for a, x in zip(args, e.args)]
+                inner = text.format(*args, **attrs)
+                return (f"{result}({inner})" if e.dtype.is_float else inner), POSTFIX
+            return text.format(*map(self._safe, args), **attrs), POSTFIX
+        names = ["a", "b", "c"][:len(args)]
+        inner = text.format(*(f"(float){n}" if through_float and x.dtype.is_float else n
+                              for n, x in zip(names, e.args)), **attrs)
+        params = ", ".join(f"auto {n}" for n in names)
+        return f"tl::map([]({params}) {{ return {result}({inner}); }}, {', '.join(args)})", POSTFIX
+
+    @staticmethod
+    def _grouped(text: str) -> str:
+        return text if re.fullmatch(r"[\w.]+(\[[^\[\]]*\])?", text) else f"({text})"
+
+    @staticmethod
+    def _safe(text: str) -> str:
+        """An argument that a row's text may use beside operators."""
+        return text
+
+    def _argument(self, a: Expr) -> str:
+        return self.top(a)
+
+    def _check_atomic(self, e: Call) -> None:
+        buffer = e.args[0].buffer if isinstance(e.args[0], AddressOf) else None
+        if buffer is not None and buffer.dtype.base not in ATOMIC_DTYPES:
+            raise self.unsupported(f"`{e.op}` on {buffer.dtype}", e, f"atomics exist for {', '.join(ATOMIC_DTYPES)}")
+
+    def _call_printf(self, e: Call) -> Text:
+        args = [self.top(a) if isinstance(a, StringConst) or not _is_small_float(a.dtype)
+                else f"(float){self.at(a, PREFIX)}" for a in e.args]
+        return f"printf({', '.join(args)})", POSTFIX
+
+    def _call_thread_return(self, e: Call) -> Text:
+        return "return", POSTFIX
+
+    def _call_call_extern(self, e: Call) -> Text:
+        name, *args = e.args
+        if not isinstance(name, StringConst):
+            raise self.unsupported("call_extern without a name", e)
+        return f"{name.value}({', '.join(self.top(a) for a in args)})", POSTFIX
+
+    _call_call_pure_extern = _call_call_extern
+
+    # ---- assertions -------------------------------------------------------------------------------------------------
+    def device_assert(self, s: Assert) -> None:
+        if s.kind == "assume":
+            self.emit(f"__builtin_assume({self.top(s.cond)});")
+            return
+        text = f"Device assert failed: {s.message}\n"
+        self.emit(f"if (!({self.top(s.cond)})) tl::assert_failed({quote(text)});")
+
+
+def _is_small_float(dt: dtype) -> bool:
+    return dt.base in _HALVES or dt.is_float8
+
+
+def _operand(dt: dtype, name: str) -> str:
+    return f"(float){name}" if dt.is_float8 else name
+
+
+def _as_float(e: Expr) -> Expr:
+    return Cast(e, dtype("float32"))
+
+
+def _short_float(v: float) -> str:
+    """Shortest decimal that reads back as the same float32, always with a point or exponent."""
+    import numpy as np
+
+    text = str(np.float32(v)) if abs(v) <= 3.4028235e38 else repr(v)
+    return text if any(c in text for c in ".en") else text + ".0"
+
+
+def lane_of(e: Expr, k: int) -> Expr:
+    """Scalar expression of lane k of a vector expression; scalars are their own lanes."""
+    if e.dtype.lanes == 1:
+        return e
+    if isinstance(e, Ramp):
+        return binary("add", e.base, binary("mul", const(k, e.base.dtype), e.stride))
+    if isinstance(e, Broadcast):
+        return e.value
+    if isinstance(e, (Binary, Unary, Cast)):
+        out = rebuild(e, lambda v: lane_of(v, k) if isinstance(v, Expr) else v)
+        return type(out)(**{**{f: getattr(out, f) for f in out.__dataclass_fields__}, "dtype": e.dtype.scalar})
+    return Shuffle((e,), (k,), e.dtype.scalar)
+
+
+def _written_storages(launch: Launch) -> set[Var]:
+    """Storages that the kernel may write: stored to, or given by address to anything but a copy's source."""
+    out: set[Var] = set()
+    for x in walk(launch.body):
+        if isinstance(x, Store):
+            out.add(x.buffer.data)
+        elif isinstance(x, Call):
+            row = INTRINSICS.get(x.op)
+            read_only = row is not None and row.effect in ("pure", "reads")
+            for i, a in enumerate(x.args):
+                if isinstance(a, AddressOf) and not read_only and not (x.op in ("cp_async", "ldmatrix") and i == 1):
+                    out.add(a.buffer.data)
+    return out
+
+
+__all__ = ["COND", "CudaPrinter", "DeviceKernel", "I32", "LOR", "Select", "lane_of", "print_kernel"]

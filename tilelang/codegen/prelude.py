@@ -1,0 +1,77 @@
+"""The device header of generated kernels: the sections of prelude.cuh that a text uses, and wrappers of mma rows."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilelang.target.instructions import MMA_ROWS, MmaRow, function_name
+
+_WORD = re.compile(r"\w+")
+_FILE = os.path.join(os.path.dirname(__file__), "prelude.cuh")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One definition of prelude.cuh.  needs: other sections named in its text."""
+
+    name: str
+    text: str
+    words: frozenset[str]
+
+
+@lru_cache(maxsize=1)
+def sections() -> dict[str, Section]:
+    """Sections of prelude.cuh by name, in file order: a section uses only earlier ones."""
+    with open(_FILE, encoding="utf-8") as f:
+        parts = re.split(r"^//@ (\w+)\n", f.read(), flags=re.M)[1:]
+    return {name: Section(name, text.rstrip() + "\n", frozenset(_WORD.findall(text)) - {name})
+            for name, text in zip(parts[::2], parts[1::2])}
+
+
+@lru_cache(maxsize=1)
+def _rows_by_function() -> dict[str, MmaRow]:
+    return {function_name(r): r for r in MMA_ROWS.values()}
+
+
+def device_header(words: set[str]) -> str:
+    """Definitions (inside namespace tl) of every prelude function among the words of a kernel's text."""
+    table = sections()
+    wanted: set[str] = set()
+    todo = [w for w in words if w in table]
+    while todo:
+        name = todo.pop()
+        if name not in wanted:
+            wanted.add(name)
+            todo.extend(table[name].words & table.keys())
+    out = [s.text for s in table.values() if s.name in wanted]
+    out += [mma_wrapper(r) for f, r in _rows_by_function().items() if f in words]
+    return "".join(out)
+
+
+_C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "float32": "float", "float64": "double",
+            "int8": "signed char", "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t",
+            "float8_e5m2": "fp8_e5_t"}
+
+
+def mma_wrapper(row: MmaRow) -> str:
+    """Device function of a row: pointers to the first register of c, a and b, which stay in registers once inlined."""
+    na, nb, nc = row.registers
+    wide = row.register_bits == 64
+    float_c = row.c_dtype == "float32"
+    c_kind = "+d" if wide else "+f" if float_c else "+r"
+    c_register = "double" if wide else "float" if float_c else "unsigned"
+    in_kind, in_register = ("d", "double") if wide else ("r", "unsigned")
+    slots = [f"%{i}" for i in range(nc + na + nb)]
+    c, a, b = slots[:nc], slots[nc:nc + na], slots[nc + na:]
+    operands = ", ".join("{" + ", ".join(x) + "}" for x in (c, a, b, c))
+    outputs = ", ".join(f'"{c_kind}"(C[{i}])' for i in range(nc))
+    inputs = ", ".join([f'"{in_kind}"(A[{i}])' for i in range(na)] + [f'"{in_kind}"(B[{i}])' for i in range(nb)])
+    ta, tb, tc = (_C_TYPES[str(d)] for d in (row.a_dtype, row.b_dtype, row.c_dtype))
+    return (f"TL_DEVICE void {function_name(row)}({tc}* c, const {ta}* a, const {tb}* b) {{\n"
+            f"  {c_register}* C = reinterpret_cast<{c_register}*>(c);\n"
+            f"  const {in_register} *A = reinterpret_cast<const {in_register}*>(a), "
+            f"*B = reinterpret_cast<const {in_register}*>(b);\n"
+            f'  asm("{row.ptx}\\n"\n      " {operands};"\n      : {outputs}\n      : {inputs});\n}}\n')

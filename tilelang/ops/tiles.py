@@ -1,0 +1,53 @@
+"""NumPy pieces that the reference meanings of tile ops share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error, register
+from tilelang.ir import dtype, numpy_dtype
+from tilelang.ir.evaluate import binary_function
+
+register("tile-extents", ValueError, "the operands of a tile operation have different extents when it runs")
+
+
+def fit(tile: np.ndarray, shape: tuple[int, ...], span: Any) -> np.ndarray:
+    """tile with unit dimensions inserted or removed to reach shape.  Raises tile-extents when the rest differs."""
+    if [n for n in tile.shape if n != 1] != [n for n in shape if n != 1]:
+        raise error("tile-extents", f"a tile of extents {tile.shape} meets one of {shape}", span=span,
+                    hint="the extents that are not 1 must agree in order")
+    return tile.reshape(shape)
+
+
+def combine(op: str, dt: dtype, x: np.ndarray, axis: int, initial: Any) -> np.ndarray:
+    """x reduced along axis (removed) by a Binary op of dt, starting from `initial`, as a balanced tree.
+
+    One rounding per operation; a tree, so that sums of narrow floats do not stall the way a running sum does.
+    """
+    fn = binary_function(op, dt)
+    x = np.moveaxis(x, axis, 0)
+    while len(x) > 1:
+        half = len(x) // 2
+        pairs = fn(x[:half], x[half:2 * half])
+        x = pairs if len(x) % 2 == 0 else np.concatenate([pairs, x[2 * half:]])
+    start = np.asarray(initial).astype(numpy_dtype(dt))
+    return fn(x[0], start) if len(x) else np.broadcast_to(start, x.shape[1:]).copy()
+
+
+def widest_product(a: np.ndarray, b: np.ndarray, acc: dtype) -> np.ndarray:
+    """a @ b (last two dimensions) for an accumulator of dtype acc, before it is added.
+
+    Floats: exact products summed in float32 (float64 for a float64 accumulator).  Integers: exact, then wrapped.
+    """
+    if acc.is_int:
+        # Products of 8-bit operands sum exactly in float64 (and so through BLAS); wider ones multiply as integers.
+        if a.dtype.itemsize <= 2 and b.dtype.itemsize <= 2:
+            return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64)
+        return np.matmul(a.astype(np.int64), b.astype(np.int64))
+    wide = np.float64 if acc.bits == 64 else np.float32
+    return np.matmul(a.astype(wide), b.astype(wide))
+
+
+__all__ = ["combine", "fit", "widest_product"]

@@ -1,0 +1,1 @@
+"""Host side: NVRTC, driver, CPU engine, host stub, cache."""

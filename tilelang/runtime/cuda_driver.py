@@ -1,0 +1,291 @@
+"""The CUDA driver by ctypes: contexts, modules, launches, streams, events, memory, device properties.
+
+Importing needs no driver; a call without one raises RuntimeError that says so.  Source: CUDA Driver API reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.target.probe import load_libcuda
+
+register("cuda-missing", RuntimeError, "no CUDA driver or device is usable on this machine")
+register("cuda-driver", RuntimeError, "a CUDA driver call failed")
+
+# CUdevice_attribute
+ATTRIBUTES = {"max_threads_per_block": 1, "max_shared_per_block": 8, "warp_size": 10, "clock_khz": 13, "sm_count": 16,
+              "memory_clock_khz": 36, "bus_width_bits": 37, "l2_bytes": 38, "threads_per_sm": 39, "cc_major": 75,
+              "cc_minor": 76, "shared_per_sm": 81, "registers_per_sm": 82, "max_shared_optin": 97}
+# CUfunction_attribute
+_FUNC_MAX_DYNAMIC_SHARED = 8
+FUNC_ATTRIBUTES = {"max_threads": 0, "shared_bytes": 1, "const_bytes": 2, "local_bytes": 3, "registers": 4}
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """One GPU.  Sizes in bytes, clocks in kHz."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+    total_memory: int
+    l2_bytes: int
+    shared_per_sm: int
+    max_shared_optin: int
+    threads_per_sm: int
+    clock_khz: int
+
+
+class Driver:
+    """The loaded driver library, initialised.  Calls raise RuntimeError with the CUDA error's name and text."""
+
+    def __init__(self) -> None:
+        lib = load_libcuda()
+        if lib is None:
+            raise error("cuda-missing", "no CUDA driver was found on this machine",
+                        hint="install the NVIDIA driver, or compile for target=\"cpu\"")
+        self.lib = lib
+        self.check(lib.cuInit(0), "cuInit")
+
+    def check(self, rc: int, what: str) -> None:
+        """Raise when a driver call's result is not CUDA_SUCCESS."""
+        if rc == 0:
+            return
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        self.lib.cuGetErrorName(rc, ctypes.byref(name))
+        self.lib.cuGetErrorString(rc, ctypes.byref(text))
+        raise error("cuda-driver", f"{what} failed: {(name.value or b'?').decode()} ({rc}): "
+                                   f"{(text.value or b'unknown error').decode()}")
+
+    def call(self, name: str, *args: Any) -> None:
+        """lib.<name>(*args), checked."""
+        self.check(getattr(self.lib, name)(*args), name)
+
+    # ---- devices ------------------------------------------------------------------------------------------------
+    def device_count(self) -> int:
+        n = ctypes.c_int()
+        self.call("cuDeviceGetCount", ctypes.byref(n))
+        return n.value
+
+    def version(self) -> tuple[int, int]:
+        """CUDA version of the driver."""
+        v = ctypes.c_int()
+        self.call("cuDriverGetVersion", ctypes.byref(v))
+        return v.value // 1000, v.value % 1000 // 10
+
+    def attribute(self, name: str, device: int = 0) -> int:
+        """A device attribute by its name in ATTRIBUTES."""
+        value = ctypes.c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), ATTRIBUTES[name], self._device(device))
+        return value.value
+
+    def _device(self, index: int) -> ctypes.c_int:
+        dev = ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(dev), index)
+        return dev
+
+    def properties(self, device: int = 0) -> DeviceProperties:
+        name, total = ctypes.create_string_buffer(256), ctypes.c_size_t()
+        dev = self._device(device)
+        self.call("cuDeviceGetName", name, 256, dev)
+        self.call("cuDeviceTotalMem_v2", ctypes.byref(total), dev)
+        at = {k: self.attribute(k, device) for k in ATTRIBUTES}
+        return DeviceProperties(device, name.value.decode(), (at["cc_major"], at["cc_minor"]), at["sm_count"],
+                                total.value, at["l2_bytes"], at["shared_per_sm"], at["max_shared_optin"],
+                                at["threads_per_sm"], at["clock_khz"])
+
+    # ---- contexts -----------------------------------------------------------------------------------------------
+    def ensure_context(self, device: int = 0) -> None:
+        """Make the device's primary context current in this thread: the one that torch and the runtime API use."""
+        current = ctypes.c_void_p()
+        self.call("cuCtxGetCurrent", ctypes.byref(current))
+        primary = _primary_context(self, device)
+        if current.value != primary:
+            self.call("cuCtxSetCurrent", ctypes.c_void_p(primary))
+
+    def current_device(self) -> int:
+        """Index of the current context's device; 0 when no context is current."""
+        current, dev = ctypes.c_void_p(), ctypes.c_int()
+        self.call("cuCtxGetCurrent", ctypes.byref(current))
+        if not current.value:
+            return 0
+        self.call("cuCtxGetDevice", ctypes.byref(dev))
+        return dev.value
+
+    def synchronize(self) -> None:
+        self.call("cuCtxSynchronize")
+
+    # ---- modules ------------------------------------------------------------------------------------------------
+    def load(self, cubin: bytes) -> Module:
+        """Load a cubin into the current context."""
+        handle = ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(handle), cubin)
+        return Module(self, handle)
+
+    # ---- memory (for tests and tools; kernels take the caller's tensors) ------------------------------------------
+    def alloc(self, nbytes: int) -> int:
+        """Device address of fresh memory; give it back with free()."""
+        p = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(p), ctypes.c_size_t(max(1, nbytes)))
+        return p.value
+
+    def free(self, address: int) -> None:
+        self.call("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def to_device(self, address: int, data: Any) -> None:
+        """Copy a contiguous NumPy array to a device address."""
+        self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), ctypes.c_void_p(data.ctypes.data),
+                  ctypes.c_size_t(data.nbytes))
+
+    def from_device(self, data: Any, address: int) -> None:
+        """Copy from a device address into a contiguous NumPy array."""
+        self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(data.ctypes.data), ctypes.c_uint64(address),
+                  ctypes.c_size_t(data.nbytes))
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int = 0) -> None:
+        """Device-to-device copy on a stream."""
+        self.call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(nbytes),
+                  ctypes.c_void_p(stream))
+
+    # ---- streams and events ---------------------------------------------------------------------------------------
+    def stream(self) -> int:
+        """A new non-blocking stream."""
+        s = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(s), 1)
+        return int(s.value or 0)
+
+    def stream_synchronize(self, stream: int = 0) -> None:
+        self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+    def event(self) -> Event:
+        return Event(self)
+
+
+class Event:
+    """A timing event."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver, self.handle = driver, ctypes.c_void_p()
+        driver.call("cuEventCreate", ctypes.byref(self.handle), 0)
+
+    def record(self, stream: int = 0) -> None:
+        self.driver.call("cuEventRecord", self.handle, ctypes.c_void_p(stream))
+
+    def synchronize(self) -> None:
+        self.driver.call("cuEventSynchronize", self.handle)
+
+    def elapsed_ms(self, since: Event) -> float:
+        """Milliseconds from `since` to this event; both must have completed."""
+        ms = ctypes.c_float()
+        self.driver.call("cuEventElapsedTime", ctypes.byref(ms), since.handle, self.handle)
+        return ms.value
+
+    def __del__(self) -> None:
+        if self.handle.value:
+            self.driver.lib.cuEventDestroy_v2(self.handle)
+
+
+class Module:
+    """A loaded cubin.  Unloaded when dropped."""
+
+    def __init__(self, driver: Driver, handle: ctypes.c_void_p) -> None:
+        self.driver, self.handle = driver, handle
+
+    def function(self, name: str, dynamic_shared: int = 0) -> Function:
+        """A kernel by name, allowed to use dynamic_shared bytes (the opt-in above 48 KB is made here)."""
+        handle = ctypes.c_void_p()
+        self.driver.call("cuModuleGetFunction", ctypes.byref(handle), self.handle, name.encode())
+        f = Function(self, name, handle, dynamic_shared)
+        if dynamic_shared > 48 * 1024:
+            self.driver.call("cuFuncSetAttribute", handle, _FUNC_MAX_DYNAMIC_SHARED, dynamic_shared)
+        return f
+
+    def __del__(self) -> None:
+        # At interpreter exit the context may be gone already: an error here has nobody to go to.
+        self.driver.lib.cuModuleUnload(self.handle)
+
+
+@dataclass
+class Function:
+    """A kernel.  dynamic_shared: bytes given to every launch."""
+
+    module: Module
+    name: str
+    handle: ctypes.c_void_p
+    dynamic_shared: int
+
+    def attribute(self, name: str) -> int:
+        """A function attribute by its name in FUNC_ATTRIBUTES."""
+        value = ctypes.c_int()
+        self.module.driver.call("cuFuncGetAttribute", ctypes.byref(value), FUNC_ATTRIBUTES[name], self.handle)
+        return value.value
+
+    def max_blocks_per_sm(self, threads: int) -> int:
+        n = ctypes.c_int()
+        self.module.driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(n), self.handle, threads,
+                                ctypes.c_size_t(self.dynamic_shared))
+        return n.value
+
+    def launch(self, grid: Sequence[int], block: Sequence[int], args: Sequence[tuple[str, Any]],
+               stream: int = 0) -> None:
+        """Launch with args as (dtype name, value); handles are device addresses.  A grid with a zero does nothing."""
+        g, b = [*grid, 1, 1][:3], [*block, 1, 1][:3]
+        if 0 in g:
+            return
+        cells = [pack_argument(dt, value) for dt, value in args]
+        params = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(c) for c in cells))
+        self.module.driver.call("cuLaunchKernel", self.handle, *map(ctypes.c_uint, (*g, *b)),
+                                ctypes.c_uint(self.dynamic_shared), ctypes.c_void_p(stream), params, None)
+
+
+_FORMATS = {"handle": "<Q", "bool": "<?", "int8": "<b", "uint8": "<B", "int16": "<h", "uint16": "<H", "int32": "<i",
+            "uint32": "<I", "int64": "<q", "uint64": "<Q", "float16": "<e", "float32": "<f", "float64": "<d"}
+
+
+def pack_argument(dt: str, value: Any) -> ctypes.Array[ctypes.c_char]:
+    """A kernel argument of an element type as bytes.  bfloat16 is rounded to nearest even."""
+    if dt == "bfloat16":
+        bits = struct.unpack("<I", struct.pack("<f", float(value)))[0]
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 if float(value) == float(value) else 0x7FC0
+        return ctypes.create_string_buffer(struct.pack("<H", bits), 2)
+    if dt not in _FORMATS:
+        raise TypeError(f"a kernel argument of type {dt} cannot be passed by value")
+    data = struct.pack(_FORMATS[dt], value)
+    return ctypes.create_string_buffer(data, len(data))
+
+
+_lock = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _driver() -> Driver:
+    return Driver()
+
+
+def driver() -> Driver:
+    """The driver of this process, initialised once.  Raises RuntimeError without a driver or device."""
+    with _lock:
+        return _driver()
+
+
+@lru_cache(maxsize=None)
+def _primary_context(d: Driver, device: int) -> int:
+    ctx = ctypes.c_void_p()
+    d.call("cuDevicePrimaryCtxRetain", ctypes.byref(ctx), d._device(device))
+    return int(ctx.value or 0)
+
+
+def is_available() -> bool:
+    """Whether there is a driver with at least one device."""
+    try:
+        return driver().device_count() > 0
+    except RuntimeError:
+        return False

@@ -1,0 +1,235 @@
+"""CUDA C++ to cubin in process, through NVRTC by ctypes.  Needs no GPU, no driver and no host compiler.
+
+NVRTC is looked for in the nvidia wheels (extra `[cuda]`), then in a system CUDA toolkit.  Source: NVRTC manual.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from tilelang.env import env
+from tilelang.errors import error, register
+
+register("nvrtc-missing", RuntimeError, "no NVRTC library that can compile for the target was found")
+register("nvrtc-compile", RuntimeError, "NVRTC refused the generated CUDA source")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas reports for one kernel.  registers: per thread; the others in bytes (per thread, shared per block)."""
+
+    registers: int = 0
+    spill_stores: int = 0
+    spill_loads: int = 0
+    stack_bytes: int = 0
+    shared_bytes: int = 0
+    constant_bytes: int = 0
+
+    @property
+    def spills(self) -> int:
+        return self.spill_stores + self.spill_loads
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled module.
+
+    bytes: the cubin (ELF).  registers: largest of its kernels.  spills: bytes stored and loaded, summed.
+    shared_bytes: static shared memory, largest.  log: compiler output.  kernels: Resources by kernel name.
+    """
+
+    bytes: bytes = field(repr=False)
+    registers: int
+    spills: int
+    shared_bytes: int
+    log: str = field(repr=False)
+    kernels: dict[str, Resources] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NvrtcCandidate:
+    """One NVRTC found on this machine.  major: from its file name; 0 when unknown."""
+
+    library: str
+    includes: tuple[str, ...]
+    major: int
+
+
+class Nvrtc:
+    """A loaded NVRTC.  version: (major, minor).  archs: sm numbers it compiles for."""
+
+    def __init__(self, candidate: NvrtcCandidate) -> None:
+        self.lib = ctypes.CDLL(candidate.library)
+        self.path, self.includes = candidate.library, candidate.includes
+        self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._check(self.lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        self.version = (major.value, minor.value)
+        n = ctypes.c_int()
+        self._check(self.lib.nvrtcGetNumSupportedArchs(ctypes.byref(n)))
+        archs = (ctypes.c_int * n.value)()
+        self._check(self.lib.nvrtcGetSupportedArchs(archs))
+        self.archs = tuple(archs)
+
+    def _check(self, rc: int) -> None:
+        if rc != 0:
+            raise RuntimeError(f"NVRTC ({self.path}): {self.lib.nvrtcGetErrorString(rc).decode()}")
+
+    def compile(self, source: str, options: Sequence[str]) -> tuple[int, str, bytes]:
+        """(result code, log, cubin or b"").  Thread-safe: each call has a program of its own."""
+        lib, program = self.lib, ctypes.c_void_p()
+        self._check(lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
+        try:
+            argv = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+            rc = lib.nvrtcCompileProgram(program, len(options), argv)
+            log = self._read(program, "ProgramLog").rstrip(b"\0 \n").decode(errors="replace")
+            return rc, log, self._read(program, "CUBIN") if rc == 0 else b""
+        finally:
+            lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _read(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._check(getattr(self.lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(max(1, size.value))
+        self._check(getattr(self.lib, f"nvrtcGet{what}")(program, buffer))
+        return buffer.raw[:size.value]
+
+
+_LIBRARY_NAMES = ("lib/libnvrtc.so.*", "lib64/libnvrtc.so.*", "bin/nvrtc64_*_0.dll", "bin/x64/nvrtc64_*_0.dll")
+
+
+def _wheel_roots() -> list[tuple[str, list[str]]]:
+    """(folder with lib/, include folders) of nvidia wheels, CUDA 13 layout (nvidia/cu13) and 12 (nvidia/cuda_nvrtc)."""
+    spec = importlib.util.find_spec("nvidia")
+    out: list[tuple[str, list[str]]] = []
+    for base in (spec.submodule_search_locations or ()) if spec else ():
+        for root in sorted(glob.glob(os.path.join(base, "cu[0-9]*")), reverse=True):
+            out.append((root, [os.path.join(root, "include")]))
+        out.append((os.path.join(base, "cuda_nvrtc"), [os.path.join(base, "cuda_runtime", "include")]))
+    return out
+
+
+def _system_roots() -> list[tuple[str, list[str]]]:
+    roots = [env.CUDA_HOME] + sorted(glob.glob("/usr/local/cuda-*"), reverse=True) + ["/usr/local/cuda", "/opt/cuda"]
+    return [(r, [os.path.join(r, "include"), os.path.join(r, "targets", "x86_64-linux", "include")])
+            for r in dict.fromkeys(filter(None, roots))]
+
+
+def find_nvrtc() -> list[NvrtcCandidate]:
+    """Every NVRTC on this machine: newest major first, wheels before toolkits."""
+    found: list[NvrtcCandidate] = []
+    for root, includes in _wheel_roots() + _system_roots():
+        for pattern in _LIBRARY_NAMES:
+            for path in sorted(glob.glob(os.path.join(root, pattern))):
+                m = re.search(r"libnvrtc\.so\.(\d+)$|nvrtc64_(\d{2})\d_0\.dll$", path)
+                if m:
+                    dirs = tuple(d for d in includes if os.path.isfile(os.path.join(d, "cuda_fp16.h")))
+                    found.append(NvrtcCandidate(path, dirs, int(m.group(1) or m.group(2))))
+    return sorted(found, key=lambda c: (not c.includes, -c.major))
+
+
+@lru_cache(maxsize=None)
+def _load(candidate: NvrtcCandidate) -> Nvrtc | None:
+    try:
+        return Nvrtc(candidate)
+    except (OSError, RuntimeError, AttributeError):
+        return None
+
+
+@lru_cache(maxsize=None)
+def choose_nvrtc(arch_number: int, driver_major: int | None = None) -> Nvrtc:
+    """The newest NVRTC that compiles for sm_<arch_number> and whose cubins a driver of that CUDA major loads.
+
+    driver_major: CUDA major version of the driver, None when there is no driver (any NVRTC will do).
+    A cubin loads on every driver of its own or a later CUDA major (CUDA compatibility guide, "minor version
+    compatibility").  Raises RuntimeError naming what to install.
+    """
+    candidates = find_nvrtc()
+    refused = []
+    for c in candidates:
+        if driver_major is not None and c.major > driver_major:
+            refused.append(f"{c.library}: newer than the driver (CUDA {driver_major})")
+            continue
+        loaded = _load(c)
+        if loaded is None:
+            refused.append(f"{c.library}: does not load")
+        elif arch_number not in loaded.archs:
+            refused.append(f"{c.library}: no sm_{arch_number} (has {', '.join(map(str, loaded.archs))})")
+        else:
+            return loaded
+    extra = "pip install 'tilelang-py[cuda]'" if driver_major in (None, 13) or not driver_major else \
+        f"pip install nvidia-cuda-nvrtc-cu{driver_major} nvidia-cuda-runtime-cu{driver_major}"
+    raise error("nvrtc-missing", f"no NVRTC library for sm_{arch_number} was found",
+                notes=[(None, r) for r in refused], hint=f"{extra}, or set CUDA_HOME to a CUDA toolkit")
+
+
+def driver_cuda_major() -> int | None:
+    """CUDA major version of the installed driver, None without one."""
+    from tilelang.target.probe import load_libcuda
+
+    lib, version = load_libcuda(), ctypes.c_int()
+    if lib is None or lib.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return None
+    return version.value // 1000
+
+
+def toolchain_version(arch: str) -> str:
+    """Text that names the compiler used for an arch (part of cache keys): "nvrtc 13.5"."""
+    n = choose_nvrtc(_arch_number(arch), driver_cuda_major())
+    return "nvrtc {}.{}".format(*n.version)
+
+
+def _arch_number(arch: str) -> int:
+    return int(re.sub(r"\D", "", arch))
+
+
+def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
+    """Compile CUDA C++ source to a cubin for arch ("sm_80", "sm_90a").
+
+    options: further NVRTC options.  Raises RuntimeError with the compiler's output and the source when it is refused,
+    and when no NVRTC is installed.
+    """
+    nvrtc = choose_nvrtc(_arch_number(arch), driver_cuda_major())
+    flags = [f"-arch={arch}", "-std=c++17", "-default-device", "--ptxas-options=-v", *(f"-I{d}" for d in nvrtc.includes),
+             *options]
+    rc, log, cubin = nvrtc.compile(source, flags)
+    if rc != 0 or not cubin:
+        raise error("nvrtc-compile", f"NVRTC refused the CUDA source for {arch}:\n{log}\n\nsource:\n{_numbered(source)}",
+                    hint="if the source contains no T.import_source or call_extern of yours, this is a compiler bug")
+    kernels = parse_resources(log)
+    values = kernels.values()
+    return Cubin(cubin, max((k.registers for k in values), default=0), sum(k.spills for k in values),
+                 max((k.shared_bytes for k in values), default=0), log, kernels)
+
+
+def _numbered(source: str) -> str:
+    return "\n".join(f"{i:5d} | {line}" for i, line in enumerate(source.splitlines(), 1))
+
+
+def parse_resources(log: str) -> dict[str, Resources]:
+    """Resources by kernel name from the output of `--ptxas-options=-v`."""
+    out: dict[str, Resources] = {}
+    for part in re.split(r"Compiling entry function '", log)[1:]:
+        name = part.split("'", 1)[0]
+
+        def number(pattern: str, text: str = part) -> int:
+            m = re.search(pattern, text)
+            return int(m.group(1)) if m else 0
+
+        out[name] = Resources(number(r"Used (\d+) registers"), number(r"(\d+) bytes spill stores"),
+                              number(r"(\d+) bytes spill loads"), number(r"(\d+) bytes stack frame"),
+                              number(r"(\d+) bytes smem"), number(r"(\d+) bytes cmem\[0\]"))
+    return out
+
+
+def available() -> bool:
+    """Whether some NVRTC is installed (nothing is loaded)."""
+    return sys.platform in ("linux", "win32") and bool(find_nvrtc())

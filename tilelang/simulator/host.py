@@ -1,0 +1,147 @@
+"""The host side of a simulated call: bind arguments to parameters, solve symbolic dimensions, give results back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error, register
+from tilelang.ir import Buffer, Expr, Func, Var, free_vars, numpy_dtype
+from tilelang.ir.evaluate import evaluate
+
+from .memory import Storage, compact_strides, span_of
+
+register("sim-argument", ValueError, "an argument given to a simulator does not fit the program's parameters")
+
+Arguments = Mapping[str, Any] | Sequence[Any]
+
+
+@dataclass
+class Tensor:
+    """One tensor parameter: its buffer, run-time shape and strides (elements), and its storage."""
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    storage: Storage
+
+    def array(self) -> np.ndarray:
+        """The tensor as a NumPy array that shares the storage."""
+        flat = self.storage.flat(numpy_dtype(self.buffer.dtype))
+        shape, strides = self.shape, self.strides
+        if self.buffer.dtype.lanes > 1:
+            lanes = self.buffer.dtype.lanes
+            shape, strides = (*shape, lanes), (*(s * lanes for s in strides), 1)
+        item = flat.itemsize
+        return np.lib.stride_tricks.as_strided(flat[self.offset * self.buffer.dtype.lanes:], shape,
+                                               [s * item for s in strides])
+
+
+@dataclass
+class Binding:
+    """values: scalar variables.  tensors: in parameter order."""
+
+    values: dict[Var, Any]
+    tensors: list[Tensor]
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """Every tensor after the run, by buffer name, as compact copies."""
+        return {t.buffer.name: np.array(t.array()) for t in self.tensors}
+
+
+def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int]) -> Binding:
+    """Bind args to func's parameters.
+
+    args: by name (of the buffer or the parameter) or in order; parameters listed in `tilelang_out_idx` may be left
+    out and are then allocated, unwritten.  Arrays are copied: the caller's stay as they are.  Raises sim-argument.
+    """
+    given = _by_param(func, args)
+    values: dict[Var, Any] = {}
+    for p in func.params:
+        if func.buffer_of(p) is None:
+            if p not in given:
+                raise error("sim-argument", f"argument {p.name} is missing", span=func.span)
+            values[p] = np.asarray(given[p], numpy_dtype(p.dtype))
+    arrays = {p: np.asarray(given[p]) for p, _ in func.buffers if p in given}
+    _solve(func, arrays, values)
+    tensors = [_tensor(func, b, arrays.get(p), values, granule) for p, b in func.buffers]
+    return Binding(values, tensors)
+
+
+def _by_param(func: Func, args: Arguments) -> dict[Var, Any]:
+    out_idx = func.attr("tilelang_out_idx") or ()
+    outs = {i % len(func.params) for i in ((out_idx,) if isinstance(out_idx, int) else out_idx)}
+    if isinstance(args, Mapping):
+        names: dict[str, Var] = {}
+        for p in func.params:
+            b = func.buffer_of(p)
+            names[p.name] = p
+            if b is not None:
+                names[b.name] = p
+        unknown = [k for k in args if k not in names]
+        if unknown:
+            raise error("sim-argument", f"no parameter is called {unknown[0]}: expected one of "
+                        f"{', '.join(sorted(names))}", span=func.span)
+        return {names[k]: v for k, v in args.items()}
+    if len(args) == len(func.params):
+        return dict(zip(func.params, args))
+    inputs = [p for i, p in enumerate(func.params) if i not in outs]
+    if len(args) != len(inputs):
+        raise error("sim-argument", f"{func.name} takes {len(func.params)} arguments ({len(inputs)} without its "
+                    f"outputs), found {len(args)}", span=func.span)
+    return dict(zip(inputs, args))
+
+
+def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) -> None:
+    """Symbolic dimensions and strides from the arrays: plain variables first, then linear expressions of one."""
+    entries: list[tuple[Any, int, str]] = []
+    for p, b in func.buffers:
+        a = arrays.get(p)
+        if a is None:
+            continue
+        shape = a.shape[:-1] if b.dtype.lanes > 1 else a.shape
+        if len(shape) != len(b.shape):
+            raise error("sim-argument", f"{b.name} has {len(b.shape)} dimensions, found an array with {len(shape)}",
+                        span=b.span)
+        if a.dtype != numpy_dtype(b.dtype):
+            raise error("sim-argument", f"{b.name} has dtype {b.dtype}, found an array of {a.dtype}", span=b.span)
+        entries += [(d, n, f"{b.name}.shape[{i}]") for i, (d, n) in enumerate(zip(b.shape, shape))]
+        entries += [(d, s // a.itemsize, f"{b.name}.strides[{i}]")
+                    for i, (d, s) in enumerate(zip(b.strides_ or (), a.strides)) if isinstance(d, Expr)]
+    for d, n, _ in entries:
+        if isinstance(d, Var) and d not in values:
+            values[d] = np.asarray(n, numpy_dtype(d.dtype))
+    for d, n, what in entries:
+        unknown = [v for v in free_vars(d) if v not in values] if isinstance(d, Expr) else []
+        if len(unknown) == 1:
+            v = unknown[0]
+            at0, at1 = (int(evaluate(d, {**values, v: x})) for x in (0, 1))
+            if at1 == at0 or (n - at0) % (at1 - at0):
+                raise error("sim-argument", f"{what} = {n} has no solution for {v.name}", span=func.span)
+            values[v] = np.asarray((n - at0) // (at1 - at0), numpy_dtype(v.dtype))
+    for d, n, what in entries:
+        want = int(evaluate(d, values)) if isinstance(d, Expr) else d
+        if want != n:
+            raise error("sim-argument", f"{what}: expected {want}, found {n}", span=func.span)
+
+
+def _tensor(func: Func, b: Buffer, a: np.ndarray | None, values: dict[Var, Any], granule: Mapping[int, int]) -> Tensor:
+    def number(d: Any) -> int:
+        return int(evaluate(d, values)) if isinstance(d, Expr) else d
+
+    shape = tuple(number(d) for d in b.shape)
+    strides = tuple(number(d) for d in b.strides_) if b.strides_ is not None else compact_strides(shape)
+    item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
+    offset = number(b.offset)
+    store = Storage(b.name, span_of(shape, strides, offset) * item, granule.get(id(b.data), item), known=a is not None)
+    t = Tensor(b, shape, strides, offset, store)
+    if a is not None:
+        t.array()[...] = a
+    return t
+
+
+__all__ = ["Arguments", "Binding", "Tensor", "bind_arguments"]

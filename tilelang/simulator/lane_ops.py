@@ -1,0 +1,188 @@
+"""Intrinsics that act between lanes or on shared cells: shuffles, atomics, lane numbers, printing, early return.
+
+Each entry of LANE_OPS builds the function of one Call.  A compiler that uses them offers `cells(address, count, what)`:
+a function of the frame giving (flat array, element numbers of shape (lanes, count), mask of the same shape).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error, register
+from tilelang.ir import AddressOf, Call, StringConst, dtype, numpy_dtype
+from tilelang.ir.evaluate import Closure, Value, binary_function, to_dtype
+
+from .lanes import LaneFrame, exit_lanes
+
+register("sim-warp-divergence", RuntimeError, "a warp-level operation was reached by only some lanes of a warp")
+
+WARP = 32
+
+
+def spread(x: Value, lanes: int, vector: bool = False) -> np.ndarray:
+    """A value as one row a lane: shape (lanes,), or (lanes, k) for a vector."""
+    x = np.asarray(x)
+    if vector:
+        return np.broadcast_to(x, (lanes, x.shape[-1])) if x.ndim == 1 else x
+    return np.broadcast_to(x, (lanes,))
+
+
+def occurrence(keys: np.ndarray) -> np.ndarray:
+    """For each position, how many earlier positions hold the same key."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    starts = np.flatnonzero(first)
+    rank = np.empty(len(keys), np.int64)
+    rank[order] = np.arange(len(keys)) - np.repeat(starts, np.diff(np.append(starts, len(keys))))
+    return rank
+
+
+def rounds(keys: np.ndarray) -> Iterator[np.ndarray]:
+    """Positions in groups without equal keys, earlier positions of a key in earlier groups."""
+    if len(keys) == 0:
+        return
+    rank = occurrence(keys)
+    for r in range(int(rank.max()) + 1):
+        yield np.flatnonzero(rank == r)
+
+
+_ATOMIC = {"add": "add", "max": "max", "min": "min", "or": "bitor", "and": "bitand", "xor": "bitxor", "addx2": "add",
+           "addx4": "add"}
+
+
+def apply_atomic(kind: str, flat: np.ndarray, at: np.ndarray, values: np.ndarray, dt: dtype) -> np.ndarray:
+    """cell = kind(cell, value) one after another; the values before.  at, values: one entry an operation."""
+    old = np.empty(len(at), flat.dtype)
+    fn = binary_function(_ATOMIC[kind], dt.scalar) if kind in _ATOMIC else (lambda x, y: y)
+    for sel in rounds(at):
+        cell = at[sel]
+        old[sel] = flat[cell]
+        flat[cell] = fn(old[sel], values[sel])
+    return old
+
+
+def _atomic(c: Any, e: Call) -> Closure:
+    kind = e.op.removeprefix("atomic_")
+    target = e.args[0]
+    if not isinstance(target, AddressOf):
+        raise error("sim-unsupported", f"{e.op} on a pointer that is not the address of a buffer element", span=e.span)
+    value = c.expr(e.args[1]) if len(e.args) > 1 else None
+    dt = target.buffer.dtype.scalar
+    count = e.args[1].dtype.lanes if value is not None else 1
+    what = "atomic load of" if kind == "load" else "atomic access to"
+    cells = c.cells(target, count, what)
+
+    def run(f: LaneFrame) -> Value:
+        flat, at, ok = cells(f)
+        old = np.zeros(at.shape, flat.dtype)
+        if kind == "load":
+            old[ok] = flat[at[ok]]
+        elif ok.any():
+            v = spread(value(f), f.lanes, count > 1).reshape(at.shape)
+            old[ok] = apply_atomic(kind, flat, at[ok], to_dtype(v[ok], dt), dt)
+        return old if count > 1 else old[:, 0]
+
+    return run
+
+
+def source_lanes(op: str, lane: np.ndarray, operand: np.ndarray, width: int) -> np.ndarray:
+    """Lane (within its warp) that each lane reads.  Source: PTX ISA, shfl.sync; CUDA C++ Programming Guide, "Warp
+    Shuffle Functions": out of its segment a lane reads itself (idx wraps)."""
+    start = lane // width * width
+    if op == "shfl_idx":
+        return start + operand % width
+    if op == "shfl_up":
+        src = lane - operand
+        return np.where(src >= start, src, lane)
+    src = lane ^ operand if op == "shfl_xor" else lane + operand
+    return np.where(src < start + width, src, lane)
+
+
+def _shuffle(c: Any, e: Call) -> Closure:
+    value, operand = c.expr(e.args[0]), c.expr(e.args[1])
+    width, vector = int(e.attr("width", WARP) or WARP), e.dtype.lanes > 1
+
+    def run(f: LaneFrame) -> Value:
+        if f.lanes % WARP:
+            raise error("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads", span=e.span)
+        x = spread(value(f), f.lanes, vector)
+        lane = np.arange(f.lanes) % WARP
+        src = source_lanes(e.op, lane, spread(operand(f), f.lanes).astype(np.int64), width)
+        src = src + (np.arange(f.lanes) - lane)
+        if f.mask is not None and (f.mask & ~f.mask[src]).any():
+            t = int(np.flatnonzero(f.mask & ~f.mask[src])[0])
+            raise error("sim-warp-divergence", f"{e.op}: thread {t} reads from thread {int(src[t])}, which does not "
+                        "execute it", span=e.span, hint="all lanes of the warp must reach a shuffle together")
+        return x[src]
+
+    return run
+
+
+def _thread_return(c: Any, e: Call) -> Closure:
+    def run(f: LaneFrame) -> Value:
+        exit_lanes(f)
+        return np.int32(0)
+
+    return run
+
+
+def _lane_number(c: Any, e: Call) -> Closure:
+    divide = {"get_lane_idx": (1, WARP), "get_warp_idx": (WARP, 0), "get_warp_idx_sync": (WARP, 0),
+              "get_warp_group_idx": (4 * WARP, 0)}[e.op]
+
+    def run(f: LaneFrame) -> Value:
+        t = np.arange(f.lanes) // divide[0]
+        return (t % divide[1] if divide[1] else t).astype(numpy_dtype(e.dtype))
+
+    return run
+
+
+_FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z)?([diufgexXcsp])")
+
+
+def format_c(text: str, values: list[Any]) -> str:
+    """C printf of Python values (the conversions that the language prints)."""
+    values = list(values)
+
+    def one(m: re.Match[str]) -> str:
+        v, conv = values.pop(0), m.group(1)
+        spec = re.sub(r"(hh|h|ll|l|z)(?=[a-zA-Z]$)", "", m.group(0))
+        if conv == "p":
+            return hex(int(v))
+        if conv in "diucxX":
+            return (spec[:-1] + ("d" if conv in "iu" else conv)) % int(v)
+        return spec % (v if conv == "s" else float(v))
+
+    return _FORMAT.sub(one, text.replace("%%", "\0")).replace("\0", "%")
+
+
+def _printf(c: Any, e: Call) -> Closure:
+    text = e.args[0].value if isinstance(e.args[0], StringConst) else "%s"
+    fns = [(a.value if isinstance(a, StringConst) else c.expr(a)) for a in e.args[1:]]
+
+    def run(f: LaneFrame) -> Value:
+        rows = [v if isinstance(v, str) else spread(v(f), f.lanes) for v in fns]
+        for t in np.flatnonzero(f.active()):
+            f.block.print(format_c(text, [r if isinstance(r, str) else r[t] for r in rows]))
+        return np.int32(0)
+
+    return run
+
+
+def _nothing(c: Any, e: Call) -> Closure:
+    return lambda f: np.int32(0)
+
+
+LANE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
+    **{f"atomic_{k}": _atomic for k in (*_ATOMIC, "exchange", "load", "store")},
+    **{f"shfl_{k}": _shuffle for k in ("xor", "up", "down", "idx")},
+    **{f"get_{k}": _lane_number for k in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx")},
+    "thread_return": _thread_return, "printf": _printf, "fence_gpu": _nothing, "fence_block": _nothing,
+}  # fmt: skip
+
+__all__ = ["LANE_OPS", "WARP", "apply_atomic", "format_c", "occurrence", "rounds", "source_lanes", "spread"]

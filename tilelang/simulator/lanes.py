@@ -1,0 +1,271 @@
+"""Statements on many lanes at once: the part both simulators share.
+
+A lane is one thread of a block, or one iteration of a Parallel loop.  Statements are compiled once into Python
+functions of a `LaneFrame`; divergent control flow keeps a mask of active lanes (None: all of them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error, register
+from tilelang.ir import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, If, Launch, Parallel, Seq, Stmt, Store,
+                         TileOp, While, walk)
+from tilelang.ir.evaluate import Closure, ExprCompiler, Frame, Value
+
+register("sim-unsupported", NotImplementedError, "the simulator has no meaning for a construct")
+register("sim-thread-dependent", RuntimeError, "a value that must be the same for all threads differs between them")
+register("sim-assert", RuntimeError, "an assertion of the program failed while it was simulated")
+
+Action = Callable[["LaneFrame"], None]
+
+
+class LaneFrame(Frame):
+    """State of one group of lanes.
+
+    lanes: how many.  exited: lanes that have returned (None: none).  leaving: lanes that left the innermost loop by
+    `break`.  block: what the simulator keeps per block (memory, counters).
+    """
+
+    __slots__ = ("lanes", "exited", "leaving", "block")
+
+    def __init__(self, slots: list[Value], lanes: int, mask: np.ndarray | None = None, block: Any = None) -> None:
+        super().__init__(slots, mask)
+        self.lanes, self.block = lanes, block
+        self.exited: np.ndarray | None = None
+        self.leaving: np.ndarray | None = None
+
+    def active(self) -> np.ndarray:
+        """The mask as an array."""
+        return np.ones(self.lanes, bool) if self.mask is None else self.mask
+
+    def any_active(self) -> bool:
+        return self.mask is None or bool(self.mask.any())
+
+
+def uniform(x: Value, f: LaneFrame, what: str, span: Any) -> Any:
+    """The one value that all active lanes hold, as a NumPy scalar.  Raises sim-thread-dependent."""
+    if x.ndim == 0:
+        return x
+    y = x if f.mask is None or x.shape[0] != f.lanes else x[f.mask]
+    if y.size and not (y == y[0]).all():
+        raise error("sim-thread-dependent", f"{what} must be the same in every thread, found values from {y.min()} to "
+                    f"{y.max()}", span=span, hint="compute it from block indices and parameters only")
+    return y[0] if y.size else x[0]
+
+
+def contains(s: Stmt, kinds: tuple[type, ...], calls: tuple[str, ...] = ()) -> bool:
+    """Whether a node of these kinds, or a Call of these names, occurs below s."""
+    return any(isinstance(n, kinds) or (calls and getattr(n, "op", None) in calls and hasattr(n, "args"))
+               for n in walk(s))
+
+
+class StmtCompiler(ExprCompiler):
+    """Compiles statements to actions.  Subclasses give memory, tile ops and device operations their meaning."""
+
+    def stmt(self, s: Stmt) -> Action:
+        """The action of s."""
+        return _STMTS[type(s)](self, s) if type(s) in _STMTS else self._other(s)
+
+    def _other(self, s: Stmt) -> Action:
+        if isinstance(s, TileOp):
+            return self.compile_tile_op(s)
+        raise error("sim-unsupported", f"{type(s).__name__} cannot be simulated", span=s.span)
+
+    # -- given by subclasses
+
+    def compile_store(self, s: Store) -> Action:
+        raise NotImplementedError
+
+    def compile_alloc(self, s: Alloc) -> Action:
+        raise NotImplementedError
+
+    def compile_evaluate(self, s: Evaluate) -> Action:
+        fn = self.expr(s.call)
+
+        def run(f: LaneFrame) -> None:
+            fn(f)
+
+        return run
+
+    def compile_parallel(self, s: Parallel) -> Action:
+        raise error("sim-unsupported", "a T.Parallel loop in a lowered program", span=s.span)
+
+    def compile_tile_op(self, s: TileOp) -> Action:
+        raise error("sim-unsupported", f"tile op {s.op_name} in a lowered program", span=s.span)
+
+    def compile_launch(self, s: Launch) -> Action:
+        raise error("sim-unsupported", "a kernel launch inside a kernel", span=s.span)
+
+    def compile_assert(self, s: Assert) -> Action:
+        cond = self.expr(s.cond)
+
+        def run(f: LaneFrame) -> None:
+            c = cond(f)
+            ok = bool(c) if c.ndim == 0 else bool((c if f.mask is None else c[f.mask]).all())
+            if not ok:
+                raise error("sim-assert", s.message, span=s.span)
+
+        return run
+
+    # -- common
+
+    def _seq(self, s: Seq) -> Action:
+        actions = [self.stmt(x) for x in s.stmts]
+        if len(actions) == 1:
+            return actions[0]
+        if not contains(s, (Break, Continue), ("thread_return",)):
+
+            def run(f: LaneFrame) -> None:
+                for a in actions:
+                    a(f)
+
+            return run
+
+        def run_checked(f: LaneFrame) -> None:
+            for a in actions:
+                a(f)
+                if not f.any_active():
+                    return
+
+        return run_checked
+
+    def _bind(self, s: Bind) -> Action:
+        at, value = self.slot(s.var), self.expr(s.value)
+
+        def run(f: LaneFrame) -> None:
+            f.slots[at] = value(f)
+
+        return run
+
+    def _if(self, s: If) -> Action:
+        cond, then = self.expr(s.cond), self.stmt(s.then)
+        orelse = self.stmt(s.orelse) if s.orelse is not None else None
+
+        def run(f: LaneFrame) -> None:
+            c = cond(f)
+            if c.ndim == 0:
+                if c:
+                    then(f)
+                elif orelse is not None:
+                    orelse(f)
+                return
+            old = f.mask
+            yes = c if old is None else c & old
+            no = ~c if old is None else ~c & old
+            if not no.any():
+                then(f)
+                return
+            if not yes.any():
+                if orelse is not None:
+                    orelse(f)
+                return
+            f.mask = yes
+            then(f)
+            left = f.mask
+            f.mask = no
+            if orelse is not None:
+                orelse(f)
+            # A branch that neither broke nor returned leaves its mask object alone.
+            f.mask = old if left is yes and f.mask is no else left | f.mask
+
+        return run
+
+    def _for(self, s: For) -> Action:
+        at, start, extent = self.slot(s.var), self.expr(s.start), self.expr(s.extent)
+        body = self.stmt(s.body)
+        leaves = contains(s.body, (Break, Continue), ("thread_return",))
+
+        def run(f: LaneFrame) -> None:
+            first, count = np.asarray(start(f)), np.asarray(extent(f))
+            dt = first.dtype.type
+            if count.ndim == 0 and not leaves:
+                for k in range(int(count)):
+                    f.slots[at] = first + dt(k)
+                    body(f)
+                return
+            old, outer = f.mask, f.leaving
+            alive = f.active() if count.ndim == 0 else f.active() & (count > 0)
+            f.leaving = np.zeros(f.lanes, bool)
+            trips = int(count) if count.ndim == 0 else int(count[alive].max(initial=0))
+            for k in range(trips):
+                now = alive if count.ndim == 0 else alive & (count > k)
+                if not now.any():
+                    break
+                f.slots[at] = first + dt(k)
+                f.mask = now
+                body(f)
+                alive = _still(alive, f)
+            f.leaving = outer
+            f.mask = _after(old, f)
+
+        return run
+
+    def _while(self, s: While) -> Action:
+        cond, body = self.expr(s.cond), self.stmt(s.body)
+
+        def run(f: LaneFrame) -> None:
+            old, outer = f.mask, f.leaving
+            alive = f.active()
+            f.leaving = np.zeros(f.lanes, bool)
+            while True:
+                f.mask = alive
+                alive = alive & cond(f)
+                if not alive.any():
+                    break
+                f.mask = alive
+                body(f)
+                alive = _still(alive, f)
+                if not alive.any():
+                    break
+            f.leaving = outer
+            f.mask = _after(old, f)
+
+        return run
+
+    def _break(self, s: Break) -> Action:
+        def run(f: LaneFrame) -> None:
+            if f.leaving is None:
+                raise error("sim-unsupported", "break outside a serial loop", span=s.span)
+            f.leaving = f.leaving | f.active()
+            f.mask = np.zeros(f.lanes, bool)
+
+        return run
+
+    def _continue(self, s: Continue) -> Action:
+        def run(f: LaneFrame) -> None:
+            f.mask = np.zeros(f.lanes, bool)
+
+        return run
+
+
+def _still(alive: np.ndarray, f: LaneFrame) -> np.ndarray:
+    alive = alive & ~f.leaving
+    return alive if f.exited is None else alive & ~f.exited
+
+
+def _after(old: np.ndarray | None, f: LaneFrame) -> np.ndarray | None:
+    """The mask after a loop: everybody who entered it and has not returned."""
+    if f.exited is None:
+        return old
+    return ~f.exited if old is None else old & ~f.exited
+
+
+def exit_lanes(f: LaneFrame) -> None:
+    """The active lanes are done with the kernel."""
+    f.exited = f.active() if f.exited is None else f.exited | f.active()
+    f.mask = np.zeros(f.lanes, bool)
+
+
+_STMTS: dict[type, Callable[[Any, Any], Action]] = {
+    Seq: StmtCompiler._seq, Bind: StmtCompiler._bind, If: StmtCompiler._if, For: StmtCompiler._for,
+    While: StmtCompiler._while, Break: StmtCompiler._break, Continue: StmtCompiler._continue,
+    Alloc: lambda c, s: c.compile_alloc(s), Store: lambda c, s: c.compile_store(s),
+    Evaluate: lambda c, s: c.compile_evaluate(s), Parallel: lambda c, s: c.compile_parallel(s),
+    Launch: lambda c, s: c.compile_launch(s), Assert: lambda c, s: c.compile_assert(s),
+}  # fmt: skip
+
+__all__ = ["Action", "Closure", "LaneFrame", "StmtCompiler", "contains", "exit_lanes", "uniform"]

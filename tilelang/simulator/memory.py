@@ -1,0 +1,139 @@
+"""Storage of simulated buffers: bytes seen through typed views, and which of them have been written.
+
+Buffers that share `data` share one Storage.  `granule` is the unit of bookkeeping in bytes: the largest size that
+divides the element size of every buffer over that storage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error, register
+from tilelang.ir import Buffer, Expr, Func, numpy_dtype, walk
+from tilelang.ir.evaluate import ExprCompiler, Value
+
+register("sim-out-of-bounds", IndexError, "an access outside a buffer while simulated")
+register("sim-uninitialized", RuntimeError, "memory was read before anything was written to it")
+
+
+class Storage:
+    """Bytes of one buffer's storage.  lanes: private copies (per-thread arrays), one row each; else one row.
+
+    known: one flag a granule, False until written; None when everything counts as written.
+    """
+
+    __slots__ = ("name", "nbytes", "granule", "lanes", "raw", "known", "_views")
+
+    def __init__(self, name: str, nbytes: int, granule: int, lanes: int = 1, known: bool = False) -> None:
+        self.name, self.granule, self.lanes = name, granule, lanes
+        self.nbytes = -(-max(nbytes, 1) // 16) * 16  # whole vectors, so that every element type divides a row
+        self.raw = np.zeros((lanes, self.nbytes), np.uint8)
+        self.known = None if known else np.zeros((lanes, self.nbytes // granule), bool)
+        self._views: dict[Any, np.ndarray] = {}
+
+    def view(self, dt: np.dtype) -> np.ndarray:
+        """All rows as elements of a NumPy type: shape (lanes, elements)."""
+        got = self._views.get(dt)
+        if got is None:
+            got = self._views[dt] = self.raw.view(dt)
+        return got
+
+    def flat(self, dt: np.dtype) -> np.ndarray:
+        """The rows one after another, shape (lanes * elements,)."""
+        return self.view(dt).reshape(-1)
+
+
+def granules(func: Func) -> dict[int, int]:
+    """Bookkeeping unit in bytes by id of a buffer's data variable."""
+    out: dict[int, int] = {}
+    for b in buffers_of(func):
+        size = numpy_dtype(b.dtype).itemsize
+        out[id(b.data)] = math.gcd(out.get(id(b.data), size), size)
+    return out
+
+
+def buffers_of(func: Func) -> list[Buffer]:
+    """Every buffer a function names, once."""
+    seen: dict[int, Buffer] = {}
+    for _, b in func.buffers:
+        seen[id(b)] = b
+    for n in walk(func):
+        if isinstance(n, Buffer):
+            seen[id(n)] = n
+    return list(seen.values())
+
+
+def dims(compiler: ExprCompiler, values: tuple[Any, ...]) -> Callable[[Any], tuple[int, ...]]:
+    """Shape or stride entries (ints or expressions) as Python ints, at run time."""
+    if all(isinstance(v, int) for v in values):
+        fixed = tuple(values)
+        return lambda f: fixed
+    fns = [compiler.expr(v) if isinstance(v, Expr) else v for v in values]
+    return lambda f: tuple(v if isinstance(v, int) else int(_one(v(f))) for v in fns)
+
+
+def _one(v: Value) -> Any:
+    return v if v.ndim == 0 else v.reshape(-1)[0]
+
+
+def compact_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    out, step = [], 1
+    for d in reversed(shape):
+        out.append(step)
+        step *= d
+    return tuple(reversed(out))
+
+
+def span_of(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> int:
+    """Elements from the start of the storage to the end of the buffer."""
+    if any(d == 0 for d in shape):
+        return offset
+    return offset + 1 + sum((d - 1) * s for d, s in zip(shape, strides))
+
+
+def geometry(compiler: ExprCompiler, b: Buffer) -> Callable[[Any], tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """Shape, strides and offset (elements) of a buffer at run time."""
+    shape, offset = dims(compiler, b.shape), dims(compiler, (b.offset,))
+    if b.strides_ is None:
+        if b.is_static and isinstance(b.offset, int):
+            fixed = (b.shape, compact_strides(b.shape), b.offset)
+            return lambda f: fixed
+
+        def run(f: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+            s = shape(f)
+            return s, compact_strides(s), offset(f)[0]
+
+        return run
+    strides = dims(compiler, b.strides_)
+    return lambda f: (shape(f), strides(f), offset(f)[0])
+
+
+def linear_index(indices: list[np.ndarray], shape: tuple[int, ...], strides: tuple[int, ...],
+                 offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """(element number in the storage, whether it lies outside the shape in some dimension); indices: int64."""
+    linear: Value = np.int64(offset)
+    bad: Value = np.False_
+    for i, n, s in zip(indices, shape, strides):
+        linear = linear + i * s
+        bad = bad | (i < 0) | (i >= n)
+    return np.asarray(linear), np.asarray(bad)
+
+
+def out_of_bounds(b: Buffer, indices: list[Value], shape: tuple[int, ...], bad: np.ndarray, span: Any, what: str,
+                  where: str = "") -> Exception:
+    """The error for the first access in `bad` (a mask over the broadcast index arrays)."""
+    grids = np.broadcast_arrays(*[np.asarray(i) for i in indices], np.asarray(bad))
+    at = tuple(np.argwhere(grids[-1])[0])
+    found = ", ".join(str(int(g[at])) for g in grids[:-1])
+    return error("sim-out-of-bounds", f"{what} {b.name}[{found}] is outside its shape "
+                 f"({', '.join(map(str, shape))}){where}", span=span,
+                 hint=f"{b.name} is a {b.scope()} buffer: check the extent of the loop or region that indexes it")
+
+
+__all__ = ["Storage", "buffers_of", "compact_strides", "dims", "geometry", "granules", "linear_index",
+           "out_of_bounds", "span_of"]

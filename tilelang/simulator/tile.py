@@ -1,0 +1,279 @@
+"""The tile meaning: runs a tile program statement by statement, whole tiles at a time, in NumPy.  The oracle.
+
+Blocks run one after another.  A tile op runs its `reference`.  A Parallel loop runs all its iterations at once (or in
+rounds, see tile_parallel.py).  Code per thread runs on all threads of the block in lock step; where a program never
+distinguishes its threads, one lane stands for all of them.  A program in which pipelines have been planned
+(phase TILE after plan_pipelines) runs too: asynchronous copies complete at once, commits and waits do nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Expr, Func, Launch, Load, Parallel, Region, Store,
+                         TileOp, Var, children, numpy_dtype, walk)
+from tilelang.ir.evaluate import Closure, Value
+from tilelang.target.intrinsics import INTRINSICS
+
+from .host import Arguments, bind_arguments
+from .lane_ops import LANE_OPS, WARP, spread
+from .lanes import Action, LaneFrame, StmtCompiler, uniform
+from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
+from .tile_env import TileEnv
+from .tile_parallel import ParallelLoop
+
+PRIVATE = ("local", "local.var")
+_ORDER_ONLY = frozenset({"sync_threads", "sync_warp", "named_barrier", "named_barrier_arrive", "cp_async_commit",
+                         "cp_async_wait", "fence_gpu", "fence_block"})
+
+
+class Printer:
+    """Where printed text goes: standard output, and kept."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def print(self, text: str) -> None:
+        """What C's printf would write (no newline is added)."""
+        self.text += text
+        print(text, end="")
+
+
+class TileCompiler(StmtCompiler):
+    """Compiles a tile program.  Slots of `data` variables hold Storages."""
+
+    def __init__(self, func: Func, check: bool) -> None:
+        super().__init__(INTRINSICS)
+        self.granules, self.check = granules(func), check
+        self.safe: dict[int, Closure] = {}
+
+    # -- memory
+
+    def locate(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any) -> Callable[[LaneFrame], Any]:
+        """A function giving (storage, indices, shape, element numbers, out of range).  count: elements from there on
+        (vectors), 1 for a scalar."""
+        fns = [self.expr(i) for i in indices]
+        geo, at, bl = geometry(self, b), self.slot(b.data), b.dtype.lanes
+        ramp = bool(indices) and indices[-1].dtype.lanes > 1
+        tail, last = np.arange(count) if count > 1 and not ramp else None, len(fns) - 1
+
+        def run(f: LaneFrame) -> Any:
+            store = f.slots[at]
+            if store is None:
+                raise error("eval-unbound", f"{b.name} has no storage here", span=span)
+            shape, strides, offset = geo(f)
+            idx = [np.asarray(i(f)).astype(np.int64) for i in fns]
+            if ramp:
+                idx = [i if d == last else i[..., None] for d, i in enumerate(idx)]
+            elif tail is not None:
+                idx = [i[..., None] + tail if d == last else i[..., None] for d, i in enumerate(idx)]
+            linear, bad = linear_index(idx, shape, strides, offset)
+            if bl > 1:
+                idx = [i[..., None] for i in idx]
+                linear = linear[..., None] * bl + np.arange(bl)
+                bad = np.broadcast_to(bad[..., None], linear.shape)
+                if ramp:
+                    linear, bad = linear.reshape(*linear.shape[:-2], -1), bad.reshape(*bad.shape[:-2], -1)
+            if store.lanes > 1:
+                row = np.arange(store.lanes) * (store.nbytes // numpy_dtype(b.dtype).itemsize)
+                vector = ramp or bl > 1 or tail is not None
+                linear = linear + (row[:, None] if vector else row)
+            return store, idx, shape, linear, bad
+
+        return run
+
+    def _skip(self, b: Buffer, f: LaneFrame, linear: np.ndarray, bad: np.ndarray, vector: bool,
+              refuse: Callable[[np.ndarray], Exception]) -> np.ndarray | None:
+        """Lanes (of the broadcast access) that touch nothing; None when all do.  Raises outside global memory."""
+        m = f.mask
+        if m is not None and vector:
+            m = m[:, None]
+        if bad.any():
+            if b.scope() != "global":
+                hit = bad if m is None else bad & m
+                if hit.any():
+                    raise refuse(hit)
+            return bad if m is None else bad | ~m
+        return None if m is None else ~m
+
+    def _known(self, store: Storage, linear: np.ndarray, item: int) -> np.ndarray:
+        """Granule numbers of elements."""
+        k = item // store.granule
+        return linear if k == 1 else linear[..., None] * k + np.arange(k)
+
+    def compile_load(self, e: Load) -> Closure:
+        b, dt, vector = e.buffer, numpy_dtype(e.buffer.dtype), e.dtype.lanes > 1
+        where = self.locate(b, e.indices, 1, e.span)
+        safe = self.safe.get(id(b))
+
+        def run(f: LaneFrame) -> Value:
+            store, idx, shape, linear, bad = where(f)
+            skip = self._skip(b, f, linear, bad, vector,
+                              lambda hit: out_of_bounds(b, idx, shape, hit, e.span, "load of"))
+            at = linear if skip is None else np.where(skip, 0, linear)
+            x = store.flat(dt)[at]
+            if store.known is not None and self.check:
+                known = store.known.reshape(-1)[self._known(store, at, dt.itemsize)]
+                known = known if known.ndim == at.ndim else known.all(-1)
+                if not (known if skip is None else known | skip).all():
+                    raise uninitialized(b, e.span)
+            if skip is None:
+                return x
+            return np.where(skip, dt.type(0) if safe is None else np.asarray(safe(f)).astype(dt), x)
+
+        return run
+
+    def compile_store(self, s: Store) -> Action:
+        b, dt, vector = s.buffer, numpy_dtype(s.buffer.dtype), s.value.dtype.lanes > 1
+        where, value = self.locate(b, s.indices, 1, s.span), self.expr(s.value)
+
+        def run(f: LaneFrame) -> None:
+            x = np.asarray(value(f))
+            store, idx, shape, linear, bad = where(f)
+            skip = self._skip(b, f, linear, bad, vector,
+                              lambda hit: out_of_bounds(b, idx, shape, hit, s.span, "store to"))
+            linear, x = np.broadcast_arrays(linear, x)
+            if skip is not None:
+                linear, x, keep = np.broadcast_arrays(linear, x, ~skip)
+                linear, x = linear[keep], x[keep]
+            store.flat(dt)[linear] = x
+            if store.known is not None:
+                store.known.reshape(-1)[self._known(store, linear, dt.itemsize)] = True
+
+        return run
+
+    def cells(self, e: AddressOf, count: int, what: str) -> Callable[[LaneFrame], Any]:
+        b, dt = e.buffer, numpy_dtype(e.buffer.dtype)
+        where = self.locate(b, e.indices, count, e.span)
+
+        def run(f: LaneFrame) -> Any:
+            store, idx, shape, linear, bad = where(f)
+            linear = spread(linear, f.lanes, linear.ndim > 0 and count > 1).reshape(f.lanes, -1)
+            bad = spread(bad, f.lanes, bad.ndim > 0 and count > 1).reshape(f.lanes, -1)
+            ok = f.active()[:, None] & ~bad
+            if b.scope() != "global" and (bad & f.active()[:, None]).any():
+                raise out_of_bounds(b, idx, shape, bad & f.active()[:, None], e.span, what)
+            if store.known is not None:
+                store.known.reshape(-1)[self._known(store, linear[ok], dt.itemsize)] = True
+            return store.flat(dt), np.where(ok, linear, 0), ok
+
+        return run
+
+    def compile_alloc(self, s: Alloc) -> Action:
+        b = s.buffer
+        if b.scope().startswith("shared.") and b.scope() != "shared.dyn":
+            raise error("sim-unsupported", f"{b.scope()} buffers are not simulated", span=s.span)
+        at, geo, item = self.slot(b.data), geometry(self, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
+        init = self.expr(s.init) if s.init is not None else None
+        private, granule = b.scope() in PRIVATE, self.granules[id(b.data)]
+
+        def run(f: LaneFrame) -> None:
+            nbytes = span_of(*geo(f)) * item
+            # A variable without an initial value starts at zero.
+            store = Storage(b.name, nbytes, granule, f.lanes if private else 1, known=b.scope() == "local.var")
+            f.slots[at] = store
+            if init is not None:
+                store.view(numpy_dtype(b.dtype))[...] = spread(init(f), store.lanes)[:, None]
+
+        return run
+
+    # -- statements and calls
+
+    def compile_call(self, e: Call) -> Closure:
+        if e.op in _ORDER_ONLY:
+            return lambda f: np.int32(0)
+        if e.op in LANE_OPS:
+            return LANE_OPS[e.op](self, e)
+        return super().compile_call(e)
+
+    def compile_parallel(self, s: Parallel) -> Action:
+        return ParallelLoop(self, s).action()
+
+    def compile_tile_op(self, s: TileOp) -> Action:
+        if not hasattr(s, "reference"):
+            raise error("sim-unsupported", f"T.{s.op_name} has no reference meaning", span=s.span)
+        env = TileEnv.compile(self, s)
+        private = any(isinstance(n, Region) and n.buffer.scope() in PRIVATE for n in walk(s))
+
+        def run(f: LaneFrame) -> None:
+            if not f.any_active():
+                return
+            lanes = np.flatnonzero(f.active()) if private and f.lanes > 1 else (None,)
+            for lane in lanes:
+                s.reference(env(f, lane))
+
+        return run
+
+    def compile_launch(self, s: Launch) -> Action:
+        for b, v in s.attr("safe_values") or ():
+            self.safe[id(b)] = self.expr(v)
+        grid, body = [self.expr(g) for g in s.grid], self.stmt(s.body)
+        block_slots = [(self.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
+        thread_slots = [self.slot(v) for v in s.thread_vars]
+        lanes = _lanes(s)
+
+        def run(f: LaneFrame) -> None:
+            extents = [int(g(f)) for g in grid]
+            t = np.arange(lanes)
+            mask = None if lanes in (1, s.num_threads) else t < s.num_threads
+            x, y, _ = s.threads
+            for at in itertools.product(*(range(n) for n in reversed(extents))):
+                g = LaneFrame(list(f.slots), lanes, mask, f.block)
+                for (slot, dt), v in zip(block_slots, reversed(at)):
+                    g.slots[slot] = dt(v)
+                for slot, v in zip(thread_slots, (t % x, t // x % y, t // (x * y))):
+                    g.slots[slot] = v.astype(np.int32)
+                body(g)
+
+        return run
+
+
+def _lanes(s: Launch) -> int:
+    """Lanes a launch needs: 1 when no thread is distinguished, else its threads rounded up to whole warps."""
+    distinguished = set(map(id, s.thread_vars))
+
+    def per_thread(n: Any) -> bool:
+        if isinstance(n, Parallel):
+            return False  # atomics and prints inside run per iteration
+        if isinstance(n, Var):
+            return id(n) in distinguished
+        if isinstance(n, Call) and n.op in LANE_OPS and not n.op.startswith("fence"):
+            return True
+        return not isinstance(n, Buffer) and any(per_thread(c) for c in children(n))
+
+    uses = any(isinstance(n, Var) and id(n) in distinguished for n in walk(s.body)) or per_thread(s.body)
+    return -(-s.num_threads // WARP) * WARP if uses else 1
+
+
+def uninitialized(b: Buffer, span: Any) -> Exception:
+    """The error for a read of memory that nothing has written."""
+    return error("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written", span=span,
+                 hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
+
+
+def run_tile(func: Func, args: Arguments, *, check: bool = True) -> dict[str, np.ndarray]:
+    """Run a tile program on NumPy arrays and scalars.
+
+    args: by name or in parameter order; outputs (`tilelang_out_idx`) may be left out.  Returns every tensor parameter
+    after the run, by name; the arrays given are not changed.  check: refuse reads of memory never written.
+    Raises sim-argument, sim-out-of-bounds, sim-uninitialized, sim-thread-dependent, sim-unsupported, sim-assert.
+    """
+    compiler = TileCompiler(func, check)
+    action = compiler.stmt(func.body)
+    binding = bind_arguments(func, args, compiler.granules)
+    for t in binding.tensors:
+        compiler.slot(t.buffer.data)
+    slots = compiler.new_slots(binding.values)
+    for t in binding.tensors:
+        slots[compiler.slot(t.buffer.data)] = t.storage
+    with np.errstate(all="ignore"):
+        action(LaneFrame(slots, 1, None, Printer()))
+    return binding.outputs()
+
+
+__all__ = ["PRIVATE", "TileCompiler", "run_tile", "uniform", "uninitialized"]

@@ -1,0 +1,154 @@
+"""What a tile op's `reference` sees: regions as NumPy tiles, expressions as scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error
+from tilelang.ir import Buffer, Expr, Node, Region, TileOp, fields_of, numpy_dtype
+from tilelang.ir.evaluate import ExprCompiler
+
+from .lanes import LaneFrame, uniform
+from .memory import dims, geometry
+
+
+class TileEnv:
+    """The environment of one execution of one tile op.
+
+    lane: the thread whose private arrays and values are meant, None for the whole block.
+    """
+
+    def __init__(self, sites: dict[int, Any], check: bool, f: LaneFrame, lane: int | None, span: Any) -> None:
+        self._sites, self._check, self._frame, self._lane, self.span = sites, check, f, lane, span
+
+    @staticmethod
+    def compile(compiler: ExprCompiler, op: TileOp) -> Callable[[LaneFrame, int | None], TileEnv]:
+        """A constructor of environments for op: all its operands' expressions compiled."""
+        sites: dict[int, Any] = {}
+
+        def visit(v: Any) -> None:
+            if isinstance(v, Region):
+                sites[id(v)] = _RegionSite(compiler, v)
+            elif isinstance(v, Expr):
+                sites[id(v)] = compiler.expr(v)
+            elif isinstance(v, tuple):
+                for x in v:
+                    visit(x)
+
+        for name in fields_of(type(op)):
+            if name != "attrs":
+                visit(getattr(op, name))
+        check = bool(getattr(compiler, "check", True))
+        return lambda f, lane: TileEnv(sites, check, f, lane, op.span)
+
+    def eval(self, e: Any) -> Any:
+        """The scalar value of an expression (or Python number), in its dtype."""
+        if not isinstance(e, Node):
+            return np.asarray(e)
+        return self._scalar(self._sites[id(e)])
+
+    def _scalar(self, fn: Callable[[LaneFrame], Any]) -> Any:
+        x = np.asarray(fn(self._frame))
+        if x.ndim and self._lane is not None:
+            return x[self._lane]
+        return uniform(x, self._frame, "an operand of a tile operation", self.span)
+
+    def shape(self, r: Region) -> tuple[int, ...]:
+        """Extents of a region, unit dimensions included."""
+        return tuple(int(self._scalar(e)) if callable(e) else e for e in self._sites[id(r)].extents)
+
+    def read(self, r: Region) -> np.ndarray:
+        """A copy of a region, shape `shape(r)`; out-of-range elements of a global buffer have the safe value."""
+        box = self._box(r)
+        b = r.buffer
+        if box.tensor[box.source].shape == box.shape:
+            out = box.tensor[box.source].copy()
+        else:
+            safe = self._sites[id(r)].safe
+            fill = box.tensor.dtype.type(0) if safe is None else np.asarray(self._scalar(safe)).astype(box.tensor.dtype)
+            out = np.full(box.shape, fill, box.tensor.dtype)
+            out[box.target] = box.tensor[box.source]
+        if self._check and box.known is not None and not box.known[box.source].all():
+            raise error("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written", span=self.span,
+                        hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
+        return out
+
+    def write(self, r: Region, tile: Any) -> None:
+        """Store a tile of the buffer's dtype and of shape `shape(r)`; global elements out of range are skipped."""
+        box = self._box(r)
+        tile = np.broadcast_to(np.asarray(tile, box.tensor.dtype), box.shape)
+        box.tensor[box.source] = tile[box.target]
+        if box.known is not None:
+            box.known[box.source] = True
+
+    def _box(self, r: Region) -> _Box:
+        site = self._sites[id(r)]
+        f, b = self._frame, r.buffer
+        store = f.slots[site.slot]
+        if store is None:
+            raise error("eval-unbound", f"{b.name} has no storage here", span=self.span)
+        shape, strides, offset = site.geometry(f)
+        mins = [int(self._scalar(m)) for m in site.mins]
+        ext = self.shape(r)
+        low = [max(m, 0) for m in mins]
+        high = [max(lo, min(m + e, n)) for m, e, n, lo in zip(mins, ext, shape, low)]
+        if b.scope() != "global" and any(m < 0 or m + e > n for m, e, n in zip(mins, ext, shape)):
+            ranges = ", ".join(f"{m}:{m + e}" for m, e in zip(mins, ext))
+            raise error("sim-out-of-bounds", f"{b.name}[{ranges}] is outside its shape ({', '.join(map(str, shape))})",
+                        span=r.span or self.span, hint="check the start and extents of the region")
+        row = 0 if self._lane is None or store.lanes == 1 else self._lane
+        flat = store.view(numpy_dtype(b.dtype))[row]
+        tensor = np.lib.stride_tricks.as_strided(flat[offset:], shape, [s * flat.itemsize for s in strides])
+        known = None
+        if store.known is not None:
+            flags = store.known[row]
+            k = flat.itemsize // store.granule
+            lead = np.lib.stride_tricks.as_strided(flags[offset * k:], (*shape, k), [*(s * k for s in strides), 1])
+            known = lead[..., 0] if k == 1 else _Whole(lead)
+        source = tuple(slice(lo, hi) for lo, hi in zip(low, high))
+        target = tuple(slice(lo - m, hi - m) for lo, hi, m in zip(low, high, mins))
+        return _Box(tensor, known, source, target, ext)
+
+
+class _Whole:
+    """Written-flags of elements that span several granules."""
+
+    def __init__(self, flags: np.ndarray) -> None:
+        self.flags = flags
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        return self.flags[key]
+
+    def __setitem__(self, key: Any, value: bool) -> None:
+        self.flags[key] = value
+
+
+class _Box:
+    """A region at run time: the buffer as an array, its part inside the shape (source), where that lies in the tile."""
+
+    __slots__ = ("tensor", "known", "source", "target", "shape")
+
+    def __init__(self, tensor: np.ndarray, known: Any, source: tuple[slice, ...], target: tuple[slice, ...],
+                 shape: tuple[int, ...]) -> None:
+        self.tensor, self.known, self.source, self.target, self.shape = tensor, known, source, target, shape
+
+
+class _RegionSite:
+    """A region's compiled parts."""
+
+    def __init__(self, compiler: Any, r: Region) -> None:
+        b: Buffer = r.buffer
+        if b.dtype.lanes > 1:
+            raise error("sim-unsupported", f"{b.name}: a tile operation on vectors ({b.dtype})", span=r.span,
+                        hint="view the buffer with a scalar element type")
+        self.slot = compiler.slot(b.data)
+        self.geometry = geometry(compiler, b)
+        self.mins = [compiler.expr(m) for m in r.mins]
+        self.extents = [compiler.expr(e) if isinstance(e, Expr) else e for e in r.extents]
+        self.safe = compiler.safe.get(id(b))
+
+
+__all__ = ["TileEnv", "dims"]
