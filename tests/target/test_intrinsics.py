@@ -41,8 +41,9 @@ def test_find_functions():
         [1, 3, 3, 1, 0xFFFFFFFF]
 
 
-@pytest.mark.parametrize("op, args", [("ieee_add", (1.0, 2.0**-30)), ("ieee_mul", (1.1, 1.3)), 
-                                      ("ieee_fdiv", (1.0, 3.0)), ("ieee_fsqrt", (2.0,)), ("ieee_fmaf", (1.1, 1.3, 0.7))])
+@pytest.mark.parametrize("op, args", [("ieee_add", (1.0, 2.0**-30)), ("ieee_mul", (1.1, 1.3)),
+                                      ("ieee_fdiv", (1.0, 3.0)), ("ieee_fsqrt", (2.0,)),
+                                      ("ieee_fmaf", (1.1, 1.3, 0.7))])
 def test_ieee_modes_bracket_the_exact_result(op, args):
     args = tuple(np.float32(a) for a in args)
     f = INTRINSICS[op].meaning

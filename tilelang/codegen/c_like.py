@@ -14,9 +14,9 @@ from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.errors import InternalError, error, register
-from tilelang.ir import (COMPARISONS, I32, I64, Alloc, Assert, Binary, Bind, Break, Broadcast, Buffer, Call, Cast, Const,
-                         Continue, Evaluate, Expr, For, If, Load, Node, Ramp, Select, Seq, Shuffle, Span, Stmt, Store,
-                         StringConst, Unary, Var, While, binary, cast, const, dtype)
+from tilelang.ir import (COMPARISONS, I32, I64, Alloc, Assert, Binary, Bind, Break, Broadcast, Buffer, Call, Cast,
+                         Const, Continue, Evaluate, Expr, For, If, Load, Node, Ramp, Select, Seq, Shuffle, Span, Stmt,
+                         Store, StringConst, Unary, Var, While, binary, cast, const, dtype)
 
 register("codegen-unsupported", NotImplementedError, "the target's code generator has no form for this construct yet")
 
@@ -37,6 +37,7 @@ class Namer:
     def __init__(self, reserved: Iterable[str]) -> None:
         self.used = set(reserved)
         self.names: dict[Any, str] = {}
+        self.scopes: list[list[Any]] = [[]]
 
     def __call__(self, key: Any, wanted: str) -> str:
         """The name of key; chosen at the first call from `wanted`."""
@@ -49,7 +50,16 @@ class Namer:
                 got, n = f"{base}_{n}", n + 1
             self.used.add(got)
             self.names[key] = got
+            self.scopes[-1].append(key)
         return got
+
+    def open_scope(self) -> None:
+        self.scopes.append([])
+
+    def close_scope(self) -> None:
+        """Free the names that were chosen since open_scope."""
+        for key in self.scopes.pop():
+            self.used.discard(self.names.pop(key))
 
 
 class CLikePrinter:
@@ -64,7 +74,7 @@ class CLikePrinter:
         self.facts = Analyzer()
         self.data_vars: set[Var] = set()  # variables whose value comes from memory: their arithmetic may wrap
         self._data: dict[int, tuple[Expr, bool]] = {}
-        self._place: tuple[str, int] | None = None
+        self._printed_place: tuple[str, int] | None = None
 
     # ---- given by the backend -------------------------------------------------------------------------------------
     def type_name(self, dt: dtype, span: Span | None = None) -> str:
@@ -104,9 +114,9 @@ class CLikePrinter:
 
     def source_comment(self, span: Span | None) -> None:
         """The user's line as a comment, once for a run of statements that came from it."""
-        if span is None or (span.file, span.line) == self._place:
+        if span is None or (span.file, span.line) == self._printed_place:
             return
-        self._place = (span.file, span.line)
+        self._printed_place = (span.file, span.line)
         text = linecache.getline(span.file, span.line).strip().replace("\\", "/")
         where = f"{os.path.basename(span.file)}:{span.line}"
         self.emit(f"// {text}  ({where})" if text else f"// {where}")
@@ -133,7 +143,9 @@ class CLikePrinter:
     def block(self, header: str, body: Stmt) -> None:
         self.emit(f"{header} {{")
         self.depth += 1
+        self.namer.open_scope()
         self.stmt(body)
+        self.namer.close_scope()
         self.depth -= 1
         self.emit("}")
 
@@ -154,13 +166,13 @@ class CLikePrinter:
         self.facts.bind(s.var, *extent_bounds(self.facts, s.start, s.extent))
         if s.kind not in ("serial", "unroll", "vectorized"):
             raise InternalError(f"a {s.kind} loop reached the code generator: the program is not in phase DEVICE")
-        end = self._once(self.add_bounds(s.start, s.extent), s)
+        end = self._once(binary("add", s.start, s.extent), s)
+        start = self.top(s.start)
+        self.namer.open_scope()
         name = self.namer(s.var, s.var.name)
         self.loop_pragma(s)
-        self.block(f"for ({self.type_name(s.var.dtype)} {name} = {self.top(s.start)}; {name} < {end}; ++{name})", s.body)
-
-    def add_bounds(self, start: Expr, extent: Expr) -> Expr:
-        return binary("add", start, extent)
+        self.block(f"for ({self.type_name(s.var.dtype)} {name} = {start}; {name} < {end}; ++{name})", s.body)
+        self.namer.close_scope()
 
     def _once(self, end: Expr, s: For) -> str:
         """The end of a loop as text that is evaluated once: constants and variables as they are."""

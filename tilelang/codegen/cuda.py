@@ -10,9 +10,9 @@ import math
 import re
 from typing import Any, Protocol
 
-from tilelang.ir import (I32, AddressOf, Alloc, Assert, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Launch, Load,
-                         Ramp, Select, Shuffle, Span, Store, StringConst, Unary, Var, binary, const, dtype, is_const,
-                         rebuild, walk)
+from tilelang.ir import (I32, AddressOf, Alloc, Assert, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Launch,
+                         Load, Ramp, Select, Shuffle, Span, Store, StringConst, Unary, Var, binary, const, dtype,
+                         is_const, rebuild, walk)
 from tilelang.target import INTRINSICS
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
 
@@ -21,9 +21,9 @@ from .prelude import device_header
 
 SHARED_SCOPES = ("shared", "shared.dyn")
 _TYPES = {"bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
-          "int32": "int", "uint32": "unsigned", "int64": "long long", "uint64": "unsigned long long", "float16": "half_t",
-          "bfloat16": "bfloat16_t", "float32": "float", "tfloat32": "float", "float64": "double", "handle": "void*",
-          "float8_e4m3": "fp8_e4_t", "float8_e4m3fn": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
+          "int32": "int", "uint32": "unsigned", "int64": "long long", "uint64": "unsigned long long",
+          "float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float", "tfloat32": "float", "float64": "double",
+          "handle": "void*", "float8_e4m3": "fp8_e4_t", "float8_e4m3fn": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
 _HALVES = ("float16", "bfloat16")
 # type name in the text -> (header, typedef)
 _HEADERS = {"half_t": ("cuda_fp16.h", "typedef __half half_t;"),
@@ -34,13 +34,15 @@ _LITERAL_SUFFIX = {"int32": "", "uint32": "u", "int64": "LL", "uint64": "ULL"}
 _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
                "le": "vec_compare", "gt": "vec_compare", "ge": "vec_compare", "eq": "vec_compare", "ne": "vec_compare",
                "and": "vec_compare", "or": "vec_compare"}
-_KEYWORDS = """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr
-const_cast continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend
-goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
-register reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this
-thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
-half half2 float2 float4 int2 int4 uint2 uint4 min max abs exp log sqrt printf memcpy threadIdx blockIdx blockDim gridDim
-warpSize tl smem main half_t bfloat16_t fp8_e4_t fp8_e5_t""".split()
+_KEYWORDS = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast
+continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto if
+inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
+reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this thread_local
+throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq half half2
+float2 float4 int2 int4 uint2 uint4 min max abs exp log sqrt printf memcpy threadIdx blockIdx blockDim gridDim warpSize
+tl smem main half_t bfloat16_t fp8_e4_t fp8_e5_t
+""".split()
 _WORD = re.compile(r"\w+")
 
 
@@ -268,7 +270,7 @@ class CudaPrinter(CLikePrinter):
         if source.scalar == to.scalar or {source.base, to.base} == {"float32", "tfloat32"}:
             return self.expr(e.value)
         if _is_small_float(source) and to.base not in ("float32", "float64"):
-            return f"{name}((float){self.at(e.value, PREFIX)})", POSTFIX
+            return self._to(to, f"(float){self.at(e.value, PREFIX)}")
         if _is_small_float(to):
             inner = self.at(e.value, PREFIX)
             if source.is_bool or (source.is_int and source.bits < 32):
@@ -277,6 +279,11 @@ class CudaPrinter(CLikePrinter):
         if to.is_bool:
             return f"{self.at(e.value, EQ + 1)} != {self.top(const(0, source))}", EQ
         return f"({name}){self.at(e.value, PREFIX)}", PREFIX
+
+    def _to(self, dt: dtype, text: str) -> Text:
+        """text converted to a scalar type; types of two words have no function form in C++."""
+        name = self.type_name(dt)
+        return (f"({name})({text})", PREFIX) if " " in name else (f"{name}({text})", POSTFIX)
 
     def _convert_vector(self, e: Cast) -> Text:
         source, to = e.value.dtype, e.dtype
@@ -314,8 +321,8 @@ class CudaPrinter(CLikePrinter):
     def _unary(self, e: Unary) -> Text:
         if e.dtype.lanes > 1:
             symbol = {"neg": "-", "not": "!", "bitnot": "~"}[e.op]
-            ctype = self.type_name(e.dtype.scalar)
-            return f"tl::map([](auto x) {{ return {ctype}({symbol}x); }}, {self.top(e.a)})", POSTFIX
+            result = self._to(e.dtype.scalar, f"{symbol}x")[0]
+            return f"tl::map([](auto x) {{ return {result}; }}, {self.top(e.a)})", POSTFIX
         if e.dtype.is_float8:
             return f"{self.type_name(e.dtype)}(-(float){self.at(e.a, PREFIX)})", POSTFIX
         return super()._unary(e)
@@ -331,10 +338,10 @@ class CudaPrinter(CLikePrinter):
         else:
             name = f
         if e.dtype.lanes > 1:
-            return (f"tl::map([](auto a, auto b) {{ return {self.type_name(dt)}({name}({_operand(dt, 'a')}, "
-                    f"{_operand(dt, 'b')})); }}, {self.top(e.a)}, {self.top(e.b)})"), POSTFIX
+            result = self._to(dt, f"{name}({_operand(dt, 'a')}, {_operand(dt, 'b')})")[0]
+            return f"tl::map([](auto a, auto b) {{ return {result}; }}, {self.top(e.a)}, {self.top(e.b)})", POSTFIX
         if dt.is_float8:
-            return f"{self.type_name(dt)}({name}((float){self.at(e.a, PREFIX)}, (float){self.at(e.b, PREFIX)}))", POSTFIX
+            return self._to(dt, f"{name}((float){self.at(e.a, PREFIX)}, (float){self.at(e.b, PREFIX)})")
         if dt.is_bool:
             return self.expr(Binary("and" if f == "min" else "or", e.a, e.b, dt))
         return self._narrow(f"{name}({self.top(e.a)}, {self.top(e.b)})", dt, POSTFIX) if dt.is_int else \
@@ -371,7 +378,7 @@ class CudaPrinter(CLikePrinter):
         row = INTRINSICS.get(e.op)
         if row is None or row.cuda is None:
             raise self.unsupported(f"the function `{e.op}`", e)
-        args = [self._argument(a) for a in e.args]
+        args = [self.top(a) for a in e.args]
         dt = e.args[0].dtype if e.args else e.dtype
         if e.op.startswith("atomic_"):
             self._check_atomic(e)
@@ -380,8 +387,8 @@ class CudaPrinter(CLikePrinter):
             if not text:
                 raise self.unsupported(f"the function `{e.op}` on {dt}", e)
             attrs = call_fields(e.op, dict(e.attrs))
-            return text.format(*args, args=", ".join(args), dtype=self.type_name(e.dtype) if e.dtype.kind != "v" else "",
-                               **attrs), POSTFIX
+            attrs["dtype"] = self.type_name(e.dtype) if e.dtype.kind != "v" else ""
+            return text.format(*args, args=", ".join(args), **attrs), POSTFIX
         return self._math_call(e, row, args, dt)
 
     def _math_call(self, e: Call, row: Any, args: list[str], dt: dtype) -> Text:
@@ -395,30 +402,22 @@ class CudaPrinter(CLikePrinter):
             text = row.fast
         if text is None:
             raise self.unsupported(f"the function `{e.op}` on {dt}", e, "cast the argument to float32")
-        result = self.type_name(e.dtype.scalar)
         if dt.lanes == 1:
             if through_float:
                 args = [f"(float){self._grouped(a)}" if x.dtype.is_float else a for a, x in zip(args, e.args)]
                 inner = text.format(*args, **attrs)
-                return (f"{result}({inner})" if e.dtype.is_float else inner), POSTFIX
-            return text.format(*map(self._safe, args), **attrs), POSTFIX
+                return self._to(e.dtype, inner) if e.dtype.is_float else (inner, POSTFIX)
+            return text.format(*args, **attrs), POSTFIX
         names = ["a", "b", "c"][:len(args)]
         inner = text.format(*(f"(float){n}" if through_float and x.dtype.is_float else n
                               for n, x in zip(names, e.args)), **attrs)
         params = ", ".join(f"auto {n}" for n in names)
-        return f"tl::map([]({params}) {{ return {result}({inner}); }}, {', '.join(args)})", POSTFIX
+        result = self._to(e.dtype.scalar, inner)[0]
+        return f"tl::map([]({params}) {{ return {result}; }}, {', '.join(args)})", POSTFIX
 
     @staticmethod
     def _grouped(text: str) -> str:
         return text if re.fullmatch(r"[\w.]+(\[[^\[\]]*\])?", text) else f"({text})"
-
-    @staticmethod
-    def _safe(text: str) -> str:
-        """An argument that a row's text may use beside operators."""
-        return text
-
-    def _argument(self, a: Expr) -> str:
-        return self.top(a)
 
     def _check_atomic(self, e: Call) -> None:
         buffer = e.args[0].buffer if isinstance(e.args[0], AddressOf) else None

@@ -213,14 +213,14 @@ TL_DEVICE unsigned shared_address(const void* p) { return (unsigned)__cvta_gener
 // Asynchronous copy of BYTES bytes to shared memory; a false predicate writes zeros and reads nothing.
 template <int BYTES> TL_DEVICE void cp_async(void* dst, const void* src) {
   if constexpr (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(dst)), "l"(src) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(dst)), "l"(src) : "memory");
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(dst)), "l"(src), "n"(BYTES) : "memory");
 }
 template <int BYTES> TL_DEVICE void cp_async(void* dst, const void* src, bool pred) {
   const int bytes = pred ? BYTES : 0;
   if constexpr (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(dst)), "l"(src), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(dst)), "l"(src), "r"(bytes) : "memory");
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(dst)), "l"(src), "n"(BYTES), "r"(bytes) : "memory");
 }

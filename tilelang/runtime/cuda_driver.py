@@ -10,7 +10,7 @@ import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tilelang.errors import error, register
@@ -265,7 +265,7 @@ def pack_argument(dt: str, value: Any) -> ctypes.Array[ctypes.c_char]:
 _lock = threading.Lock()
 
 
-@lru_cache(maxsize=1)
+@cache
 def _driver() -> Driver:
     return Driver()
 
@@ -276,7 +276,7 @@ def driver() -> Driver:
         return _driver()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _primary_context(d: Driver, device: int) -> int:
     ctx = ctypes.c_void_p()
     d.call("cuDevicePrimaryCtxRetain", ctypes.byref(ctx), d._device(device))

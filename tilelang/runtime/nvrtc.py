@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 
 from tilelang.env import env
 from tilelang.errors import error, register
@@ -136,7 +136,7 @@ def find_nvrtc() -> list[NvrtcCandidate]:
     return sorted(found, key=lambda c: (not c.includes, -c.major))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(candidate: NvrtcCandidate) -> Nvrtc | None:
     try:
         return Nvrtc(candidate)
@@ -144,7 +144,7 @@ def _load(candidate: NvrtcCandidate) -> Nvrtc | None:
         return None
 
 
-@lru_cache(maxsize=None)
+@cache
 def choose_nvrtc(arch_number: int, driver_major: int | None = None) -> Nvrtc:
     """The newest NVRTC that compiles for sm_<arch_number> and whose cubins a driver of that CUDA major loads.
 
@@ -198,11 +198,12 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
     and when no NVRTC is installed.
     """
     nvrtc = choose_nvrtc(_arch_number(arch), driver_cuda_major())
-    flags = [f"-arch={arch}", "-std=c++17", "-default-device", "--ptxas-options=-v", *(f"-I{d}" for d in nvrtc.includes),
-             *options]
+    flags = [f"-arch={arch}", "-std=c++17", "-default-device", "--ptxas-options=-v",
+             *(f"-I{d}" for d in nvrtc.includes), *options]
     rc, log, cubin = nvrtc.compile(source, flags)
     if rc != 0 or not cubin:
-        raise error("nvrtc-compile", f"NVRTC refused the CUDA source for {arch}:\n{log}\n\nsource:\n{_numbered(source)}",
+        message = f"NVRTC refused the CUDA source for {arch}:\n{log}\n\nsource:\n{_numbered(source)}"
+        raise error("nvrtc-compile", message,
                     hint="if the source contains no T.import_source or call_extern of yours, this is a compiler bug")
     kernels = parse_resources(log)
     values = kernels.values()

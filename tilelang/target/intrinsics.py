@@ -117,8 +117,8 @@ _math("fma", lambda a, b, c: a * b + c, 3, llvm="llvm.fma")
 add_intrinsic(Intrinsic("rsqrt", 1, PURE, lambda x: 1.0 / np.sqrt(x),
                         {"float32": "rsqrtf({0})", "float64": "rsqrt({0})"}))
 add_intrinsic(Intrinsic("sigmoid", 1, PURE, _sigmoid, {
-    "float32": "(1.0f / (1.0f + expf(-{0})))", "float64": "(1.0 / (1.0 + exp(-{0})))"},
-    fast="__fdividef(1.0f, 1.0f + __expf(-{0}))"))
+    "float32": "(1.0f / (1.0f + expf(-({0}))))", "float64": "(1.0 / (1.0 + exp(-({0}))))"},
+    fast="__fdividef(1.0f, 1.0f + __expf(-({0})))"))
 add_intrinsic(Intrinsic("nextafter", 2, PURE, np.nextafter, {
     "float32": "nextafterf({0}, {1})", "float64": "nextafter({0}, {1})", "float16": "tl::next_after({0}, {1})",
     "bfloat16": "tl::next_after({0}, {1})"}, {"float32": "nextafterf", "float64": "nextafter"}))
@@ -137,7 +137,7 @@ add_intrinsic(Intrinsic("to_tf32", 1, PURE, None, {"*": "tl::to_tf32({0})"}))
 for _name, _fn in (("isnan", np.isnan), ("isinf", np.isinf), ("isfinite", np.isfinite)):
     _text = f"(bool){_name}({{0}})"
     add_intrinsic(Intrinsic(_name, 1, PURE, _fn, {"float32": _text, "float64": _text}, result="bool"))
-add_intrinsic(Intrinsic("isnullptr", 1, PURE, lambda x: np.asarray(x) == 0, {"*": "({0} == nullptr)"}, result="bool"))
+add_intrinsic(Intrinsic("isnullptr", 1, PURE, lambda x: np.asarray(x) == 0, {"*": "(({0}) == nullptr)"}, result="bool"))
 
 
 def _popcount(x: Any) -> Any:
