@@ -16,7 +16,7 @@ from tilelang.ir import (I32, AddressOf, Alloc, Assert, Binary, Broadcast, Buffe
 from tilelang.target import INTRINSICS
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
 
-from .c_like import ATOM, COND, EQ, LOR, POSTFIX, PREFIX, CLikePrinter, Text, quote
+from .c_like import ADD, ATOM, COND, EQ, LOR, POSTFIX, PREFIX, CLikePrinter, Text, quote
 from .prelude import device_header
 
 SHARED_SCOPES = ("shared", "shared.dyn")
@@ -186,7 +186,9 @@ class CudaPrinter(CLikePrinter):
         self.storage[b.data] = b.dtype
         if b.scope_name in SHARED_SCOPES:
             if b.data in self.offsets:
-                self.emit(f"{ctype}* const {name} = reinterpret_cast<{ctype}*>(smem + {self.offsets[b.data]});")
+                offset = self.offsets[b.data]
+                where = self.at(offset, ADD + 1) if isinstance(offset, Expr) else str(offset)
+                self.emit(f"{ctype}* const {name} = reinterpret_cast<{ctype}*>(smem + {where});")
             else:
                 self.emit(f"__shared__ __align__(128) {ctype} {name}[{b.size}];")
         elif b.scope_name == "local.var" or (b.scope_name == "local" and s.init is not None and b.size == 1):

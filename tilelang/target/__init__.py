@@ -1,6 +1,6 @@
 """Targets, instruction rows and scalar intrinsics."""
 
-from . import instructions  # noqa: F401 - its rows join INTRINSICS
+from . import instructions as _instructions  # its rows join INTRINSICS
 from .intrinsics import INTRINSICS, Intrinsic, intrinsic, is_pure
 from .target import Target, check_arch, determine_target
 

@@ -1,0 +1,111 @@
+"""NVRTC in process: resources, errors, choice of a library; SASS reading; driver module without a driver."""
+
+import numpy as np
+import pytest
+
+from tilelang.runtime import cuda_driver, nvrtc, sass
+from tilelang.runtime.nvrtc import NvrtcCandidate, choose_nvrtc, compile_cubin, parse_resources
+
+needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+PLAIN = """extern "C" __global__ void __launch_bounds__(128) twice(float* a, int n) {
+  __shared__ float s[64];
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  s[threadIdx.x % 64] = a[i];
+  __syncthreads();
+  if (i < n) a[i] = s[(threadIdx.x + 1) % 64] * 2.0f;
+}"""
+
+
+@needs_nvrtc
+def test_cubin_and_resources():
+    c = compile_cubin(PLAIN, "sm_80")
+    assert c.bytes[:4] == b"\x7fELF" and 4 <= c.registers <= 40 and c.spills == 0 and c.shared_bytes == 256
+    assert list(c.kernels) == ["twice"] and c.kernels["twice"].constant_bytes > 0
+
+
+@needs_nvrtc
+def test_the_same_source_gives_the_same_bytes():
+    assert compile_cubin(PLAIN, "sm_90a").bytes == compile_cubin(PLAIN, "sm_90a").bytes
+
+
+@needs_nvrtc
+def test_refused_source_is_an_error_with_the_output_and_the_source():
+    with pytest.raises(RuntimeError) as e:
+        compile_cubin("extern \"C\" __global__ void k() { nonsense(); }", "sm_80")
+    text = str(e.value)
+    assert text.startswith("error[nvrtc-compile]") and 'identifier "nonsense" is undefined' in text and "    1 | " in text
+
+
+@needs_nvrtc
+def test_options_reach_the_compiler():
+    source = 'extern "C" __global__ void k(float* a) { a[0] = VALUE / a[1]; }'
+    slow = compile_cubin(source, "sm_80", ["-DVALUE=a[2]"])
+    fast = compile_cubin(source, "sm_80", ["-DVALUE=a[2]", "--use_fast_math"])
+    assert len(fast.bytes) < len(slow.bytes)
+
+
+def test_no_library_for_an_architecture_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(nvrtc, "find_nvrtc", lambda: [NvrtcCandidate("/nowhere/libnvrtc.so.13", (), 13)])
+    with pytest.raises(RuntimeError) as e:
+        choose_nvrtc.__wrapped__(80, 12)
+    assert "newer than the driver (CUDA 12)" in str(e.value) and "nvidia-cuda-nvrtc-cu12" in str(e.value)
+    with pytest.raises(RuntimeError, match="does not load"):
+        choose_nvrtc.__wrapped__(80, None)
+    monkeypatch.setattr(nvrtc, "find_nvrtc", lambda: [])
+    with pytest.raises(RuntimeError, match=r"tilelang-py\[cuda\]"):
+        choose_nvrtc.__wrapped__(80, None)
+
+
+def test_resources_are_read_per_kernel():
+    log = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'a' for 'sm_80'
+ptxas info    : Function properties for a
+ptxas         .     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 16 bytes cumulative stack size, 1024 bytes smem, 372 bytes cmem[0]
+ptxas info    : Compiling entry function 'b' for 'sm_80'
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 0 barriers, 352 bytes cmem[0]"""
+    got = parse_resources(log)
+    assert got["a"] == nvrtc.Resources(40, 8, 12, 16, 1024, 372) and got["a"].spills == 20
+    assert got["b"] == nvrtc.Resources(8, 0, 0, 0, 0, 352)
+
+
+SASS = """.text.k:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_0:
+        /*0010*/                   IADD3 R0, R0, 0x1, RZ ;
+        /*0020*/              @P0  HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*0030*/                   ISETP.GE.AND P0, PT, R0, R2, PT ;
+        /*0040*/             @!P0  BRA `(.L_x_0) ;
+        /*0050*/                   EXIT ;
+"""
+
+
+def test_sass_is_counted_by_opcode_and_loop():
+    assert sass.opcodes(SASS) == {"MOV": 1, "IADD3": 1, "HMMA": 1, "ISETP": 1, "BRA": 1, "EXIT": 1}
+    (size, body), = sass.loops(SASS)
+    assert size == 4 and "HMMA" in body and "MOV" not in body
+
+
+@pytest.mark.skipif(sass.find_nvdisasm() is None or not nvrtc.available(), reason="nvdisasm is not installed")
+def test_a_cubin_disassembles():
+    assert sass.opcodes(sass.disassemble(compile_cubin(PLAIN, "sm_80").bytes))["BAR"] == 1
+    with pytest.raises(RuntimeError, match="nvdisasm failed"):
+        sass.disassemble(b"no cubin")
+
+
+def test_arguments_are_packed_by_type():
+    assert bytes(cuda_driver.pack_argument("int32", -2)) == b"\xfe\xff\xff\xff"
+    assert bytes(cuda_driver.pack_argument("float16", 1.0)) == b"\x00\x3c"
+    assert bytes(cuda_driver.pack_argument("bfloat16", 1.0 + 2**-8)) == b"\x80\x3f"  # tie: to even
+    assert bytes(cuda_driver.pack_argument("bfloat16", 1.0 + 2**-8 + 2**-20)) == b"\x81\x3f"
+    assert np.isnan(np.frombuffer(bytes(cuda_driver.pack_argument("float32", float("nan"))), np.float32)[0])
+    with pytest.raises(TypeError, match="cannot be passed by value"):
+        cuda_driver.pack_argument("float8_e4m3", 1.0)
+
+
+def test_without_a_driver_the_error_says_so(monkeypatch):
+    monkeypatch.setattr(cuda_driver, "load_libcuda", lambda: None)
+    with pytest.raises(RuntimeError, match="no CUDA driver was found") as e:
+        cuda_driver.Driver()
+    assert 'target="cpu"' in str(e.value)
