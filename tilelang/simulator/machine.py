@@ -1,0 +1,436 @@
+"""Memory of the device simulator: per-thread arrays, the block's shared memory, global tensors, and every check on them.
+
+Lanes are the threads of one block, padded to whole warps.  Shared memory is one arena of bytes per block, so that
+buffers placed over each other by the memory planner are seen as what they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error, register
+from tilelang.ir import (AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Const, Expr, Func, Load, Ramp, Store,
+                         numpy_dtype, walk)
+from tilelang.ir.evaluate import Closure, Value
+from tilelang.target.intrinsics import INTRINSICS
+
+from .counters import Counters, Site
+from .lane_ops import WARP, spread
+from .lanes import Action, LaneFrame, StmtCompiler
+from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
+from .races import AccessTable, Clocks
+
+register("sim-misaligned", RuntimeError, "a vector access whose address is not a multiple of its size")
+register("sim-async", RuntimeError, "shared memory was touched while an asynchronous copy into it was still under way")
+
+ALIGN = 128  # of shared buffers that no pass has placed
+
+
+class Shared:
+    """The shared memory of one block.  offsets: byte offset by id of data variable."""
+
+    def __init__(self, nbytes: int, granule: int, lanes: int, sites: list[Site]) -> None:
+        self.store = Storage("shared", nbytes, granule)
+        self.table = AccessTable(self.store.nbytes // granule, lanes, WARP, sites, "shared memory")
+        self.pending = np.zeros(self.store.nbytes // granule, bool)
+        self.pending_site = np.zeros(self.store.nbytes // granule, np.int32)
+        self.granule = granule
+
+
+class Block:
+    """State of the block being run."""
+
+    def __init__(self, lanes: int, threads: int, counters: Counters, printer: Any, where: str) -> None:
+        self.lanes, self.threads, self.counters, self.where = lanes, threads, counters, where
+        self.clocks = Clocks(lanes)
+        self.shared: Shared | None = None
+        self.copies: Any = None
+        self.print = printer.print
+
+
+class Global:
+    """A global tensor on the device: its storage, and who touched it during this launch (None: nothing writes it)."""
+
+    def __init__(self, store: Storage) -> None:
+        self.store = store
+        self.table: AccessTable | None = None
+
+
+def vector_base(indices: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], int]:
+    """(indices of the first element, elements) of a contiguous access; (indices, 0) when the last index is a general
+    vector, (indices, 1) for a scalar."""
+    if not indices or indices[-1].dtype.lanes == 1:
+        return indices, 1
+    last = indices[-1]
+    if isinstance(last, Ramp) and isinstance(last.stride, Const) and last.stride.value == 1:
+        return (*indices[:-1], last.base), last.lanes
+    return indices, 0
+
+
+class MachineCompiler(StmtCompiler):
+    """Compiles memory accesses of lowered programs.  Slots of `data` variables hold a Storage (local), an int (byte
+    offset in shared memory) or a Global."""
+
+    def __init__(self, func: Func, check: bool) -> None:
+        super().__init__(INTRINSICS)
+        self.check = check
+        self.sites: list[Site] = []
+        self.counters = Counters(self.sites)
+        self.granules = granules(func)
+        self.shared_granule, widths = _access_granules(func)
+        self.granules.update(widths)
+        self.written = _written(func)
+
+    def site(self, b: Buffer, span: Any, text: str) -> int:
+        """Number of a place that accesses memory."""
+        self.sites.append(Site(span, b.name, text))
+        return len(self.sites) - 1
+
+    # -- addresses
+
+    def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str) -> Callable[..., Any]:
+        """f(frame) -> element numbers in b's storage, of shape () or (lanes,) (with `count` 0: a vector axis more).
+
+        Every active lane's `count` elements lie inside b's shape, or sim-out-of-bounds is raised.
+        """
+        fns = [self.expr(i) for i in indices]
+        geo, last = geometry(self, b), len(fns) - 1
+        more = max(count, 1) - 1
+
+        def run(f: LaneFrame) -> np.ndarray:
+            shape, strides, offset = geo(f)
+            idx = [np.asarray(fn(f)).astype(np.int64) for fn in fns]
+            if count == 0:
+                idx = [i if d == last else i[..., None] for d, i in enumerate(idx)]
+            linear, bad = linear_index(idx, shape, strides, offset)
+            if more:
+                bad = bad | (idx[last] + more >= shape[last])
+            if bad.any():
+                m = f.mask if count or f.mask is None else f.mask[:, None]
+                hit = bad if m is None else bad & m
+                if hit.any():
+                    raise out_of_bounds(b, idx, shape, hit, span, what, f" in block {f.block.where}")
+                linear = np.where(bad, 0, linear)
+            return linear
+
+        return run
+
+    # -- statements and expressions
+
+    def compile_load(self, e: Load) -> Closure:
+        scope = e.buffer.scope()
+        if scope.startswith("local"):
+            return self._local_load(e)
+        return self._memory_load(e, scope)
+
+    def compile_store(self, s: Store) -> Action:
+        scope = s.buffer.scope()
+        if scope.startswith("local"):
+            return self._local_store(s)
+        return self._memory_store(s, scope)
+
+    def compile_alloc(self, s: Alloc) -> Action:
+        b, scope = s.buffer, s.buffer.scope()
+        at, geo = self.slot(b.data), geometry(self, b)
+        dt, item = numpy_dtype(b.dtype), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
+        if scope.startswith("local"):
+            init, granule = self.expr(s.init) if s.init is not None else None, self.granules[id(b.data)]
+
+            def local(f: LaneFrame) -> None:
+                # A variable without an initial value starts at zero.
+                store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes, known=scope == "local.var")
+                f.slots[at] = store
+                if init is not None:
+                    store.view(dt)[...] = spread(init(f), f.lanes)[:, None]
+
+            return local
+        if scope not in ("shared", "shared.dyn"):
+            raise error("sim-unsupported", f"{scope} buffers are not simulated", span=s.span)
+
+        def shared(f: LaneFrame) -> None:
+            memory, start = f.block.shared, f.slots[at]
+            g = memory.granule
+            memory.store.known[0, start // g:-(-(start + span_of(*geo(f)) * item) // g)] = False
+
+        return shared
+
+    def _local_load(self, e: Load) -> Closure:
+        b, dt, check = e.buffer, numpy_dtype(e.buffer.dtype), self.check
+        base, n = vector_base(e.indices)
+        n = n * b.dtype.lanes
+        if n == 0 or (b.dtype.lanes > 1 and n != b.dtype.lanes):
+            raise error("sim-unsupported", f"strided vector access to {b.name}", span=e.span)
+        where, at = self.elements(b, base, n // b.dtype.lanes, e.span, "load of"), self.slot(b.data)
+        bl, ratio = b.dtype.lanes, dt.itemsize // self.granules[id(b.data)]
+        steps = np.arange(n)
+
+        def run(f: LaneFrame) -> Value:
+            k, store = where(f), f.slots[at]
+            if store is None:
+                raise error("eval-unbound", f"{b.name} has no storage here", span=e.span)
+            x = store.view(dt)
+            if k.ndim == 0:
+                i = int(k) * bl
+                if check and store.known is not None:
+                    _require(store.known[:, i * ratio:(i + n) * ratio], f, b, e.span)
+                return x[:, i].copy() if n == 1 else x[:, i:i + n].copy()
+            cols = k[:, None] * bl + steps
+            rows = np.arange(f.lanes)[:, None]
+            if check and store.known is not None:
+                fine = cols if ratio == 1 else (cols[..., None] * ratio + np.arange(ratio)).reshape(f.lanes, -1)
+                _require(store.known[rows, fine], f, b, e.span)
+            return x[rows, cols][:, 0] if n == 1 else x[rows, cols]
+
+        return run
+
+    def _local_store(self, s: Store) -> Action:
+        b, dt = s.buffer, numpy_dtype(s.buffer.dtype)
+        base, n = vector_base(s.indices)
+        n = n * b.dtype.lanes
+        if n == 0 or (b.dtype.lanes > 1 and n != b.dtype.lanes):
+            raise error("sim-unsupported", f"strided vector access to {b.name}", span=s.span)
+        where, at, value = self.elements(b, base, n // b.dtype.lanes, s.span, "store to"), self.slot(b.data), \
+            self.expr(s.value)
+        bl, ratio = b.dtype.lanes, dt.itemsize // self.granules[id(b.data)]
+        steps = np.arange(n)
+
+        def run(f: LaneFrame) -> None:
+            v, k, store, m = np.asarray(value(f)), where(f), f.slots[at], f.mask
+            if store is None:
+                raise error("eval-unbound", f"{b.name} has no storage here", span=s.span)
+            x = store.view(dt)
+            if k.ndim == 0:
+                i = int(k) * bl
+                cols = x[:, i] if n == 1 else x[:, i:i + n]
+                if m is None:
+                    cols[...] = v
+                else:
+                    np.copyto(cols, v, where=m if n == 1 else m[:, None])
+                if store.known is not None:
+                    known = store.known[:, i * ratio:(i + n) * ratio]
+                    if m is None:
+                        known[...] = True
+                    else:
+                        known[m] = True
+                return
+            rows = np.arange(f.lanes)
+            if n == 1:
+                v = spread(v, f.lanes)[:, None]
+            else:
+                v = spread(v, f.lanes, vector=True)
+            cols = k[:, None] * bl + steps
+            if m is not None:
+                rows, cols, v = rows[m], cols[m], v[m]
+            x[rows[:, None], cols] = v
+            if store.known is not None:
+                for r in range(ratio):
+                    store.known[rows[:, None], cols * ratio + r] = True
+
+        return run
+
+    # -- shared and global memory
+
+    def reach(self, b: Buffer, indices: tuple[Expr, ...], width: int, span: Any, what: str) -> Callable[..., Any]:
+        """f(frame) -> byte addresses (lanes,) of accesses of `width` bytes: inside b, aligned.  Inactive lanes: any."""
+        item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
+        where = self.elements(b, indices, width // item if width >= item else 1, span, what)
+        shared, at = b.scope() != "global", self.slot(b.data)
+        align = min(width & -width, 16)
+
+        def run(f: LaneFrame) -> np.ndarray:
+            address = where(f) * item
+            if shared:
+                address = address + f.slots[at]
+            address = spread(address, f.lanes)
+            if align > item or width > item:
+                off = address % align
+                if off.any() and (off if f.mask is None else off[f.mask]).any():
+                    t = int(np.flatnonzero(off if f.mask is None else off * f.mask)[0])
+                    raise error("sim-misaligned", f"{what} {b.name}: {width} bytes at byte {int(address[t])}, not a "
+                                f"multiple of {align} (thread {t})", span=span,
+                                hint="the vector width must divide the row length and the start of the region")
+            return address
+
+        return run
+
+    def _memory_load(self, e: Load, scope: str) -> Closure:
+        b, dt = e.buffer, numpy_dtype(e.buffer.dtype)
+        base, n = vector_base(e.indices)
+        if n == 0:
+            return self._gathered_load(e)
+        n *= b.dtype.lanes
+        width = n * dt.itemsize
+        address = self.reach(b, base, width, e.span, "load of")
+        site, at, steps = self.site(b, e.span, "read"), self.slot(b.data), np.arange(n)
+        op = f"ld.{scope.split('.')[0]}"
+
+        def run(f: LaneFrame) -> Value:
+            a = address(f)
+            store = self.touch(f, f.slots[at], b, a, width, site, "read", op)
+            first = a // dt.itemsize
+            x = store.flat(dt)
+            if f.mask is not None:
+                first = np.where(f.mask, first, 0)
+            return x[first] if n == 1 else x[first[:, None] + steps]
+
+        return run
+
+    def _gathered_load(self, e: Load) -> Closure:
+        """A vector of elements that are not next to each other: one access an element."""
+        ramp, b = e.indices[-1], e.buffer
+        picks = [_lane_of(ramp, k) for k in range(ramp.dtype.lanes)]
+        parts = [self.expr(Load(b, (*e.indices[:-1], p), b.dtype, span=e.span)) for p in picks]
+        return lambda f: np.stack([spread(p(f), f.lanes) for p in parts], axis=-1)
+
+    def _memory_store(self, s: Store, scope: str) -> Action:
+        b, dt = s.buffer, numpy_dtype(s.buffer.dtype)
+        base, n = vector_base(s.indices)
+        if n == 0:
+            raise error("sim-unsupported", f"strided vector store to {b.name}", span=s.span)
+        n *= b.dtype.lanes
+        width = n * dt.itemsize
+        address, value = self.reach(b, base, width, s.span, "store to"), self.expr(s.value)
+        site, at, steps = self.site(b, s.span, "write"), self.slot(b.data), np.arange(n)
+        op = f"st.{scope.split('.')[0]}"
+
+        def run(f: LaneFrame) -> None:
+            v, a = spread(value(f), f.lanes, n > 1), address(f)
+            memory = f.slots[at]
+            store = memory.store if isinstance(memory, Global) else f.block.shared.store
+            cells = (a // dt.itemsize)[:, None] + steps
+            v = v[:, None] if n == 1 else v
+            on = slice(None) if f.mask is None else f.mask
+            flat = store.flat(dt)
+            flat[cells[on]] = v[on]
+            held = flat[cells[on]]
+            same = ((held == v[on]) | (held != held)).all(1)
+            self.touch(f, memory, b, a, width, site, "write", op, same)
+
+        return run
+
+    def touch(self, f: LaneFrame, memory: Any, b: Buffer, address: np.ndarray, width: int, site: int, mode: str,
+              op: str, same: np.ndarray | None = None) -> Storage:
+        """Enter an access of the active lanes: counts, races, uninitialised reads, copies under way.  mode: read, write
+        or atomic.  Returns the storage."""
+        if memory is None:
+            raise error("eval-unbound", f"{b.name} has no storage here", span=self.sites[site].span)
+        m, block = f.mask, f.block
+        shared = not isinstance(memory, Global)
+        store, table = (block.shared.store, block.shared.table) if shared else (memory.store, memory.table)
+        warps = f.lanes // WARP if m is None else int(m.reshape(-1, WARP).any(1).sum())
+        self.counters.count(op, warps)
+        self.counters.bytes[op] += width * (f.lanes if m is None else int(m.sum()))
+        if shared:
+            self.counters.shared(site, address, width, m)
+        if not self.check:
+            return store
+        t = np.arange(f.lanes) if m is None else np.flatnonzero(m)
+        first = (address if m is None else address[m]) // store.granule
+        g = first[:, None] + np.arange(max(1, width // store.granule))
+        if shared and block.shared.pending.any():
+            self.refuse_pending(block.shared, g, b, site)
+        if store.known is not None:
+            if mode == "write":
+                store.known[0, g] = True
+            elif not store.known[0, g].all():
+                raise uninitialized(b, self.sites[site].span, f)
+        if table is not None:
+            if mode == "read":
+                table.read(block.clocks, g, t, site)
+            else:
+                table.write(block.clocks, g, t, site, mode == "atomic", same)
+        return store
+
+    def refuse_pending(self, shared: Shared, g: np.ndarray, b: Buffer, site: int) -> None:
+        busy = shared.pending[g]
+        if busy.any():
+            other = self.sites[int(shared.pending_site[g[busy][0]])]
+            raise error("sim-async", f"{self.sites[site].text} of {b.name} while an asynchronous copy into it is under way",
+                        span=self.sites[site].span, notes=((other.span, "the copy was issued here"),),
+                        hint="wait for the group of that copy (cp_async_wait) and put a barrier after it")
+
+    def cells(self, e: AddressOf, count: int, what: str) -> Callable[[LaneFrame], Any]:
+        """Element numbers for an atomic access of `count` consecutive elements (see lane_ops)."""
+        b, dt = e.buffer, numpy_dtype(e.buffer.dtype)
+        width = count * dt.itemsize
+        address = self.reach(b, e.indices, width, e.span, what)
+        site, at, steps = self.site(b, e.span, "atomic access"), self.slot(b.data), np.arange(count)
+
+        def run(f: LaneFrame) -> Any:
+            a = address(f)
+            op = f"atom.{b.scope().split('.')[0]}"
+            store = self.touch(f, f.slots[at], b, a, width, site, "atomic", op)
+            at_ = (a // dt.itemsize)[:, None] + steps
+            ok = np.broadcast_to(f.active()[:, None], at_.shape)
+            return store.flat(dt), np.where(ok, at_, 0), ok
+
+        return run
+
+
+def _lane_of(e: Expr, k: int) -> Expr:
+    """Lane k of a vector index expression."""
+    if isinstance(e, Ramp):
+        return e.base + e.stride * k
+    if isinstance(e, Broadcast):
+        return e.value
+    if isinstance(e, Binary):
+        return Binary(e.op, _lane_of(e.a, k), _lane_of(e.b, k), e.dtype.scalar, span=e.span)
+    raise error("sim-unsupported", f"a vector index made by {type(e).__name__}", span=e.span)
+
+
+def _require(known: np.ndarray, f: LaneFrame, b: Buffer, span: Any) -> None:
+    if not known.all() and not (f.mask is not None and known[f.mask].all()):
+        raise uninitialized(b, span, f)
+
+
+def uninitialized(b: Buffer, span: Any, f: LaneFrame) -> Exception:
+    """The error for a read of memory that nothing has written."""
+    return error("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written, in block {f.block.where}",
+                 span=span, hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
+
+
+def _access_granules(func: Func) -> tuple[int, dict[int, int]]:
+    """(largest unit that all shared accesses are made of, the same by id of a global tensor's data), in bytes.
+
+    Accesses are aligned to their size, so bookkeeping in that unit is exact and keeps the tables small.
+    """
+    shared = 16
+    others: dict[int, int] = {}
+
+    def enter(b: Buffer, width: int) -> None:
+        nonlocal shared
+        if b.scope() == "global":
+            others[id(b.data)] = math.gcd(others.get(id(b.data), 16), width)
+        elif b.scope().startswith("shared"):
+            shared = math.gcd(shared, width)
+
+    for n in walk(func):
+        if isinstance(n, (Load, Store)):
+            item = numpy_dtype(n.buffer.dtype).itemsize * n.buffer.dtype.lanes
+            _, count = vector_base(n.indices)
+            enter(n.buffer, item * max(count, 1))
+        elif isinstance(n, Call):
+            width = n.attr("bytes") if n.op == "cp_async" else 16 if n.op in ("ldmatrix", "stmatrix") else None
+            for a in n.args:
+                if isinstance(a, AddressOf):
+                    enter(a.buffer, width or numpy_dtype(a.buffer.dtype).itemsize)
+    return shared, others
+
+
+def _written(func: Func) -> set[int]:
+    """Ids of the data variables of global tensors that some statement may write."""
+    out: set[int] = set()
+    for n in walk(func):
+        if isinstance(n, Store):
+            out.add(id(n.buffer.data))
+        elif isinstance(n, Call):
+            args = n.args[:1] if n.op in ("cp_async", "ldmatrix", "mma") else n.args
+            out.update(id(a.buffer.data) for a in args if isinstance(a, AddressOf))
+    return out
+
+
+__all__ = ["ALIGN", "Block", "Global", "MachineCompiler", "Shared", "uninitialized", "vector_base"]
