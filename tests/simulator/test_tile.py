@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from programs import alloc, program
+from sim_programs import alloc, program
 
 from tilelang.errors import TileLangError
 from tilelang.simulator import run_tile

@@ -14,7 +14,7 @@ from .tiles import fit
 
 @tile_op("scan")
 class Scan(TileOp):
-    """dst[…, i, …] = kind over j <= i (>= i when reverse) of src along dim.  kind: sum | max.  src and dst may be one."""
+    """dst[…, i, …] = kind over j <= i (>= i when reverse) of src along dim.  kind: sum | max.  src may be dst."""
 
     src: Region
     dst: Region

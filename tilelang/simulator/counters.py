@@ -42,10 +42,10 @@ class BankCount:
 def wavefronts(address: np.ndarray, width: int, active: np.ndarray) -> tuple[int, int]:
     """(passes, passes without conflicts) of accesses by whole warps.
 
-    address: bytes, shape (warps, 32); width: bytes a lane (1 to 16); active: same shape as address.  32 banks of 4 bytes;
-    a warp is served in one phase up to 4 bytes a lane, two of 16 lanes for 8, four of 8 lanes for 16; in a phase, lanes
-    that touch the same word share it.  Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and
-    later, and the documented behaviour of 64- and 128-bit accesses.
+    address: bytes, shape (warps, 32); width: bytes a lane (1 to 16); active: same shape as address.  There are 32 banks
+    of 4 bytes; a warp is served in one phase up to 4 bytes a lane, two of 16 lanes for 8, four of 8 lanes for 16; in a
+    phase, lanes that touch the same word share it.  Source: CUDA C++ Programming Guide, "Shared Memory" of compute
+    capability 5.x and later, and the documented behaviour of 64- and 128-bit accesses.
     """
     per_phase = {8: 16, 16: 8}.get(width, 32)
     words = max(1, width // 4)

@@ -12,7 +12,7 @@ from tilelang.errors import error, register
 from tilelang.ir import Buffer, Expr, Func, Var, free_vars, numpy_dtype
 from tilelang.ir.evaluate import evaluate
 
-from .memory import Storage, compact_strides, span_of
+from .memory import Storage, compact_strides, span_of, strided
 
 register("sim-argument", ValueError, "an argument given to a simulator does not fit the program's parameters")
 
@@ -36,9 +36,7 @@ class Tensor:
         if self.buffer.dtype.lanes > 1:
             lanes = self.buffer.dtype.lanes
             shape, strides = (*shape, lanes), (*(s * lanes for s in strides), 1)
-        item = flat.itemsize
-        return np.lib.stride_tricks.as_strided(flat[self.offset * self.buffer.dtype.lanes:], shape,
-                                               [s * item for s in strides])
+        return strided(flat, self.offset * self.buffer.dtype.lanes, shape, strides)
 
 
 @dataclass

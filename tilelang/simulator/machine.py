@@ -1,4 +1,4 @@
-"""Memory of the device simulator: per-thread arrays, the block's shared memory, global tensors, and every check on them.
+"""Memory of the device simulator: per-thread arrays, shared memory, global tensors, and every check on them.
 
 Lanes are the threads of one block, padded to whole warps.  Shared memory is one arena of bytes per block, so that
 buffers placed over each other by the memory planner are seen as what they are.
@@ -349,8 +349,8 @@ class MachineCompiler(StmtCompiler):
         busy = shared.pending[g]
         if busy.any():
             other = self.sites[int(shared.pending_site[g[busy][0]])]
-            raise error("sim-async", f"{self.sites[site].text} of {b.name} while an asynchronous copy into it is under way",
-                        span=self.sites[site].span, notes=((other.span, "the copy was issued here"),),
+            raise error("sim-async", f"{self.sites[site].text} of {b.name} while an asynchronous copy into it is under "
+                        "way", span=self.sites[site].span, notes=((other.span, "the copy was issued here"),),
                         hint="wait for the group of that copy (cp_async_wait) and put a barrier after it")
 
     def cells(self, e: AddressOf, count: int, what: str) -> Callable[[LaneFrame], Any]:

@@ -63,8 +63,8 @@ class _Registers:
         if self.check and store.known is not None:
             k = store.known[:, known]
             if not k.all() and not (f.mask is not None and k[f.mask].all()):
-                raise error("sim-uninitialized", f"{self.buffer.name} is an operand of a matrix instruction before it is "
-                            "written", span=self.span, hint="clear the accumulator, or load the operand first")
+                raise error("sim-uninitialized", f"{self.buffer.name} is an operand of a matrix instruction before it "
+                            "is written", span=self.span, hint="clear the accumulator, or load the operand first")
         x = np.ascontiguousarray(store.raw[:, at]).view(dt).reshape(f.lanes // WARP, -1)
         return x if warps is None else x[warps]
 
@@ -117,7 +117,7 @@ def _mma(c: Any, e: Call) -> Closure:
 
 
 def _rows_of(c: Any, e: Call, shared: AddressOf, what: str, text: str) -> Any:
-    """f(frame, warps) -> byte addresses (warps, num, 8) of the matrix rows that the lanes name; the accesses entered."""
+    """f(frame, warps) -> byte addresses (warps, num, 8) of the rows that the lanes name, with the accesses entered."""
     num = int(e.attr("num"))
     if not isinstance(shared, AddressOf) or shared.buffer.scope() not in ("shared", "shared.dyn"):
         raise error("sim-unsupported", f"{e.op} needs the address of a shared row", span=e.span)

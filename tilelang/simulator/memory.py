@@ -47,6 +47,12 @@ class Storage:
         return self.view(dt).reshape(-1)
 
 
+def strided(flat: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """A window on a flat array; offset and strides in elements.  (as_strided does not know every fp8 type.)"""
+    item = flat.itemsize
+    return np.ndarray(shape, flat.dtype, flat, offset * item, tuple(s * item for s in strides))
+
+
 def granules(func: Func) -> dict[int, int]:
     """Bookkeeping unit in bytes by id of a buffer's data variable."""
     out: dict[int, int] = {}
@@ -136,4 +142,4 @@ def out_of_bounds(b: Buffer, indices: list[Value], shape: tuple[int, ...], bad: 
 
 
 __all__ = ["Storage", "buffers_of", "compact_strides", "dims", "geometry", "granules", "linear_index",
-           "out_of_bounds", "span_of"]
+           "out_of_bounds", "span_of", "strided"]

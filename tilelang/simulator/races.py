@@ -175,8 +175,8 @@ class AccessTable:
         who = {None: "a thread of another block", _MANY: "several threads"}.get(other, f"thread {other}")
         hint = ("blocks of one launch are not ordered: use atomics, or give each block its own elements"
                 if other is None else "put T.sync_threads() between the two accesses")
-        return error("sim-race", f"thread {t} {does} {here.name} ({self.what}), which {who} {did}, with no barrier between",
-                     span=here.span, notes=((there.span, f"{who} here: {there.text}"),), hint=hint, label=here.text)
+        text = f"thread {t} {does} {here.name} ({self.what}), which {who} {did}, with no barrier between"
+        return error("sim-race", text, span=here.span, notes=((there.span, f"{who} here: {there.text}"),), hint=hint, label=here.text)
 
 
 __all__ = ["AccessTable", "Clocks"]

@@ -12,7 +12,7 @@ from tilelang.ir import Buffer, Expr, Node, Region, TileOp, fields_of, numpy_dty
 from tilelang.ir.evaluate import ExprCompiler
 
 from .lanes import LaneFrame, uniform
-from .memory import dims, geometry
+from .memory import geometry, strided
 
 
 class TileEnv:
@@ -101,12 +101,12 @@ class TileEnv:
                         span=r.span or self.span, hint="check the start and extents of the region")
         row = 0 if self._lane is None or store.lanes == 1 else self._lane
         flat = store.view(numpy_dtype(b.dtype))[row]
-        tensor = np.lib.stride_tricks.as_strided(flat[offset:], shape, [s * flat.itemsize for s in strides])
+        tensor = strided(flat, offset, shape, strides)
         known = None
         if store.known is not None:
             flags = store.known[row]
             k = flat.itemsize // store.granule
-            lead = np.lib.stride_tricks.as_strided(flags[offset * k:], (*shape, k), [*(s * k for s in strides), 1])
+            lead = strided(flags, offset * k, (*shape, k), (*(s * k for s in strides), 1))
             known = lead[..., 0] if k == 1 else _Whole(lead)
         source = tuple(slice(lo, hi) for lo, hi in zip(low, high))
         target = tuple(slice(lo - m, hi - m) for lo, hi, m in zip(low, high, mins))
@@ -151,4 +151,4 @@ class _RegionSite:
         self.safe = compiler.safe.get(id(b))
 
 
-__all__ = ["TileEnv", "dims"]
+__all__ = ["TileEnv"]

@@ -1,0 +1,276 @@
+"""The device simulator: runs a lowered program block by block, all threads of a block in lock step.
+
+A program may be in phase THREADS_BOUND, SYNCED or DEVICE.  Divergent branches and loops run under a mask of active
+lanes.  With checks on, the first race, access out of bounds, read of memory never written, misaligned vector, touch of
+an asynchronous copy under way, barrier that not all threads reach, or warp operation in a divided warp raises an error
+at the user's line.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error, register
+from tilelang.ir import Alloc, Call, Func, Launch, numpy_dtype, walk
+from tilelang.ir.evaluate import Closure, Value
+
+from .async_copy import ASYNC_OPS, AsyncCopies
+from .counters import BankCount
+from .host import Arguments, bind_arguments
+from .lane_ops import LANE_OPS, WARP, spread
+from .lanes import Action, LaneFrame
+from .machine import ALIGN, Block, Global, MachineCompiler, Shared
+from .matrix import MATRIX_OPS
+from .memory import Storage, geometry, span_of
+from .races import AccessTable
+
+register("sim-barrier", RuntimeError, "a barrier is reached by some threads only: on a device this hangs")
+
+
+@dataclass
+class Report:
+    """What a run on the device simulator gave.
+
+    outputs: every tensor parameter after the run, by name.  instructions: executions by a warp, by operation.  bytes:
+    moved, by operation.  bank_conflicts: shared-memory traffic per access of the program, most conflicts first.
+    printed: text of T.print.
+    """
+
+    outputs: dict[str, np.ndarray]
+    instructions: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+    bank_conflicts: list[BankCount] = field(default_factory=list)
+    printed: str = ""
+
+    @property
+    def conflicts(self) -> int:
+        """Passes through shared memory lost to bank conflicts, over the whole run."""
+        return sum(b.conflicts for b in self.bank_conflicts)
+
+    def text(self) -> str:
+        """A table for people."""
+        out = ["instructions (by warp):"]
+        out += [f"  {n:>12}  {k}" for k, n in sorted(self.instructions.items(), key=lambda x: -x[1])]
+        out += ["bytes:"] + [f"  {n:>12}  {k}" for k, n in sorted(self.bytes.items(), key=lambda x: -x[1])]
+        out += [f"shared memory: {sum(b.wavefronts for b in self.bank_conflicts)} passes, "
+                f"{self.conflicts} lost to bank conflicts"]
+        out += [f"  {b.conflicts:>12}  {b.site.text} of {b.site.name}" + (f" at {b.site.span}" if b.site.span else "")
+                for b in self.bank_conflicts if b.conflicts]
+        return "\n".join(out)
+
+
+class _Printer:
+    def __init__(self) -> None:
+        self.text = ""
+
+    def print(self, text: str) -> None:
+        self.text += text
+
+
+class DeviceCompiler(MachineCompiler):
+    """Compiles a lowered program."""
+
+    def __init__(self, func: Func, check: bool) -> None:
+        super().__init__(func, check)
+        self.printer = _Printer()
+        self.globals: list[int] = []  # slots that hold Globals
+
+    def compile_call(self, e: Call) -> Closure:
+        table = _SYNC_OPS.get(e.op) or ASYNC_OPS.get(e.op) or MATRIX_OPS.get(e.op)
+        if table is not None:
+            return table(self, e)
+        if e.op in LANE_OPS:
+            return self._counted(e, LANE_OPS[e.op](self, e))
+        return super().compile_call(e)
+
+    def _counted(self, e: Call, fn: Closure) -> Closure:
+        def run(f: LaneFrame) -> Value:
+            f.block.counters.count(e.op, _warps(f))
+            return fn(f)
+
+        return run
+
+    def compile_alloc(self, s: Alloc) -> Action:
+        if s.buffer.scope() != "global":
+            return super().compile_alloc(s)
+        b, at, geo = s.buffer, self.slot(s.buffer.data), geometry(self, s.buffer)
+        item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
+        self.globals.append(at)
+
+        def workspace(f: LaneFrame) -> None:
+            f.slots[at] = Global(Storage(b.name, span_of(*geo(f)) * item, self.granules[id(b.data)]))
+
+        return workspace
+
+    def compile_launch(self, s: Launch) -> Action:
+        grid, place = [self.expr(g) for g in s.grid], self._place_shared(s)
+        body = self.stmt(s.body)
+        block_slots = [(self.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
+        thread_slots = [self.slot(v) for v in s.thread_vars]
+        threads, (x, y, _) = s.num_threads, s.threads
+        lanes = -(-threads // WARP) * WARP
+        t = np.arange(lanes)
+        mask = None if lanes == threads else t < threads
+        thread_values = [v.astype(np.int32) for v in (t % x, t // x % y, t // (x * y))]
+
+        def run(f: LaneFrame) -> None:
+            extents = [int(g(f)) for g in grid]
+            nbytes, offsets = place(f)
+            tables = self._start_launch(f, lanes)
+            for number, at in enumerate(itertools.product(*(range(n) for n in reversed(extents)))):
+                index = tuple(reversed(at))
+                block = Block(lanes, threads, self.counters, self.printer, f"({', '.join(map(str, index))})")
+                block.shared = Shared(nbytes, self.shared_granule, lanes, self.sites)
+                block.copies = AsyncCopies(lanes)
+                for table in tables:
+                    table.enter_block(number)
+                g = LaneFrame(list(f.slots), lanes, mask, block)
+                for slot, offset in offsets:
+                    g.slots[slot] = offset
+                for (slot, dt), v in zip(block_slots, index):
+                    g.slots[slot] = dt(v)
+                for slot, v in zip(thread_slots, thread_values):
+                    g.slots[slot] = v
+                body(g)
+
+        return run
+
+    def _start_launch(self, f: LaneFrame, lanes: int) -> list[AccessTable]:
+        """Fresh access tables of the global tensors that the program writes."""
+        tables = []
+        for at in self.globals:
+            memory = f.slots[at]
+            if isinstance(memory, Global) and self.check and at in self._written_slots():
+                n = memory.store.nbytes // memory.store.granule
+                table = AccessTable(n, lanes, lanes, self.sites, f"global tensor {memory.store.name}")
+                table.across_blocks()
+                memory.table = table
+                tables.append(table)
+        return tables
+
+    def _written_slots(self) -> set[int]:
+        return {self.slot_of[v] for v in self.written if v in self.slot_of}
+
+    def _place_shared(self, s: Launch) -> Callable[[LaneFrame], tuple[int, list[tuple[int, int]]]]:
+        """f(frame) -> (bytes of the arena, byte offset by slot): as planned (attrs shared_offsets, shared_bytes), other
+        buffers one after another behind."""
+        planned = {id(b.data): (b, at) for b, at in s.attr("shared_offsets") or ()}
+        total = s.attr("shared_bytes") or 0
+        allocs = [n.buffer for n in walk(s.body) if isinstance(n, Alloc) and n.buffer.scope().startswith("shared")]
+        sizes = {id(b.data): (geometry(self, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes, b) for b in allocs}
+        number = self.expr(total) if not isinstance(total, int) else None
+
+        def place(f: LaneFrame) -> tuple[int, list[tuple[int, int]]]:
+            room = int(number(f)) if number is not None else total
+            end, out = 0 if not planned else room, []
+            for key, (geo, item, b) in sizes.items():
+                nbytes = span_of(*geo(f)) * item
+                if key in planned:
+                    at = planned[key][1]
+                    at = at if isinstance(at, int) else int(self.expr(at)(f))
+                    if at + nbytes > room:
+                        raise error("sim-out-of-bounds", f"{b.name} is placed at bytes {at} to {at + nbytes} of {room} "
+                                    "bytes of shared memory", span=b.span, hint="the memory plan is too small")
+                else:
+                    at = -(-end // ALIGN) * ALIGN
+                    end = at + nbytes
+                out.append((self.slot(b.data), at))
+            return max(end, room), out
+
+        return place
+
+
+def _warps(f: LaneFrame) -> int:
+    return f.lanes // WARP if f.mask is None else int(f.mask.reshape(-1, WARP).any(1).sum())
+
+
+def _running(f: LaneFrame) -> np.ndarray:
+    """Threads of the block that have not returned."""
+    out = np.arange(f.lanes) < f.block.threads
+    return out if f.exited is None else out & ~f.exited
+
+
+def _sync_threads(c: DeviceCompiler, e: Call) -> Closure:
+    def run(f: LaneFrame) -> Value:
+        block = f.block
+        block.counters.count("sync_threads", _warps(f))
+        if f.mask is not None:
+            missing = _running(f) & ~f.mask
+            if missing.any() and f.mask.any():
+                raise error("sim-barrier", f"{int(f.mask.sum())} of {int(_running(f).sum())} threads reach this block "
+                            f"barrier in block {block.where}; thread {int(missing.argmax())} does not", span=e.span,
+                            hint="a barrier must not stand under a condition or in a loop that differs between threads")
+            if not f.mask.any():
+                return np.int32(0)
+        block.clocks.barrier()
+        return np.int32(0)
+
+    return run
+
+
+def _sync_warp(c: DeviceCompiler, e: Call) -> Closure:
+    def run(f: LaneFrame) -> Value:
+        f.block.counters.count("sync_warp", _warps(f))
+        active = f.active().reshape(-1, WARP)
+        for w in np.flatnonzero(active.any(1)):
+            members = np.zeros(f.lanes, bool)
+            members[w * WARP:(w + 1) * WARP] = active[w]
+            f.block.clocks.barrier(members)
+        return np.int32(0)
+
+    return run
+
+
+def _named_barrier(c: DeviceCompiler, e: Call) -> Closure:
+    count = c.expr(e.args[1]) if len(e.args) > 1 else None
+
+    def run(f: LaneFrame) -> Value:
+        f.block.counters.count("named_barrier", _warps(f))
+        active = f.active()
+        want = int(spread(count(f), f.lanes)[active][0]) if count is not None and active.any() else f.block.threads
+        if int(active.sum()) != want:
+            raise error("sim-barrier", f"a named barrier of {want} threads is reached by {int(active.sum())}",
+                        span=e.span, hint="all threads of a named barrier must reach it under one condition to be simulated")
+        f.block.clocks.barrier(active)
+        return np.int32(0)
+
+    return run
+
+
+_SYNC_OPS: dict[str, Callable[[Any, Call], Closure]] = {
+    "sync_threads": _sync_threads, "sync_warp": _sync_warp, "named_barrier": _named_barrier,
+}  # fmt: skip
+
+
+def run_device(program: Any, args: Arguments, *, check: bool = True) -> Report:
+    """Run a lowered program on NumPy arrays and scalars.
+
+    program: a Func whose launches are lowered, or what `transform.lower` gives (its `host`).  args: by name or in
+    parameter order; outputs (`tilelang_out_idx`) may be left out; the arrays given are not changed.  check: raise at
+    the first race, uninitialised read or touch of a copy under way (bounds, alignment, barriers and warp divergence
+    are always checked).
+    Raises sim-race, sim-async, sim-uninitialized, sim-out-of-bounds, sim-misaligned, sim-barrier, sim-warp-divergence,
+    sim-argument, sim-unsupported.
+    """
+    func: Func = getattr(program, "host", program)
+    compiler = DeviceCompiler(func, check)
+    binding = bind_arguments(func, args, compiler.granules)
+    compiler.globals += [compiler.slot(t.buffer.data) for t in binding.tensors]
+    action = compiler.stmt(func.body)
+    slots = compiler.new_slots(binding.values)
+    for t in binding.tensors:
+        slots[compiler.slot(t.buffer.data)] = Global(t.storage)
+    with np.errstate(all="ignore"):
+        action(LaneFrame(slots, 1))
+    counters = compiler.counters
+    banks = sorted(counters.banks.values(), key=lambda b: -b.conflicts)
+    return Report(binding.outputs(), counters.instructions, counters.bytes, banks, compiler.printer.text)
+
+
+__all__ = ["DeviceCompiler", "Report", "run_device"]
