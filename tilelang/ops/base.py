@@ -55,6 +55,18 @@ class LowerContext(Protocol):
     def expr(self, e: Expr) -> Expr:
         """e with every buffer access in its lowered form (guards included)."""
 
+    def contiguous_width(self, buffer: Buffer) -> int:
+        """Elements of a shared buffer's aligned runs along its last dimension that are contiguous in storage."""
+
+    def divisor(self, e: Expr) -> int:
+        """An integer known to divide e; 0 for zero."""
+
+    def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The expressions, shortened by what is known here."""
+
+    def prepend(self, s: Stmt) -> None:
+        """A statement to run before those of the op being lowered (staging)."""
+
     def new_local(self, name: str, size: int, dtype: Any) -> Buffer:
         """A fresh per-thread array, allocated around the op."""
 

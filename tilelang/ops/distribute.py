@@ -28,7 +28,9 @@ class Distribution:
     indices: per dimension the coordinate, in terms of the thread index, the axes and the lane variable.
     exists: false where this thread has no such point (padding, idle threads); None when always true.
     first: true for exactly one of the threads that execute the same point; None when there is only one.
-    registers: axis variable -> register stride of the fragment it came from (empty for flat).
+    axis_dims: per axis the dimension it moves along (fragments only).  register: this thread's register of the point in
+    the Fragment the distribution came from.  idle: true in threads that take part, paddings: per dimension, whether the
+    coordinate is inside it (None: always); exists is all of them together.
     """
 
     extents: tuple[Any, ...]
@@ -40,6 +42,10 @@ class Distribution:
     indices: tuple[Expr, ...]
     exists: Expr | None = None
     first: Expr | None = None
+    axis_dims: tuple[int, ...] = ()
+    register: Expr | None = None
+    idle: Expr | None = None
+    paddings: tuple[Expr | None, ...] = ()
 
     @property
     def is_static(self) -> bool:
@@ -49,22 +55,6 @@ class Distribution:
     def loops(self) -> tuple[tuple[Var, Any], ...]:
         """All loops, the lanes last."""
         return self.axes + ((self.lanes,) if self.lanes else ())
-
-    def mesh(self) -> dict[Var, np.ndarray]:
-        """Values of the loop variables (and of the thread index, under the key of `thread_key`) as open NumPy grids.
-
-        Axis 0 is the thread; one axis a loop follows.  Only for static distributions.
-        """
-        loops = self.loops
-        out: dict[Var, np.ndarray] = {}
-        for k, (v, n) in enumerate(loops):
-            shape = [1] * (len(loops) + 1)
-            shape[k + 1] = n
-            out[v] = np.arange(n).reshape(shape)
-        return out
-
-    def thread_grid(self) -> np.ndarray:
-        return np.arange(self.threads).reshape([self.threads] + [1] * len(self.loops))
 
 
 def digit(value: Expr, stride: int, size: int, limit: int) -> Expr:
@@ -106,10 +96,11 @@ def from_fragment(frag: Any, thread: Expr, extents: tuple[int, ...] | None = Non
     """
     extents = tuple(frag.shape) if extents is None else extents
     threads = frag.threads
-    axes: list[tuple[int, Var, int]] = []
+    axes: list[tuple[int, Var, int, int]] = []
     lanes: tuple[Var, int] | None = None
+    register: Expr = const(0)
     indices: list[Expr] = []
-    exists: Expr | None = None
+    paddings: list[Expr | None] = []
     parts = _thread_parts([m for modes in frag.modes for m in modes] + list(frag.copies))
     rank = len(frag.modes)
     for d, modes in enumerate(frag.modes):
@@ -121,29 +112,33 @@ def from_fragment(frag: Any, thread: Expr, extents: tuple[int, ...] | None = Non
                 if m.to == "thread":
                     terms.append(digit(thread, m.stride, m.size, threads) * weight)
                 else:
-                    size, step = m.size, weight
+                    size, step, reg = m.size, weight, m.stride
                     if k == 0 and d == rank - 1:
                         w = _common_width(size, width)
                         if w > 1:
                             lanes = (fresh("v"), w)
                             terms.append(lanes[0])
-                            size, step = size // w, weight * w
+                            register = lanes[0] * reg
+                            size, step, reg = size // w, weight * w, reg * w
                     if size > 1:
-                        axes.append((m.stride, fresh("r"), size))
+                        axes.append((reg, fresh("r"), size, d))
                         terms.append(axes[-1][1] * step)
             weight *= m.size
         for t in reversed(terms):
             index = index + t
         indices.append(index)
-        if weight > extents[d]:
-            exists = conjunction(exists, index < extents[d])
+        paddings.append(index < extents[d] if weight > extents[d] else None)
     axes.sort(key=lambda a: -a[0])
     first: Expr | None = None
     for m in frag.copies:
         if m.size > 1:
             first = conjunction(first, Binary("eq", digit(thread, m.stride, m.size, threads), const(0), TRUE.dtype))
-    return Distribution(extents, thread, threads, tuple((v, n) for _, v, n in axes), lanes, rank - 1, tuple(indices),
-                        conjunction(_idle(thread, threads, parts), exists), first)
+    for stride, v, _, _ in reversed(axes):
+        register = v * stride + register
+    idle = _idle(thread, threads, parts)
+    return Distribution(extents, thread, threads, tuple((v, n) for _, v, n, _ in axes), lanes, rank - 1, tuple(indices),
+                        conjunction(idle, *paddings), first, tuple(d for *_, d in axes), register, idle,
+                        tuple(paddings))
 
 
 def _common_width(size: int, width: int) -> int:

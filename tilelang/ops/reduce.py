@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Attrs, Region, Span, TileOp, dtype, int_range, tile_op
+from tilelang.ir import Attrs, Region, Span, Stmt, TileOp, dtype, int_range, tile_op
 from tilelang.ir.evaluate import binary_function, to_dtype
 
+from .base import LowerContext
+from .lower_reduce import ReduceLowering
 from .tiles import combine
 
 KINDS = ("sum", "abssum", "max", "absmax", "min", "bitand", "bitor", "bitxor")
@@ -59,3 +61,7 @@ class Reduce(TileOp):
         if not self.clear:
             out = binary_function(op, dt)(env.read(self.dst), out)
         env.write(self.dst, out)
+
+    def lower(self, cx: LowerContext) -> Stmt:
+        """Registers of a thread, then butterflies over the lanes that share a row, then shared memory over warps."""
+        return ReduceLowering(self, cx, COMBINE[self.kind], identity(self.kind, self.dst.dtype)).lower()

@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Attrs, Region, Span, TileOp, tile_op
+from tilelang.ir import (Attrs, Binary, For, Region, Span, Stmt, Store, TileOp, Var, cast, const, fresh, load, seq,
+                         tile_op)
 from tilelang.ir.evaluate import binary_function, to_dtype
 
+from .base import LowerContext
+from .pairing import offset_indices
+from .reduce import identity
 from .tiles import fit
 
 
@@ -34,3 +38,32 @@ class Scan(TileOp):
             tile[i] = combine(tile[i - 1], tile[i])
         tile = np.moveaxis(tile[::-1] if self.reverse else tile, 0, self.dim)
         env.write(self.dst, fit(tile, env.shape(self.dst), self.span))
+
+    def lower(self, cx: LowerContext) -> Stmt:
+        """Staged in shared memory, one thread a line: the combination order is the index order."""
+        src, dst = self.src, self.dst
+        shape = tuple(int(n) for n in src.extents)
+        axis = self.dim % len(shape)
+        n = shape[axis]
+        dt = dst.buffer.dtype
+        lines = cx.new_shared(f"{dst.buffer.name}_scan", shape, dt)
+        acc = cx.new_local(f"{dst.buffer.name}_acc", 1, dt)
+        zero = (const(0),)
+
+        def put(at: tuple[Var, ...]) -> Stmt:
+            return Store(lines, at, cast(load(src.buffer, offset_indices(src, at)), dt), span=self.span)
+
+        def scan(at: tuple[Var, ...]) -> Stmt:
+            k = fresh("k")
+            place = const(n - 1) - k if self.reverse else k
+            where = tuple(at[d] if d != axis else place for d in range(len(shape)))
+            value = Binary("add" if self.kind == "sum" else "max", load(acc, zero), load(lines, where), dt)
+            step = seq(Store(acc, zero, value), Store(lines, where, load(acc, zero)))
+            return seq(Store(acc, zero, const(identity(self.kind, dt), dt)), For(k, const(0), const(n), "serial", step))
+
+        def take(at: tuple[Var, ...]) -> Stmt:
+            return Store(dst.buffer, offset_indices(dst, at), load(lines, at), span=self.span)
+
+        each_line = tuple(1 if d == axis else m for d, m in enumerate(shape))
+        return seq(cx.parallel(shape, put, span=self.span), cx.parallel(each_line, scan, span=self.span),
+                   cx.parallel(shape, take, span=self.span), span=self.span)

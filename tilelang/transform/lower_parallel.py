@@ -52,7 +52,7 @@ class Loop:
 
     vars: user's loop variables, bound to a point's coordinates.  base: variable of the first lane along the lane
     dimension.  touches: how each fragment access resolves.  vloads / vstores: accesses moved to vectors around the
-    lane loop, to the staging array that replaces them.
+    lane loop, to the staging array that replaces them.  values: what the bound coordinates equal.
     """
 
     vars: tuple[Var, ...]
@@ -65,6 +65,7 @@ class Loop:
     vloads: dict[Load, Buffer] = field(default_factory=dict)
     vstores: dict[int, Buffer] = field(default_factory=dict)
     inner: list[tuple[Var, int]] = field(default_factory=list)
+    values: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def lane_var(self) -> Var | None:
@@ -139,7 +140,7 @@ def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> S
 def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
     """Binds of the coordinates, existence predicate, and the body (in lanes) of one step of the axes loops."""
     dist = loop.dist
-    binds: list[Stmt] = []
+    binds: list[Bind] = []
     used = {x for x in walk(body) if isinstance(x, Var)}
     lane_var = loop.lane_var
     for v, index in zip(loop.vars, dist.indices):
@@ -152,8 +153,10 @@ def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
             binds.append(Bind(loop.base, cast(start, v.dtype)))
             lw.bind_range(loop.base, start, divisor=width)
             lw.divisors[v] = 1
+            loop.values[loop.base] = start
         else:
             binds.append(Bind(v, cast(index, v.dtype)))
+            loop.values[v] = index
             lw.divisors[v] = known_divisor(index, lw.divisors, lw.analyzer)
     if dist.lanes is None:
         inner = lw.stmt(body)
@@ -165,7 +168,8 @@ def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
         exists = exists if dist.lanes[0] not in {x for x in walk(exists) if isinstance(x, Var)} else None
     if exists is not None:
         inner = If(exists, inner)
-    return seq(*binds, inner)
+    left = {x for x in walk(inner) if isinstance(x, Var)}
+    return seq(*[b for b in binds if b.var in left], inner)
 
 
 # ---- lanes: vectors around a scalar body -----------------------------------------------------------------------------

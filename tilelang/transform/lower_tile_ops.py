@@ -18,7 +18,7 @@ from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel,
                          Select, Seq, Stmt, Store, TileOp, Var, While, cast, const, dtype, fresh, load, rebuild, replace,
-                         seq, walk, with_attrs)
+                         seq, substitute, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.layout import linear_layout
 from tilelang.ops.distribute import Distribution, conjunction
@@ -66,6 +66,7 @@ class Lowering:
         self.loop: Loop | None = None
         self.lowered: dict[Buffer, Buffer] = {}
         self.allocs: list[Buffer] = []
+        self.before: list[Stmt] = []
         self.widths = Widths(self.layout_of)
         self.guarded = not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS)
         for v, n in zip(launch.thread_vars, launch.threads):
@@ -115,8 +116,11 @@ class Lowering:
 
     def physical(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
         if buffer.scope_name in ("shared", "shared.dyn"):
+            if self.loop is not None and self.loop.values:
+                # The offset shows its invariant parts only in terms of the thread and the loops.
+                indices = tuple(substitute(i, self.loop.values) for i in indices)
             at = self.layout_of(buffer).offset(indices)
-            return self.shared_of(buffer), (at if isinstance(at, Expr) else const(int(at)),)
+            return self.shared_of(buffer), (self.analyzer.simplify(at) if isinstance(at, Expr) else const(int(at)),)
         if buffer.scope_name == "local.fragment":
             return self._fragment(buffer, indices, False)
         return buffer, indices
@@ -137,7 +141,24 @@ class Lowering:
         saved, self.allocs = self.allocs, []
         out = work()
         made, self.allocs = self.allocs, saved
-        return seq(*[Alloc(b) for b in made], out, span=span) if made else out
+        before, self.before = self.before, []
+        return seq(*[Alloc(b) for b in made], *before, out, span=span) if made or before else out
+
+    def prepend(self, s: Stmt) -> None:
+        """A statement to run before those of the op being lowered."""
+        self.before.append(s)
+
+    def contiguous_width(self, buffer: Buffer) -> int:
+        """Elements of a shared buffer's aligned runs along its last dimension that are contiguous in storage."""
+        return self.widths.shared_width(buffer)
+
+    def divisor(self, e: Expr) -> int:
+        """An integer known to divide e; 0 for zero."""
+        return known_divisor(e, self.divisors, self.analyzer)
+
+    def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The expressions, shortened by what is known here."""
+        return tuple(self.analyzer.simplify(e) for e in es)
 
     def safe_value(self, buffer: Buffer) -> Expr:
         """What a load outside buffer gives."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Attrs, Expr, Region, Span, TileOp, numpy_dtype, register_literal, tile_op
+from tilelang.ir import Attrs, Expr, Region, Span, Stmt, TileOp, numpy_dtype, register_literal, tile_op
+from tilelang.target.mma import MMA_ROWS
 
+from ..base import LowerContext
 from ..tiles import widest_product
+from .mma import lower_mma
 from .policy import GemmWarpPolicy
+from .simt import lower_simt
 
 
 @tile_op("gemm")
@@ -50,6 +54,11 @@ class Gemm(TileOp):
             old = env.read(self.c)
             product = product.reshape(old.shape) + old.astype(product.dtype)
         env.write(self.c, product.astype(numpy_dtype(acc)).reshape(env.shape(self.c)))
+
+    def lower(self, cx: LowerContext) -> Stmt:
+        """By the strategy that infer_layouts chose: attr `instruction`, the name of a matrix row or "simt"."""
+        name = self.attr("instruction", "simt")
+        return lower_simt(self, cx) if name == "simt" else lower_mma(self, cx, MMA_ROWS[name])
 
 
 register_literal("policy", GemmWarpPolicy)

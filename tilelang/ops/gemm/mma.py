@@ -1,0 +1,355 @@
+"""gemm by warp matrix instructions (mma.sync) with operands from shared memory through ldmatrix, or from registers.
+
+    for each k step of the instruction:                  # the operands of step k+1 are fetched before step k multiplies
+        A[mi] = ldmatrix(...)   for mi in this warp's row tiles
+        B[ni] = ldmatrix(...)   for ni in this warp's column tiles
+        mma(C[mi, ni], A[mi], B[ni])
+
+Which tiles a warp owns, and in which registers, is read off the accumulator's Fragment.  ldmatrix hands lane l the
+elements (l/4, 2*(l%4)..) of 8x8 16-bit matrices whose rows the lanes point at (PTX ISA, "Warp-level matrix load
+instruction: ldmatrix"); `trans` serves operands stored with k outermost.  It moves 32-bit units, so wider and narrower
+types work as long as k is contiguous; other cases load element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Region, Stmt, Store, Var, call, cast, const,
+                         convert, dtype, fresh, load, seq, substitute)
+from tilelang.layout import REGISTER, THREAD, Mode
+
+from ..distribute import digit
+
+WARP = 32
+
+errors.register("gemm-layout", ValueError, "an operand of a gemm is laid out in a way its instruction cannot use")
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A digit of an operand dimension outside the instruction's own tile.
+
+    weight: index step.  stride: threads or registers a step moves.
+    """
+
+    size: int
+    to: str
+    stride: int
+    weight: int
+
+
+def outer_digits(modes: tuple[Mode, ...], inner: int) -> tuple[tuple[Mode, ...], list[Outer]]:
+    """(digits inside an instruction tile of `inner` indices, digits outside, outermost first)."""
+    inside: list[Mode] = []
+    outside: list[Outer] = []
+    weight = 1
+    for m in reversed(modes):
+        size, stride = m.size, m.stride
+        if weight < inner:
+            part = min(size, inner // weight)
+            inside.insert(0, Mode(part, m.to, stride))
+            weight *= part
+            size, stride = size // part, stride * part
+        if size > 1:
+            outside.insert(0, Outer(size, m.to, stride, weight))
+            weight *= size
+    return tuple(inside), outside
+
+
+class WarpTiles:
+    """The instruction tiles along one dimension (m or n) of the accumulator that a warp owns.
+
+    offset: index of the warp's first tile.  reps: digits that walk its tiles, outermost first.
+    """
+
+    def __init__(self, modes: tuple[Mode, ...], inner: int, cx: Any) -> None:
+        self.inside, outside = outer_digits(modes, inner)
+        self.warps = [o for o in outside if o.to == THREAD]
+        self.reps = [o for o in outside if o.to == REGISTER]
+        self.offset: Expr = const(0)
+        for o in self.warps:
+            self.offset = self.offset + digit(cx.thread, o.stride, o.size, cx.num_threads) * o.weight
+        self.count = 1
+        for o in self.reps:
+            self.count *= o.size
+
+    def loops(self) -> tuple[list[tuple[Var, int]], Expr, Expr, Expr]:
+        """Fresh loops over the tiles: (loops, tile number, index offset, register offset in the accumulator)."""
+        vs = [(fresh("t"), o.size) for o in self.reps]
+        number: Expr = const(0)
+        index: Expr = const(0)
+        register: Expr = const(0)
+        for (v, n), o in zip(vs, self.reps):
+            number = number * n + v
+            index = index + v * o.weight
+            register = register + v * o.stride
+        return vs, number, index, register
+
+
+def unrolled(loops: list[tuple[Var, int]], body: Stmt) -> Stmt:
+    """body inside unrolled loops, the first outermost."""
+    for v, n in reversed(loops):
+        body = For(v, const(0), const(n), "unroll", body)
+    return body
+
+
+@dataclass
+class Operand:
+    """A or B while it is fetched.
+
+    region: in shared memory (None once it is in registers).  k_first: stored with k as the outer dimension.
+    frag: the row's 32-lane Fragment; k_dim: which of its dimensions is k.  tiles: of the dimension that is not k.
+    local: per-thread array.  stage: registers of one k step in it (0: all of the operand is there).
+    """
+
+    region: Region
+    k_first: bool
+    frag: Any
+    k_dim: int
+    tiles: WarpTiles
+    local: Buffer
+    stage: int
+    dt: dtype
+
+    def shared_index(self, outer: Expr, k: Expr) -> tuple[Expr, ...]:
+        """Index of the operand's buffer for logical (outer, k)."""
+        pair = (k, outer) if self.k_first else (outer, k)
+        mins = tuple(convert(m) for m in self.region.mins)
+        return (*mins[:-2], mins[-2] + pair[0], mins[-1] + pair[1])
+
+
+def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
+    """The statements of one thread for a gemm on instruction `row`."""
+    m, n, k = row.shape
+    frag_c = cx.layout_of(op.c.buffer)
+    rows, cols = WarpTiles(frag_c.modes[-2], m, cx), WarpTiles(frag_c.modes[-1], n, cx)
+    for tiles, want in ((rows, row.c.modes[0]), (cols, row.c.modes[1])):
+        if tiles.inside != _exact(want):
+            raise errors.error("gemm-layout", f"the layout of accumulator `{op.c.buffer.name}` does not hold tiles of "
+                               f"{row.name}", span=op.span, hint="remove the layout annotation of the accumulator")
+    steps = op.k // k
+    a, get_a = _operand(op, cx, row, "a", rows, k)
+    b, get_b = _operand(op, cx, row, "b", cols, k)
+    local_c = cx.local_of(op.c.buffer)
+
+    def multiply(step: int) -> Stmt:
+        i_loops, i_tile, _, i_reg = rows.loops()
+        j_loops, j_tile, _, j_reg = cols.loops()
+        args = (AddressOf(local_c, (i_reg + j_reg,)), AddressOf(a.local, (get_a(step, i_tile),)),
+                AddressOf(b.local, (get_b(step, j_tile),)))
+        do = Evaluate(call("mma", args, "void", span=op.span, row=row.name), span=op.span)
+        return unrolled(i_loops + j_loops, do)
+
+    def fetch(step: int) -> Stmt | None:
+        parts = [_fetch(cx, o, step, k, op.span) for o in (a, b) if o.stage]
+        return seq(*parts) if parts else None
+
+    out: list[Stmt | None] = [_cleared(op, cx, local_c), fetch(0)]
+    for step in range(steps):
+        if step + 1 < steps:
+            out.append(fetch(step + 1))
+        out.append(multiply(step))
+    body = seq(*[s for s in out if s is not None], span=op.span)
+    busy = _threads_used(frag_c)
+    return body if busy >= cx.num_threads else If(cx.thread < busy, body)
+
+
+def _exact(modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
+    return tuple(m for m in modes if m.size > 1)
+
+
+def _threads_used(frag: Any) -> int:
+    used = 1
+    for m in [m for ms in frag.modes for m in ms if m.to == THREAD] + list(frag.copies):
+        used += (m.size - 1) * m.stride
+    return used
+
+
+def _cleared(op: Any, cx: Any, local: Buffer) -> Stmt | None:
+    """Zeroing of the accumulator, when asked for."""
+    clear = op.clear_accum
+    if isinstance(clear, Const) and not clear.value:
+        return None
+    v = fresh("r")
+    zero = const(0.0 if local.dtype.is_float else 0, local.dtype)
+    fill = For(v, const(0), const(int(local.shape[0])), "unroll", Store(local, (v,), zero))
+    return fill if isinstance(clear, Const) else If(cx.expr(clear), fill)
+
+
+def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles,
+             k: int) -> tuple[Operand, Callable[[int, Expr], Expr]]:
+    """(how the operand is fetched, its first register for (k step, tile))."""
+    region = op.a if side == "a" else op.b
+    frag = row.a if side == "a" else row.b
+    k_dim = 1 if side == "a" else 0
+    transposed = op.transpose_a if side == "a" else op.transpose_b
+    dt = row.a_dtype if side == "a" else row.b_dtype
+    k_first = transposed if side == "a" else not transposed
+    if region.buffer.scope_name == "local.fragment":
+        direct = _in_registers(op, cx, region, frag, k_dim, k_first, tiles, dt)
+        if direct is not None:
+            return direct
+        region = _staged(cx, region, op.span)
+    size = frag.registers
+    stage = tiles.count * size
+    depth = 2 if op.k // k > 1 else 1
+    local = cx.new_local(f"{region.buffer.name}_{side}", stage * depth, dt)
+    operand = Operand(region, k_first, frag, k_dim, tiles, local, stage, dt)
+    return operand, lambda step, tile: tile * size + (step % depth) * stage
+
+
+def _staged(cx: Any, region: Region, span: Any) -> Region:
+    """A fragment operand that does not match the instruction, copied to shared memory first."""
+    source = region.buffer
+    scratch = cx.new_shared(f"{source.name}_s", tuple(source.shape), source.dtype)
+    cx.prepend(cx.parallel(tuple(source.shape), lambda at: Store(scratch, at, load(source, at)), span=span))
+    return Region(scratch, region.mins, region.extents, span=region.span)
+
+
+def _in_registers(op: Any, cx: Any, region: Region, frag: Any, k_dim: int, k_first: bool, tiles: WarpTiles,
+                  dt: dtype) -> tuple[Operand, Callable[[int, Expr], Expr]] | None:
+    """The operand used where it lies; None when its layout is not the instruction's, repeated like the accumulator."""
+    layout = cx.layout_of(region.buffer)
+    if region.buffer.dtype.bits != dt.bits or not region.is_full or region.buffer.ndim != 2:
+        return None
+    outer_dim = 1 if k_first else 0
+    outer_in, outer_out = outer_digits(layout.modes[outer_dim], frag.shape[1 - k_dim])
+    k_in, k_out = outer_digits(layout.modes[1 - outer_dim], frag.shape[k_dim])
+    same = (outer_in == _exact(frag.modes[1 - k_dim]) and k_in == _exact(frag.modes[k_dim]) and
+            [o for o in outer_out if o.to == THREAD] == tiles.warps and
+            [(o.size, o.weight) for o in outer_out if o.to == REGISTER] == [(o.size, o.weight) for o in tiles.reps] and
+            all(o.to == REGISTER for o in k_out))
+    if not same or not _copies_cover(layout, tiles, cx):
+        return None
+    local = cx.local_of(region.buffer)
+    if region.buffer.dtype != dt:  # float32 registers enter a tf32 instruction rounded
+        rounded = cx.new_local(f"{region.buffer.name}_r", int(local.shape[0]), dt)
+        v = fresh("r")
+        cx.prepend(For(v, const(0), const(int(local.shape[0])), "unroll",
+                       Store(rounded, (v,), _to_tf32(load(local, (v,)), dt))))
+        local = rounded
+    steps = [layout.register((0, s * frag.shape[k_dim]) if not k_first else (s * frag.shape[k_dim], 0))
+             for s in range(op.k // frag.shape[k_dim])]
+    reps = [o for o in outer_out if o.to == REGISTER]
+
+    def register(step: int, tile: Expr) -> Expr:
+        out: Expr = const(int(steps[step]))
+        right = 1
+        for k, o in reversed(list(enumerate(reps))):
+            d = tile // right if right > 1 else tile
+            out = out + (d % o.size if k else d) * o.stride
+            right *= o.size
+        return out
+
+    return Operand(region, k_first, frag, k_dim, tiles, local, 0, dt), register
+
+
+def _copies_cover(layout: Any, tiles: WarpTiles, cx: Any) -> bool:
+    """Whether every thread of the block that works holds its elements: all thread digits are used or copied."""
+    covered = 1
+    for m in [m for ms in layout.modes for m in ms if m.to == THREAD] + list(layout.copies):
+        covered *= m.size
+    return covered >= cx.num_threads
+
+
+def _to_tf32(value: Expr, dt: dtype) -> Expr:
+    return cast(call("to_tf32", (value,), "float32"), dt) if dt == "tfloat32" else cast(value, dt)
+
+
+def _fetch(cx: Any, o: Operand, step: int, k: int, span: Any) -> Stmt:
+    """Registers of k step `step` of an operand, for all its tiles."""
+    at = (step % (int(o.local.shape[0]) // o.stage)) * o.stage
+    if _ldmatrix_fits(cx, o):
+        out = _by_ldmatrix(cx, o, step * k, at, span)
+        if o.dt != o.region.buffer.dtype:
+            v = fresh("r")
+            place = (v + at,)
+            out = seq(out, For(v, const(0), const(o.stage), "unroll",
+                               Store(o.local, place, _to_tf32(cast(load(o.local, place), "float32"), o.dt))))
+        return out
+    return _by_element(cx, o, step * k, at, span)
+
+
+def _ldmatrix_fits(cx: Any, o: Operand) -> bool:
+    """ldmatrix needs 16-byte rows, contiguous and aligned, of k; or of 16-bit elements with k outermost."""
+    bits = o.dt.bits
+    if o.region.buffer.dtype.bits != bits or bits not in (8, 16, 32) or (o.k_first and bits != 16):
+        return False
+    run = 128 // bits
+    return cx.contiguous_width(o.region.buffer) >= run and cx.divisor(convert(o.region.mins[-1])) % run == 0
+
+
+def _by_ldmatrix(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
+    size = o.frag.registers
+    unit = 32 // o.dt.bits  # elements of a 32-bit register
+    matrices = size // unit
+    vs, number, index, _ = o.tiles.loops()
+    together = 1
+    step_weight = 0
+    if vs and matrices < 4:
+        last = o.tiles.reps[-1]
+        together = min(4 // matrices, last.size & -last.size)
+        step_weight = last.weight
+    lane = cx.thread % WARP
+    outer: Expr = o.tiles.offset
+    kk: Expr = const(k0)
+    which = [_corner(o, g * unit) for g in range(matrices)]
+    bit = 0
+    while 1 << bit < matrices * together:
+        on = (lane // (8 << bit)) % 2 if (8 << bit) * 2 < WARP else lane // (8 << bit)
+        if 1 << bit < matrices:
+            d_outer, d_k = which[1 << bit]
+        else:
+            d_outer, d_k = ((1 << bit) // matrices) * step_weight, 0
+        outer, kk = outer + on * d_outer, kk + on * d_k
+        bit += 1
+    if o.k_first:
+        kk = kk + lane % 8
+    else:
+        outer = outer + lane % 8
+    loops = list(vs)
+    if together > 1:  # the last loop walks groups of tiles
+        v, n = loops[-1]
+        group = fresh("t")
+        loops[-1] = (group, n // together)
+        mapping = {v: group * together}
+        number, index = substitute(number, mapping), substitute(index, mapping)
+    src = o.shared_index(outer + index, kk)
+    buffer, physical = cx.physical(o.region.buffer, tuple(cx.expr(i) for i in src))
+    dst = AddressOf(o.local, (number * size + at,))
+    num = matrices * together
+    do = Evaluate(call("ldmatrix", (dst, AddressOf(buffer, cx.simplified(physical))), "void", span=span, num=num,
+                       trans=o.k_first), span=span)
+    return unrolled([p for p in loops if p[1] > 1], _fix_units(do, loops))
+
+
+def _fix_units(s: Stmt, loops: list[tuple[Var, int]]) -> Stmt:
+    return substitute(s, {v: const(0) for v, n in loops if n == 1})
+
+
+def _corner(o: Operand, register: int) -> tuple[int, int]:
+    """(outer, k) of lane 0's element in a register: the corner of the 8x8 matrix the register belongs to."""
+    index, _ = o.frag.index_at(0, register)
+    pair = tuple(int(i) for i in index)
+    return pair[1 - o.k_dim], pair[o.k_dim]
+
+
+def _by_element(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
+    """Each lane loads its own elements one by one."""
+    size = o.frag.registers
+    lane = cx.thread % WARP
+    vs, number, index, _ = o.tiles.loops()
+    stores: list[Stmt] = []
+    for r in range(size):
+        pair, _ = o.frag.index_at(lane, r)
+        outer, kk = pair[1 - o.k_dim], pair[o.k_dim]
+        value = cx.expr(load(o.region.buffer, o.shared_index(o.tiles.offset + index + outer, const(k0) + kk), span=span))
+        stores.append(Store(o.local, (number * size + (at + r),), _to_tf32(value, o.dt), span=span))
+    return unrolled(vs, seq(*stores))
+
+
+__all__ = ["Operand", "WarpTiles", "lower_mma", "outer_digits"]

@@ -1,0 +1,56 @@
+"""gemm by multiply-add of each thread: any types, any layouts, any sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import Buffer, Const, For, If, Region, Stmt, Store, const, convert, cast, fresh, load, seq
+
+
+def lower_simt(op: Any, cx: Any) -> Stmt:
+    """c[i, j] += a[i, k] * b[k, j]: k outermost, so that a thread's accumulators stay in registers and the operands it
+    uses for several of them are read once a step."""
+    dt = op.c.dtype
+    a, b = (_readable(cx, r, op.span) for r in (op.a, op.b))
+    k = fresh("k")
+
+    def at(r: Region, i: Any, j: Any) -> tuple[Any, ...]:
+        mins = tuple(convert(m) for m in r.mins)
+        return (*mins[:-2], mins[-2] + i, mins[-1] + j)
+
+    def clear(p: Any) -> Stmt:
+        return Store(op.c.buffer, at(op.c, *p), const(0.0 if dt.is_float else 0, dt), span=op.span)
+
+    def add(p: Any) -> Stmt:
+        i, j = p
+        x = load(a.buffer, at(a, k, i) if op.transpose_a else at(a, i, k))
+        y = load(b.buffer, at(b, j, k) if op.transpose_b else at(b, k, j))
+        where = at(op.c, i, j)
+        return Store(op.c.buffer, where, load(op.c.buffer, where) + cast(x, dt) * cast(y, dt), span=op.span)
+
+    extents = (int(op.m), int(op.n))
+    out: list[Stmt] = []
+    if not isinstance(op.clear_accum, Const):
+        out.append(If(cx.expr(op.clear_accum), cx.parallel(extents, clear, span=op.span)))
+    elif op.clear_accum.value:
+        out.append(cx.parallel(extents, clear, span=op.span))
+    if op.c.buffer.scope_name == "local.fragment":
+        step = cx.parallel(extents, add, span=op.span)
+        out.append(For(k, const(0), const(int(op.k)), "serial", step, span=op.span))
+    else:
+        out.append(cx.parallel(extents, lambda p: For(k, const(0), const(int(op.k)), "serial", add(p), span=op.span),
+                               span=op.span))
+    return seq(*out, span=op.span)
+
+
+def _readable(cx: Any, region: Region, span: Any) -> Region:
+    """The operand where every thread can read it: a fragment is copied to shared memory."""
+    source: Buffer = region.buffer
+    if source.scope_name != "local.fragment":
+        return region
+    scratch = cx.new_shared(f"{source.name}_s", tuple(source.shape), source.dtype)
+    cx.prepend(cx.parallel(tuple(source.shape), lambda p: Store(scratch, p, load(source, p)), span=span))
+    return Region(scratch, region.mins, region.extents, span=region.span)
+
+
+__all__ = ["lower_simt"]

@@ -1,0 +1,206 @@
+"""Lowering of reductions: registers of a thread, then the lanes that share a row, then shared memory over warps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, Select, Stmt, Store, call, cast, const, convert, dtype,
+                         fresh, load, replace, seq)
+from tilelang.layout import REGISTER, THREAD, Fragment, Mode
+
+from .distribute import Distribution, conjunction, digit, from_fragment
+
+WARP = 32
+
+
+class ReduceLowering:
+    """One reduction for one thread.
+
+    op: the Reduce.  combine_op: name of the Binary that combines two elements.  neutral: its neutral element.
+    """
+
+    def __init__(self, op: Any, cx: Any, combine_op: str, neutral: Any) -> None:
+        self.op, self.cx, self.combine_op = op, cx, combine_op
+        self.src, self.dst = op.src.buffer, op.dst.buffer
+        self.axis = op.dim % self.src.ndim
+        self.acc_dtype: dtype = self.dst.dtype
+        self.neutral = const(neutral, self.acc_dtype)
+
+    def lower(self) -> Stmt:
+        """The statements of one thread."""
+        src = self.src
+        if src.scope_name in ("local", "local.var"):
+            return self.in_one_thread()
+        shape = tuple(int(n) for n in src.shape)
+        self.share = self.cx.layout_of(src) if src.scope_name == "local.fragment" else \
+            share_of_memory(shape, self.axis, self.cx.num_threads)
+        dist = from_fragment(self.share, self.cx.thread)
+        count = 1
+        for (_, n), d in zip(dist.axes, dist.axis_dims):
+            count *= n if d != self.axis else 1
+        self.partials: Buffer = self.cx.new_local(f"{self.dst.name}_part", count, self.acc_dtype)
+        across = [m for m in self.share.modes[self.axis] if m.to == THREAD and m.size > 1]
+        lanes, warps = _split_at_warp(across)
+        partial = self.partial(lanes)
+        return seq(partial, self.direct(lanes) if not warps else self.through_shared(lanes, warps), span=self.op.span)
+
+    # ---- meaning of one step ---------------------------------------------------------------------------------------
+
+
+
+    def _place(self, dist: Distribution) -> Expr:
+        """Which partial a point adds to: row-major over the kept axes."""
+        out: Expr = const(0)
+        for (v, n), d in zip(dist.axes, dist.axis_dims):
+            if d != self.axis:
+                out = out * n + v
+        return out
+
+    def partial(self, lanes: list[Mode]) -> Stmt:
+        """partials[p] = combination over this thread's registers, then over the lanes of a warp."""
+        cx, span = self.cx, self.op.span
+        dist = from_fragment(self.share, cx.thread)
+        src = self.src
+        at = (self._place(dist),)
+        mine = load(self.partials, at)
+        if src.scope_name == "local.fragment":
+            element: Expr = load(cx.local_of(src), (dist.register,))
+        else:
+            element = cx.expr(load(src, dist.indices))
+        value = self.converted(element)
+        if dist.exists is not None and not (isinstance(dist.exists, Const) and dist.exists.value):
+            value = Select(dist.exists, value, self.neutral, value.dtype, True)
+        own: Stmt = Store(self.partials, at, self.combine(mine, value), span=span)
+        for (v, n), d in reversed(list(zip(dist.axes, dist.axis_dims))):
+            if d == self.axis:
+                own = For(v, const(0), const(n), "unroll", own)
+        steps: list[Stmt] = [Store(self.partials, at, self.neutral), own]
+        for m in lanes:
+            mask = m.stride * m.size // 2
+            while mask >= m.stride:
+                steps.append(Store(self.partials, at, self.combine(mine, _from_lane(mine, mask)), span=span))
+                mask //= 2
+        out = seq(*steps)
+        for (v, n), d in reversed(list(zip(dist.axes, dist.axis_dims))):
+            if d != self.axis:
+                out = For(v, const(0), const(n), "unroll", out)
+        return out
+
+    def _kept_distribution(self, lanes: list[Mode]) -> tuple[Distribution, Expr]:
+        """Points of the reduced tile as the source's threads hold them, and their partial.  lanes: thread digits whose
+        threads hold the same partial."""
+        cx, span = self.cx, self.op.span
+        dist = from_fragment(self.share, cx.thread)
+        kept = [d for d in range(len(dist.extents)) if d != self.axis]
+        first = dist.first
+        for m in lanes:
+            zero = Binary("eq", digit(cx.thread, m.stride, m.size, cx.num_threads), const(0), TRUE.dtype)
+            first = conjunction(first, zero)
+        out = Distribution(tuple(dist.extents[d] for d in kept), cx.thread, cx.num_threads,
+                           tuple(a for a, d in zip(dist.axes, dist.axis_dims) if d != self.axis), None, 0,
+                           tuple(dist.indices[d] for d in kept),
+                           conjunction(dist.idle, *[dist.paddings[d] for d in kept]), first)
+        return out, self._place(dist)
+
+    def direct(self, lanes: list[Mode]) -> Stmt:
+        """Every thread that holds a partial holds the result."""
+        span = self.op.span
+        dist, place = self._kept_distribution(lanes)
+        extents, indices = dist.extents, dist.indices
+        if self.dst.ndim > len(extents):  # kept as 1, or the (1,) of a 1-D source
+            extents = (*extents[:self.axis], 1, *extents[self.axis:])
+            indices = (*indices[:self.axis], const(0), *indices[self.axis:])
+        dist = replace(dist, extents=extents, indices=indices)
+        return self.cx.distributed(dist, lambda at: self.result(load(self.partials, (place,)), at), span=span)
+
+    def through_shared(self, lanes: list[Mode], warps: list[Mode]) -> Stmt:
+        """One partial per group of lanes goes to shared memory; every owner of a result combines them all."""
+        cx, span = self.cx, self.op.span
+        dist, place = self._kept_distribution(lanes)
+        groups = 1
+        group: Expr = const(0)
+        for m in warps:
+            group = group + digit(cx.thread, m.stride, m.size, cx.num_threads) * groups
+            groups *= m.size
+        scratch = cx.new_shared(f"{self.dst.name}_x", (groups, *dist.extents), self.acc_dtype)
+        dist = replace(dist, extents=(groups, *dist.extents), indices=(group, *dist.indices))
+        put = cx.distributed(dist, lambda at: Store(scratch, at, load(self.partials, (place,)), span=span))
+        acc = cx.new_local(f"{self.dst.name}_acc", 1, self.acc_dtype)
+        zero = (const(0),)
+        rank = len(dist.extents) - 1
+
+        def take(at: tuple[Any, ...]) -> Stmt:
+            k = fresh("g")
+            inner = at if len(at) == rank else tuple(i for d, i in enumerate(at) if d != self.axis)
+            add = Store(acc, zero, self.combine(load(acc, zero), load(scratch, (k, *inner))))
+            return seq(Store(acc, zero, self.neutral), For(k, const(0), const(groups), "unroll", add),
+                       self.result(load(acc, zero), at))
+
+        return seq(put, cx.parallel(tuple(self.dst.shape), take, span=span))
+
+    def in_one_thread(self) -> Stmt:
+        """Source and destination private to each thread."""
+        src, dst, span = self.src, self.dst, self.op.span
+        own = tuple(fresh("ijklmnpq"[d]) for d in range(src.ndim))
+        again = tuple(fresh("ijklmnpq"[d]) for d in range(src.ndim))
+
+        def nest(body: Stmt, vs: tuple[Any, ...], dims: list[int]) -> Stmt:
+            for d in reversed(dims):
+                body = For(vs[d], const(0), const(int(src.shape[d])), "unroll", body)
+            return body
+
+        kept = [d for d in range(src.ndim) if d != self.axis]
+        clear = nest(Store(dst, self.kept(again), self.neutral), again, kept) if self.op.clear else None
+        at = self.kept(own)
+        add = Store(dst, at, self.combine(load(dst, at), self.converted(load(src, own))), span=span)
+        return seq(clear, nest(add, own, [*kept, self.axis]), span=span)
+
+
+def _from_lane(value: Expr, mask: int) -> Expr:
+    """The value of the lane whose number differs in mask."""
+    dt = value.dtype
+    if dt.is_bool or (dt.is_int and dt.bits < 32):  # shuffles move 32-bit registers
+        return cast(call("shfl_xor", (cast(value, "int32"), const(mask)), "int32", width=WARP), dt)
+    return call("shfl_xor", (value, const(mask)), dt, width=WARP)
+
+
+def _split_at_warp(modes: list[Mode]) -> tuple[list[Mode], list[Mode]]:
+    """Thread digits that butterflies of one warp can sum over, and the rest."""
+    lanes: list[Mode] = []
+    rest: list[Mode] = []
+    for m in modes:
+        if not (_power_of_two(m.stride) and _power_of_two(m.size)) or m.stride >= WARP:
+            rest.append(m)
+            continue
+        inside = min(m.size, WARP // m.stride)
+        lanes.append(Mode(inside, THREAD, m.stride))
+        if inside < m.size:
+            rest.append(Mode(m.size // inside, THREAD, m.stride * inside))
+    return lanes, rest
+
+
+def _power_of_two(n: int) -> bool:
+    return n & (n - 1) == 0
+
+
+def share_of_memory(shape: tuple[int, ...], axis: int, threads: int) -> Fragment:
+    """How threads share a shared-memory tile that is reduced along axis: lanes along axis, the others over the longest
+    kept dimension, the rest one after another."""
+    along = 1
+    while along * 2 <= min(WARP, shape[axis]) and threads % (along * 2) == 0:
+        along *= 2
+    kept = [d for d in range(len(shape)) if d != axis]
+    widest = max(kept, key=lambda d: shape[d]) if kept else None
+    modes: list[tuple[Mode, ...]] = []
+    step = 1
+    for d in reversed(range(len(shape))):
+        across, stride = (along, 1) if d == axis else (threads // along, along) if d == widest else (1, 1)
+        if d == widest:
+            across = min(across, shape[d])
+        own = -(-shape[d] // across)
+        modes.insert(0, (Mode(own, REGISTER, step), Mode(across, THREAD, stride)))
+        step *= own
+    return Fragment(shape, modes, threads=threads)
+
+
+__all__ = ["ReduceLowering", "share_of_memory"]
