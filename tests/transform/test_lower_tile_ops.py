@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tile_programs import (Store, fragment, load, lowered, parallel, program, region, shared, tensor)
+from tile_programs import Store, fragment, load, lowered, parallel, program, region, shared, tensor
 
 from tilelang.errors import TileLangError
 from tilelang.ir import AddressOf, Break, Call, Cast, For, Func, If, Load, Ramp, Select, Seq, cast, fresh, walk

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, Select, Stmt, Store, call, cast, const, convert, dtype,
-                         fresh, load, replace, seq)
+                         fresh, load, seq)
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
 from .distribute import Distribution, conjunction, digit, from_fragment
@@ -45,6 +46,37 @@ class ReduceLowering:
         return seq(partial, self.direct(lanes) if not warps else self.through_shared(lanes, warps), span=self.op.span)
 
     # ---- meaning of one step ---------------------------------------------------------------------------------------
+
+    def converted(self, e: Expr) -> Expr:
+        """An input element as it enters the combination."""
+        e = cast(e, self.acc_dtype)
+        if self.op.kind in ("abssum", "absmax"):
+            if self.acc_dtype.is_float:
+                return call("fabs", (e,), self.acc_dtype)
+            if self.acc_dtype.is_signed:
+                return Select(Binary("lt", e, const(0, e.dtype), TRUE.dtype), -e, e, e.dtype, False)
+        return e
+
+    def combine(self, a: Expr, b: Expr) -> Expr:
+        """The two combined."""
+        out = Binary(self.combine_op, a, b, a.dtype)
+        if not self.op.nan_propagate or self.combine_op not in ("max", "min") or not a.dtype.is_float:
+            return out
+        b_nan = Select(Binary("ne", b, b, TRUE.dtype), b, out, a.dtype, False)
+        return Select(Binary("ne", a, a, TRUE.dtype), a, b_nan, a.dtype, False)
+
+    def result(self, value: Expr, at: tuple[Any, ...]) -> Stmt:
+        """dst[at] = value, combined with the old contents unless they are cleared."""
+        if not self.op.clear:
+            value = self.combine(load(self.dst, at), value)
+        return Store(self.dst, tuple(convert(i) for i in at), value, span=self.op.span)
+
+    def kept(self, indices: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Indices of dst for indices of src."""
+        out = tuple(i for d, i in enumerate(indices) if d != self.axis)
+        if self.dst.ndim == len(indices):
+            return tuple(const(0) if d == self.axis else i for d, i in enumerate(indices))
+        return out or (const(0),)
 
 
 
@@ -89,7 +121,7 @@ class ReduceLowering:
     def _kept_distribution(self, lanes: list[Mode]) -> tuple[Distribution, Expr]:
         """Points of the reduced tile as the source's threads hold them, and their partial.  lanes: thread digits whose
         threads hold the same partial."""
-        cx, span = self.cx, self.op.span
+        cx = self.cx
         dist = from_fragment(self.share, cx.thread)
         kept = [d for d in range(len(dist.extents)) if d != self.axis]
         first = dist.first
@@ -110,7 +142,7 @@ class ReduceLowering:
         if self.dst.ndim > len(extents):  # kept as 1, or the (1,) of a 1-D source
             extents = (*extents[:self.axis], 1, *extents[self.axis:])
             indices = (*indices[:self.axis], const(0), *indices[self.axis:])
-        dist = replace(dist, extents=extents, indices=indices)
+        dist = dataclasses.replace(dist, extents=extents, indices=indices)
         return self.cx.distributed(dist, lambda at: self.result(load(self.partials, (place,)), at), span=span)
 
     def through_shared(self, lanes: list[Mode], warps: list[Mode]) -> Stmt:
@@ -123,7 +155,7 @@ class ReduceLowering:
             group = group + digit(cx.thread, m.stride, m.size, cx.num_threads) * groups
             groups *= m.size
         scratch = cx.new_shared(f"{self.dst.name}_x", (groups, *dist.extents), self.acc_dtype)
-        dist = replace(dist, extents=(groups, *dist.extents), indices=(group, *dist.indices))
+        dist = dataclasses.replace(dist, extents=(groups, *dist.extents), indices=(group, *dist.indices))
         put = cx.distributed(dist, lambda at: Store(scratch, at, load(self.partials, (place,)), span=span))
         acc = cx.new_local(f"{self.dst.name}_acc", 1, self.acc_dtype)
         zero = (const(0),)

@@ -89,10 +89,11 @@ def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[
             if d is not None:
                 point[d] = i - low
         where = tuple(at)
-        dst_at = where if base is dst else matched_indices(dst, of_dst, tuple(p if p is not None else 0 for p in point))
+        rest = tuple(0 if p is None else p for p in point)
+        dst_at = where if base is dst else matched_indices(dst, of_dst, rest)
         got = None
         if src is not None:
-            src_at = where if base is src else matched_indices(src, of_src, tuple(p if p is not None else 0 for p in point))
+            src_at = where if base is src else matched_indices(src, of_src, rest)
             got = load(src.buffer, src_at, span=src.span)
         return If(inside, Store(dst.buffer, dst_at, value(got), span=span), span=span)
 

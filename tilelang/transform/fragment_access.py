@@ -29,7 +29,7 @@ class Touch:
 
 
 class Grid:
-    """NumPy grids of everything a static loop nest binds: thread, register loops, lanes, loop variables, inner loops."""
+    """NumPy grids of all that a static loop nest binds: thread, register loops, lanes, loop variables, inner loops."""
 
     def __init__(self, dist: Distribution, loop_vars: tuple[Var, ...], thread: Var) -> None:
         self.dist, self.thread = dist, thread
@@ -109,8 +109,9 @@ def _points(grid: Grid) -> np.ndarray:
 
 def _repeats(element: np.ndarray, mask: np.ndarray, grid: Grid) -> bool:
     """Whether two points of the iteration space touch one element."""
-    point = np.broadcast_to(_points(grid), grid.shape)[np.broadcast_to(mask, grid.shape)]
-    pairs = np.unique(np.stack([point, np.broadcast_to(element, grid.shape)[np.broadcast_to(mask, grid.shape)]]), axis=1)
+    mask = np.broadcast_to(mask, grid.shape)
+    point = np.broadcast_to(_points(grid), grid.shape)[mask]
+    pairs = np.unique(np.stack([point, np.broadcast_to(element, grid.shape)[mask]]), axis=1)
     return pairs.shape[1] > len(np.unique(pairs[1]))
 
 

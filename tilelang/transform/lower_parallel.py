@@ -11,18 +11,18 @@ them; a fragment element is read and written only by threads that own it, or the
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang import errors
-from tilelang.arith import Analyzer, known_divisor
+from tilelang.arith import known_divisor
 from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate, Expr,
-                         For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Unary, Var, While, call, cast, const,
-                         fresh, load, rebuild, replace, select, seq, stmts_of, substitute, unary, walk)
+                         For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, call, cast, const,
+                         fresh, load, rebuild, replace, seq, stmts_of, substitute, unary, walk)
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, flat, from_fragment
 
 from .fragment_access import Grid, Touch, resolve
-from .guards import bounds_guard
 from .vectorize import MAX_BYTES, power_of_two_in, stride_along
 
 UNROLL_LIMIT = 16  # longer loops over memory only stay loops: code size, not registers, is what they would cost
@@ -357,8 +357,8 @@ def _in_order(n: Any, conditional: bool, out: list[tuple[Node, bool]]) -> None:
             out.extend(inner * 2)  # a second round: what follows the loop body is its own beginning
         case Node():
             short = getattr(n, "op", "") in ("and", "or")
-            for k, f in enumerate(type(n).__dataclass_fields__):
-                if f not in ("span", "buffer"):
+            for f in type(n).__dataclass_fields__:
+                if f not in ("span", "buffer", "attrs"):
                     _in_order(getattr(n, f), conditional or (short and f == "b"), out)
         case tuple():
             for x in n:
@@ -620,13 +620,7 @@ def _serial_inside(lw: Any, extents: tuple[int, ...], serial: list[int]) -> Dist
     for d, v in own:
         indices[d] = v
     axes = base.axes + tuple((v, extents[d]) for d, v in own)
-    return replace_distribution(base, extents=extents, axes=axes, indices=tuple(indices))
-
-
-def replace_distribution(dist: Distribution, **changes: Any) -> Distribution:
-    """Copy with some fields changed."""
-    values = {f: getattr(dist, f) for f in dist.__dataclass_fields__}
-    return Distribution(**{**values, **changes})
+    return dataclasses.replace(base, extents=extents, axes=axes, indices=tuple(indices))
 
 
 # ---- staging ---------------------------------------------------------------------------------------------------------
@@ -726,7 +720,8 @@ def inline_index_binds(body: Stmt) -> Stmt:
     names: dict[Any, Any] = {}
 
     def pure(e: Expr) -> bool:
-        return e.dtype.is_int and e.dtype.lanes == 1 and not any(isinstance(x, (Load, Call, AddressOf)) for x in walk(e))
+        return e.dtype.is_int and e.dtype.lanes == 1 and \
+            not any(isinstance(x, (Load, Call, AddressOf)) for x in walk(e))
 
     def visit(n: Any) -> Any:
         if isinstance(n, Seq):
@@ -836,5 +831,4 @@ def check_body(body: Stmt, span: Any) -> None:
                                    hint="accumulate into a fragment and reduce it with T.reduce_*, or use T.serial")
 
 
-__all__ = ["Loop", "LoopShare", "accesses", "choose_distribution", "lower_loop", "replace_distribution", "run_loop",
-           "scalar_async"]
+__all__ = ["Loop", "LoopShare", "accesses", "choose_distribution", "lower_loop", "run_loop", "scalar_async"]

@@ -16,9 +16,9 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel,
-                         Select, Seq, Stmt, Store, TileOp, Var, While, cast, const, dtype, fresh, load, rebuild, replace,
-                         seq, substitute, walk, with_attrs)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load,
+                         Parallel, Select, Seq, Stmt, Store, TileOp, Var, While, cast, const, dtype, fresh, load,
+                         rebuild, replace, seq, substitute, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.layout import linear_layout
 from tilelang.ops.distribute import Distribution, conjunction
@@ -51,7 +51,8 @@ def lower_tile_ops(func: Func, cx: PassContext) -> Func:
 class Lowering:
     """The lowering of one Launch; implements ops.base.LowerContext.
 
-    analyzer: ranges known here.  divisors: known divisors of bound variables.  loop: the distributed loop being lowered.
+    analyzer: ranges known here.  divisors: known divisors of bound variables.  loop: the distributed loop being
+    lowered.
     """
 
     def __init__(self, func: Func, cx: PassContext, launch: Launch) -> None:
@@ -76,7 +77,7 @@ class Lowering:
             hi = self.analyzer.interval(g)[1]
             self.analyzer = self.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
 
-    # ---- the launch ---------------------------------------------------------------------------------------------------
+    # ---- the launch -----------------------------------------------------------------------------------------------
 
     def launch_stmt(self) -> Stmt:
         body = self.stmt(self.launch.body)
@@ -86,7 +87,7 @@ class Lowering:
             body = seq(Bind(self.thread, tx + ty * x + tz * (x * y)), body)
         return with_attrs(replace(self.launch, body=body), layouts=None)
 
-    # ---- buffers ------------------------------------------------------------------------------------------------------
+    # ---- buffers --------------------------------------------------------------------------------------------------
 
     def layout_of(self, buffer: Buffer) -> Any:
         got = self.layouts.get(buffer)
@@ -182,7 +183,7 @@ class Lowering:
             skip = buffer.ndim - 1  # Widths gave this width because it proved the last dimension inside
         return bounds_guard(self.analyzer, buffer.shape, indices, skip)
 
-    # ---- ranges -------------------------------------------------------------------------------------------------------
+    # ---- ranges ---------------------------------------------------------------------------------------------------
 
     def bind_range(self, var: Var, value: Expr, divisor: int = 1) -> None:
         """Learn the range and divisor of a variable that equals value."""
@@ -209,7 +210,7 @@ class Lowering:
         finally:
             self.analyzer = saved
 
-    # ---- statements ---------------------------------------------------------------------------------------------------
+    # ---- statements -----------------------------------------------------------------------------------------------
 
     def stmt(self, s: Stmt) -> Stmt:
         """One thread's statements for s."""
@@ -311,7 +312,7 @@ class Lowering:
                 out = conjunction(out, self.guard(a.buffer, a.indices))
         return out
 
-    # ---- expressions --------------------------------------------------------------------------------------------------
+    # ---- expressions ----------------------------------------------------------------------------------------------
 
     def exprs(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return tuple(self.expr(e) for e in es)
@@ -379,7 +380,7 @@ class Lowering:
                             f"{why}", span=span, hint="index it with the variables of a T.Parallel loop, or copy it to "
                             "shared memory first")
 
-    # ---- what ops ask -------------------------------------------------------------------------------------------------
+    # ---- what ops ask ---------------------------------------------------------------------------------------------
 
     def parallel(self, extents: tuple[Any, ...], body: Callable[[tuple[Var, ...]], Stmt], loop_layout: Any = None, *,
                  is_async: bool = False, width: int | None = None, span: Any = None) -> Stmt:

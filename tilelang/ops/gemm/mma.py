@@ -347,7 +347,8 @@ def _by_element(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
     for r in range(size):
         pair, _ = o.frag.index_at(lane, r)
         outer, kk = pair[1 - o.k_dim], pair[o.k_dim]
-        value = cx.expr(load(o.region.buffer, o.shared_index(o.tiles.offset + index + outer, const(k0) + kk), span=span))
+        where = o.shared_index(o.tiles.offset + index + outer, const(k0) + kk)
+        value = cx.expr(load(o.region.buffer, where, span=span))
         stores.append(Store(o.local, (number * size + (at + r),), _to_tf32(value, o.dt), span=span))
     return unrolled(vs, seq(*stores))
 
