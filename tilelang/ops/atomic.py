@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import AddressOf, Attrs, Evaluate, Expr, Region, Span, Stmt, TileOp, Var, call, cast, load, tile_op
+from tilelang import errors
+from tilelang.ir import (
+    AddressOf,
+    Attrs,
+    Evaluate,
+    Expr,
+    Region,
+    Span,
+    Stmt,
+    TileOp,
+    Var,
+    call,
+    cast,
+    is_const,
+    load,
+    tile_op,
+)
 from tilelang.ir.evaluate import binary_function, to_dtype
+from tilelang.target.instructions import ATOMIC_DTYPES
 
-from .base import LowerContext
+from .base import Access, LowerContext
 from .pairing import iteration_space, matched_indices
 from .tiles import fit
+
+errors.register("atomic-dtype", TypeError, "an atomic on an element type that has none")
+errors.register("atomic-scope", ValueError, "an atomic on memory that is private to a thread")
+errors.register("atomic-tile", ValueError, "an atomic whose two tiles do not match")
 
 
 @tile_op("atomic")
@@ -43,3 +64,24 @@ class AtomicTile(TileOp):
                                  span=self.span, order=self.attr("memory_order") or "relaxed"), span=self.span)
 
         return cx.parallel(extents, body, span=self.span)
+
+    def check(self) -> None:
+        """dst in global or shared memory, of a type atomics exist for; as many elements as value."""
+        dt, scope = self.dst.dtype, self.dst.buffer.scope_name
+        if dt not in ATOMIC_DTYPES:
+            raise errors.error("atomic-dtype", f"T.atomic_{self.kind} is not defined on {dt}, expected one of "
+                               f"{', '.join(ATOMIC_DTYPES)}", span=self.span)
+        if scope not in ("global", "shared", "shared.dyn"):
+            raise errors.error("atomic-scope", f"T.atomic_{self.kind} needs global or shared memory, "
+                               f"`{self.dst.buffer.name}` is {scope}", span=self.span)
+        if isinstance(self.value, Region):
+            a = [e for e in self.value.extents if not is_const(e, 1)]
+            b = [e for e in self.dst.extents if not is_const(e, 1)]
+            if len(a) != len(b) or any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b)):
+                raise errors.error("atomic-tile", f"T.atomic_{self.kind}: tile {self.value.extents} does not match "
+                                   f"{self.dst.extents}", span=self.span)
+
+    def accesses(self) -> tuple[Access, ...]:
+        if isinstance(self.value, Region):
+            return Access(self.value, "read"), Access(self.dst, "atomic")
+        return (Access(self.dst, "atomic"),)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Attrs, Region, Span, Stmt, TileOp, cast, tile_op
+from tilelang import errors
+from tilelang.ir import Attrs, Region, Span, Stmt, TileOp, cast, is_const, tile_op
 from tilelang.ir.evaluate import to_dtype
 
-from .base import LowerContext
+from .base import Access, LowerContext
 from .pairing import lower_elementwise
 from .tiles import fit
+
+errors.register("copy-tile", ValueError, "a copy whose two tiles do not match")
 
 
 @tile_op("copy")
@@ -37,3 +40,17 @@ class Copy(TileOp):
         return lower_elementwise(cx, self.dst, self.src, lambda v: cast(v, self.dst.dtype), self.span,
                                  loop_layout=self.attr("loop_layout"), width=self.attr("coalesced_width"),
                                  is_async=bool(self.attr("async_group")))
+
+    def check(self) -> None:
+        """Non-unit extents agree in number, and in value where both are static; no packed or handle mix."""
+        a = [e for e in self.src.extents if not is_const(e, 1)]
+        b = [e for e in self.dst.extents if not is_const(e, 1)]
+        if len(a) != len(b) or any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b)):
+            raise errors.error("copy-tile", f"T.copy: tile {self.src.extents} of `{self.src.buffer.name}` does not match tile "
+                               f"{self.dst.extents} of `{self.dst.buffer.name}`", span=self.span)
+        if self.src.dtype.lanes != self.dst.dtype.lanes:
+            raise errors.error("copy-tile", f"T.copy converts lane by lane: `{self.src.buffer.name}` is {self.src.dtype}, "
+                               f"`{self.dst.buffer.name}` {self.dst.dtype}", span=self.span)
+
+    def accesses(self) -> tuple[Access, ...]:
+        return Access(self.src, "read"), Access(self.dst, "write")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilelang import errors
 from tilelang.ir import Attrs, Expr, For, Region, Span, Stmt, Store, TileOp, cast, const, fresh, tile_op
 from tilelang.ir.evaluate import to_dtype
 
-from .base import LowerContext
+from .base import Access, LowerContext
 from .pairing import lower_elementwise
+
+errors.register("fill-value", TypeError, "a fill value that is not a scalar of the element type")
 
 
 @tile_op("fill")
@@ -32,3 +35,13 @@ class Fill(TileOp):
             body = Store(local, (r,), cx.expr(value), span=self.span)
             return For(r, const(0), const(int(local.shape[0])), "unroll", body, span=self.span)
         return lower_elementwise(cx, self.dst, None, lambda _: value, self.span)
+
+    def check(self) -> None:
+        """value has the element type of dst."""
+        if self.value.dtype != self.dst.dtype:
+            raise errors.error("fill-value", f"T.fill of `{self.dst.buffer.name}` ({self.dst.dtype}) with a value of type "
+                               f"{self.value.dtype}", span=self.span)
+
+    def accesses(self) -> tuple[Access, ...]:
+        """The tile written; Loads inside `value` are expressions, found by walking them."""
+        return (Access(self.dst, "write"),)

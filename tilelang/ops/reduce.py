@@ -6,12 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from tilelang import errors
 from tilelang.ir import Attrs, Region, Span, Stmt, TileOp, dtype, int_range, tile_op
 from tilelang.ir.evaluate import binary_function, to_dtype
 
-from .base import LowerContext
+from .base import Access, LowerContext
 from .lower_reduce import ReduceLowering
 from .tiles import combine
+
+errors.register("reduce-shape", ValueError, "a reduction whose result has the wrong shape")
+errors.register("reduce-scope", ValueError, "a reduction between scopes it does not work on")
+errors.register("reduce-dtype", ValueError, "a bitwise reduction of floats")
 
 KINDS = ("sum", "abssum", "max", "absmax", "min", "bitand", "bitor", "bitxor")
 
@@ -65,3 +70,32 @@ class Reduce(TileOp):
     def lower(self, cx: LowerContext) -> Stmt:
         """Registers of a thread, then butterflies over the lanes that share a row, then shared memory over warps."""
         return ReduceLowering(self, cx, COMBINE[self.kind], identity(self.kind, self.dst.dtype)).lower()
+
+    def check(self) -> None:
+        """dst is src without dim (or with 1 there); fragments, shared or thread-private buffers; bit ops on integers."""
+        shape, out = list(self.src.extents), list(self.dst.extents)
+        removed = shape[:self.dim] + shape[self.dim + 1:] or [1]
+        kept = shape[:self.dim] + [1] + shape[self.dim + 1:]
+        if out not in (removed, kept):
+            raise errors.error("reduce-shape", f"Invalid reduce output shape, buffer shape is {shape}, dim is {self.dim}, "
+                               f"output shape is {out}, expected shapes are {removed}, {kept}", span=self.span)
+        a, b = (_memory(r.buffer.scope_name) for r in (self.src, self.dst))
+        if a == "other" or b == "other" or (a == "thread") != (b == "thread"):
+            raise errors.error("reduce-scope", f"Invalid buffer scopes for a reduction: `{self.src.buffer.name}` is "
+                               f"{self.src.buffer.scope_name}, `{self.dst.buffer.name}` {self.dst.buffer.scope_name}",
+                               span=self.span, hint="copy the data to a fragment or shared buffer first")
+        if self.kind.startswith("bit") and not (self.dst.dtype.is_int or self.dst.dtype.is_bool):
+            raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, `{self.dst.buffer.name}` is "
+                               f"{self.dst.dtype}", span=self.span)
+        if self.kind.startswith("bit") and not (self.src.dtype.is_int or self.src.dtype.is_bool):
+            raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, `{self.src.buffer.name}` is "
+                               f"{self.src.dtype}", span=self.span)
+
+    def accesses(self) -> tuple[Access, ...]:
+        return Access(self.src, "read"), Access(self.dst, "write" if self.clear else "readwrite")
+
+
+def _memory(scope: str) -> str:
+    if scope in ("local.fragment", "shared", "shared.dyn"):
+        return "block"
+    return "thread" if scope in ("local", "local.var") else "other"

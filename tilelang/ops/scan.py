@@ -6,14 +6,33 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Attrs, Binary, For, Region, Span, Stmt, Store, TileOp, Var, cast, const, fresh, load, seq,
-                         tile_op)
+from tilelang import errors
+from tilelang.ir import (
+    Attrs,
+    Binary,
+    For,
+    Region,
+    Span,
+    Stmt,
+    Store,
+    TileOp,
+    Var,
+    cast,
+    const,
+    fresh,
+    load,
+    seq,
+    tile_op,
+)
 from tilelang.ir.evaluate import binary_function, to_dtype
 
-from .base import LowerContext
+from .base import Access, LowerContext
 from .pairing import offset_indices
 from .reduce import identity
 from .tiles import fit
+
+errors.register("scan-shape", ValueError, "a scan whose result has another shape than its source")
+errors.register("scan-scope", ValueError, "a scan of a buffer in a scope it does not work on")
 
 
 @tile_op("scan")
@@ -67,3 +86,18 @@ class Scan(TileOp):
         each_line = tuple(1 if d == axis else m for d, m in enumerate(shape))
         return seq(cx.parallel(shape, put, span=self.span), cx.parallel(each_line, scan, span=self.span),
                    cx.parallel(shape, take, span=self.span), span=self.span)
+
+    def check(self) -> None:
+        """Equal shapes; shared or fragment (or per-thread local) tiles."""
+        if tuple(self.src.extents) != tuple(self.dst.extents):
+            raise errors.error("scan-shape", f"cum{self.kind} dst shape {self.dst.extents} must match src shape "
+                               f"{self.src.extents}", span=self.span)
+        for r in (self.src, self.dst):
+            if r.buffer.scope_name == "global":
+                raise errors.error("scan-scope", f"T.cum{self.kind} works on shared and fragment tiles, `{r.buffer.name}` is "
+                                   "global", span=self.span, hint="T.copy the tile to shared memory first")
+
+    def accesses(self) -> tuple[Access, ...]:
+        if self.src.buffer is self.dst.buffer:
+            return (Access(self.dst, "readwrite"),)
+        return Access(self.src, "read"), Access(self.dst, "write")

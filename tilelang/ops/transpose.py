@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from tilelang import errors
 from tilelang.ir import Attrs, Region, Span, Stmt, Store, TileOp, Var, cast, load, tile_op
 from tilelang.ir.evaluate import to_dtype
 
-from .base import LowerContext
+from .base import Access, LowerContext
 from .pairing import offset_indices
 from .tiles import fit
+
+errors.register("transpose-shape", ValueError, "a transpose whose tiles do not match")
 
 
 @tile_op("transpose")
@@ -36,3 +39,19 @@ class Transpose(TileOp):
             return Store(self.dst.buffer, offset_indices(self.dst, at), cast(value, self.dst.dtype), span=self.span)
 
         return cx.parallel(tuple(self.dst.extents), body, span=self.span)
+
+    def check(self) -> None:
+        """The last two extents are exchanged, leading ones equal; two buffers; no global tile."""
+        a, b = tuple(self.src.extents), tuple(self.dst.extents)
+        if a[:-2] != b[:-2] or (a[-2], a[-1]) != (b[-1], b[-2]):
+            raise errors.error("transpose-shape", f"T.transpose of `{self.src.buffer.name}` {a} needs a destination "
+                               f"{(*a[:-2], a[-1], a[-2])}, `{self.dst.buffer.name}` is {b}", span=self.span)
+        for r in (self.src, self.dst):
+            if r.buffer.scope_name == "global":
+                raise errors.error("transpose-shape", f"T.transpose works on shared tiles, `{r.buffer.name}` is global",
+                                   span=self.span, hint="T.copy the tile to shared memory first")
+        if self.src.buffer is self.dst.buffer:
+            raise errors.error("transpose-shape", "T.transpose in place is not possible", span=self.span)
+
+    def accesses(self) -> tuple[Access, ...]:
+        return Access(self.src, "read"), Access(self.dst, "write")

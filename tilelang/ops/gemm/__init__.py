@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Attrs, Expr, Region, Span, Stmt, TileOp, numpy_dtype, register_literal, tile_op
+from tilelang import errors
+from tilelang.ir import Attrs, Expr, Region, Span, Stmt, TileOp, is_const, numpy_dtype, register_literal, tile_op
 from tilelang.target.mma import MMA_ROWS
 
-from ..base import LowerContext
+from ..base import Access, LowerContext
 from ..tiles import widest_product
 from .mma import lower_mma
 from .policy import GemmWarpPolicy
 from .simt import lower_simt
+
+errors.register("gemm-shape", AssertionError, "operands of a gemm whose shapes do not fit together")
+errors.register("gemm-rank", AssertionError, "an operand of a gemm that is not a matrix")
+errors.register("gemm-scope", ValueError, "an operand of a gemm in a memory scope it cannot be read from")
+errors.register("gemm-types", ValueError, "element types no gemm exists for")
+
+# (operand types, accumulator types) that are computed; the two operands are equal but for the fp8 family.
+_FP8 = ("float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+_ACCUMULATORS: dict[str, tuple[str, ...]] = {
+    "float16": ("float16", "float32"), "bfloat16": ("float32",), "float32": ("float32",), "tfloat32": ("float32",),
+    "float64": ("float64",), "int8": ("int32",), "uint8": ("int32",), "int4": ("int32",),
+    **{f: ("float32", "float16") for f in _FP8}}
 
 
 @tile_op("gemm")
@@ -32,6 +45,46 @@ class Gemm(TileOp):
     clear_accum: Expr
     attrs: Attrs = ()
     span: Span | None = None
+
+    def check(self) -> None:
+        """Ranks, shapes, scopes and element types."""
+        for name, r in (("A", self.a), ("B", self.b), ("C", self.c)):
+            self._check_operand(name, r)
+        a, b, c = self.a.extents[-2:], self.b.extents[-2:], self.c.extents[-2:]
+        k_a, m_a = a if self.transpose_a else reversed(a)
+        n_b, k_b = b if self.transpose_b else reversed(b)
+        for letter, left, right, x, y in (("M", "M_A", "M_C", m_a, c[0]), ("K", "K_A", "K_B", k_a, k_b),
+                                          ("N", "N_B", "N_C", n_b, c[1])):
+            if not is_const(x, y):
+                raise errors.error(
+                    "gemm-shape", f"T.gemm {letter} shape check failed: {left} = {x}, {right} = {y}", span=self.span,
+                    hint=f"A is {tuple(self.a.extents)}{' transposed' if self.transpose_a else ''}, B is "
+                    f"{tuple(self.b.extents)}{' transposed' if self.transpose_b else ''}, C is {tuple(self.c.extents)}")
+        da, db, dc = self.a.dtype, self.b.dtype, self.c.dtype
+        if da != db and not (da in _FP8 and db in _FP8) or dc not in _ACCUMULATORS.get(da, ()):
+            raise errors.error("gemm-types", f"T.gemm of {da} and {db} into {dc} is not supported", span=self.span,
+                               hint=f"accumulators for {da}: {', '.join(_ACCUMULATORS[da])}" if da in _ACCUMULATORS and
+                               da == db else "A and B need one element type")
+
+    def _check_operand(self, name: str, r: Region) -> None:
+        if len(r.extents) < 2:
+            raise errors.error("gemm-rank", f"T.gemm: operand {name} `{r.buffer.name}` has {len(r.extents)} dimension(s), "
+                               "current only support it as a 2D or higher-order tensor", span=self.span)
+        if not all(is_const(e, 1) for e in r.extents[:-2]):
+            raise errors.error("gemm-rank", f"T.gemm: operand {name} `{r.buffer.name}` has extents {tuple(r.extents)}, all "
+                               "but the last two must be 1", span=self.span)
+        if not all(isinstance(e, int) for e in r.extents):
+            raise errors.error("gemm-shape", f"T.gemm: the extents {tuple(r.extents)} of operand {name} `{r.buffer.name}` must "
+                               "be known while compiling", span=self.span)
+        if r.buffer.scope_name not in ("shared", "shared.dyn", "local.fragment", "local"):
+            raise errors.error("gemm-scope", f"T.gemm: operand {name} `{r.buffer.name}` is in {r.buffer.scope_name} memory, a "
+                               "shared buffer or fragment is needed", span=self.span,
+                               hint="copy the tile to shared memory first")
+
+    def accesses(self) -> tuple[Access, ...]:
+        """a and b read; c read and written (only written when clear_accum is the constant true)."""
+        mode = "write" if is_const(self.clear_accum, True) else "readwrite"
+        return Access(self.a, "read"), Access(self.b, "read"), Access(self.c, mode)
 
     @property
     def m(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Buffer, Const, For, If, Region, Stmt, Store, const, convert, cast, fresh, load, seq
+from tilelang.ir import Buffer, Const, For, If, Region, Stmt, Store, cast, const, convert, fresh, load, seq
 
 
 def lower_simt(op: Any, cx: Any) -> Stmt:

@@ -1,0 +1,86 @@
+"""The language: `import tilelang.language as T`."""
+
+from __future__ import annotations
+
+import typing as _typing
+from importlib import import_module as _import_module
+
+from tilelang import ir as _ir
+from tilelang.errors import JITNoBuilderError as _JITNoBuilderError
+
+from . import dtypes as _dtypes
+from . import math as _math
+from . import thread as _thread
+from .alloc import (alloc_buffer, alloc_fragment, alloc_global, alloc_local, alloc_shared, alloc_var, allocate, empty,
+                    sblock_alloc_buffer)
+from .annotations import (annotate_compile_flags, annotate_l2_hit_ratio, annotate_layout, annotate_pass_configs,
+                          annotate_restrict_buffers, annotate_safe_value, assume, func_attr)
+from .atomic import atomic_add, atomic_load, atomic_max, atomic_min, atomic_or, atomic_store
+from .debug import device_assert, print  # noqa: A004 - public name
+from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked, is_float4_e2m1fn,
+                     validate_gemm_ab_dtypes)
+from .kernel import (Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFrame, annotate_min_blocks_per_sm,
+                     get_block_binding, get_block_bindings, get_block_extent, get_block_extents, get_thread_binding,
+                     get_thread_bindings, get_thread_extent, get_thread_extents, import_source, thread_binding, use_swizzle,
+                     ws)
+from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized, break_loop, continue_loop, grid, loop_break,
+                    parallel, serial, unroll, vectorized)
+from .macro import Macro, Ref, macro
+from .prim_func import PrimFunc, prim_func
+from .symbolics import const, dynamic, symbolic
+from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, access_ptr, address_of, handle,
+                     make_tensor, make_tensor_from_addr, match_buffer, ptr, reshape, view)
+from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_sync, buffer_store, call_extern,
+                     call_pure_extern, evaluate, get_lane_idx, get_warp_group_idx, get_warp_idx, get_warp_idx_sync,
+                     match_all_sync, match_any_sync, named_barrier_arrive, ptx_commit_group, ptx_wait_group, shfl_down,
+                     shfl_sync, shfl_up, shfl_xor, sync_grid, sync_threads, sync_warp, syncthreads_and, syncthreads_count,
+                     syncthreads_or, thread_return)
+from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cumsum, fill, gemm, reduce, reduce_absmax, reduce_abssum,
+                   reduce_bitand, reduce_bitor, reduce_bitxor, reduce_max, reduce_min, reduce_sum, transpose)
+from .unavailable import UNAVAILABLE as _UNAVAILABLE
+
+_own = [n for n in globals() if not n.startswith("_") and n not in ("annotations", "math", "kernel", "macro_", "typing")]
+
+# Names that collide with Python's or the IR's own are defined under another one in their module.
+_public = {
+    "Any": _typing.Any, "Buffer": Buffer_, "cast": _math.cast_, "Cast": _math.Cast_, "Select": _math.Select_,
+    "Ramp": _math.Ramp_, "Broadcast": _math.Broadcast_, "Shuffle": _math.Shuffle_, "ramp": _math.Ramp_,
+    "broadcast": _math.Broadcast_, "If": _thread.If_, "While": _thread.While_, "__ldg": _thread.ldg,
+    "PrimExpr": _ir.Expr, "Var": _ir.Var, "SizeVar": _ir.Var, "IntImm": _ir.Const, "FloatImm": _ir.Const,
+    "StringImm": _ir.StringConst, "BufferLoad": _ir.Load, "Call": _ir.Call, "Not": _ir.Unary, "WSID": "ws_id",
+    "boolean": _ir.dtype("bool"), "void": _ir.dtype("void"), "JITNoBuilderError": _JITNoBuilderError,
+    **{n: _ir.Binary for n in ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max", "EQ", "NE", "LT", "LE",
+                               "GT", "GE", "And", "Or")},
+    **{n: getattr(_math, n) for n in _math.__all__},
+    **{n: getattr(_dtypes, n) for n in _dtypes.__all__},
+    **_UNAVAILABLE,
+}
+globals().update(_public)
+
+# Defined in rooms above the tracer's needs: loaded when first asked for.
+_LAZY = {
+    "Layout": "tilelang.layout", "Fragment": "tilelang.layout", "JITFunc": "tilelang.jit:JITImpl",
+    "make_swizzled_layout": "tilelang.layout", "make_linear_layout": "tilelang.layout",
+}
+_SUBMODULES = ("eager", "dtypes", "tensor", "loops", "builder")
+
+
+def var(name: str = "v", dtype: _typing.Any = "int32") -> _ir.Var:  # noqa: F811 - dtype is also a public name
+    """A fresh scalar variable."""
+    return _ir.Var(name, _ir.dtype(dtype))
+
+
+def __getattr__(name: str) -> _typing.Any:
+    if name in _LAZY:
+        module, _, attribute = _LAZY[name].partition(":")
+        value = getattr(_import_module(module), attribute or name)
+    elif name in _SUBMODULES:
+        value = _import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+__tilelang_dialect__ = "cuda"
+__all__ = sorted({*_own, *_public, "Layout", "Fragment", "JITFunc", "var"} - {"JITNoBuilderError"})

@@ -1,0 +1,150 @@
+"""Allocation inside a kernel: shared, fragment, local, variables; outputs by T.empty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import SCOPES, Buffer, Const, Expr, Load, cast, load
+from tilelang.ir import dtype as DType
+
+from .builder import Builder
+from .state import current
+from .tensor import dtype_of, shape_of
+
+for _kind, _base, _about in (
+    ("alloc-no-builder", ValueError, "an allocation outside a kernel function"),
+    ("alloc-outside-kernel", ValueError, "an allocation of block or thread memory outside T.Kernel"),
+    ("alloc-scope", ValueError, "an unknown memory scope"),
+    ("alloc-var", TypeError, "bad arguments of T.alloc_var"),
+    ("empty-after-kernel", ValueError, "T.empty after the first T.Kernel"),
+    ("empty-shape", TypeError, "a bad shape of T.empty"),
+):  # fmt: skip
+    errors.register(_kind, _base, _about)
+
+
+def _builder(what: str) -> Builder:
+    b = current()
+    if b is None:
+        raise errors.error("alloc-no-builder", f"No builder in current scope: {what} belongs into a kernel function")
+    return b
+
+
+def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buffer:
+    b = _builder(what)
+    if scope not in SCOPES:
+        raise errors.error("alloc-scope", f"{what}: unknown memory scope {scope!r}", span=b.here(),
+                           hint="known scopes: " + ", ".join(SCOPES))
+    dims = shape_of(shape, what)
+    buf = Buffer(b.fresh_name(prefix), dims, dt, scope, span=b.here())
+    return b.allocate(buf)
+
+
+def _shape_and_dtype(what: str, args: tuple[Any, ...], dtype: Any, scope: str | None) -> tuple[Any, Any, str | None]:
+    """(shape, dtype[, scope]) or loose dimensions: alloc_shared(128, 32) means the shape (128, 32) of float32."""
+    items = list(args)
+    if items and isinstance(items[-1], str) and not isinstance(items[-1], DType) and items[-1] in SCOPES and scope is None:
+        scope = items.pop()
+    dims = []
+    while items and (isinstance(items[0], (int, tuple, list)) or isinstance(items[0], Expr)):
+        if dims and isinstance(items[0], (tuple, list)):
+            break
+        dims.append(items.pop(0))
+    if len(items) > 1 or not dims or items and dtype is not None:
+        raise errors.error("alloc-arguments", f"{what} takes (shape, dtype, scope), found {args!r}", span=_builder(what).here())
+    if items:
+        dtype = items[0]
+    shape = dims[0] if len(dims) == 1 else tuple(dims)
+    return shape, "float32" if dtype is None else dtype, scope
+
+
+errors.register("alloc-arguments", TypeError, "bad arguments of an allocation")
+
+
+def alloc_shared(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
+    """Block-shared buffer.  (shape, dtype, scope="shared.dyn"); bool is kept in static shared memory."""
+    shape, dtype, scope = _shape_and_dtype("T.alloc_shared", args if shape is None else (shape, *args), dtype, scope)
+    dt = dtype_of(dtype, "T.alloc_shared")
+    return _allocate("T.alloc_shared", shape, dt, "shared" if dt.is_bool else scope or "shared.dyn", "shared")
+
+
+def alloc_fragment(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
+    """Tile in registers, distributed over the block's threads; its layout is inferred.  (shape, dtype)."""
+    shape, dtype, scope = _shape_and_dtype("T.alloc_fragment", args if shape is None else (shape, *args), dtype, scope)
+    return _allocate("T.alloc_fragment", shape, dtype_of(dtype, "T.alloc_fragment"), scope or "local.fragment", "fragment")
+
+
+def alloc_local(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
+    """Private array of each thread.  (shape, dtype)."""
+    shape, dtype, scope = _shape_and_dtype("T.alloc_local", args if shape is None else (shape, *args), dtype, scope)
+    return _allocate("T.alloc_local", shape, dtype_of(dtype, "T.alloc_local"), scope or "local", "local")
+
+
+def alloc_global(shape: Any, dtype: Any, scope: str = "global") -> Buffer:
+    """Workspace in global memory, allocated by the runtime for each launch."""
+    return _allocate("T.alloc_global", shape, dtype_of(dtype, "T.alloc_global"), scope, "workspace")
+
+
+def allocate(shape: Any, dtype: Any = "float32", scope: str = "global", annotations: Any = None) -> Buffer:
+    """Buffer in any scope."""
+    return _allocate("T.allocate", shape, dtype_of(dtype, "T.allocate"), scope, "buffer")
+
+
+alloc_buffer = sblock_alloc_buffer = allocate
+_NOTHING = object()
+
+
+def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = "local.var") -> Load:
+    """Mutable scalar of each thread, read and assigned by its name.  Starts at init (default 0).
+
+    Forms: (dt), (dt, 1), (dt, "local.var"), (dt, 1, "local.var"), (dt, init=1).  Raises alloc-var.
+    """
+    b = _builder("T.alloc_var")
+    rest = list(args)
+    if rest and rest[-1] == "local.var" and isinstance(rest[-1], str):
+        scope = rest.pop()
+        if not rest and init is not _NOTHING:
+            raise errors.error("alloc-var", "T.alloc_var got a positional scope and the keyword init", span=b.here(),
+                               hint="write T.alloc_var(dtype, init=…)")
+    if len(rest) > 1 or rest and init is not _NOTHING:
+        raise errors.error("alloc-var", f"T.alloc_var takes (dtype, init, scope), found {len(args) + 1} positional arguments"
+                           + (" and init" if init is not _NOTHING else ""), span=b.here())
+    if rest:
+        init = rest[0]
+    if scope != "local.var":
+        raise errors.error("alloc-var", f"T.alloc_var lives in scope 'local.var', found {scope!r}", span=b.here())
+    if isinstance(init, str):
+        raise errors.error("alloc-var", f"T.alloc_var: the initial value is the string {init!r}", span=b.here())
+    dt = dtype_of(dtype, "T.alloc_var")
+    buf = Buffer(b.fresh_name("var"), (1,), dt, "local.var", span=b.here())
+    b.allocate(buf, cast(0 if init is _NOTHING or init is None else init, dt))
+    handle = load(buf, (Const(0, DType("int32")),))
+    b.handles[id(handle)] = handle
+    return handle
+
+
+def empty(*shape: Any, dtype: Any = None) -> Buffer:
+    """An output tensor, before T.Kernel; it must be returned.  empty(m, n, dtype=…) or empty((m, n), dtype).
+
+    Raises empty-after-kernel, empty-shape.
+    """
+    b = _builder("T.empty")
+    items = list(shape)
+    if len(items) == 2 and isinstance(items[0], (tuple, list)) and dtype is None:
+        items, dtype = [items[0]], items[1]
+    if len(items) == 1 and isinstance(items[0], (tuple, list)):
+        items = list(items[0])
+    if not items or any(isinstance(d, (str, float, Buffer, type(None), tuple, list)) for d in items):
+        raise errors.error("empty-shape", f"T.empty takes dimensions and a dtype, found {shape!r}", span=b.here(),
+                           hint="write T.empty((m, n), dtype) or T.empty(m, n, dtype=dtype)")
+    if b.kernels:
+        raise errors.error("empty-after-kernel", "T.empty must come before the first T.Kernel", span=b.here())
+    out = Buffer(b.fresh_name(f"out{len(b.outputs)}"), shape_of(items, "T.empty"),
+                 dtype_of("float32" if dtype is None else dtype, "T.empty"), "global", span=b.here())
+    b.outputs.append(out)
+    b.unnamed[id(out)] = out
+    return out
+
+
+__all__ = ["alloc_buffer", "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "allocate",
+           "empty", "sblock_alloc_buffer"]

@@ -1,0 +1,116 @@
+"""Annotations: layouts, safe values, compile options; tensor-wide hints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import Buffer, Evaluate, cast, convert
+from tilelang.ir import call as ir_call
+
+from .kernel import _kernel
+from .loops import freeze_attr
+from .state import need_builder
+
+for _kind, _base, _about in (
+    ("layout-annotation", ValueError, "a layout that does not go with its buffer"),
+    ("layout-fragment", AssertionError, "a fragment annotated with something that is not a T.Fragment"),
+    ("annotation", TypeError, "an annotation of something it does not apply to"),
+    ("l2-hint", AssertionError, "an L2 hint on a buffer that is not global"),
+):  # fmt: skip
+    errors.register(_kind, _base, _about)
+
+
+def annotate_layout(layouts: dict[Buffer, Any]) -> None:
+    """Fix the layouts of shared buffers (T.Layout or a lambda over the indices) and fragments (T.Fragment)."""
+    from tilelang.layout import Fragment, Layout  # NumPy tables: loaded when the first layout is used
+
+    b, k = need_builder("T.annotate_layout"), _kernel("T.annotate_layout")
+    for buffer, layout in dict(layouts).items():
+        if not isinstance(buffer, Buffer):
+            raise errors.error("annotation", f"T.annotate_layout takes buffers, found {type(buffer).__name__}", span=b.here())
+        if buffer.scope_name == "local.fragment":
+            if not isinstance(layout, Fragment):
+                raise errors.error("layout-fragment", f"`{buffer.name}` is a fragment: its layout must be a T.Fragment, found "
+                                   f"{type(layout).__name__}", span=b.here())
+        elif callable(layout) and not isinstance(layout, (Layout, Fragment)):
+            layout = Layout(buffer.shape, layout)
+        if not isinstance(layout, (Layout, Fragment)):
+            raise errors.error("layout-annotation", f"the layout of `{buffer.name}` must be a T.Layout or a function, found "
+                               f"{type(layout).__name__}", span=b.here())
+        if tuple(layout.shape) != tuple(buffer.shape):
+            raise errors.error("layout-annotation", f"`{buffer.name}` has shape {tuple(buffer.shape)}, its layout "
+                               f"{tuple(layout.shape)}", span=b.here())
+        k.layouts = [(x, y) for x, y in k.layouts if x is not buffer] + [(buffer, layout)]
+
+
+def annotate_safe_value(values: dict[Buffer, Any]) -> None:
+    """Values that out-of-range reads of buffers give (default 0)."""
+    b, k = need_builder("T.annotate_safe_value"), _kernel("T.annotate_safe_value")
+    for buffer, value in dict(values).items():
+        if not isinstance(buffer, Buffer):
+            raise errors.error("annotation", f"T.annotate_safe_value takes buffers, found {type(buffer).__name__}",
+                               span=b.here())
+        entry = (buffer, cast(convert(value), buffer.dtype))
+        k.safe_values = [(x, y) for x, y in k.safe_values if x is not buffer] + [entry]
+
+
+def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
+    """Hint that part of a global buffer should stay in L2."""
+    b, k = need_builder("T.annotate_l2_hit_ratio"), _kernel("T.annotate_l2_hit_ratio")
+    for buffer in ratios:
+        if not isinstance(buffer, Buffer) or buffer.scope_name != "global":
+            raise errors.error("l2-hint", "T.annotate_l2_hit_ratio applies to global buffers", span=b.here())
+    k.attrs["l2_hit_ratio"] = tuple((x, float(r)) for x, r in ratios.items())
+
+
+def annotate_restrict_buffers(*buffers: Buffer) -> None:
+    """These parameters may alias each other."""
+    b = need_builder("T.annotate_restrict_buffers")
+    for x in buffers:
+        if not isinstance(x, Buffer):
+            raise errors.error("annotation", f"T.annotate_restrict_buffers takes buffers, found {type(x).__name__}",
+                               span=b.here())
+    old = b.func_attrs.get("may_alias", ())
+    b.func_attrs["may_alias"] = (*old, *(x.name for x in buffers if x.name not in old))
+
+
+def annotate_pass_configs(configs: dict[Any, Any]) -> None:
+    """Pass options of this function; options given at compile win."""
+    b = need_builder("T.annotate_pass_configs")
+    old = dict(b.func_attrs.get("tilelang_pass_configs", ()))
+    old.update({str(getattr(k, "value", k)): freeze_attr(v) for k, v in configs.items()})
+    b.func_attrs["tilelang_pass_configs"] = tuple(sorted(old.items()))
+
+
+def annotate_compile_flags(flags: str | list[str]) -> None:
+    """Compiler flags of this function; flags given at compile are appended."""
+    b = need_builder("T.annotate_compile_flags")
+    new = tuple(flags.split()) if isinstance(flags, str) else tuple(map(str, flags))
+    b.func_attrs["tilelang_compile_flags"] = (*b.func_attrs.get("tilelang_compile_flags", ()), *new)
+
+
+def assume(cond: Any) -> None:
+    """Promise that a condition holds; on host-known values it is checked at the call."""
+    b = need_builder("T.assume")
+    c = b.truth(cond)
+    if isinstance(c, bool):
+        if not c:
+            raise errors.error("assume-false", "T.assume of a condition that is false", span=b.here())
+        return
+    b.emit(Evaluate(ir_call("assume", (c,), "void", span=b.here()), span=b.here()))
+
+
+errors.register("assume-false", ValueError, "T.assume of a condition that is false")
+
+
+def func_attr(attrs: dict[str, Any]) -> None:
+    """Attributes of the function."""
+    b = need_builder("T.func_attr")
+    b.func_attrs.update({str(k): freeze_attr(v) for k, v in attrs.items() if k != "global_symbol"})
+    if "global_symbol" in attrs:
+        b.name = str(attrs["global_symbol"])
+
+
+__all__ = ["annotate_compile_flags", "annotate_l2_hit_ratio", "annotate_layout", "annotate_pass_configs",
+           "annotate_restrict_buffers", "annotate_safe_value", "assume", "func_attr"]

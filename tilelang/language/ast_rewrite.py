@@ -1,0 +1,498 @@
+"""Rewriting of a kernel function's source into calls on the builder.
+
+Before (user):                          After (run once, at trace time):
+    x = A[i] + 1                            __tl.pos = 3
+                                            x = __tl.bind("x", A[i] + 1, x)
+    for i in T.serial(n):                   __tl.pos = 4
+        body                                __l1 = __tl.loop(T.serial(n), ("y",), (y,))
+                                            i = __tl.bind_frame("i", __l1.value)
+                                            body
+                                            (y,) = __tl.end_loop(__l1, (y,), carried)
+    if c: a                                 __i2 = __tl.if_(c, (), ())
+    else: b                                 if __i2.then: a
+                                            __tl.mid(__i2, ())
+                                            if __i2.orelse: b
+                                            __tl.end_if(__i2, ())
+
+Every statement first stores its index into the function's table of places, so that the builder knows the span.
+Names a body assigns are handed to the builder before and after it: it decides which of them stay readable.
+"""
+
+from __future__ import annotations
+
+import __future__
+
+import ast
+import inspect
+import linecache
+import logging
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang import errors
+
+errors.register("source-unavailable", ValueError, "the source text of a kernel function cannot be found")
+errors.register("unsupported-syntax", NotImplementedError, "a Python construct that has no meaning in a kernel function")
+errors.register("nested-function", NameError, "a def or class nested in a kernel function")
+
+log = logging.getLogger("tilelang.language")
+BUILDER, UNDEFINED = "__tl", "__tl_undefined"
+Place = tuple[int, int, int, int]
+
+_AUG = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
+        ast.LShift: "<<", ast.RShift: ">>", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.MatMult: "@"}
+_CMP = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is",
+        ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"}
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A rewritten function.
+
+    code: code object of the new function, whose first parameter is the builder.  places: span table.
+    annotated: parameter name -> annotation expression, for `name: annotation` statements of the body.
+    assigned: names the body assigns.  local_defs: whether a prim_func is nested in the body.
+    """
+
+    code: types.CodeType
+    file: str
+    name: str
+    line: int
+    places: tuple[Place, ...]
+    annotated: dict[str, ast.expr]
+
+    def function(self, original: Callable[..., Any], extra: dict[str, Any] | None = None) -> Callable[..., Any]:
+        """The function, with the original's globals and closure cells; `extra` fills names neither has."""
+        cells = dict(zip(original.__code__.co_freevars, original.__closure__ or ()))
+        closure = []
+        for name in self.code.co_freevars:
+            cell = cells.get(name)
+            if cell is None:
+                cell = types.CellType((extra or {})[name]) if name in (extra or {}) else types.CellType()
+            closure.append(cell)
+        fn = types.FunctionType(self.code, original.__globals__, self.name, None, tuple(closure))
+        return fn
+
+
+_cache: dict[int, tuple[types.CodeType, Rewritten]] = {}
+
+
+def rewrite_function(fn: Callable[..., Any], extra_names: Iterable[str] = ()) -> Rewritten:
+    """The rewritten form of a Python function (made once for a code object).
+
+    extra_names: names of enclosing functions that only annotations mention (they are not in the closure when
+    annotations are strings).  Raises source-unavailable, unsupported-syntax.
+    """
+    code = fn.__code__
+    hit = _cache.get(id(code))
+    if hit is not None:
+        return hit[1]
+    node = _function_ast(fn)
+    out = _Rewriter(code.co_filename, node).run(fn, tuple(extra_names))
+    _cache[id(code)] = (code, out)
+    return out
+
+
+def _function_ast(fn: Callable[..., Any]) -> ast.FunctionDef:
+    code = fn.__code__
+    lines = linecache.getlines(code.co_filename, fn.__globals__)
+    first = code.co_firstlineno
+    if not lines or first > len(lines):
+        raise errors.error("source-unavailable", f"the source of `{fn.__name__}` is not available",
+                           hint="define kernel functions in a file or a notebook cell, not through exec of a string")
+    block = inspect.getblock(lines[first - 1:])
+    indented = block[0][:1] in (" ", "\t")
+    text = ("if 1:\n" if indented else "") + "".join(block)
+    tree: Any = ast.parse(text, filename=code.co_filename)
+    body = tree.body[0].body[0] if indented else tree.body[0]
+    if isinstance(body, ast.AsyncFunctionDef) or not isinstance(body, ast.FunctionDef):
+        raise errors.error("source-unavailable", f"`{fn.__name__}` is not a plain function definition")
+    ast.increment_lineno(body, first - (2 if indented else 1))
+    return body
+
+
+# ---- which names a piece of code assigns, and which it may read before assigning --------------------------------------
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp,
+           ast.GeneratorExp)
+
+
+def assigned_names(stmts: Iterable[ast.AST]) -> list[str]:
+    """Names bound by the statements, in order of first appearance (inner scopes excluded)."""
+    out: dict[str, None] = {}
+    stack: list[ast.AST] = list(stmts)[::-1]
+    while stack:
+        n = stack.pop()
+        if isinstance(n, _SCOPES):
+            continue
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+            out[n.id] = None
+        elif isinstance(n, (ast.Import, ast.ImportFrom)):
+            for a in n.names:
+                out[(a.asname or a.name).split(".")[0]] = None
+        elif isinstance(n, ast.ExceptHandler) and n.name:
+            out[n.name] = None
+        elif isinstance(n, (ast.MatchAs, ast.MatchStar)) and n.name:
+            out[n.name] = None
+        stack.extend(reversed(list(ast.iter_child_nodes(n))))
+    return list(out)
+
+
+def _reads(n: ast.AST, defined: set[str], out: set[str]) -> None:
+    for x in ast.walk(n):
+        if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load) and x.id not in defined:
+            out.add(x.id)
+
+
+def read_before_assigned(stmts: list[ast.stmt]) -> set[str]:
+    """Names some path through the statements may read before it assigns them."""
+    out: set[str] = set()
+
+    def block(body: list[ast.stmt], defined: set[str]) -> set[str]:
+        for s in body:
+            defined = stmt(s, defined)
+        return defined
+
+    def stmt(s: ast.stmt, d: set[str]) -> set[str]:
+        if isinstance(s, ast.If):
+            _reads(s.test, d, out)
+            return d | (block(s.body, set(d)) & block(s.orelse, set(d)))
+        if isinstance(s, ast.While):
+            _reads(s.test, d, out)
+            block(s.body, set(d))
+            return d
+        if isinstance(s, ast.For):
+            _reads(s.iter, d, out)
+            block(s.body, d | set(assigned_names([s.target])))
+            return d
+        if isinstance(s, ast.With):
+            for item in s.items:
+                _reads(item.context_expr, d, out)
+            names = [i.optional_vars for i in s.items if i.optional_vars is not None]
+            return block(s.body, d | set(assigned_names(names)))
+        _reads(s, d, out)
+        if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Name) and s.target.id not in d:
+            out.add(s.target.id)
+        return d | set(assigned_names([s]))
+
+    block(stmts, set())
+    return out
+
+
+# ---- the rewriter ---------------------------------------------------------------------------------------------------
+
+def _name(n: str, store: bool = False) -> ast.Name:
+    return ast.Name(n, ast.Store() if store else ast.Load())
+
+
+def _call(method: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Attribute(_name(BUILDER), method, ast.Load()), list(args), [])
+
+
+def _tuple(items: Iterable[ast.expr]) -> ast.Tuple:
+    return ast.Tuple(list(items), ast.Load())
+
+
+def _const(v: Any) -> ast.Constant:
+    return ast.Constant(v)
+
+
+def _thunk(e: ast.expr) -> ast.Lambda:
+    none = ast.arguments(posonlyargs=[], args=[], vararg=None, kwonlyargs=[], kw_defaults=[], kwarg=None, defaults=[])
+    return ast.copy_location(ast.Lambda(none, e), e)
+
+
+class _Rewriter(ast.NodeTransformer):
+    def __init__(self, file: str, node: ast.FunctionDef) -> None:
+        self.file, self.node = file, node
+        self.places: list[Place] = []
+        self.serial = 0
+        self.annotated: dict[str, ast.expr] = {}
+        a = node.args
+        self.params = [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+        if a.vararg:
+            self.params.append(a.vararg.arg)
+        if a.kwarg:
+            self.params.append(a.kwarg.arg)
+
+    # -- frame of the new function --
+    def run(self, fn: Callable[..., Any], extra: tuple[str, ...]) -> Rewritten:
+        node = self.node
+        outer = {n for s in ast.walk(node) if isinstance(s, (ast.Global, ast.Nonlocal)) for n in s.names}
+        local = [n for n in assigned_names(node.body) if n not in self.params and n not in outer]
+        self.local = set(local) | set(self.params)
+        body = self.block(node.body)
+        head: list[ast.stmt] = [ast.Assign([_name(n, True)], _name(UNDEFINED)) for n in local]
+        if node.args.posonlyargs:
+            node.args.args = node.args.posonlyargs + node.args.args
+        args = ast.arguments(posonlyargs=[ast.arg(BUILDER), ast.arg(UNDEFINED)],
+                             args=[ast.arg(a.arg) for a in node.args.args],
+                             vararg=ast.arg(node.args.vararg.arg) if node.args.vararg else None,
+                             kwonlyargs=[ast.arg(a.arg) for a in node.args.kwonlyargs],
+                             kw_defaults=[None] * len(node.args.kwonlyargs),
+                             kwarg=ast.arg(node.args.kwarg.arg) if node.args.kwarg else None, defaults=[])
+        new = ast.FunctionDef(name=node.name, args=args, body=head + (body or [ast.Pass()]), decorator_list=[],
+                              returns=None, type_comment=None)
+        if hasattr(node, "type_params"):
+            new.type_params = []
+        free = list(dict.fromkeys((*fn.__code__.co_freevars, *extra)))
+        factory = ast.FunctionDef(name="__tl_factory",
+                                  args=ast.arguments(posonlyargs=[], args=[ast.arg(f) for f in free], vararg=None,
+                                                     kwonlyargs=[], kw_defaults=[], kwarg=None, defaults=[]),
+                                  body=[new], decorator_list=[], returns=None, type_comment=None)
+        if hasattr(node, "type_params"):
+            factory.type_params = []
+        module = ast.Module([factory], [])
+        ast.copy_location(new, node)
+        ast.copy_location(factory, node)
+        _fill_locations(module, node.lineno)
+        # Syntax of the user's file decides about future features, ours must not leak in.
+        flags = fn.__code__.co_flags & __future__.annotations.compiler_flag
+        code = compile(module, self.file, "exec", flags=flags, dont_inherit=True)
+        outer_code = next(c for c in code.co_consts if isinstance(c, types.CodeType))
+        inner = next(c for c in outer_code.co_consts if isinstance(c, types.CodeType) and c.co_name == node.name)
+        line = node.lineno
+        return Rewritten(inner, self.file, node.name, line, tuple(self.places), self.annotated)
+
+    def fresh(self, letter: str) -> str:
+        self.serial += 1
+        return f"__{letter}{self.serial}"
+
+    def error(self, kind: str, message: str, at: ast.AST, hint: str = "") -> errors.TileLangError:
+        from tilelang.ir import Span
+
+        span = Span(self.file, at.lineno, at.col_offset, at.end_lineno or 0, at.end_col_offset or 0, self.node.name)
+        return errors.error(kind, message, span=span, hint=hint)
+
+    def pos(self, at: ast.AST) -> ast.stmt:
+        self.places.append((at.lineno, at.col_offset, at.end_lineno or 0, at.end_col_offset or 0))
+        out = ast.Assign([ast.Attribute(_name(BUILDER), "pos", ast.Store())], _const(len(self.places) - 1))
+        return ast.copy_location(out, at)
+
+    # -- statements --
+    def block(self, stmts: list[ast.stmt]) -> list[ast.stmt]:
+        out: list[ast.stmt] = []
+        for k, s in enumerate(stmts):
+            for new in self.statement(s):
+                _copy_location_deep(new, s)
+                out.append(new)
+            if isinstance(s, (ast.Break, ast.Continue)) and k + 1 < len(stmts):
+                word = "break" if isinstance(s, ast.Break) else "continue"
+                log.warning("%s:%d: statements after `%s` are never executed and are ignored", self.file,
+                            stmts[k + 1].lineno, word)
+                break
+        return out
+
+    def statement(self, s: ast.stmt) -> list[ast.stmt]:
+        handler = getattr(self, "do_" + type(s).__name__, None)
+        if handler is not None:
+            return handler(s)
+        for field, value in ast.iter_fields(s):
+            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                setattr(s, field, self.block(value))
+            elif isinstance(value, list) and value and isinstance(value[0], (ast.ExceptHandler, ast.match_case)):
+                for part in value:
+                    part.body = self.block(part.body)
+        return [self.pos(s), s]
+
+    def expr(self, e: ast.expr) -> ast.expr:
+        return self.visit(e)
+
+    def do_Expr(self, s: ast.Expr) -> list[ast.stmt]:
+        if isinstance(s.value, ast.Constant):
+            return []
+        return [self.pos(s.value), ast.Expr(_call("expr", self.expr(s.value)))]
+
+    def do_Assign(self, s: ast.Assign) -> list[ast.stmt]:
+        out = [self.pos(s)]
+        if len(s.targets) == 1 and isinstance(s.targets[0], ast.Name):
+            return out + self.assign(s.targets[0], self.expr(s.value))
+        if len(s.targets) == 1:
+            return out + self.assign(s.targets[0], self.expr(s.value))
+        tmp = self.fresh("v")
+        out.append(ast.Assign([_name(tmp, True)], _call("freeze", self.expr(s.value))))
+        for t in s.targets:
+            out += self.assign(t, _name(tmp))
+        return out
+
+    def assign(self, t: ast.expr, value: ast.expr, method: str = "bind") -> list[ast.stmt]:
+        """Statements that assign the value of an expression to a target."""
+        if isinstance(t, ast.Name):
+            old = _name(t.id) if t.id in self.local else _const(None)
+            return [ast.Assign([_name(t.id, True)], _call(method, _const(t.id), value, old))]
+        if isinstance(t, ast.Subscript):
+            return [ast.Expr(_call("setitem", self.expr(t.value), self.key(t.slice), value))]
+        if isinstance(t, ast.Attribute):
+            raise self.error("unsupported-syntax", "assignment to an attribute is not supported in a kernel function", t,
+                             hint="keep mutable state in T.alloc_var and store through its name")
+        if isinstance(t, ast.Starred):
+            return self.assign(t.value, value, method)
+        if isinstance(t, (ast.Tuple, ast.List)):
+            parts = [self.fresh("v") for _ in t.elts]
+            star = next((k for k, e in enumerate(t.elts) if isinstance(e, ast.Starred)), None)
+            frame = "frame_values" if method == "bind_frame" else "unpack"
+            unpacked = ast.Assign([ast.Tuple([_name(p, True) for p in parts], ast.Store())],
+                                  _call(frame, value, _const(len(parts)), _const(star)))
+            out: list[ast.stmt] = [unpacked]
+            for p, e in zip(parts, t.elts):
+                out += self.assign(e, _name(p), method)
+            return out
+        raise self.error("unsupported-syntax", "this assignment target is not supported in a kernel function", t)
+
+    def do_AugAssign(self, s: ast.AugAssign) -> list[ast.stmt]:
+        op = _const(_AUG[type(s.op)])
+        t = s.target
+        if isinstance(t, ast.Name):
+            aug = _call("augment", _const(t.id), _name(t.id), op, self.expr(s.value))
+            return [self.pos(s), ast.Assign([_name(t.id, True)], aug)]
+        if isinstance(t, ast.Subscript):
+            return [self.pos(s), ast.Expr(_call("augment_item", self.expr(t.value), self.key(t.slice), op,
+                                                self.expr(s.value)))]
+        raise self.error("unsupported-syntax", "assignment to an attribute is not supported in a kernel function", t,
+                         hint="keep mutable state in T.alloc_var and store through its name")
+
+    def do_AnnAssign(self, s: ast.AnnAssign) -> list[ast.stmt]:
+        if s.value is not None:
+            return [self.pos(s), *self.assign(s.target, self.expr(s.value))]
+        if not isinstance(s.target, ast.Name):
+            return []
+        name = s.target.id
+        if name in self.params:
+            self.annotated.setdefault(name, s.annotation)
+            declare = _call("annotate", _const(name), _name(name), self.expr(s.annotation))
+            return [self.pos(s), ast.Assign([_name(name, True)], declare)]
+        return []
+
+    def do_If(self, s: ast.If) -> list[ast.stmt]:
+        names = assigned_names([*s.body, *s.orelse])
+        f = self.fresh("i")
+        now = _tuple(_name(n) for n in names)
+        begin = _call("if_", self.expr(s.test), _const(tuple(names)), now, _const(bool(s.orelse)))
+        return [self.pos(s.test), ast.Assign([_name(f, True)], begin),
+                ast.If(ast.Attribute(_name(f), "then", ast.Load()), self.block(s.body) or [ast.Pass()], []),
+                *self.leave(names, "mid", f),
+                ast.If(ast.Attribute(_name(f), "orelse", ast.Load()), self.block(s.orelse) or [ast.Pass()], []),
+                *self.leave(names, "end_if", f)]
+
+    def leave(self, names: list[str], method: str, frame: str, *more: ast.expr) -> list[ast.stmt]:
+        call = _call(method, _name(frame), _tuple(_name(n) for n in names), *more)
+        if not names:
+            return [ast.Expr(call)]
+        return [ast.Assign([ast.Tuple([_name(n, True) for n in names], ast.Store())], call)]
+
+    def do_For(self, s: ast.For) -> list[ast.stmt]:
+        if s.orelse:
+            raise self.error("unsupported-syntax", "`for … else` is not supported in a kernel function", s)
+        names = assigned_names([s.target, *s.body])
+        carried = read_before_assigned(s.body) & set(assigned_names(s.body))
+        it = s.iter
+        if isinstance(it, ast.Call) and isinstance(it.func, ast.Name) and it.func.id == "range":
+            it.func = _call("range", it.func)
+        f = self.fresh("l")
+        begin = _call("loop", self.expr(it), _const(tuple(names)), _tuple(_name(n) for n in names))
+        body = [*self.assign(s.target, ast.Attribute(_name(f), "value", ast.Load()), "bind_frame"), *self.block(s.body)]
+        return [self.pos(it), ast.Assign([_name(f, True)], begin), *body,
+                *self.leave(names, "end_loop", f, _const(frozenset(carried)))]
+
+    def do_While(self, s: ast.While) -> list[ast.stmt]:
+        if s.orelse:
+            raise self.error("unsupported-syntax", "`while … else` is not supported in a kernel function", s)
+        names = assigned_names(s.body)
+        carried = read_before_assigned([s]) & set(names)
+        f = self.fresh("w")
+        begin = _call("while_", _thunk(self.expr(s.test)), _const(tuple(names)), _tuple(_name(n) for n in names))
+        return [self.pos(s.test), ast.Assign([_name(f, True)], begin),
+                ast.If(ast.Attribute(_name(f), "then", ast.Load()), self.block(s.body) or [ast.Pass()], []),
+                *self.leave(names, "end_loop", f, _const(frozenset(carried)))]
+
+    def do_With(self, s: ast.With) -> list[ast.stmt]:
+        body = None
+        for item in reversed(s.items):
+            inner = self.block(s.body) if body is None else body
+            scoped = [i.optional_vars for i in s.items if i.optional_vars is not None]
+            names = assigned_names([*scoped, *s.body])
+            f = self.fresh("s")
+            begin = _call("scope", self.expr(item.context_expr), _const(tuple(names)), _tuple(_name(n) for n in names))
+            target: list[ast.stmt] = []
+            if item.optional_vars is not None:
+                target = self.assign(item.optional_vars, ast.Attribute(_name(f), "value", ast.Load()), "bind_frame")
+            with_ = ast.With([ast.withitem(begin, _name(f, True))], (target + inner) or [ast.Pass()])
+            body = [self.pos(item.context_expr), with_, *self.leave(names, "end_scope", f)]
+        assert body is not None  # a with statement has at least one item
+        return body
+
+    def do_Return(self, s: ast.Return) -> list[ast.stmt]:
+        value = self.expr(s.value) if s.value is not None else _const(None)
+        return [self.pos(s), ast.Return(_call("return_", value))]
+
+    def do_Assert(self, s: ast.Assert) -> list[ast.stmt]:
+        msg = self.expr(s.msg) if s.msg is not None else _const("")
+        return [self.pos(s), ast.Expr(_call("assert_", self.expr(s.test), _thunk(msg), _const(ast.unparse(s.test))))]
+
+    def do_Break(self, s: ast.Break) -> list[ast.stmt]:
+        return [self.pos(s), ast.Expr(_call("break_"))]
+
+    def do_Continue(self, s: ast.Continue) -> list[ast.stmt]:
+        return [self.pos(s), ast.Expr(_call("continue_"))]
+
+    def do_FunctionDef(self, s: ast.FunctionDef) -> list[ast.stmt]:
+        raise self.error("nested-function", f"name '{s.name}' is not defined: a def nested in a kernel function is not "
+                         "supported", s, hint="define it outside; T.macro functions are inlined where they are called")
+
+    do_AsyncFunctionDef = do_ClassDef = do_FunctionDef  # type: ignore[assignment]
+
+    # -- expressions --
+    def key(self, e: ast.expr) -> ast.expr:
+        """A subscript as an ordinary expression: slices become slice(...) objects."""
+        if isinstance(e, ast.Slice):
+            parts = [self.expr(p) if p is not None else _const(None) for p in (e.lower, e.upper, e.step)]
+            return ast.copy_location(_call("slice", *parts), e)
+        if isinstance(e, ast.Tuple):
+            return ast.copy_location(_tuple(self.key(x) for x in e.elts), e)
+        return self.expr(e)
+
+    def visit_Subscript(self, e: ast.Subscript) -> ast.expr:
+        if isinstance(e.ctx, ast.Load) and isinstance(e.value, (ast.Attribute, ast.Subscript)):
+            return ast.copy_location(_call("getitem", self.expr(e.value), self.key(e.slice)), e)
+        return self.generic_visit(e)  # type: ignore[return-value]
+
+    def visit_BoolOp(self, e: ast.BoolOp) -> ast.expr:
+        method = "and_" if isinstance(e.op, ast.And) else "or_"
+        first, *rest = [self.expr(v) for v in e.values]
+        return ast.copy_location(_call(method, first, *map(_thunk, rest)), e)
+
+    def visit_UnaryOp(self, e: ast.UnaryOp) -> ast.expr:
+        if isinstance(e.op, ast.Not):
+            return ast.copy_location(_call("not_", self.expr(e.operand)), e)
+        return self.generic_visit(e)  # type: ignore[return-value]
+
+    def visit_IfExp(self, e: ast.IfExp) -> ast.expr:
+        return ast.copy_location(_call("ternary", self.expr(e.test), _thunk(self.expr(e.body)),
+                                       _thunk(self.expr(e.orelse))), e)
+
+    def visit_Compare(self, e: ast.Compare) -> ast.expr:
+        if len(e.ops) == 1:
+            return self.generic_visit(e)  # type: ignore[return-value]
+        rest = [_tuple((_const(_CMP[type(op)]), _thunk(self.expr(c)))) for op, c in zip(e.ops, e.comparators)]
+        return ast.copy_location(_call("compare", self.expr(e.left), *rest), e)
+
+
+def _copy_location_deep(new: ast.AST, old: ast.AST) -> None:
+    if not hasattr(new, "lineno") and isinstance(new, (ast.stmt, ast.expr)):
+        ast.copy_location(new, old)
+
+
+def _fill_locations(n: ast.AST, line: int) -> None:
+    """Give nodes we made the place of the node around them (a stack instead of recursion: long bodies)."""
+    stack: list[tuple[ast.AST, tuple[int, int, int, int]]] = [(n, (line, 0, line, 0))]
+    while stack:
+        at, loc = stack.pop()
+        if "lineno" in at._attributes:
+            if getattr(at, "lineno", None) is None:
+                at.lineno, at.col_offset, at.end_lineno, at.end_col_offset = loc  # type: ignore[attr-defined]
+            else:
+                loc = (at.lineno, at.col_offset, at.end_lineno or at.lineno, at.end_col_offset or 0)  # type: ignore
+        for c in ast.iter_child_nodes(at):
+            stack.append((c, loc))

@@ -1,0 +1,139 @@
+"""Atomics: on one element (each executing thread once) or on a tile (each element once per block)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import AddressOf, Buffer, Evaluate, Expr, Load, call, cast, convert
+from tilelang.ops import AtomicTile
+
+from .builder import Builder, Emitted
+from .loops import attrs_of
+from .regions import BufferSlice, operand, pair, whole_region
+from .state import need_builder
+from .tile import EMITTED, emit_op
+
+for _kind, _base, _about in (
+    ("atomic-order", KeyError, "an unknown memory order"),
+    ("atomic-load-order", ValueError, "a memory order that a load or store does not support"),
+    ("atomic-operand", TypeError, "an atomic on something that is not an element or tile"),
+    ("atomic-previous", NotImplementedError, "return_prev on a tile"),
+    ("atomic-option", NotImplementedError, "an option of atomics that is not available"),
+):  # fmt: skip
+    errors.register(_kind, _base, _about)
+
+ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
+
+
+def _order(b: Builder, order: str | None) -> str:
+    if order is None:
+        return "relaxed"
+    if order not in ORDERS:
+        raise errors.error("atomic-order", f"unknown memory order {order!r}, expected one of {', '.join(ORDERS)}",
+                           span=b.here())
+    return order
+
+
+def _has_extents(x: Any) -> bool:
+    return isinstance(x, (Buffer, BufferSlice))
+
+
+def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: bool,
+            annotations: dict[str, Any] | None) -> Any:
+    b = need_builder(f"T.atomic_{kind}")
+    order = _order(b, order)
+    if not isinstance(dst, (Buffer, BufferSlice, Load)):
+        raise errors.error("atomic-operand", f"T.atomic_{kind} updates an element, region or buffer, found "
+                           f"{type(dst).__name__}", span=b.here())
+    if _has_extents(dst) or _has_extents(value):
+        if return_prev:
+            raise errors.error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value",
+                               span=b.here(), hint="loop over the elements with T.Parallel")
+        if _has_extents(value) or isinstance(value, Load) and not _has_extents(dst):
+            src, region = pair(value, dst, f"atomic_{kind}")
+            return emit_op(b, AtomicTile(region, src, kind, attrs_of(annotations, memory_order=order), span=b.here()))
+        region = whole_region(dst, "dst")
+        scalar = cast(convert(value), region.buffer.dtype)
+        return emit_op(b, AtomicTile(region, scalar, kind, attrs_of(annotations, memory_order=order), span=b.here()))
+    AtomicTile(whole_region(dst, "dst"), convert(0), kind, span=b.here()).check()
+    at = AddressOf(dst.buffer, dst.indices)
+    op = call(f"atomic_{kind}", (at, cast(convert(value), dst.buffer.dtype)), dst.buffer.dtype, span=b.here(), order=order)
+    if return_prev:
+        old = b.let("old", op)
+        b.unnamed[id(old)] = old
+        return old
+    b.emit(Evaluate(op, span=b.here()))
+    return EMITTED
+
+
+def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False,
+               annotations: dict[str, Any] | None = None) -> Any:
+    """dst += value.  return_prev (element form): the old value."""
+    if use_tma:
+        raise errors.error("atomic-option", "use_tma requires a CUDA target with TMA support (SM90+), which is not available "
+                           "yet", span=need_builder("T.atomic_add").here())
+    return _atomic("add", dst, value, memory_order, return_prev, annotations)
+
+
+def atomic_max(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False,
+               annotations: dict[str, Any] | None = None) -> Any:
+    """dst = max(dst, value)."""
+    return _atomic("max", dst, value, memory_order, return_prev, annotations)
+
+
+def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False,
+               annotations: dict[str, Any] | None = None) -> Any:
+    """dst = min(dst, value)."""
+    return _atomic("min", dst, value, memory_order, return_prev, annotations)
+
+
+def atomic_or(dst: Any, value: Any, memory_order: str | None = None) -> Any:
+    """dst |= value, on an integer element."""
+    b = need_builder("T.atomic_or")
+    if not isinstance(dst, Load) or _has_extents(value):
+        raise errors.error("atomic-previous", "T.atomic_or works on one element", span=b.here())
+    if not dst.dtype.is_int:
+        raise errors.error("atomic-operand", f"T.atomic_or needs an integer element, found {dst.dtype}", span=b.here())
+    op = call("atomic_or", (AddressOf(dst.buffer, dst.indices), cast(convert(value), dst.dtype)), dst.dtype, span=b.here(),
+              order=_order(b, memory_order))
+    b.emit(Evaluate(op, span=b.here()))
+    return EMITTED
+
+
+def _access_order(b: Builder, name: str, order: str, allowed: tuple[str, ...]) -> str:
+    if order not in allowed:
+        raise errors.error("atomic-load-order", f"{name} does not support memory_order={order!r}; expected one of "
+                           f"{list(allowed)}", span=b.here())
+    return order
+
+
+def _element(b: Builder, x: Any, name: str) -> Load:
+    if not isinstance(x, Load):
+        o = operand(x, f"the operand of T.{name}")
+        raise errors.error("atomic-operand", f"T.{name} works on one element of `{o.buffer.name}`", span=b.here())
+    return x
+
+
+def atomic_load(src: Any, memory_order: str = "seq_cst") -> Expr:
+    """The value of an element, read atomically."""
+    b = need_builder("T.atomic_load")
+    order = _access_order(b, "atomic_load", memory_order, ("relaxed", "consume", "acquire", "seq_cst"))
+    x = _element(b, src, "atomic_load")
+    v = b.let("loaded", call("atomic_load", (AddressOf(x.buffer, x.indices),), x.dtype, span=b.here(), order=order))
+    b.unnamed[id(v)] = v
+    return v
+
+
+def atomic_store(dst: Any, src: Any, memory_order: str = "seq_cst") -> Emitted:
+    """An element = src, written atomically."""
+    b = need_builder("T.atomic_store")
+    order = _access_order(b, "atomic_store", memory_order, ("relaxed", "release", "seq_cst"))
+    x = _element(b, dst, "atomic_store")
+    op = call("atomic_store", (AddressOf(x.buffer, x.indices), cast(convert(src), x.dtype)), x.dtype, span=b.here(),
+              order=order)
+    b.emit(Evaluate(op, span=b.here()))
+    return EMITTED
+
+
+__all__ = ["atomic_add", "atomic_load", "atomic_max", "atomic_min", "atomic_or", "atomic_store"]

@@ -1,0 +1,660 @@
+"""The builder: what rewritten code calls.  It keeps the open frames, the names, and the user's place."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang import errors
+from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, Load, Span, Stmt,
+                         Store, Var, as_bool, cast, const, convert, logical, select, unary, walk)
+from tilelang.ir import dtype as DType
+from tilelang.target.intrinsics import is_pure
+
+from .regions import BufferSlice, store_slice, subscript
+from .scope import (Context, Frame, IfFrame, Poison, RootFrame, Undefined, WhileFrame, outside_scope,
+                    rebound_constant)
+from .state import set_current
+
+log = logging.getLogger("tilelang.language")
+
+for _kind, _base, _about in (
+    ("for-iterator", TypeError, "a for loop over something that is not a loop of the language"),
+    ("condition", TypeError, "a condition that is neither a run-time nor a Python truth value"),
+    ("infinite-loop", RuntimeError, "while with a condition that is always true"),
+    ("break-outside-loop", SyntaxError, "break or continue with no loop around it in the kernel"),
+    ("break-in-parallel", ValueError, "break in T.Parallel, whose iterations have no order"),
+    ("return-in-control-flow", NotImplementedError, "return under run-time control flow"),
+    ("lazy-effect", RuntimeError, "a statement or macro in a lazily evaluated operand"),
+    ("whole-buffer-assignment", RuntimeError, "`buffer op= value`"),
+    ("matmul-operator", TypeError, "the @ operator in a kernel"),
+    ("unpack", ValueError, "a wrong number of values to unpack"),
+    ("store-target", TypeError, "element assignment to something that is not a buffer"),
+    ("store-type", TypeError, "a stored value that is not a scalar or vector of the element type"),
+    ("host-statement", ValueError, "a construct that must stand inside (or before) T.Kernel"),
+):  # fmt: skip
+    errors.register(_kind, _base, _about)
+
+OPS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+    "%": operator.mod, "**": operator.pow, "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_,
+    "|": operator.or_, "^": operator.xor, "@": operator.matmul, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge, "==": operator.eq, "!=": operator.ne, "is": operator.is_, "is not": operator.is_not,
+    "in": lambda a, b: a in b, "not in": lambda a, b: a not in b,
+}
+SCALARS = (bool, int, float, np.generic)
+
+
+def reads_memory(e: Expr) -> bool:
+    """Whether the value of an expression depends on when it is computed."""
+    return any(isinstance(x, Load) or isinstance(x, Call) and not is_pure(x.op) for x in walk(e))
+
+
+class Guard:
+    """`with` around a frame (or any context manager) in rewritten code; `value` is what `as` binds."""
+
+    __slots__ = ("builder", "item", "frame", "names", "saved", "value", "then", "orelse", "span")
+
+    def __init__(self, builder: Builder, item: Any, names: tuple[str, ...], saved: tuple[Any, ...]) -> None:
+        self.builder, self.item, self.names, self.saved = builder, item, names, saved
+        self.frame = item if isinstance(item, Frame) else None
+        self.then = self.orelse = True
+        self.value: Any = None
+        self.span = builder.span()
+
+    def __enter__(self) -> Guard:
+        self.value = self.item.__enter__()
+        return self
+
+    def __exit__(self, *info: Any) -> Any:
+        return self.item.__exit__(*info)
+
+
+class Builder:
+    """State of tracing one function.
+
+    frames: open scopes, outermost first.  handles: id -> element Load that a name stands for (T.alloc_var, T.Ref);
+    named: the handles that have got their Python name.  lazy: > 0 while an operand that may not run is evaluated.
+    """
+
+    def __init__(self, name: str, eager: Any = None) -> None:
+        self.name = name
+        self.eager = eager
+        self.root = RootFrame()
+        self.frames: list[Frame] = [self.root]
+        self.contexts: list[tuple[Context, int]] = []
+        self.ctx: Context = None  # type: ignore[assignment]  # set by enter_context before anything runs
+        self.pos = 0
+        self.handles: dict[int, Load] = {}
+        self.named: set[int] = set()
+        self.unnamed: dict[int, Any] = {}
+        self.buffer_names: dict[str, int] = {}
+        self.temporaries: dict[int, Var] = {}
+        self.lazy = 0
+        self.kernel: Any = None
+        self.kernels = 0
+        self.func_attrs: dict[str, Any] = {}
+        self.outputs: list[Buffer] = []
+        self.returned: tuple[int, ...] | None = None
+        self.params: dict[str, Any] = {}
+        self.serial = 0
+
+    # ---- places -----------------------------------------------------------------------------------------------------
+
+    def span(self) -> Span | None:
+        """The place of the statement being traced, in rewritten code."""
+        return self.ctx.span(self.pos) if self.ctx is not None and self.ctx.places else None
+
+    def here(self) -> Span | None:
+        """The innermost user place: inside an ordinary helper function, the helper's line with its caller."""
+        outer = self.span()
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__", "").startswith(
+                ("tilelang.language", "tilelang.ops", "tilelang.ir", "tilelang.layout")):
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is None or self.ctx is None or frame.f_code is self.ctx.code or frame.f_code in self.ctx.code.co_consts:
+            return outer
+        return Span(frame.f_code.co_filename, frame.f_lineno, 0, function=frame.f_code.co_name, caller=outer)
+
+    def enter_context(self, ctx: Context) -> None:
+        self.contexts.append((self.ctx, self.pos))
+        ctx.base = len(self.frames)
+        self.ctx, self.pos = ctx, 0
+
+    def leave_context(self) -> None:
+        while len(self.frames) > self.ctx.base:
+            self.exit(self.frames[-1])
+        self.ctx, self.pos = self.contexts.pop()
+
+    # ---- frames and statements -----------------------------------------------------------------------------------------
+
+    def emit(self, stmt: Stmt | None) -> None:
+        """Append a statement to the innermost frame."""
+        if stmt is None:
+            return
+        if self.lazy:
+            raise errors.error("lazy-effect", "a statement (tile op, macro with effects, atomic) stands in an operand that "
+                               "may not be evaluated", span=self.here(),
+                               hint="only the first operand of and/or and the test of `a if c else b` always run: "
+                               "call it in a statement before")
+        frame = self.frames[-1]
+        if not frame.dead:
+            frame.stmts.append(stmt)
+
+    def enter(self, frame: Frame) -> Any:
+        frame.span = self.here()
+        self.frames.append(frame)
+        frame.value = frame.open(self)
+        return frame.value
+
+    def exit(self, frame: Frame) -> None:
+        """Close a frame, and the ones opened inside it by bare expression statements."""
+        while True:
+            top = self.frames.pop()
+            stmt = top.close(self)
+            if stmt is not None:
+                self.emit(stmt)
+            if top is frame:
+                return
+
+    def in_kernel(self) -> bool:
+        return self.kernel is not None
+
+    def fresh_name(self, base: str) -> str:
+        """A buffer name that no other buffer of the function has."""
+        n = self.buffer_names.get(base, 0)
+        self.buffer_names[base] = n + 1
+        return base if n == 0 else self.fresh_name(f"{base}_{n}")
+
+    def new_var(self, name: str, dt: Any) -> Var:
+        """A variable that takes the Python name it is bound to next."""
+        v = Var(name, DType(dt), span=self.span())
+        self.unnamed[id(v)] = v
+        return v
+
+    def name_value(self, name: str, value: Any) -> None:
+        """Give a fresh variable or buffer the Python name it is bound to (its identity stays)."""
+        if self.unnamed.pop(id(value), None) is None:
+            return
+        if isinstance(value, Buffer):
+            name = self.fresh_name(name)
+            if value.data.name == value.name:
+                object.__setattr__(value.data, "name", name)
+        object.__setattr__(value, "name", name)
+
+    # ---- assignment ---------------------------------------------------------------------------------------------------
+
+    def bind(self, name: str, value: Any, old: Any = None) -> Any:
+        """`name = value`: store into a variable, or bind the value and return what the name now stands for."""
+        if isinstance(old, Load) and id(old) in self.named and not self._is_fresh_handle(value):
+            if isinstance(value, (Expr, BufferSlice, *SCALARS)) or hasattr(value, "__tilelang_expr__"):
+                self.store(old.buffer, old.indices, value)
+                return old
+        elif isinstance(old, BufferSlice) and old.by_reference and isinstance(value, (Expr, *SCALARS)):
+            store_slice(self, old, value)
+            return old
+        if isinstance(value, Expr):
+            return self._bind_expr(name, value, old)
+        if isinstance(value, Buffer):
+            self.name_value(name, value)
+        elif isinstance(value, Undefined):
+            raise errors.error("scope", f"`{name}` is assigned from a name that has no value yet", span=self.span())
+        elif isinstance(value, Poison):
+            value._raise()  # assigning from a dead name is a use
+        return value
+
+    def _is_fresh_handle(self, value: Any) -> bool:
+        return isinstance(value, Load) and id(value) in self.handles and id(value) not in self.named
+
+    def _bind_expr(self, name: str, value: Expr, old: Any) -> Any:
+        if isinstance(value, Load) and id(value) in self.handles and id(value) not in self.named:
+            self.named.add(id(value))
+            self.name_value(name, value.buffer)
+            return value
+        if isinstance(value, Const):
+            return value
+        if isinstance(value, Var):
+            self.name_value(name, value)
+            return value
+        if value.dtype.is_handle or (self.kernel is None and not reads_memory(value)):
+            return value
+        if isinstance(old, Var) and not isinstance(old, Const):
+            log.warning("%s: Immutable value `%s` is re-bound; use T.alloc_var for a variable that changes", self.span(),
+                        name)
+        return self.let(name, value)
+
+    def let(self, name: str, value: Expr) -> Var:
+        """A fresh immutable variable bound to the value here."""
+        v = Var(name, value.dtype, span=self.span())
+        self.emit(Bind(v, value, span=self.span()))
+        return v
+
+    def bind_frame(self, name: str, value: Any, old: Any = None) -> Any:
+        """The target of a for header or `with … as`."""
+        self.name_value(name, value)
+        return value
+
+    def frame_values(self, value: Any, n: int, star: int | None = None) -> tuple[Any, ...]:
+        """Unpack the value of a frame (a variable unpacks to itself)."""
+        items = (value,) if isinstance(value, Var) else tuple(value) if isinstance(value, (tuple, list)) else None
+        if items is None or len(items) != n:
+            found = "one value" if items is None else f"{len(items)}"
+            raise errors.error("unpack", f"the header names {n} variables, the loop or launch gives {found}",
+                               span=self.span(), hint="name one variable per extent")
+        return items
+
+    def freeze(self, value: Any) -> Any:
+        """The value as it is now: an expression that reads memory is bound to a variable."""
+        if isinstance(value, Expr) and not isinstance(value, (Var, Const)) and not self._is_fresh_handle(value):
+            if reads_memory(value) or self.kernel is not None and not value.dtype.is_handle:
+                v = self.let("t", value)
+                self.unnamed[id(v)] = v
+                return v
+        if isinstance(value, tuple) and type(value) is tuple:
+            return tuple(self.freeze(v) for v in value)
+        return value
+
+    def unpack(self, value: Any, n: int, star: int | None = None) -> tuple[Any, ...]:
+        """The n values of a tuple assignment, all computed before the first is assigned."""
+        if isinstance(value, (Expr, Buffer, BufferSlice)) and not isinstance(value, Var):
+            raise errors.error("unpack", f"cannot unpack one value into {n} names", span=self.span())
+        items = list(value)
+        if star is None and len(items) != n:
+            raise errors.error("unpack", f"expected {n} values to unpack, found {len(items)}", span=self.span())
+        if star is not None:
+            if len(items) < n - 1:
+                raise errors.error("unpack", f"expected at least {n - 1} values to unpack, found {len(items)}",
+                                   span=self.span())
+            tail = n - 1 - star
+            items = [*items[:star], items[star:len(items) - tail], *items[len(items) - tail:]]
+        return tuple(self.freeze(v) for v in items)
+
+    def augment(self, name: str, old: Any, op: str, value: Any) -> Any:
+        """`name op= value`."""
+        if isinstance(old, Undefined):
+            raise errors.error("scope", f"`{name}` is used before it has a value", span=self.span())
+        if isinstance(old, (Buffer, BufferSlice)):
+            raise errors.error("whole-buffer-assignment", f"`{name} {op}=` on a whole buffer is not supported: use slice "
+                               "assignment", span=self.span(), hint="write a T.Parallel loop over its elements")
+        return self.bind(name, self._apply(op, old, value), old)
+
+    def _apply(self, op: str, a: Any, b: Any) -> Any:
+        if isinstance(a, Expr) and isinstance(b, str):
+            raise TypeError(f"`{op}=` of an expression and a string")
+        return OPS[op](a, b)
+
+    def setitem(self, target: Any, key: Any, value: Any) -> None:
+        """`target[key] = value`."""
+        if isinstance(target, Buffer):
+            self._store_item(target, key, value)
+        elif isinstance(target, Load) and id(target) in self.handles and id(target) not in self.named:
+            self.store(target.buffer, target.indices, value)
+        elif isinstance(target, (Expr, BufferSlice, Poison)):
+            what = "a region alias" if isinstance(target, BufferSlice) else "an expression"
+            raise errors.error("store-target", f"{what} does not support item assignment", span=self.span(),
+                               hint="index the buffer itself; a T.alloc_var is assigned by its name, without [0]")
+        else:
+            target[key] = value
+
+    def _store_item(self, buffer: Buffer, key: Any, value: Any) -> None:
+        where = subscript(buffer, key, storing=True)
+        if isinstance(where, BufferSlice):
+            store_slice(self, where, value)
+        else:
+            self.store(buffer, where.indices, value)
+
+    def store(self, buffer: Buffer, indices: tuple[Expr, ...], value: Any) -> None:
+        """buffer[indices] = value, cast to the element type."""
+        if isinstance(value, (Buffer, str, type(None), list, tuple, dict)) and not isinstance(value, DType):
+            raise errors.error("store-type", f"an element of `{buffer.name}` cannot be assigned a {type(value).__name__}",
+                               span=self.span(), hint="use T.copy to move whole tiles")
+        v = convert(value)
+        lanes = max((i.dtype.lanes for i in indices), default=1)
+        want = buffer.dtype.with_lanes(buffer.dtype.lanes * lanes)
+        if v.dtype.lanes not in (1, want.lanes) or v.dtype.is_handle and not want.is_handle and want.bits != 64:
+            raise errors.error("store-type", f"Incompatible types in BufferStore: an element of `{buffer.name}` is {want}, "
+                               f"the value is {v.dtype}", span=self.span())
+        self.emit(Store(buffer, tuple(indices), v if v.dtype == want else _cast_value(value, v, want), span=self.here()))
+
+    def augment_item(self, target: Any, key: Any, op: str, value: Any) -> None:
+        """`target[key] op= value`; indices are evaluated once."""
+        if isinstance(target, Buffer):
+            where = subscript(target, key, storing=True)
+            if isinstance(where, BufferSlice):
+                store_slice(self, where, OPS[op](where, value))
+            else:
+                self.store(target, where.indices, OPS[op](where, value))
+        elif isinstance(target, Load) and id(target) in self.handles and id(target) not in self.named:
+            self.store(target.buffer, target.indices, OPS[op](target, value))
+        else:
+            target[key] = OPS[op](target[key], value)
+
+    def getitem(self, target: Any, key: Any) -> Any:
+        """`target[key]` where target is an attribute or an element of a container (it may hold a variable)."""
+        if isinstance(target, Load) and id(target) in self.handles and id(target) not in self.named:
+            return target
+        return target[key]
+
+    def slice(self, start: Any, stop: Any, step: Any) -> builtins.slice:
+        return slice(start, stop, step)
+
+    def range(self, fn: Any) -> Any:
+        """What `range` means in a for header: T.serial, unless the user shadowed the name."""
+        return self.serial_loop if fn is builtins.range else fn
+
+    serial_loop: Callable[..., Any]  # set by loops.py: the builder does not know the loop kinds
+
+    # ---- conditions -----------------------------------------------------------------------------------------------------
+
+    def truth(self, value: Any) -> Any:
+        """A Python bool, or the run-time condition as a bool expression."""
+        if isinstance(value, BufferSlice):
+            value = value.vector()
+        if isinstance(value, Expr):
+            return bool(value.value) if isinstance(value, Const) else as_bool(value)
+        if isinstance(value, Buffer):
+            raise errors.error("condition", f"Buffer `{value.name}` has no truth value", span=self.span(),
+                               hint="compare an element of it")
+        if isinstance(value, (bool, int, type(None), np.bool_)):
+            return bool(value)
+        if hasattr(value, "__tilelang_expr__"):
+            return self.truth(value.__tilelang_expr__())
+        log.warning("%s: a Python object of type %s is used as a condition; its truth value is taken while tracing",
+                    self.span(), type(value).__name__)
+        return bool(value)
+
+    def lazily(self, thunk: Callable[[], Any]) -> Any:
+        self.lazy += 1
+        try:
+            return thunk()
+        finally:
+            self.lazy -= 1
+
+    def _static(self, v: Any) -> bool:
+        return not isinstance(v, (Expr, BufferSlice)) and not hasattr(v, "__tilelang_expr__") or isinstance(v, Const)
+
+    def and_(self, first: Any, *rest: Callable[[], Any]) -> Any:
+        return self._logical("and", first, rest)
+
+    def or_(self, first: Any, *rest: Callable[[], Any]) -> Any:
+        return self._logical("or", first, rest)
+
+    def _logical(self, op: str, acc: Any, rest: tuple[Callable[[], Any], ...]) -> Any:
+        for thunk in rest:
+            if self._static(acc):
+                if self.truth(acc) != (op == "and"):
+                    return acc  # decided: the others are not evaluated, as in Python
+                acc = thunk()
+                continue
+            value = self.lazily(thunk)
+            if self._static(value):
+                value = const(self.truth(value))
+            acc = logical(op, self.truth(acc), self.truth(value))
+        return acc
+
+    def not_(self, value: Any) -> Any:
+        return not self.truth(value) if self._static(value) else unary("not", self.truth(value))
+
+    def ternary(self, cond: Any, a: Callable[[], Any], b: Callable[[], Any]) -> Any:
+        c = self.truth(cond)
+        if isinstance(c, bool):
+            return a() if c else b()
+        x, y = self.lazily(a), self.lazily(b)
+        for v in (x, y):
+            if not isinstance(v, (Expr, BufferSlice, *SCALARS)):
+                raise errors.error("condition", f"`a if cond else b` with a run-time condition chooses between scalars, found "
+                                   f"a {type(v).__name__}", span=self.span(), hint="use an if statement")
+        x, y = (v.vector() if isinstance(v, BufferSlice) else v for v in (x, y))
+        return select(c, x, y)
+
+    def compare(self, left: Any, *rest: tuple[str, Callable[[], Any]]) -> Any:
+        """a < b < c: every operand evaluated once, joined by `and`."""
+        result: Any = True
+        for k, (op, thunk) in enumerate(rest):
+            right = thunk() if self._static(result) else self.lazily(thunk)
+            part = OPS[op](left, right)
+            result = part if k == 0 else self._logical("and", result, (lambda p=part: p,))
+            if self._static(result) and not self.truth(result):
+                return result
+            left = right
+        return result
+
+    # ---- control flow ---------------------------------------------------------------------------------------------------
+
+    def if_(self, test: Any, names: tuple[str, ...], now: tuple[Any, ...], has_else: bool) -> Guard:
+        c = self.truth(test)
+        g = Guard(self, None, names, now)
+        if isinstance(c, bool):
+            g.then, g.orelse = c, has_else and not c
+            return g
+        g.frame = IfFrame(c)
+        g.orelse = has_else
+        self.enter(g.frame)
+        return g
+
+    def mid(self, g: Guard, now: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Between the branches: the else branch sees the names as they were before the if."""
+        if g.frame is None or not g.orelse:
+            return now
+        frame = g.frame
+        self._close_inner(frame)
+        frame.then_body, frame.stmts, frame.dead = frame.body(), [], False  # type: ignore[attr-defined]
+        saved, g.saved = g.saved, (g.saved, now)
+        return saved
+
+    def end_if(self, g: Guard, now: tuple[Any, ...]) -> tuple[Any, ...]:
+        if g.frame is None:
+            return now
+        self.exit(g.frame)
+        if g.orelse:
+            saved, first = g.saved
+            return tuple(self._after(n, s, a if b is s else b, g) for n, s, a, b in zip(g.names, saved, first, now))
+        return tuple(self._after(n, s, v, g) for n, s, v in zip(g.names, g.saved, now))
+
+    def _close_inner(self, frame: Frame) -> None:
+        while self.frames[-1] is not frame:
+            self.exit(self.frames[-1])
+
+    def _after(self, name: str, before: Any, now: Any, g: Guard) -> Any:
+        """What a name stands for after a run-time body that may have assigned it."""
+        if now is before or isinstance(now, (Poison, Undefined)):
+            return now
+        if isinstance(now, (Expr, Buffer, BufferSlice)) and not isinstance(now, Const):
+            return outside_scope(name, g.span)
+        if g.frame is not None and g.frame.once:
+            return now
+        if _same_python(before, now):
+            return before
+        return rebound_constant(name, g.span)
+
+    def loop(self, it: Any, names: tuple[str, ...], now: tuple[Any, ...]) -> Guard:
+        if not (isinstance(it, Frame) and it.loop):
+            raise errors.error("for-iterator", f"Invalid for loop: got {it!r}, type={type(it).__name__}, expected a loop such "
+                               "as range, T.serial, T.Parallel or T.Pipelined", span=self.span(),
+                               hint="iterate Python sequences outside the kernel, in a comprehension, or by a T.macro")
+        g = Guard(self, it, names, now)
+        g.value = self.enter(it)
+        return g
+
+    def while_(self, test: Callable[[], Any], names: tuple[str, ...], now: tuple[Any, ...]) -> Guard:
+        g = Guard(self, None, names, now)
+        c = self.truth(self.lazily(test))
+        if isinstance(c, bool):
+            if c:
+                raise errors.error("infinite-loop", "Infinite while loop detected: its condition is always true",
+                                   span=self.span(), hint="loop on a T.alloc_var, or use T.serial with break")
+            log.warning("%s: the condition of this while loop is always false; the loop is skipped", self.span())
+            g.then = False
+            return g
+        g.frame = WhileFrame(c)
+        self.enter(g.frame)
+        return g
+
+    def end_loop(self, g: Guard, now: tuple[Any, ...], carried: frozenset[str]) -> tuple[Any, ...]:
+        if g.frame is None:
+            return now
+        for name, before, value in zip(g.names, g.saved, now):
+            if name not in carried or value is before or isinstance(before, (Undefined, Poison)):
+                continue
+            if not isinstance(before, Expr) or isinstance(before, Const):
+                if not _same_python(before, value):
+                    raise errors.error(
+                        "loop-carried-value", f"`{name}` is re-bound in the loop and read by its next iteration, but a Python "
+                        "name is re-bound only once, while tracing", span=g.span, label="this loop",
+                        hint=f"use `{name} = T.alloc_var(dtype, init=…)` before the loop")
+        self.exit(g.frame)
+        return tuple(self._after(n, s, v, g) for n, s, v in zip(g.names, g.saved, now))
+
+    def scope(self, item: Any, names: tuple[str, ...], now: tuple[Any, ...]) -> Guard:
+        return Guard(self, item, names, now)
+
+    def end_scope(self, g: Guard, now: tuple[Any, ...]) -> tuple[Any, ...]:
+        if g.frame is None:
+            return now
+        return tuple(self._after(n, s, v, g) for n, s, v in zip(g.names, g.saved, now))
+
+    def break_(self) -> None:
+        frame = self._innermost_loop("break")
+        if getattr(frame, "parallel", False):
+            raise errors.error("break-in-parallel", "break in a T.Parallel loop: its iterations run in no particular order",
+                               span=self.span(), hint="use T.serial")
+        self._jump(Break(span=self.span()))
+
+    def continue_(self) -> None:
+        self._innermost_loop("continue")
+        self._jump(Continue(span=self.span()))
+
+    def _jump(self, stmt: Stmt) -> None:
+        self.emit(stmt)
+        self.frames[-1].dead = True  # what follows in this block is unreachable
+
+    def _innermost_loop(self, word: str) -> Frame:
+        for f in reversed(self.frames):
+            if f.loop:
+                return f
+            if f is self.kernel:
+                break
+        raise errors.error("break-outside-loop", f"'{word}' outside a run-time loop", span=self.span())
+
+    def return_(self, value: Any) -> Any:
+        """`return value`.  In a macro: the value as it is now.  In a prim_func: the outputs."""
+        macro = len(self.contexts) > 1
+        for f in self.frames[self.ctx.base:]:
+            if not f.once:
+                hint = ("assign to a T.alloc_var and return it after the loop or branch" if macro else
+                        "T.thread_return() ends the executing thread")
+                raise errors.error("return-in-control-flow", "return inside run-time control flow is not supported",
+                                   span=self.span(), hint=hint)
+        if macro:
+            return self.freeze(value)
+        self.finish_outputs(value)
+        return value
+
+    def finish_outputs(self, value: Any) -> None:
+        """Record which T.empty tensors the function returns (eager.py and prim_func.py read the result)."""
+        items = () if value is None else tuple(value) if isinstance(value, (tuple, list)) else (value,)
+        n = len(self.outputs)
+        order = []
+        for v in items:
+            k = next((i for i, o in enumerate(self.outputs) if o is v), None)
+            if k is None:
+                raise errors.error("return-value", "Only tensor allocated from `T.empty` can be returned in prim_func, found "
+                                   f"a {type(v).__name__}", span=self.span())
+            if k - n in order:
+                raise errors.error("return-value", f"`{v.name}` is returned twice", span=self.span())
+            order.append(k - n)
+        self.returned = tuple(order)
+
+    def assert_(self, test: Any, message: Callable[[], Any], text: str) -> None:
+        c = self.truth(test)
+        if isinstance(c, bool):
+            if not c:
+                raise AssertionError(message() or text)
+            return
+        self.emit(Assert(c, str(message() or text), "device_assert" if self.kernel is not None else "assert",
+                         span=self.span()))
+
+    def expr(self, value: Any) -> None:
+        """An expression statement."""
+        if value is None or isinstance(value, (Emitted, str)):
+            return
+        if isinstance(value, Frame):
+            if value.loop:
+                log.warning("%s: a loop is used as a statement; it stays open to the end of the block", self.span())
+            self.enter(value)
+            return
+        if isinstance(value, Call):
+            self.emit(Evaluate(value, span=self.here()))
+            return
+        if isinstance(value, Poison):
+            value._raise()
+        if isinstance(value, Stmt):
+            self.emit(value)
+            return
+        log.warning("%s: the value of this expression is not used", self.span())
+
+    # ---- parameters -------------------------------------------------------------------------------------------------------
+
+    def before_kernel(self) -> None:
+        """Called when the first T.Kernel opens; the eager form stops its symbolic trace here."""
+        if self.eager is not None:
+            self.eager.before_kernel(self)
+
+    def annotate(self, name: str, param: Any, annotation: Any) -> Any:
+        """`name: annotation` in the body for a parameter; params.py replaces it per function form."""
+        declare = getattr(param, "declare", None)
+        return declare(self, annotation) if declare is not None else param
+
+    def allocate(self, buffer: Buffer, init: Expr | None = None) -> Buffer:
+        """Emit the allocation of a buffer; it takes the Python name it is bound to."""
+        self.emit(Alloc(buffer, init, span=self.here()))
+        self.unnamed[id(buffer)] = buffer
+        return buffer
+
+
+class Emitted:
+    """Result of an operation that emitted its statement already."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<emitted>"
+
+
+def _cast_value(raw: Any, v: Expr, want: DType) -> Expr:
+    """The stored value in the element type; a Python literal becomes that type's constant directly."""
+    if isinstance(v, Const) and isinstance(raw, (int, float, np.generic)) and want.lanes == 1:
+        if want.is_float or isinstance(v.value, bool):
+            return const(v.value, want)
+    return cast(v, want)
+
+
+def _same_python(a: Any, b: Any) -> bool:
+    """Whether two Python values are plainly equal (a constant assigned the same value again)."""
+    return type(a) is type(b) and isinstance(a, (bool, int, float, str, tuple)) and bool(a == b)
+
+
+errors.register("return-value", RuntimeError, "returning something that is not a T.empty tensor")
+
+
+class tracing:  # noqa: N801 - a context manager, read as a verb
+    """`with tracing(builder):` makes it the active one."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+
+    def __enter__(self) -> Builder:
+        self.old = set_current(self.builder)
+        return self.builder
+
+    def __exit__(self, *info: Any) -> None:
+        set_current(self.old)
+
+
+__all__ = ["Builder", "Emitted", "Guard", "OPS", "reads_memory", "tracing"]

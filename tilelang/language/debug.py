@@ -1,0 +1,144 @@
+"""Printing and assertions in kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import (I32, Alloc, Assert, Buffer, Const, Evaluate, Expr, For, If, Load, Region, StringConst, Var, call, cast,
+                         convert, load, logical, seq)
+from tilelang.ir import dtype as DType
+from tilelang.ops import Copy
+
+from .builder import Builder, Emitted
+from .kernel import _kernel
+from .regions import BufferSlice
+from .state import need_builder
+from .tile import EMITTED
+
+errors.register("print-operand", ValueError, "T.print of something it cannot print")
+errors.register("print-message", AssertionError, "T.print without an operand and a message")
+
+_LABELS = {"int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short", "int32": "int",
+           "uint32": "uint", "int64": "long", "uint64": "ulong", "float32": "float", "float64": "double", "float16": "half",
+           "bfloat16": "bfloat16_t", "float8_e4m3": "fp8_e4_t", "float8_e4m3fn": "fp8_e4_t", "float8_e5m2": "fp8_e5_t",
+           "bool": "bool", "handle": "pointer"}
+_PLACE = "msg='{}' BlockIdx=(%d, %d, %d), ThreadIdx=(%d, %d, %d)"
+
+
+def _format(dt: DType) -> str:
+    if dt.is_float:
+        return "%f"
+    if dt.is_bool:
+        return "%d"
+    if dt.is_handle:
+        return "%p"
+    if dt.bits == 64:
+        return "%llu" if dt.is_unsigned else "%lld"
+    return "%u" if dt.is_unsigned else "%d"
+
+
+def _argument(e: Expr) -> Expr:
+    """A value as C's variadic call passes it."""
+    if e.dtype.is_float:
+        return cast(e, "float64")
+    if e.dtype.is_int and e.dtype.bits < 32 or e.dtype.is_bool:
+        return cast(e, I32)
+    return e
+
+
+def _place() -> list[Expr]:
+    k = _kernel("T.print")
+    zero = Const(0, I32)
+    return [*(list(k.block_vars) + [zero] * 3)[:3], *k.thread_vars]
+
+
+def _printf(b: Builder, text: str, *values: Expr) -> Evaluate:
+    return Evaluate(call("printf", (StringConst(text + "\n"), *_place(), *values), I32, span=b.here()), span=b.here())
+
+
+def _escape(msg: str) -> str:
+    return _PLACE.format(msg.replace("%", "%%"))
+
+
+def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int = 0) -> Emitted:  # noqa: A001
+    """Print a scalar (each thread), a buffer (one line an element) or a message, from the device.
+
+    Shared and fragment buffers are printed by the thread with linear x = warp_group_id*128 + warp_id*32; a fragment
+    is copied to shared memory first, so the call must be reached by the whole block.
+    """
+    b = need_builder("T.print")
+    if obj is None:
+        if not msg:
+            raise errors.error("print-message", "T.print needs a value or a message", span=b.here())
+        b.emit(_printf(b, _escape(msg)))
+        return EMITTED
+    if isinstance(obj, Buffer):
+        return _print_buffer(b, obj, msg or f"buffer<{obj.name}, {obj.dtype}>", warp_group_id * 128 + warp_id * 32)
+    if isinstance(obj, (bool, int, float)):
+        obj = convert(obj)
+    if isinstance(obj, BufferSlice) or not isinstance(obj, Expr) or obj.dtype.lanes != 1:
+        raise errors.error("print-operand", f"T.print takes a scalar, a buffer or None, found {type(obj).__name__}",
+                           span=b.here())
+    label = _LABELS.get(obj.dtype, str(obj.dtype))
+    b.emit(_printf(b, f"{_escape(msg or f'expr<{_short(obj)}>')}: dtype={label} value={_format(obj.dtype)}", _argument(obj)))
+    return EMITTED
+
+
+def _short(e: Expr) -> str:
+    return e.name if isinstance(e, Var) else f"{e.buffer.name}[…]" if isinstance(e, Load) else type(e).__name__.lower()
+
+
+def _print_buffer(b: Builder, buffer: Buffer, msg: str, thread: int) -> Emitted:
+    if not buffer.is_static:
+        raise errors.error("print-operand", f"T.print of `{buffer.name}`, whose shape is known only at run time", span=b.here(),
+                           hint="print elements of it in a loop")
+    k = _kernel("T.print")
+    zero = Const(0, I32)
+    source = buffer
+    if buffer.scope_name == "local.fragment":
+        source = Buffer(b.fresh_name(f"{buffer.name}_print"), buffer.shape, buffer.dtype, "shared.dyn", span=b.here())
+        b.emit(Alloc(source, None, span=b.here()))
+        zeros = (zero,) * len(buffer.shape)
+        b.emit(Copy(Region(buffer, zeros, buffer.shape), Region(source, zeros, buffer.shape), span=b.here()))
+    index = Var("index", I32, span=b.here())
+    rest: Any = index
+    coords: list[Any] = []
+    for d in reversed(buffer.shape):
+        coords.append(rest % d)
+        rest = rest // d
+    value = load(source, coords[::-1])
+    line = f"{_escape(msg)}: buffer={buffer.name}, index=%d, dtype={_LABELS.get(buffer.dtype, str(buffer.dtype))} " \
+           f"value={_format(buffer.dtype)}"
+    loop = For(index, zero, Const(buffer.size, I32), "serial", _printf(b, line, index, _argument(value)), span=b.here())
+    if source.scope_name.startswith("shared"):
+        tx, ty, tz = k.thread_vars
+        only: Any = None
+        for v, n, want in ((tx, k.threads[0], thread), (ty, k.threads[1], 0), (tz, k.threads[2], 0)):
+            if n > 1:
+                test = v == want
+                only = test if only is None else logical("and", only, test)
+        b.emit(seq(loop) if only is None else If(only, loop, None, span=b.here()))
+    else:
+        b.emit(loop)
+    return EMITTED
+
+
+
+
+def device_assert(cond: Any, msg: str = "", no_stack_info: bool = False) -> Emitted:
+    """Trap with a message when cond is false (CUDA; elsewhere a no-op)."""
+    b = need_builder("T.device_assert")
+    c = b.truth(cond)
+    if c is True:
+        return EMITTED
+    text = f"Device assert failed: {msg}"
+    span = b.here()
+    if not no_stack_info and span is not None:
+        for place in span.chain():
+            text += f"\n  at {place.file}:{place.line} in {place.function}"
+    b.emit(Assert(convert(c), text, "device_assert", span=span))
+    return EMITTED
+
+
+__all__ = ["device_assert", "print"]

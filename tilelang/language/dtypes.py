@@ -1,0 +1,68 @@
+"""Element types by name: T.float16, T.int8x4, … and the predicates on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import dtype
+
+errors.register("fp8-format", ValueError, "an unknown fp8 format name")
+errors.register("gemm-dtypes", ValueError, "operand types T.gemm does not combine")
+
+AnyDType = Any
+_LANES = (2, 4, 8, 16, 32, 64)
+_SCALARS = ("bool", "int4", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+            "float64", "bfloat16", "tfloat32", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn",
+            "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn",
+            "float4_e2m1fn", "float4_e2m1_unpacked")
+_NO_VECTORS = ("bool", "int4", "float4_e2m1_unpacked")
+
+_all: dict[str, dtype] = {n: dtype(n) for n in _SCALARS}
+for _n in _SCALARS:
+    if _n not in _NO_VECTORS:
+        for _l in _LANES:
+            _all[f"{_n}x{_l}"] = dtype(f"{_n}x{_l}")
+_all.update(short=dtype("int16"), int=dtype("int32"), uint=dtype("uint32"), long=dtype("int64"), half=dtype("float16"),
+            float=dtype("float32"), double=dtype("float64"))
+
+globals().update(_all)
+_all_dtypes = sorted(_all)
+_TORCH_DTYPE_TO_STR = {f"torch.{n}": n for n in _SCALARS if n not in ("int4", "tfloat32")}
+
+
+def get_tvm_dtype(x: Any) -> dtype:
+    """Any spelling of a type (name, T dtype, Python, numpy or torch type) as a dtype."""
+    return dtype(x)
+
+
+def is_float4(x: Any) -> Any:
+    return dtype(x).is_float4()
+
+
+def is_float4_e2m1fn(x: Any) -> Any:
+    return dtype(x).is_float4_e2m1fn()
+
+
+def is_float4_e2m1_unpacked(x: Any) -> Any:
+    return dtype(x).is_float4_e2m1_unpacked()
+
+
+def is_f8f6f4_family(x: Any) -> Any:
+    """Whether a type is any float8, float6 or float4."""
+    return dtype(x).base.startswith(("float8", "float6", "float4"))
+
+
+def validate_gemm_ab_dtypes(a: Any, b: Any, *, a_in_tmem: Any = False, allow_f8f6f4_mixed: Any = False) -> None:
+    """Operands of a gemm have one type, or are both of the f8f6f4 family where that is allowed."""
+    a, b = dtype(a), dtype(b)
+    if a == b:
+        return
+    if not (is_f8f6f4_family(a) and is_f8f6f4_family(b)):
+        raise errors.error("gemm-dtypes", f"Mixed-dtype GEMM only supports f8f6f4 family operands, found {a} and {b}")
+    if not allow_f8f6f4_mixed:
+        raise errors.error("gemm-dtypes", f"this GEMM needs one operand type, found {a} and {b}")
+
+
+__all__ = ["AnyDType", "dtype", "get_tvm_dtype", "is_f8f6f4_family", "is_float4", "is_float4_e2m1_unpacked",
+           "is_float4_e2m1fn", "validate_gemm_ab_dtypes", *sorted(_all)]

@@ -1,0 +1,311 @@
+"""Loops of the language.  Each call gives a frame; a rewritten `for` opens it and binds its variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import (I32, Attrs, Bind, Break, Const, Expr, For, If, Stmt, Var, binary, cast, const,
+                         convert, is_const, promote, select, seq)
+from tilelang.ir import Parallel as ParallelStmt
+
+from .builder import Builder, log, reads_memory
+from .scope import Frame
+from .state import current, need_builder
+
+for _kind, _base, _about in (
+    ("loop-step", ValueError, "a loop whose step is zero"),
+    ("loop-bounds", TypeError, "a loop bound that is not an integer or integer expression"),
+    ("unroll-options", ValueError, "T.unroll with explicit and unroll_factor together"),
+    ("pipeline-stages", ValueError, "T.Pipelined with a bad num_stages, order or stage"),
+    ("parallel-extents", ValueError, "T.Parallel without extents"),
+    ("thread-tag", ValueError, "an unknown thread tag"),
+    ("warp-groups", AssertionError, "T.ws without warp groups"),
+):  # fmt: skip
+    errors.register(_kind, _base, _about)
+
+
+def freeze_attr(v: Any) -> Any:
+    """An annotation value as an immutable attribute value."""
+    if isinstance(v, (list, tuple)):
+        return tuple(freeze_attr(x) for x in v)
+    if isinstance(v, dict):
+        return tuple(sorted((str(k), freeze_attr(x)) for k, x in v.items()))
+    return v
+
+
+def attrs_of(annotations: dict[str, Any] | None, **own: Any) -> Attrs:
+    """Sorted attrs from keyword values (None left out) and a user's annotations, which win."""
+    d = {k: freeze_attr(v) for k, v in own.items() if v is not None}
+    d.update({str(k): freeze_attr(v) for k, v in (annotations or {}).items()})
+    return tuple(sorted(d.items()))
+
+
+def _error(kind: str, message: str, hint: str = "") -> errors.TileLangError:
+    b = current()
+    return errors.error(kind, message, span=b.here() if b else None, hint=hint)
+
+
+def loop_bound(v: Any, what: str) -> Expr:
+    """A bound as an integer expression."""
+    try:
+        e = convert(v)
+    except TypeError:
+        raise _error("loop-bounds", f"{what} of a loop is a {type(v).__name__}, an integer is needed") from None
+    if not (e.dtype.is_int or e.dtype.is_bool) or e.dtype.lanes != 1:
+        raise _error("loop-bounds", f"{what} of a loop has type {e.dtype}, an integer is needed",
+                     hint="integer division is `//`")
+    return cast(e, I32) if e.dtype.is_bool else e
+
+
+class LoopFrame(Frame):
+    """One For.  start, stop, step as Python's range; a step other than 1 runs a counter from 0."""
+
+    once = False
+    loop = True
+    user: Var | None = None  # the user's variable of a stepped loop
+
+    def __init__(self, start: Any, stop: Any, step: Any, kind: str, attrs: Attrs = ()) -> None:
+        super().__init__()
+        if stop is None:
+            start, stop = 0, start
+        self.start, self.stop = loop_bound(start, "the start"), loop_bound(stop, "the end")
+        self.step = loop_bound(1 if step is None else step, "the step")
+        self.kind, self.attrs = kind, attrs
+        if is_const(self.step, 0):
+            raise _error("loop-step", "the step of a loop must not be zero")
+
+    def open(self, b: Builder) -> Var:
+        dt = promote(self.start.dtype, self.stop.dtype)
+        self.start, self.stop, self.step = (cast(e, dt) for e in (self.start, self.stop, self.step))
+        if is_const(self.step, 1):
+            self.extent = binary("sub", self.stop, self.start)
+            self.counter = b.new_var("i", dt)
+            return self.counter
+        # The bounds are read in every iteration now: fix what may change.
+        self.start, self.stop, self.step = (self._fixed(b, e) for e in (self.start, self.stop, self.step))
+        if not isinstance(self.step, Const):
+            log.warning("%s: a loop with a run-time step", self.span)
+        self.extent = _trip_count(self.start, self.stop, self.step)
+        self.counter = Var("i", dt, span=self.span)
+        self.user = b.new_var("i", dt)
+        self.stmts.append(Bind(self.user, binary("add", self.start, binary("mul", self.counter, self.step)), span=self.span))
+        self.start = Const(0, dt)
+        return self.user
+
+    def _fixed(self, b: Builder, e: Expr) -> Expr:
+        if not reads_memory(e):
+            return e
+        v = Var("bound", e.dtype, span=self.span)
+        b.frames[-2].stmts.append(Bind(v, e, span=self.span))
+        return v
+
+    def close(self, b: Builder) -> Stmt:
+        b.unnamed.pop(id(self.counter), None)
+        if self.user is not None:
+            b.unnamed.pop(id(self.user), None)
+            object.__setattr__(self.counter, "name", f"{self.user.name}_step")
+        return For(self.counter, self.start, self.extent, self.kind, self.body(), self.attrs, span=self.span)
+
+
+def _trip_count(start: Expr, stop: Expr, step: Expr) -> Expr:
+    """len(range(start, stop, step)), not clamped at zero for constant steps (a negative extent runs no iteration)."""
+    up = (stop - start + (step - 1)) // step
+    if isinstance(step, Const) and step.value > 0:
+        return up
+    if isinstance(step, Const):
+        size = -step.value
+        return (start - stop + (size - 1)) // size
+    positive = step > 0
+    size = select(positive, step, binary("max", 0 - step, const(1, step.dtype)))
+    span = select(positive, stop - start, start - stop)
+    return binary("max", (span + (size - 1)) // size, const(0, start.dtype))
+
+
+class ParallelFrame(Frame):
+    """T.Parallel; a Parallel that is the whole body of another is fused with it."""
+
+    once = False
+    loop = True
+    parallel = True
+
+    def __init__(self, extents: tuple[Any, ...], attrs: Attrs) -> None:
+        super().__init__()
+        if not extents:
+            raise _error("parallel-extents", "T.Parallel needs at least one extent")
+        self.extents = tuple(loop_bound(e, "an extent") for e in extents)
+        self.attrs = attrs
+
+    def open(self, b: Builder) -> Any:
+        names = "ijklmn"
+        self.vars = tuple(b.new_var(names[k] if k < 6 else f"i{k}", e.dtype) for k, e in enumerate(self.extents))
+        return self.vars[0] if len(self.vars) == 1 else self.vars
+
+    def close(self, b: Builder) -> Stmt:
+        for v in self.vars:
+            b.unnamed.pop(id(v), None)
+        body = self.body()
+        if isinstance(body, ParallelStmt) and not body.attrs:
+            return ParallelStmt(self.vars + body.vars, self.extents + body.extents, body.body, self.attrs, span=self.span)
+        return ParallelStmt(self.vars, self.extents, body, self.attrs, span=self.span)
+
+
+class GridFrame(Frame):
+    """Nested serial loops over a product space."""
+
+    once = False
+    loop = True
+
+    def __init__(self, extents: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.extents = tuple(loop_bound(e, "an extent") for e in extents)
+
+    def open(self, b: Builder) -> Any:
+        self.vars = tuple(b.new_var("ijklmn"[k % 6], e.dtype) for k, e in enumerate(self.extents))
+        return self.vars
+
+    def close(self, b: Builder) -> Stmt:
+        out = self.body()
+        for v, e in reversed(list(zip(self.vars, self.extents))):
+            b.unnamed.pop(id(v), None)
+            out = For(v, Const(0, v.dtype), e, "serial", out, (), span=self.span)
+        return out
+
+
+class PersistentFrame(Frame):
+    """Waves over a tile domain (spec §8): wave w handles linear id w*wave_size + index."""
+
+    once = False
+    loop = True
+
+    def __init__(self, domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any) -> None:
+        super().__init__()
+        self.domain = [loop_bound(d, "a domain size") for d in domain]
+        self.wave_size, self.index = loop_bound(wave_size, "wave_size"), loop_bound(index, "the index")
+        last = self.domain[-1]
+        self.group = binary("min", binary("max", convert(group_size), 1), last)
+
+    def open(self, b: Builder) -> Any:
+        group, last = self.group, self.domain[-1]
+        outer = (last + (group - 1)) // group
+        sizes = [outer, *self.domain[:-1], group]
+        total: Any = 1
+        for s in sizes:
+            total = total * s
+        self.wave = Var("wave", I32, span=self.span)
+        self.waves = (total + (self.wave_size - 1)) // self.wave_size
+        linear = Var("tile_id", I32, span=self.span)
+        self.stmts.append(Bind(linear, binary("add", self.wave * self.wave_size, self.index), span=self.span))
+        self.stmts.append(If(binary("ge", linear, total), Break(span=self.span), None, span=self.span))
+        rest: Any = linear
+        coords: list[Any] = []
+        for s in reversed(sizes):
+            coords.append(rest % s)
+            rest = rest // s
+        coords.reverse()
+        values = [*coords[1:-1], coords[0] * group + coords[-1]]
+        self.vars = tuple(b.new_var(f"p{k}", I32) for k in range(len(self.domain)))
+        self.head = [*self.stmts, *(Bind(v, convert(e), span=self.span) for v, e in zip(self.vars, values))]
+        self.stmts = []
+        return self.vars[0] if len(self.vars) == 1 else self.vars
+
+    def close(self, b: Builder) -> Stmt:
+        for v in self.vars:
+            b.unnamed.pop(id(v), None)
+        inside = If(binary("lt", self.vars[-1], self.domain[-1]), self.body(), None, span=self.span)
+        return For(self.wave, Const(0, I32), self.waves, "serial", seq(*self.head, inside), (), span=self.span)
+
+
+class IfThreadFrame(Frame):
+    """T.ws: the body runs on the threads of some 128-thread warp groups."""
+
+    def __init__(self, cond: Expr) -> None:
+        super().__init__()
+        self.cond = cond
+
+    def close(self, b: Builder) -> Stmt:
+        return If(self.cond, self.body(), None, span=self.span)
+
+
+# ---- the calls ----------------------------------------------------------------------------------------------------------
+
+def serial(start: Any, stop: Any = None, step: Any = None, *, annotations: dict[str, Any] | None = None) -> LoopFrame:
+    """Sequential loop, executed by every thread: `for i in T.serial(n)`; bounds as Python's range."""
+    return LoopFrame(start, stop, step, "serial", attrs_of(annotations))
+
+
+def unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: bool = False, unroll_factor: int | None = None,
+           annotations: dict[str, Any] | None = None) -> LoopFrame:
+    """Unrolled loop.  explicit: expanded in the IR; unroll_factor: partial.  Raises unroll-options for both."""
+    if explicit and unroll_factor is not None:
+        raise _error("unroll-options", "T.unroll takes explicit or unroll_factor, not both")
+    return LoopFrame(start, stop, step, "unroll",
+                     attrs_of(annotations, explicit=True if explicit else None, factor=unroll_factor))
+
+
+def vectorized(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None = None) -> LoopFrame:
+    """SIMD loop of one thread; the extent should be a vector width."""
+    return LoopFrame(start, stop, None, "vectorized", attrs_of(annotations))
+
+
+def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any = None,  # noqa: N802
+             prefer_async: bool | None = None, annotations: dict[str, Any] | None = None) -> ParallelFrame:
+    """Independent iterations over a product space, shared out over the block's threads."""
+    return ParallelFrame(extents, attrs_of(annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
+                                           prefer_async=prefer_async))
+
+
+def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence[int] | None = None,  # noqa: N802
+              stage: Sequence[int] | None = None, sync: Any = None, group: Any = None,
+              annotations: dict[str, Any] | None = None) -> LoopFrame:
+    """Sequential loop whose copies run ahead: num_stages versions of the shared buffers they fill.
+
+    order, stage: one entry per scheduled statement of the body.  Raises pipeline-stages.
+    """
+    if not isinstance(num_stages, int) or isinstance(num_stages, bool) or num_stages < 0:
+        raise _error("pipeline-stages", f"num_stages must be a non-negative integer, got {num_stages!r}")
+    for name, v in (("order", order), ("stage", stage)):
+        if v is not None and not all(isinstance(x, int) for x in v):
+            raise _error("pipeline-stages", f"`{name}` of T.Pipelined must be a list of integers, got {v!r}")
+    if order is not None and len(set(order)) != len(order):
+        raise _error("pipeline-stages", f"two statements have the same order in {list(order)}")
+    if order is not None and stage is not None and len(order) != len(stage):
+        raise _error("pipeline-stages", f"pipeline annotation size: order has {len(order)} entries, stage {len(stage)}")
+    if num_stages == 0 and stage is None:
+        return LoopFrame(start, stop, None, "serial", attrs_of(annotations))
+    return LoopFrame(start, stop, None, "pipelined",
+                     attrs_of(annotations, num_stages=num_stages, order=order or None, stage=stage or None))
+
+
+def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any = 8) -> PersistentFrame:  # noqa: N802
+    """Persistent tile loop: one variable per domain dimension; tiles are dealt out to `wave_size` blocks."""
+    return PersistentFrame(domain, wave_size, index, group_size)
+
+
+def grid(*extents: Any) -> GridFrame:
+    """Nested serial loops."""
+    return GridFrame(extents)
+
+
+def parallel(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None = None) -> ParallelFrame:
+    """One-dimensional T.Parallel with a start."""
+    if stop is None:
+        return ParallelFrame((start,), attrs_of(annotations))
+    if is_const(start, 0):
+        return ParallelFrame((stop,), attrs_of(annotations))
+    raise _error("loop-bounds", "T.parallel with a start other than 0 is not available: add the start in the body")
+
+
+def loop_break() -> None:
+    """Leave the innermost loop."""
+    need_builder("T.loop_break").break_()
+
+
+def continue_loop() -> None:
+    """Next iteration of the innermost loop."""
+    need_builder("T.continue_loop").continue_()
+
+
+Builder.serial_loop = staticmethod(serial)  # `range` in a for header
+Serial, Unroll, Vectorized, break_loop = serial, unroll, vectorized, loop_break

@@ -1,0 +1,449 @@
+"""Scalar math: rows of target/intrinsics.py by name, and what is composed of operators."""
+
+from __future__ import annotations
+
+import math as _math
+from collections.abc import Callable
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, as_bool, binary, call, cast,
+                         const, convert, int_range, match, promote, select, unary)
+from tilelang.ir import dtype as DType
+from tilelang.ir.expr import _float_max as float_max
+
+from .regions import BufferSlice
+from .state import current
+from .tensor import dtype_of
+
+for _kind, _base, _about in (
+    ("math-type", TypeError, "a math function of a type it is not defined on"),
+    ("rounding-mode", ValueError, "an unknown rounding mode"),
+    ("select-types", TypeError, "T.Select between different types"),
+    ("packed-type", ValueError, "a packed pair operation on another type"),
+    ("lane", TypeError, "T.extract_lane with a bad lane"),
+    ("lane-range", IndexError, "T.extract_lane past the last lane"),
+    ("cast-option", ValueError, "a bad option of T.cast"),
+    ("bit-size", ValueError, "T.reinterpret between types of different size"),
+):  # fmt: skip
+    errors.register(_kind, _base, _about)
+
+
+def _span() -> Any:
+    b = current()
+    return b.here() if b else None
+
+
+def _value(x: Any) -> Expr:
+    return convert(x.vector() if isinstance(x, BufferSlice) else x)
+
+
+def _float_arg(x: Any, name: str, strict: bool) -> Expr:
+    """The argument as a float expression.  Integers become float32, or are refused when strict."""
+    e = _value(x)
+    if e.dtype.is_float:
+        return e
+    if strict and not isinstance(x, (int, float)):
+        raise errors.error("math-type", f"T.{name} only supports floating-point inputs, but got {e.dtype}", span=_span(),
+                           hint="cast the argument: T.cast(x, 'float32')")
+    return cast(e, F32.with_lanes(e.dtype.lanes))
+
+
+def _unary(name: str, strict: bool = False) -> Callable[..., Expr]:
+    def fn(x: Any, *, dtype: Any = None) -> Expr:
+        e = _float_arg(x, name, strict)
+        return call(name, (e,), e.dtype)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{name}(x), in the type of x (integers: float32)."
+    return fn
+
+
+exp, exp2, exp10 = _unary("exp"), _unary("exp2"), _unary("exp10")
+log, log2, log10, log1p = _unary("log"), _unary("log2"), _unary("log10"), _unary("log1p")
+sqrt, rsqrt, sigmoid, sin, cos = _unary("sqrt"), _unary("rsqrt"), _unary("sigmoid"), _unary("sin"), _unary("cos")
+tan, sinh, cosh, tanh = (_unary(n, True) for n in ("tan", "sinh", "cosh", "tanh"))
+asin, acos, atan = (_unary(n, True) for n in ("asin", "acos", "atan"))
+asinh, acosh, atanh, erf = (_unary(n, True) for n in ("asinh", "acosh", "atanh", "erf"))
+fast_rcp = _unary("fast_rcp")
+_FAST = {f"__{n}": _unary(f"__{n}", True) for n in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}
+globals().update(_FAST)
+
+
+def _rounding(name: str) -> Callable[..., Expr]:
+    def fn(x: Any, *, dtype: Any = None) -> Expr:
+        e = _value(x)
+        return e if e.dtype.is_int else call(name, (e,), e.dtype)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{name}(x); integers are returned as they are."
+    return fn
+
+
+floor, ceil, trunc, nearbyint = (_rounding(n) for n in ("floor", "ceil", "trunc", "nearbyint"))
+
+
+def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:  # noqa: A001 - public name
+    """Nearest integer value; rounding_mode ties-to-even or ties-away-from-zero."""
+    e = _value(x)
+    rows = {"ties-to-even": "nearbyint", "ties-away-from-zero": "round"}
+    if rounding_mode not in rows:
+        raise errors.error("rounding-mode", f"T.round: unknown rounding mode {rounding_mode!r}, expected one of {list(rows)}",
+                           span=_span())
+    return e if e.dtype.is_int else call(rows[rounding_mode], (e,), e.dtype)
+
+
+def abs(x: Any, *, dtype: Any = None) -> Expr:  # noqa: A001 - public name
+    """Absolute value, in the type of x."""
+    e = _value(x)
+    if e.dtype.is_unsigned or e.dtype.is_bool:
+        return e
+    if isinstance(e, Const):
+        return const(-e.value if e.value < 0 else e.value, e.dtype)
+    return call("fabs" if e.dtype.is_float else "abs", (e,), e.dtype)
+
+
+fabs = abs
+
+
+def _integer(name: str, result: DType | None = None) -> Callable[..., Expr]:
+    def fn(x: Any) -> Expr:
+        e = _value(x)
+        if not e.dtype.is_int:
+            raise errors.error("math-type", f"T.{name} needs an integer, found {e.dtype}", span=_span())
+        return call(name, (e,), result or e.dtype)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{name} of an integer."
+    return fn
+
+
+popcount, clz = _integer("popcount"), _integer("clz")
+_FFS = _integer("__ffs", I32)
+globals()["__ffs"] = _FFS
+
+
+def _fns(mask: Any, base: Any, offset: Any) -> Expr:
+    """Position of the offset-th set bit of a 32-bit mask from base."""
+    return call("__fns", (cast(mask, "uint32"), cast(base, "uint32"), cast(offset, I32)), "uint32")
+
+
+globals()["__fns"] = _fns
+
+
+def _binary_float(name: str) -> Callable[..., Expr]:
+    def fn(a: Any, b: Any) -> Expr:
+        x, y = match(_value(a), _value(b))
+        if not x.dtype.is_float:
+            x, y = cast(x, F32.with_lanes(x.dtype.lanes)), cast(y, F32.with_lanes(y.dtype.lanes))
+        return call(name, (x, y), x.dtype)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{name}(a, b), in their promoted float type."
+    return fn
+
+
+atan2, fmod, hypot, copysign, nextafter = (_binary_float(n) for n in ("atan2", "fmod", "hypot", "copysign", "nextafter"))
+
+
+def pow(x: Any, y: Any) -> Expr:  # noqa: A001 - public name
+    """x to the power y; a non-negative Python int y multiplies repeatedly."""
+    e = _value(x)
+    if isinstance(y, int) and not isinstance(y, bool) and y >= 0:
+        out: Expr | None = None
+        base, n = e, y
+        while n:
+            if n & 1:
+                out = base if out is None else out * base
+            n >>= 1
+            if n:
+                base = base * base
+        return const(1, e.dtype) if out is None else out
+    a, b = match(e, _value(y)) if not isinstance(y, float) or e.dtype.is_float else match(cast(e, F32), y)
+    if not a.dtype.is_float:
+        a, b = cast(a, F32), cast(b, F32)
+    return call("pow", (a, b), a.dtype)
+
+
+def ldexp(x: Any, n: Any) -> Expr:
+    """x * 2**n."""
+    e = _float_arg(x, "ldexp", False)
+    return call("ldexp", (e, cast(_value(n), I32)), e.dtype)
+
+
+def _predicate(name: str, on_int: bool) -> Callable[..., Expr]:
+    def fn(x: Any) -> Expr:
+        e = _value(x)
+        if not e.dtype.is_float:
+            return const(on_int)
+        if e.dtype.bits < 32:
+            e = cast(e, F32.with_lanes(e.dtype.lanes))  # exact, and keeps NaN and infinity
+        return call(name, (e,), BOOL.with_lanes(e.dtype.lanes))
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{name}(x) as bool."
+    return fn
+
+
+isnan, isinf, isfinite = _predicate("isnan", False), _predicate("isinf", False), _predicate("isfinite", True)
+
+
+def isnullptr(p: Any) -> Expr:
+    """Whether a pointer is null."""
+    if isinstance(p, Buffer):
+        p = p.data
+    return call("isnullptr", (p,), BOOL)
+
+
+def max(a: Any, b: Any) -> Expr:  # noqa: A001 - public name
+    """The greater of two values, promoted; the other when one is NaN."""
+    return binary("max", _py(a), _py(b))
+
+
+def min(a: Any, b: Any) -> Expr:  # noqa: A001 - public name
+    """The lesser of two values, promoted; the other when one is NaN."""
+    return binary("min", _py(a), _py(b))
+
+
+def _py(x: Any) -> Any:
+    """Slices as vectors; Python floats as the float32 constants that promotion sees."""
+    if isinstance(x, BufferSlice):
+        return x.vector()
+    return const(x) if isinstance(x, float) else x
+
+
+def clamp(x: Any, lo: Any, hi: Any) -> Expr:
+    """min(max(x, lo), hi)."""
+    return min(max(x, lo), hi)
+
+
+# ---- casts and selection ---------------------------------------------------------------------------------------------------
+
+def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any = None) -> Expr:
+    """value in another type: floats to integers truncate, narrower floats round to nearest even."""
+    if isinstance(value, str) and not isinstance(dtype, str):
+        value, dtype = dtype, value
+    if round not in ("", "rn", "rz", "rp", "rm", "rs"):
+        raise errors.error("cast-option", f"Invalid round mode {round!r}, expected '', rn, rz, rp, rm or rs", span=_span())
+    if not isinstance(sat, bool):
+        raise errors.error("cast-option", f"sat must be a bool, got {sat!r}", span=_span())
+    if (round == "rs") != (rbits is not None):
+        raise errors.error("cast-option", "rbits goes with round='rs', and only with it", span=_span())
+    if round not in ("", "rn") or not sat:
+        raise errors.error("cast-option", f"T.cast with round={round!r}, sat={sat} is not available yet", span=_span())
+    dt = dtype_of(dtype, "T.cast")
+    e = _value(value)
+    return cast(e, dt.with_lanes(e.dtype.lanes) if dt.lanes == 1 and e.dtype.lanes > 1 else dt)
+
+
+def Cast_(dtype: Any, value: Any) -> Expr:  # noqa: N802 - public name
+    """T.Cast(dtype, value)."""
+    return cast_(value, dtype)
+
+
+def reinterpret(value: Any, dtype: Any) -> Expr:
+    """The bits of value as another type of the same size; also (dtype, value)."""
+    if isinstance(value, str) or isinstance(value, type):
+        value, dtype = dtype, value
+    e, dt = _value(value), dtype_of(dtype, "T.reinterpret")
+    if e.dtype.bits * e.dtype.lanes != dt.bits * dt.lanes:
+        raise errors.error("bit-size", f"T.reinterpret of {e.dtype} as {dt}: sizes differ", span=_span())
+    return e if e.dtype == dt else call("reinterpret", (e,), dt)
+
+
+def Select_(cond: Any, a: Any, b: Any) -> Expr:  # noqa: N802 - public name
+    """cond ? a : b, both evaluated; one type."""
+    x, y = _value(a), _value(b)
+    if x.dtype != y.dtype:
+        raise errors.error("select-types", f"T.Select: mismatched types {x.dtype} and {y.dtype}", span=_span())
+    c = as_bool(cond)
+    return Select(c, x, y, x.dtype, False)
+
+
+def if_then_else(cond: Any, a: Any, b: Any) -> Expr:
+    """cond ? a : b; only the chosen side is evaluated (guards loads)."""
+    a, b = (v.vector() if isinstance(v, BufferSlice) else v for v in (a, b))
+    return select(cond, a, b) if not isinstance(cond, bool) else convert(a if cond else b)
+
+
+def Ramp_(base: Any, stride: Any, lanes: int) -> Ramp:  # noqa: N802 - public name
+    """Vector base, base + stride, …"""
+    x, y = match(convert(base), convert(stride))
+    return Ramp(x, y, int(lanes), x.dtype.with_lanes(int(lanes)))
+
+
+def Broadcast_(value: Any, lanes: int) -> Expr:  # noqa: N802 - public name
+    """Vector of copies of value."""
+    e = _value(value)
+    return Broadcast(e, int(lanes), e.dtype.with_lanes(int(lanes)))
+
+
+def Shuffle_(vectors: Any, indices: Any) -> Expr:  # noqa: N802 - public name
+    """Lanes `indices` of the concatenated vectors."""
+    vs = tuple(_value(v) for v in vectors)
+    idx = tuple(int(i) for i in indices)
+    return Shuffle(vs, idx, vs[0].dtype.scalar.with_lanes(len(idx)))
+
+
+def extract_lane(vec: Any, lane: Any) -> Expr:
+    """One lane of a vector; lane is a compile-time integer."""
+    if isinstance(vec, BufferSlice):
+        vec = vec.vector()
+    if not isinstance(vec, Expr):
+        raise errors.error("lane", f"T.extract_lane needs a vector expression, found {type(vec).__name__}", span=_span())
+    if isinstance(lane, Const):
+        lane = lane.value
+    if not isinstance(lane, int):
+        raise errors.error("lane", "T.extract_lane needs a constant lane", span=_span())
+    if vec.dtype.lanes == 1:
+        raise errors.error("packed-type", f"T.extract_lane needs a vector, found {vec.dtype}", span=_span())
+    if not 0 <= lane < vec.dtype.lanes:
+        raise errors.error("lane-range", f"lane {lane} of {vec.dtype} does not exist", span=_span())
+    return Shuffle((vec,), (lane,), vec.dtype.scalar)
+
+
+# ---- constants of a type ---------------------------------------------------------------------------------------------------------
+
+def _limit(dt: Any, sign: int) -> Expr:
+    d = dtype_of(dt, "T.max_value")
+    if d.is_int or d.is_bool:
+        low, high = int_range(d)
+        return const(high if sign > 0 else low, d)
+    return const(sign * float_max(d.base), d)
+
+
+def max_value(dtype: Any) -> Expr:
+    """Greatest finite value of a type."""
+    return _limit(dtype, 1)
+
+
+def min_value(dtype: Any) -> Expr:
+    """Least finite value of a type."""
+    return _limit(dtype, -1)
+
+
+def infinity(dtype: Any) -> Expr:
+    """Positive infinity of a float type."""
+    d = dtype_of(dtype, "T.infinity")
+    if not d.is_float:
+        raise errors.error("math-type", f"T.infinity of {d}: only float types have it", span=_span(),
+                           hint="use T.max_value or T.min_value")
+    return const(_math.inf, d)
+
+
+# ---- integers ---------------------------------------------------------------------------------------------------------------------
+
+def _int_args(a: Any, b: Any) -> bool:
+    return isinstance(a, int) and isinstance(b, int)
+
+
+def ceildiv(a: Any, b: Any) -> Any:
+    """(a + b - 1) // b; Python ints give a Python int."""
+    if _int_args(a, b):
+        return -(-a // b)
+    a, b = (int(v.value) if isinstance(v, Const) and v.dtype.is_int else v for v in (a, b))
+    return -(-a // b) if _int_args(a, b) else (a + (b - 1)) // b
+
+
+cdiv = ceildiv
+
+
+def align_up(x: Any, y: Any) -> Any:
+    """The least multiple of y that is not below x."""
+    return ceildiv(x, y) * y
+
+
+def _operator(op: str) -> Callable[[Any, Any], Expr]:
+    def fn(a: Any, b: Any) -> Expr:
+        return binary(op, _py(a), _py(b))
+
+    fn.__name__ = fn.__qualname__ = op
+    fn.__doc__ = f"`{op}` of two values."
+    return fn
+
+
+floordiv, floormod = _operator("floordiv"), _operator("floormod")
+truncdiv, truncmod = _operator("truncdiv"), _operator("truncmod")
+shift_left, shift_right = _operator("shl"), _operator("shr")
+bitwise_and, bitwise_or, bitwise_xor = _operator("bitand"), _operator("bitor"), _operator("bitxor")
+
+
+def bitwise_not(x: Any) -> Expr:
+    """~x."""
+    return unary("bitnot", _value(x))
+
+
+def index_to_coordinates(index: Any, shape: Any) -> list[Any]:
+    """Row-major coordinates of a linear index."""
+    out: list[Any] = []
+    for d in reversed(list(shape)):
+        out.append(index % d)
+        index = index // d
+    return out[::-1]
+
+
+def likely(x: Any) -> Expr:
+    """x; a hint that it is usually true."""
+    return _value(x)
+
+
+# ---- rounded and packed arithmetic ------------------------------------------------------------------------------------------------
+
+def _ieee(name: str, arity: int) -> Callable[..., Expr]:
+    def fn(*args: Any, rounding_mode: str = "rn") -> Expr:
+        if len(args) == arity + 1 and isinstance(args[-1], str):
+            rounding_mode, args = args[-1], args[:-1]
+        if len(args) != arity:
+            raise TypeError(f"T.ieee_{name} takes {arity} operands, found {len(args)}")
+        if rounding_mode not in ("rn", "rz", "ru", "rd"):
+            raise errors.error("rounding-mode", f"Invalid rounding mode {rounding_mode!r}, expected rn, rz, ru or rd",
+                               span=_span())
+        dt = None
+        vs = [_value(a) for a in args]
+        for v in vs:
+            dt = v.dtype if dt is None else promote(dt, v.dtype)
+        assert dt is not None  # arity is at least one
+        if name == "frsqrt":
+            return call("ieee_frsqrt", [cast(v, dt) for v in vs], dt)
+        return call(f"ieee_{name}", [cast(v, dt) for v in vs], dt, rounding_mode=rounding_mode)
+
+    fn.__name__ = fn.__qualname__ = f"ieee_{name}"
+    fn.__doc__ = f"IEEE {name} with a given rounding mode (rn, rz, ru, rd)."
+    return fn
+
+
+ieee_add, ieee_sub, ieee_mul, ieee_fdiv = (_ieee(n, 2) for n in ("add", "sub", "mul", "fdiv"))
+ieee_fmaf, ieee_frcp, ieee_fsqrt, ieee_frsqrt = (_ieee("fmaf", 3), _ieee("frcp", 1), _ieee("fsqrt", 1), _ieee("frsqrt", 1))
+
+
+def _packed(name: str, arity: int) -> Callable[..., Expr]:
+    def fn(*args: Any) -> Expr:
+        if len(args) != arity:
+            raise TypeError(f"T.{name} takes {arity} operands, found {len(args)}")
+        vs = [a.vector() if isinstance(a, BufferSlice) else a for a in args]
+        for v in vs:
+            if not isinstance(v, Expr):
+                raise errors.error("math-type", f"T.{name} needs vector expressions, found {type(v).__name__}", span=_span())
+            if v.dtype not in ("float32x2", "bfloat16x2", "float16x2"):
+                raise errors.error("packed-type", f"Expected dtype in float32x2, bfloat16x2, float16x2, found {v.dtype}",
+                                   span=_span())
+        if any(v.dtype != vs[0].dtype for v in vs):
+            raise errors.error("packed-type", f"T.{name}: operands must have the same dtype", span=_span())
+        return call(name, vs, vs[0].dtype)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{name} on a pair of floats at once."
+    return fn
+
+
+add2, sub2, mul2, max2, min2 = (_packed(n, 2) for n in ("add2", "sub2", "mul2", "max2", "min2"))
+fma2, abs2 = _packed("fma2", 3), _packed("abs2", 1)
+
+__all__ = ["abs", "abs2", "acos", "acosh", "add2", "align_up", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
+           "bitwise_not", "bitwise_or", "bitwise_xor", "cdiv", "ceil", "ceildiv", "clamp", "clz", "copysign", "cos", "cosh",
+           "erf", "exp", "exp10", "exp2", "extract_lane", "fabs", "fast_rcp", "floor", "floordiv", "floormod", "fma2",
+           "fmod", "hypot", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul",
+           "ieee_sub", "if_then_else", "index_to_coordinates", "infinity", "isfinite", "isinf", "isnan", "isnullptr", "ldexp",
+           "likely", "log", "log10", "log1p", "log2", "max", "max2", "max_value", "min", "min2", "min_value", "mul2",
+           "nearbyint", "nextafter", "popcount", "pow", "reinterpret", "round", "rsqrt", "shift_left", "shift_right",
+           "sigmoid", "sin", "sinh", "sqrt", "sub2", "tan", "tanh", "trunc", "truncdiv", "truncmod", *_FAST, "__ffs", "__fns"]

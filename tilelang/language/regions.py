@@ -1,0 +1,388 @@
+"""Subscripts of buffers, regions as operands of tile ops, and how two operands' extents are paired (spec §9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang import errors
+from tilelang.ir import (I32, Broadcast, Buffer, Const, Expr, Load, Ramp, Region, Span, binary, cast, convert, is_const,
+                         load)
+from tilelang.ir import dtype as DType
+
+from .polynomial import difference
+from .state import current
+
+for _kind, _base, _about in (
+    ("index-count", IndexError, "a subscript with the wrong number of indices"),
+    ("index-type", TypeError, "a subscript that is not an integer, an integer expression or a slice"),
+    ("index-range", IndexError, "a constant index outside the buffer"),
+    ("slice-step", RuntimeError, "a slice with a step"),
+    ("slice-bounds", ValueError, "a slice that is empty, reversed or outside the buffer"),
+    ("slice-value", ValueError, "a slice used as a value that is not one vector along the last dimension"),
+    ("region-operand", TypeError, "a tile op's operand that is not a buffer, region or element"),
+    ("copy-shapes", ValueError, "two whole buffers of different shapes"),
+    ("copy-extents", AssertionError, "operands from which no extents can be deduced"),
+    ("copy-ranks", ValueError, "operands with a different number of non-unit extents"),
+    ("copy-range", ValueError, "a source larger than the tile it is copied into"),
+):  # fmt: skip
+    errors.register(_kind, _base, _about)
+
+
+def _span() -> Span | None:
+    b = current()
+    return b.here() if b is not None else None
+
+
+def _error(kind: str, message: str, hint: str = "") -> errors.TileLangError:
+    return errors.error(kind, message, span=_span(), hint=hint)
+
+
+# ---- subscripts ---------------------------------------------------------------------------------------------------------
+
+def subscript(buffer: Buffer, key: Any, storing: bool = False) -> Any:
+    """buffer[key]: a Load for plain indices, a BufferSlice when a slice occurs."""
+    items = tuple(key) if isinstance(key, (tuple, list)) else (key,)
+    n = len(buffer.shape)
+    if len(items) != n:
+        shape = "(" + ", ".join(map(str, buffer.shape)) + ("," if n == 1 else "") + ")"
+        if storing:
+            raise _error("index-count", f"Buffer {buffer.name} is {n}-dimensional, cannot be indexed with the "
+                         f"{len(items)}-dimensional indices provided.")
+        raise _error("index-count", f"Buffer {buffer.name} is {n}-dimensional (shape={shape}), but {len(items)} index(es) "
+                     f"were provided: give one index or slice per dimension")
+    sliced = False
+    for i in items:
+        if type(i) is slice:
+            sliced = True
+    if not sliced:
+        return load(buffer, [_index(buffer, d, i) for d, i in enumerate(items)], span=None if storing else _here_cheap())
+    mins: list[Expr] = []
+    extents: list[Any] = []
+    for d, i in enumerate(items):
+        if type(i) is slice:
+            lo, ext = _slice_bounds(buffer, d, i)
+            mins.append(lo)
+            extents.append(ext)
+        else:
+            mins.append(_index(buffer, d, i))
+            extents.append(1)
+    return BufferSlice(Region(buffer, tuple(mins), tuple(extents), span=_here_cheap()))
+
+
+def _here_cheap() -> Span | None:
+    b = current()
+    return b.span() if b is not None else None
+
+
+def _index(buffer: Buffer, d: int, i: Any) -> Expr:
+    """Index i of dimension d as an integer expression; negative constants count from the end."""
+    if isinstance(i, int) or type(i) is Const or isinstance(i, np.integer):
+        if isinstance(i, Const) and i.dtype.is_float:
+            raise _error("index-type", f"index {d} of `{buffer.name}` is the float {i.value}, an integer is needed")
+        return _constant_index(buffer, d, int(i))
+    e = i if isinstance(i, Expr) else _convert_index(buffer, d, i)
+    if not (e.dtype.is_int or e.dtype.is_bool):
+        raise _error("index-type", f"index {d} of `{buffer.name}` has type {e.dtype}, an integer is needed",
+                     hint="cast it: T.cast(i, 'int32')")
+    return cast(e, I32) if e.dtype.is_bool else e
+
+
+def _convert_index(buffer: Buffer, d: int, i: Any) -> Expr:
+    if i is Ellipsis or i is None or isinstance(i, (str, float, Buffer)):
+        what = "..." if i is Ellipsis else type(i).__name__
+        raise _error("index-type", f"index {d} of `{buffer.name}` is {what}, an integer, an integer expression or a slice is "
+                     "needed")
+    try:
+        return convert(i)
+    except TypeError:
+        raise _error("index-type", f"index {d} of `{buffer.name}` is a {type(i).__name__}, an integer, an integer expression "
+                     "or a slice is needed") from None
+
+
+def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
+    dim = buffer.shape[d]
+    if i < 0:
+        if isinstance(dim, int):
+            if i + dim < 0:
+                raise _error("index-range", f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})")
+            return convert(i + dim)
+        return binary("add", dim, i)
+    if isinstance(dim, int) and i >= dim and buffer.scope_name != "global":
+        raise _error("index-range", f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})",
+                     hint="only accesses to global buffers are guarded")
+    return convert(i)
+
+
+def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
+    """Start and extent of a slice.  Constant negative bounds count from the end, as in Python."""
+    if s.step is not None and not is_const(s.step, 1):
+        raise _error("slice-step", "Buffer slicing with step is not supported",
+                     hint="loop over the elements with T.Parallel")
+    dim = buffer.shape[d]
+    lo = _bound(buffer, d, s.start, 0, dim)
+    hi = _bound(buffer, d, s.stop, dim, dim)
+    extent = difference(hi, lo)
+    if isinstance(extent, int):
+        if extent <= 0:
+            raise _error("slice-bounds", f"the slice of dimension {d} of `{buffer.name}` has {extent} elements",
+                         hint="a slice needs start < stop")
+        outside = isinstance(lo, int) and isinstance(dim, int) and lo + extent > dim
+        if outside and buffer.scope_name != "global":
+            raise _error("slice-bounds", f"the slice {lo}:{lo + extent} ends past dimension {d} of `{buffer.name}` "  # type: ignore
+                         f"(size {dim})", hint="only accesses to global buffers are guarded")
+    return convert(lo), extent
+
+
+def _bound(buffer: Buffer, d: int, v: Any, default: Any, dim: Any) -> Any:
+    if v is None:
+        return default
+    if isinstance(v, Const) and v.dtype.is_int:
+        v = int(v.value)
+    if isinstance(v, (int, np.integer)) and not isinstance(v, bool):
+        v = int(v)
+        if v >= 0:
+            return v
+        if isinstance(dim, int) and v + dim < 0:
+            raise _error("slice-bounds", f"the slice bound {v} is outside dimension {d} of `{buffer.name}` (size {dim})")
+        return dim + v
+    e = v if isinstance(v, Expr) else _convert_index(buffer, d, v)
+    if not e.dtype.is_int:
+        raise _error("index-type", f"a slice bound of `{buffer.name}` has type {e.dtype}, an integer is needed")
+    return e
+
+
+Buffer.subscript = staticmethod(subscript)  # what A[...] means once the language is imported
+
+
+class BufferSlice:
+    """`A[a:b, k]`: a region of a buffer.  Operand of tile ops; used as a value it is a vector.
+
+    by_reference: it is a T.Ref parameter, assignment stores through it.
+    """
+
+    __slots__ = ("region", "by_reference")
+
+    def __init__(self, region: Region, by_reference: bool = False) -> None:
+        self.region, self.by_reference = region, by_reference
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.region.buffer
+
+    @property
+    def dtype(self) -> DType:
+        return self.region.buffer.dtype
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Extents, one per dimension of the buffer."""
+        return self.region.extents
+
+    def scope(self) -> str:
+        return self.region.buffer.scope_name
+
+    def vector(self) -> Load:
+        """The elements as one vector value (static extent, along the last dimension)."""
+        return load(self.buffer, vector_indices(self.region))
+
+    __tilelang_expr__ = vector
+
+    def astype(self, dt: Any) -> Expr:
+        return cast(self.vector(), dt)
+
+    def __getitem__(self, key: Any) -> Any:
+        raise _error("store-target", f"a region of `{self.buffer.name}` cannot be subscripted again",
+                     hint="index the buffer itself, adding the region's start")
+
+    def __repr__(self) -> str:
+        return repr(self.region)
+
+    __hash__ = object.__hash__
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    def method(self: BufferSlice, *args: Any) -> Any:
+        return getattr(self.vector(), name)(*args)
+
+    method.__name__ = name
+    return method
+
+
+for _n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "lshift", "rshift", "and", "or", "xor"):
+    setattr(BufferSlice, f"__{_n}__", _delegate(f"__{_n}__"))
+    setattr(BufferSlice, f"__r{_n}__", _delegate(f"__r{_n}__"))
+for _n in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "invert"):
+    setattr(BufferSlice, f"__{_n}__", _delegate(f"__{_n}__"))
+
+
+def vector_indices(r: Region) -> tuple[Expr, ...]:
+    """Indices that address the region as one vector.  Raises slice-value."""
+    wide = [d for d, e in enumerate(r.extents) if not is_const(e, 1)]
+    last = len(r.extents) - 1
+    if not wide:
+        return r.mins
+    if len(wide) > 1:
+        raise _error("slice-value", f"a region of `{r.buffer.name}` with {len(wide)} non-unit dimensions is not a value",
+                     hint="use T.copy to move tiles, or T.Parallel to compute on them")
+    d = wide[0]
+    if d != last or not isinstance(r.extents[d], int):
+        raise _error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have a static extent along the last "
+                     "dimension", hint="use T.copy, or loop over the elements")
+    start = r.mins[d]
+    ramp = Ramp(start, Const(1, start.dtype), r.extents[d], start.dtype.with_lanes(r.extents[d]))
+    return (*r.mins[:d], ramp)
+
+
+def store_slice(builder: Any, target: BufferSlice, value: Any) -> None:
+    """`A[i, 0:4] = vector`, executed by every thread that reaches it."""
+    indices = vector_indices(target.region)
+    lanes = max((i.dtype.lanes for i in indices), default=1)
+    v = convert(value)
+    if v.dtype.lanes != target.dtype.lanes * lanes:
+        raise _error("store-type", f"Incompatible types in BufferStore: the slice of `{target.buffer.name}` has {lanes} "
+                     f"elements, the value is {v.dtype}", hint="fill a region with T.fill, or broadcast with T.Broadcast")
+    builder.store(target.buffer, indices, v)
+
+
+# ---- operands of tile ops -----------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Operand:
+    """A tile op's operand.  extents None: an element that only says where the tile starts."""
+
+    buffer: Buffer
+    mins: tuple[Expr, ...]
+    extents: tuple[Any, ...] | None
+    whole: bool = False
+
+    def region(self, extents: tuple[Any, ...] | None = None) -> Region:
+        return Region(self.buffer, self.mins, extents if extents is not None else self.extents or (), span=_here_cheap())
+
+
+_ZERO = Const(0, I32)
+
+
+def operand(x: Any, what: str) -> Operand:
+    """The operand an argument stands for.  Raises region-operand."""
+    if isinstance(x, Buffer):
+        return Operand(x, (_ZERO,) * len(x.shape), x.shape, whole=True)
+    if isinstance(x, BufferSlice):
+        return Operand(x.region.buffer, x.region.mins, x.region.extents)
+    if isinstance(x, Region):
+        return Operand(x.buffer, x.mins, x.extents)
+    if isinstance(x, Load):
+        if x.indices and isinstance(x.indices[-1], (Ramp, Broadcast)):
+            raise _error("region-operand", f"{what} is a vector load: write the slice `{x.buffer.name}[a:b]`")
+        return Operand(x.buffer, x.indices, None)
+    if hasattr(x, "__tilelang_expr__"):
+        x.__tilelang_expr__()  # a dead name says so itself
+    raise _error("region-operand", f"{what} must be a buffer, a region of it or an element of it, found "
+                 f"{type(x).__name__}")
+
+
+def whole_region(x: Any, what: str) -> Region:
+    """The region of an operand that has extents of its own (an element: one element)."""
+    o = operand(x, what)
+    return o.region(o.extents if o.extents is not None else (1,) * len(o.mins))
+
+
+def non_unit(extents: tuple[Any, ...]) -> list[int]:
+    """Dimensions whose extent is not statically 1."""
+    return [d for d, e in enumerate(extents) if not is_const(e, 1)]
+
+
+def same_extent(a: Any, b: Any) -> bool:
+    return is_const(difference(a, b), 0) if not (isinstance(a, int) and isinstance(b, int)) else a == b
+
+
+def _nearness(b: Buffer) -> int:
+    scope = b.scope_name
+    return 2 if scope.startswith("local") or scope == "shared.tmem" else 1 if scope.startswith("shared") else 0
+
+
+def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
+    """Regions of source and destination whose non-unit extents agree in order.
+
+    When both have extents and they differ, the operand nearer the registers gives the iteration space (at equal
+    distance the source) and the other only its start.  Raises copy-shapes, copy-extents, copy-ranks, copy-range.
+    """
+    s, d = operand(src, f"the source of T.{what}"), operand(dst, f"the destination of T.{what}")
+    if s.whole and d.whole:
+        if len(s.extents) != len(d.extents) or not all(map(same_extent, s.extents, d.extents)):  # type: ignore[arg-type]
+            raise _error("copy-shapes", f"StructuralEqual check failed: T.{what} of whole buffers needs equal shapes, found "
+                         f"`{s.buffer.name}` {_shape(s.extents)} and `{d.buffer.name}` {_shape(d.extents)}",
+                         hint="slice one of them, or give the start element: "
+                         f"T.{what}({s.buffer.name}[…], {d.buffer.name})")
+        return _checked(s.region(), d.region(), what)
+    if s.extents is None and d.extents is None:
+        raise _error("copy-extents", f"Can't deduce {what} extents from args: both operands are elements",
+                     hint="give a whole buffer or a slice on one side")
+    if s.extents is None or d.extents is None:
+        base, point = (d, s) if s.extents is None else (s, d)
+        region = base.region()
+        other = point.region(_trailing(point, base.extents, what))  # type: ignore[arg-type]
+        return _checked(other, region, what) if s.extents is None else _checked(region, other, what)
+    a, b = non_unit(s.extents), non_unit(d.extents)
+    if len(a) != len(b):
+        raise _error("copy-ranks", f"T.{what} does not broadcast or flatten: `{s.buffer.name}` has extents "
+                     f"{_shape(s.extents)}, `{d.buffer.name}` {_shape(d.extents)}",
+                     hint="the extents other than 1 must be as many on both sides")
+    if all(same_extent(s.extents[i], d.extents[j]) for i, j in zip(a, b)):
+        return _checked(s.region(), d.region(), what)
+    if _nearness(d.buffer) > _nearness(s.buffer):
+        for i, j in zip(a, b):
+            x, y = s.extents[i], d.extents[j]
+            if isinstance(x, int) and isinstance(y, int) and x > y:
+                raise _error("copy-range", f"Selected loop range is smaller than original src range: dimension {i} of "
+                             f"`{s.buffer.name}` has {x}, `{d.buffer.name}` takes {y}",
+                             hint="slice the source to the tile's size")
+        return _checked(s.region(_replaced(s.extents, a, d.extents, b)), d.region(), what)
+    return _checked(s.region(), d.region(_replaced(d.extents, b, s.extents, a)), what)
+
+
+def _checked(src: Region, dst: Region, what: str) -> tuple[Region, Region]:
+    """Refuse tiles that statically leave a buffer that is not guarded, and copies of a buffer onto itself."""
+    for r in (src, dst):
+        check_inside(r)
+    if src.buffer is dst.buffer and all(a.same(b) for a, b in zip(src.mins, dst.mins)):
+        raise _error("copy-overlap", f"T.{what}: source and destination are the same region of `{src.buffer.name}`")
+    return src, dst
+
+
+errors.register("copy-overlap", ValueError, "a copy whose source and destination overlap")
+
+
+def check_inside(r: Region) -> None:
+    """Refuse a region with constant bounds that leaves an unguarded (not global) buffer."""
+    if r.buffer.scope_name == "global":
+        return
+    for d, (lo, ext, dim) in enumerate(zip(r.mins, r.extents, r.buffer.shape)):
+        if isinstance(lo, Const) and isinstance(ext, int) and isinstance(dim, int) and lo.value + ext > dim:
+            raise _error("slice-bounds", f"the tile covers {lo.value}:{lo.value + ext} of dimension {d} of `{r.buffer.name}`, "
+                         f"which has {dim}", hint="only accesses to global buffers are guarded")
+
+
+def _replaced(own: tuple[Any, ...], dims: list[int], other: tuple[Any, ...], odims: list[int]) -> tuple[Any, ...]:
+    out = list(own)
+    for i, j in zip(dims, odims):
+        out[i] = other[j]
+    return tuple(out)
+
+
+def _trailing(point: Operand, extents: tuple[Any, ...], what: str) -> tuple[Any, ...]:
+    """Extents of the other operand aligned to the last dimensions of an element operand."""
+    n = len(point.mins)
+    while len(extents) > n and is_const(extents[0], 1):
+        extents = extents[1:]
+    if len(extents) > n:
+        raise _error("copy-extents", f"Can't deduce {what} extents from args: `{point.buffer.name}` has {n} dimensions, the "
+                     f"other operand extents {_shape(extents)}", hint=f"slice `{point.buffer.name}` instead")
+    return (1,) * (n - len(extents)) + tuple(extents)
+
+
+def _shape(extents: Any) -> str:
+    return "(" + ", ".join(map(str, extents)) + ("," if len(extents) == 1 else "") + ")"

@@ -1,0 +1,45 @@
+"""Symbolic dimensions: T.dynamic (a run-time value) and T.const (a value each compiled kernel fixes)."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import Var
+from tilelang.ir import dtype as DType
+
+from .state import need_builder
+
+errors.register("symbol-name", ValueError, "a bad name of T.dynamic or T.const")
+
+
+def split_names(names: str) -> tuple[str, ...]:
+    """The names of "m, n" or "m n"."""
+    parts = tuple(p for p in re.split(r"[,\s]+", names.strip()) if p)
+    if not parts or not all(p.isidentifier() for p in parts):
+        raise errors.error("symbol-name", f"expected one or more names, got {names!r}")
+    return parts
+
+
+def dynamic(name: str, dtype: Any = "int32") -> Any:
+    """Run-time symbol(s): "m" gives a Var, "m, n" or "m n" a tuple.  Every call makes new symbols."""
+    names = split_names(name)
+    out = tuple(Var(n, DType(dtype)) for n in names)
+    return out[0] if len(out) == 1 else out
+
+
+def symbolic(name: str, dtype: Any = "int32") -> Any:
+    """Deprecated spelling of T.dynamic."""
+    warnings.warn("T.symbolic is deprecated, use T.dynamic", DeprecationWarning, stacklevel=2)
+    return dynamic(name, dtype)
+
+
+def const(name: str, dtype: Any = "int32") -> Any:
+    """Dimension(s) of an eager kernel fixed for each compiled kernel; read from the tensors at the call."""
+    b = need_builder("T.const")
+    if b.eager is None:
+        raise errors.JITNoBuilderError("T.const can only be used in a tilelang.jit function in the eager style")
+    out = tuple(b.eager.const(n, DType(dtype)) for n in split_names(name))
+    return out[0] if len(out) == 1 else out

@@ -1,0 +1,289 @@
+"""Annotations of parameters: T.Tensor, T.StridedTensor, T.Buffer, T.ptr, T.handle; tensors made from pointers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Var, as_dim, cast
+from tilelang.ir import dtype as DType
+
+from .regions import BufferSlice
+from .state import current, need_builder
+
+for _kind, _base, _about in (
+    ("tensor-shape", TypeError, "a tensor annotation with a bad shape"),
+    ("tensor-dtype", TypeError, "a tensor annotation with a bad dtype"),
+    ("tensor-strides", ValueError, "strides that do not go with the shape"),
+    ("tensor-subscript", AssertionError, "T.Tensor[...] with one lone number"),
+    ("tensor-scope", ValueError, "a parameter in a memory scope that cannot be passed in"),
+    ("pointer", TypeError, "something that is not a pointer where one is needed"),
+):  # fmt: skip
+    errors.register(_kind, _base, _about)
+
+
+def _error(kind: str, message: str, hint: str = "") -> errors.TileLangError:
+    b = current()
+    return errors.error(kind, message, span=b.here() if b else None, hint=hint)
+
+
+def shape_of(shape: Any, what: str) -> tuple[Any, ...]:
+    """A shape argument (number, expression, tuple or list) as a tuple of dimensions."""
+    items = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    out = []
+    for d in items:
+        try:
+            d = as_dim(d.__tilelang_expr__() if hasattr(d, "__tilelang_expr__") else d)
+        except TypeError as e:
+            raise _error("tensor-shape", f"the shape of {what}: {e}") from None
+        if isinstance(d, int) and d < 0:
+            raise _error("tensor-shape", f"the shape of {what} has the negative dimension {d}")
+        if isinstance(d, Expr) and not d.dtype.is_int:
+            raise _error("tensor-shape", f"the shape of {what} has a dimension of type {d.dtype}, integers are needed")
+        out.append(d)
+    return tuple(out)
+
+
+def dtype_of(dt: Any, what: str) -> DType:
+    """A dtype argument in any spelling; T.ptr means the 64-bit integer that holds an address."""
+    if dt is ptr or dt is handle:
+        return DType("int64")
+    if isinstance(dt, (Expr, Buffer, tuple, list)) or dt in (float, int, bool) and not isinstance(dt, str):
+        name = f"the Python type `{dt.__name__}`" if isinstance(dt, type) else f"a {type(dt).__name__}"
+        raise _error("tensor-dtype", f"{what} needs an element type, found {name}", hint="write T.float32, T.int32, …")
+    try:
+        return DType(dt)
+    except (TypeError, ValueError) as e:
+        raise errors.error("dtype-name", f"{what}: {e}", span=_span()) from None
+
+
+errors.register("dtype-name", ValueError, "an unknown element type")
+
+
+def _span() -> Any:
+    b = current()
+    return b.here() if b else None
+
+
+class TensorSpec:
+    """A tensor annotation: shape, element type, strides and scope, before it is a parameter of a function.
+
+    strides None with compact True: row-major contiguous, checked at the call; with compact False: unspecified.
+    """
+
+    __slots__ = ("shape", "dtype", "strides", "scope_name", "compact", "name", "align", "elem_offset")
+
+    def __init__(self, shape: Any, dt: Any, strides: Any = None, scope: str | None = None, compact: bool = True,
+                 align: int = 0, elem_offset: Any = None) -> None:
+        self.shape = shape_of(shape, "a tensor")
+        self.dtype = dtype_of(dt, "a tensor")
+        self.strides = None if strides is None else shape_of(strides, "a tensor's strides")
+        if self.strides is not None and len(self.strides) != len(self.shape):
+            raise _error("tensor-strides", f"Invalid shape/strides' dimensions: {len(self.shape)} and {len(self.strides)}")
+        self.scope_name, self.compact = scope or "global", compact
+        self.align, self.elem_offset = align, elem_offset
+
+    def scope(self) -> str:
+        return self.scope_name
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def buffer(self, name: str, data: Var | None = None, span: Any = None) -> Buffer:
+        """The Buffer of a parameter of this type."""
+        attrs: dict[str, Any] = {}
+        if not self.compact:
+            attrs["any_strides"] = True
+        if self.align:
+            attrs["align"] = self.align
+        return Buffer(name, self.shape, self.dtype, self.scope_name, self.strides,
+                      0 if self.elem_offset is None else self.elem_offset, data, tuple(sorted(attrs.items())), span=span)
+
+    def __repr__(self) -> str:
+        return f"T.Tensor({self.shape}, {str(self.dtype)!r})"
+
+
+class TensorFactory:
+    """T.Tensor and its kin: callable and subscriptable; bare, it takes shape and dtype from the argument of the call."""
+
+    def __init__(self, name: str, scope: str, strided: bool = False, compact: bool = True) -> None:
+        self.name, self.default_scope, self.strided, self.compact = name, scope, strided, compact
+
+    def __call__(self, shape: Any, *args: Any, **kw: Any) -> TensorSpec:
+        return self._strided(shape, *args, **kw) if self.strided else self._plain(shape, *args, **kw)
+
+    def _plain(self, shape: Any, dtype: Any = "float32", data: Any = None, scope: str | None = None) -> TensorSpec:
+        return TensorSpec(shape, dtype, None, scope or self.default_scope, self.compact)
+
+    def _strided(self, shape: Any, strides: Any, dtype: Any = "float32", scope: str | None = None) -> TensorSpec:
+        return TensorSpec(shape, dtype, strides, scope or self.default_scope)
+
+    def __getitem__(self, key: Any) -> TensorSpec:
+        if not isinstance(key, tuple):
+            if isinstance(key, (int, Expr)):
+                raise _error("tensor-subscript", f"T.{self.name}[{key}] is ambiguous: write T.{self.name}(({key},), dtype)")
+            key = (key,)
+        if all(isinstance(k, int) for k in key):
+            return self(key)
+        return self(*key)
+
+    def from_ptr(self, pointer: Any, shape: Any, dtype: Any = "float32", strides: Any = None) -> Buffer:
+        """The tensor at an incoming pointer parameter."""
+        return make_tensor(pointer, shape, dtype, strides)
+
+    def __repr__(self) -> str:
+        return f"T.{self.name}"
+
+
+class _BufferFactory(TensorFactory):
+    def _plain(self, shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None,  # type: ignore[override]
+               elem_offset: Any = None, scope: str = "global", align: int = 0, offset_factor: int = 0,
+               buffer_type: str = "", axis_separators: Any = None) -> TensorSpec:
+        warnings.warn("T.Buffer is deprecated, use T.Tensor or T.StridedTensor", DeprecationWarning, stacklevel=4)
+        return TensorSpec(shape, dtype, strides, scope, compact=strides is not None, align=max(align, 0),
+                          elem_offset=elem_offset)
+
+
+Tensor = TensorFactory("Tensor", "global")
+StridedTensor = TensorFactory("StridedTensor", "global", strided=True)
+Buffer_ = _BufferFactory("Buffer", "global")
+FragmentBuffer = TensorFactory("FragmentBuffer", "local.fragment")
+SharedBuffer = TensorFactory("SharedBuffer", "shared.dyn")
+LocalBuffer = TensorFactory("LocalBuffer", "local")
+
+
+class PointerFactory:
+    """T.ptr and T.handle: an untyped device pointer parameter; as a dtype, the integer that holds an address."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, dtype: Any = None, storage_scope: str = "global", *, is_size_var: bool = False) -> Var:
+        return Var(self.name, DType("handle"))
+
+    def __repr__(self) -> str:
+        return f"T.{self.name}"
+
+
+ptr, handle = PointerFactory("ptr"), PointerFactory("handle")
+
+
+def make_tensor(pointer: Any, shape: Any, dtype: Any = "float32", strides: Any = None) -> Buffer:
+    """A tensor at a pointer parameter (T.ptr), row-major unless strides are given."""
+    b = need_builder("T.make_tensor")
+    if isinstance(pointer, Var) and pointer.dtype.is_handle:
+        data = pointer
+    elif isinstance(pointer, (Load, Expr)) and (pointer.dtype.is_int or pointer.dtype.is_handle):
+        data = b.let("ptr", cast(pointer, "handle"))
+    else:
+        raise _error("pointer", f"T.make_tensor needs a pointer parameter or an integer address, found "
+                     f"{type(pointer).__name__}", hint="declare the parameter as `p: T.ptr`")
+    spec = TensorSpec(shape, dtype, strides)
+    buf = spec.buffer(b.fresh_name("tensor"), data, b.here())
+    b.unnamed[id(buf)] = buf
+    return buf
+
+
+def make_tensor_from_addr(addr: Any, shape: Any, dtype: Any = "float32", strides: Any = None,
+                          storage_scope: str = "global") -> Buffer:
+    """A tensor at an integer address."""
+    return make_tensor(addr, shape, dtype, strides)
+
+
+def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None,
+                 elem_offset: Any = None, scope: str = "global", align: int = 0, offset_factor: int = 0,
+                 buffer_type: str = "", axis_separators: Any = None) -> Buffer:
+    """The tensor at a pointer parameter; or a view of a buffer's region."""
+    if isinstance(param, BufferSlice):
+        r = param.region
+        if r.buffer.strides_ is not None or not all(isinstance(s, (int, Expr)) for s in r.buffer.strides):
+            raise _error("pointer", "T.match_buffer of a region of a strided buffer is not available")
+        offset: Any = r.buffer.offset
+        for m, s in zip(r.mins, r.buffer.strides):
+            offset = offset + m * s
+        dims = [s for s, e in zip(r.buffer.strides, r.extents) if not (isinstance(e, int) and e == 1)]
+        want = shape_of(shape, "the view")
+        if len(want) != len(dims):
+            dims = list(r.buffer.strides)
+        return Buffer(f"{r.buffer.name}_view", want, DType(dtype), r.buffer.scope_name, tuple(dims), offset, r.buffer.data)
+    if not isinstance(param, Var):
+        raise _error("pointer", f"T.match_buffer needs a pointer parameter or a region, found {type(param).__name__}")
+    return make_tensor(param, shape, dtype, strides)
+
+
+def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
+    """The same storage with another shape or element type.  The number of bits must stay the same."""
+    if not isinstance(src, Buffer):
+        raise errors.error("view-source", f"T.view and T.reshape take a whole buffer, found {type(src).__name__}",
+                           span=_span())
+    new_shape = src.shape if shape is None else shape_of(shape, "the view")
+    dt = src.dtype if dtype is None else dtype_of(dtype, "the view")
+    total_src: Any = src.dtype.bits * src.dtype.lanes
+    total_dst: Any = dt.bits * dt.lanes
+    for d in src.shape:
+        total_src = total_src * d
+    for d in new_shape:
+        total_dst = total_dst * d
+    total_src, total_dst = (x.value if isinstance(x, Const) else x for x in (total_src, total_dst))
+    same = total_src.same(total_dst) if isinstance(total_src, Expr) and isinstance(total_dst, Expr) else (
+        not isinstance(total_src, Expr) and not isinstance(total_dst, Expr) and total_src == total_dst)
+    if not same:
+        raise errors.error("view-size", f"T.reshape/view shape check failed. `{src.name}` {src.shape} of {src.dtype} has "
+                           f"another size than {new_shape} of {dt}", span=_span())
+    if src.strides_ is not None:
+        raise errors.error("view-source", f"T.view of `{src.name}`, which has explicit strides, is not available",
+                           span=_span())
+    b = current()
+    name = b.fresh_name(f"{src.name}_view") if b else f"{src.name}_view"
+    out = Buffer(name, new_shape, dt, src.scope_name, None, src.offset, src.data, src.attrs, span=_span())
+    if b:
+        b.unnamed[id(out)] = out
+    return out
+
+
+errors.register("view-source", AttributeError, "a view of something that is not a whole buffer")
+errors.register("view-size", AssertionError, "a view of another size")
+
+
+def reshape(src: Any, shape: Any) -> Buffer:
+    """The same storage with another shape."""
+    return view(src, shape)
+
+
+def address_of(x: Any) -> AddressOf:
+    """Address of an element `A[i, j]` (of a buffer: its first element)."""
+    if isinstance(x, Load):
+        return AddressOf(x.buffer, x.indices)
+    if isinstance(x, BufferSlice):
+        return AddressOf(x.buffer, x.region.mins)
+    if isinstance(x, Buffer):
+        return AddressOf(x, tuple(Const(0, DType("int32")) for _ in x.shape))
+    raise _error("pointer", f"an address is taken of a buffer, a region or an element, found {type(x).__name__}")
+
+
+_ACCESS = {"r": 1, "w": 2, "rw": 3, "wr": 3}
+
+
+def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0, extent: Any = None,
+               ignore_last_ndim: int = 0) -> AddressOf:
+    """Pointer to a buffer, region (its first element) or element, for extern calls and intrinsics.
+
+    Raises access-type for a bad access string.
+    """
+    if isinstance(access_type, str) and (not access_type or set(access_type) - {"r", "w"}):
+        raise errors.error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'", span=_span())
+    at = address_of(base)
+    if isinstance(offset, int) and offset == 0:
+        return at
+    if len(at.indices) != 1:
+        raise errors.error("access-type", "access_ptr with an offset needs a 1-dimensional buffer", span=_span(),
+                           hint="give the element's indices instead")
+    return AddressOf(at.buffer, (at.indices[0] + offset,))
+
+
+errors.register("access-type", ValueError, "a bad access_ptr argument")
+__all__ = ["FragmentBuffer", "LocalBuffer", "SharedBuffer", "StridedTensor", "Tensor", "TensorFactory", "TensorSpec",
+           "access_ptr", "address_of", "dtype_of", "handle", "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr",
+           "reshape", "shape_of", "view"]

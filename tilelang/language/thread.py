@@ -1,0 +1,326 @@
+"""Warp and thread primitives, extern calls, and raw statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import (I32, AddressOf, Buffer, Call, Evaluate, Expr, If, Load, StringConst, Var, While, call, cast,
+                         const, convert)
+from tilelang.ir import dtype as DType
+
+from .builder import Emitted
+from .kernel import thread_index
+from .regions import BufferSlice
+from .scope import Frame, IfFrame
+from .state import current, need_builder
+from .tensor import address_of, dtype_of
+from .tile import EMITTED
+
+for _kind, _base, _about in (
+    ("predicate-type", TypeError, "a warp or block vote on something that is not an integer or bool"),
+    ("lane-arguments", ValueError, "bad arguments of a lane or warp index"),
+    ("lane-argument-type", TypeError, "a warp size that is not an integer"),
+    ("extern-argument", TypeError, "an argument an extern call cannot take"),
+    ("raw-statement", ValueError, "a raw statement used out of order"),
+):  # fmt: skip
+    errors.register(_kind, _base, _about)
+
+FULL_MASK = 0xFFFFFFFF
+
+
+def _span() -> Any:
+    b = current()
+    return b.here() if b else None
+
+
+def emit_call(op: str, args: Any = (), dt: Any = "void", **attrs: Any) -> Emitted:
+    """Emit a call for its effect."""
+    b = need_builder(f"T.{op}")
+    b.emit(Evaluate(call(op, args, dt, span=b.here(), **attrs), span=b.here()))
+    return EMITTED
+
+
+def value_call(op: str, args: Any, dt: Any, **attrs: Any) -> Var:
+    """The value of a call with an effect on other threads, computed here."""
+    b = need_builder(f"T.{op}")
+    v = b.let(op, call(op, args, dt, span=b.here(), **attrs))
+    b.unnamed[id(v)] = v
+    return v
+
+
+def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> Emitted:
+    """Barrier of the block; with an id and a count, of that many threads at that named barrier."""
+    if barrier_id is None and arrive_count is None:
+        return emit_call("sync_threads")
+    return emit_call("named_barrier", (convert(barrier_id or 0), convert(arrive_count)))
+
+
+def named_barrier_arrive(barrier_id: Any, count: Any) -> Emitted:
+    """Arrive at a named barrier without waiting."""
+    return emit_call("named_barrier_arrive", (convert(barrier_id), convert(count)))
+
+
+def sync_warp(mask: Any = None) -> Emitted:
+    """Barrier of the warp (or of its lanes in mask)."""
+    return emit_call("sync_warp", () if mask is None else (cast(const(mask, "uint32") if isinstance(mask, int) else mask,
+                                                                "uint32"),))
+
+
+def sync_grid() -> Emitted:
+    """Barrier of all blocks of a cooperative launch."""
+    return emit_call("sync_grid")
+
+
+def _predicate(name: str, pred: Any) -> Expr:
+    e = convert(pred)
+    if not (e.dtype.is_int or e.dtype.is_bool):
+        raise errors.error("predicate-type", f"T.{name} requires an integer or boolean predicate, found {e.dtype}",
+                           span=_span())
+    return cast(e, I32)
+
+
+def _block_vote(name: str) -> Callable[[Any], Var]:
+    def fn(pred: Any) -> Var:
+        return value_call(name, (_predicate(name, pred),), I32)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{name} over the block: int32."
+    return fn
+
+
+syncthreads_count, syncthreads_and, syncthreads_or = (
+    _block_vote(n) for n in ("syncthreads_count", "syncthreads_and", "syncthreads_or"))
+
+
+def _shuffle(name: str, row: str) -> Callable[..., Var]:
+    def fn(value: Any, lane: Any, width: int = 32, mask: Any = FULL_MASK) -> Var:
+        v = convert(value)
+        extra = {} if mask == FULL_MASK else {"mask": f"0x{int(mask):x}u"}
+        return value_call(row, (v, cast(convert(lane), I32)), v.dtype, width=int(width), **extra)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{name}: the value of another lane of the warp."
+    return fn
+
+
+shfl_sync, shfl_xor = _shuffle("shfl_sync", "shfl_idx"), _shuffle("shfl_xor", "shfl_xor")
+shfl_up, shfl_down = _shuffle("shfl_up", "shfl_up"), _shuffle("shfl_down", "shfl_down")
+
+
+def _mask(mask: Any) -> Expr:
+    return const(mask, "uint32") if isinstance(mask, int) else cast(mask, "uint32")
+
+
+def any_sync(pred: Any, mask: Any = FULL_MASK) -> Var:
+    """Whether the predicate holds on any lane: int32."""
+    return value_call("any_sync", (_predicate("any_sync", pred), _mask(mask)), I32)
+
+
+def all_sync(pred: Any, mask: Any = FULL_MASK) -> Var:
+    """Whether the predicate holds on all lanes: int32."""
+    return value_call("all_sync", (_predicate("all_sync", pred), _mask(mask)), I32)
+
+
+def ballot_sync(pred: Any, mask: Any = FULL_MASK) -> Var:
+    """Bit mask of the lanes where the predicate holds: uint64."""
+    return value_call("ballot_sync", (_predicate("ballot_sync", pred), _mask(mask)), "uint64")
+
+
+def ballot(pred: Any) -> Var:
+    """Bit mask of the lanes where the predicate holds: uint64."""
+    return value_call("ballot", (_predicate("ballot", pred),), "uint64")
+
+
+def activemask() -> Var:
+    """Bit mask of the active lanes: uint64."""
+    return value_call("activemask", (), "uint64")
+
+
+def match_any_sync(value: Any, mask: Any = FULL_MASK) -> Var:
+    """Lanes that hold the same value: uint32."""
+    return value_call("match_any_sync", (convert(value), _mask(mask)), "uint32")
+
+
+def match_all_sync(value: Any, mask: Any = FULL_MASK) -> Var:
+    """The mask when all lanes hold the same value, else 0: uint32."""
+    return value_call("match_all_sync", (convert(value), _mask(mask)), "uint32")
+
+
+def _width(v: Any, name: str) -> Any:
+    if isinstance(v, bool) or not isinstance(v, (int, Expr)) or isinstance(v, Expr) and not v.dtype.is_int:
+        raise errors.error("lane-argument-type", f"{name} must be an integer, found {v!r}", span=_span())
+    return v
+
+
+def get_lane_idx(warp_size: Any = None) -> Expr:
+    """Lane of this thread in its warp, from the linear thread index."""
+    return thread_index() % _width(32 if warp_size is None else warp_size, "warp_size")
+
+
+def get_warp_idx(warp_size: Any = None) -> Expr:
+    """Warp of this thread in the block."""
+    return thread_index() // _width(32 if warp_size is None else warp_size, "warp_size")
+
+
+get_warp_idx_sync = get_warp_idx
+
+
+def get_warp_group_idx(warp_size: Any = None, warps_per_group: Any = None) -> Expr:
+    """Warp group (default: 4 warps) of this thread in the block."""
+    if warp_size is None and warps_per_group is not None:
+        raise errors.error("lane-arguments", "warps_per_group needs warp_size", span=_span())
+    size = _width(32 if warp_size is None else warp_size, "warp_size")
+    return thread_index() // (size * _width(4 if warps_per_group is None else warps_per_group, "warps_per_group"))
+
+
+def thread_return() -> Emitted:
+    """This thread is done."""
+    return emit_call("thread_return")
+
+
+def ptx_commit_group() -> Emitted:
+    """Close the group of this thread's asynchronous copies (sm_80+)."""
+    return emit_call("cp_async_commit")
+
+
+def ptx_wait_group(n: int) -> Emitted:
+    """Wait until at most n groups of this thread's asynchronous copies are pending (sm_80+)."""
+    if not isinstance(n, int) or n < 0:
+        raise errors.error("lane-arguments", f"T.ptx_wait_group takes a non-negative integer, got {n!r}", span=_span())
+    return emit_call("cp_async_wait", n=n)
+
+
+# ---- extern calls ---------------------------------------------------------------------------------------------------------------
+
+def _extern_arg(x: Any) -> Expr:
+    if isinstance(x, (Buffer, BufferSlice)):
+        return address_of(x)
+    try:
+        return convert(x)
+    except TypeError:
+        raise errors.error("extern-argument", f"an extern call cannot take a {type(x).__name__}", span=_span()) from None
+
+
+def _extern(op: str, dtype: Any, name: Any, args: tuple[Any, ...]) -> Any:
+    if isinstance(name, DType) or not isinstance(name, str):
+        raise errors.error("extern-argument", f"T.{op}: the function name must be a string, found {name!r}", span=_span())
+    result = DType("handle") if dtype in (None, "handle", "void", "") else dtype_of(dtype, f"T.{op}")
+    e = Call("call_extern", (StringConst(str(name)), *map(_extern_arg, args)), result, span=_span())
+    if result.is_handle:
+        b = need_builder(f"T.{op}")
+        b.emit(Evaluate(e, span=b.here()))
+        return EMITTED
+    return e
+
+
+def call_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
+    """Call a device function by name; dtype "handle" makes it a statement.  Buffers are passed as pointers."""
+    return _extern("call_extern", dtype, name, args)
+
+
+def call_pure_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
+    """Call a device function without effects by name."""
+    return _extern("call_pure_extern", dtype, name, args)
+
+
+def evaluate(value: Any) -> Emitted | None:
+    """Execute an expression for its effect."""
+    if isinstance(value, Emitted):
+        return value
+    b = need_builder("T.evaluate")
+    e = convert(value)
+    if isinstance(e, Call):
+        b.emit(Evaluate(e, span=b.here()))
+    return EMITTED
+
+
+def buffer_store(buffer: Buffer, value: Any, indices: Any, predicate: Any = None) -> Emitted:
+    """buffer[indices] = value."""
+    b = need_builder("T.buffer_store")
+    idx = indices if isinstance(indices, (tuple, list)) else (indices,)
+    b.setitem(buffer, tuple(idx), value)
+    return EMITTED
+
+
+# ---- raw If / While ----------------------------------------------------------------------------------------------------------------
+
+class _RawIf(IfFrame):
+    """`with T.If(c): with T.Then(): … with T.Else(): …`."""
+
+    def __init__(self, cond: Expr) -> None:
+        super().__init__(cond)
+        self.branches: dict[str, Any] = {}
+
+    def close(self, builder: Any) -> Any:
+        then = self.branches.get("then")
+        if then is None:
+            raise errors.error("raw-statement", "T.If without T.Then", span=self.span)
+        return If(self.cond, then, self.branches.get("else"), span=self.span)
+
+
+class _Branch(Frame):
+    once = False
+
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        self.which = which
+
+    def close(self, builder: Any) -> None:
+        owner = builder.frames[-1]
+        if not isinstance(owner, _RawIf):
+            raise errors.error("raw-statement", f"T.{self.which.title()} outside T.If", span=self.span)
+        owner.branches[self.which] = self.body()
+
+
+class _RawWhile(Frame):
+    once = False
+    loop = True
+
+    def __init__(self, cond: Expr) -> None:
+        super().__init__()
+        self.cond = cond
+
+    def close(self, builder: Any) -> While:
+        return While(self.cond, self.body(), span=self.span)
+
+
+def If_(cond: Any) -> _RawIf:  # noqa: N802 - public name
+    """Raw branch: holds T.Then() and T.Else() blocks."""
+    return _RawIf(cast(convert(cond), "bool"))
+
+
+def Then() -> _Branch:  # noqa: N802 - public name
+    """Taken branch of T.If."""
+    return _Branch("then")
+
+
+def Else() -> _Branch:  # noqa: N802 - public name
+    """Other branch of T.If."""
+    return _Branch("else")
+
+
+def While_(cond: Any) -> _RawWhile:  # noqa: N802 - public name
+    """Raw while loop."""
+    return _RawWhile(cast(convert(cond), "bool"))
+
+
+def ldg(src: Any, index: Any = None) -> Expr:
+    """Read-only load of A[i] or (A, i)."""
+    if isinstance(src, Buffer):
+        if index is None:
+            raise errors.error("lane-arguments", "T.__ldg of a buffer needs an index", span=_span())
+        src = src[index]
+    if not isinstance(src, Load):
+        raise errors.error("extern-argument", f"T.__ldg needs an element, found {type(src).__name__}", span=_span())
+    return call("ldg", (AddressOf(src.buffer, src.indices),), src.dtype)
+
+
+
+
+__all__ = ["Else", "Then", "activemask", "all_sync", "any_sync", "ballot", "ballot_sync", "buffer_store", "call_extern",
+           "call_pure_extern", "evaluate", "get_lane_idx", "get_warp_group_idx", "get_warp_idx", "get_warp_idx_sync",
+           "match_all_sync", "match_any_sync", "named_barrier_arrive", "ptx_commit_group", "ptx_wait_group", "shfl_down",
+           "shfl_sync", "shfl_up", "shfl_xor", "sync_grid", "sync_threads", "sync_warp", "syncthreads_and",
+           "syncthreads_count", "syncthreads_or", "thread_return"]

@@ -1,0 +1,257 @@
+"""Tile ops of the language: copy, gemm, fill, reductions, scans, transpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import Buffer, Evaluate, Expr, Load, Region, as_bool, call, cast, convert
+from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpose
+from tilelang.ops.reduce import KINDS
+
+from .builder import Builder, Emitted
+from .loops import attrs_of
+from .regions import BufferSlice, check_inside, operand, pair, whole_region
+from .state import need_builder
+
+for _kind, _base, _about in (
+    ("eviction-policy", KeyError, "an unknown eviction policy"),
+    ("copy-option", ValueError, "a bad option of T.copy"),
+    ("gemm-clear", TypeError, "clear_accum that is not a bool"),
+    ("gemm-operand", ValueError, "an operand of T.gemm that is not a tile"),
+    ("reduce-operand", AttributeError, "a reduction of something that is not a whole buffer"),
+    ("reduce-kind", ValueError, "an unknown kind of reduction"),
+    ("reduce-batch", ValueError, "a bad batch of a reduction"),
+    ("fill-operand", ValueError, "T.fill or T.clear of something that is not a buffer or region"),
+    ("transpose-operand", AssertionError, "an operand of T.transpose without two dimensions"),
+    ("no-kernel-op", ValueError, "a tile op outside T.Kernel"),
+):  # fmt: skip
+    errors.register(_kind, _base, _about)
+
+EVICTION_POLICIES = ("evict_normal", "evict_first", "evict_last")
+EMITTED = Emitted()
+
+
+def _builder(what: str) -> Builder:
+    b = need_builder(f"T.{what}")
+    return b
+
+
+def emit_op(b: Builder, op: Any) -> Emitted:
+    """Check a tile op and emit it at the call."""
+    op.check()
+    b.emit(op)
+    return EMITTED
+
+
+def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma: bool = False,
+         eviction_policy: str | None = None, prefer_instruction: str | None = None,
+         annotations: dict[str, Any] | None = None, loop_layout: Any = None) -> Emitted:
+    """dst = src, element by element, converting the type; block-collective and synchronous.
+
+    src, dst: buffers, regions or start elements in any scope; extents are paired as spec §9 says.
+    """
+    b = _builder("copy")
+    notes = dict(annotations or {})
+    if "parallel_loop_layout" in notes:
+        loop_layout = notes.pop("parallel_loop_layout")
+    policy = notes.get("eviction_policy", eviction_policy)
+    if policy is not None and not isinstance(policy, int) and policy not in EVICTION_POLICIES:
+        raise errors.error("eviction-policy", f"unknown eviction policy {policy!r}, expected one of "
+                           f"{', '.join(EVICTION_POLICIES)}", span=b.here())
+    prefer = notes.get("prefer_instruction", prefer_instruction)
+    if prefer not in (None, "tma", "cp_async", "sync"):
+        raise errors.error("copy-option", f"prefer_instruction must be 'tma', 'cp_async' or 'sync', got {prefer!r}",
+                           span=b.here())
+    attrs = attrs_of(notes, coalesced_width=coalesced_width, disable_tma=True if disable_tma else None,
+                     eviction_policy=eviction_policy, prefer_instruction=prefer_instruction, loop_layout=loop_layout)
+    if isinstance(src, Load) and isinstance(dst, Load) and not attrs:
+        b.store(dst.buffer, dst.indices, src)
+        return EMITTED
+    s, d = (whole_region(src, "src"), whole_region(dst, "dst")) if isinstance(src, Load) and isinstance(dst, Load) else \
+        pair(src, dst)
+    return emit_op(b, Copy(s, d, attrs, span=b.here()))
+
+
+def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annotations: dict[str, Any] | None = None,
+               loop_layout: Any = None) -> Emitted:
+    """Global to shared by cp.async and commit, without waiting: T.ptx_wait_group(n) does (sm_80+)."""
+    b = _builder("async_copy")
+    s, d = pair(src, dst, "async_copy")
+    if s.buffer.scope_name != "global" or not d.buffer.scope_name.startswith("shared"):
+        raise errors.error("copy-option", f"T.async_copy moves global to shared memory, found {s.buffer.scope_name} to "
+                           f"{d.buffer.scope_name}", span=b.here(), hint="use T.copy")
+    attrs = attrs_of(annotations, coalesced_width=coalesced_width, loop_layout=loop_layout, async_group=True)
+    emit_op(b, Copy(s, d, attrs, span=b.here()))
+    b.emit(Evaluate(call("cp_async_commit", (), "void", span=b.here()), span=b.here()))
+    return EMITTED
+
+
+def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> Emitted:
+    """Every element of a buffer, region or element = value, cast to its type."""
+    b = _builder("fill")
+    if isinstance(buffer, (int, float, str, type(None))) or isinstance(buffer, Expr) and not isinstance(buffer, Load):
+        raise errors.error("fill-operand", f"T.fill and T.clear take a buffer, region or element, found "
+                           f"{type(buffer).__name__}", span=b.here())
+    r = whole_region(buffer, "the operand of T.fill")
+    check_inside(r)
+    return emit_op(b, Fill(r, cast(convert(value), r.buffer.dtype), attrs_of(annotations), span=b.here()))
+
+
+def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> Emitted:
+    """Every element = 0."""
+    return fill(buffer, 0, annotations)
+
+
+def _matrix(x: Any, what: str) -> Region:
+    return whole_region(x, what)
+
+
+def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,  # noqa: N803 - public names
+         policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Any = False, k_pack: int = 1, mbar: Any = None,
+         annotations: dict[str, Any] | None = None) -> Emitted:
+    """C += op(A) @ op(B) (= when clear_accum), accumulating in C's type; synchronous and block-collective.
+
+    A: (M, K), or (K, M) if transpose_A.  B: (K, N), or (N, K) if transpose_B.  C: (M, N).  A, B shared or fragment.
+    """
+    b = _builder("gemm")
+    if mbar is not None:
+        raise errors.error("copy-option", "T.gemm with mbar is for Blackwell's asynchronous matrix unit and is not available",
+                           span=b.here())
+    if isinstance(clear_accum, Expr) and not clear_accum.dtype.is_bool or isinstance(clear_accum, (int, float)) and \
+            not isinstance(clear_accum, bool):
+        raise errors.error("gemm-clear", f"clear_accum must be a bool or a bool expression, found {clear_accum!r}",
+                           span=b.here(), hint="write a comparison such as k == 0")
+    if k_pack not in (1, 2):
+        raise errors.error("copy-option", f"k_pack is 1 or 2, got {k_pack!r}", span=b.here())
+    regions = [_matrix(x, f"operand {n} of T.gemm") for x, n in ((A, "A"), (B, "B"), (C, "C"))]
+    for r in regions:
+        check_inside(r)
+    attrs = attrs_of(annotations, k_pack=k_pack if k_pack != 1 else None)
+    return emit_op(b, Gemm(*regions, bool(transpose_A), bool(transpose_B), GemmWarpPolicy(policy), as_bool(clear_accum),
+                           attrs, span=b.here()))
+
+
+def _whole(x: Any, what: str) -> Region:
+    if isinstance(x, Load) and x.buffer.scope_name == "local.var":
+        return whole_region(x, what)
+    if not isinstance(x, Buffer):
+        if isinstance(x, BufferSlice) and x.region.is_full:
+            return x.region
+        raise errors.error("reduce-operand", f"{what} must be a whole buffer, found {type(x).__name__}",
+                           span=need_builder(what).here(), hint="copy the region to a buffer of its own, or use T.view")
+    return operand(x, what).region()
+
+
+def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool = True, batch: int = 1,
+           nan_propagate: bool = False, annotations: dict[str, Any] | None = None) -> Emitted:
+    """out = reduce_type over dimension dim of buffer, computed in out's type; clear=False combines with out's value."""
+    b = _builder("reduce")
+    if reduce_type not in KINDS:
+        raise errors.error("reduce-kind", f"unknown kind of reduction {reduce_type!r}, expected one of {', '.join(KINDS)}",
+                           span=b.here())
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise errors.error("reduce-batch", f"batch must be a positive integer, got {batch!r}", span=b.here())
+    src, dst = _whole(buffer, "the source of a reduction"), _whole(out, "the result of a reduction")
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise errors.error("reduce-dim", f"dim must be an integer, got {dim!r}", span=b.here())
+    rank = len(src.extents)
+    if not -rank <= dim < rank:
+        raise errors.error("reduce-dim", f"dim {dim} is out of range for `{src.buffer.name}` with {rank} dimensions",
+                           span=b.here())
+    attrs = attrs_of(annotations, batch=batch if batch != 1 else None)
+    return emit_op(b, Reduce(src, dst, reduce_type, dim % rank, bool(clear), bool(nan_propagate), attrs, span=b.here()))
+
+
+errors.register("reduce-dim", ValueError, "a reduction over a dimension that does not exist")
+
+
+def reduce_max(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,
+               annotations: dict[str, Any] | None = None) -> Emitted:
+    """Maximum along dim."""
+    return reduce(buffer, out, "max", dim, clear, batch, nan_propagate, annotations)
+
+
+def reduce_min(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,
+               annotations: dict[str, Any] | None = None) -> Emitted:
+    """Minimum along dim."""
+    return reduce(buffer, out, "min", dim, clear, batch, nan_propagate, annotations)
+
+
+def reduce_absmax(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,
+                  annotations: dict[str, Any] | None = None) -> Emitted:
+    """Maximum of absolute values along dim."""
+    return reduce(buffer, out, "absmax", dim, clear, batch, nan_propagate, annotations)
+
+
+def reduce_sum(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
+               annotations: dict[str, Any] | None = None) -> Emitted:
+    """Sum along dim."""
+    return reduce(buffer, out, "sum", dim, clear, batch, False, annotations)
+
+
+def reduce_abssum(buffer: Any, out: Any, dim: int = -1, batch: int = 1, annotations: dict[str, Any] | None = None) -> Emitted:
+    """Sum of absolute values along dim."""
+    return reduce(buffer, out, "abssum", dim, True, batch, False, annotations)
+
+
+def reduce_bitand(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
+                  annotations: dict[str, Any] | None = None) -> Emitted:
+    """Bitwise and along dim (integer or bool)."""
+    return reduce(buffer, out, "bitand", dim, clear, batch, False, annotations)
+
+
+def reduce_bitor(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
+                 annotations: dict[str, Any] | None = None) -> Emitted:
+    """Bitwise or along dim (integer or bool)."""
+    return reduce(buffer, out, "bitor", dim, clear, batch, False, annotations)
+
+
+def reduce_bitxor(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
+                  annotations: dict[str, Any] | None = None) -> Emitted:
+    """Bitwise exclusive or along dim (integer or bool)."""
+    return reduce(buffer, out, "bitxor", dim, clear, batch, False, annotations)
+
+
+def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool, annotations: dict[str, Any] | None) -> Emitted:
+    b = _builder(f"cum{kind}")
+    s = whole_region(src, f"the source of T.cum{kind}")
+    d = s if dst is None else whole_region(dst, f"the result of T.cum{kind}")
+    rank = len(s.extents)
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -rank <= dim < rank:
+        raise errors.error("scan-dim", f"Dimension {dim} is out of bounds for `{s.buffer.name}` with {rank} dimensions",
+                           span=b.here())
+    check_inside(s)
+    check_inside(d)
+    return emit_op(b, Scan(s, d, kind, dim % rank, bool(reverse), attrs_of(annotations), span=b.here()))
+
+
+errors.register("scan-dim", ValueError, "a scan along a dimension that does not exist")
+
+
+def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
+           annotations: dict[str, Any] | None = None) -> Emitted:
+    """Inclusive prefix sum along dim, in place when dst is None; reverse: from the end."""
+    return _scan("sum", src, dst, dim, reverse, annotations)
+
+
+def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
+           annotations: dict[str, Any] | None = None) -> Emitted:
+    """Inclusive prefix maximum along dim, in place when dst is None."""
+    return _scan("max", src, dst, dim, reverse, annotations)
+
+
+def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> Emitted:
+    """dst[…, j, i] = src[…, i, j] on the last two dimensions of shared or fragment tiles."""
+    b = _builder("transpose")
+    for x, what in ((src, "source"), (dst, "destination")):
+        o = operand(x, f"the {what} of T.transpose")
+        if o.extents is None or len(o.extents) < 2:
+            raise errors.error("transpose-operand", f"the {what} of T.transpose needs two dimensions with extents",
+                               span=b.here())
+    return emit_op(b, Transpose(whole_region(src, "src"), whole_region(dst, "dst"), attrs_of(annotations), span=b.here()))
+
+
+__all__ = ["GemmWarpPolicy", "async_copy", "clear", "copy", "cummax", "cumsum", "emit_op", "fill", "gemm",
+           "reduce", "reduce_absmax", "reduce_abssum", "reduce_bitand", "reduce_bitor", "reduce_bitxor", "reduce_max",
+           "reduce_min", "reduce_sum", "transpose"]
