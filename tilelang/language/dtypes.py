@@ -37,14 +37,17 @@ def get_tvm_dtype(x: Any) -> dtype:
 
 
 def is_float4(x: Any) -> Any:
+    """Whether a type is a 4-bit float of any form."""
     return dtype(x).is_float4()
 
 
 def is_float4_e2m1fn(x: Any) -> Any:
+    """Whether a type is the packed 4-bit float."""
     return dtype(x).is_float4_e2m1fn()
 
 
 def is_float4_e2m1_unpacked(x: Any) -> Any:
+    """Whether a type is the 4-bit float kept one a byte."""
     return dtype(x).is_float4_e2m1_unpacked()
 
 

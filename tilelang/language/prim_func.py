@@ -308,6 +308,7 @@ def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | 
 
 
 def function_span(rw: Rewritten) -> Any:
+    """The place of the definition."""
     return Context(rw.file, rw.name, ((rw.line, 0, 0, 0),), None, CodeType).span(0)  # type: ignore[arg-type]
 
 

@@ -296,6 +296,7 @@ def non_unit(extents: tuple[Any, ...]) -> list[int]:
 
 
 def same_extent(a: Any, b: Any) -> bool:
+    """Whether two extents are provably equal."""
     return is_const(difference(a, b), 0) if not (isinstance(a, int) and isinstance(b, int)) else a == b
 
 
