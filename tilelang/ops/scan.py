@@ -7,23 +7,8 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import (
-    Attrs,
-    Binary,
-    For,
-    Region,
-    Span,
-    Stmt,
-    Store,
-    TileOp,
-    Var,
-    cast,
-    const,
-    fresh,
-    load,
-    seq,
-    tile_op,
-)
+from tilelang.ir import (Attrs, Binary, For, Region, Span, Stmt, Store, TileOp, Var, cast, const, fresh, load, seq,
+                         tile_op)
 from tilelang.ir.evaluate import binary_function, to_dtype
 
 from .base import Access, LowerContext

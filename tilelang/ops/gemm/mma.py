@@ -18,28 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (
-    AddressOf,
-    Buffer,
-    Const,
-    Evaluate,
-    Expr,
-    For,
-    If,
-    Region,
-    Stmt,
-    Store,
-    Var,
-    call,
-    cast,
-    const,
-    convert,
-    dtype,
-    fresh,
-    load,
-    seq,
-    substitute,
-)
+from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Region, Stmt, Store, Var, call, cast, const,
+                         convert, dtype, fresh, load, seq, substitute)
 from tilelang.layout import REGISTER, THREAD, Mode
 
 from ..distribute import digit
