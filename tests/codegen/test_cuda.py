@@ -188,7 +188,7 @@ def every_vector_form():
     tx = tv[0]
     h, b = tensor("H", (4096,), "float16"), tensor("B", (4096,), "bfloat16")
     f, i, c = tensor("F", (4096,)), tensor("I", (4096,), "int32"), tensor("C", (4096,), "int8")
-    e = tensor("E", (4096,), "float8_e4m3")
+    e, d = tensor("E", (4096,), "float8_e4m3"), tensor("D", (4096,), "float64")
     regs, wide = local("r", 8, "float16"), local("w", 8, "float32")
 
     def v(buf, n):
@@ -202,7 +202,7 @@ def every_vector_form():
     mask = binary("lt", v(f, 4), v(f, 4) * v(f, 4))
     strided = ramp(tx, 4)
     strided = type(strided)(tx, const(16), 4, dtype("int32x4"))
-    return kernel((h, b, f, i, c, e), seq(
+    return kernel((h, b, f, i, c, e, d), seq(
         Alloc(regs), Alloc(wide),
         Store(regs, (ramp(0, 8),), Select(tx < 100, v(h, 8), zero, half8)),
         put(h, 8, load(regs, (ramp(0, 8),)) * v(h, 8) + v(h, 8)),
@@ -220,7 +220,10 @@ def every_vector_form():
         put(h, 2, binary("max", v(h, 2), v(h, 2) / v(h, 2))),
         put(f, 4, Unary("neg", v(f, 4), dtype("float32x4"))),
         Store(i, (strided,), load(i, (strided,)) + type(strided)(tx, const(1), 4, dtype("int32x4"))),
-        Store(f, (tx,), Shuffle((v(f, 4), v(f, 4)), (5,), dtype("float32"))),
+        *(put(t, 2, call(op, [v(t, 2)] * n, dtype(t.dtype).with_lanes(2))) for t in (f, h, b)
+          for op, n in (("add2", 2), ("sub2", 2), ("mul2", 2), ("max2", 2), ("min2", 2), ("abs2", 1), ("fma2", 3))),
+        put(d, 2, Cast(v(h, 2), dtype("float64x2"))), Store(d, (tx,), cast(load(h, (tx,)), "float64")),
+        evaluate("assume", tx < 100), Store(f, (tx,), Shuffle((v(f, 4), v(f, 4)), (5,), dtype("float32"))),
         put(f, 2, Shuffle((v(f, 4),), (3, 0), dtype("float32x2"))),
     ), tvars=tv, name="vectors")
 

@@ -271,7 +271,7 @@ class CudaPrinter(CLikePrinter):
         name = self.type_name(to, e.span)
         if source.scalar == to.scalar or {source.base, to.base} == {"float32", "tfloat32"}:
             return self.expr(e.value)
-        if _is_small_float(source) and to.base not in ("float32", "float64"):
+        if _is_small_float(source) and to != "float32":
             return self._to(to, f"(float){self.at(e.value, PREFIX)}")
         if _is_small_float(to):
             inner = self.at(e.value, PREFIX)
@@ -293,7 +293,7 @@ class CudaPrinter(CLikePrinter):
         if source.base in ("float32", "tfloat32") and to.base in _HALVES and to.lanes % 2 == 0:
             return f"tl::cast_{'half' if to.base == 'float16' else 'bfloat16'}({value})", POSTFIX
         name = self.type_name(to.scalar, e.span)
-        if _is_small_float(source) and to.base not in ("float32", "float64"):
+        if _is_small_float(source) and to.base != "float32":
             value = f"tl::cast<float>({value})"
         elif _is_small_float(to) and (source.is_bool or (source.is_int and source.bits < 32)):
             value = f"tl::cast<float>({value})"
@@ -444,10 +444,8 @@ class CudaPrinter(CLikePrinter):
 
     # ---- assertions -------------------------------------------------------------------------------------------------
     def device_assert(self, s: Assert) -> None:
-        if s.kind == "assume":
-            self.emit(f"__builtin_assume({self.top(s.cond)});")
-            return
-        text = f"Device assert failed: {s.message}\n"
+        head = "" if s.message.startswith("Device assert failed") else "Device assert failed: "
+        text = f"{head}{s.message}\n"
         self.emit(f"if (!({self.top(s.cond)})) tl::assert_failed({quote(text)});")
 
 

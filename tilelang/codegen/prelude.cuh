@@ -1,5 +1,5 @@
 // Device functions that generated kernels use.  Only the sections a kernel needs are printed before it: each starts
-// with a line "//@ names", which lists what it defines.  Instructions: PTX ISA.
+// with a line "//@ name" of what it defines, and uses only earlier ones.  Instructions: PTX ISA.
 //@ vec
 // N elements that move as one access.
 template <typename T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) vec {
@@ -143,6 +143,36 @@ TL_VEC_HALF(+, __hadd2) TL_VEC_HALF(-, __hsub2) TL_VEC_HALF(*, __hmul2)
     return out;                                                                                      \
   }
 TL_VEC_BFLOAT16(+, __hadd2) TL_VEC_BFLOAT16(-, __hsub2) TL_VEC_BFLOAT16(*, __hmul2)
+//@ add2
+// The packed functions work on pairs of float, half or bfloat16; sections vec_half, vec_bfloat16 give theirs in one step.
+template <typename V> TL_DEVICE V add2(const V& a, const V& b) { return a + b; }  // vec_arithmetic
+//@ sub2
+template <typename V> TL_DEVICE V sub2(const V& a, const V& b) { return a - b; }  // vec_arithmetic vec_half vec_bfloat16
+//@ mul2
+template <typename V> TL_DEVICE V mul2(const V& a, const V& b) { return a * b; }  // vec_arithmetic vec_half vec_bfloat16
+//@ fma_of
+TL_DEVICE float fma_of(float x, float y, float z) { return fmaf(x, y, z); }
+TL_DEVICE half_t fma_of(half_t x, half_t y, half_t z) { return __hfma(x, y, z); }
+TL_DEVICE bfloat16_t fma_of(bfloat16_t x, bfloat16_t y, bfloat16_t z) { return __hfma(x, y, z); }
+//@ fma2
+template <typename V> TL_DEVICE V fma2(const V& a, const V& b, const V& c) {
+  return map([](auto x, auto y, auto z) { return fma_of(x, y, z); }, a, b, c);
+}
+//@ max2
+template <typename V> TL_DEVICE V max2(const V& a, const V& b) {
+  using T = decltype(a.v[0] + a.v[0]);
+  return map([](T x, T y) { return T(fmaxf(float(x), float(y))); }, a, b);
+}
+//@ min2
+template <typename V> TL_DEVICE V min2(const V& a, const V& b) {
+  using T = decltype(a.v[0] + a.v[0]);
+  return map([](T x, T y) { return T(fminf(float(x), float(y))); }, a, b);
+}
+//@ abs2
+template <typename V> TL_DEVICE V abs2(const V& a) {
+  using T = decltype(a.v[0] + a.v[0]);
+  return map([](T x) { return T(fabsf(float(x))); }, a);
+}
 //@ floordiv
 // Quotient and remainder that round to minus infinity; C's round to zero.
 template <typename T> TL_DEVICE T floordiv(T a, T b) {
