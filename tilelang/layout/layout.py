@@ -52,7 +52,7 @@ class Layout:
         self.shape = tuple(int(s) for s in shape)
         self.swizzle = swizzle
         self._forward = forward_fn or (lambda *idx: idx)
-        self._declared = size
+        self._declared, self._trusted = size, trusted
         if forward_fn is not None and not trusted:
             self._check()
 
@@ -89,6 +89,8 @@ class Layout:
     @cached_property
     def output_shape(self) -> tuple[int, ...]:
         """Extent of each physical index."""
+        if self._declared is not None and self._trusted:
+            return (self._declared,)
         out = []
         for t in self._tables:
             if t.size and t.min() < 0:
@@ -116,6 +118,15 @@ class Layout:
     def table(self) -> np.ndarray:
         """int64[*shape]: the physical element of each element."""
         return self._table
+
+    def places(self, idx: Sequence[np.ndarray]) -> np.ndarray:
+        """Physical elements of many indices (one integer array per dimension), without the whole table."""
+        vs, index = self._symbolic
+        env = dict(zip(vs, idx))
+        out = np.zeros(np.broadcast_shapes(*[np.shape(i) for i in idx]), dtype=np.int64)
+        for e, s in zip(index, self._strides):
+            out = out + evaluate_index(e, env) * s
+        return out
 
     @cached_property
     def size(self) -> int:

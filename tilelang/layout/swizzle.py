@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from math import gcd
 from typing import Any
 
@@ -22,7 +23,11 @@ LINE_BYTES = 128  # 32 banks of 4 bytes
 
 def linear_layout(shape: Sequence[int]) -> Layout:
     """Row-major, no padding."""
-    shape = tuple(shape)
+    return _linear(tuple(shape))
+
+
+@lru_cache(maxsize=256)  # layouts are values: one object per shape saves its table and its index code
+def _linear(shape: tuple[int, ...]) -> Layout:
     return Layout(shape, lambda *idx: row_major(idx, shape), size=_prod(shape), trusted=True)
 
 
@@ -33,25 +38,32 @@ def padded_layout(shape: Sequence[int], pad: int) -> Layout:
     return Layout(shape, lambda *idx: row_major(idx, wide), size=_prod(wide), trusted=True)
 
 
-def swizzled_layout(shape: Sequence[int], bits: int, chunk_bytes: int = 16) -> Layout:
+def swizzled_layout(shape: Sequence[int], bits: int, chunk_bytes: int = 16, every: int = 0) -> Layout:
     """Rows of chunks, the chunk index XORed with the row so that a column of chunks covers all banks.
 
     chunk_bytes: 4, 8 or 16; a row is padded to whole chunks.  With C chunks a row and L chunks a 128-byte line, the low
     g = gcd(C, L) positions are permuted by row // (L / g): then the same chunk of L consecutive rows lies in L
     different places modulo the line, for any C.  For rows of 128, 64 or 32 bytes this is the hardware's swizzle mode of
     that width (PTX ISA, "Swizzling modes").  Leading dimensions are slices one after another.
+    every: rows after which the XOR changes, instead of L / g: for columns read at rows that far apart.
     Raises layout-invalid for fewer than two dimensions.
     """
     shape = tuple(shape)
     if len(shape) < 2:
         raise error("layout-invalid", f"a swizzled layout needs rows and columns, found shape {shape}")
+    return _swizzled(shape, bits, chunk_bytes, every)
+
+
+@lru_cache(maxsize=256)
+def _swizzled(shape: tuple[int, ...], bits: int, chunk_bytes: int, every: int) -> Layout:
     chunk = chunk_bytes * 8 // bits
     chunks = -(-shape[-1] // chunk)
     line = LINE_BYTES // chunk_bytes
     g = gcd(chunks, line)
-    per = line // g
+    per = every or line // g
     wide = (*shape[:-1], chunks * chunk)
-    swizzle = Swizzle(chunk, g, per, g * 16 if chunk_bytes == 16 and chunks == g > 1 else 0) if g > 1 else None
+    hardware = chunk_bytes == 16 and chunks == g and per == line // g
+    swizzle = Swizzle(chunk, g, per, g * 16 if hardware else 0) if g > 1 else None
 
     def fn(*idx: Any) -> Any:
         *lead, i, j = idx

@@ -93,12 +93,13 @@ def row_fragment(shape: Sequence[int], threads: int, vector: int = 1, order: Seq
 
 
 def _split_threads(units: Sequence[int], threads: int) -> list[int]:
-    """Threads per dimension (slowest first): fewest rounds, then powers of two, then most threads on the fast side."""
+    """Threads per dimension (slowest first): fewest rounds, then powers of two, then most threads on the fast side, but
+    not beyond a warp: 32 neighbours already fill whole lines, and a reduction along it stays inside the warp."""
     if not units:
         return []
     if len(units) == 1:
         return [min(units[0], threads)] if units[0] < threads and not _pow2(threads) else [_cover(units[0], threads)]
-    best: tuple[tuple[int, int, int], list[int]] | None = None
+    best: tuple[tuple[int, int, bool, int], list[int]] | None = None
     n = units[-1]
     options = {1 << k for k in range(threads.bit_length()) if 1 << k <= threads} | {min(n, threads), threads}
     for t in sorted(options):
@@ -109,7 +110,7 @@ def _split_threads(units: Sequence[int], threads: int) -> list[int]:
         for u, k in zip(units, [*rest, t]):
             rounds *= -(-u // k)
         odd = sum(not _pow2(k) for k in [*rest, t])
-        key = (rounds, odd, -t)
+        key = (rounds, odd, t > 32, -t)
         if best is None or key < best[0]:
             best = (key, [*rest, t])
     assert best is not None  # 1 is always an option

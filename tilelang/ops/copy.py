@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Attrs, Region, Span, Stmt, TileOp, cast, is_const, tile_op
+from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, cast, is_const, tile_op
 from tilelang.ir.evaluate import to_dtype
 
 from .base import Access, LowerContext
+from .layouts import same_layout
 from .pairing import lower_elementwise
 from .tiles import fit
 
@@ -34,6 +35,10 @@ class Copy(TileOp):
         """dst = cast(src)."""
         tile = fit(env.read(self.src), env.shape(self.dst), self.span)
         env.write(self.dst, to_dtype(tile, self.dst.dtype))
+
+    def infer_layout(self, known: Any) -> dict[Buffer, Any]:
+        """Two whole fragments share one layout: the copy is then a move between registers."""
+        return same_layout(self.src, self.dst, known)
 
     def lower(self, cx: LowerContext) -> Stmt:
         """An element loop under the distribution that suits both sides; cp.async where the planner asked for it."""

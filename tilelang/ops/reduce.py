@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import Attrs, Region, Span, Stmt, TileOp, dtype, int_range, tile_op
+from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, dtype, int_range, tile_op
 from tilelang.ir.evaluate import binary_function, to_dtype
 
 from .base import Access, LowerContext
+from .layouts import FRAGMENT, carried
 from .lower_reduce import ReduceLowering
 from .tiles import combine
 
@@ -66,6 +67,15 @@ class Reduce(TileOp):
         if not self.clear:
             out = binary_function(op, dt)(env.read(self.dst), out)
         env.write(self.dst, out)
+
+    def infer_layout(self, known: Any) -> dict[Buffer, Any]:
+        """The result lives in every thread that holds part of what it was reduced from."""
+        src, dst = self.src.buffer, self.dst.buffer
+        lay = known.get(src)
+        if lay is None or src.scope_name != FRAGMENT or dst.scope_name != FRAGMENT or known.get(dst) is not None:
+            return {}
+        out = carried(lay.reduce(self.dim), dst.shape)
+        return {} if out is None else {dst: out}
 
     def lower(self, cx: LowerContext) -> Stmt:
         """Registers of a thread, then butterflies over the lanes that share a row, then shared memory over warps."""

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import (Attrs, Binary, For, Region, Span, Stmt, Store, TileOp, Var, cast, const, fresh, load, seq,
-                         tile_op)
+from tilelang.ir import (Attrs, Binary, Buffer, For, Region, Span, Stmt, Store, TileOp, Var, cast, const, fresh, load,
+                         seq, tile_op)
 from tilelang.ir.evaluate import binary_function, to_dtype
 
 from .base import Access, LowerContext
+from .layouts import same_layout
 from .pairing import offset_indices
 from .reduce import identity
 from .tiles import fit
@@ -42,6 +43,10 @@ class Scan(TileOp):
             tile[i] = combine(tile[i - 1], tile[i])
         tile = np.moveaxis(tile[::-1] if self.reverse else tile, 0, self.dim)
         env.write(self.dst, fit(tile, env.shape(self.dst), self.span))
+
+    def infer_layout(self, known: Any) -> dict[Buffer, Any]:
+        """Source and result share one layout."""
+        return same_layout(self.src, self.dst, known)
 
     def lower(self, cx: LowerContext) -> Stmt:
         """Staged in shared memory, one thread a line: the combination order is the index order."""

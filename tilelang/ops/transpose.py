@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import Attrs, Region, Span, Stmt, Store, TileOp, Var, cast, load, tile_op
+from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, Store, TileOp, Var, cast, load, tile_op
 from tilelang.ir.evaluate import to_dtype
 
 from .base import Access, LowerContext
+from .layouts import FRAGMENT
 from .pairing import offset_indices
 from .tiles import fit
 
@@ -30,6 +31,17 @@ class Transpose(TileOp):
         """dst = src with its last two dimensions exchanged."""
         tile = fit(np.swapaxes(env.read(self.src), -1, -2), env.shape(self.dst), self.span)
         env.write(self.dst, to_dtype(tile, self.dst.dtype))
+
+    def infer_layout(self, known: Any) -> dict[Buffer, Any]:
+        """Whole fragments: one is the other with its last two dimensions exchanged, so nothing moves."""
+        if not (self.src.is_full and self.dst.is_full):
+            return {}
+        for have, want in ((self.src.buffer, self.dst.buffer), (self.dst.buffer, self.src.buffer)):
+            lay = known.get(have)
+            if have.scope_name == want.scope_name == FRAGMENT and lay is not None and known.get(want) is None:
+                n = lay.ndim
+                return {want: lay.permuted((*range(n - 2), n - 1, n - 2))}
+        return {}
 
     def lower(self, cx: LowerContext) -> Stmt:
         """An element loop over the destination."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Attrs, Expr, Region, Span, Stmt, TileOp, is_const, numpy_dtype, register_literal, tile_op
+from tilelang.ir import Attrs, Buffer, Expr, Region, Span, Stmt, TileOp, is_const, numpy_dtype, register_literal, tile_op
 from tilelang.target.mma import MMA_ROWS
 
 from ..base import Access, LowerContext
+from ..layouts import FRAGMENT, carried
 from ..tiles import widest_product
 from .mma import lower_mma
 from .policy import GemmWarpPolicy
+from .select import operand_fragments, simt_fragment
 from .simt import lower_simt
 
 errors.register("gemm-shape", AssertionError, "operands of a gemm whose shapes do not fit together")
@@ -107,6 +109,24 @@ class Gemm(TileOp):
             old = env.read(self.c)
             product = product.reshape(old.shape) + old.astype(product.dtype)
         env.write(self.c, product.astype(numpy_dtype(acc)).reshape(env.shape(self.c)))
+
+    def infer_layout(self, known: Any) -> dict[Buffer, Any]:
+        """What the chosen instruction demands of the fragments among a, b and c (attrs instruction and warps are set).
+
+        A fragment of which the op uses a part only is left to others: the part is then moved before it is multiplied.
+        """
+        row = MMA_ROWS.get(self.attr("instruction", ""))
+        if row is None:
+            lays: tuple[Any, ...] = (None, None, simt_fragment(self.m, self.n, known.threads))
+        else:
+            lays = operand_fragments(self, row, self.attr("warps"), known.threads)
+        out: dict[Buffer, Any] = {}
+        for region, lay in zip((self.c, self.a, self.b), (lays[2], lays[0], lays[1])):
+            if lay is not None and region.buffer.scope_name == FRAGMENT and region.is_full:
+                got = carried(lay, region.buffer.shape)
+                if got is not None:
+                    out.setdefault(region.buffer, got)
+        return out
 
     def lower(self, cx: LowerContext) -> Stmt:
         """By the strategy that infer_layouts chose: attr `instruction`, the name of a matrix row or "simt"."""

@@ -1,0 +1,33 @@
+"""Layout rules shared by tile ops: what one fragment's layout says about another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import Buffer, Region
+from tilelang.layout import Fragment
+
+FRAGMENT = "local.fragment"
+
+
+def carried(lay: Fragment, shape: tuple[int, ...]) -> Fragment | None:
+    """The same layout for a tile whose shape differs in unit dimensions only; None for any other shape."""
+    if tuple(lay.shape) == tuple(shape):
+        return lay
+    kept = [d for d, n in enumerate(lay.shape) if n != 1]
+    if [lay.shape[d] for d in kept] != [n for n in shape if n != 1]:
+        return None
+    modes = iter([lay.modes[d] for d in kept])
+    return Fragment(shape, [next(modes) if n != 1 else () for n in shape], replicate=lay.copies, threads=lay.threads)
+
+
+def same_layout(a: Region, b: Region, known: Any) -> dict[Buffer, Any]:
+    """For two whole fragments walked together: the one without a layout takes the other's."""
+    if a.buffer.scope_name != FRAGMENT or b.buffer.scope_name != FRAGMENT or not (a.is_full and b.is_full):
+        return {}
+    la, lb = known.get(a.buffer), known.get(b.buffer)
+    if (la is None) == (lb is None):
+        return {}
+    have, want = (la, b.buffer) if lb is None else (lb, a.buffer)
+    lay = carried(have, want.shape)
+    return {} if lay is None else {want: lay}

@@ -1,0 +1,488 @@
+"""Every shared and fragment buffer of a launch gets a layout.
+
+    Launch(attrs: layouts=(user's…))              Launch(attrs: layouts=((A_s, Layout), (C_f, Fragment), …))
+      Gemm(A_s, B_s, C_f)                    ->     Gemm(A_s, B_s, C_f, attrs: instruction, warps)
+      Parallel(i, j): C_f[i, j] = …                 Parallel(i, j, attrs: loop_layout=Fragment)
+
+Fragments are settled by strictness.  *Strict*: what the user annotated and what a matrix instruction demands.
+*Common*: what follows through copies between fragments, reductions and parallel loops.  *Free*: the rest, largest
+buffer first, dealt out so that memory is read in the widest vectors; after each choice the common rules run again.
+Then shared buffers are laid out by the accesses made to them (shared_layouts.py).
+
+Where a fragment is asked for in two ways the first wins and the other use goes through shared memory when it is
+lowered: no program is left without a layout.  A Parallel that touches fragments carries `loop_layout`; without one the
+lowering deals its points out in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.arith import Analyzer, extent_bounds
+from tilelang.errors import error, register
+from tilelang.ir import (Alloc, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Seq, Stmt, Store,
+                         TileOp, Var, rebuild, replace, walk, with_attrs)
+from tilelang.layout import Fragment, Layout, Mode, replicated_fragment, row_fragment
+from tilelang.ops import Copy, Gemm, Reduce
+from tilelang.ops.gemm.select import SIMT, choose_gemm
+
+from .pass_ import PassContext, TILE, pass_
+from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
+
+register("layout-conflict", ValueError, "a buffer is asked for two layouts that cannot both hold")
+register("layout-annotation", ValueError, "T.annotate_layout gives a buffer a layout it cannot have")
+register("layout-shape", ValueError, "a shared or fragment buffer needs a static shape")
+
+FRAGMENT = "local.fragment"
+SHARED = ("shared", "shared.dyn")
+
+
+@pass_(needs=TILE)
+def infer_layouts(func: Func, cx: PassContext) -> Func:
+    """Choose layouts for all launches of a program.  See the module's text."""
+
+    def visit(s: Any) -> Any:
+        if isinstance(s, Launch):
+            return _Inference(s, cx).run()
+        if isinstance(s, (Seq, If, For)):
+            return rebuild(s, lambda v: visit_field(v))
+        return s
+
+    def visit_field(v: Any) -> Any:
+        if isinstance(v, Stmt):
+            return visit(v)
+        if isinstance(v, tuple) and v and isinstance(v[0], Stmt):
+            out = tuple(visit(x) for x in v)
+            return v if all(a is b for a, b in zip(out, v)) else out
+        return v
+
+    body = visit(func.body)
+    return func if body is func.body else replace(func, body=body)
+
+
+@dataclass
+class Touch:
+    """A fragment access in a Parallel.  dims: per fragment dimension the loop it follows, None for a constant index of a
+    unit dimension; plain: every dimension is one of the two, with equal extents."""
+
+    buffer: Buffer
+    dims: tuple[int | None, ...]
+    plain: bool
+    writes: bool
+
+
+@dataclass
+class Loop:
+    """A Parallel with its fragment accesses.  serial: loops that some written element does not depend on, so that one
+    thread has to run them in order."""
+
+    node: Parallel
+    extents: tuple[int, ...]
+    touches: list[Touch]
+    serial: tuple[int, ...]
+    layout: Fragment | None = None
+
+
+@dataclass
+class Known:
+    """What ops are asked with (ops.base: infer_layout)."""
+
+    threads: int
+    layouts: dict[Buffer, Any] = field(default_factory=dict)
+
+    def get(self, buffer: Buffer) -> Any:
+        """The layout of a buffer, None while it has none."""
+        return self.layouts.get(buffer)
+
+
+class _Inference:
+    """Layouts of one launch."""
+
+    def __init__(self, launch: Launch, cx: PassContext) -> None:
+        self.launch, self.cx = launch, cx
+        self.known = Known(launch.num_threads)
+        self.ops: list[TileOp] = []
+        self.loops: dict[int, Loop] = {}
+        self.buffers: dict[Buffer, None] = {}  # shared and fragment buffers, in order of appearance
+        self.alone: set[Buffer] = set()  # fragments touched element by element outside any parallel loop
+        self.pointers: set[Var] = set()  # storage whose address is taken: user code may index it itself
+        self.analyzer = Analyzer()
+        self.accesses: list[Access] = []
+        self.gemms: dict[int, Gemm] = {}
+        self.demanded: dict[Buffer, tuple[Any, Any]] = {}  # fragment -> (layout, the node that asked first)
+
+    def run(self) -> Launch:
+        a = self.analyzer
+        for v, n in (*zip(self.launch.block_vars, self.launch.grid), *zip(self.launch.thread_vars, self.launch.threads)):
+            a = a.bind(v, *extent_bounds(a, 0, n))
+        self.analyzer = a
+        self._collect(self.launch.body, None)
+        self._check_shapes()
+        self._annotated()
+        self._strict()
+        self._common()
+        self._free()
+        self._loops()
+        self._shared()
+        body = self._rewritten(self.launch.body)
+        order = {b: k for k, b in enumerate(self.buffers)}
+        layouts = tuple(sorted(((b, lay) for b, lay in self.known.layouts.items() if b in order),
+                               key=lambda p: order[p[0]]))
+        return with_attrs(replace(self.launch, body=body), layouts=layouts)
+
+    # ---- what is there --------------------------------------------------------------------------------------------
+
+    def _collect(self, s: Any, loop: Parallel | None) -> None:
+        if isinstance(s, Seq):
+            for x in s.stmts:
+                self._collect(x, loop)
+        elif isinstance(s, Alloc):
+            self._see(s.buffer)
+        elif isinstance(s, TileOp):
+            self.ops.append(s)
+            for x in walk(s):
+                if isinstance(x, Buffer):
+                    self._see(x)
+                elif isinstance(x, Load) and x.buffer.scope_name == FRAGMENT:
+                    self.alone.add(x.buffer)  # a run-time bound or value read from a fragment
+        elif isinstance(s, Parallel):
+            self._collect_loop(s)
+        elif isinstance(s, For):
+            self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
+            self._collect_exprs(s)
+            self._collect(s.body, loop)
+        else:
+            self._collect_exprs(s)
+            for f in ("then", "orelse", "body"):
+                inner = getattr(s, f, None)
+                if isinstance(inner, Stmt):
+                    self._collect(inner, loop)
+
+    def _collect_exprs(self, s: Stmt) -> None:
+        """Buffers used by the expressions of a statement that every thread executes by itself."""
+        for v in (getattr(s, f) for f in type(s).__dataclass_fields__ if f not in ("span", "attrs")):
+            for e in v if isinstance(v, tuple) else (v,):
+                if isinstance(e, Buffer):
+                    self._see(e)
+                    if isinstance(s, Store) and e.scope_name == FRAGMENT:
+                        self.alone.add(e)
+                elif isinstance(e, Node) and not isinstance(e, Stmt):
+                    self._collect_expr(e)
+
+    def _collect_expr(self, e: Node) -> None:
+        for x in walk(e):
+            if isinstance(x, Buffer):
+                self._see(x)
+            elif isinstance(x, Load) and x.buffer.scope_name == FRAGMENT:
+                self.alone.add(x.buffer)
+            elif isinstance(x, Call):
+                self._see_call(x)
+
+    def _see_call(self, c: Call) -> None:
+        if not c.op.startswith("atomic"):
+            for x in c.args:
+                if type(x).__name__ == "AddressOf":
+                    self.pointers.add(x.buffer.data)  # type: ignore[attr-defined]
+
+    def _see(self, b: Buffer) -> None:
+        if b.scope_name == FRAGMENT or b.scope_name in SHARED:
+            self.buffers.setdefault(b)
+
+    def _collect_loop(self, s: Parallel) -> None:
+        extents = tuple(int(n.value) if isinstance(n, Const) else n for n in s.extents)
+        touches: list[Touch] = []
+        written: list[tuple[Buffer, tuple[Expr, ...]]] = []
+        for x in walk(s.body):
+            if isinstance(x, Buffer):
+                self._see(x)
+            elif isinstance(x, Call):
+                self._see_call(x)
+            elif isinstance(x, (Load, Store)):
+                if isinstance(x, Store):
+                    written.append((x.buffer, x.indices))
+                if x.buffer.scope_name == FRAGMENT:
+                    touches.append(_touch(x, s.vars, extents))
+        for v, n in zip(s.vars, s.extents):
+            self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
+        if touches and all(isinstance(n, int) for n in extents):
+            self.loops[id(s)] = Loop(s, extents, touches, _serial_dims(s, extents, written))
+        self.accesses += memory_accesses(s, self.analyzer)
+
+    def _check_shapes(self) -> None:
+        for b in self.buffers:
+            if not b.is_static:
+                raise error("layout-shape", f"`{b.name}` ({b.scope_name}) has a run-time shape, its tile must be static",
+                            span=b.span, hint="allocate the largest tile and guard what lies outside")
+
+    # ---- strict ---------------------------------------------------------------------------------------------------
+
+    def _annotated(self) -> None:
+        for b, lay in self.launch.attr("layouts", ()):
+            want = Fragment if b.scope_name == FRAGMENT else Layout
+            if not isinstance(lay, want):
+                raise error("layout-annotation", f"`{b.name}` ({b.scope_name}) needs a {want.__name__}, found "
+                            f"{type(lay).__name__}", span=self.launch.span)
+            lead = len(b.shape) - len(lay.shape)
+            if lead < 0 or tuple(b.shape[lead:]) != tuple(lay.shape):
+                raise error("layout-annotation", f"the layout of `{b.name}` has shape {lay.shape}, the buffer "
+                            f"{tuple(b.shape)}", span=self.launch.span)
+            if isinstance(lay, Fragment) and lay.threads != self.known.threads:
+                if lay.threads > self.known.threads:
+                    raise error("layout-annotation", f"the layout of `{b.name}` uses {lay.threads} threads, the block has "
+                                f"{self.known.threads}", span=self.launch.span)
+                lay = lay.with_threads(self.known.threads)
+            self.known.layouts[b] = lay.expand(b.shape[:lead]) if lead else lay
+            self.buffers.setdefault(b)
+            self.demanded[b] = (lay, self.launch)
+
+    def _strict(self) -> None:
+        gemms = [op for op in self.ops if isinstance(op, Gemm)]
+        rows_first = _row_groups(gemms, self.ops, self.loops.values())
+        arch = getattr(self.cx.target, "arch_number", 0) or 80
+        first_of: dict[Buffer, Gemm] = {}
+        for op in gemms:
+            plan = choose_gemm(op, arch, self.known.threads, op.c.buffer in rows_first)
+            new = with_attrs(op, instruction=plan.instruction, warps=plan.warps)
+            self.gemms[id(op)] = new
+            for b, lay in new.infer_layout(self.known).items():
+                old = self.known.layouts.get(b)
+                if old is None:
+                    self.known.layouts[b] = lay
+                    self.demanded[b] = (lay, op)
+                elif b is op.c.buffer and plan.instruction != SIMT and old != lay:
+                    self._conflict(b, old, lay, op)
+            first_of.setdefault(op.c.buffer, op)
+
+    def _conflict(self, b: Buffer, old: Any, new: Any, op: Gemm) -> None:
+        asked = self.demanded.get(b)
+        who = asked[1] if asked else None
+        raise error("layout-conflict", f"Layout infer conflict between two uses of `{b.name}` as an accumulator: "
+                    f"{old!r} and {new!r}", span=op.span, notes=((getattr(who, "span", None), "first asked for here"),),
+                    hint=f"copy `{b.name}` to a second fragment, or give both the same warp policy")
+
+    # ---- common ---------------------------------------------------------------------------------------------------
+
+    def _common(self) -> None:
+        """Propagate until nothing changes.  Linear in practice: each round settles a buffer or is the last."""
+        changed = True
+        while changed:
+            changed = False
+            for op in self.ops:
+                if isinstance(op, Gemm) or not hasattr(op, "infer_layout"):
+                    continue
+                for b, lay in op.infer_layout(self.known).items():
+                    if b.scope_name == FRAGMENT and b not in self.known.layouts and b not in self.alone:
+                        self.known.layouts[b] = lay
+                        changed = True
+            for loop in self.loops.values():
+                changed |= self._through_loop(loop)
+
+    def _through_loop(self, loop: Loop) -> bool:
+        unknown = [t for t in loop.touches if t.plain and t.buffer not in self.known.layouts and t.buffer not in self.alone]
+        if not unknown:
+            return False
+        layout = self._loop_layout(loop, full=True)
+        if layout is None:
+            return False
+        changed = False
+        for t in unknown:
+            if t.buffer in self.known.layouts:
+                continue
+            lay = _projected(layout, t)
+            if lay is not None:
+                self.known.layouts[t.buffer] = lay
+                changed = True
+        return changed
+
+    def _loop_layout(self, loop: Loop, full: bool) -> Fragment | None:
+        """The layout of a loop by the known fragments it touches: written ones first, then those with most dimensions.
+
+        full: only when a fragment tells where every parallel loop goes."""
+        best: tuple[tuple[int, int, int], Touch, Fragment] | None = None
+        for t in loop.touches:
+            lay = self.known.layouts.get(t.buffer)
+            if lay is None or not t.plain:
+                continue
+            moved = sum(d is not None and loop.extents[d] > 1 for d in t.dims)
+            key = (0 if t.writes else 1, -moved, lay.replicas)
+            if best is None or key < best[0]:
+                best = (key, t, lay)
+        if best is None:
+            return None
+        _, t, lay = best
+        left = [d for d, n in enumerate(loop.extents) if d not in t.dims and n > 1 and d not in loop.serial]
+        if full and left:
+            return None
+        return _over_loops(lay, t, loop.extents)
+
+    # ---- free -----------------------------------------------------------------------------------------------------
+
+    def _free(self) -> None:
+        for loop in self.loops.values():
+            self._free_serial(loop)
+        order = {b: k for k, b in enumerate(self.buffers)}
+        waiting = [b for b in self.buffers if b.scope_name == FRAGMENT and b not in self.known.layouts]
+        waiting.sort(key=lambda b: (b in self.alone, -b.size, order[b]))
+        for b in waiting:
+            if b not in self.known.layouts:
+                self.known.layouts[b] = self._choose(b)
+                self._common()
+
+    def _free_serial(self, loop: Loop) -> None:
+        """A loop that accumulates along some dimensions: the others are dealt out to threads."""
+        if not loop.serial or self._loop_layout(loop, full=False) is not None:
+            return
+        for t in loop.touches:
+            if t.writes and t.plain and t.buffer not in self.known.layouts and t.buffer not in self.alone:
+                self.known.layouts[t.buffer] = row_fragment(t.buffer.shape, self.known.threads)
+                self._common()
+                return
+
+    def _choose(self, b: Buffer) -> Fragment:
+        shape, threads = tuple(b.shape), self.known.threads
+        if b in self.alone:  # every thread may ask for any element
+            return replicated_fragment(shape, threads)
+        fast, vector = vector_elements(b, self.ops, [lp.node for lp in self.loops.values()], self.analyzer)
+        total = b.size
+        while vector > 1 and total < threads * vector:
+            vector //= 2
+        while vector > 1 and shape[fast] % vector:
+            vector //= 2
+        order = [d for d in range(len(shape)) if d != fast] + [fast] if shape else []
+        return row_fragment(shape, threads, vector, order)
+
+    # ---- loops and shared -----------------------------------------------------------------------------------------
+
+    def _loops(self) -> None:
+        for loop in self.loops.values():
+            given = loop.node.attr("loop_layout")
+            loop.layout = given if given is not None else self._loop_layout(loop, full=False)
+
+    def _shared(self) -> None:
+        roots: dict[Var, Buffer] = {}
+        for b in self.buffers:
+            if b.scope_name in SHARED:
+                roots.setdefault(b.data, b)
+        by_storage: dict[Var, list[Access]] = {}
+        for op in self.ops:
+            self.accesses += memory_accesses(self.gemms.get(id(op), op), self.analyzer)
+        for a in self.accesses:
+            by_storage.setdefault(a.buffer.data, []).append(a)
+        for data, root in roots.items():
+            if root not in self.known.layouts:
+                uses = [a for a in by_storage.get(data, ()) if a.buffer is root]
+                viewed = len(uses) != len(by_storage.get(data, ()))
+                self.known.layouts[root] = choose_shared_layout(
+                    root, uses, self._share_of, data in self.pointers or viewed)
+        for b in self.buffers:
+            if b.scope_name in SHARED and b not in self.known.layouts:
+                self.known.layouts[b] = _view_of(self.known.layouts[roots[b.data]], roots[b.data], b)
+
+    def _share_of(self, a: Access) -> Fragment | None:
+        if isinstance(a.share, Buffer):
+            return self.known.layouts.get(a.share)
+        loop = self.loops.get(id(a.share))
+        return None if loop is None else loop.layout
+
+    # ---- the program with the decisions ---------------------------------------------------------------------------
+
+    def _rewritten(self, s: Any) -> Any:
+        if isinstance(s, Gemm):
+            return self.gemms[id(s)]
+        if isinstance(s, Parallel):
+            loop = self.loops.get(id(s))
+            return s if loop is None or loop.layout is None else with_attrs(s, loop_layout=loop.layout)
+        if isinstance(s, (Seq, For, If)) or hasattr(s, "body"):
+            return rebuild(s, self._rewritten_field)
+        return s
+
+    def _rewritten_field(self, v: Any) -> Any:
+        if isinstance(v, Stmt):
+            return self._rewritten(v)
+        if isinstance(v, tuple) and v and isinstance(v[0], Stmt):
+            out = tuple(self._rewritten(x) for x in v)
+            return v if all(a is b for a, b in zip(out, v)) else out
+        return v
+
+
+def _touch(x: Load | Store, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> Touch:
+    dims: list[int | None] = []
+    plain = x.buffer.is_static
+    for i, n in zip(x.indices, x.buffer.shape):
+        at = next((k for k, v in enumerate(vars) if v is i), None)
+        if at is not None and extents[at] == n and at not in dims:
+            dims.append(at)
+        else:
+            dims.append(None)
+            plain &= n == 1 and isinstance(i, Const)
+    return Touch(x.buffer, tuple(dims), plain, isinstance(x, Store))
+
+
+def _serial_dims(s: Parallel, extents: tuple[Any, ...], written: list[tuple[Buffer, tuple[Expr, ...]]]) -> tuple[int, ...]:
+    """Loops that a written fragment element does not depend on."""
+    out: set[int] = set()
+    for b, indices in written:
+        if b.scope_name == FRAGMENT:
+            used = {id(x) for i in indices for x in walk(i) if isinstance(x, Var)}
+            out |= {d for d, v in enumerate(s.vars) if id(v) not in used and extents[d] != 1}
+    return tuple(sorted(out))
+
+
+def _over_loops(lay: Fragment, t: Touch, extents: tuple[int, ...]) -> Fragment:
+    """A fragment's layout as one of the loops that index it; loops it does not know run in registers."""
+    modes: list[tuple[Mode, ...]] = [()] * len(extents)
+    for d, modes_of in zip(t.dims, lay.modes):
+        if d is not None:
+            modes[d] = modes_of
+    step = lay.registers
+    for d in reversed(range(len(extents))):
+        if d not in t.dims and extents[d] > 1:
+            modes[d] = (Mode(extents[d], "register", step),)
+            step *= extents[d]
+    return Fragment(extents, modes, replicate=lay.copies, threads=lay.threads)
+
+
+def _projected(layout: Fragment, t: Touch) -> Fragment | None:
+    """The layout a fragment needs so that each thread of a loop holds what it touches."""
+    kept = [d for d in t.dims if d is not None]
+    lay = layout.project(kept)
+    if len(kept) == len(t.dims):
+        return lay
+    modes = iter(lay.modes)
+    return Fragment(t.buffer.shape, [next(modes) if d is not None else () for d in t.dims], replicate=lay.copies,
+                    threads=lay.threads)
+
+
+def _row_groups(gemms: list[Gemm], ops: list[TileOp], loops: Any) -> set[Buffer]:
+    """Accumulators whose rows should stay within one warp: reduced along rows, or on the way to an A operand."""
+    group: dict[Buffer, Buffer] = {}
+
+    def find(b: Buffer) -> Buffer:
+        while group.get(b, b) is not b:
+            b = group[b]
+        return b
+
+    def join(bs: list[Buffer]) -> None:
+        for b in bs[1:]:
+            group[find(b)] = find(bs[0])
+
+    def frags(bs: Iterator[Buffer]) -> list[Buffer]:
+        return [b for b in bs if b.scope_name == FRAGMENT]
+
+    for op in ops:
+        if isinstance(op, (Copy, Reduce)):
+            join(frags(iter((op.src.buffer, op.dst.buffer))))
+    for loop in loops:
+        join(frags(t.buffer for t in loop.touches))
+    wanting = {find(op.a.buffer) for op in gemms if op.a.buffer.scope_name == FRAGMENT}
+    for op in ops:
+        if isinstance(op, Reduce) and op.src.buffer.scope_name == FRAGMENT and op.dim % op.src.buffer.ndim:
+            wanting.add(find(op.src.buffer))
+    return {op.c.buffer for op in gemms if find(op.c.buffer) in wanting}
+
+
+def _view_of(layout: Layout, root: Buffer, b: Buffer) -> Layout:
+    """The layout of another Buffer over a shared buffer's storage."""
+    return layout.reshape(b.shape, root.dtype.bits * root.dtype.lanes, b.dtype.bits * b.dtype.lanes)
