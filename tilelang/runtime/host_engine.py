@@ -1,0 +1,122 @@
+"""Host code made runnable: LLVM IR text -> object -> address -> TVM-FFI function, in this process.
+
+llvmlite and tvm_ffi are imported on first use (tvm_ffi imports torch where torch is installed).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tilelang.errors import error, register
+
+register("runtime-missing", ImportError, "a package the runtime needs is missing or has a version it does not know")
+
+_lock = threading.RLock()
+_FFI_SYMBOLS = ("TVMFFIErrorSetRaisedFromCStr", "TVMFFIObjectDecRef", "TVMFFIEnvTensorAlloc", "TVMFFIFunctionCall",
+                "TVMFFIEnvGetStream")
+
+
+class _Llvm:
+    """Target machine and ORC JIT of this process, made once."""
+
+    def __init__(self) -> None:
+        try:
+            import llvmlite.binding as llvm
+        except ImportError as e:
+            raise error("runtime-missing", "llvmlite is needed to run kernels", hint="pip install llvmlite") from e
+        self.llvm = llvm
+        for start in ("initialize_native_target", "initialize_native_asmprinter"):
+            getattr(llvm, start)()
+        self.cpu = llvm.get_host_cpu_name()
+        self.machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=self.cpu, opt=1, reloc="pic", codemodel="jitdefault")
+        self.jit = llvm.create_lljit_compiler(
+            llvm.Target.from_default_triple().create_target_machine(cpu=self.cpu, opt=1, reloc="pic",
+                                                                    codemodel="jitdefault"), use_jit_link=False)
+        self.loaded = 0
+
+
+class _Ffi:
+    """The parts of tvm_ffi used, made once."""
+
+    def __init__(self) -> None:
+        try:
+            import tvm_ffi
+            from tvm_ffi import core, libinfo
+        except ImportError as e:
+            raise error("runtime-missing", "apache-tvm-ffi is needed to call kernels",
+                        hint="pip install 'apache-tvm-ffi>=0.1.14,<0.2'") from e
+        make = getattr(core.Function, "__from_extern_c__", None)
+        if make is None:
+            raise error("runtime-missing", f"apache-tvm-ffi {tvm_ffi.__version__} has no Function.__from_extern_c__",
+                        hint="install a version >=0.1.14,<0.2")
+        self.module, self.make_function = tvm_ffi, make
+        self.lib = ctypes.CDLL(libinfo.find_libtvm_ffi(), ctypes.RTLD_GLOBAL)
+        self.addresses = {n: ctypes.cast(getattr(self.lib, n), ctypes.c_void_p).value for n in _FFI_SYMBOLS}
+        self.array_slot = ctypes.c_void_p(self._global_function(b"ffi.Array"))
+        self.addresses["tl_make_array"] = ctypes.addressof(self.array_slot)
+
+    def _global_function(self, name: bytes) -> int:
+        class Bytes(ctypes.Structure):
+            _fields_ = [("data", ctypes.c_char_p), ("size", ctypes.c_size_t)]
+
+        out = ctypes.c_void_p()
+        if self.lib.TVMFFIFunctionGetGlobal(ctypes.byref(Bytes(name, len(name))), ctypes.byref(out)) or not out.value:
+            raise error("runtime-missing", f"apache-tvm-ffi has no global function {name.decode()}")
+        return out.value  # kept for the life of the process
+
+
+_llvm: _Llvm | None = None
+_ffi: _Ffi | None = None
+
+
+def llvm_state() -> _Llvm:
+    """LLVM of this process."""
+    global _llvm
+    with _lock:
+        if _llvm is None:
+            _llvm = _Llvm()
+        return _llvm
+
+
+def ffi_state() -> _Ffi:
+    """TVM-FFI of this process.  Raises ImportError (named error) when it is missing or has an unknown version."""
+    global _ffi
+    with _lock:
+        if _ffi is None:
+            _ffi = _Ffi()
+        return _ffi
+
+
+def compile_object(ir_text: str) -> bytes:
+    """Host LLVM IR to a relocatable object for this machine."""
+    state = llvm_state()
+    with _lock:
+        module = state.llvm.parse_assembly(ir_text)
+        module.verify()
+        return state.machine.emit_object(module)
+
+
+class HostLibrary:
+    """Loaded host code.  symbols: name -> address of what it refers to besides the TVM-FFI functions."""
+
+    def __init__(self, obj: bytes, names: tuple[str, ...], symbols: Mapping[str, int] = {}) -> None:  # noqa: B006
+        state, ffi = llvm_state(), ffi_state()
+        with _lock:
+            builder = state.llvm.JITLibraryBuilder().add_object_img(obj).add_current_process()
+            for name, address in {**ffi.addresses, **symbols}.items():
+                builder.import_symbol(name, address)
+            for name in names:
+                builder.export_symbol(name)
+            state.loaded += 1
+            self.library = builder.link(state.jit, f"tilelang_host_{state.loaded}")
+            self.addresses = {n: self.library[n] for n in names}
+
+    def function(self, name: str, *keep: Any, release_gil: bool = True) -> Callable[..., Any]:
+        """The function as a TVM-FFI function; keeps this library and `keep` alive."""
+        fn = ffi_state().make_function(self.addresses[name], keep_alive_object=(self, *keep))
+        fn.release_gil = release_gil
+        return fn

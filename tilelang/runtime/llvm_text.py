@@ -1,0 +1,295 @@
+"""A writer of LLVM IR text for host code: values, checks that raise, host expressions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import Expr, Var, dtype
+
+register("host-expression", NotImplementedError, "host code (before T.Kernel) uses something only a kernel can do")
+
+HEADER = """\
+declare void @TVMFFIErrorSetRaisedFromCStr(ptr, ptr)
+declare i32 @TVMFFIObjectDecRef(ptr)
+declare i32 @TVMFFIEnvTensorAlloc(ptr, ptr)
+declare i32 @TVMFFIFunctionCall(ptr, ptr, i32, ptr)
+declare ptr @TVMFFIEnvGetStream(i32, i32)
+declare double @llvm.fabs.f64(double)
+@tl_make_array = external global ptr
+"""
+WEIGHTS = '!0 = !{!"branch_weights", i32 2000, i32 1}\n'
+
+_FLOATS = {"float16": "half", "bfloat16": "bfloat", "float32": "float", "float64": "double", "tfloat32": "float"}
+
+
+def scalar_type(dt: dtype) -> str:
+    """LLVM type of a scalar parameter or host value."""
+    if dt.is_bool:
+        return "i1"
+    if dt.is_handle:
+        return "ptr"
+    if dt.is_int:
+        return f"i{max(dt.bits, 8)}"
+    if dt.base in _FLOATS:
+        return _FLOATS[dt.base]
+    raise error("host-expression", f"a host scalar of type {dt} is not available")
+
+
+class Writer:
+    """Text of one function.  Values are names ("%v3") or literals."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.globals: list[str] = []
+        self.entry: list[str] = []  # allocas, at the head of the function
+        self.block = "entry"
+        self.failures: list[tuple[str, str, str]] = []
+        self.cleanup: list[str] = []  # owned object handles to release when something fails
+        self._strings: dict[str, str] = {}
+        self._count = 0
+
+    def name(self, stem: str = "v") -> str:
+        self._count += 1
+        return f"{stem}{self._count}"
+
+    def ins(self, text: str) -> str:
+        """A new value."""
+        v = "%" + self.name()
+        self.lines.append(f"  {v} = {text}")
+        return v
+
+    def do(self, text: str) -> None:
+        self.lines.append(f"  {text}")
+
+    def slot(self, ty: str, count: int = 1) -> str:
+        """Stack storage, allocated once."""
+        v = "%" + self.name("s")
+        self.entry.append(f"  {v} = alloca {ty}" if count == 1 else f"  {v} = alloca [{count} x {ty}], align 8")
+        return v
+
+    def string(self, text: str) -> str:
+        """Address of a zero-terminated string."""
+        if text not in self._strings:
+            data = text.encode() + b"\0"
+            g = f"@.s{len(self._strings)}"
+            body = "".join(chr(c) if 32 <= c < 127 and c not in (34, 92) else f"\\{c:02x}" for c in data)
+            self.globals.append(f'{g} = private unnamed_addr constant [{len(data)} x i8] c"{body}"')
+            self._strings[text] = g
+        return self._strings[text]
+
+    def begin(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+        self.block = label
+
+    def jump(self, label: str) -> None:
+        self.do(f"br label %{label}")
+
+    def branch(self, cond: str, then: str, other: str, likely: bool | None = None) -> None:
+        hint = "" if likely is None else ", !prof !0"
+        self.do(f"br i1 {cond}, label %{then}, label %{other}{hint}")
+
+    def check(self, cond: str, kind: str, message: str) -> None:
+        """Raise kind(message) in the caller unless cond."""
+        ok = self.name("ok")
+        if not self.cleanup:
+            self.failures.append((self.block, self.string(kind), self.string(message)))
+            self.branch(cond, ok, "raise", likely=True)
+        else:
+            bad = self.name("bad")
+            self.branch(cond, ok, bad, likely=True)
+            self.begin(bad)
+            self.do(f"call void @TVMFFIErrorSetRaisedFromCStr(ptr {self.string(kind)}, ptr {self.string(message)})")
+            self.release()
+            self.do("ret i32 -1")
+        self.begin(ok)
+
+    def release(self) -> None:
+        """Drop the owned objects (failure after allocation)."""
+        for handle in self.cleanup:
+            self.do(f"call i32 @TVMFFIObjectDecRef(ptr {handle})")
+
+    def at(self, base: str, offset: int, ty: str) -> str:
+        """Load of `ty` at base + offset bytes."""
+        p = base if offset == 0 else self.ins(f"getelementptr i8, ptr {base}, i64 {offset}")
+        return self.ins(f"load {ty}, ptr {p}")
+
+    def put(self, base: str, offset: int, ty: str, value: str) -> None:
+        p = base if offset == 0 else self.ins(f"getelementptr i8, ptr {base}, i64 {offset}")
+        self.do(f"store {ty} {value}, ptr {p}")
+
+    def function(self, name: str, parameters: str, linkage: str = "") -> str:
+        """The finished text of `int name(parameters)`."""
+        out = [f"define {linkage}i32 @{name}({parameters}) {{", "entry:", *self.entry, *self.lines]
+        if self.failures:
+            out.append("raise:")
+            for v, at in (("kind", 1), ("message", 2)):
+                out.append(f"  %{v} = phi ptr " + ", ".join(f"[ {f[at]}, %{f[0]} ]" for f in self.failures))
+            out += ["  call void @TVMFFIErrorSetRaisedFromCStr(ptr %kind, ptr %message)", "  ret i32 -1"]
+        return "\n".join([*out, "}"])
+
+
+class HostExpr:
+    """Host expressions to LLVM values.
+
+    values: Var -> (type, value).  Integers are kept as i64, floats as double; with wrap, each integer operation is
+    brought back to the width of its type, without it (shapes, grids) arithmetic is 64 bits wide.
+    """
+
+    def __init__(self, w: Writer, values: dict[Var, str], fn: str, wrap: bool = False) -> None:
+        self.w, self.values, self.fn, self.wrap = w, values, fn, wrap
+
+    def __call__(self, e: Any) -> str:
+        if isinstance(e, int):
+            return str(e)
+        method = getattr(self, "_" + type(e).__name__.lower(), None)
+        if method is None:
+            raise error("host-expression", f"`{e!r}` cannot be computed on the host", span=getattr(e, "span", None),
+                        hint="move it into the T.Kernel block")
+        return method(e)
+
+    def boolean(self, e: Expr) -> str:
+        """Value of a condition as i1."""
+        v = self(e)
+        return self._to_bit(v, e.dtype)
+
+    def _to_bit(self, v: str, dt: dtype) -> str:
+        if v in ("0", "1"):
+            return "false" if v == "0" else "true"
+        return self.w.ins(f"fcmp une double {v}, 0.0") if dt.is_float else self.w.ins(f"icmp ne i64 {v}, 0")
+
+    def _fit(self, v: str, dt: dtype, force: bool = False) -> str:
+        """v modulo the width of an integer type."""
+        if dt.is_bool or dt.bits >= 64 or not (self.wrap or force):
+            return v
+        narrow = self.w.ins(f"trunc i64 {v} to i{dt.bits}")
+        return self.w.ins(f"{'zext' if dt.is_unsigned else 'sext'} i{dt.bits} {narrow} to i64")
+
+    def _round(self, v: str, dt: dtype) -> str:
+        """v rounded to a narrower float type."""
+        if dt.bits >= 64:
+            return v
+        ty = scalar_type(dt)
+        narrow = self.w.ins(f"fptrunc double {v} to {ty}")
+        return self.w.ins(f"fpext {ty} {narrow} to double")
+
+    def _var(self, e: Var) -> str:
+        if e not in self.values:
+            raise error("host-expression", f"`{e.name}` has no value on the host", span=e.span)
+        return self.values[e]
+
+    def _const(self, e: Any) -> str:
+        if e.dtype.is_float:
+            import struct
+
+            return f"0x{struct.unpack('<Q', struct.pack('<d', float(e.value)))[0]:016X}"
+        return str(int(e.value))
+
+    def _cast(self, e: Any) -> str:
+        v, a, b = self(e.value), e.value.dtype, e.dtype
+        if b.is_bool:
+            return self.w.ins(f"zext i1 {self._to_bit(v, a)} to i64")
+        if b.is_float:
+            if not a.is_float:
+                v = self.w.ins(f"{'uitofp' if a.is_unsigned else 'sitofp'} i64 {v} to double")
+            return self._round(v, b)
+        if a.is_float:
+            v = self.w.ins(f"{'fptoui' if b.is_unsigned else 'fptosi'} double {v} to i64")
+        return self._fit(v, b, force=b.bits < a.bits)
+
+    def _unary(self, e: Any) -> str:
+        v = self(e.a)
+        if e.op == "not":
+            return self.w.ins(f"xor i64 {v}, 1")
+        if e.op == "bitnot":
+            return self._fit(self.w.ins(f"xor i64 {v}, -1"), e.dtype)
+        return self.w.ins(f"fneg double {v}") if e.dtype.is_float else self._fit(self.w.ins(f"sub i64 0, {v}"), e.dtype)
+
+    def _select(self, e: Any) -> str:
+        if not e.lazy:
+            return self.w.ins(f"select i1 {self.boolean(e.cond)}, {self._ty(e.dtype)} {self(e.a)}, "
+                              f"{self._ty(e.dtype)} {self(e.b)}")
+        return self._either(self.boolean(e.cond), lambda: self(e.a), lambda: self(e.b), self._ty(e.dtype))
+
+    def _ty(self, dt: dtype) -> str:
+        return "double" if dt.is_float else "i64"
+
+    def _either(self, cond: str, then: Any, other: Any, ty: str) -> str:
+        w = self.w
+        yes, no, join = w.name("yes"), w.name("no"), w.name("join")
+        w.branch(cond, yes, no)
+        w.begin(yes)
+        a, from_a = then(), w.block
+        w.jump(join)
+        w.begin(no)
+        b, from_b = other(), w.block
+        w.jump(join)
+        w.begin(join)
+        return w.ins(f"phi {ty} [ {a}, %{from_a} ], [ {b}, %{from_b} ]")
+
+    def _binary(self, e: Any) -> str:
+        if e.op in ("and", "or"):
+            first = self.boolean(e.a)
+
+            def second() -> str:
+                return self.w.ins(f"zext i1 {self.boolean(e.b)} to i64")
+
+            return (self._either(first, second, lambda: "0", "i64") if e.op == "and" else
+                    self._either(first, lambda: "1", second, "i64"))
+        a, b, dt = self(e.a), self(e.b), e.a.dtype
+        return self._float(e.op, a, b, dt) if dt.is_float else self._int(e.op, a, b, dt, e)
+
+    def _float(self, op: str, a: str, b: str, dt: dtype) -> str:
+        compare = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}.get(op)
+        if compare:
+            return self.w.ins(f"zext i1 {self.w.ins(f'fcmp {compare} double {a}, {b}')} to i64")
+        if op in ("min", "max"):
+            better = self.w.ins(f"fcmp {'ult' if op == 'min' else 'ugt'} double {a}, {b}")
+            usable = self.w.ins(f"fcmp ord double {a}, 0.0")
+            other_nan = self.w.ins(f"fcmp uno double {b}, 0.0")
+            take = self.w.ins(f"or i1 {self.w.ins(f'and i1 {better}, {usable}')}, {other_nan}")
+            return self.w.ins(f"select i1 {take}, double {a}, double {b}")
+        name = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}[op]
+        return self._round(self.w.ins(f"{name} double {a}, {b}"), dt)
+
+    def _int(self, op: str, a: str, b: str, dt: dtype, e: Any) -> str:
+        w, s = self.w, "u" if dt.is_unsigned else "s"
+        if op in ("eq", "ne", "lt", "le", "gt", "ge"):
+            pred = op if op in ("eq", "ne") else s + op
+            return w.ins(f"zext i1 {w.ins(f'icmp {pred} i64 {a}, {b}')} to i64")
+        if op in ("min", "max"):
+            take = w.ins(f"icmp {s}{'lt' if op == 'min' else 'gt'} i64 {a}, {b}")
+            return w.ins(f"select i1 {take}, i64 {a}, i64 {b}")
+        if op in ("floordiv", "floormod", "truncdiv", "truncmod", "div"):
+            return self._fit(self._divide(op, a, b, s, e), dt)
+        name = {"add": "add", "sub": "sub", "mul": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor",
+                "shl": "shl", "shr": "lshr" if dt.is_unsigned else "ashr"}[op]
+        return self._fit(w.ins(f"{name} i64 {a}, {b}"), dt)
+
+    def _divide(self, op: str, a: str, b: str, s: str, e: Any) -> str:
+        w = self.w
+        if not b.lstrip("-").isdigit():
+            w.check(w.ins(f"icmp ne i64 {b}, 0"), "RuntimeError", f"{self.fn}: division by zero in `{e!r}`")
+        elif b == "0":
+            raise error("host-expression", f"division by zero in `{e!r}`", span=e.span)
+        if s == "u":
+            return w.ins(f"{'urem' if op.endswith('mod') else 'udiv'} i64 {a}, {b}")
+        if not b.lstrip("-").isdigit():  # the least integer divided by -1 traps: that quotient is a negation
+            minus = w.ins(f"icmp eq i64 {b}, -1")
+            safe = w.ins(f"select i1 {minus}, i64 1, i64 {b}")
+            negated = w.ins(f"sub i64 0, {a}")
+            top = w.ins(f"select i1 {minus}, i64 {negated}, i64 {a}")
+        else:
+            safe, top = b, a
+        q = w.ins(f"sdiv i64 {top}, {safe}")
+        if op in ("truncdiv", "div"):
+            return q
+        r = w.ins(f"sub i64 {a}, {w.ins(f'mul i64 {q}, {b}')}")
+        if op == "truncmod":
+            return r
+        odd = w.ins(f"icmp ne i64 {r}, 0")
+        signs = w.ins(f"icmp slt i64 {w.ins(f'xor i64 {r}, {b}')}, 0")
+        down = w.ins(f"and i1 {odd}, {signs}")
+        if op == "floordiv":
+            return w.ins(f"sub i64 {q}, {w.ins(f'zext i1 {down} to i64')}")
+        return w.ins(f"add i64 {r}, {w.ins(f'select i1 {down}, i64 {b}, i64 0')}")
