@@ -6,6 +6,7 @@ llvmlite and tvm_ffi are imported on first use (tvm_ffi imports torch where torc
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,6 +44,7 @@ class _Ffi:
     """The parts of tvm_ffi used, made once."""
 
     def __init__(self) -> None:
+        torch_in_use = "torch" in sys.modules  # by the program: tvm_ffi imports it too
         try:
             import tvm_ffi
             from tvm_ffi import core, libinfo
@@ -53,6 +55,7 @@ class _Ffi:
         if make is None:
             raise error("runtime-missing", f"apache-tvm-ffi {tvm_ffi.__version__} has no Function.__from_extern_c__",
                         hint="install a version >=0.1.14,<0.2")
+        self.torch_in_use = torch_in_use
         self.module, self.make_function = tvm_ffi, make
         self.lib = ctypes.CDLL(libinfo.find_libtvm_ffi(), ctypes.RTLD_GLOBAL)
         self.addresses = {n: ctypes.cast(getattr(self.lib, n), ctypes.c_void_p).value for n in _FFI_SYMBOLS}

@@ -1,0 +1,190 @@
+"""What happens around the compiled call: values the stub does not take as they are, and errors told in full."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import TileLangError, error, register
+from tilelang.ir import dtype
+from tilelang.runtime.dlpack import Exported, exports_itself
+from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, TensorArg
+
+
+class ScalarKindError(TypeError, RuntimeError):
+    """A scalar argument of the wrong kind."""
+
+
+class ScalarRangeError(OverflowError, ValueError, RuntimeError):
+    """A scalar argument outside its type."""
+
+
+register("kernel-arity", ValueError, "a kernel is called with the wrong number of inputs")
+register("kernel-argument", RuntimeError, "an argument of a kernel does not fit its parameter")
+register("kernel-scalar", ScalarKindError, "a scalar argument is not a number of the parameter's kind")
+register("kernel-scalar-range", ScalarRangeError, "a scalar argument does not fit the parameter's type")
+register("kernel-read-only", ValueError, "a read-only array is passed for a tensor the kernel writes")
+register("kernel-keyword", TypeError, "a kernel takes its inputs by position only")
+
+_ABOUT = re.compile(r"^kernel (?P<fn>\S+) (?P<what>input|scalar) (?P<name>\S+) ")
+_NULL = re.compile(r"^(?P<fn>\S+)\.(?P<name>\S+) is expected to have non-NULL pointer")
+
+
+def describe(x: Any) -> str:
+    """A short account of an argument: type, shape, strides, device, value."""
+    if x is None:
+        return "None"
+    if isinstance(x, Exported):
+        x = x.array
+    shape = getattr(x, "shape", None)
+    if shape is None:
+        text = repr(x)
+        return f"{text if len(text) <= 40 else text[:37] + '...'} ({type(x).__name__})"
+    parts = [str(getattr(x, "dtype", "?")).removeprefix("torch."), f"tensor of shape {tuple(shape)}"]
+    stride = getattr(x, "stride", None)
+    if callable(stride):
+        parts.append(f"strides {tuple(stride())}")
+    elif isinstance(x, np.ndarray) and x.itemsize:
+        parts.append(f"strides {tuple(s // x.itemsize for s in x.strides)}")
+    if hasattr(x, "device"):
+        parts.append(f"on {x.device}")
+    return " ".join(parts)
+
+
+def adapted(sig: Signature, args: tuple[Any, ...], written: Any) -> tuple[Any, ...] | None:
+    """The arguments in forms the compiled call takes; None when there is nothing to adapt.
+
+    NumPy scalars and one-element tensors become Python numbers for scalar parameters, big integers of uint64
+    parameters an address-sized value, NumPy arrays that NumPy does not export are exported here.
+    written: () -> names of tensor parameters the program writes.
+    """
+    out: list[Any] = list(args)
+    for k, (a, x) in enumerate(zip(sig.inputs, args)):
+        if isinstance(a, ScalarArg):
+            out[k] = _number(a, x)
+        elif isinstance(x, np.ndarray) and not exports_itself(x):
+            out[k] = _exported(a, x, written)
+        elif isinstance(a, PointerArg) and isinstance(x, int) and not isinstance(x, bool) and 2**63 <= x < 2**64:
+            out[k] = ctypes.c_void_p(x)
+    return tuple(out) if any(x is not y for x, y in zip(out, args)) else None
+
+
+def _number(a: ScalarArg, x: Any) -> Any:
+    if isinstance(x, np.generic) or (hasattr(x, "item") and getattr(x, "shape", None) == ()):
+        x = x.item()
+    if (isinstance(x, int) and not isinstance(x, bool) and a.var.dtype.is_unsigned and a.var.dtype.bits == 64 and
+            2**63 <= x < 2**64):
+        return ctypes.c_void_p(x)
+    return x
+
+
+def _exported(a: Any, x: np.ndarray, written: Any) -> Any:
+    try:
+        dtype(x.dtype.name)
+    except ValueError:
+        return x
+    if not x.dtype.isnative or any(s % x.itemsize for s in x.strides):
+        return x
+    if not x.flags.writeable and a.name in written():
+        raise error("kernel-read-only", f"input {a.name} is a read-only array and the kernel writes it",
+                    hint="pass a copy: numpy.array(x)")
+    return Exported(x)
+
+
+def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
+    """The error a user sees for a failed call: what was expected, what was found, what to do."""
+    inputs = sig.inputs
+    if len(args) != len(inputs):
+        names = ", ".join(a.name for a in inputs)
+        return error("kernel-arity", f"Kernel expected {len(inputs)} inputs, but {len(args)} are provided. "
+                     f"({sig.name}: num_args should be {len(inputs)})", hint=f"the inputs are: {names or '(none)'}")
+    if isinstance(e, TileLangError):
+        return e
+    text = str(e)
+    m = _ABOUT.match(text) or _NULL.match(text)
+    if m is None:
+        return _unconvertible(sig, args, e)
+    kind = "kernel-argument"
+    for a, x in zip(inputs, args):
+        if a.name == m["name"]:
+            text += f", got {describe(x)}"
+            if isinstance(a, ScalarArg):
+                big = isinstance(x, int) and a.var.dtype.is_int  # beyond int64: tvm_ffi passes it as an object
+                kind = "kernel-scalar-range" if big or isinstance(e, OverflowError) else "kernel-scalar"
+    return error(kind, text, hint=_hint(text))
+
+
+def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
+    """tvm_ffi refused an argument before the stub saw it."""
+    if isinstance(e, (BufferError, TypeError)):
+        for a, x in zip(sig.inputs, args):
+            if isinstance(x, np.ndarray) and not exports_itself(x):
+                return error("kernel-argument", f"kernel {sig.name} input {a.name} dtype mismatch, expected "
+                             f"{_wanted(a)}, got {describe(x)}", hint=f"({e})")
+    return e
+
+
+def _wanted(a: Any) -> str:
+    return str(a.buffer.dtype) if isinstance(a, TensorArg) else f"a scalar {getattr(a.var, 'dtype', '')}"
+
+
+def _hint(text: str) -> str:
+    if "strides[" in text:
+        return "pass x.contiguous() (torch) or numpy.ascontiguousarray(x)"
+    if "byte_offset" in text:
+        return "pass a copy of the view: x.clone() (torch) or x.copy() (numpy)"
+    if "device_type" in text:
+        return "move the tensor to the kernel's device"
+    if "dtype mismatch" in text:
+        return "convert the tensor before the call"
+    return ""
+
+
+# ---- the wording of the cython backend ----------------------------------------------------------------------------
+
+def explain_cython(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
+    """The same failure in the words of the cython backend (ValueError)."""
+    inputs = sig.inputs
+    if len(args) != len(inputs):
+        return error("kernel-arity", f"Expected {len(inputs)} inputs, got {len(args)} with {len(sig.args)} inputs and "
+                     f"{len(sig.outputs)} outputs")
+    m = _ABOUT.match(str(e))
+    if m is None:
+        return explain(sig, args, e)
+    for a, x in zip(inputs, args):
+        if a.name == m["name"] and isinstance(a, TensorArg):
+            text = _cython_text(a, x, str(e))
+            if text:
+                return ValueError(text)
+    return explain(sig, args, e)
+
+
+def _cython_text(a: TensorArg, x: Any, text: str) -> str:
+    shape = tuple(getattr(x, "shape", ()))
+    if "expected pointer or tensor" in text:
+        return f"Unsupported tensor type: {type(x)}"
+    if "dtype mismatch" in text:
+        return f"Buffer dtype mismatch for parameter {a.name}: expected torch.{a.buffer.dtype}, got {x.dtype}"
+    if "ndim mismatch" in text:
+        return (f"Static shape mismatch for parameter {a.name}: expected {len(a.buffer.shape)} dimensions, got "
+                f"{len(shape)}")
+    at = re.search(r"(shape|strides)\[(\d+)\]", text)
+    if at and at[1] == "shape":
+        return (f"Static shape mismatch for parameter {a.name}: expected {a.buffer.shape[int(at[2])]} at index {at[2]}, "
+                f"got {shape[int(at[2])]}")
+    if at and a.buffer.strides_ is None:
+        return f"Expected parameter {a.name} to be a contiguous tensor"
+    if at:
+        return f"Static stride mismatch for parameter {a.name}: expected {a.buffer.strides[int(at[2])]} at index {at[2]}"
+    if "device_type" in text:
+        return f"Buffer device type mismatch for parameter {a.name}: got {getattr(x, 'device', '?')}"
+    return ""
+
+
+def torch_if_loaded() -> Any:
+    """The torch module when the program uses it, else None."""
+    return sys.modules.get("torch")

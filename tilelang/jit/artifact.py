@@ -1,0 +1,53 @@
+"""What compiling a program for one target yields: sources, binaries and facts, ready for the disk cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.ir import Func
+from tilelang.runtime.cache import Entry
+from tilelang.target import Target
+
+
+@dataclass(frozen=True)
+class Request:
+    """One compilation.  backend: execution backend, resolved.  config: normalised pass configs.  flags: device compiler
+    options."""
+
+    func: Func
+    out_idx: Any
+    target: Target
+    backend: str
+    config: dict[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """kind: "cpu" or "cuda".  files: binaries by name.  meta: JSON facts (kernels, resources, reports).
+    dropped from the cache: nothing; everything here is stored."""
+
+    kind: str
+    kernel_source: str
+    host_source: str
+    files: dict[str, bytes]
+    meta: dict[str, Any]
+
+    SOURCES = {"cuda": "device_kernel.cu", "cpu": "device_kernel.ll"}
+
+    def to_entry(self) -> Entry:
+        return Entry({"kind": self.kind, **self.meta}, {
+            self.SOURCES[self.kind]: self.kernel_source.encode(), "host_kernel.ll": self.host_source.encode(),
+            **self.files})
+
+    @classmethod
+    def from_entry(cls, entry: Entry) -> Artifact:
+        """Raises KeyError or UnicodeDecodeError for an entry that is not one of these."""
+        meta = dict(entry.meta)
+        kind = meta.pop("kind")
+        files = dict(entry.files)
+        source = files.pop(cls.SOURCES[kind]).decode()
+        host = files.pop("host_kernel.ll").decode()
+        return cls(kind, source, host, files, meta)

@@ -1,0 +1,163 @@
+"""Cold compilation: a request to an artifact, one function per kind of target."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+from tilelang.ir import Func
+from tilelang.runtime.host_engine import compile_object
+from tilelang.runtime.host_stub import stub_text
+from tilelang.runtime.launchers import CpuLauncher, CudaLauncher
+from tilelang.runtime.signature import Signature, signature_of
+from tilelang.target import Target
+
+from .artifact import Artifact, Request
+from .hooks import apply_hook
+from .kernel import needed_symbols
+
+SIMULATOR = "simulator"
+
+
+class Stopwatch:
+    """Milliseconds per named phase."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.times[name] = round((now - self._last) * 1e3, 2)
+        self._last = now
+
+
+def build(request: Request) -> Artifact:
+    """Compile.  Raises what the compiler refuses, at the user's line."""
+    sig = signature_of(request.func, request.out_idx)
+    if request.backend == SIMULATOR:
+        return build_simulator(request, sig)
+    if request.target.is_cuda:
+        return build_cuda(request, sig)
+    return build_cpu(request, sig)
+
+
+def device_source(request: Request) -> tuple[Any, list[str], Stopwatch]:
+    """(lowered program, CUDA source per kernel, times)."""
+    from tilelang.codegen.cuda import print_kernel
+    from tilelang.transform.pipeline import lower
+
+    watch = Stopwatch()
+    program = lower(request.func, request.target, request.config)
+    watch.lap("lower")
+    fast = bool(request.config.get("tl.enable_fast_math"))
+    sources = [apply_hook("cuda", print_kernel(k, fast_math=fast), request.target) for k in program.kernels]
+    watch.lap("print")
+    return program, sources, watch
+
+
+def nvrtc_options(request: Request) -> list[str]:
+    """Options of the device compiler that pass configs and compile_flags ask for."""
+    out: list[str] = []
+    if request.config.get("tl.enable_fast_math"):
+        out.append("--use_fast_math")
+    level = request.config.get("tl.ptxas_register_usage_level")
+    if level is not None:
+        out.append(f"--ptxas-options=--register-usage-level={int(level)}")
+    extra = request.config.get("tl.device_compile_flags") or ()
+    out += extra.split() if isinstance(extra, str) else [str(f) for f in extra]
+    return [*out, *request.flags]
+
+
+def build_cuda(request: Request, sig: Signature) -> Artifact:
+    from tilelang.runtime.nvrtc import compile_cubin
+
+    program, sources, watch = device_source(request)
+    options = nvrtc_options(request)
+    with ThreadPoolExecutor(max_workers=1) as pool:  # NVRTC works without the GIL: the host part is made meanwhile
+        device = pool.submit(lambda: [compile_cubin(s, request.target.arch, options) for s in sources])
+        host = stub_text(sig, CudaLauncher(program.host, program.kernels), needed_symbols(request.func, sig))
+        host_object = compile_object(host)
+        cubins = device.result()
+    watch.lap("nvrtc")
+    files = {"host.o": host_object}
+    kernels = []
+    for k, (kernel, cubin) in enumerate(zip(program.kernels, cubins)):
+        file = "kernel.cubin" if k == 0 else f"kernel_{k}.cubin"
+        files[file] = cubin.bytes
+        dynamic = kernel.shared_bytes if isinstance(kernel.shared_bytes, int) else None
+        kernels.append({"name": kernel.name, "file": file, "registers": cubin.registers, "spills": cubin.spills,
+                        "shared_bytes": dynamic, "static_shared": cubin.shared_bytes,
+                        "threads": kernel.threads[0] * kernel.threads[1] * kernel.threads[2]})
+    meta = {"kernels": kernels, "times": watch.times, "sync_report": _sync_text(program), "notes": _notes(program)}
+    return Artifact("cuda", "\n\n".join(sources), host, files, meta)
+
+
+def _sync_text(program: Any) -> str:
+    """Verdicts the synchronisation verifier left on the launches."""
+    lines = []
+    for kernel in program.kernels:
+        verdict = kernel.launch.attr("sync_report")
+        if verdict is not None:
+            lines.append(f"{kernel.name}: {verdict}")
+    return "\n".join(lines) or "the synchronisation verifier left no verdict"
+
+
+def _notes(program: Any) -> list[str]:
+    return [f"{k.name}: {k.launch.attr('pipeline_report')}" for k in program.kernels
+            if k.launch.attr("pipeline_report") is not None]
+
+
+def build_cpu(request: Request, sig: Signature) -> Artifact:
+    from tilelang.codegen.cpu import compile_tile
+    from tilelang.runtime.cpu_engine import compile_cpu_object
+
+    watch = Stopwatch()
+    program = compile_tile(legalized(request))
+    watch.lap("lower")
+    source = apply_hook("c", program.llvm_ir, request.target)
+    kernel_object = compile_cpu_object(source)
+    watch.lap("llvm")
+    host = stub_text(sig, CpuLauncher(request.func, program), needed_symbols(request.func, sig))
+    files = {"kernel.o": kernel_object, "host.o": compile_object(host)}
+    watch.lap("host")
+    meta = {"entry": program.entry, "kernels": [], "times": watch.times,
+            "sync_report": "blocks run one after another on each worker thread: no device synchronisation"}
+    return Artifact("cpu", source, host, files, meta)
+
+
+def legalized(request: Request) -> Func:
+    """The tile program after the passes every execution takes."""
+    from tilelang.transform.pipeline import legalized as run
+
+    return run(request.func, request.target, request.config)
+
+
+def build_simulator(request: Request, sig: Signature) -> Artifact:
+    """No binaries: the program is interpreted.  For a CUDA target the source is what would be compiled."""
+    sources: list[str] = []
+    if request.target.is_cuda:
+        _, sources, _ = device_source(request)
+    return Artifact("simulator", "\n\n".join(sources) or repr(request.func), "", {}, {})
+
+
+@lru_cache(maxsize=8)
+def toolchain_stamp(target: Target) -> str:
+    """Names the tools besides this package that shape an artifact (part of cache keys)."""
+    import importlib.metadata as metadata
+
+    out = [f"llvmlite {metadata.version('llvmlite')}", f"ffi {metadata.version('apache-tvm-ffi')}", host_name()]
+    if target.is_cuda:
+        from tilelang.runtime.nvrtc import toolchain_version
+
+        out.append(toolchain_version(target.arch))
+    return "; ".join(out)
+
+
+def host_name() -> str:
+    """The processor objects are made for."""
+    import llvmlite.binding as llvm
+
+    return llvm.get_host_cpu_name()

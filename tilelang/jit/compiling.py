@@ -1,0 +1,241 @@
+"""tilelang.compile: from a program to a kernel, through the memory and disk caches."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tilelang.env import env
+from tilelang.errors import error, register
+from tilelang.ir import Func
+from tilelang.ir.printer import to_text
+from tilelang.log import logger
+from tilelang.runtime.cache import DiskCache, compiler_stamp, digest
+from tilelang.runtime.signature import resolve_out_idx
+from tilelang.target import Target
+from tilelang.transform.config import normalize_config
+
+from .artifact import Artifact, Request
+from .building import build, toolchain_stamp
+from .kernel import JITKernel
+
+register("compile-not-a-program", AssertionError, "tilelang.compile is given something that is not a PrimFunc")
+register("backend-name", ValueError, "an execution backend that the target does not have")
+
+SIMULATOR = "simulator"
+BACKENDS = {"cuda": ("tvm_ffi", "nvrtc", "cython", SIMULATOR), "cpu": ("tvm_ffi", "cython", SIMULATOR)}
+
+
+def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
+    """(target, execution backend) of what the user gave; None means the environment's default.
+
+    target="simulator" is the device simulator for the default CUDA architecture.
+    Raises AssertionError for an unknown target, ValueError for a backend the target does not have.
+    """
+    if isinstance(target, str) and target == SIMULATOR:
+        target, backend = "cuda", SIMULATOR
+    if target is None:
+        target = env.get_default_target()
+    resolved = target if isinstance(target, Target) else Target(target)
+    name = backend if backend is not None else env.get_default_execution_backend()
+    if not isinstance(name, str):
+        raise TypeError(f"execution_backend must be a string, found {type(name).__name__}")
+    allowed = BACKENDS["cuda" if resolved.is_cuda else "cpu"]
+    name = name.lower()
+    if name in ("auto", "dlpack"):
+        name = allowed[0]
+    if name not in allowed:
+        raise error("backend-name", f"Invalid execution backend '{name}' for target '{resolved.kind}'. Allowed: "
+                    f"{', '.join(allowed)}. Tip: use execution_backend='auto'.")
+    return resolved, name
+
+
+def flag_list(flags: Any) -> tuple[str, ...]:
+    """Compiler options from None, a string or a list of strings."""
+    if not flags:
+        return ()
+    if isinstance(flags, str):
+        return tuple(shlex.split(flags))
+    return tuple(str(f) for f in flags)
+
+
+def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, target: Any = None,
+                 verbose: bool | None = None, pass_configs: Any = None, compile_flags: Any = None) -> Request:
+    """Check and normalise the arguments of compile."""
+    if not isinstance(func, Func):
+        raise error("compile-not-a-program", f"target function must be a PrimFunc but got {type(func)}",
+                    hint="decorate the function with @T.prim_func" if callable(func) else "")
+    if isinstance(out_idx, (tuple, str, float)):
+        out_idx = _refuse_out_idx(out_idx)
+    resolved, backend = resolve_target(target, execution_backend)
+    config = {**_as_dict(func.attr("tilelang_pass_configs")), **_as_dict(pass_configs)}
+    config = normalize_config(config)
+    flags = flag_list(func.attr("tilelang_compile_flags")) + flag_list(compile_flags)
+    resolve_out_idx(func, out_idx)
+    return Request(func, out_idx, resolved, backend, config, flags,
+                   env.get_default_verbose() if verbose is None else bool(verbose))
+
+
+def _refuse_out_idx(out_idx: Any) -> Any:
+    raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}")
+
+
+def _as_dict(config: Any) -> dict[Any, Any]:
+    if not config:
+        return {}
+    return dict(config) if isinstance(config, (Mapping, tuple, list)) else dict(config.items())
+
+
+def cache_key(request: Request) -> str:
+    """SHA-256 over everything the compiled artifact depends on."""
+    out = resolve_out_idx(request.func, request.out_idx)
+    return digest(["kernel", compiler_stamp(), to_text(request.func), request.func.name, list(out), str(request.target),
+                   request.backend == SIMULATOR, {str(k): v for k, v in request.config.items()}, list(request.flags),
+                   toolchain_stamp(request.target)])
+
+
+_memory: dict[tuple[str, str], JITKernel] = {}
+_key_locks: dict[str, threading.Lock] = {}
+_guard = threading.Lock()
+disk = DiskCache("kernels")
+
+
+def clear_memory() -> None:
+    """Forget the kernels of this process."""
+    with _guard:
+        _memory.clear()
+        _key_locks.clear()
+
+
+def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:
+    """(artifact, where it came from: "disk" or "compiled")."""
+    caching = env.is_cache_enabled() and request.backend != SIMULATOR
+    if caching:
+        key = key or cache_key(request)
+        entry = disk.load(key)
+        if entry is not None:
+            try:
+                return Artifact.from_entry(entry), "disk"
+            except (KeyError, UnicodeDecodeError):
+                logger.warning("cache entry %s is of an unknown form: it is rebuilt", key)
+    artifact = build(request)
+    if caching and key is not None:
+        disk.store(key, artifact.to_entry())
+    return artifact, "compiled"
+
+
+def compile_request(request: Request) -> JITKernel:
+    """The kernel of a request: from memory, from disk, or compiled now."""
+    if not env.is_cache_enabled():
+        return _compile_now(request, None)
+    key = cache_key(request)
+    name = (key, request.backend)
+    kernel = _memory.get(name)
+    if kernel is not None:
+        return kernel
+    with _guard:
+        lock = _key_locks.setdefault(key, threading.Lock())
+    with lock:  # threads that want the same kernel wait for one compilation
+        kernel = _memory.get(name)
+        if kernel is None:
+            kernel = _memory[name] = _compile_now(request, key)
+    return kernel
+
+
+def _compile_now(request: Request, key: str | None) -> JITKernel:
+    say = request.verbose or env.is_print_on_compilation_enabled()
+    name = request.func.name
+    start = time.perf_counter()
+    if say:
+        logger.info("TileLang begins to compile kernel `%s` with `out_idx=%s`", name, request.out_idx)
+    artifact, source = produce(request, key)
+    kernel = JITKernel(_request=request, _artifact=artifact)
+    if say:
+        logger.info("TileLang completes to compile kernel `%s`", name)
+    _debug(kernel, source, (time.perf_counter() - start) * 1e3)
+    return kernel
+
+
+def _debug(kernel: JITKernel, source: str, ms: float) -> None:
+    level = env.TILELANG_DEBUG
+    if level >= 1:
+        print(f"[tilelang] {kernel.signature.name} for {kernel.target}: "
+              f"{'cache hit on disk' if source == 'disk' else 'compiled'} in {ms:.1f} ms")
+    if level >= 2:
+        print(kernel.report())
+        print(kernel.get_kernel_source())
+    if level >= 5:
+        kernel.show_sass() if kernel.target.is_cuda else None
+
+
+def compile(func: Any = None, out_idx: Any = None, execution_backend: str | None = None,  # noqa: A001
+            target: Any = None, target_host: Any = None, verbose: bool | None = None, pass_configs: Any = None,
+            compile_flags: Any = None) -> JITKernel:
+    """Compile a PrimFunc.
+
+    out_idx: int or list of parameters that become return values.  execution_backend, target, verbose: None takes the
+    environment's default.  pass_configs: PassConfigKey or string -> value, over those annotated in the function.
+    compile_flags: options of the device compiler, after the annotated ones.
+    Raises AssertionError when func is no PrimFunc, ValueError for a bad out_idx or backend, AttributeError for unknown
+    pass configs, and whatever the compiler refuses, at the user's line.
+    """
+    kernel = compile_request(make_request(func, out_idx, execution_backend, target, verbose, pass_configs,
+                                          compile_flags))
+    kernel.target_host = target_host
+    return kernel
+
+
+def par_compile(funcs: Iterable[Any], out_idx: Any = None, execution_backend: str | None = None, target: Any = None,
+                target_host: Any = None, verbose: bool | None = None, pass_configs: Any = None,
+                compile_flags: Any = None, num_workers: int | None = None,
+                ignore_error: bool = False) -> list[JITKernel | None]:
+    """Compile many programs in a thread pool; results in input order.
+
+    num_workers: min(number of programs, usable CPUs) when None.  ignore_error: a failed program gives None and a
+    warning instead of its exception.
+    """
+    def one(func: Any) -> JITKernel:
+        return compile(func, out_idx, execution_backend, target, target_host, verbose, pass_configs, compile_flags)
+
+    return run_parallel([lambda f=f: one(f) for f in funcs], num_workers, ignore_error)
+
+
+def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool) -> list[Any]:
+    """Results of argument-less jobs, run in a thread pool with a progress bar."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tilelang.runtime.cpus import usable_cpus
+
+    if not jobs:
+        return []
+    workers = num_workers or min(len(jobs), usable_cpus())
+    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
+        futures = [pool.submit(job) for job in jobs]
+        _progress(futures)
+        out = []
+        for k, future in enumerate(futures):
+            try:
+                out.append(future.result())
+            except Exception as e:  # noqa: BLE001 - reported or raised, as asked
+                if not ignore_error:
+                    raise
+                logger.warning("compilation %d failed: %s", k, e)
+                out.append(None)
+    return out
+
+
+def _progress(futures: list[Any]) -> None:
+    """A bar while the jobs run, where tqdm is installed and somebody is looking."""
+    import sys
+    from concurrent.futures import as_completed
+
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return
+    for _ in tqdm(as_completed(futures), total=len(futures), desc="Parallel Compiling",
+                  disable=not sys.stderr.isatty()):
+        pass

@@ -1,0 +1,251 @@
+"""@tilelang.jit: a Python function that makes or is a kernel, compiled per set of compile-time values."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tilelang.env import env
+from tilelang.errors import error, register
+from tilelang.ir import Func
+from tilelang.target import Target
+
+from .compiling import compile_request, make_request, run_parallel
+from .eager import EagerCalls
+from .kernel import JITKernel
+from .keys import SIMPLE, freeze
+
+register("jit-out-idx", ValueError, "out_idx is given to an eager function, which returns its T.empty tensors")
+register("jit-not-a-function", TypeError, "@tilelang.jit is put on something that is not a plain function")
+register("jit-no-program", TypeError, "a lazy function returned something that is not a PrimFunc")
+register("jit-configs", ValueError, "par_compile is given configurations that are neither tuples nor dicts")
+
+_SIMPLE_TYPES = frozenset(SIMPLE)
+
+
+class JITImpl:
+    """What @tilelang.jit makes of a function.
+
+    mode: "auto" until the first use, then "lazy" (a factory that returns a PrimFunc: calling gives the kernel) or
+    "eager" (the body is the kernel: calling runs it).
+    """
+
+    def __init__(self, func: Any, out_idx: Any = None, target: Any = None, target_host: Any = None,
+                 execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
+                 debug_root_path: str | None = None, compile_flags: Any = None) -> None:
+        self.func = func
+        self.out_idx, self.target, self.target_host = out_idx, target, target_host
+        self.execution_backend, self.verbose = execution_backend, verbose
+        self.pass_configs = dict(pass_configs) if pass_configs else {}
+        self.debug_root_path, self.compile_flags = debug_root_path, compile_flags
+        self.mode = "auto"
+        self._fast: dict[Any, JITKernel] = {}
+        self._kernels: dict[Any, JITKernel] = {}
+        self._eager: EagerCalls | None = None
+        self._source: str | None = None
+        self._signature: inspect.Signature | None = None
+        self.__doc__ = getattr(func, "__doc__", None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("__name__", "__qualname__", "__module__", "__closure__", "__code__", "__globals__", "__defaults__",
+                    "__kwdefaults__"):
+            return getattr(self.func, name)
+        if name == "__wrapped__":
+            return self.func
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<tilelang.jit {getattr(self.func, '__name__', self.func)!r} ({self.mode})>"
+
+    @property
+    def func_source(self) -> str:
+        """Source text of the function, "" where Python cannot find it."""
+        if self._source is None:
+            try:
+                self._source = textwrap.dedent(inspect.getsource(self.func))
+            except (OSError, TypeError):
+                self._source = ""
+        return self._source
+
+    @property
+    def signature(self) -> inspect.Signature:
+        if self._signature is None:
+            self._signature = inspect.signature(self.func)
+        return self._signature
+
+    # ---- which of the two styles ------------------------------------------------------------------------------------
+    def initialize_jit_mode(self, *args: Any, **kwargs: Any) -> str:
+        """Find out the mode (once); arguments are those of the call at hand."""
+        if self.mode == "auto":
+            if isinstance(self.func, Func) or not callable(self.func):
+                raise error("jit-not-a-function", f"@tilelang.jit takes a function, found {type(self.func).__name__}",
+                            hint="compile a PrimFunc with tilelang.compile(func)")
+            mode = "lazy" if self._has_prim_func() or self._returns_program(args, kwargs) else "eager"
+            if mode == "eager" and self.out_idx is not None:
+                raise error("jit-out-idx", "out_idx is only supported in lazy mode: an eager function returns the "
+                            "tensors it makes with T.empty", hint="remove out_idx, or return a @T.prim_func")
+            self.mode = mode
+        return self.mode
+
+    def is_lazy_mode(self) -> bool:
+        return self.initialize_jit_mode() == "lazy"
+
+    def _has_prim_func(self) -> bool:
+        """A nested function decorated with prim_func in the source."""
+        try:
+            tree = ast.parse(self.func_source)
+        except SyntaxError:
+            return False
+        outer = next((n for n in tree.body if isinstance(n, ast.FunctionDef)), None)
+        for n in ast.walk(outer) if outer is not None else ():
+            if n is not outer and isinstance(n, ast.FunctionDef):
+                for d in n.decorator_list:
+                    d = d.func if isinstance(d, ast.Call) else d
+                    if (d.attr if isinstance(d, ast.Attribute) else getattr(d, "id", "")) == "prim_func":
+                        return True
+        return False
+
+    def _returns_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A factory may call another function that makes the program: it shows only by calling it."""
+        tree = self.func_source
+        if "T.Kernel" in tree or "T.const" in tree or "T.empty" in tree:
+            return False
+        try:
+            return isinstance(self.func(*args, **kwargs), Func)
+        except Exception:  # noqa: BLE001 - a kernel body outside a kernel under construction: eager
+            return False
+
+    # ---- calling ----------------------------------------------------------------------------------------------------
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.mode == "auto":
+            self.initialize_jit_mode(*args, **kwargs)
+        if self.mode == "eager":
+            return self.eager.call(args, kwargs)
+        return self._lazy(args, kwargs)
+
+    @property
+    def eager(self) -> EagerCalls:
+        """The eager side, made on first use."""
+        if self._eager is None:
+            self._eager = EagerCalls(self)
+        return self._eager
+
+    def surroundings(self) -> Any:
+        """What besides the arguments decides a compilation: pass configs and, where not fixed, target and backend."""
+        configs = tuple(self.pass_configs.items()) if self.pass_configs else ()
+        if configs:
+            configs = tuple((str(k), freeze(v)) for k, v in configs)
+        if self.target is None or self.target == "auto":
+            return (configs, Target.current(), env.TILELANG_TARGET, env.TILELANG_DEFAULT_TARGET,
+                    env.TILELANG_EXECUTION_BACKEND)
+        return configs
+
+    def _lazy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JITKernel:
+        types = tuple(map(type, args))
+        fast = None
+        if not kwargs and _SIMPLE_TYPES.issuperset(types):
+            fast = (args, types, self.surroundings())
+            kernel = self._fast.get(fast)
+            if kernel is not None:
+                return kernel
+        bound = self._bind(args, kwargs)
+        key = (self._frozen(bound), self.surroundings())
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            kernel = self._kernels[key] = self.compile_program(self._program(bound), bound)
+        if fast is not None:
+            self._fast[fast] = kernel
+        return kernel
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        """Raises TypeError as Python does for a call that does not fit."""
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound
+
+    def _frozen(self, bound: inspect.BoundArguments) -> Any:
+        return tuple((name, freeze(value)) for name, value in bound.arguments.items())
+
+    def parse_cache_key(self, *args: Any, **kwargs: Any) -> Any:
+        """The key of a call: equal keys share a kernel."""
+        if self.initialize_jit_mode(*args, **kwargs) == "eager":
+            return self.eager.key(args, kwargs)
+        return self._frozen(self._bind(args, kwargs)), self.surroundings()
+
+    def _program(self, bound: inspect.BoundArguments) -> Func:
+        out = self.func(*bound.args, **bound.kwargs)
+        if not isinstance(out, Func):
+            raise error("jit-no-program", f"`{self.__name__}` must return a @T.prim_func, it returned "
+                        f"{type(out).__name__}")
+        return out
+
+    # ---- compiling --------------------------------------------------------------------------------------------------
+    def compile_program(self, func: Func, bound: Any = None, pass_configs: Any = None) -> JITKernel:
+        """The kernel of a program under this decorator's settings."""
+        request = make_request(func, self.out_idx, self.execution_backend, self.target, self.verbose,
+                               self.pass_configs if pass_configs is None else pass_configs, self.compile_flags)
+        kernel = compile_request(request)
+        if self.debug_root_path is not None:
+            self._write_debug(kernel)
+        return kernel
+
+    def _write_debug(self, kernel: JITKernel) -> None:
+        root = Path(self.debug_root_path or ".")
+        root.mkdir(parents=True, exist_ok=True)
+        name = self.__name__
+        (root / f"tilelang_jit_kernel_{name}.c").write_text(kernel.get_kernel_source())
+        (root / f"tilelang_jit_program_{name}.py").write_text(repr(kernel.prim_func))
+
+    def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
+        """The kernel for these arguments, without running it.
+
+        Eager functions take real tensors, T.Tensor placeholders, or keyword values for their T.const dimensions.
+        """
+        if self.initialize_jit_mode(*args, **kwargs) == "eager":
+            return self.eager.compile(args, kwargs)
+        return self._lazy(args, kwargs)
+
+    def get_tir(self, *args: Any, **kwargs: Any) -> Func:
+        """The program for these arguments, not compiled."""
+        if self.initialize_jit_mode(*args, **kwargs) == "eager":
+            return self.eager.program(args, kwargs)
+        return self._program(self._bind(args, kwargs))
+
+    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
+        return self.compile(*args, **kwargs).get_kernel_source()
+
+    def par_compile(self, configs: Iterable[Any], num_workers: int | None = None,
+                    ignore_error: bool = False) -> list[JITKernel | None]:
+        """Compile for many argument sets in a thread pool.  configs: tuples of positionals, or dicts."""
+        jobs: list[Callable[[], Any]] = []
+        for config in configs:
+            if isinstance(config, tuple):
+                jobs.append(lambda c=config: self.compile(*c))
+            elif isinstance(config, dict):
+                jobs.append(lambda c=config: self.compile(**c))
+            else:
+                raise error("jit-configs", f"each configuration must be a tuple or a dict, found "
+                            f"{type(config).__name__} {config!r}")
+        return run_parallel(jobs, num_workers, ignore_error)
+
+
+def jit(func: Any = None, *, out_idx: Any = None, target: Any = None, target_host: Any = None,
+        execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
+        debug_root_path: str | None = None, compile_flags: Any = None) -> Any:
+    """Decorator, with or without parentheses: see JITImpl.
+
+    @tilelang.jit(out_idx=[-1])
+    def make(n, dt="float32"):            # lazy: make(1024) is a kernel
+        @T.prim_func
+        def main(A: T.Tensor((n,), dt), B: T.Tensor((n,), dt)): ...
+        return main
+    """
+    def wrap(f: Any) -> JITImpl:
+        return JITImpl(f, out_idx, target, target_host, execution_backend, verbose, pass_configs, debug_root_path,
+                       compile_flags)
+
+    return wrap if func is None else wrap(func)

@@ -1,0 +1,181 @@
+"""Calls of eager functions: compile-time values pick a trace, T.const values pick a kernel, the rest is run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilelang.errors import error, register
+from tilelang.ir import Buffer, Func, dtype
+
+from .keys import freeze, strides_of
+
+if TYPE_CHECKING:
+    from .decorator import JITImpl
+    from .kernel import JITKernel
+
+register("eager-inputs", ValueError, "an eager function is called with too few tensors")
+register("eager-const", ValueError, "the value of a T.const cannot be determined")
+register("eager-arguments", TypeError, "an eager function is called with arguments it does not have")
+
+_MISSING: Any = object()
+
+
+class _Trace:
+    """One set of compile-time values: where its T.const values stand, and the kernels made so far."""
+
+    def __init__(self, consts: dict[str, tuple[str, str, int]], func: Func) -> None:
+        self.consts = consts
+        self.func = func
+        self.kernels: dict[Any, Any] = {}
+        buffers = {b.name: b for _, b in func.buffers}
+        self.packing = {name: buffers[name].dtype for name, _, _ in consts.values() if name in buffers}
+
+
+class EagerCalls:
+    """The eager side of a @tilelang.jit function."""
+
+    def __init__(self, owner: JITImpl) -> None:
+        from tilelang.language.eager import EagerFunction
+
+        self.owner = owner
+        self.function = EagerFunction(owner.func)
+        self.parameters = {name: kind for name, (kind, _) in _described(self.function.parameters).items()}
+        self.defaults = {name: d for name, (_, d) in _described(self.function.parameters).items()}
+        self.names = tuple(self.parameters)
+        self.tensors = [n for n, k in self.parameters.items() if k == "tensor"]
+        self.static = [n for n, k in self.parameters.items() if k == "compile_time"]
+        self.runtime = [n for n, k in self.parameters.items() if k in ("tensor", "scalar")]
+        self.traces: dict[Any, _Trace] = {}
+
+    # ---- public -----------------------------------------------------------------------------------------------------
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values, consts = self._bind(args, kwargs)
+        missing = [n for n in self.runtime if values[n] is _MISSING]
+        if missing:
+            given = len(self.runtime) - len(missing)
+            raise error("eager-inputs", f"Expected {len(self.runtime)} inputs, got {given} with {missing[0]!r} missing: "
+                        f"`{self.owner.__name__}` takes {', '.join(self.runtime)}")
+        return self._kernel(values, consts)(*(values[n] for n in self.runtime))
+
+    def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JITKernel:
+        return self._kernel(*self._bind(args, kwargs))
+
+    def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Func:
+        values, consts = self._bind(args, kwargs)
+        trace = self._trace(values, consts)
+        return self._traced(values, self._const_values(trace, values, consts))
+
+    def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values, consts = self._bind(args, kwargs)
+        trace = self._trace(values, consts)
+        return self._static_key(values), tuple(self._const_values(trace, values, consts).items())
+
+    # ---- steps --------------------------------------------------------------------------------------------------------
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(value or _MISSING per parameter, keyword values of consts)."""
+        names = self.names
+        if len(args) > len(names):
+            raise error("eager-arguments", f"`{self.owner.__name__}` takes {len(names)} arguments, {len(args)} given")
+        values = dict(zip(names, args))
+        consts: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if name not in self.parameters:
+                consts[name] = value
+            elif name in values:
+                raise error("eager-arguments", f"`{self.owner.__name__}` got multiple values for argument {name!r}")
+            else:
+                values[name] = value
+        for name in names:
+            if name not in values:
+                values[name] = self.defaults[name]
+                if values[name] is _MISSING and self.parameters[name] == "compile_time":
+                    raise error("eager-arguments", f"`{self.owner.__name__}` is missing a required argument: {name!r}")
+        return values, consts
+
+    def _static_key(self, values: dict[str, Any]) -> Any:
+        return tuple(freeze(values[n]) for n in self.static), self.owner.surroundings()
+
+    def _trace(self, values: dict[str, Any], consts: dict[str, Any]) -> _Trace:
+        key = self._static_key(values)
+        trace = self.traces.get(key)
+        if trace is None:
+            traced = self.function.trace(self._static(values), None)
+            trace = self.traces[key] = _Trace(dict(traced.consts), traced.func)
+        for name in consts:
+            if name not in trace.consts:
+                raise error("eager-arguments", f"`{self.owner.__name__}` got an unexpected keyword argument {name!r}: it "
+                            f"has neither a parameter nor a T.const of that name")
+        return trace
+
+    def _static(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {n: values[n] for n in self.static}
+
+    def _const_values(self, trace: _Trace, values: dict[str, Any], consts: dict[str, Any]) -> dict[str, int]:
+        out: dict[str, int] = {}
+        for name, site in trace.consts.items():
+            if name in consts:
+                out[name] = _whole(name, consts[name])
+                continue
+            tensor = values.get(site[0], _MISSING)
+            found = None if tensor is _MISSING or tensor is None else _site_value(tensor, site, trace.packing)
+            if found is None:
+                raise error("eager-const", f"Cannot find value for constexpr variable `{name}`: `{site[0]}` has no "
+                            f"{site[1]}[{site[2]}]", hint=f"pass the tensor, or the value by keyword: {name}=…")
+            out[name] = found
+        return out
+
+    def _kernel(self, values: dict[str, Any], consts: dict[str, Any]) -> Any:
+        trace = self._trace(values, consts)
+        numbers = self._const_values(trace, values, consts) if trace.consts else {}
+        key = tuple(numbers.values())
+        kernel = trace.kernels.get(key)
+        if kernel is None:
+            func = self._traced(values, numbers) if trace.consts else trace.func
+            kernel = trace.kernels[key] = self.owner.compile_program(func)
+        return kernel
+
+    def _traced(self, values: dict[str, Any], numbers: dict[str, int]) -> Func:
+        return self.function.trace(self._static(values), numbers).func
+
+
+def _described(parameters: Any) -> dict[str, tuple[str, Any]]:
+    """name -> (kind, default or _MISSING) of the frontend's description."""
+    import inspect
+
+    out = {}
+    for name, about in parameters.items():
+        kind, default = about if isinstance(about, tuple) else (about.kind, about.default)
+        out[name] = (kind, _MISSING if default is inspect.Parameter.empty else default)
+    return out
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return int(value.__index__())
+    except (AttributeError, TypeError):
+        raise error("eager-const", f"T.const `{name}` needs an integer, found {value!r}") from None
+
+
+def _site_value(tensor: Any, site: tuple[str, str, int], packing: dict[str, Any]) -> int | None:
+    """The shape or stride entry of a tensor (or placeholder) at a site; None when it has none."""
+    name, what, dim = site
+    shape = getattr(tensor, "shape", None)
+    if shape is None or not -len(shape) <= dim < len(shape):
+        return None
+    if what == "shape":
+        value = shape[dim]
+        wanted = packing.get(name)
+        if wanted is not None and wanted.bits < 8 and dim in (-1, len(shape) - 1) and not isinstance(tensor, Buffer):
+            value = int(value) * (dtype(tensor.dtype).bits * dtype(tensor.dtype).lanes) // (wanted.bits * wanted.lanes)
+    else:
+        strides = strides_of(tensor)
+        if strides is None:
+            step = 1
+            for d in shape[dim + 1:] if dim >= 0 else shape[len(shape) + dim + 1:]:
+                step *= int(d)
+            return step
+        value = strides[dim]
+    try:
+        return int(value)
+    except TypeError:
+        return None

@@ -1,0 +1,54 @@
+"""Functions that edit generated source before it is compiled: fn(code: str, target) -> str."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Hook = Callable[[str, Any], str]
+_hooks: dict[str, Hook] = {}  # "cuda", "hip", "c" -> hook
+
+
+def register_hook(kind: str, fn: Hook, override: bool = True) -> Hook:
+    """Install a hook.  Raises ValueError when there is one and override is False."""
+    if not callable(fn):
+        raise TypeError(f"a postprocessing hook is a function of (code, target), found {type(fn).__name__}")
+    if kind in _hooks and not override:
+        raise ValueError(f"a {kind} postprocessing hook is registered already; pass override=True to replace it")
+    _hooks[kind] = fn
+    return fn
+
+
+def remove_hook(kind: str) -> None:
+    """Take a hook away; nothing happens when there is none."""
+    _hooks.pop(kind, None)
+
+
+def has_hook(kind: str) -> bool:
+    return kind in _hooks
+
+
+def apply_hook(kind: str, code: str, target: Any) -> str:
+    """The code after the hook of its kind.  Raises TypeError when the hook gives no text."""
+    hook = _hooks.get(kind)
+    if hook is None:
+        return code
+    out = hook(code, target)
+    if not isinstance(out, str):
+        raise TypeError(f"the {kind} postprocessing hook must return the source as a string, found {type(out).__name__}")
+    return out
+
+
+def register_cuda_postproc(fn: Hook, override: bool = True) -> Hook:
+    """Edit CUDA source before NVRTC sees it."""
+    return register_hook("cuda", fn, override)
+
+
+def register_hip_postproc(fn: Hook, override: bool = True) -> Hook:
+    """Edit HIP source (kept for programs that register one; there is no HIP target yet)."""
+    return register_hook("hip", fn, override)
+
+
+def register_c_postproc(fn: Hook, override: bool = True) -> Hook:
+    """Edit the CPU target's source, which is LLVM IR."""
+    return register_hook("c", fn, override)

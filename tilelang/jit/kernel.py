@@ -1,0 +1,464 @@
+"""The kernel object: call it, look into it, measure it."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import TileLangError, error, register
+from tilelang.ir import Expr, Func, free_vars, numpy_dtype
+from tilelang.log import logger
+from tilelang.runtime.params import KernelParam, params_of
+from tilelang.runtime.signature import Signature, TensorArg, signature_of
+
+from .arguments import adapted, explain, explain_cython
+from .artifact import Artifact, Request
+
+register("kernel-no-sources", ValueError, "export_sources is asked to write nothing")
+register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that was not tuned is asked for")
+register("kernel-output-device", RuntimeError, "no framework is at hand to allocate an output")
+
+
+class Adapter:
+    """What older scripts reach through `kernel.adapter`."""
+
+    def __init__(self, kernel: JITKernel) -> None:
+        self._kernel = kernel
+
+    @property
+    def func(self) -> Any:
+        return self._kernel
+
+    @property
+    def params(self) -> list[KernelParam]:
+        return self._kernel.params
+
+    @property
+    def result_idx(self) -> list[int]:
+        return self._kernel.out_idx
+
+    @property
+    def libpath(self) -> str | None:
+        return self._kernel.library_path
+
+    def get_kernel_source(self, kernel_only: bool = True) -> str:
+        return self._kernel.get_kernel_source(kernel_only)
+
+    def get_host_source(self) -> str:
+        return self._kernel.get_host_source()
+
+    def get_exportable_executable(self) -> Any:
+        return self._kernel
+
+
+class JITKernel:
+    """A compiled program.  Call it with its inputs, in order; outputs (out_idx, T.empty) are returned.
+
+    Tensors: torch, NumPy and any DLPack object on the kernel's device.  Raises the errors of spec/runtime.md §4 before
+    anything runs.  A kernel may be called from several threads.
+    """
+
+    def __init__(self, func: Any = None, out_idx: Any = None, execution_backend: str | None = "tvm_ffi",
+                 target: Any = "auto", target_host: Any = None, verbose: bool | None = False,
+                 pass_configs: Any = None, from_database: bool = False, compile_flags: Any = None,
+                 *, _request: Request | None = None, _artifact: Artifact | None = None) -> None:
+        if _request is None:
+            from .compiling import make_request, produce  # lower in the same room: that module builds kernels
+
+            _request = make_request(func, out_idx, execution_backend, target, verbose, pass_configs, compile_flags)
+            _artifact = produce(_request)[0]
+        assert _artifact is not None
+        self.request, self._built = _request, _artifact
+        self.prim_func: Func = _request.func
+        self.signature: Signature = signature_of(_request.func, _request.out_idx)
+        self.target, self.target_host = _request.target, target_host
+        self.execution_backend = _request.backend
+        self.pass_configs, self.compile_flags = dict(_request.config), list(_request.flags)
+        self.verbose = _request.verbose
+        self.latency: float | None = None
+        self.config: dict[str, Any] | None = None
+        self.ref_latency: float | None = None
+        self.library_path: str | None = None
+        self.adapter = Adapter(self)
+        self._lock = threading.Lock()
+        self._written: frozenset[str] | None = None
+        self._entry: Any = None
+        self._run: Any = self._first_run
+
+    # ---- calling --------------------------------------------------------------------------------------------------
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            return self._call_with(args, kwargs)
+        try:
+            return self._run(*args)
+        except Exception as e:  # noqa: BLE001 - told again in full below
+            problem = e
+        return self._again(args, problem)
+
+    def _again(self, args: tuple[Any, ...], problem: Exception) -> Any:
+        """A call that failed: once more with adapted arguments, or the error in full."""
+        entry = self._entry
+        if entry is not None and entry.error is not None:
+            problem, entry.error = entry.error, None
+            raise problem from None
+        if len(args) == len(self.signature.inputs) and not isinstance(problem, TileLangError):
+            other = adapted(self.signature, args, self.written)
+            if other is not None:
+                try:
+                    return self._run(*other)
+                except Exception as e:  # noqa: BLE001
+                    problem = e
+        tell = explain_cython if self.execution_backend == "cython" else explain
+        raise tell(self.signature, args, problem) from None
+
+    def _call_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """stream= and skip_tensor_validation= of the cython backend; nothing else is taken by name."""
+        stream = kwargs.pop("stream", None)
+        kwargs.pop("skip_tensor_validation", None)
+        if kwargs or self.execution_backend != "cython":
+            name = next(iter(kwargs), "stream")
+            raise error("kernel-keyword", f"kernel {self.signature.name} got an unexpected keyword argument {name!r}",
+                        hint="pass the inputs by position")
+        if stream is None or not self.target.is_cuda:
+            return self(*args)
+        from tilelang.runtime.host_engine import ffi_state
+
+        with ffi_state().module.use_raw_stream(ffi_state().module.device("cuda", self._device_of(args)), int(stream)):
+            return self(*args)
+
+    def _device_of(self, args: tuple[Any, ...]) -> int:
+        for x in args:
+            index = getattr(getattr(x, "device", None), "index", None)
+            if index is not None:
+                return int(index)
+        return 0
+
+    def _first_run(self, *args: Any) -> Any:
+        """Load the code, then become the fast path."""
+        with self._lock:
+            if self._entry is None:
+                from .loading import load
+
+                self._entry = load(self._built, self.signature)
+            if not self.signature.outputs:
+                self._run = self._entry.call
+            else:
+                self._run = _OutputCall(self)
+        return self._run(*args)
+
+    def written(self) -> frozenset[str]:
+        """Names of the tensor parameters the program may write."""
+        if self._written is None:
+            from tilelang.transform.effects import effects
+
+            stored = {e.storage for e in effects(self.prim_func.body) if e.writes}
+            self._written = frozenset(a.name for a in self.signature.args
+                                      if isinstance(a, TensorArg) and a.buffer.data in stored)
+        return self._written
+
+    @property
+    def torch_function(self) -> Any:
+        return self
+
+    @property
+    def func(self) -> Any:
+        return self
+
+    # ---- facts ----------------------------------------------------------------------------------------------------
+    @property
+    def params(self) -> list[KernelParam]:
+        return params_of(self.prim_func)
+
+    @property
+    def out_idx(self) -> list[int]:
+        return list(self.signature.out_idx)
+
+    @property
+    def artifact(self) -> Any:
+        from tilelang.engine.artifact import CompiledArtifact
+
+        return CompiledArtifact(self.prim_func, self.prim_func, self.params, self._built.kernel_source, None,
+                                self.target, self.target_host)
+
+    @property
+    def kernel_source(self) -> str:
+        return self._built.kernel_source
+
+    @property
+    def host_source(self) -> str:
+        return self._built.host_source
+
+    def get_kernel_source(self, kernel_only: bool = True) -> str:
+        """Device source; with kernel_only=False the host source follows."""
+        return self.kernel_source if kernel_only else self.kernel_source + "\n" + self.host_source
+
+    def get_host_source(self) -> str:
+        """LLVM IR of the host program (argument checks, launches)."""
+        return self.host_source
+
+    def show_source(self, which: str = "kernel") -> None:
+        """Print source.  which: "kernel", "host" or "both"."""
+        print(self._source(which))
+
+    def _source(self, which: str) -> str:
+        if which not in ("kernel", "host", "both"):
+            raise ValueError(f"which must be 'kernel', 'host' or 'both', found {which!r}")
+        return {"kernel": self.kernel_source, "host": self.host_source,
+                "both": self.kernel_source + "\n" + self.host_source}[which]
+
+    def print_source_code(self, which: str = "kernel", file: Any = None) -> None:
+        """Deprecated: show_source or export_sources."""
+        import warnings
+
+        warnings.warn("print_source_code is deprecated, use show_source or export_sources", DeprecationWarning,
+                      stacklevel=2)
+        if file is None:
+            self.show_source(which)
+        else:
+            Path(file).write_text(self._source(which))
+
+    def export_sources(self, kernel_path: Any = None, host_path: Any = None) -> None:
+        """Write the device and host source to files.  Raises ValueError when neither path is given."""
+        if kernel_path is None and host_path is None:
+            raise error("kernel-no-sources", "export_sources needs kernel_path, host_path or both")
+        for path, text in ((kernel_path, self.kernel_source), (host_path, self.host_source)):
+            if path is not None:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).write_text(text)
+
+    @property
+    def cubin(self) -> bytes | None:
+        """The CUDA binary, None for other targets."""
+        return self._built.files.get("kernel.cubin")
+
+    @property
+    def resource_usage(self) -> list[dict[str, Any]]:
+        """Per device kernel: name, registers, spills (bytes), shared_bytes (dynamic), static_shared, threads."""
+        return [dict(r) for r in self._built.meta.get("kernels", [])]
+
+    def _resource(self, key: str) -> int | None:
+        values = [r[key] for r in self.resource_usage if r.get(key) is not None]
+        return max(values) if values else None
+
+    @property
+    def n_regs(self) -> int | None:
+        """Registers per thread (the largest of the kernels); None where the target has no such figure."""
+        return self._resource("registers")
+
+    registers = n_regs
+
+    @property
+    def n_spills(self) -> int | None:
+        """Bytes spilled to local memory."""
+        return self._resource("spills")
+
+    spills = n_spills
+
+    @property
+    def n_max_threads(self) -> int | None:
+        return self._resource("threads")
+
+    @property
+    def shared_memory(self) -> int | None:
+        """Dynamic shared memory of a block in bytes (the largest of the kernels)."""
+        return self._resource("shared_bytes")
+
+    def report(self) -> str:
+        """What was compiled, as text: target, times, and per device kernel threads, registers, spills, shared memory."""
+        out = [f"kernel {self.signature.name} for {self.target}"]
+        times = self._built.meta.get("times", {})
+        if times:
+            out.append("  compiled in " + ", ".join(f"{k} {v:.1f} ms" for k, v in times.items()))
+        for r in self.resource_usage:
+            out.append(f"  {r['name']}: " + ", ".join(f"{k} {v}" for k, v in r.items() if k != "name" and v is not None))
+        for note in self._built.meta.get("notes", []):
+            out.append(f"  note: {note}")
+        return "\n".join(out)
+
+    def sync_report(self) -> str:
+        """Verdict of the synchronisation verifier on each device kernel."""
+        return self._built.meta.get("sync_report") or "no device synchronisation: blocks run one thread each"
+
+    # ---- ptx and sass ---------------------------------------------------------------------------------------------
+    def _assembly(self, what: str) -> str:
+        if self.cubin is None:
+            raise ValueError(f"{what} exists for CUDA targets only, this kernel is for {self.target}")
+        if what == "SASS":
+            from tilelang.runtime.sass import disassemble
+
+            return disassemble(self.cubin)
+        from tilelang.runtime.nvrtc import compile_ptx
+
+        return compile_ptx(self.kernel_source, self.target.arch, self.compile_flags)
+
+    def _show(self, what: str) -> None:
+        try:
+            print(self._assembly(what))
+        except Exception as e:  # noqa: BLE001 - looking must not end the program
+            logger.error("cannot show %s: %s", what, e)
+
+    def _export(self, what: str, path: Any) -> None:
+        if not path:
+            raise ValueError(f"the path for the {what} is empty")
+        try:
+            Path(path).write_text(self._assembly(what))
+        except Exception as e:  # noqa: BLE001
+            logger.error("cannot write %s: %s", what, e)
+
+    def show_ptx(self) -> None:
+        self._show("PTX")
+
+    def show_sass(self) -> None:
+        self._show("SASS")
+
+    def export_ptx(self, path: Any) -> None:
+        self._export("PTX", path)
+
+    def export_sass(self, path: Any) -> None:
+        self._export("SASS", path)
+
+    # ---- measuring, tuning ----------------------------------------------------------------------------------------
+    def get_profiler(self, tensor_supply_type: Any = None) -> Any:
+        """A Profiler of this kernel; tensor_supply_type says how inputs are made."""
+        from .profiling import make_profiler
+
+        return make_profiler(self, tensor_supply_type)
+
+    def run_once(self, func: Any = None) -> Any:
+        """Run once on generated inputs; with func, run that instead."""
+        return self.get_profiler().run_once(func)
+
+    def update_tuner_result(self, latency: float, config: dict[str, Any], ref_latency: float | None) -> JITKernel:
+        self.latency, self.config, self.ref_latency = latency, config, ref_latency
+        return self
+
+    def get_tuner_result(self) -> tuple[float, dict[str, Any] | None, float | None]:
+        if self.latency is None:
+            raise error("kernel-not-tuned", "Tuning results are not available: this kernel was not made by the autotuner")
+        return self.latency, self.config, self.ref_latency
+
+    @classmethod
+    def from_tilelang_function(cls, func: Any, **kwargs: Any) -> JITKernel:
+        """Compile a PrimFunc."""
+        return cls(func, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<JITKernel {self.signature.name} for {self.target}>"
+
+
+class _OutputCall:
+    """Calls of a kernel with outputs: each framework's own allocation, chosen by the first tensor argument."""
+
+    def __init__(self, kernel: JITKernel) -> None:
+        self.sig, self.entry = kernel.signature, kernel._entry
+        self.target = kernel.target
+        inputs = self.sig.inputs
+        self.first = next((k for k, a in enumerate(inputs) if isinstance(a, TensorArg) and a.used), None)
+        self.several = len(self.sig.outputs) > 1
+        self.native: set[type] = set()  # types whose framework tvm_ffi can allocate in
+        self.packed = any(a.buffer.dtype.bits < 8 for a in self.sig.outputs)
+
+    def __call__(self, *args: Any) -> Any:
+        k = self.first
+        if k is not None and type(args[k]) in self.native:
+            out = self.entry.call(*args)
+            return list(out) if self.several else out
+        return self._elsewhere(args)
+
+    def _elsewhere(self, args: tuple[Any, ...]) -> Any:
+        first = args[self.first] if self.first is not None else None
+        if first is not None and hasattr(type(first), "__dlpack_c_exchange_api__") and not self.packed:
+            self.native.add(type(first))
+            return self(*args)
+        outs = self._allocate(first, args)
+        self.entry.full(*args, *(o.given for o in outs))
+        results = [o.result for o in outs]
+        return results if self.several else results[0]
+
+    def _dims(self, args: tuple[Any, ...]) -> list[list[int]]:
+        """Output shapes; symbolic ones are computed by the stub from the arguments, which checks them too."""
+        if self.entry.check is None:
+            if len(args) != len(self.sig.inputs):
+                raise ValueError("num_args")
+            return [list(a.buffer.shape) for a in self.sig.outputs]
+        count = sum(len(a.buffer.shape) for a in self.sig.outputs)
+        room = (ctypes.c_int64 * (count + len(self.sig.symbols)))()
+        self.entry.check(*args, ctypes.addressof(room))
+        flat, out = list(room), []
+        for a in self.sig.outputs:
+            out.append(flat[:len(a.buffer.shape)])
+            flat = flat[len(a.buffer.shape):]
+        return out
+
+    def _allocate(self, first: Any, args: tuple[Any, ...]) -> list[_Output]:
+        dims = self._dims(args)
+        torch = _torch_of(first, self.target)
+        if torch is not None:
+            device = first.device if isinstance(first, torch.Tensor) else (
+                torch.device("cuda", torch.cuda.current_device()) if self.target.is_cuda else "cpu")
+            return [_torch_output(torch, a, d, device) for a, d in zip(self.sig.outputs, dims)]
+        if self.target.is_cuda:
+            raise error("kernel-output-device", f"the outputs of kernel {self.sig.name} need a framework that allocates "
+                        "on the GPU, and no torch tensor was passed", hint="import torch before calling, or pass the "
+                        "output tensors yourself (no out_idx)")
+        return [_numpy_output(a, d, first) for a, d in zip(self.sig.outputs, dims)]
+
+
+class _Output:
+    """given: what the stub takes.  result: what the caller gets."""
+
+    def __init__(self, given: Any, result: Any) -> None:
+        self.given, self.result = given, result
+
+
+def _torch_of(first: Any, target: Any) -> Any:
+    """torch when the call is a torch call: its first tensor is torch's, or there is none and torch is in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "Tensor"):
+        return None
+    if first is None:
+        from tilelang.runtime.host_engine import ffi_state
+
+        return torch if ffi_state().torch_in_use or target.is_cuda else None
+    return torch if isinstance(first, torch.Tensor) else None
+
+
+def _torch_output(torch: Any, a: TensorArg, dims: list[int], device: Any) -> _Output:
+    dt = a.buffer.dtype
+    if dt.bits < 8 and dt.lanes == 1:  # packed storage: the last dimension counts bytes
+        per = 8 // dt.bits
+        if dims[-1] % per:
+            raise error("kernel-argument", f"output {a.name} of type {dt} has an odd last dimension {dims[-1]}")
+        dims = [*dims[:-1], dims[-1] // per]
+    t = torch.empty(dims, dtype=dt.as_torch(), device=device)
+    return _Output(t, t)
+
+
+def _numpy_output(a: TensorArg, dims: list[int], first: Any) -> _Output:
+    from tilelang.runtime.dlpack import Exported, exports_itself
+
+    array = np.empty(dims, numpy_dtype(a.buffer.dtype))
+    given = array if exports_itself(array) else Exported(array)
+    if first is None or isinstance(first, np.ndarray):
+        return _Output(given, array)
+    package = sys.modules.get(type(first).__module__.partition(".")[0])
+    convert = getattr(package, "from_dlpack", None)
+    return _Output(given, convert(given) if convert is not None else array)
+
+
+def needed_symbols(func: Func, sig: Signature) -> set[Any]:
+    """Symbols the program or its outputs use."""
+    out = free_vars(func.body)
+    for a in sig.outputs:
+        for d in a.buffer.shape:
+            if isinstance(d, Expr):
+                out |= free_vars(d)
+    return {s for s in sig.symbols if s in out}
+
+
+__all__ = ["Adapter", "JITKernel", "needed_symbols"]

@@ -1,0 +1,83 @@
+"""Keys under which compiled kernels are remembered per function: equal keys mean equal programs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tilelang.ir import Node, dtype
+
+SIMPLE = (int, str, bool, type(None), dtype)  # types whose == and hash tell programs apart, given the type
+
+
+def freeze(value: Any) -> Any:
+    """A hashable stand-in for a compile-time value.
+
+    dtypes count as their name, so that "float32", T.float32 and torch.float32 agree.  Numbers keep their type (1,
+    True and 1.0 differ).  Lists, dicts and sets are frozen; callables and other objects count by identity or their
+    own hash.  Raises TypeError for other unhashable values.
+    """
+    t = type(value)
+    if isinstance(value, str):
+        return str(value)
+    if t is bool or t is int or value is None:
+        return t.__name__, value
+    if t is float:
+        return "float", value.hex()
+    if t is list or t is tuple:
+        return t.__name__, tuple(map(freeze, value))
+    if t is dict:
+        return "dict", tuple((freeze(k), freeze(v)) for k, v in value.items())
+    if t in (set, frozenset):
+        return "set", frozenset(map(freeze, value))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, getattr(torch, "dtype", ())):
+        try:
+            return str(dtype(value))
+        except (TypeError, ValueError):
+            return value
+    if isinstance(value, Node):
+        return Same(value)
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(f"Unsupported unhashable JIT compile-time cache key value {value!r} of type "
+                        f"{type(value).__name__}") from None
+    return value
+
+
+class Same:
+    """Compares an object by identity and keeps it alive."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def freeze_tensor(value: Any) -> Any:
+    """dtype, shape and strides of a tensor; the frozen value for anything else."""
+    shape = getattr(value, "shape", None)
+    if shape is None or not hasattr(value, "dtype"):
+        return freeze(value)
+    return "tensor", str(value.dtype), tuple(map(str, shape)), strides_of(value)
+
+
+def strides_of(x: Any) -> tuple[Any, ...] | None:
+    """Strides of a tensor in elements; None where it does not tell (compact)."""
+    stride = getattr(x, "stride", None)
+    if callable(stride):
+        return tuple(stride())
+    strides = getattr(x, "strides", None)
+    if strides is None:
+        return None
+    itemsize = getattr(x, "itemsize", None)
+    if isinstance(itemsize, int) and itemsize and hasattr(x, "__array_interface__"):
+        return tuple(s // itemsize for s in strides)
+    return tuple(strides)

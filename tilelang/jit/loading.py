@@ -1,0 +1,119 @@
+"""An artifact made callable: host code loaded, device code loaded on the device of the first call."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.runtime.host_engine import HostLibrary
+from tilelang.runtime.host_stub import modes_of
+from tilelang.runtime.launchers import MAX_DEVICES
+from tilelang.runtime.signature import Signature
+
+from .artifact import Artifact
+
+
+@dataclass
+class Entry:
+    """call: inputs -> outputs.  full: inputs and outputs.  check: inputs and an address, see runtime/host_stub.py.
+    error: what a callback of the last call raised, to be raised instead of the stub's short text."""
+
+    call: Callable[..., Any]
+    full: Callable[..., Any] | None = None
+    check: Callable[..., Any] | None = None
+    keep: list[Any] = field(default_factory=list)
+    source: Any = None
+
+    @property
+    def error(self) -> Exception | None:
+        return self.source.error if self.source is not None else None
+
+    @error.setter
+    def error(self, value: Exception | None) -> None:
+        if self.source is not None:
+            self.source.error = value
+
+
+def load(artifact: Artifact, sig: Signature) -> Entry:
+    """Load host code.  Raises RuntimeError when the target's machine is absent (no GPU, no driver)."""
+    return load_cuda(artifact, sig) if artifact.kind == "cuda" else load_cpu(artifact, sig)
+
+
+def _entry(library: HostLibrary, sig: Signature, keep: list[Any], source: Any, release_gil: bool) -> Entry:
+    functions = {m: library.function(f"tl_{m}", *keep, release_gil=release_gil) for m in modes_of(sig)}
+    return Entry(functions["call"], functions.get("full"), functions.get("check"), [library, *keep], source)
+
+
+class CudaModules:
+    """The device code of one kernel, loaded per device when first needed.
+
+    functions, contexts: the tables the host code reads.  load: called by the host code for a device whose context
+    slot is empty.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        from tilelang.runtime.cuda_driver import driver
+
+        self.driver = driver()
+        self.artifact = artifact
+        kernels = artifact.meta["kernels"]
+        self.functions = (ctypes.c_void_p * (max(1, len(kernels)) * MAX_DEVICES))()
+        self.contexts = (ctypes.c_void_p * MAX_DEVICES)()
+        self.status = ctypes.c_int32(0)
+        self.error: Exception | None = None
+        self.modules: list[Any] = []
+        self.lock = threading.Lock()
+        self.callback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)(self._load)
+
+    def symbols(self) -> dict[str, int]:
+        """Names the host code refers to -> addresses."""
+        out = {"tl_functions": ctypes.addressof(self.functions), "tl_contexts": ctypes.addressof(self.contexts),
+               "tl_status": ctypes.addressof(self.status),
+               "tl_load": ctypes.cast(self.callback, ctypes.c_void_p).value or 0}
+        for name in ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"):
+            out[name] = ctypes.cast(getattr(self.driver.lib, name), ctypes.c_void_p).value or 0
+        return out
+
+    def _load(self, device: int) -> int:
+        """Load on a device; 0 when done.  Leaves the thread's current context as it was."""
+        held = ctypes.c_void_p()
+        try:
+            self.driver.call("cuCtxGetCurrent", ctypes.byref(held))
+            with self.lock:
+                if not self.contexts[device]:
+                    self._load_now(device)
+            return 0
+        except Exception as e:  # noqa: BLE001 - crosses native code: kept for the caller
+            self.error = e
+            return -1
+        finally:
+            self.driver.lib.cuCtxSetCurrent(held)
+
+    def _load_now(self, device: int) -> None:
+        self.driver.ensure_context(device)
+        current = ctypes.c_void_p()
+        self.driver.call("cuCtxGetCurrent", ctypes.byref(current))
+        for k, facts in enumerate(self.artifact.meta["kernels"]):
+            module = self.driver.load(self.artifact.files[facts["file"]])
+            function = module.function(facts["name"], facts["shared_bytes"] or 0)
+            self.modules.append(module)
+            self.functions[k * MAX_DEVICES + device] = function.handle.value
+        self.contexts[device] = current.value
+
+
+def load_cuda(artifact: Artifact, sig: Signature) -> Entry:
+    modules = CudaModules(artifact)
+    library = HostLibrary(artifact.files["host.o"], tuple(f"tl_{m}" for m in modes_of(sig)), modules.symbols())
+    return _entry(library, sig, [modules], modules, release_gil=False)  # a launch is short: keeping the GIL is cheaper
+
+
+def load_cpu(artifact: Artifact, sig: Signature) -> Entry:
+    from tilelang.runtime.cpu_engine import load_cpu_object
+
+    code = load_cpu_object(artifact.files["kernel.o"], artifact.meta["entry"])
+    library = HostLibrary(artifact.files["host.o"], tuple(f"tl_{m}" for m in modes_of(sig)),
+                          {"tl_cpu_entry": code.address})
+    return _entry(library, sig, [code], None, release_gil=True)

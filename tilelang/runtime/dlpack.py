@@ -1,0 +1,74 @@
+"""NumPy arrays that NumPy itself does not export: bf16/fp8/fp4 element types and read-only arrays.
+
+The array's memory is described by a DLManagedTensor built here and handed over in a capsule, as DLPack's Python
+specification says; the array stays alive until the consumer calls the deleter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import dtype
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
+                ("byte_offset", ctypes.c_uint64)]
+
+
+class _DLManagedTensor(ctypes.Structure):
+    pass
+
+
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))
+_DLManagedTensor._fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _DELETER)]
+
+_alive: dict[int, Any] = {}  # address of the DLManagedTensor -> what it points into
+
+
+@_DELETER
+def _delete(managed: Any) -> None:
+    _alive.pop(ctypes.addressof(managed.contents), None)
+
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+class Exported:
+    """A NumPy array as a DLPack producer, element type as the language names it.  Read-only memory is not protected:
+    use it only for tensors the kernel does not write."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        a, dt = self.array, dtype(self.array.dtype.name)
+        n = a.ndim
+        shape = (ctypes.c_int64 * max(1, n))(*a.shape)
+        strides = (ctypes.c_int64 * max(1, n))(*(s // a.itemsize for s in a.strides))
+        m = _DLManagedTensor()
+        m.tensor = _DLTensor(a.ctypes.data, 1, 0, n, dt.type_code, 8 * a.itemsize if dt.bits >= 8 else dt.bits, 1,
+                             ctypes.addressof(shape), ctypes.addressof(strides), 0)
+        m.deleter = _delete
+        address = ctypes.addressof(m)
+        _alive[address] = (m, a, shape, strides)
+        return _new_capsule(address, b"dltensor", None)
+
+
+def exports_itself(a: np.ndarray) -> bool:
+    """Whether NumPy's own DLPack export takes this array."""
+    return a.flags.writeable and a.dtype.kind in "biuf" and a.dtype.isnative and a.dtype.name in _PLAIN
+
+
+_PLAIN = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+          "float64"}

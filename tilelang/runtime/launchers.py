@@ -1,0 +1,285 @@
+"""The `launch` part of a host module: what runs the kernels once the arguments are good.
+
+CpuLauncher calls the native entry of the CPU code generator; CudaLauncher runs the host statements of a lowered
+program and launches its kernels through cuLaunchKernel on the caller's stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import (AddressOf, Assert, Bind, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Ramp, Seq,
+                         Stmt, Store, Var, walk)
+
+from .host_stub import CPU, CUDA, Frame
+from .llvm_text import HostExpr, Writer, scalar_type
+from .signature import Signature, TensorArg
+
+register("host-statement", NotImplementedError, "a statement outside T.Kernel that a GPU kernel's host cannot run")
+
+MAX_DEVICES = 64
+MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
+ASSUME = "assume"
+
+
+def host_asserts(func: Func) -> list[Assert]:
+    """Asserts and assumptions that stand before the first launch, whatever runs the kernels."""
+    body = func.body.stmts if isinstance(func.body, Seq) else (func.body,)
+    out = []
+    for s in body:
+        if not isinstance(s, (Assert, Bind)):
+            break
+        if isinstance(s, Assert):
+            out.append(s)
+    return out
+
+
+class HostStatements:
+    """Host statements of a lowered program as LLVM text."""
+
+    def __init__(self, w: Writer, frame: Frame, sig: Signature) -> None:
+        self.w, self.sig = w, sig
+        self.values = frame.values(w, "%frame")
+        self.addresses = frame.addresses(w, "%frame")
+        self.exact = HostExpr(w, self.values, sig.name, wrap=True)
+        self.wide = HostExpr(w, self.values, sig.name)
+
+    def run(self, s: Stmt) -> None:
+        match s:
+            case Seq():
+                for x in s.stmts:
+                    self.run(x)
+            case Bind():
+                self.values[s.var] = self.exact(s.value)
+            case Assert():
+                self.check(s)
+            case If():
+                self._if(s)
+            case For() if s.kind in ("serial", "unroll"):
+                self._for(s)
+            case Launch():
+                self.launch(s)
+            case Evaluate() if s.call.op in ("no_op", "assume"):
+                pass
+            case _:
+                raise error("host-statement", f"a {type(s).__name__} outside T.Kernel cannot run on the host of a GPU "
+                            "kernel", span=s.span, hint="move it into the T.Kernel block")
+
+    def check(self, s: Assert) -> None:
+        text = s.message
+        if s.kind == ASSUME or not text:
+            text = f"Assume: {s.cond!r}" + (f" ({text})" if text else "")
+        self.w.check(self.exact.boolean(s.cond), "RuntimeError", text)
+
+    def _if(self, s: If) -> None:
+        w = self.w
+        then, other, join = w.name("then"), w.name("else"), w.name("join")
+        w.branch(self.exact.boolean(s.cond), then, other)
+        for label, body in ((then, s.then), (other, s.orelse)):
+            w.begin(label)
+            outer = dict(self.values)
+            if body is not None:
+                self.run(body)
+            self.values.clear()
+            self.values.update(outer)
+            w.jump(join)
+        w.begin(join)
+
+    def _for(self, s: For) -> None:
+        w = self.w
+        head, body, done = w.name("head"), w.name("body"), w.name("done")
+        start, extent = self.exact(s.start), self.exact(s.extent)
+        counter = w.slot("i64")
+        w.do(f"store i64 0, ptr {counter}")
+        w.jump(head)
+        w.begin(head)
+        i = w.ins(f"load i64, ptr {counter}")
+        w.branch(w.ins(f"icmp slt i64 {i}, {extent}"), body, done)
+        w.begin(body)
+        self.values[s.var] = w.ins(f"add i64 {i}, {start}")
+        self.run(s.body)
+        w.do(f"store i64 {w.ins(f'add i64 {i}, 1')}, ptr {counter}")
+        w.jump(head)
+        w.begin(done)
+
+    def launch(self, s: Launch) -> None:
+        raise error("host-statement", "a launch here has no kernel", span=s.span)
+
+
+class CudaLauncher:
+    """Launches the kernels of a lowered program.
+
+    Symbols the loader provides: tl_functions (CUfunction per kernel and device, MAX_DEVICES apart), tl_contexts
+    (primary context per device), tl_load(device) -> 0 when it filled both, tl_status (last CUresult), and the driver's
+    cuLaunchKernel, cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent.
+    """
+
+    device = CUDA
+
+    def __init__(self, host: Func, kernels: tuple[Any, ...]) -> None:
+        self.host, self.kernels = host, kernels
+        self.of_name = {kernel.name: k for k, kernel in enumerate(kernels)}
+        self._align = _alignments(kernels)
+
+    def declarations(self) -> str:
+        return ("@tl_functions = external global ptr\n@tl_contexts = external global ptr\n"
+                "@tl_status = external global i32\n"
+                "declare i32 @tl_load(i32)\ndeclare i32 @cuCtxGetCurrent(ptr)\ndeclare i32 @cuCtxPushCurrent_v2(ptr)\n"
+                "declare i32 @cuCtxPopCurrent_v2(ptr)\n"
+                "declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)\n")
+
+    def alignment(self, arg: TensorArg) -> int:
+        return max(self._align.get(arg.buffer.data, 1), min(16, max(1, arg.buffer.dtype.bytes)))
+
+    def emit(self, w: Writer, frame: Frame, sig: Signature) -> None:
+        _CudaStatements(w, frame, sig, self).run_all()
+
+
+class _CudaStatements(HostStatements):
+    def __init__(self, w: Writer, frame: Frame, sig: Signature, owner: CudaLauncher) -> None:
+        super().__init__(w, frame, sig)
+        self.owner = owner
+        self.device = w.at("%frame", 8, "i32")
+
+    def run_all(self) -> None:
+        w = self.w
+        w.check(w.ins(f"icmp ult i32 {self.device}, {MAX_DEVICES}"), "RuntimeError",
+                f"kernel {self.sig.name}: device index above {MAX_DEVICES - 1}")
+        self.index = w.ins(f"zext i32 {self.device} to i64")
+        self._loaded()
+        self.stream = w.ins(f"call ptr @TVMFFIEnvGetStream(i32 {CUDA}, i32 {self.device})")
+        self.run(self.owner.host.body)
+
+    def _loaded(self) -> None:
+        """Load the module on this device at its first use."""
+        w = self.w
+        contexts = w.ins(f"getelementptr ptr, ptr @tl_contexts, i64 {self.index}")
+        load, join = w.name("load"), w.name("join")
+        w.branch(w.ins(f"icmp eq ptr {w.at(contexts, 0, 'ptr')}, null"), load, join, likely=False)
+        w.begin(load)
+        rc = w.ins(f"call i32 @tl_load(i32 {self.device})")
+        w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", f"kernel {self.sig.name} cannot be loaded on its device")
+        w.jump(join)
+        w.begin(join)
+        self.context = w.at(contexts, 0, "ptr")
+
+    def launch(self, s: Launch) -> None:
+        w, fn = self.w, self.sig.name
+        k = self.owner.of_name[s.attr("name")]
+        kernel = self.owner.kernels[k]
+        grid = [self.wide(g) for g in s.grid] + ["1"] * (3 - len(s.grid))
+        nonzero = ""
+        for g, limit, axis in zip(grid, MAX_GRID, "xyz"):
+            if not g.isdigit() or int(g) > limit:
+                w.check(w.ins(f"icmp sle i64 {g}, {limit}"), "RuntimeError",
+                        f"kernel {fn} grid dimension {axis} is larger than {limit}")
+            some = w.ins(f"icmp sgt i64 {g}, 0")
+            nonzero = w.ins(f"and i1 {nonzero}, {some}") if nonzero else some
+        go, skip = w.name("go"), w.name("skip")
+        w.branch(nonzero, go, skip)  # an empty grid is no launch (cuLaunchKernel would refuse it)
+        w.begin(go)
+        array = self._arguments(kernel)
+        slot = w.ins(f"getelementptr ptr, ptr @tl_functions, i64 {w.ins(f'add i64 {self.index}, {k * MAX_DEVICES}')}")
+        shape = [w.ins(f"trunc i64 {g} to i32") for g in grid] + [str(t) for t in s.threads]
+        shared = kernel.shared_bytes
+        if isinstance(shared, Expr):
+            shared = w.ins(f"trunc i64 {self.wide(shared)} to i32")
+        self._in_context(lambda: w.ins(
+            f"call i32 @cuLaunchKernel(ptr {w.at(slot, 0, 'ptr')}, " + ", ".join(f"i32 {v}" for v in shape) +
+            f", i32 {shared}, ptr {self.stream}, ptr {array}, ptr null)"),
+            f"kernel {fn}: launch of {kernel.name} failed")
+        w.jump(skip)
+        w.begin(skip)
+
+    def _in_context(self, call: Any, message: str) -> None:
+        """Make the launch with the device's primary context current (another thread or device may hold none)."""
+        w = self.w
+        held = w.slot("ptr")
+        w.do(f"store ptr null, ptr {held}")
+        w.do(f"call i32 @cuCtxGetCurrent(ptr {held})")
+        same = w.ins(f"icmp eq ptr {w.ins(f'load ptr, ptr {held}')}, {self.context}")
+        push, join, pop, done = (w.name(n) for n in ("push", "join", "pop", "done"))
+        w.branch(same, join, push)
+        w.begin(push)
+        w.do(f"call i32 @cuCtxPushCurrent_v2(ptr {self.context})")
+        w.jump(join)
+        w.begin(join)
+        rc = call()
+        w.branch(same, done, pop)
+        w.begin(pop)
+        w.do(f"call i32 @cuCtxPopCurrent_v2(ptr {held})")
+        w.jump(done)
+        w.begin(done)
+        w.do(f"store i32 {rc}, ptr @tl_status")
+        w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", message)
+
+    def _arguments(self, kernel: Any) -> str:
+        """The array of pointers to parameter values that cuLaunchKernel takes."""
+        w = self.w
+        array = w.slot("ptr", max(1, len(kernel.params)))
+        for k, p in enumerate(kernel.params):
+            ty, value = self._argument(p)
+            cell = w.slot(ty)
+            w.do(f"store {ty} {value}, ptr {cell}")
+            w.put(array, 8 * k, "ptr", cell)
+        return array
+
+    def _argument(self, p: Any) -> tuple[str, str]:
+        w = self.w
+        if isinstance(p, Buffer) or p.dtype.is_handle:
+            data = p.data if isinstance(p, Buffer) else p
+            if data not in self.addresses:
+                raise error("host-statement", f"`{p.name}` has no address on the host", span=p.span)
+            return "ptr", self.addresses[data]
+        return narrow(w, p, self.values[p])
+
+
+def narrow(w: Writer, var: Var, value: str) -> tuple[str, str]:
+    """(type, value) of a scalar in the width its variable declares, from the i64 or double the frame holds."""
+    dt = var.dtype
+    ty = "i8" if dt.is_bool else scalar_type(dt)
+    if dt.is_float:
+        return ty, value if ty == "double" else w.ins(f"fptrunc double {value} to {ty}")
+    return ty, value if ty == "i64" else w.ins(f"trunc i64 {value} to {ty}")
+
+
+def _alignments(kernels: tuple[Any, ...]) -> dict[Var, int]:
+    """Storage variable of each global buffer -> bytes its widest access needs its base to be aligned to."""
+    out: dict[Var, int] = {}
+
+    def note(buffer: Buffer, width: int) -> None:
+        if buffer.scope_name == "global":
+            out[buffer.data] = max(out.get(buffer.data, 1), min(width, 16))
+
+    for kernel in kernels:
+        for n in walk(kernel.launch):
+            if isinstance(n, (Load, Store)) and n.indices and isinstance(n.indices[-1], Ramp):
+                note(n.buffer, n.indices[-1].lanes * n.buffer.dtype.bytes)
+            elif isinstance(n, Call):
+                width = n.attr("bytes", 16)
+                for a in n.args:
+                    if isinstance(a, AddressOf):
+                        note(a.buffer, int(width) if isinstance(width, int) else 16)
+    return out
+
+
+class CpuLauncher:
+    """Calls the entry of a CPU program: pointers, scalars and symbols as its signature says."""
+
+    device = CPU
+
+    def __init__(self, func: Func, program: Any) -> None:
+        self.func, self.program = func, program
+
+    def declarations(self) -> str:
+        return ""
+
+    def alignment(self, arg: TensorArg) -> int:
+        return max(1, arg.buffer.dtype.bytes & -arg.buffer.dtype.bytes)
+
+    def emit(self, w: Writer, frame: Frame, sig: Signature) -> None:
+        raise NotImplementedError
+
+
+__all__ = ["CpuLauncher", "CudaLauncher", "HostStatements", "host_asserts", "narrow", "Expr"]
