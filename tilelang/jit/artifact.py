@@ -10,6 +10,14 @@ from tilelang.runtime.cache import Entry
 from tilelang.target import Target
 
 
+def program_of(x: Any) -> Func | None:
+    """The ir.Func of a program: itself, or what a language.PrimFunc holds; None for anything else."""
+    if isinstance(x, Func):
+        return x
+    inner = getattr(x, "func", None)
+    return inner if isinstance(inner, Func) else None
+
+
 @dataclass(frozen=True)
 class Request:
     """One compilation.  backend: execution backend, resolved.  config: normalised pass configs.  flags: device compiler
@@ -22,6 +30,7 @@ class Request:
     config: dict[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     verbose: bool = False
+    given: Any = None  # the PrimFunc the user passed
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 
 from tilelang.env import env
 from tilelang.errors import error, register
-from tilelang.ir import Func
 from tilelang.ir.printer import to_text
 from tilelang.log import logger
 from tilelang.runtime.cache import DiskCache, compiler_stamp, digest
@@ -18,7 +17,7 @@ from tilelang.runtime.signature import resolve_out_idx
 from tilelang.target import Target
 from tilelang.transform.config import normalize_config
 
-from .artifact import Artifact, Request
+from .artifact import Artifact, Request, program_of
 from .building import build, toolchain_stamp
 from .kernel import JITKernel
 
@@ -65,9 +64,10 @@ def flag_list(flags: Any) -> tuple[str, ...]:
 def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, target: Any = None,
                  verbose: bool | None = None, pass_configs: Any = None, compile_flags: Any = None) -> Request:
     """Check and normalise the arguments of compile."""
-    if not isinstance(func, Func):
-        raise error("compile-not-a-program", f"target function must be a PrimFunc but got {type(func)}",
-                    hint="decorate the function with @T.prim_func" if callable(func) else "")
+    given, func = func, program_of(func)
+    if func is None:
+        raise error("compile-not-a-program", f"target function must be a PrimFunc but got {type(given)}",
+                    hint="decorate the function with @T.prim_func" if callable(given) else "")
     if isinstance(out_idx, (tuple, str, float)):
         out_idx = _refuse_out_idx(out_idx)
     resolved, backend = resolve_target(target, execution_backend)
@@ -76,7 +76,7 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
     flags = flag_list(func.attr("tilelang_compile_flags")) + flag_list(compile_flags)
     resolve_out_idx(func, out_idx)
     return Request(func, out_idx, resolved, backend, config, flags,
-                   env.get_default_verbose() if verbose is None else bool(verbose))
+                   env.get_default_verbose() if verbose is None else bool(verbose), given)
 
 
 def _refuse_out_idx(out_idx: Any) -> Any:

@@ -11,9 +11,9 @@ from typing import Any
 
 from tilelang.env import env
 from tilelang.errors import error, register
-from tilelang.ir import Func
 from tilelang.target import Target
 
+from .artifact import program_of
 from .compiling import compile_request, make_request, run_parallel
 from .eager import EagerCalls
 from .kernel import JITKernel
@@ -81,7 +81,7 @@ class JITImpl:
     def initialize_jit_mode(self, *args: Any, **kwargs: Any) -> str:
         """Find out the mode (once); arguments are those of the call at hand."""
         if self.mode == "auto":
-            if isinstance(self.func, Func) or not callable(self.func):
+            if program_of(self.func) is not None or not callable(self.func):
                 raise error("jit-not-a-function", f"@tilelang.jit takes a function, found {type(self.func).__name__}",
                             hint="compile a PrimFunc with tilelang.compile(func)")
             mode = "lazy" if self._has_prim_func() or self._returns_program(args, kwargs) else "eager"
@@ -115,7 +115,7 @@ class JITImpl:
         if "T.Kernel" in tree or "T.const" in tree or "T.empty" in tree:
             return False
         try:
-            return isinstance(self.func(*args, **kwargs), Func)
+            return program_of(self.func(*args, **kwargs)) is not None
         except Exception:  # noqa: BLE001 - a kernel body outside a kernel under construction: eager
             return False
 
@@ -176,15 +176,15 @@ class JITImpl:
             return self.eager.key(args, kwargs)
         return self._frozen(self._bind(args, kwargs)), self.surroundings()
 
-    def _program(self, bound: inspect.BoundArguments) -> Func:
+    def _program(self, bound: inspect.BoundArguments) -> Any:
         out = self.func(*bound.args, **bound.kwargs)
-        if not isinstance(out, Func):
+        if program_of(out) is None:
             raise error("jit-no-program", f"`{self.__name__}` must return a @T.prim_func, it returned "
                         f"{type(out).__name__}")
         return out
 
     # ---- compiling --------------------------------------------------------------------------------------------------
-    def compile_program(self, func: Func, bound: Any = None, pass_configs: Any = None) -> JITKernel:
+    def compile_program(self, func: Any, bound: Any = None, pass_configs: Any = None) -> JITKernel:
         """The kernel of a program under this decorator's settings."""
         request = make_request(func, self.out_idx, self.execution_backend, self.target, self.verbose,
                                self.pass_configs if pass_configs is None else pass_configs, self.compile_flags)
@@ -209,7 +209,7 @@ class JITImpl:
             return self.eager.compile(args, kwargs)
         return self._lazy(args, kwargs)
 
-    def get_tir(self, *args: Any, **kwargs: Any) -> Func:
+    def get_tir(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments, not compiled."""
         if self.initialize_jit_mode(*args, **kwargs) == "eager":
             return self.eager.program(args, kwargs)

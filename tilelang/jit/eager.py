@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tilelang.errors import error, register
-from tilelang.ir import Buffer, Func, dtype
+from tilelang.ir import dtype
 
+from .artifact import program_of
 from .keys import freeze, strides_of
 
 if TYPE_CHECKING:
@@ -23,12 +24,11 @@ _MISSING: Any = object()
 class _Trace:
     """One set of compile-time values: where its T.const values stand, and the kernels made so far."""
 
-    def __init__(self, consts: dict[str, tuple[str, str, int]], func: Func) -> None:
+    def __init__(self, consts: dict[str, tuple[str, str, int]], func: Any) -> None:
         self.consts = consts
-        self.func = func
+        self.func = func  # None while consts are symbolic
         self.kernels: dict[Any, Any] = {}
-        buffers = {b.name: b for _, b in func.buffers}
-        self.packing = {name: buffers[name].dtype for name, _, _ in consts.values() if name in buffers}
+        self.packed: dict[str, Any] = {}  # tensor -> element type narrower than a byte, known after the first trace
 
 
 class EagerCalls:
@@ -39,8 +39,10 @@ class EagerCalls:
 
         self.owner = owner
         self.function = EagerFunction(owner.func)
-        self.parameters = {name: kind for name, (kind, _) in _described(self.function.parameters).items()}
-        self.defaults = {name: d for name, (_, d) in _described(self.function.parameters).items()}
+        about = self.function.parameters
+        self.parameters = {name: p.kind for name, p in about.items()}
+        self.defaults = {name: _MISSING if p.required else p.default for name, p in about.items()}
+        self.open = [n for n, p in about.items() if p.open_shape]
         self.names = tuple(self.parameters)
         self.tensors = [n for n, k in self.parameters.items() if k == "tensor"]
         self.static = [n for n, k in self.parameters.items() if k == "compile_time"]
@@ -60,10 +62,10 @@ class EagerCalls:
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JITKernel:
         return self._kernel(*self._bind(args, kwargs))
 
-    def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Func:
+    def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, consts = self._bind(args, kwargs)
         trace = self._trace(values, consts)
-        return self._traced(values, self._const_values(trace, values, consts))
+        return self._traced(trace, values, consts)[0]
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, consts = self._bind(args, kwargs)
@@ -93,7 +95,9 @@ class EagerCalls:
         return values, consts
 
     def _static_key(self, values: dict[str, Any]) -> Any:
-        return tuple(freeze(values[n]) for n in self.static), self.owner.surroundings()
+        opened = tuple((str(x.dtype), len(x.shape)) if hasattr(x, "shape") else None
+                       for x in (values[n] for n in self.open))
+        return tuple(freeze(values[n]) for n in self.static), opened, self.owner.surroundings()
 
     def _trace(self, values: dict[str, Any], consts: dict[str, Any]) -> _Trace:
         key = self._static_key(values)
@@ -108,7 +112,7 @@ class EagerCalls:
         return trace
 
     def _static(self, values: dict[str, Any]) -> dict[str, Any]:
-        return {n: values[n] for n in self.static}
+        return {n: values[n] for n in (*self.static, *self.open) if values[n] is not _MISSING}
 
     def _const_values(self, trace: _Trace, values: dict[str, Any], consts: dict[str, Any]) -> dict[str, int]:
         out: dict[str, int] = {}
@@ -117,7 +121,7 @@ class EagerCalls:
                 out[name] = _whole(name, consts[name])
                 continue
             tensor = values.get(site[0], _MISSING)
-            found = None if tensor is _MISSING or tensor is None else _site_value(tensor, site, trace.packing)
+            found = None if tensor is _MISSING or tensor is None else _site_value(tensor, site, trace.packed)
             if found is None:
                 raise error("eager-const", f"Cannot find value for constexpr variable `{name}`: `{site[0]}` has no "
                             f"{site[1]}[{site[2]}]", hint=f"pass the tensor, or the value by keyword: {name}=…")
@@ -130,23 +134,23 @@ class EagerCalls:
         key = tuple(numbers.values())
         kernel = trace.kernels.get(key)
         if kernel is None:
-            func = self._traced(values, numbers) if trace.consts else trace.func
+            func, key = self._traced(trace, values, consts)
             kernel = trace.kernels[key] = self.owner.compile_program(func)
         return kernel
 
-    def _traced(self, values: dict[str, Any], numbers: dict[str, int]) -> Func:
-        return self.function.trace(self._static(values), numbers).func
-
-
-def _described(parameters: Any) -> dict[str, tuple[str, Any]]:
-    """name -> (kind, default or _MISSING) of the frontend's description."""
-    import inspect
-
-    out = {}
-    for name, about in parameters.items():
-        kind, default = about if isinstance(about, tuple) else (about.kind, about.default)
-        out[name] = (kind, _MISSING if default is inspect.Parameter.empty else default)
-    return out
+    def _traced(self, trace: _Trace, values: dict[str, Any], consts: dict[str, Any]) -> tuple[Any, Any]:
+        """(program, key of its const values).  Sub-byte tensors show only in the trace: their consts count values, not
+        storage elements, so the trace is made again with the right numbers."""
+        numbers = self._const_values(trace, values, consts)
+        func = trace.func
+        if func is None:
+            func = self.function.trace(self._static(values), numbers).func
+            packed = {b.name: b.dtype for _, b in program_of(func).buffers if b.dtype.bits < 8}
+            if packed and not trace.packed:
+                trace.packed = packed
+                numbers = self._const_values(trace, values, consts)
+                func = self.function.trace(self._static(values), numbers).func
+        return func, tuple(numbers.values())
 
 
 def _whole(name: str, value: Any) -> int:
@@ -165,7 +169,7 @@ def _site_value(tensor: Any, site: tuple[str, str, int], packing: dict[str, Any]
     if what == "shape":
         value = shape[dim]
         wanted = packing.get(name)
-        if wanted is not None and wanted.bits < 8 and dim in (-1, len(shape) - 1) and not isinstance(tensor, Buffer):
+        if wanted is not None and wanted.bits < 8 and dim in (-1, len(shape) - 1) and hasattr(tensor, "__dlpack__"):
             value = int(value) * (dtype(tensor.dtype).bits * dtype(tensor.dtype).lanes) // (wanted.bits * wanted.lanes)
     else:
         strides = strides_of(tensor)

@@ -74,7 +74,7 @@ class JITKernel:
             _artifact = produce(_request)[0]
         assert _artifact is not None
         self.request, self._built = _request, _artifact
-        self.prim_func: Func = _request.func
+        self.prim_func: Any = _request.given if _request.given is not None else _request.func
         self.signature: Signature = signature_of(_request.func, _request.out_idx)
         self.target, self.target_host = _request.target, target_host
         self.execution_backend = _request.backend
@@ -156,7 +156,7 @@ class JITKernel:
         if self._written is None:
             from tilelang.transform.effects import effects
 
-            stored = {e.storage for e in effects(self.prim_func.body) if e.writes}
+            stored = {e.storage for e in effects(self.request.func.body) if e.writes}
             self._written = frozenset(a.name for a in self.signature.args
                                       if isinstance(a, TensorArg) and a.buffer.data in stored)
         return self._written
@@ -172,7 +172,7 @@ class JITKernel:
     # ---- facts ----------------------------------------------------------------------------------------------------
     @property
     def params(self) -> list[KernelParam]:
-        return params_of(self.prim_func)
+        return params_of(self.request.func)
 
     @property
     def out_idx(self) -> list[int]:
