@@ -114,7 +114,7 @@ def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
             text += f", got {describe(x)}"
             if isinstance(a, ScalarArg):
                 big = isinstance(x, int) and a.var.dtype.is_int  # beyond int64: tvm_ffi passes it as an object
-                kind = "kernel-scalar-range" if big or isinstance(e, OverflowError) else "kernel-scalar"
+                kind = "kernel-scalar-range" if big or isinstance(e, ValueError) else "kernel-scalar"
     return error(kind, text, hint=_hint(text))
 
 

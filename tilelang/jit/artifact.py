@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from tilelang.ir import Func
 from tilelang.runtime.cache import Entry
@@ -36,15 +36,16 @@ class Request:
 @dataclass(frozen=True)
 class Artifact:
     """kind: "cpu" or "cuda".  files: binaries by name.  meta: JSON facts (kernels, resources, reports).
-    dropped from the cache: nothing; everything here is stored."""
+    lowered: the program an interpreter runs, for kind "interpreted" (never stored)."""
 
     kind: str
     kernel_source: str
     host_source: str
     files: dict[str, bytes]
     meta: dict[str, Any]
+    lowered: Func | None = None
 
-    SOURCES = {"cuda": "device_kernel.cu", "cpu": "device_kernel.ll"}
+    SOURCES: ClassVar[dict[str, str]] = {"cuda": "device_kernel.cu", "cpu": "device_kernel.ll"}
 
     def to_entry(self) -> Entry:
         return Entry({"kind": self.kind, **self.meta}, {
@@ -60,3 +61,16 @@ class Artifact:
         source = files.pop(cls.SOURCES[kind]).decode()
         host = files.pop("host_kernel.ll").decode()
         return cls(kind, source, host, files, meta)
+
+
+@dataclass
+class CompiledArtifact:
+    """What tilelang.lower returns: programs, parameters and source, without (runtime_only: with) something callable."""
+
+    host_mod: Any
+    device_mod: Any
+    params: list[Any]
+    kernel_source: str
+    rt_mod: Any = None
+    target: Any = None
+    target_host: Any = None

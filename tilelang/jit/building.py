@@ -18,7 +18,7 @@ from .artifact import Artifact, Request
 from .hooks import apply_hook
 from .kernel import needed_symbols
 
-SIMULATOR = "simulator"
+INTERPRETED = ("tile", "simulator")  # execution backends without binaries
 
 
 class Stopwatch:
@@ -37,8 +37,8 @@ class Stopwatch:
 def build(request: Request) -> Artifact:
     """Compile.  Raises what the compiler refuses, at the user's line."""
     sig = signature_of(request.func, request.out_idx)
-    if request.backend == SIMULATOR:
-        return build_simulator(request, sig)
+    if request.backend in INTERPRETED:
+        return build_interpreted(request, sig)
     if request.target.is_cuda:
         return build_cuda(request, sig)
     return build_cpu(request, sig)
@@ -135,12 +135,15 @@ def legalized(request: Request) -> Func:
     return run(request.func, request.target, request.config)
 
 
-def build_simulator(request: Request, sig: Signature) -> Artifact:
-    """No binaries: the program is interpreted.  For a CUDA target the source is what would be compiled."""
-    sources: list[str] = []
-    if request.target.is_cuda:
-        _, sources, _ = device_source(request)
-    return Artifact("simulator", "\n\n".join(sources) or repr(request.func), "", {}, {})
+def build_interpreted(request: Request, sig: Signature) -> Artifact:
+    """No binaries: the tile program, or the lowered one, is interpreted."""
+    if request.backend == "tile" or not request.target.is_cuda:
+        return Artifact("interpreted", repr(request.func), "", {}, {})
+    from tilelang.transform.pipeline import lower
+
+    program = lower(request.func, request.target, request.config)
+    return Artifact("interpreted", "\n\n".join(repr(k.launch) for k in program.kernels), "", {}, {
+        "sync_report": _sync_text(program), "notes": _notes(program)}, program.host)
 
 
 @lru_cache(maxsize=8)

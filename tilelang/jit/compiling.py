@@ -18,14 +18,15 @@ from tilelang.target import Target
 from tilelang.transform.config import normalize_config
 
 from .artifact import Artifact, Request, program_of
-from .building import build, toolchain_stamp
+from .building import INTERPRETED, build, toolchain_stamp
+from .hooks import has_hook
 from .kernel import JITKernel
 
 register("compile-not-a-program", AssertionError, "tilelang.compile is given something that is not a PrimFunc")
 register("backend-name", ValueError, "an execution backend that the target does not have")
 
 SIMULATOR = "simulator"
-BACKENDS = {"cuda": ("tvm_ffi", "nvrtc", "cython", SIMULATOR), "cpu": ("tvm_ffi", "cython", SIMULATOR)}
+BACKENDS = {"cuda": ("tvm_ffi", "nvrtc", "cython", *INTERPRETED), "cpu": ("tvm_ffi", "cython", *INTERPRETED)}
 
 
 def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
@@ -93,7 +94,7 @@ def cache_key(request: Request) -> str:
     """SHA-256 over everything the compiled artifact depends on."""
     out = resolve_out_idx(request.func, request.out_idx)
     return digest(["kernel", compiler_stamp(), to_text(request.func), request.func.name, list(out), str(request.target),
-                   request.backend == SIMULATOR, {str(k): v for k, v in request.config.items()}, list(request.flags),
+                   request.backend in INTERPRETED and request.backend, {str(k): v for k, v in request.config.items()}, list(request.flags),
                    toolchain_stamp(request.target)])
 
 
@@ -101,6 +102,11 @@ _memory: dict[tuple[str, str], JITKernel] = {}
 _key_locks: dict[str, threading.Lock] = {}
 _guard = threading.Lock()
 disk = DiskCache("kernels")
+
+
+def hook_kind(request: Request) -> str:
+    """Which source hook a request meets; edited sources are never cached."""
+    return "cuda" if request.target.is_cuda else "c"
 
 
 def clear_memory() -> None:
@@ -112,7 +118,7 @@ def clear_memory() -> None:
 
 def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:
     """(artifact, where it came from: "disk" or "compiled")."""
-    caching = env.is_cache_enabled() and request.backend != SIMULATOR
+    caching = env.is_cache_enabled() and request.backend not in INTERPRETED and not has_hook(hook_kind(request))
     if caching:
         key = key or cache_key(request)
         entry = disk.load(key)
@@ -129,7 +135,7 @@ def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:
 
 def compile_request(request: Request) -> JITKernel:
     """The kernel of a request: from memory, from disk, or compiled now."""
-    if not env.is_cache_enabled():
+    if not env.is_cache_enabled() or has_hook(hook_kind(request)):
         return _compile_now(request, None)
     key = cache_key(request)
     name = (key, request.backend)

@@ -17,7 +17,7 @@ from tilelang.runtime.params import KernelParam, params_of
 from tilelang.runtime.signature import Signature, TensorArg, signature_of
 
 from .arguments import adapted, explain, explain_cython
-from .artifact import Artifact, Request
+from .artifact import Artifact, CompiledArtifact, Request
 
 register("kernel-no-sources", ValueError, "export_sources is asked to write nothing")
 register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that was not tuned is asked for")
@@ -144,8 +144,8 @@ class JITKernel:
             if self._entry is None:
                 from .loading import load
 
-                self._entry = load(self._built, self.signature)
-            if not self.signature.outputs:
+                self._entry = load(self._built, self.signature, self.request)
+            if not self.signature.outputs or self._built.kind == "interpreted":
                 self._run = self._entry.call
             else:
                 self._run = _OutputCall(self)
@@ -179,10 +179,9 @@ class JITKernel:
         return list(self.signature.out_idx)
 
     @property
-    def artifact(self) -> Any:
-        from tilelang.engine.artifact import CompiledArtifact
-
-        return CompiledArtifact(self.prim_func, self.prim_func, self.params, self._built.kernel_source, None,
+    def artifact(self) -> CompiledArtifact:
+        """Sources and parameters in the form tilelang.lower gives."""
+        return CompiledArtifact(self.prim_func, self.prim_func, self.params, self.kernel_source, self,
                                 self.target, self.target_host)
 
     @property

@@ -13,7 +13,8 @@ from tilelang.runtime.host_stub import modes_of
 from tilelang.runtime.launchers import MAX_DEVICES
 from tilelang.runtime.signature import Signature
 
-from .artifact import Artifact
+from .artifact import Artifact, Request
+from .simulated import SimulatedEntry
 
 
 @dataclass
@@ -37,8 +38,10 @@ class Entry:
             self.source.error = value
 
 
-def load(artifact: Artifact, sig: Signature) -> Entry:
+def load(artifact: Artifact, sig: Signature, request: Request) -> Any:
     """Load host code.  Raises RuntimeError when the target's machine is absent (no GPU, no driver)."""
+    if artifact.kind == "interpreted":
+        return SimulatedEntry(request, sig, artifact.lowered)
     return load_cuda(artifact, sig) if artifact.kind == "cuda" else load_cpu(artifact, sig)
 
 

@@ -158,14 +158,14 @@ class Prepare:
             wide = w.ins(f"icmp eq i32 {kind}, {POINTER}")
             w.check(w.ins(f"or i1 {whole}, {wide}"), "TypeError", f"{what} expected integer")
             fits = w.ins(f"icmp sge i64 {raw}, 0")
-            w.check(w.ins(f"or i1 {fits}, {wide}"), "OverflowError", f"{what} expected integer of uint64, from 0")
+            w.check(w.ins(f"or i1 {fits}, {wide}"), "ValueError", f"{what} expected integer of uint64, from 0")
         else:
             w.check(whole, "TypeError", f"{what} expected integer")
             low, high = int_range(dt)
             if dt.bits < 64:
                 shifted = w.ins(f"sub i64 {raw}, {low}")
                 inside = w.ins(f"icmp ule i64 {shifted}, {high - low}")
-                w.check(inside, "OverflowError", f"{what} expected integer of {dt}, from {low} to {high}")
+                w.check(inside, "ValueError", f"{what} expected integer of {dt}, from {low} to {high}")
         self.scalars[a.var] = raw
         self._put(self.frame.of_arg(a.index), "i64", raw)
 
@@ -181,7 +181,7 @@ class Prepare:
             lost = w.ins(f"fcmp oeq double {w.ins(f'call double @llvm.fabs.f64(double {back})')}, 0x7FF0000000000000")
             was = w.ins(f"fcmp oeq double {w.ins(f'call double @llvm.fabs.f64(double {value})')}, 0x7FF0000000000000")
             good = w.ins(f"or i1 {was}, {w.ins(f'xor i1 {lost}, true')}")
-            w.check(good, "OverflowError", f"{what} expected float of {dt}, the value is too large")
+            w.check(good, "ValueError", f"{what} expected float of {dt}, the value is too large")
         self.scalars[a.var] = value
         self._put(self.frame.of_arg(a.index), "double", value)
 

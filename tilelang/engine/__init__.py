@@ -1,0 +1,8 @@
+"""Lowering without running, parameters, and hooks on generated source."""
+
+from __future__ import annotations
+
+from . import lower  # the module, which is callable: `tilelang.engine.lower(func)`
+from .param import CompiledArtifact, KernelParam
+
+__all__ = ["CompiledArtifact", "KernelParam", "lower"]

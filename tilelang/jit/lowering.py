@@ -1,0 +1,47 @@
+"""Lowering without compiling: what tilelang.lower gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.runtime.params import KernelParam, params_of
+
+from .artifact import CompiledArtifact, Request, program_of
+from .building import device_source, legalized
+from .compiling import make_request
+
+
+def parameters(func: Any) -> list[KernelParam]:
+    """KernelParams of a PrimFunc."""
+    program = program_of(func)
+    if program is None:
+        raise TypeError(f"a PrimFunc is expected, found {type(func).__name__}")
+    return params_of(program)
+
+
+def lower(func_or_mod: Any, target: Any = "auto", target_host: Any = None, runtime_only: bool = False,
+          enable_host_codegen: bool = False, enable_device_compile: bool = False) -> CompiledArtifact:
+    """Lower a PrimFunc for a target, whose hardware need not exist here.
+
+    enable_device_compile: the device code is compiled too (rt_mod is the kernel then).
+    """
+    func = func_or_mod
+    if program_of(func) is None and hasattr(func, "functions"):
+        func = next(iter(func.functions.values()))
+    request = make_request(func, None, None, target)
+    if enable_device_compile:
+        from .compiling import compile_request
+
+        kernel = compile_request(request)
+        return CompiledArtifact(func, func, params_of(request.func), kernel.kernel_source, kernel, request.target,
+                                target_host)
+    return CompiledArtifact(func, func, params_of(request.func), source_of(request), None, request.target, target_host)
+
+
+def source_of(request: Request) -> str:
+    """Generated source, nothing compiled."""
+    if request.target.is_cuda:
+        return "\n\n".join(device_source(request)[1])
+    from tilelang.codegen.cpu import compile_tile
+
+    return compile_tile(legalized(request)).llvm_ir

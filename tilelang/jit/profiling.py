@@ -1,0 +1,150 @@
+"""Profiler: inputs for a kernel, its time, and comparison with a reference program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.runtime.params import KernelParam
+
+from .compare import is_float8_dtype, torch_assert_close
+from .supply import TensorSupplyType, get_tensor_supply
+from .timing import do_bench
+
+register("profiler-symbol", ValueError, "inputs are made and a symbolic dimension is given no value")
+
+
+class Profiler:
+    """Runs and measures a kernel.
+
+    params: KernelParams in signature order.  result_idx: positions of outputs.  supply_type: how inputs are made.
+    adapter: the kernel, or a function of its inputs.
+    """
+
+    def __init__(self, params: list[KernelParam], result_idx: list[int],
+                 supply_type: TensorSupplyType = TensorSupplyType.Auto, adapter: Any = None, device: Any = None) -> None:
+        n = len(params)
+        self.params, self.result_idx = params, [i % n for i in (result_idx or [])]
+        self.supply_type, self.adapter, self.device = supply_type, adapter, device
+        self.supply = get_tensor_supply(supply_type, device)
+
+    def with_default_adapter(self, adapter: Any) -> Profiler:
+        """The same profiler for another kernel."""
+        self.adapter = adapter
+        return self
+
+    @property
+    def func(self) -> Any:
+        return self.adapter
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.adapter(*args, **kwargs)
+
+    def _get_params(self, with_output: bool = False) -> list[KernelParam]:
+        return [p for i, p in enumerate(self.params) if with_output or i not in self.result_idx]
+
+    def _get_inputs(self, with_output: bool = False,
+                    dynamic_symbolic_constraints: dict[str, int] | None = None) -> list[Any]:
+        """Fresh inputs; dynamic_symbolic_constraints: symbol name -> extent."""
+        return [self.supply(self._concrete(p, dynamic_symbolic_constraints)) for p in self._get_params(with_output)]
+
+    def _concrete(self, p: KernelParam, values: dict[str, int] | None) -> KernelParam:
+        if values is None or all(isinstance(d, int) for d in p.shape):
+            return p
+        from tilelang.ir import Var, const, substitute, walk
+
+        shape: list[Any] = []
+        for d in p.shape:
+            if not isinstance(d, int):
+                symbols = [v for v in walk(d) if isinstance(v, Var)]
+                for v in symbols:
+                    if v.name not in values:
+                        raise error("profiler-symbol", f"Dynamic symbolic variable '{v.name}' not found in constraints: "
+                                    f"{values}")
+                d = _fold(substitute(d, {v: const(int(values[v.name]), v.dtype) for v in symbols}))
+            shape.append(d)
+        return KernelParam(p.dtype, shape)
+
+    def _inputs(self, input_tensors: Sequence[Any] | None, symbols: dict[str, int] | None = None) -> list[Any]:
+        return list(input_tensors) if input_tensors is not None else self._get_inputs(False, symbols)
+
+    def do_bench(self, func: Callable[..., Any] | None = None, warmup: float = 25, rep: float = 100, n_warmup: int = 0,
+                 n_repeat: int = 0, input_tensors: Sequence[Any] | None = None, backend: str = "event",
+                 quantiles: Sequence[float] | None = None, return_mode: str = "mean",
+                 dynamic_symbolic_constraints: dict[str, int] | None = None, device: Any = None,
+                 early_stop_baseline: float | None = None) -> Any:
+        """Milliseconds of the kernel, or of func, on inputs made here or given."""
+        inputs = self._inputs(input_tensors, dynamic_symbolic_constraints)
+        run = func if func is not None else self.adapter
+        return do_bench(lambda: run(*inputs), warmup, rep, n_warmup, n_repeat, quantiles, backend=backend,
+                        return_mode=return_mode, device=device if device is not None else self.device or "cpu",
+                        early_stop_baseline=early_stop_baseline)
+
+    def run_once(self, func: Callable[..., Any] | None = None) -> Any:
+        """Run the kernel, or func, on fresh inputs."""
+        return (func or self.adapter)(*self._get_inputs())
+
+    def _both(self, reference: Callable[..., Any], input_tensors: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
+        inputs = self._inputs(input_tensors)
+        wanted = _as_list(reference(*inputs))
+        got = _as_list(self.adapter(*inputs))
+        assert len(got) == len(wanted), f"the kernel gives {len(got)} outputs, the reference {len(wanted)}"
+        return got, wanted
+
+    def assert_allclose(self, reference_program: Callable[..., Any], input_tensors: Sequence[Any] | None = None,
+                        atol: float = 1e-2, rtol: float = 1e-2, max_mismatched_ratio: float = 0.01) -> None:
+        """Run both on the same inputs and compare every output.  Raises AssertionError."""
+        for a, b in zip(*self._both(reference_program, input_tensors)):
+            if a is None or b is None:
+                continue
+            a, b = _torch_of(a), _torch_of(b)
+            if is_float8_dtype(a.dtype) or is_float8_dtype(b.dtype):
+                import torch
+
+                a, b = a.to(torch.float32), b.to(torch.float32)
+            torch_assert_close(a, b, rtol=rtol, atol=atol, max_mismatched_ratio=max_mismatched_ratio,
+                               base_name="tilelang", ref_name="reference")
+
+    def manual_assert_close(self, reference_program: Callable[..., Any], input_tensors: Sequence[Any] | None = None,
+                            manual_check_prog: Callable[..., Any] | None = None) -> None:
+        """Run both on the same inputs and hand the two lists of outputs to manual_check_prog."""
+        got, wanted = self._both(reference_program, input_tensors)
+        if manual_check_prog is None:
+            raise ValueError("manual_assert_close needs manual_check_prog(outputs, reference_outputs)")
+        manual_check_prog(got, wanted)
+
+    def assert_consistent(self, repeat: int = 10) -> None:
+        """Run the kernel repeatedly on the same inputs.  Raises AssertionError when results differ."""
+        inputs = self._get_inputs()
+        first = [_torch_of(t).clone() for t in _as_list(self.adapter(*inputs))]
+        for _ in range(repeat):
+            for a, b in zip(first, _as_list(self.adapter(*inputs))):
+                assert bool((a == _torch_of(b)).all()), "two runs on the same inputs gave different results"
+
+
+def _fold(e: Any) -> Any:
+    from tilelang.arith import simplify
+    from tilelang.ir import as_dim
+
+    return as_dim(e if isinstance(e, int) else simplify(e))
+
+
+def _as_list(x: Any) -> list[Any]:
+    return [] if x is None else list(x) if isinstance(x, (list, tuple)) else [x]
+
+
+def _torch_of(x: Any) -> Any:
+    import numpy as np
+
+    if isinstance(x, np.ndarray):
+        import torch
+
+        return torch.from_numpy(x)
+    return x
+
+
+def make_profiler(kernel: Any, supply_type: TensorSupplyType | None = None) -> Profiler:
+    """The Profiler of a kernel: inputs on its device."""
+    device = "cuda" if kernel.target.is_cuda and kernel.execution_backend not in ("tile", "simulator") else None
+    return Profiler(kernel.params, kernel.out_idx, supply_type or TensorSupplyType.Auto, kernel, device)

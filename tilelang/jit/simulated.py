@@ -1,0 +1,120 @@
+"""Execution backends that interpret: "tile" runs the tile meaning, "simulator" the lowered program lane by lane.
+
+The arguments pass the same compiled checks as on any other backend; then arrays go to the simulator, and what it wrote
+comes back into the caller's tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Func, dtype, numpy_dtype, with_attrs
+from tilelang.runtime.host_engine import HostLibrary, compile_object
+from tilelang.runtime.host_stub import CPU, Frame, stub_text
+from tilelang.runtime.llvm_text import Writer
+from tilelang.runtime.signature import ScalarArg, Signature, TensorArg
+
+from .artifact import Request
+
+TILE, DEVICE = "tile", "simulator"
+
+
+class _NoLaunch:
+    """Checks only."""
+
+    device = CPU
+
+    def declarations(self) -> str:
+        return ""
+
+    def alignment(self, arg: TensorArg) -> int:
+        return 1
+
+    def emit(self, w: Writer, frame: Frame, sig: Signature) -> None:
+        """Nothing runs natively."""
+
+
+class SimulatedEntry:
+    """call: inputs -> outputs.  last_report: of the device simulator's last run."""
+
+    full = None
+    check = None
+    error: Exception | None = None
+
+    def __init__(self, request: Request, sig: Signature, lowered: Func | None) -> None:
+        self.request, self.sig = request, sig
+        self.program = with_attrs(lowered or request.func, tilelang_out_idx=sig.out_idx or None)
+        text = stub_text(sig, _NoLaunch(), set(), ("check",))
+        self.library = HostLibrary(compile_object(text), ("tl_check",))
+        self.checks = self.library.function("tl_check")
+        self.last_report: Any = None
+
+    def call(self, *args: Any) -> Any:
+        sig = self.sig
+        count = sum(len(a.buffer.shape) for a in sig.outputs) + len(sig.symbols)
+        room = (ctypes.c_int64 * max(1, count))()
+        self.checks(*args, ctypes.addressof(room))
+        given: dict[str, Any] = {}
+        shared: dict[str, tuple[Any, np.ndarray]] = {}
+        for a, x in zip(sig.inputs, args):
+            if isinstance(a, TensorArg):
+                if x is None:
+                    x = np.zeros(_static_shape(a), numpy_dtype(a.buffer.dtype))
+                array = as_numpy(x, a.buffer.dtype)
+                given[a.name] = array
+                shared[a.name] = (x, array)
+            else:
+                given[a.name] = x.value if isinstance(a, ScalarArg) and isinstance(x, ctypes.c_void_p) else x
+        results = self._simulate(given)
+        for name, (_, array) in shared.items():
+            if array.flags.writeable and name in results:
+                np.copyto(array, results[name])
+        outs = [_like(next(iter(shared.values()), (None,))[0], results[a.name]) for a in sig.outputs]
+        return None if not outs else outs[0] if len(outs) == 1 else outs
+
+    def _simulate(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
+        if self.request.backend == TILE:
+            from tilelang.simulator.tile import run_tile
+
+            return run_tile(self.program, given)
+        from tilelang.simulator.device import run_device
+
+        self.last_report = run_device(self.program, given)
+        return self.last_report.outputs
+
+
+def _static_shape(a: TensorArg) -> list[int]:
+    return [d if isinstance(d, int) else 1 for d in a.buffer.shape]
+
+
+def as_numpy(x: Any, dt: dtype) -> np.ndarray:
+    """The tensor's memory as a NumPy array of the language's element type; shared wherever possible."""
+    want = numpy_dtype(dt)
+    if hasattr(x, "array") and isinstance(getattr(x, "array", None), np.ndarray):
+        x = x.array  # runtime.dlpack.Exported
+    if isinstance(x, np.ndarray):
+        return x if x.dtype == want or x.itemsize != want.itemsize else x.view(want)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        x = x.detach()
+        if x.dtype == torch.bfloat16 or x.dtype.itemsize == 1 or "float8" in str(x.dtype):
+            raw = {1: torch.uint8, 2: torch.int16}[x.dtype.itemsize]
+            return x.view(raw).numpy().view(want)
+        return x.numpy()
+    return np.from_dlpack(x)
+
+
+def _like(example: Any, array: np.ndarray) -> Any:
+    """A NumPy result as the framework of an input gives it."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(example, torch.Tensor):
+        dt = dtype(array.dtype.name)
+        if array.dtype.kind in "biuf" and dt.bits >= 8 and array.dtype.name != "bfloat16" and not dt.is_float8:
+            return torch.from_numpy(array)
+        raw = {1: np.uint8, 2: np.int16}[array.itemsize]
+        return torch.from_numpy(array.view(raw)).view(dt.as_torch())
+    return array

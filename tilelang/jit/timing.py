@@ -1,0 +1,138 @@
+"""Measuring a function: GPU events or the host's clock, with the cache flushed between runs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilelang.errors import error, register
+
+register("bench-backend", ValueError, "do_bench is asked for a way of measuring it does not have")
+register("bench-device", ValueError, "do_bench is asked to measure on a device it cannot")
+
+RETURN_MODES = ("mean", "median", "min", "max")
+BACKENDS = ("event", "cupti", "cudagraph")
+_flush_buffers: dict[tuple[Any, int], Any] = {}
+
+
+def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, _n_warmup: int = 0, _n_repeat: int = 0,
+             quantiles: Sequence[float] | None = None, fast_flush: bool = True, backend: str = "event",
+             return_mode: str = "mean", device: Any = None, cache_size: int = 256,
+             early_stop_baseline: float | None = None) -> Any:
+    """Milliseconds of fn().
+
+    warmup, rep: time budgets in ms, unless the counts _n_warmup, _n_repeat are given.  quantiles: a list of results,
+    one value when it has one entry.  backend: "event" (GPU events; "cupti" measures the same way here), "cudagraph"
+    (calls captured in a graph).  cache_size: MB written between runs.  early_stop_baseline: when a 5-run estimate is
+    slower, it is returned.  device: a CUDA device or "cpu"; None is the GPU where there is one.
+    """
+    assert return_mode in RETURN_MODES, f"return_mode must be one of {RETURN_MODES}, found {return_mode!r}"
+    if backend not in BACKENDS:
+        raise error("bench-backend", f"Unknown profiler backend: {backend!r}, expected one of {', '.join(BACKENDS)}")
+    clock = _clock_for(device, cache_size, backend)
+    fn()
+    clock.synchronize()
+    estimate = clock.measure(fn, 5, flush=True)
+    per_run = max(statistics.mean(estimate), 1e-6)
+    if early_stop_baseline is not None and per_run > early_stop_baseline:
+        return per_run
+    n_warmup = _n_warmup or max(1, int(warmup / per_run))
+    n_repeat = _n_repeat or max(1, int(rep / per_run))
+    for _ in range(n_warmup):
+        fn()
+    times = clock.measure(fn, n_repeat, flush=True)
+    if quantiles is not None:
+        values = [quantile(times, q) for q in quantiles]
+        return values[0] if len(values) == 1 else values
+    return {"mean": statistics.mean, "median": statistics.median, "min": min, "max": max}[return_mode](times)
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The q-quantile by linear interpolation."""
+    ordered = sorted(values)
+    at = q * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def _clock_for(device: Any, cache_size: int, backend: str) -> Any:
+    kind = str(getattr(device, "type", device)).split(":")[0] if device is not None else None
+    if kind is None:
+        from tilelang.target.probe import device_capability
+
+        kind = "cuda" if device_capability() is not None else "cpu"
+    if kind == "cpu":
+        return HostClock(cache_size)
+    if kind != "cuda":
+        raise error("bench-device", f"do_bench measures on CUDA devices and the CPU, found device {device!r}")
+    return EventClock(device, cache_size, backend)
+
+
+class HostClock:
+    """The host's clock, for kernels that finish before they return."""
+
+    def __init__(self, cache_size: int) -> None:
+        self.mega = cache_size
+
+    def synchronize(self) -> None:
+        """CPU kernels are done when the call returns."""
+
+    def measure(self, fn: Callable[[], Any], n: int, flush: bool) -> list[float]:
+        import numpy as np
+
+        key = ("cpu", self.mega)
+        if flush and key not in _flush_buffers:
+            _flush_buffers[key] = np.zeros(min(self.mega, 64) << 20, np.uint8)  # beyond the last cache is enough
+        out = []
+        for _ in range(n):
+            if flush:
+                _flush_buffers[key].fill(0)
+            start = time.perf_counter()
+            fn()
+            out.append((time.perf_counter() - start) * 1e3)
+        return out
+
+
+class EventClock:
+    """CUDA events on the current stream, through torch."""
+
+    def __init__(self, device: Any, cache_size: int, backend: str) -> None:
+        import torch
+
+        self.torch, self.backend, self.mega = torch, backend, cache_size
+        self.device = torch.device(device if device is not None else "cuda")
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self.torch.cuda.synchronize(self.device)
+
+    def _flush(self) -> Any:
+        key = (str(self.device), self.mega)
+        if key not in _flush_buffers:
+            _flush_buffers[key] = self.torch.empty(self.mega << 20, dtype=self.torch.int8, device=self.device)
+        return _flush_buffers[key]
+
+    def measure(self, fn: Callable[[], Any], n: int, flush: bool) -> list[float]:
+        cuda = self.torch.cuda
+        run, count = self._in_graph(fn) if self.backend == "cudagraph" else (fn, 1)
+        starts = [cuda.Event(enable_timing=True) for _ in range(n)]
+        ends = [cuda.Event(enable_timing=True) for _ in range(n)]
+        buffer = self._flush() if flush and self.mega else None
+        for a, b in zip(starts, ends):
+            if buffer is not None:
+                buffer.zero_()
+            a.record()
+            run()
+            b.record()
+        self.synchronize()
+        return [a.elapsed_time(b) / count for a, b in zip(starts, ends)]
+
+    def _in_graph(self, fn: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
+        graph, count = self.torch.cuda.CUDAGraph(), 10
+        with self.torch.cuda.graph(graph):
+            for _ in range(count):
+                fn()
+        return graph.replay, count

@@ -1,0 +1,41 @@
+"""Questions about where a buffer lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _scope(buffer: Any) -> str:
+    buffer = getattr(buffer, "buffer", buffer)  # a region or load
+    scope = buffer.scope
+    return scope() if callable(scope) else scope
+
+
+def is_global(buffer: Any) -> bool:
+    """In global memory."""
+    return _scope(buffer) == "global"
+
+
+def is_shared(buffer: Any, allow_dynamic: bool = True) -> bool:
+    """In shared memory; allow_dynamic: the dynamic kind counts too."""
+    return _scope(buffer) == "shared" or (allow_dynamic and is_shared_dynamic(buffer))
+
+
+def is_shared_dynamic(buffer: Any) -> bool:
+    """In dynamic shared memory."""
+    return _scope(buffer) == "shared.dyn"
+
+
+def is_tensor_memory(buffer: Any) -> bool:
+    """In tensor memory."""
+    return _scope(buffer) == "shared.tmem"
+
+
+def is_fragment(buffer: Any) -> bool:
+    """A fragment: registers of a whole block."""
+    return _scope(buffer) == "local.fragment"
+
+
+def is_local(buffer: Any) -> bool:
+    """Per-thread memory."""
+    return _scope(buffer) == "local"
