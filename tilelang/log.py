@@ -15,7 +15,7 @@ class BarAwareHandler(logging.StreamHandler):
         logging.Handler.__init__(self)
 
     @property
-    def stream(self):  # noqa: ANN201 - property of the base class
+    def stream(self):
         return sys.stderr
 
     @stream.setter
@@ -29,7 +29,7 @@ class BarAwareHandler(logging.StreamHandler):
             return
         try:
             tqdm.tqdm.write(self.format(record), file=sys.stderr)
-        except Exception:  # noqa: BLE001 - a logger must not raise
+        except Exception:
             self.handleError(record)
 
 

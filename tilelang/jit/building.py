@@ -120,7 +120,7 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
     source = apply_hook("c", program.llvm_ir, request.target)
     kernel_object = compile_cpu_object(source)
     watch.lap("llvm")
-    host = stub_text(sig, CpuLauncher(request.func, program), needed_symbols(request.func, sig))
+    host = stub_text(sig, CpuLauncher(program.signature), needed_symbols(request.func, sig))
     files = {"kernel.o": kernel_object, "host.o": compile_object(host)}
     watch.lap("host")
     meta = {"entry": program.entry, "kernels": [], "times": watch.times,

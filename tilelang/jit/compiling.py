@@ -177,7 +177,7 @@ def _debug(kernel: JITKernel, source: str, ms: float) -> None:
         kernel.show_sass() if kernel.target.is_cuda else None
 
 
-def compile(func: Any = None, out_idx: Any = None, execution_backend: str | None = None,  # noqa: A001
+def compile(func: Any = None, out_idx: Any = None, execution_backend: str | None = None,
             target: Any = None, target_host: Any = None, verbose: bool | None = None, pass_configs: Any = None,
             compile_flags: Any = None) -> JITKernel:
     """Compile a PrimFunc.
@@ -225,7 +225,7 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool) -
         for k, future in enumerate(futures):
             try:
                 out.append(future.result())
-            except Exception as e:  # noqa: BLE001 - reported or raised, as asked
+            except Exception as e:
                 if not ignore_error:
                     raise
                 logger.warning("compilation %d failed: %s", k, e)

@@ -116,7 +116,7 @@ class JITImpl:
             return False
         try:
             return program_of(self.func(*args, **kwargs)) is not None
-        except Exception:  # noqa: BLE001 - a kernel body outside a kernel under construction: eager
+        except Exception:
             return False
 
     # ---- calling ----------------------------------------------------------------------------------------------------

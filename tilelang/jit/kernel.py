@@ -96,7 +96,7 @@ class JITKernel:
             return self._call_with(args, kwargs)
         try:
             return self._run(*args)
-        except Exception as e:  # noqa: BLE001 - told again in full below
+        except Exception as e:
             problem = e
         return self._again(args, problem)
 
@@ -111,7 +111,7 @@ class JITKernel:
             if other is not None:
                 try:
                     return self._run(*other)
-                except Exception as e:  # noqa: BLE001
+                except Exception as e:
                     problem = e
         tell = explain_cython if self.execution_backend == "cython" else explain
         raise tell(self.signature, args, problem) from None
@@ -298,7 +298,7 @@ class JITKernel:
     def _show(self, what: str) -> None:
         try:
             print(self._assembly(what))
-        except Exception as e:  # noqa: BLE001 - looking must not end the program
+        except Exception as e:
             logger.error("cannot show %s: %s", what, e)
 
     def _export(self, what: str, path: Any) -> None:
@@ -306,7 +306,7 @@ class JITKernel:
             raise ValueError(f"the path for the {what} is empty")
         try:
             Path(path).write_text(self._assembly(what))
-        except Exception as e:  # noqa: BLE001
+        except Exception as e:
             logger.error("cannot write %s: %s", what, e)
 
     def show_ptx(self) -> None:

@@ -89,7 +89,7 @@ class CudaModules:
                 if not self.contexts[device]:
                     self._load_now(device)
             return 0
-        except Exception as e:  # noqa: BLE001 - crosses native code: kept for the caller
+        except Exception as e:
             self.error = e
             return -1
         finally:

@@ -106,7 +106,7 @@ def compile_object(ir_text: str) -> bytes:
 class HostLibrary:
     """Loaded host code.  symbols: name -> address of what it refers to besides the TVM-FFI functions."""
 
-    def __init__(self, obj: bytes, names: tuple[str, ...], symbols: Mapping[str, int] = {}) -> None:  # noqa: B006
+    def __init__(self, obj: bytes, names: tuple[str, ...], symbols: Mapping[str, int] = {}) -> None:
         state, ffi = llvm_state(), ffi_state()
         with _lock:
             builder = state.llvm.JITLibraryBuilder().add_object_img(obj).add_current_process()

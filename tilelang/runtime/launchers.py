@@ -9,8 +9,26 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Assert, Bind, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Ramp, Seq,
-                         Stmt, Store, Var, walk)
+from tilelang.ir import (
+    AddressOf,
+    Assert,
+    Bind,
+    Buffer,
+    Call,
+    Evaluate,
+    Expr,
+    For,
+    Func,
+    If,
+    Launch,
+    Load,
+    Ramp,
+    Seq,
+    Stmt,
+    Store,
+    Var,
+    walk,
+)
 
 from .host_stub import CPU, CUDA, Frame
 from .llvm_text import HostExpr, Writer, scalar_type
@@ -21,18 +39,6 @@ register("host-statement", NotImplementedError, "a statement outside T.Kernel th
 MAX_DEVICES = 64
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
 ASSUME = "assume"
-
-
-def host_asserts(func: Func) -> list[Assert]:
-    """Asserts and assumptions that stand before the first launch, whatever runs the kernels."""
-    body = func.body.stmts if isinstance(func.body, Seq) else (func.body,)
-    out = []
-    for s in body:
-        if not isinstance(s, (Assert, Bind)):
-            break
-        if isinstance(s, Assert):
-            out.append(s)
-    return out
 
 
 class HostStatements:
@@ -265,21 +271,46 @@ def _alignments(kernels: tuple[Any, ...]) -> dict[Var, int]:
 
 
 class CpuLauncher:
-    """Calls the entry of a CPU program: pointers, scalars and symbols as its signature says."""
+    """Calls the entry of a CPU program (codegen.cpu: `ptr entry(params…)`, null or the text of a failed assertion)."""
 
     device = CPU
 
-    def __init__(self, func: Func, program: Any) -> None:
-        self.func, self.program = func, program
+    def __init__(self, signature: tuple[Any, ...]) -> None:
+        self.parameters = signature
 
     def declarations(self) -> str:
-        return ""
+        return f"declare ptr @tl_cpu_entry({', '.join(p.type for p in self.parameters)})\n"
 
     def alignment(self, arg: TensorArg) -> int:
-        return max(1, arg.buffer.dtype.bytes & -arg.buffer.dtype.bytes)
+        size = arg.buffer.dtype.bytes
+        return max(1, size & -size)
 
     def emit(self, w: Writer, frame: Frame, sig: Signature) -> None:
-        raise NotImplementedError
+        values, addresses = frame.values(w, "%frame"), frame.addresses(w, "%frame")
+        actual = []
+        for k, p in enumerate(self.parameters):
+            if p.kind == "symbol":
+                actual.append(f"i64 {values.get(p.var, '0')}")  # a symbol nothing needs has no value
+                continue
+            arg = sig.args[k]
+            if p.kind == "scalar":
+                actual.append(_scalar(w, p.type, values[arg.var], arg.var))
+            else:
+                actual.append(f"ptr {addresses[arg.buffer.data if isinstance(arg, TensorArg) else arg.var]}")
+        text = w.ins(f"call ptr @tl_cpu_entry({', '.join(actual)})")
+        failed, done = w.name("failed"), w.name("done")
+        w.branch(w.ins(f"icmp eq ptr {text}, null"), done, failed, likely=True)
+        w.begin(failed)
+        w.do(f"call void @TVMFFIErrorSetRaisedFromCStr(ptr {w.string('RuntimeError')}, ptr {text})")
+        w.do("ret i32 -1")
+        w.begin(done)
 
 
-__all__ = ["CpuLauncher", "CudaLauncher", "HostStatements", "host_asserts", "narrow", "Expr"]
+def _scalar(w: Writer, ty: str, value: str, var: Var) -> str:
+    """A frame value (i64 or double) as the entry takes it."""
+    if var.dtype.is_float:
+        return f"{ty} {value if ty == 'double' else w.ins(f'fptrunc double {value} to {ty}')}"
+    return f"{ty} {value if ty == 'i64' else w.ins(f'trunc i64 {value} to {ty}')}"
+
+
+__all__ = ["CpuLauncher", "CudaLauncher", "HostStatements", "narrow"]
