@@ -173,6 +173,26 @@ def test_blocks_of_a_launch_race_on_global_memory_unless_atomic():
     assert run_device(atomic, [np.zeros(1, np.int32)]).outputs["A"][0] == 3 * 31 * 16
 
 
+@pytest.mark.parametrize("body", [
+    "if bx == 0:\n    A[tx] = 1\nelse:\n    B[tx] = A[tx]",  # written, then read elsewhere
+    "if bx > 0:\n    A[tx] = 1\nelse:\n    B[tx] = A[tx]",  # read, then written elsewhere
+    "B[bx * 32 + tx] = A[0]\nif bx == 2:\n    A[tx] = 1",  # read by this block too
+    "A[tx // 32 + bx // 2] = 1",
+])
+def test_blocks_that_read_what_another_writes_race(body):
+    f = program({"A": ((32,), "int32"), "B": ((96,), "int32")}, body, grid="3")
+    refused(f, [np.zeros(32, np.int32), np.zeros(96, np.int32)], "sim-race", "another block")
+
+
+def test_blocks_may_reuse_thread_numbers_on_their_own_elements():
+    f = program({"A": ((96,), "int32")}, f"""
+        A[bx * 32 + tx] = tx
+        {SYNC}
+        A[bx * 32 + 31 - tx] = A[bx * 32 + 31 - tx] + 1
+    """, grid="3")
+    assert np.array_equal(run_device(f, [np.zeros(96, np.int32)]).outputs["A"], np.tile(np.arange(32) + 1, 3))
+
+
 def test_barrier_reached_by_some_threads_is_refused():
     f = program({"A": ((1,), "int32")}, f"if tx < 32:\n    {SYNC}", threads=64)
     refused(f, [np.zeros(1, np.int32)], "sim-barrier", "32 of 64 threads")

@@ -212,6 +212,19 @@ def test_scan(kind, fn, reverse):
     assert np.array_equal(run_tile(f, [a])["A"], want)
 
 
+def test_transpose():
+    """The Transpose op exchanges the last two dimensions; Scan and AtomicTile are tested beside it."""
+    f = program({"A": ((3, 4, 6), "int8"), "B": ((3, 6, 4), "int8")}, f"""
+        {alloc("S", (3, 4, 6), "int8", "shared.dyn")}
+        {alloc("R", (3, 6, 4), "int8", "shared.dyn")}
+        T.copy(src=T.region(A[0, 0, 0], 3, 4, 6), dst=T.region(S[0, 0, 0], 3, 4, 6))
+        T.transpose(src=T.region(S[0, 0, 0], 3, 4, 6), dst=T.region(R[0, 0, 0], 3, 6, 4))
+        T.copy(src=T.region(R[0, 0, 0], 3, 6, 4), dst=T.region(B[0, 0, 0], 3, 6, 4))
+    """)
+    a = rng.integers(-9, 9, (3, 4, 6)).astype(np.int8)
+    assert np.array_equal(run_tile(f, [a, np.zeros((3, 6, 4), np.int8)])["B"], a.swapaxes(1, 2))
+
+
 def test_atomic_tile_adds_each_element_once_and_skips_the_outside():
     f = program({"A": ((10,), "float16")}, f"""
         {alloc("S", (8,), "float16", "shared.dyn")}

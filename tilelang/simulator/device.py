@@ -129,7 +129,7 @@ class DeviceCompiler(MachineCompiler):
                 block.shared = Shared(nbytes, self.shared_granule, lanes, self.sites)
                 block.copies = AsyncCopies(lanes)
                 for table in tables:
-                    table.enter_block(number)
+                    table.block = number
                 g = LaneFrame(list(f.slots), lanes, mask, block)
                 for slot, offset in offsets:
                     g.slots[slot] = offset

@@ -71,19 +71,18 @@ class AccessTable:
         self.reader = np.full((granules, groups), _NONE, np.int32)
         self.rclock = np.zeros((granules, groups), np.int32)
         self.rsite = np.zeros((granules, groups), np.int32)
+        # Global memory: the last block that wrote, the last that read, whether others read too.  Threads and clocks
+        # above belong to that block, so that entering the next block costs nothing.
         self.wblock: np.ndarray | None = None
         self.rblock: np.ndarray | None = None
+        self.rmany: np.ndarray | None = None
         self.block = 0
 
     def across_blocks(self) -> None:
         """Also compare with the other blocks of the launch (global memory)."""
         self.wblock = np.full(len(self.writer), _NONE, np.int32)
         self.rblock = np.full(len(self.writer), _NONE, np.int32)
-
-    def enter_block(self, number: int) -> None:
-        """The next accesses are by this block; clocks start again."""
-        self.block = number
-        self.writer[:], self.wclock[:], self.reader[:], self.rclock[:] = _NONE, 0, _NONE, 0
+        self.rmany = np.zeros(len(self.writer), bool)
 
     # g: granules (n, k) of n threads t (n,)
 
@@ -92,6 +91,8 @@ class AccessTable:
         self._after_write(clocks, g, t, site, "reads", atomic=False)
         k = (t // self.group)[:, None]
         now = clocks.now[t][:, None]
+        if self.rblock is not None:
+            self._read_by_block(g)
         clock, who = self.rclock[g, k], self.reader[g, k]
         older = clock < now
         if clocks.partial:  # an older reader may be forgotten only if this thread has seen it
@@ -106,15 +107,29 @@ class AccessTable:
         shared = self.reader[g, k] != mine
         if shared.any():
             self.reader[g[shared], np.broadcast_to(k, g.shape)[shared]] = _MANY
-        if self.rblock is not None:
-            old = self.rblock[g]
-            self.rblock[g] = np.where((old == _NONE) | (old == self.block), self.block, _MANY)
+
+    def _read_by_block(self, g: np.ndarray) -> None:
+        """This block reads granules g: forget what other blocks' threads read, remember that they did."""
+        old = self.rblock[g]
+        fresh = old != self.block
+        if fresh.any():
+            changed = g[fresh]
+            self.rmany[changed] |= old[fresh] != _NONE
+            self.rblock[changed] = self.block
+            self.rclock[changed] = 0
+            self.reader[changed] = _NONE
 
     def write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, atomic: bool = False,
               same: np.ndarray | None = None) -> None:
         """Threads t write granules g.  same: per thread, whether memory now holds the value it wrote (several threads
         storing one value in one instruction is no race).  Raises sim-race."""
         self._after_write(clocks, g, t, site, "writes", atomic)
+        if self.rblock is not None:
+            seen = self.rblock[g]
+            bad = (seen != _NONE) & ((seen != self.block) | self.rmany[g])
+            if bad.any():
+                n, k = np.argwhere(bad)[0]
+                raise self._race(int(t[n]), "writes", site, None, "read", int(self.rsite[g[n, k]].max()))
         clock, who = self.rclock[g], self.reader[g]  # (n, k, groups)
         if clock.any():
             tt = t[:, None, None]
@@ -125,12 +140,6 @@ class AccessTable:
                 n, k, group = np.argwhere(bad)[0]
                 other = int(who[n, k, group])
                 raise self._race(int(t[n]), "writes", site, other, "read", int(self.rsite[g[n, k], group]))
-        if self.rblock is not None:
-            seen = self.rblock[g]
-            bad = (seen != _NONE) & (seen != self.block)
-            if bad.any():
-                n, k = np.argwhere(bad)[0]
-                raise self._race(int(t[n]), "writes", site, None, "read", int(self.rsite[g[n, k]].max()))
         self.record_write(clocks, g, t, site, atomic)
         if not atomic:
             lost = self.writer[g] != t[:, None]
@@ -150,10 +159,14 @@ class AccessTable:
         self.reader[g] = _NONE
         if self.wblock is not None:
             self.wblock[g] = self.block
+            self.rblock[g] = _NONE
+            self.rmany[g] = False
 
     def _after_write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, does: str, atomic: bool) -> None:
         who, clock = self.writer[g], self.wclock[g]
         bad = (who >= 0) & (who != t[:, None])
+        if self.wblock is not None:
+            bad &= self.wblock[g] == self.block
         if bad.any():
             bad &= clocks.seen[np.broadcast_to(t[:, None], who.shape), np.maximum(who, 0)] < clock
             if atomic:
