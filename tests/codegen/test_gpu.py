@@ -128,7 +128,8 @@ def test_cp_async_fills_zeros_where_the_predicate_is_false(nbytes):
     tv = thread_vars()
     tx = tv[0]
     a, o, s = tensor("a", (128 * n,)), tensor("o", (128 * n,)), shared("s", 128 * n, "float32")
-    body = seq(Alloc(s), evaluate("cp_async", at(s, tx * n), at(a, tx * n), binary("ne", tx % 3, const(0)), bytes=nbytes),
+    body = seq(Alloc(s), evaluate("cp_async", at(s, tx * n), at(a, tx * n), binary("ne", tx % 3, const(0)),
+                                  bytes=nbytes),
                evaluate("cp_async_commit"), evaluate("cp_async_wait", n=0), evaluate("sync_threads"),
                *(Store(o, (tx * n + i,), load(s, (tx * n + i,))) for i in range(n)))
     x = np.arange(1, 128 * n + 1, dtype=np.float32)

@@ -33,7 +33,8 @@ def test_refused_source_is_an_error_with_the_output_and_the_source():
     with pytest.raises(RuntimeError) as e:
         compile_cubin("extern \"C\" __global__ void k() { nonsense(); }", "sm_80")
     text = str(e.value)
-    assert text.startswith("error[nvrtc-compile]") and 'identifier "nonsense" is undefined' in text and "    1 | " in text
+    assert text.startswith("error[nvrtc-compile]")
+    assert 'identifier "nonsense" is undefined' in text and "    1 | " in text
 
 
 @needs_nvrtc

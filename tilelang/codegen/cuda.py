@@ -64,6 +64,8 @@ def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False) -> str:
 
 
 class CudaPrinter(CLikePrinter):
+    """Prints one kernel; see print_kernel."""
+
     reserved = frozenset(_KEYWORDS)
 
     def __init__(self, kernel: DeviceKernel, fast_math: bool = False) -> None:
@@ -132,7 +134,7 @@ class CudaPrinter(CLikePrinter):
     def _swizzled_blocks(self, panel: int, order: Any) -> None:
         """Blocks in panels of `panel` rows (order "row") or columns, each walked back and forth, for L2 reuse."""
         bx, by = (self.namer(v, v.name) for v in self.launch.block_vars[:2])
-        row = str(order) in ("row", "0")
+        row = order != "column"
         across, along = ("x", "y") if row else ("y", "x")
         first, second = (bx, by) if row else (by, bx)
         self.emit(f"// blocks in panels of {panel} {'rows' if row else 'columns'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (I32, Alloc, Bind, Const, Expr, For, Launch, Stmt, Var, binary, cast, convert, logical, seq)
+from tilelang.ir import (I32, Alloc, Bind, Const, Expr, For, Launch, Stmt, Var, convert, logical)
 
 from .builder import Builder
 from .loops import IfThreadFrame, loop_bound
@@ -103,44 +103,9 @@ class KernelLaunchFrame(Frame):
             attrs["import_source"] = tuple(self.sources)
         block_vars, body = self.block_vars, self.body()
         if self.swizzle is not None and len(block_vars) > 1:
-            attrs["swizzle"] = self.swizzle
-            block_vars, head = _swizzled(self, *self.swizzle)
-            body = seq(*head, body, span=self.span)
+            attrs["swizzle"] = self.swizzle  # the code generator permutes: here bx and by keep their exact bounds
         return Launch(tuple(self.blocks), block_vars, self.threads, self.thread_vars, body,  # type: ignore[arg-type]
                       tuple(sorted(attrs.items())), span=self.span)
-
-
-def _swizzled(k: KernelLaunchFrame, panel: int, order: str) -> tuple[tuple[Var, ...], list[Stmt]]:
-    """Raw block variables, and Binds that define the kernel's bx, by as their permutation.
-
-    row: panels of `panel` block rows, walked column by column, odd panels from right to left:
-    id = bx + by*gx; p = id // (P*gx); o = id % (P*gx); h = min(P, gy - p*P); col = o // h (mirrored when p is odd);
-    row = p*P + o % h.  column: the same with the roles of x and y exchanged (id stays the launch order).
-    """
-    bx, by = k.block_vars[:2]
-    raw = tuple(Var(f"{v.name}_launch", I32, span=v.span) for v in (bx, by))
-    gx, gy = (cast(e, I32) for e in k.blocks[:2])
-    major, minor = (gx, gy) if order != "column" else (gy, gx)
-    span = k.span
-
-    def let(name: str, e: Any) -> Var:
-        v = Var(name, I32, span=span)
-        head.append(Bind(v, convert(e), span=span))
-        return v
-
-    head: list[Stmt] = []
-    linear = let("block_id", raw[0] + raw[1] * gx)
-    size = panel * major
-    p = let("panel", linear // size)
-    o = let("in_panel", linear % size)
-    h = let("panel_height", binary("min", convert(panel), minor - p * panel))
-    along = let("along", o // h)
-    mirrored = along + (p % 2) * (major - 1 - along * 2)
-    across = p * panel + o % h
-    x, y = (mirrored, across) if order != "column" else (across, mirrored)
-    head.append(Bind(bx, convert(x), span=span))
-    head.append(Bind(by, convert(y), span=span))
-    return (*raw, *k.block_vars[2:]), head
 
 
 def Kernel(*blocks: Any, threads: Any = None, prelude: str | None = None) -> KernelLaunchFrame:  # noqa: N802
