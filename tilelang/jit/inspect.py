@@ -1,0 +1,184 @@
+"""Looking inside: the program after a pass, layouts, a simulated run, compile times, what this machine can do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Func, Launch, numpy_dtype, walk
+from tilelang.target import Target
+from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
+
+
+def program_after(func: Func, target: Any = "auto", after: str | None = None) -> Func:
+    """The program after a pass of the GPU pipeline (None: after the last).  Raises LookupError naming the passes."""
+    passes = (*TILE_PASSES, *DEVICE_PASSES)
+    if after is not None:
+        names = [p.__name__ for p in passes]
+        if after not in names:
+            raise LookupError(f"no pass {after}: passes are {', '.join(names)}")
+        passes = passes[:names.index(after) + 1]
+    return run_passes(func, passes, PassContext(_gpu_target(target)))
+
+
+def _gpu_target(target: Any) -> Target:
+    t = Target(target)
+    return t if t.is_cuda else Target({"kind": "cuda", "arch": "sm_80"})
+
+
+def layouts_after(func: Func, target: Any = "auto") -> Iterator[tuple[str, Any]]:
+    """(buffer name, Layout or Fragment) of every shared and fragment buffer, in order of allocation."""
+    for n in walk(program_after(func, target, "infer_layouts").body):
+        if isinstance(n, Launch):
+            for buffer, layout in n.attr("layouts", ()):
+                yield buffer.name, layout
+
+
+def random_arguments(func: Func, seed: int = 0, symbol: int = 100) -> list[Any]:
+    """One argument a parameter: standard normal or small integers; symbolic dimensions get `symbol`."""
+    rng = np.random.default_rng(seed)
+    out: list[Any] = []
+    for p in func.params:
+        b = func.buffer_of(p)
+        if b is None:
+            out.append(symbol if p.dtype.is_int else 1.0)
+            continue
+        shape = tuple(d if isinstance(d, int) else symbol for d in b.shape)
+        if b.dtype.is_float:
+            out.append(rng.standard_normal(shape).astype(np.float32).astype(numpy_dtype(b.dtype)))
+        else:
+            out.append(rng.integers(0, 2 if b.dtype.is_bool else 8, shape).astype(numpy_dtype(b.dtype)))
+    return out
+
+
+def simulate_program(func: Func, arch: str = "sm_80", seed: int = 0) -> str:
+    """Run the lowered program on the device simulator and compare with the tile meaning; the report as text."""
+    from tilelang.simulator.device import run_device
+    from tilelang.simulator.tile import run_tile
+
+    args = random_arguments(func, seed)
+    lowered = lower(func, Target({"kind": "cuda", "arch": arch}))
+    want = run_tile(func, [a.copy() if isinstance(a, np.ndarray) else a for a in args])
+    report = run_device(lowered.host, [a.copy() if isinstance(a, np.ndarray) else a for a in args])
+    lines = [str(report)]
+    for name, value in want.items():
+        got = report.outputs[name]
+        err = float(np.max(np.abs(got.astype(np.float64) - value.astype(np.float64)), initial=0.0))
+        lines.append(f"{name}: largest difference from the tile meaning {err:.3g}")
+    return "\n".join(lines)
+
+
+def gemm_program(m: int = 4096, n: int = 4096, k: int = 4096, bm: int = 128, bn: int = 128, bk: int = 32,
+                 stages: int = 3) -> Func:
+    """The plain fp16 GEMM whose compile time is reported."""
+    import tilelang.language as T
+
+    @T.prim_func
+    def main(A: T.Tensor((m, k), "float16"), B: T.Tensor((k, n), "float16"), C: T.Tensor((m, n), "float16")):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=128) as (bx, by):
+            As = T.alloc_shared((bm, bk), "float16")
+            Bs = T.alloc_shared((bk, bn), "float16")
+            Cf = T.alloc_fragment((bm, bn), "float32")
+            T.clear(Cf)
+            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=stages):
+                T.copy(A[by * bm, ko * bk], As)
+                T.copy(B[ko * bk, bx * bn], Bs)
+                T.gemm(As, Bs, Cf)
+            T.copy(Cf, C[by * bm, bx * bn])
+
+    return main
+
+
+def compile_times(arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
+    """Lines: medians of tracing, lowering (by pass), printing and NVRTC for the plain GEMM."""
+    from tilelang.codegen.cuda import print_kernel
+    from tilelang.runtime.nvrtc import compile_cubin
+
+    target = Target({"kind": "cuda", "arch": arch})
+    phases: dict[str, list[float]] = {}
+    first: dict[str, float] = {}
+
+    def timed(name: str, run: Any) -> Any:
+        start = time.perf_counter()
+        out = run()
+        seconds = time.perf_counter() - start
+        first.setdefault(name, seconds)
+        phases.setdefault(name, []).append(seconds)
+        return out
+
+    records: dict[str, list[float]] = {}
+    for _ in range(max(2, repeat)):
+        func = timed("trace", gemm_program)
+        cx = PassContext(target, verify=False)
+        program = timed("lower", lambda func=func, cx=cx: lower(func, target, cx=cx))
+        for r in cx.records:
+            records.setdefault(r.name, []).append(r.seconds)
+        source = timed("print", lambda program=program: "\n".join(print_kernel(k) for k in program.kernels))
+        cubin = timed("nvrtc", lambda source=source: compile_cubin(source, arch))
+    ms = {k: statistics.median(v) * 1e3 for k, v in phases.items()}
+    python = ms["trace"] + ms["lower"] + ms["print"]
+    cold = sum(first.values()) * 1e3
+    yield f"GEMM fp16 128x128x32, 3 stages, {arch}; median of {max(2, repeat)} (first in this process)"
+    for k, v in ms.items():
+        yield f"  {k:<8}{v:8.1f} ms   ({first[k] * 1e3:.1f} ms)"
+    yield f"  python  {python:8.1f} ms   total {python + ms['nvrtc']:.1f} ms   cold, first in process {cold:.1f} ms"
+    yield f"  cubin: {cubin.registers} registers, {cubin.spills} bytes spilled"
+    slow = sorted(records.items(), key=lambda r: -statistics.median(r[1]))[:6]
+    yield "  slowest passes: " + ", ".join(f"{k} {statistics.median(v) * 1e3:.1f}" for k, v in slow) + " ms"
+
+
+def machine_facts() -> Iterator[tuple[str, str, str]]:
+    """(part, state, hint) rows: what this machine can do and how to get what is missing."""
+    yield "Python", platform.python_version(), "3.10 or newer"
+    yield from _gpu_facts()
+    yield from _cpu_facts()
+    for package, gives in (("torch", "tensors of torch as arguments"), ("matplotlib", "pictures of layouts: pip install 'tilelang-py[vis]'"),
+                           ("tvm_ffi", "calling convention (core dependency)"), ("ml_dtypes", "bf16, fp8 in NumPy (core dependency)")):
+        found = importlib.util.find_spec(package) is not None
+        yield package, "found" if found else "missing", gives
+    yield "cache", os.environ.get("TILELANG_CACHE_DIR", "~/.tilelang/cache"), "TILELANG_CACHE_DIR"
+
+
+def _gpu_facts() -> Iterator[tuple[str, str, str]]:
+    from tilelang.runtime import cuda_driver, nvrtc, sass
+
+    if cuda_driver.is_available():
+        d = cuda_driver.driver()
+        count = d.device_count()
+        for i in range(count):
+            yield f"GPU {i}", str(d.properties(i)), "runs target=\"cuda\""
+        if not count:
+            yield "GPU", "driver without a device", "check nvidia-smi"
+        yield "CUDA driver", ".".join(map(str, d.version())), "newest CUDA version the driver runs"
+    else:
+        yield "GPU", "none (no CUDA driver)", "install the NVIDIA driver; kernels still compile for any arch"
+    found = nvrtc.find_nvrtc()
+    yield ("NVRTC", ", ".join(sorted({str(c.major) for c in found})) or "missing",
+           "compiles CUDA C++ in process: pip install 'tilelang-py[cuda]'")
+    yield "nvdisasm", sass.find_nvdisasm() or "missing", "show_sass: pip install nvidia-cuda-nvdisasm"
+
+
+def _cpu_facts() -> Iterator[tuple[str, str, str]]:
+    try:
+        import llvmlite
+        import llvmlite.binding as llvm
+
+        features = llvm.get_host_cpu_features()
+        vector = next((v for v in ("avx512f", "avx2", "avx", "sse4.2") if features.get(v)), "no SIMD extension known")
+        yield "LLVM", ".".join(map(str, llvm.llvm_version_info)), f"llvmlite {llvmlite.__version__}"
+        yield "CPU", f"{llvm.get_host_cpu_name()}, {vector}, {os.cpu_count()} cores", "runs target=\"cpu\""
+    except ImportError:
+        yield "LLVM", "missing", f"{sys.executable} -m pip install llvmlite"
+
+
+__all__ = ["compile_times", "gemm_program", "layouts_after", "machine_facts", "program_after",
+           "random_arguments", "simulate_program"]
