@@ -212,9 +212,18 @@ def attention(batch=1, heads=2, seq=100, dim=32, causal=False, bm=64, bn=64, sta
 # ---- references and cases -----------------------------------------------------------------------------------------
 
 
-def _sum_bound(dtype_in, acc, out, length, scale):
-    """Rounding of inputs is exact; each of `length` additions rounds in acc; one rounding to out; factor 4 of slack."""
-    return 4 * (EPS[acc] * length**0.5 * scale + EPS[out] * scale) + 1e-12
+def product_bound(a, b, dtype_in, acc, out, extra=0.0):
+    """Allowed error of a @ b (operands in float64), k products summed in acc, one rounding to out.
+
+    Each addition rounds by at most EPS[acc] of a partial sum, bounded by |a| @ |b|; the roundings are independent, so
+    they grow with sqrt(k) (factor 4: four standard deviations).  float32 operands are rounded to tf32 first.
+    """
+    k = a.shape[1]
+    magnitude = float((np.abs(a) @ np.abs(b)).max(initial=0.0)) + extra
+    rounding = 4 * EPS[acc] * k**0.5 * magnitude + EPS[out] * (float(np.abs(a @ b).max(initial=0.0)) + extra)
+    if dtype_in == "float32":
+        rounding += 4 * 2 * EPS["tf32"] * float((a**2 @ b**2).max(initial=0.0)) ** 0.5
+    return rounding
 
 
 def gemm_case(name, **o):
@@ -238,9 +247,8 @@ def gemm_case(name, **o):
     def bound(a, b, bias):
         if out == "int32":
             return 0.0
-        scale = float(np.abs(wide(a)).max() * np.abs(wide(b)).max()) * k**0.5 * 3
-        first = EPS["tf32"] * scale * 2 if dt == "float32" else 0.0
-        return first + _sum_bound(dt, acc, out, k, scale)
+        return product_bound(wide(a).T if ta else wide(a), wide(b).T if tb else wide(b), dt, acc, out,
+                             float(np.abs(wide(bias)).max()) if ep == "bias" else 0.0)
 
     return Case(f"gemm_{name}", lambda: gemm(**o), inputs, reference, [3], bound)
 
