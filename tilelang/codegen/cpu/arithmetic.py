@@ -1,0 +1,109 @@
+"""Operators of the language on register values: the integer and float semantics of ir/__init__.py."""
+
+from __future__ import annotations
+
+from tilelang.ir import dtype
+
+from .text import Fn
+from .types import float_literal, intrinsic, literal, rounded, splat, value_type
+
+_INT = {"add": "add", "sub": "sub", "mul": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor", "shl": "shl"}
+_FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_ORDER = {"lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
+
+
+def binary(f: Fn, op: str, a: str, b: str, dt: dtype, flags: str = "") -> str:
+    """a op b, both of dtype dt; comparisons give i1.  flags: fast-math flags of a float operation."""
+    ty = value_type(dt)
+    if op in _ORDER or op in ("eq", "ne"):
+        return compare(f, op, a, b, dt)
+    if dt.is_float:
+        if op in ("min", "max"):
+            return float_extremum(f, op, a, b, ty)
+        return rounded(f, dt, f.let(f"{_FLOAT[op]} {flags}contract {ty} {a}, {b}"))
+    if op in _INT:
+        return f.let(f"{_INT[op]} {ty} {a}, {b}")
+    if op == "shr":
+        return f.let(f"{'lshr' if dt.is_unsigned else 'ashr'} {ty} {a}, {b}")
+    if op in ("min", "max"):
+        return intrinsic(f, f"llvm.{'u' if dt.is_unsigned or dt.is_bool else 's'}{op}", ty, a, b)
+    if dt.is_unsigned:
+        return f.let(f"{'udiv' if op.endswith('div') else 'urem'} {ty} {a}, {b}")
+    if op == "truncdiv":
+        return f.let(f"sdiv {ty} {a}, {b}")
+    if op == "truncmod":
+        return f.let(f"srem {ty} {a}, {b}")
+    return _floor(f, op, a, b, ty, dt)
+
+
+def _floor(f: Fn, op: str, a: str, b: str, ty: str, dt: dtype) -> str:
+    """floordiv and floormod: the truncated result moved by one where the remainder's sign differs from the divisor's."""
+    rem = f.let(f"srem {ty} {a}, {b}")
+    mask = value_type(dtype("bool").with_lanes(dt.lanes))
+    some = f.let(f"icmp ne {ty} {rem}, {splat('0', ty)}")
+    signs = f.let(f"icmp slt {ty} {f.let(f'xor {ty} {rem}, {b}')}, {splat('0', ty)}")
+    off = f.let(f"and {mask} {some}, {signs}")
+    if op == "floormod":
+        return f.let(f"add {ty} {rem}, {f.let(f'select {mask} {off}, {ty} {b}, {ty} ' + splat('0', ty))}")
+    quotient = f.let(f"sdiv {ty} {a}, {b}")
+    return f.let(f"sub {ty} {quotient}, {f.let(f'zext {mask} {off} to {ty}')}")
+
+
+def float_extremum(f: Fn, op: str, a: str, b: str, ty: str) -> str:
+    """min or max that gives the other operand when one is NaN."""
+    return intrinsic(f, f"llvm.{op}num", ty, a, b)
+
+
+def compare(f: Fn, op: str, a: str, b: str, dt: dtype) -> str:
+    ty = value_type(dt)
+    if dt.is_float:
+        return f.let(f"fcmp {'une' if op == 'ne' else 'o' + op} {ty} {a}, {b}")
+    if op in ("eq", "ne"):
+        return f.let(f"icmp {op} {ty} {a}, {b}")
+    return f.let(f"icmp {'u' if dt.is_unsigned or dt.is_bool else 's'}{op} {ty} {a}, {b}")
+
+
+def negate(f: Fn, a: str, dt: dtype) -> str:
+    ty = value_type(dt)
+    return f.let(f"fneg {ty} {a}") if dt.is_float else f.let(f"sub {ty} {splat('0', ty)}, {a}")
+
+
+def invert(f: Fn, a: str, dt: dtype) -> str:
+    """`not` of bools, bitwise complement of integers."""
+    ty = value_type(dt)
+    return f.let(f"xor {ty} {a}, {splat('true' if dt.is_bool else '-1', ty)}")
+
+
+def absolute(f: Fn, a: str, dt: dtype) -> str:
+    ty = value_type(dt)
+    if dt.is_float:
+        return intrinsic(f, "llvm.fabs", ty, a)
+    return a if dt.is_unsigned or dt.is_bool else intrinsic(f, "llvm.abs", ty, a, arg_tail="i1 false")
+
+
+def combine(f: Fn, kind: str, a: str, b: str, dt: dtype, reassociate: bool = False) -> str:
+    """One step of a reduction or scan of `kind` (sum, max, absmax, bitand, …); abs kinds expect |b| already."""
+    if kind in ("sum", "abssum"):
+        if dt.is_bool:
+            return f.let(f"or {value_type(dt)} {a}, {b}")
+        return binary(f, "add", a, b, dt, "reassoc " if reassociate else "")
+    if kind in ("max", "absmax", "min"):
+        return binary(f, "min" if kind == "min" else "max", a, b, dt)
+    return binary(f, kind, a, b, dt)
+
+
+def identity(kind: str, dt: dtype) -> str:
+    """Neutral operand of a reduction kind."""
+    from_range = {"max": 0, "min": 1}
+    if kind in from_range:
+        if dt.is_float:
+            value = float("-inf") if kind == "max" else float("inf")
+            return splat(float_literal(value, dt.bits == 64), value_type(dt))
+        if dt.is_bool:
+            return literal(kind == "min", dt)
+        low = 0 if dt.is_unsigned else -(1 << (dt.bits - 1))
+        high = (1 << (dt.bits if dt.is_unsigned else dt.bits - 1)) - 1
+        return literal(low if kind == "max" else high, dt)
+    if kind == "bitand":
+        return literal(True, dt) if dt.is_bool else splat("-1", value_type(dt))
+    return literal(0, dt)

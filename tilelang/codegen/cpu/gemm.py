@@ -1,0 +1,298 @@
+"""T.gemm on the CPU: a register-blocked micro-kernel over tiles that already lie in cache.
+
+The tiles of a block are small and static, so their strides are constants of the kernel: A is read by broadcasting single
+elements, B by vectors along n, both where they are.  Only an operand whose elements are not of the computing type (16- and
+8-bit floats, int8) or whose n is not contiguous (transposed B) is first converted into scratch space of the block.
+
+    for j in panels of nv vectors:  for i in groups of mr rows:
+        acc[mr][nv] = C;   for k: acc[r][v] += A[i + r, k] * B[k, j + v];   C = acc
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tilelang.ir import Region, dtype
+from tilelang.ops import Gemm
+
+from .text import Fn, Module
+from .types import convert, float_literal, intrinsic, load, memory_type, splat, store, unsupported, value_type
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A gemm on tiles with static strides (elements): a[i*ai + k*ak], b[k*ldb + j], c[i*ldc + j]."""
+
+    m: int
+    n: int
+    k: int
+    ai: int
+    ak: int
+    ldb: int
+    ldc: int
+    compute: dtype
+    c: dtype
+
+    @property
+    def name(self) -> str:
+        return (f"gemm_{self.m}x{self.n}x{self.k}_{self.compute}_{self.c}_{self.ai}_{self.ak}_{self.ldb}_{self.ldc}")
+
+
+def compute_type(op: Gemm) -> dtype:
+    """The type products are formed and added in.  Raises cpu-unsupported for mixed kinds of operands."""
+    a, b, c = op.a.dtype, op.b.dtype, op.c.dtype
+    if a.is_float and b.is_float and c.is_float:
+        return dtype("float64") if 64 in (a.bits, b.bits, c.bits) else dtype("float32")
+    if a.is_int and b.is_int and c.is_int and c.bits >= 32:
+        return c
+    raise unsupported(f"T.gemm of {a} and {b} into {c}", span=op.span,
+                      hint="float operands need a float accumulator, integer operands an int32 or int64 one")
+
+
+@lru_cache(maxsize=256)
+def blocking(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
+    """Rows and vectors of the accumulator block: fits the registers, fewest loads per multiply-add over the tile.
+
+    Per step of k a block costs mr*nv multiply-adds, at least 8 of them in flight to hide their latency, and mr + nv
+    loads, which mostly run beside them.
+    """
+    vectors = -(-n // lanes)
+
+    def split(total: int, size: int) -> list[int]:
+        parts = -(-total // size)
+        even = -(-total // parts)
+        return [even] * (total // even) + ([total % even] if total % even else [])
+
+    best = (float("inf"), 1, 1)
+    for nv in range(1, min(vectors, 6) + 1):
+        for mr in range(1, min(m, 16) + 1):
+            if mr * nv + nv + 1 > registers:
+                break
+            cost = sum(max(r * v, 8) + 0.25 * (r + v) for r in split(m, mr) for v in split(vectors, nv))
+            best = min(best, (cost, split(m, mr)[0], split(vectors, nv)[0]))
+    return best[1], best[2]
+
+
+def emit_gemm(cx: Any, op: Gemm) -> None:
+    """c += op(a) @ op(b), or = when clear_accum."""
+    ct = compute_type(op)
+    m, n = _static(op, op.c, -2), _static(op, op.c, -1)
+    k = _static(op, op.a, -2 if op.transpose_a else -1)
+    f = cx.f
+    a_at, (a0, a1) = _operand(cx, op, op.a)
+    b_at, (b0, b1) = _operand(cx, op, op.b)
+    c_at, (ldc, c1) = _operand(cx, op, op.c)
+    if c1 != 1:
+        raise unsupported("an accumulator of T.gemm whose columns are not contiguous", span=op.span)
+    ai, ak = (a1, a0) if op.transpose_a else (a0, a1)
+    bk, bn = (b1, b0) if op.transpose_b else (b0, b1)
+    used = 0
+    if memory_type(op.a.dtype) != value_type(ct):
+        rows, cols = (k, m) if op.transpose_a else (m, k)
+        dst = _scratch(cx, used, rows * cols * ct.bytes)
+        used += -(-rows * cols * ct.bytes // 64) * 64
+        _convert_rows(f, cx.host, op.a.dtype, ct, a_at, a0, a1, dst, rows, cols)
+        a_at, ai, ak = (dst, 1, m) if op.transpose_a else (dst, k, 1)
+    if memory_type(op.b.dtype) != value_type(ct) or bn != 1:
+        dst = _scratch(cx, used, k * n * ct.bytes)
+        used += k * n * ct.bytes
+        if bn == 1:
+            _convert_rows(f, cx.host, op.b.dtype, ct, b_at, bk, 1, dst, k, n)
+        else:
+            _transpose_rows(f, cx.host, op.b.dtype, ct, b_at, bn, bk, dst, n, k)
+        b_at, bk = dst, n
+    cx.scratch_bytes = max(cx.scratch_bytes, used)
+    shape = Shape(m, n, k, ai, ak, bk, ldc, ct, op.c.dtype)
+    name = f.module.need(shape.name, lambda: _tile_function(f.module, cx.host, shape))
+    f.do(f"call void @{name}(ptr {a_at}, ptr {b_at}, ptr {c_at}, i1 {cx.value(op.clear_accum)})")
+
+
+def _static(op: Gemm, r: Region, d: int) -> int:
+    e = r.extents[d]
+    if not isinstance(e, int):
+        raise unsupported("T.gemm on tiles of run-time size", span=op.span, hint="give the tile a static shape")
+    return e
+
+
+def _operand(cx: Any, op: Gemm, r: Region) -> tuple[str, tuple[int, int]]:
+    """Address of a region's first element, and its static strides over the last two dimensions."""
+    s = cx.strides(r.buffer)[-2:]
+    if len(s) < 2 or any(x[0] == "%" for x in s):
+        raise unsupported(f"operand {r.buffer.name} of T.gemm with run-time strides", span=op.span,
+                          hint="copy it to a shared buffer or a fragment of static shape first")
+    if cx.base_of(r.buffer).copies > 1:
+        raise unsupported(f"per-thread operand {r.buffer.name} of T.gemm", span=op.span, hint="use a fragment")
+    return cx.address(r.buffer, [cx.index(x) for x in r.mins]), (int(s[0]), int(s[1]))
+
+
+def _scratch(cx: Any, offset: int, size: int) -> str:
+    return str(cx.f.at(cx.scratch, "i8", str(offset)))
+
+
+# ---- conversion into scratch ---------------------------------------------------------------------------------------
+
+
+def _convert_rows(f: Fn, host: Any, src: dtype, ct: dtype, at: str, row: int, col: int, dst: str, rows: int,
+                  cols: int) -> None:
+    """dst[r*cols + c] = at[r*row + c*col] in the computing type."""
+    lanes = host.lanes(ct.bits) if col == 1 else 1
+    if row == cols and col == 1:
+        rows, cols, row = 1, rows * cols, rows * cols
+    with f.loop("0", str(rows), hint="r") as r:
+        from_row = f.at(at, memory_type(src), f.mul(r, str(row)))
+        to_row = f.at(dst, memory_type(ct), f.mul(r, str(cols)))
+        whole = cols // lanes * lanes
+        for start, stop, step in ((0, whole, lanes), (whole, cols, 1)):
+            if start == stop:
+                continue
+            with f.loop(str(start), str(stop), step, hint="c") as c:
+                v = load(f, src.with_lanes(step), f.at(from_row, memory_type(src), f.mul(c, str(col))))
+                v = convert(f, v, src.with_lanes(step), ct.with_lanes(step))
+                store(f, ct.with_lanes(step), v, f.at(to_row, memory_type(ct), c))
+
+
+def _transpose_rows(f: Fn, host: Any, src: dtype, ct: dtype, at: str, row: int, col: int, dst: str, rows: int,
+                    cols: int) -> None:
+    """dst[c*rows + r] = at[r*row + c*col]: squares of `lanes` x `lanes` through shuffles, the rest one by one."""
+    lanes = min(8, host.lanes(ct.bits))
+    square = col == 1 and rows >= lanes and cols >= lanes
+    whole_r, whole_c = (rows // lanes * lanes, cols // lanes * lanes) if square else (0, 0)
+    st, mt = memory_type(src), memory_type(ct)
+    if square:
+        with f.loop("0", str(whole_r), lanes, hint="r") as r, f.loop("0", str(whole_c), lanes, hint="c") as c:
+            corner = f.at(at, st, f.add(f.mul(r, str(row)), c))
+            lines = []
+            for k in range(lanes):
+                v = load(f, src.with_lanes(lanes), f.at(corner, st, str(k * row)))
+                lines.append(convert(f, v, src.with_lanes(lanes), ct.with_lanes(lanes)))
+            to = f.at(dst, mt, f.add(f.mul(c, str(rows)), r))
+            for k, v in enumerate(_transposed(f, value_type(ct), lines)):
+                store(f, ct.with_lanes(lanes), v, f.at(to, mt, str(k * rows)))
+
+    def one_by_one(r0: int, r1: int, c0: int, c1: int) -> None:
+        if r0 == r1 or c0 == c1:
+            return
+        with f.loop(str(c0), str(c1), hint="c") as c, f.loop(str(r0), str(r1), hint="r") as r:
+            v = load(f, src, f.at(at, st, f.add(f.mul(r, str(row)), f.mul(c, str(col)))))
+            store(f, ct, convert(f, v, src, ct), f.at(dst, mt, f.add(f.mul(c, str(rows)), r)))
+
+    one_by_one(0, whole_r, whole_c, cols)
+    one_by_one(whole_r, rows, 0, cols)
+
+
+def _transposed(f: Fn, scalar: str, lines: list[str]) -> list[str]:
+    """Rows of a square matrix of vectors, transposed by log2(n) rounds of exchanging halves of blocks."""
+    n = len(lines)
+    ty, out, half = f"<{n} x {scalar}>", list(lines), n // 2
+    while half:
+        for i in range(n):
+            if i & half:
+                continue
+            a, b = out[i], out[i + half]
+            low = [j if not j & half else n + (j ^ half) for j in range(n)]
+            high = [j ^ half if not j & half else n + j for j in range(n)]
+            for at, mask in ((i, low), (i + half, high)):
+                text = ", ".join(f"i32 {x}" for x in mask)
+                out[at] = f.let(f"shufflevector {ty} {a}, {ty} {b}, <{n} x i32> <{text}>")
+        half //= 2
+    return out
+
+
+# ---- the kernel ----------------------------------------------------------------------------------------------------
+
+
+def _widths(count: int, lanes: int) -> list[int]:
+    """count columns as vectors of `lanes`, then powers of two."""
+    out, w = [lanes] * (count // lanes), lanes // 2
+    rest = count % lanes
+    while rest:
+        if rest >= w:
+            out.append(w)
+            rest -= w
+        w //= 2
+    return out
+
+
+def _tile_function(module: Module, host: Any, s: Shape) -> str:
+    """The whole tile: panels of columns, groups of rows, micro-kernels for the full and the edge blocks."""
+    lanes = host.lanes(s.compute.bits)
+    mr, nv = blocking(s.m, s.n, lanes, host.registers)
+    f = Fn(module, s.name, "void", [("ptr", "a", "noalias nocapture readonly"), ("ptr", "b", "noalias nocapture readonly"),
+                                    ("ptr", "c", "noalias nocapture"), ("i1", "clear", "")],
+           attrs='nounwind noinline "prefer-vector-width"="512" "min-legal-vector-width"="512"')
+    ct, cd = memory_type(s.compute), memory_type(s.c)
+    nr = nv * lanes
+
+    def rows(j: str, widths: list[int]) -> None:
+        bp = f.at("%b", ct, j)
+        for start, stop, count in ((0, s.m // mr * mr, mr), (s.m // mr * mr, s.m, s.m % mr)):
+            if start == stop:
+                continue
+            with f.loop(str(start), str(stop), count, hint="i") as i:
+                ap = f.at("%a", ct, f.mul(i, str(s.ai)))
+                cp = f.at("%c", cd, f.add(f.mul(i, str(s.ldc)), j))
+                _micro_kernel(f, host, s, count, widths, ap, bp, cp)
+
+    if s.n >= nr:
+        with f.loop("0", str(s.n // nr * nr), nr, hint="j") as j:
+            rows(j, [lanes] * nv)
+    if s.n % nr:
+        rows(str(s.n // nr * nr), _widths(s.n % nr, lanes))
+    f.end("ret void")
+    f.finish()
+    return module.parts[f.name]
+
+
+def _micro_kernel(f: Fn, host: Any, s: Shape, mr: int, widths: list[int], ap: str, bp: str, cp: str) -> None:
+    """An mr x sum(widths) block of C kept in registers over all of k."""
+    ct, at = s.compute, memory_type(s.compute)
+    starts = [sum(widths[:v]) for v in range(len(widths))]
+    types = [value_type(ct.with_lanes(w)) for w in widths]
+    cells = [(r, v) for r in range(mr) for v in range(len(widths))]
+    zero = float_literal(0.0) if ct.is_float else "0"
+
+    def c_address(r: int, v: int) -> str:
+        return f.at(cp, memory_type(s.c), str(r * s.ldc + starts[v]))
+
+    first = {}
+    for r, v in cells:
+        wide = s.c.with_lanes(widths[v])
+        old = convert(f, load(f, wide, c_address(r, v)), wide, ct.with_lanes(widths[v]))
+        first[r, v] = f.let(f"select i1 %clear, {types[v]} {splat(zero, types[v])}, {types[v]} {old}")
+    before, head, out = f.label, f.name_of("k"), f.name_of("kend")
+    f.start(head)
+    k, k2 = f"%{f.name_of('k')}", f"%{f.name_of('k')}"
+    acc = {c: f"%{f.name_of('acc')}" for c in cells}
+    nxt = {}
+    f.lines.append(f"  {k} = phi i64 [ 0, %{before} ], [ {k2}, %{head} ]")
+    place = len(f.lines)
+    brow, acol = f.at(bp, at, f.mul(k, str(s.ldb))), f.at(ap, at, f.mul(k, str(s.ak)))
+    b = [load(f, ct.with_lanes(w), f.at(brow, at, str(x))) for w, x in zip(widths, starts)]
+    for r in range(mr):
+        a = load(f, ct, f.at(acol, at, str(r * s.ai)))
+        spread: dict[int, str] = {1: a}
+        for v, w in enumerate(widths):
+            if w not in spread:
+                one = f.let(f"insertelement {types[v]} poison, {at} {a}, i64 0")
+                spread[w] = f.let(f"shufflevector {types[v]} {one}, {types[v]} poison, <{w} x i32> zeroinitializer")
+            nxt[r, v] = _multiply_add(f, host, ct, types[v], spread[w], b[v], acc[r, v])
+    f.do(f"{k2} = add nuw nsw i64 {k}, 1")
+    f.lines[place:place] = [f"  {acc[c]} = phi {types[c[1]]} [ {first[c]}, %{before} ], [ {nxt[c]}, %{head} ]"
+                            for c in cells]
+    more = f.let(f"icmp slt i64 {k2}, {s.k}")
+    f.end(f"br i1 {more}, label %{head}, label %{out}"
+          + f.module.loop_metadata('!"llvm.loop.unroll.disable"'))
+    f.start(out)
+    for r, v in cells:
+        wide = s.c.with_lanes(widths[v])
+        store(f, wide, convert(f, nxt[r, v], ct.with_lanes(widths[v]), wide), c_address(r, v))
+
+
+def _multiply_add(f: Fn, host: Any, ct: dtype, ty: str, a: str, b: str, c: str) -> str:
+    if not ct.is_float:
+        return f.let(f"add {ty} {f.let(f'mul {ty} {a}, {b}')}, {c}")
+    if host.has_fma:
+        return intrinsic(f, "llvm.fma", ty, a, b, c)
+    return f.let(f"fadd {ty} {f.let(f'fmul {ty} {a}, {b}')}, {c}")

@@ -1,0 +1,45 @@
+"""What the code generator must know of the processor: vector width, registers, conversions in hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+@dataclass(frozen=True)
+class HostCpu:
+    """A processor as LLVM names it.
+
+    name: LLVM cpu name.  features: comma-separated +feature list.  vector_bits: widest useful vector.
+    registers: vector registers.  has_fma, has_f16c: fused multiply-add, half <-> single conversion in hardware.
+    """
+
+    name: str
+    features: str
+    vector_bits: int
+    registers: int
+    has_fma: bool
+    has_f16c: bool
+
+    def lanes(self, bits: int) -> int:
+        """Elements of a width in one vector."""
+        return self.vector_bits // bits
+
+
+def describe(name: str, features: frozenset[str], text: str, is_x86: bool) -> HostCpu:
+    """HostCpu from a feature set; unknown processors count as 128-bit machines."""
+    if not is_x86:
+        return HostCpu(name, text, 128, 32, True, True)
+    wide = {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= features
+    bits = 512 if wide else 256 if "avx2" in features else 128
+    return HostCpu(name, text, bits, 32 if wide else 16, "fma" in features, "f16c" in features)
+
+
+@lru_cache(maxsize=1)
+def host_cpu() -> HostCpu:
+    """The processor this runs on."""
+    import llvmlite.binding as llvm
+
+    found = llvm.get_host_cpu_features()
+    return describe(llvm.get_host_cpu_name(), frozenset(k for k, on in found.items() if on), found.flatten(),
+                    "x86_64" in llvm.get_process_triple())

@@ -1,0 +1,276 @@
+"""From a program to a module: the host entry, and for each launch a block function and a range-of-blocks function.
+
+    entry(tensor pointers, scalars, symbols) -> error text or null
+        host statements; per launch: fill a context record, tl_parallel_for(blocks, context, count, arena bytes)
+    blocks(context, first, last, arena)      for each linear block id: block(values…, storage…)
+    block(values…, storage…)                 the statements of one block
+
+tl_parallel_for comes from the engine (runtime/cpu_pool.py).  Storage of large shared buffers and fragments are noalias
+parameters of the block function, so that LLVM knows that they do not overlap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.arith import Analyzer
+from tilelang.ir import (Alloc, Assert, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Seq, Stmt, Var, While, walk)
+
+from .exprs import Bound, Expressions, Storage
+from .stmts import Statements, on_stack
+from .text import Fn, Module, clean
+from .threads import analyse_threads
+from .types import literal, memory_type, unsupported, value_type
+
+
+@dataclass
+class Captured:
+    """A value of the host function that a block uses: its LLVM type and the operand on the host side."""
+
+    var: Var
+    type: str
+    operand: str
+
+
+class Host(Expressions):
+    """The entry function: host statements and launches."""
+
+    def __init__(self, f: Fn, host: Any, func: Func) -> None:
+        super().__init__(f, host, Analyzer())
+        self.func, self.launches = func, 0
+        self.allocated: list[str] = []
+        config = func.attr("tilelang_pass_configs") or ()
+        settings = dict(config) if not isinstance(config, dict) else config
+        self.guarded = not settings.get("tl.disable_safe_memory_legalize", False)
+
+    def stmt(self, s: Stmt) -> None:
+        """Emit a host statement."""
+        if s.span is not None:
+            self.span = s.span
+        match s:
+            case Seq():
+                for x in s.stmts:
+                    self.stmt(x)
+            case Bind():
+                bound = Bound(value=self.value(s.value))
+                bound.wide = self.index(s.value) if s.var.dtype.is_signed and s.value.dtype.is_signed else None
+                self.vars[s.var] = bound
+            case Assert():
+                self._assert(s)
+            case Alloc():
+                self._alloc(s)
+            case If():
+                orelse = s.orelse
+                self.f.branch(self.value(s.cond), lambda: self.stmt(s.then),
+                              None if orelse is None else lambda: self.stmt(orelse))
+            case For():
+                start = self.index(s.start)
+                with self.f.loop("0", self.index(s.extent), hint=clean(s.var.name)) as i:
+                    self.vars[s.var] = Bound(wide=self.f.add(i, start))
+                    self.stmt(s.body)
+            case Launch():
+                emit_launch(self, s)
+            case Evaluate() if s.call.op in ("assume", "evaluate"):
+                pass
+            case While() | _:
+                raise unsupported(f"{type(s).__name__} outside a kernel", span=s.span or self.span)
+
+    def _assert(self, s: Assert) -> None:
+        message = self.f.module.string(s.message)
+        self.f.branch(self.value(s.cond), lambda: None, lambda: self._fail(message))
+
+    def _fail(self, message: str) -> None:
+        self.release()
+        self.f.end(f"ret ptr {message}")
+
+    def release(self) -> None:
+        free = self.f.module.declare("free", "void", "ptr")
+        for p in self.allocated:
+            self.f.do(f"call void {free}(ptr {self.f.let(f'load ptr, ptr {p}')})")
+
+    def _alloc(self, s: Alloc) -> None:
+        """A workspace in global memory for the length of the call."""
+        b = s.buffer
+        if b.scope() != "global":
+            raise unsupported(f"an allocation in scope {b.scope()} outside a kernel", span=s.span)
+        if self.f.loops:
+            raise unsupported("a global workspace inside a host loop", span=s.span)
+        size = self.f.smax(self.f.mul(count_of(self, b), str(b.dtype.bytes)), "1")
+        slot = self.f.alloca("ptr", hint="work")
+        self.f.allocas.append(f"  store ptr null, ptr {slot}")
+        make = self.f.module.declare("aligned_alloc", "ptr", "i64, i64")
+        padded = self.f.mul(self.f.let(f"udiv i64 {self.f.add(size, '63')}, 64"), "64")
+        got = self.f.let(f"call ptr {make}(i64 64, i64 {padded})")
+        self.f.do(f"store ptr {got}, ptr {slot}")
+        self.allocated.append(slot)
+        self.storage[b.data] = Storage(got)
+        memory = self.f.module.string("out of memory for a global workspace")
+        self.f.branch(self.f.let(f"icmp eq ptr {got}, null"), lambda: self._fail(memory))
+
+
+def count_of(cx: Expressions, b: Buffer) -> str:
+    """Elements of a buffer, i64."""
+    out = "1"
+    for d in b.shape:
+        out = cx.f.mul(out, cx.index(d))
+    return out
+
+
+# ---- a launch ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Slot:
+    """Arena storage of one buffer: bytes as an expression of host values."""
+
+    buffer: Buffer
+    copies: int
+
+
+def emit_launch(cx: Host, s: Launch) -> None:
+    """The block and blocks functions of a launch, and its call."""
+    number, cx.launches = cx.launches, cx.launches + 1
+    name = f"{clean(cx.func.name)}_kernel" + (f"_{number}" if number else "")
+    threads = analyse_threads(s)
+    slots = _arena_slots(s, threads)
+    captured = _capture(cx, s)
+    block, used_scratch = _block_function(cx, s, name, threads, slots, captured)
+    f = cx.f
+    sizes = [f.let(f"and i64 {f.add(f.mul(count_of(cx, t.buffer), str(t.copies * t.buffer.dtype.bytes)), '63')}, -64")
+             for t in slots]
+    total = str(-(-used_scratch // 64) * 64)
+    for x in sizes:
+        total = f.add(x, total)
+    grid = [cx.index(g) for g in s.grid] + ["1"] * (3 - len(s.grid))
+    count = "1"
+    for g in grid:
+        count = f.mul(count, f.smax(g, "0"))
+    record = [("ptr", c.operand) if c.type == "ptr" else (c.type, c.operand) for c in captured]
+    record += [("i64", g) for g in grid[:2]] + [("i64", x) for x in sizes]
+    kind = "{ " + ", ".join(t for t, _ in record) + " }"
+    context = f.alloca(kind, 16, "context")
+    for k, (t, v) in enumerate(record):
+        at = f.let(f"getelementptr inbounds {kind}, ptr {context}, i32 0, i32 {k}")
+        f.do(f"store {t} {v}, ptr {at}")
+    _blocks_function(cx, s, name, block, kind, captured, slots, used_scratch)
+    run = f.module.declare("tl_parallel_for", "i32", "ptr, ptr, i64, i64")
+    status = f.let(f"call i32 {run}(ptr @{name}, ptr {context}, i64 {count}, i64 {total})")
+    message = f.module.string("out of memory for the storage of a block")
+    f.branch(f.let(f"icmp ne i32 {status}, 0"), lambda: cx._fail(message))
+
+
+def _arena_slots(s: Launch, threads: Any) -> list[Slot]:
+    """Buffers of the block that are too large for the stack."""
+    out, seen = [], set()
+    for n in walk(s.body):
+        if isinstance(n, Alloc) and n.buffer.data not in seen:
+            copies = threads.count if n.buffer.data in threads.private else 1
+            if n.buffer.scope() in ("shared.barrier", "shared.cluster_barrier", "shared.tmem"):
+                raise unsupported(f"memory of scope {n.buffer.scope()}", span=n.span)
+            if n.buffer.scope() == "global":
+                raise unsupported("a global allocation inside a kernel", span=n.span,
+                                  hint="allocate it before T.Kernel")
+            if not on_stack(n.buffer, copies):
+                seen.add(n.buffer.data)
+                out.append(Slot(n.buffer, copies))
+    return out
+
+
+def _capture(cx: Host, s: Launch) -> list[Captured]:
+    """Host values the launch uses: parameters, symbols, bound variables, tensor addresses."""
+    used: set[Var] = set()
+    inner: set[Var] = set()
+
+    def expr(e: Any) -> None:
+        if isinstance(e, Expr):
+            used.update(v for v in walk(e) if isinstance(v, Var))
+
+    for n in walk(s):
+        if isinstance(n, Var):
+            used.add(n)
+        elif isinstance(n, Buffer):
+            used.add(n.data)
+            for d in (*n.shape, *(n.strides_ or ()), n.offset):
+                expr(d)
+        elif isinstance(n, Alloc):
+            inner.add(n.buffer.data)
+    for _, safe in s.attr("safe_values") or ():
+        expr(safe)
+    out = []
+    for v, where in cx.storage.items():
+        if v in used and v not in inner:
+            out.append(Captured(v, "ptr", where.base))
+    for v, bound in cx.vars.items():
+        if v in used and v not in inner and v not in cx.storage:
+            if bound.wide is not None:
+                out.append(Captured(v, "i64", bound.wide))
+            else:
+                out.append(Captured(v, value_type(v.dtype), cx.value(v)))
+    return out
+
+
+def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Slot],
+                    captured: list[Captured]) -> tuple[str, int]:
+    """define void @name_block(block ids, captured values, storage, scratch); returns its name and scratch bytes."""
+    aliased = {id(b.data) for b in s.attr("may_alias") or ()}
+    params = [("i64", f"b{d}", "") for d in range(3)]
+    for k, c in enumerate(captured):
+        tensor = c.type == "ptr" and c.var in cx.storage and id(c.var) not in aliased
+        params.append((c.type, f"c{k}", "noalias" if tensor else ""))
+    params += [("ptr", f"s{k}", "noalias nonnull align 64") for k in range(len(slots))]
+    params.append(("ptr", "scratch", "noalias nonnull align 64"))
+    f = Fn(cx.f.module, f"{name}_block", "void", params, attrs="nounwind noinline")
+    body = Statements(f, cx.host, Analyzer(), threads, s.thread_vars, s.threads)
+    body.guarded = cx.guarded
+    body.safe_values = dict(s.attr("safe_values") or ())
+    body.scratch = "%scratch"
+    for k, c in enumerate(captured):
+        if c.var in cx.storage:
+            body.storage[c.var] = Storage(f"%c{k}")
+        elif c.type == "i64" and c.var.dtype.is_signed:
+            body.vars[c.var] = Bound(wide=f"%c{k}")
+        else:
+            body.vars[c.var] = Bound(value=f"%c{k}")
+    for k, t in enumerate(slots):
+        body.storage[t.buffer.data] = Storage(f"%s{k}", t.copies)
+    for d, v in enumerate(s.block_vars):
+        body.vars[v] = Bound(wide=f"%b{d}")
+        hi = cx.analyzer.interval(s.grid[d])[1]
+        body.analyzer = body.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
+    for v in s.thread_vars:
+        body.vars[v] = Bound(wide="0")  # one thread a block: its index is 0 everywhere
+    body.stmt(s.body)
+    f.end("ret void")
+    f.finish()
+    return f.name, body.scratch_bytes
+
+
+def _blocks_function(cx: Host, s: Launch, name: str, block: str, kind: str, captured: list[Captured],
+                     slots: list[Slot], scratch: int) -> None:
+    """define void @name(context, first, last, arena): the blocks [first, last) one after another."""
+    f = Fn(cx.f.module, name, "void", [("ptr", "context", "noalias readonly"), ("i64", "first", ""), ("i64", "last", ""),
+                                       ("ptr", "arena", "noalias")])
+
+    def read(k: int, t: str) -> str:
+        return f.let(f"load {t}, ptr {f.let(f'getelementptr inbounds {kind}, ptr %context, i32 0, i32 {k}')}")
+
+    values = [(c.type, read(k, c.type)) for k, c in enumerate(captured)]
+    n = len(captured)
+    gx, gy = read(n, "i64"), read(n + 1, "i64")
+    at, places = str(-(-scratch // 64) * 64), []
+    for k in range(len(slots)):
+        places.append(f.at("%arena", "i8", at))
+        at = f.add(at, read(n + 2 + k, "i64"))
+    with f.loop("%first", "%last", hint="block") as i:
+        x = f.let(f"urem i64 {i}, {gx}")
+        rest = f.let(f"udiv i64 {i}, {gx}")
+        y, z = f.let(f"urem i64 {rest}, {gy}"), f.let(f"udiv i64 {rest}, {gy}")
+        args = [f"i64 {v}" for v in (x, y, z)] + [f"{t} {v}" for t, v in values]
+        args += [f"ptr {p}" for p in places] + ["ptr %arena"]
+        f.do(f"call void @{block}({', '.join(args)})")
+    f.end("ret void")
+    f.finish()
+
+
+__all__ = ["Host", "Module", "literal", "memory_type"]

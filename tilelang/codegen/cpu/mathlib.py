@@ -1,0 +1,334 @@
+"""Scalar functions on the CPU: LLVM intrinsics, our own vectorisable float32 functions, and libm for the rest.
+
+Our functions are short branch-free IR that is inlined, so a loop over exp becomes SIMD code without a vector math
+library.  exp and exp2: range reduction to |r| <= ln2/2 and a Taylor polynomial of degree 7, whose remainder
+r^8/8! < 6e-9 is below half a unit of float32; log: the atanh series in s = (m-1)/(m+1), |s| <= 0.172, up to s^9.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tilelang.ir import Call, dtype
+from tilelang.target import intrinsics
+
+from . import arithmetic
+from .text import Fn, Module
+from .types import (convert, float_literal, from_memory, intrinsic, memory_type, overloaded, rounded, splat, to_memory,
+                    unsupported, value_type)
+
+I32 = dtype("int32")
+_FAST_ALIAS = {f"__{n}": n for n in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}
+# LLVM intrinsics that x86 code generation turns into instructions (the others of the table become libm calls).
+_INLINE = {"llvm.sqrt", "llvm.floor", "llvm.ceil", "llvm.trunc", "llvm.nearbyint", "llvm.fabs", "llvm.copysign",
+           "llvm.fma", "llvm.round"}
+
+
+def call(f: Fn, e: Call, args: list[str]) -> str:
+    """The value of a pure intrinsic; args: register values of e.args.  Raises cpu-unsupported for unknown ones."""
+    op = _FAST_ALIAS.get(e.op, e.op)
+    dt = e.args[0].dtype if e.args else e.dtype
+    special = _SPECIAL.get(op)
+    if special is not None:
+        return special(f, e, args, dt)
+    row = intrinsics.INTRINSICS.get(op)
+    if row is None or row.effect != intrinsics.PURE or row.meaning is None and op != "to_tf32":
+        raise unsupported(f"the intrinsic {e.op}", span=e.span)
+    if dt.is_float:
+        return rounded(f, dt, _float_call(f, op, args, dt, e))
+    raise unsupported(f"{e.op} of {dt}", span=e.span)
+
+
+def _float_call(f: Fn, op: str, args: list[str], dt: dtype, e: Call) -> str:
+    ty = value_type(dt)
+    double = dt.bits == 64
+    row = intrinsics.INTRINSICS[op]
+    names = row.llvm or {}
+    symbol = names.get("*") or names.get("float64" if double else "float32")
+    if symbol in _INLINE:
+        return intrinsic(f, symbol, ty, *args)
+    own = _OWN.get(op)
+    if own is not None and not double:
+        if dt.lanes == 1:
+            name = f.module.need(f"tl_{op}_f32", lambda: own(f.module))
+            return f.let(f"call float @{name}({', '.join(f'float {a}' for a in args)})")
+        return _lanewise(f, dt, args, lambda xs: _float_call(f, op, xs, dtype("float32"), e))
+    if symbol is None:
+        raise unsupported(f"{op} of {dt}", span=e.span)
+    if symbol.startswith("llvm."):
+        symbol = symbol[5:] + ("" if double else "f")
+    scalar = "double" if double else "float"
+    kinds = ["i32" if op == "ldexp" and k else scalar for k in range(len(args))]
+
+    def one(xs: list[str]) -> str:
+        fn = f.module.declare(symbol, scalar, ", ".join(kinds))
+        return f.let(f"call {scalar} {fn}({', '.join(f'{k} {x}' for k, x in zip(kinds, xs))})")
+
+    if op == "ldexp":
+        args = [args[0], convert(f, args[1], e.args[1].dtype, I32.with_lanes(dt.lanes))]
+    return one(args) if dt.lanes == 1 else _lanewise(f, dt, args, one)
+
+
+def _lanewise(f: Fn, dt: dtype, args: list[str], one: Any) -> str:
+    """Apply a scalar function lane by lane (all arguments of type dt)."""
+    ty, scalar = value_type(dt), value_type(dt.scalar)
+    out = "poison"
+    for i in range(dt.lanes):
+        xs = [f.let(f"extractelement {ty} {a}, i64 {i}") for a in args]
+        out = f.let(f"insertelement {ty} {out}, {scalar} {one(xs)}, i64 {i}")
+    return out
+
+
+# ---- intrinsics with a shape of their own --------------------------------------------------------------------------
+
+
+def _rsqrt(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+    ty = value_type(dt)
+    one = splat(float_literal(1.0), ty)
+    return rounded(f, dt, f.let(f"fdiv {ty} {one}, {intrinsic(f, 'llvm.sqrt', ty, a[0])}"))
+
+
+def _rcp(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+    ty = value_type(dt)
+    return rounded(f, dt, f.let(f"fdiv {ty} {splat(float_literal(1.0), ty)}, {a[0]}"))
+
+
+def _sigmoid(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+    ty = value_type(dt)
+    one = splat(float_literal(1.0), ty)
+    wide = dt if dt.bits >= 32 else dtype("float32").with_lanes(dt.lanes)
+    grown = _float_call(f, "exp", [f.let(f"fneg {ty} {a[0]}")], wide, e)
+    return rounded(f, dt, f.let(f"fdiv {ty} {one}, {f.let(f'fadd {ty} {one}, {grown}')}"))
+
+
+def _classify(mask: int) -> Any:
+    def emit(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+        ty = value_type(dt)
+        out = value_type(dtype("bool").with_lanes(dt.lanes))
+        if not dt.is_float:
+            return splat("true" if e.op == "isfinite" else "false", out)
+        fn = f.module.declare(overloaded("llvm.is.fpclass", ty), out, f"{ty}, i32 immarg")
+        return f.let(f"call {out} {fn}({ty} {a[0]}, i32 {mask})")
+
+    return emit
+
+
+def _abs(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+    return arithmetic.absolute(f, a[0], dt)
+
+
+def _popcount(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+    return convert(f, intrinsic(f, "llvm.ctpop", value_type(dt), a[0]), dt, e.dtype)
+
+
+def _clz(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+    return convert(f, intrinsic(f, "llvm.ctlz", value_type(dt), a[0], arg_tail="i1 false"), dt, e.dtype)
+
+
+def _ffs(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+    ty = value_type(dt)
+    low = f.let(f"add {ty} {intrinsic(f, 'llvm.cttz', ty, a[0], arg_tail='i1 false')}, {splat('1', ty)}")
+    none = f.let(f"icmp eq {ty} {a[0]}, {splat('0', ty)}")
+    mask = value_type(dtype("bool").with_lanes(dt.lanes))
+    return convert(f, f.let(f"select {mask} {none}, {ty} {splat('0', ty)}, {ty} {low}"), dt, e.dtype)
+
+
+def _reinterpret(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+    v, src, dst = to_memory(f, dt, a[0]), memory_type(dt), memory_type(e.dtype)
+    if src != dst:
+        if "ptr" in (src, dst):
+            v = f.let(f"{'ptrtoint' if src == 'ptr' else 'inttoptr'} {src} {v} to {dst}")
+        else:
+            v = f.let(f"bitcast {src} {v} to {dst}")
+    return from_memory(f, e.dtype, v)
+
+
+def _isnull(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+    ty = value_type(dt)
+    return f.let(f"icmp eq {ty} {a[0]}, {'null' if ty == 'ptr' else '0'}")
+
+
+def _ieee(op: str) -> Any:
+    """Rounding to nearest is what the hardware does; the other modes are refused."""
+
+    def emit(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+        if e.attr("rounding_mode", "rn") != "rn":
+            raise unsupported(f"{e.op} with rounding mode {e.attr('rounding_mode')}", span=e.span,
+                              hint='use rounding_mode="rn"')
+        ty = value_type(dt)
+        if op in ("fadd", "fsub", "fmul", "fdiv"):
+            out = f.let(f"{op} {ty} {a[0]}, {a[1]}")
+        elif op == "rcp":
+            out = f.let(f"fdiv {ty} {splat(float_literal(1.0), ty)}, {a[0]}")
+        elif op == "frsqrt":
+            return _rsqrt(f, e, a, dt)
+        else:
+            out = intrinsic(f, op, ty, *a)
+        return rounded(f, dt, out)
+
+    return emit
+
+
+def _packed(op: str) -> Any:
+    def emit(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+        if op == "fma":
+            return rounded(f, dt, intrinsic(f, "llvm.fma", value_type(dt), *a))
+        return arithmetic.absolute(f, a[0], dt) if op == "abs" else arithmetic.binary(f, op, a[0], a[1], dt)
+
+    return emit
+
+
+def _to_tf32(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+    return a[0]
+
+
+_SPECIAL: dict[str, Any] = {
+    "rsqrt": _rsqrt, "fast_rcp": _rcp, "sigmoid": _sigmoid, "isnan": _classify(0x3), "isinf": _classify(0x204),
+    "isfinite": _classify(0x1F8), "abs": _abs, "popcount": _popcount, "clz": _clz, "__ffs": _ffs,
+    "reinterpret": _reinterpret, "isnullptr": _isnull, "to_tf32": _to_tf32,
+    "ieee_add": _ieee("fadd"), "ieee_sub": _ieee("fsub"), "ieee_mul": _ieee("fmul"), "ieee_fdiv": _ieee("fdiv"),
+    "ieee_fmaf": _ieee("llvm.fma"), "ieee_frcp": _ieee("rcp"), "ieee_fsqrt": _ieee("llvm.sqrt"),
+    "ieee_frsqrt": _ieee("frsqrt"), "add2": _packed("add"), "sub2": _packed("sub"), "mul2": _packed("mul"),
+    "max2": _packed("max"), "min2": _packed("min"), "abs2": _packed("abs"), "fma2": _packed("fma"),
+}
+
+# ---- float32 functions in IR -----------------------------------------------------------------------------------------
+
+_HEAD = "alwaysinline nounwind willreturn memory(none)"
+
+
+def _function(module: Module, name: str, arity: int = 1) -> tuple[Fn, list[str]]:
+    fn = Fn(module, name, "float", [("float", f"x{i}", "") for i in range(arity)], attrs=_HEAD)
+    return fn, [f"%x{i}" for i in range(arity)]
+
+
+def _text(fn: Fn, result: str) -> str:
+    fn.end(f"ret float {result}")
+    fn.finish()
+    return fn.module.parts[fn.name]
+
+
+def _lit(v: float) -> str:
+    return float_literal(v)
+
+
+def _fma(f: Fn, a: str, b: str, c: str) -> str:
+    return intrinsic(f, "llvm.fma", "float", a, b, c)
+
+
+def _horner(f: Fn, x: str, coefficients: list[float]) -> str:
+    """coefficients from the highest power down."""
+    p = _lit(coefficients[0])
+    for c in coefficients[1:]:
+        p = _fma(f, p, x, _lit(c))
+    return p
+
+
+def _power_of_two(f: Fn, p: str, n: str) -> str:
+    """p * 2**n (n: i32 in [-300, 300]) in two exact steps, so that results below the normal range round once."""
+    half = f.let(f"ashr i32 {n}, 1")
+    rest = f.let(f"sub i32 {n}, {half}")
+    for k in (half, rest):
+        bits = f.let(f"shl i32 {f.let(f'add i32 {k}, 127')}, 23")
+        p = f.let(f"fmul float {p}, {f.let(f'bitcast i32 {bits} to float')}")
+    return p
+
+
+def _clamp(f: Fn, x: str, low: float, high: float) -> str:
+    """x into [low, high]; NaN stays NaN."""
+    over = f.let(f"fcmp ogt float {x}, {_lit(high)}")
+    x = f.let(f"select i1 {over}, float {_lit(high)}, float {x}")
+    under = f.let(f"fcmp olt float {x}, {_lit(low)}")
+    return f.let(f"select i1 {under}, float {_lit(low)}, float {x}")
+
+
+def _to_int(f: Fn, x: str) -> str:
+    return f.let(f"freeze i32 {f.let(f'fptosi float {x} to i32')}")  # NaN gives any integer: the product is NaN anyway
+
+
+def _exp_tail(f: Fn, r: str) -> str:
+    return _horner(f, r, [1 / math.factorial(k) for k in range(7, -1, -1)])
+
+
+def _exp(module: Module) -> str:
+    f, (x,) = _function(module, "tl_exp_f32")
+    x = _clamp(f, x, -104.0, 89.0)
+    n = intrinsic(f, "llvm.rint", "float", f.let(f"fmul float {x}, {_lit(1 / math.log(2))}"))
+    high = 0.693359375  # ln 2 to 9 bits: n * high is exact
+    r = _fma(f, n, _lit(-high), x)
+    r = _fma(f, n, _lit(high - math.log(2)), r)
+    return _text(f, _power_of_two(f, _exp_tail(f, r), _to_int(f, n)))
+
+
+def _exp2(module: Module) -> str:
+    f, (x,) = _function(module, "tl_exp2_f32")
+    x = _clamp(f, x, -151.0, 129.0)
+    n = intrinsic(f, "llvm.rint", "float", x)
+    r = f.let(f"fsub float {x}, {n}")
+    p = _horner(f, r, [math.log(2) ** k / math.factorial(k) for k in range(7, -1, -1)])
+    return _text(f, _power_of_two(f, p, _to_int(f, n)))
+
+
+def _log_parts(f: Fn, x: str) -> tuple[str, str]:
+    """(e, log m) with x = m * 2**e, m in [sqrt(1/2), sqrt(2)), for positive finite x, subnormals included."""
+    tiny = f.let(f"fcmp olt float {x}, {_lit(2.0 ** -126)}")
+    scaled = f.let(f"fmul float {x}, {_lit(2.0 ** 24)}")
+    x = f.let(f"select i1 {tiny}, float {scaled}, float {x}")
+    bias = f.let(f"select i1 {tiny}, i32 24, i32 0")
+    bits = f.let(f"bitcast float {x} to i32")
+    shifted = f.let(f"sub i32 {bits}, {0x3F3504F3}")  # bits of sqrt(1/2): moves the cut between exponents there
+    e = f.let(f"ashr i32 {shifted}, 23")
+    mbits = f.let(f"sub i32 {bits}, {f.let(f'shl i32 {e}, 23')}")
+    m = f.let(f"bitcast i32 {mbits} to float")
+    ef = f.let(f"sitofp i32 {f.let(f'sub i32 {e}, {bias}')} to float")
+    d = f.let(f"fsub float {m}, {_lit(1.0)}")  # exact
+    s = f.let(f"fdiv float {d}, {f.let(f'fadd float {m}, ' + _lit(1.0))}")
+    z = f.let(f"fmul float {s}, {s}")
+    # log m = d - s*(d - z*(2/3 + 2/5 z + …)): the leading term d is exact, so log is accurate next to 1.
+    tail = f.let(f"fmul float {z}, {_horner(f, z, [2 / 9, 2 / 7, 2 / 5, 2 / 3])}")
+    inner = f.let(f"fsub float {d}, {tail}")
+    return ef, f.let(f"fsub float {d}, {f.let(f'fmul float {s}, {inner}')}")
+
+
+def _log_edges(f: Fn, x: str, y: str) -> str:
+    """log of 0, infinity, negatives and NaN."""
+    inf = _lit(math.inf)
+    y = f.let(f"select i1 {f.let(f'fcmp oeq float {x}, {inf}')}, float {inf}, float {y}")
+    y = f.let(f"select i1 {f.let(f'fcmp oeq float {x}, ' + _lit(0.0))}, float {_lit(-math.inf)}, float {y}")
+    good = f.let(f"fcmp oge float {x}, {_lit(0.0)}")
+    return f.let(f"select i1 {good}, float {y}, float 0x7FF8000000000000")
+
+
+def _log(module: Module) -> str:
+    f, (x,) = _function(module, "tl_log_f32")
+    e, m = _log_parts(f, x)
+    high = 0.693359375
+    low = _fma(f, e, _lit(math.log(2) - high), m)
+    return _text(f, _log_edges(f, x, _fma(f, e, _lit(high), low)))
+
+
+def _log2(module: Module) -> str:
+    f, (x,) = _function(module, "tl_log2_f32")
+    e, m = _log_parts(f, x)
+    high = float(round(1 / math.log(2) * 2 ** 9) / 2 ** 9)
+    y = f.let(f"fmul float {m}, {_lit(1 / math.log(2) - high)}")
+    return _text(f, _log_edges(f, x, f.let(f"fadd float {_fma(f, m, _lit(high), y)}, {e}")))
+
+
+def _tanh(module: Module) -> str:
+    """tanh by exp(2|x|) away from 0, by its odd series (to x^13, |x| < 0.35) near it."""
+    f, (x,) = _function(module, "tl_tanh_f32")
+    a = intrinsic(f, "llvm.fabs", "float", x)
+    module.need("tl_exp_f32", lambda: _exp(module))
+    g = f.let(f"call float @tl_exp_f32(float {f.let(f'fadd float {a}, {a}')})")
+    down = f.let(f"fdiv float {_lit(2.0)}, {f.let(f'fadd float {g}, ' + _lit(1.0))}")
+    far = intrinsic(f, "llvm.copysign", "float", f.let(f"fsub float {_lit(1.0)}, {down}"), x)
+    z = f.let(f"fmul float {x}, {x}")
+    series = [21844 / 6081075, -1382 / 155925, 62 / 2835, -17 / 315, 2 / 15, -1 / 3]
+    near = _fma(f, f.let(f"fmul float {z}, {_horner(f, z, series)}"), x, x)
+    small = f.let(f"fcmp olt float {a}, {_lit(0.35)}")
+    return _text(f, f.let(f"select i1 {small}, float {near}, float {far}"))
+
+
+_OWN: dict[str, Any] = {"exp": _exp, "exp2": _exp2, "log": _log, "log2": _log2, "tanh": _tanh}

@@ -1,0 +1,251 @@
+"""Statements of a block: control flow, Parallel nests, loops over threads, and tile operations by their emitter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang import ops
+from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Load, Parallel, Seq,
+                         Stmt, Store, TileOp, Var, While)
+
+from . import gemm, tile_loops
+from .effects import EFFECTS
+from .exprs import Bound, Expressions, Storage
+from .guards import plan_guards
+from .text import Fn, Loop, clean
+from .threads import Threads
+from .types import load, literal, memory_type, store, unsupported, value_type
+
+STACK_BYTES = 4096  # larger arrays come from the worker's arena
+
+
+def static_bytes(b: Buffer, copies: int = 1) -> int | None:
+    """Bytes of a buffer, None when its shape is known only at run time."""
+    return b.size * b.dtype.bytes * copies if b.is_static else None
+
+
+def on_stack(b: Buffer, copies: int) -> bool:
+    size = static_bytes(b, copies)
+    return b.scope() == "local.var" and copies == 1 or size is not None and size <= STACK_BYTES
+
+
+class Statements(Expressions):
+    """Emits the statements of one block.  threads: what depends on the thread; scratch: packing space of gemms."""
+
+    def __init__(self, f: Fn, host: Any, analyzer: Any, threads: Threads, thread_vars: tuple[Var, ...],
+                 extents: tuple[int, int, int]) -> None:
+        super().__init__(f, host, analyzer)
+        self.threads, self.thread_vars, self.extents = threads, thread_vars, extents
+        self.slots: dict[Var, Storage] = {}
+        self.in_parallel = False
+        self.scratch, self.scratch_bytes = "null", 0
+
+    def effects(self) -> dict[str, Callable[[Any, Call], str]]:
+        return EFFECTS
+
+    # ---- dispatch -------------------------------------------------------------------------------------------------
+
+    def stmt(self, s: Stmt) -> None:
+        """Emit a statement."""
+        if self.f.ended:
+            self.f.dead()
+        if s.span is not None:
+            self.span = s.span
+        if id(s) in self.threads.looped and self.tid is None:
+            self.over_threads(lambda: self._emit(s))
+        else:
+            self._emit(s)
+
+    def _emit(self, s: Stmt) -> None:
+        emit = _EMIT.get(type(s))
+        if emit is None:
+            raise unsupported(f"the statement {getattr(s, 'op_name', '') or type(s).__name__}", span=s.span or self.span)
+        emit(self, s)
+
+    def over_threads(self, body: Callable[[], None]) -> None:
+        """for tid in range(threads): body, with the thread indices bound."""
+        f = self.f
+        with f.loop("0", str(self.threads.count), hint="tid") as t:
+            x, y, _ = self.extents
+            ids = [t, "0", "0"]
+            if self.threads.count != x:
+                ids[0] = f.let(f"urem i64 {t}, {x}")
+                rest = f.let(f"udiv i64 {t}, {x}")
+                ids[1], ids[2] = f.let(f"urem i64 {rest}, {y}"), f.let(f"udiv i64 {rest}, {y}")
+            for v, i in zip(self.thread_vars, ids):
+                self.vars[v] = Bound(wide=i)
+            self.tid = t
+            body()
+            self.tid = None
+
+    def _var(self, e: Var) -> str:
+        slot = self.slots.get(e)
+        if slot is not None:
+            return load(self.f, e.dtype, self.f.at(slot.base, memory_type(e.dtype), self.tid or "0"))
+        return super()._var(e)
+
+    # ---- simple statements ----------------------------------------------------------------------------------------
+
+    def _seq(self, s: Seq) -> None:
+        for x in s.stmts:
+            self.stmt(x)
+
+    def _bind(self, s: Bind) -> None:
+        if s.var in self.threads.varying and self.tid is not None:
+            self._bind_per_thread(s)
+            return
+        bound = Bound(value=self.value(s.value))
+        if s.var.dtype.is_signed and s.var.dtype.lanes == 1:
+            bound.wide = self.index(s.value) if s.value.dtype.is_signed else None
+            lo, hi = self.analyzer.interval(s.value)
+            self.analyzer = self.analyzer.bind(s.var, lo, hi)
+        self.vars[s.var] = bound
+
+    def _bind_per_thread(self, s: Bind) -> None:
+        mt = memory_type(s.var.dtype, s.span)
+        slot = self.slots.get(s.var)
+        value = self.value(s.value)
+        if slot is None:
+            slot = Storage(self.f.alloca(f"[{self.threads.count} x {mt}]", 64, clean(s.var.name)), self.threads.count)
+            self.slots[s.var] = slot
+        store(self.f, s.var.dtype, value, self.f.at(slot.base, mt, self.tid or "0"))
+
+    def _alloc(self, s: Alloc) -> None:
+        b = s.buffer
+        mt = memory_type(b.dtype, s.span)
+        copies = self.threads.count if b.data in self.threads.private else 1
+        if b.data not in self.storage:
+            if not on_stack(b, copies):
+                raise unsupported(f"an allocation of {b.name} inside a loop over threads", span=s.span)
+            count = b.size * copies
+            self.storage[b.data] = Storage(self.f.alloca(f"[{count} x {mt}]", 64, clean(b.name)), copies)
+        if b.scope() == "local.var":
+            init = literal(0, b.dtype) if s.init is None else self.cast_value(s.init, b.dtype)
+            store(self.f, b.dtype, init, self.address(b, ["0"] * len(b.shape)))
+
+    def _store(self, s: Store) -> None:
+        self.store(s, s.buffer, s.indices, s.value)
+
+    def _evaluate(self, s: Evaluate) -> None:
+        self.value(s.call)
+
+    def _assert(self, s: Assert) -> None:
+        """T.device_assert is checked on CUDA only (language §20)."""
+
+    # ---- control flow ---------------------------------------------------------------------------------------------
+
+    def _for(self, s: For) -> None:
+        if s.kind.startswith(("threadIdx", "blockIdx", "vthread")):
+            raise unsupported(f"a loop bound to {s.kind}", span=s.span, hint="use T.Kernel and T.Parallel")
+        start, extent = self.index(s.start), self.index(s.extent)
+        notes: tuple[str, ...] = ()
+        factor = s.attr("factor")
+        if s.kind == "unroll" and factor:
+            notes = (f'!"llvm.loop.unroll.count", i32 {int(factor)}',)
+        self.bind_loop_var(s.var, s.start, s.extent)
+        with self.f.loop("0", extent, hint=clean(s.var.name), notes=notes) as i:
+            self.vars[s.var] = Bound(wide=self.f.add(i, start))
+            self.stmt(s.body)
+
+    def bind_loop_var(self, v: Var, start: Expr, extent: Expr) -> None:
+        """Tell the analyzer the range of a loop variable."""
+        lo, hi = self.analyzer.interval(start)
+        count = self.analyzer.interval(extent)[1]
+        if lo is not None or hi is not None:
+            self.analyzer = self.analyzer.bind(v, lo, None if hi is None or count is None else max(hi + count - 1, lo or 0))
+
+    def _while(self, s: While) -> None:
+        f = self.f
+        head, body, out = f.name_of("while"), f.name_of("do"), f.name_of("end")
+        f.start(head)
+        f.end(f"br i1 {self.value(s.cond)}, label %{body}, label %{out}")
+        f.start(body)
+        f.loops.append(Loop(head, out))
+        self.stmt(s.body)
+        f.loops.pop()
+        if not f.ended:
+            f.br(head)
+        f.start(out)
+
+    def _if(self, s: If) -> None:
+        orelse = s.orelse
+        outside = self.analyzer
+        cond = self.value(s.cond)
+
+        def side(body: Stmt, holds: bool) -> Callable[[], None]:
+            def emit() -> None:
+                self.stmt(body)
+                self.analyzer = outside
+
+            return emit
+
+        self.f.branch(cond, side(s.then, True), None if orelse is None else side(orelse, False))
+
+    def _break(self, s: Break) -> None:
+        self.f.br(self.f.loops[-1].exit)
+
+    def _continue(self, s: Continue) -> None:
+        self.f.br(self.f.loops[-1].step)
+
+    # ---- Parallel -------------------------------------------------------------------------------------------------
+
+    def _parallel(self, s: Parallel) -> None:
+        """A loop nest.  When its global accesses can be cleared by a test of their corners, the nest is emitted twice:
+        without guards for tiles inside, with guards for tiles at the edge."""
+        if self.in_parallel:
+            self._nest(s)
+            return
+        self.in_parallel = True
+        plan = plan_guards(self, s)
+        if not plan.accesses:
+            self._nest(s)
+        else:
+            saved = set(self.trusted)
+
+            def inside() -> None:
+                self.trusted |= plan.accesses
+                self._nest(s)
+                self.trusted = set(saved)
+
+            self.f.branch(plan.condition(self), inside, lambda: self._nest(s))
+        self.in_parallel = False
+
+    def _nest(self, s: Parallel) -> None:
+        outside = self.analyzer
+        sizes = [self.index(e) for e in s.extents]
+        for v, e in zip(s.vars, s.extents):
+            hi = self.analyzer.interval(e)[1]
+            self.analyzer = self.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
+
+        def level(k: int) -> None:
+            if k == len(sizes):
+                self.stmt(s.body)
+                return
+            with self.f.loop("0", sizes[k], hint=clean(s.vars[k].name)) as i:
+                self.vars[s.vars[k]] = Bound(wide=i)
+                level(k + 1)
+
+        level(0)
+        self.analyzer = outside
+
+    # ---- tile operations ------------------------------------------------------------------------------------------
+
+    def _tile_op(self, s: TileOp) -> None:
+        _TILE[type(s)](self, s)
+
+
+_TILE: dict[type, Callable[[Statements, Any], None]] = {
+    ops.Copy: tile_loops.emit_copy, ops.Fill: tile_loops.emit_fill, ops.Transpose: tile_loops.emit_transpose,
+    ops.Reduce: tile_loops.emit_reduce, ops.Scan: tile_loops.emit_scan, ops.AtomicTile: tile_loops.emit_atomic,
+    ops.Gemm: gemm.emit_gemm,
+}
+
+_EMIT: dict[type, Callable[[Statements, Any], None]] = {
+    Seq: Statements._seq, Bind: Statements._bind, Alloc: Statements._alloc, Store: Statements._store,
+    Evaluate: Statements._evaluate, For: Statements._for, Parallel: Statements._parallel, While: Statements._while,
+    If: Statements._if, Break: Statements._break, Continue: Statements._continue, Assert: Statements._assert,
+    **{k: Statements._tile_op for k in _TILE},
+}
+
+__all__ = ["Load", "STACK_BYTES", "Statements", "on_stack", "static_bytes", "value_type"]

@@ -1,0 +1,187 @@
+"""Which statements of a block depend on the thread, so that the rest runs once for the block.
+
+A block runs in one CPU thread.  Statements that use no thread index run once; each statement that does is a loop over
+the block's threads, one statement after another (as if a barrier stood between any two, which is one of the allowed
+interleavings and the one automatic synchronisation asks for).  Private memory that differs between threads gets one
+copy per thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Node, Parallel,
+                         Seq, Stmt, Store, TileOp, Var, While, walk)
+
+from .effects import PER_THREAD
+from .types import unsupported
+
+_LANE_CALLS = ("shfl_", "any_sync", "all_sync", "ballot", "match_", "activemask", "shuffle_elect", "get_lane_idx",
+               "get_warp", "thread_return", "syncthreads_")
+_PRIVATE = ("local", "local.var")
+
+
+def is_private(b: Buffer) -> bool:
+    """Whether each thread has its own b."""
+    return b.scope() in _PRIVATE
+
+
+@dataclass
+class Threads:
+    """Result of the analysis of one launch.
+
+    count: threads per block.  varying: Vars that differ between threads.  private: storage (data Vars) with one copy a
+    thread.  looped: ids of the statements that run as a loop over threads.
+    """
+
+    count: int
+    varying: set[Var] = field(default_factory=set)
+    private: set[Var] = field(default_factory=set)
+    looped: set[int] = field(default_factory=set)
+
+    def varies(self, e: Any) -> bool:
+        """Whether an expression (or tuple of them) may differ between threads."""
+        if isinstance(e, tuple):
+            return any(self.varies(x) for x in e)
+        if not isinstance(e, Node):
+            return False
+        for n in walk(e):
+            if isinstance(n, Var) and n in self.varying:
+                return True
+            if isinstance(n, Load) and n.buffer.data in self.private:
+                return True
+            if isinstance(n, Call) and (n.op in PER_THREAD or n.op.startswith(_LANE_CALLS)):
+                return True
+        return False
+
+
+def analyse_threads(launch: Launch) -> Threads:
+    """Find what depends on the thread index.  Raises cpu-unsupported for tile operations under such conditions."""
+    out = Threads(launch.num_threads, set(launch.thread_vars))
+    if out.count == 1:
+        out.varying.clear()
+        return out
+    while True:
+        before = len(out.varying) + len(out.private)
+        _spread(out, launch.body, False)
+        if len(out.varying) + len(out.private) == before:
+            break
+    _mark(out, launch.body)
+    return out
+
+
+def _spread(t: Threads, s: Stmt, divergent: bool) -> None:
+    """One round of the fixpoint: values that depend on the thread make what they flow into depend on it."""
+    match s:
+        case Seq():
+            for x in s.stmts:
+                _spread(t, x, divergent)
+        case Bind():
+            if divergent or t.varies(s.value):
+                t.varying.add(s.var)
+        case Alloc():
+            if s.init is not None and t.varies(s.init):
+                t.private.add(s.buffer.data)
+        case Store():
+            if is_private(s.buffer) and (divergent or t.varies(s.value) or t.varies(s.indices)):
+                t.private.add(s.buffer.data)
+        case For():
+            inner = divergent or t.varies(s.start) or t.varies(s.extent) or _leaves_early(t, s.body)
+            if inner:
+                t.varying.add(s.var)
+            _spread(t, s.body, inner)
+        case While():
+            _spread(t, s.body, divergent or t.varies(s.cond) or _leaves_early(t, s.body))
+        case If():
+            inner = divergent or t.varies(s.cond)
+            _spread(t, s.then, inner)
+            if s.orelse is not None:
+                _spread(t, s.orelse, inner)
+        case _:
+            pass  # a Parallel shares its iterations out itself: private storage in it is a temporary of one iteration
+
+
+def _leaves_early(t: Threads, body: Stmt) -> bool:
+    """Whether a break or continue of this loop depends on the thread."""
+    def visit(s: Stmt, divergent: bool) -> bool:
+        match s:
+            case Seq():
+                return any(visit(x, divergent) for x in s.stmts)
+            case If():
+                inner = divergent or t.varies(s.cond)
+                return visit(s.then, inner) or (s.orelse is not None and visit(s.orelse, inner))
+            case Break() | Continue():
+                return divergent
+        return False
+
+    return visit(body, False)
+
+
+def _mark(t: Threads, s: Stmt) -> None:
+    """Choose the statements that become loops over threads: the largest whose control depends on the thread, and leaves."""
+    match s:
+        case Seq():
+            for x in s.stmts:
+                _mark(t, x)
+        case For():
+            if t.varies(s.start) or t.varies(s.extent) or _leaves_early(t, s.body):
+                _loop(t, s)
+            else:
+                _mark(t, s.body)
+        case While():
+            if t.varies(s.cond) or _leaves_early(t, s.body):
+                _loop(t, s)
+            else:
+                _mark(t, s.body)
+        case If():
+            if t.varies(s.cond):
+                _loop(t, s)
+            else:
+                _mark(t, s.then)
+                if s.orelse is not None:
+                    _mark(t, s.orelse)
+        case Bind():
+            if s.var in t.varying:
+                t.looped.add(id(s))
+        case Alloc():
+            if s.buffer.data in t.private:
+                t.looped.add(id(s))
+        case Store():
+            if t.varies(s.value) or t.varies(s.indices) or s.buffer.data in t.private:
+                t.looped.add(id(s))
+        case Evaluate():
+            if t.varies(s.call):
+                t.looped.add(id(s))
+        case Parallel() | TileOp():
+            _check_uniform(t, s)
+
+
+def _loop(t: Threads, s: Stmt) -> None:
+    """A statement whose control depends on the thread runs for one thread after another: refuse what that would break."""
+    read: dict[Var, set[tuple[Expr, ...]]] = {}
+    written: dict[Var, set[tuple[Expr, ...]]] = {}
+    for n in walk(s):
+        if isinstance(n, (Parallel, TileOp)):
+            raise unsupported("a tile operation or T.Parallel under a condition that depends on the thread", span=n.span,
+                              hint="move it out of the branch: all threads of the block take part in it")
+        if isinstance(n, Load) and n.buffer.scope().startswith("shared"):
+            read.setdefault(n.buffer.data, set()).add(n.indices)
+        elif isinstance(n, Store) and n.buffer.scope().startswith("shared"):
+            written.setdefault(n.buffer.data, set()).add(n.indices)
+    for data in read.keys() & written.keys():
+        if len(read[data] | written[data]) > 1:
+            raise unsupported("reading and writing one shared buffer at different places inside a branch or loop that "
+                              "depends on the thread", span=s.span,
+                              hint="split the branch into one that writes and one that reads")
+    t.looped.add(id(s))
+
+
+def _check_uniform(t: Threads, s: Stmt) -> None:
+    for n in walk(s):
+        if isinstance(n, Var) and n in t.varying:
+            raise unsupported(f"the thread-dependent value {n.name} inside a tile operation or T.Parallel", span=s.span,
+                              hint="iterations of T.Parallel have no thread of their own here")
+        if isinstance(n, Buffer) and n.data in t.private:
+            raise unsupported(f"per-thread buffer {n.name} inside a tile operation or T.Parallel", span=s.span,
+                              hint="use a fragment, whose elements are shared out over the threads")

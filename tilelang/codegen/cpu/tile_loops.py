@@ -1,0 +1,386 @@
+"""Tile operations as loop nests: copy, fill, transpose, reduce, scan, atomic.
+
+A nest over a region of a global buffer is emitted twice when it cannot be proven in range: once with constant bounds,
+taken when the whole region is inside, and once with the bounds clipped per dimension (edge tiles).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.ir import Buffer, Region, dtype
+from tilelang.ops import AtomicTile, Copy, Fill, Reduce, Scan, Transpose
+
+from . import arithmetic
+from .effects import atomic_update
+from .exprs import Expressions
+from .text import is_literal
+from .types import convert, intrinsic, literal, load, store, unsupported, value_type
+
+
+@dataclass
+class Side:
+    """One operand of a tile op: its buffer, the region's start (i64 per dimension), and dimension -> loop number."""
+
+    buffer: Buffer
+    mins: list[str]
+    loop_of: dict[int, int]
+
+    def indices(self, cx: Expressions, at: list[str]) -> list[str]:
+        """Element indices at loop counters `at`."""
+        return [cx.f.add(at[self.loop_of[d]], m) if d in self.loop_of else m for d, m in enumerate(self.mins)]
+
+    def address(self, cx: Expressions, at: list[str]) -> str:
+        return cx.address(self.buffer, self.indices(cx, at))
+
+
+def _non_unit(r: Region) -> list[int]:
+    return [d for d, e in enumerate(r.extents) if not (isinstance(e, int) and e == 1)]
+
+
+def _mins(cx: Expressions, r: Region) -> list[str]:
+    return [cx.index(m) for m in r.mins]
+
+
+def sides(cx: Expressions, base: Region, other: Region | None, span: Any) -> tuple[list[Any], Side, Side | None]:
+    """Loop extents (those of `base`), and both sides; non-unit dimensions are matched in order."""
+    dims = _non_unit(base)
+    a = Side(base.buffer, _mins(cx, base), {d: k for k, d in enumerate(dims)})
+    extents = [base.extents[d] for d in dims]
+    if other is None:
+        return extents, a, None
+    theirs = _non_unit(other)
+    if len(theirs) != len(dims) and len(base.extents) == len(other.extents):
+        theirs = dims  # same rank: a run-time extent may stand opposite a 1
+    if len(theirs) != len(dims):
+        raise unsupported(f"regions of {len(theirs)} and {len(dims)} non-unit dimensions in one tile operation", span=span,
+                          hint="give both operands the same number of dimensions larger than 1")
+    return extents, a, Side(other.buffer, _mins(cx, other), {d: k for k, d in enumerate(theirs)})
+
+
+def _edges(cx: Expressions, side: Side, region: Region, extents: list[Any]) -> tuple[dict[int, int], list[int]]:
+    """Dimensions of a side that need a guard: {loop number: dimension} and fixed dimensions."""
+    loops: dict[int, int] = {}
+    fixed: list[int] = []
+    if side.buffer.scope() != "global" or not cx.guarded:
+        return loops, fixed
+    for d, size in enumerate(side.buffer.shape):
+        k = side.loop_of.get(d)
+        if k is None:
+            if not cx.proven(region.mins[d], size):
+                fixed.append(d)
+            continue
+        e = extents[k]
+        m = region.mins[d]
+        whole = isinstance(e, int) and e > 0 and cx.proven(m, size) and cx.proven(m + (e - 1), size)
+        if not whole:
+            loops[k] = d
+    return loops, fixed
+
+
+@dataclass
+class Clip:
+    """Guards of one side, evaluated before the nest.
+
+    low, high: per loop the counters inside the buffer (only for loops that need it).  ok: i1, the fixed dimensions are
+    inside.  inside: i1, the whole region is.
+    """
+
+    low: dict[int, str]
+    high: dict[int, str]
+    ok: str
+    inside: str
+
+    @property
+    def needed(self) -> bool:
+        return self.inside != "true"
+
+
+def clip(cx: Expressions, side: Side, region: Region, extents: list[Any], sizes: list[str]) -> Clip:
+    f = cx.f
+    loops, fixed = _edges(cx, side, region, extents)
+    out = Clip({}, {}, "true", "true")
+    for d in fixed:
+        out.ok = f.both(out.ok, f.let(f"icmp ult i64 {side.mins[d]}, {cx.index(side.buffer.shape[d])}"))
+    out.inside = out.ok
+    for k, d in loops.items():
+        low = f.smax(f.sub("0", side.mins[d]), "0")
+        high = f.smin(f.sub(cx.index(side.buffer.shape[d]), side.mins[d]), sizes[k])
+        out.low[k], out.high[k] = low, high
+        if is_literal(sizes[k]):
+            whole = f.both(f.let(f"icmp eq i64 {low}, 0"), f.let(f"icmp eq i64 {high}, {sizes[k]}"))
+            out.inside = f.both(out.inside, whole)
+        else:
+            out.inside = "false"  # the clipped nest is as good when the extent is not constant anyway
+    return out
+
+
+Body = Callable[[list[str]], None]
+
+
+def nest(cx: Expressions, sizes: list[str], low: dict[int, str], high: dict[int, str], body: Body) -> None:
+    """Loops over [low, high) per dimension (default 0 .. size), last dimension innermost."""
+
+    def level(k: int, at: list[str]) -> None:
+        if k == len(sizes):
+            body(at)
+            return
+        start, stop = low.get(k, "0"), high.get(k, sizes[k])
+        if start == "0" and stop == "1":
+            level(k + 1, [*at, "0"])
+            return
+        with cx.f.loop(start, stop, hint="v") as i:
+            level(k + 1, [*at, i])
+
+    level(0, [])
+
+
+def _versions(cx: Expressions, inside: str, fast: Callable[[], None], clipped: Callable[[], None]) -> None:
+    if inside == "true":
+        fast()
+    elif inside == "false":
+        clipped()
+    else:
+        cx.f.branch(inside, fast, clipped)
+
+
+# ---- copy, fill, transpose, atomic --------------------------------------------------------------------------------
+
+
+def emit_copy(cx: Expressions, op: Copy) -> None:
+    """dst = cast(src): rows past the source's shape get its safe value, elements past dst's are skipped."""
+    extents, dst, src = sides(cx, op.dst, op.src, op.span)
+    assert src is not None, "sides() gives two sides for two regions"
+    _copy(cx, op, extents, dst, src)
+
+
+def _copy(cx: Expressions, op: Copy | Transpose, extents: list[Any], dst: Side, src: Side) -> None:
+    f = cx.f
+    sizes = [cx.index(e) for e in extents]
+    to, frm = clip(cx, dst, op.dst, extents, sizes), clip(cx, src, op.src, extents, sizes)
+    sd, dd = src.buffer.dtype, dst.buffer.dtype
+
+    def move(at: list[str]) -> None:
+        v = load(f, sd, src.address(cx, at), op.span)
+        store(f, dd, convert(f, v, sd, dd), dst.address(cx, at), op.span)
+
+    def clipped() -> None:
+        last = len(sizes) - 1
+
+        def put(at: list[str]) -> None:
+            safe = convert(f, cx.safe_value(src.buffer, sd), sd, dd)
+            store(f, dd, safe, dst.address(cx, at), op.span)
+
+        def level(k: int, at: list[str], ok: str) -> None:
+            start, stop = to.low.get(k, "0"), to.high.get(k, sizes[k])
+            if k < last:
+                with f.loop(start, stop, hint="v") as i:
+                    here = ok
+                    if k in frm.low:
+                        above = f.let(f"icmp sge i64 {i}, {frm.low[k]}")
+                        here = f.both(f.both(ok, above), f.less(i, frm.high[k]))
+                    level(k + 1, [*at, i], here)
+                return
+            # Innermost: fill up to a, copy a .. b, fill from b.
+            a = f.smin(f.smax(frm.low.get(k, "0"), start), stop) if k in frm.low else start
+            b = f.smax(f.smin(frm.high[k], stop), a) if k in frm.high else stop
+            if ok != "true":
+                a = f.let(f"select i1 {ok}, i64 {a}, i64 {stop}")
+                b = f.let(f"select i1 {ok}, i64 {b}, i64 {stop}")
+            for low, high, act in ((start, a, put), (a, b, move), (b, stop, put)):
+                if low != high:
+                    with f.loop(low, high, hint="v") as i:
+                        act([*at, i])
+
+        if not sizes:
+            f.branch(to.ok, lambda: f.branch(frm.ok, lambda: move([]), lambda: put([])))
+        else:
+            f.branch(to.ok, lambda: level(0, [], frm.ok))
+
+    _versions(cx, f.both(to.inside, frm.inside), lambda: nest(cx, sizes, {}, {}, move), clipped)
+
+
+def emit_transpose(cx: Expressions, op: Transpose) -> None:
+    """dst[…, j, i] = src[…, i, j]."""
+    extents, dst, src = sides(cx, op.dst, op.src, op.span)
+    assert src is not None, "sides() gives two sides for two regions"
+    n = len(extents)
+    if n < 2:
+        raise unsupported("T.transpose of fewer than two non-unit dimensions", span=op.span)
+    src.loop_of = {d: {n - 2: n - 1, n - 1: n - 2}.get(k, k) for d, k in src.loop_of.items()}
+    _copy(cx, op, extents, dst, src)
+
+
+def emit_fill(cx: Expressions, op: Fill) -> None:
+    """dst = value."""
+    extents, dst, _ = sides(cx, op.dst, None, op.span)
+    sizes = [cx.index(e) for e in extents]
+    to = clip(cx, dst, op.dst, extents, sizes)
+    dd = dst.buffer.dtype
+    value = cx.cast_value(op.value, dd)
+
+    def put(at: list[str]) -> None:
+        store(cx.f, dd, value, dst.address(cx, at), op.span)
+
+    _versions(cx, to.inside, lambda: nest(cx, sizes, {}, {}, put),
+              lambda: cx.f.branch(to.ok, lambda: nest(cx, sizes, to.low, to.high, put)))
+
+
+def emit_atomic(cx: Expressions, op: AtomicTile) -> None:
+    """dst = kind(dst, value), each element once."""
+    f = cx.f
+    other = op.value if isinstance(op.value, Region) else None
+    extents, dst, src = sides(cx, op.dst, other, op.span)
+    sizes = [cx.index(e) for e in extents]
+    to = clip(cx, dst, op.dst, extents, sizes)
+    dd = dst.buffer.dtype
+    scalar = "" if isinstance(op.value, Region) else cx.cast_value(op.value, dd)
+    frm = clip(cx, src, op.value, extents, sizes) if src is not None and isinstance(op.value, Region) else None
+    if frm is not None and frm.needed:
+        raise unsupported("a global source of an atomic tile operation that may be out of range", span=op.span,
+                          hint="copy it to a fragment first")
+
+    def update(at: list[str]) -> None:
+        v = scalar
+        if src is not None:
+            v = convert(f, load(f, src.buffer.dtype, src.address(cx, at), op.span), src.buffer.dtype, dd)
+        atomic_update(f, op.kind, dst.address(cx, at), v, dd, shared=dst.buffer.scope() != "global", span=op.span)
+
+    _versions(cx, to.inside, lambda: nest(cx, sizes, {}, {}, update),
+              lambda: f.branch(to.ok, lambda: nest(cx, sizes, to.low, to.high, update)))
+
+
+# ---- reduce and scan ----------------------------------------------------------------------------------------------
+
+
+def _whole(cx: Expressions, b: Buffer, r: Region) -> tuple[Buffer, list[str], list[Any]]:
+    return b, _mins(cx, r), list(r.extents)
+
+
+def emit_reduce(cx: Expressions, op: Reduce) -> None:
+    """dst = kind over src along dim, combined in dst's dtype."""
+    f = cx.f
+    src, smin, extents = _whole(cx, op.src.buffer, op.src)
+    dst, dmin, dext = _whole(cx, op.dst.buffer, op.dst)
+    dim = op.dim % len(extents)
+    rest = [d for d in range(len(extents)) if d != dim]
+    kept = len(dext) == len(extents)  # dst keeps dim as 1 (a 1-D source gives shape (1,) as well)
+    place = {d: d if kept else k for k, d in enumerate(rest)}
+    dd, sd = dst.dtype, src.dtype
+    sizes = [cx.index(extents[d]) for d in rest]
+    outer = [k for k, d in enumerate(rest) if d < dim]
+
+    def source(at: list[str], r: str) -> str:
+        idx = list(smin)
+        for k, d in enumerate(rest):
+            idx[d] = f.add(at[k], idx[d])
+        idx[dim] = f.add(r, idx[dim])
+        return cx.address(src, idx)
+
+    def target(at: list[str]) -> str:
+        idx = list(dmin)
+        for k, d in enumerate(rest):
+            idx[place[d]] = f.add(at[k], idx[place[d]])
+        return cx.address(dst, idx)
+
+    def element(address: str, lanes: int = 1) -> str:
+        wide, out = sd.with_lanes(lanes), dd.with_lanes(lanes)
+        v = convert(f, load(f, wide, address, op.span), wide, out)
+        return arithmetic.absolute(f, v, out) if op.kind in ("abssum", "absmax") else v
+
+    count = cx.index(extents[dim])
+    if len(outer) == len(rest):
+        nest(cx, sizes, {}, {}, lambda at: _reduce_row(cx, op, count, lambda r, n: element(source(at, r), n), target(at)))
+        return
+
+    def columns(at: list[str]) -> None:  # the innermost loop walks the kept dimensions: adjacent elements of dst
+        inner = sizes[len(outer):]
+        if op.clear:
+            nest(cx, inner, {}, {}, lambda i: store(f, dd, arithmetic.identity(op.kind, dd), target([*at, *i])))
+        with f.loop("0", count, hint="r") as r:
+            def step(i: list[str]) -> None:
+                old = load(f, dd, target([*at, *i]))
+                store(f, dd, _combine(f, op, old, element(source([*at, *i], r)), dd), target([*at, *i]))
+
+            nest(cx, inner, {}, {}, step)
+
+    nest(cx, sizes[:len(outer)], {}, {}, columns)
+
+
+def _combine(f: Any, op: Reduce, a: str, b: str, dt: dtype) -> str:
+    if op.nan_propagate and dt.is_float and op.kind in ("max", "absmax", "min"):
+        return intrinsic(f, "llvm.minimum" if op.kind == "min" else "llvm.maximum", value_type(dt), a, b)
+    return arithmetic.combine(f, op.kind, a, b, dt, reassociate=True)
+
+
+def _reduce_row(cx: Expressions, op: Reduce, count: str, element: Callable[[str, int], str], target: str) -> None:
+    """One output: lanes accumulate adjacent elements, then halve; the rest one by one."""
+    f, dd = cx.f, op.dst.buffer.dtype
+    src = op.src.buffer
+    start = load(f, dd, target) if not op.clear else arithmetic.identity(op.kind, dd)
+    acc = f.alloca(value_type(dd), hint="acc")
+    f.do(f"store {value_type(dd)} {start}, ptr {acc}")
+    done = "0"
+    strides = cx.strides(src)
+    lanes = cx.host.lanes(max(dd.bits, 32))
+    contiguous = strides[op.dim] == "1" and cx.base_of(src).copies == 1 and src.dtype.lanes == 1
+    if contiguous and is_literal(count) and int(count) >= lanes:
+        wide = dd.with_lanes(lanes)
+        done = str(int(count) // lanes * lanes)
+        vacc = f.alloca(value_type(wide), align=64, hint="vacc")
+        f.do(f"store {value_type(wide)} {arithmetic.identity(op.kind, wide)}, ptr {vacc}")
+        with f.loop("0", done, lanes, hint="r") as r:
+            old = f.let(f"load {value_type(wide)}, ptr {vacc}")
+            f.do(f"store {value_type(wide)} {_combine(f, op, old, element(r, lanes), wide)}, ptr {vacc}")
+        v = f.let(f"load {value_type(wide)}, ptr {vacc}")
+        one = _halve(f, op, v, wide)
+        old = f.let(f"load {value_type(dd)}, ptr {acc}")
+        f.do(f"store {value_type(dd)} {_combine(f, op, old, one, dd)}, ptr {acc}")
+    if done != count:
+        with f.loop(done, count, hint="r") as r:
+            old = f.let(f"load {value_type(dd)}, ptr {acc}")
+            f.do(f"store {value_type(dd)} {_combine(f, op, old, element(r, 1), dd)}, ptr {acc}")
+    store(f, dd, f.let(f"load {value_type(dd)}, ptr {acc}"), target)
+
+
+def _halve(f: Any, op: Reduce, v: str, dt: dtype) -> str:
+    """Combine the lanes of a vector pairwise down to one."""
+    n = dt.lanes
+    while n > 1:
+        ty, half = value_type(dt.with_lanes(n)), dt.with_lanes(n // 2)
+        parts = [f.let(f"shufflevector {ty} {v}, {ty} poison, <{n // 2} x i32> <"
+                       + ", ".join(f"i32 {k}" for k in range(lo, lo + n // 2)) + ">") for lo in (0, n // 2)]
+        if n == 2:
+            parts = [f.let(f"extractelement {ty} {v}, i64 {k}") for k in (0, 1)]
+        v = _combine(f, op, parts[0], parts[1], half)
+        n //= 2
+    return v
+
+
+def emit_scan(cx: Expressions, op: Scan) -> None:
+    """Inclusive scan along dim, from the end when reverse.  src and dst may be the same buffer."""
+    f = cx.f
+    src, smin, extents = _whole(cx, op.src.buffer, op.src)
+    dst, dmin, _ = _whole(cx, op.dst.buffer, op.dst)
+    dim = op.dim % len(extents)
+    rest = [d for d in range(len(extents)) if d != dim]
+    count = cx.index(extents[dim])
+    dd, sd = dst.dtype, src.dtype
+    acc = f.alloca(value_type(dd), hint="acc")
+
+    def row(at: list[str]) -> None:
+        f.do(f"store {value_type(dd)} {literal(0, dd) if op.kind == 'sum' else arithmetic.identity('max', dd)}, ptr {acc}")
+        with f.loop("0", count, hint="r") as r:
+            where = f.sub(f.sub(count, "1"), r) if op.reverse else r
+            i, o = list(smin), list(dmin)
+            for k, d in enumerate(rest):
+                i[d], o[d] = f.add(at[k], i[d]), f.add(at[k], o[d])
+            i[dim], o[dim] = f.add(where, i[dim]), f.add(where, o[dim])
+            v = convert(f, load(f, sd, cx.address(src, i), op.span), sd, dd)
+            new = arithmetic.combine(f, op.kind, f.let(f"load {value_type(dd)}, ptr {acc}"), v, dd)
+            f.do(f"store {value_type(dd)} {new}, ptr {acc}")
+            store(f, dd, new, cx.address(dst, o), op.span)
+
+    nest(cx, [cx.index(extents[d]) for d in rest], {}, {}, row)

@@ -1,0 +1,324 @@
+"""Element types in LLVM: how they lie in memory, what they are in registers, and the conversions between.
+
+    dtype            memory   register        dtype            memory   register
+    bool             i8       i1              float16          half     float
+    int8 … uint64    iN       iN              bfloat16         i16      float
+    float32          float    float           float8_*         i8       float
+    float64          double   double          handle           ptr      ptr
+
+16- and 8-bit floats live in registers as the float32 that equals them; `rounded` brings a float32 result back to such a
+value, so each operation is "computed in float32 and rounded".  All functions take `lanes` from the dtype.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from tilelang import errors
+from tilelang.ir import dtype, numpy_dtype
+
+from .text import Fn
+
+errors.register("cpu-unsupported", NotImplementedError, "the CPU target cannot compile this construct (yet)")
+
+_FLOAT8 = {  # name: (exponent bits, mantissa bits, bias, has infinities, "fnuz" single NaN at 0x80)
+    "float8_e4m3": (4, 3, 7, False, False), "float8_e4m3fn": (4, 3, 7, False, False),
+    "float8_e5m2": (5, 2, 15, True, False), "float8_e4m3fnuz": (4, 3, 8, False, True),
+    "float8_e5m2fnuz": (5, 2, 16, False, True),
+}
+
+
+def unsupported(what: str, *, span: Any = None, hint: str = "") -> errors.TileLangError:
+    """The error for a construct this target does not compile."""
+    return errors.error("cpu-unsupported", f"the CPU target does not support {what}", span=span,
+                        hint=hint or "write it with tile operations, or compile for another target")
+
+
+def _lanes(scalar: str, n: int) -> str:
+    return scalar if n == 1 else f"<{n} x {scalar}>"
+
+
+def memory_scalar(dt: dtype, span: Any = None) -> str:
+    """LLVM type of one element in memory."""
+    base = dt.base
+    if base in ("float32", "tfloat32"):
+        return "float"
+    if base == "float16":
+        return "half"
+    if base == "float64":
+        return "double"
+    if base == "bfloat16":
+        return "i16"
+    if base == "bool" or base in _FLOAT8:
+        return "i8"
+    if dt.is_handle:
+        return "ptr"
+    if dt.is_int and dt.bits >= 8:
+        return f"i{dt.bits}"
+    raise unsupported(f"elements of type {dt}", span=span, hint="use a type of at least 8 bits and convert by hand")
+
+
+def memory_type(dt: dtype, span: Any = None) -> str:
+    return _lanes(memory_scalar(dt, span), dt.lanes)
+
+
+def value_type(dt: dtype, span: Any = None) -> str:
+    """LLVM type of a value in registers."""
+    if dt.is_bool:
+        return _lanes("i1", dt.lanes)
+    if dt.is_float:
+        memory_scalar(dt, span)
+        return _lanes("double" if dt.bits == 64 else "float", dt.lanes)
+    return memory_type(dt, span)
+
+
+def int_type(dt: dtype) -> str:
+    """Integer type as wide as a register value of dt (for bit operations on floats)."""
+    return _lanes("i64" if dt.bits == 64 else "i32", dt.lanes)
+
+
+def splat(literal: str, ty: str) -> str:
+    """A literal for ty, repeated over its lanes."""
+    if ty[0] != "<":
+        return literal
+    return f"splat ({ty[ty.index('x') + 2:-1]} {literal})"
+
+
+def float_literal(v: float, double: bool = False) -> str:
+    """LLVM text of a float constant (float constants are written as the double that equals them)."""
+    if not double:
+        with np.errstate(over="ignore"):
+            v = float(np.float32(v))
+    return f"0x{struct.unpack('<Q', struct.pack('<d', v))[0]:016X}"
+
+
+def literal(value: Any, dt: dtype) -> str:
+    """Operand text of a constant of dt (scalar literal, or a splat)."""
+    ty = value_type(dt)
+    if dt.is_bool:
+        return splat("true" if value else "false", ty)
+    if dt.is_float:
+        if dt.bits < 32:
+            with np.errstate(over="ignore"):
+                value = float(np.asarray(value, numpy_dtype(dt)).astype(np.float64))
+        return splat(float_literal(float(value), dt.bits == 64), ty)
+    if dt.is_handle:
+        return f"inttoptr (i64 {int(value)} to ptr)" if value else "null"
+    return splat(str(int(value)), ty)
+
+
+def overloaded(name: str, ty: str) -> str:
+    """Name of an overloaded LLVM intrinsic for a type: llvm.fma + <8 x float> -> llvm.fma.v8f32."""
+    short = {"float": "f32", "double": "f64", "half": "f16"}
+    if ty[0] == "<":
+        n, _, scalar = ty[1:-1].split(" ")
+        return f"{name}.v{n}{short.get(scalar, scalar)}"
+    return f"{name}.{short.get(ty, ty)}"
+
+
+def intrinsic(f: Fn, name: str, ty: str, *args: str, arg_tail: str = "") -> str:
+    """Call an overloaded LLVM intrinsic whose operands all have type ty."""
+    fn = f.module.declare(overloaded(name, ty), ty, ", ".join([ty] * len(args)) + (", i1" if arg_tail else ""))
+    return f.let(f"call {ty} {fn}({', '.join(f'{ty} {a}' for a in args)}{', ' + arg_tail if arg_tail else ''})")
+
+
+# ---- memory <-> register ------------------------------------------------------------------------------------------
+
+
+def load(f: Fn, dt: dtype, address: str, span: Any = None, align: int = 0) -> str:
+    """Read an element (or a vector of adjacent elements) and bring it into register form."""
+    mt = memory_type(dt, span)
+    v = f.let(f"load {mt}, ptr {address}, align {align or _element_bytes(dt)}")
+    return from_memory(f, dt, v)
+
+
+def store(f: Fn, dt: dtype, value: str, address: str, span: Any = None, align: int = 0) -> None:
+    mt = memory_type(dt, span)
+    f.do(f"store {mt} {to_memory(f, dt, value)}, ptr {address}, align {align or _element_bytes(dt)}")
+
+
+def _element_bytes(dt: dtype) -> int:
+    return dt.scalar.bytes
+
+
+def from_memory(f: Fn, dt: dtype, v: str) -> str:
+    mt, vt, n = memory_type(dt), value_type(dt), dt.lanes
+    if dt.is_bool:
+        return f.let(f"icmp ne {mt} {v}, {splat('0', mt)}")
+    if dt.base == "float16":
+        return f.let(f"fpext {mt} {v} to {vt}")
+    if dt.base == "bfloat16":
+        it = _lanes("i32", n)
+        wide = f.let(f"zext {mt} {v} to {it}")
+        high = f.let(f"shl {it} {wide}, {splat('16', it)}")
+        return f.let(f"bitcast {it} {high} to {vt}")
+    if dt.base in _FLOAT8:
+        return _decode8(f, dt, v)
+    return v
+
+
+def to_memory(f: Fn, dt: dtype, v: str) -> str:
+    mt, vt, n = memory_type(dt), value_type(dt), dt.lanes
+    if dt.is_bool:
+        return f.let(f"zext {vt} {v} to {mt}")
+    if dt.base == "float16":
+        return f.let(f"fptrunc {vt} {v} to {mt}")
+    if dt.base == "bfloat16":
+        it = _lanes("i32", n)
+        bits = f.let(f"bitcast {vt} {v} to {it}")
+        high = f.let(f"lshr {it} {bits}, {splat('16', it)}")
+        return f.let(f"trunc {it} {high} to {mt}")
+    if dt.base in _FLOAT8:
+        return _encode8(f, dt, v)
+    return v
+
+
+def rounded(f: Fn, dt: dtype, v: str) -> str:
+    """A float32 register value rounded to nearest even into dt (itself for 32 and 64 bits)."""
+    if dt.bits >= 32:
+        return v
+    vt, n = value_type(dt), dt.lanes
+    if dt.base == "float16":
+        half = _lanes("half", n)
+        return f.let(f"fpext {half} {f.let(f'fptrunc {vt} {v} to {half}')} to {vt}")
+    if dt.base == "bfloat16":
+        it = _lanes("i32", n)
+        bits = f.let(f"bitcast {vt} {v} to {it}")
+        odd = f.let(f"and {it} {f.let(f'lshr {it} {bits}, ' + splat('16', it))}, {splat('1', it)}")
+        up = f.let(f"add {it} {f.let(f'add {it} {bits}, ' + splat('32767', it))}, {odd}")
+        cut = f.let(f"and {it} {up}, {splat('-65536', it)}")
+        nan = f.let(f"fcmp uno {vt} {v}, {v}")
+        keep = f.let(f"and {it} {f.let(f'or {it} {bits}, ' + splat('4194304', it))}, {splat('-65536', it)}")
+        out = f.let(f"select {_lanes('i1', n)} {nan}, {it} {keep}, {it} {cut}")
+        return f.let(f"bitcast {it} {out} to {vt}")
+    return _decode8(f, dt, _encode8(f, dt, v))
+
+
+def _decode8(f: Fn, dt: dtype, v: str) -> str:
+    """float8 to float32 by a table of its 256 values."""
+    base = dt.base
+
+    def table() -> str:
+        with np.errstate(all="ignore"):
+            values = np.arange(256, dtype=np.uint8).view(numpy_dtype(base)).astype(np.float32)
+        body = ", ".join(f"float {float_literal(float(x))}" if x == x else "float 0x7FF8000000000000" for x in values)
+        return f"@{base}_values = private unnamed_addr constant [256 x float] [{body}], align 64"
+
+    f.module.need(f"{base}_values", table)
+
+    def one(x: str) -> str:
+        at = f.let(f"getelementptr inbounds float, ptr @{base}_values, i64 {f.let(f'zext i8 {x} to i64')}")
+        return f.let(f"load float, ptr {at}, align 4")
+
+    return per_lane(f, dt.lanes, "i8", "float", v, one)
+
+
+def per_lane(f: Fn, lanes: int, source: str, result: str, v: str, one: Any) -> str:
+    """one(scalar operand) -> scalar operand, applied to each lane."""
+    if lanes == 1:
+        return str(one(v))
+    out, ty = "poison", f"<{lanes} x {result}>"
+    for i in range(lanes):
+        x = f.let(f"extractelement <{lanes} x {source}> {v}, i64 {i}")
+        out = f.let(f"insertelement {ty} {out}, {result} {one(x)}, i64 {i}")
+    return out
+
+
+def _encode8(f: Fn, dt: dtype, v: str) -> str:
+    """float32 to float8, nearest even; beyond the greatest value: infinity where the type has it, else NaN."""
+    ebits, mbits, bias, has_inf, fnuz = _FLOAT8[dt.base]
+    n, vt = dt.lanes, value_type(dt)
+    it, bt = _lanes("i32", n), _lanes("i1", n)
+
+    def k(x: int) -> str:
+        return splat(str(x), it)
+
+    bits = f.let(f"bitcast {vt} {v} to {it}")
+    mag = f.let(f"and {it} {bits}, {k(0x7FFFFFFF)}")
+    sign = f.let(f"and {it} {f.let(f'lshr {it} {bits}, {k(24)}')}, {k(0x80)}")
+    # Normal results: drop 23 - mbits bits with round to even, then move the exponent bias.
+    drop = 23 - mbits
+    odd = f.let(f"and {it} {f.let(f'lshr {it} {mag}, {k(drop)}')}, {k(1)}")
+    up = f.let(f"add {it} {f.let(f'add {it} {mag}, {k((1 << (drop - 1)) - 1)}')}, {odd}")
+    normal = f.let(f"sub {it} {f.let(f'lshr {it} {up}, {k(drop)}')}, {k((127 - bias) << mbits)}")
+    # Subnormal results: adding 2^(23 - position of the last bit) rounds there in the float unit itself.
+    magic = float(2.0 ** (23 + 1 - bias - mbits))
+    size = f.let(f"bitcast {it} {mag} to {vt}")
+    moved = f.let(f"fadd {vt} {size}, {splat(float_literal(magic), vt)}")
+    small = f.let(f"sub {it} {f.let(f'bitcast {vt} {moved} to {it}')}, {k(struct.unpack('<I', struct.pack('<f', magic))[0])}")
+    is_small = f.let(f"icmp ult {it} {mag}, {k((128 - bias) << 23)}")
+    code = f.let(f"select {bt} {is_small}, {it} {small}, {it} {normal}")
+    top = 0x7F if fnuz else (((1 << ebits) - 1) << mbits) - 1 if has_inf else 0x7E
+    over = 0x80 if fnuz else top + 1
+    too_big = f.let(f"or {bt} {f.let(f'icmp sgt {it} {code}, {k(top)}')}, {f.let(f'icmp uge {it} {mag}, {k(0x7F800000)}')}")
+    nan = f.let(f"fcmp uno {vt} {v}, {v}")
+    nan_code = 0x80 if fnuz else 0x7F if not has_inf else 0x7E
+    code = f.let(f"select {bt} {too_big}, {it} {k(over)}, {it} {code}")
+    code = f.let(f"select {bt} {nan}, {it} {k(nan_code)}, {it} {code}")
+    if fnuz:  # no negative zero: 0x80 is the NaN
+        plain = f.let(f"icmp eq {it} {f.let(f'and {it} {code}, {k(0x7F)}')}, {k(0)}")
+        signed = f.let(f"or {it} {code}, {sign}")
+        code = f.let(f"select {bt} {plain}, {it} {code}, {it} {signed}")
+    else:
+        code = f.let(f"or {it} {code}, {sign}")
+    return f.let(f"trunc {it} {code} to {_lanes('i8', n)}")
+
+
+# ---- conversions between dtypes --------------------------------------------------------------------------------------
+
+
+def convert(f: Fn, v: str, src: dtype, dst: dtype) -> str:
+    """Cast a register value: float to int truncates, to a narrower float rounds to nearest even."""
+    if src == dst:
+        return v
+    st, dt = value_type(src), value_type(dst)
+    if dst.is_bool:
+        if src.is_float:
+            return f.let(f"fcmp une {st} {v}, {splat(float_literal(0.0), st)}")
+        return f.let(f"icmp ne {st} {v}, {splat('null' if src.is_handle else '0', st)}")
+    if src.is_handle or dst.is_handle:
+        if src.is_handle and dst.is_handle:
+            return v
+        if src.is_handle:
+            return convert(f, f.let(f"ptrtoint ptr {v} to i64"), dtype("int64"), dst)
+        return f.let(f"inttoptr i64 {convert(f, v, src, dtype('int64'))} to ptr")
+    if dst.is_float:
+        if src.is_float:
+            return _float_to_float(f, v, src, dst)
+        unsigned = src.is_unsigned or src.is_bool
+        return rounded(f, dst, f.let(f"{'uitofp' if unsigned else 'sitofp'} {st} {v} to {dt}"))
+    if src.is_float:
+        # Out of range is undefined in the language but must stay a value: freeze stops LLVM's poison.
+        return f.let(f"freeze {dt} {f.let(f'''fpto{'u' if dst.is_unsigned else 's'}i {st} {v} to {dt}''')}")
+    if src.is_bool:
+        return f.let(f"zext {st} {v} to {dt}")
+    if src.bits == dst.bits:
+        return v
+    op = "trunc" if dst.bits < src.bits else "zext" if src.is_unsigned else "sext"
+    return f.let(f"{op} {st} {v} to {dt}")
+
+
+def _float_to_float(f: Fn, v: str, src: dtype, dst: dtype) -> str:
+    st, dt = value_type(src), value_type(dst)
+    if src.bits < 64 and dst.bits < 64:
+        if dst.bits >= 32 or src.base == dst.base:
+            return v
+        return rounded(f, dst, v)
+    if src.bits < 64:
+        return f.let(f"fpext {st} {v} to {dt}")
+    near = f.let(f"fptrunc {st} {v} to {dt}")
+    if dst.bits >= 32:
+        return near
+    # Two roundings would be wrong in rare cases: round to odd in float32 first (towards zero, last bit sticky).
+    n = src.lanes
+    it, bt = _lanes("i32", n), _lanes("i1", n)
+    back = f.let(f"fpext {dt} {near} to {st}")
+    inexact = f.let(f"fcmp one {st} {back}, {v}")
+    bigger = f.let(f"fcmp ogt {st} {intrinsic(f, 'llvm.fabs', st, back)}, {intrinsic(f, 'llvm.fabs', st, v)}")
+    bits = f.let(f"bitcast {dt} {near} to {it}")
+    down = f.let(f"sub {it} {bits}, {f.let(f'zext {bt} {bigger} to {it}')}")
+    odd = f.let(f"or {it} {down}, {f.let(f'zext {bt} {inexact} to {it}')}")
+    return rounded(f, dst, f.let(f"bitcast {it} {odd} to {dt}"))
