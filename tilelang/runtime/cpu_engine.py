@@ -1,0 +1,144 @@
+"""LLVM IR or object code to callable addresses in this process, for the CPU target.
+
+    code = compile_cpu_object(llvm_ir)            bytes that can be cached for this cpu_engine().host_key()
+    loaded = load_cpu_object(code, "entry")       loaded.address; keep `loaded` alive while the address is in use
+
+Loading an object takes well under a millisecond; compiling is what costs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tilelang.env import env
+
+from .cpu_pool import pool_ir
+
+
+@dataclass(frozen=True)
+class LoadedCode:
+    """address: of the entry.  library: owner of the code's memory."""
+
+    address: int
+    library: Any
+
+
+def thread_count() -> int:
+    """Threads a launch may use: TILELANG_NUM_THREADS, else the CPUs this process may run on."""
+    asked = int(env.TILELANG_NUM_THREADS)
+    if asked > 0:
+        return asked
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class CpuEngine:
+    """Compiles for the host and loads code next to the thread pool.  One per process; safe from several threads."""
+
+    def __init__(self) -> None:
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        self._llvm = llvm
+        self._lock = threading.Lock()
+        self._count = 0
+        self.cpu, self.features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+        self.triple = llvm.get_process_triple()
+        target = llvm.Target.from_triple(self.triple)
+        self._machine = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, reloc="pic")
+        self._jit = llvm.create_lljit_compiler(
+            target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True), use_jit_link=False)
+        self._pool = self._load_pool()
+
+    def host_key(self) -> str:
+        """What object code depends on besides the IR: processor, features, LLVM version."""
+        version = ".".join(map(str, self._llvm.llvm_version_info))
+        return f"{self.triple} {self.cpu} {self.features} llvm {version}"
+
+    def emit_object(self, llvm_ir: str, opt: int = 3) -> bytes:
+        """Optimised object code.  Raises RuntimeError for IR that LLVM refuses (a fault of the compiler)."""
+        with self._lock:
+            module = self._optimised(llvm_ir, opt)
+            return bytes(self._machine.emit_object(module))
+
+    def emit_assembly(self, llvm_ir: str, opt: int = 3) -> str:
+        """The same as assembly text, to read."""
+        with self._lock:
+            return str(self._machine.emit_assembly(self._optimised(llvm_ir, opt)))
+
+    def _optimised(self, llvm_ir: str, opt: int) -> Any:
+        llvm = self._llvm
+        module = llvm.parse_assembly(llvm_ir)
+        module.triple = self.triple
+        module.data_layout = str(self._machine.target_data)
+        module.verify()
+        options = llvm.create_pipeline_tuning_options(speed_level=opt)
+        options.slp_vectorization = False  # our kernels write their vectors; loops are the loop vectoriser's
+        builder = llvm.create_pass_builder(self._machine, options)
+        builder.getModulePassManager().run(module, builder)
+        return module
+
+    def load(self, code: str | bytes, entry: str) -> LoadedCode:
+        """Make `entry` of an object (bytes) or of LLVM IR (text) callable."""
+        if isinstance(code, str):
+            code = self.emit_object(code)
+        with self._lock:
+            self._count += 1
+            builder = self._llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+            builder.import_symbol("tl_parallel_for", self._pool["tl_parallel_for"])
+            library = builder.export_symbol(entry).link(self._jit, f"tl{self._count}")
+            return LoadedCode(library[entry], library)
+
+    def _load_pool(self) -> dict[str, int]:
+        """Load the thread pool for the rest of the process: its workers run in this code until the end."""
+        code = self.emit_object(pool_ir("x86_64" in self.triple), opt=1)
+        builder = self._llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        names = ("tl_parallel_for", "tl_pool_want", "tl_pool_reset")
+        for n in names:
+            builder.export_symbol(n)
+        library = builder.link(self._jit, "tl_pool")
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(library))  # never unmapped, not even at interpreter exit
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._jit))
+        found = {n: library[n] for n in names}
+        ctypes.CFUNCTYPE(None, ctypes.c_int32)(found["tl_pool_want"])(thread_count() - 1)
+        reset = ctypes.CFUNCTYPE(None)(found["tl_pool_reset"])
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=reset)
+        return found
+
+    def parallel_for_address(self) -> int:
+        """Address of tl_parallel_for, for other native code of this process."""
+        return self._pool["tl_parallel_for"]
+
+    def set_threads(self, count: int) -> None:
+        """Threads launches use from now on (workers already started stay; fewer is taken up by the next process)."""
+        ctypes.CFUNCTYPE(None, ctypes.c_int32)(self._pool["tl_pool_want"])(max(count, 1) - 1)
+
+
+@lru_cache(maxsize=1)
+def _engine() -> CpuEngine:
+    return CpuEngine()
+
+
+_create = threading.Lock()
+
+
+def cpu_engine() -> CpuEngine:
+    """The engine of this process."""
+    with _create:
+        return _engine()
+
+
+def compile_cpu_object(llvm_ir: str) -> bytes:
+    """Object code of a module for this processor."""
+    return cpu_engine().emit_object(llvm_ir)
+
+
+def load_cpu_object(code: bytes, entry: str) -> LoadedCode:
+    """Load object code; `entry` is at .address of the result, which owns the memory."""
+    return cpu_engine().load(code, entry)
