@@ -50,8 +50,17 @@ def _floor(f: Fn, op: str, a: str, b: str, ty: str, dt: dtype) -> str:
 
 
 def float_extremum(f: Fn, op: str, a: str, b: str, ty: str) -> str:
-    """min or max that gives the other operand when one is NaN."""
-    return intrinsic(f, f"llvm.{op}num", ty, a, b)
+    """min or max that gives the other operand when one is NaN.
+
+    Comparison and selects, not llvm.maxnum: LLVM 22 at -O3 turns a maxnum accumulation into a masked vector reduction
+    that loses the last elements (tests/codegen_cpu: maximum over rows of a 5 x 37 tile).  x86 has one instruction for the
+    first select.
+    """
+    mask = ty.replace("float", "i1").replace("double", "i1")
+    better = f.let(f"fcmp {'ogt' if op == 'max' else 'olt'} {ty} {a}, {b}")
+    best = f.let(f"select {mask} {better}, {ty} {a}, {ty} {b}")
+    nan = f.let(f"fcmp uno {ty} {b}, {b}")
+    return f.let(f"select {mask} {nan}, {ty} {a}, {ty} {best}")
 
 
 def compare(f: Fn, op: str, a: str, b: str, dt: dtype) -> str:

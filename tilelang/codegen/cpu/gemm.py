@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tilelang.ir import Region, dtype
+from tilelang.ir import Region, as_bool, dtype
 from tilelang.ops import Gemm
 
 from .text import Fn, Module
@@ -106,7 +106,7 @@ def emit_gemm(cx: Any, op: Gemm) -> None:
     cx.scratch_bytes = max(cx.scratch_bytes, used)
     shape = Shape(m, n, k, ai, ak, bk, ldc, ct, op.c.dtype)
     name = f.module.need(shape.name, lambda: _tile_function(f.module, cx.host, shape))
-    f.do(f"call void @{name}(ptr {a_at}, ptr {b_at}, ptr {c_at}, i1 {cx.value(op.clear_accum)})")
+    f.do(f"call void @{name}(ptr {a_at}, ptr {b_at}, ptr {c_at}, i1 {cx.value(as_bool(op.clear_accum))})")
 
 
 def _static(op: Gemm, r: Region, d: int) -> int:

@@ -156,6 +156,8 @@ def emit_launch(cx: Host, s: Launch) -> None:
     _blocks_function(cx, s, name, block, kind, captured, slots, used_scratch)
     run = f.module.declare("tl_parallel_for", "i32", "ptr, ptr, i64, i64")
     status = f.let(f"call i32 {run}(ptr @{name}, ptr {context}, i64 {count}, i64 {total})")
+    if "printf" in f.module.parts:
+        f.do(f"call i32 {f.module.declare('fflush', 'i32', 'ptr')}(ptr null)")
     message = f.module.string("out of memory for the storage of a block")
     f.branch(f.let(f"icmp ne i32 {status}, 0"), lambda: cx._fail(message))
 

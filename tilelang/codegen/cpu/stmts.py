@@ -183,6 +183,8 @@ class Statements(Expressions):
         self.f.branch(cond, side(s.then, True), None if orelse is None else side(orelse, False))
 
     def _break(self, s: Break) -> None:
+        if self.f.loops[-1].parallel:
+            raise unsupported("`break` out of T.Parallel", span=s.span, hint="its iterations are independent: use a mask")
         self.f.br(self.f.loops[-1].exit)
 
     def _continue(self, s: Continue) -> None:
@@ -223,6 +225,7 @@ class Statements(Expressions):
                 self.stmt(s.body)
                 return
             with self.f.loop("0", sizes[k], hint=clean(s.vars[k].name)) as i:
+                self.f.loops[-1].parallel = True
                 self.vars[s.vars[k]] = Bound(wide=i)
                 level(k + 1)
 

@@ -30,6 +30,7 @@ class Loop:
 
     step: str
     exit: str
+    parallel: bool = False
 
 
 @dataclass

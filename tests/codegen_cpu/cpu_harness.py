@@ -1,0 +1,102 @@
+"""Running tile programs on the CPU target from NumPy arrays, without the host stub."""
+
+from __future__ import annotations
+
+import ctypes
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tilelang import ops  # noqa: F401 - registers the tile ops that the text names
+from tilelang.codegen.cpu import CpuProgram, HostCpu, compile_tile
+from tilelang.ir import Buffer, Func, Var, numpy_dtype, parse
+from tilelang.runtime.cpu_engine import cpu_engine
+
+_C = {"i1": ctypes.c_bool, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
+      "float": ctypes.c_float, "double": ctypes.c_double, "ptr": ctypes.c_void_p}
+
+
+class Compiled:
+    """A tile program compiled for this machine; call it with arrays and scalars in parameter order."""
+
+    def __init__(self, func: Func, host: HostCpu | None = None) -> None:
+        self.func, self.program = func, compile_tile(func, host)
+        self.code = cpu_engine().load(self.program.llvm_ir, self.program.entry)
+        types = [_C[p.type] for p in self.program.signature]
+        self.entry = ctypes.CFUNCTYPE(ctypes.c_char_p, *types)(self.code.address)
+
+    def __call__(self, *args: Any) -> None:
+        symbols: dict[Var, int] = {}
+        values = []
+        for p, a in zip(self.func.params, args, strict=True):
+            b = self.func.buffer_of(p)
+            if b is None:
+                values.append(a)
+                continue
+            values.append(a.ctypes.data)
+            steps = [s // a.itemsize for s in a.strides]
+            for dims, found in ((b.shape, a.shape), (b.strides_ or (), steps)):
+                symbols.update((d, n) for d, n in zip(dims, found) if isinstance(d, Var))
+        message = self.entry(*values, *(symbols[v] for v in self.program.symbols))
+        if message is not None:
+            raise RuntimeError(message.decode())
+
+
+def run_cpu(func: Func, args: Any, *, check: bool = True, host: HostCpu | None = None) -> dict[str, np.ndarray]:
+    """Run on copies of the arguments (by name or in order); tensors after the run by name, as run_tile gives them."""
+    if isinstance(args, Mapping):
+        args = [args.get(p.name if (b := func.buffer_of(p)) is None else b.name) for p in func.params]
+    args = list(args)
+    scalars = {p: a for p, a in zip(func.params, args) if func.buffer_of(p) is None}
+    for k, p in enumerate(func.params):
+        b = func.buffer_of(p)
+        if b is None:
+            continue
+        if k >= len(args):
+            args.append(None)
+        a = np.zeros(_shape(b, func, args, scalars), numpy_dtype(b.dtype)) if args[k] is None else np.asarray(args[k])
+        args[k] = a.copy(order="K")
+    Compiled(func, host)(*args)
+    return {b.name: a for p, a in zip(func.params, args) if (b := func.buffer_of(p)) is not None}
+
+
+def _shape(b: Buffer, func: Func, args: list[Any], scalars: dict[Var, Any]) -> tuple[int, ...]:
+    known = dict(scalars)
+    for p, a in zip(func.params, args):
+        other = func.buffer_of(p)
+        if other is not None and a is not None:
+            known.update((d, n) for d, n in zip(other.shape, np.shape(a)) if isinstance(d, Var))
+    return tuple(d if isinstance(d, int) else known[d] for d in b.shape)
+
+
+def tile_program(tensors: dict[str, tuple[tuple, str]], body: str, *, grid: str = "1", threads: Any = 32,
+                 scalars: str = "", symbols: str = "", attrs: str = "", launch_attrs: str = "", before: str = "") -> Func:
+    """A function with tensor parameters {name: (shape, dtype)} and one kernel, from text.
+
+    body: statements of the kernel, using bx, by as many as grid has extents, and tx, ty, tz.  before: host statements.
+    """
+    threads = (threads, 1, 1) if isinstance(threads, int) else threads
+    params = ", ".join([f"{n}_handle: T.handle" for n in tensors] + [s for s in [scalars] if s])
+    lines = [f'{s} = T.dynamic("{s}", "int32")' for s in symbols.split()]
+    lines += ["@T.prim_func", f"def main({params}):"]
+    for n, (shape, dt) in tensors.items():
+        dims = ", ".join(str(d) if isinstance(d, int) else f"T.expr({d})" for d in shape)
+        lines.append(f'    {n} = T.match_buffer({n}_handle, "{n}", ({dims},), "{dt}", scope="global", data="{n}_p")')
+    if attrs:
+        lines.append(f"    T.func_attr(attrs=({attrs},))")
+    lines += [textwrap.indent(textwrap.dedent(before).strip("\n"), "    ")] if before else []
+    names = ", ".join([*("bx", "by", "bz")[:grid.count(",") + 1], "tx", "ty", "tz"])
+    more = f", attrs=({launch_attrs},)" if launch_attrs else ""
+    lines.append(f"    with T.Kernel({grid}, threads={threads}{more}) as ({names}):")
+    lines.append(textwrap.indent(textwrap.dedent(body).strip("\n"), "        "))
+    return parse("\n".join(lines) + "\n")
+
+
+def alloc(name: str, shape: tuple[int, ...], dt: str, scope: str) -> str:
+    """An allocation line."""
+    return f'{name} = T.alloc("{name}", {shape}, "{dt}", scope="{scope}", data="{name}_p")'
+
+
+__all__ = ["Compiled", "CpuProgram", "alloc", "run_cpu", "tile_program"]
