@@ -13,7 +13,7 @@ from tilelang.target.instructions import MMA_ROWS, MmaRow, mma_rows, operand_dty
 from .policy import GemmWarpPolicy
 
 register("gemm-dtype", ValueError, "no arithmetic is defined for these operand and accumulator types of T.gemm")
-register("gemm-shape", ValueError, "the tile of a T.gemm does not divide into matrix instructions")
+register("gemm-tile", ValueError, "the tile of a T.gemm does not divide into matrix instructions")
 register("gemm-warps", ValueError, "the warps of the block cannot share out the accumulator of a T.gemm")
 register("gemm-accumulator", AssertionError, "the accumulator of a tensor-core T.gemm is not a fragment")
 
@@ -36,7 +36,7 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
 
     rows_first: under the Square policy, put warps along M as far as they go (the accumulator is reduced along its rows
     or becomes the A operand of another gemm, so whole rows should stay in one warp).
-    Raises gemm-dtype, gemm-shape, gemm-warps (ValueError), gemm-accumulator (AssertionError) at the op.
+    Raises gemm-dtype, gemm-tile, gemm-warps (ValueError), gemm-accumulator (AssertionError) at the op.
     """
     a, b, c = op.a.dtype, op.b.dtype, op.c.dtype
     types = (str(operand_dtype(a)), str(operand_dtype(b)), str(c))
@@ -63,13 +63,13 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
 
 
 def partition(op: Any, row: MmaRow, warps: int, rows_first: bool = False) -> tuple[int, int]:
-    """(warps along M, warps along N) by the op's policy.  Raises gemm-shape or gemm-warps."""
+    """(warps along M, warps along N) by the op's policy.  Raises gemm-tile or gemm-warps."""
     rm, rn, rk = row.shape
     if op.m % rm:
-        raise error("gemm-shape", f"T.gemm: M must be divisible by {rm}, but M = {op.m}", span=op.span,
+        raise error("gemm-tile", f"T.gemm: M must be divisible by {rm}, but M = {op.m}", span=op.span,
                     hint=f"{row.name} computes tiles of {rm} x {rn}: round the tile up")
     if op.k % rk:
-        raise error("gemm-shape", f"T.gemm: block_K ({op.k}) must be a multiple of micro_size_k ({rk})", span=op.span,
+        raise error("gemm-tile", f"T.gemm: block_K ({op.k}) must be a multiple of micro_size_k ({rk})", span=op.span,
                     hint=f"{row.name} multiplies {rk} elements of K at a time: round the tile up")
     policy = op.policy
     if rows_first and policy is GemmWarpPolicy.Square:
