@@ -576,24 +576,22 @@ class _AnyMode:
 def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt,
                  is_async: bool) -> tuple[int, int]:
     """(dimension, lanes): along which most memory accesses are contiguous, and how many elements a thread should take
-    there so that the widest element type fills one vector access."""
+    there: the narrowest of their vectors, since elements beyond it would spread the lanes of a warp apart."""
     best = (len(vars) - 1, 1)
     score = 0
     found = [x for x, _ in accesses(body) if _is_memory(x.buffer) and x.buffer.dtype.bits % 8 == 0 and x.indices]
     for d in reversed(range(len(vars))):
         limit = power_of_two_in(extents[d], 64)
-        own = 0
-        biggest = 0
+        own = narrowest = 0
         for x in found:
             n = lw.widths.width(x.buffer, x.indices, vars[d], limit, lw.analyzer_for(vars, extents), lw.divisors)
             if n > 1 or (n == 1 and stride_along(x.indices[-1], vars[d], lw.analyzer) == 1):
                 own += 4 if x.buffer.scope_name == "global" else 1
-            if n > 1:
-                bytes_ = x.buffer.dtype.bytes
-                biggest = max(biggest, bytes_)
+                if n > 1 or x.buffer.scope_name == "global":
+                    narrowest = min(narrowest or n, n)
         if own > score:
             score = own
-            best = (d, min(limit, MAX_BYTES // biggest) if biggest else 1)
+            best = (d, narrowest or 1)
     return best
 
 

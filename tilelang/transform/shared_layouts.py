@@ -104,15 +104,15 @@ def _lanes(vars: tuple[Var, ...], extents: tuple[int, ...], sides: list[tuple[Bu
     """Dimension along which most accesses are contiguous (global memory counts most), and elements per thread there."""
     best, score = (len(vars) - 1, 1), 0
     for d in reversed(range(len(vars))):
-        own, biggest = 0, 0
+        own, narrowest = 0, 0
         for b, indices in sides:
             if b.scope_name == "global" or b.scope_name.startswith("shared"):
                 w = contiguous_width(b, indices, vars[d], power_of_two_in(extents[d], 64), analyzer)
                 if w:
                     own += 4 if b.scope_name == "global" else 1
-                    biggest = max(biggest, b.dtype.bytes if w > 1 else 0)
+                    narrowest = min(narrowest or w, w)
         if own > score:
-            score, best = own, (d, min(power_of_two_in(extents[d], 64), MAX_BYTES // biggest) if biggest else 1)
+            score, best = own, (d, narrowest or 1)
     return best
 
 
