@@ -174,12 +174,13 @@ def _cython_text(a: TensorArg, x: Any, text: str) -> str:
                 f"{len(shape)}")
     at = re.search(r"(shape|strides)\[(\d+)\]", text)
     if at and at[1] == "shape":
-        return (f"Static shape mismatch for parameter {a.name}: expected {a.buffer.shape[int(at[2])]} at index {at[2]}, "
-                f"got {shape[int(at[2])]}")
+        return (f"Static shape mismatch for parameter {a.name}: expected {a.buffer.shape[int(at[2])]} at index "
+                f"{at[2]}, got {shape[int(at[2])]}")
     if at and a.buffer.strides_ is None:
         return f"Expected parameter {a.name} to be a contiguous tensor"
     if at:
-        return f"Static stride mismatch for parameter {a.name}: expected {a.buffer.strides[int(at[2])]} at index {at[2]}"
+        return (f"Static stride mismatch for parameter {a.name}: expected {a.buffer.strides[int(at[2])]} at index "
+                f"{at[2]}")
     if "device_type" in text:
         return f"Buffer device type mismatch for parameter {a.name}: got {getattr(x, 'device', '?')}"
     return ""

@@ -72,6 +72,7 @@ def nvrtc_options(request: Request) -> list[str]:
 
 
 def build_cuda(request: Request, sig: Signature) -> Artifact:
+    """CUDA source through NVRTC to cubins, and the host object, made at the same time."""
     from tilelang.runtime.nvrtc import compile_cubin
 
     program, sources, watch = device_source(request)
@@ -111,6 +112,7 @@ def _notes(program: Any) -> list[str]:
 
 
 def build_cpu(request: Request, sig: Signature) -> Artifact:
+    """LLVM IR of the tile program and of its host part to objects."""
     from tilelang.codegen.cpu import compile_tile
     from tilelang.runtime.cpu_engine import compile_cpu_object
 

@@ -30,9 +30,10 @@ def torch_assert_close(tensor_a: Any, tensor_b: Any, rtol: float = 1e-2, atol: f
     import torch
 
     a, b = tensor_a, tensor_b
-    for wanted, name, x, y in ((True, "shape", tuple(a.shape), tuple(b.shape)), (check_dtype, "dtype", a.dtype, b.dtype),
-                               (check_device, "device", a.device, b.device), (check_layout, "layout", a.layout, b.layout),
-                               (check_stride, "stride", a.stride(), b.stride())):
+    rows = ((True, "shape", tuple(a.shape), tuple(b.shape)), (check_dtype, "dtype", a.dtype, b.dtype),
+            (check_device, "device", a.device, b.device), (check_layout, "layout", a.layout, b.layout),
+            (check_stride, "stride", a.stride(), b.stride()))
+    for wanted, name, x, y in rows:
         if wanted and x != y:
             raise AssertionError(f"{name} differs: {base_name} has {x}, {ref_name} has {y}")
     wide = torch.complex128 if a.dtype.is_complex else torch.float64

@@ -94,7 +94,8 @@ def cache_key(request: Request) -> str:
     """SHA-256 over everything the compiled artifact depends on."""
     out = resolve_out_idx(request.func, request.out_idx)
     return digest(["kernel", compiler_stamp(), to_text(request.func), request.func.name, list(out), str(request.target),
-                   request.backend in INTERPRETED and request.backend, {str(k): v for k, v in request.config.items()}, list(request.flags),
+                   request.backend in INTERPRETED and request.backend,
+                   {str(k): v for k, v in request.config.items()}, list(request.flags),
                    toolchain_stamp(request.target)])
 
 

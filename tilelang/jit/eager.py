@@ -55,8 +55,8 @@ class EagerCalls:
         missing = [n for n in self.runtime if values[n] is _MISSING]
         if missing:
             given = len(self.runtime) - len(missing)
-            raise error("eager-inputs", f"Expected {len(self.runtime)} inputs, got {given} with {missing[0]!r} missing: "
-                        f"`{self.owner.__name__}` takes {', '.join(self.runtime)}")
+            raise error("eager-inputs", f"Expected {len(self.runtime)} inputs, got {given} with {missing[0]!r} "
+                        f"missing: `{self.owner.__name__}` takes {', '.join(self.runtime)}")
         return self._kernel(values, consts)(*(values[n] for n in self.runtime))
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JITKernel:
@@ -72,7 +72,7 @@ class EagerCalls:
         trace = self._trace(values, consts)
         return self._static_key(values), tuple(self._const_values(trace, values, consts).items())
 
-    # ---- steps --------------------------------------------------------------------------------------------------------
+    # ---- steps ------------------------------------------------------------------------------------------------------
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """(value or _MISSING per parameter, keyword values of consts)."""
         names = self.names
@@ -107,8 +107,8 @@ class EagerCalls:
             trace = self.traces[key] = _Trace(dict(traced.consts), traced.func)
         for name in consts:
             if name not in trace.consts:
-                raise error("eager-arguments", f"`{self.owner.__name__}` got an unexpected keyword argument {name!r}: it "
-                            f"has neither a parameter nor a T.const of that name")
+                raise error("eager-arguments", f"`{self.owner.__name__}` got an unexpected keyword argument {name!r}: "
+                            "it has neither a parameter nor a T.const of that name")
         return trace
 
     def _static(self, values: dict[str, Any]) -> dict[str, Any]:

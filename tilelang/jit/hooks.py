@@ -25,6 +25,7 @@ def remove_hook(kind: str) -> None:
 
 
 def has_hook(kind: str) -> bool:
+    """Whether a hook is installed."""
     return kind in _hooks
 
 
@@ -35,7 +36,8 @@ def apply_hook(kind: str, code: str, target: Any) -> str:
         return code
     out = hook(code, target)
     if not isinstance(out, str):
-        raise TypeError(f"the {kind} postprocessing hook must return the source as a string, found {type(out).__name__}")
+        raise TypeError(f"the {kind} postprocessing hook must return the source as a string, found "
+                        f"{type(out).__name__}")
     return out
 
 

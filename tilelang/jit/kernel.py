@@ -268,13 +268,14 @@ class JITKernel:
         return self._resource("shared_bytes")
 
     def report(self) -> str:
-        """What was compiled, as text: target, times, and per device kernel threads, registers, spills, shared memory."""
+        """What was compiled, as text: target, times, and per device kernel threads, registers, spills, shared bytes."""
         out = [f"kernel {self.signature.name} for {self.target}"]
         times = self._built.meta.get("times", {})
         if times:
             out.append("  compiled in " + ", ".join(f"{k} {v:.1f} ms" for k, v in times.items()))
         for r in self.resource_usage:
-            out.append(f"  {r['name']}: " + ", ".join(f"{k} {v}" for k, v in r.items() if k != "name" and v is not None))
+            facts = ", ".join(f"{k} {v}" for k, v in r.items() if k not in ("name", "file") and v is not None)
+            out.append(f"  {r['name']}: {facts}")
         for note in self._built.meta.get("notes", []):
             out.append(f"  note: {note}")
         return "\n".join(out)
@@ -338,7 +339,8 @@ class JITKernel:
 
     def get_tuner_result(self) -> tuple[float, dict[str, Any] | None, float | None]:
         if self.latency is None:
-            raise error("kernel-not-tuned", "Tuning results are not available: this kernel was not made by the autotuner")
+            raise error("kernel-not-tuned", "Tuning results are not available: the autotuner did not make this kernel",
+                        hint="call a function decorated with @tilelang.autotune")
         return self.latency, self.config, self.ref_latency
 
     @classmethod
@@ -402,8 +404,8 @@ class _OutputCall:
                 torch.device("cuda", torch.cuda.current_device()) if self.target.is_cuda else "cpu")
             return [_torch_output(torch, a, d, device) for a, d in zip(self.sig.outputs, dims)]
         if self.target.is_cuda:
-            raise error("kernel-output-device", f"the outputs of kernel {self.sig.name} need a framework that allocates "
-                        "on the GPU, and no torch tensor was passed", hint="import torch before calling, or pass the "
+            raise error("kernel-output-device", f"the outputs of kernel {self.sig.name} need a framework that "
+                        "allocates on the GPU, and no torch tensor was passed", hint="import torch before calling, or pass the "
                         "output tensors yourself (no out_idx)")
         return [_numpy_output(a, d, first) for a, d in zip(self.sig.outputs, dims)]
 

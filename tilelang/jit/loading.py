@@ -108,12 +108,14 @@ class CudaModules:
 
 
 def load_cuda(artifact: Artifact, sig: Signature) -> Entry:
+    """The host object with the driver's entry points; device code is loaded at the first call on a device."""
     modules = CudaModules(artifact)
     library = HostLibrary(artifact.files["host.o"], tuple(f"tl_{m}" for m in modes_of(sig)), modules.symbols())
     return _entry(library, sig, [modules], modules, release_gil=False)  # a launch is short: keeping the GIL is cheaper
 
 
 def load_cpu(artifact: Artifact, sig: Signature) -> Entry:
+    """The kernel object in the CPU engine, and the host object that calls it."""
     from tilelang.runtime.cpu_engine import load_cpu_object
 
     code = load_cpu_object(artifact.files["kernel.o"], artifact.meta["entry"])

@@ -23,7 +23,8 @@ class Profiler:
     """
 
     def __init__(self, params: list[KernelParam], result_idx: list[int],
-                 supply_type: TensorSupplyType = TensorSupplyType.Auto, adapter: Any = None, device: Any = None) -> None:
+                 supply_type: TensorSupplyType = TensorSupplyType.Auto, adapter: Any = None,
+                 device: Any = None) -> None:
         n = len(params)
         self.params, self.result_idx = params, [i % n for i in (result_idx or [])]
         self.supply_type, self.adapter, self.device = supply_type, adapter, device
@@ -60,8 +61,8 @@ class Profiler:
                 symbols = [v for v in walk(d) if isinstance(v, Var)]
                 for v in symbols:
                     if v.name not in values:
-                        raise error("profiler-symbol", f"Dynamic symbolic variable '{v.name}' not found in constraints: "
-                                    f"{values}")
+                        raise error("profiler-symbol", f"Dynamic symbolic variable '{v.name}' not found in "
+                                    f"constraints: {values}")
                 d = _fold(substitute(d, {v: const(int(values[v.name]), v.dtype) for v in symbols}))
             shape.append(d)
         return KernelParam(p.dtype, shape)

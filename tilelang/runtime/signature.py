@@ -128,8 +128,9 @@ def resolve_out_idx(func: Func, out_idx: Any) -> tuple[int, ...]:
         if not buffer.shape:
             raise error("output-rank", f"output `{buffer.name}` has no dimensions", hint="give it the shape (1,)")
         if buffer.strides_ is not None and not _is_compact(buffer):
-            raise error("output-strides", f"output `{buffer.name}` has declared strides {buffer.strides_!r} that are not "
-                        "compact: outputs are allocated compact", span=buffer.span, hint="pass the tensor as an input and write into it")
+            raise error("output-strides", f"output `{buffer.name}` has declared strides {buffer.strides_!r} that are "
+                        "not compact: outputs are allocated compact", span=buffer.span,
+                        hint="pass the tensor as an input and write into it")
         found.append(at)
     return tuple(found)
 

@@ -1,0 +1,298 @@
+"""Calling kernels on the CPU target: frameworks, outputs, errors told in full, lives after errors."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from kernels import add, dynamic_program, lazy_scale, scale_program, scale_t, split
+
+import tilelang
+import tilelang.language as T
+from tilelang.errors import TileLangError
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def scale():
+    return tilelang.compile(scale_program(), out_idx=[1], target="cpu")
+
+
+@pytest.fixture(scope="module")
+def in_place():
+    return tilelang.compile(scale_program(), target="cpu")
+
+
+def test_numpy_in_numpy_out_torch_in_torch_out(scale):
+    a = np.arange(32, dtype=np.float32).reshape(4, 8)
+    out = scale(a)
+    assert type(out) is np.ndarray and out.dtype == np.float32 and np.array_equal(out, 2 * a)
+    out = scale(torch.from_numpy(a))
+    assert isinstance(out, torch.Tensor) and torch.equal(out, 2 * torch.from_numpy(a))
+    assert type(scale(a)) is np.ndarray  # frameworks may take turns
+    p = torch.nn.Parameter(torch.from_numpy(a))
+    assert torch.equal(scale(p), 2 * p.detach())
+
+
+def test_other_dlpack_objects(scale, in_place):
+    class Foreign:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **_):
+            return self.array.__dlpack__()
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    a, b = np.ones((4, 8), np.float32), np.zeros((4, 8), np.float32)
+    in_place(Foreign(a), Foreign(b))
+    assert (b == 2).all()
+    assert np.array_equal(np.asarray(scale(Foreign(a))), b)
+
+
+def test_outputs_passed_by_the_caller_are_written_in_place(in_place):
+    a, b = torch.ones(4, 8), torch.zeros(4, 8)
+    assert in_place(a, b) is None
+    assert (b == 2).all()
+    assert in_place(a, a) is None and (a == 2).all()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_element_types_numpy_does_not_export(name):
+    import ml_dtypes
+
+    dt = np.dtype(getattr(ml_dtypes, name))
+    kernel = tilelang.compile(scale_program(dtype=name), out_idx=[1], target="cpu")
+    a = (np.arange(32) % 4).astype(dt).reshape(4, 8)
+    out = kernel(a)
+    assert out.dtype == dt and np.array_equal(out.astype(np.float32), 2 * a.astype(np.float32))
+    x = torch.from_numpy(a.astype(np.float32)).to(getattr(torch, name))
+    y = kernel(x)
+    assert y.dtype == x.dtype and torch.equal(y.float(), 2 * x.float())
+
+
+def test_read_only_arrays_are_read_and_never_written(scale, in_place):
+    a = np.ones((4, 8), np.float32)
+    a.flags.writeable = False
+    assert (scale(a) == 2).all()
+    with pytest.raises(ValueError, match="B is a read-only array and the kernel writes it"):
+        in_place(np.ones((4, 8), np.float32), a)
+    assert (a == 1).all()
+
+
+def test_symbolic_output_shapes():
+    kernel = tilelang.compile(dynamic_program(), out_idx=[1], target="cpu")
+    for m in (1, 3, 0):
+        a = np.arange(4 * m, dtype=np.float32).reshape(m, 4)
+        for out in (kernel(a), kernel(torch.from_numpy(a)).numpy()):
+            assert out.shape == (2 * m + 1, 4)
+            assert np.array_equal(out[:m], a) and (out[m:] == 7).all()
+
+
+def test_several_results_come_in_the_order_asked():
+    x = torch.randn(3, 5)
+    for e, d in (split(x), split(x.numpy())):
+        assert np.array_equal(np.asarray(e), -x.numpy().T) and np.array_equal(np.asarray(d), 2 * x.numpy())
+    assert isinstance(split(x), list) and isinstance(split(x)[0], torch.Tensor)
+    kernel = split.compile(M=3, N=5)
+    assert kernel.out_idx == [2, 1] or kernel.out_idx == [1, 2]
+
+
+def test_eager_with_and_without_results():
+    a, b = torch.full((1000,), 2048.0).half(), torch.ones(1000).half()
+    assert torch.equal(add(a, b), torch.full((1000,), 2048.0))
+    base = torch.randn(20, 16)
+    x, store = base[:, :10], torch.zeros(10, 32)
+    assert scale_t(x, store[:, :20]) is None
+    assert torch.equal(store[:, :20], 2 * x.T) and not store[:, 20:].any()
+    scale_t(x, store[:, :20], f=3)
+    assert torch.equal(store[:, :20], 3 * x.T)
+
+
+BAD = [
+    ((), ValueError, r"Kernel expected 1 inputs, but 0 are provided\."),
+    ((np.zeros((4, 8), np.float32),) * 2, ValueError, r"Kernel expected 1 inputs, but 2 are provided\."),
+    ((3,), RuntimeError, "kernel main input A expected pointer or tensor handle, got 3"),
+    (([[1.0]],), RuntimeError, "kernel main input A expected pointer or tensor handle"),
+    ((None,), RuntimeError, r"main\.A is expected to have non-NULL pointer"),
+    ((np.zeros(32, np.float32),), RuntimeError, "kernel main input A ndim mismatch, expected 2"),
+    ((np.zeros((4, 8)),), RuntimeError, "kernel main input A dtype mismatch, expected float32, got float64 tensor"),
+    ((np.zeros((4, 9), np.float32),), RuntimeError, r"kernel main input A shape\[1\] violates packed ABI constraint"),
+    ((np.zeros((8, 4), np.float32).T,), RuntimeError, r"kernel main input A strides\[1\] violates packed ABI"),
+    ((torch.zeros(4, 8, device="meta"),), Exception, "."),
+    ((np.array([["a"] * 8] * 4),), RuntimeError, "kernel main input A dtype mismatch"),
+    ((np.zeros((4, 8), ">f4"),), RuntimeError, "kernel main input A"),
+]
+
+
+@pytest.mark.parametrize("bad, kind, message", BAD, ids=range(len(BAD)))
+def test_bad_arguments_are_refused_and_the_next_call_works(scale, bad, kind, message):
+    with pytest.raises(kind, match=message):
+        scale(*bad)
+    assert (scale(np.ones((4, 8), np.float32)) == 2).all()
+
+
+def test_keywords_are_refused(scale):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'A'"):
+        scale(A=np.ones((4, 8), np.float32))
+
+
+def test_messages_say_what_was_found_and_what_to_do(scale):
+    with pytest.raises(TileLangError) as e:
+        scale(torch.zeros(8, 4).T)
+    assert "got float32 tensor of shape (4, 8) strides (1, 4) on cpu" in str(e.value)
+    assert "hint: pass x.contiguous()" in str(e.value)
+
+
+def test_scalar_arguments():
+    @T.prim_func
+    def main(A: T.Tensor((4,), "float32"), n: T.int32, x: T.float32, u: T.uint64):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(4):
+                A[i] = x + T.cast(n, "float32") + T.cast(u >> T.uint64(60), "float32")
+
+    kernel = tilelang.compile(main, target="cpu")
+    a = np.zeros(4, np.float32)
+
+    def run(*scalars):
+        kernel(a, *scalars)
+        return a[0]
+
+    assert run(2, 0.5, 0) == 2.5
+    assert run(True, 1, 2**64 - 1) == 17
+    assert run(np.int64(3), np.float32(0.25), np.uint64(2**63)) == 11.25
+    assert run(torch.tensor(3), torch.tensor(0.5), 0) == 3.5
+    assert run(np.bool_(True), np.float64(0.5), 0) == 1.5
+    for n in (2**31, -2**31 - 1, 2**70):
+        with pytest.raises((OverflowError, ValueError), match="scalar n expected integer"):
+            run(n, 0.0, 0)
+    for bad in ((1.5, 0.0, 0), (None, 0.0, 0), ("1", 0.0, 0), (torch.ones(2), 0.0, 0), (np.float32(1), 0.0, 0)):
+        with pytest.raises(TypeError, match="scalar n expected integer"):
+            run(*bad)
+    with pytest.raises((OverflowError, ValueError), match="scalar x expected float"):
+        run(1, 1e300, 0)
+    with pytest.raises((OverflowError, ValueError), match="scalar u expected integer"):
+        run(1, 0.0, -1)
+    assert run(2, 0.5, 0) == 2.5
+
+
+def test_host_asserts_and_assumptions_launch_nothing():
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def main(A: T.Tensor((m,), "float32"), n: T.int32):
+        assert m % 4 == 0, "rows come in fours"
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(4):
+                A[i] = T.cast(n, "float32")
+
+    kernel = tilelang.compile(main, target="cpu")
+    a = np.zeros(4, np.float32)
+    kernel(a, 3)
+    assert (a == 3).all()
+    with pytest.raises(RuntimeError, match="rows come in fours"):
+        kernel(np.zeros(5, np.float32), 1)
+    kernel(a, 4)
+    assert (a == 4).all()
+
+
+def test_misaligned_views_give_the_right_result(in_place):
+    raw = np.zeros(4 * 32 + 1, np.uint8)
+    a = raw[1:].view(np.float32).reshape(4, 8)  # not even aligned to its element
+    b = np.zeros(33, np.float32)[1:].reshape(4, 8)
+    a[:] = 1
+    try:
+        in_place(a, b)
+    except RuntimeError as e:
+        assert "byte_offset violates packed ABI constraint" in str(e)
+    else:
+        assert (b == 2).all()
+    good = np.ones((4, 8), np.float32)
+    in_place(good, b)
+    assert (b == 2).all()
+
+
+def test_calls_from_many_threads(scale):
+    failures = []
+
+    def work(k):
+        for _ in range(50):
+            out = scale(np.full((4, 8), k, np.float32))
+            if not (out == 2 * k).all():
+                failures.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+
+
+def test_results_own_their_memory(scale):
+    out = scale(torch.ones(4, 8))
+    again = [scale(torch.full((4, 8), float(k))) for k in range(20)]
+    gc.collect()
+    assert (out == 2).all() and all((r == 2 * k).all() for k, r in enumerate(again))
+
+
+def test_kernel_object(scale, tmp_path, capsys):
+    assert scale.out_idx == [1] and [tuple(p.shape) for p in scale.params] == [(4, 8), (4, 8)]
+    assert scale.params[0].torch_dtype() is torch.float32 and not scale.params[0].is_scalar()
+    assert scale.adapter.result_idx == [1] and scale.target.kind.name == "cpu"
+    assert "define" in scale.get_kernel_source() and "tl_call" in scale.get_host_source()
+    assert scale.get_kernel_source(False).endswith(scale.get_host_source())
+    scale.show_source("host")
+    assert "tl_prepare" in capsys.readouterr().out
+    scale.export_sources(tmp_path / "k.ll", tmp_path / "h.ll")
+    assert (tmp_path / "k.ll").read_text() == scale.kernel_source
+    with pytest.raises(ValueError):
+        scale.export_sources()
+    with pytest.raises(ValueError):
+        scale.get_tuner_result()
+    with pytest.raises(ValueError):
+        scale.export_ptx("")
+    scale.show_ptx()  # logged, not raised
+    assert "kernel main" in scale.report() and scale.sync_report()
+    assert scale.prim_func.script() == scale_program().script()
+
+
+def test_the_cython_backend_words_its_errors_differently():
+    kernel = tilelang.compile(scale_program(), target="cpu", execution_backend="cython")
+    good = np.ones((4, 8), np.float32)
+    for bad, message in (((good,), "Expected 2 inputs, got 1"),
+                         ((good.astype(np.float16), good), "Buffer dtype mismatch for parameter A: expected "
+                                                           "torch.float32"),
+                         ((good[0], good), "Static shape mismatch for parameter A: expected 2 dimensions, got 1"),
+                         ((np.ones((4, 9), np.float32), good), "expected 8 at index 1, got 9"),
+                         ((np.ones((8, 4), np.float32).T, good), "Expected parameter A to be a contiguous tensor")):
+        with pytest.raises(ValueError, match=message):
+            kernel(*bad)
+    kernel(good, good, skip_tensor_validation=True)
+
+
+def test_interpreted_backends_give_the_same(scale):
+    a = torch.randn(4, 8)
+    tile = tilelang.compile(scale_program(), out_idx=[1], target="cpu", execution_backend="tile")
+    assert torch.equal(tile(a), scale(a)) and np.array_equal(tile(a.numpy()), scale(a.numpy()))
+    with pytest.raises(RuntimeError, match="dtype mismatch"):
+        tile(a.double())
+
+
+def test_profiler_on_the_cpu(scale):
+    profiler = scale.get_profiler()
+    assert profiler.do_bench(n_warmup=1, n_repeat=3) > 0
+    profiler.assert_allclose(lambda x: x * 2, atol=0, rtol=0)
+    with pytest.raises(AssertionError, match="Too many mismatched"):
+        profiler.assert_allclose(lambda x: x * 3)
+    profiler.assert_consistent(3)
+    assert lazy_scale(4).get_profiler(tilelang.TensorSupplyType.One).run_once().eq(2).all()
+    dynamic = tilelang.compile(dynamic_program(), out_idx=[1], target="cpu").get_profiler()
+    with pytest.raises(ValueError, match="must have a static shape"):
+        dynamic.run_once()
+    with pytest.raises(ValueError, match="'m' not found"):
+        dynamic._get_inputs(dynamic_symbolic_constraints={"n": 1})
+    assert dynamic._get_inputs(dynamic_symbolic_constraints={"m": 5})[0].shape == (5, 4)
+    assert dynamic._get_inputs(True, {"m": 5})[1].shape == (11, 4)
