@@ -405,8 +405,8 @@ class _OutputCall:
             return [_torch_output(torch, a, d, device) for a, d in zip(self.sig.outputs, dims)]
         if self.target.is_cuda:
             raise error("kernel-output-device", f"the outputs of kernel {self.sig.name} need a framework that "
-                        "allocates on the GPU, and no torch tensor was passed", hint="import torch before calling, or pass the "
-                        "output tensors yourself (no out_idx)")
+                        "allocates on the GPU, and no torch tensor was passed",
+                        hint="import torch before calling, or pass the output tensors yourself (no out_idx)")
         return [_numpy_output(a, d, first) for a, d in zip(self.sig.outputs, dims)]
 
 
