@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tile_programs import Store, const, fragment, load, lowered, parallel, program, region, shared, tensor
 
-from tilelang.ir import (FALSE, TRUE, AddressOf, Alloc, Bind, Buffer, Continue, Evaluate, For, Func, If, Region, Select,
-                         Seq, Var, binary, call, cast, dtype, fresh, numpy_dtype)
+from tilelang.ir import (FALSE, TRUE, AddressOf, Alloc, Bind, Buffer, Continue, Evaluate, For, Func, If, Ramp, Region,
+                         Select, Seq, Var, binary, call, cast, dtype, fresh, numpy_dtype, replace, walk)
 from tilelang.ir.verify import THREADS_BOUND, verify
 from tilelang.layout import replicated_fragment, row_fragment, swizzled_layout, tile_fragment
 from tilelang.ops import AtomicTile, Copy, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpose
@@ -133,6 +133,28 @@ def test_fragment_to_fragment_of_another_layout():
     f, g = fragment("F", (32, 32), "float16"), fragment("G", (32, 32))
     agree(program([a, c], [(f, row_fragment((32, 32), 128, 8)), (g, row_fragment((32, 32), 128, 2, order=(1, 0)))],
                   lambda bx: [Copy(region(a), region(f)), Copy(region(f), region(g)), Copy(region(g), region(c))]))
+
+
+def test_private_arrays_are_copied_by_every_thread():
+    a, c = tensor("A", (64, 8)), tensor("C", (64, 8))
+    x, y = Buffer("x", (8,), dtype("float32"), "local"), Buffer("y", (8,), dtype("float32"), "local")
+    f = program([a, c], [(x, None), (y, None)], lambda bx: [], threads=64)
+    tx = f.body.thread_vars[0]
+    body = Seq((Alloc(x), Alloc(y), Copy(region(a, tx, 0, extents=(1, 8)), region(x)), Fill(region(y), const(1.0)),
+                Copy(region(x), region(c, tx, 0, extents=(1, 8)))))
+    f = replace(f, body=replace(f.body, body=body))
+    agree(f)
+    assert any(isinstance(n, Ramp) and n.lanes == 4 for n in walk(lowered(f)))
+
+
+def test_vectorized_loop_of_a_thread():
+    a, c = tensor("A", (64, 8), "float16"), tensor("C", (64, 8), "float16")
+    f = program([a, c], [], lambda bx: [], threads=64)
+    tx, v = f.body.thread_vars[0], fresh("v")
+    body = For(v, const(0), const(8), "vectorized", Store(c, (tx, v), load(a, (tx, v)) + load(a, (tx, v))))
+    f = replace(f, body=replace(f.body, body=body))
+    agree(f)
+    assert any(isinstance(n, Ramp) and n.lanes == 8 for n in walk(lowered(f)))
 
 
 # ---- bodies of parallel loops ---------------------------------------------------------------------------------------
@@ -277,7 +299,6 @@ def test_reduce_private_arrays():
     k = fresh("k")
     body = Seq((Alloc(x), Alloc(y), For(k, const(0), const(8), "serial", Store(x, (k,), load(a, (tx, k)))),
                 Reduce(region(x), region(y), "sum", 0), Store(c, (tx,), load(y, (0,)))))
-    from tilelang.ir import replace
     agree(replace(f, body=replace(f.body, body=body)), 1e-5)
 
 

@@ -49,6 +49,9 @@ class LowerContext(Protocol):
         is_async: a store of a global load into shared memory becomes cp.async where its width allows.  width: elements
         a thread takes along the contiguous dimension."""
 
+    def private(self, extents: tuple[int, ...], body: Any, span: Any = None) -> Stmt:
+        """body(vars) at every point, by every thread for itself (per-thread arrays)."""
+
     def distributed(self, dist: Any, body: Any, span: Any = None) -> Stmt:
         """The same under a given ops.distribute.Distribution."""
 

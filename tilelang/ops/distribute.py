@@ -150,7 +150,7 @@ def _common_width(size: int, width: int) -> int:
 def flat(extents: tuple[Any, ...], thread: Expr, threads: int, width: int = 1, lane_dim: int = -1) -> Distribution:
     """Chunks of `width` consecutive points along lane_dim, dealt out to the threads in turn.
 
-    extents: ints or Exprs (then width is 1).  width must divide the extent of lane_dim.
+    extents: ints or Exprs.  width must divide the extent of lane_dim, an int when width > 1.
     """
     rank = len(extents)
     lane_dim %= rank
@@ -169,6 +169,23 @@ def flat(extents: tuple[Any, ...], thread: Expr, threads: int, width: int = 1, l
     if lanes:
         indices[lane_dim] = indices[lane_dim] * width + lanes[0]
     return Distribution(tuple(extents), thread, threads, tuple(axes), lanes, lane_dim, tuple(indices), exists)
+
+
+def private(extents: tuple[int, ...], thread: Expr, threads: int, width: int = 1) -> Distribution:
+    """Every thread runs every point itself: loops over per-thread arrays.  width must divide the last extent."""
+    axes: list[tuple[Var, int]] = []
+    indices: list[Expr] = []
+    lanes = (fresh("v"), width) if width > 1 else None
+    for d, n in enumerate(extents):
+        step = width if d == len(extents) - 1 else 1
+        index: Expr = const(0)
+        if n // step > 1:
+            axes.append((fresh("r"), n // step))
+            index = axes[-1][0] * step
+        if step > 1 and lanes:
+            index = index + lanes[0]
+        indices.append(index)
+    return Distribution(tuple(extents), thread, threads, tuple(axes), lanes, len(extents) - 1, tuple(indices))
 
 
 def _static_share(sizes: list[int], thread: Expr, threads: int) -> tuple[list[Any], list[Expr], Expr | None]:
@@ -287,4 +304,5 @@ def bind_ranges(dist: Distribution, analyzer: Analyzer) -> Analyzer:
     return analyzer
 
 
-__all__ = ["Distribution", "bind_ranges", "conjunction", "digit", "flat", "from_fragment", "index_values"]
+__all__ = ["Distribution", "bind_ranges", "conjunction", "digit", "flat", "from_fragment", "index_values",
+           "private"]

@@ -76,6 +76,8 @@ def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[
             got = None if src is None else load(src.buffer, matched_indices(src, of_src, at), span=src.span)
             return Store(dst.buffer, matched_indices(dst, of_dst, at), value(got), span=span)
 
+        if any(r is not None and r.buffer.scope_name in ("local", "local.var") for r in (dst, src)):
+            return cx.private(extents, body, span=span)
         return cx.parallel(extents, body, span=span, **options)
 
     dims = of_dst if base is dst else of_src

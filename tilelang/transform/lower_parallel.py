@@ -20,7 +20,7 @@ from tilelang.arith import known_divisor
 from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate, Expr,
                          For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, call, cast, const,
                          fresh, load, rebuild, replace, seq, stmts_of, substitute, unary, walk)
-from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, flat, from_fragment
+from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, flat, from_fragment, private
 
 from .fragment_access import Grid, Touch, resolve
 from .vectorize import MAX_BYTES, power_of_two_in, stride_along
@@ -478,6 +478,17 @@ def scalar_async(lw: Any, loop: Loop, s: Store) -> Stmt | None:
     return out if loop.dist.first is None else If(loop.dist.first, out)
 
 
+def private_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, span: Any = None) -> Stmt:
+    """Every point run by every thread for itself (copies of private arrays, T.vectorized), in vectors where they fit."""
+    body = inline_index_binds(body)
+    limit = power_of_two_in(extents[-1], 64)
+    w = 1
+    for x, _ in accesses(body):
+        if _is_memory(x.buffer) and x.buffer.dtype.bits % 8 == 0 and x.indices:
+            w = max(w, lw.widths.width(x.buffer, x.indices, vars[-1], limit, lw.analyzer_for(vars, extents), lw.divisors))
+    return run_loop(lw, vars, private(extents, lw.thread, lw.num_threads, w), body, span=span)
+
+
 # ---- distribution ----------------------------------------------------------------------------------------------------
 
 
@@ -486,12 +497,13 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
     """loop_layout if there is one, else the share of a fragment the body writes or reads, else a flat share."""
     static = all(isinstance(n, int) for n in extents)
     if not static:
-        return flat(extents, lw.thread, lw.num_threads)
+        lane_dim, w = wanted_width(lw, vars, extents, body, is_async)
+        return flat(extents, lw.thread, lw.num_threads, w, lane_dim)
     shares = [loop_layout] if loop_layout is not None else []
     shares += fragment_shares(lw, vars, extents, body)
     lane_dim, w = wanted_width(lw, vars, extents, body, is_async)
     if width is not None:
-        w = width
+        w = power_of_two_in(extents[lane_dim], width)
     for share in shares:
         dist = from_fragment(share, lw.thread, extents, w if lane_dim == len(vars) - 1 else 1)
         if share is shares[-1] or _accumulates_well(lw, vars, dist, body):
@@ -581,7 +593,7 @@ def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
     score = 0
     found = [x for x, _ in accesses(body) if _is_memory(x.buffer) and x.buffer.dtype.bits % 8 == 0 and x.indices]
     for d in reversed(range(len(vars))):
-        limit = power_of_two_in(extents[d], 64)
+        limit = power_of_two_in(extents[d], 64) if isinstance(extents[d], int) else 1
         own = narrowest = 0
         for x in found:
             n = lw.widths.width(x.buffer, x.indices, vars[d], limit, lw.analyzer_for(vars, extents), lw.divisors)
@@ -829,4 +841,4 @@ def check_body(body: Stmt, span: Any) -> None:
                                    hint="accumulate into a fragment and reduce it with T.reduce_*, or use T.serial")
 
 
-__all__ = ["Loop", "LoopShare", "accesses", "choose_distribution", "lower_loop", "run_loop", "scalar_async"]
+__all__ = ["Loop", "LoopShare", "accesses", "choose_distribution", "lower_loop", "private_loop", "run_loop", "scalar_async"]

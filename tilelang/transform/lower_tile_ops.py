@@ -25,7 +25,7 @@ from tilelang.ops.distribute import Distribution, conjunction
 
 from .config import PassConfigKey
 from .guards import bounds_guard
-from .lower_parallel import Loop, lower_loop, run_loop, scalar_async
+from .lower_parallel import Loop, lower_loop, private_loop, run_loop, scalar_async
 from .pass_ import PassContext, pass_
 from .vectorize import Widths
 
@@ -230,6 +230,8 @@ class Lowering:
                 orelse = None if s.orelse is None else self.under(s.cond, False, lambda: self.stmt(s.orelse))
                 return replace(s, cond=self.expr(s.cond), then=then, orelse=orelse)
             case For():
+                if s.kind == "vectorized":
+                    return self._vectorized(s)
                 return self.loop_stmt(s, self.stmt)
             case While():
                 return replace(s, cond=self.expr(s.cond), body=self.stmt(s.body))
@@ -264,6 +266,13 @@ class Lowering:
         finally:
             if self.loop is not None and static:
                 self.loop.inner = self.loop.inner[:-1]
+
+    def _vectorized(self, s: For) -> Stmt:
+        """T.vectorized: vector accesses around the lanes in per-thread code; inside a distributed loop, whose lanes
+        are vectors already, an unrolled loop."""
+        if self.loop is not None or not isinstance(s.extent, Const) or not isinstance(s.start, Const) or s.start.value:
+            return self.loop_stmt(replace(s, kind="unroll"), self.stmt)
+        return self.scratch(lambda: private_loop(self, (s.var,), (int(s.extent.value),), s.body, s.span))
 
     def _alloc(self, s: Alloc) -> Stmt:
         scope = s.buffer.scope_name
@@ -389,6 +398,11 @@ class Lowering:
         vars = tuple(fresh(names[k] if k < len(names) else f"i{k}") for k in range(len(extents)))
         return lower_loop(self, vars, tuple(extents), body(vars), loop_layout=loop_layout, is_async=is_async,
                           width=width, span=span)
+
+    def private(self, extents: tuple[int, ...], body: Callable[[tuple[Var, ...]], Stmt], span: Any = None) -> Stmt:
+        """body at every point, by every thread for itself."""
+        vars = tuple(fresh("ijklmnpq"[k]) for k in range(len(extents)))
+        return private_loop(self, vars, extents, body(vars), span)
 
     def distributed(self, dist: Distribution, body: Callable[[tuple[Var, ...]], Stmt], span: Any = None) -> Stmt:
         """body(coordinates) under a given distribution."""
