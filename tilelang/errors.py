@@ -33,20 +33,24 @@ class TileLangError(Exception):
 
 @dataclass(frozen=True)
 class Kind:
-    """name: what the error is called; raises: the builtin class it also is; about: one line for the documentation."""
+    """name: what the error is called; raises: the builtin class it also is; about: one line for the documentation.
+
+    hint: what to do, shown when an error of the kind brings no hint of its own.
+    """
 
     name: str
     raises: type[Exception]
     about: str
+    hint: str = ""
 
 
 KINDS: dict[str, Kind] = {}
 _CLASSES: dict[type[Exception], type[TileLangError]] = {}
 
 
-def register(name: str, raises: type[Exception], about: str) -> None:
+def register(name: str, raises: type[Exception], about: str, hint: str = "") -> None:
     """Add an error kind."""
-    KINDS[name] = Kind(name, raises, about)
+    KINDS[name] = Kind(name, raises, about, hint)
 
 
 def _class_for(base: type[Exception]) -> type[TileLangError]:
@@ -60,7 +64,8 @@ def _class_for(base: type[Exception]) -> type[TileLangError]:
 def error(kind: str, message: str, *, span: Any = None, notes: Iterable[tuple[Any, str]] = (),
           hint: str = "", label: str = "") -> TileLangError:
     """Build (not raise) the error of a kind:  `raise error("gemm-shape", "...", span=op.span, hint="...")`."""
-    return _class_for(KINDS[kind].raises)(message, kind=kind, span=span, notes=notes, hint=hint, label=label)
+    return _class_for(KINDS[kind].raises)(message, kind=kind, span=span, notes=notes, hint=hint or KINDS[kind].hint,
+                                          label=label)
 
 
 def _snippet(span: Any, label: str) -> list[str]:

@@ -9,6 +9,7 @@ from tilelang import ir as _ir
 from tilelang.errors import JITNoBuilderError as _JITNoBuilderError
 
 from . import dtypes as _dtypes
+from . import kinds as _kinds
 from . import math as _math
 from . import thread as _thread
 from .alloc import (alloc_buffer, alloc_fragment, alloc_global, alloc_local, alloc_shared, alloc_var, allocate, empty,
@@ -17,26 +18,27 @@ from .annotations import (annotate_compile_flags, annotate_l2_hit_ratio, annotat
                           annotate_restrict_buffers, annotate_safe_value, assume, func_attr)
 from .atomic import atomic_add, atomic_load, atomic_max, atomic_min, atomic_or, atomic_store
 from .debug import device_assert, print  # noqa: A004 - public name
-from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked, is_float4_e2m1fn,
-                     validate_gemm_ab_dtypes)
+from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked,
+                     is_float4_e2m1fn, validate_gemm_ab_dtypes)
 from .kernel import (Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFrame, annotate_min_blocks_per_sm,
                      get_block_binding, get_block_bindings, get_block_extent, get_block_extents, get_thread_binding,
-                     get_thread_bindings, get_thread_extent, get_thread_extents, import_source, thread_binding, use_swizzle,
-                     ws)
-from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized, break_loop, continue_loop, grid, loop_break,
-                    parallel, serial, unroll, vectorized)
+                     get_thread_bindings, get_thread_extent, get_thread_extents, import_source, thread_binding,
+                     use_swizzle, ws)
+from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized, break_loop, continue_loop, grid,
+                    loop_break, parallel, serial, unroll, vectorized)
 from .macro import Macro, Ref, macro
 from .prim_func import PrimFunc, prim_func
 from .symbolics import const, dynamic, symbolic
-from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, access_ptr, address_of, handle,
-                     make_tensor, make_tensor_from_addr, match_buffer, ptr, reshape, view)
+from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, access_ptr, address_of,
+                     handle, make_tensor, make_tensor_from_addr, match_buffer, ptr, reshape, view)
 from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_sync, buffer_store, call_extern,
                      call_pure_extern, evaluate, get_lane_idx, get_warp_group_idx, get_warp_idx, get_warp_idx_sync,
                      match_all_sync, match_any_sync, named_barrier_arrive, ptx_commit_group, ptx_wait_group, shfl_down,
-                     shfl_sync, shfl_up, shfl_xor, sync_grid, sync_threads, sync_warp, syncthreads_and, syncthreads_count,
-                     syncthreads_or, thread_return)
-from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cumsum, fill, gemm, reduce, reduce_absmax, reduce_abssum,
-                   reduce_bitand, reduce_bitor, reduce_bitxor, reduce_max, reduce_min, reduce_sum, transpose)
+                     shfl_sync, shfl_up, shfl_xor, sync_grid, sync_threads, sync_warp, syncthreads_and,
+                     syncthreads_count, syncthreads_or, thread_return)
+from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cumsum, fill, gemm, reduce, reduce_absmax,
+                   reduce_abssum, reduce_bitand, reduce_bitor, reduce_bitxor, reduce_max, reduce_min, reduce_sum,
+                   transpose)
 from .unavailable import UNAVAILABLE as _UNAVAILABLE
 
 _own = [n for n in globals() if not n.startswith("_") and n not in ("annotations", "math", "kernel", "macro_", "typing")]
@@ -62,7 +64,7 @@ _LAZY = {
     "Layout": "tilelang.layout", "Fragment": "tilelang.layout", "JITFunc": "tilelang.jit:JITImpl",
     "make_swizzled_layout": "tilelang.layout", "make_linear_layout": "tilelang.layout",
 }
-_SUBMODULES = ("eager", "dtypes", "tensor", "loops", "builder")
+_SUBMODULES = ("eager", "dtypes", "fp8")
 
 
 def var(name: str = "v", dtype: _typing.Any = "int32") -> _ir.Var:  # noqa: F811 - dtype is also a public name

@@ -12,16 +12,6 @@ from .builder import Builder
 from .state import current
 from .tensor import dtype_of, shape_of
 
-for _kind, _base, _about in (
-    ("alloc-no-builder", ValueError, "an allocation outside a kernel function"),
-    ("alloc-outside-kernel", ValueError, "an allocation of block or thread memory outside T.Kernel"),
-    ("alloc-scope", ValueError, "an unknown memory scope"),
-    ("alloc-var", TypeError, "bad arguments of T.alloc_var"),
-    ("empty-after-kernel", ValueError, "T.empty after the first T.Kernel"),
-    ("empty-shape", TypeError, "a bad shape of T.empty"),
-):  # fmt: skip
-    errors.register(_kind, _base, _about)
-
 
 def _builder(what: str) -> Builder:
     b = current()
@@ -35,6 +25,8 @@ def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buff
     if scope not in SCOPES:
         raise errors.error("alloc-scope", f"{what}: unknown memory scope {scope!r}", span=b.here(),
                            hint="known scopes: " + ", ".join(SCOPES))
+    if b.kernel is None and scope != "global":
+        raise errors.error("alloc-outside-kernel", f"{what} allocates {scope} memory outside T.Kernel", span=b.here())
     dims = shape_of(shape, what)
     buf = Buffer(b.fresh_name(prefix), dims, dt, scope, span=b.here())
     return b.allocate(buf)
@@ -56,9 +48,6 @@ def _shape_and_dtype(what: str, args: tuple[Any, ...], dtype: Any, scope: str | 
         dtype = items[0]
     shape = dims[0] if len(dims) == 1 else tuple(dims)
     return shape, "float32" if dtype is None else dtype, scope
-
-
-errors.register("alloc-arguments", TypeError, "bad arguments of an allocation")
 
 
 def alloc_shared(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:

@@ -8,24 +8,16 @@ from tilelang import errors
 from tilelang.ir import Buffer, Evaluate, cast, convert
 from tilelang.ir import call as ir_call
 
-from .kernel import _kernel
+from .kernel import need_kernel
 from .loops import freeze_attr
 from .state import need_builder
-
-for _kind, _base, _about in (
-    ("layout-annotation", ValueError, "a layout that does not go with its buffer"),
-    ("layout-fragment", AssertionError, "a fragment annotated with something that is not a T.Fragment"),
-    ("annotation", TypeError, "an annotation of something it does not apply to"),
-    ("l2-hint", AssertionError, "an L2 hint on a buffer that is not global"),
-):  # fmt: skip
-    errors.register(_kind, _base, _about)
 
 
 def annotate_layout(layouts: dict[Buffer, Any]) -> None:
     """Fix the layouts of shared buffers (T.Layout or a lambda over the indices) and fragments (T.Fragment)."""
     from tilelang.layout import Fragment, Layout  # NumPy tables: loaded when the first layout is used
 
-    b, k = need_builder("T.annotate_layout"), _kernel("T.annotate_layout")
+    b, k = need_builder("T.annotate_layout"), need_kernel("T.annotate_layout")
     for buffer, layout in dict(layouts).items():
         if not isinstance(buffer, Buffer):
             raise errors.error("annotation", f"T.annotate_layout takes buffers, found {type(buffer).__name__}", span=b.here())
@@ -46,7 +38,7 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
 
 def annotate_safe_value(values: dict[Buffer, Any]) -> None:
     """Values that out-of-range reads of buffers give (default 0)."""
-    b, k = need_builder("T.annotate_safe_value"), _kernel("T.annotate_safe_value")
+    b, k = need_builder("T.annotate_safe_value"), need_kernel("T.annotate_safe_value")
     for buffer, value in dict(values).items():
         if not isinstance(buffer, Buffer):
             raise errors.error("annotation", f"T.annotate_safe_value takes buffers, found {type(buffer).__name__}",
@@ -57,7 +49,7 @@ def annotate_safe_value(values: dict[Buffer, Any]) -> None:
 
 def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
     """Hint that part of a global buffer should stay in L2."""
-    b, k = need_builder("T.annotate_l2_hit_ratio"), _kernel("T.annotate_l2_hit_ratio")
+    b, k = need_builder("T.annotate_l2_hit_ratio"), need_kernel("T.annotate_l2_hit_ratio")
     for buffer in ratios:
         if not isinstance(buffer, Buffer) or buffer.scope_name != "global":
             raise errors.error("l2-hint", "T.annotate_l2_hit_ratio applies to global buffers", span=b.here())
@@ -99,9 +91,6 @@ def assume(cond: Any) -> None:
             raise errors.error("assume-false", "T.assume of a condition that is false", span=b.here())
         return
     b.emit(Evaluate(ir_call("assume", (c,), "void", span=b.here()), span=b.here()))
-
-
-errors.register("assume-false", ValueError, "T.assume of a condition that is false")
 
 
 def func_attr(attrs: dict[str, Any]) -> None:

@@ -19,7 +19,6 @@ Names a body assigns are handed to the builder before and after it: it decides w
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -32,10 +31,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang import errors
-
-errors.register("source-unavailable", ValueError, "the source text of a kernel function cannot be found")
-errors.register("unsupported-syntax", NotImplementedError, "a Python construct that has no meaning in a kernel function")
-errors.register("nested-function", NameError, "a def or class nested in a kernel function")
 
 log = logging.getLogger("tilelang.language")
 BUILDER, UNDEFINED = "__tl", "__tl_undefined"

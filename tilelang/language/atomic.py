@@ -14,15 +14,6 @@ from .regions import BufferSlice, operand, pair, whole_region
 from .state import need_builder
 from .tile import EMITTED, emit_op
 
-for _kind, _base, _about in (
-    ("atomic-order", KeyError, "an unknown memory order"),
-    ("atomic-load-order", ValueError, "a memory order that a load or store does not support"),
-    ("atomic-operand", TypeError, "an atomic on something that is not an element or tile"),
-    ("atomic-previous", NotImplementedError, "return_prev on a tile"),
-    ("atomic-option", NotImplementedError, "an option of atomics that is not available"),
-):  # fmt: skip
-    errors.register(_kind, _base, _about)
-
 ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 
 

@@ -18,28 +18,10 @@ from tilelang.ir import dtype as DType
 from tilelang.target.intrinsics import is_pure
 
 from .regions import BufferSlice, store_slice, subscript
-from .scope import (Context, Frame, IfFrame, Poison, RootFrame, Undefined, WhileFrame, outside_scope,
-                    rebound_constant)
+from .scope import Context, Frame, IfFrame, Poison, RootFrame, Undefined, WhileFrame, outside_scope, rebound_constant
 from .state import set_current
 
 log = logging.getLogger("tilelang.language")
-
-for _kind, _base, _about in (
-    ("for-iterator", TypeError, "a for loop over something that is not a loop of the language"),
-    ("condition", TypeError, "a condition that is neither a run-time nor a Python truth value"),
-    ("infinite-loop", RuntimeError, "while with a condition that is always true"),
-    ("break-outside-loop", SyntaxError, "break or continue with no loop around it in the kernel"),
-    ("break-in-parallel", ValueError, "break in T.Parallel, whose iterations have no order"),
-    ("return-in-control-flow", NotImplementedError, "return under run-time control flow"),
-    ("lazy-effect", RuntimeError, "a statement or macro in a lazily evaluated operand"),
-    ("whole-buffer-assignment", RuntimeError, "`buffer op= value`"),
-    ("matmul-operator", TypeError, "the @ operator in a kernel"),
-    ("unpack", ValueError, "a wrong number of values to unpack"),
-    ("store-target", TypeError, "element assignment to something that is not a buffer"),
-    ("store-type", TypeError, "a stored value that is not a scalar or vector of the element type"),
-    ("host-statement", ValueError, "a construct that must stand inside (or before) T.Kernel"),
-):  # fmt: skip
-    errors.register(_kind, _base, _about)
 
 OPS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
@@ -638,9 +620,6 @@ def _cast_value(raw: Any, v: Expr, want: DType) -> Expr:
 def _same_python(a: Any, b: Any) -> bool:
     """Whether two Python values are plainly equal (a constant assigned the same value again)."""
     return type(a) is type(b) and isinstance(a, (bool, int, float, str, tuple)) and bool(a == b)
-
-
-errors.register("return-value", RuntimeError, "returning something that is not a T.empty tensor")
 
 
 class tracing:  # noqa: N801 - a context manager, read as a verb

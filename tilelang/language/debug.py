@@ -5,19 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (I32, Alloc, Assert, Buffer, Const, Evaluate, Expr, For, If, Load, Region, StringConst, Var, call, cast,
-                         convert, load, logical, seq)
+from tilelang.ir import (I32, Alloc, Assert, Buffer, Const, Evaluate, Expr, For, If, Load, Region, StringConst, Var,
+                         call, cast, convert, load, logical, seq)
 from tilelang.ir import dtype as DType
 from tilelang.ops import Copy
 
 from .builder import Builder, Emitted
-from .kernel import _kernel
+from .kernel import need_kernel
 from .regions import BufferSlice
 from .state import need_builder
 from .tile import EMITTED
-
-errors.register("print-operand", ValueError, "T.print of something it cannot print")
-errors.register("print-message", AssertionError, "T.print without an operand and a message")
 
 _LABELS = {"int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short", "int32": "int",
            "uint32": "uint", "int64": "long", "uint64": "ulong", "float32": "float", "float64": "double", "float16": "half",
@@ -48,7 +45,7 @@ def _argument(e: Expr) -> Expr:
 
 
 def _place() -> list[Expr]:
-    k = _kernel("T.print")
+    k = need_kernel("T.print")
     zero = Const(0, I32)
     return [*(list(k.block_vars) + [zero] * 3)[:3], *k.thread_vars]
 
@@ -93,7 +90,7 @@ def _print_buffer(b: Builder, buffer: Buffer, msg: str, thread: int) -> Emitted:
     if not buffer.is_static:
         raise errors.error("print-operand", f"T.print of `{buffer.name}`, whose shape is known only at run time", span=b.here(),
                            hint="print elements of it in a loop")
-    k = _kernel("T.print")
+    k = need_kernel("T.print")
     zero = Const(0, I32)
     source = buffer
     if buffer.scope_name == "local.fragment":

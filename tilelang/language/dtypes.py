@@ -7,9 +7,6 @@ from typing import Any
 from tilelang import errors
 from tilelang.ir import dtype
 
-errors.register("fp8-format", ValueError, "an unknown fp8 format name")
-errors.register("gemm-dtypes", ValueError, "operand types T.gemm does not combine")
-
 AnyDType = Any
 _LANES = (2, 4, 8, 16, 32, 64)
 _SCALARS = ("bool", "int4", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",

@@ -22,10 +22,6 @@ from .prim_func import (PrimFunc, Unannotated, check_signature, closure_names, d
                         outer_locals, resolve_annotation, run_rewritten, trace_prim_func)
 from .tensor import PointerFactory, TensorFactory, TensorSpec
 
-errors.register("const-unused", RuntimeError, "a T.const that is no dimension or stride of a tensor")
-errors.register("const-value", ValueError, "a T.const whose value cannot be found")
-errors.register("eager-argument", TypeError, "an argument that does not fit an eager kernel function")
-
 TENSOR, SCALAR, COMPILE_TIME = "tensor", "scalar", "compile_time"
 
 

@@ -5,24 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (I32, Alloc, Bind, Const, Expr, For, Launch, Stmt, Var, convert, logical)
+from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary, convert, is_const, logical
 
 from .builder import Builder
 from .loops import IfThreadFrame, loop_bound
 from .scope import Frame
 from .state import current, need_builder
-
-for _kind, _base, _about in (
-    ("kernel-grid", ValueError, "a bad grid of T.Kernel"),
-    ("kernel-threads", ValueError, "a bad thread extent of T.Kernel"),
-    ("nested-kernel", ValueError, "T.Kernel inside T.Kernel"),
-    ("no-kernel", AssertionError, "a launch index asked for outside T.Kernel"),
-    ("launch-dim", ValueError, "a launch dimension that does not exist"),
-    ("swizzle-order", ValueError, "T.use_swizzle with a bad order or panel size"),
-    ("swizzle-place", ValueError, "T.use_swizzle after statements that do work"),
-    ("min-blocks", AssertionError, "annotate_min_blocks_per_sm without a positive integer"),
-):  # fmt: skip
-    errors.register(_kind, _base, _about)
 
 MAX_THREADS = 1024  # threads of a block (CUDA C++ Programming Guide, "Compute capabilities")
 
@@ -101,11 +89,10 @@ class KernelLaunchFrame(Frame):
             attrs["safe_values"] = tuple(self.safe_values)
         if self.sources:
             attrs["import_source"] = tuple(self.sources)
-        block_vars, body = self.block_vars, self.body()
-        if self.swizzle is not None and len(block_vars) > 1:
+        if self.swizzle is not None and len(self.block_vars) > 1:
             attrs["swizzle"] = self.swizzle  # the code generator permutes: here bx and by keep their exact bounds
-        return Launch(tuple(self.blocks), block_vars, self.threads, self.thread_vars, body,  # type: ignore[arg-type]
-                      tuple(sorted(attrs.items())), span=self.span)
+        return Launch(tuple(self.blocks), self.block_vars, self.threads, self.thread_vars,  # type: ignore[arg-type]
+                      self.body(), tuple(sorted(attrs.items())), span=self.span)
 
 
 def Kernel(*blocks: Any, threads: Any = None, prelude: str | None = None) -> KernelLaunchFrame:  # noqa: N802
@@ -118,7 +105,8 @@ def Kernel(*blocks: Any, threads: Any = None, prelude: str | None = None) -> Ker
     return KernelLaunchFrame(blocks, threads, prelude)
 
 
-def _kernel(what: str) -> KernelLaunchFrame:
+def need_kernel(what: str) -> KernelLaunchFrame:
+    """The open launch.  Raises no-kernel."""
     b = current()
     if b is None or b.kernel is None:
         raise _error("no-kernel", f"KernelLaunchFrame is not initialized: {what} is valid inside T.Kernel only")
@@ -133,32 +121,32 @@ def _dim(items: Any, dim: int, what: str) -> Any:
 
 def get_thread_binding(dim: int = 0) -> Var:
     """Thread index along x (0), y (1) or z (2), int32."""
-    return _dim(_kernel("T.get_thread_binding").thread_vars, dim, "T.get_thread_binding")
+    return _dim(need_kernel("T.get_thread_binding").thread_vars, dim, "T.get_thread_binding")
 
 
 def get_thread_bindings() -> list[Var]:
     """The three thread indices."""
-    return list(_kernel("T.get_thread_bindings").thread_vars)
+    return list(need_kernel("T.get_thread_bindings").thread_vars)
 
 
 def get_block_binding(dim: int = 0) -> Var:
     """Block index along a grid dimension, int32."""
-    return _dim(_kernel("T.get_block_binding").block_vars, dim, "T.get_block_binding")
+    return _dim(need_kernel("T.get_block_binding").block_vars, dim, "T.get_block_binding")
 
 
 def get_block_bindings() -> list[Var]:
     """All block indices of the launch."""
-    return list(_kernel("T.get_block_bindings").block_vars)
+    return list(need_kernel("T.get_block_bindings").block_vars)
 
 
 def get_thread_extent(dim: int = 0) -> int:
     """Threads of a block along a dimension."""
-    return _dim(_kernel("T.get_thread_extent").threads, dim, "T.get_thread_extent")
+    return _dim(need_kernel("T.get_thread_extent").threads, dim, "T.get_thread_extent")
 
 
 def get_thread_extents() -> list[int]:
     """(x, y, z) threads of a block."""
-    return list(_kernel("T.get_thread_extents").threads)
+    return list(need_kernel("T.get_thread_extents").threads)
 
 
 def _static_extent(e: Expr) -> int:
@@ -169,17 +157,17 @@ def _static_extent(e: Expr) -> int:
 
 def get_block_extent(dim: int = 0) -> int:
     """Static grid extent along a dimension."""
-    return _static_extent(_dim(_kernel("T.get_block_extent").blocks, dim, "T.get_block_extent"))
+    return _static_extent(_dim(need_kernel("T.get_block_extent").blocks, dim, "T.get_block_extent"))
 
 
 def get_block_extents() -> list[int]:
     """Static grid extents."""
-    return [_static_extent(e) for e in _kernel("T.get_block_extents").blocks]
+    return [_static_extent(e) for e in need_kernel("T.get_block_extents").blocks]
 
 
 def thread_index() -> Expr:
     """Linear thread index in the block: tx + ty*X + tz*X*Y over the dimensions that have more than one thread."""
-    k = _kernel("the thread index")
+    k = need_kernel("the thread index")
     x, y, z = k.threads
     tx, ty, tz = k.thread_vars
     out: Any = tx
@@ -195,7 +183,7 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
 
     Never changes results.  Raises swizzle-order, swizzle-place.
     """
-    k = _kernel("T.use_swizzle")
+    k = need_kernel("T.use_swizzle")
     if order not in ("row", "column", "mlx"):
         raise _error("swizzle-order", f"Unsupported swizzle order: {order!r}, expected 'row', 'column' or 'mlx'")
     if not isinstance(panel_size, int) or panel_size <= 0:
@@ -213,13 +201,13 @@ def annotate_min_blocks_per_sm(n: int) -> None:
     """Blocks that should be resident on one multiprocessor (second launch bound)."""
     if isinstance(n, bool) or not isinstance(n, int) or n <= 0:
         raise _error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer, got {n!r}")
-    _kernel("T.annotate_min_blocks_per_sm").attrs["min_blocks_per_sm"] = n
+    need_kernel("T.annotate_min_blocks_per_sm").attrs["min_blocks_per_sm"] = n
 
 
 def import_source(source: str | None = None) -> None:
     """Put C/CUDA source ahead of the kernel."""
     if source is not None:
-        _kernel("T.import_source").sources.append(source)
+        need_kernel("T.import_source").sources.append(source)
 
 
 def ws(*groups: int) -> IfThreadFrame:
@@ -240,31 +228,73 @@ def ws(*groups: int) -> IfThreadFrame:
     return IfThreadFrame(cond)
 
 
-class ThreadBindingFrame(Frame):
-    """`for tx in T.thread_binding(128, thread="threadIdx.x")` of hand-written loops."""
+class BindingLaunchFrame(KernelLaunchFrame):
+    """A launch written as nested thread_binding loops: the outermost opens it, inner ones add their extents."""
 
-    once = True
     loop = True
 
-    def __init__(self, start: Any, stop: Any, tag: str) -> None:
-        super().__init__()
-        self.start, self.extent = (0, start) if stop is None else (start, stop - start)
-        self.tag = tag
+    def __init__(self, extent: Any, tag: str) -> None:
+        super().__init__((1, 1, 1), 1, None)
+        self.first = (extent, tag)
+        self.bound: set[str] = set()
 
     def open(self, b: Builder) -> Var:
-        self.var = b.new_var(self.tag.replace("Idx.", "_"), I32)
-        return self.var
+        super().open(b)
+        return self.bind(b, *self.first)
 
-    def close(self, b: Builder) -> Stmt:
-        b.unnamed.pop(id(self.var), None)
-        return For(self.var, convert(self.start), convert(self.extent), self.tag, self.body(), (), span=self.span)
+    def bind(self, b: Builder, extent: Any, tag: str) -> Var:
+        """The launch variable of a tag, whose extent is set here."""
+        kind, dim = tag.split("Idx.")
+        axis = "xyz".index(dim)
+        self.bound.add(tag)
+        if kind == "block":
+            self.blocks[axis] = loop_bound(extent, "a grid extent")
+        else:
+            threads = list(self.threads)
+            threads[axis] = extent
+            self.threads = thread_extents(threads)
+        v = self.block_vars[axis] if kind == "block" else self.thread_vars[axis]
+        b.unnamed[id(v)] = v
+        return v
 
 
-def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") -> ThreadBindingFrame:
-    """A loop bound to a launch index.  thread: blockIdx.x/y/z or threadIdx.x/y/z."""
+class ThreadBindingFrame(Frame):
+    """A thread_binding loop inside a launch: names its index; in T.Kernel the extent must be the kernel's."""
+
+    loop = True
+
+    def __init__(self, launch: KernelLaunchFrame, extent: Any, tag: str) -> None:
+        super().__init__()
+        self.launch, self.extent, self.tag = launch, extent, tag
+
+    def open(self, b: Builder) -> Var:
+        launch, (kind, dim) = self.launch, self.tag.split("Idx.")
+        axis = "xyz".index(dim)
+        if isinstance(launch, BindingLaunchFrame) and self.tag not in launch.bound:
+            return launch.bind(b, self.extent, self.tag)
+        have: Any = None
+        if kind == "thread" or axis < len(launch.blocks):
+            have = launch.threads[axis] if kind == "thread" else launch.blocks[axis]
+        if have is None or not is_const(binary("eq", convert(have), convert(self.extent)), True):
+            raise _error("launch-dim", f"{self.tag} runs over {have if have is not None else 'nothing'} in this launch, not "
+                         f"over {self.extent}")
+        return launch.thread_vars[axis] if kind == "thread" else launch.block_vars[axis]
+
+    def close(self, b: Builder) -> Stmt | None:
+        return self.body() if self.stmts else None
+
+
+def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") -> Frame:
+    """A loop bound to a launch index.  thread: blockIdx.x/y/z or threadIdx.x/y/z.
+
+    Outside T.Kernel, nested thread_binding loops make up a launch themselves.
+    """
     if thread not in {f"{a}Idx.{d}" for a in ("block", "thread") for d in "xyz"}:
         raise _error("thread-tag", f"unknown thread tag {thread!r}, expected blockIdx.x/y/z or threadIdx.x/y/z")
-    return ThreadBindingFrame(start, stop, thread)
+    if stop is not None and not is_const(start, 0):
+        raise _error("loop-bounds", "T.thread_binding starts at 0", hint="add the start in the body")
+    b, extent = need_builder("T.thread_binding"), start if stop is None else stop
+    return BindingLaunchFrame(extent, thread) if b.kernel is None else ThreadBindingFrame(b.kernel, extent, thread)
 
 
 WarpSpecialize = ws

@@ -6,24 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (I32, Attrs, Bind, Break, Const, Expr, For, If, Stmt, Var, binary, cast, const,
-                         convert, is_const, promote, select, seq)
+from tilelang.ir import (I32, Attrs, Bind, Break, Const, Expr, For, If, Stmt, Var, binary, cast, const, convert,
+                         is_const, promote, select, seq)
 from tilelang.ir import Parallel as ParallelStmt
 
 from .builder import Builder, log, reads_memory
 from .scope import Frame
 from .state import current, need_builder
-
-for _kind, _base, _about in (
-    ("loop-step", ValueError, "a loop whose step is zero"),
-    ("loop-bounds", TypeError, "a loop bound that is not an integer or integer expression"),
-    ("unroll-options", ValueError, "T.unroll with explicit and unroll_factor together"),
-    ("pipeline-stages", ValueError, "T.Pipelined with a bad num_stages, order or stage"),
-    ("parallel-extents", ValueError, "T.Parallel without extents"),
-    ("thread-tag", ValueError, "an unknown thread tag"),
-    ("warp-groups", AssertionError, "T.ws without warp groups"),
-):  # fmt: skip
-    errors.register(_kind, _base, _about)
 
 
 def freeze_attr(v: Any) -> Any:

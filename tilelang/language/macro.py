@@ -17,9 +17,6 @@ from .regions import BufferSlice
 from .scope import UNDEFINED, Context, Poison
 from .state import need_builder
 
-errors.register("macro-reference", ValueError, "a T.Ref argument that cannot be assigned to")
-errors.register("macro-arguments", TypeError, "arguments that do not fit a macro's signature")
-
 
 class _Ref:
     """T.Ref: annotation of a macro parameter passed by reference."""

@@ -7,26 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, as_bool, binary, call, cast,
-                         const, convert, int_range, match, promote, select, unary)
+from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, as_bool, binary, call,
+                         cast, const, convert, int_range, match, promote, select, unary)
 from tilelang.ir import dtype as DType
 from tilelang.ir.expr import _float_max as float_max
 
 from .regions import BufferSlice
 from .state import current
 from .tensor import dtype_of
-
-for _kind, _base, _about in (
-    ("math-type", TypeError, "a math function of a type it is not defined on"),
-    ("rounding-mode", ValueError, "an unknown rounding mode"),
-    ("select-types", TypeError, "T.Select between different types"),
-    ("packed-type", ValueError, "a packed pair operation on another type"),
-    ("lane", TypeError, "T.extract_lane with a bad lane"),
-    ("lane-range", IndexError, "T.extract_lane past the last lane"),
-    ("cast-option", ValueError, "a bad option of T.cast"),
-    ("bit-size", ValueError, "T.reinterpret between types of different size"),
-):  # fmt: skip
-    errors.register(_kind, _base, _about)
 
 
 def _span() -> Any:
@@ -290,11 +278,11 @@ def extract_lane(vec: Any, lane: Any) -> Expr:
     if isinstance(vec, BufferSlice):
         vec = vec.vector()
     if not isinstance(vec, Expr):
-        raise errors.error("lane", f"T.extract_lane needs a vector expression, found {type(vec).__name__}", span=_span())
+        raise errors.error("math-type", f"T.extract_lane needs a vector expression, found {type(vec).__name__}", span=_span())
     if isinstance(lane, Const):
         lane = lane.value
     if not isinstance(lane, int):
-        raise errors.error("lane", "T.extract_lane needs a constant lane", span=_span())
+        raise errors.error("math-type", "T.extract_lane needs a constant lane", span=_span())
     if vec.dtype.lanes == 1:
         raise errors.error("packed-type", f"T.extract_lane needs a vector, found {vec.dtype}", span=_span())
     if not 0 <= lane < vec.dtype.lanes:

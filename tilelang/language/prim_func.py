@@ -19,19 +19,6 @@ from .builder import Builder, tracing
 from .scope import UNDEFINED, Context
 from .tensor import PointerFactory, TensorFactory, TensorSpec
 
-for _kind, _base, _about in (
-    ("parameter-annotation", ValueError, "a kernel parameter without a usable annotation"),
-    ("parameter-missing", TypeError, "a kernel parameter without an annotation"),
-    ("positional-only", TypeError, "positional-only parameters of a kernel function"),
-    ("outputs-not-returned", RuntimeError, "T.empty tensors that are not returned"),
-    ("type", TypeError, "an operation that the types of its operands do not allow"),
-    ("value", ValueError, "a value outside what the operation allows"),
-    ("overflow", OverflowError, "an integer literal beyond 64 bits"),
-    ("operation", RuntimeError, "an operation that is not defined"),
-    ("attribute", AttributeError, "an attribute that a value of the language does not have"),
-):  # fmt: skip
-    errors.register(_kind, _base, _about)
-
 
 class PrimFunc:
     """A kernel function: an immutable ir.Func with the public attributes of the language.
@@ -248,7 +235,7 @@ def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
         if isinstance(e, cls):
             if not kind or not inside and not isinstance(e, TypeError):
                 return None
-            return errors.error(kind, str(e), span=b.here())
+            return errors.error(kind, str(e), span=b.span())
     return None
 
 

@@ -16,21 +16,6 @@ from tilelang.ir import dtype as DType
 from .polynomial import difference
 from .state import current
 
-for _kind, _base, _about in (
-    ("index-count", IndexError, "a subscript with the wrong number of indices"),
-    ("index-type", TypeError, "a subscript that is not an integer, an integer expression or a slice"),
-    ("index-range", IndexError, "a constant index outside the buffer"),
-    ("slice-step", RuntimeError, "a slice with a step"),
-    ("slice-bounds", ValueError, "a slice that is empty, reversed or outside the buffer"),
-    ("slice-value", ValueError, "a slice used as a value that is not one vector along the last dimension"),
-    ("region-operand", TypeError, "a tile op's operand that is not a buffer, region or element"),
-    ("copy-shapes", ValueError, "two whole buffers of different shapes"),
-    ("copy-extents", AssertionError, "operands from which no extents can be deduced"),
-    ("copy-ranks", ValueError, "operands with a different number of non-unit extents"),
-    ("copy-range", ValueError, "a source larger than the tile it is copied into"),
-):  # fmt: skip
-    errors.register(_kind, _base, _about)
-
 
 def _span() -> Span | None:
     b = current()
@@ -352,9 +337,6 @@ def _checked(src: Region, dst: Region, what: str) -> tuple[Region, Region]:
     if src.buffer is dst.buffer and all(a.same(b) for a, b in zip(src.mins, dst.mins)):
         raise _error("copy-overlap", f"T.{what}: source and destination are the same region of `{src.buffer.name}`")
     return src, dst
-
-
-errors.register("copy-overlap", ValueError, "a copy whose source and destination overlap")
 
 
 def check_inside(r: Region) -> None:

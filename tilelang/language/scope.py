@@ -11,9 +11,6 @@ from tilelang.ir import Expr, If, Span, Stmt, While, seq
 from .ast_rewrite import Place
 from .state import current, need_builder
 
-errors.register("scope", RuntimeError, "a name used outside the loop, branch or kernel that defines it")
-errors.register("loop-carried-value", RuntimeError, "a Python value re-bound in a run-time loop or branch")
-
 
 class Context:
     """One running function: the prim_func, or one call of a macro.  caller: where it was called."""

@@ -12,8 +12,6 @@ from tilelang.ir import dtype as DType
 
 from .state import need_builder
 
-errors.register("symbol-name", ValueError, "a bad name of T.dynamic or T.const")
-
 
 def split_names(names: str) -> tuple[str, ...]:
     """The names of "m, n" or "m n"."""

@@ -12,16 +12,6 @@ from tilelang.ir import dtype as DType
 from .regions import BufferSlice
 from .state import current, need_builder
 
-for _kind, _base, _about in (
-    ("tensor-shape", TypeError, "a tensor annotation with a bad shape"),
-    ("tensor-dtype", TypeError, "a tensor annotation with a bad dtype"),
-    ("tensor-strides", ValueError, "strides that do not go with the shape"),
-    ("tensor-subscript", AssertionError, "T.Tensor[...] with one lone number"),
-    ("tensor-scope", ValueError, "a parameter in a memory scope that cannot be passed in"),
-    ("pointer", TypeError, "something that is not a pointer where one is needed"),
-):  # fmt: skip
-    errors.register(_kind, _base, _about)
-
 
 def _error(kind: str, message: str, hint: str = "") -> errors.TileLangError:
     b = current()
@@ -56,9 +46,6 @@ def dtype_of(dt: Any, what: str) -> DType:
         return DType(dt)
     except (TypeError, ValueError) as e:
         raise errors.error("dtype-name", f"{what}: {e}", span=_span()) from None
-
-
-errors.register("dtype-name", ValueError, "an unknown element type")
 
 
 def _span() -> Any:
@@ -243,10 +230,6 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
     return out
 
 
-errors.register("view-source", AttributeError, "a view of something that is not a whole buffer")
-errors.register("view-size", AssertionError, "a view of another size")
-
-
 def reshape(src: Any, shape: Any) -> Buffer:
     """The same storage with another shape."""
     return view(src, shape)
@@ -283,7 +266,6 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
     return AddressOf(at.buffer, (at.indices[0] + offset,))
 
 
-errors.register("access-type", ValueError, "a bad access_ptr argument")
 __all__ = ["FragmentBuffer", "LocalBuffer", "SharedBuffer", "StridedTensor", "Tensor", "TensorFactory", "TensorSpec",
            "access_ptr", "address_of", "dtype_of", "handle", "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr",
            "reshape", "shape_of", "view"]

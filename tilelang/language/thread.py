@@ -18,15 +18,6 @@ from .state import current, need_builder
 from .tensor import address_of, dtype_of
 from .tile import EMITTED
 
-for _kind, _base, _about in (
-    ("predicate-type", TypeError, "a warp or block vote on something that is not an integer or bool"),
-    ("lane-arguments", ValueError, "bad arguments of a lane or warp index"),
-    ("lane-argument-type", TypeError, "a warp size that is not an integer"),
-    ("extern-argument", TypeError, "an argument an extern call cannot take"),
-    ("raw-statement", ValueError, "a raw statement used out of order"),
-):  # fmt: skip
-    errors.register(_kind, _base, _about)
-
 FULL_MASK = 0xFFFFFFFF
 
 

@@ -14,20 +14,6 @@ from .loops import attrs_of
 from .regions import BufferSlice, check_inside, operand, pair, whole_region
 from .state import need_builder
 
-for _kind, _base, _about in (
-    ("eviction-policy", KeyError, "an unknown eviction policy"),
-    ("copy-option", ValueError, "a bad option of T.copy"),
-    ("gemm-clear", TypeError, "clear_accum that is not a bool"),
-    ("gemm-operand", ValueError, "an operand of T.gemm that is not a tile"),
-    ("reduce-operand", AttributeError, "a reduction of something that is not a whole buffer"),
-    ("reduce-kind", ValueError, "an unknown kind of reduction"),
-    ("reduce-batch", ValueError, "a bad batch of a reduction"),
-    ("fill-operand", ValueError, "T.fill or T.clear of something that is not a buffer or region"),
-    ("transpose-operand", AssertionError, "an operand of T.transpose without two dimensions"),
-    ("no-kernel-op", ValueError, "a tile op outside T.Kernel"),
-):  # fmt: skip
-    errors.register(_kind, _base, _about)
-
 EVICTION_POLICIES = ("evict_normal", "evict_first", "evict_last")
 EMITTED = Emitted()
 
@@ -38,7 +24,10 @@ def _builder(what: str) -> Builder:
 
 
 def emit_op(b: Builder, op: Any) -> Emitted:
-    """Check a tile op and emit it at the call."""
+    """Check a tile op and emit it at the call.  Raises no-kernel, and what the op's check raises."""
+    if b.kernel is None:
+        raise errors.error("no-kernel", f"T.{op.op_name} is executed by the threads of a launch: it is valid inside T.Kernel "
+                           "only", span=op.span)
     op.check()
     b.emit(op)
     return EMITTED
@@ -163,9 +152,6 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
     return emit_op(b, Reduce(src, dst, reduce_type, dim % rank, bool(clear), bool(nan_propagate), attrs, span=b.here()))
 
 
-errors.register("reduce-dim", ValueError, "a reduction over a dimension that does not exist")
-
-
 def reduce_max(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,
                annotations: dict[str, Any] | None = None) -> Emitted:
     """Maximum along dim."""
@@ -224,9 +210,6 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool, annotations: d
     check_inside(s)
     check_inside(d)
     return emit_op(b, Scan(s, d, kind, dim % rank, bool(reverse), attrs_of(annotations), span=b.here()))
-
-
-errors.register("scan-dim", ValueError, "a scan along a dimension that does not exist")
 
 
 def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,

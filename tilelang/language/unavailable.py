@@ -9,8 +9,6 @@ from tilelang import errors
 
 from .state import current
 
-errors.register("not-available", NotImplementedError, "a feature of the interface that this version does not have yet")
-
 HOPPER = "needs the Hopper (sm_90) path, which is not available yet"
 BLACKWELL = "is for Blackwell's tensor memory, which is not available yet"
 REDUCER = "deferred reducers are not available yet: use T.reduce_* or an accumulator fragment"

@@ -14,9 +14,12 @@ from .base import Access, LowerContext
 from .pairing import iteration_space, matched_indices
 from .tiles import fit
 
-errors.register("atomic-dtype", TypeError, "an atomic on an element type that has none")
-errors.register("atomic-scope", ValueError, "an atomic on memory that is private to a thread")
-errors.register("atomic-tile", ValueError, "an atomic whose two tiles do not match")
+errors.register("atomic-dtype", TypeError, "an atomic on an element type that has none",
+                "use one of the types named above")
+errors.register("atomic-scope", ValueError, "an atomic on memory that is private to a thread",
+                "atomics work between threads: use global or shared memory")
+errors.register("atomic-tile", ValueError, "an atomic whose two tiles do not match",
+                "both tiles need the same extents")
 
 
 @tile_op("atomic")

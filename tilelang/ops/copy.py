@@ -13,7 +13,8 @@ from .layouts import same_layout
 from .pairing import lower_elementwise
 from .tiles import fit
 
-errors.register("copy-tile", ValueError, "a copy whose two tiles do not match")
+errors.register("copy-tile", ValueError, "a copy whose two tiles do not match",
+                "both tiles need the same extents and lane counts")
 
 
 @tile_op("copy")

@@ -11,7 +11,8 @@ from tilelang.ir.evaluate import to_dtype
 from .base import Access, LowerContext
 from .pairing import lower_elementwise
 
-errors.register("fill-value", TypeError, "a fill value that is not a scalar of the element type")
+errors.register("fill-value", TypeError, "a fill value that is not a scalar of the element type",
+                "cast the value to the element type")
 
 
 @tile_op("fill")

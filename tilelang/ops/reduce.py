@@ -15,9 +15,12 @@ from .layouts import FRAGMENT, carried
 from .lower_reduce import ReduceLowering
 from .tiles import combine
 
-errors.register("reduce-shape", ValueError, "a reduction whose result has the wrong shape")
-errors.register("reduce-scope", ValueError, "a reduction between scopes it does not work on")
-errors.register("reduce-dtype", ValueError, "a bitwise reduction of floats")
+errors.register("reduce-shape", ValueError, "a reduction whose result has the wrong shape",
+                "leave the reduced dimension out of the result, or keep it as 1")
+errors.register("reduce-scope", ValueError, "a reduction between scopes it does not work on",
+                "copy the data to a fragment or shared buffer first")
+errors.register("reduce-dtype", ValueError, "a bitwise reduction of floats",
+                "cast to an integer type first")
 
 KINDS = ("sum", "abssum", "max", "absmax", "min", "bitand", "bitor", "bitxor")
 

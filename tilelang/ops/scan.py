@@ -17,8 +17,10 @@ from .pairing import offset_indices
 from .reduce import identity
 from .tiles import fit
 
-errors.register("scan-shape", ValueError, "a scan whose result has another shape than its source")
-errors.register("scan-scope", ValueError, "a scan of a buffer in a scope it does not work on")
+errors.register("scan-shape", ValueError, "a scan whose result has another shape than its source",
+                "use one shape for both")
+errors.register("scan-scope", ValueError, "a scan of a buffer in a scope it does not work on",
+                "T.copy the tile to shared memory first")
 
 
 @tile_op("scan")

@@ -15,7 +15,8 @@ from .layouts import FRAGMENT
 from .pairing import offset_indices
 from .tiles import fit
 
-errors.register("transpose-shape", ValueError, "a transpose whose tiles do not match")
+errors.register("transpose-shape", ValueError, "a transpose whose tiles do not match",
+                "exchange the last two extents, between two shared buffers")
 
 
 @tile_op("transpose")

@@ -16,10 +16,14 @@ from .policy import GemmWarpPolicy
 from .select import operand_fragments, simt_fragment
 from .simt import lower_simt
 
-errors.register("gemm-shape", AssertionError, "operands of a gemm whose shapes do not fit together")
-errors.register("gemm-rank", AssertionError, "an operand of a gemm that is not a matrix")
-errors.register("gemm-scope", ValueError, "an operand of a gemm in a memory scope it cannot be read from")
-errors.register("gemm-types", ValueError, "element types no gemm exists for")
+errors.register("gemm-shape", AssertionError, "operands of a gemm whose shapes do not fit together",
+                "C[M, N] += op(A)[M, K] @ op(B)[K, N]")
+errors.register("gemm-rank", AssertionError, "an operand of a gemm that is not a matrix",
+                "pass (M, K), (K, N) and (M, N) tiles; slice leading dimensions to one")
+errors.register("gemm-scope", ValueError, "an operand of a gemm in a memory scope it cannot be read from",
+                "copy the tile to shared memory first")
+errors.register("gemm-types", ValueError, "element types no gemm exists for",
+                "cast the operands, or choose another accumulator type")
 
 # (operand types, accumulator types) that are computed; the two operands are equal but for the fp8 family.
 _FP8 = ("float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
