@@ -472,3 +472,44 @@ def test_dynamic_shape_and_host_loop_of_launches():
     """, symbols="m", grid="(m + 31) // 32")
     a = np.zeros(70, np.int32)
     assert np.array_equal(run_device(f, [a]).outputs["A"], np.arange(70) // 32)
+
+
+# ---- votes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op, dt, want", [
+    ("any_sync", "int32", lambda p, x: int(p.any())),
+    ("all_sync", "int32", lambda p, x: int(p.all())),
+    ("ballot_sync", "uint64", lambda p, x: sum(1 << i for i in np.flatnonzero(p))),
+])
+def test_votes_of_a_warp(op, dt, want):
+    f = program({"A": ((64,), dt), "X": ((64,), "int32")}, f"""
+        A[tx] = T.call("{op}", "{dt}", X[tx], T.uint32(0xFFFFFFFF))
+    """, threads=64)
+    x = np.concatenate([rng.integers(0, 2, 32), np.ones(32)]).astype(np.int32)
+    got = run_device(f, [np.zeros(64, numpy_dtype(dt)), x]).outputs["A"]
+    assert [int(v) for v in got] == [want(w != 0, w) for w in x.reshape(2, 32) for _ in range(32)]
+
+
+def test_match_and_block_votes():
+    f = program({"M": ((32,), "uint32"), "N": ((32,), "uint32"), "C": ((32,), "int32")}, """
+        M[tx] = T.call("match_any_sync", "uint32", tx % 5, T.uint32(0xFFFFFFFF))
+        N[tx] = T.call("match_all_sync", "uint32", tx // 32, T.uint32(0xFFFFFFFF))
+        C[tx] = T.call("syncthreads_count", "int32", tx % 3)
+    """)
+    out = run_device(f, [np.zeros(32, np.uint32), np.zeros(32, np.uint32), np.zeros(32, np.int32)]).outputs
+    assert [int(v) for v in out["M"]] == [sum(1 << j for j in range(32) if j % 5 == i % 5) for i in range(32)]
+    assert (out["N"] == 0xFFFFFFFF).all() and (out["C"] == 21).all()
+
+
+def test_vote_that_names_an_absent_lane_is_refused():
+    f = program({"A": ((32,), "int32")}, """
+        if tx < 16:
+            A[tx] = T.call("any_sync", "int32", tx, T.uint32(0xFFFFFFFF))
+    """)
+    refused(f, [np.zeros(32, np.int32)], "sim-warp-divergence", "names thread 16")
+
+
+def test_printed_text_is_kept_and_written(capsys):
+    f = program({"A": ((1,), "int32")}, 'if tx == 3:\n    T.evaluate(T.call("printf", "int32", "t=%d%%\\n", tx))')
+    assert run_device(f, [np.zeros(1, np.int32)]).printed == "t=3%\n" == capsys.readouterr().out

@@ -27,6 +27,8 @@ Value = Any  # np.ndarray | np.generic
 Closure = Callable[["Frame"], Value]
 
 register("eval-unbound", RuntimeError, "an expression uses a variable that has no value")
+_NO_MEANING = "only values, loads and intrinsics whose row has a meaning can be evaluated"
+
 register("eval-unsupported", NotImplementedError, "an expression has no executable meaning here")
 
 
@@ -203,7 +205,7 @@ class ExprCompiler:
             return hit[1]
         method = _COMPILE.get(type(e))
         if method is None:
-            raise error("eval-unsupported", f"{type(e).__name__} has no value", span=e.span)
+            raise error("eval-unsupported", f"{type(e).__name__} has no value", span=e.span, hint=_NO_MEANING)
         fn = method(self, e)
         self._memo[id(e)] = (e, fn)
         return fn
@@ -220,11 +222,12 @@ class ExprCompiler:
 
     def compile_load(self, e: Load) -> Closure:
         """Meaning of a Load.  The base has no memory."""
-        raise error("eval-unsupported", f"load of {e.buffer.name} where there is no memory", span=e.span)
+        raise error("eval-unsupported", f"load of {e.buffer.name} where there is no memory", span=e.span,
+                    hint=_NO_MEANING)
 
     def compile_address(self, e: AddressOf) -> Closure:
         """Meaning of an address as a value."""
-        raise error("eval-unsupported", f"address of {e.buffer.name} used as a value", span=e.span)
+        raise error("eval-unsupported", f"address of {e.buffer.name} used as a value", span=e.span, hint=_NO_MEANING)
 
     def _meaning(self, op: str) -> Callable[..., Value] | None:
         return getattr(self.rows.get(op), "meaning", None)
@@ -271,7 +274,8 @@ class ExprCompiler:
             except IndexError:
                 v = None
             if v is None:
-                raise error("eval-unbound", f"variable {name} is used before it has a value", span=span)
+                raise error("eval-unbound", f"variable {name} is used before it has a value", span=span,
+                            hint="bind it before this place, or pass it as an argument")
             return v
 
         return run

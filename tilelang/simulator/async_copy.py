@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import error
 from tilelang.ir import AddressOf, Call
 from tilelang.ir.evaluate import Closure, Value
 
+from .faults import fault
 from .lane_ops import spread
 from .lanes import LaneFrame
 
@@ -68,7 +68,7 @@ class AsyncCopies:
 def _cp_async(c: Any, e: Call) -> Closure:
     dst, src = e.args[:2]
     if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
-        raise error("sim-unsupported", "cp_async between raw pointers", span=e.span)
+        raise fault("sim-unsupported", "cp_async between raw pointers", span=e.span)
     pred = c.expr(e.args[2]) if len(e.args) > 2 else None
     width, check = int(e.attr("bytes")), c.check
     to = c.reach(dst.buffer, dst.indices, width, e.span, "asynchronous copy into")

@@ -16,21 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import error, register
 from tilelang.ir import Alloc, Call, Func, Launch, numpy_dtype, walk
 from tilelang.ir.evaluate import Closure, Value
 
 from .async_copy import ASYNC_OPS, AsyncCopies
 from .counters import BankCount
+from .faults import fault
 from .host import Arguments, bind_arguments
-from .lane_ops import LANE_OPS, WARP, spread
+from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote, spread
 from .lanes import Action, LaneFrame
 from .machine import ALIGN, Block, Global, MachineCompiler, Shared
 from .matrix import MATRIX_OPS
 from .memory import Storage, geometry, span_of
 from .races import AccessTable
-
-register("sim-barrier", RuntimeError, "a barrier is reached by some threads only: on a device this hangs")
 
 
 @dataclass
@@ -65,23 +63,17 @@ class Report:
         return "\n".join(out)
 
 
-class _Printer:
-    def __init__(self) -> None:
-        self.text = ""
-
-    def print(self, text: str) -> None:
-        self.text += text
-
-
 class DeviceCompiler(MachineCompiler):
     """Compiles a lowered program."""
 
     def __init__(self, func: Func, check: bool) -> None:
         super().__init__(func, check)
-        self.printer = _Printer()
+        self.printer = Printer()
         self.globals: list[int] = []  # slots that hold Globals
 
     def compile_call(self, e: Call) -> Closure:
+        if e.op in BLOCK_VOTES:
+            return _block_vote(self, e)
         table = _SYNC_OPS.get(e.op) or ASYNC_OPS.get(e.op) or MATRIX_OPS.get(e.op)
         if table is not None:
             return table(self, e)
@@ -175,7 +167,7 @@ class DeviceCompiler(MachineCompiler):
                     at = planned[key][1]
                     at = at if isinstance(at, int) else int(self.expr(at)(f))
                     if at + nbytes > room:
-                        raise error("sim-out-of-bounds", f"{b.name} is placed at bytes {at} to {at + nbytes} of {room} "
+                        raise fault("sim-out-of-bounds", f"{b.name} is placed at bytes {at} to {at + nbytes} of {room} "
                                     "bytes of shared memory", span=b.span, hint="the memory plan is too small")
                 else:
                     at = -(-end // ALIGN) * ALIGN
@@ -203,13 +195,24 @@ def _sync_threads(c: DeviceCompiler, e: Call) -> Closure:
         if f.mask is not None:
             missing = _running(f) & ~f.mask
             if missing.any() and f.mask.any():
-                raise error("sim-barrier", f"{int(f.mask.sum())} of {int(_running(f).sum())} threads reach this block "
+                raise fault("sim-barrier", f"{int(f.mask.sum())} of {int(_running(f).sum())} threads reach this block "
                             f"barrier in block {block.where}; thread {int(missing.argmax())} does not", span=e.span,
                             hint="a barrier must not stand under a condition or in a loop that differs between threads")
             if not f.mask.any():
                 return np.int32(0)
         block.clocks.barrier()
         return np.int32(0)
+
+    return run
+
+
+def _block_vote(c: DeviceCompiler, e: Call) -> Closure:
+    barrier, vote = _sync_threads(c, e), block_vote(c, e)
+
+    def run(f: LaneFrame) -> Value:
+        x = vote(f)
+        barrier(f)
+        return x
 
     return run
 
@@ -235,8 +238,8 @@ def _named_barrier(c: DeviceCompiler, e: Call) -> Closure:
         active = f.active()
         want = int(spread(count(f), f.lanes)[active][0]) if count is not None and active.any() else f.block.threads
         if int(active.sum()) != want:
-            raise error("sim-barrier", f"a named barrier of {want} threads is reached by {int(active.sum())}",
-                        span=e.span, hint="all threads of a named barrier must reach it under one condition to be simulated")
+            raise fault("sim-barrier", f"a named barrier of {want} threads is reached by {int(active.sum())}",
+                        span=e.span, hint="to be simulated, all its threads must reach it under one condition")
         f.block.clocks.barrier(active)
         return np.int32(0)
 
@@ -251,14 +254,14 @@ _SYNC_OPS: dict[str, Callable[[Any, Call], Closure]] = {
 def run_device(program: Any, args: Arguments, *, check: bool = True) -> Report:
     """Run a lowered program on NumPy arrays and scalars.
 
-    program: a Func whose launches are lowered, or what `transform.lower` gives (its `host`).  args: by name or in
-    parameter order; outputs (`tilelang_out_idx`) may be left out; the arrays given are not changed.  check: raise at
-    the first race, uninitialised read or touch of a copy under way (bounds, alignment, barriers and warp divergence
+    program: a Func or PrimFunc whose launches need no lowering, or what `transform.lower` gives (its `host`).  args: by
+    name or in parameter order; outputs (`tilelang_out_idx`) may be left out; the arrays given are not changed.  check:
+    raise at the first race, uninitialised read or touch of a copy under way (bounds, alignment, barriers and warp divergence
     are always checked).
     Raises sim-race, sim-async, sim-uninitialized, sim-out-of-bounds, sim-misaligned, sim-barrier, sim-warp-divergence,
     sim-argument, sim-unsupported.
     """
-    func: Func = getattr(program, "host", program)
+    func: Func = getattr(program, "host", None) or getattr(program, "func", program)
     compiler = DeviceCompiler(func, check)
     binding = bind_arguments(func, args, compiler.granules)
     compiler.globals += [compiler.slot(t.buffer.data) for t in binding.tensors]

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import error, register
 from tilelang.ir import Buffer, Expr, Func, Var, free_vars, numpy_dtype
 from tilelang.ir.evaluate import evaluate
 
+from .faults import fault
 from .memory import Storage, compact_strides, span_of, strided
 
-register("sim-argument", ValueError, "an argument given to a simulator does not fit the program's parameters")
 
 Arguments = Mapping[str, Any] | Sequence[Any]
 
@@ -62,7 +61,7 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int]) -> B
     for p in func.params:
         if func.buffer_of(p) is None:
             if p not in given:
-                raise error("sim-argument", f"argument {p.name} is missing", span=func.span)
+                raise fault("sim-argument", f"argument {p.name} is missing", span=func.span)
             values[p] = np.asarray(given[p], numpy_dtype(p.dtype))
     arrays = {p: np.asarray(given[p]) for p, _ in func.buffers if p in given}
     _solve(func, arrays, values)
@@ -82,14 +81,14 @@ def _by_param(func: Func, args: Arguments) -> dict[Var, Any]:
                 names[b.name] = p
         unknown = [k for k in args if k not in names]
         if unknown:
-            raise error("sim-argument", f"no parameter is called {unknown[0]}: expected one of "
+            raise fault("sim-argument", f"no parameter is called {unknown[0]}: expected one of "
                         f"{', '.join(sorted(names))}", span=func.span)
         return {names[k]: v for k, v in args.items()}
     if len(args) == len(func.params):
         return dict(zip(func.params, args))
     inputs = [p for i, p in enumerate(func.params) if i not in outs]
     if len(args) != len(inputs):
-        raise error("sim-argument", f"{func.name} takes {len(func.params)} arguments ({len(inputs)} without its "
+        raise fault("sim-argument", f"{func.name} takes {len(func.params)} arguments ({len(inputs)} without its "
                     f"outputs), found {len(args)}", span=func.span)
     return dict(zip(inputs, args))
 
@@ -103,10 +102,10 @@ def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) ->
             continue
         shape = a.shape[:-1] if b.dtype.lanes > 1 else a.shape
         if len(shape) != len(b.shape):
-            raise error("sim-argument", f"{b.name} has {len(b.shape)} dimensions, found an array with {len(shape)}",
+            raise fault("sim-argument", f"{b.name} has {len(b.shape)} dimensions, found an array with {len(shape)}",
                         span=b.span)
         if a.dtype != numpy_dtype(b.dtype):
-            raise error("sim-argument", f"{b.name} has dtype {b.dtype}, found an array of {a.dtype}", span=b.span)
+            raise fault("sim-argument", f"{b.name} has dtype {b.dtype}, found an array of {a.dtype}", span=b.span)
         entries += [(d, n, f"{b.name}.shape[{i}]") for i, (d, n) in enumerate(zip(b.shape, shape))]
         entries += [(d, s // a.itemsize, f"{b.name}.strides[{i}]")
                     for i, (d, s) in enumerate(zip(b.strides_ or (), a.strides)) if isinstance(d, Expr)]
@@ -119,12 +118,12 @@ def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) ->
             v = unknown[0]
             at0, at1 = (int(evaluate(d, {**values, v: x})) for x in (0, 1))
             if at1 == at0 or (n - at0) % (at1 - at0):
-                raise error("sim-argument", f"{what} = {n} has no solution for {v.name}", span=func.span)
+                raise fault("sim-argument", f"{what} = {n} has no solution for {v.name}", span=func.span)
             values[v] = np.asarray((n - at0) // (at1 - at0), numpy_dtype(v.dtype))
     for d, n, what in entries:
         want = int(evaluate(d, values)) if isinstance(d, Expr) else d
         if want != n:
-            raise error("sim-argument", f"{what}: expected {want}, found {n}", span=func.span)
+            raise fault("sim-argument", f"{what}: expected {want}, found {n}", span=func.span)
 
 
 def _tensor(func: Func, b: Buffer, a: np.ndarray | None, values: dict[Var, Any], granule: Mapping[int, int]) -> Tensor:

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import error, register
-from tilelang.ir import AddressOf, Call, StringConst, dtype, numpy_dtype
+from tilelang.ir import AddressOf, Call, Load, StringConst, dtype, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value, binary_function, to_dtype
 
+from .faults import fault
 from .lanes import LaneFrame, exit_lanes
 
-register("sim-warp-divergence", RuntimeError, "a warp-level operation was reached by only some lanes of a warp")
 
 WARP = 32
 
@@ -70,7 +69,8 @@ def _atomic(c: Any, e: Call) -> Closure:
     kind = e.op.removeprefix("atomic_")
     target = e.args[0]
     if not isinstance(target, AddressOf):
-        raise error("sim-unsupported", f"{e.op} on a pointer that is not the address of a buffer element", span=e.span)
+        raise fault("sim-unsupported", f"{e.op} on a pointer that is not the address of a buffer element", span=e.span,
+                    hint="pass an element of a tensor: C[i, j]")
     value = c.expr(e.args[1]) if len(e.args) > 1 else None
     dt = target.buffer.dtype.scalar
     count = e.args[1].dtype.lanes if value is not None else 1
@@ -109,14 +109,15 @@ def _shuffle(c: Any, e: Call) -> Closure:
 
     def run(f: LaneFrame) -> Value:
         if f.lanes % WARP:
-            raise error("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads", span=e.span)
+            raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads", span=e.span,
+                        hint="use a multiple of 32 threads")
         x = spread(value(f), f.lanes, vector)
         lane = np.arange(f.lanes) % WARP
         src = source_lanes(e.op, lane, spread(operand(f), f.lanes).astype(np.int64), width)
         src = src + (np.arange(f.lanes) - lane)
         if f.mask is not None and (f.mask & ~f.mask[src]).any():
             t = int(np.flatnonzero(f.mask & ~f.mask[src])[0])
-            raise error("sim-warp-divergence", f"{e.op}: thread {t} reads from thread {int(src[t])}, which does not "
+            raise fault("sim-warp-divergence", f"{e.op}: thread {t} reads from thread {int(src[t])}, which does not "
                         "execute it", span=e.span, hint="all lanes of the warp must reach a shuffle together")
         return x[src]
 
@@ -140,6 +141,71 @@ def _lane_number(c: Any, e: Call) -> Closure:
         return (t % divide[1] if divide[1] else t).astype(numpy_dtype(e.dtype))
 
     return run
+
+
+def _votes(op: str, x: np.ndarray, on: np.ndarray) -> np.ndarray:
+    """Result of a vote per lane of each warp.  x, on (which lanes take part): shape (warps, 32).
+
+    Source: CUDA C++ Programming Guide, "Warp Vote Functions" and "Warp Match Functions".
+    """
+    bit = np.uint64(1) << np.arange(WARP, dtype=np.uint64)
+    if op == "any_sync":
+        return np.broadcast_to(((x != 0) & on).any(1)[:, None], x.shape)
+    if op == "all_sync":
+        return np.broadcast_to(((x != 0) | ~on).all(1)[:, None], x.shape)
+    if op in ("ballot_sync", "ballot", "activemask"):
+        chosen = on if op == "activemask" else (x != 0) & on
+        return np.broadcast_to((chosen * bit).sum(1)[:, None], x.shape)
+    equal = (x[:, :, None] == x[:, None, :]) & on[:, None, :]
+    if op == "match_any_sync":
+        return (equal * bit).sum(2)
+    same = (equal | ~on[:, None, :]).all(2) & on
+    return np.where(same, (on * bit).sum(1)[:, None], 0)
+
+
+def _vote(c: Any, e: Call) -> Closure:
+    value = c.expr(e.args[0]) if e.args else None
+    mask = c.expr(e.args[1]) if len(e.args) > 1 else None
+    result = numpy_dtype(e.dtype)
+
+    def run(f: LaneFrame) -> Value:
+        if f.lanes % WARP:
+            raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads", span=e.span,
+                        hint="use a multiple of 32 threads")
+        active = f.active()
+        x = active if value is None else spread(value(f), f.lanes)
+        if mask is not None:
+            named = spread(mask(f), f.lanes).astype(np.uint64) >> (np.arange(f.lanes) % WARP).astype(np.uint64) & 1
+            # A lane named in the mask that does not come makes the warp wait for ever.
+            missing = (named != 0) & ~active & np.repeat(active.reshape(-1, WARP).any(1), WARP)
+            if f.mask is not None and missing.any():
+                raise fault("sim-warp-divergence", f"{e.op} names thread {int(missing.argmax())} in its mask, which "
+                            "does not execute it", span=e.span, hint="pass the mask of the lanes that reach the vote")
+        votes = _votes(e.op, x.reshape(-1, WARP), active.reshape(-1, WARP))
+        return votes.reshape(-1).astype(result)
+
+    return run
+
+
+BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
+
+
+def block_vote(c: Any, e: Call) -> Closure:
+    """Value of syncthreads_count, _and, _or: over the predicate of all active threads of the block."""
+    value, combine = c.expr(e.args[0]), {"count": np.count_nonzero, "and": np.all, "or": np.any}[e.op.split("_")[1]]
+
+    def run(f: LaneFrame) -> Value:
+        return np.int32(combine(spread(value(f), f.lanes)[f.active()] != 0))
+
+    return run
+
+
+def _ldg(c: Any, e: Call) -> Closure:
+    at = e.args[0]
+    if not isinstance(at, AddressOf):
+        raise fault("sim-unsupported", "ldg of a pointer that is not the address of a buffer element", span=e.span,
+                    hint="index a tensor: T.__ldg(A[i])")
+    return c.expr(Load(at.buffer, at.indices, e.dtype, span=e.span))
 
 
 _FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z)?([diufgexXcsp])")
@@ -174,6 +240,18 @@ def _printf(c: Any, e: Call) -> Closure:
     return run
 
 
+class Printer:
+    """Where printed text goes: standard output, and kept."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def print(self, text: str) -> None:
+        """What C's printf would write (no newline is added)."""
+        self.text += text
+        print(text, end="")
+
+
 def _nothing(c: Any, e: Call) -> Closure:
     return lambda f: np.int32(0)
 
@@ -182,7 +260,10 @@ LANE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     **{f"atomic_{k}": _atomic for k in (*_ATOMIC, "exchange", "load", "store")},
     **{f"shfl_{k}": _shuffle for k in ("xor", "up", "down", "idx")},
     **{f"get_{k}": _lane_number for k in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx")},
-    "thread_return": _thread_return, "printf": _printf, "fence_gpu": _nothing, "fence_block": _nothing,
+    **{k: _vote for k in ("any_sync", "all_sync", "ballot_sync", "ballot", "activemask", "match_any_sync",
+                          "match_all_sync")},
+    "ldg": _ldg, "thread_return": _thread_return, "printf": _printf, "fence_gpu": _nothing, "fence_block": _nothing,
 }  # fmt: skip
 
-__all__ = ["LANE_OPS", "WARP", "apply_atomic", "format_c", "occurrence", "rounds", "source_lanes", "spread"]
+__all__ = ["BLOCK_VOTES", "LANE_OPS", "Printer", "WARP", "apply_atomic", "block_vote", "format_c",
+           "occurrence", "rounds", "source_lanes", "spread"]

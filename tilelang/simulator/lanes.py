@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, If, Launch, Parallel, Seq, Stmt, Store,
-                         TileOp, While, walk)
+from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq,
+                         Stmt, Store, TileOp, While, replace, walk)
 from tilelang.ir.evaluate import Closure, ExprCompiler, Frame, Value
 
-register("sim-unsupported", NotImplementedError, "the simulator has no meaning for a construct")
-register("sim-thread-dependent", RuntimeError, "a value that must be the same for all threads differs between them")
-register("sim-assert", RuntimeError, "an assertion of the program failed while it was simulated")
+from .faults import fault
+
 
 Action = Callable[["LaneFrame"], None]
 
@@ -52,7 +50,7 @@ def uniform(x: Value, f: LaneFrame, what: str, span: Any) -> Any:
         return x
     y = x if f.mask is None or x.shape[0] != f.lanes else x[f.mask]
     if y.size and not (y == y[0]).all():
-        raise error("sim-thread-dependent", f"{what} must be the same in every thread, found values from {y.min()} to "
+        raise fault("sim-thread-dependent", f"{what} must be the same in every thread, found values from {y.min()} to "
                     f"{y.max()}", span=span, hint="compute it from block indices and parameters only")
     return y[0] if y.size else x[0]
 
@@ -66,14 +64,29 @@ def contains(s: Stmt, kinds: tuple[type, ...], calls: tuple[str, ...] = ()) -> b
 class StmtCompiler(ExprCompiler):
     """Compiles statements to actions.  Subclasses give memory, tile ops and device operations their meaning."""
 
+    place: Any = None  # span of the statement being compiled: that of an expression without one of its own
+
     def stmt(self, s: Stmt) -> Action:
         """The action of s."""
-        return _STMTS[type(s)](self, s) if type(s) in _STMTS else self._other(s)
+        outer = self.place
+        self.place = s.span or outer
+        try:
+            return _STMTS[type(s)](self, s) if type(s) in _STMTS else self._other(s)
+        finally:
+            self.place = outer
+
+    def expr(self, e: Expr) -> Closure:
+        """The function computing e; messages about it name the statement where it has no place of its own."""
+        if e.span is None and self.place is not None and isinstance(e, (Load, Call)) and id(e) not in self._memo:
+            fn = super().expr(replace(e, span=self.place))
+            self._memo[id(e)] = (e, fn)
+            return fn
+        return super().expr(e)
 
     def _other(self, s: Stmt) -> Action:
         if isinstance(s, TileOp):
             return self.compile_tile_op(s)
-        raise error("sim-unsupported", f"{type(s).__name__} cannot be simulated", span=s.span)
+        raise fault("sim-unsupported", f"{type(s).__name__} cannot be simulated", span=s.span)
 
     # -- given by subclasses
 
@@ -92,13 +105,13 @@ class StmtCompiler(ExprCompiler):
         return run
 
     def compile_parallel(self, s: Parallel) -> Action:
-        raise error("sim-unsupported", "a T.Parallel loop in a lowered program", span=s.span)
+        raise fault("sim-unsupported", "a T.Parallel loop in a lowered program", span=s.span)
 
     def compile_tile_op(self, s: TileOp) -> Action:
-        raise error("sim-unsupported", f"tile op {s.op_name} in a lowered program", span=s.span)
+        raise fault("sim-unsupported", f"tile op {s.op_name} in a lowered program", span=s.span)
 
     def compile_launch(self, s: Launch) -> Action:
-        raise error("sim-unsupported", "a kernel launch inside a kernel", span=s.span)
+        raise fault("sim-unsupported", "a kernel launch inside a kernel", span=s.span)
 
     def compile_assert(self, s: Assert) -> Action:
         cond = self.expr(s.cond)
@@ -107,7 +120,7 @@ class StmtCompiler(ExprCompiler):
             c = cond(f)
             ok = bool(c) if c.ndim == 0 else bool((c if f.mask is None else c[f.mask]).all())
             if not ok:
-                raise error("sim-assert", s.message, span=s.span)
+                raise fault("sim-assert", s.message, span=s.span)
 
         return run
 
@@ -229,7 +242,7 @@ class StmtCompiler(ExprCompiler):
     def _break(self, s: Break) -> Action:
         def run(f: LaneFrame) -> None:
             if f.leaving is None:
-                raise error("sim-unsupported", "break outside a serial loop", span=s.span)
+                raise fault("sim-unsupported", "break outside a serial loop", span=s.span)
             f.leaving = f.leaving | f.active()
             f.mask = np.zeros(f.lanes, bool)
 

@@ -12,20 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Const, Expr, Func, Load, Ramp, Store,
                          numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.intrinsics import INTRINSICS
 
 from .counters import Counters, Site
+from .faults import fault
 from .lane_ops import WARP, spread
 from .lanes import Action, LaneFrame, StmtCompiler
 from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
 from .races import AccessTable, Clocks
 
-register("sim-misaligned", RuntimeError, "a vector access whose address is not a multiple of its size")
-register("sim-async", RuntimeError, "shared memory was touched while an asynchronous copy into it was still under way")
 
 ALIGN = 128  # of shared buffers that no pass has placed
 
@@ -149,7 +147,7 @@ class MachineCompiler(StmtCompiler):
 
             return local
         if scope not in ("shared", "shared.dyn"):
-            raise error("sim-unsupported", f"{scope} buffers are not simulated", span=s.span)
+            raise fault("sim-unsupported", f"{scope} buffers are not simulated", span=s.span)
 
         def shared(f: LaneFrame) -> None:
             memory, start = f.block.shared, f.slots[at]
@@ -163,7 +161,7 @@ class MachineCompiler(StmtCompiler):
         base, n = vector_base(e.indices)
         n = n * b.dtype.lanes
         if n == 0 or (b.dtype.lanes > 1 and n != b.dtype.lanes):
-            raise error("sim-unsupported", f"strided vector access to {b.name}", span=e.span)
+            raise fault("sim-unsupported", f"strided vector access to {b.name}", span=e.span)
         where, at = self.elements(b, base, n // b.dtype.lanes, e.span, "load of"), self.slot(b.data)
         bl, ratio = b.dtype.lanes, dt.itemsize // self.granules[id(b.data)]
         steps = np.arange(n)
@@ -171,7 +169,7 @@ class MachineCompiler(StmtCompiler):
         def run(f: LaneFrame) -> Value:
             k, store = where(f), f.slots[at]
             if store is None:
-                raise error("eval-unbound", f"{b.name} has no storage here", span=e.span)
+                raise fault("sim-unsupported", f"{b.name} has no storage here", span=e.span)
             x = store.view(dt)
             if k.ndim == 0:
                 i = int(k) * bl
@@ -192,7 +190,7 @@ class MachineCompiler(StmtCompiler):
         base, n = vector_base(s.indices)
         n = n * b.dtype.lanes
         if n == 0 or (b.dtype.lanes > 1 and n != b.dtype.lanes):
-            raise error("sim-unsupported", f"strided vector access to {b.name}", span=s.span)
+            raise fault("sim-unsupported", f"strided vector access to {b.name}", span=s.span)
         where, at, value = self.elements(b, base, n // b.dtype.lanes, s.span, "store to"), self.slot(b.data), \
             self.expr(s.value)
         bl, ratio = b.dtype.lanes, dt.itemsize // self.granules[id(b.data)]
@@ -201,7 +199,7 @@ class MachineCompiler(StmtCompiler):
         def run(f: LaneFrame) -> None:
             v, k, store, m = np.asarray(value(f)), where(f), f.slots[at], f.mask
             if store is None:
-                raise error("eval-unbound", f"{b.name} has no storage here", span=s.span)
+                raise fault("sim-unsupported", f"{b.name} has no storage here", span=s.span)
             x = store.view(dt)
             if k.ndim == 0:
                 i = int(k) * bl
@@ -250,7 +248,7 @@ class MachineCompiler(StmtCompiler):
                 off = address % align
                 if off.any() and (off if f.mask is None else off[f.mask]).any():
                     t = int(np.flatnonzero(off if f.mask is None else off * f.mask)[0])
-                    raise error("sim-misaligned", f"{what} {b.name}: {width} bytes at byte {int(address[t])}, not a "
+                    raise fault("sim-misaligned", f"{what} {b.name}: {width} bytes at byte {int(address[t])}, not a "
                                 f"multiple of {align} (thread {t})", span=span,
                                 hint="the vector width must divide the row length and the start of the region")
             return address
@@ -290,7 +288,7 @@ class MachineCompiler(StmtCompiler):
         b, dt = s.buffer, numpy_dtype(s.buffer.dtype)
         base, n = vector_base(s.indices)
         if n == 0:
-            raise error("sim-unsupported", f"strided vector store to {b.name}", span=s.span)
+            raise fault("sim-unsupported", f"strided vector store to {b.name}", span=s.span)
         n *= b.dtype.lanes
         width = n * dt.itemsize
         address, value = self.reach(b, base, width, s.span, "store to"), self.expr(s.value)
@@ -317,7 +315,7 @@ class MachineCompiler(StmtCompiler):
         """Enter an access of the active lanes: counts, races, uninitialised reads, copies under way.  mode: read, write
         or atomic.  Returns the storage."""
         if memory is None:
-            raise error("eval-unbound", f"{b.name} has no storage here", span=self.sites[site].span)
+            raise fault("sim-unsupported", f"{b.name} has no storage here", span=self.sites[site].span)
         m, block = f.mask, f.block
         shared = not isinstance(memory, Global)
         store, table = (block.shared.store, block.shared.table) if shared else (memory.store, memory.table)
@@ -349,16 +347,16 @@ class MachineCompiler(StmtCompiler):
         busy = shared.pending[g]
         if busy.any():
             other = self.sites[int(shared.pending_site[g[busy][0]])]
-            raise error("sim-async", f"{self.sites[site].text} of {b.name} while an asynchronous copy into it is under "
+            raise fault("sim-async", f"{self.sites[site].text} of {b.name} while an asynchronous copy into it is under "
                         "way", span=self.sites[site].span, notes=((other.span, "the copy was issued here"),),
                         hint="wait for the group of that copy (cp_async_wait) and put a barrier after it")
 
     def cells(self, e: AddressOf, count: int, what: str) -> Callable[[LaneFrame], Any]:
         """Element numbers for an atomic access of `count` consecutive elements (see lane_ops)."""
-        b, dt = e.buffer, numpy_dtype(e.buffer.dtype)
+        b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.place
         width = count * dt.itemsize
-        address = self.reach(b, e.indices, width, e.span, what)
-        site, at, steps = self.site(b, e.span, "atomic access"), self.slot(b.data), np.arange(count)
+        address = self.reach(b, e.indices, width, span, what)
+        site, at, steps = self.site(b, span, "atomic access"), self.slot(b.data), np.arange(count)
 
         def run(f: LaneFrame) -> Any:
             a = address(f)
@@ -379,7 +377,7 @@ def _lane_of(e: Expr, k: int) -> Expr:
         return e.value
     if isinstance(e, Binary):
         return Binary(e.op, _lane_of(e.a, k), _lane_of(e.b, k), e.dtype.scalar, span=e.span)
-    raise error("sim-unsupported", f"a vector index made by {type(e).__name__}", span=e.span)
+    raise fault("sim-unsupported", f"a vector index made by {type(e).__name__}", span=e.span)
 
 
 def _require(known: np.ndarray, f: LaneFrame, b: Buffer, span: Any) -> None:
@@ -389,7 +387,7 @@ def _require(known: np.ndarray, f: LaneFrame, b: Buffer, span: Any) -> None:
 
 def uninitialized(b: Buffer, span: Any, f: LaneFrame) -> Exception:
     """The error for a read of memory that nothing has written."""
-    return error("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written, in block {f.block.where}",
+    return fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written, in block {f.block.where}",
                  span=span, hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
 
 

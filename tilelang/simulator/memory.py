@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import error, register
 from tilelang.ir import Buffer, Expr, Func, numpy_dtype, walk
 from tilelang.ir.evaluate import ExprCompiler, Value
 
-register("sim-out-of-bounds", IndexError, "an access outside a buffer while simulated")
-register("sim-uninitialized", RuntimeError, "memory was read before anything was written to it")
+from .faults import fault
 
 
 class Storage:
@@ -136,7 +134,7 @@ def out_of_bounds(b: Buffer, indices: list[Value], shape: tuple[int, ...], bad: 
     grids = np.broadcast_arrays(*[np.asarray(i) for i in indices], np.asarray(bad))
     at = tuple(np.argwhere(grids[-1])[0])
     found = ", ".join(str(int(g[at])) for g in grids[:-1])
-    return error("sim-out-of-bounds", f"{what} {b.name}[{found}] is outside its shape "
+    return fault("sim-out-of-bounds", f"{what} {b.name}[{found}] is outside its shape "
                  f"({', '.join(map(str, shape))}){where}", span=span,
                  hint=f"{b.name} is a {b.scope()} buffer: check the extent of the loop or region that indexes it")
 

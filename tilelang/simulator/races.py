@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import error, register
+from .faults import fault
 
-register("sim-race", RuntimeError, "two threads access the same memory, one of them writing, with no barrier between")
 
 _NONE, _MANY = -1, -2
 
@@ -189,7 +188,8 @@ class AccessTable:
         hint = ("blocks of one launch are not ordered: use atomics, or give each block its own elements"
                 if other is None else "put T.sync_threads() between the two accesses")
         text = f"thread {t} {does} {here.name} ({self.what}), which {who} {did}, with no barrier between"
-        return error("sim-race", text, span=here.span, notes=((there.span, f"{who} here: {there.text}"),), hint=hint, label=here.text)
+        return fault("sim-race", text, span=here.span, notes=((there.span, f"{who} here: {there.text}"),), hint=hint,
+                     label=here.text)
 
 
 __all__ = ["AccessTable", "Clocks"]

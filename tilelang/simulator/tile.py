@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import error
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Expr, Func, Launch, Load, Parallel, Region, Store,
                          TileOp, Var, children, numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.intrinsics import INTRINSICS
 
+from .faults import fault
 from .host import Arguments, bind_arguments
-from .lane_ops import LANE_OPS, WARP, spread
+from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote, spread
 from .lanes import Action, LaneFrame, StmtCompiler, uniform
 from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
 from .tile_env import TileEnv
@@ -30,18 +30,6 @@ from .tile_parallel import ParallelLoop
 PRIVATE = ("local", "local.var")
 _ORDER_ONLY = frozenset({"sync_threads", "sync_warp", "named_barrier", "named_barrier_arrive", "cp_async_commit",
                          "cp_async_wait", "fence_gpu", "fence_block"})
-
-
-class Printer:
-    """Where printed text goes: standard output, and kept."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def print(self, text: str) -> None:
-        """What C's printf would write (no newline is added)."""
-        self.text += text
-        print(text, end="")
 
 
 class TileCompiler(StmtCompiler):
@@ -65,7 +53,7 @@ class TileCompiler(StmtCompiler):
         def run(f: LaneFrame) -> Any:
             store = f.slots[at]
             if store is None:
-                raise error("eval-unbound", f"{b.name} has no storage here", span=span)
+                raise fault("sim-unsupported", f"{b.name} has no storage here", span=span)
             shape, strides, offset = geo(f)
             idx = [np.asarray(i(f)).astype(np.int64) for i in fns]
             if ramp:
@@ -148,8 +136,8 @@ class TileCompiler(StmtCompiler):
         return run
 
     def cells(self, e: AddressOf, count: int, what: str) -> Callable[[LaneFrame], Any]:
-        b, dt = e.buffer, numpy_dtype(e.buffer.dtype)
-        where = self.locate(b, e.indices, count, e.span)
+        b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.place
+        where = self.locate(b, e.indices, count, span)
 
         def run(f: LaneFrame) -> Any:
             store, idx, shape, linear, bad = where(f)
@@ -157,7 +145,7 @@ class TileCompiler(StmtCompiler):
             bad = spread(bad, f.lanes, bad.ndim > 0 and count > 1).reshape(f.lanes, -1)
             ok = f.active()[:, None] & ~bad
             if b.scope() != "global" and (bad & f.active()[:, None]).any():
-                raise out_of_bounds(b, idx, shape, bad & f.active()[:, None], e.span, what)
+                raise out_of_bounds(b, idx, shape, bad & f.active()[:, None], span, what)
             if store.known is not None:
                 store.known.reshape(-1)[self._known(store, linear[ok], dt.itemsize)] = True
             return store.flat(dt), np.where(ok, linear, 0), ok
@@ -167,7 +155,7 @@ class TileCompiler(StmtCompiler):
     def compile_alloc(self, s: Alloc) -> Action:
         b = s.buffer
         if b.scope().startswith("shared.") and b.scope() != "shared.dyn":
-            raise error("sim-unsupported", f"{b.scope()} buffers are not simulated", span=s.span)
+            raise fault("sim-unsupported", f"{b.scope()} buffers are not simulated", span=s.span)
         at, geo, item = self.slot(b.data), geometry(self, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
         init = self.expr(s.init) if s.init is not None else None
         private, granule = b.scope() in PRIVATE, self.granules[id(b.data)]
@@ -189,6 +177,8 @@ class TileCompiler(StmtCompiler):
             return lambda f: np.int32(0)
         if e.op in LANE_OPS:
             return LANE_OPS[e.op](self, e)
+        if e.op in BLOCK_VOTES:
+            return block_vote(self, e)
         return super().compile_call(e)
 
     def compile_parallel(self, s: Parallel) -> Action:
@@ -196,7 +186,7 @@ class TileCompiler(StmtCompiler):
 
     def compile_tile_op(self, s: TileOp) -> Action:
         if not hasattr(s, "reference"):
-            raise error("sim-unsupported", f"T.{s.op_name} has no reference meaning", span=s.span)
+            raise fault("sim-unsupported", f"T.{s.op_name} has no reference meaning", span=s.span)
         env = TileEnv.compile(self, s)
         private = any(isinstance(n, Region) and n.buffer.scope() in PRIVATE for n in walk(s))
 
@@ -242,7 +232,7 @@ def _lanes(s: Launch) -> int:
             return False  # atomics and prints inside run per iteration
         if isinstance(n, Var):
             return id(n) in distinguished
-        if isinstance(n, Call) and n.op in LANE_OPS and not n.op.startswith("fence"):
+        if isinstance(n, Call) and n.op in (*LANE_OPS, *BLOCK_VOTES) and not n.op.startswith("fence"):
             return True
         return not isinstance(n, Buffer) and any(per_thread(c) for c in children(n))
 
@@ -252,20 +242,22 @@ def _lanes(s: Launch) -> int:
 
 def uninitialized(b: Buffer, span: Any) -> Exception:
     """The error for a read of memory that nothing has written."""
-    return error("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written", span=span,
+    return fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written", span=span,
                  hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
 
 
-def run_tile(func: Func, args: Arguments, *, check: bool = True) -> dict[str, np.ndarray]:
+def run_tile(func: Any, args: Arguments, *, check: bool = True) -> dict[str, np.ndarray]:
     """Run a tile program on NumPy arrays and scalars.
 
-    args: by name or in parameter order; outputs (`tilelang_out_idx`) may be left out.  Returns every tensor parameter
-    after the run, by name; the arrays given are not changed.  check: refuse reads of memory never written.
+    func: a Func, or the PrimFunc of the language.  args: by name or in parameter order; outputs (`tilelang_out_idx`)
+    may be left out.  Returns every tensor parameter after the run, by name; the arrays given are not changed.  check:
+    refuse reads of memory never written.
     Raises sim-argument, sim-out-of-bounds, sim-uninitialized, sim-thread-dependent, sim-unsupported, sim-assert.
     """
-    compiler = TileCompiler(func, check)
-    action = compiler.stmt(func.body)
-    binding = bind_arguments(func, args, compiler.granules)
+    program: Func = getattr(func, "func", func)
+    compiler = TileCompiler(program, check)
+    action = compiler.stmt(program.body)
+    binding = bind_arguments(program, args, compiler.granules)
     for t in binding.tensors:
         compiler.slot(t.buffer.data)
     slots = compiler.new_slots(binding.values)

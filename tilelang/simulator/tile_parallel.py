@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import error
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Expr, For, Load, Parallel, Store, TileOp, Var,
                          free_vars, is_const, numpy_dtype, substitute, walk)
 from tilelang.ir.evaluate import Closure
 
+from .faults import fault
 from .lane_ops import occurrence, spread
 from .lanes import Action, LaneFrame, uniform
 from .memory import Storage
@@ -43,7 +43,7 @@ class ParallelLoop:
         self.s, self.compiler = s, compiler
         for n in walk(s.body):
             if isinstance(n, (Parallel, TileOp)):
-                raise error("sim-unsupported", f"{type(n).__name__} inside T.Parallel", span=n.span)
+                raise fault("sim-unsupported", f"{type(n).__name__} inside T.Parallel", span=n.span)
         self.extents = [compiler.expr(e) for e in s.extents]
         self.var_slots = [(compiler.slot(v), numpy_dtype(v.dtype)) for v in s.vars]
         own = {id(v) for v in s.vars}
@@ -165,7 +165,7 @@ class ParallelLoop:
         store: Storage = f.slots[p.slot]
         same = store.lanes == 1 or bool((store.raw == store.raw[0]).all())
         if not same and p.read and not p.written:
-            raise error("sim-thread-dependent", f"{p.buffer.name} differs between threads and is read inside "
+            raise fault("sim-thread-dependent", f"{p.buffer.name} differs between threads and is read inside "
                         "T.Parallel", span=self.s.span,
                         hint="which thread runs an iteration is not fixed: index by the loop variable")
         out = Storage(store.name, store.nbytes, store.granule, lanes if p.written else 1, known=store.known is None)

@@ -1,0 +1,47 @@
+"""The error kinds of the simulators, each with what to do when a message has nothing more particular to say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.errors import TileLangError, error, register
+
+_HINTS: dict[str, str] = {}
+
+
+def _kind(name: str, raises: type[Exception], about: str, hint: str) -> None:
+    register(name, raises, about)
+    _HINTS[name] = hint
+
+
+_kind("sim-argument", ValueError, "an argument given to a simulator does not fit the program's parameters",
+      "compare the arrays with the tensor annotations of the program")
+_kind("sim-assert", RuntimeError, "an assertion of the program failed while it was simulated",
+      "the condition is the program's own: check the arguments against it")
+_kind("sim-async", RuntimeError, "shared memory was touched while an asynchronous copy into it was still under way",
+      "wait for the group of that copy (cp_async_wait) and put a barrier after it")
+_kind("sim-barrier", RuntimeError, "a barrier is reached by some threads only: on a device this hangs",
+      "a barrier must not stand under a condition or in a loop that differs between threads")
+_kind("sim-misaligned", RuntimeError, "a vector access whose address is not a multiple of its size",
+      "the vector width must divide the row length and the start of the region")
+_kind("sim-out-of-bounds", IndexError, "an access outside a buffer while simulated",
+      "check the extent of the loop or region that indexes it")
+_kind("sim-race", RuntimeError, "two threads access the same memory, one of them writing, with no barrier between",
+      "put T.sync_threads() between the two accesses")
+_kind("sim-thread-dependent", RuntimeError, "a value that must be the same for all threads differs between them",
+      "compute it from block indices and parameters only")
+_kind("sim-uninitialized", RuntimeError, "memory was read before anything was written to it",
+      "initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
+_kind("sim-unsupported", NotImplementedError, "the simulator has no meaning for a construct",
+      "write it with the constructs that the simulator runs, or test this kernel on a device")
+_kind("sim-warp-divergence", RuntimeError, "a warp-level operation was reached by only some lanes of a warp",
+      "all lanes of a warp must reach it together: move it out of conditions that differ within a warp")
+
+
+def fault(kind: str, message: str, *, span: Any = None, notes: tuple[Any, ...] = (), hint: str = "",
+          label: str = "") -> TileLangError:
+    """The error of a simulator's kind, with the kind's hint unless one is given."""
+    return error(kind, message, span=span, notes=notes, hint=hint or _HINTS[kind], label=label)
+
+
+__all__ = ["fault"]
