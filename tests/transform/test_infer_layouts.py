@@ -341,3 +341,23 @@ def test_nothing_to_do_leaves_the_body_alone():
     loop = parallel((64,), lambda i: Store(b, (i,), cast(i, "float32")))
     _, launch = infer([b], [], [loop])
     assert nodes(launch, Parallel)[0] is loop
+
+
+def test_element_shared_by_neighbours_stays_with_them():
+    """G[i, j] = F[i, j // 2]: F's layout is G's without the innermost register digit."""
+    f, g, out = frag("F", (64, 32)), frag("G", (64, 64)), tensor("out", (64, 64), "float32")
+    stmts = [parallel((64, 64), lambda i, j: Store(g, (i, j), load(f, (i, j // 2)))), copy(g, out)]
+    layouts, launch = infer([out], [f, g], stmts)
+    lay = nodes(launch, Parallel)[0].attr("loop_layout").owners()[0]
+    assert np.array_equal(layouts[f].owners()[0], lay[:, ::2]) and np.array_equal(layouts[f].owners()[0], lay[:, 1::2])
+
+
+def test_loop_layout_of_the_user_rules_the_fragments():
+    f, x = frag("F", (16, 32)), tensor("X", (16, 32), "float32")
+    mine = Fragment((16, 32), forward_fn=lambda i, j: (i % 8 * 16 + j // 2, j % 2 + i // 8 * 2))
+    loop = parallel((16, 32), lambda i, j: Store(f, (i, j), load(x, (i, j))))
+    loop = Parallel(loop.vars, loop.extents, loop.body, (("loop_layout", mine),))
+    layouts, _ = infer([x], [f], [loop, copy(f, x)])
+    assert layouts[f] == mine
+    with pytest.raises(ValueError, match="must be a Fragment of that shape"):
+        infer([x], [f], [Parallel(loop.vars, loop.extents, loop.body, (("loop_layout", row_fragment((16, 16), 128)),))])

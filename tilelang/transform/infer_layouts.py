@@ -22,9 +22,9 @@ from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Seq, Stmt, Store,
+from tilelang.ir import (Alloc, Binary, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Seq, Stmt, Store,
                          TileOp, Var, rebuild, replace, walk, with_attrs)
-from tilelang.layout import Fragment, Layout, Mode, replicated_fragment, row_fragment
+from tilelang.layout import REGISTER, Fragment, Layout, Mode, replicated_fragment, row_fragment
 from tilelang.ops import Copy, Gemm, Reduce
 from tilelang.ops.gemm.select import SIMT, choose_gemm
 
@@ -32,7 +32,6 @@ from .pass_ import PassContext, TILE, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
 
 register("layout-conflict", ValueError, "a buffer is asked for two layouts that cannot both hold")
-register("layout-annotation", ValueError, "T.annotate_layout gives a buffer a layout it cannot have")
 register("layout-shape", ValueError, "a shared or fragment buffer needs a static shape")
 
 FRAGMENT = "local.fragment"
@@ -65,10 +64,12 @@ def infer_layouts(func: Func, cx: PassContext) -> Func:
 @dataclass
 class Touch:
     """A fragment access in a Parallel.  dims: per fragment dimension the loop it follows, None for a constant index of a
-    unit dimension; plain: every dimension is one of the two, with equal extents."""
+    unit dimension; shares: how many neighbouring iterations of that loop use one element (index `v // shares`); plain:
+    every dimension is one of the two, and covered by the loop exactly."""
 
     buffer: Buffer
     dims: tuple[int | None, ...]
+    shares: tuple[int, ...]
     plain: bool
     writes: bool
 
@@ -206,6 +207,10 @@ class _Inference:
                     touches.append(_touch(x, s.vars, extents))
         for v, n in zip(s.vars, s.extents):
             self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
+        given = s.attr("loop_layout")
+        if given is not None and (not isinstance(given, Fragment) or given.shape != extents):
+            raise error("layout-conflict", f"loop_layout of a parallel loop over {extents} must be a Fragment of that shape, "
+                        f"found {given!r}", span=s.span, hint="give the Fragment one index per loop, with its extent")
         if touches and all(isinstance(n, int) for n in extents):
             self.loops[id(s)] = Loop(s, extents, touches, _serial_dims(s, extents, written))
         self.accesses += memory_accesses(s, self.analyzer)
@@ -222,15 +227,15 @@ class _Inference:
         for b, lay in self.launch.attr("layouts", ()):
             want = Fragment if b.scope_name == FRAGMENT else Layout
             if not isinstance(lay, want):
-                raise error("layout-annotation", f"`{b.name}` ({b.scope_name}) needs a {want.__name__}, found "
+                raise error("layout-conflict", f"`{b.name}` ({b.scope_name}) needs a {want.__name__}, found "
                             f"{type(lay).__name__}", span=self.launch.span)
             lead = len(b.shape) - len(lay.shape)
             if lead < 0 or tuple(b.shape[lead:]) != tuple(lay.shape):
-                raise error("layout-annotation", f"the layout of `{b.name}` has shape {lay.shape}, the buffer "
+                raise error("layout-conflict", f"the layout of `{b.name}` has shape {lay.shape}, the buffer "
                             f"{tuple(b.shape)}", span=self.launch.span)
             if isinstance(lay, Fragment) and lay.threads != self.known.threads:
                 if lay.threads > self.known.threads:
-                    raise error("layout-annotation", f"the layout of `{b.name}` uses {lay.threads} threads, the block has "
+                    raise error("layout-conflict", f"the layout of `{b.name}` uses {lay.threads} threads, the block has "
                                 f"{self.known.threads}", span=self.launch.span)
                 lay = lay.with_threads(self.known.threads)
             self.known.layouts[b] = lay.expand(b.shape[:lead]) if lead else lay
@@ -297,9 +302,13 @@ class _Inference:
         return changed
 
     def _loop_layout(self, loop: Loop, full: bool) -> Fragment | None:
-        """The layout of a loop by the known fragments it touches: written ones first, then those with most dimensions.
+        """The user's layout of a loop, or that of the known fragments it touches: written ones first, then those with
+        most dimensions.
 
         full: only when a fragment tells where every parallel loop goes."""
+        given = loop.node.attr("loop_layout")
+        if given is not None:
+            return given
         best: tuple[tuple[int, int, int], Touch, Fragment] | None = None
         for t in loop.touches:
             lay = self.known.layouts.get(t.buffer)
@@ -357,8 +366,7 @@ class _Inference:
 
     def _loops(self) -> None:
         for loop in self.loops.values():
-            given = loop.node.attr("loop_layout")
-            loop.layout = given if given is not None else self._loop_layout(loop, full=False)
+            loop.layout = self._loop_layout(loop, full=False)
 
     def _shared(self) -> None:
         roots: dict[Var, Buffer] = {}
@@ -409,15 +417,20 @@ class _Inference:
 
 def _touch(x: Load | Store, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> Touch:
     dims: list[int | None] = []
+    shares: list[int] = []
     plain = x.buffer.is_static
     for i, n in zip(x.indices, x.buffer.shape):
-        at = next((k for k, v in enumerate(vars) if v is i), None)
-        if at is not None and extents[at] == n and at not in dims:
+        v, c = i, 1
+        if isinstance(i, Binary) and i.op == "floordiv" and isinstance(i.b, Const) and i.b.value > 0:
+            v, c = i.a, int(i.b.value)
+        at = next((k for k, u in enumerate(vars) if u is v), None)
+        if at is not None and extents[at] == n * c and at not in dims:
             dims.append(at)
         else:
             dims.append(None)
             plain &= n == 1 and isinstance(i, Const)
-    return Touch(x.buffer, tuple(dims), plain, isinstance(x, Store))
+        shares.append(c)
+    return Touch(x.buffer, tuple(dims), tuple(shares), plain, isinstance(x, Store))
 
 
 def _serial_dims(s: Parallel, extents: tuple[Any, ...], written: list[tuple[Buffer, tuple[Expr, ...]]]) -> tuple[int, ...]:
@@ -431,28 +444,61 @@ def _serial_dims(s: Parallel, extents: tuple[Any, ...], written: list[tuple[Buff
 
 
 def _over_loops(lay: Fragment, t: Touch, extents: tuple[int, ...]) -> Fragment:
-    """A fragment's layout as one of the loops that index it; loops it does not know run in registers."""
-    modes: list[tuple[Mode, ...]] = [()] * len(extents)
+    """A fragment's layout as one of the loops that index it; loops it does not know run in registers, and so do the
+    neighbouring iterations that share an element."""
+    modes: list[list[Mode]] = [[] for _ in extents]
+    step = 1
+    for d, c in zip(t.dims, t.shares):
+        if d is not None and c > 1:
+            modes[d] = [Mode(c, REGISTER, step)]
+            step *= c
+    inner = step
     for d, modes_of in zip(t.dims, lay.modes):
         if d is not None:
-            modes[d] = modes_of
-    step = lay.registers
+            modes[d] = [Mode(m.size, m.to, m.stride * inner) if m.to == REGISTER else m for m in modes_of] + modes[d]
+    step = lay.registers * inner
     for d in reversed(range(len(extents))):
         if d not in t.dims and extents[d] > 1:
-            modes[d] = (Mode(extents[d], "register", step),)
+            modes[d] = [Mode(extents[d], REGISTER, step)]
             step *= extents[d]
-    return Fragment(extents, modes, replicate=lay.copies, threads=lay.threads)
+    return Fragment(extents, [tuple(m) for m in modes], replicate=lay.copies, threads=lay.threads)
 
 
 def _projected(layout: Fragment, t: Touch) -> Fragment | None:
-    """The layout a fragment needs so that each thread of a loop holds what it touches."""
+    """The layout a fragment needs so that each thread of a loop holds what it touches.  None when iterations that share
+    an element run in different threads."""
+    modes, shape = list(layout.modes), list(layout.shape)
+    for d, c in zip(t.dims, t.shares):
+        if d is not None and c > 1:
+            less = _without_inner(modes[d], c)
+            if less is None:
+                return None
+            modes[d], shape[d] = less, shape[d] // c
     kept = [d for d in t.dims if d is not None]
-    lay = layout.project(kept)
+    lay = Fragment(shape, modes, replicate=layout.copies, threads=layout.threads).project(kept)
     if len(kept) == len(t.dims):
         return lay
-    modes = iter(lay.modes)
-    return Fragment(t.buffer.shape, [next(modes) if d is not None else () for d in t.dims], replicate=lay.copies,
+    each = iter(lay.modes)
+    return Fragment(t.buffer.shape, [next(each) if d is not None else () for d in t.dims], replicate=lay.copies,
                     threads=lay.threads)
+
+
+def _without_inner(modes: tuple[Mode, ...], c: int) -> tuple[Mode, ...] | None:
+    """Digits of index // c, when the innermost digits that c covers are registers; else None."""
+    out = list(modes)
+    while c > 1:
+        if not out or out[-1].to != REGISTER:
+            return None
+        m = out.pop()
+        if m.size > c:
+            if m.size % c:
+                return None
+            out.append(Mode(m.size // c, REGISTER, m.stride * c))
+            return tuple(out)
+        if c % m.size:
+            return None
+        c //= m.size
+    return tuple(out)
 
 
 def _row_groups(gemms: list[Gemm], ops: list[TileOp], loops: Any) -> set[Buffer]:

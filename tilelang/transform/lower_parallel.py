@@ -20,6 +20,7 @@ from tilelang.arith import known_divisor
 from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate, Expr,
                          For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, call, cast, const,
                          fresh, load, rebuild, replace, seq, stmts_of, substitute, unary, walk)
+from tilelang.layout import Mode
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, flat, from_fragment, private
 
 from .fragment_access import Grid, Touch, resolve
@@ -556,13 +557,12 @@ def fragment_shares(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], bo
 
 
 def _share_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> LoopShare:
-    mode = type(next((m for ms in frag.modes for m in ms), None) or _AnyMode)
     modes: list[Any] = []
     for d, n in enumerate(extents):
         if d in dim_of:
             modes.append(tuple(frag.modes[dim_of[d]]))
         else:
-            modes.append((mode(n, "register", 1),) if n > 1 else ())
+            modes.append((Mode(n, "register", 1),) if n > 1 else ())
     # Registers are only walked here, so their strides just give the order of the loops: row-major.
     step = 1
     out: list[Any] = []
@@ -570,19 +570,12 @@ def _share_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> Lo
         row: list[Any] = []
         for m in reversed(ms):
             if m.to == "register":
-                row.append(mode(m.size, "register", step))
+                row.append(Mode(m.size, "register", step))
                 step *= m.size
             else:
                 row.append(m)
         out.append(tuple(reversed(row)))
     return LoopShare(tuple(extents), tuple(reversed(out)), tuple(frag.copies), frag.threads)
-
-
-@dataclass(frozen=True)
-class _AnyMode:
-    size: int = 1
-    to: str = "register"
-    stride: int = 1
 
 
 def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt,

@@ -20,7 +20,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, 
                          Parallel, Select, Seq, Stmt, Store, TileOp, Var, While, cast, const, dtype, fresh, load,
                          rebuild, replace, seq, substitute, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
-from tilelang.layout import linear_layout
+from tilelang.layout import linear_layout, swizzled_layout
 from tilelang.ops.distribute import Distribution, conjunction
 
 from .config import PassConfigKey
@@ -133,7 +133,10 @@ class Lowering:
 
     def new_shared(self, name: str, shape: tuple[int, ...], dt: Any) -> Buffer:
         out = Buffer(name, shape, dtype(dt), "shared.dyn")
-        self.layouts[out] = linear_layout(tuple(int(n) for n in shape))
+        dims = tuple(int(n) for n in shape)
+        # Fragments reach their rows 8 at a time, 16 bytes or less each: the case the swizzle is made for.
+        whole = len(dims) > 1 and dims[-1] * out.dtype.bits % 128 == 0 and out.dtype.lanes == 1
+        self.layouts[out] = swizzled_layout(dims, out.dtype.bits) if whole else linear_layout(dims)
         self.allocs.append(self.shared_of(out))
         return out
 
