@@ -177,3 +177,19 @@ def test_drawing():
     lines = text.splitlines()
     assert lines[0] == "Fragment 8x8  32 threads x 2 registers"
     assert lines[4].split() == ["1", "|", "4:0", "4:1", "5:0", "5:1", "6:0", "6:1", "7:0", "7:1"]
+
+
+def test_reshape_keeps_every_element_in_its_register():
+    f = row_fragment((64, 32), 128, 4)
+    for shape in ((32, 64), (2048,), (8, 8, 32), (64, 4, 8)):
+        g = f.reshape(shape)
+        assert np.array_equal(g.owners()[0].reshape(-1), f.owners()[0].reshape(-1))
+        assert np.array_equal(g.register_table().reshape(-1), f.register_table().reshape(-1))
+    halves = f.reshape((64, 64), 32, 16)
+    assert np.array_equal(halves.owners()[0][:, ::2], f.owners()[0])
+    assert np.array_equal(halves.register_table()[:, 1::2], 2 * f.register_table() + 1)
+    assert halves.reshape((64, 32), 16, 32) == f
+    with pytest.raises(ValueError, match="layout-no-structure"):
+        row_fragment((64, 32), 128).reshape((64, 16), 16, 32)  # two elements of one word in two threads
+    with pytest.raises(ValueError, match="layout-no-structure"):
+        row_fragment((8, 12), 8, 1).reshape((5, 5))

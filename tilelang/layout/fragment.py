@@ -213,6 +213,28 @@ class Fragment:
         return Fragment([self.shape[d] for d in dims], [self.modes[d] for d in dims], replicate=self.copies,
                         threads=self.threads)
 
+    def reshape(self, shape: Sequence[int], old_bits: int = 1, new_bits: int = 1) -> Fragment:
+        """The same registers seen as a tile of another shape (row-major order of elements), or of elements of other bits.
+
+        Raises layout-no-structure when a digit would be cut by a dimension of the new shape, or an element by a thread.
+        """
+        digits = [m for d in self.modes for m in d]
+        what = f"Fragment {self.shape} seen as {tuple(shape)}"
+        if self.is_padded:
+            raise error("layout-no-structure", f"{what}: a padded fragment has no row-major order of digits")
+        if old_bits > new_bits:
+            k = old_bits // new_bits
+            digits = [Mode(m.size, m.to, m.stride * k) if m.to == REGISTER else m for m in digits] + [Mode(k, REGISTER, 1)]
+        elif old_bits < new_bits:
+            k = new_bits // old_bits
+            last = digits.pop() if digits else Mode(1, THREAD, 1)
+            if last.to != REGISTER or last.stride != 1 or last.size % k or any(
+                    m.stride % k for m in digits if m.to == REGISTER):
+                raise error("layout-no-structure", f"{what}: {k} elements that become one lie in different threads")
+            digits = [Mode(m.size, m.to, m.stride // k) if m.to == REGISTER else m for m in digits]
+            digits.append(Mode(last.size // k, REGISTER, 1))
+        return Fragment(shape, _regrouped(digits, tuple(shape), what), replicate=self.copies, threads=self.threads)
+
     def with_threads(self, threads: int, start: int = 0) -> Fragment:
         """The same fragment in a block of `threads` threads."""
         return Fragment(self.shape, self.modes, replicate=self.copies, threads=threads)
@@ -353,6 +375,27 @@ def _compact(dims: tuple[Modes, ...]) -> tuple[Modes, ...]:
         new[m.stride] = stride
         stride *= m.size
     return tuple(tuple(Mode(m.size, m.to, new[m.stride]) if m.to == REGISTER else m for m in d) for d in dims)
+
+
+def _regrouped(digits: list[Mode], shape: tuple[int, ...], what: str) -> list[Modes]:
+    """A row of digits (outermost first) cut into the dimensions of a shape."""
+    left = [m for m in digits if m.size > 1]
+    out: list[Modes] = []
+    for n in reversed(shape):
+        group: list[Mode] = []
+        while n > 1:
+            m = left.pop() if left else Mode(1, THREAD, 1)
+            if m.size > n and m.size % n == 0:
+                left.append(Mode(m.size // n, m.to, m.stride * n))
+                m = Mode(n, m.to, m.stride)
+            if m.size == 1 or n % m.size:
+                raise error("layout-no-structure", f"{what}: {n} indices cut a digit of {m.size}")
+            group.insert(0, m)
+            n //= m.size
+        out.insert(0, tuple(group))
+    if left:
+        raise error("layout-no-structure", f"{what}: the numbers of elements differ")
+    return out
 
 
 def _fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn: Any,

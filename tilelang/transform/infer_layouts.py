@@ -283,6 +283,35 @@ class _Inference:
                         changed = True
             for loop in self.loops.values():
                 changed |= self._through_loop(loop)
+            for group in self._views():
+                changed |= self._through_views(group)
+
+    def _views(self) -> list[list[Buffer]]:
+        """Fragments that are the same registers under several shapes."""
+        groups: dict[Var, list[Buffer]] = {}
+        for b in self.buffers:
+            if b.scope_name == FRAGMENT:
+                groups.setdefault(b.data, []).append(b)
+        return [g for g in groups.values() if len(g) > 1]
+
+    def _through_views(self, group: list[Buffer]) -> bool:
+        have = next((b for b in group if b in self.known.layouts), None)
+        if have is None:
+            return False
+        changed = False
+        for b in group:
+            if b is have:
+                continue
+            lay = self.known.layouts[have].reshape(b.shape, have.dtype.bits * have.dtype.lanes, b.dtype.bits * b.dtype.lanes)
+            old = self.known.layouts.get(b)
+            if old is not None and old != lay:
+                raise error("layout-conflict", f"Layout infer conflict between `{have.name}` and its view `{b.name}`: "
+                            f"{self.known.layouts[have]!r} and {old!r}", span=b.span or self.launch.span,
+                            hint="copy the view to a fragment of its own")
+            if old is None:
+                self.known.layouts[b] = lay
+                changed = True
+        return changed
 
     def _through_loop(self, loop: Loop) -> bool:
         unknown = [t for t in loop.touches if t.plain and t.buffer not in self.known.layouts and t.buffer not in self.alone]
