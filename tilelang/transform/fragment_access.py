@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Buffer, Expr, Var, const
+from tilelang.arith import simplify
+from tilelang.ir import Buffer, Expr, Var, const, substitute
 from tilelang.ops.distribute import Distribution, index_values
 
 
@@ -144,6 +145,14 @@ def _all_owners_write(element: np.ndarray, mask: np.ndarray, thread: np.ndarray,
     return bool(np.all(low[elements] >= total)) if inner > 1 else bool(np.array_equal(low[elements], total))
 
 
+def _formula(frag: Any, indices: tuple[Expr, ...], grid: Grid) -> Expr:
+    """The layout's own formula, in terms of the thread and the register loops: there the thread drops out, and the
+    register is a constant once the loops are unrolled."""
+    env = {v: (0, n - 1) for v, n in grid.loops} | {grid.thread: (0, grid.dist.threads - 1)}
+    where = dict(zip(grid.loop_vars, grid.dist.indices))
+    return simplify(substitute(frag.register(indices), where), env)
+
+
 def _fit(registers: np.ndarray, mask: np.ndarray, grid: Grid, frag: Any, indices: tuple[Expr, ...]) -> Expr:
     """The register as sum of loop variable * stride, where the table has that form; else the layout's own formula."""
     registers = np.broadcast_to(registers, grid.shape)
@@ -163,14 +172,14 @@ def _fit(registers: np.ndarray, mask: np.ndarray, grid: Grid, frag: Any, indices
             continue
         stride, rest = divmod(int(registers[line][ok[-1]]) - int(registers[line][ok[0]]), int(ok[-1] - ok[0]))
         if rest:
-            return frag.register(indices)
+            return _formula(frag, indices, grid)
         base -= stride * start[k]
         model = model + stride * (grid.env[v] - start[k])
         if stride:
             term = v * stride
             expr = term if expr is None else expr + term
     if not np.array_equal(np.broadcast_to(model, grid.shape)[mask], registers[mask]):
-        return frag.register(indices)
+        return _formula(frag, indices, grid)
     base_c = const(int(base))
     return base_c if expr is None else expr + base_c
 
