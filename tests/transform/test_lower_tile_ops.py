@@ -6,7 +6,8 @@ import pytest
 from tile_programs import Store, fragment, load, lowered, parallel, program, region, shared, tensor
 
 from tilelang.errors import TileLangError
-from tilelang.ir import AddressOf, Break, Call, Cast, For, Func, If, Load, Ramp, Select, Seq, cast, fresh, walk
+from tilelang.ir import (AddressOf, Break, Call, Cast, For, Func, If, Load, Ramp, Select, Seq, Var, cast, dtype, fresh,
+                         walk)
 from tilelang.ir import Store as StoreNode
 from tilelang.ir.verify import THREADS_BOUND, verify
 from tilelang.layout import row_fragment
@@ -30,7 +31,7 @@ def add_program(n: int, tile: int, dt: str = "float32") -> Func:
         c, (bx * tile + i,), load(a, (bx * tile + i,)) + load(b, (bx * tile + i,))))], grid=(-(-n // tile),))
 
 
-@pytest.mark.parametrize("n,dt,lanes", [(4096, "float32", 4), (4096, "float16", 8), (4095, "float16", 1),
+@pytest.mark.parametrize("n,dt,lanes", [(4096, "float32", 4), (4096, "float16", 8), (4088, "float16", 8),
                                         (4092, "float16", 4)])
 def test_vector_width_follows_row_length_and_type(n, dt, lanes):
     out = valid(add_program(n, 1024, dt))
@@ -114,3 +115,23 @@ def test_conversion_keeps_memory_vectors():
     out = valid(program([a, b], [], lambda bx: [Copy(region(a), region(b))]))
     assert lanes_of(out, "A") == {4} and lanes_of(out, "B", StoreNode) == {4}
     assert any(isinstance(x, Cast) for x in walk(out))
+
+
+@pytest.mark.parametrize("n", [4095, None])
+def test_rows_that_end_inside_a_vector_are_tested_at_run_time(n):
+    size = Var("n", dtype("int32")) if n is None else n
+    a, c = tensor("A", (size,)), tensor("C", (size,))
+    func = program([a, c], [], lambda bx: [parallel((512,), lambda i: Store(
+        c, (bx * 512 + i,), load(a, (bx * 512 + i,)) + 1.0))], grid=((size + 511) // 512,),
+        scalars=() if n is not None else (size,))
+    out = valid(func)
+    assert lanes_of(out, "A") == {1, 4} and lanes_of(out, "C", StoreNode) == {1, 4}
+    branch = next(x for x in walk(out) if isinstance(x, If) and x.orelse is not None)
+    assert not any(isinstance(x, (If, Select)) for x in walk(branch.then))
+
+
+def test_statements_of_a_body_bind_their_own_lanes():
+    a, b, c = tensor("A", (1024,)), tensor("B", (1024,)), tensor("C", (1024,))
+    out = valid(program([a, b, c], [], lambda bx: [parallel((1024,), lambda i: Seq((
+        Store(b, (i,), load(a, (i,)) + 1.0), Store(c, (i,), load(a, (i,)) * 2.0))))]))
+    assert lanes_of(out, "B", StoreNode) == lanes_of(out, "C", StoreNode) == {4}

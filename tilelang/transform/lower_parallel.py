@@ -18,7 +18,7 @@ from typing import Any
 from tilelang import errors
 from tilelang.arith import known_divisor
 from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate, Expr,
-                         For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, call, cast, const,
+                         For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const,
                          fresh, load, rebuild, replace, seq, stmts_of, substitute, unary, walk)
 from tilelang.layout import Mode
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, flat, from_fragment, private
@@ -54,6 +54,7 @@ class Loop:
     vars: user's loop variables, bound to a point's coordinates.  base: variable of the first lane along the lane
     dimension.  touches: how each fragment access resolves.  vloads / vstores: accesses moved to vectors around the
     lane loop, to the staging array that replaces them.  values: what the bound coordinates equal.
+    loose: vectors may pass the end of a row, a run-time test picks between them and scalars.  scalar: that test failed.
     """
 
     vars: tuple[Var, ...]
@@ -67,6 +68,8 @@ class Loop:
     vstores: dict[int, Buffer] = field(default_factory=dict)
     inner: list[tuple[Var, int]] = field(default_factory=list)
     values: dict[Any, Any] = field(default_factory=dict)
+    loose: bool = False
+    scalar: bool = False
 
     @property
     def lane_var(self) -> Var | None:
@@ -98,13 +101,16 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     body = drop_continue(body, span)
     check_body(body, span)
     body = inline_index_binds(body)
-    dist = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async)
-    return run_loop(lw, vars, dist, body, is_async=is_async, span=span)
+    dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async)
+    return run_loop(lw, vars, dist, body, is_async=is_async, loose=loose, span=span)
 
 
 def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, is_async: bool = False,
-             span: Any = None) -> Stmt:
-    """Lower body under a given distribution, staging fragment accesses that are not direct through shared memory."""
+             loose: bool = False, span: Any = None) -> Stmt:
+    """Lower body under a given distribution, staging fragment accesses that are not direct through shared memory.
+
+    loose: see Loop.
+    """
     saved = lw.analyzer, lw.loop
     lw.analyzer = bind_ranges(dist, lw.analyzer)
     for v, n in zip(vars, dist.extents):
@@ -114,7 +120,7 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
         # Bounds of the loop variables already say all that matters; the condition itself may decide a guard.
         lw.analyzer = lw.analyzer.assuming(dist.exists)
     grid = Grid(dist, vars, lw.thread) if dist.is_static and vars else None
-    loop = Loop(vars, dist, grid, is_async)
+    loop = Loop(vars, dist, grid, is_async, loose=loose)
     try:
         before, after = _stage(lw, loop, body, span)
         lw.loop = loop
@@ -161,8 +167,15 @@ def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
             lw.divisors[v] = known_divisor(index, lw.divisors, lw.analyzer)
     if dist.lanes is None:
         inner = lw.stmt(body)
-    else:
+    elif not loop.loose:
         inner = _emit(lw, loop, body)
+    else:
+        inside = _whole_vector_inside(lw, loop, body)
+        inner = _emit(lw, loop, body)
+        if inside is not None:
+            loop.scalar = True
+            inner = If(inside, inner, _emit(lw, loop, renamed(body)))
+            loop.scalar = False
     exists = dist.exists
     if exists is not None and dist.lanes is not None:
         # Padding is in whole lanes or per point; per point stays inside the lane loop.
@@ -171,6 +184,33 @@ def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
         inner = If(exists, inner)
     left = {x for x in walk(inner) if isinstance(x, Var)}
     return seq(*[b for b in binds if b.var in left], inner)
+
+
+def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
+    """Whether all lanes lie inside every row that the body walks along the lanes; None when that is proven."""
+    out: Expr | None = None
+    seen: set[Any] = set()
+    for x, _ in accesses(body):
+        if x.buffer.scope_name != "global" or stride_along(x.indices[-1], loop.lane_var, lw.analyzer) != 1:
+            continue
+        last = lw.analyzer.simplify(_at_lane(loop, x.indices[-1:], loop.dist.lanes[1] - 1)[0])  # type: ignore[index]
+        cond = binary("lt", last, x.buffer.shape[-1])
+        if cond not in seen and not lw.analyzer.can_prove(cond):
+            seen.add(cond)
+            out = conjunction(out, cond)
+    return out
+
+
+def renamed(body: Stmt) -> Stmt:
+    """A copy of body that binds variables and buffers of its own."""
+    mapping: dict[Any, Any] = {}
+    for x in walk(body):
+        if isinstance(x, (Bind, For)):
+            mapping[x.var] = fresh(x.var.name, x.var.dtype)
+        elif isinstance(x, Alloc):
+            b = x.buffer
+            mapping[b] = Buffer(b.name, b.shape, b.dtype, b.scope_name, b.strides_, b.offset, attrs=b.attrs, span=b.span)
+    return substitute(body, mapping)
 
 
 # ---- lanes: vectors around a scalar body -----------------------------------------------------------------------------
@@ -213,10 +253,10 @@ def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
     var = loop.lane_var
     if var is None:
         return For(lanes_v, const(0), const(width), "unroll", lw.stmt(s))
-    direct = _vector_statement(lw, loop, s)
+    direct = None if loop.scalar else _vector_statement(lw, loop, s)
     if direct is not None:
         return direct
-    loads, stores = _vector_accesses(lw, loop, s)
+    loads, stores = ([], []) if loop.scalar else _vector_accesses(lw, loop, s)
     before: list[Stmt] = []
     after: list[Stmt] = []
     saved = loop.vloads, loop.vstores
@@ -240,8 +280,10 @@ def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
     exists = loop.dist.exists
     if exists is not None and _depends(exists, lanes_v):
         scalar = If(exists, scalar)
-    scalar = seq(*point, scalar)
-    return seq(*before, For(lanes_v, const(0), const(width), "unroll", scalar), *after)
+    # A loop may have several leaves: each binds lane variables of its own.
+    own = {lanes_v: fresh(lanes_v.name), var: fresh(var.name, var.dtype)}
+    scalar = substitute(seq(*point, scalar), own)
+    return seq(*before, For(own[lanes_v], const(0), const(width), "unroll", scalar), *after)
 
 
 def _ramp(base: Expr, lanes: int) -> Expr:
@@ -256,7 +298,7 @@ def _at_lane(loop: Loop, indices: tuple[Expr, ...], at: int) -> tuple[Expr, ...]
 
 def _vector_load(lw: Any, loop: Loop, site: Load, at: int, w: int) -> Expr:
     indices = _at_lane(loop, site.indices, at)
-    guard = lw.guard(site.buffer, indices, width=w)
+    guard = lw.guard(site.buffer, indices, width=w, inside=loop.loose)
     buffer, physical = lw.physical(site.buffer, lw.exprs(indices))
     value: Expr = load(buffer, (*physical[:-1], _ramp(physical[-1], w)), span=site.span)
     if guard is None:
@@ -267,7 +309,7 @@ def _vector_load(lw: Any, loop: Loop, site: Load, at: int, w: int) -> Expr:
 
 def _vector_store(lw: Any, loop: Loop, site: Store, at: int, w: int, value: Expr) -> Stmt:
     indices = _at_lane(loop, site.indices, at)
-    guard = conjunction(loop.dist.first, lw.guard(site.buffer, indices, width=w))
+    guard = conjunction(loop.dist.first, lw.guard(site.buffer, indices, width=w, inside=loop.loose))
     buffer, physical = lw.physical(site.buffer, lw.exprs(indices))
     out: Stmt = Store(buffer, (*physical[:-1], _ramp(physical[-1], w)), value, span=site.span)
     return out if guard is None else If(guard, out)
@@ -325,7 +367,8 @@ def _is_memory(buffer: Buffer) -> bool:
 def _width(lw: Any, loop: Loop, x: Any) -> int:
     if any(isinstance(n, Load) for i in x.indices for n in walk(i)):
         return 1
-    return lw.widths.width(x.buffer, x.indices, loop.lane_var, loop.dist.lanes[1], lw.analyzer, lw.divisors)
+    return lw.widths.width(x.buffer, x.indices, loop.lane_var, loop.dist.lanes[1], lw.analyzer, lw.divisors,
+                           loop.loose)
 
 
 def _in_order(n: Any, conditional: bool, out: list[tuple[Node, bool]]) -> None:
@@ -494,12 +537,13 @@ def private_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
 
 
 def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, loop_layout: Any,
-                        width: int | None, is_async: bool) -> Distribution:
-    """loop_layout if there is one, else the share of a fragment the body writes or reads, else a flat share."""
+                        width: int | None, is_async: bool) -> tuple[Distribution, bool]:
+    """(share of the loop, loose): loop_layout if there is one, else the share of a fragment the body writes or reads,
+    else a flat share.  loose: its lanes pass the ends of rows (Loop.loose)."""
     static = all(isinstance(n, int) for n in extents)
     if not static:
         lane_dim, w = wanted_width(lw, vars, extents, body, is_async)
-        return flat(extents, lw.thread, lw.num_threads, w, lane_dim)
+        return flat(extents, lw.thread, lw.num_threads, w, lane_dim), False
     shares = [loop_layout] if loop_layout is not None else []
     shares += fragment_shares(lw, vars, extents, body)
     lane_dim, w = wanted_width(lw, vars, extents, body, is_async)
@@ -508,13 +552,18 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
     for share in shares:
         dist = from_fragment(share, lw.thread, extents, w if lane_dim == len(vars) - 1 else 1)
         if share is shares[-1] or _accumulates_well(lw, vars, dist, body):
-            return dist
+            return dist, False
     serial = accumulated_dims(vars, extents, body)
     if serial:
-        return _serial_inside(lw, extents, serial)
+        return _serial_inside(lw, extents, serial), False
+    loose = False
+    if w == 1 and width is None and not is_async:
+        dim, more = wanted_width(lw, vars, extents, body, is_async, loose=True)
+        if more > 1:
+            lane_dim, w, loose = dim, more, True
     while w > 1 and not is_async and extents[lane_dim] * _others(extents, lane_dim) < lw.num_threads * w:
         w //= 2
-    return flat(extents, lw.thread, lw.num_threads, w, lane_dim)
+    return flat(extents, lw.thread, lw.num_threads, w, lane_dim), loose and w > 1
 
 
 def _others(extents: tuple[int, ...], dim: int) -> int:
@@ -579,7 +628,7 @@ def _share_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> Lo
 
 
 def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt,
-                 is_async: bool) -> tuple[int, int]:
+                 is_async: bool, loose: bool = False) -> tuple[int, int]:
     """(dimension, lanes): along which most memory accesses are contiguous, and how many elements a thread should take
     there: the narrowest of their vectors, since elements beyond it would spread the lanes of a warp apart."""
     best = (len(vars) - 1, 1)
@@ -589,7 +638,7 @@ def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
         limit = power_of_two_in(extents[d], 64) if isinstance(extents[d], int) else 1
         own = narrowest = 0
         for x in found:
-            n = lw.widths.width(x.buffer, x.indices, vars[d], limit, lw.analyzer_for(vars, extents), lw.divisors)
+            n = lw.widths.width(x.buffer, x.indices, vars[d], limit, lw.analyzer_for(vars, extents), lw.divisors, loose)
             if n > 1 or (n == 1 and stride_along(x.indices[-1], vars[d], lw.analyzer) == 1):
                 own += 4 if x.buffer.scope_name == "global" else 1
                 if n > 1 or x.buffer.scope_name == "global":

@@ -176,15 +176,16 @@ class Lowering:
     def has_safe_value(self, buffer: Buffer) -> bool:
         return buffer in self.safe
 
-    def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1) -> Expr | None:
+    def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1, inside: bool = False) -> Expr | None:
         """Condition for an access of `width` elements from indices to be inside a global buffer; None: proven, or not
-        a buffer that is guarded."""
+        a buffer that is guarded.  inside: the last dimension's upper end was tested already."""
         if buffer.scope_name != "global" or not self.guarded:
             return None
-        skip = None
-        if width > 1 and known_divisor(buffer.shape[-1], self.divisors, self.analyzer) % width:
-            skip = buffer.ndim - 1  # Widths gave this width because it proved the last dimension inside
-        return bounds_guard(self.analyzer, buffer.shape, indices, skip)
+        if width > 1 and (inside or known_divisor(buffer.shape[-1], self.divisors, self.analyzer) % width):
+            # Widths gave this width because it proved the last dimension inside, or a run-time test does.
+            low = None if not inside or self.analyzer.can_prove(indices[-1] >= 0) else indices[-1] >= 0
+            return conjunction(low, bounds_guard(self.analyzer, buffer.shape, indices, buffer.ndim - 1))
+        return bounds_guard(self.analyzer, buffer.shape, indices)
 
     # ---- ranges ---------------------------------------------------------------------------------------------------
 

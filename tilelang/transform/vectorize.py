@@ -68,9 +68,9 @@ class Widths:
         return hit[1]
 
     def width(self, buffer: Buffer, indices: tuple[Expr, ...], var: Var, lanes: int, analyzer: Analyzer,
-              divisors: Mapping[Expr, int]) -> int:
+              divisors: Mapping[Expr, int], loose: bool = False) -> int:
         """Vector width (1: none) of buffer[indices] for `lanes` consecutive values of var, the first a multiple of
-        lanes.  Only for global and shared buffers."""
+        lanes.  Only for global and shared buffers.  loose: the end of a row may lie inside the vector."""
         bits = buffer.dtype.bits * buffer.dtype.lanes
         if bits % 8 or not indices or buffer.dtype.lanes > 1:
             return 1
@@ -82,10 +82,10 @@ class Widths:
         w = power_of_two_in(known_divisor(indices[-1], {**divisors, var: lanes}, analyzer), limit)
         if buffer.scope_name.startswith("shared"):
             return min(w, self.shared_width(buffer)) if w > 1 else 1
-        return self._global_width(buffer, indices, var, w, analyzer, divisors)
+        return self._global_width(buffer, indices, w, analyzer, divisors, loose)
 
-    def _global_width(self, buffer: Buffer, indices: tuple[Expr, ...], var: Var, w: int, analyzer: Analyzer,
-                      divisors: Mapping[Expr, int]) -> int:
+    def _global_width(self, buffer: Buffer, indices: tuple[Expr, ...], w: int, analyzer: Analyzer,
+                      divisors: Mapping[Expr, int], loose: bool) -> int:
         strides = buffer.strides
         if strides[-1] != 1:
             return 1
@@ -94,7 +94,7 @@ class Widths:
         for i, s in zip(indices[:-1], strides[:-1]):
             if not (isinstance(i, Const) and i.value == 0):
                 w = power_of_two_in(known_divisor(s, divisors, analyzer) * known_divisor(i, divisors, analyzer), w)
-        while w > 1 and known_divisor(buffer.shape[-1], divisors, analyzer) % w:
+        while w > 1 and not loose and known_divisor(buffer.shape[-1], divisors, analyzer) % w:
             # The vector could straddle the end of the row, unless the whole access is proven inside.
             if analyzer.can_prove(binary("lt", indices[-1], buffer.shape[-1])):
                 break
