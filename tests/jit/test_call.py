@@ -198,6 +198,30 @@ def test_host_asserts_and_assumptions_launch_nothing():
     assert (a == 4).all()
 
 
+def test_assumptions_on_shapes_and_scalars_are_checked():
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def main(A: T.Tensor((m,), "float32"), n: T.int32):
+        with T.Kernel(1, threads=32):
+            T.assume(m % 8 == 0)
+            T.assume(n < m)
+            for i in T.Parallel(8):
+                A[i] = T.cast(n, "float32")
+
+    for backend in (None, "tile"):
+        kernel = tilelang.compile(main, target="cpu", execution_backend=backend)
+        a = np.zeros(16, np.float32)
+        kernel(a, 3)
+        assert (a[:8] == 3).all()
+        with pytest.raises(RuntimeError, match=r"Assume: \(m % 8\) == 0"):
+            kernel(np.zeros(9, np.float32), 1)
+        with pytest.raises(RuntimeError, match="Assume: n < m"):
+            kernel(a, 16)
+        kernel(a, 4)
+        assert (a[:8] == 4).all()
+
+
 def test_misaligned_views_give_the_right_result(in_place):
     raw = np.zeros(4 * 32 + 1, np.uint8)
     a = raw[1:].view(np.float32).reshape(4, 8)  # not even aligned to its element

@@ -11,7 +11,7 @@ from tilelang.ir import Func
 from tilelang.runtime.host_engine import compile_object
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CpuLauncher, CudaLauncher
-from tilelang.runtime.signature import Signature, signature_of
+from tilelang.runtime.signature import Signature, host_assumptions, signature_of
 from tilelang.target import Target
 
 from .artifact import Artifact, Request
@@ -58,6 +58,11 @@ def device_source(request: Request) -> tuple[Any, list[str], Stopwatch]:
     return program, sources, watch
 
 
+def host_text(request: Request, sig: Signature, launcher: Any) -> str:
+    """LLVM IR of the host part."""
+    return stub_text(sig, launcher, needed_symbols(request.func, sig), (), host_assumptions(request.func, sig))
+
+
 def nvrtc_options(request: Request) -> list[str]:
     """Options of the device compiler that pass configs and compile_flags ask for."""
     out: list[str] = []
@@ -79,7 +84,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
     options = nvrtc_options(request)
     with ThreadPoolExecutor(max_workers=1) as pool:  # NVRTC works without the GIL: the host part is made meanwhile
         device = pool.submit(lambda: [compile_cubin(s, request.target.arch, options) for s in sources])
-        host = stub_text(sig, CudaLauncher(program.host, program.kernels), needed_symbols(request.func, sig))
+        host = host_text(request, sig, CudaLauncher(program.host, program.kernels))
         host_object = compile_object(host)
         cubins = device.result()
     watch.lap("nvrtc")
@@ -122,7 +127,7 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
     source = apply_hook("c", program.llvm_ir, request.target)
     kernel_object = compile_cpu_object(source)
     watch.lap("llvm")
-    host = stub_text(sig, CpuLauncher(program.signature), needed_symbols(request.func, sig))
+    host = host_text(request, sig, CpuLauncher(program.signature))
     files = {"kernel.o": kernel_object, "host.o": compile_object(host)}
     watch.lap("host")
     meta = {"entry": program.entry, "kernels": [], "times": watch.times,

@@ -16,7 +16,7 @@ from tilelang.ir import Func, dtype, numpy_dtype, with_attrs
 from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import CPU, Frame, stub_text
 from tilelang.runtime.llvm_text import Writer
-from tilelang.runtime.signature import ScalarArg, Signature, TensorArg
+from tilelang.runtime.signature import ScalarArg, Signature, TensorArg, host_assumptions
 
 from .artifact import Request
 
@@ -48,7 +48,7 @@ class SimulatedEntry:
     def __init__(self, request: Request, sig: Signature, lowered: Func | None) -> None:
         self.request, self.sig = request, sig
         self.program = with_attrs(lowered or request.func, tilelang_out_idx=sig.out_idx or None)
-        text = stub_text(sig, _NoLaunch(), set(), ("check",))
+        text = stub_text(sig, _NoLaunch(), set(), ("check",), host_assumptions(request.func, sig))
         self.library = HostLibrary(compile_object(text), ("tl_check",))
         self.checks = self.library.function("tl_check")
         self.last_report: Any = None

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from tilelang.ir import Expr, Var, dtype, free_vars, int_range
 
-from .llvm_text import HEADER, WEIGHTS, HostExpr, Writer, scalar_type
+from .llvm_text import HEADER, WEIGHTS, HostExpr, Writer, scalar_type, text_of
 from .signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
 
 NONE, INT, BOOL, FLOAT, POINTER, DLTENSOR, TENSOR = 0, 1, 2, 3, 4, 7, 70
@@ -101,8 +101,9 @@ def is_packed(dt: dtype) -> bool:
 class Prepare:
     """Text of `prepare`: every check of the inputs, then the frame."""
 
-    def __init__(self, sig: Signature, launcher: Launcher, needed: set[Var]) -> None:
-        self.sig, self.launcher, self.needed = sig, launcher, needed
+    def __init__(self, sig: Signature, launcher: Launcher, needed: set[Var],
+                 assumptions: tuple[Expr, ...] = ()) -> None:
+        self.sig, self.launcher, self.needed, self.assumptions = sig, launcher, needed, assumptions
         self.w = Writer()
         self.scalars: dict[Var, str] = {}
         self.expr = HostExpr(self.w, self.scalars, sig.name)
@@ -131,6 +132,9 @@ class Prepare:
         for a in self.sig.inputs:
             if isinstance(a, TensorArg):
                 self._late_checks(a)
+        exact = HostExpr(w, self.scalars, self.sig.name, wrap=True)
+        for e in self.assumptions:
+            w.check(exact.boolean(e), "RuntimeError", f"{self.sig.name}: Assume: {text_of(e)}")
         for k, v in enumerate(self.sig.symbols):
             self._put(self.frame.of_symbol(k), "i64", self.scalars[v])
         w.do("ret i32 0")
@@ -598,12 +602,14 @@ def modes_of(sig: Signature) -> tuple[str, ...]:
     return ("call", "full", "check") if symbolic else ("call", "full") if sig.outputs else ("call",)
 
 
-def stub_text(sig: Signature, launcher: Launcher, needed: set[Var], modes: tuple[str, ...] = ()) -> str:
+def stub_text(sig: Signature, launcher: Launcher, needed: set[Var], modes: tuple[str, ...] = (),
+              assumptions: tuple[Expr, ...] = ()) -> str:
     """LLVM IR of the host module; the entry point of a mode is named tl_<mode>.
 
     needed: symbols the program or its outputs cannot do without (they must get a value even if tensors are None).
+    assumptions: conditions on scalars and symbols that every call must meet.
     """
-    prepare = Prepare(sig, launcher, needed)
+    prepare = Prepare(sig, launcher, needed, assumptions)
     parts: list[tuple[Writer, str]] = [(prepare.w, prepare.build("tl_prepare")), _launch_text(sig, launcher)]
     for mode in modes or modes_of(sig):
         wrapper = Wrapper(sig, mode)

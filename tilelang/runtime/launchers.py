@@ -31,14 +31,13 @@ from tilelang.ir import (
 )
 
 from .host_stub import CPU, CUDA, Frame
-from .llvm_text import HostExpr, Writer, scalar_type
+from .llvm_text import HostExpr, Writer, scalar_type, text_of
 from .signature import Signature, TensorArg
 
 register("host-statement", NotImplementedError, "a statement outside T.Kernel that a GPU kernel's host cannot run")
 
 MAX_DEVICES = 64
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
-ASSUME = "assume"
 
 
 class HostStatements:
@@ -73,10 +72,7 @@ class HostStatements:
                             "kernel", span=s.span, hint="move it into the T.Kernel block")
 
     def check(self, s: Assert) -> None:
-        text = s.message
-        if s.kind == ASSUME or not text:
-            text = f"Assume: {s.cond!r}" + (f" ({text})" if text else "")
-        self.w.check(self.exact.boolean(s.cond), "RuntimeError", text)
+        self.w.check(self.exact.boolean(s.cond), "RuntimeError", s.message or f"assertion failed: {text_of(s.cond)}")
 
     def _if(self, s: If) -> None:
         w = self.w

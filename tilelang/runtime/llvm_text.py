@@ -36,6 +36,19 @@ def scalar_type(dt: dtype) -> str:
     raise error("host-expression", f"a host scalar of type {dt} is not available")
 
 
+def text_of(e: Expr) -> str:
+    """An expression as text, without parentheses around the whole."""
+    text = repr(e)
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for k, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and k < len(text) - 1:
+            return text
+    return text[1:-1]
+
+
 class Writer:
     """Text of one function.  Values are names ("%v3") or literals."""
 
@@ -269,7 +282,7 @@ class HostExpr:
     def _divide(self, op: str, a: str, b: str, s: str, e: Any) -> str:
         w = self.w
         if not b.lstrip("-").isdigit():
-            w.check(w.ins(f"icmp ne i64 {b}, 0"), "RuntimeError", f"{self.fn}: division by zero in `{e!r}`")
+            w.check(w.ins(f"icmp ne i64 {b}, 0"), "RuntimeError", f"{self.fn}: division by zero in `{text_of(e)}`")
         elif b == "0":
             raise error("host-expression", f"division by zero in `{e!r}`", span=e.span)
         if s == "u":

@@ -255,6 +255,30 @@ def _refuse_unsolved(func: Func, open_sites: list[Site], args: list[Arg], known:
                                 hint="an output's shape must follow from the inputs")
 
 
+def host_assumptions(func: Func, sig: Signature) -> tuple[Expr, ...]:
+    """Conditions of T.assume that hold for a whole call and speak of scalars and shape symbols only.
+
+    They are checked at every call; conditions on other values, and those under control flow, stay promises.
+    """
+    known = {a.var for a in sig.args if isinstance(a, ScalarArg)} | set(sig.symbols)
+    out: list[Expr] = []
+
+    def visit(s: Any) -> None:
+        kind = type(s).__name__
+        if kind == "Seq":
+            for x in s.stmts:
+                visit(x)
+        elif kind == "Launch":
+            visit(s.body)
+        elif kind == "Evaluate" and s.call.op == "assume":
+            condition = s.call.args[0]
+            if free_vars(condition) <= known and not any(type(n).__name__ in ("Load", "Call") for n in walk(condition)):
+                out.append(condition)
+
+    visit(func.body)
+    return tuple(out)
+
+
 def _sources(symbols: list[Var], tensors: list[TensorArg]) -> tuple[tuple[Var, tuple[str, ...]], ...]:
     mentions = {a.name: set().union(*(free_vars(d) for d in (*a.buffer.shape, *(a.buffer.strides_ or ()))
                                       if isinstance(d, Expr)), set()) for a in tensors}

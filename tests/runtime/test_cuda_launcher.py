@@ -1,0 +1,264 @@
+"""Host code of CUDA kernels, run against a driver made of Python functions: grids, arguments, contexts, failures."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from hosts import HANDLE, tensor
+
+from tilelang.ir import (
+    F32,
+    I32,
+    I64,
+    Assert,
+    Bind,
+    Buffer,
+    For,
+    Func,
+    If,
+    Launch,
+    Ramp,
+    Store,
+    Var,
+    const,
+    dtype,
+    load,
+    seq,
+)
+from tilelang.runtime import dlpack
+from tilelang.runtime.host_engine import HostLibrary, compile_object
+from tilelang.runtime.host_stub import stub_text
+from tilelang.runtime.launchers import MAX_DEVICES, CudaLauncher
+from tilelang.runtime.signature import signature_of
+from tilelang.transform.device_program import split_host
+
+P, I, U = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32
+
+
+class OnGpu(dlpack.Exported):
+    """A NumPy array that says it is on a CUDA device."""
+
+    def __init__(self, array, device=0):
+        super().__init__(array)
+        self.device = device
+
+    def __dlpack_device__(self):
+        return 2, self.device
+
+    def __dlpack__(self, **_):
+        capsule = super().__dlpack__()
+        for managed, array, *_ in dlpack._alive.values():
+            if array is self.array:
+                managed.tensor.device_type, managed.tensor.device_id = 2, self.device
+        return capsule
+
+
+class Driver:
+    """Counts what the host code asks of the driver; launches are (function, grid, block, shared, stream, arguments)."""
+
+    def __init__(self, kernels, types):
+        self.launches, self.loads, self.pushed, self.result, self.load_result = [], [], 0, 0, 0
+        self.types, self.current = types, 0
+        self.functions = (P * (len(kernels) * MAX_DEVICES))()
+        self.contexts = (P * MAX_DEVICES)()
+        self.status = I(0)
+        self.count = len(kernels)
+        self.callbacks = {
+            "cuLaunchKernel": ctypes.CFUNCTYPE(I, P, U, U, U, U, U, U, U, P, ctypes.POINTER(P), P)(self._launch),
+            "cuCtxGetCurrent": ctypes.CFUNCTYPE(I, ctypes.POINTER(P))(self._get),
+            "cuCtxPushCurrent_v2": ctypes.CFUNCTYPE(I, P)(self._push),
+            "cuCtxPopCurrent_v2": ctypes.CFUNCTYPE(I, ctypes.POINTER(P))(self._pop),
+            "tl_load": ctypes.CFUNCTYPE(I, I)(self._load)}
+
+    def symbols(self):
+        out = {n: ctypes.cast(f, P).value for n, f in self.callbacks.items()}
+        out.update(tl_functions=ctypes.addressof(self.functions), tl_contexts=ctypes.addressof(self.contexts),
+                   tl_status=ctypes.addressof(self.status))
+        return out
+
+    def _launch(self, f, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
+        k = (f - 1000) % 100
+        values = [ctypes.cast(params[i], ctypes.POINTER(t)).contents.value for i, t in enumerate(self.types[k])]
+        self.launches.append((f, (gx, gy, gz), (bx, by, bz), shared, stream, values, self.current))
+        return self.result
+
+    def _get(self, out):
+        out[0] = self.current
+        return 0
+
+    def _push(self, context):
+        self.stack, self.current, self.pushed = self.current, context, self.pushed + 1
+        return 0
+
+    def _pop(self, out):
+        self.current = self.stack
+        return 0
+
+    def _load(self, device):
+        self.loads.append(device)
+        if self.load_result == 0:
+            self.contexts[device] = 7000 + device
+            for k in range(self.count):
+                self.functions[k * MAX_DEVICES + device] = 1000 + 100 * device + k
+        return self.load_result
+
+
+def launch(grid, body, threads=(128, 1, 1), **attrs):
+    names = "xyz"
+    return Launch(grid, tuple(Var(f"b{names[i]}", I32) for i in range(len(grid))), threads,
+                  tuple(Var(f"t{n}", I32) for n in names), body, tuple(sorted(attrs.items())))
+
+
+def built(func, types, out_idx=None):
+    program = split_host(func)
+    sig = signature_of(func, out_idx)
+    text = stub_text(sig, CudaLauncher(program.host, program.kernels), set(sig.symbols), ("call",))
+    driver = Driver(program.kernels, types)
+    library = HostLibrary(compile_object(text), ("tl_call",), driver.symbols())
+    return library.function("tl_call", driver, release_gil=False), driver
+
+
+def function(params, body):
+    variables, buffers = [], []
+    for p in params:
+        if isinstance(p, Buffer):
+            variables.append(Var(p.name + "_handle", HANDLE))
+            buffers.append((variables[-1], p))
+        else:
+            variables.append(p)
+    return Func("main", tuple(variables), tuple(buffers), body, (("phase", "DEVICE"),))
+
+
+def copy_stmt(dst, src):
+    return Store(dst, (const(0),), load(src, (const(0),)))
+
+
+def gpu(n, device=0):
+    return OnGpu(np.zeros(n, np.float32), device)
+
+
+def test_a_launch_gets_its_grid_block_shared_memory_and_arguments():
+    m, n, x = Var("m", I32), Var("n", I64), Var("x", F32)
+    a, b = tensor("A", (m,)), tensor("B", (m,))
+    body = seq(copy_stmt(b, a), Store(b, (const(0),), x * n))
+    call, driver = built(function((a, b, n, x), launch(((m + 127) // 128, const(2)), body, shared_bytes=4096)),
+                         [(P, P, ctypes.c_int64, ctypes.c_float, ctypes.c_int32)])
+    u, v = gpu(300), gpu(300)
+    assert call(u, v, 2**40, 0.5) is None
+    f, grid, block, shared, stream, values, context = driver.launches[0]
+    assert (f, grid, block, shared, stream) == (1000, (3, 2, 1), (128, 1, 1), 4096, None)
+    assert values == [u.array.ctypes.data, v.array.ctypes.data, 2**40, 0.5, 300]
+    assert context == 7000 and driver.pushed == 1 and driver.current == 0  # the caller's context is back
+    driver.current = 7000
+    call(u, v, 1, 1)
+    assert driver.pushed == 1 and driver.loads == [0]
+
+
+def test_an_empty_grid_launches_nothing():
+    m = Var("m", I32)
+    a = tensor("A", (m,))
+    call, driver = built(function((a,), launch((m,), copy_stmt(a, a))), [(P, I)])
+    call(gpu(0))
+    assert driver.launches == []
+    call(gpu(5))
+    assert driver.launches[0][1] == (5, 1, 1)
+
+
+def test_a_grid_beyond_the_hardware_is_refused():
+    y = Var("y", I32)
+    a = tensor("A", (4,))
+    call, driver = built(function((a, y), launch((const(1), y), copy_stmt(a, a))), [(P,)])
+    call(gpu(4), 65535)
+    with pytest.raises(RuntimeError, match="kernel main grid dimension y is larger than 65535"):
+        call(gpu(4), 65536)
+    assert len(driver.launches) == 1
+
+
+def test_host_statements_decide_what_is_launched():
+    n, i, twice = Var("n", I32), Var("i", I32), Var("twice", I32)
+    a = tensor("A", (4,))
+    body = seq(Assert(n >= 0, "n is not negative"), Bind(twice, n * 2),
+               If(n > 3, launch((twice,), copy_stmt(a, a)), launch((const(1),), copy_stmt(a, a))),
+               For(i, const(1), n % 3, "serial", launch((i,), Store(a, (const(0),), i.astype("float32")))))
+    call, driver = built(function((a, n), body), [(P,), (P,), (P, I)])
+    call(gpu(4), 5)
+    assert [(x[0], x[1][0], x[5][1:]) for x in driver.launches] == [(1000, 10, []), (1002, 1, [1]), (1002, 2, [2])]
+    driver.launches.clear()
+    call(gpu(4), 3)
+    assert [(x[0], x[1][0]) for x in driver.launches] == [(1001, 1)]
+    driver.launches.clear()
+    with pytest.raises(RuntimeError, match="n is not negative"):
+        call(gpu(4), -1)
+    assert driver.launches == []
+
+
+@pytest.mark.parametrize("expression, values", [
+    (lambda n, d: n // d, [(7, 2, 3), (-7, 2, -4), (7, -2, -4), (-8, 2, -4), (-2**31, -1, -2**31)]),
+    (lambda n, d: n % d, [(7, 2, 1), (-7, 2, 1), (7, -2, -1), (-8, 2, 0), (-2**31, -1, 0)]),
+    (lambda n, d: n * d + 1, [(2**30, 4, 1), (3, -5, -14)]),
+    (lambda n, d: n << 3, [(2**30, 0, 0), (-3, 0, -24)]),
+])
+def test_host_integers_wrap_and_divide_as_the_language_says(expression, values):
+    n, d, got = Var("n", I32), Var("d", I32), Var("got", I32)
+    a = tensor("A", (4,))
+    body = seq(Bind(got, expression(n, d)), launch((const(1),), Store(a, (const(0),), got.astype("float32"))))
+    call, driver = built(function((a, n, d), body), [(P, I)])
+    for x, y, want in values:
+        call(gpu(4), x, y)
+        assert driver.launches[-1][5][1] == want
+
+
+def test_division_by_zero_is_an_error_not_a_crash():
+    n, d, got = Var("n", I32), Var("d", I32), Var("got", I32)
+    a = tensor("A", (4,))
+    body = seq(Bind(got, n // d), launch((const(1),), Store(a, (const(0),), got.astype("float32"))))
+    call, driver = built(function((a, n, d), body), [(P, I)])
+    with pytest.raises(RuntimeError, match="division by zero in `n // d`"):
+        call(gpu(4), 1, 0)
+    call(gpu(4), 4, 2)
+    assert driver.launches[-1][5][1] == 2
+
+
+def test_devices():
+    a, b = tensor("A", (4,)), tensor("B", (4,))
+    call, driver = built(function((a, b), launch((const(1),), copy_stmt(b, a))), [(P, P)])
+    call(gpu(4, 3), gpu(4, 3))
+    assert driver.launches[0][0] == 1300 and driver.launches[0][6] == 7003 and driver.loads == [3]
+    with pytest.raises(RuntimeError, match="kernel main input B device_id violates packed ABI constraint"):
+        call(gpu(4, 3), gpu(4, 1))
+    with pytest.raises(RuntimeError, match="kernel main input A device_type mismatch, expected cuda"):
+        call(np.zeros(4, np.float32), gpu(4))
+    with pytest.raises(RuntimeError, match="device index above 63"):
+        call(gpu(4, 64), gpu(4, 64))
+
+
+def test_vector_accesses_ask_for_aligned_tensors():
+    a, b = tensor("A", (64,)), tensor("B", (64,))
+    vector = load(a, (Ramp(const(0), const(1), 4, dtype("int32x4")),))
+    body = Store(b, (const(0),), load(a, (const(0),))), Store(a, (Ramp(const(0), const(1), 4, dtype("int32x4")),), vector)
+    call, driver = built(function((a, b), launch((const(1),), seq(*body))), [(P, P)])
+    base = np.zeros(256, np.float32)
+    start = (-base.ctypes.data % 16) // 4
+
+    def at(k):
+        return OnGpu(base[start + k:start + k + 64])
+
+    call(at(0), at(65))  # B is only read element by element
+    with pytest.raises(RuntimeError, match="input A byte_offset violates packed ABI constraint: its data must be aligned "
+                                           "to 16 bytes"):
+        call(at(1), at(68))
+
+
+def test_failures_of_the_driver_reach_the_caller():
+    a = tensor("A", (4,))
+    call, driver = built(function((a,), launch((const(1),), copy_stmt(a, a))), [(P,)])
+    driver.load_result = -1
+    with pytest.raises(RuntimeError, match="kernel main cannot be loaded on its device"):
+        call(gpu(4))
+    driver.load_result = 0
+    driver.result = 701
+    with pytest.raises(RuntimeError, match="launch of main_kernel failed"):
+        call(gpu(4))
+    assert driver.status.value == 701 and driver.current == 0
+    driver.result = 0
+    assert call(gpu(4)) is None
