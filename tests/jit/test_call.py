@@ -203,8 +203,8 @@ def test_assumptions_on_shapes_and_scalars_are_checked():
 
     @T.prim_func
     def main(A: T.Tensor((m,), "float32"), n: T.int32):
+        T.assume(m % 8 == 0)
         with T.Kernel(1, threads=32):
-            T.assume(m % 8 == 0)
             T.assume(n < m)
             for i in T.Parallel(8):
                 A[i] = T.cast(n, "float32")

@@ -234,8 +234,8 @@ def test_devices():
 
 def test_vector_accesses_ask_for_aligned_tensors():
     a, b = tensor("A", (64,)), tensor("B", (64,))
-    vector = load(a, (Ramp(const(0), const(1), 4, dtype("int32x4")),))
-    body = Store(b, (const(0),), load(a, (const(0),))), Store(a, (Ramp(const(0), const(1), 4, dtype("int32x4")),), vector)
+    ramp = Ramp(const(0), const(1), 4, dtype("int32x4"))
+    body = Store(b, (const(0),), load(a, (const(0),))), Store(a, (ramp,), load(a, (ramp,)))
     call, driver = built(function((a, b), launch((const(1),), seq(*body))), [(P, P)])
     base = np.zeros(256, np.float32)
     start = (-base.ctypes.data % 16) // 4
@@ -244,8 +244,8 @@ def test_vector_accesses_ask_for_aligned_tensors():
         return OnGpu(base[start + k:start + k + 64])
 
     call(at(0), at(65))  # B is only read element by element
-    with pytest.raises(RuntimeError, match="input A byte_offset violates packed ABI constraint: its data must be aligned "
-                                           "to 16 bytes"):
+    with pytest.raises(RuntimeError, match="input A byte_offset violates packed ABI constraint: its data must be "
+                                           "aligned to 16 bytes"):
         call(at(1), at(68))
 
 

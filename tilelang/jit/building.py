@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
-from tilelang.ir import Func
+from tilelang.ir import EMPTY, Evaluate, Func, rewrite
 from tilelang.runtime.host_engine import compile_object
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CpuLauncher, CudaLauncher
@@ -139,13 +139,21 @@ def legalized(request: Request) -> Func:
     """The tile program after the passes every execution takes."""
     from tilelang.transform.pipeline import legalized as run
 
-    return run(request.func, request.target, request.config)
+    return without_promises(run(request.func, request.target, request.config))
+
+
+def without_promises(func: Func) -> Func:
+    """The program without T.assume: only the GPU pipeline's proofs use it, and the host checks what it can."""
+    def drop(n: Any) -> Any:
+        return EMPTY if isinstance(n, Evaluate) and n.call.op == "assume" else None
+
+    return rewrite(func, drop)
 
 
 def build_interpreted(request: Request, sig: Signature) -> Artifact:
     """No binaries: the tile program, or the lowered one, is interpreted."""
     if request.backend == "tile" or not request.target.is_cuda:
-        return Artifact("interpreted", repr(request.func), "", {}, {})
+        return Artifact("interpreted", repr(request.func), "", {}, {}, without_promises(request.func))
     from tilelang.transform.pipeline import lower
 
     program = lower(request.func, request.target, request.config)
