@@ -99,11 +99,11 @@ def attention_program(batch: int, heads: int, length: int, dim: int, causal: boo
                     acc[i, j] *= factor[i]
                 for i, j in T.Parallel(bm, bn):
                     S[i, j] = T.exp2(S[i, j] * scale - top[i] * scale)
-                T.copy(S, P)
-                T.gemm(P, V_shared, acc, policy=T.GemmWarpPolicy.FullRow)
                 T.reduce_sum(S, row_sum, dim=1)
                 for i in T.Parallel(bm):
                     total[i] = total[i] * factor[i] + row_sum[i]
+                T.copy(S, P)
+                T.gemm(P, V_shared, acc, policy=T.GemmWarpPolicy.FullRow)
             for i, j in T.Parallel(bm, dim):
                 acc[i, j] /= total[i]
             T.copy(acc, O[bz, bx * bm:(bx + 1) * bm, by, :])
@@ -220,7 +220,8 @@ def bench_attention(rounds: int, causal: bool, batch: int = 4, heads: int = 16, 
     import torch
     import torch.nn.functional as F
 
-    kernel = tilelang.compile(attention_program(batch, heads, length, dim, causal))
+    kernel = tilelang.compile(attention_program(batch, heads, length, dim, causal),
+                              pass_configs={tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True})
     q, k, v = (torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.float16) for _ in range(3))
     o = torch.empty_like(q)
     kernel(q, k, v, o)
