@@ -13,7 +13,9 @@ from tilelang.ir import (Alloc, Assert, Bind, Break, Broadcast, Buffer, Cast, Co
 sys.path.insert(0, str(Path(__file__).parent))
 from build import at, evaluate, gemm, kernel, local, ramp, serial, shared, tensor, thread_vars, unrolled
 from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.prelude import sections
 from tilelang.runtime import nvrtc, sass
+from tilelang.target import INTRINSICS
 from tilelang.target.instructions import MMA_ROWS
 
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
@@ -127,6 +129,13 @@ def test_sibling_scopes_reuse_names_and_keywords_are_avoided():
     assert source.count("for (int i = 0;") == 2 and "float* __restrict__ float_1" in source
 
 
+def test_names_do_not_hide_functions():
+    tv = thread_vars()
+    a, o = tensor("expf", (128,)), tensor("main_kernel", (128,))
+    source = print_kernel(kernel((a, o), Store(o, (tv[0],), call("exp", (load(a, (tv[0],)),), "float32")), tvars=tv))
+    assert "main_kernel_1[tx] = expf(expf_1[tx]);" in source
+
+
 def test_read_only_tensors_are_const_and_source_lines_are_shown(tmp_path):
     file = tmp_path / "user.py"
     file.write_text("import x\nB[i] = A[i]\n")
@@ -144,6 +153,8 @@ def test_what_has_no_form_is_refused_at_the_line():
     with pytest.raises(NotImplementedError, match="the function `no_such_function` is not supported") as e:
         print_kernel(kernel((out,), s))
     assert "user.py:7" in str(e.value)
+    with pytest.raises(NotImplementedError, match="`sync_grid`"):
+        print_kernel(kernel((out,), evaluate("sync_grid")))
     small = tensor("S", (8,), "int8")
     with pytest.raises(NotImplementedError, match="`atomic_add` on int8"):
         print_kernel(kernel((small,), evaluate("atomic_add", at(small, 0), const(1, "int8"))))
@@ -229,7 +240,6 @@ def every_vector_form():
 
 
 def every_scalar_function():
-    from tilelang.target import INTRINSICS
     from tilelang.target.intrinsics import PURE
 
     tv = thread_vars()
@@ -312,6 +322,9 @@ def every_matrix_row(arch_number):
         body += [Alloc(a), Alloc(b), Alloc(c), fill(a), fill(b), fill(c),
                  evaluate("mma", at(c, 0), at(a, 0), at(b, 0), row=row.name),
                  unrolled(c.size, lambda i, c=c: Store(out, (tv[0] * 8 + i,), load(c, (i,)).astype("float32")))]
+    if arch_number >= 90:
+        body += [evaluate("stmatrix", at(s, tv[0] * 8), at(regs, 0), num=num, trans=trans)
+                 for num in (1, 2, 4) for trans in (False, True)]
     for nbytes in (4, 8, 16):
         body.append(evaluate("cp_async", at(s, tv[0] * 8), at(out, tv[0] * 4), bytes=nbytes))
         body.append(evaluate("cp_async", at(s, tv[0] * 8), at(out, tv[0] * 4), tv[0] < 5, bytes=nbytes))
@@ -384,6 +397,14 @@ def test_swizzled_blocks_visit_every_block_once(order):
                     exec(part, env)
             seen.add((env["bx"], env["by"]))
     assert seen == {(x, y) for x in range(7) for y in range(5)}
+
+
+def test_every_function_that_a_row_names_is_in_the_prelude():
+    for row in INTRINSICS.values():
+        for text in (row.cuda or {}).values():
+            for name in re.findall(r"tl::(\w+)", text):
+                known = [s for s in sections() if s.startswith(name)] if "_x{num}" in text else [name]
+                assert known and set(known) <= set(sections()) or "{row_function}" in text, (row.name, name)
 
 
 def test_function_text_keeps_its_argument_together():

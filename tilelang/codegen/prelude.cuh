@@ -309,6 +309,17 @@ TL_DEVICE void stmatrix_x4(void* dst, const void* src) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(shared_address(dst)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
+//@ stmatrix_x1_trans
+TL_DEVICE void stmatrix_x1_trans(void* dst, const void* src) {
+  const unsigned* r = reinterpret_cast<const unsigned*>(src);
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(shared_address(dst)), "r"(r[0]) : "memory");
+}
+//@ stmatrix_x2_trans
+TL_DEVICE void stmatrix_x2_trans(void* dst, const void* src) {
+  const unsigned* r = reinterpret_cast<const unsigned*>(src);
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+               ::"r"(shared_address(dst)), "r"(r[0]), "r"(r[1]) : "memory");
+}
 //@ stmatrix_x4_trans
 TL_DEVICE void stmatrix_x4_trans(void* dst, const void* src) {
   const unsigned* r = reinterpret_cast<const unsigned*>(src);

@@ -203,8 +203,10 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
     rc, log, cubin = nvrtc.compile(source, flags)
     if rc != 0 or not cubin:
         message = f"NVRTC refused the CUDA source for {arch}:\n{log}\n\nsource:\n{_numbered(source)}"
-        raise error("nvrtc-compile", message,
-                    hint="if the source contains no T.import_source or call_extern of yours, this is a compiler bug")
+        hint = "if the source contains no T.import_source or call_extern of yours, this is a compiler bug"
+        if not nvrtc.includes and "could not open source file" in log:
+            hint = "the CUDA headers are missing: pip install 'tilelang-py[cuda]', or set CUDA_HOME to a CUDA toolkit"
+        raise error("nvrtc-compile", message, hint=hint)
     kernels = parse_resources(log)
     values = kernels.values()
     return Cubin(cubin, max((k.registers for k in values), default=0), sum(k.spills for k in values),
