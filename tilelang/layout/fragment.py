@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import simplify
-from tilelang.errors import error
 from tilelang.ir import Expr, Var, const, convert, logical
 
 from . import draw
-from .mode import REGISTER, THREAD, Mode, Modes, covered, digit_sum, evaluate_index, fit, merged, offsets
+from .mode import REGISTER, THREAD, Mode, Modes, covered, digit_sum, error, evaluate_index, fit, merged, offsets
 
 
 class Fragment:
@@ -430,8 +429,7 @@ def _fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_f
         at[d] = slice(None)
         lines.append((t[tuple(at)], r[tuple(at)]))
     if not (np.array_equal(_outer([a for a, _ in lines]), t) and np.array_equal(_outer([b for _, b in lines]), r)):
-        raise error("layout-no-structure", f"{what}: thread and register must be sums of functions of single indices",
-                    hint="write thread and register as sums of digits (i // a % b * c) of the indices")
+        raise error("layout-no-structure", f"{what}: thread and register must be sums of functions of single indices")
     modes = [fit({THREAD: a, REGISTER: b}, what) for a, b in lines]
     if any(m.to == REGISTER for m in modes[0]):
         raise error("layout-invalid", f"{what}: copies must lie in different threads, the register depends on the copy")

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import simplify
-from tilelang.errors import error
 from tilelang.ir import Expr, Var, binary, const, convert, substitute
 
 from . import draw
 from .fragment import index_vars
-from .mode import ADDRESS, covered, evaluate_index, fit, merged
+from .mode import ADDRESS, covered, error, evaluate_index, fit, merged
 
 Forward = Callable[..., Any]
 
@@ -62,8 +61,7 @@ class Layout:
             flat = np.sort(table, axis=None)
             twice = int(flat[:-1][flat[1:] == flat[:-1]][0])
             at = [tuple(int(x) for x in p) for p in np.argwhere(table == twice)[:2]]
-            raise error("layout-not-injective", f"Layout {self.shape}: elements {at[0]} and {at[1]} both go to place {twice}",
-                        hint="a layout must give every element its own place")
+            raise error("layout-not-injective", f"Layout {self.shape}: elements {at[0]} and {at[1]} both go to place {twice}")
 
     # ---- the map --------------------------------------------------------------------------------------------------
 

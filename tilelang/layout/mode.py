@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tilelang.errors import error, register
-from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var
+from tilelang import errors
+from tilelang.ir import Binary, Cast, Const, Expr, Select, Span, Unary, Var
 
-register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here")
-register("layout-not-injective", ValueError, "a layout maps two elements to one place")
-register("layout-no-structure", ValueError, "a fragment function is not a product of thread and register digits")
+_HINTS = {
+    "layout-invalid": "check the shape and the indices that the layout was given",
+    "layout-not-injective": "give every element its own place: let each index add a digit of its own",
+    "layout-no-structure": "write thread and register as sums of digits (i // a % b * c) of single indices",
+}
+errors.register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here")
+errors.register("layout-not-injective", ValueError, "a layout maps two elements to one place")
+errors.register("layout-no-structure", ValueError, "a fragment function is not a product of thread and register digits")
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+def error(kind: str, message: str, *, hint: str = "") -> errors.TileLangError:
+    """An error at the place outside this package that asked for the layout."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back  # type: ignore[assignment]
+    span = None if frame is None else Span(frame.f_code.co_filename, frame.f_lineno)
+    return errors.error(kind, message, span=span, hint=hint or _HINTS[kind])
 
 THREAD, REGISTER, ADDRESS = "thread", "register", "address"
 
@@ -110,8 +128,7 @@ def fit(values: dict[str, np.ndarray], what: str) -> Modes:
     out = tuple(reversed(modes))
     for row, name in zip(f, names):
         if not np.array_equal(offsets(out, name, n), row):
-            raise error("layout-no-structure", f"{what}: the {name} of an element is not a sum of digits of its index",
-                        hint="write thread and register as sums of digits (i // a % b * c) of the indices")
+            raise error("layout-no-structure", f"{what}: the {name} of an element is not a sum of digits of its index")
     return out
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import error
 
 from .layout import Layout, Swizzle, row_major, xor
+from .mode import error
 
 LINE_BYTES = 128  # 32 banks of 4 bytes
 

@@ -12,7 +12,6 @@ from tilelang.target.instructions import MMA_ROWS, MmaRow, mma_rows, operand_dty
 
 from .policy import GemmWarpPolicy
 
-register("gemm-dtype", ValueError, "no arithmetic is defined for these operand and accumulator types of T.gemm")
 register("gemm-tile", ValueError, "the tile of a T.gemm does not divide into matrix instructions")
 register("gemm-warps", ValueError, "the warps of the block cannot share out the accumulator of a T.gemm")
 register("gemm-accumulator", AssertionError, "the accumulator of a tensor-core T.gemm is not a fragment")
@@ -36,14 +35,14 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
 
     rows_first: under the Square policy, put warps along M as far as they go (the accumulator is reduced along its rows
     or becomes the A operand of another gemm, so whole rows should stay in one warp).
-    Raises gemm-dtype, gemm-tile, gemm-warps (ValueError), gemm-accumulator (AssertionError) at the op.
+    Raises gemm-types, gemm-tile, gemm-warps (ValueError), gemm-accumulator (AssertionError) at the op.
     """
     a, b, c = op.a.dtype, op.b.dtype, op.c.dtype
     types = (str(operand_dtype(a)), str(operand_dtype(b)), str(c))
     plain = (str(a), str(b), str(c))
     if plain not in _SIMT_ALWAYS and not any((str(r.a_dtype), str(r.b_dtype), str(r.c_dtype)) == types
                                              for r in MMA_ROWS.values()):
-        raise error("gemm-dtype", f"T.gemm does not multiply {a} by {b} into {c}", span=op.span, hint="accumulate "
+        raise error("gemm-types", f"T.gemm does not multiply {a} by {b} into {c}", span=op.span, hint="accumulate "
                     "float16 in float16 or float32, bfloat16 and fp8 in float32, int8 in int32")
     optional = plain in _SIMT_ALWAYS
     rows = mma_rows(arch_number, a, b, c)
