@@ -1,7 +1,5 @@
 """Random legal tile programs, as hypothesis strategies over small descriptions that build Cases."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
