@@ -68,6 +68,8 @@ class _Printer:
 
     # ---- values ----
     def value(self, v: Any) -> str:
+        if isinstance(v, Const) and v.dtype == "bool":
+            return f"T.bool({v.value})"  # a bare True or False is the Python value
         if isinstance(v, Node):
             return self.node(v)
         if isinstance(v, enum.Enum):

@@ -19,7 +19,12 @@ from tilelang.transform.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 
 
-def program_after(func: Func, target: Any = "auto", after: str | None = None) -> Func:
+def program_of(program: Any) -> Func:
+    """The ir.Func of a PrimFunc (or the Func itself)."""
+    return program if isinstance(program, Func) else program.func
+
+
+def program_after(program: Any, target: Any = "auto", after: str | None = None) -> Func:
     """The program after a pass of the GPU pipeline (None: after the last).  Raises LookupError naming the passes."""
     passes = (*TILE_PASSES, *DEVICE_PASSES)
     if after is not None:
@@ -27,7 +32,7 @@ def program_after(func: Func, target: Any = "auto", after: str | None = None) ->
         if after not in names:
             raise LookupError(f"no pass {after}: passes are {', '.join(names)}")
         passes = passes[:names.index(after) + 1]
-    return run_passes(func, passes, PassContext(_gpu_target(target)))
+    return run_passes(program_of(program), passes, PassContext(_gpu_target(target)))
 
 
 def _gpu_target(target: Any) -> Target:
@@ -35,9 +40,9 @@ def _gpu_target(target: Any) -> Target:
     return t if t.is_cuda else Target({"kind": "cuda", "arch": "sm_80"})
 
 
-def layouts_after(func: Func, target: Any = "auto") -> Iterator[tuple[str, Any]]:
+def layouts_after(program: Any, target: Any = "auto") -> Iterator[tuple[str, Any]]:
     """(buffer name, Layout or Fragment) of every shared and fragment buffer, in order of allocation."""
-    for n in walk(program_after(func, target, "infer_layouts").body):
+    for n in walk(program_after(program, target, "infer_layouts").body):
         if isinstance(n, Launch):
             for buffer, layout in n.attr("layouts", ()):
                 yield buffer.name, layout
@@ -60,11 +65,12 @@ def random_arguments(func: Func, seed: int = 0, symbol: int = 100) -> list[Any]:
     return out
 
 
-def simulate_program(func: Func, arch: str = "sm_80", seed: int = 0) -> str:
+def simulate_program(program: Any, arch: str = "sm_80", seed: int = 0) -> str:
     """Run the lowered program on the device simulator and compare with the tile meaning; the report as text."""
     from tilelang.simulator.device import run_device
     from tilelang.simulator.tile import run_tile
 
+    func = program_of(program)
     args = random_arguments(func, seed)
     lowered = lower(func, Target({"kind": "cuda", "arch": arch}))
     want = run_tile(func, [a.copy() if isinstance(a, np.ndarray) else a for a in args])
@@ -78,7 +84,7 @@ def simulate_program(func: Func, arch: str = "sm_80", seed: int = 0) -> str:
 
 
 def gemm_program(m: int = 4096, n: int = 4096, k: int = 4096, bm: int = 128, bn: int = 128, bk: int = 32,
-                 stages: int = 3) -> Func:
+                 stages: int = 3) -> Any:
     """The plain fp16 GEMM whose compile time is reported."""
     import tilelang.language as T
 
@@ -119,7 +125,7 @@ def compile_times(arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
     for _ in range(max(2, repeat)):
         func = timed("trace", gemm_program)
         cx = PassContext(target, verify=False)
-        program = timed("lower", lambda func=func, cx=cx: lower(func, target, cx=cx))
+        program = timed("lower", lambda func=func, cx=cx: lower(func.func, target, cx=cx))
         for r in cx.records:
             records.setdefault(r.name, []).append(r.seconds)
         source = timed("print", lambda program=program: "\n".join(print_kernel(k) for k in program.kernels))
@@ -180,5 +186,5 @@ def _cpu_facts() -> Iterator[tuple[str, str, str]]:
         yield "LLVM", "missing", f"{sys.executable} -m pip install llvmlite"
 
 
-__all__ = ["compile_times", "gemm_program", "layouts_after", "machine_facts", "program_after",
+__all__ = ["compile_times", "gemm_program", "layouts_after", "machine_facts", "program_after", "program_of",
            "random_arguments", "simulate_program"]
