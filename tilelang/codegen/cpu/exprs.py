@@ -11,8 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle,
-                         StringConst, Unary, Var, walk)
+from tilelang.ir import (
+    AddressOf,
+    Binary,
+    Broadcast,
+    Buffer,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Ramp,
+    Select,
+    Shuffle,
+    StringConst,
+    Unary,
+    Var,
+    walk,
+)
 
 from . import arithmetic, mathlib
 from .host import HostCpu

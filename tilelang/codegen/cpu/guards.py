@@ -13,8 +13,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Bind, Buffer, Call, Expr, For, Load, Node, Parallel, Stmt, Store, Var, binary, const, free_vars,
-                         substitute, walk)
+from tilelang.ir import (
+    AddressOf,
+    Bind,
+    Buffer,
+    Call,
+    Expr,
+    For,
+    Load,
+    Node,
+    Parallel,
+    Stmt,
+    Store,
+    Var,
+    binary,
+    const,
+    free_vars,
+    substitute,
+    walk,
+)
 
 
 @dataclass

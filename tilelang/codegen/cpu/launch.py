@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Assert, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Seq, Stmt, Var, While, walk)
+from tilelang.ir import Alloc, Assert, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Seq, Stmt, Var, While, walk
 
 from .exprs import Bound, Expressions, Storage
 from .stmts import Statements, on_stack

@@ -15,8 +15,19 @@ from tilelang.target import intrinsics
 
 from . import arithmetic
 from .text import Fn, Module
-from .types import (convert, float_literal, from_memory, intrinsic, memory_type, overloaded, rounded, splat, to_memory,
-                    unsupported, value_type)
+from .types import (
+    convert,
+    float_literal,
+    from_memory,
+    intrinsic,
+    memory_type,
+    overloaded,
+    rounded,
+    splat,
+    to_memory,
+    unsupported,
+    value_type,
+)
 
 I32 = dtype("int32")
 _FAST_ALIAS = {f"__{n}": n for n in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}

@@ -6,8 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import ops
-from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Load, Parallel, Seq,
-                         Stmt, Store, TileOp, Var, While)
+from tilelang.ir import (
+    Alloc,
+    Assert,
+    Bind,
+    Break,
+    Buffer,
+    Call,
+    Continue,
+    Evaluate,
+    Expr,
+    For,
+    If,
+    Load,
+    Parallel,
+    Seq,
+    Stmt,
+    Store,
+    TileOp,
+    Var,
+    While,
+)
 
 from . import gemm, tile_loops
 from .effects import EFFECTS
@@ -15,7 +34,7 @@ from .exprs import Bound, Expressions, Storage
 from .guards import plan_guards
 from .text import Fn, Loop, clean
 from .threads import Threads
-from .types import load, literal, memory_type, store, unsupported, value_type
+from .types import literal, load, memory_type, store, unsupported, value_type
 
 STACK_BYTES = 4096  # larger arrays come from the worker's arena
 

@@ -11,8 +11,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Node, Parallel,
-                         Seq, Stmt, Store, TileOp, Var, While, walk)
+from tilelang.ir import (
+    Alloc,
+    Bind,
+    Break,
+    Buffer,
+    Call,
+    Continue,
+    Evaluate,
+    Expr,
+    For,
+    If,
+    Launch,
+    Load,
+    Node,
+    Parallel,
+    Seq,
+    Stmt,
+    Store,
+    TileOp,
+    Var,
+    While,
+    walk,
+)
 
 from .effects import PER_THREAD
 from .types import unsupported
