@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilelang.ir import dtype
 
-from .text import Fn
+from .text import Fn, is_literal
 from .types import float_literal, intrinsic, literal, rounded, splat, value_type
 
 _INT = {"add": "add", "sub": "sub", "mul": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor", "shl": "shl"}
@@ -27,26 +27,43 @@ def binary(f: Fn, op: str, a: str, b: str, dt: dtype, flags: str = "") -> str:
         return f.let(f"{'lshr' if dt.is_unsigned else 'ashr'} {ty} {a}, {b}")
     if op in ("min", "max"):
         return intrinsic(f, f"llvm.{'u' if dt.is_unsigned or dt.is_bool else 's'}{op}", ty, a, b)
-    if dt.is_unsigned:
-        return f.let(f"{'udiv' if op.endswith('div') else 'urem'} {ty} {a}, {b}")
-    if op == "truncdiv":
-        return f.let(f"sdiv {ty} {a}, {b}")
-    if op == "truncmod":
-        return f.let(f"srem {ty} {a}, {b}")
-    return _floor(f, op, a, b, ty, dt)
+    return _divide(f, op, a, b, ty, dt)
 
 
-def _floor(f: Fn, op: str, a: str, b: str, ty: str, dt: dtype) -> str:
-    """floordiv and floormod: the truncated result moved by one where the remainder's sign differs from the divisor's."""
-    rem = f.let(f"srem {ty} {a}, {b}")
+def _divide(f: Fn, op: str, a: str, b: str, ty: str, dt: dtype) -> str:
+    """Quotients and remainders.  Division by zero is undefined in the language, but must not stop the process as x86's
+    instruction does: the divisor 0 becomes 1.  The least value divided by -1 wraps to itself (x86 would trap again)."""
     mask = value_type(dtype("bool").with_lanes(dt.lanes))
-    some = f.let(f"icmp ne {ty} {rem}, {splat('0', ty)}")
-    signs = f.let(f"icmp slt {ty} {f.let(f'xor {ty} {rem}, {b}')}, {splat('0', ty)}")
+    one, zero, minus = splat("1", ty), splat("0", ty), splat("-1", ty)
+    constant = is_literal(b) and b not in ("0", "-1")
+    divisor, negative = b, ""
+    if not constant:
+        bad = f.let(f"icmp eq {ty} {b}, {zero}")
+        if dt.is_signed:
+            negative = f.let(f"icmp eq {ty} {b}, {minus}")
+            bad = f.let(f"or {mask} {bad}, {negative}")
+        divisor = f.let(f"select {mask} {bad}, {ty} {one}, {ty} {b}")
+    if dt.is_unsigned or dt.is_bool:
+        return f.let(f"{'udiv' if op.endswith('div') else 'urem'} {ty} {a}, {divisor}")
+
+    def quotient() -> str:
+        q = f.let(f"sdiv {ty} {a}, {divisor}")
+        if not negative:
+            return q
+        return f.let(f"select {mask} {negative}, {ty} {f.let(f'sub {ty} {zero}, {a}')}, {ty} {q}")
+
+    if op == "truncdiv":
+        return quotient()
+    rem = f.let(f"srem {ty} {a}, {divisor}")
+    if op == "truncmod":
+        return rem
+    # Floor: the truncated result moved by one where the remainder's sign differs from the divisor's.
+    some = f.let(f"icmp ne {ty} {rem}, {zero}")
+    signs = f.let(f"icmp slt {ty} {f.let(f'xor {ty} {rem}, {divisor}')}, {zero}")
     off = f.let(f"and {mask} {some}, {signs}")
     if op == "floormod":
-        return f.let(f"add {ty} {rem}, {f.let(f'select {mask} {off}, {ty} {b}, {ty} ' + splat('0', ty))}")
-    quotient = f.let(f"sdiv {ty} {a}, {b}")
-    return f.let(f"sub {ty} {quotient}, {f.let(f'zext {mask} {off} to {ty}')}")
+        return f.let(f"add {ty} {rem}, {f.let(f'select {mask} {off}, {ty} {divisor}, {ty} {zero}')}")
+    return f.let(f"sub {ty} {quotient()}, {f.let(f'zext {mask} {off} to {ty}')}")
 
 
 def float_extremum(f: Fn, op: str, a: str, b: str, ty: str) -> str:

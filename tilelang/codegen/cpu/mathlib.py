@@ -334,12 +334,13 @@ def _tanh(module: Module) -> str:
     module.need("tl_exp_f32", lambda: _exp(module))
     g = f.let(f"call float @tl_exp_f32(float {f.let(f'fadd float {a}, {a}')})")
     down = f.let(f"fdiv float {_lit(2.0)}, {f.let(f'fadd float {g}, ' + _lit(1.0))}")
-    far = intrinsic(f, "llvm.copysign", "float", f.let(f"fsub float {_lit(1.0)}, {down}"), x)
+    far = f.let(f"fsub float {_lit(1.0)}, {down}")
     z = f.let(f"fmul float {x}, {x}")
     series = [21844 / 6081075, -1382 / 155925, 62 / 2835, -17 / 315, 2 / 15, -1 / 3]
     near = _fma(f, f.let(f"fmul float {z}, {_horner(f, z, series)}"), x, x)
     small = f.let(f"fcmp olt float {a}, {_lit(0.35)}")
-    return _text(f, f.let(f"select i1 {small}, float {near}, float {far}"))
+    size = f.let(f"select i1 {small}, float {near}, float {far}")
+    return _text(f, intrinsic(f, "llvm.copysign", "float", size, x))
 
 
 _OWN: dict[str, Any] = {"exp": _exp, "exp2": _exp2, "log": _log, "log2": _log2, "tanh": _tanh}

@@ -32,6 +32,7 @@ from . import gemm, tile_loops
 from .effects import EFFECTS
 from .exprs import Bound, Expressions, Storage
 from .guards import plan_guards
+from .lanes import LANE_EFFECTS, exchanges_in, publish
 from .text import Fn, Loop, clean
 from .threads import Threads
 from .types import literal, load, memory_type, store, unsupported, value_type
@@ -57,11 +58,12 @@ class Statements(Expressions):
         super().__init__(f, host, analyzer)
         self.threads, self.thread_vars, self.extents = threads, thread_vars, extents
         self.slots: dict[Var, Storage] = {}
+        self.exchanged: dict[int, Storage] = {}
         self.in_parallel = False
         self.scratch, self.scratch_bytes = "null", 0
 
     def effects(self) -> dict[str, Callable[[Any, Call], str]]:
-        return EFFECTS
+        return _CALLS
 
     # ---- dispatch -------------------------------------------------------------------------------------------------
 
@@ -72,6 +74,9 @@ class Statements(Expressions):
         if s.span is not None:
             self.span = s.span
         if id(s) in self.threads.looped and self.tid is None:
+            if isinstance(s, (Bind, Store, Evaluate)):
+                for e in exchanges_in(s):
+                    publish(self, e)
             self.over_threads(lambda: self._emit(s))
         else:
             self._emit(s)
@@ -79,7 +84,8 @@ class Statements(Expressions):
     def _emit(self, s: Stmt) -> None:
         emit = _EMIT.get(type(s))
         if emit is None:
-            raise unsupported(f"the statement {getattr(s, 'op_name', '') or type(s).__name__}", span=s.span or self.span)
+            name = getattr(s, "op_name", "") or type(s).__name__
+            raise unsupported(f"the statement {name}", span=s.span or self.span)
         emit(self, s)
 
     def over_threads(self, body: Callable[[], None]) -> None:
@@ -172,7 +178,8 @@ class Statements(Expressions):
         lo, hi = self.analyzer.interval(start)
         count = self.analyzer.interval(extent)[1]
         if lo is not None or hi is not None:
-            self.analyzer = self.analyzer.bind(v, lo, None if hi is None or count is None else max(hi + count - 1, lo or 0))
+            last = None if hi is None or count is None else max(hi + count - 1, lo or 0)
+            self.analyzer = self.analyzer.bind(v, lo, last)
 
     def _while(self, s: While) -> None:
         f = self.f
@@ -203,7 +210,8 @@ class Statements(Expressions):
 
     def _break(self, s: Break) -> None:
         if self.f.loops[-1].parallel:
-            raise unsupported("`break` out of T.Parallel", span=s.span, hint="its iterations are independent: use a mask")
+            raise unsupported("`break` out of T.Parallel", span=s.span,
+                              hint="its iterations are independent: use a mask")
         self.f.br(self.f.loops[-1].exit)
 
     def _continue(self, s: Continue) -> None:
@@ -256,6 +264,8 @@ class Statements(Expressions):
     def _tile_op(self, s: TileOp) -> None:
         _TILE[type(s)](self, s)
 
+
+_CALLS = {**EFFECTS, **LANE_EFFECTS}
 
 _TILE: dict[type, Callable[[Statements, Any], None]] = {
     ops.Copy: tile_loops.emit_copy, ops.Fill: tile_loops.emit_fill, ops.Transpose: tile_loops.emit_transpose,

@@ -36,10 +36,10 @@ from tilelang.ir import (
 )
 
 from .effects import PER_THREAD
+from .lanes import EXCHANGES, LANE_OPS
 from .types import unsupported
 
-_LANE_CALLS = ("shfl_", "any_sync", "all_sync", "ballot", "match_", "activemask", "shuffle_elect", "get_lane_idx",
-               "get_warp", "thread_return", "syncthreads_")
+_PER_LANE = (*LANE_OPS, "match_any_sync", "match_all_sync", "activemask", "thread_return")
 _PRIVATE = ("local", "local.var")
 
 
@@ -72,7 +72,7 @@ class Threads:
                 return True
             if isinstance(n, Load) and n.buffer.data in self.private:
                 return True
-            if isinstance(n, Call) and (n.op in PER_THREAD or n.op.startswith(_LANE_CALLS)):
+            if isinstance(n, Call) and (n.op in PER_THREAD or n.op in _PER_LANE):
                 return True
         return False
 
@@ -119,6 +119,10 @@ def _spread(t: Threads, s: Stmt, divergent: bool) -> None:
             _spread(t, s.then, inner)
             if s.orelse is not None:
                 _spread(t, s.orelse, inner)
+        case TileOp():
+            for a in s.accesses():  # type: ignore[attr-defined]
+                if a.writes and is_private(a.region.buffer) and (divergent or t.varies(s)):
+                    t.private.add(a.region.buffer.data)
         case _:
             pass  # a Parallel shares its iterations out itself: private storage in it is a temporary of one iteration
 
@@ -140,7 +144,7 @@ def _leaves_early(t: Threads, body: Stmt) -> bool:
 
 
 def _mark(t: Threads, s: Stmt) -> None:
-    """Choose the statements that become loops over threads: the largest whose control depends on the thread, and leaves."""
+    """Choose the statements that become loops over threads: the largest whose control depends on the thread; leaves."""
     match s:
         case Seq():
             for x in s.stmts:
@@ -174,18 +178,26 @@ def _mark(t: Threads, s: Stmt) -> None:
         case Evaluate():
             if t.varies(s.call):
                 t.looped.add(id(s))
-        case Parallel() | TileOp():
+        case TileOp():
+            if any(a.region.buffer.data in t.private for a in s.accesses()):  # type: ignore[attr-defined]
+                t.looped.add(id(s))  # on private memory: every thread for itself
+            else:
+                _check_uniform(t, s)
+        case Parallel():
             _check_uniform(t, s)
 
 
 def _loop(t: Threads, s: Stmt) -> None:
-    """A statement whose control depends on the thread runs for one thread after another: refuse what that would break."""
+    """A statement whose control depends on the thread runs thread after thread: refuse what that would break."""
     read: dict[Var, set[tuple[Expr, ...]]] = {}
     written: dict[Var, set[tuple[Expr, ...]]] = {}
     for n in walk(s):
         if isinstance(n, (Parallel, TileOp)):
-            raise unsupported("a tile operation or T.Parallel under a condition that depends on the thread", span=n.span,
-                              hint="move it out of the branch: all threads of the block take part in it")
+            raise unsupported("a tile operation or T.Parallel under a condition that depends on the thread",
+                              span=n.span, hint="move it out of the branch: all threads of the block take part in it")
+        if isinstance(n, Call) and n.op in EXCHANGES:
+            raise unsupported(f"{n.op} under a condition or loop that depends on the thread", span=n.span or s.span,
+                              hint="all lanes of a warp must reach it: move it out of the branch")
         if isinstance(n, Load) and n.buffer.scope().startswith("shared"):
             read.setdefault(n.buffer.data, set()).add(n.indices)
         elif isinstance(n, Store) and n.buffer.scope().startswith("shared"):

@@ -1,0 +1,196 @@
+"""Code that names threads, and the thread pool."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from cpu_harness import Compiled, alloc, run_cpu, tile_program
+
+from tilelang.errors import TileLangError
+from tilelang.simulator import run_tile
+
+rng = np.random.default_rng(2)
+
+
+def agrees(f, args):
+    got, want = run_cpu(f, args), run_tile(f, args)
+    for name in want:
+        np.testing.assert_array_equal(got[name], want[name], name)
+    return got
+
+
+def test_private_memory_has_a_copy_per_thread():
+    f = tile_program({"A": ((64,), "int32"), "N": ((1,), "int32")}, f"""
+        {alloc("r", (2,), "int32", "local")}
+        r[0] = tx * 2
+        r[1] = r[0] + 1
+        if tx < 40:
+            A[bx * 32 + tx] = r[1]
+        T.evaluate(T.call("atomic_add", "int32", T.address_of(N[0]), 1))
+    """, grid="1", threads=48)
+    assert agrees(f, [np.zeros(64, np.int32), np.zeros(1, np.int32)])["N"][0] == 48
+
+
+def test_three_dimensional_thread_index():
+    f = tile_program({"A": ((2, 3, 4), "int32")}, "A[tz, ty, tx] = tx + ty * 10 + tz * 100", threads=(4, 3, 2))
+    agrees(f, [np.zeros((2, 3, 4), np.int32)])
+
+
+def test_shared_memory_written_by_one_thread_is_seen_by_another():
+    f = tile_program({"A": ((64,), "int32")}, f"""
+        {alloc("S", (64,), "int32", "shared.dyn")}
+        S[tx] = tx * 3
+        T.evaluate(T.call("sync_threads", "int32"))
+        A[tx] = S[63 - tx]
+    """, threads=64)
+    assert np.array_equal(run_cpu(f, [None])["A"], np.arange(63, -1, -1) * 3)
+
+
+def test_loops_whose_length_depends_on_the_thread():
+    f = tile_program({"A": ((32,), "int32"), "B": ((32,), "int32")}, f"""
+        {alloc("v", (1,), "int32", "local.var")}
+        while v[0] * v[0] < tx:
+            v[0] = v[0] + 1
+        A[tx] = v[0]
+        for k in T.serial(tx):
+            if k == 9:
+                break
+            B[tx] = B[tx] + k
+    """)
+    agrees(f, [np.zeros(32, np.int32), np.zeros(32, np.int32)])
+
+
+@pytest.mark.parametrize("op, operand, width", [("shfl_xor", 7, 8), ("shfl_up", 3, 32), ("shfl_down", 5, 16),
+                                                ("shfl_idx", 6, 8)])
+def test_shuffles(op, operand, width):
+    f = tile_program({"A": ((64,), "int32")}, f"""
+        A[tx] = T.call("{op}", "int32", tx * 5, {operand}, attrs=(("width", T.py({width})),))
+    """, threads=64)
+    agrees(f, [np.zeros(64, np.int32)])
+
+
+def test_a_warp_sum_by_shuffles():
+    f = tile_program({"X": ((32,), "float32"), "Y": ((32,), "float32")}, f"""
+        {alloc("v", (1,), "float32", "local.var")}
+        v[0] = X[tx]
+        for k in T.serial(5):
+            v[0] = v[0] + T.call("shfl_xor", "float32", v[0], 1 << k)
+        Y[tx] = v[0]
+    """)
+    x = rng.integers(0, 99, 32).astype(np.float32)
+    assert np.array_equal(run_cpu(f, [x, None])["Y"], np.full(32, x.sum()))
+
+
+def test_votes():
+    f = tile_program({"A": ((64,), "int32"), "B": ((64,), "uint64")}, """
+        A[tx] = T.call("any_sync", "int32", tx == 40) * 2 + T.call("all_sync", "int32", tx < 32)
+        B[tx] = T.call("ballot", "uint64", tx % 3 == 0)
+    """, threads=64)
+    out = run_cpu(f, [None, None])
+    assert np.array_equal(out["A"], [1] * 32 + [2] * 32)
+    bits = [sum(1 << i for i in range(32) if (w * 32 + i) % 3 == 0) for w in (0, 1)]
+    assert np.array_equal(out["B"], np.repeat(np.array(bits, np.uint64), 32))
+
+
+def test_copy_to_private_memory_uses_each_threads_region():
+    f = tile_program({"A": ((32, 4), "float32"), "B": ((32, 4), "float32")}, f"""
+        {alloc("r", (4,), "float32", "local")}
+        T.copy(src=T.region(A[tx, 0], 1, 4), dst=T.region(r[0], 4))
+        for k in T.serial(4):
+            B[tx, 3 - k] = r[k]
+    """)
+    a = rng.standard_normal((32, 4)).astype(np.float32)
+    assert np.array_equal(agrees(f, [a, np.zeros_like(a)])["B"], a[:, ::-1])
+
+
+@pytest.mark.parametrize("body, what", [
+    ("if tx < 8:\n    T.fill(dst=T.region(S[0], 32), value=1.0)", "tile operation"),
+    ("if tx < 8:\n    T.evaluate(T.call('sync_threads', 'int32'))", "sync_threads"),
+    ("if tx < 8:\n    S[tx] = 1.0\n    A[tx] = S[15 - tx]", "reading and writing one shared buffer"),
+    ("if tx < 8:\n    A[tx] = T.call('shfl_xor', 'float32', A[tx], 1)", "shfl_xor"),
+    ("for i, in T.Parallel(8):\n    A[i] = T.cast(tx, 'float32')", "thread-dependent value tx"),
+])
+def test_what_one_cpu_thread_cannot_do_is_refused(body, what):
+    f = tile_program({"A": ((32,), "float32")}, alloc("S", (32,), "float32", "shared.dyn") + "\n" + body)
+    with pytest.raises(TileLangError, match=what) as e:
+        Compiled(f)
+    assert e.value.kind == "cpu-unsupported" and e.value.hint
+
+
+def big_blocks(blocks):
+    """Each block needs 2 MiB of its own memory."""
+    return tile_program({"A": ((blocks,), "int64")}, f"""
+        {alloc("S", (512, 1024), "int32", "shared.dyn")}
+        {alloc("r", (1,), "int64", "local.fragment")}
+        for i, j in T.Parallel(512, 1024):
+            S[i, j] = i + j + bx
+        T.fill(dst=T.region(r[0], 1), value=0)
+        for i, j in T.Parallel(512, 1024):
+            r[0] = r[0] + T.cast(S[i, j], "int64")
+        A[bx] = r[0]
+    """, grid=str(blocks))
+
+
+def test_calls_from_several_python_threads_do_not_mix():
+    kernel = Compiled(big_blocks(6))
+    want = np.add.outer(np.arange(512), np.arange(1024)).sum() + np.arange(6) * 512 * 1024
+    bad = []
+
+    def call():
+        for _ in range(4):
+            a = np.zeros(6, np.int64)
+            kernel(a)
+            if not np.array_equal(a, want):
+                bad.append(a)
+
+    workers = [threading.Thread(target=call) for _ in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert not bad
+
+
+SCRIPT = """
+import os, sys
+import numpy as np
+sys.path.insert(0, {here!r})
+from test_threads import big_blocks, Compiled
+k = Compiled(big_blocks(5))
+a = np.zeros(5, np.int64); k(a)
+pid = os.fork()
+b = np.zeros(5, np.int64); k(b); k(b)
+assert np.array_equal(a, b)
+if pid == 0:
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+print("good")
+"""
+
+
+@pytest.mark.parametrize("count", ["1", "2", "5"])
+def test_pool_of_any_size_also_after_fork(count):
+    env = {**os.environ, "TILELANG_NUM_THREADS": count}
+    here = os.path.dirname(__file__)
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(here=here)], env=env, capture_output=True, text=True,
+                          timeout=120, cwd=os.path.dirname(os.path.dirname(here)))
+    assert done.stdout == "good\n", done.stderr
+
+
+def test_printing_in_a_kernel():
+    script = f"""
+import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})
+from cpu_harness import Compiled, tile_program
+import numpy as np
+f = tile_program({{"A": ((1,), "int32")}}, '''
+    if tx < 2:
+        T.evaluate(T.call("printf", "int32", "x=%d y=%f %s\\\\n", tx, 1.5, "z"))
+''')
+Compiled(f)(np.zeros(1, np.int32))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120,
+                          cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+    assert done.stdout == "x=0 y=1.500000 z\nx=1 y=1.500000 z\n", done.stderr

@@ -1,0 +1,110 @@
+"""Operations between the lanes of a warp: shuffles, votes, lane numbers.
+
+All threads of a block run in one CPU thread, a statement at a time.  A statement that holds such a call first evaluates
+the call's operand for every thread into an array; the call itself then reads the other lane's entry (votes: all of them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang.ir import Call, Const, walk
+
+from .exprs import Storage
+from .types import load, memory_type, splat, store, unsupported, value_type
+
+WARP = 32
+EXCHANGES = ("shfl_xor", "shfl_up", "shfl_down", "shfl_idx", "any_sync", "all_sync", "ballot_sync", "ballot")
+NUMBERS = ("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "shuffle_elect")
+LANE_OPS = EXCHANGES + NUMBERS
+
+
+def exchanges_in(s: Any) -> list[Call]:
+    """Calls in a statement that read other lanes, inner ones first."""
+    return [n for n in reversed(list(walk(s))) if isinstance(n, Call) and n.op in EXCHANGES]
+
+
+def publish(cx: Any, e: Call) -> None:
+    """Evaluate the operand of an exchange for all threads."""
+    if cx.threads.count % WARP:
+        raise unsupported(f"{e.op} in a block of {cx.threads.count} threads", span=e.span or cx.span,
+                          hint=f"use a multiple of {WARP} threads")
+    dt = e.args[0].dtype
+    mt = memory_type(dt)
+    array = cx.f.alloca(f"[{cx.threads.count} x {mt}]", 64, "lanes")
+    cx.over_threads(lambda: store(cx.f, dt, cx.value(e.args[0]), cx.f.at(array, mt, cx.tid)))
+    cx.exchanged[id(e)] = Storage(array, cx.threads.count)
+
+
+def _own(cx: Any, e: Call) -> tuple[str, str, str]:
+    """(array, thread, first thread of its warp)."""
+    where = cx.exchanged.get(id(e))
+    if where is None or cx.tid is None:
+        raise unsupported(f"{e.op} under a condition or loop that depends on the thread", span=e.span or cx.span,
+                          hint="all lanes of a warp must reach it: move it out of the branch")
+    return where.base, cx.tid, cx.f.let(f"and i64 {cx.tid}, -{WARP}")
+
+
+def _shuffle(cx: Any, e: Call) -> str:
+    """The value of another lane; outside its segment of `width` lanes a lane reads itself (shfl_idx wraps).
+
+    Source: PTX ISA, "shfl.sync".
+    """
+    array, t, _ = _own(cx, e)
+    f, dt, width = cx.f, e.args[0].dtype, int(e.attr("width", WARP) or WARP)
+    other = cx.index(e.args[1])
+    start = f.let(f"and i64 {t}, {-width}")
+    if e.op == "shfl_idx":
+        src = f.add(start, f.let(f"and i64 {other}, {width - 1}"))
+    else:
+        op = {"shfl_xor": "xor", "shfl_up": "sub", "shfl_down": "add"}[e.op]
+        src = f.let(f"{op} i64 {t}, {other}")
+        low = f.let(f"icmp sge i64 {src}, {start}")
+        high = f.less(src, f.add(start, str(width)))
+        src = f.let(f"select i1 {f.both(low, high)}, i64 {src}, i64 {t}")
+    return load(f, dt, f.at(array, memory_type(dt), src))
+
+
+def _vote(cx: Any, e: Call) -> str:
+    """Bits of the lanes whose predicate holds, then any, all or the bits themselves."""
+    array, _, first = _own(cx, e)
+    f, dt = cx.f, e.args[0].dtype.with_lanes(WARP)
+    if any(not (isinstance(a, Const) and int(a.value) & 0xFFFFFFFF == 0xFFFFFFFF) for a in e.args[1:]):
+        raise unsupported(f"{e.op} with a lane mask", span=e.span or cx.span, hint="let all lanes take part")
+    v = load(f, dt, f.at(array, memory_type(dt.scalar), first))
+    if not dt.is_bool:
+        v = f.let(f"icmp ne {value_type(dt)} {v}, {splat('0', value_type(dt))}")
+    bits = f.let(f"bitcast <{WARP} x i1> {v} to i32")
+    ty = value_type(e.dtype)
+    if e.op.startswith("ballot"):
+        return bits if ty == "i32" else f.let(f"zext i32 {bits} to {ty}")
+    hit = f.let(f"icmp {'ne' if e.op == 'any_sync' else 'eq'} i32 {bits}, {0 if e.op == 'any_sync' else -1}")
+    return hit if ty == "i1" else f.let(f"zext i1 {hit} to {ty}")
+
+
+def _number(cx: Any, e: Call) -> str:
+    """Lane, warp, warp group of the thread, or whether it is the elected one."""
+    f = cx.f
+    given = [int(a.value) for a in e.args if isinstance(a, Const)]
+    if len(given) != len(e.args):
+        raise unsupported(f"{e.op} with run-time sizes", span=e.span or cx.span)
+    t = cx.tid or "0"
+    warp = given[0] if given and given[0] else WARP
+    if e.op == "shuffle_elect":
+        size = given[0] if given and given[0] else cx.threads.count
+        return f.let(f"icmp eq i64 {f.let(f'urem i64 {t}, {size}')}, 0")
+    if e.op == "get_lane_idx":
+        v = f.let(f"urem i64 {t}, {warp}")
+    else:
+        group = (given[1] if len(given) > 1 else 4) if e.op == "get_warp_group_idx" else 1
+        v = f.let(f"udiv i64 {t}, {warp * group}")
+    ty = value_type(e.dtype)
+    return v if ty == "i64" else f.let(f"trunc i64 {v} to {ty}")
+
+
+LANE_EFFECTS: dict[str, Callable[[Any, Call], str]] = {
+    **{op: _shuffle for op in EXCHANGES[:4]}, **{op: _vote for op in EXCHANGES[4:]}, **{op: _number for op in NUMBERS},
+}
+
+__all__ = ["EXCHANGES", "LANE_EFFECTS", "LANE_OPS", "exchanges_in", "publish"]
