@@ -216,3 +216,9 @@ def test_load_under_logic_is_not_dropped_or_moved():
     assert isinstance(simplify(logical("and", v, Binary("lt", x, const(0), dtype("bool"))), {}), Binary)
     assert isinstance(simplify(Binary("and", v, Binary("eq", y, const(9), dtype("bool")), dtype("bool")), ENV), Binary)
     assert isinstance(v, Load)
+
+
+def test_a_shift_by_a_variable_is_an_atom():
+    k = Var("k", I32)
+    for e in (const(1) << k, (k * 2) << k):
+        assert simplify(e).same(e) and affine(e).coef(e) == 1

@@ -72,7 +72,8 @@ def _shape(b: Buffer, func: Func, args: list[Any], scalars: dict[Var, Any]) -> t
 
 
 def tile_program(tensors: dict[str, tuple[tuple, str]], body: str, *, grid: str = "1", threads: Any = 32,
-                 scalars: str = "", symbols: str = "", attrs: str = "", launch_attrs: str = "", before: str = "") -> Func:
+                 scalars: str = "", symbols: str = "", attrs: str = "", launch_attrs: str = "",
+                 before: str = "") -> Func:
     """A function with tensor parameters {name: (shape, dtype)} and one kernel, from text.
 
     body: statements of the kernel, using bx, by as many as grid has extents, and tx, ty, tz.  before: host statements.

@@ -113,9 +113,11 @@ def test_reductions_ignore_nan_unless_asked():
         {alloc("x", (2, 40), "float16", "local.fragment")}
         {alloc("r", (2,), "float16", "local.fragment")}
         T.copy(src=T.region(A[0, 0], 2, 40), dst=T.region(x[0, 0], 2, 40))
-        T.reduce(src=T.region(x[0, 0], 2, 40), dst=T.region(r[0], 2), kind="max", dim=1, clear=True, nan_propagate=False)
+        T.reduce(src=T.region(x[0, 0], 2, 40), dst=T.region(r[0], 2),
+                 kind="max", dim=1, clear=True, nan_propagate=False)
         T.copy(src=T.region(r[0], 2), dst=T.region(B[0], 2))
-        T.reduce(src=T.region(x[0, 0], 2, 40), dst=T.region(r[0], 2), kind="max", dim=1, clear=True, nan_propagate=True)
+        T.reduce(src=T.region(x[0, 0], 2, 40), dst=T.region(r[0], 2),
+                 kind="max", dim=1, clear=True, nan_propagate=True)
         T.copy(src=T.region(r[0], 2), dst=T.region(C[0], 2))
     """)
     a = rng.standard_normal((2, 40)).astype(np.float16)
@@ -131,17 +133,20 @@ def test_softmax(m, n):
         {alloc("mx", (4,), "float32", "local.fragment")}
         {alloc("s", (4,), "float32", "local.fragment")}
         T.copy(src=T.region(X[bx * 4, 0], 4, {n}), dst=T.region(x[0, 0], 4, {n}))
-        T.reduce(src=T.region(x[0, 0], 4, {n}), dst=T.region(mx[0], 4), kind="max", dim=1, clear=True, nan_propagate=False)
+        T.reduce(src=T.region(x[0, 0], 4, {n}), dst=T.region(mx[0], 4),
+                 kind="max", dim=1, clear=True, nan_propagate=False)
         for i, j in T.Parallel(4, {n}):
             x[i, j] = T.call("exp", "float32", x[i, j] - mx[i])
-        T.reduce(src=T.region(x[0, 0], 4, {n}), dst=T.region(s[0], 4), kind="sum", dim=1, clear=True, nan_propagate=False)
+        T.reduce(src=T.region(x[0, 0], 4, {n}), dst=T.region(s[0], 4),
+                 kind="sum", dim=1, clear=True, nan_propagate=False)
         for i, j in T.Parallel(4, {n}):
             x[i, j] = x[i, j] / s[i]
         T.copy(src=T.region(x[0, 0], 4, {n}), dst=T.region(Y[bx * 4, 0], 4, {n}))
     """, grid=f"{-(-m // 4)}")
     x = (rng.standard_normal((m, n)) * 5).astype(np.float16)
     e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
-    np.testing.assert_allclose(run_cpu(f, [x, None])["Y"], e / e.sum(1, keepdims=True), rtol=2.0 ** -10, atol=2.0 ** -24)
+    want = e / e.sum(1, keepdims=True)
+    np.testing.assert_allclose(run_cpu(f, [x, None])["Y"], want, rtol=2.0 ** -10, atol=2.0 ** -24)
 
 
 def test_atomic_tile_adds_once_and_blocks_do_not_lose_updates():

@@ -295,8 +295,10 @@ _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "e
 
 def _is_atom(a: Expr) -> bool:
     """Whether linear(a) would give a itself back (it is not a sum, product, quotient or leaf that still decomposes)."""
-    return not (isinstance(a, Binary) and a.op in ("add", "sub", "mul", "shl", "floordiv", "floormod", "truncdiv",
-                                                   "truncmod")
+    if isinstance(a, Binary) and a.op == "shl":
+        k = const_of(a.b)
+        return k is None or not 0 <= k < a.dtype.bits
+    return not (isinstance(a, Binary) and a.op in ("add", "sub", "mul", "floordiv", "floormod", "truncdiv", "truncmod")
                 or isinstance(a, Unary) and a.op == "neg" or isinstance(a, Var))
 
 

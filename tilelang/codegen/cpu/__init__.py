@@ -3,9 +3,9 @@
     program = compile_tile(func)
     program.llvm_ir, program.entry, program.signature, program.symbols
 
-The entry is `ptr entry(params…)`: null, or the text of the host assertion that failed (NUL-terminated, static).  It runs
-all host statements and launches and returns when they are done.  It needs one symbol from its loader, `tl_parallel_for`
-(runtime/cpu_pool.py), and libm and libc.
+The entry is `ptr entry(params…)`: null, or the text of the host assertion that failed (NUL-terminated, static).  It
+runs all host statements and launches and returns when they are done.  It needs one symbol from its loader,
+`tl_parallel_for` (runtime/cpu_pool.py), and libm and libc.
 """
 
 from __future__ import annotations

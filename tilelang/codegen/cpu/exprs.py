@@ -157,7 +157,8 @@ class Expressions:
         base, stride, out = self.value(e.base), self.value(e.stride), "poison"
         for k in range(e.lanes):
             step = self.f.let(f"mul {scalar} {stride}, {k}")
-            out = self.f.let(f"insertelement {ty} {out}, {scalar} {self.f.let(f'add {scalar} {base}, {step}')}, i64 {k}")
+            lane = self.f.let(f"add {scalar} {base}, {step}")
+            out = self.f.let(f"insertelement {ty} {out}, {scalar} {lane}, i64 {k}")
         return out
 
     def _shuffle(self, e: Shuffle) -> str:
@@ -214,8 +215,9 @@ class Expressions:
                 low = self.analyzer.bounds_of(self.analyzer.linear(e.a))[0]
                 if low is not None and low >= 0:
                     return self.f.let(f"{'udiv' if e.op == 'floordiv' else 'urem'} i64 {self.index(e.a)}, {e.b.value}")
-        elif isinstance(e, Cast) and e.value.dtype.is_signed and e.dtype.is_signed and e.dtype.bits >= e.value.dtype.bits:
-            return self.index(e.value)
+        elif isinstance(e, Cast) and e.value.dtype.is_signed and e.dtype.is_signed:
+            if e.dtype.bits >= e.value.dtype.bits:
+                return self.index(e.value)
         return self._sized(e)
 
     def _sized(self, e: Expr) -> str:

@@ -1,8 +1,9 @@
 """T.gemm on the CPU: a register-blocked micro-kernel over tiles that already lie in cache.
 
-The tiles of a block are small and static, so their strides are constants of the kernel: A is read by broadcasting single
-elements, B by vectors along n, both where they are.  Only an operand whose elements are not of the computing type (16- and
-8-bit floats, int8) or whose n is not contiguous (transposed B) is first converted into scratch space of the block.
+The tiles of a block are small and static, so their strides are constants of the kernel: A is read by broadcasting
+single elements, B by vectors along n, both where they are.  Only an operand whose elements are not of the computing
+type (16- and 8-bit floats, int8) or whose n is not contiguous (transposed B) is first converted into scratch space of
+the block.
 
     for j in panels of nv vectors:  for i in groups of mr rows:
         acc[mr][nv] = C;   for k: acc[r][v] += A[i + r, k] * B[k, j + v];   C = acc
@@ -219,8 +220,9 @@ def _tile_function(module: Module, host: Any, s: Shape) -> str:
     """The whole tile: panels of columns, groups of rows, micro-kernels for the full and the edge blocks."""
     lanes = host.lanes(s.compute.bits)
     mr, nv = blocking(s.m, s.n, lanes, host.registers)
-    f = Fn(module, s.name, "void", [("ptr", "a", "noalias nocapture readonly"), ("ptr", "b", "noalias nocapture readonly"),
-                                    ("ptr", "c", "noalias nocapture"), ("i1", "clear", "")],
+    f = Fn(module, s.name, "void",
+           [("ptr", "a", "noalias readonly"), ("ptr", "b", "noalias readonly"), ("ptr", "c", "noalias"),
+            ("i1", "clear", "")],
            attrs='nounwind noinline "prefer-vector-width"="512" "min-legal-vector-width"="512"')
     ct, cd = memory_type(s.compute), memory_type(s.c)
     nr = nv * lanes

@@ -1,7 +1,7 @@
 """Which guards of a Parallel nest one test before the nest can replace.
 
-The index of a guarded access, linear in the nest's variables, is smallest and largest at corners of the iteration space;
-when both lie inside the buffer, no iteration needs the guard.
+The index of a guarded access, linear in the nest's variables, is smallest and largest at corners of the iteration
+space; when both lie inside the buffer, no iteration needs the guard.
 
     for i in T.Parallel(128): B[bx * 128 + i] = A[bx * 128 + i]
       ->  if 0 <= bx * 128 and bx * 128 + 127 < N:  the nest without guards   else:  the nest with guards

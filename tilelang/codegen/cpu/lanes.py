@@ -1,7 +1,8 @@
 """Operations between the lanes of a warp: shuffles, votes, lane numbers.
 
-All threads of a block run in one CPU thread, a statement at a time.  A statement that holds such a call first evaluates
-the call's operand for every thread into an array; the call itself then reads the other lane's entry (votes: all of them).
+All threads of a block run in one CPU thread, a statement at a time.  A statement that holds such a call first
+evaluates the call's operand for every thread into an array; the call itself then reads the other lane's entry (votes:
+all of them).
 """
 
 from __future__ import annotations

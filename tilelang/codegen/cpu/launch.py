@@ -251,8 +251,9 @@ def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Sl
 def _blocks_function(cx: Host, s: Launch, name: str, block: str, kind: str, captured: list[Captured],
                      slots: list[Slot], scratch: int) -> None:
     """define void @name(context, first, last, arena): the blocks [first, last) one after another."""
-    f = Fn(cx.f.module, name, "void", [("ptr", "context", "noalias readonly"), ("i64", "first", ""), ("i64", "last", ""),
-                                       ("ptr", "arena", "noalias")])
+    f = Fn(cx.f.module, name, "void",
+           [("ptr", "context", "noalias readonly"), ("i64", "first", ""), ("i64", "last", ""),
+            ("ptr", "arena", "noalias")])
 
     def read(k: int, t: str) -> str:
         return f.let(f"load {t}, ptr {f.let(f'getelementptr inbounds {kind}, ptr %context, i32 0, i32 {k}')}")

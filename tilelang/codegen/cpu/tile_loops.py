@@ -17,7 +17,7 @@ from . import arithmetic
 from .effects import atomic_update
 from .exprs import Expressions
 from .text import is_literal
-from .types import convert, intrinsic, literal, load, store, unsupported, value_type
+from .types import convert, intrinsic, load, store, unsupported, value_type
 
 
 @dataclass
@@ -55,8 +55,8 @@ def sides(cx: Expressions, base: Region, other: Region | None, span: Any) -> tup
     if len(theirs) != len(dims) and len(base.extents) == len(other.extents):
         theirs = dims  # same rank: a run-time extent may stand opposite a 1
     if len(theirs) != len(dims):
-        raise unsupported(f"regions of {len(theirs)} and {len(dims)} non-unit dimensions in one tile operation", span=span,
-                          hint="give both operands the same number of dimensions larger than 1")
+        raise unsupported(f"regions of {len(theirs)} and {len(dims)} non-unit dimensions in one tile operation",
+                          span=span, hint="give both operands the same number of dimensions larger than 1")
     return extents, a, Side(other.buffer, _mins(cx, other), {d: k for k, d in enumerate(theirs)})
 
 
@@ -292,7 +292,10 @@ def emit_reduce(cx: Expressions, op: Reduce) -> None:
 
     count = cx.index(extents[dim])
     if len(outer) == len(rest):
-        nest(cx, sizes, {}, {}, lambda at: _reduce_row(cx, op, count, lambda r, n: element(source(at, r), n), target(at)))
+        def row(at: list[str]) -> None:
+            _reduce_row(cx, op, count, lambda r, n: element(source(at, r), n), target(at))
+
+        nest(cx, sizes, {}, {}, row)
         return
 
     def columns(at: list[str]) -> None:  # the innermost loop walks the kept dimensions: adjacent elements of dst
@@ -371,7 +374,7 @@ def emit_scan(cx: Expressions, op: Scan) -> None:
     acc = f.alloca(value_type(dd), hint="acc")
 
     def row(at: list[str]) -> None:
-        f.do(f"store {value_type(dd)} {literal(0, dd) if op.kind == 'sum' else arithmetic.identity('max', dd)}, ptr {acc}")
+        f.do(f"store {value_type(dd)} {arithmetic.identity(op.kind, dd)}, ptr {acc}")
         with f.loop("0", count, hint="r") as r:
             where = f.sub(f.sub(count, "1"), r) if op.reverse else r
             i, o = list(smin), list(dmin)

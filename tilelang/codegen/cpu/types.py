@@ -248,12 +248,14 @@ def _encode8(f: Fn, dt: dtype, v: str) -> str:
     magic = float(2.0 ** (23 + 1 - bias - mbits))
     size = f.let(f"bitcast {it} {mag} to {vt}")
     moved = f.let(f"fadd {vt} {size}, {splat(float_literal(magic), vt)}")
-    small = f.let(f"sub {it} {f.let(f'bitcast {vt} {moved} to {it}')}, {k(struct.unpack('<I', struct.pack('<f', magic))[0])}")
+    magic_bits = struct.unpack("<I", struct.pack("<f", magic))[0]
+    small = f.let(f"sub {it} {f.let(f'bitcast {vt} {moved} to {it}')}, {k(magic_bits)}")
     is_small = f.let(f"icmp ult {it} {mag}, {k((128 - bias) << 23)}")
     code = f.let(f"select {bt} {is_small}, {it} {small}, {it} {normal}")
     top = 0x7F if fnuz else (((1 << ebits) - 1) << mbits) - 1 if has_inf else 0x7E
     over = 0x80 if fnuz else top + 1
-    too_big = f.let(f"or {bt} {f.let(f'icmp sgt {it} {code}, {k(top)}')}, {f.let(f'icmp uge {it} {mag}, {k(0x7F800000)}')}")
+    infinite = f.let(f"icmp uge {it} {mag}, {k(0x7F800000)}")
+    too_big = f.let(f"or {bt} {f.let(f'icmp sgt {it} {code}, {k(top)}')}, {infinite}")
     nan = f.let(f"fcmp uno {vt} {v}, {v}")
     nan_code = 0x80 if fnuz else 0x7F if not has_inf else 0x7E
     code = f.let(f"select {bt} {too_big}, {it} {k(over)}, {it} {code}")
