@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang import errors
 from tilelang.ir import SCOPES, Buffer, Const, Expr, Load, cast, load
 from tilelang.ir import dtype as DType
 
 from .builder import Builder
-from .state import current
+from .state import current, error
 from .tensor import dtype_of, shape_of
 
 
 def _builder(what: str) -> Builder:
     b = current()
     if b is None:
-        raise errors.error("alloc-no-builder", f"No builder in current scope: {what} belongs into a kernel function")
+        raise error("alloc-no-builder", f"No builder in current scope: {what} belongs into a kernel function")
     return b
 
 
 def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buffer:
     b = _builder(what)
     if scope not in SCOPES:
-        raise errors.error("alloc-scope", f"{what}: unknown memory scope {scope!r}", span=b.here(),
+        raise error("alloc-scope", f"{what}: unknown memory scope {scope!r}",
                            hint="known scopes: " + ", ".join(SCOPES))
     if b.kernel is None and scope != "global":
-        raise errors.error("alloc-outside-kernel", f"{what} allocates {scope} memory outside T.Kernel", span=b.here())
+        raise error("alloc-outside-kernel", f"{what} allocates {scope} memory outside T.Kernel")
     dims = shape_of(shape, what)
     buf = Buffer(b.fresh_name(prefix), dims, dt, scope, span=b.here())
     return b.allocate(buf)
@@ -43,7 +42,7 @@ def _shape_and_dtype(what: str, args: tuple[Any, ...], dtype: Any, scope: str | 
             break
         dims.append(items.pop(0))
     if len(items) > 1 or not dims or items and dtype is not None:
-        raise errors.error("alloc-arguments", f"{what} takes (shape, dtype, scope), found {args!r}", span=_builder(what).here())
+        raise error("alloc-arguments", f"{what} takes (shape, dtype, scope), found {args!r}")
     if items:
         dtype = items[0]
     shape = dims[0] if len(dims) == 1 else tuple(dims)
@@ -93,17 +92,17 @@ def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = "local.
     if rest and rest[-1] == "local.var" and isinstance(rest[-1], str):
         scope = rest.pop()
         if not rest and init is not _NOTHING:
-            raise errors.error("alloc-var", "T.alloc_var got a positional scope and the keyword init", span=b.here(),
+            raise error("alloc-var", "T.alloc_var got a positional scope and the keyword init",
                                hint="write T.alloc_var(dtype, init=…)")
     if len(rest) > 1 or rest and init is not _NOTHING:
-        raise errors.error("alloc-var", f"T.alloc_var takes (dtype, init, scope), found {len(args) + 1} positional arguments"
-                           + (" and init" if init is not _NOTHING else ""), span=b.here())
+        raise error("alloc-var", f"T.alloc_var takes (dtype, init, scope), found {len(args) + 1} positional arguments"
+                           + (" and init" if init is not _NOTHING else ""))
     if rest:
         init = rest[0]
     if scope != "local.var":
-        raise errors.error("alloc-var", f"T.alloc_var lives in scope 'local.var', found {scope!r}", span=b.here())
+        raise error("alloc-var", f"T.alloc_var lives in scope 'local.var', found {scope!r}")
     if isinstance(init, str):
-        raise errors.error("alloc-var", f"T.alloc_var: the initial value is the string {init!r}", span=b.here())
+        raise error("alloc-var", f"T.alloc_var: the initial value is the string {init!r}")
     dt = dtype_of(dtype, "T.alloc_var")
     buf = Buffer(b.fresh_name("var"), (1,), dt, "local.var", span=b.here())
     b.allocate(buf, cast(0 if init is _NOTHING or init is None else init, dt))
@@ -124,10 +123,10 @@ def empty(*shape: Any, dtype: Any = None) -> Buffer:
     if len(items) == 1 and isinstance(items[0], (tuple, list)):
         items = list(items[0])
     if not items or any(isinstance(d, (str, float, Buffer, type(None), tuple, list)) for d in items):
-        raise errors.error("empty-shape", f"T.empty takes dimensions and a dtype, found {shape!r}", span=b.here(),
+        raise error("empty-shape", f"T.empty takes dimensions and a dtype, found {shape!r}",
                            hint="write T.empty((m, n), dtype) or T.empty(m, n, dtype=dtype)")
     if b.kernels:
-        raise errors.error("empty-after-kernel", "T.empty must come before the first T.Kernel", span=b.here())
+        raise error("empty-after-kernel", "T.empty must come before the first T.Kernel")
     out = Buffer(b.fresh_name(f"out{len(b.outputs)}"), shape_of(items, "T.empty"),
                  dtype_of("float32" if dtype is None else dtype, "T.empty"), "global", span=b.here())
     b.outputs.append(out)

@@ -4,55 +4,56 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang import errors
 from tilelang.ir import Buffer, Evaluate, cast, convert
 from tilelang.ir import call as ir_call
 
 from .kernel import need_kernel
 from .loops import freeze_attr
-from .state import need_builder
+from .state import describe, error, need_builder
 
 
 def annotate_layout(layouts: dict[Buffer, Any]) -> None:
     """Fix the layouts of shared buffers (T.Layout or a lambda over the indices) and fragments (T.Fragment)."""
     from tilelang.layout import Fragment, Layout  # NumPy tables: loaded when the first layout is used
 
-    b, k = need_builder("T.annotate_layout"), need_kernel("T.annotate_layout")
+    need_builder("T.annotate_layout")
+    k = need_kernel("T.annotate_layout")
     for buffer, layout in dict(layouts).items():
         if not isinstance(buffer, Buffer):
-            raise errors.error("annotation", f"T.annotate_layout takes buffers, found {type(buffer).__name__}", span=b.here())
+            raise error("annotation", f"T.annotate_layout takes buffers, found {describe(buffer)}")
         if buffer.scope_name == "local.fragment":
             if not isinstance(layout, Fragment):
-                raise errors.error("layout-fragment", f"`{buffer.name}` is a fragment: its layout must be a T.Fragment, found "
-                                   f"{type(layout).__name__}", span=b.here())
+                raise error("layout-fragment", f"`{buffer.name}` is a fragment: its layout must be a T.Fragment, found "
+                                   f"{describe(layout)}")
         elif callable(layout) and not isinstance(layout, (Layout, Fragment)):
             layout = Layout(buffer.shape, layout)
         if not isinstance(layout, (Layout, Fragment)):
-            raise errors.error("layout-annotation", f"the layout of `{buffer.name}` must be a T.Layout or a function, found "
-                               f"{type(layout).__name__}", span=b.here())
+            raise error("layout-annotation", f"the layout of `{buffer.name}` must be a T.Layout or a function, found "
+                               f"{describe(layout)}")
         if tuple(layout.shape) != tuple(buffer.shape):
-            raise errors.error("layout-annotation", f"`{buffer.name}` has shape {tuple(buffer.shape)}, its layout "
-                               f"{tuple(layout.shape)}", span=b.here())
+            raise error("layout-annotation", f"`{buffer.name}` has shape {tuple(buffer.shape)}, its layout "
+                               f"{tuple(layout.shape)}")
         k.layouts = [(x, y) for x, y in k.layouts if x is not buffer] + [(buffer, layout)]
 
 
 def annotate_safe_value(values: dict[Buffer, Any]) -> None:
     """Values that out-of-range reads of buffers give (default 0)."""
-    b, k = need_builder("T.annotate_safe_value"), need_kernel("T.annotate_safe_value")
+    need_builder("T.annotate_safe_value")
+    k = need_kernel("T.annotate_safe_value")
     for buffer, value in dict(values).items():
         if not isinstance(buffer, Buffer):
-            raise errors.error("annotation", f"T.annotate_safe_value takes buffers, found {type(buffer).__name__}",
-                               span=b.here())
+            raise error("annotation", f"T.annotate_safe_value takes buffers, found {describe(buffer)}")
         entry = (buffer, cast(convert(value), buffer.dtype))
         k.safe_values = [(x, y) for x, y in k.safe_values if x is not buffer] + [entry]
 
 
 def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
     """Hint that part of a global buffer should stay in L2."""
-    b, k = need_builder("T.annotate_l2_hit_ratio"), need_kernel("T.annotate_l2_hit_ratio")
+    need_builder("T.annotate_l2_hit_ratio")
+    k = need_kernel("T.annotate_l2_hit_ratio")
     for buffer in ratios:
         if not isinstance(buffer, Buffer) or buffer.scope_name != "global":
-            raise errors.error("l2-hint", "T.annotate_l2_hit_ratio applies to global buffers", span=b.here())
+            raise error("l2-hint", "T.annotate_l2_hit_ratio applies to global buffers")
     k.attrs["l2_hit_ratio"] = tuple((x, float(r)) for x, r in ratios.items())
 
 
@@ -61,8 +62,7 @@ def annotate_restrict_buffers(*buffers: Buffer) -> None:
     b = need_builder("T.annotate_restrict_buffers")
     for x in buffers:
         if not isinstance(x, Buffer):
-            raise errors.error("annotation", f"T.annotate_restrict_buffers takes buffers, found {type(x).__name__}",
-                               span=b.here())
+            raise error("annotation", f"T.annotate_restrict_buffers takes buffers, found {describe(x)}")
     old = b.func_attrs.get("may_alias", ())
     b.func_attrs["may_alias"] = (*old, *(x.name for x in buffers if x.name not in old))
 
@@ -88,7 +88,7 @@ def assume(cond: Any) -> None:
     c = b.truth(cond)
     if isinstance(c, bool):
         if not c:
-            raise errors.error("assume-false", "T.assume of a condition that is false", span=b.here())
+            raise error("assume-false", "T.assume of a condition that is false")
         return
     b.emit(Evaluate(ir_call("assume", (c,), "void", span=b.here()), span=b.here()))
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang import errors
+from tilelang.ir import Span
 
 log = logging.getLogger("tilelang.language")
 BUILDER, UNDEFINED = "__tl", "__tl_undefined"
@@ -48,7 +49,7 @@ class Rewritten:
 
     code: code object of the new function, whose first parameter is the builder.  places: span table.
     annotated: parameter name -> annotation expression, for `name: annotation` statements of the body.
-    assigned: names the body assigns.  local_defs: whether a prim_func is nested in the body.
+    params: parameter name -> its place in the signature.
     """
 
     code: types.CodeType
@@ -57,6 +58,7 @@ class Rewritten:
     line: int
     places: tuple[Place, ...]
     annotated: dict[str, ast.expr]
+    params: dict[str, Place]
 
     def function(self, original: Callable[..., Any], extra: dict[str, Any] | None = None) -> Callable[..., Any]:
         """The function, with the original's globals and closure cells; `extra` fills names neither has."""
@@ -178,6 +180,10 @@ def read_before_assigned(stmts: list[ast.stmt]) -> set[str]:
 
 # ---- the rewriter ---------------------------------------------------------------------------------------------------
 
+def _place(n: Any) -> Place:
+    return n.lineno, n.col_offset, n.end_lineno or 0, n.end_col_offset or 0
+
+
 def _name(n: str, store: bool = False) -> ast.Name:
     return ast.Name(n, ast.Store() if store else ast.Load())
 
@@ -218,6 +224,7 @@ class _Rewriter(ast.NodeTransformer):
         outer = {n for s in ast.walk(node) if isinstance(s, (ast.Global, ast.Nonlocal)) for n in s.names}
         local = [n for n in assigned_names(node.body) if n not in self.params and n not in outer]
         self.local = set(local) | set(self.params)
+        params = {a.arg: _place(a) for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
         body = self.block(node.body)
         head: list[ast.stmt] = [ast.Assign([_name(n, True)], _name(UNDEFINED)) for n in local]
         if node.args.posonlyargs:
@@ -249,20 +256,19 @@ class _Rewriter(ast.NodeTransformer):
         outer_code = next(c for c in code.co_consts if isinstance(c, types.CodeType))
         inner = next(c for c in outer_code.co_consts if isinstance(c, types.CodeType) and c.co_name == node.name)
         line = node.lineno
-        return Rewritten(inner, self.file, node.name, line, tuple(self.places), self.annotated)
+        return Rewritten(inner, self.file, node.name, line, tuple(self.places), self.annotated,
+                         params)
 
     def fresh(self, letter: str) -> str:
         self.serial += 1
         return f"__{letter}{self.serial}"
 
     def error(self, kind: str, message: str, at: ast.AST, hint: str = "") -> errors.TileLangError:
-        from tilelang.ir import Span
-
-        span = Span(self.file, at.lineno, at.col_offset, at.end_lineno or 0, at.end_col_offset or 0, self.node.name)
+        span = Span(self.file, *_place(at), self.node.name)
         return errors.error(kind, message, span=span, hint=hint)
 
     def pos(self, at: ast.AST) -> ast.stmt:
-        self.places.append((at.lineno, at.col_offset, at.end_lineno or 0, at.end_col_offset or 0))
+        self.places.append(_place(at))
         out = ast.Assign([ast.Attribute(_name(BUILDER), "pos", ast.Store())], _const(len(self.places) - 1))
         return ast.copy_location(out, at)
 

@@ -11,7 +11,7 @@ from tilelang.ops import AtomicTile
 from .builder import Builder, Emitted
 from .loops import attrs_of
 from .regions import BufferSlice, operand, pair, whole_region
-from .state import need_builder
+from .state import describe, error, need_builder
 from .tile import EMITTED, emit_op
 
 ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
@@ -21,8 +21,7 @@ def _order(b: Builder, order: str | None) -> str:
     if order is None:
         return "relaxed"
     if order not in ORDERS:
-        raise errors.error("atomic-order", f"unknown memory order {order!r}, expected one of {', '.join(ORDERS)}",
-                           span=b.here())
+        raise error("atomic-order", f"unknown memory order {order!r}, expected one of {', '.join(ORDERS)}")
     return order
 
 
@@ -35,12 +34,11 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
     b = need_builder(f"T.atomic_{kind}")
     order = _order(b, order)
     if not isinstance(dst, (Buffer, BufferSlice, Load)):
-        raise errors.error("atomic-operand", f"T.atomic_{kind} updates an element, region or buffer, found "
-                           f"{type(dst).__name__}", span=b.here())
+        raise error("atomic-operand", f"T.atomic_{kind} updates an element, region or buffer, found "
+                           f"{describe(dst)}")
     if _has_extents(dst) or _has_extents(value):
         if return_prev:
-            raise errors.error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value",
-                               span=b.here(), hint="loop over the elements with T.Parallel")
+            raise error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value", hint="loop over the elements with T.Parallel")
         if _has_extents(value) or isinstance(value, Load) and not _has_extents(dst):
             src, region = pair(value, dst, f"atomic_{kind}")
             return emit_op(b, AtomicTile(region, src, kind, attrs_of(annotations, memory_order=order), span=b.here()))
@@ -83,9 +81,9 @@ def atomic_or(dst: Any, value: Any, memory_order: str | None = None) -> Any:
     """dst |= value, on an integer element."""
     b = need_builder("T.atomic_or")
     if not isinstance(dst, Load) or _has_extents(value):
-        raise errors.error("atomic-previous", "T.atomic_or works on one element", span=b.here())
+        raise error("atomic-previous", "T.atomic_or works on one element")
     if not dst.dtype.is_int:
-        raise errors.error("atomic-operand", f"T.atomic_or needs an integer element, found {dst.dtype}", span=b.here())
+        raise error("atomic-operand", f"T.atomic_or needs an integer element, found {dst.dtype}")
     op = call("atomic_or", (AddressOf(dst.buffer, dst.indices), cast(convert(value), dst.dtype)), dst.dtype, span=b.here(),
               order=_order(b, memory_order))
     b.emit(Evaluate(op, span=b.here()))
@@ -94,15 +92,15 @@ def atomic_or(dst: Any, value: Any, memory_order: str | None = None) -> Any:
 
 def _access_order(b: Builder, name: str, order: str, allowed: tuple[str, ...]) -> str:
     if order not in allowed:
-        raise errors.error("atomic-load-order", f"{name} does not support memory_order={order!r}; expected one of "
-                           f"{list(allowed)}", span=b.here())
+        raise error("atomic-load-order", f"{name} does not support memory_order={order!r}; expected one of "
+                           f"{list(allowed)}")
     return order
 
 
 def _element(b: Builder, x: Any, name: str) -> Load:
     if not isinstance(x, Load):
         o = operand(x, f"the operand of T.{name}")
-        raise errors.error("atomic-operand", f"T.{name} works on one element of `{o.buffer.name}`", span=b.here())
+        raise error("atomic-operand", f"T.{name} works on one element of `{o.buffer.name}`")
     return x
 
 

@@ -19,7 +19,7 @@ from tilelang.target.intrinsics import is_pure
 
 from .regions import BufferSlice, store_slice, subscript
 from .scope import Context, Frame, IfFrame, Poison, RootFrame, Undefined, WhileFrame, outside_scope, rebound_constant
-from .state import set_current
+from .state import describe, set_current
 
 log = logging.getLogger("tilelang.language")
 
@@ -391,7 +391,7 @@ class Builder:
         for v in (x, y):
             if not isinstance(v, (Expr, BufferSlice, *SCALARS)):
                 raise errors.error("condition", f"`a if cond else b` with a run-time condition chooses between scalars, found "
-                                   f"a {type(v).__name__}", span=self.span(), hint="use an if statement")
+                                   f"{describe(v)}", span=self.span(), hint="use an if statement")
         x, y = (v.vector() if isinstance(v, BufferSlice) else v for v in (x, y))
         return select(c, x, y)
 
@@ -547,7 +547,7 @@ class Builder:
             k = next((i for i, o in enumerate(self.outputs) if o is v), None)
             if k is None:
                 raise errors.error("return-value", "Only tensor allocated from `T.empty` can be returned in prim_func, found "
-                                   f"a {type(v).__name__}", span=self.span())
+                                   f"{describe(v)}", span=self.span())
             if k - n in order:
                 raise errors.error("return-value", f"`{v.name}` is returned twice", span=self.span())
             order.append(k - n)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang import errors
 from tilelang.ir import (I32, Alloc, Assert, Buffer, Const, Evaluate, Expr, For, If, Load, Region, StringConst, Var,
                          call, cast, convert, load, logical, seq)
 from tilelang.ir import dtype as DType
@@ -13,7 +12,7 @@ from tilelang.ops import Copy
 from .builder import Builder, Emitted
 from .kernel import need_kernel
 from .regions import BufferSlice
-from .state import need_builder
+from .state import describe, error, need_builder
 from .tile import EMITTED
 
 _LABELS = {"int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short", "int32": "int",
@@ -67,7 +66,7 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
     b = need_builder("T.print")
     if obj is None:
         if not msg:
-            raise errors.error("print-message", "T.print needs a value or a message", span=b.here())
+            raise error("print-message", "T.print needs a value or a message")
         b.emit(_printf(b, _escape(msg)))
         return EMITTED
     if isinstance(obj, Buffer):
@@ -75,8 +74,7 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
     if isinstance(obj, (bool, int, float)):
         obj = convert(obj)
     if isinstance(obj, BufferSlice) or not isinstance(obj, Expr) or obj.dtype.lanes != 1:
-        raise errors.error("print-operand", f"T.print takes a scalar, a buffer or None, found {type(obj).__name__}",
-                           span=b.here())
+        raise error("print-operand", f"T.print takes a scalar, a buffer or None, found {describe(obj)}")
     label = _LABELS.get(obj.dtype, str(obj.dtype))
     b.emit(_printf(b, f"{_escape(msg or f'expr<{_short(obj)}>')}: dtype={label} value={_format(obj.dtype)}", _argument(obj)))
     return EMITTED
@@ -88,7 +86,7 @@ def _short(e: Expr) -> str:
 
 def _print_buffer(b: Builder, buffer: Buffer, msg: str, thread: int) -> Emitted:
     if not buffer.is_static:
-        raise errors.error("print-operand", f"T.print of `{buffer.name}`, whose shape is known only at run time", span=b.here(),
+        raise error("print-operand", f"T.print of `{buffer.name}`, whose shape is known only at run time",
                            hint="print elements of it in a loop")
     k = need_kernel("T.print")
     zero = Const(0, I32)

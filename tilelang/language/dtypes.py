@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang import errors
 from tilelang.ir import dtype
+
+from .state import error
 
 AnyDType = Any
 _LANES = (2, 4, 8, 16, 32, 64)
@@ -59,9 +60,9 @@ def validate_gemm_ab_dtypes(a: Any, b: Any, *, a_in_tmem: Any = False, allow_f8f
     if a == b:
         return
     if not (is_f8f6f4_family(a) and is_f8f6f4_family(b)):
-        raise errors.error("gemm-dtypes", f"Mixed-dtype GEMM only supports f8f6f4 family operands, found {a} and {b}")
+        raise error("gemm-dtypes", f"Mixed-dtype GEMM only supports f8f6f4 family operands, found {a} and {b}")
     if not allow_f8f6f4_mixed:
-        raise errors.error("gemm-dtypes", f"this GEMM needs one operand type, found {a} and {b}")
+        raise error("gemm-dtypes", f"this GEMM needs one operand type, found {a} and {b}")
 
 
 __all__ = ["AnyDType", "dtype", "get_tvm_dtype", "is_f8f6f4_family", "is_float4", "is_float4_e2m1_unpacked",

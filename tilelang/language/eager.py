@@ -19,7 +19,8 @@ from tilelang.ir import dtype as DType
 from .ast_rewrite import rewrite_function
 from .builder import Builder
 from .prim_func import (PrimFunc, Unannotated, check_signature, closure_names, declare_param, finish, function_span,
-                        outer_locals, resolve_annotation, run_rewritten, trace_prim_func)
+                        outer_locals, param_span, resolve_annotation, run_rewritten, trace_prim_func)
+from .state import error, place
 from .tensor import PointerFactory, TensorFactory, TensorSpec
 
 TENSOR, SCALAR, COMPILE_TIME = "tensor", "scalar", "compile_time"
@@ -71,11 +72,11 @@ class _State:
     def const(self, name: str, dt: DType) -> Any:
         if name not in self.consts:
             if self.values is None:
-                self.consts[name] = Var(name, dt)
+                self.consts[name] = Var(name, dt, span=place())
             elif name in self.values:
                 self.consts[name] = int(self.values[name])
             else:
-                raise errors.error("const-value", f"Cannot find value for constexpr variable `{name}`",
+                raise error("const-value", f"Cannot find value for constexpr variable `{name}`",
                                    hint="pass a tensor that has it as a dimension, or give it as a keyword")
         return self.consts[name]
 
@@ -119,14 +120,15 @@ class EagerFunction:
         for p in self.parameters.values():
             if p.kind == COMPILE_TIME:
                 if p.name not in args and p.required:
-                    raise errors.error("eager-argument", f"missing a required argument: '{p.name}'")
+                    raise errors.error("eager-argument", f"missing a required argument: '{p.name}'",
+                                       span=param_span(self.rewritten, p.name))
                 values[p.name] = args.get(p.name, p.default)
                 continue
             order.append(p.name)
             if p.open_shape:
                 values[p.name] = declare_param(b, p.name, self._open_spec(state, p, args.get(p.name)))
             elif p.name in getattr(self.pyfunc, "__annotations__", {}):
-                values[p.name] = declare_param(b, p.name, p.annotation)
+                values[p.name] = declare_param(b, p.name, p.annotation, param_span(self.rewritten, p.name))
             else:
                 values[p.name] = Unannotated(p.name)
         stopped = False
@@ -147,7 +149,7 @@ class EagerFunction:
         if isinstance(arg, TensorSpec):
             return arg
         if arg is None or not hasattr(arg, "shape") or not hasattr(arg, "dtype"):
-            raise errors.error("eager-argument", f"`{p.name}` is annotated {p.annotation!r} without a shape: its argument is "
+            raise error("eager-argument", f"`{p.name}` is annotated {p.annotation!r} without a shape: its argument is "
                                "needed to compile", hint=f"pass the tensor, or annotate `{p.name}` with shape and dtype")
         dims = [state.const(f"{p.name}.shape[{d}]", DType("int32")) for d in range(len(arg.shape))]
         return TensorSpec(dims, arg.dtype)
@@ -160,7 +162,7 @@ class EagerFunction:
             found = [(p, what, d) for what in ("shape", "strides") for p, (_, buf) in b.params.items() if buf is not None
                      for d, dim in enumerate(buf.shape if what == "shape" else buf.strides_ or ()) if dim is var]
             if not found:
-                raise errors.error("const-unused", f"Constexpr variable `{name}` is not used in any buffer shape or stride",
+                raise errors.error("const-unused", f"Constexpr variable `{name}` is not used in any buffer shape or stride", span=var.span,
                                    hint="make it a dimension of a tensor parameter, or a Python parameter of the function")
             uses[name] = tuple(found)
         return uses

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang import errors
 from tilelang.ir import dtype
+
+from .state import error
 
 _TYPES = {"e4m3": ("float8_e4m3fn", "float8_e4m3fnuz"), "e5m2": ("float8_e5m2", "float8_e5m2fnuz")}
 
@@ -24,7 +25,7 @@ def _uses_fnuz() -> bool:
 def determine_fp8_type(fp8_format: str = "e4m3") -> dtype:
     """The dtype of an fp8 format ("e4m3" or "e5m2").  Raises fp8-format."""
     if fp8_format not in _TYPES:
-        raise errors.error("fp8-format", f"unsupported fp8 format {fp8_format!r}, expected 'e4m3' or 'e5m2'")
+        raise error("fp8-format", f"unsupported fp8 format {fp8_format!r}, expected 'e4m3' or 'e5m2'")
     return dtype(_TYPES[fp8_format][_uses_fnuz()])
 
 

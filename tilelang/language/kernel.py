@@ -4,39 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang import errors
 from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary, convert, is_const, logical
 
 from .builder import Builder
 from .loops import IfThreadFrame, loop_bound
 from .scope import Frame
-from .state import current, need_builder
+from .state import current, error, need_builder
 
 MAX_THREADS = 1024  # threads of a block (CUDA C++ Programming Guide, "Compute capabilities")
-
-
-def _error(kind: str, message: str, hint: str = "") -> errors.TileLangError:
-    b = current()
-    return errors.error(kind, message, span=b.here() if b else None, hint=hint)
 
 
 def thread_extents(threads: Any) -> tuple[int, int, int]:
     """(x, y, z) of a `threads` argument.  Raises kernel-threads."""
     items = (128,) if threads is None else tuple(threads) if isinstance(threads, (list, tuple)) else (threads,)
     if not 1 <= len(items) <= 3:
-        raise _error("kernel-threads", f"threads has 1 to 3 extents, got {len(items)}")
+        raise error("kernel-threads", f"threads has 1 to 3 extents, got {len(items)}")
     out = []
     for t in items:
         if isinstance(t, Const) and t.dtype.is_int:
             t = t.value
         if isinstance(t, bool) or not isinstance(t, int):
-            raise _error("kernel-threads", f"threads must be integers known while compiling, got {t!r}")
+            raise error("kernel-threads", f"threads must be integers known while compiling, got {t!r}")
         if t <= 0:
-            raise _error("kernel-threads", f"threads must be positive, got {t}")
+            raise error("kernel-threads", f"threads must be positive, got {t}")
         out.append(t)
     x, y, z = (*out, 1, 1)[:3]
     if x * y * z > MAX_THREADS:
-        raise _error("kernel-threads", f"a block has at most {MAX_THREADS} threads, got {x * y * z}")
+        raise error("kernel-threads", f"a block has at most {MAX_THREADS} threads, got {x * y * z}")
     return x, y, z
 
 
@@ -46,11 +40,11 @@ class KernelLaunchFrame(Frame):
     def __init__(self, blocks: tuple[Any, ...], threads: Any, prelude: str | None) -> None:
         super().__init__()
         if not 1 <= len(blocks) <= 3:
-            raise _error("kernel-grid", f"a grid has 1 to 3 extents, got {len(blocks)}")
+            raise error("kernel-grid", f"a grid has 1 to 3 extents, got {len(blocks)}")
         self.blocks = [loop_bound(e, "a grid extent") for e in blocks]
         for e in self.blocks:
             if isinstance(e, Const) and e.value < 0:
-                raise _error("kernel-grid", f"a grid extent must not be negative, got {e.value}")
+                raise error("kernel-grid", f"a grid extent must not be negative, got {e.value}")
         self.threads = thread_extents(threads)
         self.attrs: dict[str, Any] = {}
         self.layouts: list[tuple[Any, Any]] = []
@@ -70,7 +64,7 @@ class KernelLaunchFrame(Frame):
 
     def open(self, b: Builder) -> Any:
         if b.kernel is not None:
-            raise _error("nested-kernel", "T.Kernel inside T.Kernel", hint="close the first kernel's block before the second")
+            raise error("nested-kernel", "T.Kernel inside T.Kernel", hint="close the first kernel's block before the second")
         b.before_kernel()
         b.kernel = self
         b.kernels += 1
@@ -109,13 +103,13 @@ def need_kernel(what: str) -> KernelLaunchFrame:
     """The open launch.  Raises no-kernel."""
     b = current()
     if b is None or b.kernel is None:
-        raise _error("no-kernel", f"KernelLaunchFrame is not initialized: {what} is valid inside T.Kernel only")
+        raise error("no-kernel", f"KernelLaunchFrame is not initialized: {what} is valid inside T.Kernel only")
     return b.kernel
 
 
 def _dim(items: Any, dim: int, what: str) -> Any:
     if not isinstance(dim, int) or not 0 <= dim < len(items):
-        raise _error("launch-dim", f"{what}: dimension {dim!r} does not exist, the launch has {len(items)}")
+        raise error("launch-dim", f"{what}: dimension {dim!r} does not exist, the launch has {len(items)}")
     return items[dim]
 
 
@@ -151,7 +145,7 @@ def get_thread_extents() -> list[int]:
 
 def _static_extent(e: Expr) -> int:
     if not isinstance(e, Const):
-        raise _error("launch-dim", f"the grid extent {e!r} is known only when the kernel is launched")
+        raise error("launch-dim", f"the grid extent {e!r} is known only when the kernel is launched")
     return int(e.value)
 
 
@@ -185,14 +179,14 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
     """
     k = need_kernel("T.use_swizzle")
     if order not in ("row", "column", "mlx"):
-        raise _error("swizzle-order", f"Unsupported swizzle order: {order!r}, expected 'row', 'column' or 'mlx'")
+        raise error("swizzle-order", f"Unsupported swizzle order: {order!r}, expected 'row', 'column' or 'mlx'")
     if not isinstance(panel_size, int) or panel_size <= 0:
-        raise _error("swizzle-order", f"the panel size of T.use_swizzle must be a positive integer, got {panel_size!r}")
+        raise error("swizzle-order", f"the panel size of T.use_swizzle must be a positive integer, got {panel_size!r}")
     if not enable:
         return
     b = need_builder("T.use_swizzle")
     if b.frames[-1] is not k or not all(isinstance(s, (Alloc, Bind)) for s in k.stmts):
-        raise _error("swizzle-place", "T.use_swizzle must come before the first statement of the kernel that does work",
+        raise error("swizzle-place", "T.use_swizzle must come before the first statement of the kernel that does work",
                      hint="move it to the top of the kernel body")
     k.swizzle = (panel_size, order)
 
@@ -200,7 +194,7 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
 def annotate_min_blocks_per_sm(n: int) -> None:
     """Blocks that should be resident on one multiprocessor (second launch bound)."""
     if isinstance(n, bool) or not isinstance(n, int) or n <= 0:
-        raise _error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer, got {n!r}")
+        raise error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer, got {n!r}")
     need_kernel("T.annotate_min_blocks_per_sm").attrs["min_blocks_per_sm"] = n
 
 
@@ -213,7 +207,7 @@ def import_source(source: str | None = None) -> None:
 def ws(*groups: int) -> IfThreadFrame:
     """`with T.ws(0, 1):` runs the body on the threads of these 128-thread warp groups."""
     if not groups:
-        raise _error("warp-groups", "T.ws needs at least one warp group")
+        raise error("warp-groups", "T.ws needs at least one warp group")
     t = thread_index()
     ranges: list[list[int]] = []
     for g in sorted(set(groups)):
@@ -276,7 +270,7 @@ class ThreadBindingFrame(Frame):
         if kind == "thread" or axis < len(launch.blocks):
             have = launch.threads[axis] if kind == "thread" else launch.blocks[axis]
         if have is None or not is_const(binary("eq", convert(have), convert(self.extent)), True):
-            raise _error("launch-dim", f"{self.tag} runs over {have if have is not None else 'nothing'} in this launch, not "
+            raise error("launch-dim", f"{self.tag} runs over {have if have is not None else 'nothing'} in this launch, not "
                          f"over {self.extent}")
         return launch.thread_vars[axis] if kind == "thread" else launch.block_vars[axis]
 
@@ -290,9 +284,9 @@ def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") ->
     Outside T.Kernel, nested thread_binding loops make up a launch themselves.
     """
     if thread not in {f"{a}Idx.{d}" for a in ("block", "thread") for d in "xyz"}:
-        raise _error("thread-tag", f"unknown thread tag {thread!r}, expected blockIdx.x/y/z or threadIdx.x/y/z")
+        raise error("thread-tag", f"unknown thread tag {thread!r}, expected blockIdx.x/y/z or threadIdx.x/y/z")
     if stop is not None and not is_const(start, 0):
-        raise _error("loop-bounds", "T.thread_binding starts at 0", hint="add the start in the body")
+        raise error("loop-bounds", "T.thread_binding starts at 0", hint="add the start in the body")
     b, extent = need_builder("T.thread_binding"), start if stop is None else stop
     return BindingLaunchFrame(extent, thread) if b.kernel is None else ThreadBindingFrame(b.kernel, extent, thread)
 

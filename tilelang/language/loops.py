@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilelang import errors
 from tilelang.ir import (I32, Attrs, Bind, Break, Const, Expr, For, If, Stmt, Var, binary, cast, const, convert,
                          is_const, promote, select, seq)
 from tilelang.ir import Parallel as ParallelStmt
 
 from .builder import Builder, log, reads_memory
 from .scope import Frame
-from .state import current, need_builder
+from .state import error, need_builder
 
 
 def freeze_attr(v: Any) -> Any:
@@ -31,19 +30,14 @@ def attrs_of(annotations: dict[str, Any] | None, **own: Any) -> Attrs:
     return tuple(sorted(d.items()))
 
 
-def _error(kind: str, message: str, hint: str = "") -> errors.TileLangError:
-    b = current()
-    return errors.error(kind, message, span=b.here() if b else None, hint=hint)
-
-
 def loop_bound(v: Any, what: str) -> Expr:
     """A bound as an integer expression."""
     try:
         e = convert(v)
     except TypeError:
-        raise _error("loop-bounds", f"{what} of a loop is a {type(v).__name__}, an integer is needed") from None
+        raise error("loop-bounds", f"{what} of a loop is a {type(v).__name__}, an integer is needed") from None
     if not (e.dtype.is_int or e.dtype.is_bool) or e.dtype.lanes != 1:
-        raise _error("loop-bounds", f"{what} of a loop has type {e.dtype}, an integer is needed",
+        raise error("loop-bounds", f"{what} of a loop has type {e.dtype}, an integer is needed",
                      hint="integer division is `//`")
     return cast(e, I32) if e.dtype.is_bool else e
 
@@ -63,7 +57,7 @@ class LoopFrame(Frame):
         self.step = loop_bound(1 if step is None else step, "the step")
         self.kind, self.attrs = kind, attrs
         if is_const(self.step, 0):
-            raise _error("loop-step", "the step of a loop must not be zero")
+            raise error("loop-step", "the step of a loop must not be zero")
 
     def open(self, b: Builder) -> Var:
         dt = promote(self.start.dtype, self.stop.dtype)
@@ -122,7 +116,7 @@ class ParallelFrame(Frame):
     def __init__(self, extents: tuple[Any, ...], attrs: Attrs) -> None:
         super().__init__()
         if not extents:
-            raise _error("parallel-extents", "T.Parallel needs at least one extent")
+            raise error("parallel-extents", "T.Parallel needs at least one extent")
         self.extents = tuple(loop_bound(e, "an extent") for e in extents)
         self.attrs = attrs
 
@@ -228,7 +222,7 @@ def unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: bool = F
            annotations: dict[str, Any] | None = None) -> LoopFrame:
     """Unrolled loop.  explicit: expanded in the IR; unroll_factor: partial.  Raises unroll-options for both."""
     if explicit and unroll_factor is not None:
-        raise _error("unroll-options", "T.unroll takes explicit or unroll_factor, not both")
+        raise error("unroll-options", "T.unroll takes explicit or unroll_factor, not both")
     return LoopFrame(start, stop, step, "unroll",
                      attrs_of(annotations, explicit=True if explicit else None, factor=unroll_factor))
 
@@ -253,14 +247,14 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
     order, stage: one entry per scheduled statement of the body.  Raises pipeline-stages.
     """
     if not isinstance(num_stages, int) or isinstance(num_stages, bool) or num_stages < 0:
-        raise _error("pipeline-stages", f"num_stages must be a non-negative integer, got {num_stages!r}")
+        raise error("pipeline-stages", f"num_stages must be a non-negative integer, got {num_stages!r}")
     for name, v in (("order", order), ("stage", stage)):
         if v is not None and not all(isinstance(x, int) for x in v):
-            raise _error("pipeline-stages", f"`{name}` of T.Pipelined must be a list of integers, got {v!r}")
+            raise error("pipeline-stages", f"`{name}` of T.Pipelined must be a list of integers, got {v!r}")
     if order is not None and len(set(order)) != len(order):
-        raise _error("pipeline-stages", f"two statements have the same order in {list(order)}")
+        raise error("pipeline-stages", f"two statements have the same order in {list(order)}")
     if order is not None and stage is not None and len(order) != len(stage):
-        raise _error("pipeline-stages", f"pipeline annotation size: order has {len(order)} entries, stage {len(stage)}")
+        raise error("pipeline-stages", f"pipeline annotation size: order has {len(order)} entries, stage {len(stage)}")
     if num_stages == 0 and stage is None:
         return LoopFrame(start, stop, None, "serial", attrs_of(annotations))
     return LoopFrame(start, stop, None, "pipelined",
@@ -283,7 +277,7 @@ def parallel(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None
         return ParallelFrame((start,), attrs_of(annotations))
     if is_const(start, 0):
         return ParallelFrame((stop,), attrs_of(annotations))
-    raise _error("loop-bounds", "T.parallel with a start other than 0 is not available: add the start in the body")
+    raise error("loop-bounds", "T.parallel with a start other than 0 is not available: add the start in the body")
 
 
 def loop_break() -> None:

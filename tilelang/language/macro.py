@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Buffer, Const, Expr, Load, Region, Var, load
+from tilelang.ir import Const, Expr, Load, Region, Var, load
 
 from .ast_rewrite import Rewritten, rewrite_function
 from .builder import Builder
-from .prim_func import closure_names, outer_locals, resolve_annotation
+from .prim_func import closure_names, outer_locals, refine, resolve_annotation
 from .regions import BufferSlice
 from .scope import UNDEFINED, Context, Poison
-from .state import need_builder
+from .state import describe, error, need_builder
 
 
 class _Ref:
@@ -52,12 +52,11 @@ class Macro:
     def __call__(self, *args: Any, **kw: Any) -> Any:
         b = need_builder(f"macro {self.name}")
         if b.lazy:
-            raise errors.error("lazy-effect", f"macro `{self.name}` is called in an operand that may not be evaluated",
-                               span=b.here(), hint="call it in a statement before and use its result")
+            raise error("lazy-effect", f"macro `{self.name}` is called in an operand that may not be evaluated", hint="call it in a statement before and use its result")
         try:
             bound = self._signature.bind(*args, **kw)
         except TypeError as e:
-            raise errors.error("macro-arguments", f"macro `{self.name}`: {e}", span=b.here()) from None
+            raise error("macro-arguments", f"macro `{self.name}`: {e}") from None
         bound.apply_defaults()
         rw = self._rewritten = self._rewritten or rewrite_function(self.orig_func)
         refs = self._reference_params()
@@ -76,8 +75,7 @@ class Macro:
         try:
             result = run(b, UNDEFINED, *bound.args, **bound.kwargs)
         except errors.TileLangError as e:
-            if e.span is None:
-                e.span = b.span()
+            e.span = refine(b, e) if e.span is None or e.span is b.span() else e.span
             raise
         b.leave_context()
         return result
@@ -114,18 +112,12 @@ class Macro:
             return BufferSlice(r, by_reference=True)
         if isinstance(value, Poison):
             value._raise()
-        raise errors.error("macro-reference", f"To pass as reference, argument `{name}` is expected to be a variable or a "
-                           f"buffer region, found {_describe(value)}", span=b.here(),
+        raise error("macro-reference", f"To pass as reference, argument `{name}` is expected to be a variable or a "
+                           f"buffer region, found {describe(value)}",
                            hint="pass a T.alloc_var, an element A[i] or a slice of a buffer")
 
     def __repr__(self) -> str:
         return f"<macro {self.name}>"
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Buffer):
-        return f"the whole buffer `{value.name}`"
-    return "an expression" if isinstance(value, Expr) else repr(value)
 
 
 def _by_value(b: Builder, name: str, value: Any) -> Any:

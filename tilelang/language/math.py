@@ -6,20 +6,14 @@ import math as _math
 from collections.abc import Callable
 from typing import Any
 
-from tilelang import errors
 from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, as_bool, binary, call,
                          cast, const, convert, int_range, match, promote, select, unary)
 from tilelang.ir import dtype as DType
 from tilelang.ir.expr import _float_max as float_max
 
 from .regions import BufferSlice
-from .state import current
+from .state import describe, error
 from .tensor import dtype_of
-
-
-def _span() -> Any:
-    b = current()
-    return b.here() if b else None
 
 
 def _value(x: Any) -> Expr:
@@ -32,7 +26,7 @@ def _float_arg(x: Any, name: str, strict: bool) -> Expr:
     if e.dtype.is_float:
         return e
     if strict and not isinstance(x, (int, float)):
-        raise errors.error("math-type", f"T.{name} only supports floating-point inputs, but got {e.dtype}", span=_span(),
+        raise error("math-type", f"T.{name} only supports floating-point inputs, but got {e.dtype}",
                            hint="cast the argument: T.cast(x, 'float32')")
     return cast(e, F32.with_lanes(e.dtype.lanes))
 
@@ -76,8 +70,7 @@ def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:  # noqa: A001 - 
     e = _value(x)
     rows = {"ties-to-even": "nearbyint", "ties-away-from-zero": "round"}
     if rounding_mode not in rows:
-        raise errors.error("rounding-mode", f"T.round: unknown rounding mode {rounding_mode!r}, expected one of {list(rows)}",
-                           span=_span())
+        raise error("rounding-mode", f"T.round: unknown rounding mode {rounding_mode!r}, expected one of {list(rows)}")
     return e if e.dtype.is_int else call(rows[rounding_mode], (e,), e.dtype)
 
 
@@ -98,7 +91,7 @@ def _integer(name: str, result: DType | None = None) -> Callable[..., Expr]:
     def fn(x: Any) -> Expr:
         e = _value(x)
         if not e.dtype.is_int:
-            raise errors.error("math-type", f"T.{name} needs an integer, found {e.dtype}", span=_span())
+            raise error("math-type", f"T.{name} needs an integer, found {e.dtype}")
         return call(name, (e,), result or e.dtype)
 
     fn.__name__ = fn.__qualname__ = name
@@ -212,13 +205,13 @@ def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any 
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
     if round not in ("", "rn", "rz", "rp", "rm", "rs"):
-        raise errors.error("cast-option", f"Invalid round mode {round!r}, expected '', rn, rz, rp, rm or rs", span=_span())
+        raise error("cast-option", f"Invalid round mode {round!r}, expected '', rn, rz, rp, rm or rs")
     if not isinstance(sat, bool):
-        raise errors.error("cast-option", f"sat must be a bool, got {sat!r}", span=_span())
+        raise error("cast-option", f"sat must be a bool, got {sat!r}")
     if (round == "rs") != (rbits is not None):
-        raise errors.error("cast-option", "rbits goes with round='rs', and only with it", span=_span())
+        raise error("cast-option", "rbits goes with round='rs', and only with it")
     if round not in ("", "rn") or not sat:
-        raise errors.error("cast-option", f"T.cast with round={round!r}, sat={sat} is not available yet", span=_span())
+        raise error("cast-option", f"T.cast with round={round!r}, sat={sat} is not available yet")
     dt = dtype_of(dtype, "T.cast")
     e = _value(value)
     return cast(e, dt.with_lanes(e.dtype.lanes) if dt.lanes == 1 and e.dtype.lanes > 1 else dt)
@@ -235,7 +228,7 @@ def reinterpret(value: Any, dtype: Any) -> Expr:
         value, dtype = dtype, value
     e, dt = _value(value), dtype_of(dtype, "T.reinterpret")
     if e.dtype.bits * e.dtype.lanes != dt.bits * dt.lanes:
-        raise errors.error("bit-size", f"T.reinterpret of {e.dtype} as {dt}: sizes differ", span=_span())
+        raise error("bit-size", f"T.reinterpret of {e.dtype} as {dt}: sizes differ")
     return e if e.dtype == dt else call("reinterpret", (e,), dt)
 
 
@@ -243,7 +236,7 @@ def Select_(cond: Any, a: Any, b: Any) -> Expr:  # noqa: N802 - public name
     """cond ? a : b, both evaluated; one type."""
     x, y = _value(a), _value(b)
     if x.dtype != y.dtype:
-        raise errors.error("select-types", f"T.Select: mismatched types {x.dtype} and {y.dtype}", span=_span())
+        raise error("select-types", f"T.Select: mismatched types {x.dtype} and {y.dtype}")
     c = as_bool(cond)
     return Select(c, x, y, x.dtype, False)
 
@@ -278,15 +271,15 @@ def extract_lane(vec: Any, lane: Any) -> Expr:
     if isinstance(vec, BufferSlice):
         vec = vec.vector()
     if not isinstance(vec, Expr):
-        raise errors.error("math-type", f"T.extract_lane needs a vector expression, found {type(vec).__name__}", span=_span())
+        raise error("math-type", f"T.extract_lane needs a vector expression, found {describe(vec)}")
     if isinstance(lane, Const):
         lane = lane.value
     if not isinstance(lane, int):
-        raise errors.error("math-type", "T.extract_lane needs a constant lane", span=_span())
+        raise error("math-type", "T.extract_lane needs a constant lane")
     if vec.dtype.lanes == 1:
-        raise errors.error("packed-type", f"T.extract_lane needs a vector, found {vec.dtype}", span=_span())
+        raise error("packed-type", f"T.extract_lane needs a vector, found {vec.dtype}")
     if not 0 <= lane < vec.dtype.lanes:
-        raise errors.error("lane-range", f"lane {lane} of {vec.dtype} does not exist", span=_span())
+        raise error("lane-range", f"lane {lane} of {vec.dtype} does not exist")
     return Shuffle((vec,), (lane,), vec.dtype.scalar)
 
 
@@ -314,7 +307,7 @@ def infinity(dtype: Any) -> Expr:
     """Positive infinity of a float type."""
     d = dtype_of(dtype, "T.infinity")
     if not d.is_float:
-        raise errors.error("math-type", f"T.infinity of {d}: only float types have it", span=_span(),
+        raise error("math-type", f"T.infinity of {d}: only float types have it",
                            hint="use T.max_value or T.min_value")
     return const(_math.inf, d)
 
@@ -384,8 +377,7 @@ def _ieee(name: str, arity: int) -> Callable[..., Expr]:
         if len(args) != arity:
             raise TypeError(f"T.ieee_{name} takes {arity} operands, found {len(args)}")
         if rounding_mode not in ("rn", "rz", "ru", "rd"):
-            raise errors.error("rounding-mode", f"Invalid rounding mode {rounding_mode!r}, expected rn, rz, ru or rd",
-                               span=_span())
+            raise error("rounding-mode", f"Invalid rounding mode {rounding_mode!r}, expected rn, rz, ru or rd")
         dt = None
         vs = [_value(a) for a in args]
         for v in vs:
@@ -411,12 +403,11 @@ def _packed(name: str, arity: int) -> Callable[..., Expr]:
         vs = [a.vector() if isinstance(a, BufferSlice) else a for a in args]
         for v in vs:
             if not isinstance(v, Expr):
-                raise errors.error("math-type", f"T.{name} needs vector expressions, found {type(v).__name__}", span=_span())
+                raise error("math-type", f"T.{name} needs vector expressions, found {describe(v)}")
             if v.dtype not in ("float32x2", "bfloat16x2", "float16x2"):
-                raise errors.error("packed-type", f"Expected dtype in float32x2, bfloat16x2, float16x2, found {v.dtype}",
-                                   span=_span())
+                raise error("packed-type", f"Expected dtype in float32x2, bfloat16x2, float16x2, found {v.dtype}")
         if any(v.dtype != vs[0].dtype for v in vs):
-            raise errors.error("packed-type", f"T.{name}: operands must have the same dtype", span=_span())
+            raise error("packed-type", f"T.{name}: operands must have the same dtype")
         return call(name, vs, vs[0].dtype)
 
     fn.__name__ = fn.__qualname__ = name

@@ -6,17 +6,19 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
-from types import CodeType
+from dataclasses import replace
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Buffer, Func, Seq, Stmt, Var, seq, to_text, with_attrs
+from tilelang.ir import Buffer, Func, Node, Seq, Span, Stmt, Var, seq, to_text, with_attrs
 from tilelang.ir import dtype as DType
 from tilelang.ir import replace as replace_node
 
 from .ast_rewrite import Rewritten, rewrite_function
 from .builder import Builder, tracing
+from .regions import BufferSlice
 from .scope import UNDEFINED, Context
+from .state import error, positions
 from .tensor import PointerFactory, TensorFactory, TensorSpec
 
 
@@ -110,7 +112,7 @@ class Unannotated:
         return declare_param(b, self._name, annotation)
 
     def _raise(self, *_: Any) -> Any:
-        raise errors.error("parameter-annotation", f"Argument `{self._name}` is not annotated",
+        raise error("parameter-annotation", f"Argument `{self._name}` is not annotated",
                            hint=f"annotate it in the signature, or by `{self._name}: T.Tensor(shape, dtype)` before its use")
 
     def __getattr__(self, name: str) -> Any:
@@ -121,32 +123,33 @@ class Unannotated:
     __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __call__ = __bool__ = __index__ = __iter__ = _raise
 
 
-def declare_param(b: Builder, name: str, annotation: Any) -> Any:
-    """The value a parameter name stands for, from its annotation; registers the parameter."""
+def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any:
+    """The value a parameter name stands for, from its annotation; registers the parameter.  at: its span."""
+    at = at or b.span()
     if isinstance(annotation, TensorFactory):
         raise errors.error("parameter-annotation", f"Argument `{name}`: {annotation!r} without a shape takes it from the "
-                           "argument of the call, which only tilelang.jit functions have", span=b.span(),
+                           "argument of the call, which only tilelang.jit functions have", span=at,
                            hint=f"write {annotation!r}(shape, dtype)")
     if isinstance(annotation, TensorSpec):
-        buffer = annotation.buffer(b.fresh_name(name), span=b.span())
-        b.params[name] = (Var(f"{name}_handle", DType("handle"), span=b.span()), buffer)
+        buffer = annotation.buffer(b.fresh_name(name), span=at)
+        b.params[name] = (Var(f"{name}_handle", DType("handle"), span=at), buffer)
         return buffer
     if isinstance(annotation, Buffer):
-        b.params[name] = (Var(f"{name}_handle", DType("handle"), span=b.span()), annotation)
+        b.params[name] = (Var(f"{name}_handle", DType("handle"), span=at), annotation)
         return annotation
     if isinstance(annotation, DType):
-        annotation = Var(name, annotation, span=b.span())
+        annotation = Var(name, annotation, span=at)
     elif isinstance(annotation, PointerFactory):
-        annotation = Var(name, DType("handle"), span=b.span())
+        annotation = Var(name, DType("handle"), span=at)
     elif not isinstance(annotation, Var) and callable(annotation) and not isinstance(annotation, type):
-        return declare_param(b, name, annotation())
+        return declare_param(b, name, annotation(), at)
     if isinstance(annotation, Var):
         if annotation.name in ("v", "ptr", "handle"):  # made by T.int32(), T.ptr(): takes the parameter's name
-            annotation = Var(name, annotation.dtype, span=b.span())
+            annotation = Var(name, annotation.dtype, span=at)
         b.params[name] = (annotation, None)
         return annotation
     raise errors.error("parameter-annotation", f"Argument `{name}` is annotated with {annotation!r}, which is neither a tensor "
-                       "nor a scalar type", span=b.span(), hint="use T.Tensor(shape, dtype), T.float32, T.int32, T.ptr, …")
+                       "nor a scalar type", span=at, hint="use T.Tensor(shape, dtype), T.float32, T.int32, T.ptr, …")
 
 
 def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any]) -> Any:
@@ -160,7 +163,7 @@ def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any])
         try:
             return DType(text.removeprefix("T."))
         except (ValueError, TypeError):
-            raise errors.error("parameter-annotation", f"cannot evaluate the annotation {text!r}: {e}") from None
+            raise error("parameter-annotation", f"cannot evaluate the annotation {text!r}: {e}") from None
 
 
 def closure_names(fn: Callable[..., Any], caller_locals: dict[str, Any] | None) -> dict[str, Any]:
@@ -179,7 +182,7 @@ def check_signature(fn: Callable[..., Any]) -> inspect.Signature:
     sig = inspect.signature(fn)
     for p in sig.parameters.values():
         if p.kind is p.POSITIONAL_ONLY:
-            raise errors.error("positional-only", f"positional-only parameter `{p.name}` of `{fn.__name__}` is not supported")
+            raise error("positional-only", f"positional-only parameter `{p.name}` of `{fn.__name__}` is not supported")
     return sig
 
 
@@ -211,8 +214,7 @@ def run_rewritten(b: Builder, fn: Callable[..., Any], rw: Rewritten, args: dict[
             b.leave_context()
             return result
         except errors.TileLangError as e:
-            if e.span is None:
-                e.span = b.span()
+            e.span = refine(b, e) if e.span is None or e.span is b.span() else e.span
             raise
         except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError) as e:
             placed = place_error(b, e)
@@ -231,12 +233,25 @@ def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
     """An error raised inside the language (not by the user's own Python) as one with the user's place."""
     last = traceback.extract_tb(e.__traceback__)[-1] if e.__traceback__ else None
     inside = last is not None and "tilelang" in last.filename and last.filename != b.ctx.file
+    inside = inside or isinstance(getattr(e, "obj", None), (Node, BufferSlice))  # an attribute of ours that is not there
     for cls, kind in _PLACED:
         if isinstance(e, cls):
             if not kind or not inside and not isinstance(e, TypeError):
                 return None
-            return errors.error(kind, str(e), span=b.span())
+            return errors.error(kind, str(e), span=refine(b, e))
     return None
+
+
+def refine(b: Builder, e: BaseException) -> Span | None:
+    """The expression of the traced statement that raised, where Python tells; else the statement."""
+    span, at, trace = b.span(), None, e.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is b.ctx.code or trace.tb_frame.f_code in b.ctx.code.co_consts:
+            at = positions(trace.tb_frame.f_code, trace.tb_lasti)
+        trace = trace.tb_next
+    if span is None or at is None or not span.line <= at[0] <= max(span.line, span.end_line):
+        return span
+    return replace(span, line=at[0], col=at[2], end_line=at[1], end_col=at[3])
 
 
 def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
@@ -279,24 +294,31 @@ def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | 
     annotations = getattr(pyfunc, "__annotations__", {})
     for p in sig.parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise errors.error("parameter-annotation", f"`*{p.name}` is not supported as a kernel parameter")
+            raise error("parameter-annotation", f"`*{p.name}` is not supported as a kernel parameter")
         if p.default is not p.empty:
             defaults[p.name] = p.default
         if p.name in annotations:
-            args[p.name] = declare_param(b, p.name, resolve_annotation(annotations[p.name], pyfunc, names))
+            args[p.name] = declare_param(b, p.name, resolve_annotation(annotations[p.name], pyfunc, names),
+                                         param_span(rw, p.name))
         elif p.name in rw.annotated:
             args[p.name] = Unannotated(p.name)
         else:
             raise errors.error("parameter-missing", f"Argument `{p.name}` is not annotated: missing a required argument "
-                               "annotation", hint=f"write `{p.name}: T.Tensor(shape, dtype)` or a scalar type such as T.int32")
+                               "annotation", span=param_span(rw, p.name),
+                               hint=f"write `{p.name}: T.Tensor(shape, dtype)` or a scalar type such as T.int32")
     run_rewritten(b, pyfunc, rw, args, caller_locals)
     func = finish(b, pyfunc.__name__, list(sig.parameters), function_span(rw))
     return PrimFunc(func, pyfunc, defaults)
 
 
-def function_span(rw: Rewritten) -> Any:
+def function_span(rw: Rewritten) -> Span:
     """The place of the definition."""
-    return Context(rw.file, rw.name, ((rw.line, 0, 0, 0),), None, CodeType).span(0)  # type: ignore[arg-type]
+    return Span(rw.file, rw.line, function=rw.name)
+
+
+def param_span(rw: Rewritten, name: str) -> Span:
+    """The place of a parameter in the signature."""
+    return Span(rw.file, *rw.params.get(name, (rw.line, 0, 0, 0)), rw.name)
 
 
 def prim_func(func: Callable[..., Any] | None = None, *, eager_jit: bool = False) -> Any:
@@ -306,5 +328,5 @@ def prim_func(func: Callable[..., Any] | None = None, *, eager_jit: bool = False
     return trace_prim_func(func, outer_locals(2, func))
 
 
-__all__ = ["PrimFunc", "Unannotated", "check_signature", "closure_names", "declare_param", "finish", "function_span", "outer_locals",
+__all__ = ["PrimFunc", "Unannotated", "check_signature", "closure_names", "declare_param", "finish", "function_span", "outer_locals", "param_span",
            "prim_func", "resolve_annotation", "run_rewritten", "trace_prim_func"]

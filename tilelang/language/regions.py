@@ -8,22 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from tilelang import errors
 from tilelang.ir import (I32, Broadcast, Buffer, Const, Expr, Load, Ramp, Region, Span, binary, cast, convert, is_const,
                          load)
 from tilelang.ir import dtype as DType
 
 from .polynomial import difference
-from .state import current
-
-
-def _span() -> Span | None:
-    b = current()
-    return b.here() if b is not None else None
-
-
-def _error(kind: str, message: str, hint: str = "") -> errors.TileLangError:
-    return errors.error(kind, message, span=_span(), hint=hint)
+from .state import current, describe, error
 
 
 # ---- subscripts ---------------------------------------------------------------------------------------------------------
@@ -35,9 +25,9 @@ def subscript(buffer: Buffer, key: Any, storing: bool = False) -> Any:
     if len(items) != n:
         shape = "(" + ", ".join(map(str, buffer.shape)) + ("," if n == 1 else "") + ")"
         if storing:
-            raise _error("index-count", f"Buffer {buffer.name} is {n}-dimensional, cannot be indexed with the "
+            raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional, cannot be indexed with the "
                          f"{len(items)}-dimensional indices provided.")
-        raise _error("index-count", f"Buffer {buffer.name} is {n}-dimensional (shape={shape}), but {len(items)} index(es) "
+        raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional (shape={shape}), but {len(items)} index(es) "
                      f"were provided: give one index or slice per dimension")
     sliced = False
     for i in items:
@@ -67,11 +57,11 @@ def _index(buffer: Buffer, d: int, i: Any) -> Expr:
     """Index i of dimension d as an integer expression; negative constants count from the end."""
     if isinstance(i, int) or type(i) is Const or isinstance(i, np.integer):
         if isinstance(i, Const) and i.dtype.is_float:
-            raise _error("index-type", f"index {d} of `{buffer.name}` is the float {i.value}, an integer is needed")
+            raise error("index-type", f"index {d} of `{buffer.name}` is the float {i.value}, an integer is needed")
         return _constant_index(buffer, d, int(i))
     e = i if isinstance(i, Expr) else _convert_index(buffer, d, i)
     if not (e.dtype.is_int or e.dtype.is_bool):
-        raise _error("index-type", f"index {d} of `{buffer.name}` has type {e.dtype}, an integer is needed",
+        raise error("index-type", f"index {d} of `{buffer.name}` has type {e.dtype}, an integer is needed",
                      hint="cast it: T.cast(i, 'int32')")
     return cast(e, I32) if e.dtype.is_bool else e
 
@@ -79,12 +69,12 @@ def _index(buffer: Buffer, d: int, i: Any) -> Expr:
 def _convert_index(buffer: Buffer, d: int, i: Any) -> Expr:
     if i is Ellipsis or i is None or isinstance(i, (str, float, Buffer)):
         what = "..." if i is Ellipsis else type(i).__name__
-        raise _error("index-type", f"index {d} of `{buffer.name}` is {what}, an integer, an integer expression or a slice is "
+        raise error("index-type", f"index {d} of `{buffer.name}` is {what}, an integer, an integer expression or a slice is "
                      "needed")
     try:
         return convert(i)
     except TypeError:
-        raise _error("index-type", f"index {d} of `{buffer.name}` is a {type(i).__name__}, an integer, an integer expression "
+        raise error("index-type", f"index {d} of `{buffer.name}` is a {type(i).__name__}, an integer, an integer expression "
                      "or a slice is needed") from None
 
 
@@ -93,11 +83,11 @@ def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
     if i < 0:
         if isinstance(dim, int):
             if i + dim < 0:
-                raise _error("index-range", f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})")
+                raise error("index-range", f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})")
             return convert(i + dim)
         return binary("add", dim, i)
     if isinstance(dim, int) and i >= dim and buffer.scope_name != "global":
-        raise _error("index-range", f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})",
+        raise error("index-range", f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})",
                      hint="only accesses to global buffers are guarded")
     return convert(i)
 
@@ -105,7 +95,7 @@ def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
 def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
     """Start and extent of a slice.  Constant negative bounds count from the end, as in Python."""
     if s.step is not None and not is_const(s.step, 1):
-        raise _error("slice-step", "Buffer slicing with step is not supported",
+        raise error("slice-step", "Buffer slicing with step is not supported",
                      hint="loop over the elements with T.Parallel")
     dim = buffer.shape[d]
     lo = _bound(buffer, d, s.start, 0, dim)
@@ -113,11 +103,11 @@ def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
     extent = difference(hi, lo)
     if isinstance(extent, int):
         if extent <= 0:
-            raise _error("slice-bounds", f"the slice of dimension {d} of `{buffer.name}` has {extent} elements",
+            raise error("slice-bounds", f"the slice of dimension {d} of `{buffer.name}` has {extent} elements",
                          hint="a slice needs start < stop")
         outside = isinstance(lo, int) and isinstance(dim, int) and lo + extent > dim
         if outside and buffer.scope_name != "global":
-            raise _error("slice-bounds", f"the slice {lo}:{lo + extent} ends past dimension {d} of `{buffer.name}` "  # type: ignore
+            raise error("slice-bounds", f"the slice {lo}:{lo + extent} ends past dimension {d} of `{buffer.name}` "  # type: ignore
                          f"(size {dim})", hint="only accesses to global buffers are guarded")
     return convert(lo), extent
 
@@ -132,11 +122,11 @@ def _bound(buffer: Buffer, d: int, v: Any, default: Any, dim: Any) -> Any:
         if v >= 0:
             return v
         if isinstance(dim, int) and v + dim < 0:
-            raise _error("slice-bounds", f"the slice bound {v} is outside dimension {d} of `{buffer.name}` (size {dim})")
+            raise error("slice-bounds", f"the slice bound {v} is outside dimension {d} of `{buffer.name}` (size {dim})")
         return dim + v
     e = v if isinstance(v, Expr) else _convert_index(buffer, d, v)
     if not e.dtype.is_int:
-        raise _error("index-type", f"a slice bound of `{buffer.name}` has type {e.dtype}, an integer is needed")
+        raise error("index-type", f"a slice bound of `{buffer.name}` has type {e.dtype}, an integer is needed")
     return e
 
 
@@ -180,11 +170,11 @@ class BufferSlice:
         return cast(self.vector(), dt)
 
     def __getitem__(self, key: Any) -> Any:
-        raise _error("store-target", f"a region of `{self.buffer.name}` cannot be subscripted again",
+        raise error("store-target", f"a region of `{self.buffer.name}` cannot be subscripted again",
                      hint="index the buffer itself, adding the region's start")
 
     def __repr__(self) -> str:
-        return repr(self.region)
+        return f"a region of `{self.buffer.name}`"
 
     __hash__ = object.__hash__
 
@@ -211,11 +201,11 @@ def vector_indices(r: Region) -> tuple[Expr, ...]:
     if not wide:
         return r.mins
     if len(wide) > 1:
-        raise _error("slice-value", f"a region of `{r.buffer.name}` with {len(wide)} non-unit dimensions is not a value",
+        raise error("slice-value", f"a region of `{r.buffer.name}` with {len(wide)} non-unit dimensions is not a value",
                      hint="use T.copy to move tiles, or T.Parallel to compute on them")
     d = wide[0]
     if d != last or not isinstance(r.extents[d], int):
-        raise _error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have a static extent along the last "
+        raise error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have a static extent along the last "
                      "dimension", hint="use T.copy, or loop over the elements")
     start = r.mins[d]
     ramp = Ramp(start, Const(1, start.dtype), r.extents[d], start.dtype.with_lanes(r.extents[d]))
@@ -228,7 +218,7 @@ def store_slice(builder: Any, target: BufferSlice, value: Any) -> None:
     lanes = max((i.dtype.lanes for i in indices), default=1)
     v = convert(value)
     if v.dtype.lanes != target.dtype.lanes * lanes:
-        raise _error("store-type", f"Incompatible types in BufferStore: the slice of `{target.buffer.name}` has {lanes} "
+        raise error("store-type", f"Incompatible types in BufferStore: the slice of `{target.buffer.name}` has {lanes} "
                      f"elements, the value is {v.dtype}", hint="fill a region with T.fill, or broadcast with T.Broadcast")
     builder.store(target.buffer, indices, v)
 
@@ -261,12 +251,12 @@ def operand(x: Any, what: str) -> Operand:
         return Operand(x.buffer, x.mins, x.extents)
     if isinstance(x, Load):
         if x.indices and isinstance(x.indices[-1], (Ramp, Broadcast)):
-            raise _error("region-operand", f"{what} is a vector load: write the slice `{x.buffer.name}[a:b]`")
+            raise error("region-operand", f"{what} is a vector load: write the slice `{x.buffer.name}[a:b]`")
         return Operand(x.buffer, x.indices, None)
     if hasattr(x, "__tilelang_expr__"):
         x.__tilelang_expr__()  # a dead name says so itself
-    raise _error("region-operand", f"{what} must be a buffer, a region of it or an element of it, found "
-                 f"{type(x).__name__}")
+    raise error("region-operand", f"{what} must be a buffer, a region of it or an element of it, found "
+                 f"{describe(x)}")
 
 
 def whole_region(x: Any, what: str) -> Region:
@@ -299,13 +289,13 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
     s, d = operand(src, f"the source of T.{what}"), operand(dst, f"the destination of T.{what}")
     if s.whole and d.whole:
         if len(s.extents) != len(d.extents) or not all(map(same_extent, s.extents, d.extents)):  # type: ignore[arg-type]
-            raise _error("copy-shapes", f"StructuralEqual check failed: T.{what} of whole buffers needs equal shapes, found "
+            raise error("copy-shapes", f"StructuralEqual check failed: T.{what} of whole buffers needs equal shapes, found "
                          f"`{s.buffer.name}` {_shape(s.extents)} and `{d.buffer.name}` {_shape(d.extents)}",
                          hint="slice one of them, or give the start element: "
                          f"T.{what}({s.buffer.name}[…], {d.buffer.name})")
         return _checked(s.region(), d.region(), what)
     if s.extents is None and d.extents is None:
-        raise _error("copy-extents", f"Can't deduce {what} extents from args: both operands are elements",
+        raise error("copy-extents", f"Can't deduce {what} extents from args: both operands are elements",
                      hint="give a whole buffer or a slice on one side")
     if s.extents is None or d.extents is None:
         base, point = (d, s) if s.extents is None else (s, d)
@@ -314,7 +304,7 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
         return _checked(other, region, what) if s.extents is None else _checked(region, other, what)
     a, b = non_unit(s.extents), non_unit(d.extents)
     if len(a) != len(b):
-        raise _error("copy-ranks", f"T.{what} does not broadcast or flatten: `{s.buffer.name}` has extents "
+        raise error("copy-ranks", f"T.{what} does not broadcast or flatten: `{s.buffer.name}` has extents "
                      f"{_shape(s.extents)}, `{d.buffer.name}` {_shape(d.extents)}",
                      hint="the extents other than 1 must be as many on both sides")
     if all(same_extent(s.extents[i], d.extents[j]) for i, j in zip(a, b)):
@@ -323,7 +313,7 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
         for i, j in zip(a, b):
             x, y = s.extents[i], d.extents[j]
             if isinstance(x, int) and isinstance(y, int) and x > y:
-                raise _error("copy-range", f"Selected loop range is smaller than original src range: dimension {i} of "
+                raise error("copy-range", f"Selected loop range is smaller than original src range: dimension {i} of "
                              f"`{s.buffer.name}` has {x}, `{d.buffer.name}` takes {y}",
                              hint="slice the source to the tile's size")
         return _checked(s.region(_replaced(s.extents, a, d.extents, b)), d.region(), what)
@@ -335,7 +325,7 @@ def _checked(src: Region, dst: Region, what: str) -> tuple[Region, Region]:
     for r in (src, dst):
         check_inside(r)
     if src.buffer is dst.buffer and all(a.same(b) for a, b in zip(src.mins, dst.mins)):
-        raise _error("copy-overlap", f"T.{what}: source and destination are the same region of `{src.buffer.name}`")
+        raise error("copy-overlap", f"T.{what}: source and destination are the same region of `{src.buffer.name}`")
     return src, dst
 
 
@@ -345,7 +335,7 @@ def check_inside(r: Region) -> None:
         return
     for d, (lo, ext, dim) in enumerate(zip(r.mins, r.extents, r.buffer.shape)):
         if isinstance(lo, Const) and isinstance(ext, int) and isinstance(dim, int) and lo.value + ext > dim:
-            raise _error("slice-bounds", f"the tile covers {lo.value}:{lo.value + ext} of dimension {d} of `{r.buffer.name}`, "
+            raise error("slice-bounds", f"the tile covers {lo.value}:{lo.value + ext} of dimension {d} of `{r.buffer.name}`, "
                          f"which has {dim}", hint="only accesses to global buffers are guarded")
 
 
@@ -362,7 +352,7 @@ def _trailing(point: Operand, extents: tuple[Any, ...], what: str) -> tuple[Any,
     while len(extents) > n and is_const(extents[0], 1):
         extents = extents[1:]
     if len(extents) > n:
-        raise _error("copy-extents", f"Can't deduce {what} extents from args: `{point.buffer.name}` has {n} dimensions, the "
+        raise error("copy-extents", f"Can't deduce {what} extents from args: `{point.buffer.name}` has {n} dimensions, the "
                      f"other operand extents {_shape(extents)}", hint=f"slice `{point.buffer.name}` instead")
     return (1,) * (n - len(extents)) + tuple(extents)
 

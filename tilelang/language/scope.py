@@ -52,7 +52,7 @@ class Poison:
     def _raise(self, *_: Any, **__: Any) -> Any:
         b = current()
         raise errors.error(self._kind, self._message, span=b.span() if b else None,
-                           notes=((self._span, "bound here"),), hint=self._hint)
+                           notes=((self._span, "bound in the body of this"),), hint=self._hint)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__tilelang_expr__":

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from typing import TYPE_CHECKING
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
+from tilelang import errors
 from tilelang.errors import JITNoBuilderError
+from tilelang.ir import Buffer, Const, Expr, Load, Span, Var
 
 if TYPE_CHECKING:
     from .builder import Builder
@@ -36,3 +40,54 @@ def need_builder(what: str) -> Builder:
         raise JITNoBuilderError(f"{what} can only be used inside a function under construction (T.prim_func, T.macro or "
                                 "tilelang.jit)")
     return b
+
+
+def positions(code: CodeType, lasti: int) -> tuple[int, int, int, int] | None:
+    """(line, end line, column, end column) of an instruction, where this Python keeps them (3.11 and later)."""
+    if not hasattr(code, "co_positions") or lasti < 0:
+        return None
+    for k, p in enumerate(code.co_positions()):
+        if k == lasti // 2:
+            return None if None in p else p  # type: ignore[return-value]
+    return None
+
+
+def user_place() -> Span | None:
+    """The innermost call in the user's code, outside any traced function."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("tilelang."):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    code = frame.f_code
+    line, end_line, col, end_col = positions(code, frame.f_lasti) or (frame.f_lineno, 0, 0, 0)
+    return Span(code.co_filename, line, col, end_line, end_col, code.co_name if code.co_name != "<module>" else "")
+
+
+def place() -> Span | None:
+    """Where the user is: the statement being traced, or the call outside any kernel function."""
+    b = _state.builder
+    return b.here() if b is not None else user_place()
+
+
+def describe(value: Any) -> str:
+    """What a value is, in the words of the language."""
+    if isinstance(value, Buffer):
+        return f"the buffer `{value.name}`"
+    if isinstance(value, Load):
+        return f"an element of `{value.buffer.name}`"
+    if isinstance(value, Const):
+        return f"the constant {value.value}"
+    if isinstance(value, Var):
+        return f"the value `{value.name}`"
+    if isinstance(value, Expr):
+        return f"an expression of type {value.dtype}"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    region = getattr(value, "region", None)  # BufferSlice: regions.py is above this module
+    return f"a region of `{region.buffer.name}`" if region is not None else f"a {type(value).__name__}"
+
+
+def error(kind: str, message: str, hint: str = "") -> errors.TileLangError:
+    """The error of a kind at the user's place."""
+    return errors.error(kind, message, span=place(), hint=hint)

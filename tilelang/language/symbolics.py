@@ -10,14 +10,14 @@ from tilelang import errors
 from tilelang.ir import Var
 from tilelang.ir import dtype as DType
 
-from .state import need_builder
+from .state import error, need_builder
 
 
 def split_names(names: str) -> tuple[str, ...]:
     """The names of "m, n" or "m n"."""
     parts = tuple(p for p in re.split(r"[,\s]+", names.strip()) if p)
     if not parts or not all(p.isidentifier() for p in parts):
-        raise errors.error("symbol-name", f"expected one or more names, got {names!r}")
+        raise error("symbol-name", f"expected one or more names, got {names!r}")
     return parts
 
 

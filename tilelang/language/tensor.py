@@ -5,17 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from tilelang import errors
 from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Var, as_dim, cast
 from tilelang.ir import dtype as DType
 
 from .regions import BufferSlice
-from .state import current, need_builder
-
-
-def _error(kind: str, message: str, hint: str = "") -> errors.TileLangError:
-    b = current()
-    return errors.error(kind, message, span=b.here() if b else None, hint=hint)
+from .state import current, describe, error, need_builder, place
 
 
 def shape_of(shape: Any, what: str) -> tuple[Any, ...]:
@@ -26,11 +20,11 @@ def shape_of(shape: Any, what: str) -> tuple[Any, ...]:
         try:
             d = as_dim(d.__tilelang_expr__() if hasattr(d, "__tilelang_expr__") else d)
         except TypeError as e:
-            raise _error("tensor-shape", f"the shape of {what}: {e}") from None
+            raise error("tensor-shape", f"the shape of {what}: {e}") from None
         if isinstance(d, int) and d < 0:
-            raise _error("tensor-shape", f"the shape of {what} has the negative dimension {d}")
+            raise error("tensor-shape", f"the shape of {what} has the negative dimension {d}")
         if isinstance(d, Expr) and not d.dtype.is_int:
-            raise _error("tensor-shape", f"the shape of {what} has a dimension of type {d.dtype}, integers are needed")
+            raise error("tensor-shape", f"the shape of {what} has a dimension of type {d.dtype}, integers are needed")
         out.append(d)
     return tuple(out)
 
@@ -41,16 +35,11 @@ def dtype_of(dt: Any, what: str) -> DType:
         return DType("int64")
     if isinstance(dt, (Expr, Buffer, tuple, list)) or dt in (float, int, bool) and not isinstance(dt, str):
         name = f"the Python type `{dt.__name__}`" if isinstance(dt, type) else f"a {type(dt).__name__}"
-        raise _error("tensor-dtype", f"{what} needs an element type, found {name}", hint="write T.float32, T.int32, …")
+        raise error("tensor-dtype", f"{what} needs an element type, found {name}", hint="write T.float32, T.int32, …")
     try:
         return DType(dt)
     except (TypeError, ValueError) as e:
-        raise errors.error("dtype-name", f"{what}: {e}", span=_span()) from None
-
-
-def _span() -> Any:
-    b = current()
-    return b.here() if b else None
+        raise error("dtype-name", f"{what}: {e}") from None
 
 
 class TensorSpec:
@@ -67,7 +56,7 @@ class TensorSpec:
         self.dtype = dtype_of(dt, "a tensor")
         self.strides = None if strides is None else shape_of(strides, "a tensor's strides")
         if self.strides is not None and len(self.strides) != len(self.shape):
-            raise _error("tensor-strides", f"Invalid shape/strides' dimensions: {len(self.shape)} and {len(self.strides)}")
+            raise error("tensor-strides", f"Invalid shape/strides' dimensions: {len(self.shape)} and {len(self.strides)}")
         self.scope_name, self.compact = scope or "global", compact
         self.align, self.elem_offset = align, elem_offset
 
@@ -110,7 +99,7 @@ class TensorFactory:
     def __getitem__(self, key: Any) -> TensorSpec:
         if not isinstance(key, tuple):
             if isinstance(key, (int, Expr)):
-                raise _error("tensor-subscript", f"T.{self.name}[{key}] is ambiguous: write T.{self.name}(({key},), dtype)")
+                raise error("tensor-subscript", f"T.{self.name}[{key}] is ambiguous: write T.{self.name}(({key},), dtype)")
             key = (key,)
         if all(isinstance(k, int) for k in key):
             return self(key)
@@ -165,8 +154,8 @@ def make_tensor(pointer: Any, shape: Any, dtype: Any = "float32", strides: Any =
     elif isinstance(pointer, (Load, Expr)) and (pointer.dtype.is_int or pointer.dtype.is_handle):
         data = b.let("ptr", cast(pointer, "handle"))
     else:
-        raise _error("pointer", f"T.make_tensor needs a pointer parameter or an integer address, found "
-                     f"{type(pointer).__name__}", hint="declare the parameter as `p: T.ptr`")
+        raise error("pointer", f"T.make_tensor needs a pointer parameter or an integer address, found "
+                     f"{describe(pointer)}", hint="declare the parameter as `p: T.ptr`")
     spec = TensorSpec(shape, dtype, strides)
     buf = spec.buffer(b.fresh_name("tensor"), data, b.here())
     b.unnamed[id(buf)] = buf
@@ -186,7 +175,7 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = Non
     if isinstance(param, BufferSlice):
         r = param.region
         if r.buffer.strides_ is not None or not all(isinstance(s, (int, Expr)) for s in r.buffer.strides):
-            raise _error("pointer", "T.match_buffer of a region of a strided buffer is not available")
+            raise error("pointer", "T.match_buffer of a region of a strided buffer is not available")
         offset: Any = r.buffer.offset
         for m, s in zip(r.mins, r.buffer.strides):
             offset = offset + m * s
@@ -196,15 +185,14 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = Non
             dims = list(r.buffer.strides)
         return Buffer(f"{r.buffer.name}_view", want, DType(dtype), r.buffer.scope_name, tuple(dims), offset, r.buffer.data)
     if not isinstance(param, Var):
-        raise _error("pointer", f"T.match_buffer needs a pointer parameter or a region, found {type(param).__name__}")
+        raise error("pointer", f"T.match_buffer needs a pointer parameter or a region, found {describe(param)}")
     return make_tensor(param, shape, dtype, strides)
 
 
 def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
     """The same storage with another shape or element type.  The number of bits must stay the same."""
     if not isinstance(src, Buffer):
-        raise errors.error("view-source", f"T.view and T.reshape take a whole buffer, found {type(src).__name__}",
-                           span=_span())
+        raise error("view-source", f"T.view and T.reshape take a whole buffer, found {describe(src)}")
     new_shape = src.shape if shape is None else shape_of(shape, "the view")
     dt = src.dtype if dtype is None else dtype_of(dtype, "the view")
     total_src: Any = src.dtype.bits * src.dtype.lanes
@@ -217,14 +205,13 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
     same = total_src.same(total_dst) if isinstance(total_src, Expr) and isinstance(total_dst, Expr) else (
         not isinstance(total_src, Expr) and not isinstance(total_dst, Expr) and total_src == total_dst)
     if not same:
-        raise errors.error("view-size", f"T.reshape/view shape check failed. `{src.name}` {src.shape} of {src.dtype} has "
-                           f"another size than {new_shape} of {dt}", span=_span())
+        raise error("view-size", f"T.reshape/view shape check failed. `{src.name}` {src.shape} of {src.dtype} has "
+                           f"another size than {new_shape} of {dt}")
     if src.strides_ is not None:
-        raise errors.error("view-source", f"T.view of `{src.name}`, which has explicit strides, is not available",
-                           span=_span())
+        raise error("view-source", f"T.view of `{src.name}`, which has explicit strides, is not available")
     b = current()
     name = b.fresh_name(f"{src.name}_view") if b else f"{src.name}_view"
-    out = Buffer(name, new_shape, dt, src.scope_name, None, src.offset, src.data, src.attrs, span=_span())
+    out = Buffer(name, new_shape, dt, src.scope_name, None, src.offset, src.data, src.attrs, span=place())
     if b:
         b.unnamed[id(out)] = out
     return out
@@ -243,7 +230,7 @@ def address_of(x: Any) -> AddressOf:
         return AddressOf(x.buffer, x.region.mins)
     if isinstance(x, Buffer):
         return AddressOf(x, tuple(Const(0, DType("int32")) for _ in x.shape))
-    raise _error("pointer", f"an address is taken of a buffer, a region or an element, found {type(x).__name__}")
+    raise error("pointer", f"an address is taken of a buffer, a region or an element, found {describe(x)}")
 
 
 _ACCESS = {"r": 1, "w": 2, "rw": 3, "wr": 3}
@@ -256,12 +243,12 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
     Raises access-type for a bad access string.
     """
     if isinstance(access_type, str) and (not access_type or set(access_type) - {"r", "w"}):
-        raise errors.error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'", span=_span())
+        raise error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'")
     at = address_of(base)
     if isinstance(offset, int) and offset == 0:
         return at
     if len(at.indices) != 1:
-        raise errors.error("access-type", "access_ptr with an offset needs a 1-dimensional buffer", span=_span(),
+        raise error("access-type", "access_ptr with an offset needs a 1-dimensional buffer",
                            hint="give the element's indices instead")
     return AddressOf(at.buffer, (at.indices[0] + offset,))
 

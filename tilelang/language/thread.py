@@ -14,16 +14,11 @@ from .builder import Emitted
 from .kernel import thread_index
 from .regions import BufferSlice
 from .scope import Frame, IfFrame
-from .state import current, need_builder
+from .state import describe, error, need_builder, place
 from .tensor import address_of, dtype_of
 from .tile import EMITTED
 
 FULL_MASK = 0xFFFFFFFF
-
-
-def _span() -> Any:
-    b = current()
-    return b.here() if b else None
 
 
 def emit_call(op: str, args: Any = (), dt: Any = "void", **attrs: Any) -> Emitted:
@@ -67,8 +62,7 @@ def sync_grid() -> Emitted:
 def _predicate(name: str, pred: Any) -> Expr:
     e = convert(pred)
     if not (e.dtype.is_int or e.dtype.is_bool):
-        raise errors.error("predicate-type", f"T.{name} requires an integer or boolean predicate, found {e.dtype}",
-                           span=_span())
+        raise error("predicate-type", f"T.{name} requires an integer or boolean predicate, found {e.dtype}")
     return cast(e, I32)
 
 
@@ -141,7 +135,7 @@ def match_all_sync(value: Any, mask: Any = FULL_MASK) -> Var:
 
 def _width(v: Any, name: str) -> Any:
     if isinstance(v, bool) or not isinstance(v, (int, Expr)) or isinstance(v, Expr) and not v.dtype.is_int:
-        raise errors.error("lane-argument-type", f"{name} must be an integer, found {v!r}", span=_span())
+        raise error("lane-argument-type", f"{name} must be an integer, found {v!r}")
     return v
 
 
@@ -161,7 +155,7 @@ get_warp_idx_sync = get_warp_idx
 def get_warp_group_idx(warp_size: Any = None, warps_per_group: Any = None) -> Expr:
     """Warp group (default: 4 warps) of this thread in the block."""
     if warp_size is None and warps_per_group is not None:
-        raise errors.error("lane-arguments", "warps_per_group needs warp_size", span=_span())
+        raise error("lane-arguments", "warps_per_group needs warp_size")
     size = _width(32 if warp_size is None else warp_size, "warp_size")
     return thread_index() // (size * _width(4 if warps_per_group is None else warps_per_group, "warps_per_group"))
 
@@ -179,7 +173,7 @@ def ptx_commit_group() -> Emitted:
 def ptx_wait_group(n: int) -> Emitted:
     """Wait until at most n groups of this thread's asynchronous copies are pending (sm_80+)."""
     if not isinstance(n, int) or n < 0:
-        raise errors.error("lane-arguments", f"T.ptx_wait_group takes a non-negative integer, got {n!r}", span=_span())
+        raise error("lane-arguments", f"T.ptx_wait_group takes a non-negative integer, got {n!r}")
     return emit_call("cp_async_wait", n=n)
 
 
@@ -191,14 +185,14 @@ def _extern_arg(x: Any) -> Expr:
     try:
         return convert(x)
     except TypeError:
-        raise errors.error("extern-argument", f"an extern call cannot take a {type(x).__name__}", span=_span()) from None
+        raise error("extern-argument", f"an extern call cannot take a {type(x).__name__}") from None
 
 
 def _extern(op: str, dtype: Any, name: Any, args: tuple[Any, ...]) -> Any:
     if isinstance(name, DType) or not isinstance(name, str):
-        raise errors.error("extern-argument", f"T.{op}: the function name must be a string, found {name!r}", span=_span())
+        raise error("extern-argument", f"T.{op}: the function name must be a string, found {name!r}")
     result = DType("handle") if dtype in (None, "handle", "void", "") else dtype_of(dtype, f"T.{op}")
-    e = Call("call_extern", (StringConst(str(name)), *map(_extern_arg, args)), result, span=_span())
+    e = Call("call_extern", (StringConst(str(name)), *map(_extern_arg, args)), result, span=place())
     if result.is_handle:
         b = need_builder(f"T.{op}")
         b.emit(Evaluate(e, span=b.here()))
@@ -301,10 +295,10 @@ def ldg(src: Any, index: Any = None) -> Expr:
     """Read-only load of A[i] or (A, i)."""
     if isinstance(src, Buffer):
         if index is None:
-            raise errors.error("lane-arguments", "T.__ldg of a buffer needs an index", span=_span())
+            raise error("lane-arguments", "T.__ldg of a buffer needs an index")
         src = src[index]
     if not isinstance(src, Load):
-        raise errors.error("extern-argument", f"T.__ldg needs an element, found {type(src).__name__}", span=_span())
+        raise error("extern-argument", f"T.__ldg needs an element, found {describe(src)}")
     return call("ldg", (AddressOf(src.buffer, src.indices),), src.dtype)
 
 

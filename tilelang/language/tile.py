@@ -12,7 +12,7 @@ from tilelang.ops.reduce import KINDS
 from .builder import Builder, Emitted
 from .loops import attrs_of
 from .regions import BufferSlice, check_inside, operand, pair, whole_region
-from .state import need_builder
+from .state import describe, error, need_builder
 
 EVICTION_POLICIES = ("evict_normal", "evict_first", "evict_last")
 EMITTED = Emitted()
@@ -46,12 +46,11 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
         loop_layout = notes.pop("parallel_loop_layout")
     policy = notes.get("eviction_policy", eviction_policy)
     if policy is not None and not isinstance(policy, int) and policy not in EVICTION_POLICIES:
-        raise errors.error("eviction-policy", f"unknown eviction policy {policy!r}, expected one of "
-                           f"{', '.join(EVICTION_POLICIES)}", span=b.here())
+        raise error("eviction-policy", f"unknown eviction policy {policy!r}, expected one of "
+                           f"{', '.join(EVICTION_POLICIES)}")
     prefer = notes.get("prefer_instruction", prefer_instruction)
     if prefer not in (None, "tma", "cp_async", "sync"):
-        raise errors.error("copy-option", f"prefer_instruction must be 'tma', 'cp_async' or 'sync', got {prefer!r}",
-                           span=b.here())
+        raise error("copy-option", f"prefer_instruction must be 'tma', 'cp_async' or 'sync', got {prefer!r}")
     attrs = attrs_of(notes, coalesced_width=coalesced_width, disable_tma=True if disable_tma else None,
                      eviction_policy=eviction_policy, prefer_instruction=prefer_instruction, loop_layout=loop_layout)
     if isinstance(src, Load) and isinstance(dst, Load) and not attrs:
@@ -68,8 +67,8 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annota
     b = _builder("async_copy")
     s, d = pair(src, dst, "async_copy")
     if s.buffer.scope_name != "global" or not d.buffer.scope_name.startswith("shared"):
-        raise errors.error("copy-option", f"T.async_copy moves global to shared memory, found {s.buffer.scope_name} to "
-                           f"{d.buffer.scope_name}", span=b.here(), hint="use T.copy")
+        raise error("copy-option", f"T.async_copy moves global to shared memory, found {s.buffer.scope_name} to "
+                           f"{d.buffer.scope_name}", hint="use T.copy")
     attrs = attrs_of(annotations, coalesced_width=coalesced_width, loop_layout=loop_layout, async_group=True)
     emit_op(b, Copy(s, d, attrs, span=b.here()))
     b.emit(Evaluate(call("cp_async_commit", (), "void", span=b.here()), span=b.here()))
@@ -80,11 +79,14 @@ def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> 
     """Every element of a buffer, region or element = value, cast to its type."""
     b = _builder("fill")
     if isinstance(buffer, (int, float, str, type(None))) or isinstance(buffer, Expr) and not isinstance(buffer, Load):
-        raise errors.error("fill-operand", f"T.fill and T.clear take a buffer, region or element, found "
-                           f"{type(buffer).__name__}", span=b.here())
+        raise error("fill-operand", f"T.fill and T.clear take a buffer, region or element, found "
+                           f"{describe(buffer)}")
     r = whole_region(buffer, "the operand of T.fill")
     check_inside(r)
-    return emit_op(b, Fill(r, cast(convert(value), r.buffer.dtype), attrs_of(annotations), span=b.here()))
+    v = convert(value)
+    if v.dtype.lanes in (1, r.dtype.lanes):
+        v = cast(v, r.dtype)
+    return emit_op(b, Fill(r, v, attrs_of(annotations), span=b.here()))
 
 
 def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> Emitted:
@@ -105,14 +107,12 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
     """
     b = _builder("gemm")
     if mbar is not None:
-        raise errors.error("copy-option", "T.gemm with mbar is for Blackwell's asynchronous matrix unit and is not available",
-                           span=b.here())
+        raise error("copy-option", "T.gemm with mbar is for Blackwell's asynchronous matrix unit and is not available")
     if isinstance(clear_accum, Expr) and not clear_accum.dtype.is_bool or isinstance(clear_accum, (int, float)) and \
             not isinstance(clear_accum, bool):
-        raise errors.error("gemm-clear", f"clear_accum must be a bool or a bool expression, found {clear_accum!r}",
-                           span=b.here(), hint="write a comparison such as k == 0")
+        raise error("gemm-clear", f"clear_accum must be a bool or a bool expression, found {clear_accum!r}", hint="write a comparison such as k == 0")
     if k_pack not in (1, 2):
-        raise errors.error("copy-option", f"k_pack is 1 or 2, got {k_pack!r}", span=b.here())
+        raise error("copy-option", f"k_pack is 1 or 2, got {k_pack!r}")
     regions = [_matrix(x, f"operand {n} of T.gemm") for x, n in ((A, "A"), (B, "B"), (C, "C"))]
     for r in regions:
         check_inside(r)
@@ -127,8 +127,7 @@ def _whole(x: Any, what: str) -> Region:
     if not isinstance(x, Buffer):
         if isinstance(x, BufferSlice) and x.region.is_full:
             return x.region
-        raise errors.error("reduce-operand", f"{what} must be a whole buffer, found {type(x).__name__}",
-                           span=need_builder(what).here(), hint="copy the region to a buffer of its own, or use T.view")
+        raise error("reduce-operand", f"{what} must be a whole buffer, found {describe(x)}", hint="copy the region to a buffer of its own, or use T.view")
     return operand(x, what).region()
 
 
@@ -137,17 +136,15 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
     """out = reduce_type over dimension dim of buffer, computed in out's type; clear=False combines with out's value."""
     b = _builder("reduce")
     if reduce_type not in KINDS:
-        raise errors.error("reduce-kind", f"unknown kind of reduction {reduce_type!r}, expected one of {', '.join(KINDS)}",
-                           span=b.here())
+        raise error("reduce-kind", f"unknown kind of reduction {reduce_type!r}, expected one of {', '.join(KINDS)}")
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise errors.error("reduce-batch", f"batch must be a positive integer, got {batch!r}", span=b.here())
+        raise error("reduce-batch", f"batch must be a positive integer, got {batch!r}")
     src, dst = _whole(buffer, "the source of a reduction"), _whole(out, "the result of a reduction")
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise errors.error("reduce-dim", f"dim must be an integer, got {dim!r}", span=b.here())
+        raise error("reduce-dim", f"dim must be an integer, got {dim!r}")
     rank = len(src.extents)
     if not -rank <= dim < rank:
-        raise errors.error("reduce-dim", f"dim {dim} is out of range for `{src.buffer.name}` with {rank} dimensions",
-                           span=b.here())
+        raise error("reduce-dim", f"dim {dim} is out of range for `{src.buffer.name}` with {rank} dimensions")
     attrs = attrs_of(annotations, batch=batch if batch != 1 else None)
     return emit_op(b, Reduce(src, dst, reduce_type, dim % rank, bool(clear), bool(nan_propagate), attrs, span=b.here()))
 
@@ -205,8 +202,7 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool, annotations: d
     d = s if dst is None else whole_region(dst, f"the result of T.cum{kind}")
     rank = len(s.extents)
     if isinstance(dim, bool) or not isinstance(dim, int) or not -rank <= dim < rank:
-        raise errors.error("scan-dim", f"Dimension {dim} is out of bounds for `{s.buffer.name}` with {rank} dimensions",
-                           span=b.here())
+        raise error("scan-dim", f"Dimension {dim} is out of bounds for `{s.buffer.name}` with {rank} dimensions")
     check_inside(s)
     check_inside(d)
     return emit_op(b, Scan(s, d, kind, dim % rank, bool(reverse), attrs_of(annotations), span=b.here()))
@@ -230,8 +226,7 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
     for x, what in ((src, "source"), (dst, "destination")):
         o = operand(x, f"the {what} of T.transpose")
         if o.extents is None or len(o.extents) < 2:
-            raise errors.error("transpose-operand", f"the {what} of T.transpose needs two dimensions with extents",
-                               span=b.here())
+            raise error("transpose-operand", f"the {what} of T.transpose needs two dimensions with extents")
     return emit_op(b, Transpose(whole_region(src, "src"), whole_region(dst, "dst"), attrs_of(annotations), span=b.here()))
 
 

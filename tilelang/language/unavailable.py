@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang import errors
 
-from .state import current
+from .state import error
 
 HOPPER = "needs the Hopper (sm_90) path, which is not available yet"
 BLACKWELL = "is for Blackwell's tensor memory, which is not available yet"
@@ -66,9 +65,7 @@ _TABLE: dict[str, str] = {
 
 def _refusal(name: str, reason: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kw: Any) -> Any:
-        b = current()
-        raise errors.error("not-available", f"T.{name} {reason}" if not reason[0].isupper() else f"T.{name}: {reason}",
-                           span=b.here() if b else None)
+        raise error("not-available", f"T.{name} {reason}" if not reason[0].isupper() else f"T.{name}: {reason}")
 
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__doc__ = f"Not available: {reason}."

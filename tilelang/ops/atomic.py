@@ -18,8 +18,6 @@ errors.register("atomic-dtype", TypeError, "an atomic on an element type that ha
                 "use one of the types named above")
 errors.register("atomic-scope", ValueError, "an atomic on memory that is private to a thread",
                 "atomics work between threads: use global or shared memory")
-errors.register("atomic-tile", ValueError, "an atomic whose two tiles do not match",
-                "both tiles need the same extents")
 
 
 @tile_op("atomic")
@@ -67,7 +65,7 @@ class AtomicTile(TileOp):
             a = [e for e in self.value.extents if not is_const(e, 1)]
             b = [e for e in self.dst.extents if not is_const(e, 1)]
             if len(a) != len(b) or any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b)):
-                raise errors.error("atomic-tile", f"T.atomic_{self.kind}: tile {self.value.extents} does not match "
+                raise errors.error("copy-tile", f"T.atomic_{self.kind}: tile {self.value.extents} does not match "
                                    f"{self.dst.extents}", span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:

@@ -1,0 +1,8 @@
+import tilelang.language as T
+
+
+@T.prim_func
+def f(A: T.Tensor((8,), "float32")):
+    with T.Kernel(1):
+        S = T.alloc_shared((8,), "float32", "float16")
+        A[0] = S[0]

@@ -1,0 +1,9 @@
+import tilelang.language as T
+
+
+@T.prim_func
+def f(A: T.Tensor((8,), "int32")):
+    with T.Kernel(1):
+        for i in T.Parallel(8):
+            if A[i] > 3:
+                break

@@ -1,0 +1,9 @@
+import tilelang.language as T
+
+
+@T.prim_func
+def f(A: T.Tensor((16, 16), "float32")):
+    with T.Kernel(1):
+        S = T.alloc_shared((16, 16), "float32")
+        T.annotate_layout({S: T.Layout((8, 16), lambda i, j: i * 16 + j)})
+        T.copy(A, S)

@@ -1,0 +1,9 @@
+import tilelang.language as T
+
+
+@T.prim_func
+def f(A: T.Tensor((8,), "float32")):
+    with T.Kernel(1):
+        def g(x):
+            return x + 1
+        A[0] = g(A[0])

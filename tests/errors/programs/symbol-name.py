@@ -1,0 +1,3 @@
+import tilelang.language as T
+
+T.dynamic("m, 2n")

@@ -1,0 +1,10 @@
+import tilelang.language as T
+
+
+@T.prim_func
+def f(A: T.Tensor((16, 8), "float32")):
+    with T.Kernel(1):
+        S = T.alloc_shared((16, 8), "float32")
+        R = T.alloc_shared((16, 8), "float32")
+        T.copy(A, S)
+        T.transpose(S, R)
