@@ -6,8 +6,30 @@ import random
 import pytest
 
 from tilelang.arith import Analyzer, affine, can_prove, divisible, interval, simplify, simplify_stmt
-from tilelang.ir import (EMPTY, Binary, Buffer, Cast, Const, For, If, Launch, Load, Select, Seq, Store, Unary, Var, binary,
-                         const, convert, dtype, load, logical, select, unary)
+from tilelang.ir import (
+    EMPTY,
+    Binary,
+    Buffer,
+    Cast,
+    Const,
+    For,
+    If,
+    Launch,
+    Load,
+    Select,
+    Seq,
+    Store,
+    Unary,
+    Var,
+    binary,
+    const,
+    convert,
+    dtype,
+    load,
+    logical,
+    select,
+    unary,
+)
 
 I32 = dtype("int32")
 x, y, z = (Var(n, I32) for n in "xyz")

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from tilelang.ir import Const, Var, dtype, is_const
-from tilelang.layout import (Fragment, Mode, make_gemm_fragment_8x8, make_gemm_fragment_8x8_transposed, replicated_fragment,
-                             row_fragment, tile_fragment)
+from tilelang.layout import (
+    Fragment,
+    Mode,
+    make_gemm_fragment_8x8,
+    make_gemm_fragment_8x8_transposed,
+    replicated_fragment,
+    row_fragment,
+    tile_fragment,
+)
 from tilelang.layout.mode import evaluate_index
 
 I32 = dtype("int32")
@@ -124,8 +131,8 @@ def test_owned_by_and_equality():
 
 
 @pytest.mark.parametrize("shape, threads, vector", [((1000,), 128, 8), ((8, 100), 128, 4), ((128, 32), 128, 8),
-                                                    ((3, 5, 7), 96, 1), ((64, 64), 100, 4), ((7,), 32, 1), ((1, 1), 64, 1),
-                                                    ((33, 17), 1, 4), ((256, 2), 256, 2)])
+                                                    ((3, 5, 7), 96, 1), ((64, 64), 100, 4), ((7,), 32, 1),
+                                                    ((1, 1), 64, 1), ((33, 17), 1, 4), ((256, 2), 256, 2)])
 def test_row_fragment_holds_every_element_once(shape, threads, vector):
     f = row_fragment(shape, threads, vector)
     keys = f.owners()[0] * f.registers + f.register_table()

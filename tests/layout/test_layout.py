@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 
 from tilelang.ir import Buffer, Var, dtype, is_const
-from tilelang.layout import (Layout, SwizzleMode, bank_conflicts, linear_layout, make_full_bank_swizzled_layout,
-                             make_linear_layout, make_swizzled_layout, padded_layout, panel_layout, swizzled_layout)
+from tilelang.layout import (
+    Layout,
+    SwizzleMode,
+    bank_conflicts,
+    linear_layout,
+    make_full_bank_swizzled_layout,
+    make_linear_layout,
+    make_swizzled_layout,
+    padded_layout,
+    panel_layout,
+    swizzled_layout,
+)
 from tilelang.layout.mode import evaluate_index
 
 I32 = dtype("int32")
@@ -61,8 +71,9 @@ def test_column_reads_of_single_elements():
     assert bank_conflicts(swizzled_layout((32, 32), 32, chunk_bytes=4).table(), access, 32) == 0
 
 
-@pytest.mark.parametrize("lay", [swizzled_layout((2, 16, 24), 16), padded_layout((5, 7), 3), panel_layout((8, 128), 16, 128),
-                                 Layout((4, 8), lambda i, j: (j, i)), linear_layout((7,))], ids=range(5))
+@pytest.mark.parametrize("lay", [swizzled_layout((2, 16, 24), 16), padded_layout((5, 7), 3),
+                                 panel_layout((8, 128), 16, 128), Layout((4, 8), lambda i, j: (j, i)),
+                                 linear_layout((7,))], ids=range(5))
 def test_symbolic_offset_equals_table(lay):
     vs = [Var(f"i{d}", I32) for d in range(lay.ndim)]
     grid = dict(zip(vs, np.meshgrid(*[np.arange(n) for n in lay.shape], indexing="ij")))

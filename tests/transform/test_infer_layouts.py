@@ -3,8 +3,29 @@
 import numpy as np
 import pytest
 
-from tilelang.ir import (FALSE, TRUE, Alloc, Buffer, For, Func, Launch, Load, Parallel, Region, Seq, Store, Var, call, cast,
-                         const, convert, dtype, fresh, load, walk)
+from tilelang.ir import (
+    FALSE,
+    TRUE,
+    Alloc,
+    Buffer,
+    For,
+    Func,
+    Launch,
+    Load,
+    Parallel,
+    Region,
+    Seq,
+    Store,
+    Var,
+    call,
+    cast,
+    const,
+    convert,
+    dtype,
+    fresh,
+    load,
+    walk,
+)
 from tilelang.layout import Fragment, bank_conflicts, row_fragment, swizzled_layout
 from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce
 from tilelang.ops.gemm.select import operand_fragments
@@ -68,7 +89,8 @@ def nodes(launch, kind):
 def gemm_program(ta=False, tb=False, dt="float16", acc="float32", bm=128, bn=128, bk=32, threads=128, stages=0,
                  policy=GemmWarpPolicy.Square):
     m, n, k = 1024, 1024, 1024
-    a, b, c = tensor("A", (k, m) if ta else (m, k), dt), tensor("B", (n, k) if tb else (k, n), dt), tensor("C", (m, n), dt)
+    a, b = tensor("A", (k, m) if ta else (m, k), dt), tensor("B", (n, k) if tb else (k, n), dt)
+    c = tensor("C", (m, n), dt)
     lead = (stages,) if stages else ()
     a_s = shared("A_s", lead + ((bk, bm) if ta else (bm, bk)), dt)
     b_s = shared("B_s", lead + ((bn, bk) if tb else (bk, bn)), dt)
@@ -263,7 +285,7 @@ def test_fragment_read_by_every_thread_is_replicated():
 @pytest.mark.parametrize("dt, n, most", [("float32", 32, 0), ("float32", 64, 1), ("float16", 32, 0), ("float16", 64, 0),
                                          ("int8", 64, 0)])
 def test_transpose_through_shared_is_free_of_conflicts(dt, n, most):
-    """Vectors stay whole on the way in; a 64-wide row of 4-byte elements halves them and leaves one extra transaction."""
+    """Vectors stay whole on the way in; a 64-wide row of 4-byte elements halves them and leaves one conflict."""
     a, b, s = tensor("A", (1024, 1024), dt), tensor("B", (1024, 1024), dt), shared("S", (n, n), dt)
 
     def stmts(bx, by):
@@ -306,7 +328,8 @@ def test_user_annotations_hold():
     layouts, _ = infer([], [a_s, b_s, acc], [gemm(a_s, b_s, acc)], attrs=[("layouts", ((a_s, mine),))])
     assert layouts[a_s] == mine
     staged = shared("A_s", (3, 64, 32))
-    layouts, _ = infer([], [staged, b_s, acc], [gemm(staged, b_s, acc, a_at=(0, 0, 0))], attrs=[("layouts", ((staged, mine),))])
+    layouts, _ = infer([], [staged, b_s, acc], [gemm(staged, b_s, acc, a_at=(0, 0, 0))],
+                       attrs=[("layouts", ((staged, mine),))])
     assert np.array_equal(layouts[staged].table()[1], mine.table() + 2048)
 
 

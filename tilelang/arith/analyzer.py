@@ -9,8 +9,28 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from tilelang.ir import (COMPARISONS, FALSE, TRUE, AddressOf, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Load,
-                         Ramp, Select, Shuffle, Unary, Var, cast, int_range, rebuild)
+from tilelang.ir import (
+    COMPARISONS,
+    FALSE,
+    TRUE,
+    AddressOf,
+    Binary,
+    Broadcast,
+    Buffer,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Ramp,
+    Select,
+    Shuffle,
+    Unary,
+    Var,
+    cast,
+    int_range,
+    rebuild,
+)
 
 from . import bounds as ba
 from .linear import Bounds, Linear, const_of, dtype_bounds, emit, var_bounds
@@ -320,7 +340,7 @@ def _decide(op: str, d: Bounds) -> bool | None:
 
 
 def _learn(at: Analyzer, cond: Expr, holds: bool, env: dict[Var, Bounds], known: dict[Expr, bool]) -> None:
-    """Record what a condition says: the condition itself, its parts, and bounds of a variable compared to a constant."""
+    """Record what a condition says: the condition itself, its parts, and bounds of variables in comparisons."""
     cond = at.simplify(cond)
     known[cond] = holds
     if isinstance(cond, Unary) and cond.op == "not":

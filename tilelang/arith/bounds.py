@@ -8,17 +8,20 @@ UNKNOWN: Bounds = (None, None)
 
 
 def add(a: Bounds, b: Bounds) -> Bounds:
+    """Bounds of a sum."""
     return (None if a[0] is None or b[0] is None else a[0] + b[0],
             None if a[1] is None or b[1] is None else a[1] + b[1])
 
 
 def scale(a: Bounds, k: int) -> Bounds:
+    """Bounds of a constant multiple."""
     lo = None if a[0] is None else a[0] * k
     hi = None if a[1] is None else a[1] * k
     return (lo, hi) if k >= 0 else (hi, lo)
 
 
 def mul(a: Bounds, b: Bounds) -> Bounds:
+    """Bounds of a product."""
     if None not in a and None not in b:
         corners = [p * q for p in a for q in b]  # type: ignore[operator]
         return min(corners), max(corners)
@@ -52,22 +55,26 @@ def floormod(a: Bounds, b: Bounds) -> Bounds:
 
 
 def union(a: Bounds, b: Bounds) -> Bounds:
+    """Bounds of either of two values."""
     return (None if a[0] is None or b[0] is None else min(a[0], b[0]),
             None if a[1] is None or b[1] is None else max(a[1], b[1]))
 
 
 def meet(a: Bounds, b: Bounds) -> Bounds:
+    """Bounds of a value for which both hold."""
     lo = b[0] if a[0] is None else a[0] if b[0] is None else max(a[0], b[0])
     hi = b[1] if a[1] is None else a[1] if b[1] is None else min(a[1], b[1])
     return lo, hi
 
 
 def minimum(a: Bounds, b: Bounds) -> Bounds:
+    """Bounds of the smaller of two values."""
     return (None if a[0] is None or b[0] is None else min(a[0], b[0]),
             b[1] if a[1] is None else a[1] if b[1] is None else min(a[1], b[1]))
 
 
 def maximum(a: Bounds, b: Bounds) -> Bounds:
+    """Bounds of the larger of two values."""
     return (b[0] if a[0] is None else a[0] if b[0] is None else max(a[0], b[0]),
             None if a[1] is None or b[1] is None else max(a[1], b[1]))
 

@@ -9,8 +9,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (EMPTY, Alloc, Assert, Bind, Broadcast, Buffer, Const, Evaluate, Expr, For, If, Launch, Node,
-                         Parallel, Ramp, Region, Seq, Stmt, Store, Var, While, const, rebuild, seq, substitute)
+from tilelang.ir import (
+    EMPTY,
+    Alloc,
+    Assert,
+    Bind,
+    Broadcast,
+    Buffer,
+    Const,
+    Evaluate,
+    Expr,
+    For,
+    If,
+    Launch,
+    Node,
+    Parallel,
+    Ramp,
+    Region,
+    Seq,
+    Stmt,
+    Store,
+    Var,
+    While,
+    const,
+    rebuild,
+    seq,
+    substitute,
+)
 
 from . import bounds as ba
 from .analyzer import Analyzer, Env

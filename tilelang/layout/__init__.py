@@ -10,11 +10,28 @@ them: equal? injective? conflict-free? who owns row i?  `print(layout)` draws it
 from .fragment import Fragment
 from .layout import Layout, Swizzle
 from .mode import ADDRESS, REGISTER, THREAD, Mode
-from .swizzle import (SwizzleMode, bank_conflicts, linear_layout, make_full_bank_swizzled_layout,
-                      make_half_bank_swizzled_layout, make_linear_layout, make_quarter_bank_swizzled_layout,
-                      make_swizzled_layout, make_wgmma_swizzled_layout, padded_layout, panel_layout, phase_conflicts,
-                      swizzled_layout)
-from .tiled import (make_fully_replicated_layout_fragment, make_gemm_fragment_8x8, make_gemm_fragment_8x8_transposed,
-                    replicated_fragment, row_fragment, tile_fragment)
+from .swizzle import (
+                      SwizzleMode,
+                      bank_conflicts,
+                      linear_layout,
+                      make_full_bank_swizzled_layout,
+                      make_half_bank_swizzled_layout,
+                      make_linear_layout,
+                      make_quarter_bank_swizzled_layout,
+                      make_swizzled_layout,
+                      make_wgmma_swizzled_layout,
+                      padded_layout,
+                      panel_layout,
+                      phase_conflicts,
+                      swizzled_layout,
+)
+from .tiled import (
+                      make_fully_replicated_layout_fragment,
+                      make_gemm_fragment_8x8,
+                      make_gemm_fragment_8x8_transposed,
+                      replicated_fragment,
+                      row_fragment,
+                      tile_fragment,
+)
 
 __all__ = [n for n in dir() if not n.startswith("_")]

@@ -50,7 +50,8 @@ class Fragment:
         top = 1 + sum((m.size - 1) * m.stride for m in self._all_modes(THREAD))
         self.threads = top if threads is None else int(threads)
         if top > self.threads:
-            raise error("layout-invalid", f"fragment {self.shape} reaches thread {top - 1}, the block has {self.threads}")
+            raise error("layout-invalid", f"fragment {self.shape} reaches thread {top - 1}, the block has "
+                        f"{self.threads}")
 
     def _check(self) -> None:
         if len(self.modes) != len(self.shape):
@@ -103,7 +104,8 @@ class Fragment:
 
     def thread(self, idx: Sequence[Any], rep: Any = 0) -> Any:
         """Thread that holds copy `rep` of an element; int when all indices are ints."""
-        return _total([digit_sum(i, m, THREAD) for i, m in zip(idx, self.modes)] + [digit_sum(rep, self.copies, THREAD)])
+        parts = [digit_sum(i, m, THREAD) for i, m in zip(idx, self.modes)]
+        return _total([*parts, digit_sum(rep, self.copies, THREAD)])
 
     def register(self, idx: Sequence[Any]) -> Any:
         """Register of an element in its threads; int when all indices are ints."""
@@ -213,7 +215,7 @@ class Fragment:
                         threads=self.threads)
 
     def reshape(self, shape: Sequence[int], old_bits: int = 1, new_bits: int = 1) -> Fragment:
-        """The same registers seen as a tile of another shape (row-major order of elements), or of elements of other bits.
+        """The same registers seen as a tile of another shape (row-major order of elements), or of other element bits.
 
         Raises layout-no-structure when a digit would be cut by a dimension of the new shape, or an element by a thread.
         """
@@ -223,7 +225,8 @@ class Fragment:
             raise error("layout-no-structure", f"{what}: a padded fragment has no row-major order of digits")
         if old_bits > new_bits:
             k = old_bits // new_bits
-            digits = [Mode(m.size, m.to, m.stride * k) if m.to == REGISTER else m for m in digits] + [Mode(k, REGISTER, 1)]
+            digits = [Mode(m.size, m.to, m.stride * k) if m.to == REGISTER else m for m in digits]
+            digits.append(Mode(k, REGISTER, 1))
         elif old_bits < new_bits:
             k = new_bits // old_bits
             last = digits.pop() if digits else Mode(1, THREAD, 1)
@@ -244,7 +247,8 @@ class Fragment:
         lower_dim_first: the first dimension's repeats change fastest.  Raises layout-invalid for a padded tile.
         """
         if len(repeats) != self.ndim:
-            raise error("layout-invalid", f"repeat of a {self.ndim}-D fragment needs {self.ndim} factors, found {len(repeats)}")
+            raise error("layout-invalid", f"repeat of a {self.ndim}-D fragment needs {self.ndim} factors, found "
+                        f"{len(repeats)}")
         if self.is_padded:
             raise error("layout-invalid", f"a padded fragment {self.shape} cannot be repeated")
         to, step = (THREAD, self.threads) if repeat_on_thread else (REGISTER, self.registers)
@@ -314,7 +318,8 @@ class Fragment:
 
     def map_forward_thread(self, indices: Sequence[Any]) -> Any:
         """Thread of an element; with one index more than dimensions, the last is the copy."""
-        return simplify(convert(self.thread(indices[: self.ndim], indices[self.ndim] if len(indices) > self.ndim else 0)))
+        rep = indices[self.ndim] if len(indices) > self.ndim else 0
+        return simplify(convert(self.thread(indices[: self.ndim], rep)))
 
     def map_forward_index(self, indices: Sequence[Any]) -> list[Expr]:
         """[register] of an element."""

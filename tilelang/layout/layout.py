@@ -61,7 +61,8 @@ class Layout:
             flat = np.sort(table, axis=None)
             twice = int(flat[:-1][flat[1:] == flat[:-1]][0])
             at = [tuple(int(x) for x in p) for p in np.argwhere(table == twice)[:2]]
-            raise error("layout-not-injective", f"Layout {self.shape}: elements {at[0]} and {at[1]} both go to place {twice}")
+            raise error("layout-not-injective", f"Layout {self.shape}: elements {at[0]} and {at[1]} both go to place "
+                        f"{twice}")
 
     # ---- the map --------------------------------------------------------------------------------------------------
 
@@ -236,8 +237,8 @@ class Layout:
         """
         new = tuple(int(s) for s in shape)
         if int(np.prod(new)) * rescale_den != int(np.prod(self.shape)) * rescale_num:
-            raise error("layout-invalid", f"Layout.reshape: {self.shape} has {int(np.prod(self.shape))} elements, {new} "
-                        f"needs {int(np.prod(new)) * rescale_den // rescale_num}")
+            raise error("layout-invalid", f"Layout.reshape: {self.shape} has {int(np.prod(self.shape))} elements, "
+                        f"{new} needs {int(np.prod(new)) * rescale_den // rescale_num}")
 
         def fn(*idx: Any) -> Any:
             at = _row_major(idx, new)
@@ -294,7 +295,7 @@ def _unravel(at: Any, shape: Sequence[int]) -> tuple[Any, ...]:
 def _digits_value(at: Any, modes: Any) -> Any:
     out: Any = 0
     right = 1
-    for k, m in enumerate(reversed(merged(modes))):
+    for m in reversed(merged(modes)):
         d = at if right == 1 else at // right
         if right * m.size != covered(modes):
             d = d % m.size

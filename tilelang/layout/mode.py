@@ -150,7 +150,8 @@ def evaluate_index(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray:
         return _UNARY[e.op](evaluate_index(e.a, env))
     if isinstance(e, Binary) and e.op in _BINARY:
         return _BINARY[e.op](evaluate_index(e.a, env), evaluate_index(e.b, env))
-    raise error("layout-invalid", f"a layout function must be integer arithmetic on its indices, found {type(e).__name__}")
+    raise error("layout-invalid", f"a layout function must be integer arithmetic on its indices, found "
+                f"{type(e).__name__}")
 
 
 _UNARY = {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-
 from .layout import Layout, Swizzle, row_major, xor
 from .mode import error
 

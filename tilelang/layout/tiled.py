@@ -9,9 +9,9 @@ from .fragment import Fragment
 from .mode import REGISTER, THREAD, Mode
 
 
-def tile_fragment(base: Fragment, repeats: Sequence[int], warps: Sequence[int], warp_strides: Sequence[int] | None = None,
-                  replicas: Sequence[tuple[int, int]] = (), order: Sequence[int] | None = None,
-                  threads: int | None = None) -> Fragment:
+def tile_fragment(base: Fragment, repeats: Sequence[int], warps: Sequence[int],
+                  warp_strides: Sequence[int] | None = None, replicas: Sequence[tuple[int, int]] = (),
+                  order: Sequence[int] | None = None, threads: int | None = None) -> Fragment:
     """A block's fragment: `base` repeated in registers, then over warps.
 
     base: the instruction's fragment over its lanes.  repeats: instruction tiles per warp, per dimension.  warps: warps

@@ -16,19 +16,40 @@ lowering deals its points out in turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Binary, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Seq, Stmt, Store,
-                         TileOp, Var, rebuild, replace, walk, with_attrs)
-from tilelang.layout import REGISTER, Fragment, Layout, Mode, replicated_fragment, row_fragment
-from tilelang.ops import Copy, Gemm, Reduce
+from tilelang.ir import (
+    Alloc,
+    Buffer,
+    Call,
+    Const,
+    Expr,
+    For,
+    Func,
+    If,
+    Launch,
+    Load,
+    Node,
+    Parallel,
+    Seq,
+    Stmt,
+    Store,
+    TileOp,
+    Var,
+    rebuild,
+    replace,
+    walk,
+    with_attrs,
+)
+from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment
+from tilelang.ops import Gemm
 from tilelang.ops.gemm.select import SIMT, choose_gemm
 
-from .pass_ import PassContext, TILE, pass_
+from .loop_layouts import Loop, Touch, over_loops, projected, row_groups, serial_dims, touch
+from .pass_ import TILE, PassContext, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
 
 register("layout-conflict", ValueError, "a buffer is asked for two layouts that cannot both hold")
@@ -62,31 +83,6 @@ def infer_layouts(func: Func, cx: PassContext) -> Func:
 
 
 @dataclass
-class Touch:
-    """A fragment access in a Parallel.  dims: per fragment dimension the loop it follows, None for a constant index of a
-    unit dimension; shares: how many neighbouring iterations of that loop use one element (index `v // shares`); plain:
-    every dimension is one of the two, and covered by the loop exactly."""
-
-    buffer: Buffer
-    dims: tuple[int | None, ...]
-    shares: tuple[int, ...]
-    plain: bool
-    writes: bool
-
-
-@dataclass
-class Loop:
-    """A Parallel with its fragment accesses.  serial: loops that some written element does not depend on, so that one
-    thread has to run them in order."""
-
-    node: Parallel
-    extents: tuple[int, ...]
-    touches: list[Touch]
-    serial: tuple[int, ...]
-    layout: Fragment | None = None
-
-
-@dataclass
 class Known:
     """What ops are asked with (ops.base: infer_layout)."""
 
@@ -116,7 +112,8 @@ class _Inference:
 
     def run(self) -> Launch:
         a = self.analyzer
-        for v, n in (*zip(self.launch.block_vars, self.launch.grid), *zip(self.launch.thread_vars, self.launch.threads)):
+        launch = self.launch
+        for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
             a = a.bind(v, *extent_bounds(a, 0, n))
         self.analyzer = a
         self._collect(self.launch.body, None)
@@ -204,22 +201,23 @@ class _Inference:
                 if isinstance(x, Store):
                     written.append((x.buffer, x.indices))
                 if x.buffer.scope_name == FRAGMENT:
-                    touches.append(_touch(x, s.vars, extents))
+                    touches.append(touch(x, s.vars, extents))
         for v, n in zip(s.vars, s.extents):
             self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
         given = s.attr("loop_layout")
         if given is not None and (not isinstance(given, Fragment) or given.shape != extents):
-            raise error("layout-conflict", f"loop_layout of a parallel loop over {extents} must be a Fragment of that shape, "
-                        f"found {given!r}", span=s.span, hint="give the Fragment one index per loop, with its extent")
+            raise error("layout-conflict", f"loop_layout of a parallel loop over {extents} must be a Fragment of that "
+                        f"shape, found {given!r}", span=s.span,
+                        hint="give the Fragment one index per loop, with its extent")
         if touches and all(isinstance(n, int) for n in extents):
-            self.loops[id(s)] = Loop(s, extents, touches, _serial_dims(s, extents, written))
+            self.loops[id(s)] = Loop(s, extents, touches, serial_dims(s, extents, written))
         self.accesses += memory_accesses(s, self.analyzer)
 
     def _check_shapes(self) -> None:
         for b in self.buffers:
             if not b.is_static:
-                raise error("layout-shape", f"`{b.name}` ({b.scope_name}) has a run-time shape, its tile must be static",
-                            span=b.span, hint="allocate the largest tile and guard what lies outside")
+                raise error("layout-shape", f"`{b.name}` ({b.scope_name}) has a run-time shape, its tile must be "
+                            "static", span=b.span, hint="allocate the largest tile and guard what lies outside")
 
     # ---- strict ---------------------------------------------------------------------------------------------------
 
@@ -235,8 +233,8 @@ class _Inference:
                             f"{tuple(b.shape)}", span=self.launch.span)
             if isinstance(lay, Fragment) and lay.threads != self.known.threads:
                 if lay.threads > self.known.threads:
-                    raise error("layout-conflict", f"the layout of `{b.name}` uses {lay.threads} threads, the block has "
-                                f"{self.known.threads}", span=self.launch.span)
+                    raise error("layout-conflict", f"the layout of `{b.name}` uses {lay.threads} threads, the block "
+                                f"has {self.known.threads}", span=self.launch.span)
                 lay = lay.with_threads(self.known.threads)
             self.known.layouts[b] = lay.expand(b.shape[:lead]) if lead else lay
             self.buffers.setdefault(b)
@@ -244,7 +242,7 @@ class _Inference:
 
     def _strict(self) -> None:
         gemms = [op for op in self.ops if isinstance(op, Gemm)]
-        rows_first = _row_groups(gemms, self.ops, self.loops.values())
+        rows_first = row_groups(gemms, self.ops, self.loops.values())
         arch = getattr(self.cx.target, "arch_number", 0) or 80
         first_of: dict[Buffer, Gemm] = {}
         for op in gemms:
@@ -302,7 +300,7 @@ class _Inference:
         for b in group:
             if b is have:
                 continue
-            lay = self.known.layouts[have].reshape(b.shape, have.dtype.bits * have.dtype.lanes, b.dtype.bits * b.dtype.lanes)
+            lay = self.known.layouts[have].reshape(b.shape, _bits(have), _bits(b))
             old = self.known.layouts.get(b)
             if old is not None and old != lay:
                 raise error("layout-conflict", f"Layout infer conflict between `{have.name}` and its view `{b.name}`: "
@@ -314,7 +312,8 @@ class _Inference:
         return changed
 
     def _through_loop(self, loop: Loop) -> bool:
-        unknown = [t for t in loop.touches if t.plain and t.buffer not in self.known.layouts and t.buffer not in self.alone]
+        settled = self.known.layouts.keys() | self.alone
+        unknown = [t for t in loop.touches if t.plain and t.buffer not in settled]
         if not unknown:
             return False
         layout = self._loop_layout(loop, full=True)
@@ -324,7 +323,7 @@ class _Inference:
         for t in unknown:
             if t.buffer in self.known.layouts:
                 continue
-            lay = _projected(layout, t)
+            lay = projected(layout, t)
             if lay is not None:
                 self.known.layouts[t.buffer] = lay
                 changed = True
@@ -353,7 +352,7 @@ class _Inference:
         left = [d for d, n in enumerate(loop.extents) if d not in t.dims and n > 1 and d not in loop.serial]
         if full and left:
             return None
-        return _over_loops(lay, t, loop.extents)
+        return over_loops(lay, t, loop.extents)
 
     # ---- free -----------------------------------------------------------------------------------------------------
 
@@ -444,120 +443,10 @@ class _Inference:
         return v
 
 
-def _touch(x: Load | Store, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> Touch:
-    dims: list[int | None] = []
-    shares: list[int] = []
-    plain = x.buffer.is_static
-    for i, n in zip(x.indices, x.buffer.shape):
-        v, c = i, 1
-        if isinstance(i, Binary) and i.op == "floordiv" and isinstance(i.b, Const) and i.b.value > 0:
-            v, c = i.a, int(i.b.value)
-        at = next((k for k, u in enumerate(vars) if u is v), None)
-        if at is not None and extents[at] == n * c and at not in dims:
-            dims.append(at)
-        else:
-            dims.append(None)
-            plain &= n == 1 and isinstance(i, Const)
-        shares.append(c)
-    return Touch(x.buffer, tuple(dims), tuple(shares), plain, isinstance(x, Store))
-
-
-def _serial_dims(s: Parallel, extents: tuple[Any, ...], written: list[tuple[Buffer, tuple[Expr, ...]]]) -> tuple[int, ...]:
-    """Loops that a written fragment element does not depend on."""
-    out: set[int] = set()
-    for b, indices in written:
-        if b.scope_name == FRAGMENT:
-            used = {id(x) for i in indices for x in walk(i) if isinstance(x, Var)}
-            out |= {d for d, v in enumerate(s.vars) if id(v) not in used and extents[d] != 1}
-    return tuple(sorted(out))
-
-
-def _over_loops(lay: Fragment, t: Touch, extents: tuple[int, ...]) -> Fragment:
-    """A fragment's layout as one of the loops that index it; loops it does not know run in registers, and so do the
-    neighbouring iterations that share an element."""
-    modes: list[list[Mode]] = [[] for _ in extents]
-    step = 1
-    for d, c in zip(t.dims, t.shares):
-        if d is not None and c > 1:
-            modes[d] = [Mode(c, REGISTER, step)]
-            step *= c
-    inner = step
-    for d, modes_of in zip(t.dims, lay.modes):
-        if d is not None:
-            modes[d] = [Mode(m.size, m.to, m.stride * inner) if m.to == REGISTER else m for m in modes_of] + modes[d]
-    step = lay.registers * inner
-    for d in reversed(range(len(extents))):
-        if d not in t.dims and extents[d] > 1:
-            modes[d] = [Mode(extents[d], REGISTER, step)]
-            step *= extents[d]
-    return Fragment(extents, [tuple(m) for m in modes], replicate=lay.copies, threads=lay.threads)
-
-
-def _projected(layout: Fragment, t: Touch) -> Fragment | None:
-    """The layout a fragment needs so that each thread of a loop holds what it touches.  None when iterations that share
-    an element run in different threads."""
-    modes, shape = list(layout.modes), list(layout.shape)
-    for d, c in zip(t.dims, t.shares):
-        if d is not None and c > 1:
-            less = _without_inner(modes[d], c)
-            if less is None:
-                return None
-            modes[d], shape[d] = less, shape[d] // c
-    kept = [d for d in t.dims if d is not None]
-    lay = Fragment(shape, modes, replicate=layout.copies, threads=layout.threads).project(kept)
-    if len(kept) == len(t.dims):
-        return lay
-    each = iter(lay.modes)
-    return Fragment(t.buffer.shape, [next(each) if d is not None else () for d in t.dims], replicate=lay.copies,
-                    threads=lay.threads)
-
-
-def _without_inner(modes: tuple[Mode, ...], c: int) -> tuple[Mode, ...] | None:
-    """Digits of index // c, when the innermost digits that c covers are registers; else None."""
-    out = list(modes)
-    while c > 1:
-        if not out or out[-1].to != REGISTER:
-            return None
-        m = out.pop()
-        if m.size > c:
-            if m.size % c:
-                return None
-            out.append(Mode(m.size // c, REGISTER, m.stride * c))
-            return tuple(out)
-        if c % m.size:
-            return None
-        c //= m.size
-    return tuple(out)
-
-
-def _row_groups(gemms: list[Gemm], ops: list[TileOp], loops: Any) -> set[Buffer]:
-    """Accumulators whose rows should stay within one warp: reduced along rows, or on the way to an A operand."""
-    group: dict[Buffer, Buffer] = {}
-
-    def find(b: Buffer) -> Buffer:
-        while group.get(b, b) is not b:
-            b = group[b]
-        return b
-
-    def join(bs: list[Buffer]) -> None:
-        for b in bs[1:]:
-            group[find(b)] = find(bs[0])
-
-    def frags(bs: Iterator[Buffer]) -> list[Buffer]:
-        return [b for b in bs if b.scope_name == FRAGMENT]
-
-    for op in ops:
-        if isinstance(op, (Copy, Reduce)):
-            join(frags(iter((op.src.buffer, op.dst.buffer))))
-    for loop in loops:
-        join(frags(t.buffer for t in loop.touches))
-    wanting = {find(op.a.buffer) for op in gemms if op.a.buffer.scope_name == FRAGMENT}
-    for op in ops:
-        if isinstance(op, Reduce) and op.src.buffer.scope_name == FRAGMENT and op.dim % op.src.buffer.ndim:
-            wanting.add(find(op.src.buffer))
-    return {op.c.buffer for op in gemms if find(op.c.buffer) in wanting}
-
-
 def _view_of(layout: Layout, root: Buffer, b: Buffer) -> Layout:
     """The layout of another Buffer over a shared buffer's storage."""
-    return layout.reshape(b.shape, root.dtype.bits * root.dtype.lanes, b.dtype.bits * b.dtype.lanes)
+    return layout.reshape(b.shape, _bits(root), _bits(b))
+
+
+def _bits(b: Buffer) -> int:
+    return b.dtype.bits * b.dtype.lanes

@@ -165,7 +165,7 @@ def _vote(b: Buffer, vars: tuple[Var, ...], extents: tuple[Any, ...], sides: lis
                 votes[key] = votes.get(key, 0) + (4 if x.scope_name == "global" else 1)
 
 
-# ---- gemm operands ----------------------------------------------------------------------------------------------------
+# ---- gemm operands --------------------------------------------------------------------------------------------------
 
 
 def _operand_accesses(op: Gemm) -> list[Access]:
@@ -187,13 +187,16 @@ def _operand_accesses(op: Gemm) -> list[Access]:
     return out
 
 
-# ---- choice -----------------------------------------------------------------------------------------------------------
+# ---- choice ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Elements that the lanes of a warp touch at once.  points: per dimension of the buffer an index per lane.  width:
-    consecutive elements wanted per lane.  weight: how often the statement does this.  rigid: the width cannot shrink."""
+    """Elements that the lanes of a warp touch at once.
+
+    points: per dimension of the buffer an index per lane.  width: consecutive elements wanted per lane.  weight: how
+    often the statement does this.  rigid: the width cannot shrink.
+    """
 
     points: tuple[np.ndarray, ...]
     width: int

@@ -21,13 +21,14 @@ class GemmWarpPolicy(IntEnum):
     def is_full_col(self) -> bool:
         return self is GemmWarpPolicy.FullCol
 
-    def compute_warp_partition(self, M: int, N: int, num_warps: int, tile: tuple[int, int] = (16, 8)) -> tuple[int, int]:  # noqa: N803
+    def compute_warp_partition(self, M: int, N: int, num_warps: int,
+                               tile: tuple[int, int] = (16, 8)) -> tuple[int, int]:
         """(warps along M, warps along N) for an accumulator of M x N in instruction tiles of `tile`.
 
         Raises ValueError when the warps cannot cover it evenly.
 
-        >>> GemmWarpPolicy.Square.compute_warp_partition(128, 128, 4), GemmWarpPolicy.FullRow.compute_warp_partition(64, 64, 4)
-        ((2, 2), (4, 1))
+        >>> GemmWarpPolicy.Square.compute_warp_partition(128, 128, 4)
+        (2, 2)
         """
         options = [(m, num_warps // m) for m in range(1, num_warps + 1)
                    if num_warps % m == 0 and M % (tile[0] * m) == 0 and N % (tile[1] * (num_warps // m)) == 0]

@@ -79,7 +79,8 @@ def partition(op: Any, row: MmaRow, warps: int, rows_first: bool = False) -> tup
         raise error("gemm-warps", str(e), span=op.span, hint="use fewer threads, or a larger tile") from None
 
 
-def operand_fragments(op: Any, row: MmaRow, warps: tuple[int, int], threads: int) -> tuple[Fragment, Fragment, Fragment]:
+def operand_fragments(op: Any, row: MmaRow, warps: tuple[int, int],
+                      threads: int) -> tuple[Fragment, Fragment, Fragment]:
     """Fragments of a, b and c as the warps' instructions use them, in the shape of each region's last two dimensions.
 
     Every warp row holds a copy of its part of a for each warp column, and the other way round for b.  Registers: one

@@ -1,0 +1,159 @@
+"""How parallel loops and the fragments they index settle each other's layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.ir import Binary, Buffer, Const, Expr, Load, Parallel, Store, TileOp, Var, walk
+from tilelang.layout import REGISTER, Fragment, Mode
+from tilelang.ops import Copy, Gemm, Reduce
+
+FRAGMENT = "local.fragment"
+Written = list[tuple[Buffer, tuple[Expr, ...]]]
+
+
+@dataclass
+class Touch:
+    """A fragment access in a Parallel.
+
+    dims: per fragment dimension the loop it follows, None for a constant index of a unit dimension.  shares: how many
+    neighbouring iterations of that loop use one element (index `v // shares`).  plain: every dimension is one of the
+    two, and covered by the loop exactly.
+    """
+
+    buffer: Buffer
+    dims: tuple[int | None, ...]
+    shares: tuple[int, ...]
+    plain: bool
+    writes: bool
+
+
+@dataclass
+class Loop:
+    """A Parallel with its fragment accesses.
+
+    serial: loops that some written element does not depend on, so that one thread has to run them in order.
+    """
+
+    node: Parallel
+    extents: tuple[int, ...]
+    touches: list[Touch]
+    serial: tuple[int, ...]
+    layout: Fragment | None = None
+
+
+def touch(x: Load | Store, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> Touch:
+    """How an access indexes its fragment."""
+    dims: list[int | None] = []
+    shares: list[int] = []
+    plain = x.buffer.is_static
+    for i, n in zip(x.indices, x.buffer.shape):
+        v, c = i, 1
+        if isinstance(i, Binary) and i.op == "floordiv" and isinstance(i.b, Const) and i.b.value > 0:
+            v, c = i.a, int(i.b.value)
+        at = next((k for k, u in enumerate(vars) if u is v), None)
+        if at is not None and extents[at] == n * c and at not in dims:
+            dims.append(at)
+        else:
+            dims.append(None)
+            plain &= n == 1 and isinstance(i, Const)
+        shares.append(c)
+    return Touch(x.buffer, tuple(dims), tuple(shares), plain, isinstance(x, Store))
+
+
+def serial_dims(s: Parallel, extents: tuple[Any, ...], written: Written) -> tuple[int, ...]:
+    """Loops that a written fragment element does not depend on."""
+    out: set[int] = set()
+    for b, indices in written:
+        if b.scope_name == FRAGMENT:
+            used = {id(x) for i in indices for x in walk(i) if isinstance(x, Var)}
+            out |= {d for d, v in enumerate(s.vars) if id(v) not in used and extents[d] != 1}
+    return tuple(sorted(out))
+
+
+def over_loops(lay: Fragment, t: Touch, extents: tuple[int, ...]) -> Fragment:
+    """A fragment's layout as one of the loops that index it; loops it does not know run in registers, and so do the
+    neighbouring iterations that share an element."""
+    modes: list[list[Mode]] = [[] for _ in extents]
+    step = 1
+    for d, c in zip(t.dims, t.shares):
+        if d is not None and c > 1:
+            modes[d] = [Mode(c, REGISTER, step)]
+            step *= c
+    inner = step
+    for d, modes_of in zip(t.dims, lay.modes):
+        if d is not None:
+            modes[d] = [Mode(m.size, m.to, m.stride * inner) if m.to == REGISTER else m for m in modes_of] + modes[d]
+    step = lay.registers * inner
+    for d in reversed(range(len(extents))):
+        if d not in t.dims and extents[d] > 1:
+            modes[d] = [Mode(extents[d], REGISTER, step)]
+            step *= extents[d]
+    return Fragment(extents, [tuple(m) for m in modes], replicate=lay.copies, threads=lay.threads)
+
+
+def projected(layout: Fragment, t: Touch) -> Fragment | None:
+    """The layout a fragment needs so that each thread of a loop holds what it touches.  None when iterations that share
+    an element run in different threads."""
+    modes, shape = list(layout.modes), list(layout.shape)
+    for d, c in zip(t.dims, t.shares):
+        if d is not None and c > 1:
+            less = _without_inner(modes[d], c)
+            if less is None:
+                return None
+            modes[d], shape[d] = less, shape[d] // c
+    kept = [d for d in t.dims if d is not None]
+    lay = Fragment(shape, modes, replicate=layout.copies, threads=layout.threads).project(kept)
+    if len(kept) == len(t.dims):
+        return lay
+    each = iter(lay.modes)
+    return Fragment(t.buffer.shape, [next(each) if d is not None else () for d in t.dims], replicate=lay.copies,
+                    threads=lay.threads)
+
+
+def _without_inner(modes: tuple[Mode, ...], c: int) -> tuple[Mode, ...] | None:
+    """Digits of index // c, when the innermost digits that c covers are registers; else None."""
+    out = list(modes)
+    while c > 1:
+        if not out or out[-1].to != REGISTER:
+            return None
+        m = out.pop()
+        if m.size > c:
+            if m.size % c:
+                return None
+            out.append(Mode(m.size // c, REGISTER, m.stride * c))
+            return tuple(out)
+        if c % m.size:
+            return None
+        c //= m.size
+    return tuple(out)
+
+
+def row_groups(gemms: list[Gemm], ops: list[TileOp], loops: Iterable[Loop]) -> set[Buffer]:
+    """Accumulators whose rows should stay within one warp: reduced along rows, or on the way to an A operand."""
+    group: dict[Buffer, Buffer] = {}
+
+    def find(b: Buffer) -> Buffer:
+        while group.get(b, b) is not b:
+            b = group[b]
+        return b
+
+    def join(bs: list[Buffer]) -> None:
+        for b in bs[1:]:
+            group[find(b)] = find(bs[0])
+
+    def frags(bs: Iterator[Buffer]) -> list[Buffer]:
+        return [b for b in bs if b.scope_name == FRAGMENT]
+
+    for op in ops:
+        if isinstance(op, (Copy, Reduce)):
+            join(frags(iter((op.src.buffer, op.dst.buffer))))
+    for loop in loops:
+        join(frags(t.buffer for t in loop.touches))
+    wanting = {find(op.a.buffer) for op in gemms if op.a.buffer.scope_name == FRAGMENT}
+    for op in ops:
+        if isinstance(op, Reduce) and op.src.buffer.scope_name == FRAGMENT and op.dim % op.src.buffer.ndim:
+            wanting.add(find(op.src.buffer))
+    return {op.c.buffer for op in gemms if find(op.c.buffer) in wanting}
