@@ -6,7 +6,7 @@ import pytest
 from tile_programs import Store, fragment, load, lowered, parallel, program, region, shared, tensor
 
 from tilelang.errors import TileLangError
-from tilelang.ir import (AddressOf, Break, Call, Cast, For, Func, If, Load, Ramp, Select, Seq, Var, cast, dtype, fresh,
+from tilelang.ir import (AddressOf, Buffer, Call, Cast, For, Func, If, Load, Ramp, Select, Seq, Var, cast, dtype, fresh,
                          walk)
 from tilelang.ir import Store as StoreNode
 from tilelang.ir.verify import THREADS_BOUND, verify
@@ -95,11 +95,23 @@ def test_foreign_fragment_elements_go_through_shared_memory():
     assert not any(isinstance(x, AddressOf) for x in walk(out))
 
 
-def test_break_in_parallel_is_refused():
-    c = tensor("C", (32,))
-    with pytest.raises(TileLangError, match="break"):
-        lowered(program([c], [], lambda bx: [parallel((32,), lambda i: Seq((If(i > 3, Break()),
-                                                                          Store(c, (i,), cast(i, "float32")))))]))
+def test_value_carried_between_iterations_is_refused():
+    a, v = tensor("A", (32,)), Buffer("v", (1,), dtype("float32"), "local.var")
+    with pytest.raises(TileLangError, match="carries a value"):
+        lowered(program([a], [(v, None)], lambda bx: [
+            parallel((32,), lambda i: Store(v, (cast(0, "int32"),), load(v, (0,)) + load(a, (i,))))]))
+
+
+@pytest.mark.parametrize("index,refused", [(lambda i: i // 2, True), (lambda i: (i * 7) % 32, True), (lambda i: i * 2, False)])
+def test_accumulation_of_several_threads_into_one_element_is_refused(index, refused):
+    a, s = tensor("A", (64,)), shared("S", (128,))
+    func = program([a], [(s, None)], lambda bx: [
+        parallel((64,), lambda i: Store(s, (index(i),), load(s, (index(i),)) + load(a, (i,))))])
+    if refused:
+        with pytest.raises(TileLangError, match="accumulate into one element"):
+            lowered(func)
+    else:
+        valid(func)
 
 
 def test_fragment_read_outside_parallel_is_refused():

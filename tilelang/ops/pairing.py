@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang import errors
+from tilelang.errors import InternalError
 from tilelang.ir import Expr, If, Region, Stmt, Store, Var, const, convert, load, logical
-
-errors.register("copy-shape", ValueError, "the two sides of a tile operation have different shapes")
 
 Dims = tuple[int | None, ...]
 
@@ -32,16 +30,15 @@ def base_side(dst: Region, src: Region | None) -> Region:
 def iteration_space(dst: Region, src: Region | None) -> tuple[tuple[Any, ...], Dims, Dims]:
     """(extents walked, per dst dimension the loop that moves it or None, the same for src).
 
-    Non-unit dimensions pair up in order.  Raises copy-shape when their numbers differ.
+    Non-unit dimensions pair up in order; the ops' own checks refuse other pairs.
     """
     base = base_side(dst, src)
     walked = [e for e in base.extents if not unit(e)]
     of_dst, of_src = _moved(dst), _moved(src) if src is not None else ()
     n_dst, n_src = sum(d is not None for d in of_dst), sum(d is not None for d in of_src)
     if src is not None and n_dst != n_src:
-        raise errors.error("copy-shape", f"cannot pair {tuple(src.extents)} of `{src.buffer.name}` with "
-                           f"{tuple(dst.extents)} of `{dst.buffer.name}`: {n_src} and {n_dst} dimensions are walked",
-                           span=dst.span or src.span, hint="give both sides the same number of non-unit extents")
+        raise InternalError(f"cannot pair {tuple(src.extents)} of `{src.buffer.name}` with {tuple(dst.extents)} of "
+                            f"`{dst.buffer.name}`: {n_src} and {n_dst} dimensions are walked")
     return tuple(walked) or (1,), of_dst, of_src
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import simplify
-from tilelang.ir import Buffer, Expr, Var, const, substitute
+from tilelang.ir import Buffer, Expr, Load, Store, Var, const, walk, substitute
 from tilelang.ops.distribute import Distribution, index_values
 
 
@@ -100,6 +100,33 @@ def resolve(frag: Any, buffer: Buffer, indices: tuple[Expr, ...], grid: Grid, is
     return Touch(_fit(registers, mask, grid, frag, indices))
 
 
+def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
+    """Whether several threads update one element by the store `X[i] = f(X[i], …)` under conditions.
+
+    False also for stores that do not read their element, and for indices or conditions read from memory.
+    """
+    if not any(isinstance(y, Load) and y.buffer is s.buffer and y.indices == s.indices for y in walk(s.value)):
+        return False
+    names = {v for e in (*s.indices, *conds) for v in walk(e) if isinstance(v, Var)} - set(grid.env)
+    env = {**grid.env, **{v: np.zeros((), int) for v in names}}
+    values = [index_values(i, env) for i in s.indices]
+    masks = [index_values(c, env) for c in conds] + ([] if grid.valid is None else [grid.valid])
+    if any(v is None for v in values) or any(m is None for m in masks):
+        return False
+    full = np.broadcast_arrays(*values, *masks, *[grid.env[v] for v in grid.env if v in dict(grid.loops)],
+                               grid.env[grid.thread])
+    at = np.stack([v.ravel() for v in full[:len(values)]])
+    live = np.ones(at.shape[1], bool)
+    for m in full[len(values):len(values) + len(masks)]:
+        live &= m.ravel().astype(bool)
+    low = at.min(axis=1, keepdims=True)
+    element = np.ravel_multi_index(tuple(at - low), tuple((at.max(axis=1) - low[:, 0] + 1).tolist()))[live]
+    if grid.dist.first is not None:
+        return False  # one copy of each point stores, and points of one element share their threads
+    pairs = np.unique(np.stack([element, full[-1].ravel()[live]]), axis=1)
+    return pairs.shape[1] > len(np.unique(pairs[0]))
+
+
 def _points(grid: Grid) -> np.ndarray:
     """A number per point of the iteration space (inner serial loops counted as one point)."""
     out: Any = 0
@@ -184,4 +211,4 @@ def _fit(registers: np.ndarray, mask: np.ndarray, grid: Grid, frag: Any, indices
     return base_c if expr is None else expr + base_c
 
 
-__all__ = ["Grid", "Touch", "resolve"]
+__all__ = ["Grid", "Touch", "resolve", "shared_elements"]

@@ -23,18 +23,20 @@ from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Break, Broadcast, Buffer
 from tilelang.layout import Mode
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, flat, from_fragment, private
 
-from .fragment_access import Grid, Touch, resolve
+from .fragment_access import Grid, Touch, resolve, shared_elements
 from .vectorize import MAX_BYTES, power_of_two_in, stride_along
 
 UNROLL_LIMIT = 16  # longer loops over memory only stay loops: code size, not registers, is what they would cost
 
-for _name, _raises, _about in (
-    ("parallel-break", ValueError, "`break` inside T.Parallel"),
-    ("parallel-carried", ValueError, "a variable carries a value from one T.Parallel iteration to the next"),
-    ("fragment-access", ValueError, "a fragment element that the executing thread does not own"),
-    ("parallel-race", ValueError, "T.Parallel iterations accumulate into one element of shared or global memory"),
+for _name, _about, _hint in (
+    ("parallel-carried", "a variable carries a value from one T.Parallel iteration to the next",
+     "accumulate into a fragment and reduce it with T.reduce_*, or use T.serial"),
+    ("fragment-access", "a fragment element that the executing thread does not own",
+     "index it with the variables of a T.Parallel loop, or copy it to shared memory first"),
+    ("parallel-race", "T.Parallel iterations accumulate into one element",
+     "use T.reduce_*, T.atomic_add, or a serial loop inside the parallel one"),
 ):
-    errors.register(_name, _raises, _about)
+    errors.register(_name, ValueError, _about, _hint)
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     if any(isinstance(n, int) and n == 0 for n in extents):
         return EMPTY
     body = drop_continue(body, span)
-    check_body(body, span)
+    refuse_carried(body, span)
     body = inline_index_binds(body)
     dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async)
     return run_loop(lw, vars, dist, body, is_async=is_async, loose=loose, span=span)
@@ -122,6 +124,8 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
     grid = Grid(dist, vars, lw.thread) if dist.is_static and vars else None
     loop = Loop(vars, dist, grid, is_async, loose=loose)
     try:
+        if grid is not None:
+            _refuse_races(loop, body, span)
         before, after = _stage(lw, loop, body, span)
         lw.loop = loop
         inner = _emit_points(lw, loop, body)
@@ -690,11 +694,8 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any) -> tuple[list[Stmt], list
         touch = loop.touch(lw, x.buffer, x.indices, writes)
         if touch.register is None:
             if writes and touch.repeated and loop.grid is not None:
-                raise errors.error(
-                    "parallel-race", f"iterations of the parallel loop write one element of `{x.buffer.name}` from "
-                    "several threads", span=x.span or span,
-                    hint="make the loop's distribution follow the accumulated fragment, or use T.reduce_*")
-            _require_stageable(lw, x, touch, span)
+                raise errors.error("parallel-race", f"iterations of the parallel loop accumulate into one element of "
+                                   f"`{x.buffer.name}` from several threads", span=x.span or span)
             need.setdefault(x.buffer, touch)
         if writes:
             stored[x.buffer] = True
@@ -713,13 +714,28 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any) -> tuple[list[Stmt], list
     return before, after
 
 
-def _require_stageable(lw: Any, x: Any, touch: Touch, span: Any) -> None:
-    if "is not a function" in touch.why:
-        for d, i in enumerate(x.indices):
-            if any(isinstance(y, Load) and y.buffer.scope_name == "local.fragment" for y in walk(i)):
-                raise errors.error("fragment-access", f"Cannot lower access to thread-distributed fragment "
-                                   f"`{x.buffer.name}`: index {d} is itself an element of a fragment",
-                                   span=x.span or span, hint="copy the fragment to shared memory first")
+def _refuse_races(loop: Loop, body: Stmt, span: Any) -> None:
+    """Raise parallel-race where threads accumulate into one element of shared or global memory.
+
+    What the block and serial loops around contribute to an index is the same for all points: any value will do.
+    """
+    grid = loop.grid
+
+    def visit(s: Any, conds: tuple[Expr, ...]) -> None:
+        if isinstance(s, Seq):
+            for x in s.stmts:
+                visit(x, conds)
+        elif isinstance(s, If):
+            visit(s.then, (*conds, s.cond))
+            if s.orelse is not None:
+                visit(s.orelse, (*conds, unary("not", s.cond)))
+        elif isinstance(s, (For, While)):
+            visit(s.body, conds)
+        elif isinstance(s, Store) and _is_memory(s.buffer) and shared_elements(grid, s, conds):
+            raise errors.error("parallel-race", f"iterations of the parallel loop accumulate into one element of "
+                               f"`{s.buffer.name}` from several threads", span=s.span or span)
+
+    visit(body, ())
 
 
 def _reads_or_skips(buffer: Buffer, body: Stmt, loop: Loop) -> bool:
@@ -847,22 +863,8 @@ def _ends(stmts: list[Stmt]) -> bool:
     return bool(stmts) and isinstance(stmts[-1], Continue)
 
 
-def check_body(body: Stmt, span: Any) -> None:
-    """What no parallel loop may contain.  Raises parallel-break, parallel-carried."""
-
-    def breaks(s: Any) -> Stmt | None:
-        if isinstance(s, Break):
-            return s
-        if isinstance(s, Seq):
-            return next((b for b in map(breaks, s.stmts) if b is not None), None)
-        if isinstance(s, If):
-            return breaks(s.then) or (breaks(s.orelse) if s.orelse is not None else None)
-        return None
-
-    found = breaks(body)
-    if found is not None:
-        raise errors.error("parallel-break", "`break` cannot leave a T.Parallel loop: its iterations have no order",
-                           span=found.span or span, hint="use a condition around the body, or T.serial")
+def refuse_carried(body: Stmt, span: Any) -> None:
+    """Raise parallel-carried where a variable outlives an iteration (`break` is refused before)."""
     order: list[tuple[Node, bool]] = []
     _in_order(body, False, order)
     own = {x.buffer for x in walk(body) if isinstance(x, Alloc)}
@@ -879,8 +881,7 @@ def check_body(body: Stmt, span: Any) -> None:
             written.add(buffer)
             if buffer in read:
                 raise errors.error("parallel-carried", f"`{buffer.name}` carries a value from one iteration of "
-                                   "T.Parallel to the next", span=getattr(x, "span", None) or span,
-                                   hint="accumulate into a fragment and reduce it with T.reduce_*, or use T.serial")
+                                   "T.Parallel to the next", span=getattr(x, "span", None) or span)
 
 
 __all__ = ["Loop", "LoopShare", "accesses", "choose_distribution", "lower_loop", "private_loop", "run_loop", "scalar_async"]

@@ -29,8 +29,6 @@ from .lower_parallel import Loop, lower_loop, private_loop, run_loop, scalar_asy
 from .pass_ import PassContext, pass_
 from .vectorize import Widths
 
-errors.register("layout-missing", ValueError, "a shared or fragment buffer reached lowering without a layout")
-
 
 @pass_(needs=TILE, gives=THREADS_BOUND)
 def lower_tile_ops(func: Func, cx: PassContext) -> Func:
@@ -92,8 +90,7 @@ class Lowering:
     def layout_of(self, buffer: Buffer) -> Any:
         got = self.layouts.get(buffer)
         if got is None:
-            raise errors.error("layout-missing", f"`{buffer.name}` ({buffer.scope_name}) has no layout",
-                               span=buffer.span, hint="run infer_layouts before lower_tile_ops")
+            raise errors.InternalError(f"`{buffer.name}` ({buffer.scope_name}) has no layout: infer_layouts gives them")
         return got
 
     def local_of(self, buffer: Buffer) -> Buffer:
@@ -297,7 +294,7 @@ class Lowering:
         value = self.expr(s.value)
         scope = s.buffer.scope_name
         if scope == "local.fragment":
-            buffer, at = self._fragment(s.buffer, s.indices, True)
+            buffer, at = self._fragment(s.buffer, s.indices, True, s.span)
             out: Stmt = Store(buffer, at, value, span=s.span)
             if loop is not None and s.buffer in loop.staged and loop.dist.first is not None:
                 out = If(loop.dist.first, out)
@@ -362,7 +359,7 @@ class Lowering:
                 return load(tmp, (loop.dist.lanes[0],), span=e.span)  # type: ignore[index]
         scope = e.buffer.scope_name
         if scope == "local.fragment":
-            buffer, at = self._fragment(e.buffer, e.indices, False)
+            buffer, at = self._fragment(e.buffer, e.indices, False, e.span)
             return Load(buffer, at, e.dtype, span=e.span)
         guard = self.guard(e.buffer, e.indices)
         buffer, at = self.physical(e.buffer, self.exprs(e.indices))
@@ -372,7 +369,8 @@ class Lowering:
             return out
         return Select(guard, out, cast(self.safe_value(e.buffer), e.dtype), e.dtype, True)
 
-    def _fragment(self, buffer: Buffer, indices: tuple[Expr, ...], is_write: bool) -> tuple[Buffer, tuple[Expr, ...]]:
+    def _fragment(self, buffer: Buffer, indices: tuple[Expr, ...], is_write: bool,
+                  span: Any = None) -> tuple[Buffer, tuple[Expr, ...]]:
         loop = self.loop
         if loop is not None:
             if buffer in loop.staged:
@@ -380,18 +378,16 @@ class Lowering:
             touch = loop.touch(self, buffer, indices, is_write)
             if touch.register is not None:
                 return self.local_of(buffer), (touch.register,)
-            raise self._not_owned(buffer, indices, touch.why)
+            raise self._not_owned(buffer, touch.why, span)
         frag = self.layout_of(buffer)
         if frag.replicas == frag.threads and not any(m.to == "thread" for ms in frag.modes for m in ms):
             at = frag.register(self.exprs(indices))
             return self.local_of(buffer), (at if isinstance(at, Expr) else const(int(at)),)
-        raise self._not_owned(buffer, indices, "each element lives in the registers of some threads only")
+        raise self._not_owned(buffer, "each element lives in the registers of some threads only", span)
 
-    def _not_owned(self, buffer: Buffer, indices: tuple[Expr, ...], why: str) -> errors.TileLangError:
-        span = next((i.span for i in indices if getattr(i, "span", None)), None) or buffer.span
+    def _not_owned(self, buffer: Buffer, why: str, span: Any) -> errors.TileLangError:
         return errors.error("fragment-access", f"Cannot lower access to thread-distributed fragment `{buffer.name}`: "
-                            f"{why}", span=span, hint="index it with the variables of a T.Parallel loop, or copy it to "
-                            "shared memory first")
+                            f"{why}", span=span or buffer.span)
 
     # ---- what ops ask ---------------------------------------------------------------------------------------------
 

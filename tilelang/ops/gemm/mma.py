@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang import errors
+from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Region, Stmt, Store, Var, call, cast, const,
                          convert, dtype, fresh, load, seq, substitute)
 from tilelang.layout import REGISTER, THREAD, Mode
@@ -25,8 +25,6 @@ from tilelang.layout import REGISTER, THREAD, Mode
 from ..distribute import digit
 
 WARP = 32
-
-errors.register("gemm-layout", ValueError, "an operand of a gemm is laid out in a way its instruction cannot use")
 
 
 @dataclass(frozen=True)
@@ -129,8 +127,7 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
     rows, cols = WarpTiles(frag_c.modes[-2], m, cx), WarpTiles(frag_c.modes[-1], n, cx)
     for tiles, want in ((rows, row.c.modes[0]), (cols, row.c.modes[1])):
         if tiles.inside != _exact(want):
-            raise errors.error("gemm-layout", f"the layout of accumulator `{op.c.buffer.name}` does not hold tiles of "
-                               f"{row.name}", span=op.span, hint="remove the layout annotation of the accumulator")
+            raise InternalError(f"the layout of accumulator `{op.c.buffer.name}` does not hold tiles of {row.name}")
     steps = op.k // k
     a, get_a = _operand(op, cx, row, "a", rows, k)
     b, get_b = _operand(op, cx, row, "b", cols, k)
