@@ -41,7 +41,7 @@ from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cumsum, fill
                    transpose)
 from .unavailable import UNAVAILABLE as _UNAVAILABLE
 
-_own = [n for n in globals() if not n.startswith("_") and n not in ("annotations", "math", "kernel", "macro_", "typing")]
+_own = [n for n in globals() if not n.startswith("_") and n not in ("annotations", "math", "kernel")]
 
 # Names that collide with Python's or the IR's own are defined under another one in their module.
 _public = {
@@ -51,8 +51,7 @@ _public = {
     "PrimExpr": _ir.Expr, "Var": _ir.Var, "SizeVar": _ir.Var, "IntImm": _ir.Const, "FloatImm": _ir.Const,
     "StringImm": _ir.StringConst, "BufferLoad": _ir.Load, "Call": _ir.Call, "Not": _ir.Unary, "WSID": "ws_id",
     "boolean": _ir.dtype("bool"), "void": _ir.dtype("void"), "JITNoBuilderError": _JITNoBuilderError,
-    **{n: _ir.Binary for n in ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max", "EQ", "NE", "LT", "LE",
-                               "GT", "GE", "And", "Or")},
+    **{n: _ir.Binary for n in "Add Sub Mul Div Mod FloorDiv FloorMod Min Max EQ NE LT LE GT GE And Or".split()},
     **{n: getattr(_math, n) for n in _math.__all__},
     **{n: getattr(_dtypes, n) for n in _dtypes.__all__},
     **_UNAVAILABLE,

@@ -34,7 +34,7 @@ def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buff
 def _shape_and_dtype(what: str, args: tuple[Any, ...], dtype: Any, scope: str | None) -> tuple[Any, Any, str | None]:
     """(shape, dtype[, scope]) or loose dimensions: alloc_shared(128, 32) means the shape (128, 32) of float32."""
     items = list(args)
-    if items and isinstance(items[-1], str) and not isinstance(items[-1], DType) and items[-1] in SCOPES and scope is None:
+    if scope is None and items and isinstance(items[-1], str) and items[-1] in SCOPES:
         scope = items.pop()
     dims = []
     while items and (isinstance(items[0], (int, tuple, list)) or isinstance(items[0], Expr)):
@@ -59,7 +59,8 @@ def alloc_shared(*args: Any, dtype: Any = None, shape: Any = None, scope: str | 
 def alloc_fragment(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
     """Tile in registers, distributed over the block's threads; its layout is inferred.  (shape, dtype)."""
     shape, dtype, scope = _shape_and_dtype("T.alloc_fragment", args if shape is None else (shape, *args), dtype, scope)
-    return _allocate("T.alloc_fragment", shape, dtype_of(dtype, "T.alloc_fragment"), scope or "local.fragment", "fragment")
+    dt = dtype_of(dtype, "T.alloc_fragment")
+    return _allocate("T.alloc_fragment", shape, dt, scope or "local.fragment", "fragment")
 
 
 def alloc_local(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:

@@ -110,7 +110,7 @@ def _function_ast(fn: Callable[..., Any]) -> ast.FunctionDef:
     return body
 
 
-# ---- which names a piece of code assigns, and which it may read before assigning --------------------------------------
+# ---- which names a piece of code assigns, and which it may read before assigning -----------------------------------
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp,
            ast.GeneratorExp)
@@ -178,7 +178,7 @@ def read_before_assigned(stmts: list[ast.stmt]) -> set[str]:
     return out
 
 
-# ---- the rewriter ---------------------------------------------------------------------------------------------------
+# ---- the rewriter --------------------------------------------------------------------------------------------------
 
 def _place(n: Any) -> Place:
     return n.lineno, n.col_offset, n.end_lineno or 0, n.end_col_offset or 0
@@ -218,7 +218,7 @@ class _Rewriter(ast.NodeTransformer):
         if a.kwarg:
             self.params.append(a.kwarg.arg)
 
-    # -- frame of the new function --
+    # -- frame of the new function -----------------------------------------------------------------------------------
     def run(self, fn: Callable[..., Any], extra: tuple[str, ...]) -> Rewritten:
         node = self.node
         outer = {n for s in ast.walk(node) if isinstance(s, (ast.Global, ast.Nonlocal)) for n in s.names}
@@ -272,7 +272,7 @@ class _Rewriter(ast.NodeTransformer):
         out = ast.Assign([ast.Attribute(_name(BUILDER), "pos", ast.Store())], _const(len(self.places) - 1))
         return ast.copy_location(out, at)
 
-    # -- statements --
+    # -- statements --------------------------------------------------------------------------------------------------
     def block(self, stmts: list[ast.stmt]) -> list[ast.stmt]:
         out: list[ast.stmt] = []
         for k, s in enumerate(stmts):
@@ -326,7 +326,8 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(t, ast.Subscript):
             return [ast.Expr(_call("setitem", self.expr(t.value), self.key(t.slice), value))]
         if isinstance(t, ast.Attribute):
-            raise self.error("unsupported-syntax", "assignment to an attribute is not supported in a kernel function", t,
+            raise self.error("unsupported-syntax", "assignment to an attribute is not supported in a kernel "
+                                                   "function", t,
                              hint="keep mutable state in T.alloc_var and store through its name")
         if isinstance(t, ast.Starred):
             return self.assign(t.value, value, method)
@@ -444,7 +445,7 @@ class _Rewriter(ast.NodeTransformer):
 
     do_AsyncFunctionDef = do_ClassDef = do_FunctionDef  # type: ignore[assignment]
 
-    # -- expressions --
+    # -- expressions -------------------------------------------------------------------------------------------------
     def key(self, e: ast.expr) -> ast.expr:
         """A subscript as an ordinary expression: slices become slice(...) objects."""
         if isinstance(e, ast.Slice):

@@ -38,7 +38,11 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
                            f"{describe(dst)}")
     if _has_extents(dst) or _has_extents(value):
         if return_prev:
-            raise error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value", hint="loop over the elements with T.Parallel")
+            raise error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value", hint="loop over "
+                                                                                                           "the "
+                                                                                                           "elements "
+                                                                                                           "with "
+                                                                                                           "T.Parallel")
         if _has_extents(value) or isinstance(value, Load) and not _has_extents(dst):
             src, region = pair(value, dst, f"atomic_{kind}")
             return emit_op(b, AtomicTile(region, src, kind, attrs_of(annotations, memory_order=order), span=b.here()))
@@ -47,7 +51,8 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
         return emit_op(b, AtomicTile(region, scalar, kind, attrs_of(annotations, memory_order=order), span=b.here()))
     AtomicTile(whole_region(dst, "dst"), convert(0), kind, span=b.here()).check()
     at = AddressOf(dst.buffer, dst.indices)
-    op = call(f"atomic_{kind}", (at, cast(convert(value), dst.buffer.dtype)), dst.buffer.dtype, span=b.here(), order=order)
+    dt = dst.buffer.dtype
+    op = call(f"atomic_{kind}", (at, cast(convert(value), dt)), dt, span=b.here(), order=order)
     if return_prev:
         old = b.let("old", op)
         b.unnamed[id(old)] = old
@@ -60,7 +65,8 @@ def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_pre
                annotations: dict[str, Any] | None = None) -> Any:
     """dst += value.  return_prev (element form): the old value."""
     if use_tma:
-        raise errors.error("atomic-option", "use_tma requires a CUDA target with TMA support (SM90+), which is not available "
+        raise errors.error("atomic-option", "use_tma requires a CUDA target with TMA support (SM90+), which is not "
+                                            "available "
                            "yet", span=need_builder("T.atomic_add").here())
     return _atomic("add", dst, value, memory_order, return_prev, annotations)
 
@@ -84,7 +90,8 @@ def atomic_or(dst: Any, value: Any, memory_order: str | None = None) -> Any:
         raise error("atomic-previous", "T.atomic_or works on one element")
     if not dst.dtype.is_int:
         raise error("atomic-operand", f"T.atomic_or needs an integer element, found {dst.dtype}")
-    op = call("atomic_or", (AddressOf(dst.buffer, dst.indices), cast(convert(value), dst.dtype)), dst.dtype, span=b.here(),
+    at = AddressOf(dst.buffer, dst.indices)
+    op = call("atomic_or", (at, cast(convert(value), dst.dtype)), dst.dtype, span=b.here(),
               order=_order(b, memory_order))
     b.emit(Evaluate(op, span=b.here()))
     return EMITTED

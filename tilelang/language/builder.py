@@ -87,7 +87,7 @@ class Builder:
         self.params: dict[str, Any] = {}
         self.serial = 0
 
-    # ---- places -----------------------------------------------------------------------------------------------------
+    # ---- places ----------------------------------------------------------------------------------------------------
 
     def span(self) -> Span | None:
         """The place of the statement being traced, in rewritten code."""
@@ -100,7 +100,9 @@ class Builder:
         while frame is not None and frame.f_globals.get("__name__", "").startswith(
                 ("tilelang.language", "tilelang.ops", "tilelang.ir", "tilelang.layout")):
             frame = frame.f_back  # type: ignore[assignment]
-        if frame is None or self.ctx is None or frame.f_code is self.ctx.code or frame.f_code in self.ctx.code.co_consts:
+        if frame is None or self.ctx is None:
+            return outer
+        if frame.f_code is self.ctx.code or frame.f_code in self.ctx.code.co_consts:
             return outer
         return Span(frame.f_code.co_filename, frame.f_lineno, 0, function=frame.f_code.co_name, caller=outer)
 
@@ -114,14 +116,15 @@ class Builder:
             self.exit(self.frames[-1])
         self.ctx, self.pos = self.contexts.pop()
 
-    # ---- frames and statements -----------------------------------------------------------------------------------------
+    # ---- frames and statements -------------------------------------------------------------------------------------
 
     def emit(self, stmt: Stmt | None) -> None:
         """Append a statement to the innermost frame."""
         if stmt is None:
             return
         if self.lazy:
-            raise errors.error("lazy-effect", "a statement (tile op, macro with effects, atomic) stands in an operand that "
+            raise errors.error("lazy-effect", "a statement (tile op, macro with effects, atomic) stands in an operand "
+                                              "that "
                                "may not be evaluated", span=self.here(),
                                hint="only the first operand of and/or and the test of `a if c else b` always run: "
                                "call it in a statement before")
@@ -170,7 +173,7 @@ class Builder:
                 object.__setattr__(value.data, "name", name)
         object.__setattr__(value, "name", name)
 
-    # ---- assignment ---------------------------------------------------------------------------------------------------
+    # ---- assignment ------------------------------------------------------------------------------------------------
 
     def bind(self, name: str, value: Any, old: Any = None) -> Any:
         """`name = value`: store into a variable, or bind the value and return what the name now stands for."""
@@ -207,7 +210,8 @@ class Builder:
         if value.dtype.is_handle or (self.kernel is None and not reads_memory(value)):
             return value
         if isinstance(old, Var) and not isinstance(old, Const):
-            log.warning("%s: Immutable value `%s` is re-bound; use T.alloc_var for a variable that changes", self.span(),
+            log.warning("%s: Immutable value `%s` is re-bound; use T.alloc_var for a variable that "
+                        "changes", self.span(),
                         name)
         return self.let(name, value)
 
@@ -262,7 +266,8 @@ class Builder:
         if isinstance(old, Undefined):
             raise errors.error("scope", f"`{name}` is used before it has a value", span=self.span())
         if isinstance(old, (Buffer, BufferSlice)):
-            raise errors.error("whole-buffer-assignment", f"`{name} {op}=` on a whole buffer is not supported: use slice "
+            raise errors.error("whole-buffer-assignment", f"`{name} {op}=` on a whole buffer is not supported: use "
+                                                          "slice "
                                "assignment", span=self.span(), hint="write a T.Parallel loop over its elements")
         return self.bind(name, self._apply(op, old, value), old)
 
@@ -294,15 +299,18 @@ class Builder:
     def store(self, buffer: Buffer, indices: tuple[Expr, ...], value: Any) -> None:
         """buffer[indices] = value, cast to the element type."""
         if isinstance(value, (Buffer, str, type(None), list, tuple, dict)) and not isinstance(value, DType):
-            raise errors.error("store-type", f"an element of `{buffer.name}` cannot be assigned a {type(value).__name__}",
+            raise errors.error("store-type", f"an element of `{buffer.name}` cannot be assigned a "
+                                             f"{type(value).__name__}",
                                span=self.span(), hint="use T.copy to move whole tiles")
         v = convert(value)
         lanes = max((i.dtype.lanes for i in indices), default=1)
         want = buffer.dtype.with_lanes(buffer.dtype.lanes * lanes)
         if v.dtype.lanes not in (1, want.lanes) or v.dtype.is_handle and not want.is_handle and want.bits != 64:
-            raise errors.error("store-type", f"Incompatible types in BufferStore: an element of `{buffer.name}` is {want}, "
+            raise errors.error("store-type", f"Incompatible types in BufferStore: an element of `{buffer.name}` is "
+                                             f"{want}, "
                                f"the value is {v.dtype}", span=self.span())
-        self.emit(Store(buffer, tuple(indices), v if v.dtype == want else _cast_value(value, v, want), span=self.here()))
+        stored = v if v.dtype == want else _cast_value(value, v, want)
+        self.emit(Store(buffer, tuple(indices), stored, span=self.here()))
 
     def augment_item(self, target: Any, key: Any, op: str, value: Any) -> None:
         """`target[key] op= value`; indices are evaluated once."""
@@ -332,7 +340,7 @@ class Builder:
 
     serial_loop: Callable[..., Any]  # set by loops.py: the builder does not know the loop kinds
 
-    # ---- conditions -----------------------------------------------------------------------------------------------------
+    # ---- conditions ------------------------------------------------------------------------------------------------
 
     def truth(self, value: Any) -> Any:
         """A Python bool, or the run-time condition as a bool expression."""
@@ -390,7 +398,8 @@ class Builder:
         x, y = self.lazily(a), self.lazily(b)
         for v in (x, y):
             if not isinstance(v, (Expr, BufferSlice, *SCALARS)):
-                raise errors.error("condition", f"`a if cond else b` with a run-time condition chooses between scalars, found "
+                raise errors.error("condition", "`a if cond else b` with a run-time condition chooses between "
+                                                "scalars, found "
                                    f"{describe(v)}", span=self.span(), hint="use an if statement")
         x, y = (v.vector() if isinstance(v, BufferSlice) else v for v in (x, y))
         return select(c, x, y)
@@ -407,7 +416,7 @@ class Builder:
             left = right
         return result
 
-    # ---- control flow ---------------------------------------------------------------------------------------------------
+    # ---- control flow ----------------------------------------------------------------------------------------------
 
     def if_(self, test: Any, names: tuple[str, ...], now: tuple[Any, ...], has_else: bool) -> Guard:
         c = self.truth(test)
@@ -457,7 +466,8 @@ class Builder:
 
     def loop(self, it: Any, names: tuple[str, ...], now: tuple[Any, ...]) -> Guard:
         if not (isinstance(it, Frame) and it.loop):
-            raise errors.error("for-iterator", f"Invalid for loop: got {it!r}, type={type(it).__name__}, expected a loop such "
+            raise errors.error("for-iterator", f"Invalid for loop: got {it!r}, type={type(it).__name__}, expected a "
+                                               "loop such "
                                "as range, T.serial, T.Parallel or T.Pipelined", span=self.span(),
                                hint="iterate Python sequences outside the kernel, in a comprehension, or by a T.macro")
         g = Guard(self, it, names, now)
@@ -487,7 +497,8 @@ class Builder:
             if not isinstance(before, Expr) or isinstance(before, Const):
                 if not _same_python(before, value):
                     raise errors.error(
-                        "loop-carried-value", f"`{name}` is re-bound in the loop and read by its next iteration, but a Python "
+                        "loop-carried-value", f"`{name}` is re-bound in the loop and read by its next iteration, but a "
+                                              "Python "
                         "name is re-bound only once, while tracing", span=g.span, label="this loop",
                         hint=f"use `{name} = T.alloc_var(dtype, init=…)` before the loop")
         self.exit(g.frame)
@@ -504,7 +515,8 @@ class Builder:
     def break_(self) -> None:
         frame = self._innermost_loop("break")
         if getattr(frame, "parallel", False):
-            raise errors.error("break-in-parallel", "break in a T.Parallel loop: its iterations run in no particular order",
+            raise errors.error("break-in-parallel", "break in a T.Parallel loop: its iterations run in no particular "
+                                                    "order",
                                span=self.span(), hint="use T.serial")
         self._jump(Break(span=self.span()))
 
@@ -546,7 +558,8 @@ class Builder:
         for v in items:
             k = next((i for i, o in enumerate(self.outputs) if o is v), None)
             if k is None:
-                raise errors.error("return-value", "Only tensor allocated from `T.empty` can be returned in prim_func, found "
+                raise errors.error("return-value", "Only tensor allocated from `T.empty` can be returned in prim_func, "
+                                                   "found "
                                    f"{describe(v)}", span=self.span())
             if k - n in order:
                 raise errors.error("return-value", f"`{v.name}` is returned twice", span=self.span())
@@ -581,7 +594,7 @@ class Builder:
             return
         log.warning("%s: the value of this expression is not used", self.span())
 
-    # ---- parameters -------------------------------------------------------------------------------------------------------
+    # ---- parameters ------------------------------------------------------------------------------------------------
 
     def before_kernel(self) -> None:
         """Called when the first T.Kernel opens; the eager form stops its symbolic trace here."""

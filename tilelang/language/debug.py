@@ -15,8 +15,10 @@ from .regions import BufferSlice
 from .state import describe, error, need_builder
 from .tile import EMITTED
 
-_LABELS = {"int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short", "int32": "int",
-           "uint32": "uint", "int64": "long", "uint64": "ulong", "float32": "float", "float64": "double", "float16": "half",
+_LABELS = {"int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned "
+                                                                                        "short", "int32": "int",
+           "uint32": "uint", "int64": "long", "uint64": "ulong", "float32": "float", "float64": "double",
+           "float16": "half",
            "bfloat16": "bfloat16_t", "float8_e4m3": "fp8_e4_t", "float8_e4m3fn": "fp8_e4_t", "float8_e5m2": "fp8_e5_t",
            "bool": "bool", "handle": "pointer"}
 _PLACE = "msg='{}' BlockIdx=(%d, %d, %d), ThreadIdx=(%d, %d, %d)"
@@ -76,7 +78,8 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
     if isinstance(obj, BufferSlice) or not isinstance(obj, Expr) or obj.dtype.lanes != 1:
         raise error("print-operand", f"T.print takes a scalar, a buffer or None, found {describe(obj)}")
     label = _LABELS.get(obj.dtype, str(obj.dtype))
-    b.emit(_printf(b, f"{_escape(msg or f'expr<{_short(obj)}>')}: dtype={label} value={_format(obj.dtype)}", _argument(obj)))
+    b.emit(_printf(b, f"{_escape(msg or f'expr<{_short(obj)}>')}: dtype={label} "
+                      f"value={_format(obj.dtype)}", _argument(obj)))
     return EMITTED
 
 

@@ -104,8 +104,8 @@ class EagerFunction:
                 a, kind = _body_annotation(self.rewritten.annotated[p.name], {**pyfunc.__globals__, **names})
             else:
                 a, kind = None, COMPILE_TIME
-            self.parameters[p.name] = Parameter(p.name, kind, p.default, a, isinstance(a, TensorFactory) and kind == TENSOR
-                                                and p.name in annotations)
+            open_shape = isinstance(a, TensorFactory) and p.name in annotations
+            self.parameters[p.name] = Parameter(p.name, kind, p.default, a, open_shape)
 
     def trace(self, args: Mapping[str, Any] | None = None, const_values: Mapping[str, int] | None = None) -> Traced:
         """Trace with these arguments (name -> tensor, TensorSpec or value; tensors may be missing).
@@ -140,8 +140,8 @@ class EagerFunction:
         func = None
         if not stopped:
             span = function_span(self.rewritten)
-            func = PrimFunc(finish(b, self.name, order, span), self.pyfunc,
-                            {p.name: p.default for p in self.parameters.values() if p.kind == SCALAR and not p.required})
+            scalars = (p for p in self.parameters.values() if p.kind == SCALAR and not p.required)
+            func = PrimFunc(finish(b, self.name, order, span), self.pyfunc, {p.name: p.default for p in scalars})
         return Traced(func, {n: u[0] for n, u in uses.items()}, uses)
 
     def _open_spec(self, state: _State, p: Parameter, arg: Any) -> TensorSpec:
@@ -150,7 +150,8 @@ class EagerFunction:
             return arg
         if arg is None or not hasattr(arg, "shape") or not hasattr(arg, "dtype"):
             raise error("eager-argument", f"`{p.name}` is annotated {p.annotation!r} without a shape: its argument is "
-                               "needed to compile", hint=f"pass the tensor, or annotate `{p.name}` with shape and dtype")
+                               "needed to compile", hint=f"pass the tensor, or annotate `{p.name}` with shape and "
+                                                         "dtype")
         dims = [state.const(f"{p.name}.shape[{d}]", DType("int32")) for d in range(len(arg.shape))]
         return TensorSpec(dims, arg.dtype)
 
@@ -159,11 +160,14 @@ class EagerFunction:
         if state.values is not None:
             return uses
         for name, var in state.consts.items():
-            found = [(p, what, d) for what in ("shape", "strides") for p, (_, buf) in b.params.items() if buf is not None
-                     for d, dim in enumerate(buf.shape if what == "shape" else buf.strides_ or ()) if dim is var]
+            found = [(p, what, d) for what, dims_of in (("shape", "shape"), ("strides", "strides_"))
+                     for p, (_, buf) in b.params.items() if buf is not None
+                     for d, dim in enumerate(getattr(buf, dims_of) or ()) if dim is var]
             if not found:
-                raise errors.error("const-unused", f"Constexpr variable `{name}` is not used in any buffer shape or stride", span=var.span,
-                                   hint="make it a dimension of a tensor parameter, or a Python parameter of the function")
+                raise errors.error("const-unused", f"Constexpr variable `{name}` is not used in any buffer shape or "
+                                                   "stride", span=var.span,
+                                   hint="make it a dimension of a tensor parameter, or a Python parameter of the "
+                                        "function")
             uses[name] = tuple(found)
         return uses
 
@@ -180,7 +184,7 @@ def _body_annotation(e: ast.expr, scope: dict[str, Any]) -> tuple[Any, str]:
     """What `name: annotation` in the body makes of a parameter: judged by what the annotation calls or names."""
     target = e.func if isinstance(e, ast.Call) else e.value if isinstance(e, ast.Subscript) else e
     try:
-        value = eval(compile(ast.Expression(target), "<annotation>", "eval"), scope)  # noqa: S307 - the user's own source
+        value = eval(compile(ast.Expression(target), "<annotation>", "eval"), scope)
     except (NameError, AttributeError):
         return None, TENSOR
     kind = _kind_of(value)

@@ -64,7 +64,8 @@ class KernelLaunchFrame(Frame):
 
     def open(self, b: Builder) -> Any:
         if b.kernel is not None:
-            raise error("nested-kernel", "T.Kernel inside T.Kernel", hint="close the first kernel's block before the second")
+            raise error("nested-kernel", "T.Kernel inside T.Kernel", hint="close the first kernel's block before the "
+                                                                          "second")
         b.before_kernel()
         b.kernel = self
         b.kernels += 1
@@ -270,7 +271,8 @@ class ThreadBindingFrame(Frame):
         if kind == "thread" or axis < len(launch.blocks):
             have = launch.threads[axis] if kind == "thread" else launch.blocks[axis]
         if have is None or not is_const(binary("eq", convert(have), convert(self.extent)), True):
-            raise error("launch-dim", f"{self.tag} runs over {have if have is not None else 'nothing'} in this launch, not "
+            raise error("launch-dim", f"{self.tag} runs over {have if have is not None else 'nothing'} in this launch, "
+                                      "not "
                          f"over {self.extent}")
         return launch.thread_vars[axis] if kind == "thread" else launch.block_vars[axis]
 

@@ -16,13 +16,16 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
      "annotate it with T.Tensor(shape, dtype), T.int32, T.ptr, …"),
     ("parameter-missing", TypeError, "a kernel parameter without an annotation",
      "write `A: T.Tensor(shape, dtype)` or a scalar type such as T.int32"),
-    ("positional-only", TypeError, "positional-only parameters of a kernel function", "remove the `/` from the signature"),
+    ("positional-only", TypeError, "positional-only parameters of a kernel function", "remove the `/` from the "
+                                                                                      "signature"),
     ("return-value", RuntimeError, "returning something that is not a T.empty tensor",
      "return each T.empty tensor once, at the end of the function"),
-    ("outputs-not-returned", RuntimeError, "T.empty tensors that are not returned", "return every T.empty tensor at the end"),
+    ("outputs-not-returned", RuntimeError, "T.empty tensors that are not returned", "return every T.empty tensor at "
+                                                                                    "the end"),
     ("macro-reference", ValueError, "a T.Ref argument that cannot be assigned to",
      "pass a T.alloc_var, an element A[i] or a slice of a buffer"),
-    ("macro-arguments", TypeError, "arguments that do not fit a macro's signature", "compare the call with the definition"),
+    ("macro-arguments", TypeError, "arguments that do not fit a macro's signature", "compare the call with the "
+                                                                                    "definition"),
     ("symbol-name", ValueError, "a bad name of T.dynamic or T.const", 'write names as in T.dynamic("m, n")'),
     ("const-unused", RuntimeError, "a T.const that is no dimension or stride of a tensor",
      "make it a dimension of a tensor parameter, or a Python parameter of the function"),
@@ -37,7 +40,8 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
      "use T.alloc_var for a variable that changes while the kernel runs"),
     ("for-iterator", TypeError, "a for loop over something that is not a loop of the language",
      "iterate Python sequences in a comprehension or a T.macro, outside the kernel's loops"),
-    ("condition", TypeError, "a condition that is neither a run-time nor a Python truth value", "compare an element of it"),
+    ("condition", TypeError, "a condition that is neither a run-time nor a Python truth value", "compare an element of "
+                                                                                                "it"),
     ("infinite-loop", RuntimeError, "while with a condition that is always true",
      "loop on a T.alloc_var, or use T.serial with break"),
     ("break-outside-loop", SyntaxError, "break or continue with no loop around it in the kernel",
@@ -53,17 +57,22 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
      "index the buffer itself; a T.alloc_var is assigned by its name, without [0]"),
     ("store-type", TypeError, "a stored value that is not a scalar or vector of the element type",
      "store a scalar in an element; use T.copy to move whole tiles and T.fill for constants"),
-    ("raw-statement", ValueError, "a raw statement used out of order", "nest `with T.Then():` directly in `with T.If(c):`"),
+    ("raw-statement", ValueError, "a raw statement used out of order", "nest `with T.Then():` directly in `with "
+                                                                       "T.If(c):`"),
     # expressions
-    ("type", TypeError, "an operation that the types of its operands do not allow", "cast one of them: T.cast(x, dtype)"),
+    ("type", TypeError, "an operation that the types of its operands do not allow", "cast one of them: T.cast(x, "
+                                                                                    "dtype)"),
     ("value", ValueError, "a value outside what the operation allows", "use a wider type or another value"),
-    ("overflow", OverflowError, "an integer literal beyond 64 bits", "no element type holds it: use a float, or two words"),
-    ("operation", RuntimeError, "an operation that is not defined", "cast the operands, or use the named function of T"),
+    ("overflow", OverflowError, "an integer literal beyond 64 bits", "no element type holds it: use a float, or two "
+                                                                     "words"),
+    ("operation", RuntimeError, "an operation that is not defined", "cast the operands, or use the named function of "
+                                                                    "T"),
     ("attribute", AttributeError, "an attribute that a value of the language does not have",
      "see dir() of the value for what it has"),
     ("math-type", TypeError, "a function of a type it is not defined on", "cast the argument: T.cast(x, 'float32')"),
     ("rounding-mode", ValueError, "an unknown rounding mode", "use one of the modes named above"),
-    ("select-types", TypeError, "T.Select between different types", "cast one side, or use T.if_then_else, which promotes"),
+    ("select-types", TypeError, "T.Select between different types", "cast one side, or use T.if_then_else, which "
+                                                                    "promotes"),
     ("packed-type", ValueError, "a vector operation on a type it is not defined on",
      "use one of float32x2, float16x2, bfloat16x2 on all operands"),
     ("lane-range", IndexError, "T.extract_lane past the last lane", "lanes count from 0"),
@@ -73,15 +82,19 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
     ("gemm-dtypes", ValueError, "operand types T.gemm does not combine", "cast one operand to the other's type"),
     ("fp8-format", ValueError, "an unknown fp8 format name", "use 'e4m3' or 'e5m2'"),
     # tensors and subscripts
-    ("tensor-shape", TypeError, "a bad shape", "use integers, T.dynamic or T.const symbols and integer expressions of them"),
+    ("tensor-shape", TypeError, "a bad shape", "use integers, T.dynamic or T.const symbols and integer expressions of "
+                                               "them"),
     ("tensor-dtype", TypeError, "a bad element type of a tensor", "write T.float32, T.int32, …"),
-    ("tensor-strides", ValueError, "strides that do not go with the shape", "give one stride per dimension, in elements"),
+    ("tensor-strides", ValueError, "strides that do not go with the shape", "give one stride per dimension, in "
+                                                                            "elements"),
     ("tensor-subscript", AssertionError, "T.Tensor[...] with one lone number", "write T.Tensor((n,), dtype)"),
-    ("pointer", TypeError, "something that is not a pointer where one is needed", "declare the parameter as `p: T.ptr`"),
+    ("pointer", TypeError, "something that is not a pointer where one is needed", "declare the parameter as `p: "
+                                                                                  "T.ptr`"),
     ("view-source", AttributeError, "a view of something that is not a whole, compact buffer", "view the whole buffer"),
     ("view-size", AssertionError, "a view of another size", "shape times element bits must stay the same"),
     ("access-type", ValueError, "a bad access_ptr argument", "use 'r', 'w' or 'rw', and indices instead of an offset"),
-    ("index-count", IndexError, "a subscript with the wrong number of indices", "give one index or slice per dimension"),
+    ("index-count", IndexError, "a subscript with the wrong number of indices", "give one index or slice per "
+                                                                                "dimension"),
     ("index-type", TypeError, "a subscript that is not an integer, an integer expression or a slice",
      "cast it: T.cast(i, 'int32')"),
     ("index-range", IndexError, "a constant index outside the buffer", "only accesses to global buffers are guarded"),
@@ -98,17 +111,23 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
     ("alloc-arguments", TypeError, "bad arguments of an allocation", "write (shape, dtype)"),
     ("alloc-scope", ValueError, "an unknown memory scope", "use T.alloc_shared, T.alloc_fragment or T.alloc_local"),
     ("alloc-var", TypeError, "bad arguments of T.alloc_var", "write T.alloc_var(dtype, init=value)"),
-    ("empty-after-kernel", ValueError, "T.empty after the first T.Kernel", "declare outputs before `with T.Kernel(...)`"),
+    ("empty-after-kernel", ValueError, "T.empty after the first T.Kernel", "declare outputs before `with "
+                                                                           "T.Kernel(...)`"),
     ("empty-shape", TypeError, "a bad shape of T.empty", "write T.empty((m, n), dtype) or T.empty(m, n, dtype=dtype)"),
     # launches and loops
     ("kernel-grid", ValueError, "a bad grid of T.Kernel", "give one to three extents that are not negative"),
-    ("kernel-threads", ValueError, "a bad thread extent of T.Kernel", "use one to three positive integers, at most 1024 in all"),
+    ("kernel-threads", ValueError, "a bad thread extent of T.Kernel", "use one to three positive integers, at most "
+                                                                      "1024 in all"),
     ("nested-kernel", ValueError, "T.Kernel inside T.Kernel", "close the first kernel's block before the second"),
     ("no-kernel", AssertionError, "something of a launch used outside T.Kernel", "move it under `with T.Kernel(...)`"),
-    ("launch-dim", ValueError, "a launch dimension that does not exist", "dimensions count from 0 (x), as given to T.Kernel"),
-    ("swizzle-order", ValueError, "T.use_swizzle with a bad order or panel size", "write T.use_swizzle(10, order='row')"),
-    ("swizzle-place", ValueError, "T.use_swizzle after statements that do work", "move it to the top of the kernel body"),
-    ("min-blocks", AssertionError, "annotate_min_blocks_per_sm without a positive integer", "give an integer of at least 1"),
+    ("launch-dim", ValueError, "a launch dimension that does not exist", "dimensions count from 0 (x), as given to "
+                                                                         "T.Kernel"),
+    ("swizzle-order", ValueError, "T.use_swizzle with a bad order or panel size", "write T.use_swizzle(10, "
+                                                                                  "order='row')"),
+    ("swizzle-place", ValueError, "T.use_swizzle after statements that do work", "move it to the top of the kernel "
+                                                                                 "body"),
+    ("min-blocks", AssertionError, "annotate_min_blocks_per_sm without a positive integer", "give an integer of at "
+                                                                                            "least 1"),
     ("warp-groups", AssertionError, "T.ws without warp groups", "name warp groups: T.ws(0), T.ws(1, 2)"),
     ("thread-tag", ValueError, "an unknown thread tag", "use blockIdx.x/y/z or threadIdx.x/y/z"),
     ("loop-step", ValueError, "a loop whose step is zero", "use a positive or negative step"),
@@ -120,12 +139,14 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
     # tile ops
     ("region-operand", TypeError, "a tile op's operand that is not a buffer, region or element",
      "pass a buffer, a slice A[a:b, k] or a start element A[i, j]"),
-    ("copy-shapes", ValueError, "two whole buffers of different shapes", "slice one of them, or give its start element"),
+    ("copy-shapes", ValueError, "two whole buffers of different shapes", "slice one of them, or give its start "
+                                                                         "element"),
     ("copy-extents", AssertionError, "operands from which no extents can be deduced",
      "give a whole buffer or a slice on one side"),
     ("copy-ranks", ValueError, "operands with a different number of non-unit extents",
      "the extents other than 1 must be as many on both sides"),
-    ("copy-range", ValueError, "a source larger than the tile it is copied into", "slice the source to the tile's size"),
+    ("copy-range", ValueError, "a source larger than the tile it is copied into", "slice the source to the tile's "
+                                                                                  "size"),
     ("copy-overlap", ValueError, "a copy whose source and destination overlap", "copy through another buffer"),
     ("copy-option", ValueError, "a bad option of a tile op", "leave it out"),
     ("eviction-policy", KeyError, "an unknown eviction policy", "use evict_normal, evict_first or evict_last"),
@@ -134,22 +155,28 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
      "copy the region to a buffer of its own, or use T.view"),
     ("reduce-kind", ValueError, "an unknown kind of reduction", "use T.reduce_sum, T.reduce_max, …"),
     ("reduce-batch", ValueError, "a bad batch of a reduction", "leave it out: it never changes results"),
-    ("reduce-dim", ValueError, "a reduction over a dimension that does not exist", "dimensions count from 0, or from -1 back"),
-    ("fill-operand", ValueError, "T.fill or T.clear of something that is not a buffer or region", "pass a buffer or a slice"),
-    ("scan-dim", ValueError, "a scan along a dimension that does not exist", "dimensions count from 0, or from -1 back"),
+    ("reduce-dim", ValueError, "a reduction over a dimension that does not exist", "dimensions count from 0, or from "
+                                                                                   "-1 back"),
+    ("fill-operand", ValueError, "T.fill or T.clear of something that is not a buffer or region", "pass a buffer or a "
+                                                                                                  "slice"),
+    ("scan-dim", ValueError, "a scan along a dimension that does not exist", "dimensions count from 0, or from -1 "
+                                                                             "back"),
     ("transpose-operand", AssertionError, "an operand of T.transpose without two dimensions",
      "pass whole two-dimensional buffers or slices"),
     # atomics, threads, annotations, debugging
     ("atomic-order", KeyError, "an unknown memory order", "leave it out for relaxed order"),
     ("atomic-load-order", ValueError, "a memory order that a load or store does not support",
      "use 'relaxed' or 'seq_cst', or acquire loads and release stores"),
-    ("atomic-operand", TypeError, "an atomic on something that is not an element or tile", "pass C[i, j], a slice or a buffer"),
+    ("atomic-operand", TypeError, "an atomic on something that is not an element or tile", "pass C[i, j], a slice or a "
+                                                                                           "buffer"),
     ("atomic-previous", NotImplementedError, "an atomic form that works on one element only",
      "loop over the elements with T.Parallel"),
     ("atomic-option", NotImplementedError, "an option of atomics that is not available", "leave it out"),
-    ("predicate-type", TypeError, "a warp or block vote on something that is not an integer or bool", "write a comparison"),
+    ("predicate-type", TypeError, "a warp or block vote on something that is not an integer or bool", "write a "
+                                                                                                      "comparison"),
     ("lane-arguments", ValueError, "bad arguments of a warp primitive", "give the missing argument, as an integer"),
-    ("lane-argument-type", TypeError, "a warp size that is not an integer", "leave it out for the warp size of the target"),
+    ("lane-argument-type", TypeError, "a warp size that is not an integer", "leave it out for the warp size of the "
+                                                                            "target"),
     ("extern-argument", TypeError, "an argument an extern call cannot take",
      "pass scalars, buffers (as pointers) or T.address_of(A[i])"),
     ("layout-annotation", ValueError, "a layout that does not go with its buffer",

@@ -73,7 +73,8 @@ class LoopFrame(Frame):
         self.extent = _trip_count(self.start, self.stop, self.step)
         self.counter = Var("i", dt, span=self.span)
         self.user = b.new_var("i", dt)
-        self.stmts.append(Bind(self.user, binary("add", self.start, binary("mul", self.counter, self.step)), span=self.span))
+        value = binary("add", self.start, binary("mul", self.counter, self.step))
+        self.stmts.append(Bind(self.user, value, span=self.span))
         self.start = Const(0, dt)
         return self.user
 
@@ -130,7 +131,8 @@ class ParallelFrame(Frame):
             b.unnamed.pop(id(v), None)
         body = self.body()
         if isinstance(body, ParallelStmt) and not body.attrs:
-            return ParallelStmt(self.vars + body.vars, self.extents + body.extents, body.body, self.attrs, span=self.span)
+            return ParallelStmt(self.vars + body.vars, self.extents + body.extents, body.body, self.attrs,
+                                span=self.span)
         return ParallelStmt(self.vars, self.extents, body, self.attrs, span=self.span)
 
 
@@ -211,7 +213,7 @@ class IfThreadFrame(Frame):
         return If(self.cond, self.body(), None, span=self.span)
 
 
-# ---- the calls ----------------------------------------------------------------------------------------------------------
+# ---- the calls -----------------------------------------------------------------------------------------------------
 
 def serial(start: Any, stop: Any = None, step: Any = None, *, annotations: dict[str, Any] | None = None) -> LoopFrame:
     """Sequential loop, executed by every thread: `for i in T.serial(n)`; bounds as Python's range."""

@@ -52,7 +52,8 @@ class Macro:
     def __call__(self, *args: Any, **kw: Any) -> Any:
         b = need_builder(f"macro {self.name}")
         if b.lazy:
-            raise error("lazy-effect", f"macro `{self.name}` is called in an operand that may not be evaluated", hint="call it in a statement before and use its result")
+            raise error("lazy-effect", f"macro `{self.name}` is called in an operand that may not be "
+                                       "evaluated", hint="call it in a statement before and use its result")
         try:
             bound = self._signature.bind(*args, **kw)
         except TypeError as e:
@@ -90,7 +91,8 @@ class Macro:
                         continue
                     a = resolve_annotation(a, self.orig_func, names)
                 if a is Var:
-                    warnings.warn("T.Var as a macro annotation is deprecated, use T.Ref", DeprecationWarning, stacklevel=3)
+                    warnings.warn("T.Var as a macro annotation is deprecated, use T.Ref", DeprecationWarning,
+                                  stacklevel=3)
                 if a is Ref or a is Var:
                     refs.append(name)
             self._refs = frozenset(refs)

@@ -100,16 +100,12 @@ def _integer(name: str, result: DType | None = None) -> Callable[..., Expr]:
 
 
 popcount, clz = _integer("popcount"), _integer("clz")
-_FFS = _integer("__ffs", I32)
-globals()["__ffs"] = _FFS
+__ffs = _integer("__ffs", I32)
 
 
-def _fns(mask: Any, base: Any, offset: Any) -> Expr:
+def __fns(mask: Any, base: Any, offset: Any) -> Expr:
     """Position of the offset-th set bit of a 32-bit mask from base."""
     return call("__fns", (cast(mask, "uint32"), cast(base, "uint32"), cast(offset, I32)), "uint32")
-
-
-globals()["__fns"] = _fns
 
 
 def _binary_float(name: str) -> Callable[..., Expr]:
@@ -124,7 +120,8 @@ def _binary_float(name: str) -> Callable[..., Expr]:
     return fn
 
 
-atan2, fmod, hypot, copysign, nextafter = (_binary_float(n) for n in ("atan2", "fmod", "hypot", "copysign", "nextafter"))
+atan2, fmod, hypot = _binary_float("atan2"), _binary_float("fmod"), _binary_float("hypot")
+copysign, nextafter = _binary_float("copysign"), _binary_float("nextafter")
 
 
 def pow(x: Any, y: Any) -> Expr:  # noqa: A001 - public name
@@ -198,7 +195,7 @@ def clamp(x: Any, lo: Any, hi: Any) -> Expr:
     return min(max(x, lo), hi)
 
 
-# ---- casts and selection ---------------------------------------------------------------------------------------------------
+# ---- casts and selection -------------------------------------------------------------------------------------------
 
 def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any = None) -> Expr:
     """value in another type: floats to integers truncate, narrower floats round to nearest even."""
@@ -283,7 +280,7 @@ def extract_lane(vec: Any, lane: Any) -> Expr:
     return Shuffle((vec,), (lane,), vec.dtype.scalar)
 
 
-# ---- constants of a type ---------------------------------------------------------------------------------------------------------
+# ---- constants of a type -------------------------------------------------------------------------------------------
 
 def _limit(dt: Any, sign: int) -> Expr:
     d = dtype_of(dt, "T.max_value")
@@ -312,7 +309,7 @@ def infinity(dtype: Any) -> Expr:
     return const(_math.inf, d)
 
 
-# ---- integers ---------------------------------------------------------------------------------------------------------------------
+# ---- integers ------------------------------------------------------------------------------------------------------
 
 def _int_args(a: Any, b: Any) -> bool:
     return isinstance(a, int) and isinstance(b, int)
@@ -368,7 +365,7 @@ def likely(x: Any) -> Expr:
     return _value(x)
 
 
-# ---- rounded and packed arithmetic ------------------------------------------------------------------------------------------------
+# ---- rounded and packed arithmetic ---------------------------------------------------------------------------------
 
 def _ieee(name: str, arity: int) -> Callable[..., Expr]:
     def fn(*args: Any, rounding_mode: str = "rn") -> Expr:
@@ -393,7 +390,8 @@ def _ieee(name: str, arity: int) -> Callable[..., Expr]:
 
 
 ieee_add, ieee_sub, ieee_mul, ieee_fdiv = (_ieee(n, 2) for n in ("add", "sub", "mul", "fdiv"))
-ieee_fmaf, ieee_frcp, ieee_fsqrt, ieee_frsqrt = (_ieee("fmaf", 3), _ieee("frcp", 1), _ieee("fsqrt", 1), _ieee("frsqrt", 1))
+ieee_fmaf = _ieee("fmaf", 3)
+ieee_frcp, ieee_fsqrt, ieee_frsqrt = (_ieee(n, 1) for n in ("frcp", "fsqrt", "frsqrt"))
 
 
 def _packed(name: str, arity: int) -> Callable[..., Expr]:
@@ -419,10 +417,11 @@ add2, sub2, mul2, max2, min2 = (_packed(n, 2) for n in ("add2", "sub2", "mul2", 
 fma2, abs2 = _packed("fma2", 3), _packed("abs2", 1)
 
 __all__ = ["abs", "abs2", "acos", "acosh", "add2", "align_up", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
-           "bitwise_not", "bitwise_or", "bitwise_xor", "cdiv", "ceil", "ceildiv", "clamp", "clz", "copysign", "cos", "cosh",
-           "erf", "exp", "exp10", "exp2", "extract_lane", "fabs", "fast_rcp", "floor", "floordiv", "floormod", "fma2",
-           "fmod", "hypot", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul",
-           "ieee_sub", "if_then_else", "index_to_coordinates", "infinity", "isfinite", "isinf", "isnan", "isnullptr", "ldexp",
-           "likely", "log", "log10", "log1p", "log2", "max", "max2", "max_value", "min", "min2", "min_value", "mul2",
-           "nearbyint", "nextafter", "popcount", "pow", "reinterpret", "round", "rsqrt", "shift_left", "shift_right",
-           "sigmoid", "sin", "sinh", "sqrt", "sub2", "tan", "tanh", "trunc", "truncdiv", "truncmod", *_FAST, "__ffs", "__fns"]
+           "bitwise_not", "bitwise_or", "bitwise_xor", "cdiv", "ceil", "ceildiv", "clamp", "clz", "copysign", "cos",
+           "cosh", "erf", "exp", "exp10", "exp2", "extract_lane", "fabs", "fast_rcp", "floor", "floordiv", "floormod",
+           "fma2", "fmod", "hypot", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt",
+           "ieee_mul", "ieee_sub", "if_then_else", "index_to_coordinates", "infinity", "isfinite", "isinf", "isnan",
+           "isnullptr", "ldexp", "likely", "log", "log10", "log1p", "log2", "max", "max2", "max_value", "min", "min2",
+           "min_value", "mul2", "nearbyint", "nextafter", "popcount", "pow", "reinterpret", "round", "rsqrt",
+           "shift_left", "shift_right", "sigmoid", "sin", "sinh", "sqrt", "sub2", "tan", "tanh", "trunc", "truncdiv",
+           "truncmod", *_FAST, "__ffs", "__fns"]

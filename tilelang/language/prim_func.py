@@ -95,10 +95,11 @@ class PrimFunc:
         return hash(self.func)
 
     def __call__(self, *args: Any, **kw: Any) -> Any:
-        raise TypeError(f"PrimFunc `{self.func.name}` is not callable: compile it with tilelang.compile and call the kernel")
+        raise TypeError(f"PrimFunc `{self.func.name}` is not callable: compile it with tilelang.compile and call the "
+                        "kernel")
 
 
-# ---- parameters -----------------------------------------------------------------------------------------------------------
+# ---- parameters ----------------------------------------------------------------------------------------------------
 
 class Unannotated:
     """A parameter before its annotation in the body was met; every other use is an error."""
@@ -113,21 +114,24 @@ class Unannotated:
 
     def _raise(self, *_: Any) -> Any:
         raise error("parameter-annotation", f"Argument `{self._name}` is not annotated",
-                           hint=f"annotate it in the signature, or by `{self._name}: T.Tensor(shape, dtype)` before its use")
+                           hint=f"annotate it in the signature, or by `{self._name}: T.Tensor(shape, dtype)` before "
+                                "its use")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__tilelang_expr__":
             raise AttributeError(name)
         return self._raise()
 
-    __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __call__ = __bool__ = __index__ = __iter__ = _raise
+    __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = _raise
+    __call__ = __bool__ = __index__ = __iter__ = _raise
 
 
 def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any:
     """The value a parameter name stands for, from its annotation; registers the parameter.  at: its span."""
     at = at or b.span()
     if isinstance(annotation, TensorFactory):
-        raise errors.error("parameter-annotation", f"Argument `{name}`: {annotation!r} without a shape takes it from the "
+        raise errors.error("parameter-annotation", f"Argument `{name}`: {annotation!r} without a shape takes it from "
+                                                   "the "
                            "argument of the call, which only tilelang.jit functions have", span=at,
                            hint=f"write {annotation!r}(shape, dtype)")
     if isinstance(annotation, TensorSpec):
@@ -148,7 +152,8 @@ def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any
             annotation = Var(name, annotation.dtype, span=at)
         b.params[name] = (annotation, None)
         return annotation
-    raise errors.error("parameter-annotation", f"Argument `{name}` is annotated with {annotation!r}, which is neither a tensor "
+    raise errors.error("parameter-annotation", f"Argument `{name}` is annotated with {annotation!r}, which is neither "
+                                               "a tensor "
                        "nor a scalar type", span=at, hint="use T.Tensor(shape, dtype), T.float32, T.int32, T.ptr, …")
 
 
@@ -186,7 +191,7 @@ def check_signature(fn: Callable[..., Any]) -> inspect.Signature:
     return sig
 
 
-# ---- running the rewritten function -------------------------------------------------------------------------------------------
+# ---- running the rewritten function --------------------------------------------------------------------------------
 
 def outer_locals(depth: int, fn: Callable[..., Any]) -> dict[str, Any] | None:
     """Locals of the decorating frame: with postponed annotations, names that only annotations use are in no closure."""
@@ -233,7 +238,8 @@ def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
     """An error raised inside the language (not by the user's own Python) as one with the user's place."""
     last = traceback.extract_tb(e.__traceback__)[-1] if e.__traceback__ else None
     inside = last is not None and "tilelang" in last.filename and last.filename != b.ctx.file
-    inside = inside or isinstance(getattr(e, "obj", None), (Node, BufferSlice))  # an attribute of ours that is not there
+    if isinstance(e, AttributeError) and isinstance(e.obj, (Node, BufferSlice)):  # ours, and not there
+        inside = True
     for cls, kind in _PLACED:
         if isinstance(e, cls):
             if not kind or not inside and not isinstance(e, TypeError):
@@ -259,7 +265,8 @@ def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
     while b.frames[-1] is not b.root:
         b.exit(b.frames[-1])
     if b.outputs and (b.returned is None or len(b.returned) != len(b.outputs)):
-        missing = [o.name for k, o in enumerate(b.outputs) if b.returned is None or k - len(b.outputs) not in b.returned]
+        kept = {len(b.outputs) + k for k in b.returned or ()}
+        missing = [o.name for k, o in enumerate(b.outputs) if k not in kept]
         raise errors.error("outputs-not-returned", "Not all tensor allocated from `T.empty` are returned: "
                            f"{', '.join(missing)}", span=span, hint="return every T.empty tensor at the end")
     params: list[Var] = []
@@ -303,7 +310,8 @@ def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | 
         elif p.name in rw.annotated:
             args[p.name] = Unannotated(p.name)
         else:
-            raise errors.error("parameter-missing", f"Argument `{p.name}` is not annotated: missing a required argument "
+            raise errors.error("parameter-missing", f"Argument `{p.name}` is not annotated: missing a required "
+                                                    "argument "
                                "annotation", span=param_span(rw, p.name),
                                hint=f"write `{p.name}: T.Tensor(shape, dtype)` or a scalar type such as T.int32")
     run_rewritten(b, pyfunc, rw, args, caller_locals)
@@ -328,5 +336,5 @@ def prim_func(func: Callable[..., Any] | None = None, *, eager_jit: bool = False
     return trace_prim_func(func, outer_locals(2, func))
 
 
-__all__ = ["PrimFunc", "Unannotated", "check_signature", "closure_names", "declare_param", "finish", "function_span", "outer_locals", "param_span",
-           "prim_func", "resolve_annotation", "run_rewritten", "trace_prim_func"]
+__all__ = ["PrimFunc", "Unannotated", "check_signature", "closure_names", "declare_param", "finish", "function_span",
+           "outer_locals", "param_span", "prim_func", "resolve_annotation", "run_rewritten", "trace_prim_func"]

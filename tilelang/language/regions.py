@@ -16,7 +16,7 @@ from .polynomial import difference
 from .state import current, describe, error
 
 
-# ---- subscripts ---------------------------------------------------------------------------------------------------------
+# ---- subscripts ----------------------------------------------------------------------------------------------------
 
 def subscript(buffer: Buffer, key: Any, storing: bool = False) -> Any:
     """buffer[key]: a Load for plain indices, a BufferSlice when a slice occurs."""
@@ -27,14 +27,16 @@ def subscript(buffer: Buffer, key: Any, storing: bool = False) -> Any:
         if storing:
             raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional, cannot be indexed with the "
                          f"{len(items)}-dimensional indices provided.")
-        raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional (shape={shape}), but {len(items)} index(es) "
+        raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional (shape={shape}), but {len(items)} "
+                                   "index(es) "
                      f"were provided: give one index or slice per dimension")
     sliced = False
     for i in items:
         if type(i) is slice:
             sliced = True
     if not sliced:
-        return load(buffer, [_index(buffer, d, i) for d, i in enumerate(items)], span=None if storing else _here_cheap())
+        indices = [_index(buffer, d, i) for d, i in enumerate(items)]
+        return load(buffer, indices, span=None if storing else _here_cheap())
     mins: list[Expr] = []
     extents: list[Any] = []
     for d, i in enumerate(items):
@@ -69,12 +71,14 @@ def _index(buffer: Buffer, d: int, i: Any) -> Expr:
 def _convert_index(buffer: Buffer, d: int, i: Any) -> Expr:
     if i is Ellipsis or i is None or isinstance(i, (str, float, Buffer)):
         what = "..." if i is Ellipsis else type(i).__name__
-        raise error("index-type", f"index {d} of `{buffer.name}` is {what}, an integer, an integer expression or a slice is "
+        raise error("index-type", f"index {d} of `{buffer.name}` is {what}, an integer, an integer expression or a "
+                                  "slice is "
                      "needed")
     try:
         return convert(i)
     except TypeError:
-        raise error("index-type", f"index {d} of `{buffer.name}` is a {type(i).__name__}, an integer, an integer expression "
+        raise error("index-type", f"index {d} of `{buffer.name}` is a {type(i).__name__}, an integer, an integer "
+                                  "expression "
                      "or a slice is needed") from None
 
 
@@ -107,7 +111,8 @@ def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
                          hint="a slice needs start < stop")
         outside = isinstance(lo, int) and isinstance(dim, int) and lo + extent > dim
         if outside and buffer.scope_name != "global":
-            raise error("slice-bounds", f"the slice {lo}:{lo + extent} ends past dimension {d} of `{buffer.name}` "  # type: ignore
+            raise error("slice-bounds", f"the slice {lo}:{lo + extent} ends past dimension {d} of "
+                                        f"`{buffer.name}` "  # type: ignore
                          f"(size {dim})", hint="only accesses to global buffers are guarded")
     return convert(lo), extent
 
@@ -205,7 +210,8 @@ def vector_indices(r: Region) -> tuple[Expr, ...]:
                      hint="use T.copy to move tiles, or T.Parallel to compute on them")
     d = wide[0]
     if d != last or not isinstance(r.extents[d], int):
-        raise error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have a static extent along the last "
+        raise error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have a static extent along the "
+                                   "last "
                      "dimension", hint="use T.copy, or loop over the elements")
     start = r.mins[d]
     ramp = Ramp(start, Const(1, start.dtype), r.extents[d], start.dtype.with_lanes(r.extents[d]))
@@ -219,11 +225,12 @@ def store_slice(builder: Any, target: BufferSlice, value: Any) -> None:
     v = convert(value)
     if v.dtype.lanes != target.dtype.lanes * lanes:
         raise error("store-type", f"Incompatible types in BufferStore: the slice of `{target.buffer.name}` has {lanes} "
-                     f"elements, the value is {v.dtype}", hint="fill a region with T.fill, or broadcast with T.Broadcast")
+                     f"elements, the value is {v.dtype}", hint="fill a region with T.fill, or broadcast with "
+                                                               "T.Broadcast")
     builder.store(target.buffer, indices, v)
 
 
-# ---- operands of tile ops -----------------------------------------------------------------------------------------------
+# ---- operands of tile ops ------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Operand:
@@ -235,7 +242,8 @@ class Operand:
     whole: bool = False
 
     def region(self, extents: tuple[Any, ...] | None = None) -> Region:
-        return Region(self.buffer, self.mins, extents if extents is not None else self.extents or (), span=_here_cheap())
+        """The region with these extents (default: its own)."""
+        return Region(self.buffer, self.mins, extents or self.extents or (), span=_here_cheap())
 
 
 _ZERO = Const(0, I32)
@@ -288,8 +296,9 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
     """
     s, d = operand(src, f"the source of T.{what}"), operand(dst, f"the destination of T.{what}")
     if s.whole and d.whole:
-        if len(s.extents) != len(d.extents) or not all(map(same_extent, s.extents, d.extents)):  # type: ignore[arg-type]
-            raise error("copy-shapes", f"StructuralEqual check failed: T.{what} of whole buffers needs equal shapes, found "
+        if len(s.buffer.shape) != len(d.buffer.shape) or not all(map(same_extent, s.buffer.shape, d.buffer.shape)):
+            raise error("copy-shapes", f"StructuralEqual check failed: T.{what} of whole buffers needs equal shapes, "
+                                       "found "
                          f"`{s.buffer.name}` {_shape(s.extents)} and `{d.buffer.name}` {_shape(d.extents)}",
                          hint="slice one of them, or give the start element: "
                          f"T.{what}({s.buffer.name}[…], {d.buffer.name})")
@@ -335,7 +344,8 @@ def check_inside(r: Region) -> None:
         return
     for d, (lo, ext, dim) in enumerate(zip(r.mins, r.extents, r.buffer.shape)):
         if isinstance(lo, Const) and isinstance(ext, int) and isinstance(dim, int) and lo.value + ext > dim:
-            raise error("slice-bounds", f"the tile covers {lo.value}:{lo.value + ext} of dimension {d} of `{r.buffer.name}`, "
+            raise error("slice-bounds", f"the tile covers {lo.value}:{lo.value + ext} of dimension {d} of "
+                                        f"`{r.buffer.name}`, "
                          f"which has {dim}", hint="only accesses to global buffers are guarded")
 
 
@@ -352,7 +362,8 @@ def _trailing(point: Operand, extents: tuple[Any, ...], what: str) -> tuple[Any,
     while len(extents) > n and is_const(extents[0], 1):
         extents = extents[1:]
     if len(extents) > n:
-        raise error("copy-extents", f"Can't deduce {what} extents from args: `{point.buffer.name}` has {n} dimensions, the "
+        raise error("copy-extents", f"Can't deduce {what} extents from args: `{point.buffer.name}` has {n} dimensions, "
+                                    "the "
                      f"other operand extents {_shape(extents)}", hint=f"slice `{point.buffer.name}` instead")
     return (1,) * (n - len(extents)) + tuple(extents)
 

@@ -37,7 +37,8 @@ def need_builder(what: str) -> Builder:
     """The active builder.  Raises JITNoBuilderError naming `what` outside a kernel function."""
     b = _state.builder
     if b is None:
-        raise JITNoBuilderError(f"{what} can only be used inside a function under construction (T.prim_func, T.macro or "
+        raise JITNoBuilderError(f"{what} can only be used inside a function under construction (T.prim_func, T.macro "
+                                "or "
                                 "tilelang.jit)")
     return b
 

@@ -56,7 +56,8 @@ class TensorSpec:
         self.dtype = dtype_of(dt, "a tensor")
         self.strides = None if strides is None else shape_of(strides, "a tensor's strides")
         if self.strides is not None and len(self.strides) != len(self.shape):
-            raise error("tensor-strides", f"Invalid shape/strides' dimensions: {len(self.shape)} and {len(self.strides)}")
+            raise error("tensor-strides", f"Invalid shape/strides' dimensions: {len(self.shape)} and "
+                                          f"{len(self.strides)}")
         self.scope_name, self.compact = scope or "global", compact
         self.align, self.elem_offset = align, elem_offset
 
@@ -74,15 +75,16 @@ class TensorSpec:
             attrs["any_strides"] = True
         if self.align:
             attrs["align"] = self.align
-        return Buffer(name, self.shape, self.dtype, self.scope_name, self.strides,
-                      0 if self.elem_offset is None else self.elem_offset, data, tuple(sorted(attrs.items())), span=span)
+        offset = 0 if self.elem_offset is None else self.elem_offset
+        return Buffer(name, self.shape, self.dtype, self.scope_name, self.strides, offset, data,
+                      tuple(sorted(attrs.items())), span=span)
 
     def __repr__(self) -> str:
         return f"T.Tensor({self.shape}, {str(self.dtype)!r})"
 
 
 class TensorFactory:
-    """T.Tensor and its kin: callable and subscriptable; bare, it takes shape and dtype from the argument of the call."""
+    """T.Tensor and its kin: callable and subscriptable; bare, shape and dtype come from the argument of the call."""
 
     def __init__(self, name: str, scope: str, strided: bool = False, compact: bool = True) -> None:
         self.name, self.default_scope, self.strided, self.compact = name, scope, strided, compact
@@ -99,7 +101,8 @@ class TensorFactory:
     def __getitem__(self, key: Any) -> TensorSpec:
         if not isinstance(key, tuple):
             if isinstance(key, (int, Expr)):
-                raise error("tensor-subscript", f"T.{self.name}[{key}] is ambiguous: write T.{self.name}(({key},), dtype)")
+                raise error("tensor-subscript", f"T.{self.name}[{key}] is ambiguous: write T.{self.name}(({key},), "
+                                                "dtype)")
             key = (key,)
         if all(isinstance(k, int) for k in key):
             return self(key)
@@ -114,9 +117,9 @@ class TensorFactory:
 
 
 class _BufferFactory(TensorFactory):
-    def _plain(self, shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None,  # type: ignore[override]
-               elem_offset: Any = None, scope: str = "global", align: int = 0, offset_factor: int = 0,
-               buffer_type: str = "", axis_separators: Any = None) -> TensorSpec:
+    def _plain(self, shape: Any, dtype: Any = "float32", data: Any = None,  # type: ignore[override]
+               strides: Any = None, elem_offset: Any = None, scope: str = "global", align: int = 0,
+               offset_factor: int = 0, buffer_type: str = "", axis_separators: Any = None) -> TensorSpec:
         warnings.warn("T.Buffer is deprecated, use T.Tensor or T.StridedTensor", DeprecationWarning, stacklevel=4)
         return TensorSpec(shape, dtype, strides, scope, compact=strides is not None, align=max(align, 0),
                           elem_offset=elem_offset)
@@ -183,7 +186,8 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = Non
         want = shape_of(shape, "the view")
         if len(want) != len(dims):
             dims = list(r.buffer.strides)
-        return Buffer(f"{r.buffer.name}_view", want, DType(dtype), r.buffer.scope_name, tuple(dims), offset, r.buffer.data)
+        name, scope_name = f"{r.buffer.name}_view", r.buffer.scope_name
+        return Buffer(name, want, DType(dtype), scope_name, tuple(dims), offset, r.buffer.data)
     if not isinstance(param, Var):
         raise error("pointer", f"T.match_buffer needs a pointer parameter or a region, found {describe(param)}")
     return make_tensor(param, shape, dtype, strides)
@@ -254,5 +258,5 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
 
 
 __all__ = ["FragmentBuffer", "LocalBuffer", "SharedBuffer", "StridedTensor", "Tensor", "TensorFactory", "TensorSpec",
-           "access_ptr", "address_of", "dtype_of", "handle", "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr",
-           "reshape", "shape_of", "view"]
+           "access_ptr", "address_of", "dtype_of", "handle", "make_tensor", "make_tensor_from_addr", "match_buffer",
+           "ptr", "reshape", "shape_of", "view"]

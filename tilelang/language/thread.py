@@ -50,8 +50,7 @@ def named_barrier_arrive(barrier_id: Any, count: Any) -> Emitted:
 
 def sync_warp(mask: Any = None) -> Emitted:
     """Barrier of the warp (or of its lanes in mask)."""
-    return emit_call("sync_warp", () if mask is None else (cast(const(mask, "uint32") if isinstance(mask, int) else mask,
-                                                                "uint32"),))
+    return emit_call("sync_warp", () if mask is None else (_mask(mask),))
 
 
 def sync_grid() -> Emitted:
@@ -177,7 +176,7 @@ def ptx_wait_group(n: int) -> Emitted:
     return emit_call("cp_async_wait", n=n)
 
 
-# ---- extern calls ---------------------------------------------------------------------------------------------------------------
+# ---- extern calls --------------------------------------------------------------------------------------------------
 
 def _extern_arg(x: Any) -> Expr:
     if isinstance(x, (Buffer, BufferSlice)):
@@ -229,7 +228,7 @@ def buffer_store(buffer: Buffer, value: Any, indices: Any, predicate: Any = None
     return EMITTED
 
 
-# ---- raw If / While ----------------------------------------------------------------------------------------------------------------
+# ---- raw If / While ------------------------------------------------------------------------------------------------
 
 class _RawIf(IfFrame):
     """`with T.If(c): with T.Then(): … with T.Else(): …`."""
@@ -306,6 +305,6 @@ def ldg(src: Any, index: Any = None) -> Expr:
 
 __all__ = ["Else", "Then", "activemask", "all_sync", "any_sync", "ballot", "ballot_sync", "buffer_store", "call_extern",
            "call_pure_extern", "evaluate", "get_lane_idx", "get_warp_group_idx", "get_warp_idx", "get_warp_idx_sync",
-           "match_all_sync", "match_any_sync", "named_barrier_arrive", "ptx_commit_group", "ptx_wait_group", "shfl_down",
-           "shfl_sync", "shfl_up", "shfl_xor", "sync_grid", "sync_threads", "sync_warp", "syncthreads_and",
+           "match_all_sync", "match_any_sync", "named_barrier_arrive", "ptx_commit_group", "ptx_wait_group",
+           "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "sync_grid", "sync_threads", "sync_warp", "syncthreads_and",
            "syncthreads_count", "syncthreads_or", "thread_return"]

@@ -26,7 +26,8 @@ def _builder(what: str) -> Builder:
 def emit_op(b: Builder, op: Any) -> Emitted:
     """Check a tile op and emit it at the call.  Raises no-kernel, and what the op's check raises."""
     if b.kernel is None:
-        raise errors.error("no-kernel", f"T.{op.op_name} is executed by the threads of a launch: it is valid inside T.Kernel "
+        raise errors.error("no-kernel", f"T.{op.op_name} is executed by the threads of a launch: it is valid inside "
+                                        "T.Kernel "
                            "only", span=op.span)
     op.check()
     b.emit(op)
@@ -56,8 +57,10 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
     if isinstance(src, Load) and isinstance(dst, Load) and not attrs:
         b.store(dst.buffer, dst.indices, src)
         return EMITTED
-    s, d = (whole_region(src, "src"), whole_region(dst, "dst")) if isinstance(src, Load) and isinstance(dst, Load) else \
-        pair(src, dst)
+    if isinstance(src, Load) and isinstance(dst, Load):
+        s, d = whole_region(src, "src"), whole_region(dst, "dst")
+    else:
+        s, d = pair(src, dst)
     return emit_op(b, Copy(s, d, attrs, span=b.here()))
 
 
@@ -110,7 +113,8 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
         raise error("copy-option", "T.gemm with mbar is for Blackwell's asynchronous matrix unit and is not available")
     if isinstance(clear_accum, Expr) and not clear_accum.dtype.is_bool or isinstance(clear_accum, (int, float)) and \
             not isinstance(clear_accum, bool):
-        raise error("gemm-clear", f"clear_accum must be a bool or a bool expression, found {clear_accum!r}", hint="write a comparison such as k == 0")
+        raise error("gemm-clear", "clear_accum must be a bool or a bool expression, found "
+                                  f"{clear_accum!r}", hint="write a comparison such as k == 0")
     if k_pack not in (1, 2):
         raise error("copy-option", f"k_pack is 1 or 2, got {k_pack!r}")
     regions = [_matrix(x, f"operand {n} of T.gemm") for x, n in ((A, "A"), (B, "B"), (C, "C"))]
@@ -127,7 +131,9 @@ def _whole(x: Any, what: str) -> Region:
     if not isinstance(x, Buffer):
         if isinstance(x, BufferSlice) and x.region.is_full:
             return x.region
-        raise error("reduce-operand", f"{what} must be a whole buffer, found {describe(x)}", hint="copy the region to a buffer of its own, or use T.view")
+        raise error("reduce-operand", f"{what} must be a whole buffer, found {describe(x)}", hint="copy the region to "
+                                                                                                  "a buffer of its "
+                                                                                                  "own, or use T.view")
     return operand(x, what).region()
 
 
@@ -173,7 +179,8 @@ def reduce_sum(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: 
     return reduce(buffer, out, "sum", dim, clear, batch, False, annotations)
 
 
-def reduce_abssum(buffer: Any, out: Any, dim: int = -1, batch: int = 1, annotations: dict[str, Any] | None = None) -> Emitted:
+def reduce_abssum(buffer: Any, out: Any, dim: int = -1, batch: int = 1,
+                  annotations: dict[str, Any] | None = None) -> Emitted:
     """Sum of absolute values along dim."""
     return reduce(buffer, out, "abssum", dim, True, batch, False, annotations)
 
@@ -227,9 +234,10 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
         o = operand(x, f"the {what} of T.transpose")
         if o.extents is None or len(o.extents) < 2:
             raise error("transpose-operand", f"the {what} of T.transpose needs two dimensions with extents")
-    return emit_op(b, Transpose(whole_region(src, "src"), whole_region(dst, "dst"), attrs_of(annotations), span=b.here()))
+    s, d = whole_region(src, "src"), whole_region(dst, "dst")
+    return emit_op(b, Transpose(s, d, attrs_of(annotations), span=b.here()))
 
 
-__all__ = ["GemmWarpPolicy", "async_copy", "clear", "copy", "cummax", "cumsum", "emit_op", "fill", "gemm",
-           "reduce", "reduce_absmax", "reduce_abssum", "reduce_bitand", "reduce_bitor", "reduce_bitxor", "reduce_max",
+__all__ = ["GemmWarpPolicy", "async_copy", "clear", "copy", "cummax", "cumsum", "emit_op", "fill", "gemm", "reduce",
+           "reduce_absmax", "reduce_abssum", "reduce_bitand", "reduce_bitor", "reduce_bitxor", "reduce_max",
            "reduce_min", "reduce_sum", "transpose"]

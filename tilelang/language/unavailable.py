@@ -20,46 +20,52 @@ LATER = "is not available yet"
 
 _TABLE: dict[str, str] = {
     HOPPER: """ClusterKernel alloc_barrier alloc_cluster_barrier barrier_arrive barrier_wait mbarrier_arrive
-        mbarrier_arrive_expect_tx mbarrier_expect_tx mbarrier_wait_parity wgmma_gemm wgmma_mma wgmma_gemm_sp wait_wgmma
-        warpgroup_arrive warpgroup_commit_batch warpgroup_fence_operand warpgroup_wait set_max_nreg inc_max_nreg dec_max_nreg
-        annotate_producer_reg_dealloc annotate_consumer_reg_alloc no_set_max_nreg disable_warp_group_reg_alloc
-        fence_proxy_async shuffle_elect block_rank_in_cluster cluster_arrive cluster_arrive_relaxed cluster_sync cluster_wait
-        pdl_sync pdl_trigger alloc_descriptor alloc_wgmma_desc initialize_wgmma_descriptor increase_descriptor_offset
-        cp_async_barrier_noinc create_barriers ptx_arrive_barrier ptx_arrive_barrier_expect_tx ptx_arrive_cluster_barrier
-        ptx_cp_async_barrier ptx_fence_barrier_init ptx_init_barrier_thread_count ptx_wait_barrier ptx_wgmma_rs ptx_wgmma_ss
-        ptx_wgmma_sp_rs ptx_wgmma_sp_ss clc_get_first_ctaid_x clc_get_first_ctaid_y clc_get_first_ctaid_z clc_is_canceled
-        clc_try_cancel clc_try_cancel_multicast""",
-    TMA: """tma_copy tma_load tma_load_2sm tma_store_arrive tma_store_wait create_tma_descriptor copy_cluster tma_gather4
-        tma_gather4_bytes tma_scatter4 ptx_cp_async_bulk im2col c2d_im2col""",
-    BLACKWELL: """alloc_tmem deallocate_tmem alloc_tcgen05_instr_desc alloc_tcgen05_instruction_desc alloc_tcgen05_smem_desc
-        tcgen05_after_thread_sync tcgen05_before_thread_sync tcgen05_cp_warpx4 tcgen05_gemm tcgen05_gemm_blockscaled
-        tcgen05_gemm_sp tcgen05_mma tcgen05_mma_arrive tcgen05_mma_blockscaled tcgen05_sf_warp_transpose
-        initialize_tcgen05_descriptor ptx_tcgen05_mma_blockscaled_ss ptx_tcgen05_mma_ss ptx_tcgen05_mma_ts
-        make_blockscaled_gemm_layout mma_gemm_blockscaled compute_umma_descriptor TCGEN05DescriptorParams
-        TCGEN05TensorCoreIntrinEmitter TensorCoreIntrinEmitterSM120""",
+        mbarrier_arrive_expect_tx mbarrier_expect_tx mbarrier_wait_parity wgmma_gemm wgmma_mma wgmma_gemm_sp
+        wait_wgmma warpgroup_arrive warpgroup_commit_batch warpgroup_fence_operand warpgroup_wait
+        set_max_nreg inc_max_nreg dec_max_nreg annotate_producer_reg_dealloc annotate_consumer_reg_alloc
+        no_set_max_nreg disable_warp_group_reg_alloc fence_proxy_async shuffle_elect block_rank_in_cluster
+        cluster_arrive cluster_arrive_relaxed cluster_sync cluster_wait pdl_sync pdl_trigger
+        alloc_descriptor alloc_wgmma_desc initialize_wgmma_descriptor increase_descriptor_offset
+        cp_async_barrier_noinc create_barriers ptx_arrive_barrier ptx_arrive_barrier_expect_tx
+        ptx_arrive_cluster_barrier ptx_cp_async_barrier ptx_fence_barrier_init ptx_init_barrier_thread_count
+        ptx_wait_barrier ptx_wgmma_rs ptx_wgmma_ss ptx_wgmma_sp_rs ptx_wgmma_sp_ss clc_get_first_ctaid_x
+        clc_get_first_ctaid_y clc_get_first_ctaid_z clc_is_canceled clc_try_cancel clc_try_cancel_multicast""",
+    TMA: """tma_copy tma_load tma_load_2sm tma_store_arrive tma_store_wait create_tma_descriptor copy_cluster
+        tma_gather4 tma_gather4_bytes tma_scatter4 ptx_cp_async_bulk im2col c2d_im2col""",
+    BLACKWELL: """alloc_tmem deallocate_tmem alloc_tcgen05_instr_desc alloc_tcgen05_instruction_desc
+        alloc_tcgen05_smem_desc tcgen05_after_thread_sync tcgen05_before_thread_sync tcgen05_cp_warpx4
+        tcgen05_gemm tcgen05_gemm_blockscaled tcgen05_gemm_sp tcgen05_mma tcgen05_mma_arrive
+        tcgen05_mma_blockscaled tcgen05_sf_warp_transpose initialize_tcgen05_descriptor
+        ptx_tcgen05_mma_blockscaled_ss ptx_tcgen05_mma_ss ptx_tcgen05_mma_ts make_blockscaled_gemm_layout
+        mma_gemm_blockscaled compute_umma_descriptor TCGEN05DescriptorParams TCGEN05TensorCoreIntrinEmitter
+        TensorCoreIntrinEmitterSM120""",
     REDUCER: "alloc_reducer finalize_reducer reducer_init reducer_update",
     EMITTER: """TensorCoreIntrinEmitter TensorCoreIntrinEmitterWithLadderTransform SparseTensorCoreIntrinEmitter
-        WGMMADescriptorParams WGMMATensorCoreIntrinEmitter WGSparseTensorCoreIntrinEmitter compute_gmma_descriptor
-        get_ldmatrix_offset get_mma_micro_size get_swizzle_layout make_mma_swizzle_layout mma_fill mma_store
-        mma_store_index_map ptx_cp_async ptx_ldmatrix ptx_mma ptx_mma_block_scale ptx_mma_sm70 ptx_mma_sp gemm_sp
-        tvm_bmma_sync tvm_fill_fragment tvm_load_matrix_sync tvm_mma_sync tvm_store_matrix_sync""",
+        WGMMADescriptorParams WGMMATensorCoreIntrinEmitter WGSparseTensorCoreIntrinEmitter
+        compute_gmma_descriptor get_ldmatrix_offset get_mma_micro_size get_swizzle_layout
+        make_mma_swizzle_layout mma_fill mma_store mma_store_index_map ptx_cp_async ptx_ldmatrix ptx_mma
+        ptx_mma_block_scale ptx_mma_sm70 ptx_mma_sp gemm_sp tvm_bmma_sync tvm_fill_fragment
+        tvm_load_matrix_sync tvm_mma_sync tvm_store_matrix_sync""",
     VECTOR: "ldg32 ldg64 ldg128 ldg256 stg32 stg64 stg128 stg256 lds32 lds64 lds128 sts32 sts64 sts128",
     RAW: """Assert CallEffectKind CommReducer IterVar Let ProducerLoad Range Reduce arg attr axis bind
-        block_name_suffix_context buffer buffer_decl buffer_var comm_reducer decl_buffer env_thread func_name func_ret
-        get_active_lane_mask ignore_loop_partition index_map init iter_var launch_thread let lookup_param meta_var reads
-        sblock sblock_attr ret target where writes vscale type_annotation Ptr call_kernel undef""",
+        block_name_suffix_context buffer buffer_decl buffer_var comm_reducer decl_buffer env_thread
+        func_name func_ret get_active_lane_mask ignore_loop_partition index_map init iter_var launch_thread
+        let lookup_param meta_var reads sblock sblock_attr ret target where writes vscale type_annotation
+        Ptr call_kernel undef""",
     HOST: """TVMBackendAllocWorkspace TVMBackendFreeWorkspace anylist_getitem anylist_resetitem
-        anylist_setitem_call_cpacked anylist_setitem_call_packed call_cpacked call_cpacked_lowered call_packed
-        call_packed_lowered tvm_call_cpacked tvm_call_cpacked_lowered tvm_call_packed tvm_call_packed_lowered
-        tvm_stack_alloca tvm_stack_make_array tvm_stack_make_shape tvm_struct_get tvm_struct_set tvm_throw_last_error
-        tvm_tuple call_llvm_intrin call_llvm_pure_intrin llvm_lookup_intrinsic_id""",
-    LATER: """BaseTileScheduler PersistentTileScheduler CUDASourceCodeKernel meta_class inline WSInstr WSOpRef WSPipeline
-        WSRole WSSchedule WSScope WSSync WSSyncKind annotate_ws_schedule ws_op all_of any_of atomic_addx2 atomic_addx4
-        dp4a warp_reduce_bitand warp_reduce_bitor warp_reduce_max warp_reduce_min warp_reduce_sum rng_init rng_rand
-        rng_rand_float start_profile_intrinsic end_profile_intrinsic sync_global call_intrin tvm_access_ptr
-        tvm_storage_sync tvm_thread_allreduce tvm_thread_invariant tvm_warp_activemask tvm_warp_shuffle
-        tvm_warp_shuffle_down tvm_warp_shuffle_up handle_add_byte_offset q_multiply_shift q_multiply_shift_per_axis
-        vectorcombine vectorhigh vectorlow has_let_value get_let_value""",
+        anylist_setitem_call_cpacked anylist_setitem_call_packed call_cpacked call_cpacked_lowered
+        call_packed call_packed_lowered tvm_call_cpacked tvm_call_cpacked_lowered tvm_call_packed
+        tvm_call_packed_lowered tvm_stack_alloca tvm_stack_make_array tvm_stack_make_shape tvm_struct_get
+        tvm_struct_set tvm_throw_last_error tvm_tuple call_llvm_intrin call_llvm_pure_intrin
+        llvm_lookup_intrinsic_id""",
+    LATER: """BaseTileScheduler PersistentTileScheduler CUDASourceCodeKernel meta_class inline WSInstr WSOpRef
+        WSPipeline WSRole WSSchedule WSScope WSSync WSSyncKind annotate_ws_schedule ws_op all_of any_of
+        atomic_addx2 atomic_addx4 dp4a warp_reduce_bitand warp_reduce_bitor warp_reduce_max warp_reduce_min
+        warp_reduce_sum rng_init rng_rand rng_rand_float start_profile_intrinsic end_profile_intrinsic
+        sync_global call_intrin tvm_access_ptr tvm_storage_sync tvm_thread_allreduce tvm_thread_invariant
+        tvm_warp_activemask tvm_warp_shuffle tvm_warp_shuffle_down tvm_warp_shuffle_up
+        handle_add_byte_offset q_multiply_shift q_multiply_shift_per_axis vectorcombine vectorhigh vectorlow
+        has_let_value get_let_value""",
 }
 
 

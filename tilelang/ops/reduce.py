@@ -85,12 +85,13 @@ class Reduce(TileOp):
         return ReduceLowering(self, cx, COMBINE[self.kind], identity(self.kind, self.dst.dtype)).lower()
 
     def check(self) -> None:
-        """dst is src without dim (or with 1 there); fragments, shared or thread-private buffers; bit ops on integers."""
+        """dst is src without dim (or with 1 there); fragment, shared or thread-private; bit ops on integers."""
         shape, out = list(self.src.extents), list(self.dst.extents)
         removed = shape[:self.dim] + shape[self.dim + 1:] or [1]
         kept = shape[:self.dim] + [1] + shape[self.dim + 1:]
         if out not in (removed, kept):
-            raise errors.error("reduce-shape", f"Invalid reduce output shape, buffer shape is {shape}, dim is {self.dim}, "
+            raise errors.error("reduce-shape", f"Invalid reduce output shape, buffer shape is {shape}, dim is "
+                                               f"{self.dim}, "
                                f"output shape is {out}, expected shapes are {removed}, {kept}", span=self.span)
         a, b = (_memory(r.buffer.scope_name) for r in (self.src, self.dst))
         if a == "other" or b == "other" or (a == "thread") != (b == "thread"):
@@ -98,10 +99,12 @@ class Reduce(TileOp):
                                f"{self.src.buffer.scope_name}, `{self.dst.buffer.name}` {self.dst.buffer.scope_name}",
                                span=self.span, hint="copy the data to a fragment or shared buffer first")
         if self.kind.startswith("bit") and not (self.dst.dtype.is_int or self.dst.dtype.is_bool):
-            raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, `{self.dst.buffer.name}` is "
+            raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, "
+                                               f"`{self.dst.buffer.name}` is "
                                f"{self.dst.dtype}", span=self.span)
         if self.kind.startswith("bit") and not (self.src.dtype.is_int or self.src.dtype.is_bool):
-            raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, `{self.src.buffer.name}` is "
+            raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, "
+                                               f"`{self.src.buffer.name}` is "
                                f"{self.src.dtype}", span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:

@@ -86,7 +86,8 @@ class Scan(TileOp):
                                f"{self.src.extents}", span=self.span)
         for r in (self.src, self.dst):
             if r.buffer.scope_name == "global":
-                raise errors.error("scan-scope", f"T.cum{self.kind} works on shared and fragment tiles, `{r.buffer.name}` is "
+                raise errors.error("scan-scope", f"T.cum{self.kind} works on shared and fragment tiles, "
+                                                 f"`{r.buffer.name}` is "
                                    "global", span=self.span, hint="T.copy the tile to shared memory first")
 
     def accesses(self) -> tuple[Access, ...]:
