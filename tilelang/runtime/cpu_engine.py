@@ -60,13 +60,13 @@ class CpuEngine:
         version = ".".join(map(str, self._llvm.llvm_version_info))
         return f"{self.triple} {self.cpu} {self.features} llvm {version}"
 
-    def emit_object(self, llvm_ir: str, opt: int = 3) -> bytes:
+    def emit_object(self, llvm_ir: str, opt: int = 2) -> bytes:
         """Optimised object code.  Raises RuntimeError for IR that LLVM refuses (a fault of the compiler)."""
         with self._lock:
             module = self._optimised(llvm_ir, opt)
             return bytes(self._machine.emit_object(module))
 
-    def emit_assembly(self, llvm_ir: str, opt: int = 3) -> str:
+    def emit_assembly(self, llvm_ir: str, opt: int = 2) -> str:
         """The same as assembly text, to read."""
         with self._lock:
             return str(self._machine.emit_assembly(self._optimised(llvm_ir, opt)))
@@ -78,7 +78,9 @@ class CpuEngine:
         module.data_layout = str(self._machine.target_data)
         module.verify()
         options = llvm.create_pipeline_tuning_options(speed_level=opt)
-        options.slp_vectorization = False  # our kernels write their vectors; loops are the loop vectoriser's
+        # Measured on gemm, attention, softmax and elementwise programs: -O3 and loop unrolling double the compile time
+        # and change no run time beyond noise (micro-kernels are written unrolled, the vectoriser interleaves).
+        options.slp_vectorization = options.loop_unrolling = False
         builder = llvm.create_pass_builder(self._machine, options)
         builder.getModulePassManager().run(module, builder)
         return module

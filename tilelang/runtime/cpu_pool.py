@@ -264,7 +264,7 @@ serial:
   ret i32 0
 share:
   %all = add i32 %w, 1
-  %pieces32 = mul i32 %all, 8
+  %pieces32 = mul i32 %all, 32
   %pieces = zext i32 %pieces32 to i64
   %chunk0 = udiv i64 %count, %pieces
   %small = icmp eq i64 %chunk0, 0

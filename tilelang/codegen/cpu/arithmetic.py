@@ -69,7 +69,7 @@ def _divide(f: Fn, op: str, a: str, b: str, ty: str, dt: dtype) -> str:
 def float_extremum(f: Fn, op: str, a: str, b: str, ty: str) -> str:
     """min or max that gives the other operand when one is NaN.
 
-    Comparison and selects, not llvm.maxnum: LLVM 22 at -O3 turns a maxnum accumulation into a masked vector reduction
+    Comparison and selects, not llvm.maxnum: LLVM 22 (at -O3) turns a maxnum accumulation into a masked vector reduction
     that loses the last elements (tests/codegen_cpu: maximum over rows of a 5 x 37 tile).  x86 has one instruction for
     the first select.
     """
