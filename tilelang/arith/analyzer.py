@@ -289,7 +289,8 @@ class Analyzer(Quotients):
                     return ba.floordiv(x, y) if a.op == "truncdiv" else ba.floormod(x, y)
             case "min": return ba.minimum(x, y)
             case "max": return ba.maximum(x, y)
-            case "bitand" | "bitor" | "bitxor": return ba.bits(a.op, x, y)
+            # A bit pattern may be any value of its type: an unknown end is the type's end, not "small enough".
+            case "bitand" | "bitor" | "bitxor": return ba.meet(ba.bits(a.op, x, y), int_range(a.dtype))
             case "shr":
                 if y[0] is not None and y[1] is not None and 0 <= y[0] == y[1] < 64:
                     return ba.floordiv(x, (1 << y[0], 1 << y[0]))

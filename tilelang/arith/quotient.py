@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from tilelang.ir import Binary, Const, Expr, rebuild
+from tilelang.ir import Binary, Const, Expr, int_range, rebuild
 
 from . import bounds as ba
 from .linear import Bounds, Linear, const_of, emit
@@ -83,6 +83,8 @@ class Quotients:
         lo, hi = self.bounds_of(r)
         if lo is not None and hi is not None and lo // c == hi // c:
             return Linear(whole, a.const // c + lo // c)
+        if not self.exact(r, dt):  # taking whole multiples out moved the rest beyond the type
+            return Linear({Binary("floordiv", emit(a, dt), Const(c, dt), dt): 1}, 0)
         h, _, g = self._split(r, c)
         if g > 1:
             tail = self.divided(h, c // g, dt)
@@ -110,7 +112,7 @@ class Quotients:
                 d = const_of(atom.b)
                 if atom.op == "floordiv" and d is not None and d > 0:
                     inner = self.linear(atom.a).plus(Linear({}, r.const * d))
-                    if self.exact(inner, dt):
+                    if self.exact(inner, dt) and c * d <= int_range(dt)[1]:
                         return self.divided(inner, c * d, dt)
                 if atom.op == "floormod" and d is not None and d > 0 and d % c == 0 and r.const == 0:
                     inner = self.linear(atom.a)
@@ -145,8 +147,8 @@ class Quotients:
         h, s, g = self._split(r, c)
         if g > 1:
             return self.merge(self.remainder(h, c // g, dt).scaled(g).plus(s), dt)
-        if not self.exact(r, dt):
-            r = Linear(rest, a.const)
+        if not self.exact(r, dt) and self.exact(a, dt):
+            r = a
         return Linear({Binary("floormod", emit(r, dt), Const(c, dt), dt): 1}, 0)
 
     def merge(self, form: Linear, dt: dtype) -> Linear:
@@ -167,7 +169,8 @@ class Quotients:
                 return self.merge(new, dt)
             for n in mods:
                 assert isinstance(n, Binary) and isinstance(n.b, Const)
-                if n is not m and form.terms[n] == k * c and self.linear(n.a).equals(q):
+                if n is not m and form.terms[n] == k * c and self.linear(n.a).equals(q) and \
+                        c * n.b.value <= int_range(dt)[1]:
                     new = form.plus(Linear({n: k * c, m: k}, 0), -1)
                     return self.merge(new.plus(self.remainder(y, c * n.b.value, dt), k), dt)
         return form

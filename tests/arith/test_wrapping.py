@@ -1,0 +1,79 @@
+"""Values from memory use their whole type: simplification keeps what the wrapping arithmetic of the machine gives."""
+
+import random
+
+import numpy as np
+import pytest
+
+from tilelang.arith import Analyzer
+from tilelang.ir import Binary, Buffer, Cast, Select, Var, cast, const, dtype, fresh, load, numpy_dtype
+from tilelang.ir.evaluate import evaluate
+
+TYPES = ("int8", "uint8", "int16", "int32", "uint32", "int64", "uint64")
+N = 64
+
+
+def leaves(dt):
+    return Buffer("A", (N,), dtype(dt)), Buffer("B", (N,), dtype(dt))
+
+
+def tree(r, dt, bufs, i, depth):
+    """Random arithmetic on loads and on the index i (0..63)."""
+    if depth == 0 or r.random() < 0.1:
+        leaf = r.randrange(4)
+        if leaf < 2:
+            return load(bufs[leaf], (i,))
+        return cast(i, dt) if leaf == 2 else const(r.choice([0, 1, 2, 3, 4, 8, 16, 63, 64]), dt)
+    op = r.choice(["add", "add", "sub", "mul", "floordiv", "floormod", "truncdiv", "truncmod", "min", "max", "bitand",
+                   "bitor", "bitxor", "shl", "shr", "select", "cast"])
+    a = tree(r, dt, bufs, i, depth - 1)
+    if op == "cast":
+        return Cast(Cast(a, dtype(r.choice(TYPES))), dtype(dt))
+    if op == "select":
+        cond = Binary(r.choice(["lt", "le", "eq", "ne", "gt", "ge"]), a, tree(r, dt, bufs, i, depth - 1), dtype("bool"))
+        return Select(cond, tree(r, dt, bufs, i, depth - 1), tree(r, dt, bufs, i, depth - 1), dtype(dt), False)
+    if op in ("floordiv", "floormod", "truncdiv", "truncmod"):
+        b = const(r.choice([1, 2, 3, 4, 8, 16, 64]), dt)
+        if r.random() < 0.2:
+            b = Binary("bitand", tree(r, dt, bufs, i, depth - 1), const(7, dt), dtype(dt)) + const(1, dt)
+        return Binary(op, a, b, dtype(dt))
+    if op in ("shl", "shr"):
+        b = const(r.randrange(8), dt)
+        if r.random() < 0.3:
+            b = Binary("bitand", tree(r, dt, bufs, i, depth - 1), const(7, dt), dtype(dt))
+        return Binary(op, a, b, dtype(dt))
+    return Binary(op, a, tree(r, dt, bufs, i, depth - 1), dtype(dt))
+
+
+@pytest.mark.parametrize("dt", TYPES)
+def test_simplify_keeps_wrapping_values(dt):
+    r, rng = random.Random(dt), np.random.default_rng(7)
+    np_dt = numpy_dtype(dt)
+    bufs = leaves(dt)
+    info = np.iinfo(np_dt)
+    data = {b: rng.integers(info.min, info.max, N, dtype=np_dt, endpoint=True) for b in bufs}
+    for values in data.values():
+        values[:6] = [info.min, info.max, 0, 1, info.max // 2, info.max - 1]
+    i = Var("i", dtype("int32"))
+    at = np.arange(N, dtype=np.int32)
+
+    def read(b, indices, mask, node):
+        return data[b][np.broadcast_to(indices[0], (N,))]
+
+    for _ in range(150):
+        e = tree(r, dt, bufs, i, 4)
+        a = Analyzer({i: (0, N - 1)})
+        s = a.simplify(e)
+        before = np.broadcast_to(evaluate(e, {i: at}, read), (N,))
+        after = np.broadcast_to(evaluate(s, {i: at}, read), (N,))
+        assert np.array_equal(before, after), f"{e!r}\n-> {s!r}"
+        lo, hi = a.interval(e)
+        assert (lo is None or lo <= int(before.min())) and (hi is None or int(before.max()) <= hi), repr(e)
+        assert a.simplify(s) is s
+
+
+def test_shift_by_a_variable_ends():
+    n = fresh("n")
+    e = Binary("shl", const(1), n, n.dtype)
+    assert Analyzer().simplify(e) is e
+    assert Analyzer().simplify(e * 2 + e).same(e * 3)
