@@ -1,0 +1,223 @@
+"""Where barriers go.  Programs are per-thread code over a block of 64 threads."""
+
+import pytest
+from programs import F32, program
+
+from tilelang.ir import (Alloc, Bind, Buffer, Evaluate, For, If, Store, While, const, fresh, load, parse, seq,
+                         to_text, walk, with_attrs)
+from tilelang.ir.expr import AddressOf, call
+from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.place_sync import place_sync
+
+N = 64
+S, P, G = Buffer("S", (256,), F32, "shared.dyn"), Buffer("P", (256,), F32, "shared.dyn"), Buffer("G", (4096,), F32)
+H = Buffer("H", (4096,), F32)
+
+
+def block(body, threads=N, locals_=()):
+    f = program("f", (G, H), (1,), threads, lambda b, t: seq(Alloc(S), Alloc(P), *map(Alloc, locals_), body(b[0], t[0])))
+    return with_attrs(f, phase="THREADS_BOUND")
+
+
+def placed(f, **config):
+    out = run_passes(f, [place_sync], PassContext(verify=True, config=config))
+    assert out.attr("phase") == "SYNCED" and parse(to_text(out)) == out
+    return out
+
+
+def barriers(f):
+    return sum(isinstance(x, Evaluate) and x.call.op == "sync_threads" for x in walk(f))
+
+
+def put(b, i, v):
+    return Store(b, (i,), v)
+
+
+def get(b, i):
+    return load(b, (i,))
+
+
+def is_sync(s):
+    return isinstance(s, Evaluate) and s.call.op == "sync_threads"
+
+
+def test_write_then_read_of_another_thread():
+    out = placed(block(lambda bx, tx: seq(put(S, tx, get(G, tx)), put(H, tx, get(S, 63 - tx)))))
+    assert [is_sync(s) for s in out.body.body.stmts[2:]] == [False, True, False]
+
+
+def test_own_element_needs_none():
+    assert barriers(placed(block(lambda bx, tx: seq(put(S, tx, get(G, tx)), put(H, tx, get(S, tx)))))) == 0
+
+
+def test_disjoint_halves_need_none():
+    f = block(lambda bx, tx: seq(put(S, tx, get(G, tx)), put(H, tx, get(S, tx + 64))))
+    assert barriers(placed(f)) == 0
+
+
+def test_predicates_count():
+    f = block(lambda bx, tx: seq(If(tx < 32, put(S, tx, get(G, tx))), put(H, tx, get(S, tx % 32 + 32))))
+    assert barriers(placed(f)) == 0
+    f = block(lambda bx, tx: seq(If(tx < 33, put(S, tx, get(G, tx))), put(H, tx, get(S, tx % 32 + 32))))
+    assert barriers(placed(f)) == 1
+
+
+def test_write_after_read():
+    f = block(lambda bx, tx: seq(put(H, tx, get(S, 63 - tx)), put(S, tx, get(G, tx))))
+    assert barriers(placed(f)) == 1
+
+
+def test_one_barrier_serves_several_conflicts():
+    f = block(lambda bx, tx: seq(put(S, tx, get(G, tx)), put(P, tx, get(G, tx)), put(H, tx, get(S, 63 - tx)),
+                                 put(H, tx + 64, get(P, 63 - tx))))
+    assert barriers(placed(f)) == 1
+
+
+def test_loop_carried_hazard_of_for_and_while():
+    def inside(tx, k):
+        return seq(put(S, tx, get(G, tx + k)), put(H, tx + k * 64, get(S, 63 - tx)))
+
+    k = fresh("k")
+    out = placed(block(lambda bx, tx: For(k, const(0), const(8), "serial", inside(tx, k))))
+    assert barriers(out) == 2
+    n = Buffer("n", (1,), const(0).dtype, "local.var")
+    out = placed(block(lambda bx, tx: seq(Store(n, (const(0),), const(4)), While(get(n, 0) > 0, seq(
+        inside(tx, get(n, 0)), Store(n, (const(0),), get(n, 0) - 1)))), locals_=(n,)))
+    assert barriers(out) == 2
+
+
+def test_two_slots_need_one_barrier_a_round():
+    k = fresh("k")
+
+    def body(bx, tx):
+        slot = k % 2 * 64
+        return For(k, const(0), const(100), "serial", seq(
+            put(S, slot + tx, get(G, tx + k)), put(H, tx + k * 64, get(S, slot + 63 - tx))))
+
+    assert barriers(placed(block(body))) == 1
+
+
+def pipeline(stages, n=None):
+    """async copies stages-1 iterations ahead, as plan_pipelines writes them."""
+    k = fresh("k")
+
+    def copy(tx, at, i):
+        return Evaluate(call("cp_async", (AddressOf(S, (at + tx,)), AddressOf(G, (tx + i * 64,))), "void", bytes=4))
+
+    def body(bx, tx):
+        commit = Evaluate(call("cp_async_commit", (), "void"))
+        ahead = stages - 1
+        extent = const(10) if n is None else n
+        return seq(
+            *[x for i in range(ahead) for x in (If(const(i) < extent, copy(tx, const(i * 64), const(i))), commit)],
+            For(k, const(0), extent, "serial", seq(
+                Evaluate(call("cp_async_wait", (), "void", n=stages - 2)),
+                If(k + ahead < extent, copy(tx, (k + ahead) % stages * 64, k + ahead)), commit,
+                put(H, tx + k * 64, get(S, k % stages * 64 + 63 - tx)))),
+            Evaluate(call("cp_async_wait", (), "void", n=0)))
+
+    return body
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_pipelined_loop_has_one_barrier(stages):
+    out = placed(block(pipeline(stages)))
+    loop = next(x for x in walk(out) if isinstance(x, For))
+    assert barriers(out) == barriers(loop) == 1
+    at = [is_sync(s) for s in loop.body.stmts].index(True)
+    assert loop.body.stmts[at - 1].call.op == "cp_async_wait"
+
+
+def test_pipelined_loop_with_run_time_extent():
+    m = Buffer("m", (1,), const(0).dtype, "local.var")
+    v = fresh("n")
+    body = pipeline(3, n=v)
+    out = placed(block(lambda bx, tx: seq(Bind(v, get(m, 0)), body(bx, tx)), locals_=(m,)))
+    assert barriers(out) == 1
+
+
+def test_persistent_loop_around_a_pipeline():
+    o = fresh("o")
+    inner = pipeline(3)
+    out = placed(block(lambda bx, tx: For(o, const(0), const(5), "serial", inner(bx, tx))))
+    assert barriers(out) == 2  # one in the main loop, one before the next tile's prologue
+
+
+def test_divergent_branch_is_split():
+    out = placed(block(lambda bx, tx: If(tx < 16, seq(put(S, tx, get(G, tx)), put(H, tx, get(S, 15 - tx))))))
+    assert barriers(out) == 1
+    for x in walk(out):
+        if isinstance(x, If):
+            assert barriers(x) == 0
+
+
+def test_values_cross_a_split():
+    v = fresh("v", "float32")
+    out = placed(block(lambda bx, tx: If(tx < 16, seq(Bind(v, get(G, tx)), put(S, tx, v), put(H, tx, get(S, 15 - tx) + v)),
+                                         put(S, tx + 128, get(G, tx)))))
+    assert barriers(out) == 1
+
+
+def test_barrier_moves_before_a_branch():
+    out = placed(block(lambda bx, tx: seq(put(S, tx, get(G, tx)), If(tx < 16, put(H, tx, get(S, 63 - tx))))))
+    assert [is_sync(s) for s in out.body.body.stmts[2:]] == [False, True, False]
+
+
+def test_uniform_loop_in_a_divergent_branch_is_lifted():
+    k = fresh("k")
+    out = placed(block(lambda bx, tx: If(tx < 16, For(k, const(0), const(4), "serial", seq(
+        put(S, tx, get(G, tx)), put(H, tx, get(S, 15 - tx)))))))
+    assert barriers(out) == 2
+    assert not any(barriers(x) for x in walk(out) if isinstance(x, If))
+
+
+def test_barrier_in_a_divergent_loop_is_refused():
+    k = fresh("k")
+    with pytest.raises(ValueError, match="need a block barrier inside a loop that not all threads run alike"):
+        placed(block(lambda bx, tx: For(k, const(0), tx, "serial", seq(put(S, tx, get(G, k)), put(H, tx, get(S, 63 - tx))))))
+    with pytest.raises(ValueError, match="need a block barrier inside a loop"):
+        placed(block(lambda bx, tx: While(get(G, tx) > 0.0, seq(put(S, tx, get(G, tx)), put(H, tx, get(S, 63 - tx))))))
+
+
+def test_global_memory_that_a_block_reads_back():
+    assert barriers(placed(block(lambda bx, tx: seq(put(G, tx, const(1.0)), put(H, tx, get(G, 63 - tx)))))) == 1
+    assert barriers(placed(block(lambda bx, tx: seq(put(G, bx * 64 + tx, const(1.0)),
+                                                    put(H, tx, get(G, bx * 64 + tx)))))) == 0
+
+
+def test_atomics_do_not_conflict_with_each_other():
+    def add(tx):
+        return Evaluate(call("atomic_add", (AddressOf(S, (tx % 4,)), const(1.0)), "float32"))
+
+    assert barriers(placed(block(lambda bx, tx: seq(add(tx), add(tx + 1))))) == 0
+    assert barriers(placed(block(lambda bx, tx: seq(put(S, tx, const(0.0)), add(tx), put(H, tx, get(S, tx % 4)))))) == 2
+
+
+def test_existing_barriers_count():
+    sync = Evaluate(call("sync_threads", (), "void"))
+    assert barriers(placed(block(lambda bx, tx: seq(put(S, tx, get(G, tx)), sync, put(H, tx, get(S, 63 - tx)))))) == 1
+
+
+def test_switched_off():
+    f = block(lambda bx, tx: seq(put(S, tx, get(G, tx)), put(H, tx, get(S, 63 - tx))))
+    assert barriers(placed(f, **{"tl.disable_thread_storage_sync": True})) == 0
+
+
+def test_unknown_index_is_a_conflict():
+    f = block(lambda bx, tx: seq(put(S, tx, get(G, tx)), Bind(v := fresh("v"), get(Q, tx)), put(H, tx, get(S, v))),
+              locals_=(Q := Buffer("Q", (64,), const(0).dtype, "local"),))
+    assert barriers(placed(f)) == 1
+
+
+def test_independent_iterations_of_a_parallel_loop():
+    k = fresh("k")
+    loop = lambda tx: For(k, const(0), const(4), "unroll", put(S, (tx * 7 + k) % 64, get(G, tx)),  # noqa: E731
+                          attrs=(("independent", True),))
+    assert barriers(placed(block(lambda bx, tx: loop(tx)))) == 0
+
+
+def test_one_thread_needs_nothing():
+    f = block(lambda bx, tx: seq(put(S, tx, get(G, tx)), put(H, tx, get(S, 63 - tx))), threads=1)
+    assert barriers(placed(f)) == 0
+
+

@@ -1,0 +1,121 @@
+"""Which values may differ between the threads of a block, and which code only some of them reach."""
+
+from __future__ import annotations
+
+from tilelang.ir import (Alloc, Bind, Break, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq, Stmt,
+                         Store, TileOp, Var, While)
+from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.visitor import children
+from tilelang.target.intrinsics import INTRINSICS, PURE
+
+from .effects import argument_mode, effects
+
+_BLOCK_WIDE = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
+
+
+class Divergence:
+    """Divergent variables and per-thread arrays of a launch, by fixpoint from "all uniform"."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.vars: set[Var] = {v for v, n in zip(launch.thread_vars, launch.threads) if n > 1}
+        self.locals: set[Var] = set()
+        self.memo: dict[int, tuple[Expr, bool]] = {}
+        # Global memory that this kernel writes may be changed by other blocks between the reads of two threads.
+        self.unstable = {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == "global"}
+        while True:
+            before = len(self.vars), len(self.locals)
+            self.memo.clear()
+            self.stmt(launch.body, False)
+            if before == (len(self.vars), len(self.locals)):
+                return
+
+    def divergent(self, e: Expr) -> bool:
+        """Whether the threads of a block may compute different values for e."""
+        hit = self.memo.get(id(e))
+        if hit is None:
+            hit = self.memo[id(e)] = (e, self._expr(e))
+        return hit[1]
+
+    def _expr(self, e: Expr) -> bool:
+        if isinstance(e, Var):
+            return e in self.vars
+        if isinstance(e, Load):
+            if e.buffer.data in self.locals or e.buffer.data in self.unstable:
+                return True
+            return any(map(self.divergent, e.indices))
+        if isinstance(e, Call):
+            if e.op in _BLOCK_WIDE:
+                return False
+            row = INTRINSICS.get(e.op)
+            if row is None or row.effect != PURE or e.op.startswith("get_"):
+                return True
+        return any(self.divergent(c) for c in children(e) if isinstance(c, Expr))
+
+    def stmt(self, s: Stmt, some: bool) -> None:
+        """some: only some threads may get here."""
+        match s:
+            case Seq():
+                for x in s.stmts:
+                    self.stmt(x, some)
+            case Bind():
+                if self.divergent(s.value):
+                    self.vars.add(s.var)
+                self.addresses(s.value)
+            case Alloc():
+                if s.init is not None and self.divergent(s.init):
+                    self.locals.add(s.buffer.data)
+            case Store():
+                if s.buffer.scope_name.startswith("local") and (
+                        some or self.divergent(s.value) or any(map(self.divergent, s.indices))):
+                    self.locals.add(s.buffer.data)
+                self.addresses(s.value)
+            case Evaluate():
+                self.addresses(s.call)
+            case For():
+                bounds = self.divergent(s.start) or self.divergent(s.extent)
+                if bounds:
+                    self.vars.add(s.var)
+                self.stmt(s.body, some or bounds or self.leaves_early(s.body, False))
+            case While():
+                self.stmt(s.body, some or self.divergent(s.cond) or self.leaves_early(s.body, False))
+            case Parallel():
+                self.vars.update(s.vars)
+                self.stmt(s.body, True)
+            case If():
+                inner = some or self.divergent(s.cond)
+                self.stmt(s.then, inner)
+                if s.orelse is not None:
+                    self.stmt(s.orelse, inner)
+            case Launch():
+                self.stmt(s.body, some)
+            case TileOp():
+                for a in s.accesses():  # type: ignore[attr-defined]
+                    if a.writes and a.region.buffer.scope_name.startswith("local"):
+                        self.locals.add(a.region.buffer.data)
+
+    def addresses(self, e: Expr) -> None:
+        """Per-thread arrays written through an address hold divergent values."""
+        if isinstance(e, Call):
+            for k, a in enumerate(e.args):
+                if isinstance(a, AddressOf) and argument_mode(e, k) != "read":
+                    self.locals.add(a.buffer.data)
+        for c in children(e):
+            if isinstance(c, Expr):
+                self.addresses(c)
+
+    def leaves_early(self, s: Stmt, some: bool) -> bool:
+        """Whether some threads may leave the loop around s, or its iteration, before the others."""
+        match s:
+            case Break() | Continue():
+                return some
+            case Evaluate():
+                return some and s.call.op == "thread_return"
+            case Seq():
+                return any(self.leaves_early(x, some) for x in s.stmts)
+            case If():
+                inner = some or self.divergent(s.cond)
+                return self.leaves_early(s.then, inner) or (s.orelse is not None and self.leaves_early(s.orelse, inner))
+        return False
+
+
+__all__ = ["Divergence"]

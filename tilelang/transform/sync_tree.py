@@ -1,0 +1,160 @@
+"""The statements of a launch as a tree annotated with what synchronisation needs: accesses, loops, async groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch, Parallel,
+                         Ramp, Seq, Stmt, Store, Var, While, call, unary)
+from tilelang.ir.expr import Call, Load
+
+from .access_table import Access, Loop
+from .effects import Effect, effects, own_effects
+
+_SHARED = ("shared", "shared.dyn")
+register("sync-divergent", ValueError, "a block barrier is needed where only some threads of the block arrive")
+
+BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid"))
+
+
+@dataclass(eq=False)
+class Place:
+    """One statement.  accesses: those it makes itself.  before: a barrier goes in front of it; body_end: one goes to
+    the end of its (while) body."""
+
+    stmt: Stmt
+    accesses: list[Access] = field(default_factory=list)
+    inner: list[Place] = field(default_factory=list)
+    loop: Loop | None = None
+    before: bool = False
+    body_end: bool = False
+
+    def all(self) -> Iterator[Place]:
+        yield self
+        for x in self.inner:
+            yield from x.all()
+
+    def all_accesses(self) -> Iterator[Access]:
+        for x in self.all():
+            yield from x.accesses
+
+    @cached_property
+    def storages(self) -> frozenset[Var]:
+        """Memory that is accessed inside."""
+        return frozenset(a.buffer.data for a in self.all_accesses())
+
+    @property
+    def has_barrier(self) -> bool:
+        """Whether a barrier was placed strictly inside."""
+        return self.body_end or any(x.before or x.has_barrier for x in self.inner)
+
+
+class TreeBuilder:
+    """Builds the tree; collects the launch's bindings."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.binds: dict[Var, Expr] = {}
+        # Global memory matters when this launch writes it and somebody then reads or writes it again.
+        self.watched = {e.storage for e in effects(launch.body)
+                        if e.writes and e.buffer.scope_name == "global"}
+        self.root = self.place(launch.body, (), ())
+
+    def place(self, s: Stmt, loops: tuple[Loop, ...], conds: tuple[Expr, ...]) -> Place:
+        p = Place(s)
+        own = list(own_effects(s))
+        for e in own:
+            a = self.access(e, loops, conds)
+            if a is not None:
+                p.accesses.append(a)
+        match s:
+            case Seq():
+                p.inner = [self.place(x, loops, conds) for x in s.stmts]
+            case Bind():
+                self.binds[s.var] = s.value
+                for loop in loops:
+                    loop.defined.add(s.var)
+            case For():
+                p.loop = Loop(s.var, s.start, s.extent, bool(s.attr("independent")))
+                for loop in (*loops, p.loop):
+                    loop.defined.add(s.var)
+                p.inner = [self.place(s.body, (*loops, p.loop), conds)]
+            case While():
+                p.loop = Loop(None, None, None)
+                p.inner = [self.place(s.body, (*loops, p.loop), conds)]
+            case If():
+                p.inner = [self.place(s.then, loops, (*conds, s.cond))]
+                if s.orelse is not None:
+                    p.inner.append(self.place(s.orelse, loops, (*conds, unary("not", s.cond))))
+            case Parallel():
+                p.inner = [self.place(s.body, loops, conds)]
+        return p
+
+    def access(self, e: Effect, loops: tuple[Loop, ...], conds: tuple[Expr, ...]) -> Access | None:
+        b = e.buffer
+        if b.scope_name not in _SHARED and e.storage not in self.watched:
+            return None
+        indices, width, lanes, is_async = e.indices, 1, 32, False
+        node = e.node
+        if isinstance(node, Call):
+            width, lanes, known = _extent(node, b)
+            is_async = node.op == "cp_async"
+            if not known:
+                indices = None
+        elif isinstance(node, (Load, Store)) and indices and isinstance(indices[-1], Ramp):
+            last = indices[-1]
+            if isinstance(last.stride, Const) and last.stride.value == 1:
+                width = last.lanes
+            else:
+                indices = None
+        if indices is not None and any(i.dtype.lanes > 1 for i in indices[:-1]):
+            indices = None
+        return Access(b, e.reads, e.writes, e.mode == "atomic", indices, width, loops, conds, is_async,
+                      getattr(node, "span", None), lanes)
+
+
+def _extent(c: Call, b: Buffer) -> tuple[int, int, bool]:
+    """(elements, lanes whose address counts, whether that is known) of an intrinsic's access through an address."""
+    size = max(1, b.dtype.bytes)
+    if c.op == "cp_async":
+        return max(1, int(c.attr("bytes", 16)) // size), 32, True
+    if c.op in ("ldmatrix", "stmatrix"):
+        return max(1, 16 // size), min(32, 8 * int(c.attr("num", 4))), True
+    if c.op.startswith("atomic_"):
+        return {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1), 32, True
+    if c.op == "ldg":
+        return 1, 32, True
+    return 1, 32, False
+
+
+def is_leaf(p: Place) -> bool:
+    """Whether the statement runs no other statement."""
+    return isinstance(p.stmt, (Alloc, Assert, Bind, Break, Continue, Evaluate, Store)) or not p.inner
+
+
+def barrier_in(s: Stmt) -> bool:
+    """Whether a leaf statement is itself a block barrier."""
+    c: Any = s.call if isinstance(s, Evaluate) else s.value if isinstance(s, Bind) else None
+    return isinstance(c, Call) and c.op in BARRIERS
+
+
+def barrier(s: Stmt) -> Stmt:
+    """A block barrier, at the place of the statement that needs it."""
+    return Evaluate(call("sync_threads", (), "void"), span=s.span)
+
+
+def refused(p: Place) -> Exception:
+    """The error for a barrier that cannot be placed inside p."""
+    at = next((x for x in p.all() if x.before), p)
+    what = next((a.buffer.name for a in at.all_accesses()), "shared memory")
+    kind = "loop" if p.loop is not None else "branch"
+    return error("sync-divergent",
+                 f"the accesses of `{what}` need a block barrier inside a {kind} that not all threads run alike",
+                 span=at.stmt.span or p.stmt.span, notes=((p.stmt.span, f"threads differ in this {kind}"),),
+                 hint="make the bounds and conditions around it the same for all threads, or write to another buffer")
+
+
+__all__ = ["BARRIERS", "Place", "TreeBuilder", "barrier", "barrier_in", "is_leaf", "refused"]
