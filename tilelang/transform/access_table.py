@@ -73,12 +73,12 @@ class Access:
 class Relation:
     """How the run of an earlier access relates to that of a later one.
 
-    carried: (loop, iterations in between, None = any >= 1).  entered: loops that only the later one is in, with its
-    iteration number (None = any).
+    carried: (loop, iterations in between, None = unknown).  entered: loops that the later one is in and the earlier one
+    is not, or was in before, with the number of the iteration, where that is known.
     """
 
     carried: tuple[Loop, int | None] | None = None
-    entered: tuple[tuple[Loop, int | None], ...] = ()
+    entered: tuple[tuple[Loop, int], ...] = ()
 
 
 class _Unknown(Exception):
@@ -119,7 +119,7 @@ class Tables:
             return False
         shared = self.common(a, b, how)
         last = how.carried[0] if how.carried else None
-        if any(loop.independent for loop in (*shared, *((last,) if last else ()))):
+        if any(loop.independent for loop in shared) or last is not None and last.independent:
             return False
         key = (id(a), id(b), how)
         hit = self.decided.get(key)
@@ -136,10 +136,12 @@ class Tables:
             out.append(x)
         return out
 
-    def matters(self, loop: Loop, accesses: Iterable[Access]) -> bool:
-        """Whether the loop's variable changes what one of the accesses touches."""
-        return loop.var is not None and any(loop.var in self.vars_of(e) for a in accesses
-                                            for e in (*(a.indices or ()), *a.conds))
+    def rotates(self, loop: Loop, accesses: Iterable[Access]) -> bool:
+        """Whether the loop's variable picks slots: some index depends on it modulo a small number."""
+        if loop.var is None:
+            return False
+        periods = [self.period(loop.var, (a,)) for a in accesses]
+        return any(p is not None and 1 < p <= 24 for p in periods)
 
     # ---- deciding -----------------------------------------------------------------------------------------------
 
@@ -172,7 +174,7 @@ class Tables:
                 terms.add(v)
             else:
                 cases = [({**fa, v: n}, {**fb, v: n}) for fa, fb in cases for n in values]
-        if how.carried:
+        if how.carried and how.carried[1] is not None:
             loop, d = how.carried
             v = loop.var
             if v is not None and (self.uses(a, v) or self.uses(b, v)):
@@ -182,28 +184,23 @@ class Tables:
             v = loop.var
             if v is None or not self.uses(b, v):
                 continue
-            if e is not None and loop.first is not None:
-                if loop.count is not None and e >= loop.count:
-                    return []  # the loop does not run that often
-                values = [loop.first + e]
-            else:
-                values = self.values(loop, (b,))
-            if values is None:
-                raise _Unknown
-            cases = [(fa, {**fb, v: n}) for fa, fb in cases for n in values]
+            if loop.count is not None and e >= loop.count:
+                return []  # the loop does not run that often
+            if loop.first is not None:  # else every value of b's table counts
+                cases = [(fa, {**fb, v: loop.first + e}) for fa, fb in cases]
         if len(cases) > 512:
             raise _Unknown
         return [(tuple(fa.items()), tuple(fb.items()), frozenset(terms)) for fa, fb in cases]
 
-    def lap_pairs(self, loop: Loop, d: int | None, accesses: tuple[Access, ...]) -> list[tuple[int, int]]:
+    def lap_pairs(self, loop: Loop, d: int, accesses: tuple[Access, ...]) -> list[tuple[int, int]]:
         assert loop.var is not None
         period = self.period(loop.var, accesses)
         count, first = loop.count, loop.first
         if count is not None and first is not None and count <= 24 and (period is None or period > count):
             vs = range(first, first + count)
-            return [(m, n) for m in vs for n in vs if (n > m if d is None else n == m + d)]
+            return [(m, m + d) for m in vs if m + d in vs]
         if period is not None and period <= 24:
-            return [(m, n) for m in range(period) for n in (range(period) if d is None else (m + d,))]
+            return [(m, m + d) for m in range(period)]
         raise _Unknown
 
     def values(self, loop: Loop, accesses: tuple[Access, ...]) -> list[int] | None:

@@ -144,7 +144,7 @@ def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> S
         unroll = isinstance(n, int) and (registers or count * n <= UNROLL_LIMIT)
         count *= n if isinstance(n, int) else 1 << 30
         inner = For(v, const(0), n if isinstance(n, Expr) else const(n), "unroll" if unroll else "serial", inner,
-                    span=span)
+                    (("independent", True),), span)
     return inner
 
 

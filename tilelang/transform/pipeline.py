@@ -8,13 +8,19 @@ from typing import Any
 from tilelang.ir import Func
 
 from .device_program import DeviceKernel, LoweredProgram, split_host
+from .infer_layouts import infer_layouts
+from .lower_tile_ops import lower_tile_ops
 from .pass_ import PassContext, PassFn, run_passes
+from .place_sync import place_sync
 from .plan_pipelines import plan_pipelines
 
 # Order matters where a line says so.
 TILE_PASSES: tuple[PassFn, ...] = ()
 DEVICE_PASSES: tuple[PassFn, ...] = (
     plan_pipelines,  # before layouts: it gives shared buffers their versions
+    infer_layouts,
+    lower_tile_ops,  # TILE -> THREADS_BOUND
+    place_sync,  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
 )
 
 

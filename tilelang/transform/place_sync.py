@@ -161,16 +161,15 @@ class _Flow:
             return state
         for x in p.inner:  # what p needs by itself comes first: it may already separate the two
             self.flow_alone(p, x)
-        exposed: list[tuple[Access, tuple[Loop, ...]]] = []
+        return self.hoist_exposed(p, state)
+
+    def hoist_exposed(self, p: Place, state: _State) -> _State:
+        exposed: list[Access] = []
         for x in p.inner:
-            _exposed(x, (p.loop,) if p.loop else (), exposed)
-        for b, entered in exposed:
-            for a, age in state.items():
-                if age is None and a.access.buffer.data is b.buffer.data:
-                    how = replace(a.how, entered=(*a.how.entered, *((loop, None) for loop in entered)))
-                    if self.t.collide(a.access, b, how):
-                        p.before = True
-                        return _cleared(state)
+            _exposed(x, exposed)
+        if self.conflicts(state, exposed):
+            p.before = True
+            return _cleared(state)
         return state
 
     def flow_alone(self, p: Place, x: Place) -> None:
@@ -191,11 +190,22 @@ class _Flow:
         loop = p.loop
         assert loop is not None
         entry = {_Pending(e.access, self.entered(e, loop)): age for e, age in state.items()}
-        out, breaks = self.rounds(p, loop, entry, None)
+        if self.is_simple(p):
+            self.leaving.append(([], []))
+            out = self.flow(p.inner[0], entry)
+            breaks, continues = self.leaving.pop()
+            breaks += continues
+        else:
+            out, breaks = self.rounds(p, loop, entry, None)
         ends = [out, *breaks]
         if loop.count is None or loop.count == 0:
             ends.append(entry)
         return _outside(_merged(*ends), loop)
+
+    def is_simple(self, p: Place) -> bool:
+        """Whether no iteration can conflict with another, or complete what another began: one round tells all."""
+        assert p.loop is not None
+        return not p.orders and (p.loop.independent or not any(a.writes for a in self.inside[p.loop]))
 
     def while_loop(self, p: Place, state: _State) -> _State:
         loop = p.loop
@@ -204,23 +214,11 @@ class _Flow:
             self.need(p, "before")
             state = _cleared(state)
         if not self.checking:
-            state = self.hoist_while(p, state)
+            state = self.hoist_exposed(p, state)
         test: _State = {_Pending(a, Relation()): None for a in p.accesses}
         entry = {_Pending(e.access, self.entered(e, loop)): age for e, age in _merged(state, test).items()}
         out, breaks = self.rounds(p, loop, entry, p)
         return _outside(_merged(out, entry, *breaks), loop)
-
-    def hoist_while(self, p: Place, state: _State) -> _State:
-        exposed: list[tuple[Access, tuple[Loop, ...]]] = []
-        for x in p.inner:
-            _exposed(x, (p.loop,), exposed)  # type: ignore[arg-type]
-        for b, entered in exposed:
-            for a, age in state.items():
-                how = replace(a.how, entered=(*a.how.entered, *((loop, None) for loop in entered)))
-                if age is None and self.t.collide(a.access, b, how):
-                    p.before = True
-                    return _cleared(state)
-        return state
 
     def rounds(self, p: Place, loop: Loop, entry: _State, test: Place | None) -> tuple[_State, list[_State]]:
         """Run the body until nothing changes: (state after an iteration, states at breaks)."""
@@ -251,22 +249,26 @@ class _Flow:
             now = following
 
     def matters(self, loop: Loop) -> bool:
+        """Whether it helps to know how many iterations of the loop lie between two accesses."""
         if loop not in self.relevant:
-            self.relevant[loop] = self.t.matters(loop, self.inside[loop])
+            inside = self.inside[loop]
+            self.relevant[loop] = (not loop.independent and any(a.writes for a in inside) and
+                                   self.t.rotates(loop, inside))
         return self.relevant[loop]
 
     def entered(self, e: _Pending, loop: Loop) -> Relation:
-        at = 0 if self.matters(loop) else None
-        return replace(e.how, entered=(*e.how.entered, (loop, at)))
+        return replace(e.how, entered=(*e.how.entered, (loop, 0))) if self.matters(loop) else e.how
 
     def next_iteration(self, e: _Pending, loop: Loop) -> Relation:
         """How e relates to the next iteration of loop, given how it relates to this one."""
         for k, (x, n) in enumerate(e.how.entered):
             if x is loop:
-                return replace(e.how, entered=(*e.how.entered[:k], (x, _more(n))))
-        if e.how.carried is not None and e.how.carried[0] is loop:
-            return Relation((loop, _more(e.how.carried[1])))
-        if e.how.carried is not None and loop not in e.access.loops:
+                rest = (*e.how.entered[:k], *e.how.entered[k + 1:])
+                return replace(e.how, entered=rest if n >= CAP else (*rest, (x, n + 1)))
+        carried = e.how.carried
+        if carried is not None and carried[0] is loop:
+            return Relation((loop, _more(carried[1])))
+        if carried is not None or loop not in e.access.loops:
             return e.how
         return Relation((loop, 1 if self.matters(loop) else None))
 
@@ -344,20 +346,19 @@ def _marks(p: Place) -> int:
     return sum(x.before + x.body_end for x in p.all())
 
 
-def _exposed(p: Place, entered: tuple[Loop, ...], out: list[tuple[Access, tuple[Loop, ...]]]) -> bool:
+def _exposed(p: Place, out: list[Access]) -> bool:
     """Collect the accesses that may run before any barrier of p; False when every way through p meets a barrier."""
     if p.before or barrier_in(p.stmt):
         return False
-    out.extend((a, entered) for a in p.accesses)
+    out.extend(p.accesses)
     s = p.stmt
     if isinstance(s, Seq):
-        return all(_exposed(x, entered, out) for x in p.inner)
+        return all(_exposed(x, out) for x in p.inner)
     if isinstance(s, If):
-        open_ways = [_exposed(x, entered, out) for x in p.inner]
+        open_ways = [_exposed(x, out) for x in p.inner]
         return any(open_ways) or s.orelse is None
-    inner = (*entered, p.loop) if p.loop is not None else entered
     for x in p.inner:
-        _exposed(x, inner, out)
+        _exposed(x, out)
     return True
 
 

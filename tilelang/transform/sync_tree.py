@@ -13,7 +13,7 @@ from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Ev
 from tilelang.ir.expr import Call, Load
 
 from .access_table import Access, Loop
-from .effects import Effect, effects, own_effects
+from .effects import Effect, effects, is_sync, own_effects
 
 _SHARED = ("shared", "shared.dyn")
 register("sync-divergent", ValueError, "a block barrier is needed where only some threads of the block arrive")
@@ -46,6 +46,11 @@ class Place:
     def storages(self) -> frozenset[Var]:
         """Memory that is accessed inside."""
         return frozenset(a.buffer.data for a in self.all_accesses())
+
+    @cached_property
+    def orders(self) -> bool:
+        """Whether something inside orders threads or asynchronous work."""
+        return any(isinstance(x.stmt, Evaluate) and is_sync(x.stmt.call) or barrier_in(x.stmt) for x in self.all())
 
     @property
     def has_barrier(self) -> bool:
