@@ -1,0 +1,107 @@
+"""Printed CUDA on the host: compiled by g++ against host_cuda.h.  Checks text and addressing, not PTX."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.prelude import sections
+from tilelang.ir import Buffer
+from tilelang.target.instructions import MMA_ROWS, function_name
+
+HEADER = Path(__file__).with_name("host_cuda.h")
+_C_TYPES = {"int32": "int", "int64": "long long", "uint32": "unsigned", "float32": "float", "float64": "double",
+            "bool": "bool"}
+_WORD = re.compile(r"\w+")
+
+
+def available() -> bool:
+    return shutil.which("g++") is not None and "f16c" in _cpu_flags()
+
+
+def _cpu_flags() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
+
+
+def _host_sections(text: str) -> dict[str, str]:
+    parts = re.split(r"^//@ (\w+)\n", text, flags=re.M)[1:]
+    return dict(zip(parts[::2], parts[1::2]))
+
+
+def host_source(kernel: Any) -> str:
+    """A C++ file with the kernel's printed text and an entry `run`."""
+    device = print_kernel(kernel)
+    header = HEADER.read_text()
+    machine, replaced = header.split("// ==== sections", 1)
+    table = {n: s.text for n, s in sections().items()} | _host_sections(replaced)
+    text = device[device.index('extern "C" __global__'):].replace("extern __shared__ ", "extern ", 1)
+    wanted, todo = set(), set(_WORD.findall(device.split("namespace tl {")[0] + text)) | set(_used_operators(device))
+    while todo:
+        name = todo.pop()
+        if name in table and name not in wanted:
+            wanted.add(name)
+            todo |= set(_WORD.findall(table[name])) - {name}
+    order = list(dict.fromkeys([*sections(), *table]))
+    rows = "".join(_row(r) for r in MMA_ROWS.values() if function_name(r) in text)
+    args = ", ".join(_argument(p, i) for i, p in enumerate(kernel.params))
+    return "\n".join([
+        machine, "typedef __half half_t; typedef __nv_bfloat16 bfloat16_t;", "#define TL_DEVICE static inline",
+        "namespace tl {", *(table[n] for n in order if n in wanted), rows, "}", text,
+        f"static void call(void** a) {{ {kernel.name}({args}); }}",
+        'extern "C" int run(void** a, const int* grid, const int* block) { return launch(call, a, grid, block); }', ""])
+
+
+def _used_operators(device: str) -> list[str]:
+    return [n for n in sections() if n.startswith(("vec_", "infinity")) and sections()[n].text in device]
+
+
+def _row(row: Any) -> str:
+    m, _, k = row.shape
+    if m != 16:
+        return ""
+    c = {"tfloat32": "float", "float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float", "int8": "signed char",
+         "uint8": "unsigned char", "int32": "int"}
+    types = [c.get(str(d)) for d in (row.a_dtype, row.b_dtype, row.c_dtype)]
+    wide = "int" if row.c_dtype.is_int else "float"
+    return (f"TL_DEVICE void {function_name(row)}({types[2]}* c, const {types[0]}* a, const {types[1]}* b) {{ "
+            f"matrix_multiply<{k}, {row.a.registers}, {row.b.registers}, {row.c.registers}, {wide}>(c, a, b); }}\n")
+
+
+def _argument(p: Any, i: int) -> str:
+    if isinstance(p, Buffer):
+        ctype = {"float16": "half_t", "bfloat16": "bfloat16_t", "int8": "signed char", "uint8": "unsigned char",
+                 "float32": "float", "int32": "int", "float64": "double", "int64": "long long"}[str(p.dtype)]
+        return f"({ctype}*)a[{i}]"
+    return f"*({_C_TYPES[str(p.dtype)]}*)a[{i}]"
+
+
+def run_on_host(kernel: Any, values: dict[str, Any], grid: tuple[int, ...], folder: Path) -> None:
+    """Compile and run a kernel.  values: NumPy array (changed in place) or number for each parameter, by name.
+
+    Raises RuntimeError when a thread ends with asynchronous copies that nothing waited for.
+    """
+    file = folder / f"{kernel.name}.cpp"
+    file.write_text(host_source(kernel))
+    library = file.with_suffix(".so")
+    subprocess.run(["g++", "-O1", "-std=c++17", "-mf16c", "-fno-strict-aliasing", "-ffp-contract=off", "-w", "-shared",
+                    "-fPIC", "-o", str(library), str(file)], check=True)
+    cells = [values[p.name].ctypes.data if isinstance(p, Buffer)
+             else ctypes.addressof(_keep(np.array([values[p.name]], str(p.dtype)), values, p.name))
+             for p in kernel.params]
+    argv = (ctypes.c_void_p * len(cells))(*cells)
+    dims = [(ctypes.c_int * 3)(*[*d, 1, 1][:3]) for d in (grid, kernel.launch.threads)]
+    if ctypes.CDLL(str(library)).run(argv, *dims):
+        raise RuntimeError("a thread ended with asynchronous copies pending")
+
+
+def _keep(cell: np.ndarray, values: dict[str, Any], name: str) -> Any:
+    values[f"{name}'s cell"] = cell  # must live until the launch has ended
+    return (ctypes.c_char * cell.nbytes).from_buffer(cell)
