@@ -8,7 +8,7 @@ from tilelang.errors import error, register
 from tilelang.ir import dtype
 
 from .artifact import program_of
-from .keys import freeze, strides_of
+from .keys import SIMPLE, freeze, strides_of
 
 if TYPE_CHECKING:
     from .decorator import JITImpl
@@ -48,16 +48,44 @@ class EagerCalls:
         self.static = [n for n, k in self.parameters.items() if k == "compile_time"]
         self.runtime = [n for n, k in self.parameters.items() if k in ("tensor", "scalar")]
         self.traces: dict[Any, _Trace] = {}
+        # Positional calls whose kernel follows from tensor shapes and simple values alone find it here.
+        self.fast: dict[Any, tuple[Any, Any]] = {}
+        self.code = tuple({"tensor": 0, "scalar": 1}.get(k, 2) for k in self.parameters.values())
 
     # ---- public -----------------------------------------------------------------------------------------------------
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key = None
+        if not kwargs and not self.open:
+            try:
+                key = (self.owner.surroundings(), *[x.shape if c == 0 else None if c == 1 else (type(x), x)
+                                                    for c, x in zip(self.code, args)])
+                hit = self.fast.get(key)
+            except (AttributeError, TypeError):  # no tensor, or an unhashable value: the careful way
+                key = hit = None
+            if hit is not None and len(args) <= len(self.code):
+                kernel, rest = hit
+                if rest is None:
+                    return kernel(*args)
+                return kernel(*[args[i] if i < len(args) else d for i, d in rest])
         values, consts = self._bind(args, kwargs)
         missing = [n for n in self.runtime if values[n] is _MISSING]
         if missing:
             given = len(self.runtime) - len(missing)
             raise error("eager-inputs", f"Expected {len(self.runtime)} inputs, got {given} with {missing[0]!r} "
                         f"missing: `{self.owner.__name__}` takes {', '.join(self.runtime)}")
-        return self._kernel(values, consts)(*(values[n] for n in self.runtime))
+        kernel = self._kernel(values, consts)
+        if key is not None and self._is_simple(values):
+            whole = len(args) == len(self.runtime) == len(self.names)
+            self.fast[key] = kernel, None if whole else [
+                (i, self.defaults[n]) for i, n in enumerate(self.names) if self.code[i] != 2]
+        return kernel(*(values[n] for n in self.runtime))
+
+    def _is_simple(self, values: dict[str, Any]) -> bool:
+        """Shapes and compile-time values decide: no const from a stride, no packed tensor, no value whose equality
+        hides a difference (floats, containers)."""
+        trace = self._trace(values, {})
+        return (not trace.packed and all(what == "shape" for _, what, _ in trace.consts.values()) and
+                all(type(values[n]) in SIMPLE or callable(values[n]) for n in self.static))
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JITKernel:
         return self._kernel(*self._bind(args, kwargs))

@@ -363,12 +363,29 @@ class _OutputCall:
         self.several = len(self.sig.outputs) > 1
         self.native: set[type] = set()  # types whose framework tvm_ffi can allocate in
         self.packed = any(a.buffer.dtype.bits < 8 for a in self.sig.outputs)
+        self.plain = self._plain_numpy()
+
+    def _plain_numpy(self) -> list[tuple[tuple[int, ...], np.dtype]] | None:
+        """(shape, dtype) of outputs NumPy allocates and exports itself, when all shapes are static."""
+        from tilelang.runtime.dlpack import exports_itself
+
+        out = []
+        for a in self.sig.outputs:
+            dt = numpy_dtype(a.buffer.dtype)
+            if not a.buffer.is_static or not exports_itself(np.empty(0, dt)):
+                return None
+            out.append((a.buffer.shape, dt))
+        return out
 
     def __call__(self, *args: Any) -> Any:
         k = self.first
         if k is not None and type(args[k]) in self.native:
             out = self.entry.call(*args)
             return list(out) if self.several else out
+        if k is not None and self.plain is not None and type(args[k]) is np.ndarray:
+            outs = [np.empty(shape, dt) for shape, dt in self.plain]
+            self.entry.full(*args, *outs)
+            return outs if self.several else outs[0]
         return self._elsewhere(args)
 
     def _elsewhere(self, args: tuple[Any, ...]) -> Any:
