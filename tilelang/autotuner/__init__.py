@@ -1,0 +1,195 @@
+"""Choosing the best of many configurations of a kernel by measuring them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.jit import JITImpl, JITKernel
+from tilelang.jit.keys import freeze, freeze_tensor
+from tilelang.jit.supply import TensorSupplyType
+from tilelang.log import logger
+from tilelang.runtime.cache import compiler_stamp, digest
+from tilelang.target import Target
+
+from .capture import get_autotune_inputs, set_autotune_inputs
+from .param import AutotuneResult, CompileArgs, ProfileArgs
+from .tuner import tune
+
+register("tune-keys", ValueError, "a tuning configuration names something that is no parameter")
+register("tune-not-jit", AssertionError, "@tilelang.autotune is put on something that is not a @tilelang.jit function")
+register("tune-closure", AssertionError, "a function to be tuned holds a value that cannot be part of a cache key")
+
+RESERVED = "pass_configs"
+
+
+class AutoTuneImpl:
+    """A @tilelang.jit function whose tunable parameters are found by measuring."""
+
+    def __init__(self, jit_impl: JITImpl, configs: Any, profile: ProfileArgs, early_stop: bool,
+                 early_stop_factor: float, do_not_specialize: Iterable[str] | None) -> None:
+        self.jit_impl, self.configs, self.profile = jit_impl, configs, profile
+        self.early_stop, self.early_stop_factor = early_stop, early_stop_factor
+        self.skipped = frozenset(do_not_specialize or ())
+        self.results: dict[Any, AutotuneResult] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["jit_impl"], name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kernel, runtime = self._kernel(args, kwargs)
+        return kernel if runtime is None else kernel(*runtime)
+
+    def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
+        """The best kernel for these arguments."""
+        return self._kernel(args, kwargs)[0]
+
+    def _kernel(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[JITKernel, list[Any] | None]:
+        impl = self.jit_impl
+        lazy = impl.initialize_jit_mode(*args, **kwargs) == "lazy"
+        bound = impl.signature.bind_partial(*args, **kwargs)
+        configs = self._configs(args, kwargs)
+        runtime = None if lazy else [v for n, v in bound.arguments.items() if n in impl.eager.runtime]
+        tunable = {k for c in configs for k in c if k != RESERVED}
+        given = tunable & set(bound.arguments)
+        if given:
+            logger.warning("tuning is skipped: %s given explicitly", ", ".join(sorted(given)))
+            return impl.compile(*args, **kwargs), runtime
+        key = tuple((n, freeze_tensor(v)) for n, v in bound.arguments.items() if n not in self.skipped)
+        key = (key, impl.surroundings())
+        result = self.results.get(key)
+        if result is None:
+            result = self.results[key] = tune(
+                configs, lambda config: self._compile(args, kwargs, config), self.profile,
+                inputs=runtime if runtime else None, key=self._disk_key(key, configs), early_stop=self.early_stop,
+                early_stop_factor=self.early_stop_factor)
+        assert result.kernel is not None
+        return result.kernel, runtime
+
+    def _configs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
+        configs = list(self.configs(*args, **kwargs) if callable(self.configs) else self.configs)
+        if not configs:
+            raise error("tune-empty", "No configurations to tune: the list is empty")
+        known = set(self.jit_impl.signature.parameters) | {RESERVED}
+        unused = sorted({k for c in configs for k in c} - known)
+        if unused:
+            raise error("tune-keys", f"Unused keys in config: {', '.join(unused)}",
+                        hint=f"the parameters are {', '.join(self.jit_impl.signature.parameters)}")
+        return configs
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], config: dict[str, Any]) -> JITKernel:
+        impl = self.jit_impl
+        values = {k: v for k, v in config.items() if k != RESERVED}
+        if RESERVED in config:
+            merged = {**impl.pass_configs, **config[RESERVED]}
+            impl = JITImpl(impl.func, impl.out_idx, impl.target, impl.target_host, impl.execution_backend, impl.verbose,
+                           merged, impl.debug_root_path, impl.compile_flags)
+        return impl.compile(*args, **kwargs, **values)
+
+    def _disk_key(self, key: Any, configs: list[dict[str, Any]]) -> str:
+        impl = self.jit_impl
+        return digest(["autotune", compiler_stamp(), impl.func_source, closure_text(impl.func, strict=False), str(key),
+                       configs, str(impl.out_idx), str(impl.target), impl.execution_backend, self.profile.text(),
+                       machine_text()])
+
+
+def machine_text() -> str:
+    """What a measured result depends on besides the program."""
+    from tilelang.jit.building import host_name
+
+    return f"{host_name()} {Target('auto')}"
+
+
+def closure_text(fn: Any, strict: bool = True) -> str:
+    """Values of a function's closure.  strict: raises AssertionError for one that is no int, float, str, bool, None."""
+    cells = getattr(fn, "__closure__", None) or ()
+    names = getattr(getattr(fn, "__code__", None), "co_freevars", ())
+    out = []
+    for name, cell in zip(names, cells):
+        value = cell.cell_contents
+        if strict and not isinstance(value, (int, float, str, bool, type(None))):
+            raise error("tune-closure", f"`{name}` of type {type(value).__name__} in the closure of "
+                        f"`{fn.__name__}` is not serializable", hint="pass it as a parameter")
+        out.append(f"{name}={freeze(value)!r}" if strict else f"{name}={value!r}")
+    return ";".join(out)
+
+
+def autotune(*, configs: Any, warmup: int = 25, rep: int = 100, timeout: float = 100,
+             supply_type: TensorSupplyType = TensorSupplyType.Auto, ref_prog: Callable[..., Any] | None = None,
+             supply_prog: Callable[..., Any] | None = None, rtol: float = 1e-2, atol: float = 1e-2,
+             max_mismatched_ratio: float = 0.01, skip_check: bool = False,
+             manual_check_prog: Callable[..., Any] | None = None, cache_input_tensors: bool = False,
+             do_not_specialize: Iterable[str] | None = None, early_stop: bool = False,
+             early_stop_factor: float = 2.0) -> Callable[[Any], AutoTuneImpl]:
+    """Decorator above @tilelang.jit: the parameters named in configs are chosen by measuring.
+
+    configs: list of dicts, or a function of the call's arguments that gives one.  warmup, rep: runs per measurement.
+    timeout: seconds per candidate.
+    """
+    profile = ProfileArgs(warmup, rep, timeout, supply_type, ref_prog, supply_prog, rtol, atol, max_mismatched_ratio,
+                          skip_check, manual_check_prog, cache_input_tensors)
+
+    def wrap(impl: Any) -> AutoTuneImpl:
+        if not isinstance(impl, JITImpl):
+            raise error("tune-not-jit", "The @autotune decorator can only be applied to @tilelang.jit functions, "
+                        f"found {type(impl).__name__}", hint="put @tilelang.autotune(...) above @tilelang.jit")
+        return AutoTuneImpl(impl, configs, profile, early_stop, early_stop_factor, do_not_specialize)
+
+    return wrap
+
+
+class AutoTuner:
+    """Tuning without decorators.  fn: a function that returns a PrimFunc.  configs: dicts of its arguments."""
+
+    def __init__(self, fn: Callable[..., Any], configs: Any) -> None:
+        self.fn, self.configs = fn, configs
+        self.compile_args, self.profile_args = CompileArgs(), ProfileArgs()
+
+    @classmethod
+    def from_kernel(cls, kernel: Callable[..., Any], configs: Any) -> AutoTuner:
+        """The same as the constructor."""
+        return cls(kernel, configs)
+
+    def set_compile_args(self, out_idx: Any = None, target: Any = None, execution_backend: str | None = None,
+                         target_host: Any = None, verbose: bool | None = None, pass_configs: Any = None) -> AutoTuner:
+        """How candidates are compiled; returns the tuner."""
+        self.compile_args = CompileArgs(out_idx, execution_backend, target, target_host, verbose, pass_configs)
+        return self
+
+    def set_profile_args(self, warmup: int = 25, rep: int = 100, timeout: float = 30,
+                         supply_type: TensorSupplyType = TensorSupplyType.Auto, ref_prog: Any = None,
+                         supply_prog: Any = None, rtol: float = 1e-2, atol: float = 1e-2,
+                         max_mismatched_ratio: float = 0.01, skip_check: bool = False, manual_check_prog: Any = None,
+                         cache_input_tensors: bool = False, backend: str = "event") -> AutoTuner:
+        """How candidates are measured and checked; returns the tuner."""
+        self.profile_args = ProfileArgs(warmup, rep, timeout, supply_type, ref_prog, supply_prog, rtol, atol,
+                                        max_mismatched_ratio, skip_check, manual_check_prog, cache_input_tensors,
+                                        backend)
+        return self
+
+    def run(self, warmup: int | None = None, rep: int | None = None, timeout: float | None = None,
+            use_pipeline: bool = False, enable_grouped_compile: bool = False, group_compile_size: int = 2,
+            benchmark_devices: Any = None, benchmark_multi_gpu: bool = False, early_stop: bool = False,
+            early_stop_factor: float = 2.0) -> AutotuneResult:
+        """Tune.  use_pipeline, grouped compilation and several devices are accepted; candidates run in sequence."""
+        from dataclasses import replace
+
+        text = closure_text(self.fn)
+        changes = {k: v for k, v in (("warmup", warmup), ("rep", rep), ("timeout", timeout)) if v is not None}
+        profile = replace(self.profile_args, **changes)
+        configs = list(self.configs() if callable(self.configs) else self.configs)
+        try:
+            source = inspect.getsource(self.fn)
+        except (OSError, TypeError):
+            source = ""
+        key = digest(["autotuner", compiler_stamp(), source, text, configs, self.compile_args.text(), profile.text(),
+                      machine_text()]) if source else None
+        return tune(configs, lambda config: self.compile_args.compile_program(self.fn(**config)), profile, key=key,
+                    early_stop=early_stop, early_stop_factor=early_stop_factor)
+
+    __call__ = run
+
+
+__all__ = ["AutoTuneImpl", "AutoTuner", "AutotuneResult", "autotune", "get_autotune_inputs", "set_autotune_inputs"]
