@@ -71,7 +71,8 @@ class AutoTuneImpl:
     def _configs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
         configs = list(self.configs(*args, **kwargs) if callable(self.configs) else self.configs)
         if not configs:
-            raise error("tune-empty", "No configurations to tune: the list is empty")
+            raise error("tune-empty", "No configurations to tune: the list is empty",
+                        hint="give at least one dict of parameters")
         known = set(self.jit_impl.signature.parameters) | {RESERVED}
         unused = sorted({k for c in configs for k in c} - known)
         if unused:

@@ -119,7 +119,8 @@ class AutotuneResult:
             times = json.loads((folder / LATENCY_PATH).read_text())
             text = (folder / KERNEL_PY_PATH).read_text()
         except (OSError, ValueError) as e:
-            raise error("tune-result", f"{folder} holds no tuning result: {e}") from None
+            raise error("tune-result", f"{folder} holds no tuning result: {e}",
+                    hint="give a folder written by AutotuneResult.save_to_disk") from None
         from tilelang.ir.parser import parse
 
         program = parse(text)

@@ -136,9 +136,11 @@ def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any
     """
     configs = list(configs)
     if not configs:
-        raise error("tune-empty", "No configurations to tune: the list is empty")
+        raise error("tune-empty", "No configurations to tune: the list is empty",
+                    hint="give at least one dict of parameters")
     if early_stop_factor < 1:
-        raise error("tune-factor", f"early_stop_factor must be at least 1, found {early_stop_factor}")
+        raise error("tune-factor", f"early_stop_factor must be at least 1, found {early_stop_factor}",
+                    hint="2.0 drops candidates twice as slow as the best")
     captured = get_autotune_inputs()  # of this thread: candidates run in others
     inputs = captured if captured is not None else inputs
     cacheable = (key is not None and profile.is_cacheable and captured is None and
@@ -168,7 +170,8 @@ def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any
                                   kernel.prim_func, kernel)
     if best is None or best.kernel is None:
         raise error("tune-failed", "Auto-tuning failed: No configuration successfully compiled and passed "
-                    "benchmarking/validation.", notes=[(None, f"{c}: {w}") for c, w in list(failures.items())[:5]])
+                    "benchmarking/validation.", notes=[(None, f"{c}: {w}") for c, w in list(failures.items())[:5]],
+                    hint="compile one configuration by itself to see its error in full")
     best.failures = failures
     best.kernel.update_tuner_result(best.latency or 0.0, best.config or {}, best.ref_latency)
     if cacheable and _is_json(best.config):

@@ -141,7 +141,11 @@ def _hint(text: str) -> str:
         return "move the tensor to the kernel's device"
     if "dtype mismatch" in text:
         return "convert the tensor before the call"
-    return ""
+    if " scalar " in text:
+        return "pass a Python number of the parameter's type"
+    if "NULL pointer" in text or "handle" in text:
+        return "pass a tensor: torch, NumPy, or any object with __dlpack__"
+    return "pass a tensor of the shape the kernel was compiled for, or compile it with T.dynamic dimensions"
 
 
 # ---- the wording of the cython backend ----------------------------------------------------------------------------

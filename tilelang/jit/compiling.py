@@ -13,7 +13,7 @@ from tilelang.errors import error, register
 from tilelang.ir.printer import to_text
 from tilelang.log import logger
 from tilelang.runtime.cache import DiskCache, compiler_stamp, digest
-from tilelang.runtime.signature import resolve_out_idx
+from tilelang.runtime.signature import OUT_IDX_HINT, resolve_out_idx
 from tilelang.target import Target
 from tilelang.transform.config import normalize_config
 
@@ -49,7 +49,7 @@ def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
         name = allowed[0]
     if name not in allowed:
         raise error("backend-name", f"Invalid execution backend '{name}' for target '{resolved.kind}'. Allowed: "
-                    f"{', '.join(allowed)}. Tip: use execution_backend='auto'.")
+                    f"{', '.join(allowed)}. Tip: use execution_backend='auto'.", hint="leave execution_backend out")
     return resolved, name
 
 
@@ -81,7 +81,7 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
 
 
 def _refuse_out_idx(out_idx: Any) -> Any:
-    raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}")
+    raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}", hint=OUT_IDX_HINT)
 
 
 def _as_dict(config: Any) -> dict[Any, Any]:

@@ -180,7 +180,7 @@ class JITImpl:
         out = self.func(*bound.args, **bound.kwargs)
         if program_of(out) is None:
             raise error("jit-no-program", f"`{self.__name__}` must return a @T.prim_func, it returned "
-                        f"{type(out).__name__}")
+                        f"{type(out).__name__}", hint="end the function with `return` and the prim_func's name")
         return out
 
     # ---- compiling --------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class JITImpl:
                 jobs.append(lambda c=config: self.compile(**c))
             else:
                 raise error("jit-configs", f"each configuration must be a tuple or a dict, found "
-                            f"{type(config).__name__} {config!r}")
+                            f"{type(config).__name__} {config!r}", hint="write [(4,), {\"m\": 5}]")
         return run_parallel(jobs, num_workers, ignore_error)
 
 

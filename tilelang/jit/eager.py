@@ -72,7 +72,8 @@ class EagerCalls:
         if missing:
             given = len(self.runtime) - len(missing)
             raise error("eager-inputs", f"Expected {len(self.runtime)} inputs, got {given} with {missing[0]!r} "
-                        f"missing: `{self.owner.__name__}` takes {', '.join(self.runtime)}")
+                        f"missing: `{self.owner.__name__}` takes {', '.join(self.runtime)}",
+                        hint="pass every tensor; results made by T.empty are returned, not passed")
         kernel = self._kernel(values, consts)
         if key is not None and self._is_simple(values):
             whole = len(args) == len(self.runtime) == len(self.names)
@@ -105,21 +106,24 @@ class EagerCalls:
         """(value or _MISSING per parameter, keyword values of consts)."""
         names = self.names
         if len(args) > len(names):
-            raise error("eager-arguments", f"`{self.owner.__name__}` takes {len(names)} arguments, {len(args)} given")
+            raise error("eager-arguments", f"`{self.owner.__name__}` takes {len(names)} arguments, {len(args)} given",
+                        hint=f"they are {', '.join(names)}")
         values = dict(zip(names, args))
         consts: dict[str, Any] = {}
         for name, value in kwargs.items():
             if name not in self.parameters:
                 consts[name] = value
             elif name in values:
-                raise error("eager-arguments", f"`{self.owner.__name__}` got multiple values for argument {name!r}")
+                raise error("eager-arguments", f"`{self.owner.__name__}` got multiple values for argument {name!r}",
+                            hint="give it by position or by name, not both")
             else:
                 values[name] = value
         for name in names:
             if name not in values:
                 values[name] = self.defaults[name]
                 if values[name] is _MISSING and self.parameters[name] == "compile_time":
-                    raise error("eager-arguments", f"`{self.owner.__name__}` is missing a required argument: {name!r}")
+                    raise error("eager-arguments", f"`{self.owner.__name__}` is missing a required argument: {name!r}",
+                                hint="it has no default and is needed to compile")
         return values, consts
 
     def _static_key(self, values: dict[str, Any]) -> Any:
@@ -136,7 +140,8 @@ class EagerCalls:
         for name in consts:
             if name not in trace.consts:
                 raise error("eager-arguments", f"`{self.owner.__name__}` got an unexpected keyword argument {name!r}: "
-                            "it has neither a parameter nor a T.const of that name")
+                            "it has neither a parameter nor a T.const of that name",
+                            hint=f"parameters: {', '.join(self.names)}; consts: {', '.join(trace.consts) or 'none'}")
         return trace
 
     def _static(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +190,8 @@ def _whole(name: str, value: Any) -> int:
     try:
         return int(value.__index__())
     except (AttributeError, TypeError):
-        raise error("eager-const", f"T.const `{name}` needs an integer, found {value!r}") from None
+        raise error("eager-const", f"T.const `{name}` needs an integer, found {value!r}",
+                    hint="it is a dimension or stride of a tensor") from None
 
 
 def _site_value(tensor: Any, site: tuple[str, str, int], packing: dict[str, Any]) -> int | None:

@@ -224,7 +224,8 @@ class JITKernel:
     def export_sources(self, kernel_path: Any = None, host_path: Any = None) -> None:
         """Write the device and host source to files.  Raises ValueError when neither path is given."""
         if kernel_path is None and host_path is None:
-            raise error("kernel-no-sources", "export_sources needs kernel_path, host_path or both")
+            raise error("kernel-no-sources", "export_sources needs kernel_path, host_path or both",
+                        hint="export_sources(kernel_path=\"kernel.cu\")")
         for path, text in ((kernel_path, self.kernel_source), (host_path, self.host_source)):
             if path is not None:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,8 @@ class Profiler:
                 for v in symbols:
                     if v.name not in values:
                         raise error("profiler-symbol", f"Dynamic symbolic variable '{v.name}' not found in "
-                                    f"constraints: {values}")
+                                    f"constraints: {values}",
+                                    hint=f"add it: dynamic_symbolic_constraints={{\"{v.name}\": …}}")
                 d = _fold(substitute(d, {v: const(int(values[v.name]), v.dtype) for v in symbols}))
             shape.append(d)
         return KernelParam(p.dtype, shape)

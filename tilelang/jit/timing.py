@@ -30,7 +30,8 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, _n_war
     """
     assert return_mode in RETURN_MODES, f"return_mode must be one of {RETURN_MODES}, found {return_mode!r}"
     if backend not in BACKENDS:
-        raise error("bench-backend", f"Unknown profiler backend: {backend!r}, expected one of {', '.join(BACKENDS)}")
+        raise error("bench-backend", f"Unknown profiler backend: {backend!r}, expected one of {', '.join(BACKENDS)}",
+                    hint="leave backend out to measure with events")
     clock = _clock_for(device, cache_size, backend)
     fn()
     clock.synchronize()
@@ -67,7 +68,8 @@ def _clock_for(device: Any, cache_size: int, backend: str) -> Any:
     if kind == "cpu":
         return HostClock(cache_size)
     if kind != "cuda":
-        raise error("bench-device", f"do_bench measures on CUDA devices and the CPU, found device {device!r}")
+        raise error("bench-device", f"do_bench measures on CUDA devices and the CPU, found device {device!r}",
+                    hint="leave device out, or pass \"cuda\" or \"cpu\"")
     return EventClock(device, cache_size, backend)
 
 

@@ -17,6 +17,9 @@ register("output-strides", ValueError, "an output tensor has declared strides th
 register("output-rank", ValueError, "an output tensor has no dimensions")
 
 
+OUT_IDX_HINT = "give positions of tensor parameters, counted from 0 or backwards from -1: out_idx=[-1]"
+
+
 @dataclass(frozen=True)
 class TensorArg:
     """index: position among all parameters.  used: the program touches the buffer (None is refused then)."""
@@ -112,19 +115,20 @@ def resolve_out_idx(func: Func, out_idx: Any) -> tuple[int, ...]:
     if isinstance(source, int) and not isinstance(source, bool):
         source = [source]
     if not isinstance(source, list) or any(not isinstance(i, int) or isinstance(i, bool) for i in source):
-        raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}")
+        raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}", hint=OUT_IDX_HINT)
     n = len(func.params)
     found: list[int] = []
     for i in source:
         if not -n <= i < n:
             raise error("out-idx-range", f"result_idx should be an integer between -{n} and {n - 1}, found {i}: "
-                        f"out_idx index {i} is out of range of {n} parameters")
+                        f"out_idx index {i} is out of range of {n} parameters", hint=OUT_IDX_HINT)
         at = i % n
         if at in found:
-            raise error("out-idx-range", f"out_idx={out_idx!r} names parameter {at} twice")
+            raise error("out-idx-range", f"out_idx={out_idx!r} names parameter {at} twice", hint=OUT_IDX_HINT)
         buffer = func.buffer_of(func.params[at])
         if buffer is None:
-            raise error("out-idx-range", f"out_idx={out_idx!r} names `{func.params[at].name}`, which is not a tensor")
+            raise error("out-idx-range", f"out_idx={out_idx!r} names `{func.params[at].name}`, which is not a tensor",
+                        hint=OUT_IDX_HINT)
         if not buffer.shape:
             raise error("output-rank", f"output `{buffer.name}` has no dimensions", hint="give it the shape (1,)")
         if buffer.strides_ is not None and not _is_compact(buffer):

@@ -1,0 +1,16 @@
+import tilelang.language as T
+from tilelang.autotuner import AutoTuner
+
+
+@T.prim_func
+def main(A: T.Tensor((64,), "float32")):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(64):
+            A[i] = 1.0
+
+
+def wrong():
+    raise RuntimeError("no such configuration")
+
+
+AutoTuner(wrong, [{}]).set_compile_args(target="cpu").run()

@@ -1,0 +1,12 @@
+import tilelang.language as T
+from tilelang.autotuner import AutoTuner
+
+
+@T.prim_func
+def main(A: T.Tensor((64,), "float32"), n: T.int32):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(64):
+            A[i] = 1.0
+
+
+AutoTuner(lambda: main, [{}]).set_compile_args(target="cpu").run(1, 1)

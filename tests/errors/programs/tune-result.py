@@ -1,0 +1,3 @@
+from tilelang.autotuner.param import AutotuneResult, CompileArgs
+
+AutotuneResult.load_from_disk("nowhere", CompileArgs())
