@@ -661,3 +661,182 @@ def test_error_of_plain_python_keeps_its_class_and_gets_the_place():
             with T.Kernel(1):
                 A[0] = A[0] << 1
     assert isinstance(e.value, TileLangError) and e.value.span.function == "g"
+
+
+def test_wrong_arguments_of_a_call_are_placed():
+    with pytest.raises(TypeError, match="unexpected keyword argument") as e:
+        @T.prim_func
+        def f(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                T.clear(A, wrong=1)
+    assert e.value.span.function == "f" and "help()" in e.value.hint
+
+
+def test_errors_of_the_users_own_helpers_are_left_alone():
+    def broken(x):
+        return len(x)
+
+    with pytest.raises(TypeError) as e:
+        @T.prim_func
+        def f(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                A[0] = broken(5)
+    assert not isinstance(e.value, TileLangError)
+
+
+@pytest.mark.parametrize("make", [lambda: T.Parallel(2, 2), lambda: T.grid(2, 2), lambda: T.Persistent([2, 2], 1, 0)])
+def test_one_name_for_two_extents_is_refused(make):
+    with pytest.raises(ValueError, match="names one variable, the loop gives 2"):
+        @T.prim_func
+        def f(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                for i in make():
+                    A[i] = 1
+
+
+def test_rebinding_inside_the_body_only_is_fine():
+    @T.prim_func
+    def f(O: T.Tensor((3,), "int32")):
+        with T.Kernel(1, threads=1):
+            x = 1
+            for i in range(3):
+                x = 5
+                y = x + i
+                x = y * 2
+                O[i] = x
+
+    assert out(f) == [10, 12, 14]
+
+
+def test_a_python_value_of_one_branch_is_poisoned_after_it():
+    with pytest.raises(RuntimeError, match="assigned in a run-time loop or branch") as e:
+        @T.prim_func
+        def f(O: T.Tensor((3,), "int32")):
+            with T.Kernel(3, threads=1) as b:
+                x = 0
+                if b > 1:
+                    x = 1
+                O[b] = x
+    assert e.value.kind == "loop-carried-value"
+
+
+def test_else_branch_sees_the_names_as_before_the_if():
+    @T.prim_func
+    def f(A: T.Tensor((3,), "int32"), O: T.Tensor((3,), "int32")):
+        with T.Kernel(3, threads=1) as b:
+            x = A[b]
+            if b > 1:
+                x = x + 100
+                O[b] = x
+            else:
+                O[b] = x
+
+    assert out(f, np.array([1, 2, 3], np.int32)) == [1, 2, 103]
+
+
+def test_a_conditional_counter_is_refused():
+    with pytest.raises(RuntimeError, match="re-bound in the loop"):
+        @T.prim_func
+        def f(A: T.Tensor((8,), "int32"), O: T.Tensor((8,), "int32")):
+            with T.Kernel(1, threads=1):
+                n = 0
+                for i in range(8):
+                    if A[i] > 3:
+                        n = n + 1
+                    O[i] = 0
+
+
+def test_buffers_swapped_in_a_loop_are_refused():
+    with pytest.raises(RuntimeError, match="re-bound in the loop"):
+        @T.prim_func
+        def f(O: T.Tensor((8,), "int32")):
+            with T.Kernel(1, threads=1):
+                a = T.alloc_local((1,), "int32")
+                b = T.alloc_local((1,), "int32")
+                for i in range(8):
+                    a, b = b, a
+                    a[0] = i
+
+
+def test_a_name_of_the_kernel_is_dead_after_it():
+    with pytest.raises(RuntimeError, match="used outside its defining region"):
+        @T.prim_func
+        def f(A: T.Tensor((8,), "int32")):
+            with T.Kernel(8, threads=1) as b:
+                A[b] = 1
+            with T.Kernel(8, threads=1):
+                A[b] = 2
+
+
+def test_a_parameter_before_its_annotation_is_refused():
+    with pytest.raises(ValueError, match="Argument `A` is not annotated"):
+        @T.prim_func
+        def f(A):
+            with T.Kernel(1):
+                A[0] = 1
+            A: T.Tensor((4,), "float32")
+
+
+def test_constructs_outside_a_builder_say_so():
+    from tilelang.errors import JITNoBuilderError
+
+    for call in (lambda: T.Kernel(1), lambda: step_(1), lambda: T.const("M"), lambda: T.annotate_compile_flags("-O3"),
+                 lambda: T.make_tensor(T.ptr(), (4,))):
+        with pytest.raises(JITNoBuilderError):
+            call()
+
+
+@T.macro
+def step_(x):
+    return x
+
+
+def test_pointer_parameters_and_views():
+    @T.prim_func
+    def f(p: T.ptr, n: T.int32, O: T.Tensor((2, 8), "int32")):
+        A = T.make_tensor(p, (n,), "int32")
+        with T.Kernel(1, threads=1):
+            S = T.alloc_shared((16,), "int32")
+            V = T.reshape(S, (2, 8))
+            T.fill(S, 3)
+            S[9] = A[n - 1] + 4
+            T.copy(V, O)
+
+    assert f.params[0].dtype == "handle" and f.params[0].name == "p"
+    bufs = {b.name: b for b in (x.buffer for x in walk(f.func.body) if hasattr(x, "buffer"))}
+    assert bufs["A"].data is f.params[0]
+
+
+def test_print_and_device_assert_are_traced():
+    @T.prim_func
+    def f(A: T.Tensor((8,), "float32")):
+        with T.Kernel(2, threads=32) as b:
+            F = T.alloc_fragment((8,), "float32")
+            T.copy(A, F)
+            T.print(A[b], msg="here")
+            T.print(F)
+            T.print(msg="done")
+            T.device_assert(b < 2, "grid")
+
+    text = f.script()
+    assert "msg='here' BlockIdx=(%d, %d, %d)" in text and "buffer=F, index=%d, dtype=float value=%f" in text
+    assert "Device assert failed: grid" in text
+
+
+@pytest.mark.parametrize("a, b, want", [
+    ("float16", "int32", "float16"), ("int64", "float16", "float16"), ("float16", "float32", "float32"),
+    ("float16", "bfloat16", "float16"), ("int8", "uint8", "uint8"), ("int64", "uint32", "int64"), ("bool", "int8", "int8"),
+    ("float8_e4m3", "float16", "float16"), ("float8_e4m3", "int32", "float8_e4m3"), ("uint8", "int32", "int32")])
+def test_promotion(a, b, want):
+    x, y = getattr(T, a)(), getattr(T, b)()
+    assert (x + y).dtype == want == (y + x).dtype
+
+
+def test_literals_in_promotion():
+    h = T.float16()
+    assert (h + 1).dtype == "float16" and (h + 1.0).dtype == "float32" and (T.int8() + 1).dtype == "int32"
+    assert T.pow(h, 2.0).dtype == "float32" and T.pow(h, 2).dtype == "float16"
+    assert T.max(h, 1.0).dtype == "float32" and T.clamp(h, 0, 1).dtype == "float16"
+    assert (T.int32() + 2**31).dtype == "int64"
+    with pytest.raises(ValueError):
+        T.int32() & 0xFFFFFFFF

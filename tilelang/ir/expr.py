@@ -620,8 +620,21 @@ def _fold_int(op: str, x: int, y: int) -> int | bool | None:
     return None
 
 
+def _bit_literal(value: Any, other: Any) -> Any:
+    if not isinstance(value, int) or isinstance(value, bool) or not isinstance(other, Expr) or not other.dtype.is_int:
+        return value
+    if -(2**31) <= value < 2**31 or other.dtype.bits == 64:
+        return value
+    return const(value, other.dtype.scalar)
+
+
 def binary(op: str, a: Any, b: Any, span: Span | None = None) -> Expr:
-    """a op b with promotion and folding of integer literals and neutral elements (x+0, x*1, x*0, x//1)."""
+    """a op b with promotion and folding of integer literals and neutral elements (x+0, x*1, x*0, x//1).
+
+    A Python int beside & | ^ does not widen the other operand: ValueError when it does not fit.
+    """
+    if op in ("bitand", "bitor", "bitxor"):
+        a, b = _bit_literal(a, b), _bit_literal(b, a)
     if type(a) is not type(b) or not isinstance(a, Expr) or a.dtype != b.dtype:
         a, b = match(a, b)
     dt = a.dtype

@@ -222,7 +222,10 @@ class Builder:
         return v
 
     def bind_frame(self, name: str, value: Any, old: Any = None) -> Any:
-        """The target of a for header or `with … as`."""
+        """The target of a for header or `with … as`.  A loop over several extents needs a name for each."""
+        if isinstance(value, tuple):
+            raise errors.error("unpack", f"the header names one variable, the loop gives {len(value)}", span=self.span(),
+                               hint="name one variable per extent")
         self.name_value(name, value)
         return value
 
@@ -282,9 +285,10 @@ class Builder:
             self._store_item(target, key, value)
         elif isinstance(target, Load) and id(target) in self.handles and id(target) not in self.named:
             self.store(target.buffer, target.indices, value)
-        elif isinstance(target, (Expr, BufferSlice, Poison)):
-            what = "a region alias" if isinstance(target, BufferSlice) else "an expression"
-            raise errors.error("store-target", f"{what} does not support item assignment", span=self.span(),
+        elif isinstance(target, Poison):
+            target._raise()
+        elif isinstance(target, (Expr, BufferSlice)):
+            raise errors.error("store-target", f"{describe(target)} does not support item assignment", span=self.span(),
                                hint="index the buffer itself; a T.alloc_var is assigned by its name, without [0]")
         else:
             target[key] = value

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary, convert, is_const, logical
 
-from .builder import Builder
+from .builder import Builder, reads_memory
 from .loops import IfThreadFrame, loop_bound
 from .scope import Frame
 from .state import current, error, need_builder
@@ -21,8 +23,8 @@ def thread_extents(threads: Any) -> tuple[int, int, int]:
         raise error("kernel-threads", f"threads has 1 to 3 extents, got {len(items)}")
     out = []
     for t in items:
-        if isinstance(t, Const) and t.dtype.is_int:
-            t = t.value
+        if isinstance(t, np.integer) or isinstance(t, Const) and t.dtype.is_int:
+            t = int(t)
         if isinstance(t, bool) or not isinstance(t, int):
             raise error("kernel-threads", f"threads must be integers known while compiling, got {t!r}")
         if t <= 0:
@@ -43,6 +45,9 @@ class KernelLaunchFrame(Frame):
             raise error("kernel-grid", f"a grid has 1 to 3 extents, got {len(blocks)}")
         self.blocks = [loop_bound(e, "a grid extent") for e in blocks]
         for e in self.blocks:
+            if reads_memory(e):
+                raise error("kernel-grid", f"the grid extent {e!r} reads memory: it must be known before the launch",
+                            hint="pass it as a scalar parameter")
             if isinstance(e, Const) and e.value < 0:
                 raise error("kernel-grid", f"a grid extent must not be negative, got {e.value}")
         self.threads = thread_extents(threads)

@@ -101,12 +101,11 @@ class Macro:
     def _reference(self, b: Builder, name: str, value: Any) -> Any:
         """What a by-reference parameter stands for: an element whose indices are evaluated here, once."""
         if isinstance(value, Load):
-            if id(value) in b.handles:
-                target = value
-            else:
-                fixed = tuple(i if isinstance(i, (Const, Var)) else b.let(f"{name}_index", i) for i in value.indices)
-                target = load(value.buffer, fixed)
-                b.handles[id(target)] = target
+            if id(value) in b.named:
+                return value
+            fixed = tuple(i if isinstance(i, (Const, Var)) else b.let(f"{name}_index", i) for i in value.indices)
+            target = load(value.buffer, fixed)
+            b.handles[id(target)] = target
             b.named.add(id(target))
             return target
         if isinstance(value, (BufferSlice, Region)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -122,7 +121,7 @@ class Unannotated:
             raise AttributeError(name)
         return self._raise()
 
-    __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = _raise
+    __getitem__ = __setitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = _raise
     __call__ = __bool__ = __index__ = __iter__ = _raise
 
 
@@ -236,15 +235,18 @@ _PLACED: tuple[tuple[type[Exception], str], ...] = (
 
 def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
     """An error raised inside the language (not by the user's own Python) as one with the user's place."""
-    last = traceback.extract_tb(e.__traceback__)[-1] if e.__traceback__ else None
-    inside = last is not None and "tilelang" in last.filename and last.filename != b.ctx.file
-    if isinstance(e, AttributeError) and isinstance(e.obj, (Node, BufferSlice)):  # ours, and not there
-        inside = True
+    last = e.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    module = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
+    ours = module.startswith("tilelang.") or isinstance(getattr(e, "obj", None), (Node, BufferSlice))
+    here = last is not None and (last.tb_frame.f_code is b.ctx.code or last.tb_frame.f_code in b.ctx.code.co_consts)
     for cls, kind in _PLACED:
         if isinstance(e, cls):
-            if not kind or not inside and not isinstance(e, TypeError):
+            if not kind or not ours and not (here and isinstance(e, TypeError)):
                 return None
-            return errors.error(kind, str(e), span=refine(b, e))
+            hint = "see help() of the function for its parameters" if " argument" in str(e) else ""
+            return errors.error(kind, str(e), span=refine(b, e), hint=hint)
     return None
 
 
