@@ -24,7 +24,7 @@ from .expr import (AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, 
 from .visitor import walk
 
 Value = Any  # np.ndarray | np.generic
-Closure = Callable[["Frame"], Value]
+Closure = Callable[[Any], Value]  # of a Frame or a subclass of it
 
 register("eval-unbound", RuntimeError, "an expression uses a variable that has no value")
 _NO_MEANING = "only values, loads and intrinsics whose row has a meaning can be evaluated"

@@ -127,8 +127,8 @@ class DeviceCompiler(MachineCompiler):
                     g.slots[slot] = offset
                 for (slot, dt), v in zip(block_slots, index):
                     g.slots[slot] = dt(v)
-                for slot, v in zip(thread_slots, thread_values):
-                    g.slots[slot] = v
+                for slot, own in zip(thread_slots, thread_values):
+                    g.slots[slot] = own
                 body(g)
 
         return run

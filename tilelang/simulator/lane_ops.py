@@ -71,9 +71,9 @@ def _atomic(c: Any, e: Call) -> Closure:
     if not isinstance(target, AddressOf):
         raise fault("sim-unsupported", f"{e.op} on a pointer that is not the address of a buffer element", span=e.span,
                     hint="pass an element of a tensor: C[i, j]")
-    value = c.expr(e.args[1]) if len(e.args) > 1 else None
+    value: Closure = c.expr(e.args[1]) if len(e.args) > 1 else lambda f: np.int8(0)
     dt = target.buffer.dtype.scalar
-    count = e.args[1].dtype.lanes if value is not None else 1
+    count = e.args[1].dtype.lanes if len(e.args) > 1 else 1
     what = "atomic load of" if kind == "load" else "atomic access to"
     cells = c.cells(target, count, what)
 
@@ -192,7 +192,8 @@ BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 
 def block_vote(c: Any, e: Call) -> Closure:
     """Value of syncthreads_count, _and, _or: over the predicate of all active threads of the block."""
-    value, combine = c.expr(e.args[0]), {"count": np.count_nonzero, "and": np.all, "or": np.any}[e.op.split("_")[1]]
+    combiners: dict[str, Callable[[np.ndarray], Any]] = {"count": np.count_nonzero, "and": np.all, "or": np.any}
+    value, combine = c.expr(e.args[0]), combiners[e.op.split("_")[1]]
 
     def run(f: LaneFrame) -> Value:
         return np.int32(combine(spread(value(f), f.lanes)[f.active()] != 0))

@@ -256,7 +256,8 @@ class StmtCompiler(ExprCompiler):
 
 
 def _still(alive: np.ndarray, f: LaneFrame) -> np.ndarray:
-    alive = alive & ~f.leaving
+    if f.leaving is not None:
+        alive = alive & ~f.leaving
     return alive if f.exited is None else alive & ~f.exited
 
 

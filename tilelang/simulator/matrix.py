@@ -116,7 +116,7 @@ def _mma(c: Any, e: Call) -> Closure:
     return run
 
 
-def _rows_of(c: Any, e: Call, shared: AddressOf, what: str, text: str) -> Any:
+def _rows_of(c: Any, e: Call, shared: Any, what: str, text: str) -> Any:
     """f(frame, warps) -> byte addresses (warps, num, 8) of the rows that the lanes name, with the accesses entered."""
     num = int(e.attr("num"))
     if not isinstance(shared, AddressOf) or shared.buffer.scope() not in ("shared", "shared.dyn"):

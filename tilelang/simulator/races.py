@@ -72,13 +72,14 @@ class AccessTable:
         self.rsite = np.zeros((granules, groups), np.int32)
         # Global memory: the last block that wrote, the last that read, whether others read too.  Threads and clocks
         # above belong to that block, so that entering the next block costs nothing.
-        self.wblock: np.ndarray | None = None
-        self.rblock: np.ndarray | None = None
-        self.rmany: np.ndarray | None = None
+        self.many_blocks = False
+        self.wblock = self.rblock = np.zeros(0, np.int32)
+        self.rmany = np.zeros(0, bool)
         self.block = 0
 
     def across_blocks(self) -> None:
         """Also compare with the other blocks of the launch (global memory)."""
+        self.many_blocks = True
         self.wblock = np.full(len(self.writer), _NONE, np.int32)
         self.rblock = np.full(len(self.writer), _NONE, np.int32)
         self.rmany = np.zeros(len(self.writer), bool)
@@ -90,7 +91,7 @@ class AccessTable:
         self._after_write(clocks, g, t, site, "reads", atomic=False)
         k = (t // self.group)[:, None]
         now = clocks.now[t][:, None]
-        if self.rblock is not None:
+        if self.many_blocks:
             self._read_by_block(g)
         clock, who = self.rclock[g, k], self.reader[g, k]
         older = clock < now
@@ -123,7 +124,7 @@ class AccessTable:
         """Threads t write granules g.  same: per thread, whether memory now holds the value it wrote (several threads
         storing one value in one instruction is no race).  Raises sim-race."""
         self._after_write(clocks, g, t, site, "writes", atomic)
-        if self.rblock is not None:
+        if self.many_blocks:
             seen = self.rblock[g]
             bad = (seen != _NONE) & ((seen != self.block) | self.rmany[g])
             if bad.any():
@@ -156,7 +157,7 @@ class AccessTable:
         self.watomic[g] = atomic
         self.rclock[g] = 0
         self.reader[g] = _NONE
-        if self.wblock is not None:
+        if self.many_blocks:
             self.wblock[g] = self.block
             self.rblock[g] = _NONE
             self.rmany[g] = False
@@ -164,7 +165,7 @@ class AccessTable:
     def _after_write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, does: str, atomic: bool) -> None:
         who, clock = self.writer[g], self.wclock[g]
         bad = (who >= 0) & (who != t[:, None])
-        if self.wblock is not None:
+        if self.many_blocks:
             bad &= self.wblock[g] == self.block
         if bad.any():
             bad &= clocks.seen[np.broadcast_to(t[:, None], who.shape), np.maximum(who, 0)] < clock
@@ -173,7 +174,7 @@ class AccessTable:
             if bad.any():
                 n, k = np.argwhere(bad)[0]
                 raise self._race(int(t[n]), does, site, int(who[n, k]), "wrote", int(self.wsite[g[n, k]]))
-        if self.wblock is not None:
+        if self.many_blocks:
             other = self.wblock[g]
             bad = (other != _NONE) & (other != self.block)
             if atomic:

@@ -193,9 +193,11 @@ class TileCompiler(StmtCompiler):
         def run(f: LaneFrame) -> None:
             if not f.any_active():
                 return
-            lanes = np.flatnonzero(f.active()) if private and f.lanes > 1 else (None,)
-            for lane in lanes:
-                s.reference(env(f, lane))
+            if private and f.lanes > 1:
+                for lane in np.flatnonzero(f.active()):
+                    s.reference(env(f, int(lane)))
+            else:
+                s.reference(env(f, None))
 
         return run
 
@@ -216,8 +218,8 @@ class TileCompiler(StmtCompiler):
                 g = LaneFrame(list(f.slots), lanes, mask, f.block)
                 for (slot, dt), v in zip(block_slots, reversed(at)):
                     g.slots[slot] = dt(v)
-                for slot, v in zip(thread_slots, (t % x, t // x % y, t // (x * y))):
-                    g.slots[slot] = v.astype(np.int32)
+                for slot, own in zip(thread_slots, (t % x, t // x % y, t // (x * y))):
+                    g.slots[slot] = own.astype(np.int32)
                 body(g)
 
         return run

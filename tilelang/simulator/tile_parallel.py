@@ -23,7 +23,6 @@ from .lanes import Action, LaneFrame, uniform
 from .memory import Storage
 
 PRIVATE = ("local", "local.var")
-ONE_BY_ONE = "one by one"
 
 
 @dataclass
@@ -49,6 +48,7 @@ class ParallelLoop:
         own = {id(v) for v in s.vars}
         self.outer = [(compiler.slot(v), v) for v in free_vars(s.body) if id(v) not in own]
         self.private = self._private_buffers()
+        self.one_by_one = False
         self.keys = self._accumulation_keys()
         self.body = compiler.stmt(s.body)
 
@@ -65,8 +65,9 @@ class ParallelLoop:
 
     # -- which iterations update the same element
 
-    def _accumulation_keys(self) -> list[list[Closure]] | str:
-        """Index functions of every store whose buffer the body also reads and whose index may repeat; or ONE_BY_ONE."""
+    def _accumulation_keys(self) -> list[list[Closure]]:
+        """Index functions of every store whose buffer the body also reads and whose index may repeat.  Where such an index
+        is known only while the body runs, iterations go one by one."""
         loaded = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Load)}
         alloced = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Alloc)}
         binds = {n.var: n.value for n in walk(self.s.body) if isinstance(n, Bind)}
@@ -81,7 +82,8 @@ class ParallelLoop:
             if self._distinct(indices, inner):
                 continue
             if any(isinstance(x, (Load, Call)) or x in inner for i in indices for x in walk(i)):
-                return ONE_BY_ONE
+                self.one_by_one = True
+                return []
             out.append([self.compiler.expr(i) for i in indices])
         return out
 
@@ -102,7 +104,7 @@ class ParallelLoop:
 
     def _groups(self, g: LaneFrame) -> Iterator[np.ndarray] | None:
         """Lanes in groups that run together, in order; None when all may."""
-        if self.keys == ONE_BY_ONE:
+        if self.one_by_one:
             return (np.array([k]) for k in range(g.lanes))
         if not self.keys:
             return None
@@ -171,6 +173,7 @@ class ParallelLoop:
         out = Storage(store.name, store.nbytes, store.granule, lanes if p.written else 1, known=store.known is None)
         out.raw[...] = store.raw[0]
         if store.known is not None:
+            out.known = np.zeros((out.lanes, out.nbytes // out.granule), bool)
             out.known[...] = store.known.all(0) if same else False
         elif not same:
             out.known = np.zeros((out.lanes, out.nbytes // out.granule), bool)
