@@ -8,11 +8,13 @@ from typing import Any
 from tilelang.ir import Func
 
 from .device_program import DeviceKernel, LoweredProgram, split_host
+from .flatten import flatten
 from .infer_layouts import infer_layouts
 from .lower_tile_ops import lower_tile_ops
 from .pass_ import PassContext, PassFn, run_passes
 from .place_sync import place_sync
 from .plan_pipelines import plan_pipelines
+from .plan_shared_memory import plan_shared_memory
 
 # Order matters where a line says so.
 TILE_PASSES: tuple[PassFn, ...] = ()
@@ -21,6 +23,8 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     infer_layouts,
     lower_tile_ops,  # TILE -> THREADS_BOUND
     place_sync,  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
+    flatten,
+    plan_shared_memory,  # SYNCED -> DEVICE; its reuse needs the barriers
 )
 
 

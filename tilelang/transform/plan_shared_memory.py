@@ -1,0 +1,132 @@
+"""Offsets of the shared buffers of a block, reusing the space of buffers that are no longer needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import (Alloc, Buffer, Func, Launch, Seq, Stmt, Var, rebuild, replace, seq, stmts_of,
+                         with_attrs)
+
+from .config import PassConfigKey
+from .effects import effects, statements
+from .pass_ import DEVICE, SYNCED, PassContext, pass_
+from .sync_tree import barrier, barrier_in
+
+register("shared-memory", ValueError, "the shared buffers of a kernel exceed what the target has per block")
+
+SHARED = ("shared", "shared.dyn")
+ALIGN = 128  # bytes: one row of the 32 banks, which swizzled layouts count from
+
+
+@dataclass
+class _Span:
+    """A buffer with its life: positions of the first and last statement of the block's body that touch it."""
+
+    buffer: Buffer
+    first: int
+    last: int
+    offset: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.buffer.size * self.buffer.dtype.bytes
+
+
+@pass_(needs=SYNCED, gives=DEVICE)
+def plan_shared_memory(func: Func, cx: PassContext) -> Func:
+    """Give each Launch `shared_offsets` ((buffer, byte offset), …) and `shared_bytes`.
+
+    Two buffers share space when the statements of the block's body that touch them do not overlap; a block barrier
+    then stands between them (one is added where none is).  Offsets are multiples of 128 bytes, or of the buffer's
+    `align` attribute.  Buffers of run-time size come last, each behind the other, with offsets as expressions.
+    Raises "shared-memory" beyond the target's limit.  tl.disable_shared_memory_reuse gives each buffer its own space.
+    """
+    reuse = not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE)
+    limit = getattr(cx.target, "max_shared_bytes", None)
+
+    def visit(x: Any) -> Any:
+        if isinstance(x, Launch):
+            return _planned(x, reuse, limit)
+        if isinstance(x, tuple):
+            out = tuple(map(visit, x))
+            return x if all(a is b for a, b in zip(out, x)) else out
+        return rebuild(x, visit) if isinstance(x, Stmt) else x
+
+    return replace(func, body=visit(func.body))
+
+
+def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
+    buffers = [s.buffer for s in statements(launch.body)
+               if isinstance(s, Alloc) and s.buffer.scope_name in SHARED]
+    if not buffers:
+        return with_attrs(launch, shared_bytes=0)
+    body = list(stmts_of(launch.body))
+    spans = _spans(body, [b for b in buffers if b.is_static])
+    total = _place(spans, reuse)
+    if limit is not None and total > limit:
+        parts = ", ".join(f"{s.buffer.name} {s.bytes}" for s in sorted(spans, key=lambda s: -s.bytes))
+        raise error("shared-memory", f"the kernel needs {total} bytes of shared memory, a block has {limit}",
+                    span=spans[0].buffer.span or launch.span, notes=((None, f"bytes: {parts}"),),
+                    hint="use smaller tiles or fewer pipeline stages")
+    offsets: list[tuple[Buffer, Any]] = [(s.buffer, s.offset) for s in spans]
+    size: Any = total
+    for b in (b for b in buffers if not b.is_static):
+        offsets.append((b, size))
+        n: Any = b.dtype.bytes
+        for d in b.shape:
+            n = d * n
+        size = size + (n + 15) // 16 * 16
+    if reuse:
+        launch = replace(launch, body=_separated(body, spans, launch.body.span))
+    return with_attrs(launch, shared_offsets=tuple(offsets), shared_bytes=size)
+
+
+def _spans(body: list[Stmt], buffers: list[Buffer]) -> list[_Span]:
+    """Lives in positions of the body's statements; views count for the buffer whose storage they share."""
+    life: dict[Var, tuple[int, int]] = {}
+    for at, s in enumerate(body):
+        for storage in {e.storage for e in effects(s) if e.buffer.scope_name in SHARED}:
+            life[storage] = (life.get(storage, (at, at))[0], at)
+    return [_Span(b, *life.get(b.data, (-1, -1))) for b in buffers]
+
+
+def _place(spans: list[_Span], reuse: bool) -> int:
+    """First fit, largest first; returns the bytes needed."""
+    done: list[_Span] = []
+    for s in sorted(spans, key=lambda s: (-s.bytes, s.first)):
+        align = max(ALIGN, int(s.buffer.attr("align", 0) or 0))
+        busy = sorted((d.offset, d.offset + d.bytes) for d in done
+                      if not reuse or not (d.last < s.first or s.last < d.first))
+        at = 0
+        for low, high in busy:
+            if at + s.bytes <= low:
+                break
+            at = max(at, -(-high // align) * align)
+        s.offset = at
+        done.append(s)
+    return max((s.offset + s.bytes for s in spans), default=0)
+
+
+def _separated(body: list[Stmt], spans: list[_Span], span: Any) -> Stmt:
+    """The body with a barrier before a buffer's first use where its space was another's and none is in between."""
+    starts: set[int] = set()
+    for s in spans:
+        for d in spans:
+            overlap = d.offset < s.offset + s.bytes and s.offset < d.offset + d.bytes
+            if d is not s and overlap and 0 <= d.last < s.first:
+                if not any(barrier_in(x) for x in body[d.last + 1:s.first]) and not any(
+                        d.last < k <= s.first for k in starts):
+                    starts.add(s.first)
+    if not starts:
+        return body[0] if len(body) == 1 else Seq(tuple(body), span=span)
+    out: list[Stmt] = []
+    for at, s in enumerate(body):
+        if at in starts:
+            out.append(barrier(s))
+        out.append(s)
+    return seq(*out, span=span)
+
+
+__all__ = ["plan_shared_memory"]
