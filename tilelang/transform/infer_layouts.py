@@ -48,7 +48,7 @@ from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment
 from tilelang.ops import Gemm
 from tilelang.ops.gemm.select import SIMT, choose_gemm
 
-from .loop_layouts import Loop, Touch, over_loops, projected, row_groups, serial_dims, touch
+from .loop_layouts import Loop, Touch, over_loops, projected, row_groups, serial_dims, touch, usable, with_registers
 from .pass_ import TILE, PassContext, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
 
@@ -313,7 +313,7 @@ class _Inference:
 
     def _through_loop(self, loop: Loop) -> bool:
         settled = self.known.layouts.keys() | self.alone
-        unknown = [t for t in loop.touches if t.plain and t.buffer not in settled]
+        unknown = [t for t in loop.touches if t.plain and t.exact and t.buffer not in settled]
         if not unknown:
             return False
         layout = self._loop_layout(loop, full=True)
@@ -340,7 +340,7 @@ class _Inference:
         best: tuple[tuple[int, int, int], Touch, Fragment] | None = None
         for t in loop.touches:
             lay = self.known.layouts.get(t.buffer)
-            if lay is None or not t.plain:
+            if lay is None or not usable(lay, t):
                 continue
             moved = sum(d is not None and loop.extents[d] > 1 for d in t.dims)
             key = (0 if t.writes else 1, -moved, lay.replicas)
@@ -372,7 +372,7 @@ class _Inference:
         if not loop.serial or self._loop_layout(loop, full=False) is not None:
             return
         for t in loop.touches:
-            if t.writes and t.plain and t.buffer not in self.known.layouts and t.buffer not in self.alone:
+            if t.writes and t.plain and t.exact and not t.inside and t.buffer not in self.known.layouts and t.buffer not in self.alone:
                 self.known.layouts[t.buffer] = row_fragment(t.buffer.shape, self.known.threads)
                 self._common()
                 return
@@ -381,6 +381,10 @@ class _Inference:
         shape, threads = tuple(b.shape), self.known.threads
         if b in self.alone:  # every thread may ask for any element
             return replicated_fragment(shape, threads)
+        inside = {d for lp in self.loops.values() for t in lp.touches if t.buffer is b and t.plain for d in t.inside}
+        if inside and len(inside) < len(shape):
+            kept = [d for d in range(len(shape)) if d not in inside]
+            return with_registers(row_fragment([shape[d] for d in kept], threads), shape, inside, kept)
         fast, vector = vector_elements(b, self.ops, [lp.node for lp in self.loops.values()], self.analyzer)
         total = b.size
         while vector > 1 and total < threads * vector:

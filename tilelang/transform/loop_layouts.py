@@ -18,15 +18,18 @@ Written = list[tuple[Buffer, tuple[Expr, ...]]]
 class Touch:
     """A fragment access in a Parallel.
 
-    dims: per fragment dimension the loop it follows, None for a constant index of a unit dimension.  shares: how many
-    neighbouring iterations of that loop use one element (index `v // shares`).  plain: every dimension is one of the
-    two, and covered by the loop exactly.
+    dims: per fragment dimension the loop it follows, else None.  shares: how many neighbouring iterations of that loop
+    use one element (index `v // shares`).  inside: dimensions walked within one iteration (constant index, or that of a
+    loop in the body), which must lie in registers.  plain: every dimension follows a loop, covering it, or is inside.
+    exact: the loops do not stop before the end of a dimension, so they tell its whole layout.
     """
 
     buffer: Buffer
     dims: tuple[int | None, ...]
     shares: tuple[int, ...]
+    inside: tuple[int, ...]
     plain: bool
+    exact: bool
     writes: bool
 
 
@@ -48,19 +51,26 @@ def touch(x: Load | Store, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> T
     """How an access indexes its fragment."""
     dims: list[int | None] = []
     shares: list[int] = []
+    inside: list[int] = []
     plain = x.buffer.is_static
-    for i, n in zip(x.indices, x.buffer.shape):
+    exact = True
+    for d, (i, n) in enumerate(zip(x.indices, x.buffer.shape)):
         v, c = i, 1
         if isinstance(i, Binary) and i.op == "floordiv" and isinstance(i.b, Const) and i.b.value > 0:
             v, c = i.a, int(i.b.value)
         at = next((k for k, u in enumerate(vars) if u is v), None)
-        if at is not None and extents[at] == n * c and at not in dims:
+        fits = at is not None and at not in dims and isinstance(extents[at], int) and isinstance(n, int)
+        if fits and (extents[at] == n * c or (c == 1 and extents[at] < n)):
             dims.append(at)
+            exact &= extents[at] == n * c
         else:
             dims.append(None)
-            plain &= n == 1 and isinstance(i, Const)
+            if n != 1 and not any(y is u for y in walk(i) for u in vars):
+                inside.append(d)
+            else:
+                plain &= n == 1
         shares.append(c)
-    return Touch(x.buffer, tuple(dims), tuple(shares), plain, isinstance(x, Store))
+    return Touch(x.buffer, tuple(dims), tuple(shares), tuple(inside), plain, exact, isinstance(x, Store))
 
 
 def serial_dims(s: Parallel, extents: tuple[Any, ...], written: Written) -> tuple[int, ...]:
@@ -106,11 +116,25 @@ def projected(layout: Fragment, t: Touch) -> Fragment | None:
             modes[d], shape[d] = less, shape[d] // c
     kept = [d for d in t.dims if d is not None]
     lay = Fragment(shape, modes, replicate=layout.copies, threads=layout.threads).project(kept)
-    if len(kept) == len(t.dims):
-        return lay
-    each = iter(lay.modes)
-    return Fragment(t.buffer.shape, [next(each) if d is not None else () for d in t.dims], replicate=lay.copies,
-                    threads=lay.threads)
+    return with_registers(lay, t.buffer.shape, t.inside, [d for d, at in enumerate(t.dims) if at is not None])
+
+
+def with_registers(lay: Fragment, shape: tuple[int, ...], inside: Iterable[int], kept: list[int]) -> Fragment:
+    """A layout of the dimensions `kept` as one of the whole shape: those inside go to the fastest registers, the others
+    are of extent 1."""
+    step = 1
+    modes: list[tuple[Mode, ...]] = [()] * len(shape)
+    for d in sorted(inside, reverse=True):
+        modes[d] = (Mode(shape[d], REGISTER, step),)
+        step *= shape[d]
+    for d, ms in zip(kept, lay.modes):
+        modes[d] = tuple(Mode(m.size, m.to, m.stride * step) if m.to == REGISTER else m for m in ms)
+    return Fragment(shape, modes, replicate=lay.copies, threads=lay.threads)
+
+
+def usable(lay: Fragment, t: Touch) -> bool:
+    """Whether a fragment's layout can rule a loop that touches it so: what one iteration walks is in one thread."""
+    return t.plain and not any(m.to != REGISTER for d in t.inside for m in lay.modes[d])
 
 
 def _without_inner(modes: tuple[Mode, ...], c: int) -> tuple[Mode, ...] | None:

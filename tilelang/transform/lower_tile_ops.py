@@ -131,9 +131,10 @@ class Lowering:
     def new_shared(self, name: str, shape: tuple[int, ...], dt: Any) -> Buffer:
         out = Buffer(name, shape, dtype(dt), "shared.dyn")
         dims = tuple(int(n) for n in shape)
-        # Fragments reach their rows 8 at a time, 16 bytes or less each: the case the swizzle is made for.
-        whole = len(dims) > 1 and dims[-1] * out.dtype.bits % 128 == 0 and out.dtype.lanes == 1
-        self.layouts[out] = swizzled_layout(dims, out.dtype.bits) if whole else linear_layout(dims)
+        # A warp of an accumulator stores 8 rows of 4 lanes, two elements each: 16 or (4-byte elements) 32 bytes a row.
+        chunk = 32 if out.dtype.bits == 32 else 16
+        whole = len(dims) > 1 and dims[-1] * out.dtype.bits % (8 * chunk) == 0 and out.dtype.lanes == 1
+        self.layouts[out] = swizzled_layout(dims, out.dtype.bits, chunk) if whole else linear_layout(dims)
         self.allocs.append(self.shared_of(out))
         return out
 

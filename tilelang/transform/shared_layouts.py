@@ -15,7 +15,7 @@ from tilelang.arith import Analyzer
 from tilelang.ir import Buffer, Expr, Load, Node, Parallel, Region, Store, Var, const, dtype, walk
 from tilelang.layout import Fragment, Layout, linear_layout, padded_layout, phase_conflicts, swizzled_layout
 from tilelang.layout.mode import evaluate_index
-from tilelang.ops import Copy, Gemm
+from tilelang.ops import Copy, Gemm, Transpose
 from tilelang.target.instructions import MMA_ROWS
 
 from .vectorize import MAX_BYTES, Widths, power_of_two_in, stride_along
@@ -52,6 +52,13 @@ def memory_accesses(s: Node, analyzer: Analyzer) -> list[Access]:
         vars, extents, sides = copy_loops(s)
         frag = next((b for b, _ in sides if b.scope_name == FRAGMENT), None)
         return _loop_accesses(vars, extents, sides, frag, analyzer)
+    if isinstance(s, Transpose) and all(isinstance(_static(e), int) for e in s.dst.extents):
+        vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(len(s.dst.extents)))
+        turned = (*vars[:-2], vars[-1], vars[-2])
+        sides = [(s.dst.buffer, tuple(m + v for m, v in zip(s.dst.mins, vars))),
+                 (s.src.buffer, tuple(m + v for m, v in zip(s.src.mins, turned)))]
+        frag = next((b for b, _ in sides if b.scope_name == FRAGMENT), None)
+        return _loop_accesses(vars, tuple(_static(e) for e in s.dst.extents), sides, frag, analyzer)
     if isinstance(s, Parallel):
         sides = [(x.buffer, x.indices) for x in walk(s.body) if isinstance(x, (Load, Store))]
         return _loop_accesses(s.vars, tuple(_static(n) for n in s.extents), sides, s, analyzer)
