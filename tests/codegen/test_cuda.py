@@ -11,7 +11,7 @@ from tilelang.ir import (Alloc, Assert, Bind, Break, Broadcast, Buffer, Cast, Co
                          Store, Unary, While, binary, call, cast, const, dtype, fresh, load, logical, select, seq)
 
 sys.path.insert(0, str(Path(__file__).parent))
-from build import at, evaluate, gemm, kernel, local, ramp, serial, shared, tensor, thread_vars, unrolled
+from handmade import at, evaluate, gemm, kernel, local, ramp, serial, shared, tensor, thread_vars, unrolled
 from tilelang.codegen.cuda import print_kernel
 from tilelang.codegen.prelude import sections
 from tilelang.runtime import nvrtc, sass

@@ -11,7 +11,7 @@ import pytest
 from tilelang.ir import Alloc, Store, binary, call, cast, const, dtype, load, numpy_dtype, seq
 
 sys.path.insert(0, str(Path(__file__).parent))
-from build import at, evaluate, gemm, kernel, local, ramp, shared, tensor, thread_vars, unrolled
+from handmade import at, evaluate, gemm, kernel, local, ramp, shared, tensor, thread_vars, unrolled
 
 from tilelang.codegen.cuda import print_kernel
 from tilelang.runtime import cuda_driver

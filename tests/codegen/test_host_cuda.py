@@ -11,7 +11,7 @@ import pytest
 from tilelang.ir import AddressOf, Store, binary, cast, const, fresh, load, numpy_dtype, select, seq
 
 sys.path.insert(0, str(Path(__file__).parent))
-from build import evaluate, gemm, kernel, ramp, tensor, thread_vars
+from handmade import evaluate, gemm, kernel, ramp, tensor, thread_vars
 from host_cuda import available, run_on_host
 
 pytestmark = pytest.mark.skipif(not available(), reason="g++ and a CPU with F16C are needed")
