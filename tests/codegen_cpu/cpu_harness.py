@@ -22,6 +22,7 @@ class Compiled:
     """A tile program compiled for this machine; call it with arrays and scalars in parameter order."""
 
     def __init__(self, func: Func, host: HostCpu | None = None) -> None:
+        func = getattr(func, "func", func)  # a PrimFunc of the language holds the Func
         self.func, self.program = func, compile_tile(func, host)
         self.code = cpu_engine().load(self.program.llvm_ir, self.program.entry)
         types = [_C[p.type] for p in self.program.signature]
@@ -46,6 +47,7 @@ class Compiled:
 
 def run_cpu(func: Func, args: Any, *, check: bool = True, host: HostCpu | None = None) -> dict[str, np.ndarray]:
     """Run on copies of the arguments (by name or in order); tensors after the run by name, as run_tile gives them."""
+    func = getattr(func, "func", func)
     if isinstance(args, Mapping):
         args = [args.get(p.name if (b := func.buffer_of(p)) is None else b.name) for p in func.params]
     args = list(args)

@@ -59,6 +59,18 @@ def symbols_of(func: Func) -> tuple[Var, ...]:
     return tuple(out)
 
 
+def _bind_parameter(at: Host, func: Func, p: CpuParam, operand: str) -> None:
+    b = func.buffer_of(p.var)
+    if b is not None:
+        at.storage[b.data] = Storage(operand)
+    elif p.kind == "symbol":
+        at.vars[p.var] = Bound(wide=operand)
+    else:
+        at.vars[p.var] = Bound(value=operand)
+        if p.var.dtype.is_signed:
+            at.vars[p.var].wide = operand if p.type == "i64" else at.f.let(f"sext {p.type} {operand} to i64")
+
+
 def compile_tile(func: Func, host: HostCpu | None = None) -> CpuProgram:
     """LLVM IR of a tile program for this processor (or `host`).
 
@@ -82,16 +94,8 @@ def compile_tile(func: Func, host: HostCpu | None = None) -> CpuProgram:
     entry = clean(func.attr("global_symbol") or func.name)
     f = Fn(module, entry, "ptr", [(p.type, f"p{k}", "") for k, p in enumerate(signature)], linkage="", attrs="nounwind")
     host_code = Host(f, host or host_cpu(), func)
-    for k, p in enumerate(signature):
-        b = func.buffer_of(p.var)
-        if b is not None:
-            host_code.storage[b.data] = Storage(f"%p{k}")
-        elif p.kind == "symbol":
-            host_code.vars[p.var] = Bound(wide=f"%p{k}")
-        else:
-            host_code.vars[p.var] = Bound(value=f"%p{k}")
-            if p.var.dtype.is_signed:
-                host_code.vars[p.var].wide = f.let(f"sext {p.type} %p{k} to i64") if p.type != "i64" else f"%p{k}"
+    for k, param in enumerate(signature):
+        _bind_parameter(host_code, func, param, f"%p{k}")
     host_code.stmt(func.body)
     host_code.release()
     f.end("ret ptr null")

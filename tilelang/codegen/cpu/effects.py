@@ -182,7 +182,8 @@ EFFECTS: dict[str, Callable[[Any, Call], str]] = {
     "atomic_addx2": _atomic_lanes(2), "atomic_addx4": _atomic_lanes(4), "atomic_load": _atomic_load,
     "atomic_store": _atomic_store, "printf": _printf, "ldg": _ldg,
     **{op: _ordered_already for op in ("sync_threads", "sync_warp", "fence_gpu", "fence_block", "cp_async_commit",
-                                       "cp_async_wait")},
+                                       "cp_async_wait", "named_barrier", "named_barrier_arrive")},
+    "assume": lambda cx, e: "0",
 }
 
 # Effects that happen once per thread even when nothing in them depends on the thread.

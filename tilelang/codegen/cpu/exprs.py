@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tilelang.arith import Analyzer
@@ -307,8 +308,8 @@ class Expressions:
         out = []
         for at in self.lane_indices(e.indices, lanes):
             ok = self.lane_in_range(b, at)
-            out.append(self.f.choose(ok, value_type(dt), lambda at=at: load(self.f, dt, self.address(b, at)),
-                                     lambda: self.safe_value(b, dt)))
+            one = partial(self._load_at, b, at)
+            out.append(self.f.choose(ok, value_type(dt), one, lambda: self.safe_value(b, dt)))
         return self.pack(out, e.dtype)
 
     def is_run(self, b: Buffer, indices: tuple[Expr, ...]) -> bool:
@@ -362,8 +363,13 @@ class Expressions:
             return
         for k, at in enumerate(self.lane_indices(indices, lanes)):
             one = self.f.let(f"extractelement {value_type(dt)} {v}, i64 {k}")
-            self.f.branch(self.lane_in_range(b, at),
-                          lambda at=at, one=one: store(self.f, b.dtype, one, self.address(b, at), self.span))
+            self.f.branch(self.lane_in_range(b, at), partial(self._store_at, b, at, one))
+
+    def _load_at(self, b: Buffer, at: list[str]) -> str:
+        return load(self.f, b.dtype, self.address(b, at), self.span)
+
+    def _store_at(self, b: Buffer, at: list[str], value: str) -> None:
+        store(self.f, b.dtype, value, self.address(b, at), self.span)
 
     def _address_of(self, e: AddressOf) -> str:
         return self.address(e.buffer, [self.index(i) for i in e.indices])

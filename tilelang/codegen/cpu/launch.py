@@ -215,7 +215,8 @@ def _capture(cx: Host, s: Launch) -> list[Captured]:
 def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Slot],
                     captured: list[Captured]) -> tuple[str, int]:
     """define void @name_block(block ids, captured values, storage, scratch); returns its name and scratch bytes."""
-    aliased = {id(b.data) for b in s.attr("may_alias") or ()}
+    names = set(cx.func.attr("may_alias") or ())
+    aliased = {id(b.data) for _, b in cx.func.buffers if b.name in names}
     params = [("i64", f"b{d}", "") for d in range(3)]
     for k, c in enumerate(captured):
         tensor = c.type == "ptr" and c.var in cx.storage and id(c.var) not in aliased
@@ -240,8 +241,6 @@ def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Sl
         body.vars[v] = Bound(wide=f"%b{d}")
         hi = cx.analyzer.interval(s.grid[d])[1]
         body.analyzer = body.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
-    for v in s.thread_vars:
-        body.vars[v] = Bound(wide="0")  # one thread a block: its index is 0 everywhere
     body.stmt(s.body)
     f.end("ret void")
     f.finish()

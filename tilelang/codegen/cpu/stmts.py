@@ -61,6 +61,7 @@ class Statements(Expressions):
         self.exchanged: dict[int, Storage] = {}
         self.in_parallel = False
         self.scratch, self.scratch_bytes = "null", 0
+        self.outside_threads()
 
     def effects(self) -> dict[str, Callable[[Any, Call], str]]:
         return _CALLS
@@ -103,6 +104,12 @@ class Statements(Expressions):
             self.tid = t
             body()
             self.tid = None
+        self.outside_threads()
+
+    def outside_threads(self) -> None:
+        """Code of the whole block: the thread index is 0."""
+        for v in self.thread_vars:
+            self.vars[v] = Bound(wide="0")
 
     def _var(self, e: Var) -> str:
         slot = self.slots.get(e)
