@@ -1,7 +1,7 @@
 """Where barriers go.  Programs are per-thread code over a block of 64 threads."""
 
 import pytest
-from programs import F32, program
+from pass_programs import F32, program
 
 from tilelang.ir import (Alloc, Bind, Buffer, Evaluate, For, If, Store, While, const, fresh, load, parse, seq,
                          to_text, walk, with_attrs)

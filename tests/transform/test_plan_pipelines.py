@@ -1,5 +1,5 @@
 import pytest
-from programs import F32, gemm, region
+from pass_programs import F32, gemm, region
 
 from tilelang import ops
 from tilelang.errors import InternalError, TileLangError

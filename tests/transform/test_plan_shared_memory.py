@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from programs import F32, program
+from pass_programs import F32, program
 
 from tilelang.ir import Alloc, Buffer, Evaluate, Load, Store, call, const, load, seq, walk, with_attrs
 from tilelang.ir.verify import verify
