@@ -61,7 +61,11 @@ class Node:
     def __hash__(self) -> int:
         h = self.__dict__.get("_hash")
         if h is None:
-            h = hash((type(self).__name__, *map(_hashable, self._key())))
+            key = self._key()
+            try:
+                h = hash((type(self).__name__, *key))
+            except TypeError:  # an array or a list among the attributes
+                h = hash((type(self).__name__, *map(_hashable, key)))
             object.__setattr__(self, "_hash", h)
         return h
 
@@ -74,8 +78,6 @@ class Node:
 def _hashable(v: Any) -> Any:
     if isinstance(v, np.ndarray):
         return v.tobytes()
-    if isinstance(v, float) and v != v:
-        return "nan"
     try:
         hash(v)
     except TypeError:
@@ -189,6 +191,10 @@ class Const(Expr):
     value: Any
     dtype: dtype
     span: Span | None = None
+
+    def _key(self) -> tuple[Any, ...]:
+        v = self.value
+        return ("nan" if v != v else v), self.dtype  # every NaN is the same literal
 
     def __index__(self) -> int:
         if self.dtype.is_float:

@@ -11,18 +11,37 @@ from .stmt import Seq, Stmt, seq
 # Definition sites (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func) are fields too: a rewriter sees them.
 
 
+_PLAIN = {"str", "int", "bool", "dtype", "tuple[int, ...]", "tuple[int, int, int]"}
+_NODE_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def node_fields(cls: type) -> tuple[str, ...]:
+    """Names of the fields of a node class that may hold nodes (by their annotation), in order."""
+    got = _NODE_FIELDS.get(cls)
+    if got is None:
+        types = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        got = _NODE_FIELDS[cls] = tuple(f for f in fields_of(cls) if types[f].type not in _PLAIN)
+    return got
+
+
 def children(n: Node) -> Iterator[Node]:
     """Direct child nodes, in field order; Buffers and Vars included, a Buffer's own fields not."""
-    for f in fields_of(type(n)):
-        yield from _nodes_in(getattr(n, f))
+    out: list[Node] = []
+    for f in node_fields(type(n)):
+        v = getattr(n, f)
+        if isinstance(v, Node):
+            out.append(v)
+        elif type(v) is tuple and v:
+            _nodes_in(v, out)
+    return iter(out)
 
 
-def _nodes_in(v: Any) -> Iterator[Node]:
-    if isinstance(v, Node):
-        yield v
-    elif isinstance(v, tuple):
-        for x in v:
-            yield from _nodes_in(x)
+def _nodes_in(values: tuple[Any, ...], out: list[Node]) -> None:
+    for v in values:
+        if isinstance(v, Node):
+            out.append(v)
+        elif type(v) is tuple and v:
+            _nodes_in(v, out)
 
 
 def walk(n: Node) -> Iterator[Node]:
@@ -31,8 +50,19 @@ def walk(n: Node) -> Iterator[Node]:
     while stack:
         at = stack.pop()
         yield at
-        if not isinstance(at, (Buffer, Var)):
-            stack.extend(reversed(list(children(at))))
+        kind = type(at)
+        if kind is Var or kind is Buffer:
+            continue
+        below: list[Node] = []
+        for f in node_fields(kind):
+            v = getattr(at, f)
+            if isinstance(v, Node):
+                below.append(v)
+            elif type(v) is tuple and v:
+                _nodes_in(v, below)
+        if below:
+            below.reverse()
+            stack += below
 
 
 def rewrite(n: Any, fn: Callable[[Node], Node | None]) -> Any:
