@@ -56,6 +56,8 @@ def __getattr__(name: str) -> _Any:
         value = getattr(_import_module(f"{__name__}.{module}"), attribute or name)
     elif name == "dtypes":
         value = _import_module(f"{__name__}.language.dtypes")
+    elif name == "tvm":  # names of older programs, kept apart from ours
+        value = _import_module(f"{__name__}.compat.tvm")
     elif name in _MODULES:
         value = _load_module(name)
     else:

@@ -21,6 +21,7 @@ from .artifact import Artifact, Request, program_of
 from .building import INTERPRETED, build, toolchain_stamp
 from .hooks import has_hook
 from .kernel import JITKernel
+from .scope import current_config
 
 register("compile-not-a-program", AssertionError, "tilelang.compile is given something that is not a PrimFunc")
 register("backend-name", ValueError, "an execution backend that the target does not have")
@@ -72,7 +73,7 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
     if isinstance(out_idx, (tuple, str, float)):
         out_idx = _refuse_out_idx(out_idx)
     resolved, backend = resolve_target(target, execution_backend)
-    config = {**_as_dict(func.attr("tilelang_pass_configs")), **_as_dict(pass_configs)}
+    config = {**current_config(), **_as_dict(func.attr("tilelang_pass_configs")), **_as_dict(pass_configs)}
     config = normalize_config(config)
     flags = flag_list(func.attr("tilelang_compile_flags")) + flag_list(compile_flags)
     resolve_out_idx(func, out_idx)

@@ -18,6 +18,7 @@ from .compiling import compile_request, make_request, run_parallel
 from .eager import EagerCalls
 from .kernel import JITKernel
 from .keys import SIMPLE, freeze
+from .scope import current_config
 
 register("jit-out-idx", ValueError, "out_idx is given to an eager function, which returns its T.empty tensors")
 register("jit-not-a-function", TypeError, "@tilelang.jit is put on something that is not a plain function")
@@ -137,8 +138,9 @@ class JITImpl:
     def surroundings(self) -> Any:
         """What besides the arguments decides a compilation: pass configs and, where not fixed, target and backend."""
         configs = tuple(self.pass_configs.items()) if self.pass_configs else ()
-        if configs:
-            configs = tuple((str(k), freeze(v)) for k, v in configs)
+        scope = current_config()
+        if configs or scope:
+            configs = tuple((str(k), freeze(v)) for k, v in (*scope.items(), *configs))
         if self.target is None or self.target == "auto":
             return (configs, Target.current(), env.TILELANG_TARGET, env.TILELANG_DEFAULT_TARGET,
                     env.TILELANG_EXECUTION_BACKEND)

@@ -1,0 +1,1 @@
+"""Facts about architectures that programs ask for when they choose tile sizes."""

@@ -1,0 +1,1 @@
+"""Names that only exist so that older programs import; nothing of ours uses them."""

@@ -1,0 +1,1 @@
+"""Names of tile operations that programs import."""
