@@ -67,7 +67,8 @@ def post_order_visit(node: Any, fn: Callable[[Any], None]) -> None:
     visit(start)
 
 
-def decl_buffer(shape: Any, dtype: Any = "float32", name: str = "buffer", scope: str = "global", **_: Any) -> _ir.Buffer:
+def decl_buffer(shape: Any, dtype: Any = "float32", name: str = "buffer", scope: str = "global",
+                **_: Any) -> _ir.Buffer:
     """A buffer by itself."""
     return _ir.Buffer(name, tuple(shape), _ir.dtype(dtype), scope)
 
