@@ -224,6 +224,19 @@ def test_overlapping_shared_memory_plan_is_a_race_without_a_barrier():
     refused(planned("pass"), [np.zeros(64, np.int32)], "sim-race", "writes R")
 
 
+def test_buffers_planned_over_each_other_may_be_declared_early_but_not_read_through():
+    def planned(read: str) -> object:
+        return program({"A": ((32,), "int32")}, f"""
+            {alloc("S", (32,), "int32", "shared.dyn")}
+            S[tx] = tx
+            {alloc("R", (32,), "int32", "shared.dyn")}
+            {SYNC}
+            A[tx] = {read}[31 - tx]
+        """, launch_attrs='("shared_bytes", T.py(128)), ("shared_offsets", ((S, T.py(0)), (R, T.py(0))))')
+    assert run_device(planned("S"), [np.zeros(32, np.int32)]).outputs["A"].tolist() == list(range(31, -1, -1))
+    refused(planned("R"), [np.zeros(32, np.int32)], "sim-uninitialized", "R (shared")
+
+
 # ---- bounds, alignment, initialisation ----------------------------------------------------------------------------
 
 

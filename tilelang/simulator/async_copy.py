@@ -27,6 +27,7 @@ class _Copy:
     address: np.ndarray
     data: np.ndarray
     site: int
+    slot: int  # of the buffer written
 
 
 class AsyncCopies:
@@ -50,7 +51,7 @@ class AsyncCopies:
                 self._land(f, c, done, check)
             if not done.all():
                 left = ~done
-                rest.append(_Copy(c.lanes[left], c.group[left], c.address[left], c.data[left], c.site))
+                rest.append(_Copy(c.lanes[left], c.group[left], c.address[left], c.data[left], c.site, c.slot))
         self.open = rest
 
     def _land(self, f: LaneFrame, c: _Copy, done: np.ndarray, check: bool) -> None:
@@ -61,7 +62,7 @@ class AsyncCopies:
         if check:
             g = (at // shared.granule)[:, None] + np.arange(width // shared.granule)
             shared.pending[g] = False
-            shared.store.known[0, g] = True
+            shared.owner[g] = c.slot
             shared.table.record_write(f.block.clocks, g, t, c.site)
 
 
@@ -75,7 +76,7 @@ def _cp_async(c: Any, e: Call) -> Closure:
     # The source may lie outside where the predicate is false; reach() looks at active lanes only.
     take = c.reach(src.buffer, src.indices, width, e.span, "asynchronous copy from")
     dst_site, src_site = c.site(dst.buffer, e.span, "asynchronous copy"), c.site(src.buffer, e.span, "read")
-    src_slot = c.slot(src.buffer.data)
+    src_slot, dst_slot = c.slot(src.buffer.data), c.slot(dst.buffer.data)
 
     def run(f: LaneFrame) -> Value:
         shared, active = f.block.shared, f.active()
@@ -99,7 +100,7 @@ def _cp_async(c: Any, e: Call) -> Closure:
             block.shared.table.write(block.clocks, g, t, dst_site)
             shared.pending[g] = True
             shared.pending_site[g] = dst_site
-        block.copies.open.append(_Copy(t, block.copies.committed[t], address[t], data[t], dst_site))
+        block.copies.open.append(_Copy(t, block.copies.committed[t], address[t], data[t], dst_site, dst_slot))
         return np.int32(0)
 
     return run

@@ -29,10 +29,15 @@ ALIGN = 128  # of shared buffers that no pass has placed
 
 
 class Shared:
-    """The shared memory of one block.  offsets: byte offset by id of data variable."""
+    """The shared memory of one block.
+
+    owner: per granule, the slot of the buffer that wrote it last, -1 before.  Buffers may lie over each other, so what
+    one has written is not initialised for the other.  pending: an asynchronous copy into it is under way.
+    """
 
     def __init__(self, nbytes: int, granule: int, lanes: int, sites: list[Site]) -> None:
-        self.store = Storage("shared", nbytes, granule)
+        self.store = Storage("shared", nbytes, granule, known=True)
+        self.owner = np.full(self.store.nbytes // granule, -1, np.int32)
         self.table = AccessTable(self.store.nbytes // granule, lanes, WARP, sites, "shared memory")
         self.pending = np.zeros(self.store.nbytes // granule, bool)
         self.pending_site = np.zeros(self.store.nbytes // granule, np.int32)
@@ -152,7 +157,9 @@ class MachineCompiler(StmtCompiler):
         def shared(f: LaneFrame) -> None:
             memory, start = f.block.shared, f.slots[at]
             g = memory.granule
-            memory.store.known[0, start // g:-(-(start + span_of(*geo(f)) * item) // g)] = False
+            # Only its own: a buffer planned over another may be declared before the other's last use.
+            owner = memory.owner[start // g:-(-(start + span_of(*geo(f)) * item) // g)]
+            owner[owner == at] = -1
 
         return shared
 
@@ -331,11 +338,14 @@ class MachineCompiler(StmtCompiler):
         g = first[:, None] + np.arange(max(1, width // store.granule))
         if shared and block.shared.pending.any():
             self.refuse_pending(block.shared, g, b, site)
-        if store.known is not None:
-            if mode == "write":
+        if mode == "write":
+            if shared:
+                block.shared.owner[g] = self.slot(b.data)
+            elif store.known is not None:
                 store.known[0, g] = True
-            elif not store.known[0, g].all():
-                raise uninitialized(b, self.sites[site].span, f)
+        elif not ((block.shared.owner[g] == self.slot(b.data)).all() if shared else
+                  store.known is None or store.known[0, g].all()):
+            raise uninitialized(b, self.sites[site].span, f)
         if table is not None:
             if mode == "read":
                 table.read(block.clocks, g, t, site)
