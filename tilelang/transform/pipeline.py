@@ -10,14 +10,16 @@ from tilelang.ir import Func
 from .device_program import DeviceKernel, LoweredProgram, split_host
 from .flatten import flatten
 from .infer_layouts import infer_layouts
+from .legalize import legalize
 from .lower_tile_ops import lower_tile_ops
 from .pass_ import PassContext, PassFn, run_passes
 from .place_sync import place_sync
 from .plan_pipelines import plan_pipelines
 from .plan_shared_memory import plan_shared_memory
+from .simplify import simplify
 
 # Order matters where a line says so.
-TILE_PASSES: tuple[PassFn, ...] = ()
+TILE_PASSES: tuple[PassFn, ...] = (legalize,)
 DEVICE_PASSES: tuple[PassFn, ...] = (
     plan_pipelines,  # before layouts: it gives shared buffers their versions
     infer_layouts,
@@ -25,6 +27,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     place_sync,  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
     flatten,
     plan_shared_memory,  # SYNCED -> DEVICE; its reuse needs the barriers
+    simplify,
 )
 
 

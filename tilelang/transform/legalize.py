@@ -1,0 +1,203 @@
+"""Checks that need the whole program, at the user's line, and the few rewrites that every target shares."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import (Alloc, Break, Buffer, Const, Expr, For, Func, If, Load, Node, Parallel, Region,
+                         Seq, Stmt, Store, TileOp, Var, While, free_vars, is_const, replace, rewrite, stmts_of)
+from tilelang.ir.expr import AddressOf
+
+from .config import PassConfigKey
+from .effects import effects, inner, own_effects, statements
+from .pass_ import TILE, PassContext, pass_
+
+register("parallel-nested", ValueError, "a parallel loop stands inside another, with other statements in between")
+register("parallel-pipelined", ValueError, "a pipelined loop stands inside a parallel loop")
+register("parallel-tile-op", ValueError, "a tile operation stands inside a parallel loop")
+register("parallel-symbolic", ValueError, "a parallel loop of run-time extent indexes a fragment")
+register("parallel-local", ValueError, "a per-thread array is indexed by a parallel loop variable")
+register("parallel-break", ValueError, "break leaves a parallel loop")
+register("parallel-carried", ValueError, "a parallel loop carries a per-thread value from one iteration to another")
+register("undefined-symbol", ValueError, "a variable has no value: it is no parameter and in no tensor's shape")
+
+CHECK = "[Tilelang Semantic Check]"
+_PRIVATE = ("local", "local.var", "local.fragment", "shared", "shared.dyn")
+log = logging.getLogger("tilelang.transform")
+
+
+@pass_(needs=TILE)
+def legalize(func: Func, cx: PassContext) -> Func:
+    """Refuse programs that have no meaning, and settle what has only one.
+
+    Rewrites: directly nested parallel loops become one; a constant negative index counts from the end of its dimension.
+    Checks (off with tl.disable_prelower_semantic_check): parallel loops hold only element-wise code that carries
+    nothing between iterations; variables have values.  Warns about buffers that are read before they are written
+    (off with tl.disable_buffer_init_check).
+    """
+    func = rewrite(func, _legal_node)
+    check_symbols(func)
+    if not cx.option(PassConfigKey.TL_DISABLE_PRELOWER_SEMANTIC_CHECK):
+        _Checker().stmt(func.body, ())
+    if not cx.option(PassConfigKey.TL_DISABLE_BUFFER_INIT_CHECK):
+        warn_uninitialized(func)
+    return func
+
+
+# ---- rewrites -------------------------------------------------------------------------------------------------------
+
+
+def _legal_node(x: Node) -> Node | None:
+    if isinstance(x, Parallel):
+        body = stmts_of(x.body)
+        if len(body) == 1 and isinstance(body[0], Parallel):
+            b = body[0]
+            if not any(v in x.vars for e in b.extents for v in free_vars(e)):
+                attrs = tuple(sorted({**dict(b.attrs), **dict(x.attrs)}.items()))
+                return Parallel((*x.vars, *b.vars), (*x.extents, *b.extents), b.body, attrs, x.span)
+    if isinstance(x, (Load, Store, AddressOf)) and any(isinstance(i, Const) and i.value < 0 for i in x.indices):
+        return replace(x, indices=_wrapped(x.buffer, x.indices))
+    if isinstance(x, Region) and any(isinstance(i, Const) and i.value < 0 for i in x.mins):
+        return replace(x, mins=_wrapped(x.buffer, x.mins))
+    return None
+
+
+def _wrapped(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    return tuple(i + d if isinstance(i, Const) and i.value < 0 else i for i, d in zip(indices, b.shape))
+
+
+# ---- checks ---------------------------------------------------------------------------------------------------------
+
+
+def check_symbols(func: Func) -> None:
+    """Raises "undefined-symbol" for variables that nothing gives a value."""
+    known: set[Var] = set(func.params)
+    for _, b in func.buffers:
+        known.add(b.data)
+        for d in (*b.shape, *(b.strides_ or ()), b.offset):
+            if isinstance(d, Expr):
+                known |= free_vars(d)
+    for s in statements(func.body):
+        if isinstance(s, Alloc):
+            known.add(s.buffer.data)
+    missing = sorted({v.name for v in free_vars(func.body) - known if not v.dtype.is_handle})
+    if missing:
+        names = ", ".join(missing)
+        raise error("undefined-symbol",
+                    f"In PrimFunc {func.name} variables ({names},) are used, but are not passed in as API arguments",
+                    span=func.span, hint="use it in the shape of a tensor parameter, or make it a parameter")
+
+
+class _Checker:
+    """Walks with the parallel loops around."""
+
+    def stmt(self, s: Stmt, around: tuple[Parallel, ...]) -> None:
+        if around:
+            self.inside(s, around)
+        if isinstance(s, Parallel):
+            self.carried(s)
+            around = (*around, s)
+        for x in inner(s):
+            self.stmt(x, around)
+
+    def inside(self, s: Stmt, around: tuple[Parallel, ...]) -> None:
+        loop = around[-1]
+        notes = ((loop.span, "the parallel loop"),)
+        if isinstance(s, Parallel):
+            raise error("parallel-nested", f"{CHECK} Nested parallel loops are not allowed. Put both into one header: "
+                        "for i, j in T.Parallel(m, n)", span=s.span, notes=notes,
+                        hint="use T.serial or T.unroll for the inner loop")
+        if isinstance(s, For) and s.kind == "pipelined":
+            raise error("parallel-pipelined", f"{CHECK} Pipelined loop cannot be nested inside a parallel loop",
+                        span=s.span, notes=notes, hint="put the pipelined loop outside")
+        if isinstance(s, TileOp):
+            raise error("parallel-tile-op", f"{CHECK} Only elementwise operations are allowed inside a parallel loop. "
+                        f"Got a tile-op {s.op_name}", span=s.span, notes=notes,
+                        hint="move the operation out of the loop: it works on whole tiles")
+        if isinstance(s, Break) and not self.loop_between(s, loop):
+            raise error("parallel-break", "break cannot leave a T.Parallel loop: its iterations have no order",
+                        span=s.span, notes=notes, hint="guard the body with if, or use T.serial")
+        variables = {v: e for p in around for v, e in zip(p.vars, p.extents)}
+        for e in own_effects(s):
+            if e.indices is not None:
+                self.element(e.buffer, e.indices, variables, getattr(e.node, "span", None) or s.span)
+
+    def loop_between(self, s: Stmt, loop: Parallel) -> bool:
+        """Whether a serial loop inside `loop` is what s leaves."""
+        return any(isinstance(x, (For, While)) and any(y is s for y in statements(x)) for x in statements(loop.body))
+
+    def element(self, b: Buffer, indices: tuple[Expr, ...], variables: dict[Var, Expr], span: Any) -> None:
+        for i in indices:
+            used = [v for v in variables if v in free_vars(i)]
+            for v in used:
+                if b.scope_name == "local.fragment" and not isinstance(variables[v], Const):
+                    raise error("parallel-symbolic", f"{CHECK} Loop variable `{v.name}` with symbolic range "
+                                f"[0, {variables[v]!r}) is used to index a fragment buffer `{b.name}`", span=span,
+                                hint="give the loop the fragment's extent and guard the body with if")
+                if b.scope_name == "local":
+                    raise error("parallel-local", f"{CHECK} Local buffer `{b.name}` is indexed by T.Parallel loop "
+                                f"variable `{v.name}`: each thread has its own copy of it", span=span,
+                                hint="use T.serial, T.unroll or T.vectorized for the loop, or a fragment for the buffer")
+
+    def carried(self, p: Parallel) -> None:
+        """A scalar variable from outside that an iteration reads before it writes it would depend on the thread."""
+        own = {s.buffer for s in statements(p.body) if isinstance(s, Alloc)}
+        written = {e.buffer: e for e in effects(p.body) if e.writes}
+        for b, e in written.items():
+            if b.scope_name == "local.var" and b not in own and _reads_old(b, p.body):
+                raise error("parallel-carried", f"`{b.name}` carries a value from one iteration of a T.Parallel loop to "
+                            "another: its iterations have no order", span=getattr(e.node, "span", None) or p.span,
+                            notes=((p.span, "the parallel loop"),),
+                            hint="use T.serial, or reduce a fragment with T.reduce_sum and the like")
+
+
+def _reads_old(b: Buffer, body: Stmt) -> bool:
+    """Whether an iteration may read b before it writes it.  A scalar store covers the whole variable."""
+    return _before(b, body, False)
+
+
+def _before(b: Buffer, s: Stmt, after: bool) -> bool:
+    match s:
+        case Seq():
+            for x in reversed(s.stmts):
+                after = _before(b, x, after)
+            return after
+        case If():
+            then = _before(b, s.then, after)
+            other = _before(b, s.orelse, after) if s.orelse is not None else after
+            return any(e.buffer is b for e in own_effects(s)) or then or other
+        case For() | While():
+            once = isinstance(s, For) and is_const(s.extent) and int(s.extent.value) > 0  # type: ignore[attr-defined]
+            first = _before(b, s.body, after)
+            first = _before(b, s.body, after or first)
+            return any(e.buffer is b for e in own_effects(s)) or first or (after and not once)
+    mine = [e for e in own_effects(s) if e.buffer is b]
+    if any(e.reads for e in mine):
+        return True
+    return after and not mine
+
+
+# ---- warnings -------------------------------------------------------------------------------------------------------
+
+
+def warn_uninitialized(func: Func) -> None:
+    """Log a warning for each buffer whose first access in program order is a read."""
+    seen: set[Var] = set()
+    local = {s.buffer.data for s in statements(func.body) if isinstance(s, Alloc) and s.init is None}
+    for e in effects(func.body):
+        if e.storage in local and e.storage not in seen and e.buffer.scope_name in _PRIVATE:
+            seen.add(e.storage)
+            if e.mode == "read" or e.mode == "readwrite" and isinstance(e.node, TileOp) and _accumulates(e.node):
+                place = getattr(e.node, "span", None)
+                log.warning("buffer `%s` is read before it is written%s", e.buffer.name, f" ({place})" if place else "")
+
+
+def _accumulates(op: TileOp) -> bool:
+    """Whether an op that reads its result does so for certain (clear_accum may be a run-time value)."""
+    clear = getattr(op, "clear_accum", None)
+    return clear is None or isinstance(clear, Const) and not clear.value
+
+
+__all__ = ["check_symbols", "legalize", "warn_uninitialized"]
