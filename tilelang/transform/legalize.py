@@ -139,7 +139,7 @@ class _Checker:
                 if b.scope_name == "local":
                     raise error("parallel-local", f"{CHECK} Local buffer `{b.name}` is indexed by T.Parallel loop "
                                 f"variable `{v.name}`: each thread has its own copy of it", span=span,
-                                hint="use T.serial, T.unroll or T.vectorized for the loop, or a fragment for the buffer")
+                                hint="use T.serial, T.unroll or T.vectorized for the loop, or a fragment")
 
     def carried(self, p: Parallel) -> None:
         """A scalar variable from outside that an iteration reads before it writes it would depend on the thread."""
@@ -147,8 +147,8 @@ class _Checker:
         written = {e.buffer: e for e in effects(p.body) if e.writes}
         for b, e in written.items():
             if b.scope_name == "local.var" and b not in own and _reads_old(b, p.body):
-                raise error("parallel-carried", f"`{b.name}` carries a value from one iteration of a T.Parallel loop to "
-                            "another: its iterations have no order", span=getattr(e.node, "span", None) or p.span,
+                raise error("parallel-carried", f"`{b.name}` carries a value from one iteration of a T.Parallel loop "
+                            "to another: its iterations have no order", span=getattr(e.node, "span", None) or p.span,
                             notes=((p.span, "the parallel loop"),),
                             hint="use T.serial, or reduce a fragment with T.reduce_sum and the like")
 

@@ -110,7 +110,9 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
     A TileLangError (the user's mistake) passes through.  Any other failure, and a program that does not verify, is an
     InternalError that names the folder with the program before the pass.
     """
-    if cx.verify:
+    # A program in TILE is the user's: the first pass tells their mistakes better than the verifier, which runs after it.
+    checked = cx.verify and func.attr("phase", TILE) != TILE
+    if checked:
         _check(func, None, func, cx)
     for p in passes:
         info: PassInfo = p.info  # type: ignore[attr-defined]
@@ -130,8 +132,9 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
             cx.report(f"# after {info.name}  {seconds * 1e3:.1f} ms" + ("" if changed else "  (unchanged)"))
             if changed:
                 cx.report(text_of(out))
-        if cx.verify and changed:
+        if cx.verify and (changed or not checked):
             _check(out, info.name, func, cx)
+            checked = True
         func = out
     return func
 

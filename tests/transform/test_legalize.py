@@ -1,0 +1,166 @@
+import logging
+
+import pytest
+
+import tilelang.language as T
+from tilelang.ir import Load, Parallel, walk
+from tilelang.transform.legalize import legalize
+from tilelang.transform.pass_ import PassContext, run_passes
+
+
+def legal(f, **config):
+    return run_passes(f.func, [legalize], PassContext(verify=True, config=config))
+
+
+
+
+def nested():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                A[i, 0] = 1.0
+                for j in T.Parallel(8):
+                    A[i, j] = 0.0
+
+    return main
+
+
+def pipelined():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                for j in T.Pipelined(8, num_stages=2):
+                    A[i, j] = 0.0
+
+    return main
+
+
+def tile_op():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            S = T.alloc_shared((8,), "float32")
+            for i in T.Parallel(8):
+                T.copy(A[i, 0], S)
+
+    return main
+
+
+def symbolic():
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=32):
+            F = T.alloc_fragment((64,), "float32")
+            for i in T.Parallel(n):
+                F[i] = A[i]
+
+    return main
+
+
+def local_index():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            x = T.alloc_local((8,), "float32")
+            for i in T.Parallel(8):
+                x[i] = A[i]
+
+    return main
+
+
+def carried():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=32):
+            v = T.alloc_var("float32", init=0.0)
+            for i in T.Parallel(64):
+                v = v + A[i]
+            B[0] = v
+
+    return main
+
+
+@pytest.mark.parametrize("make, text", [
+    (nested, "[Tilelang Semantic Check] Nested parallel loops are not allowed"),
+    (pipelined, "Pipelined loop cannot be nested inside a parallel loop"),
+    (tile_op, "Only elementwise operations are allowed inside a parallel loop. Got a tile-op copy"),
+    (symbolic, "Loop variable `i` with symbolic range [0, n) is used to index a fragment buffer `F`"),
+    (local_index, "Local buffer `x` is indexed by T.Parallel loop variable `i`"),
+    (carried, "`v` carries a value from one iteration of a T.Parallel loop to another"),
+])
+def test_refused_at_the_users_line(make, text):
+    with pytest.raises(ValueError) as e:
+        legal(make())
+    assert text in str(e.value) and "test_legalize.py:" in str(e.value) and "hint:" in str(e.value)
+
+
+def test_checks_can_be_switched_off():
+    legal(local_index(), **{"tl.disable_prelower_semantic_check": True})
+
+
+def test_temporaries_of_an_iteration_are_fine():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            v = T.alloc_var("float32", init=0.0)
+            for i in T.Parallel(64):
+                v = A[i] * 2.0
+                if v > 1.0:
+                    v = v + 1.0
+                B[i] = v
+
+    legal(main)
+
+
+def test_directly_nested_parallel_loops_become_one():
+    @T.prim_func
+    def main(A: T.Tensor((8, 4), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                for j in T.Parallel(4):
+                    A[i, j] = 1.0
+
+    loops = [x for x in walk(legal(main)) if isinstance(x, Parallel)]
+    assert len(loops) == 1 and [int(e) for e in loops[0].extents] == [8, 4]
+
+
+def test_negative_constant_indices_count_from_the_end():
+    @T.prim_func
+    def main(A: T.Tensor((8, 4), "float32"), B: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                B[i] = A[i, -1]
+
+    loads = [x for x in walk(legal(main)) if isinstance(x, Load)]
+    assert [int(x.indices[1]) for x in loads] == [3]
+
+
+def test_a_symbol_without_a_value():
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                if i < n:
+                    A[i] = 0.0
+
+    with pytest.raises(ValueError, match=r"variables \(n,\) are used, but are not passed in as API arguments"):
+        legal(main)
+
+
+def test_reading_before_writing_warns(caplog):
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            S = T.alloc_shared((64,), "float32")
+            T.copy(S, A)
+
+    with caplog.at_level(logging.WARNING, logger="tilelang.transform"):
+        logging.getLogger("tilelang").propagate = True
+        legal(main)
+    assert "`S` is read before it is written" in caplog.text
