@@ -110,7 +110,7 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
     A TileLangError (the user's mistake) passes through.  Any other failure, and a program that does not verify, is an
     InternalError that names the folder with the program before the pass.
     """
-    # A program in TILE is the user's: the first pass tells their mistakes better than the verifier, which runs after it.
+    # A program in TILE is the user's: the first pass tells mistakes better than the verifier, which runs after it.
     checked = cx.verify and func.attr("phase", TILE) != TILE
     if checked:
         _check(func, None, func, cx)
