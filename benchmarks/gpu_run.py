@@ -1,9 +1,11 @@
 """One command for a machine with an NVIDIA GPU: the GPU tests, then the benchmark, as a short table and JSON.
 
-    python benchmarks/gpu_run.py [--out gpu_run.json] [--skip-tests] [--only gemm,add,attention] [--rounds 7]
+    python benchmarks/gpu_run.py [--out gpu_run.json] [--skip-tests] [--sanitize] [--only gemm,add] [--rounds 7]
 
 Every result is compared with a computation in higher precision before it is timed.  Ours and its peer take turns
-within one process; a figure is the median over the rounds, with the spread (max - min) / median beside it.
+within one process; a figure is the median over the rounds, with the spread (max - min) / median beside it.  Where a
+workload has several tile configurations, each is timed once and the fastest is measured; the report names it.
+--sanitize runs small programs under compute-sanitizer's memcheck and racecheck, where it is installed.
 Needs torch with CUDA.
 """
 
@@ -13,6 +15,7 @@ import argparse
 import datetime
 import json
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,6 +24,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
 import tilelang
 import tilelang.language as T
@@ -127,6 +132,7 @@ class Row:
     figure: str
     max_error: float
     error_bound_used: float
+    config: dict[str, int]
 
 
 def window(fn: Callable[[], Any], at_least_ms: float = 20.0) -> float:
@@ -176,20 +182,38 @@ def check(name: str, got: Any, want: Any, bound: Any) -> tuple[float, float]:
     return float(error.max()), float((error / bound).max())
 
 
+def fastest(make: Callable[..., Any], configs: list[dict[str, int]], args: list[Any],
+            **compile_options: Any) -> tuple[Any, dict[str, int]]:
+    """The kernel of the fastest configuration, and that configuration.  One that fails to compile is reported."""
+    timed = []
+    for config in configs:
+        try:
+            kernel = tilelang.compile(make(**config), **compile_options)
+            timed.append((window(lambda kernel=kernel: kernel(*args)), len(timed), kernel, config))
+            print(f"  {config}: {timed[-1][0]:.4f} ms")
+        except Exception as e:
+            print(f"  {config}: {type(e).__name__}: {str(e).splitlines()[0]}")
+    if not timed:
+        raise RuntimeError("no configuration compiled and ran")
+    _, _, kernel, config = min(timed)
+    return kernel, config
+
+
 def row(workload: str, peer_name: str, ours: list[float], peer: list[float], ratio_scale: float, figure: str,
-        errors: tuple[float, float]) -> Row:
+        errors: tuple[float, float], config: dict[str, int]) -> Row:
     ratio = statistics.median(p / o for o, p in zip(ours, peer)) * ratio_scale
     return Row(workload, peer_name, statistics.median(ours), spread(ours), statistics.median(peer), spread(peer), ratio,
-               figure, *errors)
+               figure, *errors, config)
 
 
 def bench_gemm(rounds: int, size: int = 8192) -> Row:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    kernel = tilelang.compile(gemm_program(size, size, size))
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.float16) for _ in range(2))
     c, d = torch.empty_like(a), torch.empty_like(a)
+    kernel, config = fastest(lambda **o: gemm_program(size, size, size, **o), GEMM_CONFIGS, [a, b, c])
+    c.zero_()
     kernel(a, b, c)
     want = a.float() @ b.float()
     # one rounding to half (2**-11 relative, 2**-25 near zero), and K roundings of the float32 sum
@@ -198,7 +222,8 @@ def bench_gemm(rounds: int, size: int = 8192) -> Row:
     del want, bound
     ours, peer = compare(lambda: kernel(a, b, c), lambda: torch.matmul(a, b, out=d), rounds)
     tflops = 2 * size**3 / statistics.median(ours) * 1e-9
-    return row(f"gemm fp16 {size}^3", "torch.matmul (cuBLAS)", ours, peer, 1.0, f"{tflops:.0f} TFLOP/s", errors)
+    return row(f"gemm fp16 {size}^3", "torch.matmul (cuBLAS)", ours, peer, 1.0, f"{tflops:.0f} TFLOP/s", errors,
+               config)
 
 
 def bench_add(rounds: int, nbytes: int = 2**30) -> Row:
@@ -212,7 +237,7 @@ def bench_add(rounds: int, nbytes: int = 2**30) -> Row:
     errors = check("add", c, a + b, (a + b).abs() * 2**-24 + 1e-45)
     ours, peer = compare(lambda: kernel(a, b, c), lambda: c.copy_(a), rounds)
     rate = 3 * nbytes / statistics.median(ours) * 1e-6
-    return row("add fp32 1 GiB", "device copy, per byte", ours, peer, 1.5, f"{rate:.0f} GB/s", errors)
+    return row("add fp32 1 GiB", "device copy, per byte", ours, peer, 1.5, f"{rate:.0f} GB/s", errors, {})
 
 
 def bench_attention(rounds: int, causal: bool, batch: int = 4, heads: int = 16, length: int = 4096,
@@ -220,10 +245,11 @@ def bench_attention(rounds: int, causal: bool, batch: int = 4, heads: int = 16, 
     import torch
     import torch.nn.functional as F
 
-    kernel = tilelang.compile(attention_program(batch, heads, length, dim, causal),
-                              pass_configs={tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True})
     q, k, v = (torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.float16) for _ in range(3))
     o = torch.empty_like(q)
+    kernel, config = fastest(lambda **c: attention_program(batch, heads, length, dim, causal, **c), ATTENTION_CONFIGS,
+                             [q, k, v, o], pass_configs={tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True})
+    o.zero_()
     kernel(q, k, v, o)
     name = "attention causal" if causal else "attention"
     worst = (0.0, 0.0)
@@ -244,7 +270,14 @@ def bench_attention(rounds: int, causal: bool, batch: int = 4, heads: int = 16, 
                          lambda: F.scaled_dot_product_attention(*heads_first, is_causal=causal), rounds)
     tflops = 4 * batch * heads * length**2 * dim * (0.5 if causal else 1) / statistics.median(ours) * 1e-9
     return row(f"{name} b{batch} h{heads} s{length} d{dim}", "torch sdpa", ours, peer, 1.0, f"{tflops:.0f} TFLOP/s",
-               worst)
+               worst, config)
+
+
+GEMM_CONFIGS = [dict(zip(("bm", "bn", "bk", "threads", "stages"), c)) for c in (
+    (128, 128, 32, 128, 3), (128, 128, 32, 128, 4), (128, 128, 64, 128, 3), (128, 256, 32, 256, 3),
+    (256, 128, 32, 256, 3), (128, 256, 64, 256, 3), (256, 128, 64, 256, 3))]
+ATTENTION_CONFIGS = [dict(zip(("bm", "bn", "threads", "stages"), c)) for c in (
+    (128, 64, 128, 2), (128, 32, 128, 2), (64, 64, 128, 2), (128, 64, 256, 2), (128, 128, 256, 1))]
 
 
 BENCHMARKS: dict[str, Callable[[int], Row]] = {
@@ -266,6 +299,36 @@ def run_tests() -> dict[str, Any]:
             "seconds": round(time.perf_counter() - start, 1)}
 
 
+def small_programs() -> None:
+    """What --sanitize runs under compute-sanitizer: ragged and dividing GEMMs and attention, a few blocks each."""
+    import torch
+
+    for m, n, k in ((256, 256, 128), (200, 136, 104)):
+        a, b = torch.randn(m, k, device="cuda").half(), torch.randn(k, n, device="cuda").half()
+        c = torch.empty(m, n, device="cuda", dtype=torch.float16)
+        tilelang.compile(gemm_program(m, n, k))(a, b, c)
+    for causal in (False, True):
+        q, k_, v = (torch.randn(1, 200, 2, 64, device="cuda").half() for _ in range(3))
+        tilelang.compile(attention_program(1, 2, 200, 64, causal, 64, 64))(q, k_, v, torch.empty_like(q))
+    torch.cuda.synchronize()
+
+
+def sanitize() -> dict[str, Any]:
+    """Exit status and last line of compute-sanitizer's memcheck and racecheck over small_programs."""
+    tool = shutil.which("compute-sanitizer") or next(
+        (str(p) for p in Path("/usr/local").glob("cuda*/bin/compute-sanitizer")), None)
+    if tool is None:
+        return {"skipped": "compute-sanitizer is not installed"}
+    out: dict[str, Any] = {}
+    for check_name in ("memcheck", "racecheck"):
+        done = subprocess.run([tool, "--tool", check_name, "--error-exitcode", "9", sys.executable, __file__,
+                               "--small-programs"], capture_output=True, text=True, check=False)
+        lines = done.stdout.strip().splitlines()
+        out[check_name] = {"exit_status": done.returncode, "last_line": lines[-1] if lines else done.stderr[-300:]}
+        print(f"compute-sanitizer {check_name}: {out[check_name]}")
+    return out
+
+
 def machine() -> dict[str, Any]:
     import torch
     from tilelang.runtime import cuda_driver, nvrtc
@@ -283,7 +346,8 @@ def print_table(rows: list[Row]) -> None:
     print(f"\n{'workload':38s} {'ours':>11s} {'spread':>7s} {'peer':>11s} {'spread':>7s} {'ratio':>6s}  figure")
     for r in rows:
         print(f"{r.workload:38s} {r.ours_ms:8.4f} ms {r.ours_spread:6.1%} {r.peer_ms:8.4f} ms {r.peer_spread:6.1%} "
-              f"{r.ratio:6.3f}  {r.figure}; peer {r.peer_name}; error {r.error_bound_used:.0%} of its bound")
+              f"{r.ratio:6.3f}  {r.figure}; peer {r.peer_name}; error {r.error_bound_used:.0%} of its bound"
+              + (f"; {r.config}" if r.config else ""))
 
 
 def main() -> int:
@@ -292,11 +356,18 @@ def main() -> int:
     p.add_argument("--skip-tests", action="store_true")
     p.add_argument("--only", default=",".join(BENCHMARKS), help=f"of {', '.join(BENCHMARKS)}")
     p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--sanitize", action="store_true")
+    p.add_argument("--small-programs", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
+    if args.small_programs:
+        small_programs()
+        return 0
     report: dict[str, Any] = {"machine": machine()}
     print(json.dumps(report["machine"], indent=1))
     if not args.skip_tests:
         report["tests"] = run_tests()
+    if args.sanitize:
+        report["sanitizer"] = sanitize()
     rows: list[Row] = []
     failures: dict[str, str] = {}
     for name in filter(None, args.only.split(",")):

@@ -3,6 +3,7 @@ when the text is run on the host."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -36,6 +37,19 @@ def test_assembles_in_registers(name, arch):
     _, kernel = lowered(CASES[name], arch)
     cubin = nvrtc.compile_cubin(print_kernel(kernel), arch)
     assert cubin.spills == 0 and cubin.kernels[kernel.name].stack_bytes == 0, cubin.log
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+def test_programs_of_the_gpu_runner_assemble():
+    path = Path(__file__).parents[2] / "benchmarks" / "gpu_run.py"
+    spec = importlib.util.spec_from_file_location("gpu_run", path)
+    runner = sys.modules["gpu_run"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(runner)
+    for program in (runner.gemm_program(8192, 8192, 8192, **runner.GEMM_CONFIGS[0]), runner.add_program(2**28),
+                    runner.attention_program(4, 16, 4096, 128, False, bm=64, bn=64)):
+        (kernel,) = lower(program.func, Target({"kind": "cuda", "arch": "sm_90a"}), {}).kernels
+        cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
+        assert cubin.spills == 0 and cubin.registers <= 255
 
 
 def value_of(e, env):
