@@ -17,6 +17,11 @@ from .alloc import (alloc_buffer, alloc_fragment, alloc_global, alloc_local, all
 from .annotations import (annotate_compile_flags, annotate_l2_hit_ratio, annotate_layout, annotate_pass_configs,
                           annotate_restrict_buffers, annotate_safe_value, assume, func_attr)
 from .atomic import atomic_add, atomic_load, atomic_max, atomic_min, atomic_or, atomic_store
+from .composed import (all_of, annotate_consumer_reg_alloc, annotate_producer_reg_dealloc, any_of, atomic_addx2,
+                       atomic_addx4, c2d_im2col, disable_warp_group_reg_alloc, dp4a, get_let_value, has_let_value,
+                       im2col, no_set_max_nreg, pdl_sync, pdl_trigger, tvm_storage_sync, vectorcombine, vectorhigh,
+                       vectorlow, warp_reduce_bitand, warp_reduce_bitor, warp_reduce_max, warp_reduce_min,
+                       warp_reduce_sum)
 from .debug import device_assert, print  # noqa: A004 - public name
 from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked,
                      is_float4_e2m1fn, validate_gemm_ab_dtypes)
@@ -27,7 +32,9 @@ from .kernel import (Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFr
 from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized, break_loop, continue_loop, grid,
                     loop_break, parallel, serial, unroll, vectorized)
 from .macro import Macro, Ref, macro
+from .meta import BaseTileScheduler, PersistentTileScheduler, inline, meta_class
 from .prim_func import PrimFunc, prim_func
+from .reducer import alloc_reducer, finalize_reducer, reducer_init, reducer_update
 from .symbolics import const, dynamic, symbolic
 from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, access_ptr, address_of,
                      handle, make_tensor, make_tensor_from_addr, match_buffer, ptr, reshape, view)

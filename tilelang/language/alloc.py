@@ -36,7 +36,7 @@ def _shape_and_dtype(what: str, args: tuple[Any, ...], dtype: Any, scope: str | 
     items = list(args)
     if scope is None and items and isinstance(items[-1], str) and items[-1] in SCOPES:
         scope = items.pop()
-    dims = []
+    dims: list[Any] = []
     while items and (isinstance(items[0], (int, tuple, list)) or isinstance(items[0], Expr)):
         if dims and isinstance(items[0], (tuple, list)):
             break

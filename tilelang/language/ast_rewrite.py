@@ -238,14 +238,14 @@ class _Rewriter(ast.NodeTransformer):
         new = ast.FunctionDef(name=node.name, args=args, body=head + (body or [ast.Pass()]), decorator_list=[],
                               returns=None, type_comment=None)
         if hasattr(node, "type_params"):
-            new.type_params = []
+            new.type_params = []  # type: ignore[attr-defined]
         free = list(dict.fromkeys((*fn.__code__.co_freevars, *extra)))
         factory = ast.FunctionDef(name="__tl_factory",
                                   args=ast.arguments(posonlyargs=[], args=[ast.arg(f) for f in free], vararg=None,
                                                      kwonlyargs=[], kw_defaults=[], kwarg=None, defaults=[]),
                                   body=[new], decorator_list=[], returns=None, type_comment=None)
         if hasattr(node, "type_params"):
-            factory.type_params = []
+            factory.type_params = []  # type: ignore[attr-defined]
         module = ast.Module([factory], [])
         ast.copy_location(new, node)
         ast.copy_location(factory, node)

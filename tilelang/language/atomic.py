@@ -49,6 +49,7 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
         region = whole_region(dst, "dst")
         scalar = cast(convert(value), region.buffer.dtype)
         return emit_op(b, AtomicTile(region, scalar, kind, attrs_of(annotations, memory_order=order), span=b.here()))
+    assert isinstance(dst, Load)  # the other kinds of destination have extents
     AtomicTile(whole_region(dst, "dst"), convert(0), kind, span=b.here()).check()
     at = AddressOf(dst.buffer, dst.indices)
     dt = dst.buffer.dtype

@@ -62,7 +62,8 @@ class Builder:
     """State of tracing one function.
 
     frames: open scopes, outermost first.  handles: id -> element Load that a name stands for (T.alloc_var, T.Ref);
-    named: the handles that have got their Python name.  lazy: > 0 while an operand that may not run is evaluated.
+    named: the handles that have got their Python name.  elements: id of a variable -> the element it was read from
+    (`x = A[i, j]` may also say where a tile starts).  lazy: > 0 while an operand that may not run is evaluated.
     """
 
     def __init__(self, name: str, eager: Any = None) -> None:
@@ -78,6 +79,8 @@ class Builder:
         self.unnamed: dict[int, Any] = {}
         self.buffer_names: dict[str, int] = {}
         self.temporaries: dict[int, Var] = {}
+        self.elements: dict[int, tuple[Var, Load]] = {}
+        self.reducers: dict[int, Any] = {}
         self.lazy = 0
         self.kernel: Any = None
         self.kernels = 0
@@ -188,6 +191,8 @@ class Builder:
             return self._bind_expr(name, value, old)
         if isinstance(value, Buffer):
             self.name_value(name, value)
+        elif type(value) is tuple:
+            return tuple(self.as_it_is_now(v) for v in value)
         elif isinstance(value, Undefined):
             raise errors.error("scope", f"`{name}` is assigned from a name that has no value yet", span=self.span())
         elif isinstance(value, Poison):
@@ -213,7 +218,10 @@ class Builder:
             log.warning("%s: Immutable value `%s` is re-bound; use T.alloc_var for a variable that "
                         "changes", self.span(),
                         name)
-        return self.let(name, value)
+        v = self.let(name, value)
+        if isinstance(value, Load) and not any(reads_memory(i) for i in value.indices):
+            self.elements[id(v)] = (v, value)
+        return v
 
     def let(self, name: str, value: Expr) -> Var:
         """A fresh immutable variable bound to the value here."""
@@ -224,7 +232,8 @@ class Builder:
     def bind_frame(self, name: str, value: Any, old: Any = None) -> Any:
         """The target of a for header or `with … as`.  A loop over several extents needs a name for each."""
         if isinstance(value, tuple):
-            raise errors.error("unpack", f"the header names one variable, the loop gives {len(value)}", span=self.span(),
+            raise errors.error("unpack", "the header names one variable, the loop gives "
+                                         f"{len(value)}", span=self.span(),
                                hint="name one variable per extent")
         self.name_value(name, value)
         return value
@@ -247,6 +256,12 @@ class Builder:
                 return v
         if isinstance(value, tuple) and type(value) is tuple:
             return tuple(self.freeze(v) for v in value)
+        return value
+
+    def as_it_is_now(self, value: Any) -> Any:
+        """An element of a tuple: an expression that reads memory is read here, not where the tuple is used."""
+        if isinstance(value, Expr) and not self._is_fresh_handle(value) and reads_memory(value):
+            return self.freeze(value)
         return value
 
     def unpack(self, value: Any, n: int, star: int | None = None) -> tuple[Any, ...]:
@@ -414,11 +429,16 @@ class Builder:
         for k, (op, thunk) in enumerate(rest):
             right = thunk() if self._static(result) else self.lazily(thunk)
             part = OPS[op](left, right)
-            result = part if k == 0 else self._logical("and", result, (lambda p=part: p,))
+            result = part if k == 0 else self._conjunction(result, part)
             if self._static(result) and not self.truth(result):
                 return result
             left = right
         return result
+
+    def _conjunction(self, a: Any, b: Any) -> Any:
+        if self._static(b):
+            b = const(self.truth(b))
+        return logical("and", self.truth(a), self.truth(b))
 
     # ---- control flow ----------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ AnyDType = Any
 _LANES = (2, 4, 8, 16, 32, 64)
 _SCALARS = ("bool", "int4", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
             "float32", "float64", "bfloat16", "tfloat32", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz",
-            "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn",
-            "float4_e2m1fn", "float4_e2m1_unpacked")
+            "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+            "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "float4_e2m1_unpacked")
 _NO_VECTORS = ("bool", "int4", "float4_e2m1_unpacked")
 
 _all: dict[str, dtype] = {n: dtype(n) for n in _SCALARS}

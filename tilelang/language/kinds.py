@@ -157,6 +157,16 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
     ("reduce-batch", ValueError, "a bad batch of a reduction", "leave it out: it never changes results"),
     ("reduce-dim", ValueError, "a reduction over a dimension that does not exist", "dimensions count from 0, or from "
                                                                                    "-1 back"),
+    ("reducer-type", AssertionError, "a reducer of a type its operation does not work on", "use an integer type"),
+    ("reducer-operand", ValueError, "an operand of a reducer call that is not what it needs",
+     "pass the result of T.alloc_reducer, and a fragment to write to"),
+    ("reducer-element", ValueError, "T.reducer_update of something that is not an element", "write acc[i, j]"),
+    ("reducer-order", ValueError, "reducer calls out of order",
+     "T.reducer_init, then T.reducer_update in T.Parallel, then T.finalize_reducer"),
+    ("im2col-operand", ValueError, "an operand of T.im2col of the wrong shape or type", "see the docstring of "
+                                                                                        "T.im2col"),
+    ("dp4a-type", ValueError, "T.dp4a on other types than int8 and int32", "use T.gemm, or cast the operands"),
+    ("vote-operand", ValueError, "an operand T.any_of or T.all_of cannot test", "pass a bool or integer buffer"),
     ("fill-operand", ValueError, "T.fill or T.clear of something that is not a buffer or region", "pass a buffer or a "
                                                                                                   "slice"),
     ("scan-dim", ValueError, "a scan along a dimension that does not exist", "dimensions count from 0, or from -1 "

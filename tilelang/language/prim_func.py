@@ -198,7 +198,7 @@ def outer_locals(depth: int, fn: Callable[..., Any]) -> dict[str, Any] | None:
         return None
     frame = sys._getframe(depth)
     out: dict[str, Any] = {}
-    chain = []
+    chain: list[dict[str, Any]] = []
     while frame is not None and frame.f_code.co_name != "<module>" and len(chain) < 4:
         chain.append(frame.f_locals)
         frame = frame.f_back  # type: ignore[assignment]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (I32, Broadcast, Buffer, Const, Expr, Load, Ramp, Region, Span, binary, cast, convert, is_const,
-                         load)
+from tilelang.ir import (I32, Broadcast, Buffer, Const, Expr, Load, Ramp, Region, Span, Var, binary, cast, convert,
+                         is_const, load)
 from tilelang.ir import dtype as DType
 
 from .polynomial import difference
@@ -257,6 +257,9 @@ def operand(x: Any, what: str) -> Operand:
         return Operand(x.region.buffer, x.region.mins, x.region.extents)
     if isinstance(x, Region):
         return Operand(x.buffer, x.mins, x.extents)
+    b = current()
+    if isinstance(x, Var) and b is not None and id(x) in b.elements:
+        x = b.elements[id(x)][1]
     if isinstance(x, Load):
         if x.indices and isinstance(x.indices[-1], (Ramp, Broadcast)):
             raise error("region-operand", f"{what} is a vector load: write the slice `{x.buffer.name}[a:b]`")

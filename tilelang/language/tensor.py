@@ -68,7 +68,7 @@ class TensorSpec:
     def ndim(self) -> int:
         return len(self.shape)
 
-    def buffer(self, name: str, data: Var | None = None, span: Any = None) -> Buffer:
+    def buffer(self, name: str, data: Any = None, span: Any = None) -> Buffer:
         """The Buffer of a parameter of this type."""
         attrs: dict[str, Any] = {}
         if not self.compact:

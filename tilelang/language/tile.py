@@ -97,10 +97,6 @@ def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> Emitted:
     return fill(buffer, 0, annotations)
 
 
-def _matrix(x: Any, what: str) -> Region:
-    return whole_region(x, what)
-
-
 def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,  # noqa: N803 - public names
          policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Any = False, k_pack: int = 1, mbar: Any = None,
          annotations: dict[str, Any] | None = None) -> Emitted:
@@ -117,11 +113,11 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
                                   f"{clear_accum!r}", hint="write a comparison such as k == 0")
     if k_pack not in (1, 2):
         raise error("copy-option", f"k_pack is 1 or 2, got {k_pack!r}")
-    regions = [_matrix(x, f"operand {n} of T.gemm") for x, n in ((A, "A"), (B, "B"), (C, "C"))]
-    for r in regions:
+    a, b_, c = (whole_region(x, f"operand {n} of T.gemm") for x, n in ((A, "A"), (B, "B"), (C, "C")))
+    for r in (a, b_, c):
         check_inside(r)
     attrs = attrs_of(annotations, k_pack=k_pack if k_pack != 1 else None)
-    return emit_op(b, Gemm(*regions, bool(transpose_A), bool(transpose_B), GemmWarpPolicy(policy), as_bool(clear_accum),
+    return emit_op(b, Gemm(a, b_, c, bool(transpose_A), bool(transpose_B), GemmWarpPolicy(policy), as_bool(clear_accum),
                            attrs, span=b.here()))
 
 

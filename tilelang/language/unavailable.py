@@ -10,7 +10,6 @@ from .state import error
 
 HOPPER = "needs the Hopper (sm_90) path, which is not available yet"
 BLACKWELL = "is for Blackwell's tensor memory, which is not available yet"
-REDUCER = "deferred reducers are not available yet: use T.reduce_* or an accumulator fragment"
 TMA = "needs TMA (sm_90), which is not available yet: use T.copy"
 RAW = "raw IR-script construct, not available: use the language's own statements"
 EMITTER = "hand-written tensor-core code is not available yet: use T.gemm"
@@ -22,16 +21,15 @@ _TABLE: dict[str, str] = {
     HOPPER: """ClusterKernel alloc_barrier alloc_cluster_barrier barrier_arrive barrier_wait mbarrier_arrive
         mbarrier_arrive_expect_tx mbarrier_expect_tx mbarrier_wait_parity wgmma_gemm wgmma_mma wgmma_gemm_sp
         wait_wgmma warpgroup_arrive warpgroup_commit_batch warpgroup_fence_operand warpgroup_wait
-        set_max_nreg inc_max_nreg dec_max_nreg annotate_producer_reg_dealloc annotate_consumer_reg_alloc
-        no_set_max_nreg disable_warp_group_reg_alloc fence_proxy_async shuffle_elect block_rank_in_cluster
-        cluster_arrive cluster_arrive_relaxed cluster_sync cluster_wait pdl_sync pdl_trigger
-        alloc_descriptor alloc_wgmma_desc initialize_wgmma_descriptor increase_descriptor_offset
-        cp_async_barrier_noinc create_barriers ptx_arrive_barrier ptx_arrive_barrier_expect_tx
-        ptx_arrive_cluster_barrier ptx_cp_async_barrier ptx_fence_barrier_init ptx_init_barrier_thread_count
-        ptx_wait_barrier ptx_wgmma_rs ptx_wgmma_ss ptx_wgmma_sp_rs ptx_wgmma_sp_ss clc_get_first_ctaid_x
-        clc_get_first_ctaid_y clc_get_first_ctaid_z clc_is_canceled clc_try_cancel clc_try_cancel_multicast""",
+        set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async shuffle_elect block_rank_in_cluster
+        cluster_arrive cluster_arrive_relaxed cluster_sync cluster_wait alloc_descriptor alloc_wgmma_desc
+        initialize_wgmma_descriptor increase_descriptor_offset cp_async_barrier_noinc create_barriers
+        ptx_arrive_barrier ptx_arrive_barrier_expect_tx ptx_arrive_cluster_barrier ptx_cp_async_barrier
+        ptx_fence_barrier_init ptx_init_barrier_thread_count ptx_wait_barrier ptx_wgmma_rs ptx_wgmma_ss
+        ptx_wgmma_sp_rs ptx_wgmma_sp_ss clc_get_first_ctaid_x clc_get_first_ctaid_y clc_get_first_ctaid_z
+        clc_is_canceled clc_try_cancel clc_try_cancel_multicast""",
     TMA: """tma_copy tma_load tma_load_2sm tma_store_arrive tma_store_wait create_tma_descriptor copy_cluster
-        tma_gather4 tma_gather4_bytes tma_scatter4 ptx_cp_async_bulk im2col c2d_im2col""",
+        tma_gather4 tma_gather4_bytes tma_scatter4 ptx_cp_async_bulk""",
     BLACKWELL: """alloc_tmem deallocate_tmem alloc_tcgen05_instr_desc alloc_tcgen05_instruction_desc
         alloc_tcgen05_smem_desc tcgen05_after_thread_sync tcgen05_before_thread_sync tcgen05_cp_warpx4
         tcgen05_gemm tcgen05_gemm_blockscaled tcgen05_gemm_sp tcgen05_mma tcgen05_mma_arrive
@@ -39,7 +37,6 @@ _TABLE: dict[str, str] = {
         ptx_tcgen05_mma_blockscaled_ss ptx_tcgen05_mma_ss ptx_tcgen05_mma_ts make_blockscaled_gemm_layout
         mma_gemm_blockscaled compute_umma_descriptor TCGEN05DescriptorParams TCGEN05TensorCoreIntrinEmitter
         TensorCoreIntrinEmitterSM120""",
-    REDUCER: "alloc_reducer finalize_reducer reducer_init reducer_update",
     EMITTER: """TensorCoreIntrinEmitter TensorCoreIntrinEmitterWithLadderTransform SparseTensorCoreIntrinEmitter
         WGMMADescriptorParams WGMMATensorCoreIntrinEmitter WGSparseTensorCoreIntrinEmitter
         compute_gmma_descriptor get_ldmatrix_offset get_mma_micro_size get_swizzle_layout
@@ -58,14 +55,11 @@ _TABLE: dict[str, str] = {
         tvm_call_packed_lowered tvm_stack_alloca tvm_stack_make_array tvm_stack_make_shape tvm_struct_get
         tvm_struct_set tvm_throw_last_error tvm_tuple call_llvm_intrin call_llvm_pure_intrin
         llvm_lookup_intrinsic_id""",
-    LATER: """BaseTileScheduler PersistentTileScheduler CUDASourceCodeKernel meta_class inline WSInstr WSOpRef
-        WSPipeline WSRole WSSchedule WSScope WSSync WSSyncKind annotate_ws_schedule ws_op all_of any_of
-        atomic_addx2 atomic_addx4 dp4a warp_reduce_bitand warp_reduce_bitor warp_reduce_max warp_reduce_min
-        warp_reduce_sum rng_init rng_rand rng_rand_float start_profile_intrinsic end_profile_intrinsic
-        sync_global call_intrin tvm_access_ptr tvm_storage_sync tvm_thread_allreduce tvm_thread_invariant
-        tvm_warp_activemask tvm_warp_shuffle tvm_warp_shuffle_down tvm_warp_shuffle_up
-        handle_add_byte_offset q_multiply_shift q_multiply_shift_per_axis vectorcombine vectorhigh vectorlow
-        has_let_value get_let_value""",
+    LATER: """CUDASourceCodeKernel WSInstr WSOpRef WSPipeline WSRole WSSchedule WSScope WSSync WSSyncKind
+        annotate_ws_schedule ws_op rng_init rng_rand rng_rand_float start_profile_intrinsic
+        end_profile_intrinsic sync_global call_intrin tvm_access_ptr tvm_thread_allreduce
+        tvm_thread_invariant tvm_warp_activemask tvm_warp_shuffle tvm_warp_shuffle_down tvm_warp_shuffle_up
+        handle_add_byte_offset q_multiply_shift q_multiply_shift_per_axis""",
 }
 
 

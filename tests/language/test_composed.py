@@ -1,0 +1,197 @@
+"""Calls composed of other statements: reducers, im2col, votes, vector atomics, schedulers, aliases of elements."""
+
+import numpy as np
+import pytest
+from test_semantics import nodes, out, run
+
+import tilelang.language as T
+from tilelang.ir import Store
+
+
+def test_reducer_accumulates_each_iteration_once():
+    @T.prim_func
+    def f(A: T.Tensor((6, 10), "float32"), O: T.Tensor((6,), "float32"), M: T.Tensor((6,), "float32")):
+        with T.Kernel(1, threads=32):
+            F = T.alloc_fragment((6, 10), "float32")
+            T.copy(A, F)
+            acc = T.alloc_reducer((6,), "float32", op="sum")
+            top = T.alloc_reducer((6,), "float32", op="max")
+            r = T.alloc_fragment((6,), "float32")
+            T.reducer_init(acc, 100)
+            T.reducer_init(top)
+            for i, j in T.Parallel(6, 10):
+                T.reducer_update(acc[i], F[i, j])
+                T.reducer_update(top[i], F[i, j])
+            T.finalize_reducer(acc, r)
+            T.copy(r, O)
+            T.finalize_reducer(top, r)
+            T.copy(r, M)
+
+    a = np.arange(60, dtype=np.float32).reshape(6, 10)
+    got = run(f, a)
+    assert got["O"].tolist() == (a.sum(1) + 100).tolist() and got["M"].tolist() == a.max(1).tolist()
+
+
+def test_older_reducer_form():
+    with pytest.warns(DeprecationWarning):
+        @T.prim_func
+        def f(A: T.Tensor((6, 10), "float32"), O: T.Tensor((6,), "float32")):
+            with T.Kernel(1, threads=32):
+                F = T.alloc_fragment((6, 10), "float32")
+                T.copy(A, F)
+                acc = T.alloc_reducer((6,), "float32", op="sum", replication="all")
+                T.clear(acc)
+                for i, j in T.Parallel(6, 10):
+                    acc[i] += F[i, j]
+                T.finalize_reducer(acc)
+                T.copy(acc, O)
+
+    a = np.arange(60, dtype=np.float32).reshape(6, 10)
+    assert out(f, a) == a.sum(1).tolist()
+
+
+@pytest.mark.parametrize("stride, dilation, pad", [(1, 1, 1), (2, 1, 0), (1, 2, 2)])
+def test_im2col(stride, dilation, pad):
+    N, H, W, C, K, BM, BK = 2, 5, 6, 3, 3, 16, 16
+    OH = (H + 2 * pad - dilation * (K - 1) - 1) // stride + 1
+    OW = (W + 2 * pad - dilation * (K - 1) - 1) // stride + 1
+    rows, cols = -(-N * OH * OW // BM), -(-K * K * C // BK)
+
+    @T.prim_func
+    def f(A: T.Tensor((N, H, W, C), "float32"), O: T.Tensor((rows * BM, cols * BK), "float32")):
+        with T.Kernel(cols, rows, threads=32) as (bx, by):
+            S = T.alloc_shared((BM, BK), "float32")
+            T.im2col(A, S, by, bx, K, stride, dilation, pad)
+            T.copy(S, O[by * BM, bx * BK])
+
+    a = np.random.default_rng(0).standard_normal((N, H, W, C)).astype(np.float32)
+    padded = np.pad(a, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    want = np.zeros((rows * BM, cols * BK), np.float32)
+    for n, oh, ow in np.ndindex(N, OH, OW):
+        for kh, kw in np.ndindex(K, K):
+            want[(n * OH + oh) * OW + ow, (kh * K + kw) * C:(kh * K + kw + 1) * C] = padded[
+                n, oh * stride + kh * dilation, ow * stride + kw * dilation]
+    np.testing.assert_array_equal(run(f, a)["O"], want)
+
+
+def test_votes_and_dot_product():
+    @T.prim_func
+    def f(A: T.Tensor((2, 4), "int8"), O: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=1):
+            acc = T.alloc_local((1,), "int32")
+            acc[0] = 5
+            T.dp4a(A[0, 0], A[1, 0:4], acc)
+            some = T.any_of(A[1, 0:4])
+            every = T.all_of(A)
+            O[0] = acc[0]
+            O[1] = 1 if some else 0
+            O[2] = 1 if every else 0
+
+    a = np.array([[1, 2, 3, 4], [0, 0, 7, 0]], np.int8)
+    assert out(f, a) == [26, 1, 0, 0]
+
+
+def test_vector_atomics_add_each_element():
+    @T.prim_func
+    def f(A: T.Tensor((8,), "float32"), O: T.Tensor((8,), "float32")):
+        with T.Kernel(2, threads=1) as b:
+            T.atomic_addx4(O[b * 4], A[b * 4])
+            T.atomic_addx2(O[0], A[0:2])
+
+    a = np.arange(8, dtype=np.float32)
+    assert out(f, a) == [0, 3, 2, 3, 4, 5, 6, 7]
+
+
+def test_warp_reduce_gives_every_lane_the_sum():
+    @T.prim_func
+    def f(A: T.Tensor((32,), "int32"), O: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32):
+            tx = T.get_thread_binding()
+            O[tx] = T.warp_reduce_sum(A[tx])
+
+    text = f.script()
+    assert text.count("shfl_xor") == 5
+
+
+@pytest.mark.parametrize("column_major, swizzle", [(True, 1), (False, 1), (True, 2), (False, 3)])
+def test_persistent_tile_scheduler_visits_each_tile_once(column_major, swizzle):
+    @T.prim_func
+    def f(O: T.Tensor((5, 4), "int32")):
+        with T.Kernel(3, threads=1) as b:
+            s = T.PersistentTileScheduler(5, 4, swizzle_size=swizzle, column_major=column_major, name="tiles")
+            s.init(b)
+            while s.valid():
+                O[s.m_idx, s.n_idx] += 1
+                s.next_tile()
+
+    assert out(f) == np.ones((5, 4), int).tolist()
+    assert "tiles_m_idx" in f.script()
+
+
+@T.meta_class
+class Counter:
+    def __init__(self, start, name=None):
+        self.value = T.alloc_var("int32", init=start)
+
+    def bump(self, by):
+        self.value[0] = self.value[0] + by
+
+    def twice(self):
+        return self.value * 2
+
+    @T.inline
+    def read(self):
+        return self.value[0]
+
+
+def test_meta_class_keeps_state_in_variables():
+    @T.prim_func
+    def f(O: T.Tensor((3,), "int32")):
+        with T.Kernel(1, threads=1):
+            c = Counter(4, name="c")
+            c.bump(3)
+            O[0] = c.read()
+            O[1] = c.twice()
+            c.value[0] = 1
+            O[2] = c.value
+
+    assert out(f) == [7, 14, 1]
+    assert "c_value" in f.script()
+
+
+def test_a_name_of_an_element_still_says_where_a_tile_starts():
+    @T.prim_func
+    def f(A: T.Tensor((4, 8), "int32"), O: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=8):
+            S = T.alloc_shared((1, 8), "int32")
+            start = A[2, 0]
+            T.copy(start, S)
+            T.copy(S, O[0:8])
+            assert T.has_let_value(start) and T.get_let_value(start).buffer is A
+
+    a = np.arange(32, dtype=np.int32).reshape(4, 8)
+    assert out(f, a) == a[2].tolist()
+
+
+def test_a_tuple_holds_values_not_later_ones():
+    @T.prim_func
+    def f(O: T.Tensor((2,), "int32")):
+        with T.Kernel(1, threads=1):
+            v = T.alloc_var("int32", init=3)
+            pair = (v, v + 1)
+            v = 10
+            O[0] = pair[0]
+            O[1] = pair[1]
+
+    assert out(f) == [3, 4]
+
+
+def test_hints_have_no_effect():
+    @T.prim_func
+    def f(O: T.Tensor((2,), "int32")):
+        with T.Kernel(1, threads=1):
+            T.no_set_max_nreg()
+            T.pdl_sync()
+            O[0] = 1
+
+    assert len(nodes(f, Store)) == 1

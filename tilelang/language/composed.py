@@ -1,0 +1,228 @@
+"""Calls composed of the language's own statements: image-to-column tiles, dot products, votes, warp sums, hints."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from tilelang.ir import (I32, Bind, Buffer, Expr, Load, Shuffle, Var, as_bool, binary, call, cast, convert, load,
+                         logical, select)
+from tilelang.ir import dtype as DType
+
+from .alloc import alloc_var
+from .atomic import atomic_add
+from .builder import Builder, Emitted
+from .loops import Parallel, serial
+from .regions import BufferSlice, operand
+from .state import describe, error, need_builder
+from .tile import EMITTED
+
+WARP = 32  # lanes of a warp
+
+
+def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: int, dilation: int, pad: int,
+           eviction_policy: str | None = None, annotations: dict[str, Any] | None = None) -> Emitted:
+    """Tile (rows: output pixels, columns: (kh, kw, c)) of an NHWC image, zero outside it.
+
+    Row r is output pixel nhw_step*BM + r (flattened n, oh, ow), column c is c_step*BK + c.
+    """
+    b = need_builder("T.im2col")
+    o = operand(col, "the destination of T.im2col")
+    if not isinstance(img, Buffer) or len(img.shape) != 4:
+        raise error("im2col-operand", f"T.im2col reads a whole 4-dimensional NHWC tensor, found {describe(img)}")
+    if o.extents is None or len(o.extents) < 2 or o.buffer.dtype != img.dtype:
+        raise error("im2col-operand", f"T.im2col writes a tile of at least 2 dimensions and type {img.dtype}, found "
+                    f"{describe(col)}")
+    rows, columns = o.extents[-2:]
+    _, height, width, channels = img.shape
+    out_h, out_w = ((d + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for d in (height, width))
+    frame = Parallel(rows, columns)
+    r, c = b.enter(frame)
+
+    def let(name: str, e: Any) -> Var:
+        v = Var(name, I32, span=b.here())
+        b.emit(Bind(v, convert(e), span=b.here()))
+        return v
+
+    pixel, entry = let("pixel", nhw_step * rows + r), let("entry", c_step * columns + c)
+    n, place = let("n", pixel // (out_h * out_w)), let("place", pixel % (out_h * out_w))
+    tap, channel = let("tap", entry // channels), let("channel", entry % channels)
+    h = let("h", (place // out_w) * stride + (tap // kernel) * dilation - pad)
+    w = let("w", (place % out_w) * stride + (tap % kernel) * dilation - pad)
+    inside: Any = entry < kernel * kernel * channels
+    for test in (h >= 0, h < height, w >= 0, w < width, n < img.shape[0]):
+        inside = logical("and", inside, test)
+    where = (*o.mins[:-2], o.mins[-2] + r, o.mins[-1] + c)
+    b.store(o.buffer, where, select(inside, load(img, (n, h, w, channel)), cast(0, img.dtype)))
+    b.exit(frame)
+    return EMITTED
+
+
+def c2d_im2col(*args: Any, **kw: Any) -> Emitted:
+    """Deprecated spelling of T.im2col."""
+    warnings.warn("T.c2d_im2col is deprecated, use T.im2col", DeprecationWarning, stacklevel=2)
+    return im2col(*args, **kw)
+
+
+def _following(x: Any, n: int, what: str) -> list[Load]:
+    """The n consecutive elements that start at a buffer, slice or element."""
+    o = operand(x, what)
+    return [load(o.buffer, (*o.mins[:-1], o.mins[-1] + k)) for k in range(n)]
+
+
+def dp4a(A: Any, B: Any, C: Any) -> Emitted:  # noqa: N803 - public names
+    """C[0] += sum of A[i] * B[i] over 4 consecutive int8 elements, in int32; by every thread that reaches it."""
+    b = need_builder("T.dp4a")
+    x, y, z = (operand(v, f"operand {n} of T.dp4a") for v, n in ((A, "A"), (B, "B"), (C, "C")))
+    if x.buffer.dtype != "int8" or y.buffer.dtype != "int8":
+        raise error("dp4a-type", f"dp4a requires int8 inputs, found {x.buffer.dtype} and {y.buffer.dtype}")
+    if z.buffer.dtype != "int32":
+        raise error("dp4a-type", f"dp4a requires an int32 accumulator, found {z.buffer.dtype}")
+    total: Any = load(z.buffer, z.mins)
+    for p, q in zip(_following(A, 4, "operand A of T.dp4a"), _following(B, 4, "operand B of T.dp4a")):
+        total = total + cast(p, I32) * cast(q, I32)
+    b.store(z.buffer, z.mins, total)
+    return EMITTED
+
+
+def _vector_atomic(n: int) -> Callable[..., Any]:
+    def fn(dst: Any, value: Any, return_prev: bool = False) -> Any:
+        targets = _following(dst, n, f"the destination of T.atomic_addx{n}")
+        if isinstance(value, (Buffer, BufferSlice)) or isinstance(value, Load) and value.dtype.lanes == 1:
+            values: list[Any] = list(_following(value, n, f"the value of T.atomic_addx{n}"))
+        else:
+            v = convert(value)
+            if v.dtype.lanes != n:
+                raise error("atomic-operand", f"T.atomic_addx{n} adds {n} values, found {describe(value)}")
+            values = [Shuffle((v,), (k,), v.dtype.scalar) for k in range(n)]
+        old = [atomic_add(t, x, return_prev=return_prev) for t, x in zip(targets, values)]
+        if return_prev:
+            return Shuffle(tuple(old), tuple(range(n)), targets[0].dtype.with_lanes(n))
+        return EMITTED
+
+    fn.__name__ = fn.__qualname__ = f"atomic_addx{n}"
+    fn.__doc__ = f"Add {n} consecutive values atomically, each on its own; return_prev: the old values as a vector."
+    return fn
+
+
+atomic_addx2, atomic_addx4 = _vector_atomic(2), _vector_atomic(4)
+
+
+def _vote(kind: str) -> Callable[[Any], Load]:
+    def fn(x: Any) -> Load:
+        b = need_builder(f"T.{kind}_of")
+        o = operand(x, f"the operand of T.{kind}_of")
+        extents = o.extents or (1,) * len(o.mins)
+        if any(not (isinstance(e, int) and e == 1) for e in extents[:-1]) and not o.whole:
+            raise error("vote-operand", f"T.{kind}_of takes a whole buffer, or a region that varies along its last "
+                        "dimension only")
+        if not (o.buffer.dtype.is_bool or o.buffer.dtype.is_int):
+            raise error("vote-operand", f"T.{kind}_of needs a bool or integer buffer, found {o.buffer.dtype}")
+        found = alloc_var("bool", init=kind == "all")
+        frames, index = [], []
+        for e in extents:
+            frame = serial(e)
+            index.append(b.enter(frame))
+            frames.append(frame)
+        element = as_bool(load(o.buffer, [m + i for m, i in zip(o.mins, index)]))
+        b.store(found.buffer, found.indices, logical("and" if kind == "all" else "or", found, element))
+        for frame in reversed(frames):
+            b.exit(frame)
+        return found
+
+    fn.__name__ = fn.__qualname__ = f"{kind}_of"
+    fn.__doc__ = f"Whether {kind} of the elements of a buffer or region hold, seen by each thread: bool."
+    return fn
+
+
+any_of, all_of = _vote("any"), _vote("all")
+
+
+def _warp_reduce(name: str, op: str) -> Callable[[Any], Expr]:
+    def fn(value: Any) -> Expr:
+        b: Builder = need_builder(f"T.warp_reduce_{name}")
+        v: Expr = b.let("lane_value", convert(value))
+        step = WARP // 2
+        while step:
+            other = b.let("other", call("shfl_xor", (v, convert(step)), v.dtype, span=b.here(), width=WARP))
+            v = b.let(f"warp_{name}", binary(op, v, other))
+            step //= 2
+        return v
+
+    fn.__name__ = fn.__qualname__ = f"warp_reduce_{name}"
+    fn.__doc__ = f"{name} over the lanes of the warp; every lane gets it."
+    return fn
+
+
+warp_reduce_sum, warp_reduce_max, warp_reduce_min = (
+    _warp_reduce(n, o) for n, o in (("sum", "add"), ("max", "max"), ("min", "min")))
+warp_reduce_bitand, warp_reduce_bitor = _warp_reduce("bitand", "bitand"), _warp_reduce("bitor", "bitor")
+
+
+def _hint(name: str, about: str) -> Callable[..., Emitted]:
+    def fn(*args: Any, **kw: Any) -> Emitted:
+        need_builder(f"T.{name}")
+        return EMITTED
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{about}  Accepted and without effect on results; not used yet."
+    return fn
+
+
+annotate_producer_reg_dealloc = _hint("annotate_producer_reg_dealloc", "Registers the producer warps give back.")
+annotate_consumer_reg_alloc = _hint("annotate_consumer_reg_alloc", "Registers the consumer warps take.")
+no_set_max_nreg = _hint("no_set_max_nreg", "Do not move registers between warp groups.")
+disable_warp_group_reg_alloc = _hint("disable_warp_group_reg_alloc", "Do not move registers between warp groups.")
+pdl_trigger = _hint("pdl_trigger", "Dependent launches may start.")
+pdl_sync = _hint("pdl_sync", "Wait for prerequisite launches: without early launch they have finished.")
+
+
+def has_let_value(var: Any) -> bool:
+    """Whether a variable was read from an element that it may stand for as an address."""
+    return id(var) in need_builder("T.has_let_value").elements
+
+
+def get_let_value(var: Any) -> Load:
+    """The element a variable was read from."""
+    b = need_builder("T.get_let_value")
+    if id(var) not in b.elements:
+        raise error("region-operand", f"{describe(var)} was not read from an element")
+    return b.elements[id(var)][1]
+
+
+def vectorlow(dtype: Any, vec: Any) -> Expr:
+    """Lower half of a vector."""
+    v = convert(vec)
+    n = v.dtype.lanes // 2
+    return Shuffle((v,), tuple(range(n)), DType(dtype))
+
+
+def vectorhigh(dtype: Any, vec: Any) -> Expr:
+    """Upper half of a vector."""
+    v = convert(vec)
+    n = v.dtype.lanes // 2
+    return Shuffle((v,), tuple(range(n, 2 * n)), DType(dtype))
+
+
+def vectorcombine(dtype: Any, low: Any, high: Any) -> Expr:
+    """A vector of two halves."""
+    a, b = convert(low), convert(high)
+    return Shuffle((a, b), tuple(range(a.dtype.lanes + b.dtype.lanes)), DType(dtype))
+
+
+def tvm_storage_sync(scope: str) -> Emitted:
+    """Barrier by name: "shared" (block) or "warp"."""
+    rows = {"shared": "sync_threads", "shared.dyn": "sync_threads", "warp": "sync_warp"}
+    b = need_builder("T.tvm_storage_sync")
+    if scope not in rows:
+        raise error("alloc-scope", f"T.tvm_storage_sync: unknown scope {scope!r}", hint="use 'shared' or 'warp'")
+    b.expr(call(rows[scope], (), "void", span=b.here()))
+    return EMITTED
+
+
+__all__ = ["all_of", "annotate_consumer_reg_alloc", "annotate_producer_reg_dealloc", "any_of", "atomic_addx2",
+           "atomic_addx4", "c2d_im2col", "disable_warp_group_reg_alloc", "dp4a", "get_let_value", "has_let_value",
+           "im2col", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "tvm_storage_sync", "vectorcombine", "vectorhigh",
+           "vectorlow", "warp_reduce_bitand", "warp_reduce_bitor", "warp_reduce_max", "warp_reduce_min",
+           "warp_reduce_sum"]

@@ -1,0 +1,158 @@
+"""Helper objects that live while a kernel is traced: T.meta_class, T.inline, tile schedulers."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from tilelang.ir import I32, Load, binary, cast, convert
+
+from .alloc import alloc_var
+from .kernel import need_kernel
+from .macro import Macro
+from .state import need_builder
+
+
+def inline(method: Callable[..., Any]) -> Macro:
+    """Method decorator: the method is inlined into the kernel at each call."""
+    return method if isinstance(method, Macro) else Macro(method)
+
+
+def _touches_state(fn: Callable[..., Any]) -> bool:
+    """Whether a method subscripts an attribute of its object (`self.x[0]`), which only rewritten code can do."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+    return any(isinstance(n, ast.Subscript) and isinstance(n.value, ast.Attribute) for n in ast.walk(tree))
+
+
+def meta_class(cls: type) -> type:
+    """Class decorator: objects that hold T.alloc_var state in attributes while a kernel is traced.
+
+    Methods that use `self.x[0]` are inlined at the call; others run as plain Python.  A constructor argument `name`
+    prefixes the names of the state variables: {name}_{attribute}.
+    """
+    for key, fn in list(vars(cls).items()):
+        if inspect.isfunction(fn) and not key.startswith("__") and _touches_state(fn):
+            setattr(cls, key, Macro(fn))
+    init = cls.__init__
+    signature = inspect.signature(init)
+
+    def __init__(self: Any, *args: Any, **kw: Any) -> None:
+        init(self, *args, **kw)
+        prefix = None
+        if "name" in signature.parameters:
+            prefix = signature.bind(self, *args, **kw).arguments.get("name", signature.parameters["name"].default)
+        b = need_builder(cls.__name__)
+        for key, value in vars(self).items():
+            if isinstance(value, Load) and id(value) in b.handles:
+                b.name_value(f"{prefix}_{key.lstrip('_')}" if prefix else key.lstrip("_"), value.buffer)
+
+    __init__.__wrapped__ = init  # type: ignore[attr-defined]
+    cls.__init__ = __init__  # type: ignore[method-assign,misc]
+    return cls
+
+
+class BaseTileScheduler:
+    """Walks tiles by a linear index; a subclass implements update_current_idx(linear_idx).
+
+    State (stateful=True): linear_idx and current_iter, as per-thread variables.
+    """
+
+    def __init__(self, stateful: bool = True, name: str | None = None) -> None:
+        self.stateful, self.name = stateful, name or "scheduler"
+        self._state: dict[str, Load] = {}
+        if stateful:
+            for key in ("linear_idx", "current_iter", "m_idx", "n_idx"):
+                self._state[key] = self._variable(key)
+
+    def _variable(self, key: str) -> Load:
+        b = need_builder(type(self).__name__)
+        v = alloc_var("int32")
+        b.name_value(f"{self.name}_{key}", v.buffer)
+        return v
+
+    def _set(self, key: str, value: Any) -> None:
+        b = need_builder(type(self).__name__)
+        b.store(self._state[key].buffer, self._state[key].indices, value)
+
+    linear_idx = property(lambda self: self._state["linear_idx"], doc="Linear index of the current tile.")
+    current_iter = property(lambda self: self._state["current_iter"], doc="Tiles done so far.")
+    m_idx = property(lambda self: self._state["m_idx"], doc="Row of the current tile.")
+    n_idx = property(lambda self: self._state["n_idx"], doc="Column of the current tile.")
+
+    def update_current_idx(self, linear_idx: Any) -> None:
+        """Set the coordinates of a tile."""
+        raise NotImplementedError(f"{type(self).__name__} must define update_current_idx(linear_idx)")
+
+    def init(self, linear_idx: Any) -> None:
+        """Start at a tile."""
+        self._set("linear_idx", linear_idx)
+        self._set("current_iter", 0)
+        self.update_current_idx(self._state["linear_idx"])
+
+    def next_tile(self, step: Any) -> None:
+        """Go on by `step` tiles."""
+        self._set("linear_idx", self._state["linear_idx"] + step)
+        self._set("current_iter", self._state["current_iter"] + 1)
+        self.update_current_idx(self._state["linear_idx"])
+
+    def valid(self) -> Any:
+        """Whether the current tile exists."""
+        raise NotImplementedError(f"{type(self).__name__} must define valid()")
+
+
+class PersistentTileScheduler(BaseTileScheduler):
+    """Tiles of a (num_m, num_n) grid dealt out to workers, in groups of `swizzle_size` for L2 locality."""
+
+    def __init__(self, num_m_tiles: Any, num_n_tiles: Any, num_workers: Any = None, swizzle_size: int = 1,
+                 column_major: bool = True, cluster_size: int = 1, stateful: bool = True,
+                 name: str | None = None) -> None:
+        self.num_m = -(-num_m_tiles // cluster_size) if isinstance(num_m_tiles, int) else (
+            num_m_tiles + (cluster_size - 1)) // cluster_size
+        self.num_n, self.swizzle, self.column_major = num_n_tiles, swizzle_size, column_major
+        self.workers = num_workers if num_workers is not None else _blocks() // cluster_size
+        super().__init__(stateful, name)
+
+    @property
+    def total_tiles(self) -> Any:
+        return self.num_m * self.num_n
+
+    def coord(self, tile_id: Any) -> tuple[Any, Any]:
+        """(m, n) of a tile, from its linear id."""
+        primary, secondary = (self.num_m, self.num_n) if self.column_major else (self.num_n, self.num_m)
+        size = primary * self.swizzle
+        group = tile_id // size
+        base = group * self.swizzle
+        width = binary("max", convert(1), binary("min", convert(self.swizzle), convert(secondary - base)))
+        r = tile_id - group * size
+        fast, slow = r // width, base + r % width
+        return (fast, slow) if self.column_major else (slow, fast)
+
+    def update_current_idx(self, linear_idx: Any) -> None:
+        m, n = self.coord(linear_idx)
+        self._set("m_idx", cast(convert(m), I32))
+        self._set("n_idx", cast(convert(n), I32))
+
+    def init(self, worker_id: Any) -> None:
+        """Start at the worker's first tile."""
+        super().init(worker_id)
+
+    def next_tile(self, step: Any = None) -> None:
+        """Go to the worker's next tile."""
+        super().next_tile(self.workers if step is None else step)
+
+    def valid(self) -> Any:
+        return self._state["linear_idx"] < self.total_tiles
+
+
+def _blocks() -> Any:
+    """Blocks of the launch: each is a worker, so that every tile is done once whatever the GPU."""
+    total: Any = 1
+    for e in need_kernel("a tile scheduler without num_workers").blocks:
+        total = e * total
+    return total
+
+
+__all__ = ["BaseTileScheduler", "PersistentTileScheduler", "inline", "meta_class"]

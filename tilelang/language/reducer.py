@@ -1,0 +1,119 @@
+"""Deferred reducers: an accumulator tile that T.Parallel iterations add to.
+
+A reducer is a fragment.  Each update combines one value into one of its elements, each iteration exactly once
+(what `acc[i] = op(acc[i], value)` in T.Parallel means), so finalising copies the result, combined once with the
+initial value.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from tilelang.ir import Binary, Buffer, Const, Expr, Load, cast, const, convert, int_range, load
+from tilelang.ir import dtype as DType
+
+from .alloc import alloc_fragment
+from .builder import Builder, Emitted
+from .loops import Parallel
+from .state import describe, error, need_builder
+from .tile import EMITTED, copy, fill
+
+OPS = {"sum": "add", "max": "max", "min": "min", "bitand": "bitand", "bitor": "bitor", "bitxor": "bitxor"}
+
+
+class _Epoch:
+    """What is known of one reducer: its op, and where it is between init and finalize."""
+
+    def __init__(self, op: str, legacy: bool) -> None:
+        self.op, self.legacy, self.state = op, legacy, "allocated"
+        self.init: Expr | None = None
+
+
+def identity(op: str, dt: DType) -> Const:
+    """The value that leaves every other unchanged."""
+    if op in ("sum", "bitor", "bitxor"):
+        return const(0, dt)
+    if op == "bitand":
+        return const(int_range(dt)[1] if dt.is_unsigned or dt.is_bool else -1, dt)
+    if dt.is_float:
+        return const(float("-inf") if op == "max" else float("inf"), dt)
+    low, high = int_range(dt)
+    return const(low if op == "max" else high, dt)
+
+
+def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | None = None) -> Buffer:
+    """Accumulator of a shape, combined by op: sum, max, min, bitand, bitor, bitxor.  replication: older form."""
+    b = need_builder("T.alloc_reducer")
+    if op not in OPS:
+        raise error("reduce-kind", f"unknown kind of reducer {op!r}, expected one of {', '.join(OPS)}")
+    if replication is not None:
+        warnings.warn("T.alloc_reducer(replication=…) is deprecated, use reducer_init, reducer_update, "
+                      "finalize_reducer",
+                      DeprecationWarning, stacklevel=2)
+    acc = alloc_fragment(shape, dtype)
+    if op.startswith("bit") and not (acc.dtype.is_int or acc.dtype.is_bool):
+        raise error("reducer-type", f"a {op} reducer requires an integer dtype, found {acc.dtype}")
+    b.reducers[id(acc)] = (acc, _Epoch(op, replication is not None))
+    return acc
+
+
+def _epoch(b: Builder, acc: Any, what: str) -> _Epoch:
+    if not isinstance(acc, Buffer) or id(acc) not in b.reducers:
+        raise error("reducer-operand", f"{what} needs a reducer from T.alloc_reducer, found {describe(acc)}")
+    return b.reducers[id(acc)][1]
+
+
+def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
+    """Start accumulating; init is combined once into each result."""
+    b = need_builder("T.reducer_init")
+    e = _epoch(b, acc, "T.reducer_init")
+    if any(getattr(f, "parallel", False) for f in b.frames):
+        raise error("reducer-order", "T.reducer_init inside T.Parallel", hint="initialise the reducer before the loop")
+    if e.state == "open":
+        raise error("reducer-order", f"the reducer `{acc.name}` is initialised twice")
+    e.state = "open"
+    e.init = None if init is None else b.freeze(cast(convert(init), acc.dtype))
+    return fill(acc, identity(e.op, acc.dtype))
+
+
+def reducer_update(element: Any, value: Any) -> Emitted:
+    """acc[i, …] = op(acc[i, …], value), once per iteration of the enclosing T.Parallel."""
+    b = need_builder("T.reducer_update")
+    if not isinstance(element, Load):
+        raise error("reducer-element", f"T.reducer_update takes an element acc[i], found {describe(element)}")
+    acc = element.buffer
+    e = _epoch(b, acc, "T.reducer_update")
+    if e.state != "open":
+        raise error("reducer-order", f"T.reducer_update of `{acc.name}`, which is not between reducer_init and "
+                    "finalize_reducer")
+    if not any(getattr(f, "parallel", False) for f in b.frames):
+        raise error("reducer-order", "T.reducer_update outside T.Parallel")
+    b.store(acc, element.indices, Binary(OPS[e.op], element, cast(convert(value), acc.dtype), acc.dtype))
+    return EMITTED
+
+
+def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
+                     annotations: dict[str, Any] | None = None) -> Emitted:
+    """Write the results to the fragment dst (older form: they stay in acc)."""
+    b = need_builder("T.finalize_reducer")
+    e = _epoch(b, acc, "T.finalize_reducer")
+    if e.legacy or dst is None and e.state == "allocated":
+        e.state = "closed"
+        return EMITTED
+    if e.state != "open":
+        raise error("reducer-order", f"T.finalize_reducer of `{acc.name}`, which is not initialised")
+    if not isinstance(dst, Buffer) or dst.scope_name != "local.fragment":
+        raise error("reducer-operand", f"T.finalize_reducer writes to a fragment, found {describe(dst)}")
+    e.state = "closed"
+    copy(acc, dst)
+    if e.init is not None:
+        frame = Parallel(*acc.shape)
+        index = b.enter(frame)
+        where = index if isinstance(index, tuple) else (index,)
+        b.store(dst, where, Binary(OPS[e.op], load(dst, where), e.init, dst.dtype))
+        b.exit(frame)
+    return EMITTED
+
+
+__all__ = ["alloc_reducer", "finalize_reducer", "reducer_init", "reducer_update"]
