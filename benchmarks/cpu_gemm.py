@@ -81,9 +81,10 @@ def main() -> None:
         ours.append(t1 - t0)
         theirs.append(time.perf_counter() - t1)
     flops = 2 * m * n * k
+    best, median = min(theirs) / min(ours), np.median(theirs) / np.median(ours)
     print(f"{m}x{n}x{k} tiles {o.tile} threads {thread_count()} cpu {engine.cpu}: "
           f"{flops / min(ours) / 1e9:.1f} GFLOP/s, numpy {flops / min(theirs) / 1e9:.1f}, "
-          f"ratio best {min(theirs) / min(ours):.2f} median {np.median(theirs) / np.median(ours):.2f}, error {error:.1e}")
+          f"ratio best {best:.2f} median {median:.2f}, error {error:.1e}")
     print(f"IR {1e3 * (traced - start):.1f} ms, engine {1e3 * (ready - traced):.1f} ms, "
           f"LLVM {1e3 * (done - ready):.1f} ms, object {len(code)} bytes")
 

@@ -183,3 +183,13 @@ def test_break_out_of_parallel_is_refused():
     """)
     with pytest.raises(TileLangError, match="break"):
         Compiled(f)
+
+
+def test_a_bound_atomic_happens_once():
+    f = tile_program({"N": ((1,), "int32"), "A": ((4,), "int32")}, """
+        for i, in T.Parallel(4):
+            old: T.int32 = T.call("atomic_add", "int32", T.address_of(N[0]), 1)
+            A[old] = old + 10
+    """, threads=1)
+    out = run_cpu(f, [None, None])
+    assert out["N"][0] == 4 and np.array_equal(out["A"], [10, 11, 12, 13])

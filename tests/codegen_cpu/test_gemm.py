@@ -106,7 +106,8 @@ def test_versions_of_a_shared_operand_and_a_run_time_clear():
             T.copy(src=T.region(A[k, 0, 0], 1, 16, 8), dst=T.region(As[k % 2, 0, 0], 1, 16, 8))
             T.copy(src=T.region(B[k, 0, 0], 1, 8, 32), dst=T.region(Bs[k % 2, 0, 0], 1, 8, 32))
             T.gemm(a=T.region(As[k % 2, 0, 0], 1, 16, 8), b=T.region(Bs[k % 2, 0, 0], 1, 8, 32),
-                   c=T.region(Cf[0, 0], 16, 32), transpose_a=False, transpose_b=False, policy=T.py(0), clear_accum=k == 0)
+                   c=T.region(Cf[0, 0], 16, 32), transpose_a=False, transpose_b=False, policy=T.py(0),
+                   clear_accum=k == 0)
         T.copy(src=T.region(Cf[0, 0], 16, 32), dst=T.region(C[0, 0], 16, 32))
     """)
     a, b, _ = rng.standard_normal((4, 16, 8)).astype(np.float32), rng.standard_normal((4, 8, 32)).astype(np.float32), 0

@@ -123,7 +123,7 @@ def test_functions_are_within_two_units(name, dt):
 
     low, high = RANGES[name]
     nt = numpy_dtype(dt)
-    x = (low + (high - low) * rng.random(4096)).astype(nt)
+    x = np.clip(low + (high - low) * rng.random(4096), -60000, 60000 if dt == "float16" else None).astype(nt)
     x[:3] = [1.0, 1.0 + float(np.finfo(nt).eps) * 4, 2.0]
     f = elementwise(f'T.call("{name}", "{dt}", X[i + bx * 256])', dt, dt)
     with np.errstate(all="ignore"):

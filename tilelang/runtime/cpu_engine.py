@@ -113,14 +113,6 @@ class CpuEngine:
             os.register_at_fork(after_in_child=reset)
         return found
 
-    def parallel_for_address(self) -> int:
-        """Address of tl_parallel_for, for other native code of this process."""
-        return self._pool["tl_parallel_for"]
-
-    def set_threads(self, count: int) -> None:
-        """Threads launches use from now on (workers already started stay; fewer is taken up by the next process)."""
-        ctypes.CFUNCTYPE(None, ctypes.c_int32)(self._pool["tl_pool_want"])(max(count, 1) - 1)
-
 
 @lru_cache(maxsize=1)
 def _engine() -> CpuEngine:

@@ -183,6 +183,14 @@ class Expressions:
             out = self.f.let(f"insertelement {ty} {out}, {scalar} {s}, i64 {k}")
         return out
 
+    def bind(self, v: Var, value: Expr) -> None:
+        """v = value.  Pure integer values are also kept in 64 bits; what reads memory or has an effect happens once."""
+        bound = Bound(value=self.value(value))
+        if v.dtype.is_signed and value.dtype.is_signed and v.dtype.lanes == 1:
+            if not any(isinstance(n, (Load, Call)) for n in walk(value)):
+                bound.wide = self.index(value)
+        self.vars[v] = bound
+
     # ---- indices --------------------------------------------------------------------------------------------------
 
     def index(self, e: Any) -> str:

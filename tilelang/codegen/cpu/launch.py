@@ -53,9 +53,7 @@ class Host(Expressions):
                 for x in s.stmts:
                     self.stmt(x)
             case Bind():
-                bound = Bound(value=self.value(s.value))
-                bound.wide = self.index(s.value) if s.var.dtype.is_signed and s.value.dtype.is_signed else None
-                self.vars[s.var] = bound
+                self.bind(s.var, s.value)
             case Assert():
                 self._assert(s)
             case Alloc():
@@ -215,28 +213,30 @@ def _capture(cx: Host, s: Launch) -> list[Captured]:
 def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Slot],
                     captured: list[Captured]) -> tuple[str, int]:
     """define void @name_block(block ids, captured values, storage, scratch); returns its name and scratch bytes."""
-    names = set(cx.func.attr("may_alias") or ())
-    aliased = {id(b.data) for _, b in cx.func.buffers if b.name in names}
+    may_alias = set(cx.func.attr("may_alias") or ())
+    aliased = {id(b.data) for _, b in cx.func.buffers if b.name in may_alias}
     params = [("i64", f"b{d}", "") for d in range(3)]
-    for k, c in enumerate(captured):
+    names = [f"{clean(c.var.name)}_{k}" for k, c in enumerate(captured)]
+    places = [f"{clean(t.buffer.name)}_{len(captured) + k}" for k, t in enumerate(slots)]
+    for name_, c in zip(names, captured):
         tensor = c.type == "ptr" and c.var in cx.storage and id(c.var) not in aliased
-        params.append((c.type, f"c{k}", "noalias" if tensor else ""))
-    params += [("ptr", f"s{k}", "noalias nonnull align 64") for k in range(len(slots))]
+        params.append((c.type, name_, "noalias" if tensor else ""))
+    params += [("ptr", p, "noalias nonnull align 64") for p in places]
     params.append(("ptr", "scratch", "noalias nonnull align 64"))
     f = Fn(cx.f.module, f"{name}_block", "void", params, attrs="nounwind noinline")
     body = Statements(f, cx.host, Analyzer(), threads, s.thread_vars, s.threads)
     body.guarded = cx.guarded
     body.safe_values = dict(s.attr("safe_values") or ())
     body.scratch = "%scratch"
-    for k, c in enumerate(captured):
+    for name_, c in zip(names, captured):
         if c.var in cx.storage:
-            body.storage[c.var] = Storage(f"%c{k}")
+            body.storage[c.var] = Storage(f"%{name_}")
         elif c.type == "i64" and c.var.dtype.is_signed:
-            body.vars[c.var] = Bound(wide=f"%c{k}")
+            body.vars[c.var] = Bound(wide=f"%{name_}")
         else:
-            body.vars[c.var] = Bound(value=f"%c{k}")
-    for k, t in enumerate(slots):
-        body.storage[t.buffer.data] = Storage(f"%s{k}", t.copies)
+            body.vars[c.var] = Bound(value=f"%{name_}")
+    for p, t in zip(places, slots):
+        body.storage[t.buffer.data] = Storage(f"%{p}", t.copies)
     for d, v in enumerate(s.block_vars):
         body.vars[v] = Bound(wide=f"%b{d}")
         hi = cx.analyzer.interval(s.grid[d])[1]

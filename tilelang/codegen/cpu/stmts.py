@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +75,7 @@ class Statements(Expressions):
         if self.f.ended:
             self.f.dead()
         if s.span is not None:
-            self.span = s.span
+            self.at_line(s.span)
         if id(s) in self.threads.looped and self.tid is None:
             if isinstance(s, (Bind, Store, Evaluate)):
                 for e in exchanges_in(s):
@@ -81,6 +83,13 @@ class Statements(Expressions):
             self.over_threads(lambda: self._emit(s))
         else:
             self._emit(s)
+
+    def at_line(self, span: Any) -> None:
+        """Remember the user's place, and name it in the text when the line changes."""
+        if self.span is None or (span.line, span.file) != (self.span.line, self.span.file):
+            text = linecache.getline(span.file, span.line).strip()
+            self.f.comment(f"{os.path.basename(span.file)}:{span.line}  {text}")
+        self.span = span
 
     def _emit(self, s: Stmt) -> None:
         emit = _EMIT.get(type(s))
@@ -127,12 +136,10 @@ class Statements(Expressions):
         if s.var in self.threads.varying and self.tid is not None:
             self._bind_per_thread(s)
             return
-        bound = Bound(value=self.value(s.value))
-        if s.var.dtype.is_signed and s.var.dtype.lanes == 1:
-            bound.wide = self.index(s.value) if s.value.dtype.is_signed else None
+        self.bind(s.var, s.value)
+        if s.var.dtype.is_signed and s.var.dtype.lanes == 1 and s.value.dtype == s.var.dtype:
             lo, hi = self.analyzer.interval(s.value)
             self.analyzer = self.analyzer.bind(s.var, lo, hi)
-        self.vars[s.var] = bound
 
     def _bind_per_thread(self, s: Bind) -> None:
         mt = memory_type(s.var.dtype, s.span)

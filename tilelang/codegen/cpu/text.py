@@ -109,6 +109,9 @@ class Fn:
     def do(self, text: str) -> None:
         self.lines.append("  " + text)
 
+    def comment(self, text: str) -> None:
+        self.lines.append(f"  ; {text}" if text.isprintable() else "  ;")
+
     def alloca(self, type_text: str, align: int = 0, hint: str = "a") -> str:
         """Stack storage, made once on entry of the function."""
         v = f"%{self.name_of(hint + '.')}"
