@@ -133,7 +133,7 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
     ("loop-step", ValueError, "a loop whose step is zero", "use a positive or negative step"),
     ("loop-bounds", TypeError, "a loop bound that is not an integer or integer expression", "integer division is `//`"),
     ("unroll-options", ValueError, "T.unroll with explicit and unroll_factor together", "choose one of them"),
-    ("pipeline-stages", ValueError, "T.Pipelined with a bad num_stages, order or stage",
+    ("pipeline-arguments", ValueError, "T.Pipelined with a bad num_stages, order or stage",
      "give num_stages >= 0, or order and stage with one entry per scheduled statement"),
     ("parallel-extents", ValueError, "T.Parallel without extents", "give one extent per loop variable"),
     # tile ops

@@ -249,14 +249,14 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
     order, stage: one entry per scheduled statement of the body.  Raises pipeline-stages.
     """
     if not isinstance(num_stages, int) or isinstance(num_stages, bool) or num_stages < 0:
-        raise error("pipeline-stages", f"num_stages must be a non-negative integer, got {num_stages!r}")
+        raise error("pipeline-arguments", f"num_stages must be a non-negative integer, got {num_stages!r}")
     for name, v in (("order", order), ("stage", stage)):
         if v is not None and not all(isinstance(x, int) for x in v):
-            raise error("pipeline-stages", f"`{name}` of T.Pipelined must be a list of integers, got {v!r}")
+            raise error("pipeline-arguments", f"`{name}` of T.Pipelined must be a list of integers, got {v!r}")
     if order is not None and len(set(order)) != len(order):
-        raise error("pipeline-stages", f"two statements have the same order in {list(order)}")
+        raise error("pipeline-arguments", f"two statements have the same order in {list(order)}")
     if order is not None and stage is not None and len(order) != len(stage):
-        raise error("pipeline-stages", f"pipeline annotation size: order has {len(order)} entries, stage {len(stage)}")
+        raise error("pipeline-arguments", f"pipeline annotation size: order has {len(order)} entries, stage {len(stage)}")
     if num_stages == 0 and stage is None:
         return LoopFrame(start, stop, None, "serial", attrs_of(annotations))
     return LoopFrame(start, stop, None, "pipelined",
