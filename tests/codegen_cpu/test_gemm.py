@@ -73,6 +73,21 @@ def test_any_size(m, n, k, tb):
     check(m, n, k, tb=tb, dt="float16" if m % 2 else "float32")
 
 
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (13, 7, 5), (16, 100, 3), (33, 31, 17), (64, 8, 64)])
+@pytest.mark.parametrize("ta", [False, True])
+@pytest.mark.parametrize("tb", [False, True])
+@pytest.mark.parametrize("dt", ["int8", "uint8"])
+def test_integer_pairs_of_any_size(m, n, k, ta, tb, dt):
+    check(m, n, k, ta, tb, dt=dt, acc="int32")
+
+
+def test_products_of_the_extreme_bytes_do_not_overflow():
+    for dt, low in (("int8", -128), ("uint8", 255)):
+        a, b = np.full((16, 64), low, dt), np.full((64, 16), low, dt)
+        got = run_cpu(one_gemm(16, 16, 64, dt=dt, acc="int32"), [a, b, np.zeros((16, 16), np.int32)])["C"]
+        assert (got == low * low * 64).all()
+
+
 @pytest.mark.parametrize("name", ["avx2", "sse", "avx512"])
 @pytest.mark.parametrize("tb", [False, True])
 def test_blocking_of_other_processors_gives_the_same(name, tb):

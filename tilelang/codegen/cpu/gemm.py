@@ -18,6 +18,7 @@ from typing import Any
 from tilelang.ir import Region, as_bool, dtype
 from tilelang.ops import Gemm
 
+from .gemm_pack import convert_rows, pairs_of_columns, pairs_of_rows, transpose_rows
 from .text import Fn, Module
 from .types import convert, float_literal, intrinsic, load, memory_type, splat, store, unsupported, value_type
 
@@ -35,10 +36,12 @@ class Shape:
     ldc: int
     compute: dtype
     c: dtype
+    pairs: bool = False  # elements of a and b are pairs of 16-bit integers, k counts pairs
 
     @property
     def name(self) -> str:
-        return (f"gemm_{self.m}x{self.n}x{self.k}_{self.compute}_{self.c}_{self.ai}_{self.ak}_{self.ldb}_{self.ldc}")
+        kind = "pairs" if self.pairs else str(self.compute)
+        return f"gemm_{self.m}x{self.n}x{self.k}_{kind}_{self.c}_{self.ai}_{self.ak}_{self.ldb}_{self.ldc}"
 
 
 def compute_type(op: Gemm) -> dtype:
@@ -89,25 +92,68 @@ def emit_gemm(cx: Any, op: Gemm) -> None:
         raise unsupported("an accumulator of T.gemm whose columns are not contiguous", span=op.span)
     ai, ak = (a1, a0) if op.transpose_a else (a0, a1)
     bk, bn = (b1, b0) if op.transpose_b else (b0, b1)
-    used = 0
-    if memory_type(op.a.dtype) != value_type(ct):
-        rows, cols = (k, m) if op.transpose_a else (m, k)
-        dst = _scratch(cx, used, rows * cols * ct.bytes)
-        used += -(-rows * cols * ct.bytes // 64) * 64
-        _convert_rows(f, cx.host, op.a.dtype, ct, a_at, a0, a1, dst, rows, cols)
-        a_at, ai, ak = (dst, 1, m) if op.transpose_a else (dst, k, 1)
-    if memory_type(op.b.dtype) != value_type(ct) or bn != 1:
-        dst = _scratch(cx, used, k * n * ct.bytes)
-        used += k * n * ct.bytes
-        if bn == 1:
-            _convert_rows(f, cx.host, op.b.dtype, ct, b_at, bk, 1, dst, k, n)
-        else:
-            _transpose_rows(f, cx.host, op.b.dtype, ct, b_at, bn, bk, dst, n, k)
-        b_at, bk = dst, n
-    cx.scratch_bytes = max(cx.scratch_bytes, used)
-    shape = Shape(m, n, k, ai, ak, bk, ldc, ct, op.c.dtype)
+    bytes_only = op.a.dtype.bits == op.b.dtype.bits == 8
+    pairs = ct == "int32" and bytes_only and cx.host.has_pmadd and a1 == b1 == 1
+    scratch = Scratch(cx)
+    if pairs:
+        a_at, ai, ak = _pairs_a(cx, op, scratch, a_at, a0, m, k)
+        b_at, bk = _pairs_b(cx, op, scratch, b_at, b0, n, k), n
+        k = -(-k // 2)
+    else:
+        if memory_type(op.a.dtype) != value_type(ct):
+            rows, cols = (k, m) if op.transpose_a else (m, k)
+            dst = scratch.take(rows * cols * ct.bytes)
+            convert_rows(f, cx.host, op.a.dtype, ct, a_at, a0, a1, dst, rows, cols)
+            a_at, ai, ak = (dst, 1, m) if op.transpose_a else (dst, k, 1)
+        if memory_type(op.b.dtype) != value_type(ct) or bn != 1:
+            dst = scratch.take(k * n * ct.bytes)
+            if bn == 1:
+                convert_rows(f, cx.host, op.b.dtype, ct, b_at, bk, 1, dst, k, n)
+            else:
+                transpose_rows(f, cx.host, op.b.dtype, ct, b_at, bn, bk, dst, n, k)
+            b_at, bk = dst, n
+    shape = Shape(m, n, k, ai, ak, bk, ldc, ct, op.c.dtype, pairs)
     name = f.module.need(shape.name, lambda: _tile_function(f.module, cx.host, shape))
     f.do(f"call void @{name}(ptr {a_at}, ptr {b_at}, ptr {c_at}, i1 {cx.value(as_bool(op.clear_accum))})")
+
+
+class Scratch:
+    """Space of the block for converted operands, given out in 64-byte steps; freed when the gemm is done."""
+
+    def __init__(self, cx: Any) -> None:
+        self.cx, self.used = cx, 0
+
+    def take(self, size: int) -> str:
+        """Address of `size` fresh bytes."""
+        at = self.cx.f.at(self.cx.scratch, "i8", str(self.used))
+        self.used += -(-size // 64) * 64
+        self.cx.scratch_bytes = max(self.cx.scratch_bytes, self.used)
+        return str(at)
+
+
+def _pairs_a(cx: Any, op: Gemm, scratch: Scratch, at: str, row: int, m: int, k: int) -> tuple[str, int, int]:
+    """A as pairs along k; address and strides (rows, k) in pairs."""
+    kp = -(-k // 2)
+    dst = scratch.take(m * kp * 4)
+    if op.transpose_a:
+        pairs_of_rows(cx.f, cx.host, op.a.dtype, at, row, dst, k, m)
+        return dst, 1, m
+    pairs_of_columns(cx.f, cx.host, op.a.dtype, at, row, dst, m, k)
+    return dst, kp, 1
+
+
+def _pairs_b(cx: Any, op: Gemm, scratch: Scratch, at: str, row: int, n: int, k: int) -> str:
+    """B as pairs along k, one row of n pairs after another."""
+    kp = -(-k // 2)
+    dst = scratch.take(n * kp * 4)
+    if not op.transpose_b:
+        pairs_of_rows(cx.f, cx.host, op.b.dtype, at, row, dst, k, n)
+        return dst
+    rows = scratch.take(n * kp * 4)
+    pairs_of_columns(cx.f, cx.host, op.b.dtype, at, row, rows, n, k)
+    i32 = dtype("int32")
+    transpose_rows(cx.f, cx.host, i32, i32, rows, kp, 1, dst, n, kp)
+    return dst
 
 
 def _static(op: Gemm, r: Region, d: int) -> int:
@@ -126,79 +172,6 @@ def _operand(cx: Any, op: Gemm, r: Region) -> tuple[str, tuple[int, int]]:
     if cx.base_of(r.buffer).copies > 1:
         raise unsupported(f"per-thread operand {r.buffer.name} of T.gemm", span=op.span, hint="use a fragment")
     return cx.address(r.buffer, [cx.index(x) for x in r.mins]), (int(s[0]), int(s[1]))
-
-
-def _scratch(cx: Any, offset: int, size: int) -> str:
-    return str(cx.f.at(cx.scratch, "i8", str(offset)))
-
-
-# ---- conversion into scratch ---------------------------------------------------------------------------------------
-
-
-def _convert_rows(f: Fn, host: Any, src: dtype, ct: dtype, at: str, row: int, col: int, dst: str, rows: int,
-                  cols: int) -> None:
-    """dst[r*cols + c] = at[r*row + c*col] in the computing type."""
-    lanes = host.lanes(ct.bits) if col == 1 else 1
-    if row == cols and col == 1:
-        rows, cols, row = 1, rows * cols, rows * cols
-    with f.loop("0", str(rows), hint="r") as r:
-        from_row = f.at(at, memory_type(src), f.mul(r, str(row)))
-        to_row = f.at(dst, memory_type(ct), f.mul(r, str(cols)))
-        whole = cols // lanes * lanes
-        for start, stop, step in ((0, whole, lanes), (whole, cols, 1)):
-            if start == stop:
-                continue
-            with f.loop(str(start), str(stop), step, hint="c") as c:
-                v = load(f, src.with_lanes(step), f.at(from_row, memory_type(src), f.mul(c, str(col))))
-                v = convert(f, v, src.with_lanes(step), ct.with_lanes(step))
-                store(f, ct.with_lanes(step), v, f.at(to_row, memory_type(ct), c))
-
-
-def _transpose_rows(f: Fn, host: Any, src: dtype, ct: dtype, at: str, row: int, col: int, dst: str, rows: int,
-                    cols: int) -> None:
-    """dst[c*rows + r] = at[r*row + c*col]: squares of `lanes` x `lanes` through shuffles, the rest one by one."""
-    lanes = min(8, host.lanes(ct.bits))
-    square = col == 1 and rows >= lanes and cols >= lanes
-    whole_r, whole_c = (rows // lanes * lanes, cols // lanes * lanes) if square else (0, 0)
-    st, mt = memory_type(src), memory_type(ct)
-    if square:
-        with f.loop("0", str(whole_r), lanes, hint="r") as r, f.loop("0", str(whole_c), lanes, hint="c") as c:
-            corner = f.at(at, st, f.add(f.mul(r, str(row)), c))
-            lines = []
-            for k in range(lanes):
-                v = load(f, src.with_lanes(lanes), f.at(corner, st, str(k * row)))
-                lines.append(convert(f, v, src.with_lanes(lanes), ct.with_lanes(lanes)))
-            to = f.at(dst, mt, f.add(f.mul(c, str(rows)), r))
-            for k, v in enumerate(_transposed(f, value_type(ct), lines)):
-                store(f, ct.with_lanes(lanes), v, f.at(to, mt, str(k * rows)))
-
-    def one_by_one(r0: int, r1: int, c0: int, c1: int) -> None:
-        if r0 == r1 or c0 == c1:
-            return
-        with f.loop(str(c0), str(c1), hint="c") as c, f.loop(str(r0), str(r1), hint="r") as r:
-            v = load(f, src, f.at(at, st, f.add(f.mul(r, str(row)), f.mul(c, str(col)))))
-            store(f, ct, convert(f, v, src, ct), f.at(dst, mt, f.add(f.mul(c, str(rows)), r)))
-
-    one_by_one(0, whole_r, whole_c, cols)
-    one_by_one(whole_r, rows, 0, cols)
-
-
-def _transposed(f: Fn, scalar: str, lines: list[str]) -> list[str]:
-    """Rows of a square matrix of vectors, transposed by log2(n) rounds of exchanging halves of blocks."""
-    n = len(lines)
-    ty, out, half = f"<{n} x {scalar}>", list(lines), n // 2
-    while half:
-        for i in range(n):
-            if i & half:
-                continue
-            a, b = out[i], out[i + half]
-            low = [j if not j & half else n + (j ^ half) for j in range(n)]
-            high = [j ^ half if not j & half else n + j for j in range(n)]
-            for at, mask in ((i, low), (i + half, high)):
-                text = ", ".join(f"i32 {x}" for x in mask)
-                out[at] = f.let(f"shufflevector {ty} {a}, {ty} {b}, <{n} x i32> <{text}>")
-        half //= 2
-    return out
 
 
 # ---- the kernel ----------------------------------------------------------------------------------------------------
@@ -279,7 +252,7 @@ def _micro_kernel(f: Fn, host: Any, s: Shape, mr: int, widths: list[int], ap: st
             if w not in spread:
                 one = f.let(f"insertelement {types[v]} poison, {at} {a}, i64 0")
                 spread[w] = f.let(f"shufflevector {types[v]} {one}, {types[v]} poison, <{w} x i32> zeroinitializer")
-            nxt[r, v] = _multiply_add(f, host, ct, types[v], spread[w], b[v], acc[r, v])
+            nxt[r, v] = _multiply_add(f, host, s, types[v], spread[w], b[v], acc[r, v])
     f.do(f"{k2} = add nuw nsw i64 {k}, 1")
     f.lines[place:place] = [f"  {acc[c]} = phi {types[c[1]]} [ {first[c]}, %{before} ], [ {nxt[c]}, %{head} ]"
                             for c in cells]
@@ -292,9 +265,30 @@ def _micro_kernel(f: Fn, host: Any, s: Shape, mr: int, widths: list[int], ap: st
         store(f, wide, convert(f, nxt[r, v], ct.with_lanes(widths[v]), wide), c_address(r, v))
 
 
-def _multiply_add(f: Fn, host: Any, ct: dtype, ty: str, a: str, b: str, c: str) -> str:
-    if not ct.is_float:
+def _multiply_add(f: Fn, host: Any, s: Shape, ty: str, a: str, b: str, c: str) -> str:
+    if s.pairs:
+        return f.let(f"add {ty} {_pair_products(f, ty, a, b)}, {c}")
+    if not s.compute.is_float:
         return f.let(f"add {ty} {f.let(f'mul {ty} {a}, {b}')}, {c}")
     if host.has_fma:
         return intrinsic(f, "llvm.fma", ty, a, b, c)
     return f.let(f"fadd {ty} {f.let(f'fmul {ty} {a}, {b}')}, {c}")
+
+
+_PMADD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+
+
+def _pair_products(f: Fn, ty: str, a: str, b: str) -> str:
+    """Per int32 lane: low half * low half + high half * high half, halves signed."""
+    lanes = int(ty[1:].split(" ")[0]) if ty[0] == "<" else 1
+    if lanes in _PMADD:
+        half = f"<{2 * lanes} x i16>"
+        fn = f.module.declare(_PMADD[lanes], ty, f"{half}, {half}")
+        x, y = f.let(f"bitcast {ty} {a} to {half}"), f.let(f"bitcast {ty} {b} to {half}")
+        return f.let(f"call {ty} {fn}({half} {x}, {half} {y})")
+    by = splat("16", ty)
+    parts = []
+    for shift in (True, False):
+        x, y = ((f.let(f"shl {ty} {v}, {by}") if shift else v) for v in (a, b))
+        parts.append(f.let(f"mul {ty} {f.let(f'ashr {ty} {x}, {by}')}, {f.let(f'ashr {ty} {y}, {by}')}"))
+    return f.let(f"add {ty} {parts[0]}, {parts[1]}")

@@ -1,0 +1,132 @@
+"""Bringing gemm operands into the form the micro-kernel reads: conversion, transposition, pairs of 16-bit integers.
+
+A pair is an int32 that holds elements k and k+1 (16 bits each); one multiply-add of pairs (pmaddwd) forms both products
+exactly, since 8-bit factors leave room for the sum of two.  An odd k is padded with zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import dtype
+
+from .text import Fn
+from .types import convert, load, memory_type, store, value_type
+
+I16, I32 = dtype("int16"), dtype("int32")
+
+
+def convert_rows(f: Fn, host: Any, src: dtype, ct: dtype, at: str, row: int, col: int, dst: str, rows: int,
+                  cols: int) -> None:
+    """dst[r*cols + c] = at[r*row + c*col] in the computing type."""
+    lanes = host.lanes(ct.bits) if col == 1 else 1
+    if row == cols and col == 1:
+        rows, cols, row = 1, rows * cols, rows * cols
+    with f.loop("0", str(rows), hint="r") as r:
+        from_row = f.at(at, memory_type(src), f.mul(r, str(row)))
+        to_row = f.at(dst, memory_type(ct), f.mul(r, str(cols)))
+        whole = cols // lanes * lanes
+        for start, stop, step in ((0, whole, lanes), (whole, cols, 1)):
+            if start == stop:
+                continue
+            with f.loop(str(start), str(stop), step, hint="c") as c:
+                v = load(f, src.with_lanes(step), f.at(from_row, memory_type(src), f.mul(c, str(col))))
+                v = convert(f, v, src.with_lanes(step), ct.with_lanes(step))
+                store(f, ct.with_lanes(step), v, f.at(to_row, memory_type(ct), c))
+
+
+def transpose_rows(f: Fn, host: Any, src: dtype, ct: dtype, at: str, row: int, col: int, dst: str, rows: int,
+                    cols: int) -> None:
+    """dst[c*rows + r] = at[r*row + c*col]: squares of `lanes` x `lanes` through shuffles, the rest one by one."""
+    lanes = min(8, host.lanes(ct.bits))
+    square = col == 1 and rows >= lanes and cols >= lanes
+    whole_r, whole_c = (rows // lanes * lanes, cols // lanes * lanes) if square else (0, 0)
+    st, mt = memory_type(src), memory_type(ct)
+    if square:
+        with f.loop("0", str(whole_r), lanes, hint="r") as r, f.loop("0", str(whole_c), lanes, hint="c") as c:
+            corner = f.at(at, st, f.add(f.mul(r, str(row)), c))
+            lines = []
+            for k in range(lanes):
+                v = load(f, src.with_lanes(lanes), f.at(corner, st, str(k * row)))
+                lines.append(convert(f, v, src.with_lanes(lanes), ct.with_lanes(lanes)))
+            to = f.at(dst, mt, f.add(f.mul(c, str(rows)), r))
+            for k, v in enumerate(_transposed(f, value_type(ct), lines)):
+                store(f, ct.with_lanes(lanes), v, f.at(to, mt, str(k * rows)))
+
+    def one_by_one(r0: int, r1: int, c0: int, c1: int) -> None:
+        if r0 == r1 or c0 == c1:
+            return
+        with f.loop(str(c0), str(c1), hint="c") as c, f.loop(str(r0), str(r1), hint="r") as r:
+            v = load(f, src, f.at(at, st, f.add(f.mul(r, str(row)), f.mul(c, str(col)))))
+            store(f, ct, convert(f, v, src, ct), f.at(dst, mt, f.add(f.mul(c, str(rows)), r)))
+
+    one_by_one(0, whole_r, whole_c, cols)
+    one_by_one(whole_r, rows, 0, cols)
+
+
+def _transposed(f: Fn, scalar: str, lines: list[str]) -> list[str]:
+    """Rows of a square matrix of vectors, transposed by log2(n) rounds of exchanging halves of blocks."""
+    n = len(lines)
+    ty, out, half = f"<{n} x {scalar}>", list(lines), n // 2
+    while half:
+        for i in range(n):
+            if i & half:
+                continue
+            a, b = out[i], out[i + half]
+            low = [j if not j & half else n + (j ^ half) for j in range(n)]
+            high = [j ^ half if not j & half else n + j for j in range(n)]
+            for at, mask in ((i, low), (i + half, high)):
+                text = ", ".join(f"i32 {x}" for x in mask)
+                out[at] = f.let(f"shufflevector {ty} {a}, {ty} {b}, <{n} x i32> <{text}>")
+        half //= 2
+    return out
+
+
+def pairs_of_columns(f: Fn, host: Any, src: dtype, at: str, row: int, dst: str, rows: int, cols: int) -> None:
+    """dst[r][c/2] = pair of at[r*row + c], at[r*row + c + 1]: widening each row to int16 is all it takes."""
+    lanes = host.lanes(16)
+    even = cols + cols % 2
+    with f.loop("0", str(rows), hint="r") as r:
+        from_row = f.at(at, memory_type(src), f.mul(r, str(row)))
+        to_row = f.at(dst, "i16", f.mul(r, str(even)))
+        whole = cols // lanes * lanes
+        for start, stop, step in ((0, whole, lanes), (whole, cols, 1)):
+            if start != stop:
+                with f.loop(str(start), str(stop), step, hint="c") as c:
+                    v = load(f, src.with_lanes(step), f.at(from_row, memory_type(src), c))
+                    v = convert(f, v, src.with_lanes(step), I16.with_lanes(step))
+                    store(f, I16.with_lanes(step), v, f.at(to_row, "i16", c))
+        if even != cols:
+            store(f, I16, "0", f.at(to_row, "i16", str(cols)))
+
+
+def pairs_of_rows(f: Fn, host: Any, src: dtype, at: str, row: int, dst: str, rows: int, cols: int) -> None:
+    """dst[r/2][c] = pair of at[r*row + c], at[(r+1)*row + c]."""
+    lanes = host.lanes(32)
+    st = memory_type(src)
+
+    def line(count: str, second: bool) -> None:
+        with f.loop("0", count, hint="r") as p:
+            r = p if second else str(rows // 2)
+            first = f.at(at, st, f.mul(f.mul(r, "2"), str(row)))
+            to_row = f.at(dst, "i32", f.mul(r, str(cols)))
+            whole = cols // lanes * lanes
+            for start, stop, step in ((0, whole, lanes), (whole, cols, 1)):
+                if start != stop:
+                    with f.loop(str(start), str(stop), step, hint="c") as c:
+                        store(f, I32.with_lanes(step), pair(first, c, step, second), f.at(to_row, "i32", c))
+
+    def pair(first: str, c: str, n: int, second: bool) -> str:
+        wide, ty = I32.with_lanes(n), value_type(I32.with_lanes(n))
+        low = convert(f, load(f, src.with_lanes(n), f.at(first, st, c)), src.with_lanes(n), wide)
+        mask, shift = ("65535", "16") if n == 1 else ("splat (i32 65535)", "splat (i32 16)")
+        low = f.let(f"and {ty} {low}, {mask}")
+        if not second:
+            return low
+        high = load(f, src.with_lanes(n), f.at(f.at(first, st, str(row)), st, c))
+        return f.let(f"or {ty} {low}, {f.let(f'shl {ty} {convert(f, high, src.with_lanes(n), wide)}, {shift}')}")
+
+    if rows >= 2:
+        line(str(rows // 2), True)
+    if rows % 2:
+        line("1", False)
