@@ -34,6 +34,13 @@ _ABOUT = re.compile(r"^kernel (?P<fn>\S+) (?P<what>input|scalar) (?P<name>\S+) "
 _NULL = re.compile(r"^(?P<fn>\S+)\.(?P<name>\S+) is expected to have non-NULL pointer")
 
 
+def was_refused(e: Exception) -> bool:
+    """Whether a call failed before anything ran, because of how an argument was given."""
+    return not isinstance(e, TileLangError) and (
+        isinstance(e, BufferError) or _ABOUT.match(str(e)) is not None or
+        (isinstance(e, (TypeError, OverflowError)) and "kernel " not in str(e)))
+
+
 def describe(x: Any) -> str:
     """A short account of an argument: type, shape, strides, device, value."""
     if x is None:

@@ -18,6 +18,9 @@ def program_of(x: Any) -> Func | None:
     return inner if isinstance(inner, Func) else None
 
 
+KERNEL_SEPARATOR = "\n\n// ---- next kernel ----\n\n"  # between the sources of a program's device kernels
+
+
 @dataclass(frozen=True)
 class Request:
     """One compilation.  backend: execution backend, resolved.  config: normalised pass configs.  flags: device compiler

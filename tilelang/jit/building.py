@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from tilelang.ir import EMPTY, Evaluate, Func, rewrite
@@ -14,7 +17,8 @@ from tilelang.runtime.launchers import CpuLauncher, CudaLauncher
 from tilelang.runtime.signature import Signature, host_assumptions, signature_of
 from tilelang.target import Target
 
-from .artifact import Artifact, Request
+from .artifact import KERNEL_SEPARATOR, Artifact, Request
+from .diagnostics import jit_phase
 from .hooks import apply_hook
 from .kernel import needed_symbols
 
@@ -38,10 +42,11 @@ def build(request: Request) -> Artifact:
     """Compile.  Raises what the compiler refuses, at the user's line."""
     sig = signature_of(request.func, request.out_idx)
     if request.backend in INTERPRETED:
-        return build_interpreted(request, sig)
-    if request.target.is_cuda:
-        return build_cuda(request, sig)
-    return build_cpu(request, sig)
+        make = build_interpreted
+    else:
+        make = build_cuda if request.target.is_cuda else build_cpu
+    with jit_phase("build", request.func.name):
+        return make(request, sig)
 
 
 def device_source(request: Request) -> tuple[Any, list[str], Stopwatch]:
@@ -50,7 +55,8 @@ def device_source(request: Request) -> tuple[Any, list[str], Stopwatch]:
     from tilelang.transform.pipeline import lower
 
     watch = Stopwatch()
-    program = lower(request.func, request.target, request.config)
+    with jit_phase("lower", request.func.name):
+        program = lower(request.func, request.target, request.config)
     watch.lap("lower")
     fast = bool(request.config.get("tl.enable_fast_math"))
     sources = [apply_hook("cuda", print_kernel(k, fast_math=fast), request.target) for k in program.kernels]
@@ -98,7 +104,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
                         "shared_bytes": dynamic, "static_shared": cubin.shared_bytes,
                         "threads": kernel.threads[0] * kernel.threads[1] * kernel.threads[2]})
     meta = {"kernels": kernels, "times": watch.times, "sync_report": _sync_text(program), "notes": _notes(program)}
-    return Artifact("cuda", "\n\n".join(sources), host, files, meta)
+    return Artifact("cuda", KERNEL_SEPARATOR.join(sources), host, files, meta)
 
 
 def _sync_text(program: Any) -> str:
@@ -122,7 +128,8 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
     from tilelang.runtime.cpu_engine import compile_cpu_object
 
     watch = Stopwatch()
-    program = compile_tile(legalized(request))
+    with jit_phase("lower", request.func.name):
+        program = compile_tile(legalized(request))
     watch.lap("lower")
     source = apply_hook("c", program.llvm_ir, request.target)
     kernel_object = compile_cpu_object(source)
@@ -163,15 +170,44 @@ def build_interpreted(request: Request, sig: Signature) -> Artifact:
 
 @lru_cache(maxsize=8)
 def toolchain_stamp(target: Target) -> str:
-    """Names the tools besides this package that shape an artifact (part of cache keys)."""
-    import importlib.metadata as metadata
+    """Names the tools besides this package that shape an artifact (part of cache keys).
 
-    out = [f"llvmlite {metadata.version('llvmlite')}", f"ffi {metadata.version('apache-tvm-ffi')}", host_name()]
+    Nothing is loaded for it: a kernel found on disk must not wait for compilers.
+    """
+    out = [stamp_of_package("llvmlite"), stamp_of_package("tvm_ffi"), processor_stamp()]
     if target.is_cuda:
-        from tilelang.runtime.nvrtc import toolchain_version
+        from tilelang.runtime.nvrtc import driver_cuda_major, find_nvrtc
 
-        out.append(toolchain_version(target.arch))
+        out.append(f"driver {driver_cuda_major()}")
+        out += [stamp_of_file(c.library) for c in find_nvrtc()]
     return "; ".join(out)
+
+
+def stamp_of_package(name: str) -> str:
+    """Where a package is installed, and when it was."""
+    import importlib.util
+
+    spec = importlib.util.find_spec(name)
+    return f"{name} missing" if spec is None or spec.origin is None else stamp_of_file(spec.origin)
+
+
+def stamp_of_file(path: str) -> str:
+    """Path, size and time of a file."""
+    try:
+        st = os.stat(path)
+    except OSError:
+        return path
+    return f"{path} {st.st_size} {st.st_mtime_ns}"
+
+
+def processor_stamp() -> str:
+    """Model and features of the processor objects are made for."""
+    try:
+        text = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+    except OSError:
+        return host_name()
+    lines = [x for x in text.splitlines() if x.startswith(("model name", "flags", "Features", "CPU part"))]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else host_name()
 
 
 def host_name() -> str:

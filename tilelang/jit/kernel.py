@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import TileLangError, error, register
+from tilelang.errors import error, register
 from tilelang.ir import Expr, Func, free_vars, numpy_dtype
 from tilelang.log import logger
 from tilelang.runtime.params import KernelParam, params_of
 from tilelang.runtime.signature import Signature, TensorArg, signature_of
 
-from .arguments import adapted, explain, explain_cython
-from .artifact import Artifact, CompiledArtifact, Request
+from .arguments import adapted, explain, explain_cython, was_refused
+from .artifact import KERNEL_SEPARATOR, Artifact, CompiledArtifact, Request
 
+register("kernel-export", NotImplementedError, "a kernel is to be written as a shared library")
 register("kernel-no-sources", ValueError, "export_sources is asked to write nothing")
 register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that was not tuned is asked for")
 register("kernel-output-device", RuntimeError, "no framework is at hand to allocate an output")
@@ -106,7 +107,7 @@ class JITKernel:
         if entry is not None and entry.error is not None:
             problem, entry.error = entry.error, None
             raise problem from None
-        if len(args) == len(self.signature.inputs) and not isinstance(problem, TileLangError):
+        if len(args) == len(self.signature.inputs) and was_refused(problem):
             other = adapted(self.signature, args, self.written)
             if other is not None:
                 try:
@@ -142,9 +143,11 @@ class JITKernel:
         """Load the code, then become the fast path."""
         with self._lock:
             if self._entry is None:
+                from .diagnostics import jit_phase
                 from .loading import load
 
-                self._entry = load(self._built, self.signature, self.request)
+                with jit_phase("adapter", self.signature.name):
+                    self._entry = load(self._built, self.signature, self.request)
             if not self.signature.outputs or self._built.kind == "interpreted":
                 self._run = self._entry.call
             else:
@@ -285,6 +288,14 @@ class JITKernel:
         """Verdict of the synchronisation verifier on each device kernel."""
         return self._built.meta.get("sync_report") or "no device synchronisation: blocks run one thread each"
 
+    def export_library(self, path: Any) -> None:
+        """Not available: a shared library needs a linker, which this package does without."""
+        if self.execution_backend != "tvm_ffi":
+            raise AttributeError(f"export_library exists for the tvm_ffi backend, this kernel runs by "
+                                 f"{self.execution_backend}")
+        raise error("kernel-export", "a kernel cannot be written as a shared library: this package has no linker",
+                    hint="the disk cache keeps compiled kernels; export_sources writes their sources")
+
     # ---- ptx and sass ---------------------------------------------------------------------------------------------
     def _assembly(self, what: str) -> str:
         if self.cubin is None:
@@ -295,7 +306,8 @@ class JITKernel:
             return disassemble(self.cubin)
         from tilelang.runtime.nvrtc import compile_ptx
 
-        return compile_ptx(self.kernel_source, self.target.arch, self.compile_flags)
+        return "\n".join(compile_ptx(s, self.target.arch, self.compile_flags)
+                         for s in self.kernel_source.split(KERNEL_SEPARATOR))
 
     def _show(self, what: str) -> None:
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.runtime.params import KernelParam, params_of
 
-from .artifact import CompiledArtifact, Request, program_of
+from .artifact import KERNEL_SEPARATOR, CompiledArtifact, Request, program_of
 from .building import device_source, legalized
 from .compiling import make_request
 
@@ -41,7 +41,7 @@ def lower(func_or_mod: Any, target: Any = "auto", target_host: Any = None, runti
 def source_of(request: Request) -> str:
     """Generated source, nothing compiled."""
     if request.target.is_cuda:
-        return "\n\n".join(device_source(request)[1])
+        return KERNEL_SEPARATOR.join(device_source(request)[1])
     from tilelang.codegen.cpu import compile_tile
 
     return compile_tile(legalized(request)).llvm_ir

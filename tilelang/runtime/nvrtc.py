@@ -83,15 +83,15 @@ class Nvrtc:
         if rc != 0:
             raise RuntimeError(f"NVRTC ({self.path}): {self.lib.nvrtcGetErrorString(rc).decode()}")
 
-    def compile(self, source: str, options: Sequence[str]) -> tuple[int, str, bytes]:
-        """(result code, log, cubin or b"").  Thread-safe: each call has a program of its own."""
+    def compile(self, source: str, options: Sequence[str], what: str = "CUBIN") -> tuple[int, str, bytes]:
+        """(result code, log, result or b"").  what: "CUBIN" or "PTX".  Thread-safe: each call has its own program."""
         lib, program = self.lib, ctypes.c_void_p()
         self._check(lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
         try:
             argv = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
             rc = lib.nvrtcCompileProgram(program, len(options), argv)
             log = self._read(program, "ProgramLog").rstrip(b"\0 \n").decode(errors="replace")
-            return rc, log, self._read(program, "CUBIN") if rc == 0 else b""
+            return rc, log, self._read(program, what) if rc == 0 else b""
         finally:
             lib.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -211,6 +211,18 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
     values = kernels.values()
     return Cubin(cubin, max((k.registers for k in values), default=0), sum(k.spills for k in values),
                  max((k.shared_bytes for k in values), default=0), log, kernels)
+
+
+def compile_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
+    """PTX text of CUDA C++ source for arch.  Raises RuntimeError as compile_cubin does."""
+    nvrtc = choose_nvrtc(_arch_number(arch), driver_cuda_major())
+    flags = [f"-arch={arch.replace('sm_', 'compute_')}", "-std=c++17", "-default-device",
+             *(f"-I{d}" for d in nvrtc.includes), *options]
+    rc, log, ptx = nvrtc.compile(source, flags, "PTX")
+    if rc != 0:
+        message = f"NVRTC refused the CUDA source for {arch}:\n{log}\n\nsource:\n{_numbered(source)}"
+        raise error("nvrtc-compile", message, hint="if the source has no T.import_source of yours, this is a compiler bug")
+    return ptx.rstrip(b"\0").decode()
 
 
 def _numbered(source: str) -> str:
