@@ -30,7 +30,8 @@ class Distribution:
     first: true for exactly one of the threads that execute the same point; None when there is only one.
     axis_dims: per axis the dimension it moves along (fragments only).  register: this thread's register of the point in
     the Fragment the distribution came from.  idle: true in threads that take part, paddings: per dimension, whether the
-    coordinate is inside it (None: always); exists is all of them together.
+    coordinate is inside it (None: always); exists is all of them together.  share: what from_fragment was given, and
+    digits: per dimension and register digit of it, the loop value (None for thread digits).
     """
 
     extents: tuple[Any, ...]
@@ -46,6 +47,8 @@ class Distribution:
     register: Expr | None = None
     idle: Expr | None = None
     paddings: tuple[Expr | None, ...] = ()
+    share: Any = None
+    digits: tuple[tuple[Expr | None, ...], ...] = ()
 
     @property
     def is_static(self) -> bool:
@@ -103,11 +106,14 @@ def from_fragment(frag: Any, thread: Expr, extents: tuple[int, ...] | None = Non
     paddings: list[Expr | None] = []
     parts = _thread_parts([m for modes in frag.modes for m in modes] + list(frag.copies))
     rank = len(frag.modes)
+    digits: list[tuple[Expr | None, ...]] = []
     for d, modes in enumerate(frag.modes):
         index: Expr = const(0)
         weight = 1
         terms: list[Expr] = []
+        values: list[Expr | None] = []
         for k, m in enumerate(reversed(modes)):
+            value: Expr | None = None
             if m.size > 1:
                 if m.to == "thread":
                     terms.append(digit(thread, m.stride, m.size, threads) * weight)
@@ -118,12 +124,18 @@ def from_fragment(frag: Any, thread: Expr, extents: tuple[int, ...] | None = Non
                         if w > 1:
                             lanes = (fresh("v"), w)
                             terms.append(lanes[0])
+                            value = lanes[0]
                             register = lanes[0] * reg
                             size, step, reg = size // w, weight * w, reg * w
                     if size > 1:
                         axes.append((reg, fresh("r"), size, d))
                         terms.append(axes[-1][1] * step)
+                        outer = axes[-1][1] * (step // weight)
+                        value = outer if value is None else outer + value
+                    value = const(0) if value is None else value
+            values.insert(0, value)
             weight *= m.size
+        digits.append(tuple(values))
         for t in reversed(terms):
             index = index + t
         indices.append(index)
@@ -138,7 +150,7 @@ def from_fragment(frag: Any, thread: Expr, extents: tuple[int, ...] | None = Non
     idle = _idle(thread, threads, parts)
     return Distribution(extents, thread, threads, tuple((v, n) for _, v, n, _ in axes), lanes, rank - 1, tuple(indices),
                         conjunction(idle, *paddings), first, tuple(d for *_, d in axes), register, idle,
-                        tuple(paddings))
+                        tuple(paddings), frag, tuple(digits))
 
 
 def _common_width(size: int, width: int) -> int:

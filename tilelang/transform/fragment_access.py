@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import simplify
-from tilelang.ir import Buffer, Expr, Load, Store, Var, const, walk, substitute
+from tilelang.ir import Buffer, Const, Expr, Load, Store, Var, const, walk, substitute
 from tilelang.ops.distribute import Distribution, index_values
 
 
@@ -69,6 +69,9 @@ class Grid:
 
 def resolve(frag: Any, buffer: Buffer, indices: tuple[Expr, ...], grid: Grid, is_write: bool) -> Touch:
     """Whether buffer[indices], laid out as frag, is direct over the grid, and its register."""
+    known = _by_structure(frag, indices, grid, is_write)
+    if known is not None:
+        return Touch(known)
     values: list[np.ndarray] = []
     for d, i in enumerate(indices):
         got = index_values(i, grid.env)
@@ -100,6 +103,44 @@ def resolve(frag: Any, buffer: Buffer, indices: tuple[Expr, ...], grid: Grid, is
     return Touch(_fit(registers, mask, grid, frag, indices))
 
 
+def _by_structure(frag: Any, indices: tuple[Expr, ...], grid: Grid, is_write: bool) -> Expr | None:
+    """The register of an access that is direct because its digits are the loop's own; None when that does not show.
+
+    All threads must be told apart by the fragment's digits and copies: then a thread with the digits of an element owns
+    it.  For a write the loop has no further dimension, and the same copies: then all owners execute it, once.
+    """
+    dist = grid.dist
+    if dist.share is None or frag.threads != dist.threads:
+        return None
+    told = 1
+    for m in [m for ms in frag.modes for m in ms if m.to == "thread"] + list(frag.copies):
+        told *= m.size
+    if told != frag.threads:
+        return None
+    used: set[int] = set()
+    register: Expr = const(0)
+    for d, i in enumerate(indices):
+        if not isinstance(i, Var):
+            if not (isinstance(i, Const) and i.value == 0 and frag.shape[d] == 1 and not frag.modes[d]):
+                return None
+            continue
+        k = next((k for k, v in enumerate(grid.loop_vars) if v is i), None)
+        if k is None or k in used or dist.extents[k] != frag.shape[d]:
+            return None
+        used.add(k)
+        ours, loops = frag.modes[d], dist.share.modes[k]
+        if len(ours) != len(loops) or any(
+                a.size != b.size or a.to != b.to or (a.to == "thread" and a.stride != b.stride) for a, b in zip(ours, loops)):
+            return None
+        for m, value in zip(ours, dist.digits[k]):
+            if value is not None:
+                register = register + value * m.stride
+    if is_write and (any(n > 1 for k, n in enumerate(dist.extents) if k not in used) or
+                     set(frag.copies) != set(dist.share.copies)):
+        return None
+    return register
+
+
 def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
     """Whether several threads update one element by the store `X[i] = f(X[i], …)` under conditions.
 
@@ -111,6 +152,7 @@ def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
     env = {**grid.env, **{v: np.zeros((), int) for v in names}}
     values = [index_values(i, env) for i in s.indices]
     masks = [index_values(c, env) for c in conds] + ([] if grid.valid is None else [grid.valid])
+    masks += [] if grid.dist.first is None else [index_values(grid.dist.first, env)]
     if any(v is None for v in values) or any(m is None for m in masks):
         return False
     full = np.broadcast_arrays(*values, *masks, *[grid.env[v] for v in grid.env if v in dict(grid.loops)],
@@ -121,8 +163,6 @@ def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
         live &= m.ravel().astype(bool)
     low = at.min(axis=1, keepdims=True)
     element = np.ravel_multi_index(tuple(at - low), tuple((at.max(axis=1) - low[:, 0] + 1).tolist()))[live]
-    if grid.dist.first is not None:
-        return False  # one copy of each point stores, and points of one element share their threads
     pairs = np.unique(np.stack([element, full[-1].ravel()[live]]), axis=1)
     return pairs.shape[1] > len(np.unique(pairs[0]))
 
