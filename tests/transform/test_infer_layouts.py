@@ -384,3 +384,15 @@ def test_loop_layout_of_the_user_rules_the_fragments():
     assert layouts[f] == mine
     with pytest.raises(ValueError, match="must be a Fragment of that shape"):
         infer([x], [f], [Parallel(loop.vars, loop.extents, loop.body, (("loop_layout", row_fragment((16, 16), 128)),))])
+
+
+def test_the_trace_says_why():
+    lines = []
+    a_s, b_s, acc = shared("A_s", (64, 32)), shared("B_s", (32, 64)), frag("acc", (64, 64))
+    body = Seq((Alloc(a_s), Alloc(b_s), Alloc(acc), gemm(a_s, b_s, acc)))
+    launch = Launch((const(1),), (fresh("bx"),), (128, 1, 1), tuple(fresh(n) for n in ("tx", "ty", "tz")), body)
+    cx = PassContext(None, {"tl.layout_visualization_enable": True}, debug=4, report=lines.append)
+    infer_layouts(Func("main", (), (), launch), cx)
+    assert lines[2].startswith("# layout of acc (mma.m16n8k16.f16.f16.f32 on 2x2 warps): Fragment((64, 64)")
+    assert lines[0].startswith("# layout of A_s (1 accesses): Layout((64, 32)")
+    assert any(line.startswith("# acc\nFragment 64x64  128 threads") for line in lines)

@@ -48,6 +48,7 @@ from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment
 from tilelang.ops import Gemm
 from tilelang.ops.gemm.select import SIMT, choose_gemm
 
+from .config import PassConfigKey
 from .loop_layouts import Loop, Touch, over_loops, projected, row_groups, serial_dims, touch, usable, with_registers
 from .pass_ import TILE, PassContext, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
@@ -84,10 +85,16 @@ def infer_layouts(func: Func, cx: PassContext) -> Func:
 
 @dataclass
 class Known:
-    """What ops are asked with (ops.base: infer_layout)."""
+    """What ops are asked with (ops.base: infer_layout), and why each layout was chosen."""
 
     threads: int
     layouts: dict[Buffer, Any] = field(default_factory=dict)
+    why: dict[Buffer, str] = field(default_factory=dict)
+
+    def settle(self, buffer: Buffer, layout: Any, why: str) -> None:
+        """Give a buffer its layout."""
+        self.layouts[buffer] = layout
+        self.why[buffer] = why
 
     def get(self, buffer: Buffer) -> Any:
         """The layout of a buffer, None while it has none."""
@@ -128,7 +135,17 @@ class _Inference:
         order = {b: k for k, b in enumerate(self.buffers)}
         layouts = tuple(sorted(((b, lay) for b, lay in self.known.layouts.items() if b in order),
                                key=lambda p: order[p[0]]))
+        self._report(layouts)
         return with_attrs(replace(self.launch, body=body), layouts=layouts)
+
+    def _report(self, layouts: tuple[tuple[Buffer, Any], ...]) -> None:
+        """Level 4 of the debug trace: each layout and why; pictures where the config asks for them."""
+        if self.cx.debug >= 4:
+            for b, lay in layouts:
+                self.cx.report(f"# layout of {b.name} ({self.known.why[b]}): {lay!r}")
+        if self.cx.option(PassConfigKey.TL_LAYOUT_VISUALIZATION_ENABLE):
+            for b, lay in layouts:
+                self.cx.report(f"# {b.name}\n{lay}")
 
     # ---- what is there --------------------------------------------------------------------------------------------
 
@@ -236,7 +253,7 @@ class _Inference:
                     raise error("layout-conflict", f"the layout of `{b.name}` uses {lay.threads} threads, the block "
                                 f"has {self.known.threads}", span=self.launch.span)
                 lay = lay.with_threads(self.known.threads)
-            self.known.layouts[b] = lay.expand(b.shape[:lead]) if lead else lay
+            self.known.settle(b, lay.expand(b.shape[:lead]) if lead else lay, "given by the user")
             self.buffers.setdefault(b)
             self.demanded[b] = (lay, self.launch)
 
@@ -252,7 +269,8 @@ class _Inference:
             for b, lay in new.infer_layout(self.known).items():
                 old = self.known.layouts.get(b)
                 if old is None:
-                    self.known.layouts[b] = lay
+                    self.known.settle(b, lay, f"{plan.instruction} on {plan.warps[0]}x{plan.warps[1]} warps"
+                                      f"{_at(op)}")
                     self.demanded[b] = (lay, op)
                 elif b is op.c.buffer and plan.instruction != SIMT and old != lay:
                     self._conflict(b, old, lay, op)
@@ -277,7 +295,7 @@ class _Inference:
                     continue
                 for b, lay in op.infer_layout(self.known).items():
                     if b.scope_name == FRAGMENT and b not in self.known.layouts and b not in self.alone:
-                        self.known.layouts[b] = lay
+                        self.known.settle(b, lay, f"follows T.{op.op_name}{_at(op)}")
                         changed = True
             for loop in self.loops.values():
                 changed |= self._through_loop(loop)
@@ -307,7 +325,7 @@ class _Inference:
                             f"{self.known.layouts[have]!r} and {old!r}", span=b.span or self.launch.span,
                             hint="copy the view to a fragment of its own")
             if old is None:
-                self.known.layouts[b] = lay
+                self.known.settle(b, lay, f"is `{have.name}` in another shape")
                 changed = True
         return changed
 
@@ -325,7 +343,7 @@ class _Inference:
                 continue
             lay = projected(layout, t)
             if lay is not None:
-                self.known.layouts[t.buffer] = lay
+                self.known.settle(t.buffer, lay, f"follows the parallel loop{_at(loop.node)}")
                 changed = True
         return changed
 
@@ -364,7 +382,7 @@ class _Inference:
         waiting.sort(key=lambda b: (b in self.alone, -b.size, order[b]))
         for b in waiting:
             if b not in self.known.layouts:
-                self.known.layouts[b] = self._choose(b)
+                self.known.settle(b, self._choose(b), "free")
                 self._common()
 
     def _free_serial(self, loop: Loop) -> None:
@@ -372,8 +390,10 @@ class _Inference:
         if not loop.serial or self._loop_layout(loop, full=False) is not None:
             return
         for t in loop.touches:
-            if t.writes and t.plain and t.exact and not t.inside and t.buffer not in self.known.layouts and t.buffer not in self.alone:
-                self.known.layouts[t.buffer] = row_fragment(t.buffer.shape, self.known.threads)
+            whole = t.plain and t.exact and not t.inside
+            if t.writes and whole and t.buffer not in self.known.layouts and t.buffer not in self.alone:
+                self.known.settle(t.buffer, row_fragment(t.buffer.shape, self.known.threads),
+                                  f"free; accumulated along a loop{_at(loop.node)}")
                 self._common()
                 return
 
@@ -414,11 +434,13 @@ class _Inference:
             if root not in self.known.layouts:
                 uses = [a for a in by_storage.get(data, ()) if a.buffer is root]
                 viewed = len(uses) != len(by_storage.get(data, ()))
-                self.known.layouts[root] = choose_shared_layout(
-                    root, uses, self._share_of, data in self.pointers or viewed)
+                plain = data in self.pointers or viewed
+                self.known.settle(root, choose_shared_layout(root, uses, self._share_of, plain),
+                                  "address taken or seen in another shape" if plain else f"{len(uses)} accesses")
         for b in self.buffers:
             if b.scope_name in SHARED and b not in self.known.layouts:
-                self.known.layouts[b] = _view_of(self.known.layouts[roots[b.data]], roots[b.data], b)
+                root = roots[b.data]
+                self.known.settle(b, _view_of(self.known.layouts[root], root, b), f"is `{root.name}` in another shape")
 
     def _share_of(self, a: Access) -> Fragment | None:
         if isinstance(a.share, Buffer):
@@ -454,3 +476,7 @@ def _view_of(layout: Layout, root: Buffer, b: Buffer) -> Layout:
 
 def _bits(b: Buffer) -> int:
     return b.dtype.bits * b.dtype.lanes
+
+
+def _at(s: Stmt) -> str:
+    return "" if s.span is None else f" at line {s.span.line}"
