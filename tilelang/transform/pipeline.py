@@ -17,6 +17,7 @@ from .place_sync import place_sync
 from .plan_pipelines import plan_pipelines
 from .plan_shared_memory import plan_shared_memory
 from .simplify import simplify
+from .verify_sync import verify_sync
 
 # Order matters where a line says so.
 TILE_PASSES: tuple[PassFn, ...] = (legalize,)
@@ -28,6 +29,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     flatten,
     plan_shared_memory,  # SYNCED -> DEVICE; its reuse needs the barriers
     simplify,
+    verify_sync,  # last: it checks what is printed, with the planned offsets
 )
 
 

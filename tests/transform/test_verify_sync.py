@@ -1,0 +1,126 @@
+"""The verifier clears what the pipeline makes, and finds planted faults in it."""
+
+import pytest
+
+import tilelang.language as T
+from tilelang.ir import Binary, Const, Evaluate, Store, const, load, replace, rewrite, seq, walk
+from tilelang.ir.expr import call
+from tilelang.target import Target
+from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
+from tilelang.transform.verify_sync import check_launch, verify_sync
+
+SM80 = Target({"kind": "cuda", "arch": "sm_80"})
+
+
+def gemm(stages, k=256, dynamic=False):
+    K = T.dynamic("K") if dynamic else k
+
+    @T.prim_func
+    def main(A: T.Tensor((64, K), "float16"), B: T.Tensor((K, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=64):
+            a = T.alloc_shared((64, 32), "float16")
+            b = T.alloc_shared((32, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for ko in T.Pipelined(T.ceildiv(K, 32), num_stages=stages):
+                T.copy(A[0, ko * 32], a)
+                T.copy(B[ko * 32, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C)
+
+    return main.func
+
+
+def lowered(f):
+    passes = [p for p in (*TILE_PASSES, *DEVICE_PASSES) if p is not verify_sync]
+    return run_passes(f, passes, PassContext(SM80, verify=True)).body
+
+
+def calls(s, op):
+    return sum(isinstance(x, Evaluate) and x.call.op == op for x in walk(s))
+
+
+@pytest.mark.parametrize("stages, barriers", [(0, 2), (1, 2), (2, 1), (3, 1), (4, 1)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gemm_is_cleared(stages, barriers, dynamic):
+    launch = lowered(gemm(stages, dynamic=dynamic))
+    assert calls(launch, "sync_threads") == barriers
+    text, faults = check_launch(launch)
+    assert faults == [] and text.startswith("ordered: ") and "a, b" in text
+
+
+def without(launch, op):
+    return rewrite(launch, lambda x: seq() if isinstance(x, Evaluate) and x.call.op == op else None)
+
+
+@pytest.mark.parametrize("stages", [0, 1, 2, 3, 4])
+def test_a_removed_barrier_is_found(stages):
+    _, faults = check_launch(without(lowered(gemm(stages)), "sync_threads"))
+    assert any("without a barrier in between" in f.message and f.exact for f in faults)
+
+
+def test_each_single_barrier_is_needed():
+    launch = lowered(gemm(1))
+    barriers = [x for x in walk(launch) if isinstance(x, Evaluate) and x.call.op == "sync_threads"]
+    for gone in barriers:
+        _, faults = check_launch(rewrite(launch, lambda x: seq() if x is gone else None))  # noqa: B023
+        assert faults
+
+
+def test_a_wrong_wait_count_is_found():
+    def fn(x):
+        if isinstance(x, Evaluate) and x.call.op == "cp_async_wait" and x.call.attr("n") == 1:
+            return replace(x, call=call("cp_async_wait", (), "void", n=2))
+
+    _, faults = check_launch(rewrite(lowered(gemm(3)), fn))
+    assert any("while an asynchronous copy to it is in flight" in f.message for f in faults)
+
+
+def test_a_swapped_slot_is_found():
+    def fn(x):
+        if isinstance(x, Binary) and x.op == "floormod" and isinstance(x.b, Const) and x.b.value == 3 and isinstance(
+                x.a, Binary) and isinstance(x.a.b, Const) and x.a.b.value == 2:
+            return (x.a.a + 1) % 3
+
+    _, faults = check_launch(rewrite(lowered(gemm(3)), fn))
+    assert faults
+
+
+def test_a_barrier_in_a_divergent_branch_is_found():
+    from tilelang.ir import If
+
+    launch = lowered(gemm(2))
+    tx = launch.thread_vars[0]
+    _, faults = check_launch(rewrite(launch, lambda x: If(tx < 32, x) if isinstance(x, Evaluate) and
+                                     x.call.op == "sync_threads" else None))
+    assert any("is reached by 32 of 64 threads" in f.message for f in faults)
+
+
+def test_the_pass_reports_and_refuses():
+    f = gemm(2)
+    passes = [p for p in (*TILE_PASSES, *DEVICE_PASSES) if p is not verify_sync]
+    low = run_passes(f, passes, PassContext(SM80))
+    ok = run_passes(low, [verify_sync], PassContext(SM80))
+    assert ok.body.attr("sync_report").startswith("ordered: ")
+    broken = replace(low, body=without(low.body, "sync_threads"))
+    with pytest.raises(ValueError, match="is touched by two threads without a barrier in between"):
+        run_passes(broken, [verify_sync], PassContext(SM80))
+    off = PassContext(SM80, config={"tl.disable_thread_storage_sync": True})
+    assert run_passes(broken, [verify_sync], off).body.attr("sync_report").startswith("not cleared: ")
+
+
+def test_unknown_addresses_are_taken_as_anywhere():
+    launch = lowered(gemm(2))
+    shared = next(b for b, _ in launch.attr("shared_offsets"))
+    out = next(x for x in walk(launch) if isinstance(x, Store) and x.buffer.name == "C").buffer
+    v = load(load_index(launch), (const(0),))
+    more = Store(out, (const(0), const(0)), const(0.0) + load(shared, (v,)).astype("float32"))
+    _, faults = check_launch(replace(launch, body=seq(launch.body, more)))
+    assert faults == []  # a read after the last barrier, and nobody writes any more
+
+
+def load_index(launch):
+    from tilelang.ir import Buffer
+
+    return Buffer("idx", (1,), const(0).dtype)
