@@ -182,6 +182,17 @@ def test_float32_of_odd_size_takes_plain_multiply_adds():
     assert np.unique(keys).size == 24 * 20
 
 
+def test_plain_multiply_adds_read_shared_without_conflicts():
+    layouts, launch, a_s, b_s, acc = gemm_program(dt="float32", bm=64, bn=128, bk=20, tb=True, threads=96)
+    assert nodes(launch, Gemm)[0].attr("instruction") == "simt"
+    owner, reg = layouts[acc].owners()[0], layouts[acc].register_table()
+    at = np.argwhere((owner < 32) & (reg == 0))
+    for k in range(4):
+        for s, side in ((a_s, 0), (b_s, 1)):
+            points = np.stack([at[:, side], np.full(len(at), k)], axis=1)
+            assert bank_conflicts(layouts[s].table(), points, 32) == 0, repr(layouts[s])
+
+
 def attention(bm=64, bn=64, d=64, threads=128):
     q, k, v, o = (tensor(n, (4096, d)) for n in "QKVO")
     qs, ks, vs = shared("Qs", (bm, d)), shared("Ks", (bn, d)), shared("Vs", (bn, d))

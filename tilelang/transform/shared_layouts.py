@@ -179,7 +179,7 @@ def _operand_accesses(op: Gemm) -> list[Access]:
     row = MMA_ROWS.get(op.attr("instruction", ""))
     out: list[Access] = []
     if row is None:
-        return out
+        return _simt_accesses(op)
     for region, frag, transposed, k_last in ((op.a, row.a, op.transpose_a, not op.transpose_a),
                                              (op.b, row.b, op.transpose_b, op.transpose_b)):
         if region.buffer.scope_name not in ("shared", "shared.dyn"):
@@ -191,6 +191,20 @@ def _operand_accesses(op: Gemm) -> list[Access]:
         matrix = bits == 16 or (k_last and bits in (8, 32))
         out.append(Access(region.buffer, vars, tuple(region.extents[-2:]), indices, None, 1, 1, matrix,
                           frag.permuted((1, 0)) if transposed else frag))
+    return out
+
+
+def _simt_accesses(op: Gemm) -> list[Access]:
+    """Plain multiply-adds: a thread reads one element of a and of b for each accumulator it holds, k by k."""
+    if op.c.buffer.scope_name != FRAGMENT:
+        return []
+    i, j = (Var(n, dtype("int32")) for n in "ij")
+    out = []
+    for region, v, at in ((op.a, i, -1 if op.transpose_a else -2), (op.b, j, -2 if op.transpose_b else -1)):
+        if region.buffer.scope_name in ("shared", "shared.dyn"):
+            indices = list(region.mins)
+            indices[at] = indices[at] + v
+            out.append(Access(region.buffer, (i, j), (op.m, op.n), tuple(indices), op.c.buffer, 1, 1))
     return out
 
 

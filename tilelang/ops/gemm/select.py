@@ -107,5 +107,6 @@ def simt_fragment(m: int, n: int, threads: int) -> Fragment:
     assert best is not None  # across = 1 is always tried
     _, down, across = best
     rows, cols = ceil(m / down), ceil(n / across)
+    # Neighbouring threads take neighbouring columns and rows: their reads of b, and the copy out, are contiguous.
     return Fragment((m, n), ((Mode(rows, "register", cols), Mode(down, "thread", across)),
                              (Mode(cols, "register", 1), Mode(across, "thread", 1))), threads=threads)
