@@ -100,6 +100,46 @@ def test_several_results_come_in_the_order_asked():
     assert kernel.out_idx == [2, 1] or kernel.out_idx == [1, 2]
 
 
+def test_output_shapes_may_come_from_scalars():
+    @T.prim_func
+    def main(n, B):
+        n: T.int32
+        B: T.Tensor((2 * n,), "int32")
+        with T.Kernel(2 * n, threads=32) as bx:
+            B[bx] = bx * bx
+
+    kernel = tilelang.compile(main, out_idx=[1], target="cpu")
+    for n in (3, 0):
+        assert np.array_equal(np.asarray(kernel(n)), np.arange(2 * n) ** 2)
+    with pytest.raises((RuntimeError, ValueError)):
+        kernel(-1)
+    assert len(kernel(1)) == 2
+
+
+def test_pointer_parameters_take_tensors_and_addresses():
+    @T.prim_func
+    def main(p: T.ptr, n: T.int32):
+        A = T.make_tensor(p, (n,), "float32")
+        with T.Kernel(n, threads=32) as bx:
+            A[bx] = A[bx] + 1.0
+
+    kernel = tilelang.compile(main, target="cpu")
+    a = np.zeros(4, np.float32)
+    kernel(a, 4)
+    kernel(a.ctypes.data, 2)
+    kernel(torch.from_numpy(a), 1)
+    assert list(a) == [3, 2, 1, 1]
+    with pytest.raises(RuntimeError, match="input p expected pointer or tensor handle"):
+        kernel("a", 1)
+
+
+def test_debug_output_says_what_was_compiled(capsys):
+    with tilelang.env.using(TILELANG_DEBUG=2, TILELANG_DISABLE_CACHE="1"):
+        tilelang.compile(scale_program(3, 3), target="cpu")
+    out = capsys.readouterr().out
+    assert "[tilelang] main for cpu: compiled in" in out and "define" in out
+
+
 def test_eager_with_and_without_results():
     a, b = torch.full((1000,), 2048.0).half(), torch.ones(1000).half()
     assert torch.equal(add(a, b), torch.full((1000,), 2048.0))
@@ -296,7 +336,7 @@ def test_the_cython_backend_words_its_errors_differently():
                          ((np.ones((8, 4), np.float32).T, good), "Expected parameter A to be a contiguous tensor")):
         with pytest.raises(ValueError, match=message):
             kernel(*bad)
-    kernel(good, good, skip_tensor_validation=True)
+    assert kernel(good, good, skip_tensor_validation=True) == []
 
 
 def test_interpreted_backends_give_the_same(scale):

@@ -149,7 +149,7 @@ class JITKernel:
                 with jit_phase("adapter", self.signature.name):
                     self._entry = load(self._built, self.signature, self.request)
             if not self.signature.outputs or self._built.kind == "interpreted":
-                self._run = self._entry.call
+                self._run = self._entry.call if self.execution_backend != "cython" else _empty_list(self._entry.call)
             else:
                 self._run = _OutputCall(self)
         return self._run(*args)
@@ -365,6 +365,15 @@ class JITKernel:
         return f"<JITKernel {self.signature.name} for {self.target}>"
 
 
+def _empty_list(call: Any) -> Any:
+    """The cython backend returns [] where there are no outputs."""
+    def run(*args: Any) -> list[Any]:
+        call(*args)
+        return []
+
+    return run
+
+
 class _OutputCall:
     """Calls of a kernel with outputs: each framework's own allocation, chosen by the first tensor argument."""
 
@@ -385,7 +394,7 @@ class _OutputCall:
         out = []
         for a in self.sig.outputs:
             dt = numpy_dtype(a.buffer.dtype)
-            if not a.buffer.is_static or not exports_itself(np.empty(0, dt)):
+            if not a.buffer.is_static or a.buffer.dtype.bits < 8 or not exports_itself(np.empty(0, dt)):
                 return None
             out.append((a.buffer.shape, dt))
         return out
@@ -460,20 +469,29 @@ def _torch_of(first: Any, target: Any) -> Any:
 
 
 def _torch_output(torch: Any, a: TensorArg, dims: list[int], device: Any) -> _Output:
-    dt = a.buffer.dtype
-    if dt.bits < 8 and dt.lanes == 1:  # packed storage: the last dimension counts bytes
-        per = 8 // dt.bits
-        if dims[-1] % per:
-            raise error("kernel-argument", f"output {a.name} of type {dt} has an odd last dimension {dims[-1]}")
-        dims = [*dims[:-1], dims[-1] // per]
-    t = torch.empty(dims, dtype=dt.as_torch(), device=device)
+    t = torch.empty(_packed_dims(a, dims), dtype=a.buffer.dtype.as_torch(), device=device)
     return _Output(t, t)
+
+
+def _packed_dims(a: TensorArg, dims: list[int]) -> list[int]:
+    """Storage shape: for types narrower than a byte the last dimension counts bytes."""
+    dt = a.buffer.dtype
+    if dt.bits >= 8 or dt.lanes != 1:
+        return dims
+    per = 8 // dt.bits
+    if dims[-1] % per:
+        raise error("kernel-argument", f"output {a.name} of type {dt} has a last dimension of {dims[-1]}, which does not "
+                    "fill bytes", hint=f"make it a multiple of {per}")
+    return [*dims[:-1], dims[-1] // per]
 
 
 def _numpy_output(a: TensorArg, dims: list[int], first: Any) -> _Output:
     from tilelang.runtime.dlpack import Exported, exports_itself
 
-    array = np.empty(dims, numpy_dtype(a.buffer.dtype))
+    dt = numpy_dtype(a.buffer.dtype)
+    if a.buffer.dtype.bits < 8:
+        dt = np.dtype(np.uint8 if a.buffer.dtype.is_unsigned else np.int8)
+    array = np.empty(_packed_dims(a, dims), dt)
     given = array if exports_itself(array) else Exported(array)
     if first is None or isinstance(first, np.ndarray):
         return _Output(given, array)

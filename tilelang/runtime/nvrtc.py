@@ -221,7 +221,7 @@ def compile_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
     rc, log, ptx = nvrtc.compile(source, flags, "PTX")
     if rc != 0:
         message = f"NVRTC refused the CUDA source for {arch}:\n{log}\n\nsource:\n{_numbered(source)}"
-        raise error("nvrtc-compile", message, hint="if the source has no T.import_source of yours, this is a compiler bug")
+        raise error("nvrtc-compile", message, hint="without a T.import_source of yours this is a compiler bug")
     return ptx.rstrip(b"\0").decode()
 
 
