@@ -81,6 +81,7 @@ def float_extremum(f: Fn, op: str, a: str, b: str, ty: str) -> str:
 
 
 def compare(f: Fn, op: str, a: str, b: str, dt: dtype) -> str:
+    """a op b as i1; comparisons with NaN are false, except `ne`."""
     ty = value_type(dt)
     if dt.is_float:
         return f.let(f"fcmp {'une' if op == 'ne' else 'o' + op} {ty} {a}, {b}")
@@ -90,6 +91,7 @@ def compare(f: Fn, op: str, a: str, b: str, dt: dtype) -> str:
 
 
 def negate(f: Fn, a: str, dt: dtype) -> str:
+    """-a, wrapping for integers."""
     ty = value_type(dt)
     return f.let(f"fneg {ty} {a}") if dt.is_float else f.let(f"sub {ty} {splat('0', ty)}, {a}")
 
@@ -101,6 +103,7 @@ def invert(f: Fn, a: str, dt: dtype) -> str:
 
 
 def absolute(f: Fn, a: str, dt: dtype) -> str:
+    """|a|; the least integer wraps to itself."""
     ty = value_type(dt)
     if dt.is_float:
         return intrinsic(f, "llvm.fabs", ty, a)

@@ -48,6 +48,7 @@ def static_bytes(b: Buffer, copies: int = 1) -> int | None:
 
 
 def on_stack(b: Buffer, copies: int) -> bool:
+    """Whether a block's buffer is small enough for the stack of the block function."""
     size = static_bytes(b, copies)
     return b.scope() == "local.var" and copies == 1 or size is not None and size <= STACK_BYTES
 

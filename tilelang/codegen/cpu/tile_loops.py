@@ -99,6 +99,7 @@ class Clip:
 
 
 def clip(cx: Expressions, side: Side, region: Region, extents: list[Any], sizes: list[str]) -> Clip:
+    """Guards of one side of a tile operation; sizes: loop extents as i64."""
     f = cx.f
     loops, fixed = _edges(cx, side, region, extents)
     out = Clip({}, {}, "true", "true")

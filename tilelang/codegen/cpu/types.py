@@ -62,6 +62,7 @@ def memory_scalar(dt: dtype, span: Any = None) -> str:
 
 
 def memory_type(dt: dtype, span: Any = None) -> str:
+    """LLVM type of an element (or vector of elements) in memory."""
     return _lanes(memory_scalar(dt, span), dt.lanes)
 
 
@@ -136,6 +137,7 @@ def load(f: Fn, dt: dtype, address: str, span: Any = None, align: int = 0) -> st
 
 
 def store(f: Fn, dt: dtype, value: str, address: str, span: Any = None, align: int = 0) -> None:
+    """Write a register value as an element (or a vector of adjacent elements)."""
     mt = memory_type(dt, span)
     f.do(f"store {mt} {to_memory(f, dt, value)}, ptr {address}, align {align or _element_bytes(dt)}")
 
@@ -145,6 +147,7 @@ def _element_bytes(dt: dtype) -> int:
 
 
 def from_memory(f: Fn, dt: dtype, v: str) -> str:
+    """The register form of a value as it lies in memory."""
     mt, vt, n = memory_type(dt), value_type(dt), dt.lanes
     if dt.is_bool:
         return f.let(f"icmp ne {mt} {v}, {splat('0', mt)}")
@@ -161,6 +164,7 @@ def from_memory(f: Fn, dt: dtype, v: str) -> str:
 
 
 def to_memory(f: Fn, dt: dtype, v: str) -> str:
+    """The form in memory of a register value (already a value of dt)."""
     mt, vt, n = memory_type(dt), value_type(dt), dt.lanes
     if dt.is_bool:
         return f.let(f"zext {vt} {v} to {mt}")
