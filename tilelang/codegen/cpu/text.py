@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+_PURE = frozenset({"add", "sub", "mul", "getelementptr", "icmp", "trunc", "sext", "zext", "and", "or", "xor", "shl"})
 _NOT_NAME = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -92,6 +93,7 @@ class Fn:
         self.ended = False
         self.loops: list[Loop] = []
         self._n = 0
+        self._seen: dict[str, str] = {}  # pure instructions of the open block
 
     # ---- instructions -------------------------------------------------------------------------------------------
 
@@ -100,10 +102,15 @@ class Fn:
         return f"{hint}{self._n}"
 
     def let(self, text: str, hint: str = "t") -> str:
-        """%new = text"""
+        """%new = text.  A pure instruction already in this block is not repeated (index code repeats itself much)."""
+        pure = text[:text.find(" ")] in _PURE
+        if pure and (v := self._seen.get(text)) is not None:
+            return v
         self._n += 1
         v = f"%{hint}{self._n}"
         self.lines.append(f"  {v} = {text}")
+        if pure:
+            self._seen[text] = v
         return v
 
     def do(self, text: str) -> None:
@@ -126,6 +133,7 @@ class Fn:
             self.lines.append(f"  br label %{label}")
         self.lines.append(f"{label}:")
         self.label, self.ended = label, False
+        self._seen.clear()
 
     def end(self, text: str) -> None:
         """A terminator.  What follows up to the next block is unreachable and gets a block of its own."""
