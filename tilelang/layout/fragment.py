@@ -330,8 +330,8 @@ class Fragment:
 
     def __repr__(self) -> str:
         vs = self._vars()
-        rep = Var("_rep", vs[0].dtype) if vs else 0
-        env = {v: (0, n - 1) for v, n in zip(vs, self.shape)} | {rep: (0, self.replicas - 1)}
+        rep = Var("_rep", const(0).dtype)
+        env: dict[Var, Any] = {v: (0, n - 1) for v, n in zip(vs, self.shape)} | {rep: (0, self.replicas - 1)}
         thread = simplify(convert(self.thread(vs, rep)), env)
         register = simplify(convert(self.register(vs)), env)
         return (f"Fragment({self.shape} -> ({self.registers},), replicate: {self.replicas}, thread: {self.threads}, "

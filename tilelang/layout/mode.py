@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,8 +155,8 @@ def evaluate_index(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray:
                 f"{type(e).__name__}")
 
 
-_UNARY = {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}
-_BINARY = {
+_UNARY: dict[str, Callable[..., Any]] = {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}
+_BINARY: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.mod,
     "truncdiv": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), "truncmod": np.fmod,
     "min": np.minimum, "max": np.maximum, "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,

@@ -39,6 +39,7 @@ from tilelang.ir import (
     Store,
     TileOp,
     Var,
+    fields_of,
     rebuild,
     replace,
     walk,
@@ -157,11 +158,11 @@ class _Inference:
             self._see(s.buffer)
         elif isinstance(s, TileOp):
             self.ops.append(s)
-            for x in walk(s):
-                if isinstance(x, Buffer):
-                    self._see(x)
-                elif isinstance(x, Load) and x.buffer.scope_name == FRAGMENT:
-                    self.alone.add(x.buffer)  # a run-time bound or value read from a fragment
+            for y in walk(s):
+                if isinstance(y, Buffer):
+                    self._see(y)
+                elif isinstance(y, Load) and y.buffer.scope_name == FRAGMENT:
+                    self.alone.add(y.buffer)  # a run-time bound or value read from a fragment
         elif isinstance(s, Parallel):
             self._collect_loop(s)
         elif isinstance(s, For):
@@ -177,7 +178,7 @@ class _Inference:
 
     def _collect_exprs(self, s: Stmt) -> None:
         """Buffers used by the expressions of a statement that every thread executes by itself."""
-        for v in (getattr(s, f) for f in type(s).__dataclass_fields__ if f not in ("span", "attrs")):
+        for v in (getattr(s, f) for f in fields_of(type(s)) if f != "attrs"):
             for e in v if isinstance(v, tuple) else (v,):
                 if isinstance(e, Buffer):
                     self._see(e)
@@ -226,8 +227,9 @@ class _Inference:
             raise error("layout-conflict", f"loop_layout of a parallel loop over {extents} must be a Fragment of that "
                         f"shape, found {given!r}", span=s.span,
                         hint="give the Fragment one index per loop, with its extent")
-        if touches and all(isinstance(n, int) for n in extents):
-            self.loops[id(s)] = Loop(s, extents, touches, serial_dims(s, extents, written))
+        static = tuple(n for n in extents if isinstance(n, int))
+        if touches and len(static) == len(extents):
+            self.loops[id(s)] = Loop(s, static, touches, serial_dims(s, static, written))
         self.accesses += memory_accesses(s, self.analyzer)
 
     def _check_shapes(self) -> None:

@@ -59,10 +59,10 @@ def touch(x: Load | Store, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> T
         if isinstance(i, Binary) and i.op == "floordiv" and isinstance(i.b, Const) and i.b.value > 0:
             v, c = i.a, int(i.b.value)
         at = next((k for k, u in enumerate(vars) if u is v), None)
-        fits = at is not None and at not in dims and isinstance(extents[at], int) and isinstance(n, int)
-        if fits and (extents[at] == n * c or (c == 1 and extents[at] < n)):
+        walked = None if at is None or at in dims else extents[at]
+        if isinstance(walked, int) and isinstance(n, int) and (walked == n * c or (c == 1 and walked < n)):
             dims.append(at)
-            exact &= extents[at] == n * c
+            exact &= walked == n * c
         else:
             dims.append(None)
             if n != 1 and not any(y is u for y in walk(i) for u in vars):
