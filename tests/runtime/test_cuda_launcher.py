@@ -232,6 +232,29 @@ def test_devices():
         call(gpu(4, 64), gpu(4, 64))
 
 
+def test_a_call_without_tensors_runs_on_the_default_device_and_its_stream():
+    from tilelang.jit.loading import _on_current_device
+    from tilelang.runtime.host_engine import ffi_state
+
+    p = Var("p", HANDLE)
+    a = Buffer("A", (4,), dtype("float32"), data=p)
+    call, driver = built(function((p,), launch((const(1),), copy_stmt(a, a))), [(P,)])
+
+    class Current:
+        def current_device(self):
+            return 5
+
+    memory = np.zeros(4, np.float32)
+    try:
+        _on_current_device(call, Current())(memory.ctypes.data)
+    finally:
+        ffi_state().default_device.value = 0
+    assert driver.launches[0][0] == 1500 and driver.launches[0][5] == [memory.ctypes.data]
+    with ffi_state().module.use_raw_stream(ffi_state().module.device("cuda", 0), 0x77):
+        call(memory.ctypes.data)
+    assert driver.launches[1][0] == 1000 and driver.launches[1][4] == 0x77
+
+
 def test_vector_accesses_ask_for_aligned_tensors():
     a, b = tensor("A", (64,)), tensor("B", (64,))
     ramp = Ramp(const(0), const(1), 4, dtype("int32x4"))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang.runtime.host_engine import HostLibrary
+from tilelang.runtime.host_engine import HostLibrary, ffi_state
 from tilelang.runtime.host_stub import modes_of
 from tilelang.runtime.launchers import MAX_DEVICES
-from tilelang.runtime.signature import Signature
+from tilelang.runtime.signature import Signature, TensorArg
 
 from .artifact import Artifact, Request
 from .simulated import SimulatedEntry
@@ -111,7 +112,28 @@ def load_cuda(artifact: Artifact, sig: Signature) -> Entry:
     """The host object with the driver's entry points; device code is loaded at the first call on a device."""
     modules = CudaModules(artifact)
     library = HostLibrary(artifact.files["host.o"], tuple(f"tl_{m}" for m in modes_of(sig)), modules.symbols())
-    return _entry(library, sig, [modules], modules, release_gil=False)  # a launch is short: keeping the GIL is cheaper
+    # A launch is short: keeping the GIL is cheaper than giving it up.
+    entry = _entry(library, sig, [modules], modules, release_gil=False)
+    if not any(isinstance(a, TensorArg) and a.used for a in sig.inputs):
+        entry.call = _on_current_device(entry.call, modules.driver)
+    return entry
+
+
+def _on_current_device(call: Callable[..., Any], driver: Any) -> Callable[..., Any]:
+    """A call without tensor arguments: no argument tells device and stream, so they are the current ones."""
+    ffi = ffi_state()
+
+    def run(*args: Any) -> Any:
+        device, stream = driver.current_device(), 0
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            device = torch.cuda.current_device()
+            stream = torch.cuda.current_stream(device).cuda_stream
+        ffi.default_device.value = device
+        with ffi.module.use_raw_stream(ffi.module.device("cuda", device), stream):
+            return call(*args)
+
+    return run
 
 
 def load_cpu(artifact: Artifact, sig: Signature) -> Entry:

@@ -61,6 +61,8 @@ class _Ffi:
         self.addresses = {n: ctypes.cast(getattr(self.lib, n), ctypes.c_void_p).value for n in _FFI_SYMBOLS}
         self.array_slot = ctypes.c_void_p(self._global_function(b"ffi.Array"))
         self.addresses["tl_make_array"] = ctypes.addressof(self.array_slot)
+        self.default_device = ctypes.c_int32(0)  # of calls without tensors; set before such a call
+        self.addresses["tl_default_device"] = ctypes.addressof(self.default_device)
 
     def _global_function(self, name: bytes) -> int:
         class Bytes(ctypes.Structure):

@@ -495,7 +495,7 @@ class Wrapper:
         frame = w.slot("i64", self.frame.size)
         if not any(isinstance(a, TensorArg) and a.used for a in sig.inputs):
             w.put(frame, 0, "i32", str(CPU))
-            w.put(frame, 8, "i32", "0")
+            w.put(frame, 8, "i32", w.ins("load i32, ptr @tl_default_device"))
         self._forward(w.ins(f"call i32 @{prepare}(ptr %args, ptr {frame})"))
         end = 16 * len(sig.inputs)
         outs: list[str] = []

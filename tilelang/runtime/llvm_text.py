@@ -17,6 +17,7 @@ declare i32 @TVMFFIFunctionCall(ptr, ptr, i32, ptr)
 declare ptr @TVMFFIEnvGetStream(i32, i32)
 declare double @llvm.fabs.f64(double)
 @tl_make_array = external global ptr
+@tl_default_device = external global i32
 """
 WEIGHTS = '!0 = !{!"branch_weights", i32 2000, i32 1}\n'
 
