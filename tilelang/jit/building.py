@@ -160,7 +160,7 @@ def without_promises(func: Func) -> Func:
 def build_interpreted(request: Request, sig: Signature) -> Artifact:
     """No binaries: the tile program, or the lowered one, is interpreted."""
     if request.backend == "tile" or not request.target.is_cuda:
-        return Artifact("interpreted", repr(request.func), "", {}, {}, without_promises(request.func))
+        return Artifact("interpreted", repr(request.func), "", {}, {}, legalized(request))
     from tilelang.transform.pipeline import lower
 
     program = lower(request.func, request.target, request.config)
