@@ -147,6 +147,19 @@ def test_read_only_tensors_are_const_and_source_lines_are_shown(tmp_path):
     assert source.count("// B[i] = A[i]  (user.py:2)") == 1 and "__launch_bounds__(128, 2)" in source
 
 
+def test_tensors_that_may_alias_are_not_restrict():
+    tv = thread_vars()
+    a, b = tensor("A", (128,)), tensor("B", (128,))
+    source = print_kernel(kernel((a, b), Store(b, (tv[0],), load(a, (tv[0],))), tvars=tv, may_alias=("A",)))
+    assert "const float* A, float* __restrict__ B" in source
+
+
+def test_variables_without_a_first_value_start_at_zero():
+    o, x = tensor("O", (8,)), Buffer("x", (1,), dtype("float16"), "local.var")
+    source = print_kernel(kernel((o,), seq(Alloc(x), Store(o, (const(0),), load(x, (const(0),)).astype("float32")))))
+    assert "half_t x = half_t(0.0f);" in source
+
+
 def test_what_has_no_form_is_refused_at_the_line():
     out = tensor("O", (8,))
     s = Store(out, (const(0),), call("no_such_function", (const(1.0),), "float32", span=Span("user.py", 7)))

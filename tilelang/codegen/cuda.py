@@ -116,7 +116,8 @@ class CudaPrinter(CLikePrinter):
         if isinstance(p, Buffer):
             self.storage[p.data] = p.dtype
             read_only = "" if p.data in self._written else "const "
-            return f"{read_only}{self.type_name(p.dtype, p.span)}* __restrict__ {self.namer(p.data, p.name)}"
+            alone = "" if p.name in (self.launch.attr("may_alias") or ()) else " __restrict__"
+            return f"{read_only}{self.type_name(p.dtype, p.span)}*{alone} {self.namer(p.data, p.name)}"
         return f"{self.type_name(p.dtype, p.span)} {self.namer(p, p.name)}"
 
     def _thread_indices(self) -> None:
@@ -200,7 +201,8 @@ class CudaPrinter(CLikePrinter):
                 self.emit(f"__shared__ __align__(128) {ctype} {name}[{b.size}];")
         elif b.scope_name == "local.var" or (b.scope_name == "local" and s.init is not None and b.size == 1):
             self.scalars.add(b.data)
-            self.emit(f"{ctype} {name}" + (f" = {self.top(s.init)};" if s.init is not None else ";"))
+            zero = "{}" if b.dtype.lanes > 1 else self.top(const(0, b.dtype))  # without a first value it starts at zero
+            self.emit(f"{ctype} {name} = {self.top(s.init) if s.init is not None else zero};")
         elif b.scope_name == "local":
             self.emit(f"alignas(16) {ctype} {name}[{b.size}];")
         else:
