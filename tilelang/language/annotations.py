@@ -90,7 +90,7 @@ def assume(cond: Any) -> None:
         if not c:
             raise error("assume-false", "T.assume of a condition that is false")
         return
-    b.emit(Evaluate(ir_call("assume", (c,), "void", span=b.here()), span=b.here()))
+    b.emit(Evaluate(ir_call("assume", (c,), "bool", span=b.here()), span=b.here()))
 
 
 def func_attr(attrs: dict[str, Any]) -> None:

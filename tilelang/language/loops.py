@@ -256,7 +256,8 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
     if order is not None and len(set(order)) != len(order):
         raise error("pipeline-arguments", f"two statements have the same order in {list(order)}")
     if order is not None and stage is not None and len(order) != len(stage):
-        raise error("pipeline-arguments", f"pipeline annotation size: order has {len(order)} entries, stage {len(stage)}")
+        raise error("pipeline-arguments", f"pipeline annotation size: order has {len(order)} entries, "
+                    f"stage {len(stage)}")
     if num_stages == 0 and stage is None:
         return LoopFrame(start, stop, None, "serial", attrs_of(annotations))
     return LoopFrame(start, stop, None, "pipelined",

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (I32, Broadcast, Buffer, Const, Expr, Load, Ramp, Region, Span, Var, binary, cast, convert,
-                         is_const, load)
+from tilelang.ir import (I32, Binary, Broadcast, Buffer, Cast, Const, Expr, For, Load, Ramp, Region, Select, Span,
+                         Store, Unary, Var, binary, cast, convert, is_const, load, replace)
 from tilelang.ir import dtype as DType
 
 from .polynomial import difference
@@ -219,15 +219,54 @@ def vector_indices(r: Region) -> tuple[Expr, ...]:
 
 
 def store_slice(builder: Any, target: BufferSlice, value: Any) -> None:
-    """`A[i, 0:4] = vector`, executed by every thread that reaches it."""
+    """`A[i, 0:4] = vector`, executed by every thread that reaches it.
+
+    Becomes a vectorized loop over the lanes (whose accesses are guarded and widened like any other) where the value
+    can be computed lane by lane; otherwise one vector store.
+    """
     indices = vector_indices(target.region)
     lanes = max((i.dtype.lanes for i in indices), default=1)
     v = convert(value)
     if v.dtype.lanes != target.dtype.lanes * lanes:
         raise error("store-type", f"Incompatible types in BufferStore: the slice of `{target.buffer.name}` has {lanes} "
-                     f"elements, the value is {v.dtype}", hint="fill a region with T.fill, or broadcast with "
-                                                               "T.Broadcast")
-    builder.store(target.buffer, indices, v)
+                    f"elements, the value is {v.dtype}",
+                    hint="fill a region with T.fill, or broadcast with T.Broadcast")
+    lane = Var("lane", I32, span=builder.span())
+    one = lane_of(v, lane, target) if lanes > 1 and target.dtype.lanes == 1 else None
+    if one is None:
+        builder.store(target.buffer, indices, v)
+        return
+    where = (*indices[:-1], binary("add", indices[-1].base, lane))  # type: ignore[attr-defined]
+    store = Store(target.buffer, where, cast(one, target.dtype), span=builder.here())
+    builder.emit(For(lane, Const(0, I32), Const(lanes, I32), "vectorized", store, span=builder.here()))
+
+
+def lane_of(e: Expr, lane: Var, target: BufferSlice) -> Expr | None:
+    """One lane of a vector expression; None where lanes depend on each other or on what the store overwrites."""
+    if e.dtype.lanes == 1:
+        return e
+    if isinstance(e, Broadcast):
+        return e.value if e.value.dtype.lanes == 1 else None
+    if isinstance(e, Ramp):
+        return binary("add", e.base, binary("mul", cast(lane, e.base.dtype), e.stride))
+    if isinstance(e, Load):
+        if e.buffer.dtype.lanes > 1 or any(i.dtype.lanes > 1 for i in e.indices[:-1]):
+            return None
+        if e.buffer.data is target.buffer.data and not all(
+                a.same(b) for a, b in zip(e.indices, vector_indices(target.region))):
+            return None
+        last = lane_of(e.indices[-1], lane, target)
+        return None if last is None else load(e.buffer, (*e.indices[:-1], last), span=e.span)
+    parts: list[Expr] = []
+    operands = {Binary: ("a", "b"), Unary: ("a",), Cast: ("value",), Select: ("cond", "a", "b")}.get(type(e))
+    if operands is None:
+        return None
+    for f in operands:
+        part = lane_of(getattr(e, f), lane, target)
+        if part is None:
+            return None
+        parts.append(part)
+    return replace(e, dtype=e.dtype.scalar, **dict(zip(operands, parts)))
 
 
 # ---- operands of tile ops ------------------------------------------------------------------------------------------

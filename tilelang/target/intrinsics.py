@@ -180,7 +180,7 @@ add_intrinsic(Intrinsic("popcount", 1, PURE, _popcount, {"*": "tl::popcount({0})
 add_intrinsic(Intrinsic("clz", 1, PURE, _clz, {"*": "tl::clz({0})"}, {"*": "llvm.ctlz"}))
 add_intrinsic(Intrinsic("__ffs", 1, PURE, _ffs, {"*": "tl::ffs({0})"}, result="int32"))
 add_intrinsic(Intrinsic("__fns", 3, PURE, _fns, {"*": "(unsigned)__fns({0}, {1}, {2})"}, result="uint32"))
-add_intrinsic(Intrinsic("assume", 1, PURE, None, {"*": "__builtin_assume({0})"}, result="void"))
+add_intrinsic(Intrinsic("assume", 1, PURE, lambda c: c, {"*": "__builtin_assume({0})"}, result="bool"))
 add_intrinsic(Intrinsic("reinterpret", 1, PURE, None, {"*": "tl::reinterpret<{dtype}>({0})"}, result="attr"))
 
 
