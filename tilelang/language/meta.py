@@ -36,7 +36,7 @@ def meta_class(cls: type) -> type:
     for key, fn in list(vars(cls).items()):
         if inspect.isfunction(fn) and not key.startswith("__") and _touches_state(fn):
             setattr(cls, key, Macro(fn))
-    init = cls.__init__
+    init: Callable[..., None] = vars(cls).get("__init__", object.__init__)
     signature = inspect.signature(init)
 
     def __init__(self: Any, *args: Any, **kw: Any) -> None:
