@@ -237,6 +237,68 @@ def test_buffers_planned_over_each_other_may_be_declared_early_but_not_read_thro
     refused(planned("R"), [np.zeros(32, np.int32)], "sim-uninitialized", "R (shared")
 
 
+# ---- roles and named barriers ---------------------------------------------------------------------------------------
+
+
+def named(op: str, number: int, count: int) -> str:
+    return f'T.evaluate(T.call("{op}", "void", {number}, {count}))' if op else "pass"
+
+
+def producer_consumer(full: str = "named_barrier", empty: str = "named_barrier_arrive", count: int = 64,
+                      rounds: int = 3, room: str = "named_barrier", filled: str = "named_barrier_arrive") -> object:
+    """Warp 0 fills a buffer three times, warp 1 takes it: barrier 1 says full, barrier 2 says empty."""
+    return program({"A": ((3, 32), "int32"), "B": ((3, 32), "int32")}, f"""
+        {alloc("S", (32,), "int32", "shared.dyn")}
+        if tx < 32:
+            for k in T.serial(3):
+                {named(room, 2, 64)}
+                S[tx] = A[k, tx]
+                {named(filled, 1, count)}
+        if tx >= 32:
+            for k in T.serial({rounds}):
+                {named(empty, 2, 64)}
+                {named(full, 1, 64)}
+                B[k, tx - 32] = S[63 - tx]
+    """, threads=64)
+
+
+A3 = np.arange(96, dtype=np.int32).reshape(3, 32)
+
+
+def test_producer_and_consumer_warps_meet_at_named_barriers():
+    out = run_device(producer_consumer(), [A3, np.zeros_like(A3)]).outputs["B"]
+    assert np.array_equal(out, A3[:, ::-1])
+
+
+@pytest.mark.parametrize("fault, kind", [
+    ({"full": "named_barrier_arrive"}, "sim-uninitialized"),  # the consumer does not wait for the first tile
+    ({"room": "", "empty": "", "filled": "named_barrier"}, "sim-race"),  # refilled before it has been taken
+])
+def test_role_that_arrives_where_it_must_wait_is_found(fault, kind):
+    refused(producer_consumer(**fault), [A3, np.zeros_like(A3)], kind, "S")
+
+
+@pytest.mark.parametrize("fault", [{"rounds": 2}, {"count": 96}])
+def test_roles_that_wait_for_ever_are_a_deadlock(fault):
+    kind = refused(producer_consumer(**fault), [A3, np.zeros_like(A3)], "sim-barrier")
+    assert "wait" in str(kind) or "at once" in str(kind)
+
+
+def test_block_barrier_between_roles_and_early_return():
+    f = program({"A": ((96,), "int32")}, f"""
+        {alloc("S", (96,), "int32", "shared.dyn")}
+        if tx >= 64:
+            T.evaluate(T.call("thread_return", "void"))
+        S[tx] = tx
+        if tx < 32:
+            {named("named_barrier", 3, 32)}
+        {SYNC}
+        A[tx] = S[63 - tx]
+    """, threads=96)
+    out = run_device(f, [np.zeros(96, np.int32)]).outputs["A"]
+    assert out.tolist() == list(range(63, -1, -1)) + [0] * 32
+
+
 # ---- bounds, alignment, initialisation ----------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from tilelang.simulator import run_device, run_tile
 
 THREADS = 40
 NAMES = ("a", "b")
+KINDS = ("set", "set", "set", "if", "for", "while", "leave")
 RETURN = 'T.evaluate(T.call("thread_return", "void"))'
 
 
@@ -31,7 +32,7 @@ def blocks(draw, depth: int, loops: tuple[str, ...]) -> list[str]:
     """Lines of a statement list."""
     out: list[str] = []
     for _ in range(draw(st.integers(1, 3))):
-        kind = draw(st.sampled_from(["set", "set", "set", "if", "for", "while", "leave"] if depth else ["set", "leave"]))
+        kind = draw(st.sampled_from(KINDS if depth else ["set", "leave"]))
         if kind == "set":
             out.append(f"{draw(st.sampled_from(NAMES))}[0] = {draw(expressions(loops))} % 97")
         elif kind == "leave":

@@ -17,7 +17,7 @@ from tilelang.transform.pipeline import lower
 SM80 = Target({"kind": "cuda", "arch": "sm_80"})
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def lowered(name: str) -> tuple[Func, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """(device program, inputs, reference outputs) of a named case."""
     case = {

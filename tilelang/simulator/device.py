@@ -23,12 +23,13 @@ from .async_copy import ASYNC_OPS, AsyncCopies
 from .counters import BankCount
 from .faults import fault
 from .host import Arguments, bind_arguments
-from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote, spread
-from .lanes import Action, LaneFrame
+from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote
+from .lanes import Action, LaneFrame, contains, uniform
 from .machine import ALIGN, Block, Global, MachineCompiler, Shared
 from .matrix import MATRIX_OPS
 from .memory import Storage, geometry, span_of
 from .races import AccessTable
+from .roles import BLOCK_BARRIER, Roles, warp_frames
 
 
 @dataclass
@@ -103,6 +104,7 @@ class DeviceCompiler(MachineCompiler):
     def compile_launch(self, s: Launch) -> Action:
         grid, place = [self.expr(g) for g in s.grid], self._place_shared(s)
         body = self.stmt(s.body)
+        roles = contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
         block_slots = [(self.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
         thread_slots = [self.slot(v) for v in s.thread_vars]
         threads, (x, y, _) = s.num_threads, s.threads
@@ -129,7 +131,10 @@ class DeviceCompiler(MachineCompiler):
                     g.slots[slot] = dt(v)
                 for slot, own in zip(thread_slots, thread_values):
                     g.slots[slot] = own
-                body(g)
+                if roles:
+                    Roles(warp_frames(g, g.slots, threads), body).run()
+                else:
+                    body(g)
 
         return run
 
@@ -192,6 +197,10 @@ def _sync_threads(c: DeviceCompiler, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         block = f.block
         block.counters.count("sync_threads", _warps(f))
+        if block.roles is not None:
+            if f.any_active():
+                block.roles.wait(f, BLOCK_BARRIER, None, e.span)
+            return np.int32(0)
         if f.mask is not None:
             missing = _running(f) & ~f.mask
             if missing.any() and f.mask.any():
@@ -231,16 +240,16 @@ def _sync_warp(c: DeviceCompiler, e: Call) -> Closure:
 
 
 def _named_barrier(c: DeviceCompiler, e: Call) -> Closure:
-    count = c.expr(e.args[1]) if len(e.args) > 1 else None
+    """named_barrier and named_barrier_arrive: id, number of threads."""
+    number, count = c.expr(e.args[0]), c.expr(e.args[1])
+    waits = e.op == "named_barrier"
 
     def run(f: LaneFrame) -> Value:
-        f.block.counters.count("named_barrier", _warps(f))
-        active = f.active()
-        want = int(spread(count(f), f.lanes)[active][0]) if count is not None and active.any() else f.block.threads
-        if int(active.sum()) != want:
-            raise fault("sim-barrier", f"a named barrier of {want} threads is reached by {int(active.sum())}",
-                        span=e.span, hint="to be simulated, all its threads must reach it under one condition")
-        f.block.clocks.barrier(active)
+        f.block.counters.count(e.op, _warps(f))
+        if f.any_active():
+            which, need = (int(uniform(np.asarray(x(f)), f, "a barrier's number", e.span)) for x in (number, count))
+            roles = f.block.roles
+            (roles.wait if waits else roles.signal)(f, which, need, e.span)
         return np.int32(0)
 
     return run
@@ -248,6 +257,7 @@ def _named_barrier(c: DeviceCompiler, e: Call) -> Closure:
 
 _SYNC_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     "sync_threads": _sync_threads, "sync_warp": _sync_warp, "named_barrier": _named_barrier,
+    "named_barrier_arrive": _named_barrier,
 }  # fmt: skip
 
 
@@ -255,9 +265,9 @@ def run_device(program: Any, args: Arguments, *, check: bool = True) -> Report:
     """Run a lowered program on NumPy arrays and scalars.
 
     program: a Func or PrimFunc whose launches need no lowering, or what `transform.lower` gives (its `host`).  args: by
-    name or in parameter order; outputs (`tilelang_out_idx`) may be left out; the arrays given are not changed.  check:
-    raise at the first race, uninitialised read or touch of a copy under way (bounds, alignment, barriers and warp divergence
-    are always checked).
+    name or in parameter order; outputs (`tilelang_out_idx`) may be left out; the arrays given are not changed.
+    check: raise at the first race, uninitialised read or touch of a copy under way (bounds, alignment, barriers and
+    warp divergence are always checked).
     Raises sim-race, sim-async, sim-uninitialized, sim-out-of-bounds, sim-misaligned, sim-barrier, sim-warp-divergence,
     sim-argument, sim-unsupported.
     """

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq,
-                         Stmt, Store, TileOp, While, replace, walk)
+from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
+                         Seq, Stmt, Store, TileOp, While, replace, walk)
 from tilelang.ir.evaluate import Closure, ExprCompiler, Frame, Value
 
 from .faults import fault
@@ -25,16 +25,18 @@ class LaneFrame(Frame):
     """State of one group of lanes.
 
     lanes: how many.  exited: lanes that have returned (None: none).  leaving: lanes that left the innermost loop by
-    `break`.  block: what the simulator keeps per block (memory, counters).
+    `break`.  block: what the simulator keeps per block (memory, counters).  own: lanes this frame stands for (None:
+    all).
     """
 
-    __slots__ = ("lanes", "exited", "leaving", "block")
+    __slots__ = ("lanes", "exited", "leaving", "block", "own")
 
     def __init__(self, slots: list[Value], lanes: int, mask: np.ndarray | None = None, block: Any = None) -> None:
         super().__init__(slots, mask)
         self.lanes, self.block = lanes, block
         self.exited: np.ndarray | None = None
         self.leaving: np.ndarray | None = None
+        self.own: np.ndarray | None = None
 
     def active(self) -> np.ndarray:
         """The mask as an array."""

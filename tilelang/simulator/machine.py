@@ -52,6 +52,7 @@ class Block:
         self.clocks = Clocks(lanes)
         self.shared: Shared | None = None
         self.copies: Any = None
+        self.roles: Any = None  # roles.Roles, where each warp runs on its own
         self.print = printer.print
 
 
@@ -156,6 +157,8 @@ class MachineCompiler(StmtCompiler):
 
         def shared(f: LaneFrame) -> None:
             memory, start = f.block.shared, f.slots[at]
+            if f.block.roles is not None:
+                return  # the warps come here at different times
             g = memory.granule
             # Only its own: a buffer planned over another may be declared before the other's last use.
             owner = memory.owner[start // g:-(-(start + span_of(*geo(f)) * item) // g)]

@@ -33,13 +33,23 @@ class Clocks:
         if members is None:
             self.seen[:] = self.now
             self.now += 1
+            self._least.clear()
         else:
-            who = np.flatnonzero(members)
-            know = self.seen[who].max(0)
-            know[who] = self.now[who]
-            self.seen[who] = np.maximum(self.seen[who], know)
-            self.now[who] += 1
-            self.partial = True
+            self.acquire(members, self.arrive(members))
+
+    def arrive(self, members: np.ndarray) -> np.ndarray:
+        """These threads arrive at a barrier: what whoever passes it will have seen.  Their next actions come later."""
+        who = np.flatnonzero(members)
+        know = self.seen[who].max(0)
+        know[who] = self.now[who]
+        self.now[who] += 1
+        return know
+
+    def acquire(self, members: np.ndarray, know: np.ndarray) -> None:
+        """These threads pass a barrier whose arrivals had seen this."""
+        who = np.flatnonzero(members)
+        self.seen[who] = np.maximum(self.seen[who], know)
+        self.partial = True
         self._least.clear()
 
     def least(self, size: int) -> np.ndarray:

@@ -66,8 +66,8 @@ class ParallelLoop:
     # -- which iterations update the same element
 
     def _accumulation_keys(self) -> list[list[Closure]]:
-        """Index functions of every store whose buffer the body also reads and whose index may repeat.  Where such an index
-        is known only while the body runs, iterations go one by one."""
+        """Index functions of the stores whose buffer the body also reads and whose index may repeat.  Where such an
+        index is known only while the body runs, iterations go one by one."""
         loaded = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Load)}
         alloced = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Alloc)}
         binds = {n.var: n.value for n in walk(self.s.body) if isinstance(n, Bind)}
