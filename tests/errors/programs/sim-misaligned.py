@@ -10,7 +10,7 @@ from tilelang.simulator import run_device
 def main(A: T.Tensor((130,), "float32"), B: T.Tensor((128,), "float32")):
     with T.Kernel(1, threads=32):
         tx = T.get_thread_binding()
-        B[tx * 4:tx * 4 + 4] = A[tx * 4 + 1:tx * 4 + 5]
+        B[T.Ramp(tx * 4, 1, 4)] = A[T.Ramp(tx * 4 + 1, 1, 4)]
 
 
 run_device(main, [np.zeros(130, np.float32), np.zeros(128, np.float32)])
