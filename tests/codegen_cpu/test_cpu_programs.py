@@ -193,3 +193,25 @@ def test_a_bound_atomic_happens_once():
     """, threads=1)
     out = run_cpu(f, [None, None])
     assert out["N"][0] == 4 and np.array_equal(out["A"], [10, 11, 12, 13])
+
+
+def test_an_index_computed_by_a_hash_wraps_as_its_type_does():
+    f = tile_program({"A": ((16,), "int32"), "B": ((64,), "int32")}, """
+        for i, in T.Parallel(64):
+            B[i] = A[(i * 1103515245 + 12345) % 16] + A[T.max(i * 1103515245, 0) // 400000000]
+    """)
+    i = np.arange(64, dtype=np.int32)
+    a = rng.integers(0, 99, 16).astype(np.int32)
+    h = i * np.int32(1103515245)
+    want = a[(h + np.int32(12345)) % 16] + a[np.maximum(h, 0) // 400000000]
+    assert np.array_equal(run_cpu(f, [a, None])["B"], want)
+
+
+def test_the_text_does_not_depend_on_the_run():
+    def text():
+        return Compiled(tile_program({"A": (("n", 8), "float16"), "B": (("n", 8), "float32")}, """
+            for i, j in T.Parallel(16, 8):
+                B[bx * 16 + i, j] = T.call("exp", "float32", T.cast(A[bx * 16 + i, j], "float32"))
+        """, grid="(n + 15) // 16", symbols="n")).program.llvm_ir
+
+    assert text() == text()

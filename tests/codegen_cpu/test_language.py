@@ -198,3 +198,16 @@ def test_foreign_functions_are_refused_at_their_line():
     with pytest.raises(TileLangError, match="call_extern") as e:
         Compiled(main)
     assert "mystery" in str(e.value)
+
+
+def test_a_table_of_addresses():
+    @T.prim_func
+    def gather(P: T.Tensor((3,), T.ptr), B: T.Tensor((3, 40), "float32")):
+        with T.Kernel(3, threads=32) as b:
+            row = T.make_tensor(P[b], (40,), "float32")
+            for i in T.Parallel(64):
+                B[b, i] = row[i] * 2
+
+    rows = rng.standard_normal((3, 40)).astype(np.float32)
+    table = np.array([r.ctypes.data for r in rows], np.int64)
+    assert np.array_equal(run_cpu(gather, [table, None])["B"], rows * 2)

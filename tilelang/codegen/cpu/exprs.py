@@ -217,10 +217,10 @@ class Expressions:
         elif isinstance(e, Binary) and e.dtype.is_signed:
             if e.op == "mul":
                 return self.f.mul(self.index(e.a), self.index(e.b))
-            if e.op in ("min", "max"):
+            if e.op in ("min", "max") and self.exact(e.a) and self.exact(e.b):
                 pick = self.f.smin if e.op == "min" else self.f.smax
                 return pick(self.index(e.a), self.index(e.b))
-            if e.op in ("floordiv", "floormod") and isinstance(e.b, Const) and e.b.value > 0:
+            if e.op in ("floordiv", "floormod") and isinstance(e.b, Const) and e.b.value > 0 and self.exact(e.a):
                 low = self.analyzer.bounds_of(self.analyzer.linear(e.a))[0]
                 if low is not None and low >= 0:
                     return self.f.let(f"{'udiv' if e.op == 'floordiv' else 'urem'} i64 {self.index(e.a)}, {e.b.value}")
@@ -228,6 +228,10 @@ class Expressions:
             if e.dtype.bits >= e.value.dtype.bits:
                 return self.index(e.value)
         return self._sized(e)
+
+    def exact(self, e: Expr) -> bool:
+        """Whether e's 32-bit arithmetic certainly does not wrap (a remainder of a wrapped value is another value)."""
+        return e.dtype.is_signed and self.analyzer.exact(self.analyzer.linear(e), e.dtype)
 
     def _sized(self, e: Expr) -> str:
         """The value computed in its own type, extended."""
@@ -262,7 +266,7 @@ class Expressions:
             if bound is None or bound.value is None:
                 raise unsupported(f"buffer {b.name} ({b.scope()}) here", span=b.span or self.span,
                                   hint="it has no storage on the CPU target at this place")
-            got = self.storage[b.data] = Storage(bound.value)
+            return Storage(bound.value)
         return got
 
     def address(self, b: Buffer, indices: list[str]) -> str:
