@@ -153,7 +153,7 @@ class Roles:
         notes = tuple((w.place, f"warp {w.number} waits here") for w in left[1:])
         return fault("sim-barrier", f"all warps left wait for ever in block {self.block.where} ({state})",
                      span=first.place, notes=notes, label=f"warp {first.number} waits here",
-                     hint="check numbers and thread counts of the barriers, and that that each role passes them equally often")
+                     hint="check numbers and counts of the barriers: each role must pass them equally often")
 
 
 def _threads(f: LaneFrame) -> int:
