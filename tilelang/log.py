@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 FORMAT = "%(asctime)s  [TileLang:%(name)s:%(levelname)s] (%(filename)s:%(lineno)d): %(message)s"
 
@@ -15,7 +16,7 @@ class BarAwareHandler(logging.StreamHandler):
         logging.Handler.__init__(self)
 
     @property
-    def stream(self):
+    def stream(self) -> Any:
         return sys.stderr
 
     @stream.setter

@@ -97,7 +97,7 @@ _results: list[tuple[str, float]] = []
 
 def process_func(func: Callable[..., float], name: str | None = None, /, **kwargs: Any) -> float:
     """Run a performance function (it returns ms), print `name: latency`, and remember it."""
-    name = name or getattr(func, "__name__", "func")
+    name = str(name or getattr(func, "__name__", "func"))
     wanted = [n.strip() for n in env.TL_PERF_REGRESSION_ONLY.split(",") if n.strip()]
     if wanted and name not in wanted:
         return float("nan")

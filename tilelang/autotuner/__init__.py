@@ -57,8 +57,8 @@ class AutoTuneImpl:
         if given:
             logger.warning("tuning is skipped: %s given explicitly", ", ".join(sorted(given)))
             return impl.compile(*args, **kwargs), runtime
-        key = tuple((n, freeze_tensor(v)) for n, v in bound.arguments.items() if n not in self.skipped)
-        key = (key, impl.surroundings())
+        values = tuple((n, freeze_tensor(v)) for n, v in bound.arguments.items() if n not in self.skipped)
+        key = (values, impl.surroundings())
         result = self.results.get(key)
         if result is None:
             result = self.results[key] = tune(
@@ -178,7 +178,8 @@ class AutoTuner:
         from dataclasses import replace
 
         text = closure_text(self.fn)
-        changes = {k: v for k, v in (("warmup", warmup), ("rep", rep), ("timeout", timeout)) if v is not None}
+        changes: dict[str, Any] = {k: v for k, v in
+                                  (("warmup", warmup), ("rep", rep), ("timeout", timeout)) if v is not None}
         profile = replace(self.profile_args, **changes)
         configs = list(self.configs() if callable(self.configs) else self.configs)
         try:

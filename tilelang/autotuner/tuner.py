@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections.abc import Callable, Iterable
@@ -157,7 +158,7 @@ def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any
             continue
         baseline = best.latency * early_stop_factor if early_stop and best is not None and best.latency else None
         try:
-            latency = guarded(lambda k=kernel, b=baseline: measurement.measure(k, b), profile.timeout)
+            latency = guarded(functools.partial(measurement.measure, kernel, baseline), profile.timeout)
         except Exception as e:
             if getattr(e, "kind", "") == "tune-inputs":
                 raise
@@ -188,7 +189,7 @@ def _compile_all(configs: list[dict[str, Any]], compile_one: Callable[[dict[str,
             return guarded(lambda: compile_one(config), timeout)
         except Exception as e:
             failures[str(config)] = f"{type(e).__name__}: {e}"
-            logger.warning("tuning: configuration %s does not compile: %s", config, (str(e).splitlines() or [e])[0])
+            logger.warning("tuning: configuration %s does not compile: %s", config, str(e).split("\n", 1)[0])
             return None
 
     return run_parallel([lambda c=c: job(c) for c in configs], None, False), failures

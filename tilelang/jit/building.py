@@ -55,6 +55,7 @@ def device_source(request: Request) -> tuple[Any, list[str], Stopwatch]:
     from tilelang.transform.pipeline import lower
 
     watch = Stopwatch()
+    program: Any
     with jit_phase("lower", request.func.name):
         program = lower(request.func, request.target, request.config)
     watch.lap("lower")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable
@@ -226,9 +227,9 @@ class JITImpl:
         jobs: list[Callable[[], Any]] = []
         for config in configs:
             if isinstance(config, tuple):
-                jobs.append(lambda c=config: self.compile(*c))
+                jobs.append(functools.partial(self.compile, *config))
             elif isinstance(config, dict):
-                jobs.append(lambda c=config: self.compile(**c))
+                jobs.append(functools.partial(self.compile, **config))
             else:
                 raise error("jit-configs", f"each configuration must be a tuple or a dict, found "
                             f"{type(config).__name__} {config!r}", hint="write [(4,), {\"m\": 5}]")

@@ -178,7 +178,8 @@ class EagerCalls:
         func = trace.func
         if func is None:
             func = self.function.trace(self._static(values), numbers).func
-            packed = {b.name: b.dtype for _, b in program_of(func).buffers if b.dtype.bits < 8}
+            traced = program_of(func)
+            packed = {b.name: b.dtype for _, b in (traced.buffers if traced else ()) if b.dtype.bits < 8}
             if packed and not trace.packed:
                 trace.packed = packed
                 numbers = self._const_values(trace, values, consts)

@@ -97,8 +97,8 @@ def to_framework(values: np.ndarray, dt: dtype, device: Any = None) -> Any:
         codes = torch.from_numpy(values.astype(np.int64)) & ((1 << dt.bits) - 1)
         per = 8 // dt.bits
         parts = codes.reshape(*codes.shape[:-1], codes.shape[-1] // per, per)
-        packed = sum(parts[..., k] << (k * dt.bits) for k in range(per)).to(torch.uint8)
-        return packed.view(dt.as_torch()).to(device or "cpu")
-    want = dt.as_torch()
+        packed: Any = sum(parts[..., k] << (k * dt.bits) for k in range(per))
+        return packed.to(torch.uint8).view(dt.as_torch()).to(device or "cpu")
+    want: Any = dt.as_torch()
     source = torch.from_numpy(np.ascontiguousarray(values))
     return source.to(torch.float32).to(want).to(device or "cpu") if dt.is_float else source.to(want).to(device or "cpu")

@@ -47,7 +47,9 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, _n_war
     if quantiles is not None:
         values = [quantile(times, q) for q in quantiles]
         return values[0] if len(values) == 1 else values
-    return {"mean": statistics.mean, "median": statistics.median, "min": min, "max": max}[return_mode](times)
+    pick: dict[str, Callable[[list[float]], float]] = {"mean": statistics.mean, "median": statistics.median, "min": min,
+                                                       "max": max}
+    return pick[return_mode](times)
 
 
 def quantile(values: Sequence[float], q: float) -> float:
