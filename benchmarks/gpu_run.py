@@ -30,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout wo
 import tilelang
 import tilelang.language as T
 
-
 # ---- programs --------------------------------------------------------------------------------------------------------
 
 def gemm_program(M: int, N: int, K: int, bm: int = 128, bn: int = 128, bk: int = 32, threads: int = 128,
@@ -331,6 +330,7 @@ def sanitize() -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     import torch
+
     from tilelang.runtime import cuda_driver, nvrtc
     from tilelang.target import Target
 

@@ -5,8 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Buffer, Evaluate, For, Launch, Ramp, Seq, Store, Var, call, const, dtype,
-                         fresh, load, seq)
+from tilelang.ir import (
+    AddressOf,
+    Alloc,
+    Buffer,
+    Evaluate,
+    For,
+    Launch,
+    Ramp,
+    Seq,
+    Store,
+    Var,
+    call,
+    const,
+    dtype,
+    fresh,
+    load,
+    seq,
+)
 
 
 @dataclass(frozen=True)

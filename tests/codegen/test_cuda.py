@@ -7,11 +7,38 @@ import sys
 from pathlib import Path
 
 import pytest
-from tilelang.ir import (Alloc, Assert, Bind, Break, Broadcast, Buffer, Cast, Continue, If, Select, Shuffle, Span,
-                         Store, Unary, While, binary, call, cast, const, dtype, fresh, load, logical, select, seq)
+
+from tilelang.ir import (
+    Alloc,
+    Assert,
+    Bind,
+    Break,
+    Broadcast,
+    Buffer,
+    Cast,
+    Continue,
+    If,
+    Select,
+    Shuffle,
+    Span,
+    Store,
+    Unary,
+    While,
+    binary,
+    call,
+    cast,
+    const,
+    dtype,
+    fresh,
+    load,
+    logical,
+    select,
+    seq,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from handmade import at, evaluate, gemm, kernel, local, ramp, serial, shared, tensor, thread_vars, unrolled
+
 from tilelang.codegen.cuda import print_kernel
 from tilelang.codegen.prelude import sections
 from tilelang.runtime import nvrtc, sass

@@ -14,9 +14,43 @@ from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.errors import InternalError, error, register
-from tilelang.ir import (COMPARISONS, I32, I64, Alloc, Assert, Binary, Bind, Break, Broadcast, Buffer, Call, Cast,
-                         Const, Continue, Evaluate, Expr, For, If, Load, Node, Ramp, Select, Seq, Shuffle, Span, Stmt,
-                         Store, StringConst, Unary, Var, While, binary, cast, const, dtype)
+from tilelang.ir import (
+    COMPARISONS,
+    I32,
+    I64,
+    Alloc,
+    Assert,
+    Binary,
+    Bind,
+    Break,
+    Broadcast,
+    Buffer,
+    Call,
+    Cast,
+    Const,
+    Continue,
+    Evaluate,
+    Expr,
+    For,
+    If,
+    Load,
+    Node,
+    Ramp,
+    Select,
+    Seq,
+    Shuffle,
+    Span,
+    Stmt,
+    Store,
+    StringConst,
+    Unary,
+    Var,
+    While,
+    binary,
+    cast,
+    const,
+    dtype,
+)
 
 register("codegen-unsupported", NotImplementedError, "the target's code generator has no form for this construct yet")
 

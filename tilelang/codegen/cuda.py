@@ -10,9 +10,35 @@ import math
 import re
 from typing import Any, Protocol
 
-from tilelang.ir import (I32, AddressOf, Alloc, Assert, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Launch,
-                         Load, Ramp, Select, Shuffle, Span, Store, StringConst, Unary, Var, binary, const, dtype,
-                         is_const, rebuild, walk)
+from tilelang.ir import (
+    I32,
+    AddressOf,
+    Alloc,
+    Assert,
+    Binary,
+    Broadcast,
+    Buffer,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Launch,
+    Load,
+    Ramp,
+    Select,
+    Shuffle,
+    Span,
+    Store,
+    StringConst,
+    Unary,
+    Var,
+    binary,
+    const,
+    dtype,
+    is_const,
+    rebuild,
+    walk,
+)
 from tilelang.target import INTRINSICS
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
 
@@ -106,9 +132,7 @@ class CudaPrinter(CLikePrinter):
         return "\n".join(out) + "\n\n"
 
     def _signature(self) -> str:
-        bounds = [str(self.launch.num_threads)]
-        if self.launch.attr("min_blocks_per_sm"):
-            bounds.append(str(self.launch.attr("min_blocks_per_sm")))
+        bounds = [str(self.launch.num_threads), str(self.launch.attr("min_blocks_per_sm") or 1)]
         params = ", ".join(self._parameter(p) for p in self.kernel.params)
         return f'extern "C" __global__ void __launch_bounds__({", ".join(bounds)}) {self.kernel.name}({params})'
 
@@ -127,8 +151,8 @@ class CudaPrinter(CLikePrinter):
             self.facts.bind(var, 0, n - 1)
             if var in used:
                 self.emit(f"const int {self.namer(var, var.name)} = threadIdx.{axis};")
-        for var, n in zip(launch.block_vars, launch.grid):
-            high = self.facts.interval(n)[1]
+        for var, extent in zip(launch.block_vars, launch.grid):
+            high = self.facts.interval(extent)[1]
             self.facts.bind(var, 0, 2**31 - 2 if high is None else max(0, min(high - 1, 2**31 - 2)))
         swizzle = launch.attr("swizzle")
         if swizzle and len(launch.block_vars) >= 2:

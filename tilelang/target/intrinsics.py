@@ -227,7 +227,8 @@ add_intrinsic(Intrinsic("ieee_frsqrt", 1, PURE, _ieee("frsqrt"), {"float32": "__
 
 # ---- packed pairs (float32x2, float16x2, bfloat16x2) -----------------------------------------------------------------
 
-for _name, _arity, _fn in (("add2", 2, np.add), ("sub2", 2, np.subtract), ("mul2", 2, np.multiply),
-                           ("max2", 2, np.fmax), ("min2", 2, np.fmin), ("abs2", 1, np.abs),
-                           ("fma2", 3, lambda a, b, c: a * b + c)):
-    add_intrinsic(Intrinsic(_name, _arity, PURE, _fn, {"*": f"tl::{_name}({_args(_arity)})"}))
+_PACKED: tuple[tuple[str, int, Callable[..., Any]], ...] = (
+    ("add2", 2, np.add), ("sub2", 2, np.subtract), ("mul2", 2, np.multiply), ("max2", 2, np.fmax), ("min2", 2, np.fmin),
+    ("abs2", 1, np.abs), ("fma2", 3, lambda a, b, c: a * b + c))
+for _name, _arity, _packed in _PACKED:
+    add_intrinsic(Intrinsic(_name, _arity, PURE, _packed, {"*": f"tl::{_name}({_args(_arity)})"}))
