@@ -51,5 +51,6 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_configure(config):
+    os.environ.setdefault("TILELANG_VERIFY", "1")  # programs are verified between all passes
     if os.environ.get("TILELANG_REQUIRE_TORCH") == "1":
         import torch  # noqa: F401 - a missing torch must fail here, not skip the interop tests

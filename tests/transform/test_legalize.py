@@ -90,7 +90,7 @@ def carried():
     (tile_op, "Only elementwise operations are allowed inside a parallel loop. Got a tile-op copy"),
     (symbolic, "Loop variable `i` with symbolic range [0, n) is used to index a fragment buffer `F`"),
     (local_index, "Local buffer `x` is indexed by T.Parallel loop variable `i`"),
-    (carried, "`v` carries a value from one iteration of a T.Parallel loop to another"),
+    (carried, "`v` carries a value from one iteration of T.Parallel to the next"),
 ])
 def test_refused_at_the_users_line(make, text):
     with pytest.raises(ValueError) as e:

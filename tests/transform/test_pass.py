@@ -165,3 +165,31 @@ def test_config_keys():
 
 def test_bool_constant_dtype_is_checked():
     assert rules(wrap(If(Const(True, BOOL), Seq(())))) == set()
+
+
+def test_a_report_can_be_replayed():
+    import tilelang.language as T
+    from tilelang.target import Target
+    from tilelang.transform.pass_ import THREADS_BOUND
+    from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
+    from tilelang.transform.replay import replay
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((64,), "float32")
+            T.copy(A, s)
+            for i in T.Parallel(64):
+                B[i] = s[63 - i]
+
+    @pass_(needs=THREADS_BOUND)
+    def place_sync(func, cx):
+        raise RuntimeError("planted")
+
+    before = [p for p in (*TILE_PASSES, *DEVICE_PASSES)]
+    at = [p.info.name for p in before].index("place_sync")
+    cx = PassContext(Target({"kind": "cuda", "arch": "sm_80"}), {"tl.disable_shared_memory_reuse": True})
+    with pytest.raises(InternalError, match="planted") as e:
+        run_passes(main.func, [*before[:at], place_sync], cx)
+    text = replay(str(e.value).split("report: ")[1].strip())
+    assert text.count("sync_threads") == 1 and 'phase' in text

@@ -19,8 +19,9 @@ register("parallel-pipelined", ValueError, "a pipelined loop stands inside a par
 register("parallel-tile-op", ValueError, "a tile operation stands inside a parallel loop")
 register("parallel-symbolic", ValueError, "a parallel loop of run-time extent indexes a fragment")
 register("parallel-local", ValueError, "a per-thread array is indexed by a parallel loop variable")
-register("parallel-break", ValueError, "break leaves a parallel loop")
-register("parallel-carried", ValueError, "a parallel loop carries a per-thread value from one iteration to another")
+register("break-in-parallel", ValueError, "break in T.Parallel, whose iterations have no order", "use T.serial")
+register("parallel-carried", ValueError, "a variable carries a value from one T.Parallel iteration to the next",
+         "accumulate into a fragment and reduce it with T.reduce_*, or use T.serial")
 register("undefined-symbol", ValueError, "a variable has no value: it is no parameter and in no tensor's shape")
 
 CHECK = "[Tilelang Semantic Check]"
@@ -117,7 +118,7 @@ class _Checker:
                         f"Got a tile-op {s.op_name}", span=s.span, notes=notes,
                         hint="move the operation out of the loop: it works on whole tiles")
         if isinstance(s, Break) and not self.loop_between(s, loop):
-            raise error("parallel-break", "break cannot leave a T.Parallel loop: its iterations have no order",
+            raise error("break-in-parallel", "break cannot leave a T.Parallel loop: its iterations have no order",
                         span=s.span, notes=notes, hint="guard the body with if, or use T.serial")
         variables = {v: e for p in around for v, e in zip(p.vars, p.extents)}
         for e in own_effects(s):
@@ -147,10 +148,9 @@ class _Checker:
         written = {e.buffer: e for e in effects(p.body) if e.writes}
         for b, e in written.items():
             if b.scope_name == "local.var" and b not in own and _reads_old(b, p.body):
-                raise error("parallel-carried", f"`{b.name}` carries a value from one iteration of a T.Parallel loop "
-                            "to another: its iterations have no order", span=getattr(e.node, "span", None) or p.span,
-                            notes=((p.span, "the parallel loop"),),
-                            hint="use T.serial, or reduce a fragment with T.reduce_sum and the like")
+                raise error("parallel-carried",
+                            f"`{b.name}` carries a value from one iteration of T.Parallel to the next",
+                            span=getattr(e.node, "span", None) or p.span, notes=((p.span, "the parallel loop"),))
 
 
 def _reads_old(b: Buffer, body: Stmt) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import platform
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilelang.env import env, is_truthy
 from tilelang.errors import InternalError, TileLangError
 from tilelang.ir import Func, with_attrs
 from tilelang.ir.verify import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE, verify
@@ -32,12 +32,11 @@ class PassRecord:
 
 
 def _debug_level() -> int:
-    text = os.environ.get("TILELANG_DEBUG", "0")
-    return int(text) if text.isdigit() else 0
+    return int(env.TILELANG_DEBUG or 0)
 
 
 def _verify_wanted() -> bool:
-    return os.environ.get("TILELANG_VERIFY_IR", "0").lower() in ("1", "true", "yes", "on")
+    return is_truthy(env.TILELANG_VERIFY)
 
 
 @dataclass(frozen=True)
@@ -177,13 +176,22 @@ def save_report(func: Func, pass_name: str, cx: PassContext, what: str) -> str:
         (folder / "error.txt").write_text(what + "\n", encoding="utf-8")
         import numpy
 
-        facts = {"pass": pass_name, "target": str(cx.target), "config": {k: repr(v) for k, v in cx.config.items()},
+        facts = {"pass": pass_name, "target": _target_facts(cx.target), "config": {k: json.dumps(v, default=repr) for k, v in cx.config.items()},
                  "python": sys.version, "platform": platform.platform(), "numpy": numpy.__version__,
                  "argv": sys.argv, "command": f"python -m tilelang.transform.replay {folder}"}
         (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         return str(folder)
     except OSError as e:
         return f"(no report could be written: {e})"
+
+
+def _target_facts(target: Any) -> dict[str, Any] | None:
+    """What makes the same target again: Target(facts)."""
+    kind = getattr(target, "kind", None)
+    if kind is None:
+        return None
+    arch = {"arch": target.arch} if getattr(target, "arch", None) else {}
+    return {"kind": str(kind), **arch, **{k: list(v) if isinstance(v, tuple) else v for k, v in target.options}}
 
 
 __all__ = ["DEVICE", "PHASES", "SYNCED", "THREADS_BOUND", "TILE", "PassContext", "PassInfo", "PassRecord", "pass_",

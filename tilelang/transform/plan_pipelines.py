@@ -19,7 +19,8 @@ from .schedule import Body, Item, stage_span, take_apart, violations
 
 register("pipeline-annotation", InternalError, "order/stage lists of T.Pipelined do not fit the loop body")
 register("pipeline-order", ValueError, "order/stage of T.Pipelined would run a consumer before its producer")
-register("pipeline-stages", ValueError, "num_stages of T.Pipelined is negative or no integer")
+register("pipeline-arguments", ValueError, "T.Pipelined with a bad num_stages, order or stage",
+         "give num_stages >= 0, or order and stage with one entry per scheduled statement")
 
 _LOOP_ATTRS = ("num_stages", "order", "stage", "sync", "group", "software_pipeline_stage", "software_pipeline_order",
                "software_pipeline_async_stages", "software_pipeline_async_producers",
@@ -202,7 +203,7 @@ def _is_pipelined(s: For) -> bool:
 
 
 def _wanted(s: For) -> int | tuple[Any, Any]:
-    """num_stages, or the (order, stage) lists.  Raises "pipeline-stages"."""
+    """num_stages, or the (order, stage) lists.  Raises "pipeline-arguments"."""
     order = s.attr("order") or s.attr("software_pipeline_order")
     stage = s.attr("stage") or s.attr("software_pipeline_stage")
     if stage is not None:
@@ -212,7 +213,7 @@ def _wanted(s: For) -> int | tuple[Any, Any]:
     n = s.attr("num_stages", 0)
     n = n.value if isinstance(n, Const) else n
     if not isinstance(n, int) or n < 0:
-        raise error("pipeline-stages", f"num_stages of T.Pipelined must be an integer >= 0, found {n}", span=s.span,
+        raise error("pipeline-arguments", f"num_stages of T.Pipelined must be an integer >= 0, found {n}", span=s.span,
                     hint="0 is a plain loop, n keeps n versions of each shared buffer filled by copies")
     return int(n)
 

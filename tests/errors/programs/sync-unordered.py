@@ -1,0 +1,13 @@
+import tilelang
+import tilelang.language as T
+
+
+@T.prim_func
+def f(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+    with T.Kernel(1, threads=64):
+        S = T.alloc_shared((64,), "float32")
+        T.async_copy(A, S)
+        T.copy(S, B)
+
+
+tilelang.compile(f, target={"kind": "cuda", "arch": "sm_80"})

@@ -1,0 +1,38 @@
+"""Repeat a failed compilation from its report folder:  python -m tilelang.transform.replay FOLDER
+
+The folder is what an InternalError names: before.tl, the program before the failing pass, and facts.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tilelang.ir import parse, to_text
+from tilelang.target import Target
+
+from .pass_ import PassContext, PassInfo, run_passes
+from .pipeline import DEVICE_PASSES, TILE_PASSES
+
+
+def replay(folder: str | Path) -> str:
+    """Run the passes from the failing one on; the text of the program after the last.  Raises what they raise."""
+    folder = Path(folder)
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    func = parse((folder / "before.tl").read_text(encoding="utf-8"))
+    passes = [*TILE_PASSES, *DEVICE_PASSES]
+    names = [p.info.name for p in passes if isinstance(getattr(p, "info", None), PassInfo)]
+    start = names.index(facts["pass"]) if facts["pass"] in names else 0
+    target = Target(facts["target"]) if facts.get("target") else None
+    config = {k: json.loads(v) for k, v in facts.get("config", {}).items()}
+    return to_text(run_passes(func, passes[start:], PassContext(target, config, verify=True)))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    print(replay(sys.argv[1]))
+
+
+__all__ = ["replay"]
