@@ -1,0 +1,377 @@
+"""The builder's state: the user's place, the open frames, what names stand for, and assignment."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang import errors
+from tilelang.ir import Alloc, Bind, Buffer, Call, Const, Expr, Load, Span, Stmt, Store, Var, cast, const, convert, walk
+from tilelang.ir import dtype as DType
+from tilelang.target.intrinsics import is_pure
+
+from .regions import BufferSlice, store_slice, subscript
+from .scope import Context, Frame, Poison, RootFrame, Undefined
+from .state import describe
+
+log = logging.getLogger("tilelang.language")
+
+OPS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+    "%": operator.mod, "**": operator.pow, "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_,
+    "|": operator.or_, "^": operator.xor, "@": operator.matmul, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge, "==": operator.eq, "!=": operator.ne, "is": operator.is_, "is not": operator.is_not,
+    "in": lambda a, b: a in b, "not in": lambda a, b: a not in b,
+}
+SCALARS = (bool, int, float, np.generic)
+
+
+def reads_memory(e: Expr) -> bool:
+    """Whether the value of an expression depends on when it is computed."""
+    return any(isinstance(x, Load) or isinstance(x, Call) and not is_pure(x.op) for x in walk(e))
+
+
+class Recorder:
+    """State of tracing one function: places, open frames, names and assignment.
+
+    frames: open scopes, outermost first.  handles: id -> element Load that a name stands for (T.alloc_var, T.Ref);
+    named: the handles that have got their Python name.  elements: id of a variable -> the element it was read from
+    (`x = A[i, j]` may also say where a tile starts).  lazy: > 0 while an operand that may not run is evaluated.
+    """
+
+    def __init__(self, name: str, eager: Any = None) -> None:
+        self.name = name
+        self.eager = eager
+        self.root = RootFrame()
+        self.frames: list[Frame] = [self.root]
+        self.contexts: list[tuple[Context, int]] = []
+        self.ctx: Context = None  # type: ignore[assignment]  # set by enter_context before anything runs
+        self.pos = 0
+        self.handles: dict[int, Load] = {}
+        self.named: set[int] = set()
+        self.unnamed: dict[int, Any] = {}
+        self.buffer_names: dict[str, int] = {}
+        self.temporaries: dict[int, Var] = {}
+        self.elements: dict[int, tuple[Var, Load]] = {}
+        self.reducers: dict[int, Any] = {}
+        self.lazy = 0
+        self.kernel: Any = None
+        self.kernels = 0
+        self.func_attrs: dict[str, Any] = {}
+        self.outputs: list[Buffer] = []
+        self.returned: tuple[int, ...] | None = None
+        self.params: dict[str, Any] = {}
+        self.serial = 0
+
+    # ---- places ----------------------------------------------------------------------------------------------------
+
+    def span(self) -> Span | None:
+        """The place of the statement being traced, in rewritten code."""
+        return self.ctx.span(self.pos) if self.ctx is not None and self.ctx.places else None
+
+    def here(self) -> Span | None:
+        """The innermost user place: inside an ordinary helper function, the helper's line with its caller."""
+        outer = self.span()
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__", "").startswith(
+                ("tilelang.language", "tilelang.ops", "tilelang.ir", "tilelang.layout")):
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is None or self.ctx is None:
+            return outer
+        if frame.f_code is self.ctx.code or frame.f_code in self.ctx.code.co_consts:
+            return outer
+        return Span(frame.f_code.co_filename, frame.f_lineno, 0, function=frame.f_code.co_name, caller=outer)
+
+    def enter_context(self, ctx: Context) -> None:
+        self.contexts.append((self.ctx, self.pos))
+        ctx.base = len(self.frames)
+        self.ctx, self.pos = ctx, 0
+
+    def leave_context(self) -> None:
+        while len(self.frames) > self.ctx.base:
+            self.exit(self.frames[-1])
+        self.ctx, self.pos = self.contexts.pop()
+
+    # ---- frames and statements -------------------------------------------------------------------------------------
+
+    def emit(self, stmt: Stmt | None) -> None:
+        """Append a statement to the innermost frame."""
+        if stmt is None:
+            return
+        if self.lazy:
+            raise errors.error("lazy-effect", "a statement (tile op, macro with effects, atomic) stands in an operand "
+                                              "that "
+                               "may not be evaluated", span=self.here(),
+                               hint="only the first operand of and/or and the test of `a if c else b` always run: "
+                               "call it in a statement before")
+        frame = self.frames[-1]
+        if not frame.dead:
+            frame.stmts.append(stmt)
+
+    def enter(self, frame: Frame) -> Any:
+        frame.span = self.here()
+        self.frames.append(frame)
+        frame.value = frame.open(self)
+        return frame.value
+
+    def exit(self, frame: Frame) -> None:
+        """Close a frame, and the ones opened inside it by bare expression statements."""
+        while True:
+            top = self.frames.pop()
+            stmt = top.close(self)
+            if stmt is not None:
+                self.emit(stmt)
+            if top is frame:
+                return
+
+    def in_kernel(self) -> bool:
+        return self.kernel is not None
+
+    def fresh_name(self, base: str) -> str:
+        """A buffer name that no other buffer of the function has."""
+        n = self.buffer_names.get(base, 0)
+        self.buffer_names[base] = n + 1
+        return base if n == 0 else self.fresh_name(f"{base}_{n}")
+
+    def new_var(self, name: str, dt: Any) -> Var:
+        """A variable that takes the Python name it is bound to next."""
+        v = Var(name, DType(dt), span=self.span())
+        self.unnamed[id(v)] = v
+        return v
+
+    def name_value(self, name: str, value: Any) -> None:
+        """Give a fresh variable or buffer the Python name it is bound to (its identity stays)."""
+        if self.unnamed.pop(id(value), None) is None:
+            return
+        if isinstance(value, Buffer):
+            name = self.fresh_name(name)
+            if value.data.name == value.name:
+                object.__setattr__(value.data, "name", name)
+        object.__setattr__(value, "name", name)
+
+    # ---- assignment ------------------------------------------------------------------------------------------------
+
+    def bind(self, name: str, value: Any, old: Any = None) -> Any:
+        """`name = value`: store into a variable, or bind the value and return what the name now stands for."""
+        if isinstance(old, Load) and id(old) in self.named and not self._is_fresh_handle(value):
+            if isinstance(value, (Expr, BufferSlice, *SCALARS)) or hasattr(value, "__tilelang_expr__"):
+                self.store(old.buffer, old.indices, value)
+                return old
+        elif isinstance(old, BufferSlice) and old.by_reference and isinstance(value, (Expr, *SCALARS)):
+            store_slice(self, old, value)
+            return old
+        if isinstance(value, Expr):
+            return self._bind_expr(name, value, old)
+        if isinstance(value, Buffer):
+            self.name_value(name, value)
+        elif type(value) is tuple:
+            return tuple(self.as_it_is_now(v) for v in value)
+        elif isinstance(value, Undefined):
+            raise errors.error("scope", f"`{name}` is assigned from a name that has no value yet", span=self.span())
+        elif isinstance(value, Poison):
+            value._raise()  # assigning from a dead name is a use
+        return value
+
+    def _is_fresh_handle(self, value: Any) -> bool:
+        return isinstance(value, Load) and id(value) in self.handles and id(value) not in self.named
+
+    def _bind_expr(self, name: str, value: Expr, old: Any) -> Any:
+        if isinstance(value, Load) and id(value) in self.handles and id(value) not in self.named:
+            self.named.add(id(value))
+            self.name_value(name, value.buffer)
+            return value
+        if isinstance(value, Const):
+            return value
+        if isinstance(value, Var):
+            self.name_value(name, value)
+            return value
+        if value.dtype.is_handle or (self.kernel is None and not reads_memory(value)):
+            return value
+        if isinstance(old, Var) and not isinstance(old, Const):
+            log.warning("%s: Immutable value `%s` is re-bound; use T.alloc_var for a variable that "
+                        "changes", self.span(),
+                        name)
+        v = self.let(name, value)
+        if isinstance(value, Load) and not any(reads_memory(i) for i in value.indices):
+            self.elements[id(v)] = (v, value)
+        return v
+
+    def let(self, name: str, value: Expr) -> Var:
+        """A fresh immutable variable bound to the value here."""
+        v = Var(name, value.dtype, span=self.span())
+        self.emit(Bind(v, value, span=self.span()))
+        return v
+
+    def bind_frame(self, name: str, value: Any, old: Any = None) -> Any:
+        """The target of a for header or `with … as`.  A loop over several extents needs a name for each."""
+        if isinstance(value, tuple):
+            raise errors.error("unpack", "the header names one variable, the loop gives "
+                                         f"{len(value)}", span=self.span(),
+                               hint="name one variable per extent")
+        self.name_value(name, value)
+        return value
+
+    def frame_values(self, value: Any, n: int, star: int | None = None) -> tuple[Any, ...]:
+        """Unpack the value of a frame (a variable unpacks to itself)."""
+        items = (value,) if isinstance(value, Var) else tuple(value) if isinstance(value, (tuple, list)) else None
+        if items is None or len(items) != n:
+            found = "one value" if items is None else f"{len(items)}"
+            raise errors.error("unpack", f"the header names {n} variables, the loop or launch gives {found}",
+                               span=self.span(), hint="name one variable per extent")
+        return items
+
+    def freeze(self, value: Any) -> Any:
+        """The value as it is now: an expression that reads memory is bound to a variable."""
+        if isinstance(value, Expr) and not isinstance(value, (Var, Const)) and not self._is_fresh_handle(value):
+            if reads_memory(value) or self.kernel is not None and not value.dtype.is_handle:
+                v = self.let("t", value)
+                self.unnamed[id(v)] = v
+                return v
+        if isinstance(value, tuple) and type(value) is tuple:
+            return tuple(self.freeze(v) for v in value)
+        return value
+
+    def as_it_is_now(self, value: Any) -> Any:
+        """An element of a tuple: an expression that reads memory is read here, not where the tuple is used."""
+        if isinstance(value, Expr) and not self._is_fresh_handle(value) and reads_memory(value):
+            return self.freeze(value)
+        return value
+
+    def unpack(self, value: Any, n: int, star: int | None = None) -> tuple[Any, ...]:
+        """The n values of a tuple assignment, all computed before the first is assigned."""
+        if isinstance(value, (Expr, Buffer, BufferSlice)) and not isinstance(value, Var):
+            raise errors.error("unpack", f"cannot unpack one value into {n} names", span=self.span())
+        items = list(value)
+        if star is None and len(items) != n:
+            raise errors.error("unpack", f"expected {n} values to unpack, found {len(items)}", span=self.span())
+        if star is not None:
+            if len(items) < n - 1:
+                raise errors.error("unpack", f"expected at least {n - 1} values to unpack, found {len(items)}",
+                                   span=self.span())
+            tail = n - 1 - star
+            items = [*items[:star], items[star:len(items) - tail], *items[len(items) - tail:]]
+        return tuple(self.freeze(v) for v in items)
+
+    def augment(self, name: str, old: Any, op: str, value: Any) -> Any:
+        """`name op= value`."""
+        if isinstance(old, Undefined):
+            raise errors.error("scope", f"`{name}` is used before it has a value", span=self.span())
+        if isinstance(old, (Buffer, BufferSlice)):
+            raise errors.error("whole-buffer-assignment", f"`{name} {op}=` on a whole buffer is not supported: use "
+                                                          "slice "
+                               "assignment", span=self.span(), hint="write a T.Parallel loop over its elements")
+        return self.bind(name, self._apply(op, old, value), old)
+
+    def _apply(self, op: str, a: Any, b: Any) -> Any:
+        if isinstance(a, Expr) and isinstance(b, str):
+            raise TypeError(f"`{op}=` of an expression and a string")
+        return OPS[op](a, b)
+
+    def setitem(self, target: Any, key: Any, value: Any) -> None:
+        """`target[key] = value`."""
+        if isinstance(target, Buffer):
+            self._store_item(target, key, value)
+        elif isinstance(target, Load) and id(target) in self.handles and id(target) not in self.named:
+            self.store(target.buffer, target.indices, value)
+        elif isinstance(target, Poison):
+            target._raise()
+        elif isinstance(target, (Expr, BufferSlice)):
+            raise errors.error("store-target", f"{describe(target)} does not support item assignment", span=self.span(),
+                               hint="index the buffer itself; a T.alloc_var is assigned by its name, without [0]")
+        else:
+            target[key] = value
+
+    def _store_item(self, buffer: Buffer, key: Any, value: Any) -> None:
+        where = subscript(buffer, key, storing=True)
+        if isinstance(where, BufferSlice):
+            store_slice(self, where, value)
+        else:
+            self.store(buffer, where.indices, value)
+
+    def store(self, buffer: Buffer, indices: tuple[Expr, ...], value: Any) -> None:
+        """buffer[indices] = value, cast to the element type."""
+        if isinstance(value, (Buffer, str, type(None), list, tuple, dict)) and not isinstance(value, DType):
+            raise errors.error("store-type", f"an element of `{buffer.name}` cannot be assigned a "
+                                             f"{type(value).__name__}",
+                               span=self.span(), hint="use T.copy to move whole tiles")
+        v = convert(value)
+        lanes = max((i.dtype.lanes for i in indices), default=1)
+        want = buffer.dtype.with_lanes(buffer.dtype.lanes * lanes)
+        if v.dtype.lanes not in (1, want.lanes) or v.dtype.is_handle and not want.is_handle and want.bits != 64:
+            raise errors.error("store-type", f"Incompatible types in BufferStore: an element of `{buffer.name}` is "
+                                             f"{want}, "
+                               f"the value is {v.dtype}", span=self.span())
+        stored = v if v.dtype == want else _cast_value(value, v, want)
+        self.emit(Store(buffer, tuple(indices), stored, span=self.here()))
+
+    def augment_item(self, target: Any, key: Any, op: str, value: Any) -> None:
+        """`target[key] op= value`; indices are evaluated once."""
+        if isinstance(target, Buffer):
+            where = subscript(target, key, storing=True)
+            if isinstance(where, BufferSlice):
+                store_slice(self, where, OPS[op](where, value))
+            else:
+                self.store(target, where.indices, OPS[op](where, value))
+        elif isinstance(target, Load) and id(target) in self.handles and id(target) not in self.named:
+            self.store(target.buffer, target.indices, OPS[op](target, value))
+        else:
+            target[key] = OPS[op](target[key], value)
+
+    def getitem(self, target: Any, key: Any) -> Any:
+        """`target[key]` where target is an attribute or an element of a container (it may hold a variable)."""
+        if isinstance(target, Load) and id(target) in self.handles and id(target) not in self.named:
+            return target
+        return target[key]
+
+    def slice(self, start: Any, stop: Any, step: Any) -> builtins.slice:
+        return slice(start, stop, step)
+
+    def range(self, fn: Any) -> Any:
+        """What `range` means in a for header: T.serial, unless the user shadowed the name."""
+        return self.serial_loop if fn is builtins.range else fn
+
+    serial_loop: Callable[..., Any]  # set by loops.py: the builder does not know the loop kinds
+
+    # ---- parameters ------------------------------------------------------------------------------------------------
+
+    def before_kernel(self) -> None:
+        """Called when the first T.Kernel opens; the eager form stops its symbolic trace here."""
+        if self.eager is not None:
+            self.eager.before_kernel(self)
+
+    def annotate(self, name: str, param: Any, annotation: Any) -> Any:
+        """`name: annotation` in the body for a parameter; params.py replaces it per function form."""
+        declare = getattr(param, "declare", None)
+        return declare(self, annotation) if declare is not None else param
+
+    def allocate(self, buffer: Buffer, init: Expr | None = None) -> Buffer:
+        """Emit the allocation of a buffer; it takes the Python name it is bound to."""
+        self.emit(Alloc(buffer, init, span=self.here()))
+        self.unnamed[id(buffer)] = buffer
+        return buffer
+
+
+class Emitted:
+    """Result of an operation that emitted its statement already."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<emitted>"
+
+
+def _cast_value(raw: Any, v: Expr, want: DType) -> Expr:
+    """The stored value in the element type; a Python literal becomes that type's constant directly."""
+    if isinstance(v, Const) and isinstance(raw, (int, float, np.generic)) and want.lanes == 1:
+        if want.is_float or isinstance(v.value, bool):
+            return const(v.value, want)
+    return cast(v, want)
+
+
+__all__ = ["Emitted", "OPS", "Recorder", "SCALARS", "log", "reads_memory"]
