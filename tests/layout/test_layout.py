@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tilelang.ir import Buffer, Var, dtype, is_const
+from tilelang.ir import Alloc, Buffer, Func, Launch, Var, const, dtype, is_const, parse, to_text
 from tilelang.layout import (
     Layout,
     SwizzleMode,
@@ -14,6 +14,7 @@ from tilelang.layout import (
     make_swizzled_layout,
     padded_layout,
     panel_layout,
+    row_fragment,
     swizzled_layout,
 )
 from tilelang.layout.mode import evaluate_index
@@ -138,3 +139,18 @@ def test_constructors_take_buffers():
 def test_drawing():
     assert str(Layout((2, 2), lambda i, j: (j, i))).splitlines() == [
         "Layout 2x2  4 elements", "  | 0 1", "--+----", "0 | 0 2", "1 | 1 3"]
+
+
+@pytest.mark.parametrize("lay", [swizzled_layout((3, 32, 64), 16), padded_layout((5, 7), 3), linear_layout((7,)),
+                                 Layout((4, 8), lambda i, j: (j, i)), swizzled_layout((16, 32), 16).expand([2]),
+                                 row_fragment((7, 100), 96, 4), row_fragment((64, 32), 128, 8).reduce(1),
+                                 row_fragment((64,), 128).reduce(0)], ids=range(8))
+def test_text_reads_back(lay):
+    tx = tuple(Var(n, I32) for n in ("tx", "ty", "tz"))
+    buf = Buffer("S", lay.shape, dtype("float16"), "shared.dyn")
+    launch = Launch((const(1),), (Var("bx", I32),), (32, 1, 1), tx, Alloc(buf), (("layouts", ((buf, lay),)),))
+    func = Func("main", (), (), launch)
+    again = parse(to_text(func))
+    got = again.body.attr("layouts")[0][1]
+    assert got == lay and type(got) is type(lay) and getattr(got, "swizzle", None) == getattr(lay, "swizzle", None)
+    assert to_text(again) == to_text(func)

@@ -41,6 +41,13 @@ def parse(text: str) -> Func:
     return _Parser().module(module)
 
 
+def parse_expr(text: str, env: dict[str, Any]) -> Expr:
+    """The expression a text describes, over the variables in env by name.  Raises ParseError."""
+    reader = _Parser()
+    reader.env = dict(env)
+    return reader.expr(ast.parse(text, mode="eval").body)
+
+
 class _Parser:
     def __init__(self) -> None:
         self.env: dict[str, Any] = {}
