@@ -1,6 +1,6 @@
 """LLVM IR or object code to callable addresses in this process, for the CPU target.
 
-    code = compile_cpu_object(llvm_ir)            bytes that can be cached for this cpu_engine().host_key()
+    code = compile_cpu_object(llvm_ir)            bytes that can be cached for this processor and llvmlite
     loaded = load_cpu_object(code, "entry")       loaded.address; keep `loaded` alive while the address is in use
 
 Loading an object takes well under a millisecond; compiling is what costs.
@@ -54,11 +54,6 @@ class CpuEngine:
         self._jit = llvm.create_lljit_compiler(
             target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True), use_jit_link=False)
         self._pool = self._load_pool()
-
-    def host_key(self) -> str:
-        """What object code depends on besides the IR: processor, features, LLVM version."""
-        version = ".".join(map(str, self._llvm.llvm_version_info))
-        return f"{self.triple} {self.cpu} {self.features} llvm {version}"
 
     def emit_object(self, llvm_ir: str, opt: int = 2) -> bytes:
         """Optimised object code.  Raises RuntimeError for IR that LLVM refuses (a fault of the compiler)."""
