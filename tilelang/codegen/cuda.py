@@ -6,12 +6,11 @@ dynamic array with the offsets planned by transform/plan_shared_memory.py.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any, Protocol
 
+from tilelang.errors import error
 from tilelang.ir import (
-    I32,
     AddressOf,
     Alloc,
     Assert,
@@ -25,7 +24,6 @@ from tilelang.ir import (
     Launch,
     Load,
     Ramp,
-    Select,
     Shuffle,
     Span,
     Store,
@@ -42,35 +40,14 @@ from tilelang.ir import (
 from tilelang.target import INTRINSICS
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
 
-from .c_like import ADD, ATOM, COND, EQ, LOR, POSTFIX, PREFIX, CLikePrinter, Text, quote
+from .c_like import ADD, EQ, POSTFIX, PREFIX, CLikePrinter, Text, quote
+from .cuda_types import HALVES, HEADERS, KEYWORDS, TYPES, is_small_float, literal
 from .prelude import device_header
 
 SHARED_SCOPES = ("shared", "shared.dyn")
-_TYPES = {"bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
-          "int32": "int", "uint32": "unsigned", "int64": "long long", "uint64": "unsigned long long",
-          "float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float", "tfloat32": "float", "float64": "double",
-          "handle": "void*", "float8_e4m3": "fp8_e4_t", "float8_e4m3fn": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
-_HALVES = ("float16", "bfloat16")
-# type name in the text -> (header, typedef)
-_HEADERS = {"half_t": ("cuda_fp16.h", "typedef __half half_t;"),
-            "bfloat16_t": ("cuda_bf16.h", "typedef __nv_bfloat16 bfloat16_t;"),
-            "fp8_e4_t": ("cuda_fp8.h", "typedef __nv_fp8_e4m3 fp8_e4_t;"),
-            "fp8_e5_t": ("cuda_fp8.h", "typedef __nv_fp8_e5m2 fp8_e5_t;"),
-            "uchar": ("", "typedef unsigned char uchar;")}  # a spelling that injected source uses
-_LITERAL_SUFFIX = {"int32": "", "uint32": "u", "int64": "LL", "uint64": "ULL"}
 _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
                "le": "vec_compare", "gt": "vec_compare", "ge": "vec_compare", "eq": "vec_compare", "ne": "vec_compare",
                "and": "vec_compare", "or": "vec_compare"}
-_KEYWORDS = """
-alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast
-continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto if
-inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
-reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this thread_local
-throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq half half2
-float2 float4 int2 int4 uint2 uint4 min max abs exp log sqrt printf memcpy threadIdx blockIdx blockDim gridDim warpSize
-tl smem block_ panel_ start_ in_ width_ TL_DEVICE TL_INFINITY TL_NAN fmaxf fminf fmax fmin main half_t bfloat16_t
-fp8_e4_t fp8_e5_t
-""".split()
 _WORD = re.compile(r"\w+")
 
 
@@ -95,7 +72,7 @@ class CudaPrinter(CLikePrinter):
     """Prints one kernel; see print_kernel."""
 
     # A variable must not hide a function that a row's text calls.
-    reserved = frozenset(_KEYWORDS) | {w for row in INTRINSICS.values() for t in (row.cuda or {}).values()
+    reserved = frozenset(KEYWORDS) | {w for row in INTRINSICS.values() for t in (row.cuda or {}).values()
                                        for w in re.findall(r"(?<![\w:{])([A-Za-z_]\w*)\(", t)}
 
     def __init__(self, kernel: DeviceKernel, fast_math: bool = False) -> None:
@@ -124,7 +101,7 @@ class CudaPrinter(CLikePrinter):
         words = set(_WORD.findall(body)) | set(_WORD.findall(injected)) | self.extra
         functions = device_header(words)
         words |= set(_WORD.findall(functions))
-        used = [(h, t) for name, (h, t) in _HEADERS.items() if name in words]
+        used = [(h, t) for name, (h, t) in HEADERS.items() if name in words]
         out = [f"#include <{h}>" for h in dict.fromkeys(h for h, _ in used) if h] + [t for _, t in used]
         out.append("#define TL_DEVICE __device__ __forceinline__")
         if functions:
@@ -178,38 +155,17 @@ class CudaPrinter(CLikePrinter):
 
     # ---- types and literals -----------------------------------------------------------------------------------------
     def type_name(self, dt: dtype, span: Span | None = None) -> str:
-        name = _TYPES.get(dt.base)
+        name = TYPES.get(dt.base)
         if name is None:
-            raise self.unsupported(f"element type {dt}", None)
+            raise error("codegen-unsupported", f"element type {dt} is not supported by this target's code generator", span=span)
         return name if dt.lanes == 1 else f"tl::vec<{name}, {dt.lanes}>"
 
     def literal(self, e: Const) -> Text:
-        dt, v = e.dtype, e.value
-        if dt.is_bool:
-            return ("true" if v else "false"), ATOM
-        if dt.is_float:
-            return self._float_literal(dt, float(v))
-        if dt.is_handle:
-            return ("nullptr", ATOM) if v == 0 else (f"(void*){v}ULL", PREFIX)
-        suffix = _LITERAL_SUFFIX.get(dt.base)
-        if suffix is None:
-            return f"({_TYPES[dt.base]}){v}", PREFIX
-        if v == -(2 ** (dt.bits - 1)):
-            return f"(-{-v - 1}{suffix} - 1)", ATOM
-        return f"{v}{suffix}", (PREFIX if v < 0 else ATOM)
-
-    def _float_literal(self, dt: dtype, v: float) -> Text:
-        if math.isnan(v) or math.isinf(v):
+        self.type_name(e.dtype, e.span)  # refuses types without a form
+        text, level = literal(e)
+        if "TL_" in text:
             self.extra.add("infinity")
-            text = "TL_NAN" if math.isnan(v) else "TL_INFINITY" if v > 0 else "-TL_INFINITY"
-            level = PREFIX if v < 0 else ATOM
-            return (text, level) if dt.base in ("float32", "tfloat32") else (f"{_TYPES[dt.base]}({text})", POSTFIX)
-        if dt == "float64":
-            return repr(v), (PREFIX if v < 0 or math.copysign(1, v) < 0 else ATOM)
-        text = f"{_short_float(v)}f"
-        if dt.base in ("float32", "tfloat32"):
-            return text, (PREFIX if text[0] == "-" else ATOM)
-        return f"{self.type_name(dt)}({text})", POSTFIX
+        return text, level
 
     # ---- memory ---------------------------------------------------------------------------------------------------
     def alloc(self, s: Alloc) -> None:
@@ -304,9 +260,9 @@ class CudaPrinter(CLikePrinter):
         name = self.type_name(to, e.span)
         if source.scalar == to.scalar or {source.base, to.base} == {"float32", "tfloat32"}:
             return self.expr(e.value)
-        if _is_small_float(source) and to != "float32":
+        if is_small_float(source) and to != "float32":
             return self._to(to, f"(float){self.at(e.value, PREFIX)}")
-        if _is_small_float(to):
+        if is_small_float(to):
             inner = self.at(e.value, PREFIX)
             if source.is_bool or (source.is_int and source.bits < 32):
                 return f"{name}((float){inner})", POSTFIX
@@ -323,19 +279,19 @@ class CudaPrinter(CLikePrinter):
     def _convert_vector(self, e: Cast) -> Text:
         source, to = e.value.dtype, e.dtype
         value = self.top(e.value)
-        if source.base in ("float32", "tfloat32") and to.base in _HALVES and to.lanes % 2 == 0:
+        if source.base in ("float32", "tfloat32") and to.base in HALVES and to.lanes % 2 == 0:
             return f"tl::cast_{'half' if to.base == 'float16' else 'bfloat16'}({value})", POSTFIX
         name = self.type_name(to.scalar, e.span)
-        if _is_small_float(source) and to.base != "float32":
+        if is_small_float(source) and to.base != "float32":
             value = f"tl::cast<float>({value})"
-        elif _is_small_float(to) and (source.is_bool or (source.is_int and source.bits < 32)):
+        elif is_small_float(to) and (source.is_bool or (source.is_int and source.bits < 32)):
             value = f"tl::cast<float>({value})"
         return f"tl::cast<{name}>({value})", POSTFIX
 
     def _binary(self, e: Binary) -> Text:
         if e.a.dtype.lanes > 1 and e.op not in ("min", "max", "floordiv", "floormod"):
             return self._vector_binary(e)
-        if e.a.dtype.is_float8 or (e.a.dtype.base in _HALVES and e.op == "div"):
+        if e.a.dtype.is_float8 or (e.a.dtype.base in HALVES and e.op == "div"):
             wide = Binary(e.op, _as_float(e.a), _as_float(e.b), dtype("float32") if e.dtype.is_float else e.dtype)
             text, level = super()._binary(wide)
             return (f"{self.type_name(e.dtype)}({text})", POSTFIX) if e.dtype.is_float else (text, level)
@@ -343,13 +299,13 @@ class CudaPrinter(CLikePrinter):
 
     def _vector_binary(self, e: Binary) -> Text:
         dt = e.a.dtype
-        if dt.is_float8 or (dt.base in _HALVES and e.op == "div"):
+        if dt.is_float8 or (dt.base in HALVES and e.op == "div"):
             wide = dtype("float32").with_lanes(dt.lanes)
             inner = Binary(e.op, Cast(e.a, wide), Cast(e.b, wide), wide if e.dtype.is_float else e.dtype)
             return self.expr(Cast(inner, e.dtype) if e.dtype.is_float else inner)
         section = _VECTOR_OPS.get(e.op, "vec_bits")
         self.extra.add(section)
-        if section == "vec_arithmetic" and dt.base in _HALVES and dt.lanes % 2 == 0:
+        if section == "vec_arithmetic" and dt.base in HALVES and dt.lanes % 2 == 0:
             self.extra.add("vec_half" if dt.base == "float16" else "vec_bfloat16")
         return super()._binary(e)
 
@@ -366,7 +322,7 @@ class CudaPrinter(CLikePrinter):
         dt, f = e.dtype.scalar, e.op
         if dt.base in ("float32", "tfloat32", "float64"):
             name = f"f{f}" + ("" if dt == "float64" else "f")
-        elif dt.base in _HALVES:
+        elif dt.base in HALVES:
             name = f"__h{f}"
         elif dt.is_float8:
             name = f"f{f}f"
@@ -431,7 +387,7 @@ class CudaPrinter(CLikePrinter):
         attrs = dict(e.attrs)
         attrs.setdefault("rounding_mode", "rn")
         base = "float32" if dt.base == "tfloat32" else dt.base
-        through_float = base not in row.cuda and _is_small_float(dt)
+        through_float = base not in row.cuda and is_small_float(dt)
         text = row.cuda.get("float32" if through_float else base)
         if self.fast_math and row.fast and (through_float or base == "float32"):
             text = row.fast
@@ -460,7 +416,7 @@ class CudaPrinter(CLikePrinter):
             raise self.unsupported(f"`{e.op}` on {buffer.dtype}", e, f"atomics exist for {', '.join(ATOMIC_DTYPES)}")
 
     def _call_printf(self, e: Call) -> Text:
-        args = [self.top(a) if isinstance(a, StringConst) or not _is_small_float(a.dtype)
+        args = [self.top(a) if isinstance(a, StringConst) or not is_small_float(a.dtype)
                 else f"(float){self.at(a, PREFIX)}" for a in e.args]
         return f"printf({', '.join(args)})", POSTFIX
 
@@ -482,24 +438,12 @@ class CudaPrinter(CLikePrinter):
         self.emit(f"if (!({self.top(s.cond)})) tl::assert_failed({quote(text)});")
 
 
-def _is_small_float(dt: dtype) -> bool:
-    return dt.base in _HALVES or dt.is_float8
-
-
 def _operand(dt: dtype, name: str) -> str:
     return f"(float){name}" if dt.is_float8 else name
 
 
 def _as_float(e: Expr) -> Expr:
     return Cast(e, dtype("float32"))
-
-
-def _short_float(v: float) -> str:
-    """Shortest decimal that reads back as the same float32, always with a point or exponent."""
-    import numpy as np
-
-    text = str(np.float32(v)) if abs(v) <= 3.4028235e38 else repr(v)
-    return text if any(c in text for c in ".en") else text + ".0"
 
 
 def lane_of(e: Expr, k: int) -> Expr:
@@ -531,4 +475,4 @@ def _written_storages(launch: Launch) -> set[Var]:
     return out
 
 
-__all__ = ["COND", "CudaPrinter", "DeviceKernel", "I32", "LOR", "Select", "lane_of", "print_kernel"]
+__all__ = ["CudaPrinter", "DeviceKernel", "lane_of", "print_kernel"]
