@@ -31,6 +31,7 @@ from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce
 from tilelang.ops.gemm.select import operand_fragments
 from tilelang.target.instructions import MMA_ROWS
 from tilelang.transform.infer_layouts import infer_layouts
+from tilelang.transform.lower_tile_ops import lower_tile_ops
 from tilelang.transform.pass_ import PassContext
 
 F16_ROW = "mma.m16n8k16.f16.f16.f32"
@@ -407,3 +408,16 @@ def test_the_trace_says_why():
     assert lines[2].startswith("# layout of acc (mma.m16n8k16.f16.f16.f32 on 2x2 warps): Fragment((64, 64)")
     assert lines[0].startswith("# layout of A_s (1 accesses): Layout((64, 32)")
     assert any(line.startswith("# acc\nFragment 64x64  128 threads") for line in lines)
+
+
+def test_dimension_walked_by_an_outer_loop_stays_in_registers():
+    """for k: for i in Parallel: s[i] += F[i, k] needs no exchange: each thread owns its rows of F."""
+    f, s, x = frag("F", (64, 8)), frag("s", (64,)), tensor("X", (64, 8), "float32")
+    k = Var("k", dtype("int32"))
+    add = parallel((64,), lambda i: Store(s, (i,), load(s, (i,)) + load(f, (i, k))))
+    stmts = [copy(x, f), Fill(region(s), const(0.0)), For(k, const(0), const(8), "serial", add)]
+    layouts, launch = infer([x], [f, s], stmts, threads=64)
+    assert layouts[f].register((5, 3)) == 3 and layouts[f].thread((5, 3)) == 5
+    func = Func("main", (Var("X_handle", dtype("handle")),), (), launch)
+    lowered = lower_tile_ops(func, PassContext())
+    assert not [a for a in walk(lowered) if isinstance(a, Alloc) and a.buffer.scope_name.startswith("shared")]

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.ir import Buffer, Const, Expr, Load, Store, Var, const, walk, substitute
+from tilelang.layout import REGISTER
 from tilelang.ops.distribute import Distribution, index_values
 
 
@@ -73,8 +74,11 @@ def resolve(frag: Any, buffer: Buffer, indices: tuple[Expr, ...], grid: Grid, is
     if known is not None:
         return Touch(known)
     values: list[np.ndarray] = []
+    outside = False
     for d, i in enumerate(indices):
         got = index_values(i, grid.env)
+        if got is None and _picks_register(frag, d, i, grid):
+            got, outside = np.asarray(0), True
         if got is None:
             return Touch(None, f"index {d} of `{buffer.name}` is not a function of the parallel loop's variables")
         values.append(got)
@@ -99,8 +103,17 @@ def resolve(frag: Any, buffer: Buffer, indices: tuple[Expr, ...], grid: Grid, is
         if not _all_owners_write(*full, np.broadcast_to(thread, grid.shape), table, grid):
             return Touch(None, f"not every owner of an element of `{buffer.name}` computes it",
                          _repeats(element, mask, grid))
+    if outside:
+        return Touch(_formula(frag, indices, grid))
     registers = np.asarray(frag.register_table()).reshape(-1)[element]
     return Touch(_fit(registers, mask, grid, frag, indices))
+
+
+def _picks_register(frag: Any, d: int, index: Expr, grid: Grid) -> bool:
+    """Whether an index that the loop does not determine (that of a loop around it, say) only chooses among registers of
+    the same threads: who owns the element does not depend on it."""
+    bound = {*grid.env, *grid.loop_vars}
+    return all(m.to == REGISTER for m in frag.modes[d]) and not any(x in bound for x in walk(index) if isinstance(x, Var))
 
 
 def _by_structure(frag: Any, indices: tuple[Expr, ...], grid: Grid, is_write: bool) -> Expr | None:
