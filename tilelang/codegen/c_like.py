@@ -54,6 +54,7 @@ from tilelang.ir import (
 
 register("codegen-unsupported", NotImplementedError, "the target's code generator has no form for this construct yet")
 
+_OWN_FUNCTION = "write it another way, or call a function of your own through T.import_source and T.call_extern"
 # C precedence; a higher number binds tighter.
 ATOM, POSTFIX, PREFIX, MUL, ADD, SHIFT, REL, EQ, BAND, BXOR, BOR, LAND, LOR, COND = range(16, 2, -1)
 _BINARY = {"add": ("+", ADD), "sub": ("-", ADD), "mul": ("*", MUL), "div": ("/", MUL), "truncdiv": ("/", MUL),
@@ -155,10 +156,10 @@ class CLikePrinter:
         where = f"{os.path.basename(span.file)}:{span.line}"
         self.emit(f"// {text}  ({where})" if text else f"// {where}")
 
-    def unsupported(self, what: str, n: Node | None, hint: str = "") -> Exception:
-        """The error for a construct without a form on this target."""
+    def unsupported(self, what: str, n: Node | None, hint: str = "", span: Span | None = None) -> Exception:
+        """The error for a construct without a form on this target, at the node's place or the span."""
         return error("codegen-unsupported", f"{what} is not supported by this target's code generator",
-                     span=getattr(n, "span", None), hint=hint)
+                     span=span or getattr(n, "span", None), hint=hint or _OWN_FUNCTION)
 
     # ---- statements -------------------------------------------------------------------------------------------------
     def stmt(self, s: Stmt | None) -> None:

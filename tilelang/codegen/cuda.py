@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from typing import Any, Protocol
 
-from tilelang.errors import error
 from tilelang.ir import (
     AddressOf,
     Alloc,
@@ -157,7 +156,7 @@ class CudaPrinter(CLikePrinter):
     def type_name(self, dt: dtype, span: Span | None = None) -> str:
         name = TYPES.get(dt.base)
         if name is None:
-            raise error("codegen-unsupported", f"element type {dt} is not supported by this target's code generator", span=span)
+            raise self.unsupported(f"element type {dt}", None, span=span)
         return name if dt.lanes == 1 else f"tl::vec<{name}, {dt.lanes}>"
 
     def literal(self, e: Const) -> Text:

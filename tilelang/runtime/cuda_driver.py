@@ -19,6 +19,12 @@ from tilelang.target.probe import load_libcuda
 register("cuda-missing", RuntimeError, "no CUDA driver or device is usable on this machine")
 register("cuda-driver", RuntimeError, "a CUDA driver call failed")
 
+# CUresult -> what to do
+_ANY_HINT = "errors of kernels arrive at a later call: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer"
+_HINTS = {2: "free memory on the device, or use smaller tensors", 100: "check nvidia-smi and CUDA_VISIBLE_DEVICES",
+          209: "the cubin is for another architecture: compile for this device's arch",
+          218: "the cubin is damaged or newer than the driver: compile again, or update the driver",
+          701: "the kernel needs more registers or shared memory than a block may have: use smaller tiles"}
 # CUdevice_attribute
 ATTRIBUTES = {"max_threads_per_block": 1, "max_shared_per_block": 8, "warp_size": 10, "clock_khz": 13, "sm_count": 16,
               "memory_clock_khz": 36, "bus_width_bits": 37, "l2_bytes": 38, "threads_per_sm": 39, "cc_major": 75,
@@ -63,7 +69,7 @@ class Driver:
         self.lib.cuGetErrorName(rc, ctypes.byref(name))
         self.lib.cuGetErrorString(rc, ctypes.byref(text))
         raise error("cuda-driver", f"{what} failed: {(name.value or b'?').decode()} ({rc}): "
-                                   f"{(text.value or b'unknown error').decode()}")
+                    f"{(text.value or b'unknown error').decode()}", hint=_HINTS.get(rc, _ANY_HINT))
 
     def call(self, name: str, *args: Any) -> None:
         """lib.<name>(*args), checked."""

@@ -36,7 +36,8 @@ def disassemble(cubin: bytes) -> str:
         f.flush()
         done = subprocess.run([exe, "-c", f.name], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise error("nvdisasm-missing", f"nvdisasm failed: {done.stderr.strip()}")
+        raise error("nvdisasm-missing", f"nvdisasm failed: {done.stderr.strip().replace(f.name, 'the cubin')}",
+                    hint="use an nvdisasm at least as new as the NVRTC that made the cubin")
     return done.stdout
 
 

@@ -1,0 +1,12 @@
+import tilelang
+import tilelang.language as T
+
+
+@T.prim_func
+def f(A: T.Tensor((8,), "int32")):
+    with T.Kernel(1, threads=8) as _:
+        T.sync_grid()
+        A[0] = 1
+
+
+tilelang.compile(f, target={"kind": "cuda", "arch": "sm_80"})
