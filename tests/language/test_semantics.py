@@ -840,3 +840,48 @@ def test_literals_in_promotion():
     assert (T.int32() + 2**31).dtype == "int64"
     with pytest.raises(ValueError):
         T.int32() & 0xFFFFFFFF
+
+
+def test_a_macro_that_changes_a_variable_may_end_a_block():
+    @T.macro
+    def bump(v: T.Ref):
+        v = v + 1
+
+    @T.prim_func
+    def f(O: T.Tensor((2,), "int32")):
+        with T.Kernel(2, threads=1) as b:
+            v = T.alloc_var("int32")
+            for i in range(3):
+                O[b] = v
+                bump(v)
+
+    assert out(f) == [2, 2]
+
+
+def test_try_match_import_and_del_run_at_trace_time():
+    mode = "b"
+
+    @T.prim_func
+    def f(O: T.Tensor((3,), "int32")):
+        from math import floor
+
+        with T.Kernel(1, threads=1):
+            x = floor(1.5)
+            try:
+                O[0] = x
+            finally:
+                O[1] = 2
+            del x
+            match mode:
+                case "a":
+                    O[2] = 10
+                case "b":
+                    O[2] = 20
+
+    assert out(f) == [1, 2, 20]
+    with pytest.raises(RuntimeError, match="used before it has a value"):
+        @T.prim_func
+        def g(O: T.Tensor((3,), "int32")):
+            with T.Kernel(1, threads=1):
+                O[0] = late
+                late = 1  # noqa: F841

@@ -429,6 +429,12 @@ class _Rewriter(ast.NodeTransformer):
         value = self.expr(s.value) if s.value is not None else _const(None)
         return [self.pos(s), ast.Return(_call("return_", value))]
 
+    def do_Delete(self, s: ast.Delete) -> list[ast.stmt]:
+        names = [t for t in s.targets if isinstance(t, ast.Name)]
+        s.targets = [t for t in s.targets if not isinstance(t, ast.Name)]
+        out: list[ast.stmt] = [ast.Assign([_name(t.id, True)], _name(UNDEFINED)) for t in names]
+        return [self.pos(s), *out, *([s] if s.targets else [])]
+
     def do_Assert(self, s: ast.Assert) -> list[ast.stmt]:
         msg = self.expr(s.msg) if s.msg is not None else _const("")
         return [self.pos(s), ast.Expr(_call("assert_", self.expr(s.test), _thunk(msg), _const(ast.unparse(s.test))))]

@@ -72,6 +72,7 @@ class Macro:
             else:
                 bound.arguments[name] = _by_value(b, name, value)
         run = rw.function(self.orig_func, self._caller_locals)
+        mark = len(b.macro_writes)
         b.enter_context(Context(rw.file, self.name, rw.places, b.here(), run.__code__))
         try:
             result = run(b, UNDEFINED, *bound.args, **bound.kwargs)
@@ -79,6 +80,7 @@ class Macro:
             e.span = refine(b, e) if e.span is None or e.span is b.span() else e.span
             raise
         b.leave_context()
+        b.after_macro(mark)
         return result
 
     def _reference_params(self) -> frozenset[str]:

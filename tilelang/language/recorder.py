@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import Alloc, Bind, Buffer, Call, Const, Expr, Load, Span, Stmt, Store, Var, cast, const, convert, walk
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, Load, Span, Stmt, Store,
+                         TileOp, Var, cast, const, convert, walk)
 from tilelang.ir import dtype as DType
 from tilelang.target.intrinsics import is_pure
 
@@ -29,6 +30,7 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge, "==": operator.eq, "!=": operator.ne, "is": operator.is_, "is not": operator.is_not,
     "in": lambda a, b: a in b, "not in": lambda a, b: a not in b,
 }
+_SIMPLE = (Store, Bind, Evaluate, Alloc, TileOp)  # statements without a body
 SCALARS = (bool, int, float, np.generic)
 
 
@@ -61,6 +63,8 @@ class Recorder:
         self.elements: dict[int, tuple[Var, Load]] = {}
         self.reducers: dict[int, Any] = {}
         self.lazy = 0
+        self.macro_writes: list[Var] = []
+        self.hazard: tuple[Context, int, set[int]] | None = None
         self.kernel: Any = None
         self.kernels = 0
         self.func_attrs: dict[str, Any] = {}
@@ -110,9 +114,36 @@ class Recorder:
                                "may not be evaluated", span=self.here(),
                                hint="only the first operand of and/or and the test of `a if c else b` always run: "
                                "call it in a statement before")
+        if self.hazard is not None and isinstance(stmt, _SIMPLE):
+            self._check_order(stmt)
+        if len(self.contexts) > 1:
+            self.macro_writes += _written(stmt)
         frame = self.frames[-1]
         if not frame.dead:
             frame.stmts.append(stmt)
+
+    def after_macro(self, mark: int) -> None:
+        """Remember what a macro call wrote: the rest of its statement must not hold older reads of it."""
+        written = {id(v) for v in self.macro_writes[mark:]}
+        if written:
+            same = self.hazard is not None and self.hazard[0] is self.ctx and self.hazard[1] == self.pos
+            self.hazard = (self.ctx, self.pos, written | (self.hazard[2] if same and self.hazard else set()))
+        if len(self.contexts) == 1:
+            self.macro_writes.clear()
+
+    def _check_order(self, stmt: Stmt) -> None:
+        """Refuse a statement that reads what a macro called in it has changed: the read may stand before the call."""
+        assert self.hazard is not None  # asked only then
+        ctx, pos, written = self.hazard
+        if ctx is not self.ctx:
+            return
+        if pos != self.pos:
+            self.hazard = None
+            return
+        for x in walk(stmt):
+            if isinstance(x, Load) and id(x.buffer.data) in written:
+                raise errors.error("evaluation-order", f"`{x.buffer.name}` is read in a statement that also calls a "
+                                   "macro changing it", span=self.span())
 
     def enter(self, frame: Frame) -> Any:
         frame.span = self.here()
@@ -364,6 +395,19 @@ class Emitted:
 
     def __repr__(self) -> str:
         return "<emitted>"
+
+
+def _written(stmt: Stmt) -> list[Var]:
+    """Storage a simple statement writes."""
+    if isinstance(stmt, Store):
+        return [stmt.buffer.data]
+    if isinstance(stmt, TileOp):
+        return [a.region.buffer.data for a in stmt.accesses() if a.writes]  # type: ignore[attr-defined]
+    if isinstance(stmt, (Evaluate, Bind)):
+        call = stmt.call if isinstance(stmt, Evaluate) else stmt.value
+        if isinstance(call, Call) and not is_pure(call.op):
+            return [a.buffer.data for a in call.args if isinstance(a, AddressOf)]
+    return []
 
 
 def _cast_value(raw: Any, v: Expr, want: DType) -> Expr:

@@ -31,16 +31,6 @@ class Context:
         return got
 
 
-class Undefined:
-    """The value of a local name before its first assignment."""
-
-    def __repr__(self) -> str:
-        return "<unassigned>"
-
-
-UNDEFINED = Undefined()
-
-
 class Poison:
     """A name whose value must not be read any more; every use raises `error`."""
 
@@ -51,8 +41,8 @@ class Poison:
 
     def _raise(self, *_: Any, **__: Any) -> Any:
         b = current()
-        raise errors.error(self._kind, self._message, span=b.span() if b else None,
-                           notes=((self._span, "bound in the body of this"),), hint=self._hint)
+        notes = ((self._span, "bound in the body of this"),) if self._span is not None else ()
+        raise errors.error(self._kind, self._message, span=b.span() if b else None, notes=notes, hint=self._hint)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__tilelang_expr__":
@@ -64,6 +54,19 @@ class Poison:
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __lshift__ = __rshift__ = __and__ = __or__ = __xor__ = _raise
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __neg__ = __invert__ = __format__ = _raise
     __hash__ = object.__hash__
+
+
+class Undefined(Poison):
+    """The value of a local name before its first assignment."""
+
+    def __init__(self) -> None:
+        super().__init__("", "scope", "a local name is used before it has a value", "assign it first", None)
+
+    def __repr__(self) -> str:
+        return "<unassigned>"
+
+
+UNDEFINED = Undefined()
 
 
 def outside_scope(name: str, span: Span | None) -> Poison:
