@@ -113,7 +113,8 @@ def _picks_register(frag: Any, d: int, index: Expr, grid: Grid) -> bool:
     """Whether an index that the loop does not determine (that of a loop around it, say) only chooses among registers of
     the same threads: who owns the element does not depend on it."""
     bound = {*grid.env, *grid.loop_vars}
-    return all(m.to == REGISTER for m in frag.modes[d]) and not any(x in bound for x in walk(index) if isinstance(x, Var))
+    free = not any(x in bound for x in walk(index) if isinstance(x, Var))
+    return free and all(m.to == REGISTER for m in frag.modes[d])
 
 
 def _by_structure(frag: Any, indices: tuple[Expr, ...], grid: Grid, is_write: bool) -> Expr | None:
