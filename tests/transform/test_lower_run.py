@@ -447,3 +447,12 @@ def test_two_dimensional_thread_blocks():
                   threads=(8, 4, 2)))
 
 
+
+
+@pytest.mark.parametrize("threads", [33, 48, 160])
+def test_reduce_with_a_part_of_a_warp(threads):
+    a, c, f, m = tensor("A", (5, 48)), tensor("C", (5,)), fragment("F", (5, 48)), fragment("M", (5,))
+    lay = row_fragment((5, 48), threads)
+    func = program([a, c], [(f, lay), (m, lay.reduce(1))], lambda bx: [
+        Copy(region(a), region(f)), Reduce(region(f), region(m), "sum", 1), Copy(region(m), region(c))], threads=threads)
+    agree(func, 1e-5)

@@ -10,6 +10,7 @@ from tilelang.ir.evaluate import to_dtype
 
 from .base import Access, LowerContext
 from .layouts import same_layout
+from .ldmatrix import copy_by_ldmatrix
 from .pairing import lower_elementwise
 from .tiles import fit
 
@@ -42,7 +43,11 @@ class Copy(TileOp):
         return same_layout(self.src, self.dst, known)
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """An element loop under the distribution that suits both sides; cp.async where the planner asked for it."""
+        """ldmatrix into a matrix operand's registers; else an element loop under the distribution that suits both
+        sides, with cp.async where the planner asked for it."""
+        by_matrix = copy_by_ldmatrix(cx, self.src, self.dst, self.span)
+        if by_matrix is not None:
+            return by_matrix
         return lower_elementwise(cx, self.dst, self.src, lambda v: cast(v, self.dst.dtype), self.span,
                                  loop_layout=self.attr("loop_layout"), width=self.attr("coalesced_width"),
                                  is_async=bool(self.attr("async_group")))

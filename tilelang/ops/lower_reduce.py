@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, Select, Stmt, Store, call, cast, const, convert, dtype,
+from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, If, Select, Stmt, Store, call, cast, const, convert, dtype,
                          fresh, load, seq)
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
@@ -41,9 +41,14 @@ class ReduceLowering:
             count *= n if d != self.axis else 1
         self.partials: Buffer = self.cx.new_local(f"{self.dst.name}_part", count, self.acc_dtype)
         across = [m for m in self.share.modes[self.axis] if m.to == THREAD and m.size > 1]
-        lanes, warps = _split_at_warp(across)
+        lanes, warps = _split_at_warp(across) if self._in_whole_warps() else ([], across)
         partial = self.partial(lanes)
         return seq(partial, self.direct(lanes) if not warps else self.through_shared(lanes, warps), span=self.op.span)
+
+    def _in_whole_warps(self) -> bool:
+        """Whether every thread that holds data has all 32 lanes of its warp beside it: shuffles need them."""
+        digits = [m for ms in self.share.modes for m in ms if m.to == THREAD] + list(self.share.copies)
+        return 1 + sum((m.size - 1) * m.stride for m in digits) <= self.cx.num_threads // WARP * WARP
 
     # ---- meaning of one step ---------------------------------------------------------------------------------------
 
@@ -78,8 +83,6 @@ class ReduceLowering:
             return tuple(const(0) if d == self.axis else i for d, i in enumerate(indices))
         return out or (const(0),)
 
-
-
     def _place(self, dist: Distribution) -> Expr:
         """Which partial a point adds to: row-major over the kept axes."""
         out: Expr = const(0)
@@ -107,11 +110,15 @@ class ReduceLowering:
             if d == self.axis:
                 own = For(v, const(0), const(n), "unroll", own)
         steps: list[Stmt] = [Store(self.partials, at, self.neutral), own]
+        exchange: list[Stmt] = []
         for m in lanes:
             mask = m.stride * m.size // 2
             while mask >= m.stride:
-                steps.append(Store(self.partials, at, self.combine(mine, _from_lane(mine, mask)), span=span))
+                exchange.append(Store(self.partials, at, self.combine(mine, _from_lane(mine, mask)), span=span))
                 mask //= 2
+        if exchange and cx.num_threads % WARP:  # the threads past the last whole warp hold nothing
+            exchange = [If(cx.thread < cx.num_threads // WARP * WARP, seq(*exchange))]
+        steps += exchange
         out = seq(*steps)
         for (v, n), d in reversed(list(zip(dist.axes, dist.axis_dims))):
             if d != self.axis:

@@ -23,39 +23,9 @@ from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Regi
 from tilelang.layout import REGISTER, THREAD, Mode
 
 from ..distribute import digit
+from ..ldmatrix import outer_digits, threads_used
 
 WARP = 32
-
-
-@dataclass(frozen=True)
-class Outer:
-    """A digit of an operand dimension outside the instruction's own tile.
-
-    weight: index step.  stride: threads or registers a step moves.
-    """
-
-    size: int
-    to: str
-    stride: int
-    weight: int
-
-
-def outer_digits(modes: tuple[Mode, ...], inner: int) -> tuple[tuple[Mode, ...], list[Outer]]:
-    """(digits inside an instruction tile of `inner` indices, digits outside, outermost first)."""
-    inside: list[Mode] = []
-    outside: list[Outer] = []
-    weight = 1
-    for m in reversed(modes):
-        size, stride = m.size, m.stride
-        if weight < inner:
-            part = min(size, inner // weight)
-            inside.insert(0, Mode(part, m.to, stride))
-            weight *= part
-            size, stride = size // part, stride * part
-        if size > 1:
-            outside.insert(0, Outer(size, m.to, stride, weight))
-            weight *= size
-    return tuple(inside), outside
 
 
 class WarpTiles:
@@ -151,19 +121,12 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
             out.append(fetch(step + 1))
         out.append(multiply(step))
     body = seq(*[s for s in out if s is not None], span=op.span)
-    busy = _threads_used(frag_c)
+    busy = threads_used(frag_c)
     return body if busy >= cx.num_threads else If(cx.thread < busy, body)
 
 
 def _exact(modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
     return tuple(m for m in modes if m.size > 1)
-
-
-def _threads_used(frag: Any) -> int:
-    used = 1
-    for m in [m for ms in frag.modes for m in ms if m.to == THREAD] + list(frag.copies):
-        used += (m.size - 1) * m.stride
-    return used
 
 
 def _cleared(op: Any, cx: Any, local: Buffer) -> Stmt | None:
@@ -350,4 +313,4 @@ def _by_element(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
     return unrolled(vs, seq(*stores))
 
 
-__all__ = ["Operand", "WarpTiles", "lower_mma", "outer_digits"]
+__all__ = ["Operand", "WarpTiles", "lower_mma"]
