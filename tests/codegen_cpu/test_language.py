@@ -211,3 +211,52 @@ def test_a_table_of_addresses():
     rows = rng.standard_normal((3, 40)).astype(np.float32)
     table = np.array([r.ctypes.data for r in rows], np.int64)
     assert np.array_equal(run_cpu(gather, [table, None])["B"], rows * 2)
+
+
+@pytest.mark.parametrize("what", ["store", "load", "copy", "negative", "thread"])
+def test_leaving_block_memory_for_certain_is_refused(what):
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32")):
+        with T.Kernel(2, threads=64) as b:
+            S = T.alloc_shared((32,), "float32")
+            tx = T.get_thread_binding(0)
+            if what == "store":
+                for i in T.Parallel(33):
+                    S[i] = A[i]
+            if what == "load":
+                for i in T.Parallel(32):
+                    A[i] = S[i + b]
+            if what == "copy":
+                T.copy(A[0:32], S[b])
+            if what == "negative":
+                for i in T.serial(4):
+                    S[2 - i] = A[i]
+            if what == "thread":
+                S[tx] = A[tx]
+
+    with pytest.raises((TileLangError, IndexError)) as e:
+        Compiled(main)
+    assert e.value.kind == "cpu-out-of-bounds"
+
+
+def test_accesses_that_a_condition_guards_are_not_refused():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((32,), "float32")
+            tx = T.get_thread_binding(0)
+            for i in T.Parallel(64):
+                if i >= 32:
+                    continue
+                S[i] = A[i]
+            for i in T.Parallel(64):
+                B[i] = T.if_then_else(i < 32, S[i], T.float32(-1))
+            if tx < 32:
+                S[tx] = S[tx] + T.float32(1)
+            for i in T.Parallel(64):
+                if i < 32 and S[i] > T.float32(0.5):
+                    B[i + 32] = S[i]
+
+    a = rng.random(64).astype(np.float32)
+    want = np.concatenate([a[:32], a[:32] + np.float32(1)])
+    assert np.array_equal(run_cpu(main, [a, None])["B"], want)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tilelang import errors
 from tilelang.arith import Analyzer
 from tilelang.ir import (
     AddressOf,
@@ -35,6 +36,8 @@ from . import arithmetic, mathlib
 from .host import HostCpu
 from .text import Fn, is_literal
 from .types import convert, from_memory, literal, load, memory_type, store, unsupported, value_type
+
+errors.register("cpu-out-of-bounds", IndexError, "a program certainly accesses block memory outside its shape (CPU)")
 
 
 @dataclass
@@ -73,6 +76,8 @@ class Expressions:
         self.guarded = True  # False: tl.disable_safe_memory_legalize
         self.tid: str | None = None
         self.span: Any = None
+        self.maybe = 0  # > 0: the code being emitted may not be executed for every value of the loop variables
+        self.swept: set[Var] = set()  # variables that certainly take every value of their analyzer range
 
     # ---- scalars --------------------------------------------------------------------------------------------------
 
@@ -121,15 +126,22 @@ class Expressions:
         if e.dtype.lanes > 1 or _is_cheap(e.b):
             return self.f.let(f"{e.op} {value_type(e.dtype)} {a}, {self.value(e.b)}")
         if e.op == "and":
-            return self.f.choose(a, "i1", lambda: self.value(e.b), lambda: "false")
-        return self.f.choose(a, "i1", lambda: "true", lambda: self.value(e.b))
+            return self.f.choose(a, "i1", lambda: self.sometimes(e.b), lambda: "false")
+        return self.f.choose(a, "i1", lambda: "true", lambda: self.sometimes(e.b))
+
+    def sometimes(self, e: Expr) -> str:
+        """Value of an expression that is evaluated only under a condition."""
+        self.maybe += 1
+        v = self.value(e)
+        self.maybe -= 1
+        return v
 
     def _select(self, e: Select) -> str:
         cond, ty = self.value(e.cond), value_type(e.dtype)
         if e.cond.dtype.lanes > 1 or not e.lazy or (_is_cheap(e.a) and _is_cheap(e.b)):
             a, b = self.value(e.a), self.value(e.b)
             return self.f.let(f"select {value_type(e.cond.dtype)} {cond}, {ty} {a}, {ty} {b}")
-        return self.f.choose(cond, ty, lambda: self.value(e.a), lambda: self.value(e.b))
+        return self.f.choose(cond, ty, lambda: self.sometimes(e.a), lambda: self.sometimes(e.b))
 
     def _call(self, e: Call) -> str:
         effect = self.effects().get(e.op)
@@ -293,6 +305,30 @@ class Expressions:
         lo, hi = self.analyzer.bounds_of(self.analyzer.linear(e)) if e.dtype.is_signed else self.analyzer.interval(e)
         return isinstance(size, int) and lo is not None and hi is not None and lo >= 0 and hi < size
 
+    def check_bounds(self, b: Buffer, indices: tuple[Expr, ...], span: Any, extents: tuple[Any, ...] = ()) -> None:
+        """Refuse an access of block or thread memory that certainly leaves it: no guard stands there.
+
+        extents: elements touched per dimension (default 1).  Only indices linear in variables that take all values of
+        their range, where nothing can skip the access, are certain.
+        """
+        if self.maybe or b.scope() == "global" or len(indices) != len(b.shape):
+            return
+        for d, (e, size) in enumerate(zip(indices, b.shape)):
+            more = extents[d] - 1 if extents and isinstance(extents[d], int) else 0
+            if not isinstance(size, int) or not e.dtype.is_signed or e.dtype.lanes > 1:
+                continue
+            form = self.analyzer.linear(e)
+            if not all(isinstance(t, Var) and t in self.swept for t in form.terms):
+                continue
+            low, high = self.analyzer.bounds_of(form)
+            if low is None or high is None or low >= 0 and high + more < size:
+                continue
+            raise errors.error(
+                "cpu-out-of-bounds",
+                f"{b.name} is accessed at index {low if low < 0 else high + more} of dimension {d}, "
+                f"which has {size} elements", span=span or self.span,
+                hint="memory of a block is not guarded: make it larger, or guard the access with a condition")
+
     def safe_value(self, b: Buffer, dt: Any) -> str:
         """What a load outside b's shape gives."""
         e = self.safe_values.get(b)
@@ -302,6 +338,7 @@ class Expressions:
         b = e.buffer
         if any(i.dtype.lanes > 1 for i in e.indices):
             return self._load_lanes(e)
+        self.check_bounds(b, e.indices, e.span)
         at = [self.index(i) for i in e.indices]
         ok = self.in_range(e, b, e.indices, at)
         if ok == "true":
@@ -359,6 +396,7 @@ class Expressions:
             self._store_lanes(b, indices, value, v)
             return
         v = convert(self.f, v, value.dtype, b.dtype)
+        self.check_bounds(b, indices, node.span)
         at = [self.index(i) for i in indices]
         self.f.branch(self.in_range(node, b, indices, at),
                       lambda: store(self.f, b.dtype, v, self.address(b, at), self.span))

@@ -15,7 +15,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Alloc, Assert, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Seq, Stmt, Var, While, walk
+from tilelang.ir import (
+    Alloc,
+    Assert,
+    Bind,
+    Buffer,
+    Const,
+    Evaluate,
+    Expr,
+    For,
+    Func,
+    If,
+    Launch,
+    Seq,
+    Stmt,
+    Var,
+    While,
+    walk,
+)
 
 from .exprs import Bound, Expressions, Storage
 from .stmts import Statements, on_stack
@@ -241,6 +258,11 @@ def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Sl
         body.vars[v] = Bound(wide=f"%b{d}")
         hi = cx.analyzer.interval(s.grid[d])[1]
         body.analyzer = body.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
+        if isinstance(s.grid[d], Const) and int(s.grid[d]) > 0:
+            body.swept.add(v)
+    for v, n in zip(s.thread_vars, s.threads):
+        body.analyzer = body.analyzer.bind(v, 0, n - 1)
+        body.swept.add(v)
     body.stmt(s.body)
     f.end("ret void")
     f.finish()

@@ -15,6 +15,7 @@ from tilelang.ir import (
     Break,
     Buffer,
     Call,
+    Const,
     Continue,
     Evaluate,
     Expr,
@@ -28,6 +29,7 @@ from tilelang.ir import (
     TileOp,
     Var,
     While,
+    walk,
 )
 
 from . import gemm, tile_loops
@@ -184,9 +186,20 @@ class Statements(Expressions):
         if s.kind == "unroll" and factor:
             notes = (f'!"llvm.loop.unroll.count", i32 {int(factor)}',)
         self.bind_loop_var(s.var, s.start, s.extent)
+        skipping = self.enter([s.var], [s.start, s.extent], s.body)
         with self.f.loop("0", extent, hint=clean(s.var.name), notes=notes) as i:
             self.vars[s.var] = Bound(wide=self.f.add(i, start))
             self.stmt(s.body)
+        self.maybe -= skipping
+
+    def enter(self, loop_vars: Any, bounds: Any, body: Stmt) -> int:
+        """Note a loop for check_bounds: does it run all values of its variables, and all of its body?"""
+        constant = all(isinstance(b, Const) for b in bounds) and all(int(b) > 0 for b in bounds[-len(loop_vars):])
+        if constant:
+            self.swept.update(loop_vars)
+        skipping = not constant or any(isinstance(n, (Break, Continue)) for n in walk(body))
+        self.maybe += skipping
+        return int(skipping)
 
     def bind_loop_var(self, v: Var, start: Expr, extent: Expr) -> None:
         """Tell the analyzer the range of a loop variable."""
@@ -203,7 +216,9 @@ class Statements(Expressions):
         f.end(f"br i1 {self.value(s.cond)}, label %{body}, label %{out}")
         f.start(body)
         f.loops.append(Loop(head, out))
+        self.maybe += 1
         self.stmt(s.body)
+        self.maybe -= 1
         f.loops.pop()
         if not f.ended:
             f.br(head)
@@ -216,7 +231,9 @@ class Statements(Expressions):
 
         def side(body: Stmt, holds: bool) -> Callable[[], None]:
             def emit() -> None:
+                self.maybe += 1
                 self.stmt(body)
+                self.maybe -= 1
                 self.analyzer = outside
 
             return emit
@@ -262,6 +279,8 @@ class Statements(Expressions):
             hi = self.analyzer.interval(e)[1]
             self.analyzer = self.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
 
+        skipping = self.enter(s.vars, s.extents, s.body)
+
         def level(k: int) -> None:
             if k == len(sizes):
                 self.stmt(s.body)
@@ -272,11 +291,15 @@ class Statements(Expressions):
                 level(k + 1)
 
         level(0)
+        self.maybe -= skipping
         self.analyzer = outside
 
     # ---- tile operations ------------------------------------------------------------------------------------------
 
     def _tile_op(self, s: TileOp) -> None:
+        for a in s.accesses():  # type: ignore[attr-defined]
+            r = a.region
+            self.check_bounds(r.buffer, r.mins, r.span or s.span, r.extents)
         _TILE[type(s)](self, s)
 
 
