@@ -557,6 +557,7 @@ def convert(value: Any, dt: Any = None) -> Expr:
 
 
 def cast(value: Any, dt: Any) -> Expr:
+    """value converted to dtype dt; literals that fit fold."""
     dt = dtype(dt)
     value = convert(value)
     if value.dtype == dt:
@@ -711,6 +712,7 @@ def logical(op: str, a: Any, b: Any) -> Expr:
 
 
 def as_bool(e: Any) -> Expr:
+    """A condition: bools as they are, numbers as `!= 0`."""
     e = convert(e)
     if e.dtype.is_bool:
         return e
@@ -720,6 +722,7 @@ def as_bool(e: Any) -> Expr:
 
 
 def unary(op: str, a: Any) -> Expr:
+    """op a, with literals folded and double negation removed.  op: neg, not, bitnot."""
     a = convert(a)
     if op == "not":
         a = as_bool(a)
@@ -739,6 +742,7 @@ def unary(op: str, a: Any) -> Expr:
 
 
 def select(cond: Any, a: Any, b: Any, lazy: bool = True) -> Expr:
+    """cond ? a : b, operands promoted; a literal condition picks its side."""
     cond = as_bool(cond)
     a, b = match(convert(a), convert(b)) if isinstance(a, Expr) or isinstance(b, Expr) is False else match(a, b)
     if isinstance(cond, Const):
@@ -754,6 +758,7 @@ def load(buffer: Buffer, indices: Any, span: Span | None = None) -> Load:
 
 
 def call(op: str, args: Any, dt: Any, span: Span | None = None, **attrs: Any) -> Call:
+    """The intrinsic `op` applied to args; keyword arguments become attrs."""
     return Call(op, tuple(convert(a) for a in args), dtype(dt), tuple(sorted(attrs.items())), span=span)
 
 
@@ -784,4 +789,5 @@ def construct(dt: dtype, values: tuple[Any, ...]) -> Expr:
 
 
 def fresh(name: str, dt: Any = "int32") -> Var:
+    """A new variable."""
     return Var(name, dtype(dt))
