@@ -163,6 +163,13 @@ def test_names_do_not_hide_functions():
     assert "main_kernel_1[tx] = expf(expf_1[tx]);" in source
 
 
+def test_names_are_ascii():
+    tv = thread_vars()
+    a, o = tensor("größe", (128,)), tensor("漢", (128,))
+    source = print_kernel(kernel((a, o), Store(o, (tv[0],), load(a, (tv[0],))), tvars=tv))
+    assert "v_[tx] = gr__e[tx];" in source and source.isascii()
+
+
 def test_read_only_tensors_are_const_and_source_lines_are_shown(tmp_path):
     file = tmp_path / "user.py"
     file.write_text("import x\nB[i] = A[i]\n")

@@ -78,8 +78,8 @@ class Namer:
         """The name of key; chosen at the first call from `wanted`."""
         got = self.names.get(key)
         if got is None:
-            base = re.sub(r"\W", "_", wanted) or "v"
-            base = base if not base[0].isdigit() else f"v{base}"
+            base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)  # Python allows letters in names that C compilers refuse
+            base = f"v{base}" if not base.strip("_") or base[0].isdigit() else base
             got, n = base, 1
             while got in self.used:
                 got, n = f"{base}_{n}", n + 1

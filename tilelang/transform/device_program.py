@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,7 @@ def split_host(func: Func) -> LoweredProgram:
     Kernel names: `<func>_kernel`, further launches `<func>_kernel_1`, …
     """
     kernels: list[DeviceKernel] = []
-    base = func.attr("global_symbol") or func.name
+    base = re.sub(r"[^A-Za-z0-9_]", "_", func.attr("global_symbol") or func.name)  # the name of a C function
 
     def visit(s: Any) -> Any:
         if isinstance(s, Launch):
