@@ -186,6 +186,32 @@ def test_a_tuple_holds_values_not_later_ones():
     assert out(f) == [3, 4]
 
 
+def test_raw_statements():
+    @T.prim_func
+    def f(A: T.Tensor((4,), "int32"), O: T.Tensor((4,), "int32")):
+        T.Assert(T.int32(4) > 3, "never")
+        with T.launch_thread("blockIdx.x", 4) as bx, T.sblock("body"):
+            T.reads(A[0:4])
+            T.writes(O[0:4])
+            V = T.decl_buffer((2, 2), "int32", data=A.data)
+            x = T.bind(V[bx // 2, bx % 2])
+            T.buffer_store(O, T.call_intrin("int32", "abs", x), [bx])
+
+    assert out(f, np.array([1, -2, 3, -4], np.int32)) == [1, 2, 3, 4]
+    with pytest.raises(NotImplementedError, match="clusters of"):
+        T.ClusterKernel(1, cluster_dims=2)
+    with pytest.raises(TypeError, match="no intrinsic is named"):
+        T.call_intrin("int32", "nothing", 1)
+
+
+def test_a_previous_value_in_an_expression_with_the_element_is_refused():
+    with pytest.raises(RuntimeError, match="read in a statement that also"):
+        @T.prim_func
+        def f(O: T.Tensor((2,), "int32")):
+            with T.Kernel(1, threads=1):
+                O[1] = O[0] + T.atomic_add(O[0], 1, return_prev=True)
+
+
 def test_hints_have_no_effect():
     @T.prim_func
     def f(O: T.Tensor((2,), "int32")):

@@ -34,6 +34,9 @@ from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized,
 from .macro import Macro, Ref, macro
 from .meta import BaseTileScheduler, PersistentTileScheduler, inline, meta_class
 from .prim_func import PrimFunc, prim_func
+from .raw import (Assert, ClusterKernel, attr, bind, call_intrin, decl_buffer, launch_thread, meta_var, reads, sblock,
+                  sblock_attr, sync_global, tvm_thread_invariant, tvm_warp_activemask, tvm_warp_shuffle,
+                  tvm_warp_shuffle_down, tvm_warp_shuffle_up, writes)
 from .reducer import alloc_reducer, finalize_reducer, reducer_init, reducer_update
 from .symbolics import const, dynamic, symbolic
 from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, access_ptr, address_of,

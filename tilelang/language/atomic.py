@@ -57,6 +57,7 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
     if return_prev:
         old = b.let("old", op)
         b.unnamed[id(old)] = old
+        b.wrote(dst.buffer)
         return old
     b.emit(Evaluate(op, span=b.here()))
     return EMITTED

@@ -51,7 +51,7 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
      "assign to a T.alloc_var and return it after the loop or branch"),
     ("lazy-effect", RuntimeError, "a statement or macro in a lazily evaluated operand",
      "only the first operand of and/or and the test of `a if c else b` always run: call it in a statement before"),
-    ("evaluation-order", RuntimeError, "a value read and changed by a macro within one statement",
+    ("evaluation-order", RuntimeError, "a value read and changed by a macro or atomic within one statement",
      "bind one of them first: `old = x`, or `new = step(x)`"),
     ("whole-buffer-assignment", RuntimeError, "`buffer op= value`", "write a T.Parallel loop over its elements"),
     ("unpack", ValueError, "a wrong number of values to unpack", "name one variable per value"),

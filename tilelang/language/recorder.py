@@ -131,6 +131,11 @@ class Recorder:
         if len(self.contexts) == 1:
             self.macro_writes.clear()
 
+    def wrote(self, buffer: Buffer) -> None:
+        """An operation inside an expression has changed a buffer (an atomic that gives the old value)."""
+        self.macro_writes.append(buffer.data)
+        self.after_macro(len(self.macro_writes) - 1)
+
     def _check_order(self, stmt: Stmt) -> None:
         """Refuse a statement that reads what a macro called in it has changed: the read may stand before the call."""
         assert self.hazard is not None  # asked only then
@@ -142,8 +147,8 @@ class Recorder:
             return
         for x in walk(stmt):
             if isinstance(x, Load) and id(x.buffer.data) in written:
-                raise errors.error("evaluation-order", f"`{x.buffer.name}` is read in a statement that also calls a "
-                                   "macro changing it", span=self.span())
+                raise errors.error("evaluation-order", f"`{x.buffer.name}` is read in a statement that also changes it by a "
+                                   "macro or atomic", span=self.span())
 
     def enter(self, frame: Frame) -> Any:
         frame.span = self.here()

@@ -18,7 +18,7 @@ VECTOR = "wide raw loads and stores are not available yet: slices such as A[i, 0
 LATER = "is not available yet"
 
 _TABLE: dict[str, str] = {
-    HOPPER: """ClusterKernel alloc_barrier alloc_cluster_barrier barrier_arrive barrier_wait mbarrier_arrive
+    HOPPER: """alloc_barrier alloc_cluster_barrier barrier_arrive barrier_wait mbarrier_arrive
         mbarrier_arrive_expect_tx mbarrier_expect_tx mbarrier_wait_parity wgmma_gemm wgmma_mma wgmma_gemm_sp
         wait_wgmma warpgroup_arrive warpgroup_commit_batch warpgroup_fence_operand warpgroup_wait
         set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async shuffle_elect block_rank_in_cluster
@@ -44,11 +44,10 @@ _TABLE: dict[str, str] = {
         ptx_mma_block_scale ptx_mma_sm70 ptx_mma_sp gemm_sp tvm_bmma_sync tvm_fill_fragment
         tvm_load_matrix_sync tvm_mma_sync tvm_store_matrix_sync""",
     VECTOR: "ldg32 ldg64 ldg128 ldg256 stg32 stg64 stg128 stg256 lds32 lds64 lds128 sts32 sts64 sts128",
-    RAW: """Assert CallEffectKind CommReducer IterVar Let ProducerLoad Range Reduce arg attr axis bind
-        block_name_suffix_context buffer buffer_decl buffer_var comm_reducer decl_buffer env_thread
-        func_name func_ret get_active_lane_mask ignore_loop_partition index_map init iter_var launch_thread
-        let lookup_param meta_var reads sblock sblock_attr ret target where writes vscale type_annotation
-        Ptr call_kernel undef""",
+    RAW: """CallEffectKind CommReducer IterVar Let ProducerLoad Range Reduce arg axis block_name_suffix_context
+        buffer buffer_decl buffer_var comm_reducer env_thread func_name func_ret get_active_lane_mask
+        ignore_loop_partition index_map init iter_var let lookup_param ret target where vscale
+        type_annotation Ptr call_kernel undef""",
     HOST: """TVMBackendAllocWorkspace TVMBackendFreeWorkspace anylist_getitem anylist_resetitem
         anylist_setitem_call_cpacked anylist_setitem_call_packed call_cpacked call_cpacked_lowered
         call_packed call_packed_lowered tvm_call_cpacked tvm_call_cpacked_lowered tvm_call_packed
@@ -57,9 +56,8 @@ _TABLE: dict[str, str] = {
         llvm_lookup_intrinsic_id""",
     LATER: """CUDASourceCodeKernel WSInstr WSOpRef WSPipeline WSRole WSSchedule WSScope WSSync WSSyncKind
         annotate_ws_schedule ws_op rng_init rng_rand rng_rand_float start_profile_intrinsic
-        end_profile_intrinsic sync_global call_intrin tvm_access_ptr tvm_thread_allreduce
-        tvm_thread_invariant tvm_warp_activemask tvm_warp_shuffle tvm_warp_shuffle_down tvm_warp_shuffle_up
-        handle_add_byte_offset q_multiply_shift q_multiply_shift_per_axis""",
+        end_profile_intrinsic tvm_access_ptr tvm_thread_allreduce handle_add_byte_offset q_multiply_shift
+        q_multiply_shift_per_axis""",
 }
 
 
