@@ -4,6 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
+from fake_driver import Driver, I, OnGpu, P
 from hosts import HANDLE, tensor
 
 from tilelang.ir import (
@@ -25,82 +26,11 @@ from tilelang.ir import (
     load,
     seq,
 )
-from tilelang.runtime import dlpack
 from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import stub_text
-from tilelang.runtime.launchers import MAX_DEVICES, CudaLauncher
+from tilelang.runtime.launchers import CudaLauncher
 from tilelang.runtime.signature import signature_of
 from tilelang.transform.device_program import split_host
-
-P, I, U = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32
-
-
-class OnGpu(dlpack.Exported):
-    """A NumPy array that says it is on a CUDA device."""
-
-    def __init__(self, array, device=0):
-        super().__init__(array)
-        self.device = device
-
-    def __dlpack_device__(self):
-        return 2, self.device
-
-    def __dlpack__(self, **_):
-        capsule = super().__dlpack__()
-        for managed, array, *_ in dlpack._alive.values():
-            if array is self.array:
-                managed.tensor.device_type, managed.tensor.device_id = 2, self.device
-        return capsule
-
-
-class Driver:
-    """Counts what the host code asks of the driver; launches are (function, grid, block, shared, stream, arguments)."""
-
-    def __init__(self, kernels, types):
-        self.launches, self.loads, self.pushed, self.result, self.load_result = [], [], 0, 0, 0
-        self.types, self.current = types, 0
-        self.functions = (P * (len(kernels) * MAX_DEVICES))()
-        self.contexts = (P * MAX_DEVICES)()
-        self.status = I(0)
-        self.count = len(kernels)
-        self.callbacks = {
-            "cuLaunchKernel": ctypes.CFUNCTYPE(I, P, U, U, U, U, U, U, U, P, ctypes.POINTER(P), P)(self._launch),
-            "cuCtxGetCurrent": ctypes.CFUNCTYPE(I, ctypes.POINTER(P))(self._get),
-            "cuCtxPushCurrent_v2": ctypes.CFUNCTYPE(I, P)(self._push),
-            "cuCtxPopCurrent_v2": ctypes.CFUNCTYPE(I, ctypes.POINTER(P))(self._pop),
-            "tl_load": ctypes.CFUNCTYPE(I, I)(self._load)}
-
-    def symbols(self):
-        out = {n: ctypes.cast(f, P).value for n, f in self.callbacks.items()}
-        out.update(tl_functions=ctypes.addressof(self.functions), tl_contexts=ctypes.addressof(self.contexts),
-                   tl_status=ctypes.addressof(self.status))
-        return out
-
-    def _launch(self, f, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
-        k = (f - 1000) % 100
-        values = [ctypes.cast(params[i], ctypes.POINTER(t)).contents.value for i, t in enumerate(self.types[k])]
-        self.launches.append((f, (gx, gy, gz), (bx, by, bz), shared, stream, values, self.current))
-        return self.result
-
-    def _get(self, out):
-        out[0] = self.current
-        return 0
-
-    def _push(self, context):
-        self.stack, self.current, self.pushed = self.current, context, self.pushed + 1
-        return 0
-
-    def _pop(self, out):
-        self.current = self.stack
-        return 0
-
-    def _load(self, device):
-        self.loads.append(device)
-        if self.load_result == 0:
-            self.contexts[device] = 7000 + device
-            for k in range(self.count):
-                self.functions[k * MAX_DEVICES + device] = 1000 + 100 * device + k
-        return self.load_result
 
 
 def launch(grid, body, threads=(128, 1, 1), **attrs):
