@@ -10,6 +10,7 @@ from cpu_harness import Compiled, run_cpu
 
 import tilelang.language as T
 from tilelang.errors import TileLangError
+from tilelang.ir import replace
 
 rng = np.random.default_rng(4)
 
@@ -260,3 +261,16 @@ def test_accesses_that_a_condition_guards_are_not_refused():
     a = rng.random(64).astype(np.float32)
     want = np.concatenate([a[:32], a[:32] + np.float32(1)])
     assert np.array_equal(run_cpu(main, [a, None])["B"], want)
+
+
+@pytest.mark.parametrize("name", ["free", "exp", "printf", "main", "tl_parallel_for", "a-b.c"])
+def test_any_function_name_will_do(name):
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float64"), B: T.Tensor((8,), "float64")):
+        with T.Kernel(1, threads=8):
+            for i in T.Parallel(8):
+                B[i] = T.exp(A[i])
+
+    a = rng.standard_normal(8)
+    named = replace(main.func, name=name)
+    np.testing.assert_allclose(run_cpu(named, [a, None])["B"], np.exp(a), rtol=1e-15)

@@ -91,7 +91,7 @@ def compile_tile(func: Func, host: HostCpu | None = None) -> CpuProgram:
         else:
             signature.append(CpuParam("scalar", p.name, str(p.dtype), value_type(p.dtype, p.span), p))
     signature += [CpuParam("symbol", v.name, str(v.dtype), "i64", v) for v in symbols]
-    entry = clean(func.attr("global_symbol") or func.name)
+    entry = clean(func.attr("global_symbol") or func.name) + "_entry"  # no name of a C function ends so
     f = Fn(module, entry, "ptr", [(p.type, f"p{k}", "") for k, p in enumerate(signature)], linkage="", attrs="nounwind")
     host_code = Host(f, host or host_cpu(), func)
     for k, param in enumerate(signature):
