@@ -253,13 +253,14 @@ def bench(args: argparse.Namespace) -> int:
 
 def doctor(args: argparse.Namespace) -> int:
     """Say what this machine can do, and how to get what is missing."""
+    from rich.markup import escape
     from rich.table import Table
 
     from tilelang.jit.inspect import machine_facts
 
     table = Table("part", "state", "what it gives, or how to get it")
     for part, state, hint in machine_facts():
-        table.add_row(part, state, hint)
+        table.add_row(escape(part), escape(state), escape(hint))
     _console().print(table)
     return 0
 
