@@ -312,6 +312,16 @@ def test_scan(kind, dim, reverse, scope):
         Copy(region(a), region(x)), Scan(region(x), region(x), kind, dim, reverse), Copy(region(x), region(c))]), 1e-5)
 
 
+@pytest.mark.parametrize("shape,dim,threads", [((200,), 0, 64), ((300, 3), 1, 64), ((3, 70), 1, 128), ((40, 5), 0, 96),
+                                               ((7, 33), 1, 33)])
+@pytest.mark.parametrize("dt", ["float32", "int8"])
+def test_scan_by_warps_and_by_threads(shape, dim, threads, dt):
+    a, c, x = tensor("A", shape, dt), tensor("C", shape, dt), shared("X", shape, dt)
+    agree(program([a, c], [(x, None)], lambda bx: [
+        Copy(region(a), region(x)), Scan(region(x), region(x), "sum", dim), Copy(region(x), region(c))],
+        threads=threads), 1e-4)
+
+
 def test_softmax_rows():
     a, c = tensor("A", (10, 100), "float16"), tensor("C", (10, 100), "float16")
     lay = row_fragment((4, 100), 128)
@@ -376,6 +386,8 @@ F16 = "mma.m16n8k16.f16.f16.f32"
                                         ("bfloat16", "float32", "mma.m16n8k16.bf16.bf16.f32"),
                                         ("int8", "int32", "mma.m16n8k32.s8.s8.s32"),
                                         ("float32", "float32", "mma.m16n8k8.tf32.tf32.f32"),
+                                        ("float8_e4m3fn", "float32", "mma.m16n8k32.e4m3.e4m3.f32"),
+                                        ("float64", "float64", "mma.m8n8k4.f64.f64.f64"),
                                         ("float32", "float32", "simt"), ("float16", "float32", "simt")])
 def test_gemm_transposes_and_types(ta, tb, dt, acc, row):
     tolerance = 0 if dt == "int8" else 2e-2 if acc == "float16" or "tf32" in row else 1e-4

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import (Attrs, Binary, Buffer, For, Region, Span, Stmt, Store, TileOp, Var, cast, const, fresh, load,
-                         seq, tile_op)
+from tilelang.ir import (Attrs, Binary, Buffer, Expr, For, If, Region, Select, Span, Stmt, Store, TileOp, Var, call,
+                         cast, const, fresh, load, seq, tile_op)
 from tilelang.ir.evaluate import binary_function, to_dtype
 
 from .base import Access, LowerContext
@@ -21,6 +21,8 @@ errors.register("scan-shape", ValueError, "a scan whose result has another shape
                 "use one shape for both")
 errors.register("scan-scope", ValueError, "a scan of a buffer in a scope it does not work on",
                 "T.copy the tile to shared memory first")
+
+WARP = 32
 
 
 @tile_op("scan")
@@ -51,33 +53,76 @@ class Scan(TileOp):
         return same_layout(self.src, self.dst, known)
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """Staged in shared memory, one thread a line: the combination order is the index order."""
+        """Staged in shared memory; one thread a line where there are lines for all threads, else one warp a line."""
         src, dst = self.src, self.dst
         shape = tuple(int(n) for n in src.extents)
-        axis = self.dim % len(shape)
-        n = shape[axis]
-        dt = dst.buffer.dtype
-        lines = cx.new_shared(f"{dst.buffer.name}_scan", shape, dt)
-        acc = cx.new_local(f"{dst.buffer.name}_acc", 1, dt)
-        zero = (const(0),)
+        lines = cx.new_shared(f"{dst.buffer.name}_scan", shape, dst.buffer.dtype)
+        count = 1
+        for d, n in enumerate(shape):
+            count *= n if d != self.dim % len(shape) else 1
+        by_warps = cx.num_threads % WARP == 0 and count < cx.num_threads
 
         def put(at: tuple[Var, ...]) -> Stmt:
-            return Store(lines, at, cast(load(src.buffer, offset_indices(src, at)), dt), span=self.span)
-
-        def scan(at: tuple[Var, ...]) -> Stmt:
-            k = fresh("k")
-            place = const(n - 1) - k if self.reverse else k
-            where = tuple(at[d] if d != axis else place for d in range(len(shape)))
-            value = Binary("add" if self.kind == "sum" else "max", load(acc, zero), load(lines, where), dt)
-            step = seq(Store(acc, zero, value), Store(lines, where, load(acc, zero)))
-            return seq(Store(acc, zero, const(identity(self.kind, dt), dt)), For(k, const(0), const(n), "serial", step))
+            value = cast(load(src.buffer, offset_indices(src, at)), dst.buffer.dtype)
+            return Store(lines, at, value, span=self.span)
 
         def take(at: tuple[Var, ...]) -> Stmt:
             return Store(dst.buffer, offset_indices(dst, at), load(lines, at), span=self.span)
 
-        each_line = tuple(1 if d == axis else m for d, m in enumerate(shape))
-        return seq(cx.parallel(shape, put, span=self.span), cx.parallel(each_line, scan, span=self.span),
-                   cx.parallel(shape, take, span=self.span), span=self.span)
+        scan = self._lines_by_warps(cx, lines, shape, count) if by_warps else self._lines_by_threads(cx, lines, shape)
+        return seq(cx.parallel(shape, put, span=self.span), scan, cx.parallel(shape, take, span=self.span),
+                   span=self.span)
+
+    def _combined(self, a: Expr, b: Expr) -> Expr:
+        return Binary("add" if self.kind == "sum" else "max", a, b, a.dtype)
+
+    def _lines_by_threads(self, cx: LowerContext, lines: Buffer, shape: tuple[int, ...]) -> Stmt:
+        """Each line in index order by one thread."""
+        axis, dt, zero = self.dim % len(shape), lines.dtype, (const(0),)
+        acc = cx.new_local(f"{self.dst.buffer.name}_acc", 1, dt)
+
+        def scan(at: tuple[Var, ...]) -> Stmt:
+            k = fresh("k")
+            place = const(shape[axis] - 1) - k if self.reverse else k
+            where = tuple(at[d] if d != axis else place for d in range(len(shape)))
+            step = seq(Store(acc, zero, self._combined(load(acc, zero), load(lines, where))),
+                       Store(lines, where, load(acc, zero)))
+            return seq(Store(acc, zero, const(identity(self.kind, dt), dt)),
+                       For(k, const(0), const(shape[axis]), "serial", step))
+
+        return cx.parallel(tuple(1 if d == axis else n for d, n in enumerate(shape)), scan, span=self.span)
+
+    def _lines_by_warps(self, cx: LowerContext, lines: Buffer, shape: tuple[int, ...], count: int) -> Stmt:
+        """32 elements of a line at a time: shifts by 1, 2, 4, 8, 16 lanes add what lies before, then the carry."""
+        axis, dt, zero = self.dim % len(shape), lines.dtype, (const(0),)
+        value, carry = (cx.new_local(f"{self.dst.buffer.name}_{n}", 1, dt) for n in ("acc", "carry"))
+        warps, lane = cx.num_threads // WARP, cx.thread % WARP
+        it, chunk = fresh("it"), fresh("c")
+        line = it * warps + cx.thread // WARP
+        place = chunk * WARP + lane
+        neutral = const(identity(self.kind, dt), dt)
+        index: list[Expr] = [const(0)] * len(shape)
+        left = line
+        for d in reversed(range(len(shape))):
+            if d != axis:
+                index[d] = left % shape[d]
+                left = left // shape[d]
+        index[axis] = const(shape[axis] - 1) - place if self.reverse else place
+        inside = place < shape[axis]
+        element = load(lines, tuple(index))
+        mine = load(value, zero)
+        steps: list[Stmt] = [Store(value, zero, Select(inside, cx.expr(element), neutral, dt, True))]
+        for shift in (1, 2, 4, 8, 16):
+            before = _shuffled("shfl_up", mine, shift)
+            steps.append(Store(value, zero, Select(lane >= shift, self._combined(before, mine), mine, dt, False)))
+        steps.append(Store(value, zero, self._combined(load(carry, zero), mine)))
+        steps.append(Store(carry, zero, _shuffled("shfl_idx", mine, WARP - 1)))
+        buffer, at = cx.physical(lines, tuple(index))
+        steps.append(If(inside, Store(buffer, at, mine, span=self.span)))
+        body = For(chunk, const(0), const(-(-shape[axis] // WARP)), "serial", seq(*steps))
+        whole = seq(Store(carry, zero, neutral), body)
+        guarded = whole if count % warps == 0 else If(line < count, whole)  # the same for all lanes of a warp
+        return For(it, const(0), const(-(-count // warps)), "serial", guarded, span=self.span)
 
     def check(self) -> None:
         """Equal shapes; shared or fragment (or per-thread local) tiles."""
@@ -94,3 +139,11 @@ class Scan(TileOp):
         if self.src.buffer is self.dst.buffer:
             return (Access(self.dst, "readwrite"),)
         return Access(self.src, "read"), Access(self.dst, "write")
+
+
+def _shuffled(op: str, value: Expr, lane: int) -> Expr:
+    """The value of another lane; shuffles move 32-bit registers."""
+    dt = value.dtype
+    if dt.is_int and dt.bits < 32:
+        return cast(call(op, (cast(value, "int32"), const(lane)), "int32", width=WARP), dt)
+    return call(op, (value, const(lane)), dt, width=WARP)

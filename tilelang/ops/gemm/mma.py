@@ -186,7 +186,7 @@ def _in_registers(op: Any, cx: Any, region: Region, frag: Any, k_dim: int, k_fir
     if not same or not _copies_cover(layout, tiles, cx):
         return None
     local = cx.local_of(region.buffer)
-    if region.buffer.dtype != dt:  # float32 registers enter a tf32 instruction rounded
+    if dt == "tfloat32":  # float32 registers enter a tf32 instruction rounded
         rounded = cx.new_local(f"{region.buffer.name}_r", int(local.shape[0]), dt)
         v = fresh("r")
         cx.prepend(For(v, const(0), const(int(local.shape[0])), "unroll",
@@ -225,7 +225,7 @@ def _fetch(cx: Any, o: Operand, step: int, k: int, span: Any) -> Stmt:
     at = (step % (int(o.local.shape[0]) // o.stage)) * o.stage
     if _ldmatrix_fits(cx, o):
         out = _by_ldmatrix(cx, o, step * k, at, span)
-        if o.dt != o.region.buffer.dtype:
+        if o.dt == "tfloat32":
             v = fresh("r")
             place = (v + at,)
             out = seq(out, For(v, const(0), const(o.stage), "unroll",
