@@ -109,6 +109,8 @@ class DeviceCompiler(MachineCompiler):
         thread_slots = [self.slot(v) for v in s.thread_vars]
         threads, (x, y, _) = s.num_threads, s.threads
         lanes = -(-threads // WARP) * WARP
+        # Barriers of single warps: who has read global memory must then be known by warp.
+        group = WARP if roles or contains(s.body, (), ("sync_warp",)) else lanes
         t = np.arange(lanes)
         mask = None if lanes == threads else t < threads
         thread_values = [v.astype(np.int32) for v in (t % x, t // x % y, t // (x * y))]
@@ -116,7 +118,7 @@ class DeviceCompiler(MachineCompiler):
         def run(f: LaneFrame) -> None:
             extents = [int(g(f)) for g in grid]
             nbytes, offsets = place(f)
-            tables = self._start_launch(f, lanes)
+            tables = self._start_launch(f, lanes, group)
             for number, at in enumerate(itertools.product(*(range(n) for n in reversed(extents)))):
                 index = tuple(reversed(at))
                 block = Block(lanes, threads, self.counters, self.printer, f"({', '.join(map(str, index))})")
@@ -138,14 +140,14 @@ class DeviceCompiler(MachineCompiler):
 
         return run
 
-    def _start_launch(self, f: LaneFrame, lanes: int) -> list[AccessTable]:
+    def _start_launch(self, f: LaneFrame, lanes: int, group: int) -> list[AccessTable]:
         """Fresh access tables of the global tensors that the program writes."""
         tables = []
         for at in self.globals:
             memory = f.slots[at]
             if isinstance(memory, Global) and self.check and at in self._written_slots():
                 n = memory.store.nbytes // memory.store.granule
-                table = AccessTable(n, lanes, lanes, self.sites, f"global tensor {memory.store.name}")
+                table = AccessTable(n, lanes, group, self.sites, f"global tensor {memory.store.name}")
                 table.across_blocks()
                 memory.table = table
                 tables.append(table)

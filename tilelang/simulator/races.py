@@ -67,7 +67,8 @@ class AccessTable:
     """Last accesses of one memory.
 
     granules: how many units.  group: threads that share one slot of read bookkeeping (a warp for shared memory, the
-    block for global).  what: words for messages ("shared memory", "global tensor A").
+    block for global); exact when every barrier is one of whole groups.  what: words for messages ("shared memory",
+    "global tensor A").
     """
 
     def __init__(self, granules: int, lanes: int, group: int, sites: list[Any], what: str) -> None:
