@@ -59,8 +59,10 @@ def detected(program, group: int) -> int | None:
         try:
             if kind == "read":
                 table.read(clocks, g, t, 0)
+            elif kind == "atomic":
+                table.atomic(clocks, g, t, 0)
             else:
-                table.write(clocks, g, t, 0, kind == "atomic", np.zeros(len(who), bool))
+                table.write(clocks, g, t, 0, np.zeros(len(who), bool))
         except TileLangError as e:
             assert e.kind == "sim-race"
             return number

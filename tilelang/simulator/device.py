@@ -147,8 +147,8 @@ class DeviceCompiler(MachineCompiler):
             memory = f.slots[at]
             if isinstance(memory, Global) and self.check and at in self._written_slots():
                 n = memory.store.nbytes // memory.store.granule
-                table = AccessTable(n, lanes, group, self.sites, f"global tensor {memory.store.name}")
-                table.across_blocks()
+                table = AccessTable(n, lanes, group, self.sites, f"global tensor {memory.store.name}",
+                                    many_blocks=True)
                 memory.table = table
                 tables.append(table)
         return tables

@@ -352,8 +352,10 @@ class MachineCompiler(StmtCompiler):
         if table is not None:
             if mode == "read":
                 table.read(block.clocks, g, t, site)
+            elif mode == "atomic":
+                table.atomic(block.clocks, g, t, site)
             else:
-                table.write(block.clocks, g, t, site, mode == "atomic", same)
+                table.write(block.clocks, g, t, site, same)
         return store
 
     def refuse_pending(self, shared: Shared, g: np.ndarray, b: Buffer, site: int) -> None:

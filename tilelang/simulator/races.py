@@ -63,136 +63,163 @@ class Clocks:
         return got
 
 
+class _Peers:
+    """Accesses of one kind that do not conflict with each other (reads, or atomics), since the last plain write.
+
+    For each granule and group of threads: the thread (or _MANY), its clock, the site.  Across blocks: the last block,
+    and whether there were others; threads and clocks then belong to that block, so the next block starts at no cost.
+    """
+
+    def __init__(self, granules: int, lanes: int, group: int, many_blocks: bool) -> None:
+        shape = (granules, lanes // group)
+        self.group, self.many_blocks = group, many_blocks
+        self.who = np.full(shape, _NONE, np.int32)
+        self.clock = np.zeros(shape, np.int32)
+        self.site = np.zeros(shape, np.int32)
+        self.block = np.full(granules if many_blocks else 0, _NONE, np.int32)
+        self.others = np.zeros(granules if many_blocks else 0, bool)
+
+    def enter(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, block: int) -> None:
+        """Threads t access granules g."""
+        if self.many_blocks:
+            self._enter_block(g, block)
+        k, tt = (t // self.group)[:, None], t[:, None]
+        now = clocks.now[t][:, None]
+        clock, who = self.clock[g, k], self.who[g, k]
+        older = clock < now
+        if clocks.partial:  # an older access may be forgotten only if this thread has seen it
+            least = clocks.least(self.group)[np.broadcast_to(tt, g.shape), np.broadcast_to(k, g.shape)]
+            seen = clocks.seen[np.broadcast_to(tt, g.shape), np.maximum(who, 0)]
+            older = older & np.where(who == _MANY, least >= clock, (who < 0) | (seen >= clock))
+        mine = np.where(older | (who == tt) | (who == _NONE), tt, _MANY)
+        self.clock[g, k] = np.maximum(clock, now)
+        self.who[g, k] = mine
+        self.site[g, k] = site
+        shared = self.who[g, k] != mine  # another lane of this access has the same granule
+        if shared.any():
+            self.who[g[shared], np.broadcast_to(k, g.shape)[shared]] = _MANY
+
+    def _enter_block(self, g: np.ndarray, block: int) -> None:
+        old = self.block[g]
+        fresh = old != block
+        if fresh.any():
+            changed = g[fresh]
+            self.others[changed] |= old[fresh] != _NONE
+            self.block[changed] = block
+            self.clock[changed] = 0
+            self.who[changed] = _NONE
+
+    def clash(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, block: int) -> tuple[int, int | None, int] | None:
+        """An access of another thread that the accesses (g, t) have not seen: (row of g, thread or None for another
+        block, site)."""
+        if self.many_blocks:
+            there = self.block[g]
+            bad = (there != _NONE) & ((there != block) | self.others[g])
+            if bad.any():
+                n, k = np.argwhere(bad)[0]
+                return int(n), None, int(self.site[g[n, k]].max())
+        clock = self.clock[g]  # (n, k, groups)
+        if not clock.any():
+            return None
+        who, tt = self.who[g], t[:, None, None]
+        late = clocks.seen[np.broadcast_to(tt, who.shape), np.maximum(who, 0)] < clock
+        bad = (clock > 0) & np.where(who == _MANY, clocks.least(self.group)[t][:, None, :] < clock, (who != tt) & late)
+        if not bad.any():
+            return None
+        n, k, group = np.argwhere(bad)[0]
+        return int(n), int(who[n, k, group]), int(self.site[g[n, k], group])
+
+    def forget(self, g: np.ndarray) -> None:
+        """A plain write of granules g: later accesses need only be compared with that."""
+        self.clock[g] = 0
+        self.who[g] = _NONE
+        if self.many_blocks:
+            self.block[g] = _NONE
+            self.others[g] = False
+
+
 class AccessTable:
     """Last accesses of one memory.
 
-    granules: how many units.  group: threads that share one slot of read bookkeeping (a warp for shared memory, the
-    block for global); exact when every barrier is one of whole groups.  what: words for messages ("shared memory",
-    "global tensor A").
+    granules: how many units.  group: threads that share one slot of bookkeeping (a warp for shared memory, the block
+    for global); exact when every barrier is one of whole groups.  what: words for messages ("shared memory", "global
+    tensor A").  many_blocks: blocks of a launch, never ordered with each other, access it (global memory).
     """
 
-    def __init__(self, granules: int, lanes: int, group: int, sites: list[Any], what: str) -> None:
-        self.group, self.sites, self.what = group, sites, what
-        groups = lanes // group
+    def __init__(self, granules: int, lanes: int, group: int, sites: list[Any], what: str,
+                 many_blocks: bool = False) -> None:
+        self.sites, self.what, self.many_blocks = sites, what, many_blocks
+        self.shape = (granules, lanes, group, many_blocks)
         self.writer = np.full(granules, _NONE, np.int32)
         self.wclock = np.zeros(granules, np.int32)
         self.wsite = np.zeros(granules, np.int32)
-        self.watomic = np.zeros(granules, bool)
-        self.reader = np.full((granules, groups), _NONE, np.int32)
-        self.rclock = np.zeros((granules, groups), np.int32)
-        self.rsite = np.zeros((granules, groups), np.int32)
-        # Global memory: the last block that wrote, the last that read, whether others read too.  Threads and clocks
-        # above belong to that block, so that entering the next block costs nothing.
-        self.many_blocks = False
-        self.wblock = self.rblock = np.zeros(0, np.int32)
-        self.rmany = np.zeros(0, bool)
-        self.block = 0
-
-    def across_blocks(self) -> None:
-        """Also compare with the other blocks of the launch (global memory)."""
-        self.many_blocks = True
-        self.wblock = np.full(len(self.writer), _NONE, np.int32)
-        self.rblock = np.full(len(self.writer), _NONE, np.int32)
-        self.rmany = np.zeros(len(self.writer), bool)
+        self.wblock = np.full(granules if many_blocks else 0, _NONE, np.int32)
+        self.reads = _Peers(*self.shape)
+        self.atomics: _Peers | None = None
+        self.block = 0  # number of the block being run
 
     # g: granules (n, k) of n threads t (n,)
 
     def read(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int) -> None:
         """Threads t read granules g.  Raises sim-race."""
-        self._after_write(clocks, g, t, site, "reads", atomic=False)
-        k = (t // self.group)[:, None]
-        now = clocks.now[t][:, None]
-        if self.many_blocks:
-            self._read_by_block(g)
-        clock, who = self.rclock[g, k], self.reader[g, k]
-        older = clock < now
-        if clocks.partial:  # an older reader may be forgotten only if this thread has seen it
-            tt = np.broadcast_to(t[:, None], g.shape)
-            known = np.where(who == _MANY, clocks.least(self.group)[tt, np.broadcast_to(k, g.shape)] >= clock,
-                             (who < 0) | (clocks.seen[tt, np.maximum(who, 0)] >= clock))
-            older = older & known
-        mine = np.where(older | (who == t[:, None]) | (who == _NONE), t[:, None], _MANY)
-        self.rclock[g, k] = np.maximum(clock, now)
-        self.reader[g, k] = mine
-        self.rsite[g, k] = site
-        shared = self.reader[g, k] != mine
-        if shared.any():
-            self.reader[g[shared], np.broadcast_to(k, g.shape)[shared]] = _MANY
+        self._after_write(clocks, g, t, site, "reads")
+        self._after(self.atomics, "accessed atomically", clocks, g, t, site, "reads")
+        self.reads.enter(clocks, g, t, site, self.block)
 
-    def _read_by_block(self, g: np.ndarray) -> None:
-        """This block reads granules g: forget what other blocks' threads read, remember that they did."""
-        old = self.rblock[g]
-        fresh = old != self.block
-        if fresh.any():
-            changed = g[fresh]
-            self.rmany[changed] |= old[fresh] != _NONE
-            self.rblock[changed] = self.block
-            self.rclock[changed] = 0
-            self.reader[changed] = _NONE
+    def atomic(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int) -> None:
+        """Threads t access granules g atomically.  Raises sim-race."""
+        self._after_write(clocks, g, t, site, "accesses atomically")
+        self._after(self.reads, "read", clocks, g, t, site, "accesses atomically")
+        if self.atomics is None:
+            self.atomics = _Peers(*self.shape)
+        self.atomics.enter(clocks, g, t, site, self.block)
 
-    def write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, atomic: bool = False,
-              same: np.ndarray | None = None) -> None:
+    def write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, same: np.ndarray | None = None) -> None:
         """Threads t write granules g.  same: per thread, whether memory now holds the value it wrote (several threads
         storing one value in one instruction is no race).  Raises sim-race."""
-        self._after_write(clocks, g, t, site, "writes", atomic)
-        if self.many_blocks:
-            seen = self.rblock[g]
-            bad = (seen != _NONE) & ((seen != self.block) | self.rmany[g])
-            if bad.any():
-                n, k = np.argwhere(bad)[0]
-                raise self._race(int(t[n]), "writes", site, None, "read", int(self.rsite[g[n, k]].max()))
-        clock, who = self.rclock[g], self.reader[g]  # (n, k, groups)
-        if clock.any():
-            tt = t[:, None, None]
-            late = clocks.seen[np.broadcast_to(tt, who.shape), np.maximum(who, 0)] < clock
-            many = clocks.least(self.group)[t][:, None, :] < clock
-            bad = (clock > 0) & np.where(who == _MANY, many, (who != tt) & late)
-            if bad.any():
-                n, k, group = np.argwhere(bad)[0]
-                other = int(who[n, k, group])
-                raise self._race(int(t[n]), "writes", site, other, "read", int(self.rsite[g[n, k], group]))
-        self.record_write(clocks, g, t, site, atomic)
-        if not atomic:
-            lost = self.writer[g] != t[:, None]
-            if same is not None:
-                lost &= ~same[:, None]
-            if lost.any():
-                n, k = np.argwhere(lost)[0]
-                raise self._race(int(t[n]), "writes", site, int(self.writer[g[n, k]]), "writes differently", site)
+        self._after_write(clocks, g, t, site, "writes")
+        self._after(self.reads, "read", clocks, g, t, site, "writes")
+        self._after(self.atomics, "accessed atomically", clocks, g, t, site, "writes")
+        self.record_write(clocks, g, t, site)
+        lost = self.writer[g] != t[:, None]
+        if same is not None:
+            lost &= ~same[:, None]
+        if lost.any():
+            n, k = np.argwhere(lost)[0]
+            raise self._race(int(t[n]), "writes", site, int(self.writer[g[n, k]]), "writes differently", site)
 
-    def record_write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, atomic: bool = False) -> None:
+    def record_write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int) -> None:
         """Enter a write without comparing (a copy that has landed)."""
         self.writer[g] = t[:, None]
         self.wclock[g] = clocks.now[t][:, None]
         self.wsite[g] = site
-        self.watomic[g] = atomic
-        self.rclock[g] = 0
-        self.reader[g] = _NONE
+        self.reads.forget(g)
+        if self.atomics is not None:
+            self.atomics.forget(g)
         if self.many_blocks:
             self.wblock[g] = self.block
-            self.rblock[g] = _NONE
-            self.rmany[g] = False
 
-    def _after_write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, does: str, atomic: bool) -> None:
-        who, clock = self.writer[g], self.wclock[g]
+    def _after(self, peers: _Peers | None, did: str, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int,
+               does: str) -> None:
+        clash = peers.clash(clocks, g, t, self.block) if peers is not None else None
+        if clash is not None:
+            n, other, other_site = clash
+            raise self._race(int(t[n]), does, site, other, did, other_site)
+
+    def _after_write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, does: str) -> None:
+        who = self.writer[g]
         bad = (who >= 0) & (who != t[:, None])
         if self.many_blocks:
-            bad &= self.wblock[g] == self.block
+            there = self.wblock[g]
+            other = (there != _NONE) & (there != self.block)
+            if other.any():
+                n, k = np.argwhere(other)[0]
+                raise self._race(int(t[n]), does, site, None, "wrote", int(self.wsite[g[n, k]]))
         if bad.any():
-            bad &= clocks.seen[np.broadcast_to(t[:, None], who.shape), np.maximum(who, 0)] < clock
-            if atomic:
-                bad &= ~self.watomic[g]
+            bad &= clocks.seen[np.broadcast_to(t[:, None], who.shape), np.maximum(who, 0)] < self.wclock[g]
             if bad.any():
                 n, k = np.argwhere(bad)[0]
                 raise self._race(int(t[n]), does, site, int(who[n, k]), "wrote", int(self.wsite[g[n, k]]))
-        if self.many_blocks:
-            other = self.wblock[g]
-            bad = (other != _NONE) & (other != self.block)
-            if atomic:
-                bad &= ~self.watomic[g]
-            if bad.any():
-                n, k = np.argwhere(bad)[0]
-                raise self._race(int(t[n]), does, site, None, "wrote", int(self.wsite[g[n, k]]))
 
     def _race(self, t: int, does: str, site: int, other: int | None, did: str, other_site: int) -> Exception:
         here, there = self.sites[site], self.sites[other_site]
