@@ -82,6 +82,12 @@ def test_tvm_names():
         kernel = tilelang.compile(scale)
         assert kernel.pass_configs == {"tl.enable_fast_math": True} and kernel.target.kind.name == "cpu"
     assert tilelang.compile(scale, target="cpu").pass_configs == {}
+    from tilelang.transform import PassContext, get_pass_context, simplify_prim_func
+
+    with PassContext(config={"tl.enable_fast_math": True}) as outer, PassContext(config={"tl.disable_wgmma": True}):
+        assert tilelang.compile(scale, target="cpu").pass_configs == {"tl.enable_fast_math": True,
+                                                                      "tl.disable_wgmma": True}
+    assert get_pass_context().config == {} and outer.config and simplify_prim_func(scale) is scale
     assert tvm.DataType("float16").bits == 16 and tvm.error.InternalError is InternalError
     tvm.ir.assert_structural_equal(scale, scale)
     with pytest.raises(AssertionError):

@@ -14,19 +14,11 @@ from tilelang import errors
 from tilelang import ir as _ir
 from tilelang.ir.equal import alpha_equal
 from tilelang.jit.artifact import program_of
-from tilelang.jit.scope import ConfigScope
 from tilelang.target import Target
+from tilelang.transform import PassContext, get_pass_context
 
 DataType = _ir.dtype
 TVMError = RuntimeError
-
-
-class PassContext(ConfigScope):
-    """with PassContext(config={…}): compilations inside use these pass configs.  Other arguments are accepted."""
-
-    def __init__(self, opt_level: int = 2, config: Mapping[Any, Any] | None = None, **_: Any) -> None:
-        super().__init__(config)
-        self.opt_level = opt_level
 
 
 class IRModule:
@@ -79,7 +71,7 @@ def enabled(name: str) -> bool:
 
 
 target = SimpleNamespace(Target=Target)
-transform = SimpleNamespace(PassContext=PassContext)
+transform = SimpleNamespace(PassContext=PassContext, get_pass_context=get_pass_context)
 error = SimpleNamespace(InternalError=errors.InternalError, TVMError=TVMError)
 runtime = SimpleNamespace(enabled=enabled, DataType=DataType)
 tirx = SimpleNamespace(

@@ -16,12 +16,12 @@ from tilelang.runtime.cache import DiskCache, compiler_stamp, digest
 from tilelang.runtime.signature import OUT_IDX_HINT, resolve_out_idx
 from tilelang.target import Target
 from tilelang.transform.config import normalize_config
+from tilelang.transform.scope import current_config
 
 from .artifact import Artifact, Request, program_of
 from .building import INTERPRETED, build, toolchain_stamp
 from .hooks import has_hook
 from .kernel import JITKernel
-from .scope import current_config
 
 register("compile-not-a-program", AssertionError, "tilelang.compile is given something that is not a PrimFunc")
 register("backend-name", ValueError, "an execution backend that the target does not have")

@@ -13,13 +13,13 @@ from typing import Any
 from tilelang.env import env
 from tilelang.errors import error, register
 from tilelang.target import Target
+from tilelang.transform.scope import current_config
 
 from .artifact import program_of
 from .compiling import compile_request, make_request, run_parallel
 from .eager import EagerCalls
 from .kernel import JITKernel
 from .keys import SIMPLE, freeze
-from .scope import current_config
 
 register("jit-out-idx", ValueError, "out_idx is given to an eager function, which returns its T.empty tensors")
 register("jit-not-a-function", TypeError, "@tilelang.jit is put on something that is not a plain function")
