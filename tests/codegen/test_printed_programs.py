@@ -40,6 +40,14 @@ def test_assembles_in_registers(name, arch):
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("arch", ["sm_75", "sm_86", "sm_89", "sm_90", "sm_100a", "sm_120a"])
+def test_every_generation_assembles(arch):
+    for name in ("gemm_NN", "attention_causal"):
+        _, kernel = lowered(CASES[name], arch)
+        assert nvrtc.compile_cubin(print_kernel(kernel), arch).spills == 0
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 def test_programs_of_the_gpu_runner_assemble():
     path = Path(__file__).parents[2] / "benchmarks" / "gpu_run.py"
     spec = importlib.util.spec_from_file_location("gpu_run", path)

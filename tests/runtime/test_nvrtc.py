@@ -53,6 +53,8 @@ def test_no_library_for_an_architecture_says_what_to_install(monkeypatch):
     with pytest.raises(RuntimeError, match="does not load"):
         choose_nvrtc.__wrapped__(80, None)
     monkeypatch.setattr(nvrtc, "find_nvrtc", lambda: [])
+    with pytest.raises(RuntimeError, match="nvidia-cuda-nvrtc-cu12"):
+        choose_nvrtc.__wrapped__(70, None)
     with pytest.raises(RuntimeError, match=r"tilelang-py\[cuda\]"):
         choose_nvrtc.__wrapped__(80, None)
 

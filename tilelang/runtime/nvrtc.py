@@ -165,8 +165,9 @@ def choose_nvrtc(arch_number: int, driver_major: int | None = None) -> Nvrtc:
             refused.append(f"{c.library}: no sm_{arch_number} (has {', '.join(map(str, loaded.archs))})")
         else:
             return loaded
-    extra = "pip install 'tilelang-py[cuda]'" if driver_major in (None, 13) or not driver_major else \
-        f"pip install nvidia-cuda-nvrtc-cu{driver_major} nvidia-cuda-runtime-cu{driver_major}"
+    major = 12 if arch_number < 75 else driver_major or 13  # CUDA 13 dropped the architectures before sm_75
+    extra = "pip install 'tilelang-py[cuda]'" if major >= 13 else \
+        f"pip install nvidia-cuda-nvrtc-cu{major} nvidia-cuda-runtime-cu{major}"
     raise error("nvrtc-missing", f"no NVRTC library for sm_{arch_number} was found",
                 notes=[(None, r) for r in refused], hint=f"{extra}, or set CUDA_HOME to a CUDA toolkit")
 
