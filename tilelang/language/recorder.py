@@ -147,8 +147,8 @@ class Recorder:
             return
         for x in walk(stmt):
             if isinstance(x, Load) and id(x.buffer.data) in written:
-                raise errors.error("evaluation-order", f"`{x.buffer.name}` is read in a statement that also changes it by a "
-                                   "macro or atomic", span=self.span())
+                raise errors.error("evaluation-order", f"`{x.buffer.name}` is read in a statement that also changes it by "
+                                   "a macro or atomic", span=self.span())
 
     def enter(self, frame: Frame) -> Any:
         frame.span = self.here()
