@@ -348,3 +348,10 @@ def test_printing(capsys):
     """)
     run_tile(f, [np.zeros(1, np.int32)])
     assert capsys.readouterr().out == "x=0 y=1.500000\nx=1 y=1.500000\n"
+
+
+def test_every_tile_op_has_a_reference():
+    from tilelang.ir import TILE_OPS
+
+    assert len(TILE_OPS) >= 7
+    assert not [name for name, cls in TILE_OPS.items() if not callable(getattr(cls, "reference", None))]
