@@ -102,7 +102,7 @@ class CudaModules:
         self.driver.call("cuCtxGetCurrent", ctypes.byref(current))
         for k, facts in enumerate(self.artifact.meta["kernels"]):
             module = self.driver.load(self.artifact.files[facts["file"]])
-            function = module.function(facts["name"], facts["shared_bytes"] or 0)
+            function = module.function(facts["name"], facts["shared_bytes"])
             self.modules.append(module)
             self.functions[k * MAX_DEVICES + device] = function.handle.value
         self.contexts[device] = current.value

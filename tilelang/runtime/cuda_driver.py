@@ -205,10 +205,17 @@ class Module:
     def __init__(self, driver: Driver, handle: ctypes.c_void_p) -> None:
         self.driver, self.handle = driver, handle
 
-    def function(self, name: str, dynamic_shared: int = 0) -> Function:
-        """A kernel by name, allowed to use dynamic_shared bytes (the opt-in above 48 KB is made here)."""
+    def function(self, name: str, dynamic_shared: int | None = 0) -> Function:
+        """A kernel by name, allowed to use dynamic_shared bytes (the opt-in above 48 KB is made here).
+
+        None: the size depends on the call; the kernel may use all that the device gives a block.
+        """
         handle = ctypes.c_void_p()
         self.driver.call("cuModuleGetFunction", ctypes.byref(handle), self.handle, name.encode())
+        if dynamic_shared is None:
+            static = Function(self, name, handle, 0).attribute("shared_bytes")
+            device = self.driver.current_device()
+            dynamic_shared = self.driver.attribute("max_shared_optin", device) - static
         f = Function(self, name, handle, dynamic_shared)
         if dynamic_shared > 48 * 1024:
             self.driver.call("cuFuncSetAttribute", handle, _FUNC_MAX_DYNAMIC_SHARED, dynamic_shared)
