@@ -24,9 +24,11 @@ from tilelang.layout import linear_layout, swizzled_layout
 from tilelang.ops.distribute import Distribution, conjunction
 
 from .config import PassConfigKey
+from .distributed_loop import Loop
 from .guards import bounds_guard
-from .lower_parallel import Loop, lower_loop, private_loop, run_loop, scalar_async
+from .lower_parallel import lower_loop, private_loop, run_loop
 from .pass_ import PassContext, pass_
+from .vector_lanes import scalar_async
 from .vectorize import Widths
 
 

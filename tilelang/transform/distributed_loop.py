@@ -1,0 +1,133 @@
+"""The state of a distributed loop while it is lowered, and walks over the memory accesses of its body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.ir import AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Store, Var, While, walk
+from tilelang.ops.distribute import Distribution
+
+from .fragment_access import Grid, Touch, resolve
+
+
+@dataclass
+class Loop:
+    """A distributed loop while it is lowered.
+
+    vars: user's loop variables, bound to a point's coordinates.  base: variable of the first lane along the lane
+    dimension.  touches: how each fragment access resolves.  vloads / vstores: accesses moved to vectors around the
+    lane loop, to the staging array that replaces them.  values: what the bound coordinates equal.
+    loose: vectors may pass the end of a row, a run-time test picks between them and scalars.  scalar: that test failed.
+    """
+
+    vars: tuple[Var, ...]
+    dist: Distribution
+    grid: Grid | None
+    is_async: bool = False
+    base: Var | None = None
+    staged: dict[Buffer, Buffer] = field(default_factory=dict)
+    touches: dict[tuple[Buffer, tuple[Expr, ...], bool], Touch] = field(default_factory=dict)
+    vloads: dict[Load, Buffer] = field(default_factory=dict)
+    vstores: dict[int, Buffer] = field(default_factory=dict)
+    inner: list[tuple[Var, int]] = field(default_factory=list)
+    values: dict[Any, Any] = field(default_factory=dict)
+    loose: bool = False
+    scalar: bool = False
+
+    @property
+    def lane_var(self) -> Var | None:
+        return self.vars[self.dist.lane_dim] if self.dist.lanes and self.vars else None
+
+    def touch(self, lw: Any, buffer: Buffer, indices: tuple[Expr, ...], is_write: bool) -> Touch:
+        """How a fragment access resolves; computed once."""
+        key = (buffer, indices, is_write)
+        got = self.touches.get(key)
+        if got is None:
+            if self.grid is None:
+                got = Touch(None, f"`{buffer.name}` is indexed in a loop of run-time extent")
+            else:
+                used = {x for i in indices for x in walk(i) if isinstance(x, Var)}
+                grid = self.grid.with_inner([(v, n) for v, n in self.inner if v in used])
+                got = resolve(lw.layout_of(buffer), buffer, indices, grid, is_write)
+            self.touches[key] = got
+        return got
+
+
+def accesses(body: Any) -> list[tuple[Any, list[tuple[Var, int]]]]:
+    """Loads, stores and addresses below body, each with the static serial loops around it."""
+    out: list[tuple[Any, list[tuple[Var, int]]]] = []
+
+    def visit(n: Any, inner: list[tuple[Var, int]]) -> None:
+        if isinstance(n, tuple):
+            for x in n:
+                visit(x, inner)
+        elif isinstance(n, Node):
+            if isinstance(n, (Buffer, Var, Const)):
+                return
+            if isinstance(n, (Load, Store, AddressOf)):
+                out.append((n, inner))
+            if isinstance(n, For):
+                visit(n.start, inner)
+                visit(n.extent, inner)
+                if isinstance(n.extent, Const) and isinstance(n.start, Const) and n.start.value == 0:
+                    inner = [*inner, (n.var, int(n.extent.value))]
+                visit(n.body, inner)
+                return
+            for f in type(n).__dataclass_fields__:
+                if f not in ("span", "buffer", "attrs"):
+                    visit(getattr(n, f), inner)
+
+    visit(body, [])
+    return out
+
+
+def in_order(n: Any, conditional: bool, out: list[tuple[Node, bool]]) -> None:
+    """Memory accesses below n in order of evaluation, with whether they may be skipped or repeated."""
+    match n:
+        case Store():
+            for i in n.indices:
+                in_order(i, conditional, out)
+            in_order(n.value, conditional, out)
+            out.append((n, conditional))
+        case Load() | AddressOf():
+            for i in n.indices:
+                in_order(i, conditional, out)
+            out.append((n, conditional))
+        case If():
+            in_order(n.cond, conditional, out)
+            in_order(n.then, True, out)
+            if n.orelse is not None:
+                in_order(n.orelse, True, out)
+        case Select():
+            in_order(n.cond, conditional, out)
+            in_order(n.a, True, out)
+            in_order(n.b, True, out)
+        case For() | While():
+            inner: list[tuple[Node, bool]] = []
+            for f in ("start", "extent", "cond"):
+                if hasattr(n, f):
+                    in_order(getattr(n, f), conditional, inner)
+            in_order(n.body, True, inner)
+            out.extend(inner * 2)  # a second round: what follows the loop body is its own beginning
+        case Node():
+            short = getattr(n, "op", "") in ("and", "or")
+            for f in type(n).__dataclass_fields__:
+                if f not in ("span", "buffer", "attrs"):
+                    in_order(getattr(n, f), conditional or (short and f == "b"), out)
+        case tuple():
+            for x in n:
+                in_order(x, conditional, out)
+
+
+def is_memory(buffer: Buffer) -> bool:
+    """Whether a buffer lies in memory that several threads see."""
+    return buffer.scope_name in ("global", "shared", "shared.dyn")
+
+
+def depends(e: Node, var: Var) -> bool:
+    """Whether var occurs below e."""
+    return any(x is var for x in walk(e))
+
+
+__all__ = ["Loop", "accesses", "depends", "in_order", "is_memory"]

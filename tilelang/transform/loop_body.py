@@ -1,0 +1,129 @@
+"""The body of a parallel loop before it is distributed: `continue`, index bindings, carried values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Continue, Expr, For, If, Load, Node, Seq, Stmt,
+                         fresh, rebuild, seq, stmts_of, substitute, unary, walk)
+
+from .distributed_loop import in_order
+
+
+def inline_index_binds(body: Stmt) -> Stmt:
+    """Scalar integer bindings made of loop variables only are written where they are used: accesses then show how
+    they depend on the loop."""
+    names: dict[Any, Any] = {}
+
+    def pure(e: Expr) -> bool:
+        return e.dtype.is_int and e.dtype.lanes == 1 and \
+            not any(isinstance(x, (Load, Call, AddressOf)) for x in walk(e))
+
+    def visit(n: Any) -> Any:
+        if isinstance(n, Seq):
+            out: list[Stmt] = []
+            for s in n.stmts:
+                if isinstance(s, Bind) and pure(s.value):
+                    names[s.var] = visit_expr(s.value)
+                else:
+                    out.append(visit(s))
+            return seq(*out, span=n.span)
+        if isinstance(n, Bind) and pure(n.value):
+            return EMPTY
+        if isinstance(n, Stmt):
+            return rebuild(n, visit)
+        if isinstance(n, tuple):
+            return tuple(visit(x) for x in n)
+        return visit_expr(n) if isinstance(n, Expr) else n
+
+    def visit_expr(e: Expr) -> Expr:
+        return substitute(e, names) if names else e
+
+    return visit(body) if any(isinstance(x, Bind) for x in walk(body)) else body
+
+
+def drop_continue(body: Stmt, span: Any = None) -> Stmt:
+    """`continue` of the parallel loop itself, turned into conditions around what follows it."""
+    if not any(isinstance(x, Continue) for x in walk(body)):
+        return body
+    return seq(*_without_continue(list(stmts_of(body))))
+
+
+def _own_continue(s: Stmt) -> bool:
+    """Whether s contains a `continue` of the loop around s (not of a loop inside it)."""
+    if isinstance(s, Continue):
+        return True
+    if isinstance(s, Seq):
+        return any(map(_own_continue, s.stmts))
+    if isinstance(s, If):
+        return _own_continue(s.then) or (s.orelse is not None and _own_continue(s.orelse))
+    return False
+
+
+def _without_continue(stmts: list[Stmt]) -> list[Stmt]:
+    out: list[Stmt] = []
+    for k, s in enumerate(stmts):
+        if isinstance(s, Continue):
+            return out
+        if not _own_continue(s):
+            out.append(s)
+            continue
+        rest = stmts[k + 1:]
+        if not isinstance(s, If):
+            return out + _without_continue([*stmts_of(s), *rest])
+        then, orelse = list(stmts_of(s.then)), list(stmts_of(s.orelse)) if s.orelse is not None else []
+        if _ends(then):
+            then_new, else_new = _without_continue(then), _without_continue(orelse + rest)
+        elif orelse and _ends(orelse):
+            then_new, else_new = _without_continue(then + rest), _without_continue(orelse)
+        else:
+            # Neither branch always leaves: what follows is written in both.
+            then_new, else_new = _without_continue(then + rest), _without_continue(orelse + rest)
+        if then_new:
+            out.append(If(s.cond, seq(*then_new), seq(*else_new) if else_new else None, span=s.span))
+        elif else_new:
+            out.append(If(unary("not", s.cond), seq(*else_new), span=s.span))
+        return out
+    return out
+
+
+def _ends(stmts: list[Stmt]) -> bool:
+    return bool(stmts) and isinstance(stmts[-1], Continue)
+
+
+def refuse_carried(body: Stmt, span: Any) -> None:
+    """Raise parallel-carried where a variable outlives an iteration (`break` is refused before)."""
+    order: list[tuple[Node, bool]] = []
+    in_order(body, False, order)
+    own = {x.buffer for x in walk(body) if isinstance(x, Alloc)}
+    read: set[Buffer] = set()
+    written: set[Buffer] = set()
+    for x, _ in order:
+        buffer = x.buffer  # type: ignore[attr-defined]
+        if buffer.scope_name != "local.var" or buffer in own:
+            continue
+        if isinstance(x, Load):
+            if buffer not in written:
+                read.add(buffer)
+        else:
+            written.add(buffer)
+            if buffer in read:
+                raise errors.error("parallel-carried", f"`{buffer.name}` carries a value from one iteration of "
+                                   "T.Parallel to the next", span=getattr(x, "span", None) or span)
+
+
+def renamed(body: Stmt) -> Stmt:
+    """A copy of body that binds variables and buffers of its own."""
+    mapping: dict[Any, Any] = {}
+    for x in walk(body):
+        if isinstance(x, (Bind, For)):
+            mapping[x.var] = fresh(x.var.name, x.var.dtype)
+        elif isinstance(x, Alloc):
+            b = x.buffer
+            mapping[b] = Buffer(b.name, b.shape, b.dtype, b.scope_name, b.strides_, b.offset, attrs=b.attrs,
+                                span=b.span)
+    return substitute(body, mapping)
+
+
+__all__ = ["drop_continue", "inline_index_binds", "refuse_carried", "renamed"]
