@@ -1,11 +1,14 @@
 """@tilelang.jit: a Python function that makes or is a kernel, compiled per set of compile-time values."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import functools
 import inspect
+import sys
 import textwrap
+import types
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,19 @@ register("jit-configs", ValueError, "par_compile is given configurations that ar
 _SIMPLE_TYPES = frozenset(SIMPLE)
 
 
+def names_around(fn: Any) -> dict[str, Any] | None:
+    """Locals of the functions around a decorated one, where postponed annotations may need them; else None."""
+    code = getattr(fn, "__code__", None)
+    if code is None or not code.co_flags & __future__.annotations.compiler_flag:
+        return None
+    from tilelang.language.prim_func import outer_locals
+
+    depth = 1
+    while sys._getframe(depth).f_globals.get("__name__", "").startswith("tilelang."):
+        depth += 1
+    return outer_locals(depth + 1, fn) or None
+
+
 class JITImpl:
     """What @tilelang.jit makes of a function.
 
@@ -50,6 +66,7 @@ class JITImpl:
         self._eager: EagerCalls | None = None
         self._source: str | None = None
         self._signature: inspect.Signature | None = None
+        self.outer_names = names_around(func)
         self.__doc__ = getattr(func, "__doc__", None)
 
     def __getattr__(self, name: str) -> Any:
@@ -62,6 +79,18 @@ class JITImpl:
 
     def __repr__(self) -> str:
         return f"<tilelang.jit {getattr(self.func, '__name__', self.func)!r} ({self.mode})>"
+
+    @property
+    def factory(self) -> Any:
+        """The function to call for a program.  With postponed annotations, names that only annotations inside it use
+        are in no closure: they are lent to it as globals, as they were where it was decorated."""
+        if not self.outer_names:
+            return self.func
+        f = self.func
+        lent = types.FunctionType(f.__code__, {**f.__globals__, **self.outer_names}, f.__name__, f.__defaults__,
+                                  f.__closure__)
+        lent.__kwdefaults__, lent.__annotations__, lent.__module__ = f.__kwdefaults__, f.__annotations__, f.__module__
+        return lent
 
     @property
     def func_source(self) -> str:
@@ -117,7 +146,7 @@ class JITImpl:
         if "T.Kernel" in tree or "T.const" in tree or "T.empty" in tree:
             return False
         try:
-            return program_of(self.func(*args, **kwargs)) is not None
+            return program_of(self.factory(*args, **kwargs)) is not None
         except Exception:
             return False
 
@@ -180,7 +209,7 @@ class JITImpl:
         return self._frozen(self._bind(args, kwargs)), self.surroundings()
 
     def _program(self, bound: inspect.BoundArguments) -> Any:
-        out = self.func(*bound.args, **bound.kwargs)
+        out = self.factory(*bound.args, **bound.kwargs)
         if program_of(out) is None:
             raise error("jit-no-program", f"`{self.__name__}` must return a @T.prim_func, it returned "
                         f"{type(out).__name__}", hint="end the function with `return` and the prim_func's name")

@@ -38,7 +38,7 @@ class EagerCalls:
         from tilelang.language.eager import EagerFunction
 
         self.owner = owner
-        self.function = EagerFunction(owner.func)
+        self.function = EagerFunction(owner.func, owner.outer_names)
         about = self.function.parameters
         self.parameters = {name: p.kind for name, p in about.items()}
         self.defaults = {name: _MISSING if p.required else p.default for name, p in about.items()}
