@@ -176,7 +176,8 @@ def save_report(func: Func, pass_name: str, cx: PassContext, what: str) -> str:
         (folder / "error.txt").write_text(what + "\n", encoding="utf-8")
         import numpy
 
-        facts = {"pass": pass_name, "target": _target_facts(cx.target), "config": {k: json.dumps(v, default=repr) for k, v in cx.config.items()},
+        facts = {"pass": pass_name, "target": _target_facts(cx.target),
+                 "config": {k: json.dumps(v, default=repr) for k, v in cx.config.items()},
                  "python": sys.version, "platform": platform.platform(), "numpy": numpy.__version__,
                  "argv": sys.argv, "command": f"python -m tilelang.transform.replay {folder}"}
         (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

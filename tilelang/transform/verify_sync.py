@@ -84,7 +84,11 @@ def check_launch(launch: Launch) -> tuple[str, list[Fault]]:
         return "not checked: the program orders threads with named barriers or mbarriers", []
     if not all(isinstance(at, int) and b.is_static for b, at in launch.attr("shared_offsets", ())):
         return "not checked: shared memory of run-time size", []
-    runs = [_Follower(launch, buffers, n).run() for n in ((1, 2, None) if _has_unknown_loops(launch) else (None,))]
+    extents = (1, None) if _has_unknown_loops(launch) else (None,)
+    try:  # in pieces as wide as the accesses, where they are aligned to that
+        runs = [_Follower(launch, buffers, n, _widest_piece(launch)).run() for n in extents]
+    except _Misaligned:
+        runs = [_Follower(launch, buffers, n, 1 << 10).run() for n in extents]
     last = runs[-1]
     faults = [f for r in runs for f in r.faults]
     names = ", ".join(sorted({b.name for b in buffers}))
@@ -100,6 +104,24 @@ def check_launch(launch: Launch) -> tuple[str, list[Fault]]:
 
 def _has_unknown_loops(launch: Launch) -> bool:
     return any(isinstance(x, For) and not isinstance(x.extent, Const) for x in walk(launch.body))
+
+
+class _Misaligned(Exception):
+    """An access starts inside a piece of shared memory."""
+
+
+def _widest_piece(launch: Launch) -> int:
+    """Bytes that divide the width of every shared access."""
+    piece = 0
+    for x in walk(launch.body):
+        if isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED:
+            piece = gcd(piece, x.buffer.dtype.bytes * max([i.dtype.lanes for i in x.indices], default=1))
+        elif isinstance(x, Call):
+            for a in x.args:
+                if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED:
+                    size = {"cp_async": int(x.attr("bytes", 16)), "ldmatrix": 16, "stmatrix": 16}.get(x.op)
+                    piece = gcd(piece, size or a.buffer.dtype.bytes)
+    return -piece or -1  # negative: not to be cut further
 
 
 class _Shadow:
@@ -136,6 +158,7 @@ class _Follower:
     launch: Launch
     buffers: list[Buffer]
     extent: int | None
+    piece: int  # bytes of a granule when negative, else an upper limit of them
     faults: list[Fault] = field(default_factory=list)
     accesses: int = 0
     unknown: int = 0
@@ -150,9 +173,11 @@ class _Follower:
         self.env: dict[Var, Any] = dict(zip(self.launch.thread_vars, (t % x, t // x % y, t // (x * y))))
         self.env.update((v, 0) for v in self.launch.block_vars)
         self.offset = {b.data: at for b, at in self.launch.attr("shared_offsets", ())}
-        self.granule = 0
+        self.granule = abs(self.piece)
         for b in self.buffers:
-            self.granule = gcd(self.granule, gcd(b.dtype.bytes, self.offset.get(b.data, 0)) or b.dtype.bytes)
+            self.granule = gcd(self.granule, self.offset.get(b.data, 0))
+            if self.piece > 0:
+                self.granule = gcd(self.granule, b.dtype.bytes)
         total = max(self.offset.get(b.data, 0) + b.size * b.dtype.bytes for b in self.buffers)
         self.shadow = _Shadow(total // self.granule + 1)
         self.size = {b.data: b.size * b.dtype.bytes for b in self.buffers}
@@ -161,6 +186,8 @@ class _Follower:
         self.groups: list[list[tuple[Any, Any, int]]] = []
         self.independent = 0
         self.shared_use: dict[int, bool] = {}
+        self.constant: dict[int, bool] = {}
+        self.known: dict[int, tuple[Any]] = {}
         self.stmt(self.launch.body, None)
         return self
 
@@ -264,7 +291,7 @@ class _Follower:
         """(iterations after which slots chosen modulo small numbers have all met each other, turns of the slots)."""
         mods = [int(x.b.value) for x in walk(s.body) if isinstance(x, Binary) and x.op in ("floormod", "truncmod")
                 and isinstance(x.b, Const) and 0 < x.b.value <= 16 and any(y is s.var for y in walk(x.a))]
-        return max(mods, default=1) + 2, lcm(1, *mods)
+        return max(mods, default=1) + 1, lcm(1, *mods)
 
     def has_order(self, s: Stmt) -> bool:
         return any(isinstance(x, Call) and x.op in ("sync_threads", "cp_async_wait") for x in walk(s))
@@ -391,11 +418,13 @@ class _Follower:
         threads = self.threads
         if mask is not None:
             first, threads = first[mask], threads[mask]
-        per = b.dtype.bytes // self.granule
-        start = (base + first * b.dtype.bytes) // self.granule
-        span = width * per
-        g = (start[:, None] + np.arange(span)).ravel()
-        t = np.repeat(threads, span)
+        at = base + first * b.dtype.bytes
+        span = max(1, width * b.dtype.bytes // self.granule)
+        if (at % self.granule).any() or width * b.dtype.bytes % self.granule:
+            raise _Misaligned
+        g = (at // self.granule)[:, None] + np.arange(span) if span > 1 else at // self.granule
+        g = g.ravel()
+        t = np.repeat(threads, span) if span > 1 else threads
         ok = (g >= 0) & (g < len(self.shadow.flying))
         return (g, t, True) if ok.all() else (g[ok], t[ok], True)
 
@@ -408,19 +437,12 @@ class _Follower:
         if isinstance(e, Var):
             return self.env.get(e)
         if isinstance(e, Binary):
-            a, b = self.value(e.a), self.value(e.b)
-            if a is None or b is None:
-                return None
-            if e.op in _OPS:
-                return _OPS[e.op](a, b)
-            if not np.all(b):
-                return None
-            if e.op in ("floordiv", "floormod"):
-                return a // b if e.op == "floordiv" else a % b
-            if e.op in ("truncdiv", "truncmod"):
-                q = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
-                return q if e.op == "truncdiv" else a - q * b
-            return None
+            if self.same_everywhere(e):
+                hit = self.known.get(id(e))
+                if hit is None:
+                    hit = self.known[id(e)] = (self.binary(e),)
+                return hit[0]
+            return self.binary(e)
         if isinstance(e, Cast):
             return self.value(e.value) if not (e.dtype.is_float or e.value.dtype.is_float) else None
         if isinstance(e, Unary):
@@ -432,6 +454,33 @@ class _Follower:
             c, x, y = self.value(e.cond), self.value(e.a), self.value(e.b)
             return None if c is None or x is None or y is None else np.where(c, x, y)
         return None
+
+    def binary(self, e: Binary) -> Any:
+        a, b = self.value(e.a), self.value(e.b)
+        if a is None or b is None:
+            return None
+        if e.op in _OPS:
+            return _OPS[e.op](a, b)
+        if not (b if isinstance(b, int) else np.all(b)):
+            return None
+        if e.op in ("floordiv", "floormod"):
+            return a // b if e.op == "floordiv" else a % b
+        if e.op in ("truncdiv", "truncmod"):
+            q = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+            return q if e.op == "truncdiv" else a - q * b
+        return None
+
+    def same_everywhere(self, e: Expr) -> bool:
+        """Whether a value depends on the thread alone, so that it is computed once."""
+        hit = self.constant.get(id(e))
+        if hit is None:
+            if isinstance(e, Var):
+                hit = e in self.launch.thread_vars or e in self.launch.block_vars
+            else:
+                hit = not isinstance(e, (Load, Call)) and all(
+                    self.same_everywhere(c) for c in children(e) if isinstance(c, Expr))
+            self.constant[id(e)] = hit
+        return hit
 
 
 __all__ = ["Fault", "check_launch", "verify_sync"]
