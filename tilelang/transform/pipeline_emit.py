@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, If, Load, Node,
                          Parallel, Region, Seq, Stmt, Store, Var, call, const, free_vars, fresh, load, replace, rewrite,
-                         seq, substitute, walk, with_attrs)
+                         seq, stmts_of, substitute, walk, with_attrs)
 
 from .schedule import Body, needed_binds
 
@@ -247,7 +247,7 @@ def rename(stmts: list[Stmt]) -> list[Stmt]:
             mapping.update((v, fresh(v.name, v.dtype)) for v in x.vars)
         elif isinstance(x, Alloc):
             mapping[x.buffer] = replace(x.buffer, data=Var(x.buffer.name, x.buffer.data.dtype))
-    return list(substitute(whole, mapping).stmts) if mapping else stmts
+    return list(stmts_of(substitute(whole, mapping))) if mapping else stmts
 
 
 __all__ = ["Plan", "emit", "rename", "select_version"]

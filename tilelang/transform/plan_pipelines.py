@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.errors import InternalError, error, register
-from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Seq, Stmt, Var, While,
-                         rebuild, replace, seq, stmts_of, with_attrs)
+from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Region, Seq, Stmt, Var,
+                         While, rebuild, replace, seq, stmts_of, with_attrs)
 from tilelang.ops import Copy
 
 from .config import PassConfigKey
@@ -128,9 +128,11 @@ class _Planner:
         """Copies from global to shared in stage 0, everything else in stage num_stages - 1."""
         items, last = parts.items, stages - 1
         reasons: list[str] = []
-        early = {i for i, x in enumerate(items) if _is_load(x)}
-        for i in sorted(early):
-            why = self.unfit(loop, items, items[i].stmt.dst.buffer)  # type: ignore[attr-defined]
+        loads = {i for i, x in enumerate(items) if _is_load(x)}
+        early = set(loads)
+        for i in sorted(loads):
+            buffer = items[i].stmt.dst.buffer  # type: ignore[attr-defined]
+            why = _unwaited(items, loads, i) or self.unfit(loop, items, buffer)
             if why:
                 early.discard(i)
                 reasons.append(why)
@@ -162,7 +164,8 @@ class _Planner:
             a, b = (items[k].stmt.span for k in (broken[0].first, broken[0].second))
             return f"the given order and stages would break a dependence on `{broken[0].what}`" + (
                 f" between {a} and {b}" if a and b else "")
-        ahead = {i for i, x in enumerate(items) if _is_load(x) and all(
+        loads = {i for i, x in enumerate(items) if _is_load(x)}
+        ahead = {i for i, x in enumerate(items) if i in loads and not _unwaited(items, loads, i) and all(
             stage[j] > stage[i] or (stage[j] == stage[i] and order[j] > order[i])
             for j, y in enumerate(items) if j != i and y.touches(x.stmt.dst.buffer.data))}  # type: ignore[attr-defined]
         return self.plan(loop, parts, stage, order, ahead, versions)
@@ -264,6 +267,30 @@ def _is_load(x: Item) -> bool:
     c = x.stmt
     return (isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in _SHARED and
             c.src.dtype == c.dst.dtype and c.attr("prefer_instruction") != "sync")
+
+
+def _unwaited(items: list[Item], loads: set[int], i: int) -> str:
+    """Why copy i must not be left in flight: nobody waits for it, or another copy writes the same place.
+
+    Copies in flight are not ordered among each other.
+    """
+    dst = items[i].stmt.dst  # type: ignore[attr-defined]
+    users = [j for j, x in enumerate(items) if j != i and x.touches(dst.buffer.data)]
+    if all(j in loads for j in users):
+        return f"`{dst.buffer.name}` is not used in the body"
+    for j in users:
+        if j in loads and not _apart(dst, items[j].stmt.dst):  # type: ignore[attr-defined]
+            return f"`{dst.buffer.name}` is copied to twice"
+    return ""
+
+
+def _apart(a: Region, b: Region) -> bool:
+    """Whether two regions of one buffer certainly have no element in common."""
+    for x, n, y, m in zip(a.mins, a.extents, b.mins, b.extents):
+        if isinstance(x, Const) and isinstance(y, Const) and isinstance(n, int) and isinstance(m, int):
+            if int(x.value) + n <= int(y.value) or int(y.value) + m <= int(x.value):
+                return True
+    return False
 
 
 def _producers_first(items: list[Item], early: set[int]) -> list[int]:
