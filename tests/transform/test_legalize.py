@@ -164,3 +164,16 @@ def test_reading_before_writing_warns(caplog):
         logging.getLogger("tilelang").propagate = True
         legal(main)
     assert "`S` is read before it is written" in caplog.text
+
+
+def test_long_dimensions_are_indexed_in_64_bits():
+    n = 3 * 2**30
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "int8"), B: T.Tensor((n,), "int8"), C: T.Tensor((64,), "int8")):
+        with T.Kernel(n // 1024, threads=128) as bx:
+            for i in T.Parallel(1024):
+                B[bx * 1024 + i] = A[bx * 1024 + i] + C[i % 64]
+
+    loads = {x.buffer.name: x.indices[0].dtype for x in walk(legal(main)) if isinstance(x, Load)}
+    assert loads == {"A": "int64", "C": "int32"}

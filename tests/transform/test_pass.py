@@ -51,6 +51,13 @@ def test_runner_times_and_recognises_unchanged_programs():
     assert lines[1].startswith("# after mark") and not lines[1].endswith("(unchanged)")
 
 
+def test_ir_can_be_written_and_times_told(tmp_path):
+    cx, lines = quiet(config={"tl.enable_dump_ir": True, "tl.dump_ir_path": str(tmp_path / "ir"), "tl.pass_profile": True})
+    run_passes(vector_add(), [nothing, mark], cx)
+    assert sorted(p.name for p in (tmp_path / "ir").iterdir()) == ["00_add_nothing.tl", "01_add_mark.tl"]
+    assert [x.split(":")[0] for x in lines] == ["nothing", "mark"]
+
+
 def test_a_failing_pass_leaves_a_report_folder():
     cx, _ = quiet()
     with pytest.raises(InternalError, match="pass fails failed on `add`: KeyError") as e:

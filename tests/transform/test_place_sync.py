@@ -221,3 +221,10 @@ def test_one_thread_needs_nothing():
     assert barriers(placed(f)) == 0
 
 
+
+
+def test_global_memory_in_a_divergent_loop_is_the_threads_own_affair():
+    k = fresh("k")
+    idx = Buffer("idx", (64,), const(0).dtype, "local")
+    f = block(lambda bx, tx: For(k, const(0), tx, "serial", put(G, get(idx, k), get(G, get(idx, k)) + 1.0)), locals_=(idx,))
+    assert barriers(placed(f)) == 0

@@ -34,7 +34,7 @@ def commits(s):
 def test_versions_commits_and_waits(stages):
     out = plan(gemm(K=320, stages=stages)[0])
     loop = loop_of(out)
-    assert report(out) == f"pipelined: {stages} stage{'s' * (stages > 1)} of A_s, B_s"
+    assert report(out) == out.body.attr("pipeline_report") == f"pipelined: {stages} stage{'s' * (stages > 1)} of A_s, B_s"
     shapes = {x.buffer.name: x.buffer.shape for x in walk(out) if isinstance(x, Alloc)}
     assert shapes["A_s"] == ((stages, 64, 32) if stages > 1 else (64, 32))
     assert waits(loop) == [max(stages - 2, 0)] and commits(loop) == 1

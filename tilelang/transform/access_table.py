@@ -68,6 +68,11 @@ class Access:
     span: Any
     lanes: int = 32  # lanes of a warp whose address counts
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is in the block's shared memory (else global)."""
+        return self.buffer.scope_name.startswith("shared")
+
 
 @dataclass(frozen=True)
 class Relation:

@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Break, Buffer, Const, Expr, For, Func, If, Load, Node, Parallel, Region,
-                         Seq, Stmt, Store, TileOp, Var, While, free_vars, is_const, replace, rewrite, stmts_of)
+from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Expr, For, Func, If, Load, Node, Parallel, Region, Seq,
+                         Stmt, Store, TileOp, Var, While, binary, cast, free_vars, is_const, replace, rewrite, stmts_of)
 from tilelang.ir.expr import AddressOf
 
 from .config import PassConfigKey
@@ -33,7 +33,8 @@ log = logging.getLogger("tilelang.transform")
 def legalize(func: Func, cx: PassContext) -> Func:
     """Refuse programs that have no meaning, and settle what has only one.
 
-    Rewrites: directly nested parallel loops become one; a constant negative index counts from the end of its dimension.
+    Rewrites: directly nested parallel loops become one; a constant negative index counts from the end of its dimension;
+    indices of dimensions that may be longer than 32 bits count are computed in 64.
     Checks (off with tl.disable_prelower_semantic_check): parallel loops hold only element-wise code that carries
     nothing between iterations; variables have values.  Warns about buffers that are read before they are written
     (off with tl.disable_buffer_init_check).
@@ -58,11 +59,37 @@ def _legal_node(x: Node) -> Node | None:
             if not any(v in x.vars for e in b.extents for v in free_vars(e)):
                 attrs = tuple(sorted({**dict(b.attrs), **dict(x.attrs)}.items()))
                 return Parallel((*x.vars, *b.vars), (*x.extents, *b.extents), b.body, attrs, x.span)
+    if isinstance(x, (Load, Store, AddressOf)) and _is_long(x.buffer):
+        wide = tuple(_wide(i) if _is_long_dim(d) else i for i, d in zip(x.indices, x.buffer.shape))
+        if any(a is not b for a, b in zip(wide, x.indices)):
+            return replace(x, indices=_wrapped(x.buffer, wide))
+    if isinstance(x, Region) and _is_long(x.buffer):
+        wide = tuple(_wide(i) if _is_long_dim(d) else i for i, d in zip(x.mins, x.buffer.shape))
+        if any(a is not b for a, b in zip(wide, x.mins)):
+            return replace(x, mins=_wrapped(x.buffer, wide))
     if isinstance(x, (Load, Store, AddressOf)) and any(isinstance(i, Const) and i.value < 0 for i in x.indices):
         return replace(x, indices=_wrapped(x.buffer, x.indices))
     if isinstance(x, Region) and any(isinstance(i, Const) and i.value < 0 for i in x.mins):
         return replace(x, mins=_wrapped(x.buffer, x.mins))
     return None
+
+
+def _is_long_dim(d: Any) -> bool:
+    """Whether a dimension may have 2^31 elements or more."""
+    return d >= 2**31 if isinstance(d, int) else d.dtype.bits > 32
+
+
+def _is_long(b: Buffer) -> bool:
+    return b.scope_name == "global" and any(map(_is_long_dim, b.shape))
+
+
+def _wide(e: Expr) -> Expr:
+    """The index computed in 64 bits: the block and loop variables of a long dimension fit 32, their products do not."""
+    if not e.dtype.is_int or e.dtype.lanes != 1 or e.dtype.bits >= 64:
+        return e
+    if isinstance(e, Binary) and e.op in ("add", "sub", "mul"):
+        return binary(e.op, _wide(e.a), _wide(e.b), span=e.span)
+    return cast(e, "int64")
 
 
 def _wrapped(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:

@@ -127,6 +127,11 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
         seconds = time.perf_counter() - started
         changed = _changed(func, out)
         cx.records.append(PassRecord(info.name, seconds, changed))
+        if cx.option(PassConfigKey.TL_ENABLE_DUMP_IR):
+            _dump(out, info.name, cx)
+        if cx.option(PassConfigKey.TL_PASS_PROFILE) and seconds * 1e3 >= cx.option(
+                PassConfigKey.TL_PASS_PROFILE_THRESHOLD_MS):
+            cx.report(f"{info.name}: {seconds * 1e3:.2f} ms")
         if cx.debug >= 3:
             cx.report(f"# after {info.name}  {seconds * 1e3:.1f} ms" + ("" if changed else "  (unchanged)"))
             if changed:
@@ -136,6 +141,13 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
             checked = True
         func = out
     return func
+
+
+def _dump(func: Func, name: str, cx: PassContext) -> None:
+    """Write the program after a pass into the folder of tl.dump_ir_path, numbered."""
+    folder = Path(cx.option(PassConfigKey.TL_DUMP_IR_DIR))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{len(cx.records) - 1:02d}_{func.name}_{name}.tl").write_text(text_of(func) + "\n", encoding="utf-8")
 
 
 def _changed(before: Func, after: Func) -> bool:

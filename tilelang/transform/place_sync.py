@@ -13,7 +13,7 @@ from .config import PassConfigKey
 from .divergence import Divergence
 from .pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
 from .split_divergent import Splitter
-from .sync_tree import Place, TreeBuilder, barrier, barrier_in, is_leaf
+from .sync_tree import Place, TreeBuilder, Unplaceable, barrier, barrier_in, is_leaf, refused
 
 CAP = 12  # iterations and async groups counted apart; beyond, "any"
 
@@ -50,14 +50,27 @@ def synchronized(launch: Launch) -> Launch:
     """The launch with its barriers."""
     if launch.num_threads == 1:
         return launch
-    tree = TreeBuilder(launch)
-    if not any(True for _ in tree.root.all_accesses()):
-        return launch
-    divergence = Divergence(launch)
-    _Flow(Tables(launch, tree.binds, divergence)).run(tree.root)
-    if not tree.root.before and not tree.root.has_barrier:
-        return launch
-    return with_fields(launch, body=_Writer(divergence).body(tree.root))
+    ignored: set[int] = set()
+    while True:
+        tree = TreeBuilder(launch)
+        if not any(True for _ in tree.root.all_accesses()):
+            return launch
+        divergence = Divergence(launch)
+        _Flow(Tables(launch, tree.binds, divergence)).run(tree.root)
+        places = list(tree.root.all())
+        for k in ignored:
+            places[k].before = places[k].body_end = False
+        if not tree.root.before and not tree.root.has_barrier:
+            return launch
+        try:
+            return with_fields(launch, body=_Writer(divergence).body(tree.root))
+        except Unplaceable as e:
+            # The order of a thread's accesses to global memory is its own affair where threads run apart.
+            inside = set(map(id, e.place.all()))
+            drop = {k for k, p in enumerate(places) if id(p) in inside and p.barrier_placed and not p.for_shared}
+            if not drop:
+                raise refused(e.place) from None
+            ignored |= drop
 
 
 @dataclass(frozen=True)
@@ -145,7 +158,7 @@ class _Flow:
         """The accesses a statement makes itself."""
         if barrier_in(p.stmt):
             return _cleared(state)
-        if not p.before and self.conflicts(state, p.accesses):
+        if not p.before and self.conflicts(state, p.accesses, p):
             self.need(p, "before")
             state = _cleared(state)
         if p.accesses:
@@ -167,7 +180,7 @@ class _Flow:
         exposed: list[Access] = []
         for x in p.inner:
             _exposed(x, exposed)
-        if self.conflicts(state, exposed):
+        if self.conflicts(state, exposed, p):
             p.before = True
             return _cleared(state)
         return state
@@ -180,9 +193,17 @@ class _Flow:
         else:
             self.for_loop(p, {})
 
-    def conflicts(self, state: _State, accesses: list[Access]) -> bool:
-        return any(age is None and self.t.collide(e.access, b, e.how)
-                   for b in accesses for e, age in state.items() if e.access.buffer.data is b.buffer.data)
+    def conflicts(self, state: _State, accesses: list[Access], p: Place) -> bool:
+        """Whether an access conflicts with a pending one.  Notes at p whether shared memory is concerned."""
+        found = False
+        for b in accesses:
+            for e, age in state.items():
+                if age is None and e.access.buffer.data is b.buffer.data and self.t.collide(e.access, b, e.how):
+                    found = True
+                    p.for_shared |= b.is_shared
+                    if self.checking or b.is_shared:
+                        return True
+        return found
 
     # ---- loops --------------------------------------------------------------------------------------------------
 
@@ -210,7 +231,7 @@ class _Flow:
     def while_loop(self, p: Place, state: _State) -> _State:
         loop = p.loop
         assert loop is not None
-        if not p.before and self.conflicts(state, p.accesses):
+        if not p.before and self.conflicts(state, p.accesses, p):
             self.need(p, "before")
             state = _cleared(state)
         if not self.checking:
@@ -236,7 +257,7 @@ class _Flow:
                 e2 = _Pending(e.access, self.next_iteration(e, loop))
                 back[e2] = _older(back[e2], age) if e2 in back else age
             if test is not None:
-                if not p.body_end and self.conflicts(back, test.accesses):
+                if not p.body_end and self.conflicts(back, test.accesses, p):
                     self.need(p, "body_end")
                 for a in test.accesses:
                     back[_Pending(a, Relation())] = None

@@ -67,7 +67,7 @@ class _Planner:
     def run(self) -> Launch:
         if not any(isinstance(s, For) and _is_pipelined(s) for s in statements(self.launch.body)):
             return self.launch
-        body = self.visit(self.launch.body)
+        body: Stmt = self.visit(self.launch.body)
         touched = {e.storage for e in effects(body)}
         body = _drop_allocs(body, {b for b in self.versioned if b.data not in touched})
         layouts = self.launch.attr("layouts")
@@ -75,7 +75,8 @@ class _Planner:
         if layouts:  # a user's layout of a buffer is that of each of its versions
             more = tuple((self.versioned[b], lay) for b, lay in layouts if b in self.versioned)
             out = with_attrs(out, layouts=tuple(layouts) + more)
-        return out
+        reports = [s.attr("pipeline_report") for s in statements(body) if isinstance(s, For)]
+        return with_attrs(out, pipeline_report="; ".join(r for r in reports if r) or None)
 
     def visit(self, s: Any) -> Any:
         if isinstance(s, tuple):

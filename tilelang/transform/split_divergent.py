@@ -9,7 +9,7 @@ from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Expr, For, If, Lo
 from tilelang.ir.expr import Call
 
 from .divergence import Divergence
-from .sync_tree import Place, barrier, refused
+from .sync_tree import Place, Unplaceable, barrier
 
 
 class Splitter:
@@ -79,16 +79,16 @@ class Splitter:
             elif isinstance(s, For) and _pure(s.start) and _pure(s.extent):
                 self.check_loop(x)
                 if any(isinstance(y.stmt, (Break, Continue)) for y in x.all()):
-                    raise refused(branch)
+                    raise Unplaceable(branch)
                 close()
                 out.append(replace(s, body=seq(*self.under(x.inner[0], pred, branch))))
             else:
-                raise refused(branch)
+                raise Unplaceable(branch)
         close()
         return out
 
     def check_loop(self, p: Place) -> None:
-        """Raises "sync-divergent" when threads may run a loop that holds a barrier differently often."""
+        """Raises Unplaceable when threads may run a loop that holds a barrier differently often."""
         s = p.stmt
         if isinstance(s, For):
             odd = self.d.divergent(s.start) or self.d.divergent(s.extent)
@@ -97,7 +97,7 @@ class Splitter:
         else:
             odd = True
         if odd or self.d.leaves_early(s.body, False):  # type: ignore[attr-defined]
-            raise refused(p)
+            raise Unplaceable(p)
 
     def forward(self, places: list[Place], at: Place, var: Var, value: Expr) -> None:
         """Later statements read value instead of var."""

@@ -32,6 +32,12 @@ class Place:
     loop: Loop | None = None
     before: bool = False
     body_end: bool = False
+    for_shared: bool = False  # the barrier is needed for shared memory (else only for global memory)
+
+    @property
+    def barrier_placed(self) -> bool:
+        """Whether a barrier was placed at this statement itself."""
+        return self.before or self.body_end
 
     def all(self) -> Iterator[Place]:
         yield self
@@ -151,6 +157,14 @@ def barrier(s: Stmt) -> Stmt:
     return Evaluate(call("sync_threads", (), "void"), span=s.span)
 
 
+class Unplaceable(Exception):
+    """Barriers inside `place` cannot be reached by all threads."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__("barrier in divergent code")
+        self.place = place
+
+
 def refused(p: Place) -> Exception:
     """The error for a barrier that cannot be placed inside p."""
     at = next((x for x in p.all() if x.before), p)
@@ -162,4 +176,4 @@ def refused(p: Place) -> Exception:
                  hint="make the bounds and conditions around it the same for all threads, or write to another buffer")
 
 
-__all__ = ["BARRIERS", "Place", "TreeBuilder", "barrier", "barrier_in", "is_leaf", "refused"]
+__all__ = ["BARRIERS", "Place", "TreeBuilder", "Unplaceable", "barrier", "barrier_in", "is_leaf", "refused"]
