@@ -269,7 +269,7 @@ class _Follower:
         most = int(np.max(extent))
         first, period = self.limit(s)
         steps = list(range(most))
-        if most > 2 * first + period and (self.accesses > BUDGET or self.has_order(s.body) or most > 64):
+        if most > 2 * first + period and (self.accesses > BUDGET or most > 64 or not self.places_by(s)):
             # The first rounds and the last, leaving out whole turns of the slots in between.
             left_out = (most - 2 * first) // period * period
             steps = [k for k in steps if k < first or k >= first + left_out]
@@ -293,8 +293,23 @@ class _Follower:
                 and isinstance(x.b, Const) and 0 < x.b.value <= 16 and any(y is s.var for y in walk(x.a))]
         return max(mods, default=1) + 1, lcm(1, *mods)
 
-    def has_order(self, s: Stmt) -> bool:
-        return any(isinstance(x, Call) and x.op in ("sync_threads", "cp_async_wait") for x in walk(s))
+    def places_by(self, s: For) -> bool:
+        """Whether shared addresses depend on the loop's variable otherwise than through a small modulus."""
+        def plain(e: Node) -> bool:
+            if isinstance(e, Var):
+                return e is s.var or e in self.follows
+            if isinstance(e, Binary) and e.op == "floormod" and isinstance(e.b, Const) and 0 < e.b.value <= 16:
+                return False
+            return any(map(plain, children(e)))
+
+        self.follows: set[Var] = set()
+        for x in walk(s.body):
+            if isinstance(x, Bind) and plain(x.value):
+                self.follows.add(x.var)
+            elif isinstance(x, (Load, Store, AddressOf)) and x.buffer.scope_name in SHARED and any(
+                    map(plain, x.indices)):
+                return True
+        return False
 
     def call(self, s: Evaluate, mask: Any) -> None:
         c = s.call
