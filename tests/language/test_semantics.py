@@ -885,3 +885,34 @@ def test_try_match_import_and_del_run_at_trace_time():
             with T.Kernel(1, threads=1):
                 O[0] = late
                 late = 1  # noqa: F841
+
+
+def test_a_named_slice_keeps_its_bounds():
+    @T.prim_func
+    def f(A: T.Tensor((16,), "int32"), O: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=1):
+            v = T.alloc_var("int32", init=4)
+            part = A[v:v + 4]
+            v = 8
+            S = T.alloc_shared((4,), "int32")
+            T.copy(part, S)
+            T.copy(S, O)
+
+    assert out(f, np.arange(16, dtype=np.int32)) == [4, 5, 6, 7]
+
+
+def test_persistent_bounds_are_taken_on_entry():
+    @T.prim_func
+    def f(O: T.Tensor((6,), "int32")):
+        with T.Kernel(1, threads=1):
+            w = T.alloc_var("int32", init=1)
+            for x, y in T.Persistent([2, 3], w, w - 1):
+                w = 5
+                O[x * 3 + y] += 1
+
+    assert out(f) == [1] * 6
+
+
+def test_a_lambda_is_not_a_kernel():
+    with pytest.raises(ValueError, match="not a plain function definition"):
+        T.prim_func(lambda A: None)

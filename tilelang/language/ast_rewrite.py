@@ -102,10 +102,14 @@ def _function_ast(fn: Callable[..., Any]) -> ast.FunctionDef:
     block = inspect.getblock(lines[first - 1:])
     indented = block[0][:1] in (" ", "\t")
     text = ("if 1:\n" if indented else "") + "".join(block)
-    tree: Any = ast.parse(text, filename=code.co_filename)
-    body = tree.body[0].body[0] if indented else tree.body[0]
-    if isinstance(body, ast.AsyncFunctionDef) or not isinstance(body, ast.FunctionDef):
-        raise errors.error("source-unavailable", f"`{fn.__name__}` is not a plain function definition")
+    try:
+        tree: Any = ast.parse(text, filename=code.co_filename)
+        body = tree.body[0].body[0] if indented else tree.body[0]
+    except (SyntaxError, IndexError):
+        body = None
+    if not isinstance(body, ast.FunctionDef) or body.name != code.co_name:
+        raise errors.error("source-unavailable", f"`{fn.__name__}` is not a plain function definition, or its file has "
+                           "changed since it was imported", span=Span(code.co_filename, first))
     ast.increment_lineno(body, first - (2 if indented else 1))
     return body
 

@@ -42,6 +42,15 @@ def loop_bound(v: Any, what: str) -> Expr:
     return cast(e, I32) if e.dtype.is_bool else e
 
 
+def fixed(b: Builder, e: Expr) -> Expr:
+    """The value of e on entry of the loop that has just been opened, for use in its body."""
+    if not reads_memory(e):
+        return e
+    v = Var("bound", e.dtype, span=b.frames[-1].span)
+    b.frames[-2].stmts.append(Bind(v, e, span=v.span))
+    return v
+
+
 class LoopFrame(Frame):
     """One For.  start, stop, step as Python's range; a step other than 1 runs a counter from 0."""
 
@@ -67,7 +76,7 @@ class LoopFrame(Frame):
             self.counter = b.new_var("i", dt)
             return self.counter
         # The bounds are read in every iteration now: fix what may change.
-        self.start, self.stop, self.step = (self._fixed(b, e) for e in (self.start, self.stop, self.step))
+        self.start, self.stop, self.step = (fixed(b, e) for e in (self.start, self.stop, self.step))
         if not isinstance(self.step, Const):
             log.warning("%s: a loop with a run-time step", self.span)
         self.extent = _trip_count(self.start, self.stop, self.step)
@@ -77,13 +86,6 @@ class LoopFrame(Frame):
         self.stmts.append(Bind(self.user, value, span=self.span))
         self.start = Const(0, dt)
         return self.user
-
-    def _fixed(self, b: Builder, e: Expr) -> Expr:
-        if not reads_memory(e):
-            return e
-        v = Var("bound", e.dtype, span=self.span)
-        b.frames[-2].stmts.append(Bind(v, e, span=self.span))
-        return v
 
     def close(self, b: Builder) -> Stmt:
         b.unnamed.pop(id(self.counter), None)
@@ -172,6 +174,8 @@ class PersistentFrame(Frame):
         self.group = binary("min", binary("max", convert(group_size), 1), last)
 
     def open(self, b: Builder) -> Any:
+        self.domain = [fixed(b, d) for d in self.domain]
+        self.wave_size, self.index, self.group = (fixed(b, e) for e in (self.wave_size, self.index, self.group))
         group, last = self.group, self.domain[-1]
         outer = (last + (group - 1)) // group
         sizes = [outer, *self.domain[:-1], group]

@@ -129,7 +129,7 @@ def _by_value(b: Builder, name: str, value: Any) -> Any:
             return value
         if b.kernel is not None or isinstance(value, Load):
             return b.let(name, value)
-    return value
+    return b.freeze_slice(value) if isinstance(value, BufferSlice) else value
 
 
 def macro(func: Callable[..., Any] | None = None) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, Load, Span, Stmt, Store,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, Load, Region, Span, Stmt, Store,
                          TileOp, Var, cast, const, convert, walk)
 from tilelang.ir import dtype as DType
 from tilelang.target.intrinsics import is_pure
@@ -147,8 +147,8 @@ class Recorder:
             return
         for x in walk(stmt):
             if isinstance(x, Load) and id(x.buffer.data) in written:
-                raise errors.error("evaluation-order", f"`{x.buffer.name}` is read in a statement that also changes it by "
-                                   "a macro or atomic", span=self.span())
+                message = f"`{x.buffer.name}` is read in a statement that also changes it by a macro or atomic"
+                raise errors.error("evaluation-order", message, span=self.span())
 
     def enter(self, frame: Frame) -> Any:
         frame.span = self.here()
@@ -206,6 +206,8 @@ class Recorder:
             return self._bind_expr(name, value, old)
         if isinstance(value, Buffer):
             self.name_value(name, value)
+        elif isinstance(value, BufferSlice):
+            return self.freeze_slice(value)
         elif type(value) is tuple:
             return tuple(self.as_it_is_now(v) for v in value)
         elif isinstance(value, Undefined):
@@ -278,6 +280,15 @@ class Recorder:
         if isinstance(value, Expr) and not self._is_fresh_handle(value) and reads_memory(value):
             return self.freeze(value)
         return value
+
+    def freeze_slice(self, value: BufferSlice) -> BufferSlice:
+        """The region with its bounds as they are now."""
+        r = value.region
+        if not any(isinstance(e, Expr) and reads_memory(e) for e in (*r.mins, *r.extents)):
+            return value
+        fixed = Region(r.buffer, tuple(self.freeze(e) for e in r.mins), tuple(self.freeze(e) for e in r.extents),
+                       span=r.span)
+        return BufferSlice(fixed, value.by_reference)
 
     def unpack(self, value: Any, n: int, star: int | None = None) -> tuple[Any, ...]:
         """The n values of a tuple assignment, all computed before the first is assigned."""
