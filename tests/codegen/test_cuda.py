@@ -11,6 +11,7 @@ import pytest
 from tilelang.ir import (
     Alloc,
     Assert,
+    Binary,
     Bind,
     Break,
     Broadcast,
@@ -327,6 +328,39 @@ def every_scalar_function():
     stmts.append(Store(tensors["uint32"], (tx,), call("match_any_sync", (i, const(-1, "int32")), "uint32")))
     stmts.append(Store(tensors["int32"], (tx,), call("syncthreads_count", (i,), "int32")))
     return kernel(tuple(tensors.values()), seq(*stmts), tvars=tv, name="functions")
+
+
+ELEMENTS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool", "float8_e4m3",
+            "float8_e5m2", "float16", "bfloat16", "float32", "float64")
+
+
+def every_operator_on(name):
+    """All operators, comparisons and conversions of one element type, scalar and four lanes wide."""
+    tv = thread_vars()
+    tx, dt = tv[0], dtype(name)
+    a, b, flags = tensor("A", (4096,), name), tensor("B", (4096,), name), tensor("flags", (4096,), "bool")
+    targets = {t: tensor(f"to_{t}", (4096,), t) for t in ELEMENTS if t != name}
+    ops = ["min", "max"] + ["bitand", "bitor", "bitxor"] * (not dt.is_float) + ["add", "sub", "mul"] * (not dt.is_bool)
+    ops += ["div"] * dt.is_float
+    ops += ["floordiv", "floormod", "truncdiv", "truncmod", "shl", "shr"] * dt.is_int
+    body = []
+    for index in (tx, ramp(tx * 4, 4)):
+        x, y = load(a, (index,)), load(b, (index,))
+        boolean = dtype("bool").with_lanes(x.dtype.lanes)
+        body += [Store(a, (index,), Binary(op, x, y, x.dtype)) for op in ops]
+        body += [Store(flags, (index,), Binary(op, x, y, boolean)) for op in ("eq", "ne", "lt", "le", "gt", "ge")]
+        body += [Store(a, (index,), Unary(op, x, x.dtype)) for op in ["neg"] * (dt.is_signed or dt.is_float) +
+                 ["bitnot"] * dt.is_int + ["not"] * dt.is_bool]
+        body += [Store(a, (index,), Select(tx < 3, x, y, x.dtype)),
+                 Store(a, (index,), Select(Binary("lt", x, y, boolean), x, y, x.dtype))]
+        body += [Store(t, (index,), Cast(x, t.dtype.with_lanes(x.dtype.lanes))) for t in targets.values()]
+    return kernel((a, b, flags, *targets.values()), seq(*body), tvars=tv, name="operators")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_every_operator_on_every_element_type_compiles(name):
+    nvrtc.compile_cubin(print_kernel(every_operator_on(name)), "sm_80")
 
 
 def every_atomic():

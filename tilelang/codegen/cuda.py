@@ -290,7 +290,7 @@ class CudaPrinter(CLikePrinter):
     def _binary(self, e: Binary) -> Text:
         if e.a.dtype.lanes > 1 and e.op not in ("min", "max", "floordiv", "floormod"):
             return self._vector_binary(e)
-        if e.a.dtype.is_float8 or (e.a.dtype.base in HALVES and e.op == "div"):
+        if e.a.dtype.lanes == 1 and (e.a.dtype.is_float8 or (e.a.dtype.base in HALVES and e.op == "div")):
             wide = Binary(e.op, _as_float(e.a), _as_float(e.b), dtype("float32") if e.dtype.is_float else e.dtype)
             text, level = super()._binary(wide)
             return (f"{self.type_name(e.dtype)}({text})", POSTFIX) if e.dtype.is_float else (text, level)
@@ -311,7 +311,7 @@ class CudaPrinter(CLikePrinter):
     def _unary(self, e: Unary) -> Text:
         if e.dtype.lanes > 1:
             symbol = {"neg": "-", "not": "!", "bitnot": "~"}[e.op]
-            result = self._to(e.dtype.scalar, f"{symbol}x")[0]
+            result = self._to(e.dtype.scalar, symbol + _operand(e.dtype.scalar, "x"))[0]
             return f"tl::map([](auto x) {{ return {result}; }}, {self.top(e.a)})", POSTFIX
         if e.dtype.is_float8:
             return f"{self.type_name(e.dtype)}(-(float){self.at(e.a, PREFIX)})", POSTFIX
