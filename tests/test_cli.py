@@ -1,0 +1,77 @@
+"""Every command of `python -m tilelang` answers --help and does its work."""
+
+import pytest
+
+from tilelang import cli
+
+KERNEL = '''
+import tilelang.language as T
+
+@T.prim_func
+def add(A: T.Tensor((100,), "float32"), B: T.Tensor((100,), "float32")):
+    with T.Kernel(1, threads=64):
+        S = T.alloc_shared((128,), "float32")
+        T.copy(A[0:100], S[0:100])
+        T.copy(S[0:100], B[0:100])
+'''
+
+
+@pytest.fixture
+def kernel_file(tmp_path):
+    path = tmp_path / "add.py"
+    path.write_text(KERNEL, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["demo", "compile", "show", "simulate", "bench", "doctor"])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([command, "--help"])
+    assert stop.value.code == 0 and "usage" in capsys.readouterr().out
+
+
+def test_demo_checks_its_result_and_prints_source_and_speed(capsys):
+    assert cli.main(["demo", "--size", "128", "--target", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "GFLOP/s" in out and "define" in out and "ok" in out
+
+
+def test_show_prints_cuda_source_ir_and_layouts(kernel_file, capsys):
+    assert cli.main(["show", kernel_file, "--arch", "sm_80"]) == 0
+    assert "__global__" in capsys.readouterr().out
+    assert cli.main(["show", kernel_file, "--arch", "sm_80", "--what", "ir", "--after", "lower_tile_ops"]) == 0
+    assert "T.Kernel" in capsys.readouterr().out
+    assert cli.main(["show", kernel_file, "--arch", "sm_80", "--what", "layout"]) == 0
+    assert "S:" in capsys.readouterr().out
+    assert cli.main(["show", kernel_file, "--what", "ir", "--after", "no_such_pass"]) == 2
+    assert "infer_layouts" in capsys.readouterr().err
+
+
+def test_compile_writes_source_and_says_registers(kernel_file, tmp_path, capsys):
+    out = tmp_path / "k.cu"
+    assert cli.main(["compile", kernel_file, "--arch", "sm_80", "--output", str(out)]) == 0
+    assert "__global__" in out.read_text(encoding="utf-8") and "registers" in capsys.readouterr().out
+
+
+def test_simulate_compares_with_the_tile_meaning(kernel_file, capsys):
+    assert cli.main(["simulate", kernel_file]) == 0
+    assert "B: largest difference from the tile meaning 0" in capsys.readouterr().out
+
+
+def test_doctor_names_what_is_missing(capsys):
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "LLVM" in out and "NVRTC" in out
+
+
+def test_a_user_error_is_printed_without_a_trace(tmp_path, capsys):
+    path = tmp_path / "bad.py"
+    path.write_text(KERNEL.replace("S[0:100])", "S[0:50, 0])"), encoding="utf-8")
+    assert cli.main(["compile", str(path)]) == 2
+    assert "error[" in capsys.readouterr().err
+
+
+def test_bench_compile_prints_each_phase(capsys):
+    assert cli.main(["bench", "compile", "--repeat", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "lower" in out and "nvrtc" in out and "registers" in out

@@ -1,0 +1,29 @@
+"""The kernel of the README stands within its first 20 lines and computes what it says."""
+
+import pathlib
+import runpy
+
+import numpy as np
+
+README = (pathlib.Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_kernel_runs(tmp_path):
+    head = README.splitlines()[:22]
+    start = head.index("```python")
+    block = README.split("```python\n", 1)[1].split("```", 1)[0]
+    assert start + 1 + len(block.splitlines()) <= 20
+    path = tmp_path / "readme_kernel.py"
+    path.write_text(block, encoding="utf-8")
+    matmul = runpy.run_path(str(path))["matmul"]
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((200, 72), (72, 130)))
+    got = matmul(a, b)
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    assert got.dtype == np.float16 and got.shape == (200, 130)
+    assert np.abs(got - want).max() <= 2**-11 * np.abs(want).max() + 1e-3
+
+
+def test_the_two_commands_stand_in_the_readme():
+    assert "pip install . && python -m tilelang demo" in README
+    assert "pip install '.[test]' && python -m pytest" in README
