@@ -124,3 +124,23 @@ def load_index(launch):
     from tilelang.ir import Buffer
 
     return Buffer("idx", (1,), const(0).dtype)
+
+
+def test_a_program_that_is_not_cleared_is_compiled_plainer(monkeypatch, caplog):
+    from tilelang.errors import error
+    from tilelang.transform import pipeline
+    from tilelang.transform.pass_ import DEVICE, pass_
+
+    @pass_(needs=DEVICE)
+    def verify(func, cx):
+        if any(isinstance(x, Evaluate) and x.call.op == "cp_async" for x in walk(func)):
+            raise error("sync-unordered", "planted")
+        return func
+
+    monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*[p for p in DEVICE_PASSES if p is not verify_sync], verify))
+    out = pipeline.lower(gemm(3), SM80)
+    assert calls(out.host, "cp_async") == 0 and calls(out.host, "sync_threads") == 2
+    never = pass_(needs=DEVICE)(lambda func, cx: (_ for _ in ()).throw(error("sync-unordered", "always")))
+    monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*pipeline.DEVICE_PASSES[:-1], never))
+    with pytest.raises(ValueError, match="always"):
+        pipeline.lower(gemm(3), SM80)

@@ -180,7 +180,7 @@ class Tables:
             else:
                 cases = [({**fa, v: n}, {**fb, v: n}) for fa, fb in cases for n in values]
         if how.carried and how.carried[1] is not None:
-            loop, d = how.carried
+            loop, d = how.carried[0], how.carried[1]
             v = loop.var
             if v is not None and (self.uses(a, v) or self.uses(b, v)):
                 pairs = self.lap_pairs(loop, d, (a, b))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from tilelang.errors import TileLangError
 from tilelang.ir import Func
 
+from .config import PassConfigKey
 from .device_program import DeviceKernel, LoweredProgram, split_host
 from .flatten import flatten
 from .infer_layouts import infer_layouts
@@ -18,6 +22,8 @@ from .plan_pipelines import plan_pipelines
 from .plan_shared_memory import plan_shared_memory
 from .simplify import simplify
 from .verify_sync import verify_sync
+
+log = logging.getLogger("tilelang.transform")
 
 # Order matters where a line says so.
 TILE_PASSES: tuple[PassFn, ...] = (legalize,)
@@ -43,10 +49,23 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
     """The device program of `func` for a GPU target.
 
     config: pass configs, by key or PassConfigKey.  Raises TileLangError for programs that cannot be compiled,
-    InternalError (naming a report folder) for faults of a pass.
+    InternalError (naming a report folder) for faults of a pass.  A program whose synchronisation cannot be cleared is
+    compiled again without asynchronous copies, and refused if that fails too.
     """
     cx = cx or PassContext(target, config or {})
-    return split_host(run_passes(func, (*TILE_PASSES, *DEVICE_PASSES), cx))
+    passes = (*TILE_PASSES, *DEVICE_PASSES)
+    try:
+        return split_host(run_passes(func, passes, cx))
+    except TileLangError as e:
+        if e.kind != "sync-unordered" or not cx.option(PassConfigKey.TL_ENABLE_ASYNC_COPY):
+            raise
+        plain = replace(cx, config={**cx.config, PassConfigKey.TL_ENABLE_ASYNC_COPY: False})
+        try:
+            out = split_host(run_passes(func, passes, plain))
+        except TileLangError:
+            raise e from None
+        log.warning("`%s` is compiled without asynchronous copies: %s", func.name, e.message)
+        return out
 
 
 __all__ = ["DEVICE_PASSES", "TILE_PASSES", "DeviceKernel", "LoweredProgram", "legalized", "lower"]

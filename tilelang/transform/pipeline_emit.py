@@ -166,8 +166,8 @@ class _Emitter:
     # ---- the whole ----------------------------------------------------------------------------------------------
 
     def code(self) -> Stmt:
-        loop, out = self.loop, []
-        out += [Alloc(b, span=b.span) for b in self.plan.versions.values()]
+        loop = self.loop
+        out: list[Stmt] = [Alloc(b, span=b.span) for b in self.plan.versions.values()]
         out += [a for a in self.parts.allocs if a.buffer not in self.plan.versions]
         if not isinstance(loop.extent, (Const, Var)):  # bounds are evaluated once
             n = fresh(f"{loop.var.name}_extent", loop.extent.dtype)

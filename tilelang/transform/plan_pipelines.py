@@ -162,9 +162,9 @@ class _Planner:
                 versions[b.data] = span
         broken = violations(items, stage, order, versions)
         if broken:
-            a, b = (items[k].stmt.span for k in (broken[0].first, broken[0].second))
+            first, second = (items[k].stmt.span for k in (broken[0].first, broken[0].second))
             return f"the given order and stages would break a dependence on `{broken[0].what}`" + (
-                f" between {a} and {b}" if a and b else "")
+                f" between {first} and {second}" if first and second else "")
         loads = {i for i, x in enumerate(items) if _is_load(x)}
         ahead = {i for i, x in enumerate(items) if i in loads and not _unwaited(items, loads, i) and all(
             stage[j] > stage[i] or (stage[j] == stage[i] and order[j] > order[i])

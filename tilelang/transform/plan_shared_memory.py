@@ -122,10 +122,10 @@ def _separated(body: list[Stmt], spans: list[_Span], span: Any) -> Stmt:
     if not starts:
         return body[0] if len(body) == 1 else Seq(tuple(body), span=span)
     out: list[Stmt] = []
-    for at, s in enumerate(body):
+    for at, x in enumerate(body):
         if at in starts:
-            out.append(barrier(s))
-        out.append(s)
+            out.append(barrier(x))
+        out.append(x)
     return seq(*out, span=span)
 
 

@@ -22,7 +22,8 @@ def replay(folder: str | Path) -> str:
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     func = parse((folder / "before.tl").read_text(encoding="utf-8"))
     passes = [*TILE_PASSES, *DEVICE_PASSES]
-    names = [p.info.name for p in passes if isinstance(getattr(p, "info", None), PassInfo)]
+    infos: list[PassInfo] = [p.info for p in passes]  # type: ignore[attr-defined]
+    names = [i.name for i in infos]
     start = names.index(facts["pass"]) if facts["pass"] in names else 0
     target = Target(facts["target"]) if facts.get("target") else None
     config = {k: json.loads(v) for k, v in facts.get("config", {}).items()}

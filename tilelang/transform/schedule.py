@@ -61,7 +61,7 @@ def take_apart(stmts: Iterable[Stmt]) -> Body:
     written = {e.storage for s in stmts for e in effects(s) if e.writes}
     body = Body()
     scheduled: set[object] = set()
-    pure_needs: dict[Var, frozenset[object]] = {}
+    pure_needs: dict[object, frozenset[object]] = {}
     for s in stmts:
         if isinstance(s, Alloc) and s.init is None:
             body.allocs.append(s)
