@@ -3,7 +3,7 @@
 import numpy as np
 
 import tilelang.language as T
-from tilelang.ir import numpy_dtype
+from tilelang.ir import Alloc, numpy_dtype, walk
 from tilelang.simulator.device import run_device
 from tilelang.simulator.tile import run_tile
 from tilelang.target import Target
@@ -407,3 +407,25 @@ def test_shift_in_shared():
                 C[i] = s[i] + s[i + 2]
 
     check(main)
+
+
+def test_reductions_over_warps_take_turns_in_one_exchange():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), f32), C: T.Tensor((32,), f32), D: T.Tensor((32,), f32)):
+        with T.Kernel(1, threads=128):
+            f = T.alloc_fragment((64, 32), f32)
+            c = T.alloc_fragment((32,), f32)
+            d = T.alloc_fragment((32,), f32)
+            T.clear(d)
+            for k in T.serial(3):
+                T.copy(A, f)
+                T.reduce_max(f, c, dim=0)
+                for i, j in T.Parallel(64, 32):
+                    f[i, j] = f[i, j] - c[j] + T.cast(k, f32)
+                T.reduce_sum(f, d, dim=0, clear=False)
+            T.copy(c, C)
+            T.copy(d, D)
+
+    low = check(main, tol=1e-3)
+    storage = {x.buffer.data for x in walk(low.kernels[0].launch) if isinstance(x, Alloc) and x.buffer.name == "exchange"}
+    assert len(storage) == 1

@@ -73,6 +73,9 @@ class LowerContext(Protocol):
     def new_local(self, name: str, size: int, dtype: Any) -> Buffer:
         """A fresh per-thread array, allocated around the op."""
 
+    def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
+        """Shared memory for values that threads hand to each other within one op; ops of one shape take turns in it."""
+
     def new_shared(self, name: str, shape: tuple[int, ...], dtype: Any) -> Buffer:
         """A fresh shared buffer (staging, cross-warp exchange), allocated around the op."""
 

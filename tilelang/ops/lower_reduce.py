@@ -161,7 +161,7 @@ class ReduceLowering:
         for m in warps:
             group = group + digit(cx.thread, m.stride, m.size, cx.num_threads) * groups
             groups *= m.size
-        scratch = cx.new_shared(f"{self.dst.name}_x", (groups, *dist.extents), self.acc_dtype)
+        scratch = cx.exchange((groups, *dist.extents), self.acc_dtype)
         dist = dataclasses.replace(dist, extents=(groups, *dist.extents), indices=(group, *dist.indices))
         put = cx.distributed(dist, lambda at: Store(scratch, at, load(self.partials, (place,)), span=span))
         acc = cx.new_local(f"{self.dst.name}_acc", 1, self.acc_dtype)

@@ -68,6 +68,7 @@ class Lowering:
         self.lowered: dict[Buffer, Buffer] = {}
         self.allocs: list[Buffer] = []
         self.before: list[Stmt] = []
+        self.exchanges: dict[tuple[Any, ...], Buffer] = {}
         self.widths = Widths(self.layout_of)
         self.guarded = not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS)
         for v, n in zip(launch.thread_vars, launch.threads):
@@ -81,6 +82,7 @@ class Lowering:
 
     def launch_stmt(self) -> Stmt:
         body = self.stmt(self.launch.body)
+        body = seq(*[Alloc(self.shared_of(b)) for b in self.exchanges.values()], body)
         if self.thread is not self.launch.thread_vars[0]:
             x, y, _ = self.launch.threads
             tx, ty, tz = self.launch.thread_vars
@@ -139,6 +141,15 @@ class Lowering:
         self.layouts[out] = swizzled_layout(dims, out.dtype.bits, chunk) if whole else linear_layout(dims)
         self.allocs.append(self.shared_of(out))
         return out
+
+    def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
+        """Shared memory for values that threads hand to each other within one op: ops of one shape take turns in it."""
+        key = (shape, dtype(dt))
+        got = self.exchanges.get(key)
+        if got is None:
+            got = self.exchanges[key] = Buffer("exchange", shape, dtype(dt), "shared.dyn")
+            self.layouts[got] = linear_layout(tuple(int(n) for n in shape))
+        return got
 
     def scratch(self, work: Callable[[], Stmt], span: Any = None) -> Stmt:
         """Run work, with the buffers it asks for allocated around its statements."""
