@@ -221,3 +221,16 @@ def test_hints_have_no_effect():
             O[0] = 1
 
     assert len(nodes(f, Store)) == 1
+
+
+def test_pointers_for_extern_calls():
+    @T.prim_func
+    def f(A: T.Tensor((4, 8), "float32")):
+        with T.Kernel(1, threads=1):
+            S = T.alloc_shared((8,), "float32")
+            T.call_extern("handle", "move", S.access_ptr("w", offset=2), T.access_ptr(A[1, 2], "r"), T.address_of(A[3, 0]), A)
+            x = T.call_extern("float32", "value", 1, 2.0)
+            A[0, 0] = x
+
+    text = f.script()
+    assert 'T.address_of(S[2])' in text and "A[1, 2]" in text and '"value"' in text

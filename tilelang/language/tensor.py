@@ -257,6 +257,14 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
     return AddressOf(at.buffer, (at.indices[0] + offset,))
 
 
+def _method_access_ptr(self: Buffer, access_mask: Any = "r", offset: Any = 0, extent: Any = None,
+                       **_: Any) -> AddressOf:
+    """`buf.access_ptr("r")`: pointer to the buffer's first element, or `offset` elements on (1-D buffers)."""
+    return access_ptr(self, access_mask, offset=offset, extent=extent)
+
+
+setattr(Buffer, "access_ptr", _method_access_ptr)  # noqa: B010 - like Buffer.subscript, known once the language is
+
 __all__ = ["FragmentBuffer", "LocalBuffer", "SharedBuffer", "StridedTensor", "Tensor", "TensorFactory", "TensorSpec",
            "access_ptr", "address_of", "dtype_of", "handle", "make_tensor", "make_tensor_from_addr", "match_buffer",
            "ptr", "reshape", "shape_of", "view"]
