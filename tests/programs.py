@@ -275,7 +275,8 @@ def cases() -> list[Case]:
     out: list[Case] = []
     for n, dt, dyn in ((1000, "float32", False), (256, "float16", False), (777, "bfloat16", False), (515, "int32", False),
                        (1000, "float32", True), (1, "float32", True)):
-        out.append(Case(f"add_{n}_{dt}{'_dyn' if dyn else ''}", lambda n=n, dt=dt, dyn=dyn: vector_add(n, dtype=dt, dynamic=dyn),
+        out.append(Case(f"add_{n}_{dt}{'_dyn' if dyn else ''}",
+                        lambda n=n, dt=dt, dyn=dyn: vector_add(n, dtype=dt, dynamic=dyn),
                         lambda rng, n=n, dt=dt: [normal(rng, (n,), dt), normal(rng, (n,), dt)],
                         lambda a, b: [wide(a) + wide(b)], [2],
                         lambda a, b, dt=dt: EPS[dt] * float(np.abs(wide(a) + wide(b)).max())))
@@ -289,7 +290,8 @@ def cases() -> list[Case]:
         out.append(Case(f"copy_{m}x{n}_{dt}", lambda m=m, n=n, dt=dt: copy_through_shared(m, n, dtype=dt),
                         lambda rng, m=m, n=n, dt=dt: [normal(rng, (m, n), dt)], lambda a: [wide(a)], [1], lambda a: 0.0))
     for kind, fn in (("sum", np.sum), ("max", np.max), ("min", np.min)):
-        out.append(Case(f"reduce_{kind}", lambda kind=kind: row_reduce(kind=kind), lambda rng: [normal(rng, (37, 100), "float32")],
+        out.append(Case(f"reduce_{kind}", lambda kind=kind: row_reduce(kind=kind),
+                        lambda rng: [normal(rng, (37, 100), "float32")],
                         lambda x, fn=fn: [fn(wide(x), axis=1)], [1],
                         lambda x: 4 * EPS["float32"] * float(np.abs(wide(x)).sum(1).max())))
     for m, n, dt in ((37, 100, "float16"), (8, 1000, "float32")):
@@ -307,7 +309,8 @@ def cases() -> list[Case]:
             gemm_case("f32_TT", dtype="float32", out="float32", ta=True, tb=True),
             gemm_case("s8", dtype="int8", acc="int32", out="int32", bk=64, tb=True),
             gemm_case("s8_NN", dtype="int8", acc="int32", out="int32", bk=64),
-            gemm_case("relu", epilogue="relu"), gemm_case("bias", epilogue="bias"), gemm_case("swizzle", swizzle=True, m=200, n=200),
+            gemm_case("relu", epilogue="relu"), gemm_case("bias", epilogue="bias"),
+            gemm_case("swizzle", swizzle=True, m=200, n=200),
             gemm_case("odd", m=67, n=45, k=51), gemm_case("dyn", dynamic=True),
             gemm_case("aligned", m=128, n=128, k=128, bm=128, bn=128),
             gemm_case("fullrow", policy=T.GemmWarpPolicy.FullRow), gemm_case("fullcol", policy=T.GemmWarpPolicy.FullCol),

@@ -42,7 +42,8 @@ def sample() -> Func:
         Store(c, (tx, ty), call("exp", [load(c, (tx, tz))], F32)),
         Store(v, (const(0),), cast(Shuffle((const(1, "int8"), const(-2, "int8")), (0, 1), dtype("int8x2")), "int32")),
     )
-    launch = Launch(((n + 31) // 32,), (bx,), (128, 1, 1), (tx, ty, tz), body, attrs=(("safe_values", ((a, const(1.0, F16)),)),))
+    launch = Launch(((n + 31) // 32,), (bx,), (128, 1, 1), (tx, ty, tz), body,
+                    attrs=(("safe_values", ((a, const(1.0, F16)),)),))
     return Func("main", (pa, pb, n), ((pa, a), (pb, b)), seq(Assert(n > 0, 'n "must" be\n positive'), launch),
                 attrs=(("global_symbol", "main"), ("tilelang_out_idx", (-1,))))
 

@@ -94,7 +94,8 @@ def test_differences_of_runtime_bounds():
 
 
 @pytest.mark.parametrize("key, lo, ext", [
-    (slice(None, 8), 0, 8), (slice(56, None), 56, 8), (slice(-8, None), 56, 8), (slice(-16, -8), 48, 8), (slice(4, 4 + 8), 4, 8)])
+    (slice(None, 8), 0, 8), (slice(56, None), 56, 8), (slice(-8, None), 56, 8), (slice(-16, -8), 48, 8),
+    (slice(4, 4 + 8), 4, 8)])
 def test_slices_are_pythons(key, lo, ext):
     @T.prim_func
     def f(A: T.Tensor((64,), "float32")):

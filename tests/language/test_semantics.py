@@ -281,7 +281,7 @@ def test_code_after_break_is_ignored_with_a_warning(caplog):
         @T.prim_func
         def f(O: T.Tensor((1,), "int32")):
             with T.Kernel(1, threads=1):
-                for i in range(3):
+                for _i in range(3):
                     O[0] += 1
                     break
                     O[0] += 100
@@ -536,7 +536,8 @@ def test_thread_bindings_and_ws():
     assert T.KernelLaunchFrame.Current() is None
 
 
-@pytest.mark.parametrize("order, panel, grid", [("row", 2, (5, 3)), ("column", 2, (5, 3)), ("row", 10, (4, 7)), ("row", 3, (1, 5)),
+@pytest.mark.parametrize("order, panel, grid", [("row", 2, (5, 3)), ("column", 2, (5, 3)), ("row", 10, (4, 7)),
+                                                ("row", 3, (1, 5)),
                                                ("mlx", 2, (3, 3))])
 def test_use_swizzle_is_a_permutation(order, panel, grid):
     gx, gy = grid
@@ -851,7 +852,7 @@ def test_a_macro_that_changes_a_variable_may_end_a_block():
     def f(O: T.Tensor((2,), "int32")):
         with T.Kernel(2, threads=1) as b:
             v = T.alloc_var("int32")
-            for i in range(3):
+            for _i in range(3):
                 O[b] = v
                 bump(v)
 
@@ -883,7 +884,7 @@ def test_try_match_import_and_del_run_at_trace_time():
         @T.prim_func
         def g(O: T.Tensor((3,), "int32")):
             with T.Kernel(1, threads=1):
-                O[0] = late
+                O[0] = late  # noqa: F821
                 late = 1  # noqa: F841
 
 

@@ -159,7 +159,7 @@ def attention(Bt, H, S, D, causal=True, BM=64, BN=64):
         with T.Kernel(T.ceildiv(S, BM), H, Bt, threads=128) as (bx, h, b):
             Qs = T.alloc_shared((BM, D), f16); Ks = T.alloc_shared((BN, D), f16); Vs = T.alloc_shared((BN, D), f16)  # noqa
             P = T.alloc_fragment((BM, BN), f32); Ph = T.alloc_fragment((BM, BN), f16); Of = T.alloc_fragment((BM, D), f32)  # noqa
-            m, m0, r, l, row = [T.alloc_fragment((BM,), f32) for _ in (0, 1, 2, 3, 4)]  # noqa: E741
+            m, m0, r, l, row = [T.alloc_fragment((BM,), f32) for _ in (0, 1, 2, 3, 4)]
             T.copy(Q[b, bx * BM:(bx + 1) * BM, h, :], Qs)
             T.clear(Of); T.clear(l); T.fill(m, -T.infinity(f32))  # noqa: E702
             for k in T.Pipelined(T.ceildiv((bx + 1) * BM, BN) if causal else T.ceildiv(S, BN), num_stages=2):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -28,7 +28,7 @@ for _n, _b in (
 _VECTOR = re.compile(r"^(.*?)x(\d+)$")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _split(name: str) -> tuple[str, int] | None:
     if name in _BASE:
         return name, 1
@@ -46,7 +46,7 @@ def canonical_name(name: str) -> str:
     return name
 
 
-class dtype(str):  # noqa: N801 - public spelling of the language
+class dtype(str):
     """An element type, scalar or vector.  Subclass of str: `dtype("float16") == "float16"`."""
 
     __slots__ = ("base", "lanes", "kind", "bits")

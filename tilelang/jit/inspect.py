@@ -18,6 +18,8 @@ from tilelang.target import Target
 from tilelang.transform.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 
+from .sample import gemm_program
+
 
 def program_of(program: Any) -> Func:
     """The ir.Func of a PrimFunc (or the Func itself)."""
@@ -83,27 +85,6 @@ def simulate_program(program: Any, arch: str = "sm_80", seed: int = 0) -> str:
     return "\n".join(lines)
 
 
-def gemm_program(m: int = 4096, n: int = 4096, k: int = 4096, bm: int = 128, bn: int = 128, bk: int = 32,
-                 stages: int = 3) -> Any:
-    """The plain fp16 GEMM whose compile time is reported."""
-    import tilelang.language as T
-
-    @T.prim_func
-    def main(A: T.Tensor((m, k), "float16"), B: T.Tensor((k, n), "float16"), C: T.Tensor((m, n), "float16")):
-        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=128) as (bx, by):
-            As = T.alloc_shared((bm, bk), "float16")
-            Bs = T.alloc_shared((bk, bn), "float16")
-            Cf = T.alloc_fragment((bm, bn), "float32")
-            T.clear(Cf)
-            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=stages):
-                T.copy(A[by * bm, ko * bk], As)
-                T.copy(B[ko * bk, bx * bn], Bs)
-                T.gemm(As, Bs, Cf)
-            T.copy(Cf, C[by * bm, bx * bn])
-
-    return main
-
-
 def compile_times(arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
     """Lines: medians of tracing, lowering (by pass), printing and NVRTC for the plain GEMM."""
     from tilelang.codegen.cuda import print_kernel
@@ -147,8 +128,10 @@ def machine_facts() -> Iterator[tuple[str, str, str]]:
     yield "Python", platform.python_version(), "3.10 or newer"
     yield from _gpu_facts()
     yield from _cpu_facts()
-    for package, gives in (("torch", "tensors of torch as arguments"), ("matplotlib", "pictures of layouts: pip install 'tilelang-py[vis]'"),
-                           ("tvm_ffi", "calling convention (core dependency)"), ("ml_dtypes", "bf16, fp8 in NumPy (core dependency)")):
+    for package, gives in (("torch", "tensors of torch as arguments"),
+                           ("matplotlib", "pictures of layouts: pip install 'tilelang-py[vis]'"),
+                           ("tvm_ffi", "calling convention (core dependency)"),
+                           ("ml_dtypes", "bf16, fp8 in NumPy (core dependency)")):
         found = importlib.util.find_spec(package) is not None
         yield package, "found" if found else "missing", gives
     yield "cache", os.environ.get("TILELANG_CACHE_DIR", "~/.tilelang/cache"), "TILELANG_CACHE_DIR"

@@ -22,7 +22,7 @@ from .composed import (all_of, annotate_consumer_reg_alloc, annotate_producer_re
                        im2col, no_set_max_nreg, pdl_sync, pdl_trigger, tvm_storage_sync, vectorcombine, vectorhigh,
                        vectorlow, warp_reduce_bitand, warp_reduce_bitor, warp_reduce_max, warp_reduce_min,
                        warp_reduce_sum)
-from .debug import device_assert, print  # noqa: A004 - public name
+from .debug import device_assert, print
 from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked,
                      is_float4_e2m1fn, validate_gemm_ab_dtypes)
 from .kernel import (Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFrame, annotate_min_blocks_per_sm,

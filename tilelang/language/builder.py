@@ -305,7 +305,7 @@ def _same_python(a: Any, b: Any) -> bool:
     return type(a) is type(b) and isinstance(a, (bool, int, float, str, tuple)) and bool(a == b)
 
 
-class tracing:  # noqa: N801 - a context manager, read as a verb
+class tracing:
     """`with tracing(builder):` makes it the active one."""
 
     def __init__(self, builder: Builder) -> None:

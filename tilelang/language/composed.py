@@ -71,7 +71,7 @@ def _following(x: Any, n: int, what: str) -> list[Load]:
     return [load(o.buffer, (*o.mins[:-1], o.mins[-1] + k)) for k in range(n)]
 
 
-def dp4a(A: Any, B: Any, C: Any) -> Emitted:  # noqa: N803 - public names
+def dp4a(A: Any, B: Any, C: Any) -> Emitted:
     """C[0] += sum of A[i] * B[i] over 4 consecutive int8 elements, in int32; by every thread that reaches it."""
     b = need_builder("T.dp4a")
     x, y, z = (operand(v, f"operand {n} of T.dp4a") for v, n in ((A, "A"), (B, "B"), (C, "C")))

@@ -59,7 +59,7 @@ def _escape(msg: str) -> str:
     return _PLACE.format(msg.replace("%", "%%"))
 
 
-def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int = 0) -> Emitted:  # noqa: A001
+def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int = 0) -> Emitted:
     """Print a scalar (each thread), a buffer (one line an element) or a message, from the device.
 
     Shared and fragment buffers are printed by the thread with linear x = warp_group_id*128 + warp_id*32; a fragment

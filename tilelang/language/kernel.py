@@ -63,7 +63,7 @@ class KernelLaunchFrame(Frame):
         return x * y * z
 
     @staticmethod
-    def Current() -> KernelLaunchFrame | None:  # noqa: N802 - public spelling
+    def Current() -> KernelLaunchFrame | None:
         b = current()
         return b.kernel if b else None
 
@@ -95,7 +95,7 @@ class KernelLaunchFrame(Frame):
                       self.body(), tuple(sorted(attrs.items())), span=self.span)
 
 
-def Kernel(*blocks: Any, threads: Any = None, prelude: str | None = None) -> KernelLaunchFrame:  # noqa: N802
+def Kernel(*blocks: Any, threads: Any = None, prelude: str | None = None) -> KernelLaunchFrame:
     """`with T.Kernel(gx, gy, gz, threads=128) as (bx, by, bz):` launches a grid of blocks.
 
     blocks: 1 to 3 extents, integers or expressions.  threads: integer or up to three.  prelude: device source text.

@@ -238,14 +238,14 @@ def vectorized(start: Any, stop: Any = None, *, annotations: dict[str, Any] | No
     return LoopFrame(start, stop, None, "vectorized", attrs_of(annotations))
 
 
-def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any = None,  # noqa: N802
+def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any = None,
              prefer_async: bool | None = None, annotations: dict[str, Any] | None = None) -> ParallelFrame:
     """Independent iterations over a product space, shared out over the block's threads."""
     return ParallelFrame(extents, attrs_of(annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
                                            prefer_async=prefer_async))
 
 
-def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence[int] | None = None,  # noqa: N802
+def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence[int] | None = None,
               stage: Sequence[int] | None = None, sync: Any = None, group: Any = None,
               annotations: dict[str, Any] | None = None) -> LoopFrame:
     """Sequential loop whose copies run ahead: num_stages versions of the shared buffers they fill.
@@ -268,7 +268,7 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
                      attrs_of(annotations, num_stages=num_stages, order=order or None, stage=stage or None))
 
 
-def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any = 8) -> PersistentFrame:  # noqa: N802
+def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any = 8) -> PersistentFrame:
     """Persistent tile loop: one variable per domain dimension; tiles are dealt out to `wave_size` blocks."""
     return PersistentFrame(domain, wave_size, index, group_size)
 

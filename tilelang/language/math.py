@@ -65,7 +65,7 @@ def _rounding(name: str) -> Callable[..., Expr]:
 floor, ceil, trunc, nearbyint = (_rounding(n) for n in ("floor", "ceil", "trunc", "nearbyint"))
 
 
-def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:  # noqa: A001 - public name
+def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:
     """Nearest integer value; rounding_mode ties-to-even or ties-away-from-zero."""
     e = _value(x)
     rows = {"ties-to-even": "nearbyint", "ties-away-from-zero": "round"}
@@ -74,7 +74,7 @@ def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:  # noqa: A001 - 
     return e if e.dtype.is_int else call(rows[rounding_mode], (e,), e.dtype)
 
 
-def abs(x: Any, *, dtype: Any = None) -> Expr:  # noqa: A001 - public name
+def abs(x: Any, *, dtype: Any = None) -> Expr:
     """Absolute value, in the type of x."""
     e = _value(x)
     if e.dtype.is_unsigned or e.dtype.is_bool:
@@ -124,7 +124,7 @@ atan2, fmod, hypot = _binary_float("atan2"), _binary_float("fmod"), _binary_floa
 copysign, nextafter = _binary_float("copysign"), _binary_float("nextafter")
 
 
-def pow(x: Any, y: Any) -> Expr:  # noqa: A001 - public name
+def pow(x: Any, y: Any) -> Expr:
     """x to the power y; a non-negative Python int y multiplies repeatedly."""
     e = _value(x)
     if isinstance(y, int) and not isinstance(y, bool) and y >= 0:
@@ -173,12 +173,12 @@ def isnullptr(p: Any) -> Expr:
     return call("isnullptr", (p,), BOOL)
 
 
-def max(a: Any, b: Any) -> Expr:  # noqa: A001 - public name
+def max(a: Any, b: Any) -> Expr:
     """The greater of two values, promoted; the other when one is NaN."""
     return binary("max", _py(a), _py(b))
 
 
-def min(a: Any, b: Any) -> Expr:  # noqa: A001 - public name
+def min(a: Any, b: Any) -> Expr:
     """The lesser of two values, promoted; the other when one is NaN."""
     return binary("min", _py(a), _py(b))
 
@@ -214,7 +214,7 @@ def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any 
     return cast(e, dt.with_lanes(e.dtype.lanes) if dt.lanes == 1 and e.dtype.lanes > 1 else dt)
 
 
-def Cast_(dtype: Any, value: Any) -> Expr:  # noqa: N802 - public name
+def Cast_(dtype: Any, value: Any) -> Expr:
     """T.Cast(dtype, value)."""
     return cast_(value, dtype)
 
@@ -229,7 +229,7 @@ def reinterpret(value: Any, dtype: Any) -> Expr:
     return e if e.dtype == dt else call("reinterpret", (e,), dt)
 
 
-def Select_(cond: Any, a: Any, b: Any) -> Expr:  # noqa: N802 - public name
+def Select_(cond: Any, a: Any, b: Any) -> Expr:
     """cond ? a : b, both evaluated; one type."""
     x, y = _value(a), _value(b)
     if x.dtype != y.dtype:
@@ -244,19 +244,19 @@ def if_then_else(cond: Any, a: Any, b: Any) -> Expr:
     return select(cond, a, b) if not isinstance(cond, bool) else convert(a if cond else b)
 
 
-def Ramp_(base: Any, stride: Any, lanes: int) -> Ramp:  # noqa: N802 - public name
+def Ramp_(base: Any, stride: Any, lanes: int) -> Ramp:
     """Vector base, base + stride, …"""
     x, y = match(convert(base), convert(stride))
     return Ramp(x, y, int(lanes), x.dtype.with_lanes(int(lanes)))
 
 
-def Broadcast_(value: Any, lanes: int) -> Expr:  # noqa: N802 - public name
+def Broadcast_(value: Any, lanes: int) -> Expr:
     """Vector of copies of value."""
     e = _value(value)
     return Broadcast(e, int(lanes), e.dtype.with_lanes(int(lanes)))
 
 
-def Shuffle_(vectors: Any, indices: Any) -> Expr:  # noqa: N802 - public name
+def Shuffle_(vectors: Any, indices: Any) -> Expr:
     """Lanes `indices` of the concatenated vectors."""
     vs = tuple(_value(v) for v in vectors)
     idx = tuple(int(i) for i in indices)

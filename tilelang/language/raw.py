@@ -21,7 +21,7 @@ from .tile import EMITTED
 _IMPORT = "pragma_import_c"
 
 
-def Assert(condition: Any, message: str, error_kind: str = "RuntimeError") -> Emitted:  # noqa: N802 - public name
+def Assert(condition: Any, message: str, error_kind: str = "RuntimeError") -> Emitted:
     """Check a condition: on the host before the launch, in a kernel on the device."""
     b = need_builder("T.Assert")
     b.emit(AssertStmt(as_bool(condition), str(message), "device_assert" if b.kernel is not None else "assert",
@@ -143,7 +143,7 @@ def sync_global() -> Emitted:
     return sync_grid()
 
 
-def ClusterKernel(*blocks: Any, cluster_dims: int | Sequence[int], threads: Any = None,  # noqa: N802 - public name
+def ClusterKernel(*blocks: Any, cluster_dims: int | Sequence[int], threads: Any = None,
                   prelude: str | None = None) -> KernelLaunchFrame:
     """T.Kernel in clusters of blocks (sm_90); clusters of one block are a plain launch."""
     dims = [cluster_dims] if isinstance(cluster_dims, int) else list(cluster_dims)

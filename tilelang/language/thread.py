@@ -270,22 +270,22 @@ class _RawWhile(Frame):
         return While(self.cond, self.body(), span=self.span)
 
 
-def If_(cond: Any) -> _RawIf:  # noqa: N802 - public name
+def If_(cond: Any) -> _RawIf:
     """Raw branch: holds T.Then() and T.Else() blocks."""
     return _RawIf(cast(convert(cond), "bool"))
 
 
-def Then() -> _Branch:  # noqa: N802 - public name
+def Then() -> _Branch:
     """Taken branch of T.If."""
     return _Branch("then")
 
 
-def Else() -> _Branch:  # noqa: N802 - public name
+def Else() -> _Branch:
     """Other branch of T.If."""
     return _Branch("else")
 
 
-def While_(cond: Any) -> _RawWhile:  # noqa: N802 - public name
+def While_(cond: Any) -> _RawWhile:
     """Raw while loop."""
     return _RawWhile(cast(convert(cond), "bool"))
 

@@ -97,7 +97,7 @@ def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> Emitted:
     return fill(buffer, 0, annotations)
 
 
-def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,  # noqa: N803 - public names
+def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,
          policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Any = False, k_pack: int = 1, mbar: Any = None,
          annotations: dict[str, Any] | None = None) -> Emitted:
     """C += op(A) @ op(B) (= when clear_accum), accumulating in C's type; synchronous and block-collective.
