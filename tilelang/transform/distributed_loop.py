@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang.ir import AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Store, Var, While, walk
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Store, Var, While, fields_of,
+                         walk)
 from tilelang.ops.distribute import Distribution
 
 from .fragment_access import Grid, Touch, resolve
@@ -74,8 +75,8 @@ def accesses(body: Any) -> list[tuple[Any, list[tuple[Var, int]]]]:
                     inner = [*inner, (n.var, int(n.extent.value))]
                 visit(n.body, inner)
                 return
-            for f in type(n).__dataclass_fields__:
-                if f not in ("span", "buffer", "attrs"):
+            for f in fields_of(type(n)):
+                if f not in ("buffer", "attrs"):
                     visit(getattr(n, f), inner)
 
     visit(body, [])
@@ -112,8 +113,8 @@ def in_order(n: Any, conditional: bool, out: list[tuple[Node, bool]]) -> None:
             out.extend(inner * 2)  # a second round: what follows the loop body is its own beginning
         case Node():
             short = getattr(n, "op", "") in ("and", "or")
-            for f in type(n).__dataclass_fields__:
-                if f not in ("span", "buffer", "attrs"):
+            for f in fields_of(type(n)):
+                if f not in ("buffer", "attrs"):
                     in_order(getattr(n, f), conditional or (short and f == "b"), out)
         case tuple():
             for x in n:

@@ -169,7 +169,8 @@ def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
     masks += [] if grid.dist.first is None else [index_values(grid.dist.first, env)]
     if any(v is None for v in values) or any(m is None for m in masks):
         return False
-    full = np.broadcast_arrays(*values, *masks, *[grid.env[v] for v in grid.env if v in dict(grid.loops)],
+    full = np.broadcast_arrays(*values, *masks, *[  # type: ignore[arg-type]
+                               grid.env[v] for v in grid.env if v in dict(grid.loops)],
                                grid.env[grid.thread])
     at = np.stack([v.ravel() for v in full[:len(values)]])
     live = np.ones(at.shape[1], bool)

@@ -138,6 +138,7 @@ def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
     """Whether all lanes lie inside every row that the body walks along the lanes; None when that is proven."""
     out: Expr | None = None
     seen: set[Any] = set()
+    assert loop.lane_var is not None, "only a loop over lanes has vectors"
     for x, _ in accesses(body):
         if x.buffer.scope_name != "global" or stride_along(x.indices[-1], loop.lane_var, lw.analyzer) != 1:
             continue

@@ -242,7 +242,8 @@ class Lowering:
                 return self._store(s)
             case If():
                 then = self.under(s.cond, True, lambda: self.stmt(s.then))
-                orelse = None if s.orelse is None else self.under(s.cond, False, lambda: self.stmt(s.orelse))
+                no = s.orelse
+                orelse = None if no is None else self.under(s.cond, False, lambda: self.stmt(no))
                 return replace(s, cond=self.expr(s.cond), then=then, orelse=orelse)
             case For():
                 if s.kind == "vectorized":
@@ -285,9 +286,10 @@ class Lowering:
     def _vectorized(self, s: For) -> Stmt:
         """T.vectorized: vector accesses around the lanes in per-thread code; inside a distributed loop, whose lanes
         are vectors already, an unrolled loop."""
-        if self.loop is not None or not isinstance(s.extent, Const) or not isinstance(s.start, Const) or s.start.value:
+        extent = s.extent
+        if self.loop is not None or not isinstance(extent, Const) or not isinstance(s.start, Const) or s.start.value:
             return self.loop_stmt(replace(s, kind="unroll"), self.stmt)
-        return self.scratch(lambda: private_loop(self, (s.var,), (int(s.extent.value),), s.body, s.span))
+        return self.scratch(lambda: private_loop(self, (s.var,), (int(extent.value),), s.body, s.span))
 
     def _alloc(self, s: Alloc) -> Stmt:
         scope = s.buffer.scope_name

@@ -61,11 +61,11 @@ def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
             value = _vector_load(lw, loop, site, at, w)
             before.append(Store(tmp, (_ramp(const(at), w),), value))
         loop.vloads[site] = tmp
-    for site, w in stores:
-        tmp = lw.new_local(f"{site.buffer.name}_v", width, site.buffer.dtype)
+    for target, w in stores:
+        tmp = lw.new_local(f"{target.buffer.name}_v", width, target.buffer.dtype)
         for at in range(0, width, w):
-            after.append(_vector_store(lw, loop, site, at, w, load(tmp, (_ramp(const(at), w),))))
-        loop.vstores[id(site)] = tmp
+            after.append(_vector_store(lw, loop, target, at, w, load(tmp, (_ramp(const(at), w),))))
+        loop.vstores[id(target)] = tmp
     try:
         scalar = lw.stmt(s)
     finally:
@@ -87,6 +87,7 @@ def _ramp(base: Expr, lanes: int) -> Expr:
 def at_lane(loop: Loop, indices: tuple[Expr, ...], at: int) -> tuple[Expr, ...]:
     """Indices of lane `at`: the lane variable replaced by base + at."""
     var, base = loop.lane_var, loop.base
+    assert var is not None and base is not None, "only a loop over lanes has lane indices"
     return tuple(substitute(i, {var: base + at}) for i in indices)
 
 
@@ -157,6 +158,7 @@ def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int
 def _width(lw: Any, loop: Loop, x: Any) -> int:
     if any(isinstance(n, Load) for i in x.indices for n in walk(i)):
         return 1
+    assert loop.dist.lanes is not None, "only a loop over lanes is vectorised"
     return lw.widths.width(x.buffer, x.indices, loop.lane_var, loop.dist.lanes[1], lw.analyzer, lw.divisors,
                            loop.loose)
 
