@@ -4,6 +4,7 @@ import importlib
 import pathlib
 import pkgutil
 import runpy
+import sys
 
 import pytest
 
@@ -34,6 +35,10 @@ def test_the_program_fails_with_this_text(path, golden):
     assert err.kind == path.stem
     assert err.hint, "an error ends with something to do"
     text = str(err).replace(str(path), path.name)
+    if sys.version_info < (3, 11):  # Python tells the place inside a statement from 3.11 on
+        expected = path.with_suffix(".txt").read_text(encoding="utf-8")
+        assert text.splitlines()[0] == expected.splitlines()[0]
+        return
     golden(f"errors/programs/{path.stem}.txt", text + "\n")
 
 
