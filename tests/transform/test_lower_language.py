@@ -427,5 +427,6 @@ def test_reductions_over_warps_take_turns_in_one_exchange():
             T.copy(d, D)
 
     low = check(main, tol=1e-3)
-    storage = {x.buffer.data for x in walk(low.kernels[0].launch) if isinstance(x, Alloc) and x.buffer.name == "exchange"}
+    buffers = [x.buffer for x in walk(low.kernels[0].launch) if isinstance(x, Alloc)]
+    storage = {b.data for b in buffers if b.name == "exchange"}
     assert len(storage) == 1

@@ -438,8 +438,9 @@ def test_gemm_from_a_version_of_a_shared_buffer():
         For(slot, const(0), const(2), "serial", Seq((
             Copy(region(a), Region(sa, (slot, const(0), const(0)), (1, 32, 16))),
             Copy(region(b), Region(sb, (slot, const(0), const(0)), (1, 16, 16))),
-            Gemm(Region(sa, (slot, const(0), const(0)), (1, 32, 16)), Region(sb, (slot, const(0), const(0)), (1, 16, 16)),
-                 region(cf), False, False, GemmWarpPolicy.Square, binary("eq", slot, 0),
+            Gemm(Region(sa, (slot, const(0), const(0)), (1, 32, 16)),
+                 Region(sb, (slot, const(0), const(0)), (1, 16, 16)), region(cf), False, False,
+                 GemmWarpPolicy.Square, binary("eq", slot, 0),
                  (("instruction", F16), ("warps", (2, 1))))))),
         Copy(region(cf), region(c))], threads=64)
     agree(f, 1e-4)
@@ -466,5 +467,6 @@ def test_reduce_with_a_part_of_a_warp(threads):
     a, c, f, m = tensor("A", (5, 48)), tensor("C", (5,)), fragment("F", (5, 48)), fragment("M", (5,))
     lay = row_fragment((5, 48), threads)
     func = program([a, c], [(f, lay), (m, lay.reduce(1))], lambda bx: [
-        Copy(region(a), region(f)), Reduce(region(f), region(m), "sum", 1), Copy(region(m), region(c))], threads=threads)
+        Copy(region(a), region(f)), Reduce(region(f), region(m), "sum", 1), Copy(region(m), region(c))],
+        threads=threads)
     agree(func, 1e-5)

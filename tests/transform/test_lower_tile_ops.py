@@ -102,7 +102,8 @@ def test_value_carried_between_iterations_is_refused():
             parallel((32,), lambda i: Store(v, (cast(0, "int32"),), load(v, (0,)) + load(a, (i,))))]))
 
 
-@pytest.mark.parametrize("index,refused", [(lambda i: i // 2, True), (lambda i: (i * 7) % 32, True), (lambda i: i * 2, False)])
+@pytest.mark.parametrize("index,refused", [(lambda i: i // 2, True), (lambda i: (i * 7) % 32, True),
+                                           (lambda i: i * 2, False)])
 def test_accumulation_of_several_threads_into_one_element_is_refused(index, refused):
     a, s = tensor("A", (64,)), shared("S", (128,))
     func = program([a], [(s, None)], lambda bx: [

@@ -84,7 +84,7 @@ class TileOpProtocol(Protocol):
     """The methods each class in tilelang.ops defines besides its fields."""
 
     def check(self) -> None:
-        """Shapes, dtypes, scopes; raises errors.error(...) at self.span.  Called when the node is built by the frontend."""
+        """Shapes, dtypes, scopes; raises errors.error(...) at self.span.  Called when the frontend builds the node."""
 
     def accesses(self) -> tuple[Access, ...]:
         """Regions read and written, with the mode."""

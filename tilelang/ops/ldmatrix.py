@@ -70,7 +70,8 @@ def copy_by_ldmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | Non
         return None
     used = threads_used(frag)
     digits = [(d, o) for d, outs in enumerate((out_rows, out_cols)) for o in outs]
-    if used % WARP or any(o.to == THREAD and o.stride % WARP for _, o in digits) or any(m.stride % WARP for m in frag.copies):
+    outside = [o.stride for _, o in digits if o.to == THREAD] + [m.stride for m in frag.copies]
+    if used % WARP or any(stride % WARP for stride in outside):
         return None
     index: list[Expr] = [const(0), const(0)]
     for d, o in digits:
@@ -102,7 +103,9 @@ def _applies(cx: Any, src: Region, dst: Region) -> bool:
     """Whole 2-D fragment of 16-bit elements, from shared memory with contiguous, aligned rows of 16 bytes."""
     if not (src.buffer.scope_name.startswith("shared") and dst.buffer.scope_name == "local.fragment"):
         return False
-    if src.dtype != dst.dtype or dst.dtype.bits != 16 or dst.dtype.lanes != 1 or dst.buffer.ndim != 2 or not dst.is_full:
+    if src.dtype != dst.dtype or dst.dtype.bits != 16 or dst.dtype.lanes != 1:
+        return False
+    if dst.buffer.ndim != 2 or not dst.is_full:
         return False
     if tuple(src.extents[-2:]) != tuple(dst.extents) or any(e != 1 for e in src.extents[:-2]):
         return False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, If, Select, Stmt, Store, call, cast, const, convert, dtype,
-                         fresh, load, seq)
+from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, If, Select, Stmt, Store, call, cast, const, convert,
+                         dtype, fresh, load, seq)
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
 from .distribute import Distribution, conjunction, digit, from_fragment
