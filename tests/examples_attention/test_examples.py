@@ -1,0 +1,50 @@
+"""Every example of attention and linear attention agrees with its float64 reference, on every execution."""
+
+import importlib
+import pathlib
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[2] / "examples" / "attention"
+
+# module, id, small sizes (interpreted), real sizes (GPU)
+EXAMPLES = [
+    ("flash_forward", "mha", dict(heads=2, kv_heads=2, seq_q=70, seq_kv=70, dim=32, causal=False),
+     dict(heads=16, kv_heads=16, seq_q=2048, seq_kv=2048, dim=128, causal=False, bm=128)),
+    ("flash_forward", "gqa_causal", dict(heads=4, kv_heads=2, seq_q=70, seq_kv=130, dim=32),
+     dict(heads=32, kv_heads=8, seq_q=2048, seq_kv=2048, dim=128, bm=128)),
+    ("flash_forward", "window", dict(heads=1, kv_heads=1, seq_q=150, seq_kv=150, dim=32, window=40, stages=1),
+     dict(heads=8, kv_heads=2, seq_q=3000, seq_kv=3000, dim=64, window=512)),
+    ("flash_varlen", "causal", dict(lengths="7,70,1", heads=2, kv_heads=1, dim=32),
+     dict(lengths="1000,17,2048,1,400", prefix=300, heads=16, kv_heads=4, dim=128)),
+    ("flash_varlen", "full", dict(lengths="70,5", heads=2, kv_heads=2, dim=32, causal=False),
+     dict(lengths="1000,17,2048", heads=16, kv_heads=4, dim=64, causal=False)),
+    ("flash_sink", "window", dict(heads=2, kv_heads=1, seq=140, dim=32, window=20),
+     dict(heads=16, kv_heads=2, seq=2048, dim=64, window=128)),
+    ("flash_sink", "no_window", dict(heads=1, kv_heads=1, seq=70, dim=32, window=0, dtype="float16"),
+     dict(heads=16, kv_heads=2, seq=1000, dim=64, window=0)),
+    ("flash_score_mod", "alibi", dict(heads=2, seq=70, dim=32), dict(heads=16, seq=1024, dim=64)),
+    ("flash_score_mod", "softcap", dict(kind="softcap", heads=1, seq=70, dim=32), dict(kind="softcap", heads=16, seq=1024, dim=64)),
+]
+IDS = [f"{module}-{name}" for module, name, _, _ in EXAMPLES]
+
+
+def check(module, target, sizes):
+    if str(FOLDER) not in sys.path:
+        sys.path.insert(0, str(FOLDER))
+    error, bound = importlib.import_module(module).check(target=target, **sizes)
+    assert error <= bound
+    assert bound > 0
+
+
+@pytest.mark.parametrize("target", ["tile", "simulator", "cpu"])
+@pytest.mark.parametrize("module, name, small, real", EXAMPLES, ids=IDS)
+def test_agrees_with_reference(module, name, small, real, target):
+    check(module, target, small)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("module, name, small, real", EXAMPLES, ids=IDS)
+def test_agrees_with_reference_on_gpu(module, name, small, real):
+    check(module, "cuda", real)
