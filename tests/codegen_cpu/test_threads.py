@@ -34,6 +34,14 @@ def test_private_memory_has_a_copy_per_thread():
     assert agrees(f, [np.zeros(64, np.int32), np.zeros(1, np.int32)])["N"][0] == 48
 
 
+def test_a_named_value_that_differs_between_threads():
+    f = tile_program({"A": ((64,), "int32")}, """
+        i: T.int32 = (tx * 2) % 64 + tx // 32
+        A[i] = tx
+    """, grid="1", threads=64)
+    assert agrees(f, [np.zeros(64, np.int32)])["A"][3] == 33
+
+
 def test_three_dimensional_thread_index():
     f = tile_program({"A": ((2, 3, 4), "int32")}, "A[tz, ty, tx] = tx + ty * 10 + tz * 100", threads=(4, 3, 2))
     agrees(f, [np.zeros((2, 3, 4), np.int32)])

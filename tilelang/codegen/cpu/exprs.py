@@ -437,7 +437,8 @@ def _is_cheap(e: Expr) -> bool:
 
 
 _EMIT: dict[type, Callable[[Expressions, Any], str]] = {
-    Var: Expressions._var, Const: Expressions._const, Cast: Expressions._cast, Unary: Expressions._unary,
+    Var: lambda cx, e: cx._var(e),  # statements look up values of each thread first
+    Const: Expressions._const, Cast: Expressions._cast, Unary: Expressions._unary,
     Binary: Expressions._binary, Select: Expressions._select, Call: Expressions._call, Load: Expressions._load,
     StringConst: Expressions._string, Broadcast: Expressions._broadcast, Ramp: Expressions._ramp,
     Shuffle: Expressions._shuffle, AddressOf: Expressions._address_of,

@@ -1,0 +1,54 @@
+"""Every example agrees with its reference: in small, ragged sizes everywhere, in its own sizes on a GPU."""
+
+import pathlib
+
+import pytest
+
+# file, check, small sizes, sizes on a GPU ({}: the example's own)
+CHECKS = [
+    ("elementwise/add.py", "check_add", {"n": 3001}, {}),
+    ("elementwise/add.py", "check_add_any", {"n": 2049, "dtype": "bfloat16"}, {}),
+    ("elementwise/broadcast.py", "check_scale_shift_gate", {"m": 70, "n": 150}, {}),
+    ("elementwise/broadcast.py", "check_outer_compare", {"m": 70, "n": 65}, {}),
+    ("gemv/gemv.py", "check", {"m": 37, "k": 1100}, {}),
+]
+IDS = [f"{file.split('/')[-1].removesuffix('.py')}-{check}" for file, check, _, _ in CHECKS]
+
+
+def run(example, file, check, on, sizes):
+    results = getattr(example(file), check)(on=on, **sizes)
+    for result in results if isinstance(results, list) else [results]:
+        assert result.ok, str(result)
+
+
+@pytest.mark.parametrize("file, check, small, real", CHECKS, ids=IDS)
+def test_agrees_with_reference(example, place, file, check, small, real):
+    run(example, file, check, place, small)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("file, check, small, real", CHECKS, ids=IDS)
+def test_agrees_with_reference_on_gpu(example, gpu, file, check, small, real):
+    run(example, file, check, gpu, real)
+
+
+def test_every_kernel_file_of_these_families_is_run():
+    examples = pathlib.Path(__file__).resolve().parents[2] / "examples"
+    families = {file.split("/")[0] for file, *_ in CHECKS}
+    files = {str(p.relative_to(examples)) for f in families for p in (examples / f).glob("*.py")}
+    assert files == {file for file, *_ in CHECKS}
+
+
+def test_a_wrong_result_ends_the_program_with_status_1(example):
+    """The comparison can fail, and main says so."""
+    import harness
+    import numpy as np
+
+    def wrong(n: int = 4, on: harness.Place = harness.HERE):
+        return harness.compare("wrong", np.zeros(n), np.full(n, np.nan), 1.0)
+
+    with pytest.raises(SystemExit) as ended:
+        harness.main(wrong, argv=["--n", "3", "--target", "cpu"])
+    assert ended.value.code == 1
+    assert harness.compare("shape", np.zeros(3), np.zeros((3, 1)), 1.0).ok is False
+    assert harness.compare("one", np.array([0.0, 2.0]), np.zeros(2), np.array([0.0, 1.0])).ok is False
