@@ -65,7 +65,8 @@ def distance(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, keep: np.ndarray | None = None, scale: float | None = None,
-              bias: np.ndarray | float = 0.0, sink: np.ndarray | None = None, cap: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+              bias: np.ndarray | float = 0.0, sink: np.ndarray | None = None,
+              cap: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """softmax(q k^T scale + bias) v in float64 and the log of the row sums.
 
     q (batch, heads, m, d), k and v (batch, kv heads, n, d); query head h uses kv head h // group.  `keep` (m, n) or

@@ -25,7 +25,19 @@ EXAMPLES = [
     ("flash_sink", "no_window", dict(heads=1, kv_heads=1, seq=70, dim=32, window=0, dtype="float16"),
      dict(heads=16, kv_heads=2, seq=1000, dim=64, window=0)),
     ("flash_score_mod", "alibi", dict(heads=2, seq=70, dim=32), dict(heads=16, seq=1024, dim=64)),
-    ("flash_score_mod", "softcap", dict(kind="softcap", heads=1, seq=70, dim=32), dict(kind="softcap", heads=16, seq=1024, dim=64)),
+    ("flash_score_mod", "softcap", dict(kind="softcap", heads=1, seq=70, dim=32),
+     dict(kind="softcap", heads=16, seq=1024, dim=64)),
+    ("flash_backward", "causal", dict(heads=2, kv_heads=1, seq=70, dim=32),
+     dict(heads=8, kv_heads=2, seq=1024, dim=64)),
+    ("flash_backward", "full", dict(heads=1, kv_heads=1, seq=100, dim=32, causal=False, dtype="bfloat16"),
+     dict(heads=8, kv_heads=8, seq=1000, dim=128, causal=False)),
+    ("paged_decode", "ragged", dict(lengths="100,1,0,64", heads=4, kv_heads=2, page=32, dim=32),
+     dict(lengths="4000,1,0,777,64", heads=32, kv_heads=4, page=64, dim=128, splits=8)),
+    ("mla_decode", "small", dict(heads=20, seq=100, dim=64, pe=32), dict(batch=4, heads=128, seq=2000, splits=4)),
+    ("mla_prefill", "small", dict(heads=1, seq=70, dim=32, pe=16, dv=64), dict(heads=16, seq=1000, stages=2)),
+    ("block_sparse", "causal", dict(heads=2, seq=200, dim=32), dict(heads=16, seq=2048, dim=128)),
+    ("block_sparse", "full", dict(heads=1, seq=130, dim=32, causal=False, density=0.3, stages=1),
+     dict(heads=16, seq=2000, dim=64, causal=False)),
 ]
 IDS = [f"{module}-{name}" for module, name, _, _ in EXAMPLES]
 
