@@ -48,7 +48,11 @@ class Place:
 
     def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """An eager function or a factory under tilelang.jit; calls take and give NumPy arrays."""
-        return self._numpy(tilelang.jit(function, target=self.target, execution_backend=self.backend, **options))
+        return self._numpy(self.jit_raw(function, **options))
+
+    def jit_raw(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """The same for tensors of the place itself: NumPy arrays, or torch tensors on the GPU."""
+        return tilelang.jit(function, target=self.target, execution_backend=self.backend, **options)
 
     @property
     def on_gpu(self) -> bool:

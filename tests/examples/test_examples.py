@@ -11,6 +11,19 @@ CHECKS = [
     ("elementwise/broadcast.py", "check_scale_shift_gate", {"m": 70, "n": 150}, {}),
     ("elementwise/broadcast.py", "check_outer_compare", {"m": 70, "n": 65}, {}),
     ("gemv/gemv.py", "check", {"m": 37, "k": 1100}, {}),
+    ("gemm/gemm.py", "check_gemm", {"m": 100, "n": 72, "k": 88, "trans_b": True}, {"trans_b": True}),
+    ("gemm/gemm.py", "check_gemm", {"m": 72, "n": 100, "k": 40, "dtype": "bfloat16"}, {"dtype": "bfloat16"}),
+    ("gemm/gemm.py", "check_gemm", {"m": 70, "n": 50, "k": 100, "trans_b": True, "dtype": "int8"},
+     {"trans_b": True, "dtype": "int8"}),
+    ("gemm/gemm.py", "check_gemm", {"m": 33, "n": 40, "k": 48, "trans_a": True, "dtype": "float32"},
+     {"m": 1000, "n": 1024, "k": 2000, "trans_a": True, "dtype": "float32"}),
+    ("gemm/gemm.py", "check_persistent", {"m": 300, "n": 200, "k": 40, "workers": 3}, {}),
+    ("gemm/gemm.py", "check_batched", {"batch": 3, "m": 70, "n": 40, "k": 48}, {}),
+    ("gemm/gemm.py", "check_strided", {"m": 70, "n": 50, "k": 40}, {}),
+    ("gemm/split_k.py", "check_split_k", {"m": 70, "n": 50, "k": 200, "parts": 3}, {}),
+    ("gemm/split_k.py", "check_stream_k", {"m": 100, "n": 130, "k": 150, "workers": 5}, {}),
+    ("gemm/fp8.py", "check_per_tensor", {"m": 40, "n": 20, "k": 72}, {}),
+    ("gemm/fp8.py", "check_by_block", {"m": 20, "n": 70, "k": 136}, {}),
 ]
 IDS = [f"{file.split('/')[-1].removesuffix('.py')}-{check}" for file, check, _, _ in CHECKS]
 
