@@ -24,6 +24,15 @@ CHECKS = [
     ("gemm/split_k.py", "check_stream_k", {"m": 100, "n": 130, "k": 150, "workers": 5}, {}),
     ("gemm/fp8.py", "check_per_tensor", {"m": 40, "n": 20, "k": 72}, {}),
     ("gemm/fp8.py", "check_by_block", {"m": 20, "n": 70, "k": 136}, {}),
+    ("convolution/conv2d.py", "check_implicit", {"n": 2, "h": 7, "w": 6, "c": 32, "f": 40}, {}),
+    ("convolution/conv2d.py", "check_implicit", {"n": 1, "h": 9, "w": 8, "c": 64, "f": 16, "stride": 2, "pad": 2,
+                                                 "dilation": 2}, {"stride": 2, "dilation": 2, "pad": 2}),
+    ("convolution/conv2d.py", "check_by_hand", {"n": 2, "h": 7, "w": 9, "c": 5, "f": 20}, {}),
+    ("dequantize_gemm/dequantize.py", "check_int4", {"m": 40, "n": 70, "k": 160}, {}),
+    ("dequantize_gemm/dequantize.py", "check_table", {"m": 70, "n": 40, "k": 192}, {}),
+    ("softmax/softmax.py", "check_whole", {"m": 9, "n": 100}, {}),
+    ("softmax/softmax.py", "check_whole", {"m": 5, "n": 130, "dtype": "float32"}, {"dtype": "float32"}),
+    ("softmax/softmax.py", "check_online", {"m": 5, "n": 2500}, {}),
 ]
 IDS = [f"{file.split('/')[-1].removesuffix('.py')}-{check}" for file, check, _, _ in CHECKS]
 
