@@ -239,7 +239,8 @@ class _Rewriter(ast.NodeTransformer):
                              kwonlyargs=[ast.arg(a.arg) for a in node.args.kwonlyargs],
                              kw_defaults=[None] * len(node.args.kwonlyargs),
                              kwarg=ast.arg(node.args.kwarg.arg) if node.args.kwarg else None, defaults=[])
-        new = ast.FunctionDef(name=node.name, args=args, body=head + (body or [ast.Pass()]), decorator_list=[],
+        # Under its own name the function would hide the global (or enclosing) one that a recursive call means.
+        new = ast.FunctionDef(name="__tl_" + node.name, args=args, body=head + (body or [ast.Pass()]), decorator_list=[],
                               returns=None, type_comment=None)
         if hasattr(node, "type_params"):
             new.type_params = []  # type: ignore[attr-defined]
@@ -258,7 +259,8 @@ class _Rewriter(ast.NodeTransformer):
         flags = fn.__code__.co_flags & __future__.annotations.compiler_flag
         code = compile(module, self.file, "exec", flags=flags, dont_inherit=True)
         outer_code = next(c for c in code.co_consts if isinstance(c, types.CodeType))
-        inner = next(c for c in outer_code.co_consts if isinstance(c, types.CodeType) and c.co_name == node.name)
+        inner = next(c for c in outer_code.co_consts if isinstance(c, types.CodeType) and c.co_name == new.name)
+        inner = inner.replace(co_name=node.name)
         line = node.lineno
         return Rewritten(inner, self.file, node.name, line, tuple(self.places), self.annotated,
                          params)

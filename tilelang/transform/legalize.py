@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from tilelang.arith import Analyzer
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Expr, For, Func, If, Load, Node, Parallel, Region, Seq,
-                         Stmt, Store, TileOp, Var, While, binary, cast, free_vars, is_const, replace, rewrite, stmts_of)
+from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel,
+                         Region, Seq, Stmt, Store, TileOp, Unary, Var, While, binary, cast, free_vars, is_const, rebuild,
+                         replace, rewrite, stmts_of, walk)
 from tilelang.ir.expr import AddressOf
 
 from .config import PassConfigKey
@@ -33,13 +35,14 @@ log = logging.getLogger("tilelang.transform")
 def legalize(func: Func, cx: PassContext) -> Func:
     """Refuse programs that have no meaning, and settle what has only one.
 
-    Rewrites: directly nested parallel loops become one; a constant negative index counts from the end of its dimension;
+    Rewrites: directly nested parallel loops become one; an index that is negative whatever its loop variables are
+    counts from the end of its dimension;
     indices of dimensions that may be longer than 32 bits count are computed in 64.
     Checks (off with tl.disable_prelower_semantic_check): parallel loops hold only element-wise code that carries
     nothing between iterations; variables have values.  Warns about buffers that are read before they are written
     (off with tl.disable_buffer_init_check).
     """
-    func = rewrite(func, _legal_node)
+    func = rewrite(wrap_negative(func), _legal_node)
     check_symbols(func)
     if not cx.option(PassConfigKey.TL_DISABLE_PRELOWER_SEMANTIC_CHECK):
         _Checker().stmt(func.body, ())
@@ -94,6 +97,64 @@ def _wide(e: Expr) -> Expr:
 
 def _wrapped(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return tuple(i + d if isinstance(i, Const) and i.value < 0 else i for i, d in zip(indices, b.shape))
+
+
+def wrap_negative(func: Func) -> Func:
+    """Indices below zero over the whole range of their loop variables count from the end, as constants do."""
+    ranges: dict[Var, tuple[int | None, int | None]] = {}
+    lowered: set[Var] = set()  # bound to values that may be negative
+    binds: list[Bind] = []
+    doubtful: list[Expr] = []
+    for x in walk(func.body):
+        if isinstance(x, For) and isinstance(x.start, Const) and isinstance(x.extent, Const):
+            ranges[x.var] = (x.start.value, x.start.value + x.extent.value - 1)
+        elif isinstance(x, (Parallel, Launch)):
+            pairs = (*zip(x.vars, x.extents),) if isinstance(x, Parallel) else (
+                *zip(x.block_vars, x.grid), *zip(x.thread_vars, x.threads))
+            for v, e in pairs:
+                n = e.value if isinstance(e, Const) else e
+                ranges[v] = (0, n - 1) if isinstance(n, int) else (0, None)
+        elif isinstance(x, Bind):
+            if _may_be_negative(x.value, lowered):
+                lowered.add(x.var)
+                binds.append(x)
+        elif isinstance(x, (Load, Store, AddressOf, Region)):
+            for i in x.mins if isinstance(x, Region) else x.indices:
+                if not isinstance(i, Const) and _may_be_negative(i, lowered):
+                    doubtful.append(i)
+    if not doubtful:
+        return func
+    known = Analyzer(ranges)
+    for b in binds:
+        if b.var.dtype.is_int and b.var.dtype.lanes == 1:
+            known = known.bind(b.var, *known.interval(b.value))
+    below = {id(i) for i in doubtful if (high := known.interval(i)[1]) is not None and high < 0}
+    if not below:
+        return func
+
+    def visit(x: Any) -> Any:
+        if isinstance(x, tuple):
+            new = tuple(visit(y) for y in x)
+            return x if all(a is b for a, b in zip(new, x)) else new
+        if not isinstance(x, Node) or isinstance(x, (Buffer, Var)):
+            return x
+        at = () if not isinstance(x, (Load, Store, AddressOf, Region)) else x.mins if isinstance(x, Region) else x.indices
+        hits = [id(i) in below for i in at]
+        new = rebuild(x, visit)
+        if any(hits):
+            now = new.mins if isinstance(new, Region) else new.indices  # type: ignore[attr-defined]
+            now = tuple(i + d if hit else i for i, d, hit in zip(now, new.buffer.shape, hits))  # type: ignore[attr-defined]
+            new = replace(new, mins=now) if isinstance(new, Region) else replace(new, indices=now)
+        return new
+
+    return visit(func)
+
+
+def _may_be_negative(e: Expr, lowered: set[Var]) -> bool:
+    """A cheap look: a difference or a negative constant is in e, or a variable that holds one."""
+    return any((isinstance(n, Binary) and n.op == "sub") or (isinstance(n, Unary) and n.op == "neg")
+               or (isinstance(n, Const) and isinstance(n.value, int) and n.value < 0) or n in lowered
+               for n in walk(e) if not isinstance(n, Buffer))
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------------

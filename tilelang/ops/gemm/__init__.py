@@ -68,9 +68,14 @@ class Gemm(TileOp):
                     f"{tuple(self.b.extents)}{' transposed' if self.transpose_b else ''}, C is {tuple(self.c.extents)}")
         da, db, dc = self.a.dtype, self.b.dtype, self.c.dtype
         if da != db and not (da in _FP8 and db in _FP8) or dc not in _ACCUMULATORS.get(da, ()):
+            if da != db:
+                hint = "A and B need one element type"
+            elif da in _ACCUMULATORS:
+                hint = f"accumulators for {da}: {', '.join(_ACCUMULATORS[da])}"
+            else:
+                hint = f"element types of products: {', '.join(_ACCUMULATORS)}"
             raise errors.error("gemm-types", f"T.gemm of {da} and {db} into {dc} is not supported", span=self.span,
-                               hint=f"accumulators for {da}: {', '.join(_ACCUMULATORS[da])}" if da in _ACCUMULATORS and
-                               da == db else "A and B need one element type")
+                               hint=hint)
 
     def _check_operand(self, name: str, r: Region) -> None:
         if len(r.extents) < 2:

@@ -1,0 +1,76 @@
+"""Runs one program on all executions of this machine and compares every array with plain NumPy.
+
+Outputs are handed in filled with a mark, so that what a program must not write is compared as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import tilelang
+
+F8 = ml_dtypes.float8_e4m3fn
+BF = ml_dtypes.bfloat16
+SIM = {"kind": "cuda", "arch": "sm_80"}
+EXECUTIONS: dict[str, tuple[Any, str | None]] = {"tile": ("cpu", "tile"), "simulator": (SIM, "simulator"), "cpu": ("cpu", None)}
+
+
+def mark(shape: Any, dtype: Any) -> np.ndarray:
+    """An array no program writes by accident."""
+    return np.full(shape, True if dtype is bool else 77, dtype)
+
+
+def run(f: Any, args: list[Any], execution: str) -> list[Any]:
+    """Copies of args after the call."""
+    target, backend = EXECUTIONS[execution]
+    kernel = tilelang.compile(f, target=target, execution_backend=backend)
+    own = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
+    kernel(*own)
+    return own
+
+
+def difference(got: np.ndarray, want: np.ndarray, tol: float) -> str:
+    """Empty, or where and how the arrays differ (NaN equals NaN)."""
+    want = np.asarray(want)
+    if got.shape != want.shape:
+        return f"shape {got.shape}, expected {want.shape}"
+    g, w = (x.astype(np.float64) if x.dtype.kind not in "iub" else x.astype(object) for x in (got, want))
+    if g.dtype == object:
+        bad = g != w
+    else:
+        with np.errstate(invalid="ignore"):
+            bad = ~((np.abs(g - w) <= tol * np.maximum(1.0, np.abs(w))) | (g == w) | (np.isnan(g) & np.isnan(w)))
+    if not bad.any():
+        return ""
+    at = tuple(int(x) for x in np.argwhere(bad)[0])
+    return f"{int(bad.sum())} of {bad.size} differ, first at {at}: got {got[at]}, expected {want[at]}"
+
+
+def agree(f: Any, args: list[Any], want: dict[int, Any], tol: float = 0.0, on: tuple[str, ...] = tuple(EXECUTIONS)) -> None:
+    """Every array after the call equals want[position], or what was passed; on every execution."""
+    said = []
+    for execution in on:
+        try:
+            got = run(f, args, execution)
+        except Exception as e:  # all executions are reported together
+            said.append(f"{execution}: {type(e).__name__}: {e}")
+            continue
+        for i, a in enumerate(args):
+            if isinstance(a, np.ndarray):
+                d = difference(got[i], want.get(i, a), tol)
+                if d:
+                    said.append(f"{execution}: argument {i}: {d}")
+    assert not said, "\n" + "\n".join(said)
+
+
+def refused(build: Any, match: str | None, error: type[Exception] = Exception, on: tuple[str, ...] = tuple(EXECUTIONS)) -> None:
+    """Tracing or compiling is refused on every execution, with this in the text."""
+    import pytest
+
+    for execution in on:
+        target, backend = EXECUTIONS[execution]
+        with pytest.raises(error, match=match):
+            tilelang.compile(build(), target=target, execution_backend=backend)
