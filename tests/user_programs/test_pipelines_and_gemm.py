@@ -300,7 +300,8 @@ def test_chained_gemms_of_the_accumulator():
 
 
 @pytest.mark.parametrize("change, text", [(dict(m=24), "16"), (dict(k=24), "micro_size_k|16"), (dict(k=8), ""),
-                                          (dict(bk=32), "K shape check failed"), (dict(acc="int32"), ""), (dict(acc="bfloat16"), ""), (dict(threads=1024), "warp")],
+                                          (dict(bk=32), "K shape check failed"),
+                                          (dict(acc="int32"), ""), (dict(acc="bfloat16"), ""), (dict(threads=1024), "warp")],
                          ids=str)
 def test_gemm_refusals(change, text):
     d = dict(m=32, n=32, k=16, acc="float32", threads=64) | change
