@@ -33,6 +33,14 @@ CHECKS = [
     ("softmax/softmax.py", "check_whole", {"m": 9, "n": 100}, {}),
     ("softmax/softmax.py", "check_whole", {"m": 5, "n": 130, "dtype": "float32"}, {"dtype": "float32"}),
     ("softmax/softmax.py", "check_online", {"m": 5, "n": 2500}, {}),
+    ("normalization/rms_norm.py", "check_forward", {"m": 9, "n": 72}, {}),
+    ("normalization/rms_norm.py", "check_backward", {"m": 37, "n": 72}, {}),
+    ("normalization/layer_norm.py", "check_forward", {"m": 9, "n": 72, "dtype": "bfloat16"}, {}),
+    ("normalization/layer_norm.py", "check_backward", {"m": 37, "n": 72}, {}),
+    ("scan/scan.py", "check_tile", {"m": 9, "n": 100}, {}),
+    ("scan/scan.py", "check_carried", {"m": 9, "n": 600}, {}),
+    ("scan/scan.py", "check_two_passes", {"n": 5000}, {}),
+    ("topk/topk.py", "check", {"m": 19, "n": 40, "k": 3}, {}),
 ]
 IDS = [f"{file.split('/')[-1].removesuffix('.py')}-{check}" for file, check, _, _ in CHECKS]
 

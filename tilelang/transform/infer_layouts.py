@@ -51,6 +51,7 @@ from tilelang.ops.gemm.select import SIMT, choose_gemm
 
 from .config import PassConfigKey
 from .loop_layouts import Loop, Touch, over_loops, projected, row_groups, serial_dims, touch, usable, with_registers
+from .loop_shares import rereads, spread_thin
 from .pass_ import TILE, PassContext, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
 
@@ -372,6 +373,8 @@ class _Inference:
         left = [d for d, n in enumerate(loop.extents) if d not in t.dims and n > 1 and d not in loop.serial]
         if full and left:
             return None
+        if left and not t.writes and spread_thin(loop.extents, [d for d in t.dims if d is not None], lay.replicas):
+            return None
         return over_loops(lay, t, loop.extents)
 
     # ---- free -----------------------------------------------------------------------------------------------------
@@ -421,6 +424,8 @@ class _Inference:
     def _loops(self) -> None:
         for loop in self.loops.values():
             loop.layout = self._loop_layout(loop, full=False)
+            if loop.layout is not None and loop.layout.replicas > 1 and rereads(loop.node.body):
+                loop.layout = None
 
     def _shared(self) -> None:
         roots: dict[Var, Buffer] = {}

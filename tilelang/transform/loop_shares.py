@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +31,13 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
     """(share of the loop, loose): loop_layout if there is one, else the share of a fragment the body writes or reads,
     else a flat share.  loose: its lanes pass the ends of rows (Loop.loose)."""
     static = all(isinstance(n, int) for n in extents)
+    once = rereads(body)
     if not static:
         lane_dim, w = wanted_width(lw, vars, extents, body, is_async)
         return flat(extents, lw.thread, lw.num_threads, w, lane_dim), False
     shares = [loop_layout] if loop_layout is not None else []
     shares += fragment_shares(lw, vars, extents, body)
+    shares = [s for s in shares if not (once and _replicas(s) > 1)]
     lane_dim, w = wanted_width(lw, vars, extents, body, is_async)
     if width is not None:
         w = power_of_two_in(extents[lane_dim], width)
@@ -89,9 +92,33 @@ def fragment_shares(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], bo
                 break
         else:
             share = _share_of(frag, dim_of, extents)
+            if not isinstance(x, Store) and spread_thin(extents, dim_of, _replicas(share)):
+                continue
             found.append(((0 if isinstance(x, Store) else 1, -len(dim_of)), share))
     found.sort(key=lambda f: f[0])
     return [s for _, s in found]
+
+
+def spread_thin(extents: tuple[int, ...], followed: Iterable[int], replicas: int) -> bool:
+    """Whether a fragment that a loop only reads is a poor guide for it: a vector along a larger tile, held by several
+    threads, or by few.  All threads share the tile then, and the vector goes through shared memory."""
+    walked = {d for d, n in enumerate(extents) if n > 1}
+    return not walked <= set(followed) and (replicas > 1 or not walked & set(followed))
+
+
+def rereads(body: Stmt) -> bool:
+    """Whether a loop reads memory outside registers that it also writes.  Only one thread may run an iteration then:
+    of several, one would store what the others still have to read."""
+    memory = [x for x, _ in accesses(body) if is_memory(x.buffer)]
+    written = {x.buffer.data for x in memory if isinstance(x, Store)}
+    return any(isinstance(x, Load) and x.buffer.data in written for x in memory)
+
+
+def _replicas(share: Any) -> int:
+    out = 1
+    for m in share.copies:
+        out *= m.size
+    return out
 
 
 def _share_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> LoopShare:
