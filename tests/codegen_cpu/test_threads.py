@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cpu_harness import Compiled, alloc, run_cpu, tile_program
 
+import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.simulator import run_tile
 
@@ -202,3 +203,15 @@ Compiled(f)(np.zeros(1, np.int32))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120,
                           cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
     assert done.stdout == "x=0 y=1.500000 z\nx=1 y=1.500000 z\n", done.stderr
+
+
+def test_a_name_bound_to_a_value_of_the_thread_is_an_index():
+    @T.prim_func
+    def main(A: T.Tensor((256,), "int32")):
+        with T.Kernel(2, threads=128) as bx:
+            tx = T.get_thread_binding()
+            i = bx * 128 + tx
+            A[i] = i * 2
+
+    got = agrees(main.func, [np.zeros(256, np.int32)])["A"]
+    assert np.array_equal(got, np.arange(256) * 2)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
+from tilelang.arith.width import widened
 from tilelang.errors import InternalError, error, register
 from tilelang.ir import (
     COMPARISONS,
@@ -350,10 +351,10 @@ class CLikePrinter:
         wide = I32 if small and not any(i.dtype.bits > 32 for i in indices) else I64
         out: Expr = const(0, wide)
         for i, step in zip(indices, buffer.strides):
-            step_expr = cast(step, wide) if isinstance(step, Expr) else const(step, wide)
+            step_expr = widened(step) if isinstance(step, Expr) else const(step, wide)  # dynamic: wide is I64
             out = binary("add", out, binary("mul", _widen(i, wide), step_expr))
         offset = buffer.offset
-        return binary("add", out, cast(offset, wide) if isinstance(offset, Expr) else const(offset, wide))
+        return binary("add", out, widened(offset) if isinstance(offset, Expr) else const(offset, wide))
 
 
 def _widen(i: Expr, dt: dtype) -> Expr:

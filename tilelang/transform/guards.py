@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.arith import Analyzer
+from tilelang.arith.width import widened
 from tilelang.ir import Buffer, Const, Expr, binary, const, logical
 
 
@@ -18,6 +19,8 @@ def bounds_guard(analyzer: Analyzer, shape: tuple[Any, ...], indices: tuple[Expr
     for d, (index, extent) in enumerate(zip(indices, shape)):
         if d == skip:
             continue
+        if index.dtype.bits > 32 and isinstance(extent, Expr):
+            extent = widened(extent)
         for cond in (binary("ge", index, const(0)), binary("lt", index, extent)):
             if isinstance(cond, Const) and cond.value or analyzer.can_prove(cond):
                 continue

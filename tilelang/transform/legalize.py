@@ -8,12 +8,13 @@ from typing import Any
 from tilelang.arith import Analyzer
 from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel,
-                         Region, Seq, Stmt, Store, TileOp, Unary, Var, While, binary, cast, free_vars, is_const, rebuild,
-                         replace, rewrite, stmts_of, walk)
+                         Region, Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, is_const, rebuild, replace,
+                         rewrite, stmts_of, walk)
 from tilelang.ir.expr import AddressOf
 
 from .config import PassConfigKey
 from .effects import effects, inner, own_effects, statements
+from .index_width import widen_indices
 from .pass_ import TILE, PassContext, pass_
 
 register("parallel-nested", ValueError, "a parallel loop stands inside another, with other statements in between")
@@ -42,7 +43,7 @@ def legalize(func: Func, cx: PassContext) -> Func:
     nothing between iterations; variables have values.  Warns about buffers that are read before they are written
     (off with tl.disable_buffer_init_check).
     """
-    func = rewrite(wrap_negative(func), _legal_node)
+    func = widen_indices(rewrite(wrap_negative(func), _legal_node))
     check_symbols(func)
     if not cx.option(PassConfigKey.TL_DISABLE_PRELOWER_SEMANTIC_CHECK):
         _Checker().stmt(func.body, ())
@@ -62,37 +63,11 @@ def _legal_node(x: Node) -> Node | None:
             if not any(v in x.vars for e in b.extents for v in free_vars(e)):
                 attrs = tuple(sorted({**dict(b.attrs), **dict(x.attrs)}.items()))
                 return Parallel((*x.vars, *b.vars), (*x.extents, *b.extents), b.body, attrs, x.span)
-    if isinstance(x, (Load, Store, AddressOf)) and _is_long(x.buffer):
-        wide = tuple(_wide(i) if _is_long_dim(d) else i for i, d in zip(x.indices, x.buffer.shape))
-        if any(a is not b for a, b in zip(wide, x.indices)):
-            return replace(x, indices=_wrapped(x.buffer, wide))
-    if isinstance(x, Region) and _is_long(x.buffer):
-        wide = tuple(_wide(i) if _is_long_dim(d) else i for i, d in zip(x.mins, x.buffer.shape))
-        if any(a is not b for a, b in zip(wide, x.mins)):
-            return replace(x, mins=_wrapped(x.buffer, wide))
     if isinstance(x, (Load, Store, AddressOf)) and any(isinstance(i, Const) and i.value < 0 for i in x.indices):
         return replace(x, indices=_wrapped(x.buffer, x.indices))
     if isinstance(x, Region) and any(isinstance(i, Const) and i.value < 0 for i in x.mins):
         return replace(x, mins=_wrapped(x.buffer, x.mins))
     return None
-
-
-def _is_long_dim(d: Any) -> bool:
-    """Whether a dimension may have 2^31 elements or more."""
-    return d >= 2**31 if isinstance(d, int) else d.dtype.bits > 32
-
-
-def _is_long(b: Buffer) -> bool:
-    return b.scope_name == "global" and any(map(_is_long_dim, b.shape))
-
-
-def _wide(e: Expr) -> Expr:
-    """The index computed in 64 bits: the block and loop variables of a long dimension fit 32, their products do not."""
-    if not e.dtype.is_int or e.dtype.lanes != 1 or e.dtype.bits >= 64:
-        return e
-    if isinstance(e, Binary) and e.op in ("add", "sub", "mul"):
-        return binary(e.op, _wide(e.a), _wide(e.b), span=e.span)
-    return cast(e, "int64")
 
 
 def _wrapped(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:

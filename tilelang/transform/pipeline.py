@@ -10,6 +10,7 @@ from typing import Any
 from tilelang.errors import TileLangError
 from tilelang.ir import Func
 
+from .check_collective import check_collective
 from .config import PassConfigKey
 from .device_program import DeviceKernel, LoweredProgram, split_host
 from .flatten import flatten
@@ -28,6 +29,7 @@ log = logging.getLogger("tilelang.transform")
 # Order matters where a line says so.
 TILE_PASSES: tuple[PassFn, ...] = (legalize,)
 DEVICE_PASSES: tuple[PassFn, ...] = (
+    check_collective,  # before roles and layouts: it sees the user's branches
     plan_pipelines,  # before layouts: it gives shared buffers their versions
     infer_layouts,
     lower_tile_ops,  # TILE -> THREADS_BOUND

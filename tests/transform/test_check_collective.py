@@ -1,0 +1,94 @@
+"""Tile operations that only some threads reach are refused on the way to a GPU: they would be done in part."""
+
+import numpy as np
+import pytest
+
+import tilelang.language as T
+from tilelang.errors import TileLangError
+from tilelang.simulator.device import run_device
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
+
+A100 = Target({"kind": "cuda", "arch": "sm_80"})
+
+
+def lowered(f):
+    return lower(f.func, A100)
+
+
+def copy_by_a_warp_group():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            S = T.alloc_shared((64, 64), "float32")
+            with T.ws(1):
+                T.copy(A, S)
+            T.copy(S, B)
+
+    return main
+
+
+def parallel_by_a_warp_group():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=256):
+            with T.ws(0):
+                for i in T.Parallel(64):
+                    B[i] = A[i]
+
+    return main
+
+
+def gemm_under_a_bound_thread_index():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            S = T.alloc_shared((64, 64), "float16")
+            F = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, S)
+            T.clear(F)
+            warp = T.get_thread_binding() // 32
+            if warp < 2:
+                T.gemm(S, S, F)
+            T.copy(F, C)
+
+    return main
+
+
+@pytest.mark.parametrize("program", [copy_by_a_warp_group, parallel_by_a_warp_group, gemm_under_a_bound_thread_index])
+def test_block_wide_work_under_a_thread_condition_is_refused(program):
+    with pytest.raises(TileLangError, match="only some threads get here") as e:
+        lowered(program())
+    assert e.value.kind == "collective-divergent"
+    assert "entered by some threads only" not in str(e.value).splitlines()[0] and "test_check_collective.py" in str(e.value)
+
+
+def test_branches_that_all_threads_take_alike_hold_tile_operations():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), Use: T.Tensor((2,), "int32"), B: T.Tensor((2, 64), "float32")):
+        with T.Kernel(2, threads=64) as bx:
+            S = T.alloc_shared((64,), "float32")
+            T.clear(S)
+            if Use[bx] != 0:
+                T.copy(A, S)
+            for k in T.serial(bx + 1):
+                for i in T.Parallel(64):
+                    S[i] = S[i] + 1.0
+            T.copy(S, B[bx, 0:64])
+
+    a = np.arange(64, dtype=np.float32)
+    got = run_device(lowered(main), {"A": a, "Use": np.array([0, 1], np.int32),
+                                     "B": np.zeros((2, 64), np.float32)}).outputs["B"]
+    assert np.array_equal(got, np.stack([np.ones(64), a + 2]))
+
+
+def test_per_thread_code_of_a_warp_group_runs():
+    @T.prim_func
+    def main(B: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            with T.ws(1):
+                B[tx] = tx
+
+    got = run_device(lowered(main), {"B": np.zeros(256, np.int32)}).outputs["B"]
+    assert np.array_equal(got, np.where(np.arange(256) >= 128, np.arange(256), 0))

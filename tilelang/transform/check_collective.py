@@ -1,0 +1,79 @@
+"""Tile operations and parallel loops are work of the whole block: code that only some threads reach cannot hold them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, Var, While
+from tilelang.ir.expr import Call
+from tilelang.ir.visitor import children
+
+from .divergence import Divergence
+from .effects import statements
+from .pass_ import TILE, PassContext, pass_
+
+register("collective-divergent", NotImplementedError,
+         "a tile operation or T.Parallel stands under a condition that depends on the thread",
+         "all threads of the block take part in it: move it out of the branch, or write the body per thread")
+
+_PRIVATE = ("local", "local.var")
+
+
+@pass_(needs=TILE)
+def check_collective(func: Func, cx: PassContext) -> Func:
+    """Refuse tile operations and parallel loops under T.ws, or another condition or loop bound that differs between
+    the threads of a block.
+
+    Their lowering deals out the work to all threads of the block, so the threads that do not come by would leave their
+    part undone.  Operations on private arrays are each thread's own and stay.
+    """
+    for s in statements(func.body):
+        if isinstance(s, Launch) and s.num_threads > 1:
+            _stmt(s.body, _ByThread(s), None)
+    return func
+
+
+class _ByThread(Divergence):
+    """Values that differ between threads by their thread index.  What memory and votes give is taken as uniform: the
+    program says so by branching on it around a block-wide operation."""
+
+    def _expr(self, e: Expr) -> bool:
+        if isinstance(e, Var):
+            return e in self.vars
+        if isinstance(e, Load) and e.buffer.data in self.locals:
+            return True
+        if isinstance(e, Call) and e.op.startswith("get_") and not e.args:
+            return True
+        return any(self.divergent(c) for c in children(e) if isinstance(c, Expr))
+
+
+def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
+    """branch: the innermost statement around that only some threads enter, None outside."""
+    match s:
+        case Seq():
+            for x in s.stmts:
+                _stmt(x, d, branch)
+        case If():
+            inner = s if branch is None and d.divergent(s.cond) else branch
+            _stmt(s.then, d, inner)
+            if s.orelse is not None:
+                _stmt(s.orelse, d, inner)
+        case For():
+            _stmt(s.body, d, s if branch is None and (d.divergent(s.start) or d.divergent(s.extent)) else branch)
+        case While():
+            _stmt(s.body, d, s if branch is None and d.divergent(s.cond) else branch)
+        case Parallel() | TileOp() if branch is not None and not _is_private(s):
+            what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
+            raise error("collective-divergent", f"{what} takes all threads of the block, and only some threads get "
+                        "here",
+                        span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),))
+
+
+def _is_private(s: Any) -> bool:
+    """Whether an operation works on each thread's own memory."""
+    accesses = s.accesses() if isinstance(s, TileOp) else ()  # type: ignore[attr-defined]
+    return any(a.region.buffer.scope_name in _PRIVATE for a in accesses)
+
+
+__all__ = ["check_collective"]
