@@ -94,6 +94,9 @@ class _Verifier:
                 continue
             if isinstance(what, Buffer):
                 if what.data in self.storage or what.data in self.scope:
+                    if ("phase", id(what)) not in self.told:  # a view that nothing declares
+                        self.told.add(("phase", id(what)))
+                        self.of_phase(what, span)
                     continue
             elif what in self.storage:
                 continue
@@ -102,7 +105,8 @@ class _Verifier:
                 kind = "buffer" if isinstance(what, Buffer) else "variable"
                 self.say("defined", f"{kind} `{_name(what)}` is used outside the scope that defines it", span)
 
-    def buffer(self, b: Buffer, span: Span | None) -> None:
+    def of_phase(self, b: Buffer, span: Span | None) -> None:
+        """Scope and rank of b belong to the phase."""
         scope = b.scope_name
         if self.at_least(THREADS_BOUND):
             if scope in ("local.fragment", "local.reducer"):
@@ -111,6 +115,10 @@ class _Verifier:
                 self.say("flat-shared", f"shared buffer `{b.name}` has {len(b.shape)} dimensions", span)
         if self.at_least(DEVICE) and scope in ("local", "local.var") and len(b.shape) != 1:
             self.say("flat-local", f"local buffer `{b.name}` has {len(b.shape)} dimensions", span)
+
+    def buffer(self, b: Buffer, span: Span | None) -> None:
+        self.of_phase(b, span)
+        scope = b.scope_name
         if scope in ("shared", "shared.dyn"):
             self.shared.append(b)
         for d in (*b.shape, *(b.strides_ or ()), b.offset):

@@ -188,8 +188,14 @@ class Lowering:
         return buffer in self.safe
 
     def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1, inside: bool = False) -> Expr | None:
-        """Condition for an access of `width` elements from indices to be inside a global buffer; None: proven, or not
-        a buffer that is guarded.  inside: the last dimension's upper end was tested already."""
+        """Condition, lowered, for an access of `width` elements from indices (as they stand in the tile program) to be
+        inside a global buffer; None: proven, or not a buffer that is guarded.  inside: the last dimension's upper end
+        was tested already."""
+        cond = self._tile_guard(buffer, indices, width, inside)
+        # Indices may read buffers: those are fragments and tiles of the tile program until here.
+        return None if cond is None else self.expr(cond)
+
+    def _tile_guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int, inside: bool) -> Expr | None:
         if buffer.scope_name != "global" or not self.guarded:
             return None
         if width > 1 and (inside or known_divisor(buffer.shape[-1], self.divisors, self.analyzer) % width):
