@@ -296,7 +296,8 @@ def every_scalar_function():
                                                          "int64", "uint8", "bool")}
     stmts = []
     for row in INTRINSICS.values():
-        if row.effect != PURE or row.name.startswith("get_") or row.name in ("isnullptr", "reinterpret"):
+        if row.effect != PURE or row.name.startswith("get_") or not row.cuda \
+                or row.name in ("isnullptr", "reinterpret"):
             continue
         types = {"popcount": ("int32", "int64", "uint8"), "clz": ("int32", "int64", "uint8"),
                  "__ffs": ("int32", "int64"), "abs": ("int32", "int64"),

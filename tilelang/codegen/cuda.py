@@ -38,15 +38,18 @@ from tilelang.ir import (
 )
 from tilelang.target import INTRINSICS
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
+from tilelang.target.tensor_map import tensor_maps_of
 
 from .c_like import ADD, EQ, POSTFIX, PREFIX, CLikePrinter, Text, quote
 from .cuda_types import HALVES, HEADERS, KEYWORDS, TYPES, is_small_float, literal
+from .hopper import HopperCalls, tensor_map_parameters
 from .prelude import device_header
 
-SHARED_SCOPES = ("shared", "shared.dyn")
+SHARED_SCOPES = ("shared", "shared.dyn", "shared.barrier")
 _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
                "le": "vec_compare", "gt": "vec_compare", "ge": "vec_compare", "eq": "vec_compare", "ne": "vec_compare",
                "and": "vec_compare", "or": "vec_compare"}
+_SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store")  # their second address is only read
 _WORD = re.compile(r"\w+")
 
 
@@ -67,7 +70,7 @@ def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False) -> str:
     return CudaPrinter(kernel, fast_math).source()
 
 
-class CudaPrinter(CLikePrinter):
+class CudaPrinter(HopperCalls, CLikePrinter):
     """Prints one kernel; see print_kernel."""
 
     # A variable must not hide a function that a row's text calls.
@@ -109,7 +112,7 @@ class CudaPrinter(CLikePrinter):
 
     def _signature(self) -> str:
         bounds = [str(self.launch.num_threads), str(self.launch.attr("min_blocks_per_sm") or 1)]
-        params = ", ".join(self._parameter(p) for p in self.kernel.params)
+        params = ", ".join([*map(self._parameter, self.kernel.params), *tensor_map_parameters(self)])
         return f'extern "C" __global__ void __launch_bounds__({", ".join(bounds)}) {self.kernel.name}({params})'
 
     def _parameter(self, p: Any) -> str:
@@ -462,6 +465,7 @@ def lane_of(e: Expr, k: int) -> Expr:
 def _written_storages(launch: Launch) -> set[Var]:
     """Storages that the kernel may write: stored to, or given by address to anything but a copy's source."""
     out: set[Var] = set()
+    maps = {m.name: m.buffer.data for m in tensor_maps_of(launch)}
     for x in walk(launch.body):
         if isinstance(x, Store):
             out.add(x.buffer.data)
@@ -469,8 +473,10 @@ def _written_storages(launch: Launch) -> set[Var]:
             row = INTRINSICS.get(x.op)
             read_only = row is not None and row.effect in ("pure", "reads")
             for i, a in enumerate(x.args):
-                if isinstance(a, AddressOf) and not read_only and not (x.op in ("cp_async", "ldmatrix") and i == 1):
+                if isinstance(a, AddressOf) and not read_only and not (x.op in _SOURCE_SECOND and i == 1):
                     out.add(a.buffer.data)
+            if x.op in ("tma_store", "tma_reduce_add") and x.attr("map") in maps:
+                out.add(maps[x.attr("map")])
     return out
 
 

@@ -332,6 +332,95 @@ TL_DEVICE void named_barrier(int id, int count) { asm volatile("bar.sync %0, %1;
 TL_DEVICE void named_barrier_arrive(int id, int count) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory");
 }
+//@ mbarrier_init
+TL_DEVICE void mbarrier_init(void* bar, unsigned count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count) : "memory");
+}
+//@ mbarrier_arrive
+TL_DEVICE void mbarrier_arrive(void* bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
+}
+//@ mbarrier_expect_tx
+TL_DEVICE void mbarrier_expect_tx(void* bar, unsigned bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes) : "memory");
+}
+//@ mbarrier_arrive_expect_tx
+TL_DEVICE void mbarrier_arrive_expect_tx(void* bar, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes) : "memory");
+}
+//@ mbarrier_wait
+// Returns when the phase of this parity has completed.
+TL_DEVICE void mbarrier_wait(void* bar, unsigned parity) {
+  const unsigned at = shared_address(bar);
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(at), "r"(parity) : "memory");
+  } while (!done);
+}
+//@ fence_mbarrier_init
+TL_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+//@ fence_proxy_async
+TL_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+//@ fence_proxy_async_global
+TL_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+//@ elect_one
+// True in one lane of a converged warp.
+TL_DEVICE bool elect_one() {
+  unsigned elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+  return elected != 0;
+}
+//@ set_max_nreg
+// Registers a thread may use from here on; all warps of a warp group take part.
+template <int N, bool INC> TL_DEVICE void set_max_nreg() {
+  if constexpr (INC) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+  else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+//@ tensor_map
+// What cuTensorMapEncodeTiled fills in.
+struct alignas(64) tensor_map { unsigned char bytes[128]; };
+//@ bulk_load
+TL_DEVICE void bulk_load(void* dst, const void* src, unsigned bytes, void* bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(shared_address(dst)), "l"(src), "r"(bytes), "r"(shared_address(bar)) : "memory");
+}
+//@ bulk_store
+TL_DEVICE void bulk_store(void* dst, const void* src, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               ::"l"(dst), "r"(shared_address(src)), "r"(bytes) : "memory");
+}
+//@ bulk_commit
+TL_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+//@ bulk_wait
+template <int N> TL_DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
+//@ bulk_wait_read
+// The sources may be written again; the writes themselves need not be done.
+template <int N> TL_DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+//@ wgmma_fence
+TL_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+//@ wgmma_commit
+TL_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+//@ wgmma_wait
+template <int N> TL_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+//@ wgmma_pin
+// Registers are no memory: this keeps the compiler from moving accesses to COUNT accumulator elements across it.
+template <int COUNT> TL_DEVICE void wgmma_pin(float* c) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(c[i]) :: "memory");
+}
+template <int COUNT, typename T> TL_DEVICE void wgmma_pin(T* c) {
+  unsigned* r = reinterpret_cast<unsigned*>(c);
+#pragma unroll
+  for (int i = 0; i < COUNT * (int)sizeof(T) / 4; ++i) asm volatile("" : "+r"(r[i]) :: "memory");
+}
+//@ wgmma_descriptor
+// Operand in shared memory, `offset` bytes behind p.  Only 18 bits of the address: above them stands the rank in a cluster.
+template <int LBO, int SBO, int SWIZZLE> TL_DEVICE unsigned long long wgmma_descriptor(const void* p, unsigned offset = 0) {
+  constexpr unsigned long long FIXED = (unsigned long long)(LBO >> 4 & 0x3fff) << 16 |
+                                       (unsigned long long)(SBO >> 4 & 0x3fff) << 32 | (unsigned long long)SWIZZLE << 62;
+  return FIXED | ((shared_address(p) + offset) >> 4 & 0x3fff);
+}
 //@ shuffled
 // A value of any size up to 8 bytes through a 32- or 64-bit shuffle.
 template <typename T, typename F> TL_DEVICE T shuffled(T x, F f) {

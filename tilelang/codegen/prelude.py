@@ -9,6 +9,8 @@ from functools import lru_cache
 
 from tilelang.target.instructions import MMA_ROWS, MmaRow, function_name
 
+from .hopper import hopper_function
+
 _WORD = re.compile(r"\w+")
 _FILE = os.path.join(os.path.dirname(__file__), "prelude.cuh")
 
@@ -39,8 +41,9 @@ def _rows_by_function() -> dict[str, MmaRow]:
 def device_header(words: set[str]) -> str:
     """Definitions (inside namespace tl) of every prelude function among the words of a kernel's text."""
     table = sections()
+    made = [text for w in sorted(words) if (text := hopper_function(w)) is not None]
     wanted: set[str] = set()
-    todo = [w for w in words if w in table]
+    todo = [w for w in words.union(*(_WORD.findall(t) for t in made)) if w in table]
     while todo:
         name = todo.pop()
         if name not in wanted:
@@ -48,6 +51,7 @@ def device_header(words: set[str]) -> str:
             todo.extend(table[name].words & table.keys())
     out = [s.text for s in table.values() if s.name in wanted]
     out += [mma_wrapper(r) for f, r in _rows_by_function().items() if f in words]
+    out += made
     return "".join(out)
 
 

@@ -10,6 +10,7 @@ them: equal? injective? conflict-free? who owns row i?  `print(layout)` draws it
 from .fragment import Fragment
 from .layout import Layout, Swizzle
 from .mode import ADDRESS, REGISTER, THREAD, Mode
+from .panels import Box, Descriptor, Panels, panel_layout, panel_width, panels
 from .swizzle import (
                       SwizzleMode,
                       bank_conflicts,
@@ -21,7 +22,6 @@ from .swizzle import (
                       make_swizzled_layout,
                       make_wgmma_swizzled_layout,
                       padded_layout,
-                      panel_layout,
                       phase_conflicts,
                       swizzled_layout,
 )

@@ -16,6 +16,7 @@ import numpy as np
 
 from .layout import Layout, Swizzle, row_major, xor
 from .mode import error
+from .panels import panel_layout
 
 LINE_BYTES = 128  # 32 banks of 4 bytes
 
@@ -71,29 +72,6 @@ def _swizzled(shape: tuple[int, ...], bits: int, chunk_bytes: int, every: int) -
         return row_major((*lead, i, j), wide)
 
     return Layout(shape, fn, size=_prod(wide), swizzle=swizzle, trusted=True)
-
-
-def panel_layout(shape: Sequence[int], bits: int, swizzle_bytes: int) -> Layout:
-    """Columns cut into panels of swizzle_bytes (32, 64 or 128), each panel's rows one after another and swizzled.
-
-    The form TMA boxes and wgmma descriptors read.  Raises layout-invalid unless the row is whole panels.
-    """
-    shape = tuple(shape)
-    panel = swizzle_bytes * 8 // bits
-    if len(shape) < 2 or shape[-1] % panel:
-        raise error("layout-invalid", f"{swizzle_bytes}-byte panels need rows of a multiple of {panel} elements, found "
-                    f"shape {shape}")
-    chunk = 128 // bits
-    g = swizzle_bytes // 16
-    per = 8 // g
-    rows = shape[-2]
-
-    def fn(*idx: Any) -> Any:
-        *lead, i, j = idx
-        inside = xor(j % panel // chunk, i // per % g) * chunk + j % chunk
-        return row_major((*lead, j // panel, i, inside), (*shape[:-2], shape[-1] // panel, rows, panel))
-
-    return Layout(shape, fn, size=_prod(shape), swizzle=Swizzle(chunk, g, per, swizzle_bytes), trusted=True)
 
 
 def _prod(shape: Sequence[int]) -> int:

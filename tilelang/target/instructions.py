@@ -60,6 +60,39 @@ _device("atomic_store", 2, WRITES, "tl::atomic_store<{order_number}>({0}, {1})")
 _device("atomic_addx2", 2, WRITES, "tl::atomic_addx2({0}, {1})")
 _device("atomic_addx4", 2, WRITES, "tl::atomic_addx4({0}, {1})")
 
+# Barriers in shared memory (PTX ISA, "mbarrier"): an argument `bar` is the address of an element of a shared.barrier
+# buffer.  A wait on parity x returns when the phase of parity x has completed; a fresh barrier passes parity 1.
+_device("mbarrier_init", 2, SYNC, "tl::mbarrier_init({0}, {1})")
+_device("mbarrier_arrive", 1, SYNC, "tl::mbarrier_arrive({0})")
+_device("mbarrier_expect_tx", 2, SYNC, "tl::mbarrier_expect_tx({0}, {1})")
+_device("mbarrier_arrive_expect_tx", 2, SYNC, "tl::mbarrier_arrive_expect_tx({0}, {1})")
+_device("mbarrier_wait", 2, SYNC, "tl::mbarrier_wait({0}, {1})")
+for _name in ("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global"):
+    _device(_name, 0, SYNC, f"tl::{_name}()")
+
+# TMA and bulk copies (PTX ISA, "cp.async.bulk"), issued by one thread.  Tensor forms name a tensor map of the Launch in
+# attr `map` and give coordinates innermost first; the code generator prints them (codegen/hopper.py).
+TMA_CALLS = ("tma_load", "tma_store", "tma_reduce_add", "tma_prefetch")
+for _name in TMA_CALLS:
+    add_intrinsic(Intrinsic(_name, 0 if _name == "tma_prefetch" else -1, WRITES))
+_device("bulk_load", 4, WRITES, "tl::bulk_load({0}, {1}, {2}, {3})")
+_device("bulk_store", 3, WRITES, "tl::bulk_store({0}, {1}, {2})")
+_device("bulk_commit", 0, SYNC, "tl::bulk_commit()")
+_device("bulk_wait", 0, SYNC, "tl::bulk_wait{read_suffix}<{n}>()")
+CACHE_HINTS = {"evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000, "evict_normal": 0x16F0000000000000,
+               "evict_unchanged": 0x10F0000000000000}  # createpolicy.fractional of fraction 1.0
+
+# Warp groups: 128 threads, four warps whose first is a multiple of 4.
+add_intrinsic(Intrinsic("in_warp_groups", 0, PURE))  # attrs first, count: whether this thread is in one of them
+_device("elect_one", 0, WARP, "tl::elect_one()")
+_device("set_max_nreg", 0, SYNC, "tl::set_max_nreg<{n}, {increase}>()")
+add_intrinsic(Intrinsic("wgmma", 4, WRITES))  # printed by codegen/hopper.py: its function depends on row and operands
+for _name in ("wgmma_fence", "wgmma_commit"):
+    _device(_name, 0, SYNC, f"tl::{_name}()")
+_device("wgmma_wait", 0, SYNC, "tl::wgmma_wait<{n}>()")
+_device("wgmma_pin", 1, WRITES, "tl::wgmma_pin<{count}>({0})")
+add_intrinsic(Intrinsic("wgmma_descriptor", -1, PURE))  # address and, if any, bytes to add; attrs lbo, sbo, swizzle
+
 # Others.
 _device("thread_return", 0, WRITES, "return")
 _device("printf", -1, WRITES, "printf({args})")
@@ -100,6 +133,10 @@ def call_fields(op: str, attrs: dict[str, Any]) -> dict[str, Any]:
     out = dict(attrs)
     if op in ("ldmatrix", "stmatrix"):
         out["trans_suffix"] = "_trans" if attrs.get("trans") else ""
+    elif op == "bulk_wait":
+        out["read_suffix"] = "_read" if attrs.get("read") else ""
+    elif op == "set_max_nreg":
+        out["increase"] = "true" if attrs["inc"] else "false"
     elif op == "mma":
         row = MMA_ROWS[attrs["row"]]
         out["row_function"] = function_name(row)
@@ -116,5 +153,5 @@ def function_name(row: MmaRow) -> str:
     return row.name.replace(".", "_")
 
 
-__all__ = ["ATOMIC_DTYPES", "ATOMIC_ORDERS", "LDMATRIX_ROWS", "LdmatrixRow", "MMA_ROWS", "MmaRow", "call_fields",
-           "function_name", "mma_rows", "operand_dtype", "round_tf32", "truncate_tf32"]
+__all__ = ["ATOMIC_DTYPES", "ATOMIC_ORDERS", "CACHE_HINTS", "LDMATRIX_ROWS", "LdmatrixRow", "MMA_ROWS", "MmaRow", "TMA_CALLS",
+           "call_fields", "function_name", "mma_rows", "operand_dtype", "round_tf32", "truncate_tf32"]

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang.ir import Alloc, Buffer, Expr, Func, Launch, Stmt, Var, free_vars, rebuild, replace, walk, with_attrs
+from tilelang.ir import (Alloc, Buffer, Call, Expr, Func, Launch, Stmt, Var, free_vars, rebuild, replace, walk,
+                         with_attrs)
 from tilelang.ir.stmt import For, If, Seq, While
+from tilelang.target.tensor_map import TensorMap, tensor_maps_of
 
 from .effects import effects
 
@@ -20,7 +22,8 @@ class DeviceKernel:
     name: the device entry.  params: in order: Buffers (passed as pointers), then Vars (symbols and scalars, by value).
     launch: the Launch in phase DEVICE.  grid: extents as host expressions.  threads: per block (x, y, z).
     shared_bytes: dynamic shared memory per block, an int, or a host Expr when it depends on the call.
-    written: the params a launch stores to (all others are read-only).
+    written: the tensors a launch stores to, through pointers or maps (all others are read-only).
+    tensor_maps: what the host encodes and passes after params, in this order.
     """
 
     name: str
@@ -30,6 +33,7 @@ class DeviceKernel:
     threads: tuple[int, int, int]
     shared_bytes: Any
     written: frozenset[Buffer]
+    tensor_maps: tuple[TensorMap, ...] = ()
 
     @property
     def body(self) -> Stmt:
@@ -107,8 +111,11 @@ def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
             if isinstance(d, Expr):
                 scalars |= free_vars(d)
     ordered = _ordered(func, scalars)
+    maps = tuple(m.check() for m in tensor_maps_of(launch))
+    stored = {x.attr("map") for x in walk(launch.body) if isinstance(x, Call) and x.op in ("tma_store", "tma_reduce_add")}
     return DeviceKernel(name, (*buffers, *ordered), launch, launch.grid, launch.threads, launch.attr("shared_bytes", 0),
-                        frozenset(b for b in buffers if b.data in written))
+                        frozenset(b for b in buffers if b.data in written) | {m.buffer for m in maps if m.name in stored},
+                        maps)
 
 
 def _ordered(func: Func, scalars: set[Var]) -> list[Var]:

@@ -16,6 +16,12 @@ _ARGUMENT_MODES = {
     "ldmatrix": ("write", "read"),
     "stmatrix": ("write", "read"),
     "mma": ("readwrite", "read", "read"),
+    "wgmma": ("readwrite", "read", "read"),
+    "tma_load": ("write", "readwrite"),
+    "tma_store": ("read",),
+    "tma_reduce_add": ("read",),
+    "bulk_load": ("write", "read", "read", "readwrite"),
+    "bulk_store": ("write", "read"),
 }
 # Operations that order threads or asynchronous work; nothing may be moved across them.
 SYNC_CALLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "sync_warp", "sync_grid",

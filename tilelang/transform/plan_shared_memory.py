@@ -17,6 +17,7 @@ from .sync_tree import barrier, barrier_in
 register("shared-memory", ValueError, "the shared buffers of a kernel exceed what the target has per block")
 
 SHARED = ("shared", "shared.dyn")
+BARRIER = "shared.barrier"  # never shares its space: a barrier lives as long as the block
 ALIGN = 128  # bytes: one row of the 32 banks, which swizzled layouts count from
 
 
@@ -59,7 +60,7 @@ def plan_shared_memory(func: Func, cx: PassContext) -> Func:
 
 def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
     buffers = [s.buffer for s in statements(launch.body)
-               if isinstance(s, Alloc) and s.buffer.scope_name in SHARED]
+               if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
     if not buffers:
         return with_attrs(launch, shared_bytes=0)
     body = list(stmts_of(launch.body))
@@ -89,7 +90,8 @@ def _spans(body: list[Stmt], buffers: list[Buffer]) -> list[_Span]:
     for at, s in enumerate(body):
         for storage in {e.storage for e in effects(s) if e.buffer.scope_name in SHARED}:
             life[storage] = (life.get(storage, (at, at))[0], at)
-    return [_Span(b, *life.get(b.data, (-1, -1))) for b in buffers]
+    always = (-1, len(body))
+    return [_Span(b, *(always if b.scope_name == BARRIER else life.get(b.data, (-1, -1)))) for b in buffers]
 
 
 def _place(spans: list[_Span], reuse: bool) -> int:

@@ -1,0 +1,172 @@
+"""CUDA text of Hopper's own operations: tensor maps, TMA, warp groups, wgmma.
+
+Functions whose form depends on a rank or an instruction row are written out when a kernel names them
+(`hopper_function`); all others are sections of prelude.cuh.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from tilelang.errors import InternalError
+from tilelang.ir import AddressOf, Call
+from tilelang.target.instructions import CACHE_HINTS
+from tilelang.target.tensor_map import REDUCE_ADD, TensorMap, tensor_maps_of
+from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
+
+from .c_like import POSTFIX, REL, Text
+
+if TYPE_CHECKING:
+    from .cuda import CudaPrinter
+
+_C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "float32": "float", "int8": "signed char",
+            "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
+_TMA = re.compile(r"tma_(load|store|reduce_add)_([1-5])d(_hint)?")
+_WGMMA = re.compile(r"(wgmma_m64\w+)_(ss|rs)_([km]{1,2})")
+
+
+def tensor_map_parameters(printer: CudaPrinter) -> list[str]:
+    """Declarations of the kernel's tensor maps, its last parameters."""
+    return [f"const __grid_constant__ tl::tensor_map {printer.namer(('tensor map', m.name), m.name)}"
+            for m in tensor_maps_of(printer.launch)]
+
+
+class HopperCalls:
+    """Calls whose text is more than a row's format string; part of CudaPrinter."""
+
+    launch: Any
+
+    def _tensor_map(self: Any, e: Call) -> tuple[TensorMap, str]:
+        """The map a TMA call names, and the address of its parameter."""
+        name = e.attr("map")
+        for m in tensor_maps_of(self.launch):
+            if m.name == name:
+                return m, "&" + self.namer(("tensor map", name), name)
+        raise InternalError(f"{e.op} names the tensor map {name!r}, which the launch does not have")
+
+    def _tma(self: Any, e: Call, kind: str, fixed: int) -> Text:
+        """A call with `fixed` addresses (shared tile, barrier) before the coordinates."""
+        m, place = self._tensor_map(e)
+        addresses, at = e.args[:fixed], e.args[fixed:]
+        if len(at) != m.rank:
+            raise InternalError(f"{e.op} gives {len(at)} coordinates for {m.rank} dimensions of `{m.buffer.name}`")
+        args = [self.top(addresses[0]), place, *map(self.top, (*addresses[1:], *at))]
+        hint = e.attr("cache_hint")
+        if hint is not None:
+            value = CACHE_HINTS[hint] if isinstance(hint, str) else int(hint)
+            args.append(f"0x{value:016x}ull")
+        return f"tl::tma_{kind}_{m.rank}d{'' if hint is None else '_hint'}({', '.join(args)})", POSTFIX
+
+    def _call_tma_load(self: Any, e: Call) -> Text:
+        return self._tma(e, "load", 2)
+
+    def _call_tma_store(self: Any, e: Call) -> Text:
+        return self._tma(e, "store", 1)
+
+    def _call_tma_reduce_add(self: Any, e: Call) -> Text:
+        m, _ = self._tensor_map(e)
+        if m.buffer.dtype.base not in REDUCE_ADD:
+            raise self.unsupported(f"a TMA reduction of {m.buffer.dtype}", e)
+        return self._tma(e, "reduce_add", 1)
+
+    def _call_tma_prefetch(self: Any, e: Call) -> Text:
+        return f"tl::tma_prefetch({self._tensor_map(e)[1]})", POSTFIX
+
+    def _call_in_warp_groups(self: Any, e: Call) -> Text:
+        first, count = 128 * e.attr("first"), 128 * e.attr("count")
+        x, y, z = self.launch.threads
+        thread = "threadIdx.x" if y == z == 1 else "tl::linear_thread()"
+        if first == 0:
+            return f"{thread} < {count}", REL
+        if first + count >= x * y * z:
+            return f"{thread} >= {first}", REL
+        return f"{thread} - {first}u < {count}u", REL
+
+    def _call_wgmma(self: Any, e: Call) -> Text:
+        row = WGMMA_ROWS[e.attr("row")]
+        in_registers = isinstance(e.args[1], AddressOf)
+        function = row.function(in_registers, e.attr("a_major", "k"), e.attr("b_major", "k"))
+        return f"tl::{function}({', '.join(map(self.top, e.args))})", POSTFIX
+
+    def _call_wgmma_descriptor(self: Any, e: Call) -> Text:
+        """attr `offset` and the second argument both add bytes."""
+        swizzle = {0: 0, 128: 1, 64: 2, 32: 3}[e.attr("swizzle")]
+        offsets = [self.top(a) for a in e.args[1:]] + ([str(e.attr("offset"))] if e.attr("offset") else [])
+        args = ", ".join([self.top(e.args[0]), *([" + ".join(offsets)] if offsets else [])])
+        return f"tl::wgmma_descriptor<{e.attr('lbo')}, {e.attr('sbo')}, {swizzle}>({args})", POSTFIX
+
+
+# ---- functions written out --------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=None)
+def hopper_function(name: str) -> str | None:
+    """Definition of a function of this file by its name, None for other names."""
+    if name == "tma_prefetch":
+        return ("TL_DEVICE void tma_prefetch(const tensor_map* map) {\n"
+                '  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");\n}\n')
+    m = _TMA.fullmatch(name)
+    if m is not None:
+        return _tma_function(name, m.group(1), int(m.group(2)), bool(m.group(3)))
+    m = _WGMMA.fullmatch(name)
+    if m is None:
+        return None
+    shape, *types = m.group(1).split("_")[1:]
+    row = WGMMA_ROWS.get(f"wgmma.{shape}.{'.'.join(types)}")
+    return None if row is None else _wgmma_function(name, row, m.group(2) == "rs", m.group(3))
+
+
+def _tma_function(name: str, kind: str, rank: int, hint: bool) -> str:
+    """One tensor copy: shared tile, map, barrier (loads), coordinates innermost first, cache policy."""
+    load = kind == "load"
+    coordinates = [f"c{i}" for i in range(rank)]
+    params = ["void* dst" if load else "const void* src", "const tensor_map* map", *(["void* bar"] if load else []),
+              *(f"int {c}" for c in coordinates), *(["unsigned long long hint"] if hint else [])]
+    place = "{" + ", ".join(f"%{i + 2}" for i in range(rank)) + "}"
+    inputs = [f'"r"(shared_address({"dst" if load else "src"}))', '"l"(map)', *(f'"r"({c})' for c in coordinates)]
+    if load:
+        text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                f"{'.L2::cache_hint' if hint else ''} [%0], [%1, {place}], [%{rank + 2}]")
+        inputs.append('"r"(shared_address(bar))')
+    else:
+        op = "cp.async" if kind == "store" else "cp.reduce.async"
+        text = (f"{op}.bulk.tensor.{rank}d.global.shared::cta{'.add' if kind != 'store' else ''}.tile.bulk_group"
+                f"{'.L2::cache_hint' if hint else ''} [%1, {place}], [%0]")
+    if hint:
+        text += f", %{len(inputs)}"
+        inputs.append('"l"(hint)')
+    return (f"TL_DEVICE void {name}({', '.join(params)}) {{\n"
+            f'  asm volatile("{text};"\n               ::{", ".join(inputs)} : "memory");\n}}\n')
+
+
+def _wgmma_function(name: str, row: WgmmaRow, in_registers: bool, orders: str) -> str:
+    """The instruction of a row: accumulators c stay in registers once inlined, a and b are descriptors, or a registers.
+
+    scale_d false ignores what c held.
+    """
+    n = row.c_registers
+    float_c = row.c_dtype == "float32"
+    ty, kind = ("float", "+f") if float_c else ("unsigned", "+r")
+    a_count = 4 if in_registers else 1
+    c = ", ".join(f"%{i}" for i in range(n))
+    a = "{" + ", ".join(f"%{n + i}" for i in range(4)) + "}" if in_registers else f"%{n}"
+    b, scale = n + a_count, n + a_count + 1
+    flags = ""
+    if not row.c_dtype.is_int:
+        transposed = [str(int(o == "m")) for o in orders] if row.a_dtype.bits == 16 else []
+        flags = ", " + ", ".join(["1", "1", *transposed])
+    outputs = ", ".join(f'"{kind}"(C[{i}])' for i in range(n))
+    inputs = ", ".join([*([f'"r"(A[{i}])' for i in range(4)] if in_registers else ['"l"(a)']), '"l"(b)',
+                        '"r"((int)scale_d)'])
+    a_type = f"const {_C_TYPES[str(row.a_dtype)]}*" if in_registers else "unsigned long long"
+    registers = "  const unsigned* A = reinterpret_cast<const unsigned*>(a);\n" if in_registers else ""
+    return (f"TL_DEVICE void {name}({_C_TYPES[str(row.c_dtype)]}* c, {a_type} a, unsigned long long b, bool scale_d) {{\n"
+            f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n{registers}"
+            f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{scale}, 0;\\n"\n'
+            f'      "{row.ptx} {{{c}}}, {a}, %{b}, p{flags};\\n}}"\n'
+            f"      : {outputs}\n      : {inputs});\n}}\n")
+
+
+__all__ = ["HopperCalls", "hopper_function", "tensor_map_parameters"]

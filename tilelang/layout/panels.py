@@ -1,0 +1,179 @@
+"""Shared tiles in panels: the one layout that TMA boxes write and wgmma descriptors read.
+
+A tile of R rows is cut along its contiguous dimension into panels of W bytes (128, 64, 32 with the hardware's swizzle of
+that width; 16 without one), each panel's rows one after another.  With byte column c of row r, inside the panel
+
+    y = r*W + c % W,    place = y ^ (((y >> 7) & (W/16 - 1)) << 4),    panel c / W starts at (c / W) * R*W.
+
+The hardware permutes the bits of absolute shared addresses, so a tile starts at a multiple of 8*W.  Sources: PTX ISA,
+"Matrix Descriptor Format" and "Swizzling Modes"; CUDA Driver API, cuTensorMapEncodeTiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.ir import dtype
+
+from .layout import Layout, Swizzle, row_major, xor
+from .mode import error
+
+WIDTHS = (128, 64, 32, 16)
+_ATOM_ROWS = 8  # rows after which every swizzle repeats
+_BOX_ROWS = 256  # largest extent of a TMA box
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """Strides of a wgmma operand in bytes: lbo (leading), sbo (stride); swizzle: 0 (none), 32, 64 or 128."""
+
+    lbo: int
+    sbo: int
+    swizzle: int
+
+
+@dataclass(frozen=True)
+class Box:
+    """A TMA box of a tile: first row and column and its extents, in elements; `offset` in bytes from the tile."""
+
+    row: int
+    column: int
+    rows: int
+    columns: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Panels:
+    """The panels of one tile (one version of a buffer).
+
+    rows: of the tile.  columns: elements of a row.  bits: of an element.  width: W, bytes of a panel's row.
+    """
+
+    rows: int
+    columns: int
+    bits: int
+    width: int
+
+    @property
+    def swizzle(self) -> int:
+        """0, 32, 64 or 128: the swizzle of TMA maps and descriptors."""
+        return self.width if self.width > 16 else 0
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.rows * self.width
+
+    @property
+    def panel_columns(self) -> int:
+        return self.width * 8 // self.bits
+
+    @property
+    def count(self) -> int:
+        return -(-self.columns // self.panel_columns)
+
+    @property
+    def bytes(self) -> int:
+        """Of the tile, padding included."""
+        return self.count * self.panel_bytes
+
+    @property
+    def align(self) -> int:
+        """Bytes the tile's start must be a multiple of."""
+        return _ATOM_ROWS * self.width
+
+    @property
+    def transaction_bytes(self) -> int:
+        """What the boxes of the tile count on an mbarrier: whole boxes, out of bounds or not."""
+        return sum(b.rows * b.columns for b in self.boxes()) * self.bits // 8
+
+    def boxes(self) -> tuple[Box, ...]:
+        """The TMA boxes that write (or read) the tile: one a panel, cut at 256 rows."""
+        w = self.panel_columns
+        return tuple(Box(r, p * w, min(_BOX_ROWS, self.rows - r), min(w, self.columns - p * w),
+                         p * self.panel_bytes + r * self.width)
+                     for p in range(self.count) for r in range(0, self.rows, _BOX_ROWS))
+
+    def descriptor(self, major: str) -> Descriptor:
+        """Strides of the tile as a wgmma operand.
+
+        major "k": rows are M or N, columns K.  major "mn": rows are K, columns M or N (16-bit types only).
+        """
+        w = self.width
+        if major == "k":
+            return Descriptor(0, _ATOM_ROWS * w, w) if w > 16 else Descriptor(self.panel_bytes, _ATOM_ROWS * 16, 0)
+        if w > 16:
+            return Descriptor(self.panel_bytes if self.count > 1 else 0, _ATOM_ROWS * w, w)
+        return Descriptor(_ATOM_ROWS * 16, self.panel_bytes, 0)
+
+    def offset(self, major: str, start: Any, k: Any) -> Any:
+        """Bytes from the tile to what a descriptor of a k-step points at.
+
+        start: first row of M or column of N (elements).  k: first element of K, a multiple of the k-step.  ints or
+        index expressions.  For major "mn" start is a multiple of the panel's columns, or the operand ends in its panel.
+        """
+        along, row = (k, start) if major == "k" else (start, k)
+        w, size = self.panel_columns, self.bits // 8
+        inside = along * size if self.count == 1 else along // w * self.panel_bytes + along % w * size
+        return row * self.width + inside
+
+
+def panel_layout(shape: Sequence[int], element: Any, swizzle_bytes: int) -> Layout:
+    """Layout of a shared buffer in panels of swizzle_bytes (128, 64, 32; 16 or 0: no swizzle).
+
+    element: its type, or its width in bits.  Leading dimensions are versions, one after another.  Raises
+    layout-invalid unless rows are whole panels.
+    """
+    shape = tuple(shape)
+    bits = element if isinstance(element, int) else dtype(element).bits * dtype(element).lanes
+    width = swizzle_bytes or 16
+    panel = width * 8 // bits
+    if width not in WIDTHS:
+        raise error("layout-invalid", f"panels are 128, 64, 32 or 16 bytes wide, found {swizzle_bytes}")
+    if len(shape) < 2 or shape[-1] % panel:
+        raise error("layout-invalid", f"{width}-byte panels need rows of a multiple of {panel} elements, found "
+                    f"shape {shape}")
+    chunk = 128 // bits
+    g = width // 16
+    per = 8 // g
+    rows, count = shape[-2], shape[-1] // panel
+
+    def fn(*idx: Any) -> Any:
+        *lead, i, j = idx
+        inside = xor(j % panel // chunk, i // per % g) * chunk + j % chunk if g > 1 else j % panel
+        return row_major((*lead, j // panel, i, inside), (*shape[:-2], count, rows, panel))
+
+    size = 1
+    for s in shape:
+        size *= s
+    return Layout(shape, fn, size=size, swizzle=Swizzle(chunk, g, per, width), trusted=True)
+
+
+def panel_width(columns: int, bits: int) -> int:
+    """Widest panel whose width divides rows of `columns` elements; 0 when they are not whole 16-byte chunks."""
+    return next((w for w in WIDTHS if columns * bits % (w * 8) == 0), 0)
+
+
+def panels(layout: Layout, element: Any) -> Panels | None:
+    """The panels of a layout, None when TMA and wgmma cannot use it.
+
+    Versions and further panels must start at multiples of the swizzle's 8 rows.
+    """
+    s = layout.swizzle
+    bits = element if isinstance(element, int) else dtype(element).bits * dtype(element).lanes
+    if s is None or not s.bytes or len(layout.shape) < 2:
+        return None
+    out = Panels(layout.shape[-2], layout.shape[-1], bits, s.bytes)
+    versions = 1
+    for n in layout.shape[:-2]:
+        versions *= n
+    if out.bytes * 8 * versions != layout.size * bits:
+        return None
+    if out.swizzle and out.rows % _ATOM_ROWS and (out.count > 1 or versions > 1):
+        return None
+    return out
+
+
+__all__ = ["Box", "Descriptor", "Panels", "panel_layout", "panel_width", "panels"]

@@ -1,0 +1,138 @@
+"""Tensor maps of TMA: what the hardware can describe, and the numbers cuTensorMapEncodeTiled takes for it.
+
+Source: CUDA Driver API, "Tensor Map Object Management"; limits as the driver's return codes show them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import Buffer, Const, dtype
+
+register("tensor-map", ValueError, "a tensor or a box that TMA cannot describe")
+
+# CUtensorMapDataType by element type; types it has no name for move as plain bytes of the same size.
+_DTYPES = {"uint8": 0, "uint16": 1, "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "float16": 6, "float32": 7,
+           "float64": 8, "bfloat16": 9}
+_BY_BITS = {8: 0, 16: 1, 32: 2, 64: 4}
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+_L2 = {0: 0, 64: 1, 128: 2, 256: 3}
+_FILLS = {"zero": 0, "nan": 1}
+MAP_BYTES, MAP_ALIGN, ADDRESS_ALIGN, STRIDE_ALIGN = 128, 64, 16, 16
+# Element types of cp.reduce.async.bulk.tensor.add (a wrong pair faults at run time: no tool refuses it).
+REDUCE_ADD = ("float16", "bfloat16", "float32", "float64", "int32", "uint32", "uint64")
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """One entry of the Launch attribute `tensor_maps`.
+
+    name: of the kernel parameter.  buffer: the global tensor.  box: extents innermost first, in elements, one a
+    dimension.  swizzle: 0, 32, 64 or 128.  fill: what elements outside the tensor read as, "zero" or "nan".
+    l2: bytes of L2 promotion, 0, 64, 128 or 256.
+    """
+
+    name: str
+    buffer: Buffer
+    box: tuple[int, ...]
+    swizzle: int = 0
+    fill: str = "zero"
+    l2: int = 0
+
+    @property
+    def entry(self) -> tuple[Any, ...]:
+        """As the attribute holds it."""
+        return self.name, self.buffer, self.box, self.swizzle, self.fill, self.l2
+
+    @property
+    def rank(self) -> int:
+        return len(self.box)
+
+    @property
+    def box_bytes(self) -> int:
+        """What a load of one box counts on its mbarrier, out of bounds or not."""
+        n = self.buffer.dtype.bits // 8
+        for b in self.box:
+            n *= b
+        return n
+
+    @property
+    def codes(self) -> tuple[int, int, int, int]:
+        """(data type, swizzle, L2 promotion, out-of-bounds fill) as the driver numbers them."""
+        dt = self.buffer.dtype
+        return _DTYPES.get(dt.base, _BY_BITS[dt.bits]), _SWIZZLES[self.swizzle], _L2[self.l2], _FILLS[self.fill]
+
+    def extents(self) -> tuple[Any, ...]:
+        """Extents of the tensor, innermost first."""
+        return tuple(reversed(self.buffer.shape))
+
+    def strides(self) -> tuple[Any, ...]:
+        """Strides in elements, innermost first, without the innermost (which is 1)."""
+        return tuple(reversed(self.buffer.strides))[1:]
+
+    def check(self) -> TensorMap:
+        """Itself.  Raises tensor-map when the hardware cannot do it."""
+        why = refusal(self.buffer, self.box, self.swizzle, self.fill, self.l2)
+        if why is not None:
+            raise error("tensor-map", f"TMA cannot move boxes {self.box} of `{self.buffer.name}`: {why}",
+                        span=self.buffer.span)
+        return self
+
+
+def tensor_maps_of(launch: Any) -> tuple[TensorMap, ...]:
+    """The tensor maps of a Launch."""
+    return tuple(TensorMap(*entry) for entry in launch.attr("tensor_maps") or ())
+
+
+def refusal(buffer: Buffer, box: tuple[int, ...], swizzle: int = 0, fill: str = "zero", l2: int = 0) -> str | None:
+    """Why TMA cannot move boxes of a global tensor, None when it can.
+
+    Extents and strides that are known when the program is compiled are judged here; the host checks the others
+    (address and strides multiples of 16 bytes) at every call.
+    """
+    dt = buffer.dtype
+    if buffer.scope_name != "global":
+        return f"it is a {buffer.scope_name} buffer"
+    if not 1 <= len(buffer.shape) <= 5:
+        return f"it has {len(buffer.shape)} dimensions, TMA takes 1 to 5"
+    if dt.lanes != 1 or dt.bits not in _BY_BITS:
+        return f"elements of {dt} have no form"
+    if len(box) != len(buffer.shape):
+        return f"the box has {len(box)} extents for {len(buffer.shape)} dimensions"
+    if swizzle not in _SWIZZLES or l2 not in _L2 or fill not in _FILLS:
+        return f"swizzle {swizzle}, L2 promotion {l2}, fill {fill!r} are not all available"
+    return _box_refusal(dt, box, swizzle, fill) or _tensor_refusal(buffer)
+
+
+def _box_refusal(dt: dtype, box: tuple[int, ...], swizzle: int, fill: str) -> str | None:
+    size = dt.bits // 8
+    if not all(isinstance(b, int) and 1 <= b <= 256 for b in box):
+        return "extents of a box are 1 to 256"
+    if box[0] * size % 16:
+        return f"the innermost extent of the box has {box[0] * size} bytes, which is no multiple of 16"
+    if swizzle and box[0] * size > swizzle:
+        return f"the innermost extent of the box has {box[0] * size} bytes, more than the swizzle's {swizzle}"
+    if fill == "nan" and _DTYPES.get(dt.base, 0) in (0, 1, 2, 3, 4, 5):
+        return f"{dt} has no NaN to fill with"
+    return None
+
+
+def _tensor_refusal(buffer: Buffer) -> str | None:
+    size = buffer.dtype.bits // 8
+    *outer, inner = (s.value if isinstance(s, Const) else s for s in buffer.strides)
+    if inner != 1 if isinstance(inner, int) else True:
+        return "the innermost dimension is not contiguous"
+    for s in outer:
+        if isinstance(s, int) and (s * size % STRIDE_ALIGN or not 0 <= s * size < 2**40):
+            return f"a stride of {s * size} bytes is no multiple of {STRIDE_ALIGN}"
+    if any(isinstance(d, int) and not 0 <= d <= 2**32 for d in buffer.shape):
+        return "an extent is larger than 2**32"
+    if isinstance(buffer.offset, int) and buffer.offset * size % ADDRESS_ALIGN:
+        return f"it starts {buffer.offset * size} bytes into its storage, which is no multiple of {ADDRESS_ALIGN}"
+    return None
+
+
+__all__ = ["ADDRESS_ALIGN", "MAP_ALIGN", "MAP_BYTES", "REDUCE_ADD", "STRIDE_ALIGN", "TensorMap", "refusal",
+           "tensor_maps_of"]

@@ -1,0 +1,219 @@
+"""Matrix instructions of a warp group (wgmma.mma_async, sm_90a): rows, operand fragments, descriptors, meaning.
+
+C (64 x N) += A (64 x K) @ B (K x N) over 128 threads; B comes from shared memory, A from there or from registers.  One
+instruction takes 32 bytes of K.  With warp w = t / 32, g = t % 32 / 4, q = t % 4 of thread t, and e elements in a
+32-bit register,
+
+    A  register j, element h:  row 16*w + g + 8*(j % 2),         column  e*q + 4*e*(j / 2) + h
+    C  element i:              row 16*w + g + 8*(i / 2 % 2),     column  8*(i / 4) + 2*q + i % 2
+
+Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Register Fragments", "Matrix Descriptor Format".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import InternalError
+from tilelang.ir import dtype, numpy_dtype
+from tilelang.layout import Fragment, Mode
+
+from .mma import PTX_TYPES, operand_dtype, truncate_tf32
+
+K_STEP_BYTES = 32  # of K, an instruction
+_SHORT = {v: k for k, v in PTX_TYPES.items()}
+_FP8 = ("float8_e4m3", "float8_e5m2")
+_INT8 = ("int8", "uint8")
+# (a, b) -> accumulators
+_TYPES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("float16", "float16"): ("float32", "float16"), ("bfloat16", "bfloat16"): ("float32",),
+    ("tfloat32", "tfloat32"): ("float32",),
+    **{(a, b): ("float32", "float16") for a in _FP8 for b in _FP8},
+    **{(a, b): ("int32",) for a in _INT8 for b in _INT8}}
+_ALL_N = tuple(range(8, 257, 8))
+_INT_N = (8, 16, 24, *range(32, 257, 16))
+
+
+@dataclass(frozen=True)
+class WgmmaRow:
+    """One instruction shape and type.
+
+    shape: (64, n, k).  a: Fragment of the (64, k) operand when it is in registers; c: of the (64, n) accumulator; each
+    over 128 threads, registers counted in elements.  b: None, it is always in shared memory.  ptx: instruction name.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    a_dtype: dtype
+    b_dtype: dtype
+    c_dtype: dtype
+    a: Fragment
+    c: Fragment
+    ptx: str
+    b: None = None
+    min_arch: int = 90
+    threads: int = 128
+
+    @property
+    def majors(self) -> tuple[str, ...]:
+        """Orders an operand in shared memory may have: "k" (K contiguous) and, for 16-bit types, "mn"."""
+        return ("k", "mn") if self.a_dtype.bits == 16 else ("k",)
+
+    @property
+    def c_registers(self) -> int:
+        """32-bit registers of the accumulator a thread holds."""
+        return self.c.registers * self.c_dtype.bits // 32
+
+    def function(self, a_in_registers: bool, a_major: str, b_major: str) -> str:
+        """C name of the row's wrapper for operands of these kinds.  Raises InternalError for an order it has not."""
+        majors = (b_major,) if a_in_registers else (a_major, b_major)
+        if any(m not in self.majors for m in majors):
+            raise InternalError(f"{self.name} takes operands of order {', '.join(self.majors)}, found {majors}")
+        orders = "".join("k" if m == "k" else "m" for m in majors)
+        return f"{self.name.replace('.', '_')}_{'rs' if a_in_registers else 'ss'}_{orders}"
+
+    def meaning(self, a: Any, b: Any, c: Any, scale_d: Any = True) -> np.ndarray:
+        """c + a @ b, or a @ b where scale_d is false: exact products, sums in the accumulator's type.
+
+        a: (..., 64, k), b: (..., k, n), c: (..., 64, n).  tf32 operands are cut to 10 mantissa bits.  The hardware adds
+        fp8 products with fewer bits than float32 has: compare those with a tolerance.
+        """
+        c_type = numpy_dtype(self.c_dtype)
+        start = np.where(np.asarray(scale_d)[..., None, None], np.asarray(c), np.zeros((), np.asarray(c).dtype))
+        if self.c_dtype.is_int:
+            product = np.matmul(np.asarray(a, np.float32), np.asarray(b, np.float32))  # |sum| <= 32 * 2**16: exact
+            return np.add(start.astype(c_type), product.astype(np.int64).astype(c_type))
+        a, b = np.asarray(a).astype(np.float32), np.asarray(b).astype(np.float32)
+        if self.a_dtype == "tfloat32":
+            a, b = truncate_tf32(a), truncate_tf32(b)
+        return (np.matmul(a, b) + start.astype(np.float32)).astype(c_type)
+
+
+def _t(size: int, stride: int) -> Mode:
+    return Mode(size, "thread", stride)
+
+
+def _r(size: int, stride: int) -> Mode:
+    return Mode(size, "register", stride)
+
+
+def _modes(*modes: Mode) -> tuple[Mode, ...]:
+    return tuple(m for m in modes if m.size > 1)
+
+
+@lru_cache(maxsize=None)
+def accumulator_fragment(n: int) -> Fragment:
+    """C of an instruction with n columns."""
+    return Fragment((64, n), (_modes(_t(4, 32), _r(2, 2), _t(8, 4)), _modes(_r(n // 8, 4), _t(4, 1), _r(2, 1))),
+                    threads=128)
+
+
+@lru_cache(maxsize=None)
+def register_operand_fragment(bits: int) -> Fragment:
+    """A of an instruction, in registers, with elements of this width."""
+    e = 32 // bits
+    return Fragment((64, 8 * e), (_modes(_t(4, 32), _r(2, e), _t(8, 4)), _modes(_r(2, 2 * e), _t(4, 1), _r(e, 1))),
+                    threads=128)
+
+
+_NAME = re.compile(r"wgmma\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)")
+
+
+def _name(n: int, a: str, b: str, c: str) -> str:
+    k = K_STEP_BYTES * 8 // dtype(a).bits
+    return f"wgmma.m64n{n}k{k}.{PTX_TYPES[c]}.{PTX_TYPES[a]}.{PTX_TYPES[b]}"
+
+
+def _sizes(a: str) -> tuple[int, ...]:
+    return _INT_N if a in _INT8 else _ALL_N
+
+
+@lru_cache(maxsize=None)
+def _row(name: str) -> WgmmaRow:
+    m = _NAME.fullmatch(name)
+    c, a, b = (_SHORT.get(x, "") for x in m.groups()[2:]) if m else ("", "", "")
+    n = int(m.group(1)) if m else 0
+    if m is None or c not in _TYPES.get((a, b), ()) or n not in _sizes(a) or name != _name(n, a, b, c):
+        raise KeyError(name)
+    k = int(m.group(2))
+    ptx = "wgmma.mma_async.sync.aligned." + name.removeprefix("wgmma.")
+    return WgmmaRow(name, (64, n, k), dtype(a), dtype(b), dtype(c), register_operand_fragment(dtype(a).bits),
+                    accumulator_fragment(n), ptx)
+
+
+class _Rows(Mapping[str, WgmmaRow]):
+    """All rows by name; each is made when it is asked for."""
+
+    def __getitem__(self, name: str) -> WgmmaRow:
+        return _row(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_names())
+
+    def __len__(self) -> int:
+        return len(_names())
+
+
+@lru_cache(maxsize=1)
+def _names() -> tuple[str, ...]:
+    return tuple(_name(n, a, b, c) for (a, b), accumulators in _TYPES.items() for c in accumulators for n in _sizes(a))
+
+
+WGMMA_ROWS: Mapping[str, WgmmaRow] = _Rows()
+
+
+def wgmma_sizes(a_dtype: Any, b_dtype: Any, c_dtype: Any) -> tuple[int, ...]:
+    """Values of N for operands and accumulator of these element types, ascending; () when there is no row."""
+    a, b, c = str(operand_dtype(a_dtype)), str(operand_dtype(b_dtype)), str(dtype(c_dtype))
+    return _sizes(a) if c in _TYPES.get((a, b), ()) else ()
+
+
+def wgmma_row(n: int, a_dtype: Any, b_dtype: Any, c_dtype: Any) -> WgmmaRow | None:
+    """The row with n columns for these element types, None when there is none."""
+    if n not in wgmma_sizes(a_dtype, b_dtype, c_dtype):
+        return None
+    return _row(_name(n, str(operand_dtype(a_dtype)), str(operand_dtype(b_dtype)), str(dtype(c_dtype))))
+
+
+# ---- descriptors ------------------------------------------------------------------------------------------------------
+
+_SWIZZLE_CODE = {0: 0, 128: 1, 64: 2, 32: 3}
+
+
+def encode_descriptor(address: int, lbo: int, sbo: int, swizzle: int) -> int:
+    """The 64-bit descriptor of an operand.  address: shared, in bytes.  lbo, sbo in bytes; swizzle 0, 32, 64 or 128."""
+    return (address >> 4 & 0x3FFF | (lbo >> 4 & 0x3FFF) << 16 | (sbo >> 4 & 0x3FFF) << 32
+            | _SWIZZLE_CODE[swizzle] << 62)
+
+
+def decode_descriptor(value: int) -> tuple[int, int, int, int]:
+    """(address, lbo, sbo, swizzle) of a descriptor."""
+    swizzle = {code: width for width, code in _SWIZZLE_CODE.items()}[value >> 62 & 3]
+    return (value & 0x3FFF) << 4, (value >> 16 & 0x3FFF) << 4, (value >> 32 & 0x3FFF) << 4, swizzle
+
+
+def operand_addresses(descriptor: int, major: str, extent: int, element_bytes: int) -> np.ndarray:
+    """int64[extent, k]: shared byte address of each element of a k-step that a descriptor names.
+
+    extent: rows of A (64) or columns of B (n).  The swizzle acts on the bits of the address.
+    """
+    start, lbo, sbo, swizzle = decode_descriptor(descriptor)
+    m = np.arange(extent, dtype=np.int64)[:, None]
+    k = np.arange(K_STEP_BYTES // element_bytes, dtype=np.int64)[None, :]
+    along, across = (k * element_bytes, m) if major == "k" else (m * element_bytes, k)
+    if swizzle:
+        panel = 0 if major == "k" else along // swizzle * lbo
+        place = start + panel + across // 8 * sbo + across % 8 * swizzle + (along if major == "k" else along % swizzle)
+        return place ^ ((place >> 7 & swizzle // 16 - 1) << 4)
+    chunk, group = (lbo, sbo) if major == "k" else (sbo, lbo)
+    return start + along // 16 * chunk + across // 8 * group + across % 8 * 16 + along % 16
+
+
+__all__ = ["K_STEP_BYTES", "WGMMA_ROWS", "WgmmaRow", "accumulator_fragment", "decode_descriptor", "encode_descriptor",
+           "operand_addresses", "register_operand_fragment", "wgmma_row", "wgmma_sizes"]
