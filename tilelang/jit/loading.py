@@ -13,6 +13,7 @@ from tilelang.runtime.host_engine import HostLibrary, ffi_state
 from tilelang.runtime.host_stub import modes_of
 from tilelang.runtime.launchers import MAX_DEVICES
 from tilelang.runtime.signature import Signature, TensorArg
+from tilelang.runtime.tensor_maps import ENCODE
 
 from .artifact import Artifact, Request
 from .simulated import SimulatedEntry
@@ -79,6 +80,9 @@ class CudaModules:
                "tl_load": ctypes.cast(self.callback, ctypes.c_void_p).value or 0}
         for name in ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"):
             out[name] = ctypes.cast(getattr(self.driver.lib, name), ctypes.c_void_p).value or 0
+        encode = getattr(self.driver.lib, ENCODE, None)  # a driver older than Hopper has none, nor kernels that need it
+        if encode is not None:
+            out[ENCODE] = ctypes.cast(encode, ctypes.c_void_p).value or 0
         return out
 
     def _load(self, device: int) -> int:

@@ -264,7 +264,10 @@ _FORMATS = {"handle": "<Q", "bool": "<?", "int8": "<b", "uint8": "<B", "int16": 
 
 
 def pack_argument(dt: str, value: Any) -> ctypes.Array[ctypes.c_char]:
-    """A kernel argument of an element type as bytes.  bfloat16 is rounded to nearest even."""
+    """A kernel argument of an element type as bytes.  bfloat16 is rounded to nearest even; "tensor_map" is bytes already
+    (runtime/tensor_maps.py)."""
+    if dt == "tensor_map":
+        return ctypes.create_string_buffer(value, len(value))
     if dt == "bfloat16":
         bits = struct.unpack("<I", struct.pack("<f", float(value)))[0]
         bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 if float(value) == float(value) else 0x7FC0

@@ -27,12 +27,15 @@ from tilelang.ir import (
     Stmt,
     Store,
     Var,
+    free_vars,
+    stmts_of,
     walk,
 )
 
 from .host_stub import CPU, CUDA, Frame
 from .llvm_text import HostExpr, Writer, scalar_type, text_of
 from .signature import Signature, TensorArg
+from .tensor_maps import DECLARATION, TensorMapCode
 
 register("host-statement", NotImplementedError, "a statement outside T.Kernel that a GPU kernel's host cannot run")
 
@@ -114,7 +117,8 @@ class CudaLauncher:
 
     Symbols the loader provides: tl_functions (CUfunction per kernel and device, MAX_DEVICES apart), tl_contexts
     (primary context per device), tl_load(device) -> 0 when it filled both, tl_status (last CUresult), and the driver's
-    cuLaunchKernel, cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent.
+    cuLaunchKernel, cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent, and cuTensorMapEncodeTiled where a kernel has
+    tensor maps.
     """
 
     device = CUDA
@@ -123,13 +127,17 @@ class CudaLauncher:
         self.host, self.kernels = host, kernels
         self.of_name = {kernel.name: k for k, kernel in enumerate(kernels)}
         self._align = _alignments(kernels)
+        self.maps = {kernel.name: [TensorMapCode(f"{k}_{i}", m) for i, m in enumerate(kernel.tensor_maps)]
+                     for k, kernel in enumerate(kernels)}
 
     def declarations(self) -> str:
         return ("@tl_functions = external global ptr\n@tl_contexts = external global ptr\n"
                 "@tl_status = external global i32\n"
                 "declare i32 @tl_load(i32)\ndeclare i32 @cuCtxGetCurrent(ptr)\ndeclare i32 @cuCtxPushCurrent_v2(ptr)\n"
                 "declare i32 @cuCtxPopCurrent_v2(ptr)\n"
-                "declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)\n")
+                "declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)\n"
+                + "".join([DECLARATION, *(m.declaration() for maps in self.maps.values() for m in maps)]
+                          if any(self.maps.values()) else []))
 
     def alignment(self, arg: TensorArg) -> int:
         return max(self._align.get(arg.buffer.data, 1), min(16, max(1, arg.buffer.dtype.bytes)))
@@ -151,6 +159,8 @@ class _CudaStatements(HostStatements):
         self.index = w.ins(f"zext i32 {self.device} to i64")
         self._loaded()
         self.stream = w.ins(f"call ptr @TVMFFIEnvGetStream(i32 {CUDA}, i32 {self.device})")
+        self.made: dict[TensorMapCode, str] = {}
+        self._early_maps()
         self.run(self.owner.host.body)
 
     def _loaded(self) -> None:
@@ -219,13 +229,34 @@ class _CudaStatements(HostStatements):
     def _arguments(self, kernel: Any) -> str:
         """The array of pointers to parameter values that cuLaunchKernel takes."""
         w = self.w
-        array = w.slot("ptr", max(1, len(kernel.params)))
+        maps = self.owner.maps[kernel.name]
+        array = w.slot("ptr", max(1, len(kernel.params) + len(maps)))
         for k, p in enumerate(kernel.params):
             ty, value = self._argument(p)
             cell = w.slot(ty)
             w.do(f"store {ty} {value}, ptr {cell}")
             w.put(array, 8 * k, "ptr", cell)
+        for k, m in enumerate(maps, len(kernel.params)):
+            w.put(array, 8 * k, "ptr", self.made.get(m) or self._tensor_map(m))
         return array
+
+    def _early_maps(self) -> None:
+        """Tensor maps of launches that surely happen: what cannot be described is refused before anything runs."""
+        for s in stmts_of(self.owner.host.body):
+            for m in self.owner.maps[s.attr("name")] if isinstance(s, Launch) else ():
+                b = m.map.buffer
+                needs = {v for d in (*b.shape, *b.strides, b.offset) if isinstance(d, Expr) for v in free_vars(d)}
+                if needs <= self.values.keys() and b.data in self.addresses:
+                    self.made[m] = self._tensor_map(m)
+
+    def _tensor_map(self, code: TensorMapCode) -> str:
+        buffer = code.map.buffer
+        _, address = self._argument(buffer)
+        if isinstance(buffer.offset, Expr) or buffer.offset:
+            first = self.w.ins(f"mul i64 {self.wide(buffer.offset)}, {buffer.dtype.bytes}")
+            address = self.w.ins(f"getelementptr i8, ptr {address}, i64 {first}")
+        return code.emit(self.w, self.sig.name, address, [self.wide(e) for e in code.map.extents()],
+                         [self.wide(s) for s in code.map.strides()])
 
     def _argument(self, p: Any) -> tuple[str, str]:
         w = self.w
@@ -255,6 +286,8 @@ def _alignments(kernels: tuple[Any, ...]) -> dict[Var, int]:
             out[buffer.data] = max(out.get(buffer.data, 1), min(width, 16))
 
     for kernel in kernels:
+        for m in kernel.tensor_maps:
+            note(m.buffer, 16)
         for n in walk(kernel.launch):
             if isinstance(n, (Load, Store)) and n.indices and isinstance(n.indices[-1], Ramp):
                 note(n.buffer, n.indices[-1].lanes * n.buffer.dtype.bytes)

@@ -1,0 +1,165 @@
+"""Tensor maps on the host: encoded by the driver when a kernel is called, kept until address, extents or strides change.
+
+The host code of a program holds one record a map (`TensorMapCode`); `encode` does the same from Python, for kernels
+launched through runtime/cuda_driver.py alone.  Source: CUDA Driver API, cuTensorMapEncodeTiled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from tilelang.errors import error
+from tilelang.target.tensor_map import ADDRESS_ALIGN, MAP_ALIGN, MAP_BYTES, STRIDE_ALIGN, TensorMap
+
+from .llvm_text import Writer
+
+ENCODE = "cuTensorMapEncodeTiled"
+DECLARATION = (f"declare i32 @{ENCODE}(ptr, i32, i32, ptr, ptr, ptr, ptr, ptr, i32, i32, i32, i32)\n"
+               "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\ndeclare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n")
+_INTERLEAVE_NONE = 0
+
+
+def encode(lib: Any, tensor_map: TensorMap, address: int, shape: Sequence[int],
+           strides: Sequence[int] | None = None) -> bytes:
+    """The 128 bytes of a map for a tensor at a device address.
+
+    lib: the driver library.  shape and strides (elements; None: compact) outermost first, as tensors have them.
+    Raises tensor-map when the address or a stride is no multiple of 16 bytes, cuda-driver's error when the driver
+    refuses the rest.
+    """
+    rank, size = tensor_map.rank, tensor_map.buffer.dtype.bytes
+    if strides is None:
+        strides = [1] * rank
+        for d in reversed(range(rank - 1)):
+            strides[d] = strides[d + 1] * shape[d + 1]  # type: ignore[index]
+    steps = [s * size for s in reversed(strides)][1:]
+    if address % ADDRESS_ALIGN or any(s % STRIDE_ALIGN for s in steps):
+        raise error("tensor-map", f"`{tensor_map.buffer.name}` cannot be moved by TMA: its address {address:#x} and its "
+                    f"strides {steps} bytes must be multiples of 16")
+    room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGN)
+    place = -(-ctypes.addressof(room) // MAP_ALIGN) * MAP_ALIGN
+    dims = (ctypes.c_uint64 * rank)(*reversed(shape))
+    pitch = (ctypes.c_uint64 * max(1, rank - 1))(*steps)
+    box, ones = (ctypes.c_uint32 * rank)(*tensor_map.box), (ctypes.c_uint32 * rank)(*[1] * rank)
+    kind, swizzle, l2, fill = tensor_map.codes
+    rc = getattr(lib, ENCODE)(ctypes.c_void_p(place), kind, rank, ctypes.c_void_p(address), dims, pitch, box, ones,
+                              _INTERLEAVE_NONE, swizzle, l2, fill)
+    if rc != 0:
+        raise error("cuda-driver", f"{ENCODE} of `{tensor_map.buffer.name}` failed with CUresult {rc}")
+    return ctypes.string_at(place, MAP_BYTES)
+
+
+class TensorMapCode:
+    """Host code of one map.  Its record is a global
+
+        {i64 lock, key: address, extents, strides in bytes (i64 each)} and, 64-byte aligned, the map.
+
+    A caller that finds the record taken by another thread encodes into its own stack instead of waiting.
+    """
+
+    def __init__(self, name: str, tensor_map: TensorMap) -> None:
+        self.map, self.rank = tensor_map, tensor_map.rank
+        self.name = "@tl_map_" + name
+        self.words = 1 + self.rank + self.rank - 1
+        self.at = -(-(8 + 8 * self.words) // MAP_ALIGN) * MAP_ALIGN
+
+    def declaration(self) -> str:
+        """The record, free and with a key that no tensor has (address 0 with extent 0)."""
+        return f"{self.name} = internal global [{self.at + MAP_BYTES} x i8] zeroinitializer, align {MAP_ALIGN}\n"
+
+    def emit(self, w: Writer, fn: str, address: str, extents: Sequence[str], strides: Sequence[str]) -> str:
+        """Text that leaves the map of a call on the stack; its address.
+
+        address: ptr.  extents, strides: i64, innermost first, strides in elements without the innermost.  Raises in
+        the caller when the tensor cannot be described.  A tensor without elements gets a map of zeros: every use of
+        it faults, and a kernel has none.
+        """
+        what = f"kernel {fn} input {self.map.buffer.name}"
+        size = self.map.buffer.dtype.bytes
+        pitch = [w.ins(f"mul i64 {s}, {size}") if not s.isdigit() else str(int(s) * size) for s in strides]
+        out = w.slot("i8", MAP_BYTES + MAP_ALIGN)
+        low = w.ins(f"ptrtoint ptr {out} to i64")
+        up = w.ins(f"and i64 {w.ins(f'add i64 {low}, {MAP_ALIGN - 1}')}, {-MAP_ALIGN}")
+        place = w.ins(f"inttoptr i64 {up} to ptr")
+        w.do(f"call void @llvm.memset.p0.i64(ptr {place}, i8 0, i64 {MAP_BYTES}, i1 false)")
+        some, done = w.name("some"), w.name("mapped")
+        empty = "false"
+        for e in extents:
+            empty = w.ins(f"or i1 {empty}, {w.ins(f'icmp eq i64 {e}, 0')}")
+        w.branch(empty, done, some)
+        w.begin(some)
+        self._checks(w, what, address, pitch)
+        self._cached(w, what, place, address, extents, pitch)
+        w.jump(done)
+        w.begin(done)
+        return place
+
+    def _checks(self, w: Writer, what: str, address: str, pitch: Sequence[str]) -> None:
+        number = w.ins(f"ptrtoint ptr {address} to i64")
+        low = w.ins(f"and i64 {number}, {ADDRESS_ALIGN - 1}")
+        w.check(w.ins(f"icmp eq i64 {low}, 0"), "RuntimeError",
+                f"{what} byte_offset violates packed ABI constraint: its data must be aligned to {ADDRESS_ALIGN} bytes "
+                "(it is moved by TMA; tl.disable_tma_lower compiles the kernel without)")
+        for k, p in enumerate(pitch):
+            dim = self.rank - 2 - k
+            rest = w.ins(f"and i64 {p}, {STRIDE_ALIGN - 1}")
+            w.check(w.ins(f"icmp eq i64 {rest}, 0"), "RuntimeError",
+                    f"{what} strides[{dim}] violates packed ABI constraint: it must be a multiple of {STRIDE_ALIGN} "
+                    "bytes (the tensor is moved by TMA; tl.disable_tma_lower compiles the kernel without)")
+
+    def _cached(self, w: Writer, what: str, place: str, address: str, extents: Sequence[str],
+                pitch: Sequence[str]) -> None:
+        """Copy the record's map when its key is this tensor; encode otherwise, and keep it when the record is free."""
+        key = [w.ins(f"ptrtoint ptr {address} to i64"), *extents, *pitch]
+        look, use, make, keep, store, join = (w.name(n) for n in ("look", "use", "make", "keep", "store", "join"))
+        taken = w.ins(f"atomicrmw xchg ptr {self.name}, i64 1 acquire")
+        free = w.ins(f"icmp eq i64 {taken}, 0")
+        w.branch(free, look, make, likely=True)
+        w.begin(look)
+        same = "true"
+        for k, v in enumerate(key):
+            held = w.at(self.name, 8 + 8 * k, "i64")
+            same = w.ins(f"and i1 {same}, {w.ins(f'icmp eq i64 {held}, {v}')}")
+        record = w.ins(f"getelementptr i8, ptr {self.name}, i64 {self.at}")
+        w.branch(same, use, make, likely=True)
+        w.begin(use)
+        w.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {place}, ptr {record}, i64 {MAP_BYTES}, i1 false)")
+        w.do(f"store atomic i64 0, ptr {self.name} release, align 8")
+        w.jump(join)
+        w.begin(make)
+        rc = self._encode(w, place, address, extents, pitch)
+        w.branch(free, keep, store)
+        w.begin(keep)
+        good = w.ins(f"icmp eq i32 {rc}, 0")
+        fill, leave = w.name("fill"), w.name("leave")
+        w.branch(good, fill, leave)
+        w.begin(fill)
+        for k, v in enumerate(key):
+            w.put(self.name, 8 + 8 * k, "i64", v)
+        record = w.ins(f"getelementptr i8, ptr {self.name}, i64 {self.at}")
+        w.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {record}, ptr {place}, i64 {MAP_BYTES}, i1 false)")
+        w.jump(leave)
+        w.begin(leave)
+        w.do(f"store atomic i64 0, ptr {self.name} release, align 8")
+        w.jump(store)
+        w.begin(store)
+        w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", f"{what} cannot be described for TMA (the driver refused "
+                "its extents or strides; tl.disable_tma_lower compiles the kernel without)")
+        w.jump(join)
+        w.begin(join)
+
+    def _encode(self, w: Writer, place: str, address: str, extents: Sequence[str], pitch: Sequence[str]) -> str:
+        dims, steps = w.slot("i64", self.rank), w.slot("i64", max(1, self.rank - 1))
+        box, ones = w.slot("i32", self.rank), w.slot("i32", self.rank)
+        for array, ty, size, values in ((dims, "i64", 8, extents), (steps, "i64", 8, pitch),
+                                        (box, "i32", 4, map(str, self.map.box)), (ones, "i32", 4, ["1"] * self.rank)):
+            for k, v in enumerate(values):
+                w.put(array, size * k, ty, v)
+        kind, swizzle, l2, fill = self.map.codes
+        return w.ins(f"call i32 @{ENCODE}(ptr {place}, i32 {kind}, i32 {self.rank}, ptr {address}, ptr {dims}, "
+                     f"ptr {steps}, ptr {box}, ptr {ones}, i32 {_INTERLEAVE_NONE}, i32 {swizzle}, i32 {l2}, i32 {fill})")
+
+
+__all__ = ["DECLARATION", "ENCODE", "TensorMapCode", "encode"]
