@@ -10,11 +10,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
 #define __device__
 #define __global__
+#define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __shared__ static
@@ -37,6 +40,8 @@ struct Fiber {
   bool done = false;
   std::vector<std::vector<Copy>> groups;
   std::vector<Copy> open;
+  std::vector<std::vector<std::function<void()>>> products, stores;  // groups of wgmma and of bulk stores
+  std::vector<std::function<void()>> open_products, open_stores;
 };
 struct Gate { int arrived = 0, generation = 0; };
 struct Warp { Gate gate; alignas(16) unsigned char slot[32][256]; };
@@ -179,13 +184,117 @@ static void complete(int pending) {
   }
 }
 
+// ---- Hopper: barriers in shared memory, tensor copies, products of warp groups; all land as late as they may ----
+struct Barrier { int count = 0, pending = 0, phase = 0; long bytes = 0; std::vector<std::function<int()>> loads; };
+static std::map<const void*, Barrier> barriers;
+static Gate named[16];
+static Barrier& barrier_at(const void* p) {
+  auto it = barriers.find(p);
+  if (it == barriers.end()) fail("an mbarrier that was not initialised");
+  return it->second;
+}
+static void settle(Barrier& b) {
+  if (b.pending < 0) fail("more arrivals than an mbarrier counts");
+  if (b.pending == 0 && b.bytes == 0) { b.pending = b.count; ++b.phase; waits_without_progress = 0; }
+}
+static void barrier_wait(const void* p, unsigned parity) {
+  Barrier& b = barrier_at(p);
+  while ((b.phase & 1) == (int)parity) {
+    if (!b.loads.empty()) {
+      b.bytes -= b.loads.front()();
+      b.loads.erase(b.loads.begin());
+      settle(b);
+      continue;
+    }
+    if (++waits_without_progress > 1024L * 1024) fail("deadlock at an mbarrier");
+    swapcontext(&now->context, &scheduler);
+  }
+}
+struct alignas(64) TensorMap {  // made by host_cuda.py
+  unsigned char* base;
+  int64_t dims[5], strides[5];
+  int32_t box[5], rank, element, swizzle;
+};
+static_assert(sizeof(TensorMap) == 128, "128 bytes");
+// Every element of a box: shared place and global place, null outside the tensor.  Swizzles act on the place in smem.
+template <typename F> static void each_element(const TensorMap& m, const int* c, const unsigned char* tile, F f) {
+  const int64_t start = tile - smem, pitch = m.swizzle ? m.swizzle : (int64_t)m.box[0] * m.element;
+  if (start % 128) fail("a TMA tile is not 128-byte aligned");
+  int64_t total = 1;
+  for (int d = 0; d < m.rank; ++d) total *= m.box[d];
+  for (int64_t e = 0; e < total; ++e) {
+    int64_t rest = e, row = 0, scale = 1;
+    unsigned char* global = m.base;
+    int64_t first = 0;
+    for (int d = 0; d < m.rank; ++d) {
+      const int64_t i = rest % m.box[d], at = c[d] + i;
+      rest /= m.box[d];
+      if (d == 0) first = i; else { row += i * scale; scale *= m.box[d]; }
+      if (at < 0 || at >= m.dims[d]) global = nullptr;
+      if (global) global += at * m.strides[d];
+    }
+    int64_t place = start + row * pitch + first * m.element;
+    if (m.swizzle) place ^= (place >> 7 & (m.swizzle / 16 - 1)) << 4;
+    f(smem + place, global);
+  }
+}
+static void tma_load(void* dst, const void* map, void* bar, const int* c) {
+  const TensorMap m = *(const TensorMap*)map;
+  const std::vector<int> at(c, c + m.rank);
+  barrier_at(bar).loads.push_back([=] {
+    int bytes = 0;
+    each_element(m, at.data(), (unsigned char*)dst, [&](unsigned char* to, unsigned char* from) {
+      if (from) memcpy(to, from, m.element); else memset(to, 0, m.element);
+      bytes += m.element;
+    });
+    return bytes;
+  });
+}
+static void tma_store(const void* src, const void* map, const int* c) {
+  const TensorMap m = *(const TensorMap*)map;
+  const std::vector<int> at(c, c + m.rank);
+  now->open_stores.push_back([=] {
+    each_element(m, at.data(), (const unsigned char*)src, [&](unsigned char* from, unsigned char* to) {
+      if (to) memcpy(to, from, m.element);
+    });
+  });
+}
+static void finish(std::vector<std::vector<std::function<void()>>>& groups, int pending) {
+  while ((int)groups.size() > pending) {
+    for (auto& f : groups.front()) f();
+    groups.erase(groups.begin());
+  }
+}
+static int64_t operand_place(unsigned long long d, bool mn, int m, int k, int size) {
+  const int64_t start = (d & 0x3fff) << 4, lbo = (d >> 16 & 0x3fff) << 4, sbo = (d >> 32 & 0x3fff) << 4;
+  const int width = (int[]){16, 128, 64, 32}[d >> 62];
+  const int64_t along = (mn ? m : k) * size, across = mn ? k : m;
+  if (width == 16) return start + along / 16 * (mn ? sbo : lbo) + across / 8 * (mn ? lbo : sbo) + across % 8 * 16 + along % 16;
+  const int64_t place = start + (mn ? along / width * lbo + along % width : along) + across / 8 * sbo + across % 8 * width;
+  return place ^ (place >> 7 & (width / 16 - 1)) << 4;
+}
+template <typename T> static T shared_at(int64_t place) { T x; memcpy(&x, smem + place, sizeof(T)); return x; }
+// This thread's part of C (64 x N) = A (64 x K) @ B [+ C]; `a` gives an element of A that this thread's rows need.
+template <int N, typename S, typename TA, typename TB, typename TC, typename F>
+static void group_multiply(TC* c, F a, unsigned long long b, bool b_mn, bool keep) {
+  constexpr int K = 32 / sizeof(TA);
+  const int t = now->index % 128, g = t % 32 / 4, q = t % 4;
+  for (int i = 0; i < N / 2; ++i) {
+    const int row = 16 * (t / 32) + g + 8 * (i / 2 % 2), col = 8 * (i / 4) + 2 * q + i % 2;
+    S sum = keep ? S(c[i]) : S(0);
+    for (int k = 0; k < K; ++k) sum += S(a(row, k)) * S(shared_at<TB>(operand_place(b, b_mn, col, k, sizeof(TB))));
+    c[i] = TC(sum);
+  }
+}
+
 // ---- launching ----
 typedef void (*Entry)(void**);
 static Entry entry;
 static void** entry_args;
 static void fiber_main() {
   entry(entry_args);
-  stuck |= !now->open.empty();
+  stuck |= !now->open.empty() || !now->open_products.empty() || !now->products.empty() || !now->open_stores.empty() ||
+           !now->stores.empty();
   for (auto& group : now->groups) stuck |= !group.empty();  // copies nobody waited for
   now->done = true;
   --live;
@@ -205,6 +314,8 @@ static int launch(Entry fn, void** args, const int* grid, const int* block) {
     fibers.clear();
     warps.assign((n + 31) / 32, Warp());
     block_gate = Gate();
+    barriers.clear();
+    for (Gate& g : named) g = Gate();
     live = n;
     for (int t = 0; t < n; ++t) {
       auto f = std::make_unique<Fiber>();
@@ -226,6 +337,7 @@ static int launch(Entry fn, void** args, const int* grid, const int* block) {
         swapcontext(&scheduler, &f->context);
       }
     }
+    for (auto& b : barriers) stuck |= !b.second.loads.empty();
   }
   return stuck;
 }
@@ -263,3 +375,63 @@ TL_DEVICE void ldmatrix_x2_trans(void* dst, const void* src) { ldmatrix(dst, src
 TL_DEVICE void ldmatrix_x4(void* dst, const void* src) { ldmatrix(dst, src, 4, false); }
 //@ ldmatrix_x4_trans
 TL_DEVICE void ldmatrix_x4_trans(void* dst, const void* src) { ldmatrix(dst, src, 4, true); }
+//@ shared_address
+TL_DEVICE unsigned shared_address(const void* p) { return (unsigned)((const unsigned char*)p - smem); }
+//@ stmatrix_x4
+TL_DEVICE void stmatrix_x4(void* dst, const void* src) {
+  if ((uintptr_t)dst % 16) fail("stmatrix row is not 16-byte aligned");
+  memcpy(warp().slot[lane()], &dst, sizeof(dst));
+  wait_warp();
+  for (int j = 0; j < 4; ++j) {
+    unsigned char* line;
+    memcpy(&line, warp().slot[8 * j + lane() / 4], sizeof(line));
+    memcpy(line + 4 * (lane() % 4), (const unsigned char*)src + 4 * j, 4);
+  }
+  wait_warp();
+}
+//@ named_barrier
+TL_DEVICE void named_barrier(int id, int count) { wait_at(named[id], count); }
+//@ mbarrier_init
+TL_DEVICE void mbarrier_init(void* bar, unsigned count) {
+  if ((uintptr_t)bar % 8) fail("an mbarrier is not 8-byte aligned");
+  barriers[bar] = Barrier{(int)count, (int)count};
+}
+//@ mbarrier_arrive
+TL_DEVICE void mbarrier_arrive(void* bar) { Barrier& b = barrier_at(bar); --b.pending; settle(b); }
+//@ mbarrier_expect_tx
+TL_DEVICE void mbarrier_expect_tx(void* bar, unsigned bytes) { barrier_at(bar).bytes += bytes; }
+//@ mbarrier_arrive_expect_tx
+TL_DEVICE void mbarrier_arrive_expect_tx(void* bar, unsigned bytes) {
+  Barrier& b = barrier_at(bar);
+  b.bytes += bytes;
+  --b.pending;
+  settle(b);
+}
+//@ mbarrier_wait
+TL_DEVICE void mbarrier_wait(void* bar, unsigned parity) { barrier_wait(bar, parity); }
+//@ fence_mbarrier_init
+TL_DEVICE void fence_mbarrier_init() {}
+//@ fence_proxy_async
+TL_DEVICE void fence_proxy_async() {}
+//@ elect_one
+TL_DEVICE bool elect_one() { return lane() == 0; }
+//@ set_max_nreg
+template <int N, bool INC> TL_DEVICE void set_max_nreg() {}
+//@ tensor_map
+using tensor_map = TensorMap;
+//@ tma_prefetch
+TL_DEVICE void tma_prefetch(const tensor_map*) {}
+//@ bulk_commit
+TL_DEVICE void bulk_commit() { now->stores.push_back(std::move(now->open_stores)); now->open_stores.clear(); }
+//@ bulk_wait
+template <int N> TL_DEVICE void bulk_wait() { finish(now->stores, N); }
+//@ bulk_wait_read
+template <int N> TL_DEVICE void bulk_wait_read() { finish(now->stores, N); }
+//@ wgmma_fence
+TL_DEVICE void wgmma_fence() {}
+//@ wgmma_commit
+TL_DEVICE void wgmma_commit() { now->products.push_back(std::move(now->open_products)); now->open_products.clear(); }
+//@ wgmma_wait
+template <int N> TL_DEVICE void wgmma_wait() { finish(now->products, N); wait_warp(); }
+//@ wgmma_pin
+template <int COUNT, typename T> TL_DEVICE void wgmma_pin(T* c) {}

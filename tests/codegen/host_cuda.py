@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tilelang.codegen.cuda import print_kernel
 from tilelang.codegen.prelude import sections
 from tilelang.ir import Buffer
 from tilelang.target.instructions import MMA_ROWS, function_name
+from tilelang.target.tensor_map import tensor_maps_of
+from tilelang.target.wgmma import WGMMA_ROWS
 
 HEADER = Path(__file__).with_name("host_cuda.h")
 _C_TYPES = {"int32": "int", "int64": "long long", "uint32": "unsigned", "float32": "float", "float64": "double",
@@ -51,7 +54,11 @@ def host_source(kernel: Any) -> str:
             todo |= set(_WORD.findall(table[name])) - {name}
     order = list(dict.fromkeys([*sections(), *table]))
     rows = "".join(_row(r) for r in MMA_ROWS.values() if function_name(r) in text)
-    args = ", ".join(_argument(p, i) for i, p in enumerate(kernel.params))
+    rows += "".join(_hopper(w) for w in sorted(set(_WORD.findall(text))))
+    if tensor_maps_of(kernel.launch):
+        wanted.add("tensor_map")
+    args = ", ".join([_argument(p, i) for i, p in enumerate(kernel.params)] + [
+        f"*(tl::tensor_map*)a[{len(kernel.params) + i}]" for i in range(len(tensor_maps_of(kernel.launch)))])
     return "\n".join([
         machine, "typedef __half half_t; typedef __nv_bfloat16 bfloat16_t;", "#define TL_DEVICE static inline",
         "namespace tl {", *(table[n] for n in order if n in wanted), rows, "}", text,
@@ -75,6 +82,38 @@ def _row(row: Any) -> str:
             f"matrix_multiply<{k}, {row.a.registers}, {row.b.registers}, {row.c.registers}, {wide}>(c, a, b); }}\n")
 
 
+def _hopper(name: str) -> str:
+    """Host form of a function that codegen/hopper.py writes out; "" for other names."""
+    m = re.fullmatch(r"tma_(load|store)_(\d)d", name)
+    if m is not None:
+        load, c = m.group(1) == "load", [f"c{i}" for i in range(int(m.group(2)))]
+        return (f"TL_DEVICE void {name}({'' if load else 'const '}void* tile, const tensor_map* map, "
+                f"{'void* bar, ' if load else ''}{', '.join(f'int {x}' for x in c)}) {{ const int c[] = "
+                f"{{{', '.join(c)}}}; ::tma_{m.group(1)}(tile, map, {'bar, ' if load else ''}c); }}\n")
+    m = re.fullmatch(r"wgmma_(m64n(\d+)k\d+_\w+_\w+_\w+)_ss_([km]+)", name)
+    if m is None:
+        return ""
+    row = WGMMA_ROWS["wgmma." + m.group(1).replace("_", ".")]
+    c = {"float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float", "int8": "signed char",
+         "uint8": "unsigned char", "int32": "int", "tfloat32": "float"}
+    ta, tb, tc = (c[str(d)] for d in (row.a_dtype, row.b_dtype, row.c_dtype))
+    orders = m.group(3)
+    place = f"operand_place(a, {int(orders[0] == 'm')}, row, k, sizeof({ta}))"
+    element = f"[=](int row, int k) {{ return shared_at<{ta}>({place}); }}"
+    wide = "int" if row.c_dtype.is_int else "float"
+    return (f"TL_DEVICE void {name}({tc}* c, unsigned long long a, unsigned long long b, bool keep) {{ "
+            f"now->open_products.push_back([=] {{ group_multiply<{m.group(2)}, {wide}, {ta}, {tb}>(c, {element}, b, "
+            f"{int(orders[-1] == 'm')}, keep); }}); }}\n")
+
+
+def _map(m: Any, array: np.ndarray) -> bytes:
+    """A tensor map as host_cuda.h reads it."""
+    dims, strides = [*reversed(array.shape)], [*reversed(array.strides)]
+    fill = [0] * (5 - m.rank)
+    return struct.pack("<Q5q5q5i3i", array.ctypes.data, *dims, *fill, *strides, *fill, *m.box, *fill, m.rank,
+                       array.itemsize, m.swizzle)
+
+
 def _argument(p: Any, i: int) -> str:
     if isinstance(p, Buffer):
         ctype = {"float16": "half_t", "bfloat16": "bfloat16_t", "int8": "signed char", "uint8": "unsigned char",
@@ -96,6 +135,8 @@ def run_on_host(kernel: Any, values: dict[str, Any], grid: tuple[int, ...], fold
     cells = [values[p.name].ctypes.data if isinstance(p, Buffer)
              else ctypes.addressof(_keep(np.array([values[p.name]], str(p.dtype)), values, p.name))
              for p in kernel.params]
+    maps = [ctypes.create_string_buffer(_map(m, values[m.buffer.name]), 128) for m in tensor_maps_of(kernel.launch)]
+    cells += [ctypes.addressof(m) for m in maps]
     argv = (ctypes.c_void_p * len(cells))(*cells)
     dims = [(ctypes.c_int * 3)(*[*d, 1, 1][:3]) for d in (grid, kernel.launch.threads)]
     if ctypes.CDLL(str(library)).run(argv, *dims):
