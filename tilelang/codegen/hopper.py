@@ -7,7 +7,7 @@ Functions whose form depends on a rank or an instruction row are written out whe
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tilelang.errors import InternalError
@@ -101,7 +101,7 @@ class HopperCalls:
 # ---- functions written out --------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=None)
+@cache
 def hopper_function(name: str) -> str | None:
     """Definition of a function of this file by its name, None for other names."""
     if name == "tma_prefetch":

@@ -44,7 +44,7 @@ from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, Strided
 from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_sync, buffer_store, call_extern,
                      call_pure_extern, evaluate, get_lane_idx, get_warp_group_idx, get_warp_idx, get_warp_idx_sync,
                      match_all_sync, match_any_sync, named_barrier_arrive, ptx_commit_group, ptx_wait_group, shfl_down,
-                     shfl_sync, shfl_up, shfl_xor, sync_grid, sync_threads, sync_warp, syncthreads_and,
+                     shfl_sync, shfl_up, shfl_xor, shuffle_elect, sync_grid, sync_threads, sync_warp, syncthreads_and,
                      syncthreads_count, syncthreads_or, thread_return)
 from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cumsum, fill, gemm, reduce, reduce_absmax,
                    reduce_abssum, reduce_bitand, reduce_bitor, reduce_bitxor, reduce_max, reduce_min, reduce_sum,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (I32, AddressOf, Buffer, Call, Evaluate, Expr, If, Load, StringConst, Var, While, call, cast,
-                         const, convert)
+from tilelang.ir import (I32, AddressOf, Buffer, Call, Evaluate, Expr, If, Load, StringConst, Var, While, binary, call,
+                         cast, const, convert)
 from tilelang.ir import dtype as DType
 
 from .builder import Emitted
@@ -159,6 +159,15 @@ def get_warp_group_idx(warp_size: Any = None, warps_per_group: Any = None) -> Ex
     return thread_index() // (size * _width(4 if warps_per_group is None else warps_per_group, "warps_per_group"))
 
 
+def shuffle_elect(thread_extent: Any = 0) -> Expr:
+    """True in one thread of each group of thread_extent threads (0: of the block): the group's first."""
+    if isinstance(thread_extent, bool) or not isinstance(thread_extent, int) or thread_extent < 0:
+        raise error("lane-argument-type", f"thread_extent must be an integer from 0, found {thread_extent!r}",
+                    hint="0 means all threads of the block")
+    t = thread_index()
+    return binary("eq", t % thread_extent if thread_extent else t, convert(0))
+
+
 def thread_return() -> Emitted:
     """This thread is done."""
     return emit_call("thread_return")
@@ -306,5 +315,5 @@ def ldg(src: Any, index: Any = None) -> Expr:
 __all__ = ["Else", "Then", "activemask", "all_sync", "any_sync", "ballot", "ballot_sync", "buffer_store", "call_extern",
            "call_pure_extern", "evaluate", "get_lane_idx", "get_warp_group_idx", "get_warp_idx", "get_warp_idx_sync",
            "match_all_sync", "match_any_sync", "named_barrier_arrive", "ptx_commit_group", "ptx_wait_group",
-           "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "sync_grid", "sync_threads", "sync_warp", "syncthreads_and",
-           "syncthreads_count", "syncthreads_or", "thread_return"]
+           "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "shuffle_elect", "sync_grid", "sync_threads", "sync_warp",
+           "syncthreads_and", "syncthreads_count", "syncthreads_or", "thread_return"]

@@ -21,7 +21,7 @@ _TABLE: dict[str, str] = {
     HOPPER: """alloc_barrier alloc_cluster_barrier barrier_arrive barrier_wait mbarrier_arrive
         mbarrier_arrive_expect_tx mbarrier_expect_tx mbarrier_wait_parity wgmma_gemm wgmma_mma wgmma_gemm_sp
         wait_wgmma warpgroup_arrive warpgroup_commit_batch warpgroup_fence_operand warpgroup_wait
-        set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async shuffle_elect block_rank_in_cluster
+        set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async block_rank_in_cluster
         cluster_arrive cluster_arrive_relaxed cluster_sync cluster_wait alloc_descriptor alloc_wgmma_desc
         initialize_wgmma_descriptor increase_descriptor_offset cp_async_barrier_noinc create_barriers
         ptx_arrive_barrier ptx_arrive_barrier_expect_tx ptx_arrive_cluster_barrier ptx_cp_async_barrier

@@ -37,7 +37,8 @@ def encode(lib: Any, tensor_map: TensorMap, address: int, shape: Sequence[int],
     steps = [s * size for s in reversed(strides)][1:]
     if address % ADDRESS_ALIGN or any(s % STRIDE_ALIGN for s in steps):
         raise error("tensor-map", f"`{tensor_map.buffer.name}` cannot be moved by TMA: its address {address:#x} and its "
-                    f"strides {steps} bytes must be multiples of 16")
+                    f"strides {steps} bytes must be multiples of 16", hint="pad its rows, or compile with "
+                    "tl.disable_tma_lower")
     room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGN)
     place = -(-ctypes.addressof(room) // MAP_ALIGN) * MAP_ALIGN
     dims = (ctypes.c_uint64 * rank)(*reversed(shape))

@@ -77,7 +77,8 @@ class TensorMap:
         why = refusal(self.buffer, self.box, self.swizzle, self.fill, self.l2)
         if why is not None:
             raise error("tensor-map", f"TMA cannot move boxes {self.box} of `{self.buffer.name}`: {why}",
-                        span=self.buffer.span)
+                        span=self.buffer.span, hint="make rows of a multiple of 16 bytes, or compile with "
+                        "tl.disable_tma_lower")
         return self
 
 

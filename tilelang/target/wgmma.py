@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, cache
 from typing import Any
 
 import numpy as np
@@ -107,14 +107,14 @@ def _modes(*modes: Mode) -> tuple[Mode, ...]:
     return tuple(m for m in modes if m.size > 1)
 
 
-@lru_cache(maxsize=None)
+@cache
 def accumulator_fragment(n: int) -> Fragment:
     """C of an instruction with n columns."""
     return Fragment((64, n), (_modes(_t(4, 32), _r(2, 2), _t(8, 4)), _modes(_r(n // 8, 4), _t(4, 1), _r(2, 1))),
                     threads=128)
 
 
-@lru_cache(maxsize=None)
+@cache
 def register_operand_fragment(bits: int) -> Fragment:
     """A of an instruction, in registers, with elements of this width."""
     e = 32 // bits
@@ -134,7 +134,7 @@ def _sizes(a: str) -> tuple[int, ...]:
     return _INT_N if a in _INT8 else _ALL_N
 
 
-@lru_cache(maxsize=None)
+@cache
 def _row(name: str) -> WgmmaRow:
     m = _NAME.fullmatch(name)
     c, a, b = (_SHORT.get(x, "") for x in m.groups()[2:]) if m else ("", "", "")
