@@ -41,6 +41,18 @@ CHECKS = [
     ("scan/scan.py", "check_carried", {"m": 9, "n": 600}, {}),
     ("scan/scan.py", "check_two_passes", {"n": 5000}, {}),
     ("topk/topk.py", "check", {"m": 19, "n": 40, "k": 3}, {}),
+    ("cast/fp8_cast.py", "check_per_token", {"m": 13, "n": 200}, {}),
+    ("cast/fp8_cast.py", "check_per_block", {"m": 40, "n": 70, "group": 32}, {}),
+    ("rotary/rotary.py", "check_half", {"batch": 1, "seq": 19, "heads": 2, "dim": 32}, {}),
+    ("rotary/rotary.py", "check_interleaved", {"batch": 1, "seq": 19, "heads": 2, "dim": 32}, {}),
+    ("moe/gating.py", "check_gate", {"tokens": 19, "experts": 24, "k": 3}, {}),
+    ("moe/gating.py", "check_places", {"tokens": 500, "experts": 12, "k": 3}, {}),
+    ("hadamard/hadamard.py", "check", {"m": 5, "n": 128}, {}),
+    ("hadamard/hadamard.py", "check", {"m": 3, "n": 64, "dtype": "float32"}, {"dtype": "float32"}),
+    ("dynamic/dynamic_gemm.py", "check_gemm", {"m": 70, "n": 40, "k": 50}, {}),
+    ("dynamic/dynamic_gemm.py", "check_padded", {"rows": 150, "tokens": 70, "n": 40, "k": 50}, {}),
+    ("macros/generic.py", "check_linear", {"m": 40, "n": 70, "k": 40}, {}),
+    ("macros/generic.py", "check_polynomial", {"n": 1000}, {}),
 ]
 IDS = [f"{file.split('/')[-1].removesuffix('.py')}-{check}" for file, check, _, _ in CHECKS]
 
