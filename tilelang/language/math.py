@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, as_bool, binary, call,
-                         cast, const, convert, int_range, match, promote, select, unary)
+                         cast, const, convert, int_range, logical, match, promote, select, unary)
 from tilelang.ir import dtype as DType
 from tilelang.ir.expr import _float_max as float_max
 
@@ -121,7 +121,26 @@ def _binary_float(name: str) -> Callable[..., Expr]:
 
 
 atan2, fmod, hypot = _binary_float("atan2"), _binary_float("fmod"), _binary_float("hypot")
-copysign, nextafter = _binary_float("copysign"), _binary_float("nextafter")
+copysign = _binary_float("copysign")
+
+
+def nextafter(a: Any, b: Any) -> Expr:
+    """The neighbour of a towards b, in their promoted float type (float32 for integers)."""
+    x, y = match(_value(a), _value(b))
+    if not x.dtype.is_float:
+        x, y = cast(x, F32.with_lanes(x.dtype.lanes)), cast(y, F32.with_lanes(y.dtype.lanes))
+    dt = x.dtype
+    if dt.base not in ("float16", "bfloat16"):
+        return call("nextafter", (x, y), dt)
+    # Other functions of halves are computed in float32 and rounded; a neighbour in float32 would round back to a.
+    i16 = DType("int16").with_lanes(dt.lanes)
+    wx, wy = (cast(v, F32.with_lanes(dt.lanes)) for v in (x, y))
+    step = select(binary("eq", wx < wy, wx > 0.0), const(1, "int16"), const(-1, "int16"))
+    near = call("reinterpret", (binary("add", call("reinterpret", (x,), i16), step),), dt)
+    least = const(2.0**-24 if dt.base == "float16" else 2.0**-133, dt.with_lanes(1))
+    near = select(binary("eq", wx, 0.0), copysign(least, y), near)
+    out = select(binary("eq", wx, wy), y, near)
+    return select(logical("or", isnan(x), isnan(y)), x + y, out)
 
 
 def pow(x: Any, y: Any) -> Expr:
@@ -380,6 +399,9 @@ def _ieee(name: str, arity: int) -> Callable[..., Expr]:
         for v in vs:
             dt = v.dtype if dt is None else promote(dt, v.dtype)
         assert dt is not None  # arity is at least one
+        if dt.bits == 16 and rounding_mode != "rn":
+            raise error("rounding-mode", f"T.ieee_{name} of {dt} rounds to nearest only (rounding_mode='rn'), found "
+                        f"{rounding_mode!r}", hint="cast the operands to float32")
         if name == "frsqrt":
             return call("ieee_frsqrt", [cast(v, dt) for v in vs], dt)
         return call(f"ieee_{name}", [cast(v, dt) for v in vs], dt, rounding_mode=rounding_mode)

@@ -117,6 +117,8 @@ class TensorFactory:
 
 
 class _BufferFactory(TensorFactory):
+    """T.Buffer(shape, dtype, ...): a tensor parameter with unspecified strides (deprecated: use T.Tensor)."""
+
     def _plain(self, shape: Any, dtype: Any = "float32", data: Any = None,  # type: ignore[override]
                strides: Any = None, elem_offset: Any = None, scope: str = "global", align: int = 0,
                offset_factor: int = 0, buffer_type: str = "", axis_separators: Any = None) -> TensorSpec:

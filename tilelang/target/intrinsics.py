@@ -88,6 +88,13 @@ def _math(name: str, fn: Callable[..., Any], arity: int = 1, c: str | None = Non
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
+def _fma(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c rounded once: the product of two float32 is exact in float64."""
+    dt = np.result_type(a, b, c)
+    wide = np.float64 if dt == np.float32 else np.longdouble
+    return (np.asarray(a, wide) * np.asarray(b, wide) + np.asarray(c, wide)).astype(dt)
+
+
 def _sigmoid(x: Any) -> Any:
     return 1.0 / (1.0 + np.exp(-x))
 
@@ -113,7 +120,7 @@ _math("atan2", np.arctan2, 2)
 _math("fmod", np.fmod, 2)
 _math("hypot", np.hypot, 2)
 _math("copysign", np.copysign, 2, llvm="llvm.copysign")
-_math("fma", lambda a, b, c: a * b + c, 3, llvm="llvm.fma")
+_math("fma", _fma, 3, llvm="llvm.fma")
 add_intrinsic(Intrinsic("rsqrt", 1, PURE, lambda x: 1.0 / np.sqrt(x),
                         {"float32": "rsqrtf({0})", "float64": "rsqrt({0})"}))
 add_intrinsic(Intrinsic("sigmoid", 1, PURE, _sigmoid, {
@@ -229,6 +236,6 @@ add_intrinsic(Intrinsic("ieee_frsqrt", 1, PURE, _ieee("frsqrt"), {"float32": "__
 
 _PACKED: tuple[tuple[str, int, Callable[..., Any]], ...] = (
     ("add2", 2, np.add), ("sub2", 2, np.subtract), ("mul2", 2, np.multiply), ("max2", 2, np.fmax), ("min2", 2, np.fmin),
-    ("abs2", 1, np.abs), ("fma2", 3, lambda a, b, c: a * b + c))
+    ("abs2", 1, np.abs), ("fma2", 3, _fma))
 for _name, _arity, _packed in _PACKED:
     add_intrinsic(Intrinsic(_name, _arity, PURE, _packed, {"*": f"tl::{_name}({_args(_arity)})"}))

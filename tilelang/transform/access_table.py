@@ -290,6 +290,8 @@ class Tables:
 
     def meet(self, fa: _Footprint, fb: _Footprint, wa: int, wb: int, how: Relation, a: Access) -> bool:
         """Whether an element of fb is in fa, of another thread."""
+        if any(np.size(k) == 0 for k in (*fa.keys, *fb.keys)):
+            return False  # in a loop without iterations
         for ta, tb in zip(fa.terms, fb.terms):
             if ta.keys() != tb.keys() or any(ta[k] != tb[k] for k in ta):
                 return True

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.arith.width import widened
-from tilelang.ir import Buffer, Const, Expr, binary, const, logical
+from tilelang.ir import Broadcast, Buffer, Const, Expr, Ramp, Shuffle, binary, const, logical
 
 
 def bounds_guard(analyzer: Analyzer, shape: tuple[Any, ...], indices: tuple[Expr, ...],
@@ -28,9 +28,22 @@ def bounds_guard(analyzer: Analyzer, shape: tuple[Any, ...], indices: tuple[Expr
     return out
 
 
+def vector_lanes_of(indices: tuple[Expr, ...]) -> list[tuple[Expr, ...]]:
+    """The scalar indices of each lane of a vector access; empty when no index is a vector."""
+    lanes = max((i.dtype.lanes for i in indices), default=1)
+
+    def at(index: Expr, k: int) -> Expr:
+        if isinstance(index, Ramp):
+            return binary("add", index.base, binary("mul", index.stride, const(k, index.stride.dtype)))
+        return index.value if isinstance(index, Broadcast) else \
+            index if index.dtype.lanes == 1 else Shuffle((index,), (k,), index.dtype.scalar)
+
+    return [tuple(at(i, k) for i in indices) for k in range(lanes)] if lanes > 1 else []
+
+
 def is_guarded(buffer: Buffer) -> bool:
     """Whether accesses of a buffer are guarded at all: only global memory is."""
     return buffer.scope_name == "global"
 
 
-__all__ = ["bounds_guard", "is_guarded"]
+__all__ = ["bounds_guard", "is_guarded", "vector_lanes_of"]

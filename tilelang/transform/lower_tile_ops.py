@@ -17,7 +17,7 @@ from typing import Any
 from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load,
-                         Parallel, Select, Seq, Stmt, Store, TileOp, Var, While, cast, const, dtype, fresh, load,
+                         Parallel, Select, Seq, Shuffle, Stmt, Store, TileOp, Var, While, cast, const, dtype, fresh, load,
                          rebuild, replace, seq, substitute, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.layout import linear_layout, swizzled_layout
@@ -25,7 +25,7 @@ from tilelang.ops.distribute import Distribution, conjunction
 
 from .config import PassConfigKey
 from .distributed_loop import Loop
-from .guards import bounds_guard
+from .guards import bounds_guard, vector_lanes_of
 from .lower_parallel import lower_loop, private_loop, run_loop
 from .pass_ import PassContext, pass_
 from .vector_lanes import scalar_async
@@ -305,6 +305,13 @@ class Lowering:
             return replace(s, buffer=self.shared_of(s.buffer))
         return s if s.init is None else replace(s, init=self.expr(s.init))
 
+    def _guarded_lanes(self, buffer: Buffer, indices: tuple[Expr, ...]) -> list[tuple[Expr, ...]] | None:
+        """Indices of each lane of a vector access that needs a guard: its lanes are accessed one by one."""
+        lanes = vector_lanes_of(indices)
+        if not lanes or all(self.guard(buffer, at) is None for at in (lanes[0], lanes[-1])):
+            return None  # indices are linear in the lane: what holds at both ends holds between
+        return lanes
+
     def _store(self, s: Store) -> Stmt:
         loop = self.loop
         if loop is not None and id(s) in loop.vstores:
@@ -321,7 +328,13 @@ class Lowering:
             if loop is not None and s.buffer in loop.staged and loop.dist.first is not None:
                 out = If(loop.dist.first, out)
             return out
-        guard = self.guard(s.buffer, s.indices)
+        lanes = self._guarded_lanes(s.buffer, s.indices)
+        if lanes is not None:
+            wide = fresh("lanes", value.dtype)
+            stores = [self._store(replace(s, indices=at, value=Shuffle((wide,), (k,), value.dtype.scalar)))
+                      for k, at in enumerate(lanes)]
+            return seq(Bind(wide, value, span=s.span), *stores)
+        guard = None if vector_lanes_of(s.indices) else self.guard(s.buffer, s.indices)
         buffer, at = self.physical(s.buffer, self.exprs(s.indices))
         if loop is not None and scope in ("global", "shared", "shared.dyn"):
             guard = conjunction(loop.dist.first, guard)
@@ -383,7 +396,11 @@ class Lowering:
         if scope == "local.fragment":
             buffer, at = self._fragment(e.buffer, e.indices, False, e.span)
             return Load(buffer, at, e.dtype, span=e.span)
-        guard = self.guard(e.buffer, e.indices)
+        lanes = self._guarded_lanes(e.buffer, e.indices)
+        if lanes is not None:
+            elements = [self._load(load(e.buffer, at, span=e.span)) for at in lanes]
+            return Shuffle(tuple(elements), tuple(range(len(elements))), e.dtype, span=e.span)
+        guard = None if vector_lanes_of(e.indices) else self.guard(e.buffer, e.indices)
         buffer, at = self.physical(e.buffer, self.exprs(e.indices))
         out: Expr = e if buffer is e.buffer and all(a is b for a, b in zip(at, e.indices)) else \
             Load(buffer, at, e.dtype, span=e.span)

@@ -1,0 +1,48 @@
+"""Runs one program on every execution this machine has; prints and assembles it for a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import tilelang
+from tilelang.codegen.cuda import print_kernel
+from tilelang.ir import numpy_dtype
+from tilelang.runtime import nvrtc
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
+
+SM80 = {"kind": "cuda", "arch": "sm_80"}
+EXECUTIONS = {"tile": ("cpu", "tile"), "simulator": (SM80, "simulator"), "cpu": ("cpu", None)}
+
+
+def run(program: Any, *args: Any, on: str) -> list[np.ndarray]:
+    """The tensors of a program after one call, in parameter order.  Parameters not given start as zeros."""
+    func = program.func
+    full: list[Any] = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
+    for p in func.params[len(full):]:
+        b = func.buffer_of(p)
+        full.append(np.zeros(tuple(int(d) for d in b.shape), numpy_dtype(b.dtype)))
+    target, backend = EXECUTIONS[on]
+    tilelang.compile(program, target=target, execution_backend=backend)(*full)
+    return [a for a in full if isinstance(a, np.ndarray)]
+
+
+def everywhere(program: Any, *args: Any, on: Any = EXECUTIONS) -> list[np.ndarray]:
+    """`run` on every execution; the results must agree bit for bit, NaN as NaN."""
+    results = {name: run(program, *args, on=name) for name in on}
+    first = next(iter(results.values()))
+    for name, got in results.items():
+        for g, w in zip(got, first):
+            np.testing.assert_array_equal(g, w, name)
+    return first
+
+
+def cuda_text(program: Any, arch: str = "sm_80", assemble: bool = True) -> str:
+    """The CUDA text of a program of one kernel, accepted by NVRTC where it is installed."""
+    (kernel,) = lower(program.func, Target({"kind": "cuda", "arch": arch}), {}).kernels
+    text = print_kernel(kernel)
+    if assemble and nvrtc.available():
+        assert nvrtc.compile_cubin(text, arch).kernels[kernel.name] is not None
+    return text

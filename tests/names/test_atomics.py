@@ -1,0 +1,158 @@
+"""Atomics (section 13) on every execution: each element once, old values, orders, refusals."""
+
+import numpy as np
+import pytest
+from everywhere import EXECUTIONS, cuda_text, everywhere, run
+
+import tilelang.language as T
+from tilelang.errors import TileLangError
+
+N = 64
+RNG = np.random.default_rng(0)
+ATOMIC = {"add": (T.atomic_add, np.add), "max": (T.atomic_max, np.maximum), "min": (T.atomic_min, np.minimum)}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64", "float32", "float64", "float16"])
+@pytest.mark.parametrize("name", ATOMIC)
+def test_one_element_by_each_thread(name, dtype):
+    atomic, meaning = ATOMIC[name]
+
+    @T.prim_func
+    def f(X: T.Tensor((4, N), dtype), C: T.Tensor((4,), dtype)):
+        with T.Kernel(4, threads=N) as b:
+            i = T.get_thread_binding()
+            atomic(C[b], X[b, i])
+
+    x = RNG.integers(0, 9, (4, N)).astype(dtype)  # sums stay exact in halves
+    start = np.full(4, 4, dtype)
+    got = everywhere(f, x, start)[1]
+    assert np.array_equal(got, meaning(meaning.reduce(x, 1), start))
+    assert "atomic" in cuda_text(f)
+
+
+@pytest.mark.parametrize("on", EXECUTIONS)
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_signs_count_in_extrema(dtype, on):
+    @T.prim_func
+    def f(X: T.Tensor((N,), dtype), C: T.Tensor((2,), dtype)):
+        with T.Kernel(1, threads=N):
+            i = T.get_thread_binding()
+            T.atomic_max(C[0], X[i])
+            T.atomic_min(C[1], X[i])
+
+    for x in (-np.arange(1, N + 1), np.arange(N) - 32):
+        x = x.astype(dtype)
+        start = np.array([-99, 99], dtype)
+        assert run(f, x, start, on=on)[1].tolist() == [x.max(), x.min()]
+
+
+@pytest.mark.parametrize("on", EXECUTIONS)
+@pytest.mark.parametrize("name", ATOMIC)
+def test_tiles_update_each_element_once_per_block(name, on):
+    atomic, meaning = ATOMIC[name]
+
+    @T.prim_func
+    def f(X: T.Tensor((3, 8, 8), "int32"), C: T.Tensor((8, 8), "int32"), D: T.Tensor((8, 8), "int32")):
+        with T.Kernel(3, threads=32) as b:
+            atomic(C, X[b, 0:8, 0:8])
+            atomic(D[2:4, 0:8], 3)
+
+    x = RNG.integers(-9, 9, (3, 8, 8)).astype(np.int32)
+    c, d = RNG.integers(-9, 9, (2, 8, 8)).astype(np.int32)
+    _, got_c, got_d = run(f, x, c, d, on=on)
+    assert np.array_equal(got_c, meaning(meaning.reduce(x, 0), c))
+    want = d.copy()
+    for _ in range(3):
+        want[2:4] = meaning(want[2:4], 3)
+    assert np.array_equal(got_d, want)
+
+
+@pytest.mark.parametrize("on", EXECUTIONS)
+def test_old_values_are_those_of_some_order(on):
+    @T.prim_func
+    def f(C: T.Tensor((1,), "int32"), M: T.Tensor((1,), "int32"), O: T.Tensor((3, N), "int32")):
+        with T.Kernel(1, threads=N):
+            i = T.get_thread_binding()
+            O[0, i] = T.atomic_add(C[0], 1, return_prev=True)
+            O[1, i] = T.atomic_max(M[0], i, return_prev=True)
+            O[2, i] = T.atomic_min(M[0], -1, return_prev=True)
+
+    c, m, o = run(f, on=on)
+    assert c[0] == N and sorted(o[0]) == list(range(N))
+    assert m[0] == -1 and o[1].min() == 0 and o[1].max() < N  # the first saw the initial 0
+    assert (o[2] >= 0).any() and (o[2] == -1).any()
+
+
+@pytest.mark.parametrize("on", EXECUTIONS)
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64"])
+def test_or(dtype, on):
+    @T.prim_func
+    def f(X: T.Tensor((N,), dtype), C: T.Tensor((2,), dtype)):
+        with T.Kernel(1, threads=N):
+            i = T.get_thread_binding()
+            T.atomic_or(C[i % 2], X[i], memory_order="relaxed")
+
+    x = (1 << RNG.integers(0, 31, N)).astype(dtype)
+    x[::3] = 0
+    start = np.array([1, 0], dtype)
+    want = [np.bitwise_or.reduce(x[0::2]) | 1, np.bitwise_or.reduce(x[1::2])]
+    assert run(f, x, start, on=on)[1].tolist() == want
+    if on == "tile":
+        cuda_text(f)
+
+
+@pytest.mark.parametrize("on", EXECUTIONS)
+@pytest.mark.parametrize("store, load", [("relaxed", "relaxed"), ("release", "acquire"), ("seq_cst", "consume"),
+                                         ("seq_cst", "seq_cst")])
+def test_loads_and_stores(store, load, on):
+    @T.prim_func
+    def f(X: T.Tensor((N,), "int32"), C: T.Tensor((N,), "int32"), Y: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=N):
+            i = T.get_thread_binding()
+            T.atomic_store(C[i], X[i] + 1, memory_order=store)
+            Y[i] = T.atomic_load(C[i], memory_order=load) * 2
+
+    x = np.arange(N, dtype=np.int32)
+    _, c, y = run(f, x, on=on)
+    assert np.array_equal(c, x + 1) and np.array_equal(y, 2 * x + 2)
+    if on == "tile":
+        cuda_text(f)
+
+
+@pytest.mark.parametrize("on", EXECUTIONS)
+def test_in_shared_memory(on):
+    @T.prim_func
+    def f(X: T.Tensor((N,), "int32"), Y: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=N):
+            i = T.get_thread_binding()
+            S = T.alloc_shared((8,), "int32")
+            T.clear(S)
+            T.atomic_add(S[X[i] % 8], 1)
+            T.atomic_or(S[0], 1024)
+            T.copy(S, Y)
+
+    x = RNG.integers(0, 99, N).astype(np.int32)
+    want = np.bincount(x % 8, minlength=8)
+    want[0] |= 1024
+    assert run(f, x, on=on)[1].tolist() == want.tolist()
+
+
+def refuses(error, kind, body, dtype="int32"):
+    with pytest.raises(error) as e:
+        @T.prim_func
+        def f(C: T.Tensor((4,), dtype)):
+            with T.Kernel(1, threads=N):
+                body(C)
+    assert e.value.kind == kind
+
+
+def test_refusals():
+    for atomic in (T.atomic_add, T.atomic_max, T.atomic_min):
+        refuses(KeyError, "atomic-order", lambda C: atomic(C[0], 1, memory_order="weak"))
+        refuses(NotImplementedError, "atomic-previous", lambda C: atomic(C[0:4], 1, return_prev=True))
+        refuses(TypeError, "atomic-operand", lambda C: atomic(3, 1))
+        refuses(TileLangError, "atomic-dtype", lambda C: atomic(C[0], 1), "int8")
+    refuses(NotImplementedError, "atomic-previous", lambda C: T.atomic_or(C, 1))
+    refuses(TypeError, "atomic-operand", lambda C: T.atomic_or(C[0], 1), "float32")
+    refuses(ValueError, "atomic-load-order", lambda C: T.atomic_store(C[0], 1, memory_order="acquire"))
+    refuses(ValueError, "atomic-load-order", lambda C: T.atomic_load(C[0], memory_order="release"))
