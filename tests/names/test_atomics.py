@@ -148,10 +148,10 @@ def refuses(error, kind, body, dtype="int32"):
 
 def test_refusals():
     for atomic in (T.atomic_add, T.atomic_max, T.atomic_min):
-        refuses(KeyError, "atomic-order", lambda C: atomic(C[0], 1, memory_order="weak"))
-        refuses(NotImplementedError, "atomic-previous", lambda C: atomic(C[0:4], 1, return_prev=True))
-        refuses(TypeError, "atomic-operand", lambda C: atomic(3, 1))
-        refuses(TileLangError, "atomic-dtype", lambda C: atomic(C[0], 1), "int8")
+        refuses(KeyError, "atomic-order", lambda C, atomic=atomic: atomic(C[0], 1, memory_order="weak"))
+        refuses(NotImplementedError, "atomic-previous", lambda C, atomic=atomic: atomic(C[0:4], 1, return_prev=True))
+        refuses(TypeError, "atomic-operand", lambda C, atomic=atomic: atomic(3, 1))
+        refuses(TileLangError, "atomic-dtype", lambda C, atomic=atomic: atomic(C[0], 1), "int8")
     refuses(NotImplementedError, "atomic-previous", lambda C: T.atomic_or(C, 1))
     refuses(TypeError, "atomic-operand", lambda C: T.atomic_or(C[0], 1), "float32")
     refuses(ValueError, "atomic-load-order", lambda C: T.atomic_store(C[0], 1, memory_order="acquire"))

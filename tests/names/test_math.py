@@ -5,7 +5,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
-from everywhere import EXECUTIONS, cuda_text, everywhere, run
+from everywhere import EXECUTIONS, cuda_text, run
 
 import tilelang.language as T
 from tilelang.errors import TileLangError

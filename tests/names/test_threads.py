@@ -79,7 +79,7 @@ def test_votes_of_a_warp():
         _, v, b = everywhere(f, x, on=["simulator"])
         bits = np.uint64(1) << LANE.astype(np.uint64)
 
-        def mask(p):
+        def mask(p, bits=bits):
             return np.repeat([int(sum(m)) for m in warps(np.where(p, bits, np.uint64(0)))], 32).astype(np.uint64)
 
         assert np.array_equal(v[0], np.repeat(warps(x > 90).any(1), 32))
@@ -144,13 +144,16 @@ def test_votes_of_a_block():
 
 
 def test_votes_refuse_floats():
+    def program(vote):
+        @T.prim_func
+        def f(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "int32")):
+            with T.Kernel(1, threads=N):
+                Y[0] = vote(X[0])
+
     for vote in (T.any_sync, T.all_sync, T.ballot_sync, T.ballot, T.syncthreads_count, T.syncthreads_and,
                  T.syncthreads_or):
         with pytest.raises(TypeError, match="requires an integer or boolean predicate"):
-            @T.prim_func
-            def f(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "int32")):
-                with T.Kernel(1, threads=N):
-                    Y[0] = vote(X[0])
+            program(vote)
 
 
 def test_numbers_of_a_thread():
@@ -248,15 +251,18 @@ def test_arriving_at_a_named_barrier_without_waiting():
 
 
 def test_grid_barriers_are_refused_until_launches_are_cooperative():
-    for barrier in (T.sync_grid, T.sync_global):
+    def program(barrier):
         @T.prim_func
         def f(Y: T.Tensor((1,), "int32")):
             with T.Kernel(1, threads=N):
                 barrier()
                 Y[0] = 1
 
+        return f
+
+    for barrier in (T.sync_grid, T.sync_global):
         with pytest.raises(TileLangError):
-            cuda_text(f)
+            cuda_text(program(barrier))
 
 
 def test_register_hints_do_not_change_results():

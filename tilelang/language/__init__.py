@@ -11,6 +11,7 @@ from tilelang.errors import JITNoBuilderError as _JITNoBuilderError
 from . import dtypes as _dtypes
 from . import kinds as _kinds
 from . import math as _math
+from . import nodes as _nodes
 from . import thread as _thread
 from .alloc import (alloc_buffer, alloc_fragment, alloc_global, alloc_local, alloc_shared, alloc_var, allocate, empty,
                     sblock_alloc_buffer)
@@ -51,17 +52,15 @@ from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cumsum, fill
                    transpose)
 from .unavailable import UNAVAILABLE as _UNAVAILABLE
 
-_own = [n for n in globals() if not n.startswith("_") and n not in ("annotations", "math", "kernel")]
+_own = [n for n in globals() if not n.startswith("_") and n not in ("annotations", "math", "kernel", "nodes", "Buffer_")]
 
 # Names that collide with Python's or the IR's own are defined under another one in their module.
 _public = {
-    "Any": _typing.Any, "Buffer": Buffer_, "cast": _math.cast_, "Cast": _math.Cast_, "Select": _math.Select_,
-    "Ramp": _math.Ramp_, "Broadcast": _math.Broadcast_, "Shuffle": _math.Shuffle_, "ramp": _math.Ramp_,
+    "Any": _typing.Any, "Buffer": Buffer_, "cast": _math.cast_, "ramp": _math.Ramp_,
     "broadcast": _math.Broadcast_, "If": _thread.If_, "While": _thread.While_, "__ldg": _thread.ldg,
-    "PrimExpr": _ir.Expr, "Var": _ir.Var, "SizeVar": _ir.Var, "IntImm": _ir.Const, "FloatImm": _ir.Const,
-    "StringImm": _ir.StringConst, "BufferLoad": _ir.Load, "Call": _ir.Call, "Not": _ir.Unary, "WSID": "ws_id",
+    "PrimExpr": _ir.Expr, "WSID": "ws_id",
     "boolean": _ir.dtype("bool"), "void": _ir.dtype("void"), "JITNoBuilderError": _JITNoBuilderError,
-    **{n: _ir.Binary for n in "Add Sub Mul Div Mod FloorDiv FloorMod Min Max EQ NE LT LE GT GE And Or".split()},
+    **{n: getattr(_nodes, n) for n in _nodes.__all__},
     **{n: getattr(_math, n) for n in _math.__all__},
     **{n: getattr(_dtypes, n) for n in _dtypes.__all__},
     **_UNAVAILABLE,

@@ -92,10 +92,11 @@ class Macro:
                     if not ("Ref" in a or a.endswith("Var")):
                         continue
                     a = resolve_annotation(a, self.orig_func, names)
-                if a is Var:
+                by_var = a is Var or getattr(a, "of", None) is Var  # T.Var
+                if by_var:
                     warnings.warn("T.Var as a macro annotation is deprecated, use T.Ref", DeprecationWarning,
                                   stacklevel=3)
-                if a is Ref or a is Var:
+                if a is Ref or by_var:
                     refs.append(name)
             self._refs = frozenset(refs)
         return self._refs

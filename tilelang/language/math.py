@@ -136,7 +136,7 @@ def nextafter(a: Any, b: Any) -> Expr:
     i16 = DType("int16").with_lanes(dt.lanes)
     wx, wy = (cast(v, F32.with_lanes(dt.lanes)) for v in (x, y))
     step = select(binary("eq", wx < wy, wx > 0.0), const(1, "int16"), const(-1, "int16"))
-    near = call("reinterpret", (binary("add", call("reinterpret", (x,), i16), step),), dt)
+    near: Expr = call("reinterpret", (binary("add", call("reinterpret", (x,), i16), step),), dt)
     least = const(2.0**-24 if dt.base == "float16" else 2.0**-133, dt.with_lanes(1))
     near = select(binary("eq", wx, 0.0), copysign(least, y), near)
     out = select(binary("eq", wx, wy), y, near)
