@@ -76,7 +76,7 @@ class LowerContext(Protocol):
     def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
         """Shared memory for values that threads hand to each other within one op; ops of one shape take turns in it."""
 
-    def new_shared(self, name: str, shape: tuple[int, ...], dtype: Any) -> Buffer:
+    def new_shared(self, name: str, shape: tuple[int, ...], dtype: Any, layout: Any = None) -> Buffer:
         """A fresh shared buffer (staging, cross-warp exchange), allocated around the op."""
 
 

@@ -22,6 +22,8 @@ _ARGUMENT_MODES = {
     "tma_reduce_add": ("read",),
     "bulk_load": ("write", "read", "read", "readwrite"),
     "bulk_store": ("write", "read"),
+    "wgmma_descriptor": ("read",),
+    "wgmma_pin": ("readwrite",),
 }
 # Operations that order threads or asynchronous work; nothing may be moved across them.
 SYNC_CALLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "sync_warp", "sync_grid",

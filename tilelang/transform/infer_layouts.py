@@ -47,9 +47,11 @@ from tilelang.ir import (
 )
 from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment
 from tilelang.ops import Gemm
-from tilelang.ops.gemm.select import SIMT, choose_gemm
+from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm
+from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts
 
 from .config import PassConfigKey
+from .hopper import hopper
 from .loop_layouts import Loop, Touch, over_loops, projected, row_groups, serial_dims, touch, usable, with_registers
 from .loop_shares import rereads, spread_thin
 from .pass_ import TILE, PassContext, pass_
@@ -117,6 +119,7 @@ class _Inference:
         self.analyzer = Analyzer()
         self.accesses: list[Access] = []
         self.gemms: dict[int, Gemm] = {}
+        self.reasons: list[str] = []  # why a faster strategy was declined
         self.demanded: dict[Buffer, tuple[Any, Any]] = {}  # fragment -> (layout, the node that asked first)
 
     def run(self) -> Launch:
@@ -138,7 +141,8 @@ class _Inference:
         layouts = tuple(sorted(((b, lay) for b, lay in self.known.layouts.items() if b in order),
                                key=lambda p: order[p[0]]))
         self._report(layouts)
-        return with_attrs(replace(self.launch, body=body), layouts=layouts)
+        report = (*self.launch.attr("report", ()), *self.reasons) or None
+        return with_attrs(replace(self.launch, body=body), layouts=layouts, report=report)
 
     def _report(self, layouts: tuple[tuple[Buffer, Any], ...]) -> None:
         """Level 4 of the debug trace: each layout and why; pictures where the config asks for them."""
@@ -264,9 +268,9 @@ class _Inference:
         gemms = [op for op in self.ops if isinstance(op, Gemm)]
         rows_first = row_groups(gemms, self.ops, self.loops.values())
         arch = getattr(self.cx.target, "arch_number", 0) or 80
-        first_of: dict[Buffer, Gemm] = {}
+        by_groups = self._by_wgmma(gemms)
         for op in gemms:
-            plan = choose_gemm(op, arch, self.known.threads, op.c.buffer in rows_first)
+            plan = by_groups.get(id(op)) or choose_gemm(op, arch, self.known.threads, op.c.buffer in rows_first)
             new = with_attrs(op, instruction=plan.instruction, warps=plan.warps)
             self.gemms[id(op)] = new
             for b, lay in new.infer_layout(self.known).items():
@@ -277,7 +281,42 @@ class _Inference:
                     self.demanded[b] = (lay, op)
                 elif b is op.c.buffer and plan.instruction != SIMT and old != lay:
                     self._conflict(b, old, lay, op)
-            first_of.setdefault(op.c.buffer, op)
+
+    def _by_wgmma(self, gemms: list[Gemm]) -> dict[int, GemmPlan]:
+        """The gemms that warp-group instructions compute; the layouts of their operands in shared memory are settled.
+
+        Gemms into one accumulator go one way: its layout depends on the instruction.
+        """
+        if not hopper(self.cx).wgmma:
+            return {}
+        plans: dict[int, GemmPlan] = {}
+        declined: set[Var] = set()
+        for op in gemms:
+            plan = choose_wgmma(op, self.known.threads)
+            why = plan if isinstance(plan, str) else self._unpanelled(op)
+            if isinstance(plan, GemmPlan) and not why:
+                plans[id(op)] = plan
+            else:
+                declined.add(op.c.buffer.data)
+                self.reasons.append(f"T.gemm{_at(op)} by mma.sync: {why}")
+        for op in gemms:
+            if op.c.buffer.data in declined:
+                plans.pop(id(op), None)
+            elif id(op) in plans:
+                for b, lay in operand_layouts(op).items():
+                    self.known.settle(b, lay, f"{plans[id(op)].instruction}{_at(op)}")
+        return plans
+
+    def _unpanelled(self, op: Gemm) -> str:
+        """Why the shared operands of a gemm cannot lie in panels; "" when they can."""
+        for b, lay in operand_layouts(op).items():
+            if b.data in self.pointers:
+                return f"the address of `{b.name}` is taken"
+            if any(x is not b and x.data is b.data for x in self.buffers):
+                return f"`{b.name}` is seen in another shape"
+            if b in self.known.layouts and self.known.layouts[b] != lay:
+                return f"the layout given for `{b.name}` is not that of panels"
+        return ""
 
     def _conflict(self, b: Buffer, old: Any, new: Any, op: Gemm) -> None:
         asked = self.demanded.get(b)

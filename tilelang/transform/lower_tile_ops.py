@@ -21,7 +21,9 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, 
                          rebuild, replace, seq, substitute, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.layout import linear_layout, swizzled_layout
+from tilelang.ops import Gemm
 from tilelang.ops.distribute import Distribution, conjunction
+from tilelang.target.wgmma import WGMMA_ROWS
 
 from .config import PassConfigKey
 from .distributed_loop import Loop
@@ -30,6 +32,8 @@ from .lower_parallel import lower_loop, private_loop, run_loop
 from .pass_ import PassContext, pass_
 from .vector_lanes import scalar_async
 from .vectorize import Widths
+
+SHARED = ("shared", "shared.dyn")
 
 
 @pass_(needs=TILE, gives=THREADS_BOUND)
@@ -46,6 +50,15 @@ def lower_tile_ops(func: Func, cx: PassContext) -> Func:
         return rebuild(s, visit) if isinstance(s, Stmt) else tuple(map(visit, s)) if isinstance(s, tuple) else s
 
     return replace(func, body=visit(func.body))
+
+
+def _read_by_hardware(launch: Launch) -> set[Var]:
+    """Storage of shared buffers that descriptors and TMA address: it starts where the swizzle pattern does."""
+    out: set[Var] = set()
+    for s in walk(launch.body):
+        if isinstance(s, Gemm) and s.attr("instruction", "") in WGMMA_ROWS:
+            out.update(r.buffer.data for r in (s.a, s.b) if r.buffer.scope_name in SHARED)
+    return out
 
 
 class Lowering:
@@ -70,6 +83,7 @@ class Lowering:
         self.before: list[Stmt] = []
         self.exchanges: dict[tuple[Any, ...], Buffer] = {}
         self.widths = Widths(self.layout_of)
+        self.panelled = _read_by_hardware(launch)
         self.guarded = not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS)
         for v, n in zip(launch.thread_vars, launch.threads):
             self.analyzer = self.analyzer.bind(v, 0, n - 1)
@@ -113,6 +127,8 @@ class Lowering:
             layout = self.layout_of(buffer)
             got = Buffer(buffer.name, (layout.size,), buffer.dtype, buffer.scope_name, data=buffer.data,
                          attrs=buffer.attrs, span=buffer.span)
+            if buffer.data in self.panelled:  # the hardware swizzles bits of the address
+                got = with_attrs(got, align=max(int(buffer.attr("align", 0) or 0), 8 * layout.swizzle.bytes))
             self.lowered[buffer] = got
         return got
 
@@ -132,13 +148,17 @@ class Lowering:
         self.allocs.append(out)
         return out
 
-    def new_shared(self, name: str, shape: tuple[int, ...], dt: Any) -> Buffer:
+    def new_shared(self, name: str, shape: tuple[int, ...], dt: Any, layout: Any = None) -> Buffer:
         out = Buffer(name, shape, dtype(dt), "shared.dyn")
         dims = tuple(int(n) for n in shape)
         # A warp of an accumulator stores 8 rows of 4 lanes, two elements each: 16 or (4-byte elements) 32 bytes a row.
         chunk = 32 if out.dtype.bits == 32 else 16
         whole = len(dims) > 1 and dims[-1] * out.dtype.bits % (8 * chunk) == 0 and out.dtype.lanes == 1
-        self.layouts[out] = swizzled_layout(dims, out.dtype.bits, chunk) if whole else linear_layout(dims)
+        if layout is None:
+            layout = swizzled_layout(dims, out.dtype.bits, chunk) if whole else linear_layout(dims)
+        elif layout.swizzle is not None and layout.swizzle.bytes:
+            self.panelled.add(out.data)
+        self.layouts[out] = layout
         self.allocs.append(self.shared_of(out))
         return out
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilelang.ir import Break, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt, While, rebuild
+from tilelang.ir import (Break, Call, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt, While, call, rebuild,
+                         walk)
 from tilelang.ir import replace as with_fields
 
 from .access_table import Access, Loop, Relation, Tables
@@ -15,6 +16,7 @@ from .pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
 from .split_divergent import Splitter
 from .sync_tree import Place, TreeBuilder, Unplaceable, barrier, barrier_in, is_leaf, refused
 
+ASYNC_READERS = frozenset(("wgmma_descriptor", "tma_store", "tma_reduce_add"))
 CAP = 12  # iterations and async groups counted apart; beyond, "any"
 
 
@@ -61,9 +63,9 @@ def synchronized(launch: Launch) -> Launch:
         for k in ignored:
             places[k].before = places[k].body_end = False
         if not tree.root.before and not tree.root.has_barrier:
-            return launch
+            return with_fields(launch, body=_fenced(launch.body))
         try:
-            return with_fields(launch, body=_Writer(divergence).body(tree.root))
+            return with_fields(launch, body=_fenced(_Writer(divergence).body(tree.root)))
         except Unplaceable as e:
             # The order of a thread's accesses to global memory is its own affair where threads run apart.
             inside = set(map(id, e.place.all()))
@@ -71,6 +73,25 @@ def synchronized(launch: Launch) -> Launch:
             if not drop:
                 raise refused(e.place) from None
             ignored |= drop
+
+
+def _fenced(body: Stmt) -> Stmt:
+    """Where matrix instructions or TMA read shared memory, every thread makes its writes known to them before a
+    barrier (PTX ISA: another proxy)."""
+    if not any(isinstance(x, Call) and x.op in ASYNC_READERS for x in walk(body)):
+        return body
+
+    def visit(x: Any) -> Any:
+        if isinstance(x, Evaluate):
+            if x.call.op != "sync_threads":
+                return x
+            return Seq((Evaluate(call("fence_proxy_async", (), "void"), span=x.span), x), span=x.span)
+        if isinstance(x, tuple):
+            out = tuple(map(visit, x))
+            return x if all(a is b for a, b in zip(out, x)) else out
+        return rebuild(x, visit) if isinstance(x, Stmt) else x
+
+    return visit(body)
 
 
 @dataclass(frozen=True)

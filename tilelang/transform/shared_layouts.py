@@ -17,6 +17,7 @@ from tilelang.layout import Fragment, Layout, linear_layout, padded_layout, phas
 from tilelang.layout.mode import evaluate_index
 from tilelang.ops import Copy, Gemm, Transpose
 from tilelang.target.instructions import MMA_ROWS
+from tilelang.target.wgmma import WGMMA_ROWS
 
 from .vectorize import MAX_BYTES, Widths, power_of_two_in, stride_along
 
@@ -176,6 +177,8 @@ def _vote(b: Buffer, vars: tuple[Var, ...], extents: tuple[Any, ...], sides: lis
 
 
 def _operand_accesses(op: Gemm) -> list[Access]:
+    if op.attr("instruction", "") in WGMMA_ROWS:  # in panels, whatever else touches them
+        return []
     row = MMA_ROWS.get(op.attr("instruction", ""))
     out: list[Access] = []
     if row is None:

@@ -384,12 +384,20 @@ class _Follower:
             lanes = self.threads % 32 < 8 * int(c.attr("num", 4))
             mode = "w" if c.op in _WRITES_FIRST and k == 0 else "r"
             self.touch(mode, a.buffer, a.indices, max(1, 16 // size), lanes if mask is None else lanes & mask, s)
+        elif c.op == "wgmma_descriptor":  # a tile read by the whole warp group
+            self.touch("r", a.buffer, a.indices, int(c.attr("count", 1)), mask, s, together=True)
         else:
             self.touch("w", a.buffer, None, 1, mask, s)
 
-    def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any, s: Stmt) -> None:
+    def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any, s: Stmt,
+              together: bool = False) -> None:
+        """together: all threads touch the same place."""
         self.accesses += 1
+        if together:
+            mask = np.arange(self.n) == (0 if mask is None else int(np.argmax(mask)))
         g, t, exact = self.granules(b, indices, width, mask)
+        if together:
+            t = np.int32(-3)
         if not exact:
             self.unknown += 1
         site = len(self.sites)

@@ -7,6 +7,7 @@ from typing import Any
 from tilelang import errors
 from tilelang.ir import Attrs, Buffer, Expr, Region, Span, Stmt, TileOp, is_const, numpy_dtype, register_literal, tile_op
 from tilelang.target.mma import MMA_ROWS
+from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..base import Access, LowerContext
 from ..layouts import FRAGMENT, carried
@@ -15,6 +16,7 @@ from .mma import lower_mma
 from .policy import GemmWarpPolicy
 from .select import operand_fragments, simt_fragment
 from .simt import lower_simt
+from .wgmma import lower_wgmma, wgmma_fragments
 
 errors.register("gemm-shape", AssertionError, "operands of a gemm whose shapes do not fit together",
                 "C[M, N] += op(A)[M, K] @ op(B)[K, N]")
@@ -128,9 +130,12 @@ class Gemm(TileOp):
 
         A fragment of which the op uses a part only is left to others: the part is then moved before it is multiplied.
         """
-        row = MMA_ROWS.get(self.attr("instruction", ""))
-        if row is None:
-            lays: tuple[Any, ...] = (None, None, simt_fragment(self.m, self.n, known.threads))
+        name = self.attr("instruction", "")
+        row = MMA_ROWS.get(name)
+        if name in WGMMA_ROWS:
+            lays: tuple[Any, ...] = wgmma_fragments(self, WGMMA_ROWS[name], self.attr("warps"), known.threads)
+        elif row is None:
+            lays = (None, None, simt_fragment(self.m, self.n, known.threads))
         else:
             lays = operand_fragments(self, row, self.attr("warps"), known.threads)
         out: dict[Buffer, Any] = {}
@@ -144,6 +149,8 @@ class Gemm(TileOp):
     def lower(self, cx: LowerContext) -> Stmt:
         """By the strategy that infer_layouts chose: attr `instruction`, the name of a matrix row or "simt"."""
         name = self.attr("instruction", "simt")
+        if name in WGMMA_ROWS:
+            return lower_wgmma(self, cx, WGMMA_ROWS[name])
         return lower_simt(self, cx) if name == "simt" else lower_mma(self, cx, MMA_ROWS[name])
 
 

@@ -1,0 +1,272 @@
+"""gemm by warp-group matrix instructions (wgmma, sm_90a).
+
+    wgmma_fence()
+    for each k step:                                   # 32 bytes of K
+        C[mi, ni] += A[mi, k] @ B[k, ni]               # A: descriptor or registers; B: descriptor
+    wgmma_commit(); wgmma_wait(later groups that may be in flight)
+
+B, and A unless it is in registers, lie in shared memory in the panels of layout/panels.py.  A warp group owns a
+contiguous stretch of rows (and of columns, when groups are left over).  Accumulators and A registers are pinned where
+ordinary code may write them before, or read them after, the instructions (PTX ISA: they belong to the tensor core in
+between, which the compiler behind CUDA C++ does not know).
+
+What choose_wgmma declines is multiplied by mma.sync: see `GemmPlan | str`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.errors import InternalError
+from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, Region, Stmt, Store, call, cast, const, convert, load,
+                         seq, unary)
+from tilelang.layout import Fragment, Layout, Panels, panel_layout, panel_width, panels, tile_fragment
+from tilelang.target.mma import operand_dtype
+from tilelang.target.wgmma import WgmmaRow, wgmma_row, wgmma_sizes
+
+from .policy import GemmWarpPolicy
+from .select import GemmPlan
+
+GROUP = 128  # threads of a warp group
+SHARED = ("shared", "shared.dyn")
+FRAGMENT = "local.fragment"
+MOST_REGISTERS = 208  # of the accumulator, a thread: beyond, there is no room for anything else
+
+
+# ---- choice -----------------------------------------------------------------------------------------------------------
+
+
+def choose_wgmma(op: Any, threads: int) -> GemmPlan | str:
+    """The row and the warps (along M, along N) for a Gemm in a block of `threads` threads, or why wgmma is not used.
+
+    Warps are counted in fours: a warp group stays whole.
+    """
+    if operand_dtype(op.a.dtype) == "tfloat32":
+        return "float32 operands would be cut to tf32, not rounded"
+    if op.a.dtype.is_float and op.a.dtype.bits == 8:
+        return "sums of float8 products lose bits"
+    sizes = wgmma_sizes(op.a.dtype, op.b.dtype, op.c.dtype)
+    if not sizes:
+        return f"there is no wgmma of {op.a.dtype} and {op.b.dtype} into {op.c.dtype}"
+    if threads % GROUP:
+        return f"{threads} threads are no whole warp groups"
+    if op.c.buffer.scope_name != FRAGMENT or not op.c.is_full or op.c.buffer.ndim != 2:
+        return "the accumulator is not a whole fragment"
+    if op.b.buffer.scope_name not in SHARED or op.a.buffer.scope_name not in (*SHARED, FRAGMENT):
+        return "B is not in shared memory" if op.b.buffer.scope_name not in SHARED else "A is in per-thread memory"
+    for region in (op.a, op.b):
+        why = _unfit(region)
+        if why:
+            return why
+    if op.a.dtype.bits != 16 and (op.transpose_a or not op.transpose_b):
+        return f"operands of {op.a.dtype} need K contiguous"
+    best: GemmPlan | None = None
+    for groups in _partitions(op, threads // GROUP):
+        row = _row(op, groups, sizes)
+        if row is not None:
+            best = GemmPlan(row.name, (groups[0] * 4, groups[1]))
+            break
+    return best or f"{threads // GROUP} warp group(s) do not divide {op.m} x {op.n} x {op.k} into instructions"
+
+
+def _partitions(op: Any, groups: int) -> list[tuple[int, int]]:
+    """(groups along M, along N), the preferred one first: whole rows in a group, unless the policy says otherwise."""
+    out = [(m, groups // m) for m in range(1, groups + 1)
+           if groups % m == 0 and op.m % (64 * m) == 0 and op.n % (8 * (groups // m)) == 0]
+    return sorted(out, reverse=op.policy is not GemmWarpPolicy.FullCol)
+
+
+def _row(op: Any, groups: tuple[int, int], sizes: tuple[int, ...]) -> WgmmaRow | None:
+    """The widest instruction that divides the columns of a group and whose operands start where they may."""
+    m, n = op.m // groups[0], op.n // groups[1]
+    if m * n // GROUP * op.c.dtype.bits // 32 > MOST_REGISTERS:
+        return None
+    for size in reversed(sizes):
+        if n % size:
+            continue
+        row = wgmma_row(size, op.a.dtype, op.b.dtype, op.c.dtype)
+        if row is None or op.k % row.shape[2]:
+            return None
+        fits = _starts(op.b, "k" if op.transpose_b else "mn", op.n, size)
+        if op.a.buffer.scope_name in SHARED:
+            fits = fits and _starts(op.a, "mn" if op.transpose_a else "k", op.m, 64)
+        if fits:
+            return row
+    return None
+
+
+def _unfit(region: Region) -> str:
+    """Why an operand's place in shared memory does not suit descriptors; "" when it does."""
+    b = region.buffer
+    if b.scope_name == FRAGMENT:
+        return ""
+    if b.ndim < 2 or not b.is_static or b.strides_ is not None:
+        return f"`{b.name}` is not a plain matrix"
+    if shared_panels(b) is None:
+        return f"rows of `{b.name}` are no whole panels"
+    row, column = (_number(m) for m in region.mins[-2:])
+    if row is None or column is None or row % 8 or column * b.dtype.bits % 256:
+        return f"the tile of `{b.name}` starts inside a swizzle pattern"
+    return ""
+
+
+def _starts(region: Region, major: str, total: int, extent: int) -> bool:
+    """Whether every instruction's part of an operand may start where it does."""
+    p = shared_panels(region.buffer)
+    if p is None or major == "k":
+        return p is not None
+    first = _number(region.mins[-1])
+    if first is None:
+        return False
+    w = p.panel_columns
+    return all(at % w == 0 or at % w + extent <= w for at in range(first, first + total, extent))
+
+
+def shared_layout(b: Buffer) -> Layout | None:
+    """The panel layout of an operand's shared buffer: it follows from the buffer alone."""
+    bits = b.dtype.bits * b.dtype.lanes
+    width = panel_width(int(b.shape[-1]), bits)
+    return panel_layout(tuple(b.shape), bits, width) if width else None
+
+
+def shared_panels(b: Buffer) -> Panels | None:
+    """The panels of one version of a shared buffer; None when it has none."""
+    layout = shared_layout(b)
+    return None if layout is None else panels(layout, b.dtype.bits * b.dtype.lanes)
+
+
+def _number(e: Any) -> int | None:
+    if isinstance(e, int):
+        return e
+    return int(e.value) if isinstance(e, Const) else None
+
+
+def operand_layouts(op: Any) -> dict[Buffer, Layout]:
+    """The shared layouts a Gemm by wgmma demands."""
+    out: dict[Buffer, Layout] = {}
+    for region in (op.a, op.b):
+        if region.buffer.scope_name in SHARED:
+            layout = shared_layout(region.buffer)
+            if layout is not None:
+                out[region.buffer] = layout
+    return out
+
+
+def wgmma_fragments(op: Any, row: WgmmaRow, warps: tuple[int, int],
+                    threads: int) -> tuple[Fragment, None, Fragment]:
+    """Fragments of a (when it is in registers) and c, in the shape of each region's last two dimensions.
+
+    Registers: one instruction tile after another, a with K slowest, c with M slowest.
+    """
+    mg, ng = warps[0] // 4, warps[1]
+    m, n, k = op.m // (64 * mg), op.n // (row.shape[1] * ng), op.k // row.shape[2]
+    a = tile_fragment(row.a, (m, k), (mg, 1), (1, 0), ((ng, mg),), order=(1, 0), threads=threads)
+    c = tile_fragment(row.c, (m, n), (mg, ng), (1, mg), threads=threads)
+    return (a.permuted((1, 0)) if op.transpose_a else a, None, c)
+
+
+# ---- lowering ---------------------------------------------------------------------------------------------------------
+
+
+class _Matrix:
+    """An operand in shared memory: its descriptors."""
+
+    def __init__(self, cx: Any, region: Region, major: str) -> None:
+        buffer = region.buffer
+        got = panels(cx.layout_of(buffer), buffer.dtype.bits)
+        if got is None:
+            raise InternalError(f"`{buffer.name}` is not in panels")
+        self.panels, self.major, self.cx = got, major, cx
+        zero = const(0)
+        lead = tuple(cx.expr(convert(m)) for m in region.mins[:-2])
+        self.storage, self.base = cx.physical(buffer, (*lead, zero, zero))
+        first = tuple(convert(m) for m in region.mins[-2:])
+        self.outer, self.k = first if major == "k" else first[::-1]
+        self.count = got.bytes * 8 // buffer.dtype.bits
+        d = got.descriptor(major)
+        self.fields = {"lbo": d.lbo, "sbo": d.sbo, "swizzle": d.swizzle, "count": self.count}
+
+    def descriptor(self, start: Expr, k: int) -> Expr:
+        """Of the part that starts at row or column `start` (of the operand) and element k of K."""
+        at = self.panels.offset(self.major, self.outer + start, self.k + k)
+        at, = self.cx.simplified((convert(at),))
+        args: tuple[Expr, ...] = (AddressOf(self.storage, self.base),)
+        if isinstance(at, Const):
+            return call("wgmma_descriptor", args, "uint64", offset=int(at.value), **self.fields)
+        return call("wgmma_descriptor", (*args, at), "uint64", offset=0, **self.fields)
+
+
+def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
+    """The statements of one thread for a gemm on `row`; attr `wait`: later groups that may be in flight (0)."""
+    warps = op.attr("warps")
+    mg, ng = warps[0] // 4, warps[1]
+    want_a, _, want_c = wgmma_fragments(op, row, warps, cx.num_threads)
+    if cx.layout_of(op.c.buffer) != want_c:
+        raise InternalError(f"the layout of accumulator `{op.c.buffer.name}` is not that of {row.name}")
+    local_c = cx.local_of(op.c.buffer)
+    m_tiles, n_tiles, steps = op.m // (64 * mg), op.n // (row.shape[1] * ng), op.k // row.shape[2]
+    group = cx.thread // GROUP
+    m_first = group % mg * (op.m // mg) if mg > 1 else const(0)
+    n_first = group // mg * (op.n // ng) if ng > 1 else const(0)
+    a_local, a_shared = _left(op, cx, want_a)
+    b_shared = _Matrix(cx, op.b, "k" if op.transpose_b else "mn")
+    attrs = {"row": row.name, "a_major": "k" if a_shared is None else a_shared.major, "b_major": b_shared.major}
+    stmts: list[Stmt] = [_pin(local_c), *([] if a_local is None else [_pin(a_local)]), _do("wgmma_fence")]
+    for step in range(steps):
+        k = step * row.shape[2]
+        scale = _scale(op, cx, step)
+        for mi in range(m_tiles):
+            a: Expr
+            if a_shared is None:
+                a = AddressOf(a_local, (const((step * m_tiles + mi) * row.a.registers),))
+            else:
+                a = a_shared.descriptor(m_first + mi * 64, k)
+            for ni in range(n_tiles):
+                b = b_shared.descriptor(n_first + ni * row.shape[1], k)
+                c = AddressOf(local_c, (const((mi * n_tiles + ni) * row.c.registers),))
+                stmts.append(Evaluate(call("wgmma", (c, a, b, scale), "void", span=op.span, **attrs), span=op.span))
+    stmts += [_do("wgmma_commit"), _do("wgmma_wait", n=int(op.attr("wait", 0)))]
+    if not op.attr("wait", 0):
+        stmts += [_pin(local_c), *([] if a_local is None else [_pin(a_local)])]
+    return seq(*stmts, span=op.span)
+
+
+def _do(name: str, **attrs: Any) -> Stmt:
+    return Evaluate(call(name, (), "void", **attrs))
+
+
+def _pin(local: Buffer) -> Stmt:
+    """Keeps ordinary accesses of a register array on their side of this point."""
+    return Evaluate(call("wgmma_pin", (AddressOf(local, (const(0),)),), "void", count=int(local.shape[0])))
+
+
+def _scale(op: Any, cx: Any, step: int) -> Expr:
+    """Whether a k step adds to the accumulator: the first one may replace it."""
+    if step:
+        return const(True)
+    clear = op.clear_accum
+    return const(not clear.value) if isinstance(clear, Const) else unary("not", cast(cx.expr(clear), "bool"))
+
+
+def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | None]:
+    """A in registers where its layout is the instruction's, else in shared memory (copied there if need be)."""
+    region = op.a
+    major = "mn" if op.transpose_a else "k"
+    if region.buffer.scope_name != FRAGMENT:
+        return None, _Matrix(cx, region, major)
+    source = region.buffer
+    if region.is_full and source.ndim == 2 and cx.layout_of(source) == want:
+        return cx.local_of(source), None
+    shape = tuple(int(n) for n in region.extents[-2:])
+    width = panel_width(shape[-1], source.dtype.bits)
+    scratch = cx.new_shared(f"{source.name}_s", shape, source.dtype, panel_layout(shape, source.dtype.bits, width))
+    mins = tuple(convert(m) for m in region.mins)
+
+    def move(p: tuple[Any, ...]) -> Stmt:
+        return Store(scratch, p, load(source, (*mins[:-2], mins[-2] + p[0], mins[-1] + p[1])))
+
+    cx.prepend(cx.parallel(shape, move, span=op.span))
+    return None, _Matrix(cx, Region(scratch, (const(0), const(0)), shape, span=region.span), major)
+
+
+__all__ = ["choose_wgmma", "lower_wgmma", "operand_layouts", "shared_layout", "shared_panels", "wgmma_fragments"]

@@ -1,0 +1,30 @@
+"""Which Hopper features (sm_90a: wgmma, TMA, warp roles) a program is compiled with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .config import PassConfigKey
+from .pass_ import PassContext
+
+
+@dataclass(frozen=True)
+class Hopper:
+    """What may be used: warp-group matrix instructions; tensor memory copies; separate warps for them."""
+
+    wgmma: bool = False
+    tma: bool = False
+    roles: bool = False
+
+
+def hopper(cx: PassContext) -> Hopper:
+    """The features of the target, less what the configuration turns off."""
+    target = cx.target
+    if not getattr(target, "has_wgmma", False) or not cx.option(PassConfigKey.TL_ENABLE_HOPPER):
+        return Hopper()
+    wgmma = not cx.option(PassConfigKey.TL_DISABLE_WGMMA)
+    tma = not cx.option(PassConfigKey.TL_DISABLE_TMA_LOWER)
+    return Hopper(wgmma, tma, tma and not cx.option(PassConfigKey.TL_DISABLE_WARP_SPECIALIZED))
+
+
+__all__ = ["Hopper", "hopper"]
