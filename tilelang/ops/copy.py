@@ -13,6 +13,7 @@ from .layouts import same_layout
 from .ldmatrix import copy_by_ldmatrix
 from .pairing import lower_elementwise
 from .tiles import fit
+from .tma import lower_tma_load
 
 errors.register("copy-tile", ValueError, "a copy whose two tiles do not match",
                 "both tiles need the same extents and lane counts")
@@ -24,7 +25,8 @@ class Copy(TileOp):
 
     src, dst: regions whose non-unit extents agree in order (the iteration space is settled by the frontend, spec 9).
     attrs: coalesced_width, disable_tma, eviction_policy, prefer_instruction, loop_layout, user keys; and, set by the
-    pipeline planner, async_group=True: issue as cp.async and leave completion to a later wait.
+    pipeline planner, async_group=True: issue as cp.async and leave completion to a later wait; or by the roles of warps,
+    tma=True and barrier=(buffer, index): one thread runs it, the data arrives on that mbarrier.
     Block-collective.  Any pair of global, shared, fragment and local.
     """
 
@@ -45,6 +47,8 @@ class Copy(TileOp):
     def lower(self, cx: LowerContext) -> Stmt:
         """ldmatrix into a matrix operand's registers; else an element loop under the distribution that suits both
         sides, with cp.async where the planner asked for it."""
+        if self.attr("tma"):
+            return lower_tma_load(self, cx)
         by_matrix = copy_by_ldmatrix(cx, self.src, self.dst, self.span)
         if by_matrix is not None:
             return by_matrix

@@ -46,9 +46,9 @@ from tilelang.ir import (
     with_attrs,
 )
 from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment
-from tilelang.ops import Gemm
+from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm
-from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts
+from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout
 
 from .config import PassConfigKey
 from .hopper import hopper
@@ -110,7 +110,7 @@ class _Inference:
 
     def __init__(self, launch: Launch, cx: PassContext) -> None:
         self.launch, self.cx = launch, cx
-        self.known = Known(launch.num_threads)
+        self.known = Known(launch.attr("compute_threads") or launch.num_threads)
         self.ops: list[TileOp] = []
         self.loops: dict[int, Loop] = {}
         self.buffers: dict[Buffer, None] = {}  # shared and fragment buffers, in order of appearance
@@ -268,6 +268,7 @@ class _Inference:
         gemms = [op for op in self.ops if isinstance(op, Gemm)]
         rows_first = row_groups(gemms, self.ops, self.loops.values())
         arch = getattr(self.cx.target, "arch_number", 0) or 80
+        self._by_tma()
         by_groups = self._by_wgmma(gemms)
         for op in gemms:
             plan = by_groups.get(id(op)) or choose_gemm(op, arch, self.known.threads, op.c.buffer in rows_first)
@@ -281,6 +282,17 @@ class _Inference:
                     self.demanded[b] = (lay, op)
                 elif b is op.c.buffer and plan.instruction != SIMT and old != lay:
                     self._conflict(b, old, lay, op)
+
+    def _by_tma(self) -> None:
+        """What TMA fills lies in panels."""
+        for op in self.ops:
+            if isinstance(op, Copy) and op.attr("tma"):
+                b, lay = op.dst.buffer, shared_layout(op.dst.buffer)
+                given = self.known.layouts.get(b)
+                if lay is None or given is not None and given != lay:
+                    raise error("layout-conflict", f"`{b.name}` is filled by TMA, its layout must be in panels, found "
+                                f"{given!r}", span=op.span, hint="leave the layout out, or pass disable_tma=True to T.copy")
+                self.known.settle(b, lay, f"filled by TMA{_at(op)}")
 
     def _by_wgmma(self, gemms: list[Gemm]) -> dict[int, GemmPlan]:
         """The gemms that warp-group instructions compute; the layouts of their operands in shared memory are settled.

@@ -21,7 +21,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, 
                          rebuild, replace, seq, substitute, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.layout import linear_layout, swizzled_layout
-from tilelang.ops import Gemm
+from tilelang.ops import Copy, Gemm
 from tilelang.ops.distribute import Distribution, conjunction
 from tilelang.target.wgmma import WGMMA_ROWS
 
@@ -34,6 +34,7 @@ from .vector_lanes import scalar_async
 from .vectorize import Widths
 
 SHARED = ("shared", "shared.dyn")
+GROUP = 128  # threads of a warp group
 
 
 @pass_(needs=TILE, gives=THREADS_BOUND)
@@ -58,6 +59,8 @@ def _read_by_hardware(launch: Launch) -> set[Var]:
     for s in walk(launch.body):
         if isinstance(s, Gemm) and s.attr("instruction", "") in WGMMA_ROWS:
             out.update(r.buffer.data for r in (s.a, s.b) if r.buffer.scope_name in SHARED)
+        elif isinstance(s, Copy) and s.attr("tma"):
+            out.add(s.dst.buffer.data)
     return out
 
 
@@ -83,6 +86,7 @@ class Lowering:
         self.before: list[Stmt] = []
         self.exchanges: dict[tuple[Any, ...], Buffer] = {}
         self.widths = Widths(self.layout_of)
+        self.maps: dict[tuple[Any, ...], str] = {}  # (buffer, box, swizzle, fill, l2) -> name
         self.panelled = _read_by_hardware(launch)
         self.guarded = not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS)
         for v, n in zip(launch.thread_vars, launch.threads):
@@ -101,7 +105,8 @@ class Lowering:
             x, y, _ = self.launch.threads
             tx, ty, tz = self.launch.thread_vars
             body = seq(Bind(self.thread, tx + ty * x + tz * (x * y)), body)
-        return with_attrs(replace(self.launch, body=body), layouts=None)
+        maps = tuple((name, *key) for key, name in self.maps.items()) or None
+        return with_attrs(replace(self.launch, body=body), layouts=None, tensor_maps=maps, compute_threads=None)
 
     # ---- buffers --------------------------------------------------------------------------------------------------
 
@@ -178,6 +183,17 @@ class Lowering:
         made, self.allocs = self.allocs, saved
         before, self.before = self.before, []
         return seq(*[Alloc(b) for b in made], *before, out, span=span) if made or before else out
+
+    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int) -> str:
+        """Name of the tensor map of a global buffer for boxes of this form."""
+        key = (buffer, box, swizzle, "zero", 128)
+        if key not in self.maps:
+            names = set(self.maps.values())
+            base = name = f"{buffer.name}_map"
+            while name in names:
+                name = f"{base}_{len(names)}"
+            self.maps[key] = name
+        return self.maps[key]
 
     def prepend(self, s: Stmt) -> None:
         """A statement to run before those of the op being lowered."""
@@ -266,6 +282,8 @@ class Lowering:
                 return s if value is s.value else replace(s, value=value)
             case Store():
                 return self._store(s)
+            case If() if isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
+                return self._roles(s)
             case If():
                 then = self.under(s.cond, True, lambda: self.stmt(s.then))
                 no = s.orelse
@@ -287,6 +305,30 @@ class Lowering:
             case Evaluate():
                 return self._evaluate(s)
         return rebuild(s, self._rebuild)
+
+    def _roles(self, s: If) -> Stmt:
+        """Warp groups with work of their own: inside, "the block" is theirs alone."""
+        first, count = int(s.cond.attr("first")), int(s.cond.attr("count"))  # type: ignore[attr-defined]
+        then = self._as_block(s.then, first, count)
+        if s.orelse is None:
+            return replace(s, then=then)
+        groups = self.num_threads // GROUP
+        rest = (0, first) if first + count == groups else (count, groups - count)
+        if first and first + count != groups:
+            raise errors.InternalError(f"warp groups {first} .. {first + count - 1} leave two pieces of {groups} groups")
+        return replace(s, then=then, orelse=self._as_block(s.orelse, *rest))
+
+    def _as_block(self, s: Stmt, first: int, count: int) -> Stmt:
+        saved = self.num_threads, self.thread, self.analyzer
+        lo = first * GROUP
+        self.num_threads = count * GROUP
+        self.analyzer = self.analyzer.bind(self.thread, lo, lo + self.num_threads - 1)
+        if first:
+            self.thread = self.thread - lo  # type: ignore[assignment]
+        try:
+            return self.stmt(s)
+        finally:
+            self.num_threads, self.thread, self.analyzer = saved
 
     def _rebuild(self, v: Any) -> Any:
         if isinstance(v, Stmt):
@@ -363,6 +405,10 @@ class Lowering:
 
     def _evaluate(self, s: Evaluate) -> Stmt:
         out: Stmt = replace(s, call=self._call(s.call))
+        if s.call.op == "wgmma_pin" and isinstance(s.call.args[0], AddressOf) and \
+                s.call.args[0].buffer.scope_name == "local.fragment":
+            count = int(self.local_of(s.call.args[0].buffer).shape[0])
+            out = replace(out, call=with_attrs(out.call, count=count))
         guard = self._atomic_guard(s.call)
         if self.loop is not None:
             guard = conjunction(self.loop.dist.first, guard)
@@ -389,6 +435,8 @@ class Lowering:
         if isinstance(e, Load):
             return self._load(e)
         if isinstance(e, AddressOf):
+            if e.buffer.scope_name == "local.fragment":  # the registers that hold it (wgmma_pin)
+                return AddressOf(self.local_of(e.buffer), (const(0),), e.dtype, span=e.span)
             buffer, at = self.physical(e.buffer, self.exprs(e.indices))
             return AddressOf(buffer, at, e.dtype, span=e.span)
         if isinstance(e, Call):

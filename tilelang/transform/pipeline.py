@@ -22,6 +22,7 @@ from .place_sync import place_sync
 from .plan_pipelines import plan_pipelines
 from .plan_shared_memory import plan_shared_memory
 from .simplify import simplify
+from .specialize_warps import specialize_warps
 from .verify_sync import verify_sync
 
 log = logging.getLogger("tilelang.transform")
@@ -30,6 +31,7 @@ log = logging.getLogger("tilelang.transform")
 TILE_PASSES: tuple[PassFn, ...] = (legalize,)
 DEVICE_PASSES: tuple[PassFn, ...] = (
     check_collective,  # before roles and layouts: it sees the user's branches
+    specialize_warps,  # before plan_pipelines, which keeps what it leaves
     plan_pipelines,  # before layouts: it gives shared buffers their versions
     infer_layouts,
     lower_tile_ops,  # TILE -> THREADS_BOUND

@@ -62,18 +62,18 @@ def plan_pipelines(func: Func, cx: PassContext) -> Func:
 class _Planner:
     launch: Launch
     cx: PassContext
-    versioned: dict[Buffer, Buffer] = field(default_factory=dict)
+    made: dict[Buffer, Buffer] = field(default_factory=dict)
 
     def run(self) -> Launch:
-        if not any(isinstance(s, For) and _is_pipelined(s) for s in statements(self.launch.body)):
+        if not any(isinstance(s, For) and is_pipelined(s) for s in statements(self.launch.body)):
             return self.launch
         body: Stmt = self.visit(self.launch.body)
         touched = {e.storage for e in effects(body)}
-        body = _drop_allocs(body, {b for b in self.versioned if b.data not in touched})
+        body = _drop_allocs(body, {b for b in self.made if b.data not in touched})
         layouts = self.launch.attr("layouts")
         out = replace(self.launch, body=body)
         if layouts:  # a user's layout of a buffer is that of each of its versions
-            more = tuple((self.versioned[b], lay) for b, lay in layouts if b in self.versioned)
+            more = tuple((self.made[b], lay) for b, lay in layouts if b in self.made)
             out = with_attrs(out, layouts=tuple(layouts) + more)
         reports = [s.attr("pipeline_report") for s in statements(body) if isinstance(s, For)]
         return with_attrs(out, pipeline_report="; ".join(r for r in reports if r) or None)
@@ -84,13 +84,13 @@ class _Planner:
             return s if all(a is b for a, b in zip(out, s)) else out
         if not isinstance(s, Stmt):
             return s
-        if isinstance(s, For) and _is_pipelined(s):
+        if isinstance(s, For) and is_pipelined(s):
             return self.loop(s, self.visit(s.body))
         return rebuild(s, self.visit)
 
     def loop(self, original: For, body: Stmt) -> Stmt:
         """A pipelined loop, its body already planned, as serial code."""
-        wanted = _wanted(original)
+        wanted = wanted_stages(original)
         plain = with_attrs(replace(original, kind="serial", body=body), **dict.fromkeys(_LOOP_ATTRS))
 
         def serial(why: str) -> For:
@@ -102,7 +102,7 @@ class _Planner:
             _check_flow(original, parts.items, stage, order)
         elif wanted == 0:
             return plain
-        if _leaves(body):
+        if has_exits(body):
             return serial("break or continue in the body")
         if orders(original.body):
             return serial("the body orders threads or asynchronous copies itself")
@@ -115,7 +115,7 @@ class _Planner:
         if isinstance(plan, str):
             return serial(plan)
         for b, v in plan.versions.items():
-            self.versioned[b] = v
+            self.made[b] = v
         return emit(plan, plain, parts)
 
     def has_async(self) -> bool:
@@ -133,7 +133,7 @@ class _Planner:
         early = set(loads)
         for i in sorted(loads):
             buffer = items[i].stmt.dst.buffer  # type: ignore[attr-defined]
-            why = _unwaited(items, loads, i) or self.unfit(loop, items, buffer)
+            why = _unwaited(items, loads, i) or unversionable(self.launch, loop, items, buffer)
             if why:
                 early.discard(i)
                 reasons.append(why)
@@ -158,7 +158,7 @@ class _Planner:
         versions: dict[Var, int] = {}
         for b in {e.buffer: None for x in items for e in x.effects if e.writes}:
             span = stage_span(items, stage, b.data)
-            if span > 1 and b.scope_name in _SHARED and not self.unfit(loop, items, b):
+            if span > 1 and b.scope_name in _SHARED and not unversionable(self.launch, loop, items, b):
                 versions[b.data] = span
         broken = violations(items, stage, order, versions)
         if broken:
@@ -174,39 +174,21 @@ class _Planner:
     def plan(self, loop: For, parts: Body, stage: list[int], order: list[int], ahead: set[int],
              versions: dict[Var, int]) -> Plan:
         buffers = {e.buffer: None for x in parts.items for e in x.effects if versions.get(e.storage, 1) > 1}
-        new = {b: replace(b, shape=(versions[b.data], *b.shape), data=Var(b.name, b.data.dtype, span=b.span))
-               for b in buffers}
+        new = {b: versioned(b, versions[b.data]) for b in buffers}
         count = max(versions.values(), default=1)
         names = ", ".join(sorted({parts.items[i].stmt.dst.buffer.name for i in ahead}))  # type: ignore[attr-defined]
         report = f"pipelined: {count} stage{'s' * (count != 1)}" + (f" of {names}" if names else "")
         return Plan(stage, order, frozenset(ahead), new, report)
 
-    def unfit(self, loop: For, items: list[Item], b: Buffer) -> str:
-        """Why a shared buffer cannot have versions; empty when it can."""
-        if not b.is_static or b.strides_ is not None:
-            return f"`{b.name}` has a run-time shape"
-        if has_views(b, self.launch.body):
-            return f"`{b.name}` has views"
-        for x in items:
-            if x.touches(b.data) and hasattr(x.stmt, "dim"):
-                return f"`{b.name}` is reduced or scanned in shared memory"
-            if any(e.storage is b.data and e.indices is None and e.region is None for e in x.effects):
-                return f"the address of `{b.name}` is taken"
-        if live_into(b.data, loop.body):
-            return f"`{b.name}` carries values to the next iteration"
-        if Liveness(b.data, self.launch.body).after(loop):
-            return f"`{b.name}` is used after the loop"
-        return ""
-
 
 # ---- what the user asked for ----------------------------------------------------------------------------------------
 
 
-def _is_pipelined(s: For) -> bool:
+def is_pipelined(s: For) -> bool:
     return s.kind == "pipelined" or s.attr("software_pipeline_stage") is not None
 
 
-def _wanted(s: For) -> int | tuple[Any, Any]:
+def wanted_stages(s: For) -> int | tuple[Any, Any]:
     """num_stages, or the (order, stage) lists.  Raises "pipeline-arguments"."""
     order = s.attr("order") or s.attr("software_pipeline_order")
     stage = s.attr("stage") or s.attr("software_pipeline_stage")
@@ -263,6 +245,28 @@ def _check_flow(s: For, items: list[Item], stage: list[int], order: list[int]) -
 # ---- small questions ------------------------------------------------------------------------------------------------
 
 
+def versioned(b: Buffer, versions: int) -> Buffer:
+    """A buffer of its own that holds `versions` tiles of b, one after another."""
+    return replace(b, shape=(versions, *b.shape), data=Var(b.name, b.data.dtype, span=b.span))
+
+
+def unversionable(launch: Launch, loop: For, items: list[Item], b: Buffer) -> str:
+    """Why a shared buffer cannot have versions; empty when it can."""
+    if not b.is_static or b.strides_ is not None:
+        return f"`{b.name}` has a run-time shape"
+    if has_views(b, launch.body):
+        return f"`{b.name}` has views"
+    for x in items:
+        if x.touches(b.data) and hasattr(x.stmt, "dim"):
+            return f"`{b.name}` is reduced or scanned in shared memory"
+        if any(e.storage is b.data and e.indices is None and e.region is None for e in x.effects):
+            return f"the address of `{b.name}` is taken"
+    if live_into(b.data, loop.body):
+        return f"`{b.name}` carries values to the next iteration"
+    if Liveness(b.data, launch.body).after(loop):
+        return f"`{b.name}` is used after the loop"
+    return ""
+
 def _is_load(x: Item) -> bool:
     """Whether an item copies from global to shared memory in a form that may be asynchronous."""
     c = x.stmt
@@ -302,7 +306,7 @@ def _producers_first(items: list[Item], early: set[int]) -> list[int]:
     return order
 
 
-def _leaves(body: Stmt) -> bool:
+def has_exits(body: Stmt) -> bool:
     """Whether a break or continue below belongs to the loop around body."""
     match body:
         case Break() | Continue():
@@ -312,8 +316,8 @@ def _leaves(body: Stmt) -> bool:
         case Parallel():
             return False
         case Seq():
-            return any(map(_leaves, body.stmts))
-    return any(_leaves(x) for x in (getattr(body, "then", None), getattr(body, "orelse", None)) if x is not None)
+            return any(map(has_exits, body.stmts))
+    return any(has_exits(x) for x in (getattr(body, "then", None), getattr(body, "orelse", None)) if x is not None)
 
 
 def _drop_allocs(s: Any, gone: set[Buffer]) -> Any:
@@ -329,4 +333,4 @@ def _drop_allocs(s: Any, gone: set[Buffer]) -> Any:
     return s
 
 
-__all__ = ["plan_pipelines"]
+__all__ = ["has_exits", "is_pipelined", "plan_pipelines", "unversionable", "versioned", "wanted_stages"]

@@ -30,7 +30,7 @@ SHARED = ("shared", "shared.dyn")
 BUDGET = 6000  # access evaluations; loops are cut short beyond
 _WRITES_FIRST = ("cp_async", "ldmatrix", "stmatrix")
 _ORDERING = frozenset(("sync_threads", "cp_async_commit", "cp_async_wait"))
-_UNHANDLED = ("named_barrier", "named_barrier_arrive", "mbarrier_wait_parity", "mbarrier_arrive")
+_UNHANDLED = ("named_barrier", "named_barrier_arrive", "mbarrier_wait_parity", "mbarrier_wait", "mbarrier_arrive")
 _OPS: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
     "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "shl": np.left_shift,

@@ -211,7 +211,9 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     a_local, a_shared = _left(op, cx, want_a)
     b_shared = _Matrix(cx, op.b, "k" if op.transpose_b else "mn")
     attrs = {"row": row.name, "a_major": "k" if a_shared is None else a_shared.major, "b_major": b_shared.major}
-    stmts: list[Stmt] = [_pin(local_c), *([] if a_local is None else [_pin(a_local)]), _do("wgmma_fence")]
+    running = int(op.attr("wait", 0))  # then the accumulators may be in use: whoever set it pins them around the loop
+    pins = [] if running else [_pin(local_c), *([] if a_local is None else [_pin(a_local)])]
+    stmts: list[Stmt] = [*pins, _do("wgmma_fence")]
     for step in range(steps):
         k = step * row.shape[2]
         scale = _scale(op, cx, step)
@@ -225,10 +227,7 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
                 b = b_shared.descriptor(n_first + ni * row.shape[1], k)
                 c = AddressOf(local_c, (const((mi * n_tiles + ni) * row.c.registers),))
                 stmts.append(Evaluate(call("wgmma", (c, a, b, scale), "void", span=op.span, **attrs), span=op.span))
-    stmts += [_do("wgmma_commit"), _do("wgmma_wait", n=int(op.attr("wait", 0)))]
-    if not op.attr("wait", 0):
-        stmts += [_pin(local_c), *([] if a_local is None else [_pin(a_local)])]
-    return seq(*stmts, span=op.span)
+    return seq(*stmts, _do("wgmma_commit"), _do("wgmma_wait", n=running), *pins, span=op.span)
 
 
 def _do(name: str, **attrs: Any) -> Stmt:

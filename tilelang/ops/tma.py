@@ -1,0 +1,101 @@
+"""Copies from global to shared memory by TMA: one thread asks for whole boxes, which arrive on an mbarrier.
+
+A tile of panels (layout/panels.py) is one box a panel, elements outside the tensor read as zero.  The Copy carries
+tma=True and barrier=(shared.barrier buffer, index); the pass that sets them makes one thread run it and counts the bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.errors import InternalError
+from tilelang.ir import AddressOf, Evaluate, Expr, Region, Stmt, call, const, convert, is_const, seq
+from tilelang.layout import Panels, panels
+from tilelang.target.tensor_map import refusal
+
+from .gemm.wgmma import shared_panels
+
+MOST_BOXES = 16  # a copy, beyond which loads by all threads are no worse
+_HINTS = {"evict_first": "evict_first", "evict_last": "evict_last", "evict_normal": "evict_normal"}
+
+
+def tma_refusal(op: Any) -> str:
+    """Why a Copy from global to shared memory cannot be a TMA load; "" when it can."""
+    src, dst = op.src, op.dst
+    if op.attr("disable_tma") or op.attr("prefer_instruction") not in (None, "tma"):
+        return "the copy asks for another way"
+    if src.dtype != dst.dtype:
+        return "the copy converts"
+    b = dst.buffer
+    if b.ndim < 2 or not b.is_static or b.strides_ is not None or not dst.is_full:
+        return f"`{b.name}` is not filled as a whole tile"
+    rows, columns = (int(n) for n in b.shape[-2:])
+    if any(n != 1 for n in b.shape[:-2]) or rows == 1 or columns == 1:
+        return f"`{b.name}` is no matrix"
+    p = shared_panels(b)
+    if p is None:
+        return f"rows of `{b.name}` are no whole panels"
+    if _box_dims(src, rows, columns) is None:
+        return f"the tile of `{src.buffer.name}` is no box whose rows are contiguous"
+    boxes = p.boxes()
+    if len(boxes) > MOST_BOXES or len({(x.rows, x.columns) for x in boxes}) > 1:
+        return f"`{b.name}` needs {len(boxes)} boxes"
+    if any(not isinstance(s, int) and not hasattr(s, "value") for s in src.buffer.strides[:-1]):
+        return f"the strides of `{src.buffer.name}` are known at run time only"
+    return refusal(src.buffer, _box(src, p, rows, columns), p.swizzle) or ""
+
+
+def tma_bytes(op: Any) -> int:
+    """What the boxes of a copy count on its barrier."""
+    p = shared_panels(op.dst.buffer)
+    if p is None:
+        raise InternalError(f"`{op.dst.buffer.name}` has no panels")
+    return p.transaction_bytes
+
+
+def _box_dims(src: Region, rows: int, columns: int) -> tuple[int, int] | None:
+    """The dimensions of the tensor that are the tile's rows and columns."""
+    wide = [d for d, n in enumerate(src.extents) if not is_const(n, 1)]
+    if len(wide) != 2 or wide[1] != src.buffer.ndim - 1 or not is_const(src.extents[wide[0]], rows) or \
+            not is_const(src.extents[wide[1]], columns):
+        return None
+    return wide[0], wide[1]
+
+
+def _box(src: Region, p: Panels, rows: int, columns: int) -> tuple[int, ...]:
+    """Extents of a box, innermost first."""
+    dims = _box_dims(src, rows, columns)
+    first = p.boxes()[0]
+    out = [1] * src.buffer.ndim
+    if dims is not None:
+        out[dims[0]], out[dims[1]] = first.rows, first.columns
+    return tuple(reversed(out))
+
+
+def lower_tma_load(op: Any, cx: Any) -> Stmt:
+    """The boxes of a copy, as the one thread that runs it asks for them."""
+    src, dst = op.src, op.dst
+    got = panels(cx.layout_of(dst.buffer), dst.dtype.bits)
+    rows, columns = (int(n) for n in dst.buffer.shape[-2:])
+    dims = _box_dims(src, rows, columns)
+    if got is None or dims is None:
+        raise InternalError(f"a copy to `{dst.buffer.name}` was planned as TMA, but it is no box of panels")
+    name = cx.tensor_map(src.buffer, _box(src, got, rows, columns), got.swizzle)
+    barrier, index = op.attr("barrier")
+    bar = AddressOf(barrier, (cx.expr(convert(index)),))
+    zero = const(0)
+    lead = tuple(cx.expr(convert(m)) for m in dst.mins[:-2])
+    storage, (base,) = cx.physical(dst.buffer, (*lead, zero, zero))
+    hint = _HINTS.get(str(op.attr("eviction_policy", "")))
+    attrs = {"map": name, **({"cache_hint": hint} if hint and hint != "evict_normal" else {})}
+    out: list[Stmt] = []
+    for box in got.boxes():
+        at: list[Expr] = [cx.expr(convert(m)) for m in src.mins]
+        at[dims[0]], at[dims[1]] = at[dims[0]] + box.row, at[dims[1]] + box.column
+        place, *where = cx.simplified((base + box.offset * 8 // dst.dtype.bits, *reversed(at)))
+        out.append(Evaluate(call("tma_load", (AddressOf(storage, (place,)), bar, *where), "void", span=op.span, **attrs),
+                            span=op.span))
+    return seq(*out, span=op.span)
+
+
+__all__ = ["lower_tma_load", "tma_bytes", "tma_refusal"]

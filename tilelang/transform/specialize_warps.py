@@ -1,0 +1,352 @@
+"""Pipelined loops whose tiles TMA can load: one warp group loads, the others compute.
+
+    for k in T.Pipelined(n, num_stages=S):         if in warp group C (the last):            # producer
+        copy(A[k], A_s)                                for k in n:                           # one elected thread
+        copy(B[k], B_s)                                    wait(empty[k % S], k/S & 1 ^ 1)
+        gemm(A_s, B_s, C)                       ->         arrive_expect_tx(full[k % S], bytes)
+    copy(C, …)                                             copy A[k] -> A_s[k % S], B[k] -> B_s[k % S]   (TMA)
+                                                   else:                                     # C groups of consumers
+                                                       for k in n:
+                                                           wait(full[k % S], k/S & 1)
+                                                           gemm(A_s[k % S], B_s[k % S], C)
+                                                           arrive(empty[k % S])              # each warp
+                                                       copy(C, …)
+
+A barrier's phase p (0, 1, …) is over when its arrivals and bytes are complete; waiting for parity x returns once the
+phase of that parity is over, and for parity 1 on a fresh barrier at once (PTX ISA, "mbarrier").  Copies that the same
+statements use first and last share a ring.  Everything else, before and after the loop, is the consumers'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Load, Region, Seq,
+                         Stmt, Var, binary, call, cast, const, convert, dtype, free_vars, is_const, logical, rebuild,
+                         replace, rewrite, seq, stmts_of, substitute, walk, with_attrs)
+from tilelang.ir.expr import Call
+from tilelang.ops import Copy, Gemm
+from tilelang.ops.gemm.select import GemmPlan
+from tilelang.ops.gemm.wgmma import choose_wgmma
+from tilelang.ops.tma import tma_bytes, tma_refusal
+
+from .effects import effects, expr_effects, is_sync, statements
+from .hopper import hopper
+from .pass_ import TILE, PassContext, pass_
+from .pipeline_emit import select_version
+from .plan_pipelines import has_exits, is_pipelined, unversionable, versioned, wanted_stages
+from .schedule import Body, Item, take_apart
+
+GROUP = 128  # threads of a warp group
+# Registers of a thread, producer and consumers, by the number of consumer groups: what a launch gets is shared out anew.
+_REGISTERS = {2: (24, 240), 3: (32, 160)}
+
+
+class _Declined(Exception):
+    """Why a launch stays as it is."""
+
+
+@pass_(needs=TILE)
+def specialize_warps(func: Func, cx: PassContext) -> Func:
+    """See the module's text.  A launch it does not suit stays as it is; its attr `report` says why.
+
+    Needs tl.enable_hopper and sm_90a; off with tl.disable_warp_specialized or tl.disable_tma_lower.
+    Keeps: the meaning of the sequential loop, for every extent (0 too).
+    """
+    if not hopper(cx).roles:
+        return func
+
+    def visit(x: Any) -> Any:
+        if isinstance(x, Launch):
+            loops = [s for s in stmts_of(x.body) if isinstance(s, For) and is_pipelined(s)]
+            if not loops:
+                return x
+            try:
+                return _Roles(x, loops, cx).run()
+            except _Declined as e:
+                return with_attrs(x, report=(*x.attr("report", ()), f"one role for all warps: {e}"))
+        if isinstance(x, tuple):
+            out = tuple(map(visit, x))
+            return x if all(a is b for a, b in zip(out, x)) else out
+        return rebuild(x, visit) if isinstance(x, Stmt) else x
+
+    return replace(func, body=visit(func.body))
+
+
+@dataclass
+class _Ring:
+    """Copies that fill the same stages.
+
+    items: of the loop body, the copies.  first, last: items of the consumer that use them first and last.
+    """
+
+    items: list[int]
+    first: int
+    last: int
+    buffers: dict[Buffer, Buffer] = field(default_factory=dict)  # the user's -> with a version for each stage
+    full: Buffer | None = None
+    empty: Buffer | None = None
+
+    def bytes(self, items: list[Item]) -> int:
+        return sum(tma_bytes(items[i].stmt) for i in self.items)
+
+
+class _Roles:
+    """The rewriting of one launch.  Raises _Declined."""
+
+    def __init__(self, launch: Launch, loops: list[For], cx: PassContext) -> None:
+        self.launch, self.cx = launch, cx
+        x, y, z = launch.threads
+        if y != 1 or z != 1 or x % GROUP or not 1 <= x // GROUP <= 3:
+            raise _Declined(f"{x} x {y} x {z} threads are no 1 to 3 warp groups")
+        if len(loops) != 1:
+            raise _Declined("several pipelined loops")
+        self.groups, self.thread = x // GROUP, launch.thread_vars[0]
+        self.loop = loops[0]
+        stages = wanted_stages(self.loop)
+        if not isinstance(stages, int) or stages < 2:
+            raise _Declined("no automatic pipeline of two stages or more")
+        self.stages = stages
+        self.body: Body = take_apart(stmts_of(self.loop.body))
+
+    def run(self) -> Launch:
+        self._check()
+        self.rings = self._rings()
+        stmts = stmts_of(self.launch.body)
+        at = next(k for k, s in enumerate(stmts) if s is self.loop)
+        common, before = self._common(stmts[:at])
+        self._reachable(common)
+        for ring in self.rings:
+            self._make(ring)
+        new = {b: v for r in self.rings for b, v in r.buffers.items()}
+        used = {e.storage for k, s in enumerate(stmts) if k != at for e in effects(s)}
+        dropped = {b for b in new if b.data not in used}
+        common = [s for s in common if not (isinstance(s, Alloc) and s.buffer in dropped)]
+        allocs: list[Stmt] = [Alloc(v) for v in new.values()]
+        barriers = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
+        consumer = [*before, *self._consumer(), *stmts[at + 1:]]
+        roles = If(call("in_warp_groups", (), "bool", first=self.groups, count=1),
+                   seq(*self._registers(0), self._producer()), seq(*self._registers(1), *consumer),
+                   span=self.loop.span)
+        body = seq(*common, *allocs, *(Alloc(b) for b in barriers), self._setup(barriers), roles,
+                   span=self.launch.body.span)
+        out = replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
+        layouts = self.launch.attr("layouts")
+        if layouts:  # a user's layout of a buffer is that of each of its versions
+            out = with_attrs(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
+        names = ", ".join(sorted(b.name for b in new))
+        return with_attrs(out, compute_threads=self.groups * GROUP, pipeline_report=(
+            f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
+            f"{self.stages} stages"))
+
+    # ---- whether it can be done -----------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        for x in walk(self.launch.body):
+            if isinstance(x, Call) and (x.op == "thread_return" or is_sync(x) and x.op not in (
+                    "sync_threads", "sync_warp")):
+                raise _Declined(f"the program calls {x.op} itself")
+        if any(isinstance(x, Call) and is_sync(x) for x in walk(self.loop.body)):
+            raise _Declined("the loop orders threads itself")
+        if has_exits(self.loop.body):
+            raise _Declined("break or continue in the loop")
+        if any(isinstance(s, For) and is_pipelined(s) for s in statements(self.loop.body)):
+            raise _Declined("a pipelined loop inside the pipelined loop")
+
+    def _rings(self) -> list[_Ring]:
+        items = self.body.items
+        loads = [i for i, x in enumerate(items) if _is_load(x)]
+        if not loads:
+            raise _Declined("no copy from global to shared memory in the loop")
+        written = {e.storage for e in effects(self.launch.body) if e.writes and e.buffer.scope_name == "global"}
+        safe = dict(self.launch.attr("safe_values", ()))
+        rings: dict[tuple[int, int], _Ring] = {}
+        for i in loads:
+            op: Any = items[i].stmt
+            b = op.dst.buffer
+            users = [j for j, x in enumerate(items) if j != i and x.touches(b.data)]
+            why = tma_refusal(op) or unversionable(self.launch, self.loop, items, b)
+            if why:
+                raise _Declined(why)
+            if op.src.buffer.data in written:
+                raise _Declined(f"`{op.src.buffer.name}` is written by the kernel")
+            if op.src.buffer in safe and not is_const(safe[op.src.buffer], 0):
+                raise _Declined(f"outside `{op.src.buffer.name}` reads as {safe[op.src.buffer]}")
+            if not users or users[0] < i or any(e.writes for j in users for e in items[j].effects if e.storage is b.data):
+                raise _Declined(f"`{b.name}` is not only copied to and then read")
+            key = (users[0], users[-1])
+            rings.setdefault(key, _Ring([], *key)).items.append(i)
+        return [rings[k] for k in sorted(rings)]
+
+    def _common(self, stmts: Any) -> tuple[list[Stmt], list[Stmt]]:
+        """(bindings and shared buffers both roles see, what only the consumers run) of what precedes the loop."""
+        common: list[Stmt] = []
+        rest: list[Stmt] = []
+        seen = {*self.launch.block_vars, *self.launch.thread_vars}
+        bound = {x.var for x in walk(self.launch.body) if isinstance(x, (Bind, For))}
+        for s in stmts:
+            shared = isinstance(s, Alloc) and s.buffer.scope_name.startswith("shared") and s.init is None
+            plain = isinstance(s, Bind) and self._plain(s.value) and not (free_vars(s.value) & bound) - seen
+            if shared or plain:
+                common.append(s)
+                if isinstance(s, Bind):
+                    seen.add(s.var)
+            else:
+                rest.append(s)
+        self.visible, self.bound = seen, bound
+        return common, rest
+
+    def _plain(self, e: Expr) -> bool:
+        """Whether a value is the same whoever computes it and whenever: no private or changing memory, no effects."""
+        written = {x.storage for x in effects(self.launch.body) if x.writes}
+        if any(isinstance(x, Call) and is_sync(x) for x in walk(e)):
+            return False
+        return all(not x.writes and x.buffer.scope_name == "global" and x.storage not in written
+                   for x in expr_effects(e))
+
+    def _reachable(self, common: list[Stmt]) -> None:
+        """The producer knows what the coordinates of its copies depend on."""
+        inside: set[Var] = {self.loop.var}
+        for s in self.body.pure:
+            if self._plain(s.value) and not (free_vars(s.value) & self.bound) - self.visible - inside:
+                inside.add(s.var)
+        self.inside = inside
+        needed: list[Any] = [self.loop.start, self.loop.extent]
+        for ring in self.rings:
+            for i in ring.items:
+                op: Any = self.body.items[i].stmt
+                needed += [m for m in op.src.mins if isinstance(m, Expr)]
+        for e in needed:
+            if not self._plain(e) or (free_vars(e) & self.bound) - self.visible - inside:
+                raise _Declined(f"`{e}` is computed by the threads that would not load")
+        for e in (self.loop.start, self.loop.extent):
+            if free_vars(e) & set(self.launch.thread_vars):
+                raise _Declined("the loop's extent differs between threads")
+
+    # ---- the parts ------------------------------------------------------------------------------------------------
+
+    def _make(self, ring: _Ring) -> None:
+        """Versions and barriers of a ring."""
+        for i in ring.items:
+            b = self.body.items[i].stmt.dst.buffer  # type: ignore[attr-defined]
+            ring.buffers[b] = versioned(b, self.stages)
+        name = "_".join(b.name for b in ring.buffers)
+        ring.full = _barriers(f"{name}_full", (1,) * self.stages)
+        ring.empty = _barriers(f"{name}_empty", (self.groups * 4,) * self.stages)
+
+    def _setup(self, barriers: list[Buffer]) -> Stmt:
+        inits = [Evaluate(call("mbarrier_init", (AddressOf(b, (const(k),)), const(n, "uint32")), "void"))
+                 for b in barriers for k, n in enumerate(b.attr("arrive"))]
+        return seq(If(binary("eq", self.thread, const(0, self.thread.dtype)), seq(*inits, _do("fence_mbarrier_init"))),
+                   _do("sync_threads"))
+
+    def _registers(self, consumer: int) -> list[Stmt]:
+        got = _REGISTERS.get(self.groups)
+        if got is None or int(self.launch.attr("min_blocks_per_sm") or 1) > 1:
+            return []
+        return [_do("set_max_nreg", n=got[consumer], inc=bool(consumer))]
+
+    def _slot(self, k: Var) -> tuple[Expr, Expr]:
+        """(stage, parity of its round) of iteration k; the loop starts at `start`."""
+        step = self._step(k)
+        return step % self.stages, cast(step // self.stages % 2, "uint32")
+
+    def _step(self, k: Var) -> Expr:
+        return k if is_const(self.loop.start, 0) else k - self.loop.start
+
+    def _pure(self) -> list[Bind]:
+        return [s for s in self.body.pure if s.var in self.inside]
+
+    def _producer(self) -> Stmt:
+        k = Var(self.loop.var.name, self.loop.var.dtype)
+        slot, parity = self._slot(k)
+        binds = self._pure()
+        mapping: dict[Var, Expr] = {self.loop.var: k}
+        stmts: list[Stmt] = []
+        for s in binds:
+            v = Var(s.var.name, s.var.dtype)
+            stmts.append(Bind(v, substitute(s.value, dict(mapping)), span=s.span))
+            mapping[s.var] = v
+        for ring in self.rings:
+            assert ring.full is not None and ring.empty is not None
+            full = AddressOf(ring.full, (slot,))
+            stmts.append(_do("mbarrier_wait", AddressOf(ring.empty, (slot,)), binary("bitxor", parity, const(1, "uint32"))))
+            stmts.append(_do("mbarrier_arrive_expect_tx", full, const(ring.bytes(self.body.items), "uint32")))
+            for i in ring.items:
+                op: Any = self.body.items[i].stmt
+                new = ring.buffers[op.dst.buffer]
+                dst = Region(new, (slot, *(const(0) for _ in op.dst.extents)), (1, *op.dst.extents), span=op.dst.span)
+                src = replace(op.src, mins=tuple(substitute(m, dict(mapping)) if isinstance(m, Expr) else m
+                                                 for m in op.src.mins))
+                stmts.append(with_attrs(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot)))
+        loop = For(k, self.loop.start, self.loop.extent, "serial", seq(*stmts), span=self.loop.span)
+        first = self.groups * GROUP + 32
+        return If(binary("lt", self.thread, const(first, self.thread.dtype)),
+                  If(call("elect_one", (), "bool"), loop))
+
+    def _consumer(self) -> list[Stmt]:
+        """The loop without its copies, and what ends it."""
+        k = self.loop.var
+        slot, parity = self._slot(k)
+        loads = {i for r in self.rings for i in r.items}
+        late = self._overlapped(loads)
+        out: list[Stmt] = []
+        copies = {id(self.body.items[i].stmt) for i in loads}
+        kept = [s for s in stmts_of(self.loop.body) if id(s) not in copies]
+        index = {id(x.stmt): i for i, x in enumerate(self.body.items)}
+        new = {b: v for r in self.rings for b, v in r.buffers.items()}
+        for s in kept:
+            i = index.get(id(s), -1)
+            for r in self.rings:
+                if r.first == i and r.full is not None:
+                    out.append(_do("mbarrier_wait", AddressOf(r.full, (slot,)), parity))
+            done: Any = select_version(s, new, self._step(k))
+            out.append(with_attrs(done, wait=1) if late and isinstance(s, Gemm) else done)
+            for r in self.rings:
+                if r.last == i:
+                    out += self._release(r, k, slot, late)
+        loop = with_attrs(replace(self.loop, kind="serial", body=seq(*out)), num_stages=None, order=None, stage=None,
+                          sync=None, group=None)
+        if not late:
+            return [loop]
+        c = next(s for s in kept if isinstance(s, Gemm)).c.buffer
+        pin = call("wgmma_pin", (AddressOf(c, tuple(const(0) for _ in c.shape)),), "void")
+        return [Evaluate(pin), loop, _do("wgmma_wait", n=0), Evaluate(pin)]
+
+    def _release(self, ring: _Ring, k: Var, slot: Expr, late: bool) -> list[Stmt]:
+        """One arrival a warp; late: of the stage before, whose matrix instructions are over by now."""
+        assert ring.empty is not None
+        leader = binary("eq", self.thread % 32, const(0, self.thread.dtype))
+        if not late:
+            return [_do("sync_warp"), If(leader, _do("mbarrier_arrive", AddressOf(ring.empty, (slot,))))]
+        before = (self._step(k) - 1) % self.stages
+        started = binary("gt", k, self.loop.start)
+        return [If(logical("and", started, leader), _do("mbarrier_arrive", AddressOf(ring.empty, (before,))))]
+
+    def _overlapped(self, loads: set[int]) -> bool:
+        """Whether the loop is one product by wgmma, which may run on while the next stage is waited for."""
+        rest = [x.stmt for i, x in enumerate(self.body.items) if i not in loads]
+        gemms = [x for x in walk(self.launch.body) if isinstance(x, Gemm)]
+        if len(rest) != 1 or len(gemms) != 1 or rest[0] is not gemms[0] or not hopper(self.cx).wgmma:
+            return False
+        op = gemms[0]
+        return all(any(r.buffer in ring.buffers for ring in self.rings) for r in (op.a, op.b)) and isinstance(
+            choose_wgmma(op, self.groups * GROUP), GemmPlan) and is_const(op.clear_accum, False)
+
+
+def _is_load(x: Item) -> bool:
+    c = x.stmt
+    return isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in (
+        "shared", "shared.dyn")
+
+
+def _barriers(name: str, counts: tuple[int, ...]) -> Buffer:
+    return Buffer(name, (len(counts),), dtype("uint64"), "shared.barrier", attrs=(("arrive", counts),))
+
+
+def _do(name: str, *args: Expr, **attrs: Any) -> Stmt:
+    return Evaluate(call(name, args, "void", **attrs))
+
+
+__all__ = ["specialize_warps"]
