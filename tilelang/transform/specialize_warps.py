@@ -151,6 +151,11 @@ class _Roles:
             raise _Declined("the loop orders threads itself")
         if has_exits(self.loop.body):
             raise _Declined("break or continue in the loop")
+        for x in walk(self.loop.body):
+            if isinstance(x, Gemm):
+                plan = choose_wgmma(x, self.groups * GROUP) if hopper(self.cx).wgmma else "it is off"
+                if isinstance(plan, str):
+                    raise _Declined(f"a T.gemm is not computed by wgmma: {plan}")
         if any(isinstance(s, For) and is_pipelined(s) for s in statements(self.loop.body)):
             raise _Declined("a pipelined loop inside the pipelined loop")
 
