@@ -161,7 +161,7 @@ def indexed(table_written=False):
     @T.prim_func
     def main(A: T.Tensor((64, 512), "float16"), B: T.Tensor((512, 64), "float16"), I: T.Tensor((4,), "int32"),
              C: T.Tensor((64, 64), "float32")):
-        with T.Kernel(1, threads=128) as bx:
+        with T.Kernel(1, threads=128):
             As, Bs = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
             Cf = T.alloc_fragment((64, 64), "float32")
             T.clear(Cf)
@@ -201,7 +201,7 @@ def test_coordinates_read_from_memory():
 def test_accumulators_of_one_tile_take_one_way():
     @T.prim_func
     def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
-        with T.Kernel(1, threads=128) as bx:
+        with T.Kernel(1, threads=128):
             As, Bs = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
             Bf, Cf = T.alloc_fragment((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
             T.copy(A, As)

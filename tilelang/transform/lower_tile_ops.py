@@ -408,7 +408,7 @@ class Lowering:
         if s.call.op == "wgmma_pin" and isinstance(s.call.args[0], AddressOf) and \
                 s.call.args[0].buffer.scope_name == "local.fragment":
             count = int(self.local_of(s.call.args[0].buffer).shape[0])
-            out = replace(out, call=with_attrs(out.call, count=count))
+            out = replace(s, call=with_attrs(self._call(s.call), count=count))
         guard = self._atomic_guard(s.call)
         if self.loop is not None:
             guard = conjunction(self.loop.dist.first, guard)

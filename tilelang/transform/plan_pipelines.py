@@ -185,6 +185,7 @@ class _Planner:
 
 
 def is_pipelined(s: For) -> bool:
+    """Whether the user asked for a pipeline."""
     return s.kind == "pipelined" or s.attr("software_pipeline_stage") is not None
 
 

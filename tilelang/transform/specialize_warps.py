@@ -22,9 +22,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Load, Region, Seq,
-                         Stmt, Var, binary, call, cast, const, convert, dtype, free_vars, is_const, logical, rebuild,
-                         replace, rewrite, seq, stmts_of, substitute, walk, with_attrs)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
+                         binary, call, cast, const, dtype, free_vars, is_const, logical, rebuild, replace, seq,
+                         stmts_of, substitute, walk, with_attrs)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.select import GemmPlan

@@ -184,7 +184,7 @@ class _Matrix:
         self.outer, self.k = first if major == "k" else first[::-1]
         self.count = got.bytes * 8 // buffer.dtype.bits
         d = got.descriptor(major)
-        self.fields = {"lbo": d.lbo, "sbo": d.sbo, "swizzle": d.swizzle, "count": self.count}
+        self.fields: dict[str, Any] = {"lbo": d.lbo, "sbo": d.sbo, "swizzle": d.swizzle, "count": self.count}
 
     def descriptor(self, start: Expr, k: int) -> Expr:
         """Of the part that starts at row or column `start` (of the operand) and element k of K."""
@@ -219,9 +219,9 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
         scale = _scale(op, cx, step)
         for mi in range(m_tiles):
             a: Expr
-            if a_shared is None:
+            if a_local is not None:
                 a = AddressOf(a_local, (const((step * m_tiles + mi) * row.a.registers),))
-            else:
+            elif a_shared is not None:
                 a = a_shared.descriptor(m_first + mi * 64, k)
             for ni in range(n_tiles):
                 b = b_shared.descriptor(n_first + ni * row.shape[1], k)
