@@ -1,5 +1,7 @@
 """Lowering for sm_90a: wgmma, TMA loads and warp roles.  Behind tl.enable_hopper."""
 
+import importlib.util
+
 
 import numpy as np
 import pytest
@@ -7,14 +9,19 @@ from programs import attention, cases, gemm
 
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
-from tilelang.ir import Evaluate, If, numpy_dtype, walk
+from tilelang.ir import Evaluate, If, Launch, numpy_dtype, walk
 from tilelang.ir.expr import Call
+from tilelang.ops import Copy, Gemm
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
+from tilelang.transform.pass_ import PassContext
 from tilelang.transform.pipeline import lower
+from tilelang.transform.specialize_warps import specialize_warps
 
 CASES = {c.name: c for c in cases() if c.name.startswith(("gemm", "attention"))}
+simulated = pytest.mark.skipif(importlib.util.find_spec("tilelang.simulator.mbarrier") is None,
+                               reason="the simulator has no mbarriers yet")
 MODES = {"roles": {}, "one_role": {"tl.disable_warp_specialized": True}}
 
 
@@ -39,6 +46,7 @@ def report(launch):
 # ---- meaning --------------------------------------------------------------------------------------------------------
 
 
+@simulated
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CASES)
 def test_computes_the_program(name, mode):
@@ -63,6 +71,7 @@ SHAPES = [dict(m=130, n=136, k=200, bm=128, bn=128, bk=64, threads=256, tb=True,
           dict(m=128, n=40, k=96, bm=128, bn=40, bk=32, threads=128, stages=2)]
 
 
+@simulated
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mode", MODES)
 def test_tiles_of_many_forms(shape, mode):
@@ -74,6 +83,18 @@ def test_tiles_of_many_forms(shape, mode):
     got = run_device(program, {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.zeros((m, n), np.float16)})
     want = (a.T if ta else a).astype(np.float64) @ (b.T if tb else b).astype(np.float64)
     assert np.array_equal(got.outputs["C"].astype(np.float64), want.astype(np.float16).astype(np.float64))
+
+
+def test_the_pass_alone():
+    func = gemm(m=128, n=128, k=128).func
+    target = Target({"kind": "cuda", "arch": "sm_90a"})
+    assert specialize_warps(func, PassContext(target)) is func
+    on = PassContext(target, {"tl.enable_hopper": True})
+    launch = next(x for x in walk(specialize_warps(func, on).body) if isinstance(x, Launch))
+    assert launch.threads == (256, 1, 1) and launch.attr("compute_threads") == 128
+    assert [x.attr("tma") for x in walk(launch) if isinstance(x, Copy)] == [True, True, None]
+    (product,) = [x for x in walk(launch) if isinstance(x, Gemm)]
+    assert product.a.buffer.shape == (2, 64, 32) and product.attr("wait") == 1
 
 
 # ---- structure ------------------------------------------------------------------------------------------------------
@@ -187,6 +208,7 @@ def test_declined_programs_say_why(program, why):
     assert "tma_load" not in ops(launch) and why in report(launch)
 
 
+@simulated
 def test_coordinates_read_from_memory():
     launch = launch_of(indexed())
     assert "tma_load" in ops(launch)
