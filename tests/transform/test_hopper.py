@@ -9,7 +9,7 @@ from programs import attention, cases, gemm
 
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
-from tilelang.ir import Evaluate, If, Launch, numpy_dtype, walk
+from tilelang.ir import Evaluate, For, If, Launch, numpy_dtype, walk
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.runtime import nvrtc
@@ -137,6 +137,28 @@ def test_writes_are_fenced_before_the_barrier_that_matrix_reads_wait_at():
     barriers = [k for k, op in enumerate(calls) if op == "sync_threads"]
     assert barriers and all(calls[k - 1] == "fence_proxy_async" for k in barriers)
     assert launch.attr("sync_report").startswith("ordered:")
+
+
+def test_the_second_product_runs_under_the_work_on_the_first():
+    launch = launch_of(attention(1, 1, 512, 64))
+    loop = next(x for x in walk(launch) if isinstance(x, For) and "wgmma" in ops(x.body))
+    waits = [(x.op, x.attr("n")) for x in walk(loop.body)
+             if isinstance(x, Call) and x.op in ("wgmma_commit", "wgmma_wait")]
+    assert waits == [("wgmma_commit", None), ("wgmma_commit", None), ("wgmma_wait", 1), ("wgmma_wait", 0)]
+
+
+@simulated
+@pytest.mark.parametrize("seq", [1, 64, 65, 300])
+def test_attention_of_few_and_many_blocks(seq):
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((1, seq, 1, 64)).astype(np.float16) for _ in range(3))
+    program = lowered(attention(1, 1, seq, 64, causal=True, threads=128))
+    assert "tma_load" in ops(program.kernels[0].launch)
+    got = run_device(program, {"Q": q, "K": k, "V": v, "O": np.zeros_like(q)}).outputs["O"][0, :, 0].astype(np.float64)
+    s = q[0, :, 0].astype(np.float64) @ k[0, :, 0].astype(np.float64).T / 8
+    p = np.exp(np.where(np.tril(np.ones((seq, seq), bool)), s, -np.inf))
+    want = p / p.sum(1, keepdims=True) @ v[0, :, 0].astype(np.float64)
+    assert np.abs(got - want).max() < 6 * 2.0**-11 * np.abs(v.astype(np.float64)).max()
 
 
 def strided(k):

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
-                         binary, call, cast, const, dtype, free_vars, is_const, logical, rebuild, replace, seq,
+                         binary, call, cast, const, convert, dtype, free_vars, is_const, logical, rebuild, replace, seq,
                          stmts_of, substitute, walk, with_attrs)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
@@ -34,7 +34,8 @@ from tilelang.ops.tma import tma_bytes, tma_refusal
 from .effects import effects, expr_effects, is_sync, statements
 from .hopper import hopper
 from .pass_ import TILE, PassContext, pass_
-from .pipeline_emit import select_version
+from .overlap_products import Pair, two_products
+from .pipeline_emit import rename, select_version
 from .plan_pipelines import has_exits, is_pipelined, unversionable, versioned, wanted_stages
 from .schedule import Body, Item, take_apart
 
@@ -252,12 +253,12 @@ class _Roles:
             return []
         return [_do("set_max_nreg", n=got[consumer], inc=bool(consumer))]
 
-    def _slot(self, k: Var) -> tuple[Expr, Expr]:
+    def _slot(self, k: Expr) -> tuple[Expr, Expr]:
         """(stage, parity of its round) of iteration k; the loop starts at `start`."""
         step = self._step(k)
         return step % self.stages, cast(step // self.stages % 2, "uint32")
 
-    def _step(self, k: Var) -> Expr:
+    def _step(self, k: Expr) -> Expr:
         return k if is_const(self.loop.start, 0) else k - self.loop.start
 
     def _pure(self) -> list[Bind]:
@@ -295,12 +296,16 @@ class _Roles:
         k = self.loop.var
         slot, parity = self._slot(k)
         loads = {i for r in self.rings for i in r.items}
+        new = {b: v for r in self.rings for b, v in r.buffers.items()}
+        limit = _REGISTERS[self.groups][1] if self.groups in _REGISTERS else 255
+        pair = two_products(self.body, loads, set(new), limit, self.groups * GROUP)
+        if pair is not None:
+            return self._rotated(pair, loads, new)
         late = self._overlapped(loads)
         out: list[Stmt] = []
         copies = {id(self.body.items[i].stmt) for i in loads}
         kept = [s for s in stmts_of(self.loop.body) if id(s) not in copies]
         index = {id(x.stmt): i for i, x in enumerate(self.body.items)}
-        new = {b: v for r in self.rings for b, v in r.buffers.items()}
         for s in kept:
             i = index.get(id(s), -1)
             for r in self.rings:
@@ -315,9 +320,47 @@ class _Roles:
                           sync=None, group=None)
         if not late:
             return [loop]
-        c = next(s for s in kept if isinstance(s, Gemm)).c.buffer
-        pin = call("wgmma_pin", (AddressOf(c, tuple(const(0) for _ in c.shape)),), "void")
-        return [Evaluate(pin), loop, _do("wgmma_wait", n=0), Evaluate(pin)]
+        pin = _pin(next(s for s in kept if isinstance(s, Gemm)).c.buffer)
+        return [pin, loop, _do("wgmma_wait", n=0), pin]
+
+    def _rotated(self, pair: Pair, loads: set[int], new: dict[Buffer, Buffer]) -> list[Stmt]:
+        """The loop with the second product of an iteration under the next one (overlap_products.py)."""
+        items, k, start = self.body.items, self.loop.var, convert(self.loop.start)
+        index = {id(x.stmt): i for i, x in enumerate(items)}
+        copies = {id(items[i].stmt) for i in loads}
+        kept = [s for s in stmts_of(self.loop.body) if id(s) not in copies]
+        at = {i: next(n for n, s in enumerate(kept) if index.get(id(s)) == i) for i in (pair.first, pair.second, pair.waits)}
+        before, product, second = kept[:at[pair.first]], kept[at[pair.first]], kept[at[pair.second]]
+        free = kept[at[pair.first] + 1:at[pair.waits]]
+        bound = kept[at[pair.waits]:at[pair.second]]
+        a: Any = items[pair.first].stmt
+        b: Any = items[pair.second].stmt
+
+        def of(stmts: list[Stmt], it: Expr) -> list[Stmt]:
+            step = it if is_const(start, 0) else it - start
+            return [select_version(s if it is k else substitute(s, {k: it}), new, step) for s in stmts]
+
+        def started(s: Stmt, item: int, it: Expr, running: bool) -> list[Stmt]:
+            slot, parity = self._slot(it)
+            full = [_do("mbarrier_wait", AddressOf(r.full, (slot,)), parity) for r in self.rings
+                    if r.first == item and r.full is not None]
+            return [*full, *(with_attrs(x, wait=-1) if running else x for x in of([s], it))]
+
+        def released(item: int, it: Expr) -> list[Stmt]:
+            slot, _ = self._slot(it)
+            return [x for r in self.rings if r.last == item for x in self._release(r, k, slot, False)]
+
+        opening = [*of(before, start), *started(product, pair.first, start, False), *released(pair.first, start),
+                   *of(free, start), *of(bound, start)]
+        turn = [*of(before, k), *started(product, pair.first, k, True), *started(second, pair.second, k - 1, True),
+                _do("wgmma_wait", n=1), _pin(a.c.buffer), *released(pair.first, k), *of(free, k),
+                _do("wgmma_wait", n=0), _pin(b.c.buffer), _pin(b.a.buffer), *released(pair.second, k - 1), *of(bound, k)]
+        extent = convert(self.loop.extent)
+        loop = with_attrs(replace(self.loop, kind="serial", start=start + 1, extent=extent - 1, body=seq(*turn)),
+                          num_stages=None, order=None, stage=None, sync=None, group=None)
+        last = start + extent - 1
+        closing = [*started(second, pair.second, last, False), *released(pair.second, last)]
+        return [If(binary("gt", extent, const(0, extent.dtype)), seq(*rename(opening), loop, *closing), span=self.loop.span)]
 
     def _release(self, ring: _Ring, k: Var, slot: Expr, late: bool) -> list[Stmt]:
         """One arrival a warp; late: of the stage before, whose matrix instructions are over by now."""
@@ -348,6 +391,10 @@ def _is_load(x: Item) -> bool:
 
 def _barriers(name: str, counts: tuple[int, ...]) -> Buffer:
     return Buffer(name, (len(counts),), dtype("uint64"), "shared.barrier", attrs=(("arrive", counts),))
+
+
+def _pin(b: Buffer) -> Stmt:
+    return Evaluate(call("wgmma_pin", (AddressOf(b, tuple(const(0) for _ in b.shape)),), "void"))
 
 
 def _do(name: str, *args: Expr, **attrs: Any) -> Stmt:

@@ -197,7 +197,11 @@ class _Matrix:
 
 
 def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
-    """The statements of one thread for a gemm on `row`; attr `wait`: later groups that may be in flight (0)."""
+    """The statements of one thread for a gemm on `row`.
+
+    attr `wait`: 0 to be done with it; n for up to n groups running on the same accumulator, which whoever set it pins
+    around them all; -1 to only start it: whoever set it waits and pins what it touches.
+    """
     warps = op.attr("warps")
     mg, ng = warps[0] // 4, warps[1]
     want_a, _, want_c = wgmma_fragments(op, row, warps, cx.num_threads)
@@ -212,7 +216,7 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     b_shared = _Matrix(cx, op.b, "k" if op.transpose_b else "mn")
     attrs = {"row": row.name, "a_major": "k" if a_shared is None else a_shared.major, "b_major": b_shared.major}
     running = int(op.attr("wait", 0))  # then the accumulators may be in use: whoever set it pins them around the loop
-    pins = [] if running else [_pin(local_c), *([] if a_local is None else [_pin(a_local)])]
+    pins = [] if running > 0 else [_pin(local_c), *([] if a_local is None else [_pin(a_local)])]
     stmts: list[Stmt] = [*pins, _do("wgmma_fence")]
     for step in range(steps):
         k = step * row.shape[2]
@@ -227,7 +231,10 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
                 b = b_shared.descriptor(n_first + ni * row.shape[1], k)
                 c = AddressOf(local_c, (const((mi * n_tiles + ni) * row.c.registers),))
                 stmts.append(Evaluate(call("wgmma", (c, a, b, scale), "void", span=op.span, **attrs), span=op.span))
-    return seq(*stmts, _do("wgmma_commit"), _do("wgmma_wait", n=running), *pins, span=op.span)
+    stmts.append(_do("wgmma_commit"))
+    if running >= 0:
+        stmts += [_do("wgmma_wait", n=running), *pins]
+    return seq(*stmts, span=op.span)
 
 
 def _do(name: str, **attrs: Any) -> Stmt:
