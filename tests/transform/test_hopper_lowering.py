@@ -101,7 +101,8 @@ def test_the_pass_alone():
 
 
 def test_off_by_default_and_on_other_architectures():
-    for arch, options in (("sm_90a", {"enable_hopper": False}), ("sm_90", {}), ("sm_80", {}), ("sm_100a", {})):
+    for arch, options in (("sm_90a", {"enable_hopper": False}), ("sm_90a", {"disable_thread_storage_sync": True}),
+                          ("sm_90", {}), ("sm_80", {}), ("sm_100a", {})):
         found = ops(lowered(gemm(), arch, **options).kernels[0].launch)
         assert "mma" in found and not {"wgmma", "tma_load", "fence_proxy_async"} & set(found)
 

@@ -22,6 +22,8 @@ def hopper(cx: PassContext) -> Hopper:
     target = cx.target
     if not getattr(target, "has_wgmma", False) or not cx.option(PassConfigKey.TL_ENABLE_HOPPER):
         return Hopper()
+    if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC):  # place_sync writes the fences and barriers of roles
+        return Hopper()
     wgmma = not cx.option(PassConfigKey.TL_DISABLE_WGMMA)
     tma = not cx.option(PassConfigKey.TL_DISABLE_TMA_LOWER)
     return Hopper(wgmma, tma, tma and not cx.option(PassConfigKey.TL_DISABLE_WARP_SPECIALIZED))
