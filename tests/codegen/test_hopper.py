@@ -20,6 +20,7 @@ from tilelang.runtime import nvrtc, sass
 from tilelang.target.instructions import CACHE_HINTS
 from tilelang.target.tensor_map import REDUCE_ADD, TensorMap
 from tilelang.target.wgmma import WGMMA_ROWS, wgmma_row
+from tilelang.transform.divergence import Divergence
 
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 needs_nvdisasm = pytest.mark.skipif(sass.find_nvdisasm() is None, reason="nvdisasm is not installed")
@@ -196,6 +197,11 @@ def test_roles_are_ranges_of_threads(first, count, want):
     tv, out = thread_vars(), tensor("O", (384,))
     k = kernel((out,), If(hopper.in_groups(first, count), Store(out, (tv[0],), const(1.0))), tvars=tv, threads=384)
     assert f"if ({want}) {{" in print_kernel(k)
+
+
+def test_roles_differ_between_the_threads_of_a_block():
+    launch = hopper.gemm(128, 128, 128).body
+    assert Divergence(launch).divergent(hopper.in_groups(2, 1))
 
 
 def test_only_what_is_used_is_printed():

@@ -85,3 +85,16 @@ def test_local_arrays_become_flat():
     assert buf.shape == (32,)
     assert all(len(s.indices) == 1 for s in walk(out) if isinstance(s, (Load, Store)))
     assert run_device(out, {"G": np.zeros(64, np.float32)}).outputs["G"][:32].tolist() == [1.0] * 32
+
+
+def test_barriers_share_their_space_with_nothing():
+    """An mbarrier used at the start only, before two buffers that share one place."""
+    from tilelang.ir import AddressOf, Func, dtype, replace
+
+    bar = Buffer("bar", (2,), dtype("uint64"), "shared.barrier", attrs=(("arrive", (1, 1)),))
+    f: Func = chain()
+    init = Evaluate(call("mbarrier_init", (AddressOf(bar, (const(0),)), const(1, "uint32")), "void"))
+    launch = f.body
+    out = planned(replace(f, body=replace(launch, body=seq(Alloc(bar), init, launch.body))))
+    places = {b.name: at for b, at in out.body.attr("shared_offsets")}
+    assert places == {"S0": 0, "S1": 0, "bar": 256} and out.body.attr("shared_bytes") == 272

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Protocol
 
+from tilelang.errors import InternalError
 from tilelang.ir import (
     AddressOf,
     Alloc,
@@ -179,6 +180,8 @@ class CudaPrinter(HopperCalls, CLikePrinter):
                 offset = self.offsets[b.data]
                 where = self.at(offset, ADD + 1) if isinstance(offset, Expr) else str(offset)
                 self.emit(f"{ctype}* const {name} = reinterpret_cast<{ctype}*>(smem + {where});")
+            elif b.scope_name == "shared.barrier" and self.offsets:  # a static one would shift the aligned dynamic array
+                raise InternalError(f"the barriers `{b.name}` have no place beside the other shared buffers")
             else:
                 self.emit(f"__shared__ __align__(128) {ctype} {name}[{b.size}];")
         elif b.scope_name == "local.var" or (b.scope_name == "local" and s.init is not None and b.size == 1):

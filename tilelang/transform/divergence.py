@@ -47,7 +47,7 @@ class Divergence:
             if e.op in _BLOCK_WIDE:
                 return False
             row = INTRINSICS.get(e.op)
-            if row is None or row.effect != PURE or e.op.startswith("get_"):
+            if row is None or row.effect != PURE or e.op.startswith("get_") or e.op == "in_warp_groups":
                 return True
         return any(self.divergent(c) for c in children(e) if isinstance(c, Expr))
 
