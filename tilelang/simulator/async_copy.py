@@ -64,6 +64,8 @@ class AsyncCopies:
             shared.pending[g] = False
             shared.owner[g] = c.slot
             shared.table.record_write(f.block.clocks, g, t, c.site)
+            if shared.proxy is not None:
+                shared.proxy.dirty[g] = True
 
 
 def _cp_async(c: Any, e: Call) -> Closure:

@@ -9,6 +9,7 @@ at the user's line.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,21 +17,26 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Alloc, Call, Func, Launch, numpy_dtype, walk
+from tilelang.ir import Alloc, Buffer, Call, Func, Launch, numpy_dtype, walk
 from tilelang.ir.evaluate import Closure, Value
 
 from .async_copy import ASYNC_OPS, AsyncCopies
-from .counters import BankCount
+from .asynchronous import GROUP, Asynchronous, Proxy
+from .counters import BankCount, Site
 from .faults import fault
 from .host import Arguments, bind_arguments
 from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote
 from .lanes import Action, LaneFrame, contains, uniform
 from .machine import ALIGN, Block, Global, MachineCompiler, Shared
 from .matrix import MATRIX_OPS
+from .mbarrier import MBARRIER_OPS
 from .memory import Storage, geometry, span_of
 from .races import AccessTable
-from .roles import BLOCK_BARRIER, Roles, warp_frames
+from .roles import BLOCK_BARRIER, Roles, SplitGroups, unit_frames
+from .tma import TMA_OPS, launch_maps
+from .wgmma import WGMMA_OPS
 
+HOPPER_OPS = {**MBARRIER_OPS, **TMA_OPS, **WGMMA_OPS}
 
 @dataclass
 class Report:
@@ -71,11 +77,14 @@ class DeviceCompiler(MachineCompiler):
         super().__init__(func, check)
         self.printer = Printer()
         self.globals: list[int] = []  # slots that hold Globals
+        self.maps: dict[str, Any] = {}  # tensor maps of the launch being compiled
+        self.shared_sizes: dict[int, int] = {}  # bytes of a shared buffer, by id of its data
+        self.split = False  # warps of one group run on their own
 
     def compile_call(self, e: Call) -> Closure:
         if e.op in BLOCK_VOTES:
             return _block_vote(self, e)
-        table = _SYNC_OPS.get(e.op) or ASYNC_OPS.get(e.op) or MATRIX_OPS.get(e.op)
+        table = _SYNC_OPS.get(e.op) or ASYNC_OPS.get(e.op) or MATRIX_OPS.get(e.op) or HOPPER_OPS.get(e.op)
         if table is not None:
             return table(self, e)
         if e.op in LANE_OPS:
@@ -101,27 +110,58 @@ class DeviceCompiler(MachineCompiler):
 
         return workspace
 
+    def operand_site(self, span: Any) -> int:
+        """Number of a place whose buffer is known at run time only (an operand given by a descriptor)."""
+        self.sites.append(Site(span, "a shared tile", "operand of wgmma"))
+        return len(self.sites) - 1
+
+    def extent_of(self, b: Buffer, f: LaneFrame) -> tuple[int, int]:
+        """First byte and end of a shared buffer's storage."""
+        start = int(f.slots[self.slot(b.data)])
+        return start, start + self.shared_sizes[id(b.data)]
+
     def compile_launch(self, s: Launch) -> Action:
+        self.maps = launch_maps(s)
         grid, place = [self.expr(g) for g in s.grid], self._place_shared(s)
         body = self.stmt(s.body)
-        roles = contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
+        hopper = contains(s.body, (), tuple(HOPPER_OPS))
+        roles = hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
+        barriers = sum(math.prod(n.buffer.shape) for n in walk(s.body)
+                       if isinstance(n, Alloc) and n.buffer.scope() == "shared.barrier")
         block_slots = [(self.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
         thread_slots = [self.slot(v) for v in s.thread_vars]
         threads, (x, y, _) = s.num_threads, s.threads
         lanes = -(-threads // WARP) * WARP
         # Barriers of single warps: who has read global memory must then be known by warp.
         group = WARP if roles or contains(s.body, (), ("sync_warp",)) else lanes
+        agents = Asynchronous.agents(threads, barriers) if hopper else 0
         t = np.arange(lanes)
         mask = None if lanes == threads else t < threads
         thread_values = [v.astype(np.int32) for v in (t % x, t // x % y, t // (x * y))]
 
+        def run_block(g: LaneFrame, block: Block, tables: list[AccessTable]) -> None:
+            if not roles:
+                return body(g)
+            unit = GROUP if hopper and not self.split else WARP
+            frames = unit_frames(g, g.slots, threads, unit)
+            if not hopper:
+                return Roles(frames, body).run()
+            block.asynchronous = Asynchronous(block, threads, lanes, barriers, [block.shared.table, *tables])
+            block.shared.proxy = Proxy(block.shared.table)
+            Roles(frames, body, unit, block.asynchronous).run()
+            if self.check:
+                block.asynchronous.finish()
+            for table in tables:
+                table.forget_agents()
+
         def run(f: LaneFrame) -> None:
             extents = [int(g(f)) for g in grid]
             nbytes, offsets = place(f)
-            tables = self._start_launch(f, lanes, group)
+            tables = self._start_launch(f, lanes, group, hopper)
             for number, at in enumerate(itertools.product(*(range(n) for n in reversed(extents)))):
                 index = tuple(reversed(at))
-                block = Block(lanes, threads, self.counters, self.printer, f"({', '.join(map(str, index))})")
+                where = f"({', '.join(map(str, index))})"
+                block = Block(lanes, threads, self.counters, self.printer, where, agents)
                 block.shared = Shared(nbytes, self.shared_granule, lanes, self.sites)
                 block.copies = AsyncCopies(lanes)
                 for table in tables:
@@ -133,14 +173,11 @@ class DeviceCompiler(MachineCompiler):
                     g.slots[slot] = dt(v)
                 for slot, own in zip(thread_slots, thread_values):
                     g.slots[slot] = own
-                if roles:
-                    Roles(warp_frames(g, g.slots, threads), body).run()
-                else:
-                    body(g)
+                run_block(g, block, tables)
 
         return run
 
-    def _start_launch(self, f: LaneFrame, lanes: int, group: int) -> list[AccessTable]:
+    def _start_launch(self, f: LaneFrame, lanes: int, group: int, hopper: bool) -> list[AccessTable]:
         """Fresh access tables of the global tensors that the program writes."""
         tables = []
         for at in self.globals:
@@ -150,6 +187,7 @@ class DeviceCompiler(MachineCompiler):
                 table = AccessTable(n, lanes, group, self.sites, f"global tensor {memory.store.name}",
                                     many_blocks=True)
                 memory.table = table
+                memory.proxy = Proxy(table) if hopper else None
                 tables.append(table)
         return tables
 
@@ -169,7 +207,7 @@ class DeviceCompiler(MachineCompiler):
             room = int(number(f)) if number is not None else total
             end, out = 0 if not planned else room, []
             for key, (geo, item, b) in sizes.items():
-                nbytes = span_of(*geo(f)) * item
+                nbytes = self.shared_sizes[key] = span_of(*geo(f)) * item
                 if key in planned:
                     at = planned[key][1]
                     at = at if isinstance(at, int) else int(self.expr(at)(f))
@@ -177,7 +215,8 @@ class DeviceCompiler(MachineCompiler):
                         raise fault("sim-out-of-bounds", f"{b.name} is placed at bytes {at} to {at + nbytes} of {room} "
                                     "bytes of shared memory", span=b.span, hint="the memory plan is too small")
                 else:
-                    at = -(-end // ALIGN) * ALIGN
+                    align = max(ALIGN, int(dict(b.attrs).get("align", 0)), 1024 if self.maps else 0)
+                    at = -(-end // align) * align
                     end = at + nbytes
                 out.append((self.slot(b.data), at))
             return max(end, room), out
@@ -201,7 +240,7 @@ def _sync_threads(c: DeviceCompiler, e: Call) -> Closure:
         block.counters.count("sync_threads", _warps(f))
         if block.roles is not None:
             if f.any_active():
-                block.roles.wait(f, BLOCK_BARRIER, None, e.span)
+                block.roles.wait_named(f, BLOCK_BARRIER, None, e.span)
             return np.int32(0)
         if f.mask is not None:
             missing = _running(f) & ~f.mask
@@ -251,7 +290,7 @@ def _named_barrier(c: DeviceCompiler, e: Call) -> Closure:
         if f.any_active():
             which, need = (int(uniform(np.asarray(x(f)), f, "a barrier's number", e.span)) for x in (number, count))
             roles = f.block.roles
-            (roles.wait if waits else roles.signal)(f, which, need, e.span)
+            (roles.wait_named if waits else roles.signal)(f, which, need, e.span)
         return np.int32(0)
 
     return run
@@ -271,10 +310,19 @@ def run_device(program: Any, args: Arguments, *, check: bool = True) -> Report:
     check: raise at the first race, uninitialised read or touch of a copy under way (bounds, alignment, barriers and
     warp divergence are always checked).
     Raises sim-race, sim-async, sim-uninitialized, sim-out-of-bounds, sim-misaligned, sim-barrier, sim-warp-divergence,
-    sim-argument, sim-unsupported.
+    sim-argument, sim-unsupported; on Hopper sim-mbarrier, sim-proxy, sim-wgmma, sim-tma, sim-nreg.
     """
     func: Func = getattr(program, "host", None) or getattr(program, "func", program)
+    try:
+        return _run(func, args, check, False)
+    except SplitGroups:
+        return _run(func, args, check, True)
+
+
+def _run(func: Func, args: Arguments, check: bool, split: bool) -> Report:
+    """split: each warp of a warp group runs on its own, which is slower and needed where they wait in different places."""
     compiler = DeviceCompiler(func, check)
+    compiler.split = split
     binding = bind_arguments(func, args, compiler.granules)
     compiler.globals += [compiler.slot(t.buffer.data) for t in binding.tensors]
     action = compiler.stmt(func.body)

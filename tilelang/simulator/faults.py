@@ -22,20 +22,30 @@ _kind("sim-async", RuntimeError, "shared memory was touched while an asynchronou
       "wait for the group of that copy (cp_async_wait) and put a barrier after it")
 _kind("sim-barrier", RuntimeError, "a barrier is reached by some threads only: on a device this hangs",
       "a barrier must not stand under a condition or in a loop that differs between threads")
+_kind("sim-mbarrier", RuntimeError, "an mbarrier used before it is set up, or by more threads than it counts",
+      "initialise it once by one thread, then put a block barrier; count every arrival of a phase")
 _kind("sim-misaligned", RuntimeError, "a vector access whose address is not a multiple of its size",
       "the vector width must divide the row length and the start of the region")
+_kind("sim-nreg", RuntimeError, "set_max_nreg asks for registers that the block does not have",
+      "multiples of 8 from 24 to 256 whose sum over the warp groups fits the launch")
 _kind("sim-out-of-bounds", IndexError, "an access outside a buffer while simulated",
       "check the extent of the loop or region that indexes it")
+_kind("sim-proxy", RuntimeError, "TMA or wgmma reads what ordinary stores wrote, with no proxy fence between",
+      "each thread that wrote executes fence_proxy_async(), then a barrier, then the read is issued")
 _kind("sim-race", RuntimeError, "two threads access the same memory, one of them writing, with no barrier between",
       "put T.sync_threads() between the two accesses")
 _kind("sim-thread-dependent", RuntimeError, "a value that must be the same for all threads differs between them",
       "compute it from block indices and parameters only")
+_kind("sim-tma", RuntimeError, "a bulk copy that the hardware refuses",
+      "compare box, swizzle, strides and alignment with the limits of tensor maps")
 _kind("sim-uninitialized", RuntimeError, "memory was read before anything was written to it",
       "initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
 _kind("sim-unsupported", NotImplementedError, "the simulator has no meaning for a construct",
       "write it with the constructs that the simulator runs, or test this kernel on a device")
 _kind("sim-warp-divergence", RuntimeError, "a warp-level operation was reached by only some lanes of a warp",
       "all lanes of a warp must reach it together: move it out of conditions that differ within a warp")
+_kind("sim-wgmma", RuntimeError, "registers of a wgmma are touched while it is under way, or it lacks its fence",
+      "wgmma_fence, the instructions, wgmma_commit, then wgmma_wait before the registers are touched")
 
 
 def fault(kind: str, message: str, *, span: Any = None, notes: tuple[Any, ...] = (), hint: str = "",

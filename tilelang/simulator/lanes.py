@@ -26,10 +26,10 @@ class LaneFrame(Frame):
 
     lanes: how many.  exited: lanes that have returned (None: none).  leaving: lanes that left the innermost loop by
     `break`.  block: what the simulator keeps per block (memory, counters).  own: lanes this frame stands for (None:
-    all).
+    all).  matrix: wgmma instructions of these lanes under way (registers.Issued), None where there are none.
     """
 
-    __slots__ = ("lanes", "exited", "leaving", "block", "own")
+    __slots__ = ("lanes", "exited", "leaving", "block", "own", "matrix")
 
     def __init__(self, slots: list[Value], lanes: int, mask: np.ndarray | None = None, block: Any = None) -> None:
         super().__init__(slots, mask)
@@ -37,6 +37,7 @@ class LaneFrame(Frame):
         self.exited: np.ndarray | None = None
         self.leaving: np.ndarray | None = None
         self.own: np.ndarray | None = None
+        self.matrix: Any = None
 
     def active(self) -> np.ndarray:
         """The mask as an array."""

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Const, Expr, Func, Load, Ramp, Store,
-                         numpy_dtype, walk)
+from tilelang.ir import (AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Const, Expr, Func, Launch, Load, Ramp,
+                         Store, numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.intrinsics import INTRINSICS
+from tilelang.target.tensor_map import tensor_maps_of
 
 from .counters import Counters, Site
 from .faults import fault
@@ -23,8 +24,12 @@ from .lane_ops import WARP, spread
 from .lanes import Action, LaneFrame, StmtCompiler
 from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
 from .races import AccessTable, Clocks
+from .registers import Guard
 
 
+# Calls whose shared operands are accessed in units of 16 bytes.
+UNITS_OF_16 = ("ldmatrix", "stmatrix", "tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store",
+               "wgmma_descriptor")
 ALIGN = 128  # of shared buffers that no pass has placed
 
 
@@ -42,17 +47,19 @@ class Shared:
         self.pending = np.zeros(self.store.nbytes // granule, bool)
         self.pending_site = np.zeros(self.store.nbytes // granule, np.int32)
         self.granule = granule
+        self.proxy: Any = None  # asynchronous.Proxy, where TMA or wgmma read it
 
 
 class Block:
     """State of the block being run."""
 
-    def __init__(self, lanes: int, threads: int, counters: Counters, printer: Any, where: str) -> None:
+    def __init__(self, lanes: int, threads: int, counters: Counters, printer: Any, where: str, agents: int = 0) -> None:
         self.lanes, self.threads, self.counters, self.where = lanes, threads, counters, where
-        self.clocks = Clocks(lanes)
+        self.clocks = Clocks(lanes, agents)
         self.shared: Shared | None = None
         self.copies: Any = None
         self.roles: Any = None  # roles.Roles, where each warp runs on its own
+        self.asynchronous: Any = None  # asynchronous.Asynchronous, where there is TMA, wgmma or an mbarrier
         self.print = printer.print
 
 
@@ -62,6 +69,7 @@ class Global:
     def __init__(self, store: Storage) -> None:
         self.store = store
         self.table: AccessTable | None = None
+        self.proxy: Any = None  # asynchronous.Proxy, where TMA reads what the launch writes
 
 
 def vector_base(indices: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], int]:
@@ -88,6 +96,7 @@ class MachineCompiler(StmtCompiler):
         self.shared_granule, widths = _access_granules(func)
         self.granules.update(widths)
         self.written = _written(func)
+        self.guards_registers = any(isinstance(n, Call) and n.op == "wgmma" for n in walk(func))
 
     def site(self, b: Buffer, span: Any, text: str) -> int:
         """Number of a place that accesses memory."""
@@ -143,15 +152,20 @@ class MachineCompiler(StmtCompiler):
         dt, item = numpy_dtype(b.dtype), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
         if scope.startswith("local"):
             init, granule = self.expr(s.init) if s.init is not None else None, self.granules[id(b.data)]
+            guards = self.guards_registers and self.check
 
             def local(f: LaneFrame) -> None:
                 # A variable without an initial value starts at zero.
                 store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes, known=scope == "local.var")
+                if guards:
+                    store.guard = Guard(b.name, store.nbytes // granule)
                 f.slots[at] = store
                 if init is not None:
                     store.view(dt)[...] = spread(init(f), f.lanes)[:, None]
 
             return local
+        if scope == "shared.barrier":
+            return lambda f: None
         if scope not in ("shared", "shared.dyn"):
             raise fault("sim-unsupported", f"{scope} buffers are not simulated", span=s.span)
 
@@ -181,6 +195,8 @@ class MachineCompiler(StmtCompiler):
             if store is None:
                 raise fault("sim-unsupported", f"{b.name} has no storage here", span=e.span)
             x = store.view(dt)
+            if store.guard is not None:
+                store.guard.touch(f, _cells(k, bl, n, ratio), False, e.span)
             if k.ndim == 0:
                 i = int(k) * bl
                 if check and store.known is not None:
@@ -211,6 +227,8 @@ class MachineCompiler(StmtCompiler):
             if store is None:
                 raise fault("sim-unsupported", f"{b.name} has no storage here", span=s.span)
             x = store.view(dt)
+            if store.guard is not None and (m is None or m.any()):
+                store.guard.touch(f, _cells(k, bl, n, ratio), True, s.span)
             if k.ndim == 0:
                 i = int(k) * bl
                 cols = x[:, i] if n == 1 else x[:, i:i + n]
@@ -341,6 +359,7 @@ class MachineCompiler(StmtCompiler):
         g = first[:, None] + np.arange(max(1, width // store.granule))
         if shared and block.shared.pending.any():
             self.refuse_pending(block.shared, g, b, site)
+        proxy = block.shared.proxy if shared else memory.proxy
         if mode == "write":
             if shared:
                 block.shared.owner[g] = self.slot(b.data)
@@ -356,6 +375,8 @@ class MachineCompiler(StmtCompiler):
                 table.atomic(block.clocks, g, t, site)
             else:
                 table.write(block.clocks, g, t, site, same)
+        if proxy is not None and mode != "read":
+            proxy.dirty[g] = True
         return store
 
     def refuse_pending(self, shared: Shared, g: np.ndarray, b: Buffer, site: int) -> None:
@@ -395,6 +416,14 @@ def _lane_of(e: Expr, k: int) -> Expr:
     raise fault("sim-unsupported", f"a vector index made by {type(e).__name__}", span=e.span)
 
 
+def _cells(k: np.ndarray, vector: int, n: int, ratio: int) -> Any:
+    """Granules of n elements from vector number k on, in any lane."""
+    if k.ndim == 0:
+        i = int(k) * vector
+        return slice(i * ratio, (i + n) * ratio)
+    return (np.unique(k)[:, None] * (vector * ratio) + np.arange(n * ratio)).ravel()
+
+
 def _require(known: np.ndarray, f: LaneFrame, b: Buffer, span: Any) -> None:
     if not known.all() and not (f.mask is not None and known[f.mask].all()):
         raise uninitialized(b, span, f)
@@ -413,12 +442,14 @@ def _access_granules(func: Func) -> tuple[int, dict[int, int]]:
     """
     shared = 16
     others: dict[int, int] = {}
+    for launch in (n for n in walk(func) if isinstance(n, Launch)):
+        others.update({id(m.buffer.data): numpy_dtype(m.buffer.dtype).itemsize for m in tensor_maps_of(launch)})
 
     def enter(b: Buffer, width: int) -> None:
         nonlocal shared
         if b.scope() == "global":
             others[id(b.data)] = math.gcd(others.get(id(b.data), 16), width)
-        elif b.scope().startswith("shared"):
+        elif b.scope() in ("shared", "shared.dyn"):
             shared = math.gcd(shared, width)
 
     for n in walk(func):
@@ -427,7 +458,7 @@ def _access_granules(func: Func) -> tuple[int, dict[int, int]]:
             _, count = vector_base(n.indices)
             enter(n.buffer, item * max(count, 1))
         elif isinstance(n, Call):
-            width = n.attr("bytes") if n.op == "cp_async" else 16 if n.op in ("ldmatrix", "stmatrix") else None
+            width = n.attr("bytes") if n.op == "cp_async" else 16 if n.op in UNITS_OF_16 else None
             for a in n.args:
                 if isinstance(a, AddressOf):
                     enter(a.buffer, width or numpy_dtype(a.buffer.dtype).itemsize)
@@ -440,8 +471,11 @@ def _written(func: Func) -> set[int]:
     for n in walk(func):
         if isinstance(n, Store):
             out.add(id(n.buffer.data))
+        elif isinstance(n, Launch):
+            stored = {c.attr("map") for c in walk(n.body) if isinstance(c, Call) and c.op in ("tma_store", "tma_reduce_add")}
+            out.update(id(m.buffer.data) for m in tensor_maps_of(n) if m.name in stored)
         elif isinstance(n, Call):
-            args = n.args[:1] if n.op in ("cp_async", "ldmatrix", "mma") else n.args
+            args = n.args[:1] if n.op in ("cp_async", "ldmatrix", "mma", "bulk_load", "bulk_store") else n.args
             out.update(id(a.buffer.data) for a in args if isinstance(a, AddressOf))
     return out
 

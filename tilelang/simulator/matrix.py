@@ -31,7 +31,7 @@ def whole_warps(f: LaneFrame, what: str, span: Any) -> np.ndarray | None:
     return None if every.all() else np.flatnonzero(every)
 
 
-class _Registers:
+class Registers:
     """Consecutive elements of a per-thread array, from AddressOf(array, first): read and written for whole warps.
 
     count: elements of the buffer's type a lane.  Element numbers must be the same in all lanes.
@@ -57,16 +57,28 @@ class _Registers:
         return (f.slots[self.slot], slice(start, start + self.nbytes),
                 slice(start // self.granule, (start + self.nbytes) // self.granule))
 
-    def read(self, f: LaneFrame, warps: np.ndarray | None, dt: np.dtype) -> np.ndarray:
-        """Elements as dt, shape (warps, 32 * elements)."""
+    def guarded(self, f: LaneFrame) -> tuple[Any, slice]:
+        """(the array's registers.Guard or None, granules)."""
+        store, _, cells = self._bytes(f)
+        return (store.guard if self.check else None), cells
+
+    def read(self, f: LaneFrame, warps: np.ndarray | None, dt: np.dtype, written: bool = True) -> np.ndarray:
+        """Elements as dt, shape (warps, 32 * elements).  written: they must have been."""
         store, at, known = self._bytes(f)
-        if self.check and store.known is not None:
+        if written and self.check and store.known is not None:
             k = store.known[:, known]
             if not k.all() and not (f.mask is not None and k[f.mask].all()):
                 raise fault("sim-uninitialized", f"{self.buffer.name} is an operand of a matrix instruction before it "
                             "is written", span=self.span, hint="clear the accumulator, or load the operand first")
         x = np.ascontiguousarray(store.raw[:, at]).view(dt).reshape(f.lanes // WARP, -1)
         return x if warps is None else x[warps]
+
+    def touch(self, f: LaneFrame, writes: bool) -> Registers:
+        """An instruction other than wgmma uses them."""
+        guard, cells = self.guarded(f)
+        if guard is not None:
+            guard.touch(f, cells, writes, self.span)
+        return self
 
     def write(self, f: LaneFrame, warps: np.ndarray | None, x: np.ndarray) -> None:
         """Store elements, shape (warps, 32 * elements)."""
@@ -97,7 +109,7 @@ def _mma(c: Any, e: Call) -> Closure:
     parts = []
     for arg, frag, dt in zip(e.args, (row.c, row.a, row.b), (row.c_dtype, row.a_dtype, row.b_dtype)):
         np_dt = numpy_dtype(dt)
-        parts.append((_Registers(c, arg, frag.registers * np_dt.itemsize, e.span), np_dt, _order(frag)))
+        parts.append((Registers(c, arg, frag.registers * np_dt.itemsize, e.span), np_dt, _order(frag)))
     (rc, tc, oc), (ra, ta, oa), (rb, tb, ob) = parts
     back = np.empty(32 * row.c.registers, np.int64)
     back[oc] = np.arange(len(oc))
@@ -107,9 +119,9 @@ def _mma(c: Any, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         warps = whole_warps(f, row.name, e.span)
         f.block.counters.count(f"mma {row.name}", f.lanes // WARP if warps is None else len(warps))
-        a = ra.read(f, warps, ta)[:, oa].reshape(-1, m, k)
-        b = rb.read(f, warps, tb)[:, ob].reshape(-1, k, n)
-        acc = rc.read(f, warps, tc)[:, oc].reshape(-1, m, n)
+        a = ra.touch(f, False).read(f, warps, ta)[:, oa].reshape(-1, m, k)
+        b = rb.touch(f, False).read(f, warps, tb)[:, ob].reshape(-1, k, n)
+        acc = rc.touch(f, True).read(f, warps, tc)[:, oc].reshape(-1, m, n)
         rc.write(f, warps, row.meaning(a, b, acc).reshape(len(acc), -1)[:, back])
         return np.int32(0)
 
@@ -145,7 +157,7 @@ def _rows_of(c: Any, e: Call, shared: Any, what: str, text: str) -> Any:
 
 def _ldmatrix(c: Any, e: Call) -> Closure:
     num, trans = int(e.attr("num")), bool(e.attr("trans"))
-    into = _Registers(c, e.args[0], 4 * num, e.span)
+    into = Registers(c, e.args[0], 4 * num, e.span)
     rows = _rows_of(c, e, e.args[1], "ldmatrix of", "read")
 
     def run(f: LaneFrame) -> Value:
@@ -156,7 +168,7 @@ def _ldmatrix(c: Any, e: Call) -> Closure:
             x = x.swapaxes(2, 3)
         # Lane 4*r + q holds elements 2q, 2q+1 of row r of each matrix.
         x = x.reshape(len(at), num, WARP, 2).swapaxes(1, 2)
-        into.write(f, warps, x.reshape(len(at), -1))
+        into.touch(f, True).write(f, warps, x.reshape(len(at), -1))
         return np.int32(0)
 
     return run
@@ -167,12 +179,12 @@ def _stmatrix(c: Any, e: Call) -> Closure:
     target, source = e.args
     if isinstance(target, AddressOf) and target.buffer.scope().startswith("local"):
         target, source = source, target
-    out = _Registers(c, source, 4 * num, e.span)
+    out = Registers(c, source, 4 * num, e.span)
     rows = _rows_of(c, e, target, "stmatrix to", "write")
 
     def run(f: LaneFrame) -> Value:
         warps = whole_warps(f, "stmatrix", e.span)
-        x = out.read(f, warps, U16).reshape(-1, WARP, num, 2).swapaxes(1, 2).reshape(-1, num, 8, 8)
+        x = out.touch(f, False).read(f, warps, U16).reshape(-1, WARP, num, 2).swapaxes(1, 2).reshape(-1, num, 8, 8)
         if trans:
             x = x.swapaxes(2, 3)
         at = rows(f, warps)
@@ -184,4 +196,4 @@ def _stmatrix(c: Any, e: Call) -> Closure:
 
 MATRIX_OPS = {"mma": _mma, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix}
 
-__all__ = ["MATRIX_OPS", "whole_warps"]
+__all__ = ["MATRIX_OPS", "Registers", "whole_warps"]

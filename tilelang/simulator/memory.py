@@ -22,15 +22,17 @@ class Storage:
     """Bytes of one buffer's storage.  lanes: private copies (per-thread arrays), one row each; else one row.
 
     known: one flag a granule, False until written; None when everything counts as written.
+    guard: which parts are registers of wgmma under way (registers.Guard), None where there is no wgmma.
     """
 
-    __slots__ = ("name", "nbytes", "granule", "lanes", "raw", "known", "_views")
+    __slots__ = ("name", "nbytes", "granule", "lanes", "raw", "known", "guard", "_views")
 
     def __init__(self, name: str, nbytes: int, granule: int, lanes: int = 1, known: bool = False) -> None:
         self.name, self.granule, self.lanes = name, granule, lanes
         self.nbytes = -(-max(nbytes, 1) // 16) * 16  # whole vectors, so that every element type divides a row
         self.raw = np.zeros((lanes, self.nbytes), np.uint8)
         self.known = None if known else np.zeros((lanes, self.nbytes // granule), bool)
+        self.guard: Any = None
         self._views: dict[Any, np.ndarray] = {}
 
     def view(self, dt: np.dtype) -> np.ndarray:

@@ -4,6 +4,9 @@ Threads of a block carry clocks.  `seen[t, u]` is the last clock of thread u who
 does now; a block barrier makes everything seen by everybody, a warp or named barrier by its members.  For each granule
 of a memory a table keeps the last write (thread, clock) and, per group of threads, the last reads since; an access is a
 race when a conflicting one by another thread is not seen.  Blocks of a launch are never ordered with each other.
+
+Agents are what works beside the threads (a TMA load on its way to a barrier, the matrix unit of a warp group): they have
+clocks that threads see when they wait for them, numbered behind the lanes.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ _NONE, _MANY = -1, -2
 
 
 class Clocks:
-    """Happens-before between the threads of one block.  lanes: threads, padded to whole warps."""
+    """Happens-before between the threads of one block.  lanes: threads, padded to whole warps.  agents: see above."""
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int, agents: int = 0) -> None:
         self.lanes = lanes
-        self.now = np.ones(lanes, np.int32)
-        self.seen = np.zeros((lanes, lanes), np.int32)
+        self.now = np.ones(lanes + agents, np.int32)
+        self.seen = np.zeros((lanes, lanes + agents), np.int32)
         self.partial = False  # a barrier of fewer than all threads has happened
         self._least: dict[int, np.ndarray] = {}
 
@@ -52,12 +55,25 @@ class Clocks:
         self.partial = True
         self._least.clear()
 
+    def learn(self, members: np.ndarray, agent: int, clock: int) -> None:
+        """These threads know that everything an agent began up to this clock has been done."""
+        column = self.seen[:, agent]
+        column[members] = np.maximum(column[members], clock)
+        self.partial = True
+
+    def common(self, members: np.ndarray) -> np.ndarray:
+        """What all of these threads have seen, of others: the least clock of each thread and agent."""
+        who = np.flatnonzero(members)
+        rows = self.seen[who]
+        rows[np.arange(len(who)), who] = np.iinfo(np.int32).max
+        return rows.min(0)
+
     def least(self, size: int) -> np.ndarray:
         """[thread, group]: the least clock of the other threads of a group (size consecutive threads) that thread has
         seen."""
         got = self._least.get(size)
         if got is None:
-            s = self.seen.copy()
+            s = self.seen[:, :self.lanes].copy()
             np.fill_diagonal(s, np.iinfo(np.int32).max)
             got = self._least[size] = s.reshape(self.lanes, -1, size).min(2)
         return got
@@ -156,6 +172,8 @@ class AccessTable:
         self.wblock = np.full(granules if many_blocks else 0, _NONE, np.int32)
         self.reads = _Peers(*self.shape)
         self.atomics: _Peers | None = None
+        self.agents: dict[int, str] = {}  # words for messages, by number
+        self.agent_reads: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of an agent: clock and site by granule
         self.block = 0  # number of the block being run
 
     # g: granules (n, k) of n threads t (n,)
@@ -170,6 +188,8 @@ class AccessTable:
         """Threads t access granules g atomically.  Raises sim-race."""
         self._after_write(clocks, g, t, site, "accesses atomically")
         self._after(self.reads, "read", clocks, g, t, site, "accesses atomically")
+        if self.agent_reads:
+            self._after_agents(clocks, g, t, site)
         if self.atomics is None:
             self.atomics = _Peers(*self.shape)
         self.atomics.enter(clocks, g, t, site, self.block)
@@ -180,6 +200,8 @@ class AccessTable:
         self._after_write(clocks, g, t, site, "writes")
         self._after(self.reads, "read", clocks, g, t, site, "writes")
         self._after(self.atomics, "accessed atomically", clocks, g, t, site, "writes")
+        if self.agent_reads:
+            self._after_agents(clocks, g, t, site)
         self.record_write(clocks, g, t, site)
         lost = self.writer[g] != t[:, None]
         if same is not None:
@@ -194,10 +216,49 @@ class AccessTable:
         self.wclock[g] = clocks.now[t][:, None]
         self.wsite[g] = site
         self.reads.forget(g)
+        for clock, _ in self.agent_reads.values():
+            clock[g] = 0
         if self.atomics is not None:
             self.atomics.forget(g)
         if self.many_blocks:
             self.wblock[g] = self.block
+
+    # what agents do, on behalf of the thread that starts them; g: granules (n,)
+
+    def agent_writes(self, clocks: Clocks, g: np.ndarray, t: int, agent: int, site: int) -> None:
+        """Thread t starts an agent that writes granules g.  Raises sim-race when an earlier access may still go on."""
+        rows, who = g[:, None], np.full(len(g), t)
+        self._after_write(clocks, rows, who, site, "starts a copy over")
+        self._after(self.reads, "read", clocks, rows, who, site, "starts a copy over")
+        self._after(self.atomics, "accessed atomically", clocks, rows, who, site, "starts a copy over")
+        if self.agent_reads:
+            self._after_agents(clocks, rows, who, site)
+        self.record_write(clocks, g[None], np.array([agent]), site)
+
+    def agent_reads_of(self, clocks: Clocks, g: np.ndarray, members: np.ndarray, agent: int, site: int) -> None:
+        """The threads `members` start an agent that reads granules g.  Raises sim-race when one has not seen a write."""
+        common, who = clocks.common(members), self.writer[g]
+        late = (who >= 0) & (common[np.maximum(who, 0)] < self.wclock[g])
+        if self.many_blocks:
+            late |= (self.wblock[g] != _NONE) & (self.wblock[g] != self.block)
+        if late.any():
+            for t in np.flatnonzero(members):
+                self._after_write(clocks, g[late][None], np.array([t]), site, "starts a read of")
+        if agent not in self.agent_reads:
+            self.agent_reads[agent] = np.zeros(self.shape[0], np.int32), np.zeros(self.shape[0], np.int32)
+        clock, sites = self.agent_reads[agent]
+        clock[g], sites[g] = clocks.now[agent], site
+
+    def forget_agents(self) -> None:
+        """The block is over, and all its agents have ended."""
+        self.agent_reads.clear()
+
+    def _after_agents(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int) -> None:
+        for agent, (clock, sites) in self.agent_reads.items():
+            late = clock[g] > clocks.seen[t, agent][:, None]
+            if late.any():
+                n, k = np.argwhere(late)[0]
+                raise self._race(int(t[n]), "writes", site, agent, "may still be reading", int(sites[g[n, k]]))
 
     def _after(self, peers: _Peers | None, did: str, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int,
                does: str) -> None:
@@ -226,6 +287,8 @@ class AccessTable:
         who = {None: "a thread of another block", _MANY: "several threads"}.get(other, f"thread {other}")
         hint = ("blocks of one launch are not ordered: use atomics, or give each block its own elements"
                 if other is None else "put T.sync_threads() between the two accesses")
+        if other in self.agents:
+            who, hint = self.agents[other], "wait for it: on its mbarrier, with wgmma_wait or with bulk_wait"
         text = f"thread {t} {does} {here.name} ({self.what}), which {who} {did}, with no barrier between"
         return fault("sim-race", text, span=here.span, notes=((there.span, f"{who} here: {there.text}"),), hint=hint,
                      label=here.text)

@@ -1,19 +1,19 @@
-"""Warps with different roles: each warp of a block runs on its own until a barrier makes it wait.
+"""Warps, or warp groups, with different roles: each runs on its own until a barrier makes it wait.
 
-Needed where a kernel uses named barriers, since then the warps of a block may wait in different places of the program.
-Only one warp runs at a time, the lowest that can, so a run is the same every time; races are found by clocks, not by
-luck of the order.  Source: PTX ISA, "Parallel synchronization and communication instructions: bar, barrier".
+Needed where a kernel uses named barriers or mbarriers, since then the warps of a block may wait in different places of
+the program.  Races are found by clocks, not by luck of the order.  Source: PTX ISA, "Parallel synchronization and
+communication instructions: bar, barrier".
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from .coroutines import Part, Scheduler
 from .faults import fault
 from .lane_ops import WARP
 from .lanes import LaneFrame
@@ -21,8 +21,8 @@ from .lanes import LaneFrame
 BLOCK_BARRIER = 0
 
 
-class _Stopped(BaseException):
-    """Ends a waiting warp after another has failed."""
+class SplitGroups(Exception):
+    """Warps of one group wait in different places: the block must be run again, each warp on its own."""
 
 
 @dataclass
@@ -32,146 +32,118 @@ class _Barrier:
     need: int
     come: int = 0
     seen: np.ndarray | None = None
-    waiting: list[_Warp] = field(default_factory=list)
+    waiting: list[LaneFrame] = field(default_factory=list)
+    done: bool = False
 
 
-class _Warp:
-    """One warp: a thread of Python that runs only while it holds the turn."""
+class Roles(Scheduler):
+    """Runs the parts of one block.  Barrier operations of the frames call `wait_named` and `signal`.
 
-    def __init__(self, number: int, frame: LaneFrame, body: Callable[[LaneFrame], None]) -> None:
-        self.number, self.frame, self.body = number, frame, body
-        self.turn = threading.Semaphore(0)
-        self.ready, self.done = True, False
-        self.place: Any = None  # where it waits
-        self.failure: BaseException | None = None
-        self.thread: threading.Thread | None = None
+    frames: one a part.  unit: threads of a part, a warp or a warp group.  asynchronous: the copies and instructions under
+    way in the block (hopper.Asynchronous), None where there are none.
+    """
 
-
-class Roles:
-    """Runs the warps of one block.  Barrier operations of the frames call `wait` and `arrive`."""
-
-    def __init__(self, frames: list[LaneFrame], body: Callable[[LaneFrame], None]) -> None:
-        self.warps = [_Warp(i, f, body) for i, f in enumerate(frames)]
+    def __init__(self, frames: list[LaneFrame], body: Callable[[LaneFrame], None], unit: int = WARP,
+                 asynchronous: Any = None) -> None:
+        self.kind = "warp" if unit == WARP else "warp group"
+        super().__init__([Part(i, f"{self.kind} {i}", f, body) for i, f in enumerate(frames)])
+        self.unit, self.asynchronous = unit, asynchronous
         self.block = frames[0].block
         self.block.roles = self
         self.barriers: dict[int, _Barrier] = {}
-        self.back = threading.Semaphore(0)
-        self.now = self.warps[0]
-        self.stopping = False
 
-    def run(self) -> None:
-        """Run all warps to the end.  Raises what a warp raises, and sim-barrier when all that are left wait."""
-        try:
-            while True:
-                left = [w for w in self.warps if not w.done]
-                if not left:
-                    return
-                ready = next((w for w in left if w.ready), None)
-                if ready is None:
-                    raise self._deadlock(left)
-                self._resume(ready)
-                if ready.failure is not None:
-                    raise ready.failure
-        finally:
-            self.stopping = True
-            for w in self.warps:
-                if w.thread is not None and w.thread.is_alive():
-                    w.turn.release()
-                    w.thread.join()
+    def idle(self) -> bool:
+        return self.asynchronous is not None and self.asynchronous.land(self.parts)
 
-    def _resume(self, w: _Warp) -> None:
-        self.now = w
-        if w.thread is None:
-            w.thread = threading.Thread(target=self._main, args=(w,), daemon=True)
-            w.thread.start()
-        else:
-            w.turn.release()
-        self.back.acquire()
-
-    def _main(self, w: _Warp) -> None:
-        try:
-            with np.errstate(all="ignore"):
-                w.body(w.frame)
-        except _Stopped:
-            return
-        except BaseException as e:  # handed to the thread that runs the block
-            w.failure = e
-        w.done = True
+    def ended(self, part: Part) -> None:
         # Threads that are gone count as arrived at the block barrier.
         b = self.barriers.get(BLOCK_BARRIER)
         if b is not None:
             self._complete(BLOCK_BARRIER, b)
-        self.back.release()
 
     def _threads_left(self) -> int:
-        return sum(_threads(w.frame) for w in self.warps if not w.done)
+        return sum(_threads(p.frame) for p in self.parts if not p.done)
 
     def arrive(self, f: LaneFrame, number: int, need: int | None, span: Any) -> _Barrier:
-        """The active threads of f's warp arrive at a barrier (need: threads, None for the whole block)."""
-        threads = int(f.active().sum())
-        if threads != _threads(f):
-            raise fault("sim-barrier", f"a barrier is reached by {threads} threads of a warp only", span=span)
+        """The active threads of f arrive at a barrier (need: threads, None for the whole block)."""
+        active = f.active()
+        if (active != (_running(f) & np.repeat(active.reshape(-1, WARP).any(1), WARP))).any():
+            raise fault("sim-barrier", f"a barrier is reached by {int(active.sum())} threads of a warp only", span=span)
         b = self.barriers.setdefault(number, _Barrier(need or 0))
         if need is not None and b.need not in (0, need):
             raise fault("sim-barrier", f"barrier {number} is used with {need} threads and with {b.need} at once",
                         span=span, hint="all arrivals at one barrier name the same number of threads")
-        seen = self.block.clocks.arrive(f.active())
+        seen = self.block.clocks.arrive(active)
         b.seen = seen if b.seen is None else np.maximum(b.seen, seen)
-        b.come += threads
+        b.come += int(active.sum())
         return b
 
-    def wait(self, f: LaneFrame, number: int, need: int | None, span: Any) -> None:
-        """The active threads of f's warp arrive and go on when the barrier is complete."""
-        me = self.now
+    def wait_named(self, f: LaneFrame, number: int, need: int | None, span: Any) -> None:
+        """The active threads of f arrive and go on when the barrier is complete."""
         b = self.arrive(f, number, need, span)
-        b.waiting.append(me)
-        me.ready, me.place = False, span
+        b.waiting.append(f)
         self._complete(number, b)
-        if not me.ready:
-            self.back.release()
-            me.turn.acquire()
-            if self.stopping:
-                raise _Stopped
-        me.place = None
+        self.wait(lambda: b.done, lambda: f"at barrier {number}", span)
 
     def signal(self, f: LaneFrame, number: int, need: int, span: Any) -> None:
-        """The active threads of f's warp arrive without waiting."""
+        """The active threads of f arrive without waiting."""
         self._complete(number, self.arrive(f, number, need, span))
 
     def _complete(self, number: int, b: _Barrier) -> None:
         if b.come == 0 or b.come < (b.need or self._threads_left()):
             return
         del self.barriers[number]
-        for w in b.waiting:
-            self.block.clocks.acquire(w.frame.active(), b.seen)
-            w.ready = True
+        for f in b.waiting:
+            self.block.clocks.acquire(f.active(), b.seen)
+        b.done = True
 
-    def _deadlock(self, left: list[_Warp]) -> Exception:
-        first = left[0]
-        state = "; ".join(f"barrier {n}: {b.come} of {b.need or self._threads_left()} threads"
-                          for n, b in sorted(self.barriers.items()))
-        notes = tuple((w.place, f"warp {w.number} waits here") for w in left[1:])
-        return fault("sim-barrier", f"all warps left wait for ever in block {self.block.where} ({state})",
-                     span=first.place, notes=notes, label=f"warp {first.number} waits here",
+    def deadlock(self, left: list[Part]) -> Exception:
+        """The error; SplitGroups when it may be due to warps of one group that go different ways."""
+        if self.unit > WARP and any((p.frame.active() != _running(p.frame)).any() for p in left):
+            return SplitGroups()
+        states = [f"barrier {n}: {b.come} of {b.need or self._threads_left()} threads"
+                  for n, b in sorted(self.barriers.items())]
+        if self.asynchronous is not None:
+            states += self.asynchronous.states()
+        waits: dict[tuple[Any, str], list[Part]] = {}
+        for p in left:
+            waits.setdefault((p.place, p.why()), []).append(p)
+        told = [(place, f"{self._names(parts)} {'wait' if len(parts) > 1 else 'waits'} {why}")
+                for (place, why), parts in waits.items()]
+        return fault("sim-barrier", f"all {self.kind}s left wait for ever in block {self.block.where}: "
+                     + "; ".join(t for _, t in told) + (f" ({'; '.join(states)})" if states else ""),
+                     span=told[0][0], notes=tuple(told[1:]), label=told[0][1],
                      hint="check numbers and counts of the barriers: each role must pass them equally often")
+
+    def _names(self, parts: list[Part]) -> str:
+        numbers = [p.number for p in parts]
+        if len(parts) == 1:
+            return parts[0].name
+        dense = numbers == list(range(numbers[0], numbers[-1] + 1))
+        return f"{self.kind}s " + (f"{numbers[0]} to {numbers[-1]}" if dense else ", ".join(map(str, numbers)))
+
+
+def _running(f: LaneFrame) -> np.ndarray:
+    """The threads of a part that have not returned."""
+    own = f.active() if f.own is None else f.own
+    return own if f.exited is None else own & ~f.exited
 
 
 def _threads(f: LaneFrame) -> int:
-    """Threads of a warp's frame that have not returned."""
-    own = f.active() if f.own is None else f.own
-    return int(own.sum()) if f.exited is None else int((own & ~f.exited).sum())
+    return int(_running(f).sum())
 
 
-def warp_frames(f: LaneFrame, slots: list[Any], threads: int) -> list[LaneFrame]:
-    """One frame for each warp of a block of f.lanes lanes; each sees all lanes and runs its own."""
+def unit_frames(f: LaneFrame, slots: list[Any], threads: int, unit: int) -> list[LaneFrame]:
+    """One frame for each warp (or warp group: unit threads) of a block of f.lanes lanes; each sees all lanes and runs
+    its own."""
     out = []
     lane = np.arange(f.lanes)
-    for w in range(f.lanes // WARP):
-        own = (lane // WARP == w) & (lane < threads)
+    for w in range(-(-threads // unit)):
+        own = (lane // unit == w) & (lane < threads)
         g = LaneFrame(list(slots), f.lanes, own, f.block)
         g.own = own
         out.append(g)
     return out
 
 
-__all__ = ["BLOCK_BARRIER", "Roles", "warp_frames"]
+__all__ = ["BLOCK_BARRIER", "Roles", "SplitGroups", "unit_frames"]

@@ -1,0 +1,168 @@
+"""What works beside the threads of a block on Hopper: TMA copies, mbarriers they signal, wgmma, the async proxy.
+
+A load lands as late as it may: when every warp waits.  Accesses of agents are ordered with those of threads by the clocks
+of races.py; a load's agent is its mbarrier, a wgmma's its warp group, a store's its issuing thread.
+Source: PTX ISA, "Asynchronous operations", "Proxies"; "Parallel synchronization and communication: mbarrier".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .coroutines import Part
+from .faults import fault
+from .mbarrier import MBarrier
+from .races import AccessTable, Clocks
+
+GROUP = 128
+STORERS = 16  # threads of a block that have agents of their own for bulk stores
+
+
+class Proxy:
+    """Which granules of a memory ordinary stores have written and no proxy fence has made visible to the async proxy.
+
+    dirty: written, not fenced by the writer.  stamp: clock of the writer's first fence after the write.
+    """
+
+    def __init__(self, table: AccessTable) -> None:
+        self.table = table
+        self.dirty = np.zeros(table.shape[0], bool)
+        self.stamp = np.zeros(table.shape[0], np.int32)
+
+    def fence(self, clocks: Clocks, active: np.ndarray) -> None:
+        """fence.proxy.async by these threads."""
+        at = np.flatnonzero(self.dirty)
+        if len(at):
+            at = at[active[self.table.writer[at]]]
+            self.stamp[at] = clocks.now[self.table.writer[at]]
+            self.dirty[at] = False
+
+    def require(self, clocks: Clocks, g: np.ndarray, members: np.ndarray, site: int, what: str) -> None:
+        """The threads `members` let an agent read granules g.  Raises sim-proxy."""
+        writer = self.table.writer[g]
+        ordinary = (writer >= 0) & (writer < clocks.lanes)
+        late = ordinary & (self.dirty[g] | (self.stamp[g] > clocks.common(members)[np.maximum(writer, 0)]))
+        if late.any():
+            at = g[late][0]
+            here, there = self.table.sites[site], self.table.sites[int(self.table.wsite[at])]
+            raise fault("sim-proxy", f"{what} reads {here.name}, which thread {int(self.table.writer[at])} wrote with "
+                        "ordinary stores, and that thread executed no fence_proxy_async between its store and the "
+                        "barrier", span=here.span, notes=((there.span, "written here"),))
+
+
+@dataclass
+class _Load:
+    """A load under way: `land()` puts its bytes into shared memory, then its mbarrier counts them."""
+
+    bar: MBarrier
+    nbytes: int
+    clock: int
+    land: Callable[[], None]
+    span: Any
+    name: str
+
+
+class _Storer:
+    """Bulk groups of one thread.  The clock of both agents is the number of its open group."""
+
+    def __init__(self, reads: int, writes: int) -> None:
+        self.reads, self.writes = reads, writes
+        self.last = 0  # newest group with a store in it
+        self.span: Any = None
+
+
+class Asynchronous:
+    """State of one block.  threads: of the block.  first: number of the first agent.  barriers: how many mbarriers."""
+
+    def __init__(self, block: Any, threads: int, first: int, barriers: int, tables: list[AccessTable]) -> None:
+        self.block, self.tables = block, tables
+        self.barriers: dict[int, MBarrier] = {}
+        self.loads: list[_Load] = []
+        self.storers: dict[int, _Storer] = {}
+        self.next_barrier, self.first_group = first, first + barriers
+        self.groups = -(-threads // GROUP)
+        self.first_storer = self.first_group + self.groups
+        for g in range(self.groups):
+            self._name(self.first_group + g, f"a wgmma of warp group {g}")
+        per_thread = min(65536 // max(threads, GROUP) // 8 * 8, 255)
+        self.registers = {w: per_thread for w in range(-(-threads // 32))}
+        self.allocated = per_thread * len(self.registers)
+
+    @staticmethod
+    def agents(threads: int, barriers: int) -> int:
+        """How many a block needs."""
+        return barriers + -(-threads // GROUP) + 2 * STORERS
+
+    def _name(self, agent: int, text: str) -> None:
+        for t in self.tables:
+            t.agents[agent] = text
+
+    def add_barrier(self, address: int, name: str, count: int, thread: int) -> None:
+        """mbarrier_init by a thread."""
+        self._name(self.next_barrier, f"a copy that signals {name}")
+        self.barriers[address] = MBarrier(name, count, self.next_barrier, thread, int(self.block.clocks.now[thread]))
+        self.next_barrier += 1
+
+    def group_agent(self, group: int) -> int:
+        return self.first_group + group
+
+    # -- loads
+
+    def begin(self, bar: MBarrier, nbytes: int, land: Callable[[], None], span: Any, name: str) -> int:
+        """A load starts; returns the clock of its writes."""
+        now = self.block.clocks.now
+        clock = int(now[bar.agent])
+        now[bar.agent] += 1
+        self.loads.append(_Load(bar, nbytes, clock, land, span, name))
+        return clock
+
+    def land(self, parts: list[Part]) -> bool:
+        """All parts wait: the oldest load lands."""
+        if not self.loads:
+            return False
+        load = self.loads.pop(0)
+        load.land()
+        bar = load.bar
+        seen = np.zeros(len(self.block.clocks.now), np.int32)
+        seen[bar.agent] = load.clock
+        bar.know(seen)
+        bar.tx -= load.nbytes
+        bar.settle()
+        return True
+
+    # -- bulk stores
+
+    def storer(self, thread: int) -> _Storer:
+        """The bulk groups of a thread."""
+        got = self.storers.get(thread)
+        if got is None:
+            k = self.first_storer + 2 * (len(self.storers) % STORERS)
+            got = self.storers[thread] = _Storer(k, k + 1)
+            self._name(k, f"a bulk store of thread {thread}")
+            self._name(k + 1, f"a bulk store of thread {thread}")
+        return got
+
+    # -- messages and the end
+
+    def states(self) -> list[str]:
+        """Every mbarrier that somebody has begun to use, for a deadlock's message."""
+        return [b.state() for b in self.barriers.values() if b.pending != b.count or b.tx]
+
+    def finish(self) -> None:
+        """The block ends.  Raises sim-async when copies of its shared memory are under way."""
+        if self.loads:
+            load = self.loads[0]
+            raise fault("sim-async", f"the block ends while a copy into {load.name} is under way ({load.bar.state()})",
+                        span=load.span, hint="wait on the mbarrier of every load before the kernel ends")
+        seen = self.block.clocks.seen
+        for t, s in self.storers.items():
+            if s.last > seen[t, s.reads]:
+                raise fault("sim-async", f"the block ends while a bulk store of thread {t} reads its shared memory",
+                            span=s.span, hint="bulk_commit and bulk_wait by the thread that issued the store")
+
+
+__all__ = ["Asynchronous", "GROUP", "Proxy"]

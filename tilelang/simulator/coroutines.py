@@ -1,0 +1,111 @@
+"""Parts of a block that run on their own until something makes them wait: threads of Python that take turns.
+
+Only one part runs at a time, the first that can, so a run is the same every time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class Stopped(BaseException):
+    """Ends a waiting part after another has failed."""
+
+
+class Part:
+    """One part: it runs only while it holds the turn.
+
+    until: what it waits for, None while it can run.  place: span of the statement where it waits.  why: words for it.
+    """
+
+    def __init__(self, number: int, name: str, frame: Any, body: Callable[[Any], None]) -> None:
+        self.number, self.name, self.frame, self.body = number, name, frame, body
+        self.turn = threading.Semaphore(0)
+        self.until: Callable[[], bool] | None = None
+        self.done = False
+        self.place: Any = None
+        self.why: Callable[[], str] = str
+        self.failure: BaseException | None = None
+        self.thread: threading.Thread | None = None
+
+
+class Scheduler:
+    """Runs parts in turn.  Subclasses say what ends a common wait (`idle`) and how a deadlock is reported."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self.parts = parts
+        self.back = threading.Semaphore(0)
+        self.now = parts[0]
+        self.stopping = False
+
+    def idle(self) -> bool:
+        """All parts wait: let work under way end.  Whether something did."""
+        return False
+
+    def ended(self, part: Part) -> None:
+        """A part has run to its end."""
+
+    def deadlock(self, left: list[Part]) -> Exception:
+        """The error when all parts left wait for ever."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Run all parts to the end.  Raises what a part raises, and `deadlock` when all that are left wait."""
+        try:
+            while True:
+                left = [p for p in self.parts if not p.done]
+                if not left:
+                    return
+                ready = next((p for p in left if p.until is None or p.until()), None)
+                if ready is not None:
+                    self._resume(ready)
+                elif not self.idle():
+                    raise self.deadlock(left)
+        finally:
+            self.stopping = True
+            for p in self.parts:
+                if p.thread is not None and p.thread.is_alive():
+                    p.turn.release()
+                    p.thread.join()
+
+    def wait(self, until: Callable[[], bool], why: Callable[[], str], place: Any) -> None:
+        """The part that runs goes on once `until()` is true."""
+        if until():
+            return
+        me = self.now
+        me.until, me.why, me.place = until, why, place
+        self.back.release()
+        me.turn.acquire()
+        if self.stopping:
+            raise Stopped
+
+    def _resume(self, p: Part) -> None:
+        self.now, p.until = p, None
+        if p.thread is None:
+            p.thread = threading.Thread(target=self._main, args=(p,), daemon=True)
+            p.thread.start()
+        else:
+            p.turn.release()
+        self.back.acquire()
+        if p.failure is not None:
+            raise p.failure
+
+    def _main(self, p: Part) -> None:
+        try:
+            with np.errstate(all="ignore"):
+                p.body(p.frame)
+            p.done = True
+            self.ended(p)
+        except Stopped:
+            return
+        except BaseException as e:  # handed to the thread that runs the block
+            p.failure = e
+        p.done = True
+        self.back.release()
+
+
+__all__ = ["Part", "Scheduler", "Stopped"]

@@ -1,0 +1,207 @@
+"""mbarriers: phases, arrivals, transaction bytes.
+
+Source: PTX ISA, "Parallel synchronization and communication instructions: mbarrier".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import AddressOf, Call
+from tilelang.ir.evaluate import Closure, Value
+
+from .faults import fault
+from .lane_ops import WARP, spread
+from .lanes import LaneFrame, uniform
+
+
+@dataclass
+class Phases:
+    """What an mbarrier counts.  phase: number of the current one.  pending: arrivals it still lacks.  tx: bytes it still
+    expects (negative while a copy has come before it was announced).  Both simulators use it."""
+
+    name: str
+    count: int
+    phase: int = 0
+    pending: int = 0
+    tx: int = 0
+
+    def __post_init__(self) -> None:
+        self.pending = self.count
+
+    def passed(self, parity: int) -> bool:
+        """Whether a wait on this parity goes on: the phase of that parity is the last completed one."""
+        return self.phase % 2 != parity % 2
+
+    def arrive(self, n: int, span: Any) -> None:
+        """n arrivals.  Raises sim-mbarrier when the phase has fewer left."""
+        if n > self.pending:
+            raise fault("sim-mbarrier", f"{self.name}: {n} threads arrive in phase {self.phase}, which needs "
+                        f"{self.pending} more of {self.count} arrivals", span=span,
+                        hint="the count of an mbarrier is the number of threads that arrive in one phase")
+        self.pending -= n
+        self.settle()
+
+    def settle(self) -> bool:
+        """Go to the next phase when nothing is missing."""
+        if self.pending or self.tx:
+            return False
+        self.phase, self.pending = self.phase + 1, self.count
+        return True
+
+    def state(self) -> str:
+        """For messages."""
+        bytes_ = (f"{self.tx} bytes still expected" if self.tx >= 0 else f"{-self.tx} bytes more than expected")
+        return f"{self.name} in phase {self.phase}: {self.pending} of {self.count} arrivals pending, {bytes_}"
+
+
+class MBarrier(Phases):
+    """One on the device: also what its arrivals have seen, and who initialised it.
+
+    agent: number of the copies that signal it, as an agent of the clocks (races.py).
+    """
+
+    def __init__(self, name: str, count: int, agent: int, maker: int, made: int) -> None:
+        super().__init__(name, count)
+        self.agent, self.maker, self.made = agent, maker, made
+        self.fenced = False  # its initialisation is visible to copies
+        self.seen: np.ndarray | None = None
+        self.before: np.ndarray | None = None  # what the last completed phase has seen
+
+    def know(self, seen: np.ndarray) -> None:
+        """Who passes the current phase will have seen this."""
+        self.seen = seen.copy() if self.seen is None else np.maximum(self.seen, seen)
+
+    def settle(self) -> bool:
+        done = super().settle()
+        if done:
+            self.before, self.seen = self.seen, None
+        return done
+
+
+class Barrier:
+    """An operand `AddressOf(barrier buffer, (index,))`."""
+
+    def __init__(self, c: Any, a: Any, span: Any) -> None:
+        if not isinstance(a, AddressOf) or not a.buffer.scope().startswith("shared"):
+            raise fault("sim-unsupported", "an mbarrier is given as the address of a shared.barrier element", span=span)
+        self.buffer, self.span = a.buffer, span
+        self.slot = c.slot(a.buffer.data)
+        self.reach = c.reach(a.buffer, a.indices, 8, span, "mbarrier")
+
+    def each(self, f: LaneFrame) -> Iterator[tuple[int, np.ndarray]]:
+        """(byte address, mask of the active lanes that name it)."""
+        address, active = self.reach(f), f.active()
+        for at in np.unique(address[active]):
+            yield int(at), active & (address == at)
+
+    def name(self, f: LaneFrame, at: int) -> str:
+        return f"{self.buffer.name}[{(at - int(f.slots[self.slot])) // 8}]"
+
+    def get(self, f: LaneFrame, at: int, lanes: np.ndarray) -> MBarrier:
+        """The barrier there.  Raises sim-mbarrier when these lanes may not see that it has been initialised."""
+        bar = f.block.asynchronous.barriers.get(at)
+        if bar is None:
+            raise fault("sim-mbarrier", f"{self.name(f, at)} is used before mbarrier_init", span=self.span)
+        who = np.flatnonzero(lanes)
+        late = (who != bar.maker) & (f.block.clocks.seen[who, bar.maker] < bar.made)
+        if late.any():
+            raise fault("sim-mbarrier", f"{bar.name} is used by thread {int(who[late][0])}, which does not see its "
+                        f"initialisation by thread {bar.maker}", span=self.span,
+                        hint="put a block barrier between mbarrier_init and the first use")
+        return bar
+
+
+def _count(f: LaneFrame, op: str) -> None:
+    f.block.counters.count(op, int(f.active().reshape(-1, WARP).any(1).sum()))
+
+
+def _init(c: Any, e: Call) -> Closure:
+    at, count = Barrier(c, e.args[0], e.span), c.expr(e.args[1])
+
+    def run(f: LaneFrame) -> Value:
+        _count(f, e.op)
+        block = f.block
+        n = int(uniform(np.asarray(count(f)), f, "the count of an mbarrier", e.span))
+        if not 1 <= n < 1 << 20:
+            raise fault("sim-mbarrier", f"an mbarrier counts 1 to {(1 << 20) - 1} arrivals, found {n}", span=e.span)
+        for address, lanes in at.each(f):
+            if int(lanes.sum()) > 1 or address in block.asynchronous.barriers:
+                raise fault("sim-mbarrier", f"{at.name(f, address)} is initialised more than once", span=e.span,
+                            hint="one thread initialises an mbarrier, once")
+            t = int(lanes.argmax())
+            block.asynchronous.add_barrier(address, at.name(f, address), n, t)
+        return np.int32(0)
+
+    return run
+
+
+def _fence_init(c: Any, e: Call) -> Closure:
+    def run(f: LaneFrame) -> Value:
+        _count(f, e.op)
+        active = f.active()
+        for bar in f.block.asynchronous.barriers.values():
+            bar.fenced = bar.fenced or bool(active[bar.maker])
+        return np.int32(0)
+
+    return run
+
+
+def _arrive(c: Any, e: Call) -> Closure:
+    """mbarrier_arrive, mbarrier_expect_tx, mbarrier_arrive_expect_tx."""
+    at = Barrier(c, e.args[0], e.span)
+    nbytes = c.expr(e.args[1]) if len(e.args) > 1 else None
+    arrives = e.op != "mbarrier_expect_tx"
+
+    def run(f: LaneFrame) -> Value:
+        _count(f, e.op)
+        if not f.any_active():
+            return np.int32(0)
+        more = None if nbytes is None else spread(nbytes(f), f.lanes)
+        for address, lanes in at.each(f):
+            bar = at.get(f, address, lanes)
+            if more is not None:
+                bar.tx += int(more[lanes].sum())
+            if arrives:
+                bar.know(f.block.clocks.arrive(lanes))
+                bar.arrive(int(lanes.sum()), e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _wait(c: Any, e: Call) -> Closure:
+    at, parity = Barrier(c, e.args[0], e.span), c.expr(e.args[1])
+
+    def run(f: LaneFrame) -> Value:
+        _count(f, e.op)
+        if not f.any_active():
+            return np.int32(0)
+        want = spread(parity(f), f.lanes).astype(np.int64)
+        for address, lanes in at.each(f):
+            bar = at.get(f, address, lanes)
+            for p in np.unique(want[lanes]):
+                _wait_one(f, bar, int(p), lanes & (want == p), e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _wait_one(f: LaneFrame, bar: MBarrier, parity: int, lanes: np.ndarray, span: Any) -> None:
+    if parity not in (0, 1):
+        raise fault("sim-mbarrier", f"{bar.name}: a parity is 0 or 1, found {parity}", span=span)
+    f.block.roles.wait(lambda: bar.passed(parity), lambda: f"for parity {parity} of {bar.state()}", span)
+    if bar.before is not None:
+        f.block.clocks.acquire(lanes, bar.before)
+
+
+MBARRIER_OPS: dict[str, Callable[[Any, Call], Closure]] = {
+    "mbarrier_init": _init, "fence_mbarrier_init": _fence_init, "mbarrier_arrive": _arrive,
+    "mbarrier_expect_tx": _arrive, "mbarrier_arrive_expect_tx": _arrive, "mbarrier_wait": _wait,
+}  # fmt: skip
+
+__all__ = ["Barrier", "MBARRIER_OPS", "MBarrier", "Phases"]
