@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hopper_programs import SYNC, addr, do, gemm, groups, init, maps, tma_copy
+from hopper_text import SYNC, addr, do, gemm, groups, init, tma_copy
 from sim_programs import alloc, program
 
 from tilelang.errors import TileLangError
@@ -18,7 +18,7 @@ def refused(f, args, kind: str, *texts: str) -> TileLangError:
     return e.value
 
 
-# ---- TMA copies ---------------------------------------------------------------------------------------------------------
+# ---- TMA copies -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("swizzle, box, dtype", [
@@ -39,7 +39,7 @@ def test_tma_reduction_adds_to_the_tensor():
     assert np.array_equal(got, a + 6)
 
 
-# ---- GEMM ---------------------------------------------------------------------------------------------------------------
+# ---- GEMM -------------------------------------------------------------------------------------------------------
 
 A, B = rng.integers(-4, 5, (200, 256)).astype(np.float16), rng.integers(-4, 5, (120, 256)).astype(np.float16)
 C = np.zeros((200, 120), np.float16)
@@ -55,14 +55,15 @@ def test_gemm_of_producer_and_consumers(options):
 
 @pytest.mark.parametrize("fault, kind, texts", [
     ({"proxy": ""}, "sim-proxy", ("fence_proxy_async",)),
-    ({"full_parity": "(k // {s} + 1) % 2"}, "sim-race", ("a copy that signals full[0]",)),  # the wrong phase: passes before the tile has come
+    ({"full_parity": "(k // {s} + 1) % 2"}, "sim-race", ("a copy that signals full[0]",)),  # passes too early
     ({"empty_parity": "k // {s} % 2"}, "sim-barrier", ("empty[0] in phase 0: 2 of 2 arrivals pending",)),
     ({"bytes_off": 2}, "sim-barrier", ("full[0] in phase 0: 0 of 1 arrivals pending, 2 bytes still expected",)),
     ({"bytes_off": -2}, "sim-barrier", ("2 bytes more than expected",)),
     ({"pending": 1, "last_wait": False, "stages": 3}, "sim-wgmma", ("acc is read while the wgmma",)),
     ({"room": False}, "sim-mbarrier", ("full[0]: 1 threads arrive in phase 0",)),
     ({"early_release": True}, "sim-race", ("a wgmma of warp group", "may still be reading")),
-    ({"release": False}, "sim-barrier", ("empty[0] in phase 0: 2 of 2 arrivals pending", "warps 0 to 7 wait for parity 1 of full[0] in phase 1")),
+    ({"release": False}, "sim-barrier", ("empty[0] in phase 0: 2 of 2 arrivals pending",
+                                         "warps 0 to 7 wait for parity 1 of full[0] in phase 1")),
     ({"producer_steps": 3}, "sim-barrier", ("warp groups 0 to 1 wait for parity 1 of full[1] in phase 1",)),
     ({"producer_steps": 5}, "sim-async", ("the block ends while a copy into SA",)),
     ({"fence": ""}, "sim-wgmma", ("no wgmma_fence",)),

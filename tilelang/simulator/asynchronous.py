@@ -1,7 +1,7 @@
 """What works beside the threads of a block on Hopper: TMA copies, mbarriers they signal, wgmma, the async proxy.
 
-A load lands as late as it may: when every warp waits.  Accesses of agents are ordered with those of threads by the clocks
-of races.py; a load's agent is its mbarrier, a wgmma's its warp group, a store's its issuing thread.
+A load lands as late as it may: when every warp waits.  Accesses of agents are ordered with those of threads by the
+clocks of races.py; a load's agent is its mbarrier, a wgmma's its warp group, a store's its issuing thread.
 Source: PTX ISA, "Asynchronous operations", "Proxies"; "Parallel synchronization and communication: mbarrier".
 """
 

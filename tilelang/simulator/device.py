@@ -320,7 +320,7 @@ def run_device(program: Any, args: Arguments, *, check: bool = True) -> Report:
 
 
 def _run(func: Func, args: Arguments, check: bool, split: bool) -> Report:
-    """split: each warp of a warp group runs on its own, which is slower and needed where they wait in different places."""
+    """split: each warp of a warp group runs on its own: slower, and needed where they wait in different places."""
     compiler = DeviceCompiler(func, check)
     compiler.split = split
     binding = bind_arguments(func, args, compiler.granules)

@@ -472,7 +472,8 @@ def _written(func: Func) -> set[int]:
         if isinstance(n, Store):
             out.add(id(n.buffer.data))
         elif isinstance(n, Launch):
-            stored = {c.attr("map") for c in walk(n.body) if isinstance(c, Call) and c.op in ("tma_store", "tma_reduce_add")}
+            stored = {c.attr("map") for c in walk(n.body)
+                      if isinstance(c, Call) and c.op in ("tma_store", "tma_reduce_add")}
             out.update(id(m.buffer.data) for m in tensor_maps_of(n) if m.name in stored)
         elif isinstance(n, Call):
             args = n.args[:1] if n.op in ("cp_async", "ldmatrix", "mma", "bulk_load", "bulk_store") else n.args

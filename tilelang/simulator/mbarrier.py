@@ -21,8 +21,11 @@ from .lanes import LaneFrame, uniform
 
 @dataclass
 class Phases:
-    """What an mbarrier counts.  phase: number of the current one.  pending: arrivals it still lacks.  tx: bytes it still
-    expects (negative while a copy has come before it was announced).  Both simulators use it."""
+    """What an mbarrier counts.  Both simulators use it.
+
+    phase: number of the current one.  pending: arrivals it still lacks.  tx: bytes it still expects (negative while a
+    copy has come before it was announced).
+    """
 
     name: str
     count: int

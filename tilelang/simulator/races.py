@@ -5,8 +5,8 @@ does now; a block barrier makes everything seen by everybody, a warp or named ba
 of a memory a table keeps the last write (thread, clock) and, per group of threads, the last reads since; an access is a
 race when a conflicting one by another thread is not seen.  Blocks of a launch are never ordered with each other.
 
-Agents are what works beside the threads (a TMA load on its way to a barrier, the matrix unit of a warp group): they have
-clocks that threads see when they wait for them, numbered behind the lanes.
+Agents are what works beside the threads (a TMA load on its way to a barrier, the matrix unit of a warp group): they
+have clocks that threads see when they wait for them, numbered behind the lanes.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class AccessTable:
         self.record_write(clocks, g[None], np.array([agent]), site)
 
     def agent_reads_of(self, clocks: Clocks, g: np.ndarray, members: np.ndarray, agent: int, site: int) -> None:
-        """The threads `members` start an agent that reads granules g.  Raises sim-race when one has not seen a write."""
+        """The threads `members` start an agent that reads granules g.  Raises sim-race if one has not seen a write."""
         common, who = clocks.common(members), self.writer[g]
         late = (who >= 0) & (common[np.maximum(who, 0)] < self.wclock[g])
         if self.many_blocks:

@@ -39,8 +39,8 @@ class _Barrier:
 class Roles(Scheduler):
     """Runs the parts of one block.  Barrier operations of the frames call `wait_named` and `signal`.
 
-    frames: one a part.  unit: threads of a part, a warp or a warp group.  asynchronous: the copies and instructions under
-    way in the block (hopper.Asynchronous), None where there are none.
+    frames: one a part.  unit: threads of a part, a warp or a warp group.  asynchronous: the copies and instructions
+    under way in the block (asynchronous.Asynchronous), None where there are none.
     """
 
     def __init__(self, frames: list[LaneFrame], body: Callable[[LaneFrame], None], unit: int = WARP,

@@ -1,9 +1,9 @@
 """TMA: boxes of global tensors to and from shared memory, 1-D bulk copies, bulk groups, proxy fences.
 
-A box lies in shared memory row after row, the innermost dimension first; under a swizzle of W bytes rows have a pitch of W
-and bits 4.. of the address are xored with bits 7...  Out-of-bounds elements of a load are filled and count as bytes, those
-of a store are dropped.  Sources: PTX ISA, "cp.async.bulk.tensor", "Tensor copy and layout"; CUDA Driver API, "Tensor Map
-Object Management".
+A box lies in shared memory row after row, the innermost dimension first; under a swizzle of W bytes rows have a pitch of
+W and bits 4.. of the address are xored with bits 7...  Out-of-bounds elements of a load are filled and count as bytes,
+those of a store are dropped.  Sources: PTX ISA, "cp.async.bulk.tensor", "Tensor copy and layout"; CUDA Driver API,
+"Tensor Map Object Management".
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from tilelang.ir import AddressOf, Call, Launch, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.tensor_map import REDUCE_ADD, TensorMap, tensor_maps_of
 
-from .asynchronous import Asynchronous
 from .faults import fault
 from .lane_ops import WARP, spread
 from .lanes import LaneFrame
@@ -58,8 +57,9 @@ class _Map:
         shape, strides, offset = self.geometry(f)
         item = self.dt.itemsize
         if strides[-1] != 1 or any(s * item % UNIT for s in strides[:-1]) or offset * item % UNIT:
-            raise fault("sim-tma", f"{self.map.buffer.name}: strides {strides} from element {offset} do not suit a tensor "
-                        "map", span=self.span, hint="the innermost stride is 1 element, others are multiples of 16 bytes")
+            raise fault("sim-tma", f"{self.map.buffer.name}: strides {strides} from element {offset} do not suit a "
+                        "tensor map", span=self.span, hint="the innermost stride is 1 element, others are multiples of "
+                        "16 bytes")
         low = [min(max(s, 0), n) for s, n in zip(start, shape)]
         high = [min(max(s + b, lo), n) for s, b, n, lo in zip(start, self.box, shape, low)]
         tensor = strided(memory.store.flat(self.dt), offset, shape, strides)
@@ -108,8 +108,8 @@ def _box_at(c: Any, f: LaneFrame, m: _Map, start: int, b: Any, align: int, span:
     units = box_chunks(start, m.rows, m.row_bytes, m.map.swizzle)
     first, end = (x // UNIT for x in c.extent_of(b, f))
     if units.max() >= end or units.min() < first:
-        raise fault("sim-out-of-bounds", f"a box of {m.map.box} elements at byte {start - first * UNIT} of {b.name} leaves "
-                    f"it: it has {(end - first) * UNIT} bytes", span=span)
+        raise fault("sim-out-of-bounds", f"a box of {m.map.box} elements at byte {start - first * UNIT} of {b.name} "
+                    f"leaves it: it has {(end - first) * UNIT} bytes", span=span)
     return units
 
 
@@ -142,7 +142,8 @@ def _arriving(c: Any, f: LaneFrame, units: np.ndarray, bar: Any, data: np.ndarra
 
 def _load(c: Any, e: Call) -> Closure:
     m, dst = _map_of(c, e), e.args[0]
-    to, at, site = _shared(c, dst, e, "TMA load into"), Barrier(c, e.args[1], e.span), c.site(dst.buffer, e.span, "TMA load")
+    to, at = _shared(c, dst, e, "TMA load into"), Barrier(c, e.args[1], e.span)
+    site = c.site(dst.buffer, e.span, "TMA load")
     source = c.site(m.map.buffer, e.span, "TMA load")
     coords = _coordinates(c, e, m, e.args[2:])
 
@@ -356,9 +357,9 @@ def launch_maps(s: Launch) -> dict[str, TensorMap]:
 
 
 TMA_OPS: dict[str, Callable[[Any, Call], Closure]] = {
-    "tma_load": _load, "tma_store": _store, "tma_reduce_add": _store, "tma_prefetch": _prefetch, "bulk_load": _bulk_load,
-    "bulk_store": _bulk_store, "bulk_commit": _commit, "bulk_wait": _wait, "fence_proxy_async": _fence,
+    "tma_load": _load, "tma_store": _store, "tma_reduce_add": _store, "tma_prefetch": _prefetch,
+    "bulk_load": _bulk_load, "bulk_store": _bulk_store, "bulk_commit": _commit, "bulk_wait": _wait, "fence_proxy_async": _fence,
     "fence_proxy_async_global": _fence,
 }  # fmt: skip
 
-__all__ = ["Asynchronous", "TMA_OPS", "box_chunks", "launch_maps"]
+__all__ = ["TMA_OPS", "box_chunks", "launch_maps"]

@@ -32,8 +32,9 @@ def _members(f: LaneFrame, what: str, span: Any) -> np.ndarray:
     own = active if f.own is None else f.own
     if (active != own).any() or len(lanes) % WARP or lanes[0] // GROUP != lanes[-1] // GROUP or \
             (lanes[0] // GROUP + 1) * GROUP > f.block.threads:
-        raise fault("sim-warp-divergence", f"{what} needs all 128 threads of a warp group, found {len(lanes)} from thread "
-                    f"{int(lanes[0])}", span=span, hint="a warp group is 4 warps whose first thread is a multiple of 128")
+        raise fault("sim-warp-divergence", f"{what} needs all 128 threads of a warp group, found {len(lanes)} from "
+                    f"thread {int(lanes[0])}", span=span,
+                    hint="a warp group is 4 warps whose first thread is a multiple of 128")
     return lanes
 
 
@@ -145,8 +146,8 @@ def _claim(f: LaneFrame, regs: Registers, state: Issued, group: int, e: Call, ac
         raise fault("sim-wgmma", f"{guard.name} is an operand and an accumulator of wgmmas that are under way together",
                     span=e.span, hint="wgmma_wait for the group that computes it first")
     if (guard.stamp[cells] >= state.fences).any():
-        raise fault("sim-wgmma", f"{guard.name} is written by ordinary code and then used by a wgmma with no wgmma_fence "
-                    "between", span=e.span, hint="wgmma_fence() after the registers are written")
+        raise fault("sim-wgmma", f"{guard.name} is written by ordinary code and then used by a wgmma with no "
+                    "wgmma_fence between", span=e.span, hint="wgmma_fence() after the registers are written")
     guard.busy[cells], guard.sums[cells] = group, accumulates
     state.guards.add(guard)
     return regs

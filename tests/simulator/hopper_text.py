@@ -10,8 +10,10 @@ from tilelang.ir import Func
 
 
 def attrs_text(attrs: dict) -> str:
-    return "attrs=(" + " ".join(f'("{k}", {v if isinstance(v, bool) else repr(v) if isinstance(v, str) else f"T.py({v})"}),'
-                                for k, v in sorted(attrs.items())) + ")"
+    def text(v: object) -> str:
+        return repr(v) if isinstance(v, (bool, str)) else f"T.py({v})"
+
+    return "attrs=(" + " ".join(f'("{k}", {text(v)}),' for k, v in sorted(attrs.items())) + ")"
 
 
 def call(op: str, *args: str, dtype: str = "void", **attrs: object) -> str:
@@ -59,11 +61,11 @@ def init(bars: dict[str, list[int]], fence: str = do("fence_mbarrier_init"), syn
     return "\n".join([*lines, "    " + fence, sync])
 
 
-def tma_copy(shape: tuple[int, int] = (40, 48), box: tuple[int, int] = (32, 16), swizzle: int = 64, dtype: str = "float16",
-             expect: int | None = None, parity: str = "0", fence: str = do("fence_proxy_async"), end: str | None = None,
+def tma_copy(shape: tuple[int, int] = (40, 48), box: tuple[int, int] = (32, 16), swizzle: int = 64,
+             dtype: str = "float16", expect: int | None = None, parity: str = "0", fence: str = do("fence_proxy_async"), end: str | None = None,
              fill: str = "zero", init_fence: str = do("fence_mbarrier_init"), wait: bool = True, op: str = "tma_store",
              ) -> Func:
-    """B = A + 1 where both have `shape` (rows, columns): one block a box (columns, rows), 128 threads, by TMA both ways."""
+    """B = A + 1, both of `shape` (rows, columns): a block a box (columns, rows), 128 threads, by TMA both ways."""
     size = {"float16": 2, "float32": 4}[dtype]
     n, w = box[0] * box[1], box[0]
     end = do("bulk_wait", n=0, read=False) if end is None else end
@@ -104,10 +106,10 @@ def gemm(m: int = 128, n: int = 128, k: int = 256, *, bn: int = 64, stages: int 
          pending: int = 0, release: bool = True, fence: str = do("wgmma_fence"), last_wait: bool = True,
          producer_steps: int | None = None, registers: tuple[int, int] = (40, 232), b_major: str = "k",
          proxy: str = do("fence_proxy_async"), early_release: bool = False) -> Func:
-    """C[m, n] (float16) = A[m, k] @ B float16, 128 x bn x 64 tiles: a producer group, two consumer groups of 64 rows each.
+    """C[m, n] (float16) = A[m, k] @ B float16, 128 x bn x 64 tiles: a producer group, two consumers of 64 rows each.
 
-    B is [n, k] (b_major "k") or [k, n] ("mn", bn = 64).  pending: wgmma groups a consumer lets run; it then releases the
-    stage of that long ago.  The output goes through shared memory and TMA.  The others plant faults.
+    B is [n, k] (b_major "k") or [k, n] ("mn", bn = 64).  pending: wgmma groups a consumer lets run; it then releases
+    the stage of that long ago.  The output goes through shared memory and TMA.  The others plant faults.
     """
     s, bk, steps = stages, 64, k // 64
     b_shape, b_box = ((n, k), (bk, bn)) if b_major == "k" else ((k, n), (bn, bk))
@@ -119,6 +121,7 @@ def gemm(m: int = 128, n: int = 128, k: int = 256, *, bn: int = 64, stages: int 
     b_step = "j * 32" if b_major == "k" else "j * 2048"
     b_desc = call("wgmma_descriptor", addr(f"SB[(k % {s}) * {bn * bk}]"), b_step, dtype="uint64", lbo=8192, sbo=1024,
                   swizzle=128)
+    bar = addr(f"full[k % {s}]")
     arrive = f"if tx % 128 == 0:\n    {do('mbarrier_arrive', addr(f'empty[(k - {pending}) % {s}]'))}"
     if pending:
         arrive = f"if k >= {pending}:\n" + indent(arrive, 4)
@@ -134,8 +137,8 @@ if {groups(2)}:
         for k in T.serial({steps if producer_steps is None else producer_steps}):
             {do("mbarrier_wait", addr(f"empty[k % {s}]"), empty_parity.format(s=s)) if room else "pass"}
             {do("mbarrier_arrive_expect_tx", addr(f"full[k % {s}]"), nbytes)}
-            {do("tma_load", addr(f"SA[(k % {s}) * {128 * bk}]"), addr(f"full[k % {s}]"), f"k * {bk}", "by * 128", map="Am")}
-            {do("tma_load", addr(f"SB[(k % {s}) * {bn * bk}]"), addr(f"full[k % {s}]"), *b_at, map="Bm")}
+            {do("tma_load", addr(f"SA[(k % {s}) * {128 * bk}]"), bar, f"k * {bk}", "by * 128", map="Am")}
+            {do("tma_load", addr(f"SB[(k % {s}) * {bn * bk}]"), bar, *b_at, map="Bm")}
 else:
     {do("set_max_nreg", n=registers[1], inc=True)}
     wg: T.int32 = tx // 128
