@@ -62,7 +62,8 @@ def init(bars: dict[str, list[int]], fence: str = do("fence_mbarrier_init"), syn
 
 
 def tma_copy(shape: tuple[int, int] = (40, 48), box: tuple[int, int] = (32, 16), swizzle: int = 64,
-             dtype: str = "float16", expect: int | None = None, parity: str = "0", fence: str = do("fence_proxy_async"), end: str | None = None,
+             dtype: str = "float16", expect: int | None = None, parity: str = "0",
+             fence: str = do("fence_proxy_async"), end: str | None = None,
              fill: str = "zero", init_fence: str = do("fence_mbarrier_init"), wait: bool = True, op: str = "tma_store",
              ) -> Func:
     """B = A + 1, both of `shape` (rows, columns): a block a box (columns, rows), 128 threads, by TMA both ways."""

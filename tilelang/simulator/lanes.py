@@ -27,9 +27,10 @@ class LaneFrame(Frame):
     lanes: how many.  exited: lanes that have returned (None: none).  leaving: lanes that left the innermost loop by
     `break`.  block: what the simulator keeps per block (memory, counters).  own: lanes this frame stands for (None:
     all).  matrix: wgmma instructions of these lanes under way (registers.Issued), None where there are none.
+    role: whose code this is in a tile program (tile_roles.Role).
     """
 
-    __slots__ = ("lanes", "exited", "leaving", "block", "own", "matrix")
+    __slots__ = ("lanes", "exited", "leaving", "block", "own", "matrix", "role")
 
     def __init__(self, slots: list[Value], lanes: int, mask: np.ndarray | None = None, block: Any = None) -> None:
         super().__init__(slots, mask)
@@ -38,6 +39,7 @@ class LaneFrame(Frame):
         self.leaving: np.ndarray | None = None
         self.own: np.ndarray | None = None
         self.matrix: Any = None
+        self.role: Any = None
 
     def active(self) -> np.ndarray:
         """The mask as an array."""
@@ -157,9 +159,11 @@ class StmtCompiler(ExprCompiler):
 
         return run
 
-    def _if(self, s: If) -> Action:
-        cond, then = self.expr(s.cond), self.stmt(s.then)
-        orelse = self.stmt(s.orelse) if s.orelse is not None else None
+    def compile_if(self, s: If) -> Action:
+        return self.branch(self.expr(s.cond), self.stmt(s.then), self.stmt(s.orelse) if s.orelse is not None else None)
+
+    def branch(self, cond: Closure, then: Action, orelse: Action | None) -> Action:
+        """The action of a condition whose parts are compiled."""
 
         def run(f: LaneFrame) -> None:
             c = cond(f)
@@ -278,9 +282,9 @@ def exit_lanes(f: LaneFrame) -> None:
 
 
 _STMTS: dict[type, Callable[[Any, Any], Action]] = {
-    Seq: StmtCompiler._seq, Bind: StmtCompiler._bind, If: StmtCompiler._if, For: StmtCompiler._for,
+    Seq: StmtCompiler._seq, Bind: StmtCompiler._bind, For: StmtCompiler._for,
     While: StmtCompiler._while, Break: StmtCompiler._break, Continue: StmtCompiler._continue,
-    Alloc: lambda c, s: c.compile_alloc(s), Store: lambda c, s: c.compile_store(s),
+    If: lambda c, s: c.compile_if(s), Alloc: lambda c, s: c.compile_alloc(s), Store: lambda c, s: c.compile_store(s),
     Evaluate: lambda c, s: c.compile_evaluate(s), Parallel: lambda c, s: c.compile_parallel(s),
     Launch: lambda c, s: c.compile_launch(s), Assert: lambda c, s: c.compile_assert(s),
 }  # fmt: skip

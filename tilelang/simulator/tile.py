@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Expr, Func, Launch, Load, Parallel, Region, Store,
-                         TileOp, Var, children, numpy_dtype, walk)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, Func, If, Launch, Load, Parallel, Region,
+                         Store, TileOp, Var, children, numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.intrinsics import INTRINSICS
 
@@ -26,10 +26,11 @@ from .lanes import Action, LaneFrame, StmtCompiler, uniform
 from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
 from .tile_env import TileEnv
 from .tile_parallel import ParallelLoop
+from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, answer, make_barriers, roles_of, run_roles, signalling,
+                         together)
 
 PRIVATE = ("local", "local.var")
-_ORDER_ONLY = frozenset({"sync_threads", "sync_warp", "named_barrier", "named_barrier_arrive", "cp_async_commit",
-                         "cp_async_wait", "fence_gpu", "fence_block"})
+_ORDER_ONLY = NO_EFFECT | {"sync_warp", "cp_async_commit", "cp_async_wait", "fence_gpu", "fence_block"}
 
 
 class TileCompiler(StmtCompiler):
@@ -39,6 +40,8 @@ class TileCompiler(StmtCompiler):
         super().__init__(INTRINSICS)
         self.granules, self.check = granules(func), check
         self.safe: dict[int, Closure] = {}
+        self.roles: list[Role] = []  # of the launch being compiled
+        self.members: tuple[int, ...] = ()  # roles that come to the statement being compiled
 
     # -- memory
 
@@ -154,27 +157,67 @@ class TileCompiler(StmtCompiler):
 
     def compile_alloc(self, s: Alloc) -> Action:
         b = s.buffer
+        if b.scope() == "shared.barrier":
+            return self._once(s, lambda f: make_barriers(b, f, s.span))
         if b.scope().startswith("shared.") and b.scope() != "shared.dyn":
             raise fault("sim-unsupported", f"{b.scope()} buffers are not simulated", span=s.span)
         at, geo, item = self.slot(b.data), geometry(self, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
         init = self.expr(s.init) if s.init is not None else None
         private, granule = b.scope() in PRIVATE, self.granules[id(b.data)]
 
-        def run(f: LaneFrame) -> None:
+        def make(f: LaneFrame) -> Storage:
             nbytes = span_of(*geo(f)) * item
             # A variable without an initial value starts at zero.
             store = Storage(b.name, nbytes, granule, f.lanes if private else 1, known=b.scope() == "local.var")
-            f.slots[at] = store
             if init is not None:
                 store.view(numpy_dtype(b.dtype))[...] = spread(init(f), store.lanes)[:, None]
+            return store
+
+        def run(f: LaneFrame) -> None:
+            f.slots[at] = make(f)
+
+        return run if private else self._once(s, make)
+
+    def _once(self, s: Alloc, make: Callable[[LaneFrame], Any]) -> Action:
+        """The storage of a buffer: one for all roles that come here."""
+        at, common = self.slot(s.buffer.data), len(self.members) > 1
+
+        def run(f: LaneFrame) -> None:
+            f.slots[at] = f.block.once(id(s), f.role, lambda: make(f)) if common else make(f)
 
         return run
+
+    def compile_if(self, s: If) -> Action:
+        """A condition on warp groups parts the roles that come to its branches."""
+        outer = self.members
+        then = tuple(r for r in outer if answer(s.cond, self.roles[r]) is not False)
+        orelse = tuple(r for r in outer if answer(s.cond, self.roles[r]) is not True)
+        if then == outer and orelse == outer:
+            return super().compile_if(s)
+        cond = self.expr(s.cond)
+        try:
+            self.members = then
+            yes = self.stmt(s.then)
+            self.members = orelse
+            no = self.stmt(s.orelse) if s.orelse is not None else None
+        finally:
+            self.members = outer
+
+        return self.branch(cond, yes, no)
+
+    def compile_evaluate(self, s: Evaluate) -> Action:
+        if self.roles and s.call.op in SYNC_OPS:  # not by expr(), which remembers: it depends on the roles that come
+            fn = self.compile_call(s.call)
+            return lambda f: fn(f) and None
+        return super().compile_evaluate(s)
 
     # -- statements and calls
 
     def compile_call(self, e: Call) -> Closure:
         if e.op in _ORDER_ONLY:
             return lambda f: np.int32(0)
+        if e.op in ROLE_OPS:
+            return ROLE_OPS[e.op](self, e)
         if e.op in LANE_OPS:
             return LANE_OPS[e.op](self, e)
         if e.op in BLOCK_VOTES:
@@ -182,7 +225,9 @@ class TileCompiler(StmtCompiler):
         return super().compile_call(e)
 
     def compile_parallel(self, s: Parallel) -> Action:
-        return ParallelLoop(self, s).action()
+        action = ParallelLoop(self, s).action()
+        private = any(isinstance(n, Store) and n.buffer.scope() in PRIVATE for n in walk(s.body))
+        return action if private else together(self, s, action)
 
     def compile_tile_op(self, s: TileOp) -> Action:
         if not hasattr(s, "reference"):
@@ -199,11 +244,16 @@ class TileCompiler(StmtCompiler):
             else:
                 s.reference(env(f, None))
 
-        return run
+        if private:
+            return run
+        return together(self, s, signalling(self, s, run))
 
     def compile_launch(self, s: Launch) -> Action:
         for b, v in s.attr("safe_values") or ():
             self.safe[id(b)] = self.expr(v)
+        self.roles = roles = roles_of(s)
+        self.members = tuple(range(len(roles)))
+        whole = Role(0, tuple(range(-(-s.num_threads // 128))), s.num_threads)
         grid, body = [self.expr(g) for g in s.grid], self.stmt(s.body)
         block_slots = [(self.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
         thread_slots = [self.slot(v) for v in s.thread_vars]
@@ -215,12 +265,17 @@ class TileCompiler(StmtCompiler):
             mask = None if lanes in (1, s.num_threads) else t < s.num_threads
             x, y, _ = s.threads
             for at in itertools.product(*(range(n) for n in reversed(extents))):
-                g = LaneFrame(list(f.slots), lanes, mask, f.block)
+                block = TileBlock(f.block, f"({', '.join(map(str, reversed(at)))})")
+                g = LaneFrame(list(f.slots), lanes, mask, block)
+                g.role = whole
                 for (slot, dt), v in zip(block_slots, reversed(at)):
                     g.slots[slot] = dt(v)
                 for slot, own in zip(thread_slots, (t % x, t // x % y, t // (x * y))):
                     g.slots[slot] = own.astype(np.int32)
-                body(g)
+                if roles:
+                    run_roles(g, roles, body)
+                else:
+                    body(g)
 
         return run
 
@@ -234,7 +289,7 @@ def _lanes(s: Launch) -> int:
             return False  # atomics and prints inside run per iteration
         if isinstance(n, Var):
             return id(n) in distinguished
-        if isinstance(n, Call) and n.op in (*LANE_OPS, *BLOCK_VOTES) and not n.op.startswith("fence"):
+        if isinstance(n, Call) and n.op in (*LANE_OPS, *BLOCK_VOTES, "elect_one") and not n.op.startswith("fence"):
             return True
         return not isinstance(n, Buffer) and any(per_thread(c) for c in children(n))
 
@@ -254,7 +309,8 @@ def run_tile(func: Any, args: Arguments, *, check: bool = True) -> dict[str, np.
     func: a Func, or the PrimFunc of the language.  args: by name or in parameter order; outputs (`tilelang_out_idx`)
     may be left out.  Returns every tensor parameter after the run, by name; the arrays given are not changed.  check:
     refuse reads of memory never written.
-    Raises sim-argument, sim-out-of-bounds, sim-uninitialized, sim-thread-dependent, sim-unsupported, sim-assert.
+    Raises sim-argument, sim-out-of-bounds, sim-uninitialized, sim-thread-dependent, sim-unsupported, sim-assert; with
+    roles or mbarriers sim-barrier (a deadlock) and sim-mbarrier.
     """
     program: Func = getattr(func, "func", func)
     compiler = TileCompiler(program, check)

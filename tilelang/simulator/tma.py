@@ -1,8 +1,8 @@
 """TMA: boxes of global tensors to and from shared memory, 1-D bulk copies, bulk groups, proxy fences.
 
-A box lies in shared memory row after row, the innermost dimension first; under a swizzle of W bytes rows have a pitch of
-W and bits 4.. of the address are xored with bits 7...  Out-of-bounds elements of a load are filled and count as bytes,
-those of a store are dropped.  Sources: PTX ISA, "cp.async.bulk.tensor", "Tensor copy and layout"; CUDA Driver API,
+A box lies in shared memory row after row, the innermost dimension first; under a swizzle of W bytes rows have a pitch
+of W and bits 4.. of the address are xored with bits 7...  Out-of-bounds elements of a load are filled and count as
+bytes, those of a store are dropped.  Sources: PTX ISA, "cp.async.bulk.tensor", "Tensor copy and layout"; CUDA Driver API,
 "Tensor Map Object Management".
 """
 
@@ -358,8 +358,8 @@ def launch_maps(s: Launch) -> dict[str, TensorMap]:
 
 TMA_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     "tma_load": _load, "tma_store": _store, "tma_reduce_add": _store, "tma_prefetch": _prefetch,
-    "bulk_load": _bulk_load, "bulk_store": _bulk_store, "bulk_commit": _commit, "bulk_wait": _wait, "fence_proxy_async": _fence,
-    "fence_proxy_async_global": _fence,
+    "bulk_load": _bulk_load, "bulk_store": _bulk_store, "bulk_commit": _commit, "bulk_wait": _wait,
+    "fence_proxy_async": _fence, "fence_proxy_async_global": _fence,
 }  # fmt: skip
 
 __all__ = ["TMA_OPS", "box_chunks", "launch_maps"]
