@@ -45,6 +45,7 @@ class Guard:
 
 
 def matrix_of(f: LaneFrame) -> Issued:
+    """The wgmma state of a frame."""
     if f.matrix is None:
         f.matrix = Issued()
     return f.matrix
