@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "codegen"))
-from hopper_programs import copy, gemm  # noqa: E402
+from hopper_programs import copy, gemm
 
-from tilelang.ir import numpy_dtype  # noqa: E402
-from tilelang.simulator import run_device  # noqa: E402
+from tilelang.ir import numpy_dtype
+from tilelang.simulator import run_device
 
 rng = np.random.default_rng(7)
 
