@@ -65,17 +65,21 @@ def check(target="cpu", batch=1, heads=2, seq=200, dim_k=64, dim_v=128, chunk=64
 
     gamma = 2.0**harness.wide(log_gamma)[None, :, None, None]
     qw, kw, vw = (harness.wide(x) for x in (q, k, v))
-    want, size = np.zeros(vw.shape), np.zeros(vw.shape)
+    want, spread = np.zeros(vw.shape), np.zeros(vw.shape)
     state = np.zeros((batch, heads, dim_k, dim_v))
-    bulk = np.zeros_like(state)  # the same recurrence of absolute values: what errors are relative to
+    squares = np.zeros_like(state)  # the same recurrence of squares: what roundings of decayed keys add up to
     for t in range(seq):
-        state = gamma * state + kw[:, t, :, :, None] * vw[:, t, :, None, :]
-        bulk = gamma * bulk + np.abs(kw[:, t, :, :, None] * vw[:, t, :, None, :])
-        want[:, t] = np.einsum("bhk,bhkv->bhv", qw[:, t], state)
-        size[:, t] = np.einsum("bhk,bhkv->bhv", np.abs(qw[:, t]), bulk)
-    # Scores, or decayed keys and the state, are rounded to `dtype`: at most two roundings on every way; then the result.
+        step = kw[:, t, :, :, None] * vw[:, t, :, None, :]
+        state, squares = gamma * state + step, gamma**2 * squares + step**2
+        want[:, t] = (qw[:, t, :, None, :] @ state)[:, :, 0]
+        spread[:, t] = (qw[:, t, :, None, :]**2 @ (squares + state**2))[:, :, 0]
+    apart = np.arange(seq)[:, None] - np.arange(seq)
+    scores = np.einsum("bthk,bshk->bhts", qw, kw) * np.where(apart >= 0, gamma**np.maximum(apart, 0), 0)
+    spread += (scores**2 @ vw.transpose(0, 2, 1, 3)**2).transpose(0, 2, 1, 3)
+    # Decayed keys, the state where q reads it, and scores are rounded to `dtype`.  Roundings are independent: they add up
+    # like the root of their squares, and a result is within four standard deviations; it is rounded once more.
     eps = harness.ROUND[dtype]
-    bound = (2 * eps + 2 * (dim_k + seq) * harness.ROUND["float32"]) * size.max() + eps * np.abs(want).max()
+    bound = 4 * eps * float(np.sqrt(spread.max())) + eps * np.abs(want).max()
     return harness.distance(got, want), float(bound)
 
 
