@@ -116,6 +116,24 @@ def test_output_shapes_may_come_from_scalars():
     assert len(kernel(1)) == 2
 
 
+@pytest.mark.parametrize("backend", ["tile", "simulator"])
+def test_pointer_parameters_of_interpreted_kernels_take_tensors_and_addresses(backend):
+    @T.prim_func
+    def main(p: T.ptr, n: T.int32):
+        A = T.make_tensor(p, (n,), "float32")
+        with T.Kernel(n, threads=1) as bx:
+            A[bx] = A[bx] + 1.0
+
+    kernel = tilelang.compile(main, target={"kind": "cuda", "arch": "sm_80"}, execution_backend=backend)
+    a = np.zeros(4, np.float32)
+    kernel(a, 4)
+    kernel(a.ctypes.data, 2)
+    kernel(torch.from_numpy(a), 1)
+    assert list(a) == [3, 2, 1, 1]
+    with pytest.raises(ValueError, match="null"):
+        kernel(0, 1)
+
+
 def test_pointer_parameters_take_tensors_and_addresses():
     @T.prim_func
     def main(p: T.ptr, n: T.int32):

@@ -16,7 +16,7 @@ from tilelang.ir import Func, dtype, numpy_dtype, with_attrs
 from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import CPU, Frame, stub_text
 from tilelang.runtime.llvm_text import Writer
-from tilelang.runtime.signature import ScalarArg, Signature, TensorArg, host_assumptions
+from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, TensorArg, host_assumptions
 
 from .artifact import Request
 
@@ -67,6 +67,8 @@ class SimulatedEntry:
                 array = as_numpy(x, a.buffer.dtype)
                 given[a.name] = array
                 shared[a.name] = (x, array)
+            elif isinstance(a, PointerArg):
+                given[a.name] = _address(x)
             else:
                 given[a.name] = x.value if isinstance(a, ScalarArg) and isinstance(x, ctypes.c_void_p) else x
         results = self._simulate(given)
@@ -85,6 +87,17 @@ class SimulatedEntry:
 
         self.last_report = run_device(self.program, given)
         return self.last_report.outputs
+
+
+def _address(x: Any) -> int:
+    """The address that an argument for a pointer parameter names."""
+    if x is None or isinstance(x, int):
+        return int(x or 0)
+    if isinstance(x, ctypes.c_void_p):
+        return int(x.value or 0)
+    if hasattr(x, "array") and isinstance(x.array, np.ndarray):
+        x = x.array  # runtime.dlpack.Exported
+    return int(x.data_ptr() if hasattr(x, "data_ptr") else np.asarray(x).ctypes.data)
 
 
 def _static_shape(a: TensorArg) -> list[int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (I32, Alloc, Assert, Buffer, Const, Evaluate, Expr, For, If, Load, Region, StringConst, Var,
-                         call, cast, convert, load, logical, seq)
+from tilelang.ir import (I32, Alloc, Assert, Buffer, Const, Evaluate, Expr, For, If, Load, Region, Stmt, StringConst,
+                         Var, call, cast, convert, load, logical, seq)
 from tilelang.ir import dtype as DType
 from tilelang.ops import Copy
 
@@ -27,8 +27,6 @@ _PLACE = "msg='{}' BlockIdx=(%d, %d, %d), ThreadIdx=(%d, %d, %d)"
 def _format(dt: DType) -> str:
     if dt.is_float:
         return "%f"
-    if dt.is_bool:
-        return "%d"
     if dt.is_handle:
         return "%p"
     if dt.bits == 64:
@@ -40,7 +38,7 @@ def _argument(e: Expr) -> Expr:
     """A value as C's variadic call passes it."""
     if e.dtype.is_float:
         return cast(e, "float64")
-    if e.dtype.is_int and e.dtype.bits < 32 or e.dtype.is_bool:
+    if e.dtype.is_int and e.dtype.bits < 32:
         return cast(e, I32)
     return e
 
@@ -53,6 +51,14 @@ def _place() -> list[Expr]:
 
 def _printf(b: Builder, text: str, *values: Expr) -> Evaluate:
     return Evaluate(call("printf", (StringConst(text + "\n"), *_place(), *values), I32, span=b.here()), span=b.here())
+
+
+def _printed(b: Builder, line: str, value: Expr, *before: Expr) -> Stmt:
+    """printf of `line` and the value; a bool as true or false."""
+    if value.dtype.is_bool:
+        yes, no = (_printf(b, f"{line} value={word}", *before) for word in ("true", "false"))
+        return If(value, yes, no, span=b.here())
+    return _printf(b, f"{line} value={_format(value.dtype)}", *before, _argument(value))
 
 
 def _escape(msg: str) -> str:
@@ -78,8 +84,7 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
     if isinstance(obj, BufferSlice) or not isinstance(obj, Expr) or obj.dtype.lanes != 1:
         raise error("print-operand", f"T.print takes a scalar, a buffer or None, found {describe(obj)}")
     label = _LABELS.get(obj.dtype, str(obj.dtype))
-    b.emit(_printf(b, f"{_escape(msg or f'expr<{_short(obj)}>')}: dtype={label} "
-                      f"value={_format(obj.dtype)}", _argument(obj)))
+    b.emit(_printed(b, f"{_escape(msg or f'expr<{_short(obj)}>')}: dtype={label}", obj))
     return EMITTED
 
 
@@ -106,9 +111,8 @@ def _print_buffer(b: Builder, buffer: Buffer, msg: str, thread: int) -> Emitted:
         coords.append(rest % d)
         rest = rest // d
     value = load(source, coords[::-1])
-    line = f"{_escape(msg)}: buffer={buffer.name}, index=%d, dtype={_LABELS.get(buffer.dtype, str(buffer.dtype))} " \
-           f"value={_format(buffer.dtype)}"
-    loop = For(index, zero, Const(buffer.size, I32), "serial", _printf(b, line, index, _argument(value)), span=b.here())
+    line = f"{_escape(msg)}: buffer={buffer.name}, index=%d, dtype={_LABELS.get(buffer.dtype, str(buffer.dtype))}"
+    loop = For(index, zero, Const(buffer.size, I32), "serial", _printed(b, line, value, index), span=b.here())
     if source.scope_name.startswith("shared"):
         tx, ty, tz = k.thread_vars
         only: Any = None

@@ -240,7 +240,10 @@ def vectorized(start: Any, stop: Any = None, *, annotations: dict[str, Any] | No
 
 def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any = None,
              prefer_async: bool | None = None, annotations: dict[str, Any] | None = None) -> ParallelFrame:
-    """Independent iterations over a product space, shared out over the block's threads."""
+    """Independent iterations over a product space, shared out over the block's threads.
+
+    prefer_async is accepted and has no effect: stores of a loop are synchronous, T.copy is what becomes asynchronous.
+    """
     return ParallelFrame(extents, attrs_of(annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
                                            prefer_async=prefer_async))
 

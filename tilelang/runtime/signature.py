@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import Buffer, Const, Expr, Func, Var, binary, const, free_vars, walk
+from tilelang.ir import Buffer, Const, Expr, Func, Var, binary, const, free_vars, substitute, walk
 
 register("out-idx-type", ValueError, "out_idx is not an integer or a list of integers")
 register("out-idx-range", ValueError, "out_idx names no tensor parameter, or one twice")
@@ -262,22 +262,31 @@ def _refuse_unsolved(func: Func, open_sites: list[Site], args: list[Arg], known:
 def host_assumptions(func: Func, sig: Signature) -> tuple[Expr, ...]:
     """Conditions of T.assume that hold for a whole call and speak of scalars and shape symbols only.
 
-    They are checked at every call; conditions on other values, and those under control flow, stay promises.
+    They are checked at every call, through names bound to such values; conditions on other values, and those under control flow, stay promises.
     """
     known = {a.var for a in sig.args if isinstance(a, ScalarArg)} | set(sig.symbols)
     out: list[Expr] = []
+    names: dict[Var, Expr] = {}  # bound to what the host knows
 
     def visit(s: Any) -> None:
         kind = type(s).__name__
-        if kind == "Seq":
+        if kind == "Bind" and (value := on_host(s.value)) is not None:
+            names[s.var] = value
+        elif kind == "Seq":
             for x in s.stmts:
                 visit(x)
         elif kind == "Launch":
             visit(s.body)
         elif kind == "Evaluate" and s.call.op == "assume":
-            condition = s.call.args[0]
-            if free_vars(condition) <= known and not any(type(n).__name__ in ("Load", "Call") for n in walk(condition)):
+            condition = on_host(s.call.args[0])
+            if condition is not None:
                 out.append(condition)
+
+    def on_host(e: Expr) -> Expr | None:
+        e = substitute(e, names)
+        if free_vars(e) <= known and not any(type(n).__name__ in ("Load", "Call") for n in walk(e)):
+            return e
+        return None
 
     visit(func.body)
     return tuple(out)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tilelang.ir import Buffer, Expr, Func, Var, free_vars, numpy_dtype
 from tilelang.ir.evaluate import evaluate
 
 from .faults import fault
-from .memory import Storage, compact_strides, span_of, strided
+from .memory import Storage, buffers_of, compact_strides, span_of, strided
 
 
 Arguments = Mapping[str, Any] | Sequence[Any]
@@ -27,10 +28,20 @@ class Tensor:
     strides: tuple[int, ...]
     offset: int
     storage: Storage
+    address: int | None = None  # of the caller's memory behind a pointer parameter: written back after the run
 
     def array(self) -> np.ndarray:
         """The tensor as a NumPy array that shares the storage."""
-        flat = self.storage.flat(numpy_dtype(self.buffer.dtype))
+        return self._window(self.storage.flat(numpy_dtype(self.buffer.dtype)))
+
+    def array_at(self, address: int) -> np.ndarray:
+        """The same window on other memory."""
+        item = numpy_dtype(self.buffer.dtype).itemsize * self.buffer.dtype.lanes
+        count = span_of(self.shape, self.strides, self.offset) * item if 0 not in self.shape else 0
+        raw = np.frombuffer((ctypes.c_uint8 * count).from_address(address), np.uint8)
+        return self._window(raw.view(numpy_dtype(self.buffer.dtype)))
+
+    def _window(self, flat: np.ndarray) -> np.ndarray:
         shape, strides = self.shape, self.strides
         if self.buffer.dtype.lanes > 1:
             lanes = self.buffer.dtype.lanes
@@ -46,7 +57,10 @@ class Binding:
     tensors: list[Tensor]
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """Every tensor after the run, by buffer name, as compact copies."""
+        """Every tensor after the run, by buffer name, as compact copies; what pointers name is written back."""
+        for t in self.tensors:
+            if t.address is not None:
+                t.array_at(t.address)[...] = t.array()
         return {t.buffer.name: np.array(t.array()) for t in self.tensors}
 
 
@@ -54,7 +68,8 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int]) -> B
     """Bind args to func's parameters.
 
     args: by name (of the buffer or the parameter) or in order; parameters listed in `tilelang_out_idx` may be left
-    out and are then allocated, unwritten.  Arrays are copied: the caller's stay as they are.  Raises sim-argument.
+    out and are then allocated, unwritten.  Arrays are copied: the caller's stay as they are.  A pointer parameter takes
+    an address; what the program makes of it is read from there, and written back by `outputs`.  Raises sim-argument.
     """
     given = _by_param(func, args)
     values: dict[Var, Any] = {}
@@ -62,10 +77,14 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int]) -> B
         if func.buffer_of(p) is None:
             if p not in given:
                 raise fault("sim-argument", f"argument {p.name} is missing", span=func.span)
-            values[p] = np.asarray(given[p], numpy_dtype(p.dtype))
+            if not p.dtype.is_handle:
+                values[p] = np.asarray(given[p], numpy_dtype(p.dtype))
     arrays = {p: np.asarray(given[p]) for p, _ in func.buffers if p in given}
     _solve(func, arrays, values)
     tensors = [_tensor(func, b, arrays.get(p), values, granule) for p, b in func.buffers]
+    for p in func.params:
+        if p.dtype.is_handle and func.buffer_of(p) is None:
+            tensors += _pointer(func, p, int(given[p]), values, granule)
     return Binding(values, tensors)
 
 
@@ -139,6 +158,27 @@ def _tensor(func: Func, b: Buffer, a: np.ndarray | None, values: dict[Var, Any],
     if a is not None:
         t.array()[...] = a
     return t
+
+
+def _pointer(func: Func, p: Var, address: int, values: dict[Var, Any], granule: Mapping[int, int]) -> list[Tensor]:
+    """The memory behind a pointer parameter, as the largest tensor the program makes of it; none when it makes none."""
+    views = [b for b in buffers_of(func) if b.data is p]
+    for b in views:
+        unknown = [v.name for d in (*b.shape, *(b.strides_ or ()), b.offset) if isinstance(d, Expr)
+                   for v in free_vars(d) if v not in values]
+        if unknown:
+            raise fault("sim-argument", f"the size of {b.name} depends on `{unknown[0]}`, which is no parameter",
+                        span=b.span)
+    made = [_tensor(func, b, None, values, granule) for b in views]
+    if not made:
+        return []
+    out = max(made, key=lambda t: t.storage.nbytes)
+    if not address and 0 not in out.shape:
+        raise fault("sim-argument", f"the pointer {p.name} is null and {out.buffer.name} is made of it", span=func.span)
+    known = Storage(out.storage.name, out.storage.nbytes, out.storage.granule, known=True)
+    out = replace(out, storage=known, address=address)
+    out.array()[...] = out.array_at(address)
+    return [out]
 
 
 __all__ = ["Arguments", "Binding", "Tensor", "bind_arguments"]

@@ -10,12 +10,15 @@ from tilelang.ir.expr import Call
 from tilelang.ir.visitor import children
 
 from .divergence import Divergence
-from .effects import statements
+from .effects import inner, statements
 from .pass_ import TILE, PassContext, pass_
 
 register("collective-divergent", NotImplementedError,
          "a tile operation or T.Parallel stands under a condition that depends on the thread",
          "all threads of the block take part in it: move it out of the branch, or write the body per thread")
+
+register("collective-outside-kernel", NotImplementedError, "a tile operation or T.Parallel stands outside T.Kernel",
+         "move it into the T.Kernel block")
 
 _PRIVATE = ("local", "local.var")
 
@@ -28,10 +31,22 @@ def check_collective(func: Func, cx: PassContext) -> Func:
     Their lowering deals out the work to all threads of the block, so the threads that do not come by would leave their
     part undone.  Operations on private arrays are each thread's own and stay.
     """
+    _outside(func.body)
     for s in statements(func.body):
         if isinstance(s, Launch) and s.num_threads > 1:
             _stmt(s.body, _ByThread(s), None)
     return func
+
+
+def _outside(s: Stmt) -> None:
+    """Refuse block-wide work of host code: a GPU program has no block there."""
+    if isinstance(s, (Parallel, TileOp)):
+        what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
+        raise error("collective-outside-kernel", f"{what} outside T.Kernel cannot run on the host of a GPU kernel",
+                    span=s.span)  # type: ignore[attr-defined]
+    for x in inner(s):
+        if not isinstance(s, Launch):
+            _outside(x)
 
 
 class _ByThread(Divergence):

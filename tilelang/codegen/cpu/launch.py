@@ -16,6 +16,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (
+    I32,
     Alloc,
     Assert,
     Bind,
@@ -27,8 +28,11 @@ from tilelang.ir import (
     Func,
     If,
     Launch,
+    Parallel,
     Seq,
     Stmt,
+    Store,
+    TileOp,
     Var,
     While,
     walk,
@@ -65,6 +69,9 @@ class Host(Expressions):
         """Emit a host statement."""
         if s.span is not None:
             self.span = s.span
+        if is_serial_code(s):
+            emit_launch(self, as_block(s))
+            return
         match s:
             case Seq():
                 for x in s.stmts:
@@ -86,7 +93,7 @@ class Host(Expressions):
                     self.stmt(s.body)
             case Launch():
                 emit_launch(self, s)
-            case Evaluate() if s.call.op in ("assume", "evaluate"):
+            case Evaluate() if s.call.op in _NO_WORK:
                 pass
             case While() | _:
                 raise unsupported(f"{type(s).__name__} outside a kernel", span=s.span or self.span)
@@ -124,6 +131,26 @@ class Host(Expressions):
         self.f.branch(self.f.let(f"icmp eq ptr {got}, null"), lambda: self._fail(memory))
 
 
+_NO_WORK = ("assume", "evaluate", "no_op")  # calls outside a kernel that do nothing
+
+
+def is_serial_code(s: Stmt) -> bool:
+    """Whether s is work outside T.Kernel (stores, loops over them, tile operations) that holds no launch, assertion or
+    name that other statements see: it runs as one block of one thread."""
+    inside = [n for n in walk(s) if isinstance(n, Stmt)]
+    if any(isinstance(x, (Launch, Assert)) for x in inside):
+        return False
+    if isinstance(s, (Store, Parallel, TileOp, While)) or isinstance(s, Evaluate) and s.call.op not in _NO_WORK:
+        return True
+    return isinstance(s, (For, If)) and any(is_serial_code(x) for x in inside[1:])
+
+
+def as_block(s: Stmt) -> Launch:
+    """s as a launch of one block with one thread."""
+    names = [Var(n, I32) for n in ("bx", "tx", "ty", "tz")]
+    return Launch((Const(1, I32),), (names[0],), (1, 1, 1), (names[1], names[2], names[3]), s, span=s.span)
+
+
 def count_of(cx: Expressions, b: Buffer) -> str:
     """Elements of a buffer, i64."""
     out = "1"
@@ -148,6 +175,9 @@ def emit_launch(cx: Host, s: Launch) -> None:
     number, cx.launches = cx.launches, cx.launches + 1
     name = f"{clean(cx.func.name)}_kernel" + (f"_{number}" if number else "")
     threads = analyse_threads(s)
+    for n in walk(s.body):
+        if isinstance(n, Alloc) and n.buffer.scope() == "global":
+            cx._alloc(n)  # one workspace for all blocks of the launch
     slots = _arena_slots(s, threads)
     captured = _capture(cx, s)
     block, used_scratch = _block_function(cx, s, name, threads, slots, captured)
@@ -186,8 +216,7 @@ def _arena_slots(s: Launch, threads: Any) -> list[Slot]:
             if n.buffer.scope() in ("shared.barrier", "shared.cluster_barrier", "shared.tmem"):
                 raise unsupported(f"memory of scope {n.buffer.scope()}", span=n.span)
             if n.buffer.scope() == "global":
-                raise unsupported("a global allocation inside a kernel", span=n.span,
-                                  hint="allocate it before T.Kernel")
+                continue
             if not on_stack(n.buffer, copies):
                 seen.add(n.buffer.data)
                 out.append(Slot(n.buffer, copies))
@@ -210,7 +239,7 @@ def _capture(cx: Host, s: Launch) -> list[Captured]:
             used.add(n.data)
             for d in (*n.shape, *(n.strides_ or ()), n.offset):
                 expr(d)
-        elif isinstance(n, Alloc):
+        elif isinstance(n, Alloc) and n.buffer.scope() != "global":
             inner.add(n.buffer.data)
     for _, safe in s.attr("safe_values") or ():
         expr(safe)

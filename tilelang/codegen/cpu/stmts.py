@@ -155,6 +155,8 @@ class Statements(Expressions):
 
     def _alloc(self, s: Alloc) -> None:
         b = s.buffer
+        if b.scope() == "global":
+            return  # the host made it
         mt = memory_type(b.dtype, s.span)
         copies = self.threads.count if b.data in self.threads.private else 1
         if b.data not in self.storage:
