@@ -1,7 +1,9 @@
 """The folder tells the architecture: imports go one way, public things are documented and tested."""
 
 import ast
+import inspect
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -116,3 +118,25 @@ def test_sources_name_no_path_of_a_machine():
     hits = [str(p) for folder in ("tilelang", "docs", "benchmarks", "examples") for p in (ROOT / folder).rglob("*")
             if p.suffix in (".py", ".md", ".cuh", ".json") and "/work/" in p.read_text(encoding="utf-8")]
     assert not hits, hits
+
+
+def test_every_public_name_of_the_language_has_a_docstring_and_a_test():
+    """Names of `T` that are functions or classes: each has a docstring and stands as `T.name` in some test."""
+    import inspect
+
+    import tilelang.language as T
+    from tilelang.language.unavailable import UNAVAILABLE
+
+    text = text_of_tests()
+    used = set(re.findall(r"\bT\.(\w+)", text))
+    undocumented, untested = [], []
+    for name in T.__all__:
+        value = getattr(T, name)
+        if isinstance(value, str) or inspect.ismodule(value):  # dtypes, submodules
+            continue
+        if callable(value) and not (inspect.getdoc(value) or "").strip():
+            undocumented.append(name)
+        if name not in used and name not in UNAVAILABLE:
+            untested.append(name)
+    assert not undocumented, undocumented
+    assert not untested, untested

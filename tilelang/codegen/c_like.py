@@ -193,7 +193,9 @@ class CLikePrinter:
                 self.facts.bind(s.var, low, high)
         if self.from_data(s.value):
             self.data_vars.add(s.var)
-        self.emit(f"const {self.type_name(s.var.dtype, s.span)} {self.namer(s.var, s.var.name)} = {value};")
+        kind = self.type_name(s.var.dtype, s.span)
+        kind = f"{kind} const" if s.var.dtype.is_handle else f"const {kind}"
+        self.emit(f"{kind} {self.namer(s.var, s.var.name)} = {value};")
 
     def _evaluate(self, s: Evaluate) -> None:
         self.emit(f"{self.top(s.call)};")

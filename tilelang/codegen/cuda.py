@@ -199,7 +199,7 @@ class CudaPrinter(HopperCalls, CLikePrinter):
         if b.data in self.scalars:
             return name if self.storage[b.data] == b.dtype else f"reinterpret_cast<{self.type_name(b.dtype)}&>({name})"
         declared = self.storage.get(b.data)
-        if declared is not None and declared != b.dtype:
+        if declared != b.dtype:  # another view of it, or an address computed here
             const_ = "" if b.data in self._written or b.scope_name != "global" else "const "
             name = f"reinterpret_cast<{const_}{self.type_name(b.dtype)}*>({name})"
         return f"{name}[{self.top(index)}]"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
+from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Cast, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
                          Seq, Stmt, Store, TileOp, While, replace, walk)
 from tilelang.ir.evaluate import Closure, ExprCompiler, Frame, Value
 
@@ -152,6 +152,10 @@ class StmtCompiler(ExprCompiler):
         return run_checked
 
     def _bind(self, s: Bind) -> Action:
+        if s.var.dtype.is_handle and not s.value.dtype.is_handle or \
+                isinstance(s.value, Cast) and s.value.dtype.is_handle:
+            raise fault("sim-unsupported", f"{s.var.name} is an address made of an integer, which simulated memory does "
+                        "not have", span=s.span, hint="run it on the CPU target or a GPU")
         at, value = self.slot(s.var), self.expr(s.value)
 
         def run(f: LaneFrame) -> None:

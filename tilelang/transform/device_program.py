@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang.ir import (Alloc, Buffer, Call, Expr, Func, Launch, Stmt, Var, free_vars, rebuild, replace, walk,
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, free_vars, rebuild, replace, walk,
                          with_attrs)
 from tilelang.ir.stmt import For, If, Seq, While
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
@@ -94,10 +94,11 @@ def split_host(func: Func) -> LoweredProgram:
 
 def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
     own: set[Buffer] = {x.buffer for x in walk(launch.body) if isinstance(x, Alloc)}
+    computed = {x.var for x in walk(launch.body) if isinstance(x, Bind) and x.var.dtype.is_handle}  # addresses
     outer: dict[Var, Buffer] = {}
     written: set[Var] = set()
     for e in effects(launch.body):
-        if e.buffer not in own and e.buffer.scope_name == "global":
+        if e.buffer not in own and e.buffer.scope_name == "global" and e.storage not in computed:
             outer.setdefault(e.storage, e.buffer)
             if e.writes:
                 written.add(e.storage)
@@ -105,7 +106,7 @@ def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
     extra = [b for b in outer.values() if all(b.data is not d.data for d in declared)]
     buffers = (*declared, *extra)
     bound = {*launch.block_vars, *launch.thread_vars}
-    scalars = free_vars(launch.body) - bound - {b.data for b in buffers} - {b.data for b in own}
+    scalars = free_vars(launch.body) - bound - computed - {b.data for b in buffers} - {b.data for b in own}
     for b in buffers:
         for d in (*b.shape, *(b.strides_ or ()), b.offset):
             if isinstance(d, Expr):
