@@ -70,7 +70,7 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
     try:
         if grid is not None:
             _refuse_races(loop, body, span)
-        before, after = _stage(lw, loop, body, span)
+        before, after = _stage(lw, loop, body, span, outside=saved[0])
         lw.loop = loop
         inner = _emit_points(lw, loop, body)
     finally:
@@ -163,8 +163,12 @@ def private_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
     return run_loop(lw, vars, private(extents, lw.thread, lw.num_threads, w), body, span=span)
 
 
-def _stage(lw: Any, loop: Loop, body: Stmt, span: Any) -> tuple[list[Stmt], list[Stmt]]:
-    """Copies before and after the loop for fragments whose accesses are not all direct."""
+def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[list[Stmt], list[Stmt]]:
+    """Copies before and after the loop for fragments whose accesses are not all direct.
+
+    outside: the analyzer of the code around the loop.  The copies run there, in all threads: what holds for the threads
+    that have a point of the loop does not hold in them.
+    """
     need: dict[Buffer, Touch] = {}
     stored: dict[Buffer, bool] = {}
     for x, inner in accesses(body):
@@ -183,6 +187,7 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any) -> tuple[list[Stmt], list
     loop.inner = []
     before: list[Stmt] = []
     after: list[Stmt] = []
+    inside, lw.analyzer = lw.analyzer, outside
     for buffer in need:
         scratch = lw.new_shared(f"{buffer.name}_s", tuple(buffer.shape), buffer.dtype)
         loop.staged[buffer] = scratch
@@ -192,6 +197,7 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any) -> tuple[list[Stmt], list
         if buffer in stored:
             after.append(lw.parallel(buffer.shape, lambda v, b=buffer, t=scratch: Store(b, v, load(t, v)),
                                      lw.layout_of(buffer)))
+    lw.analyzer = inside
     return before, after
 
 
