@@ -181,7 +181,15 @@ class Builder(Recorder):
 
     def while_(self, test: Callable[[], Any], names: tuple[str, ...], now: tuple[Any, ...]) -> Guard:
         g = Guard(self, None, names, now)
-        c = self.truth(self.lazily(test))
+        try:
+            c = self.truth(self.lazily(test))
+        except errors.TileLangError as e:
+            if e.kind != "lazy-effect" or self.lazy:
+                raise
+            raise errors.error("lazy-effect", "the condition of a while loop needs statements of its own (a macro with "
+                               "effects, T.any_of, T.all_of), which have no place in front of every iteration",
+                               span=self.span(), hint="compute it into a T.alloc_var before the loop and again at the "
+                               "end of its body, and loop on the variable") from None
         if isinstance(c, bool):
             if c:
                 raise errors.error("infinite-loop", "Infinite while loop detected: its condition is always true",

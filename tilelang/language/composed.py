@@ -129,7 +129,7 @@ def _vote(kind: str) -> Callable[[Any], Load]:
         b.store(found.buffer, found.indices, logical("and" if kind == "all" else "or", found, element))
         for frame in reversed(frames):
             b.exit(frame)
-        return found
+        return b.let(f"{kind}_of", found)  # a value: assigned to a variable it is stored, not another name of `found`
 
     fn.__name__ = fn.__qualname__ = f"{kind}_of"
     fn.__doc__ = f"Whether {kind} of the elements of a buffer or region hold, seen by each thread: bool."
