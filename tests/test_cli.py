@@ -75,3 +75,10 @@ def test_bench_compile_prints_each_phase(capsys):
     assert cli.main(["bench", "compile", "--repeat", "2"]) == 0
     out = capsys.readouterr().out
     assert "lower" in out and "nvrtc" in out and "registers" in out
+
+
+def test_what_is_missing_is_named(kernel_file, tmp_path, capsys):
+    empty = tmp_path / "empty.py"
+    empty.write_text("x = 1\n", encoding="utf-8")
+    assert cli.main(["compile", str(empty)]) != 0
+    assert "defines no kernel" in capsys.readouterr().err

@@ -71,8 +71,16 @@ def find_program(where: str, settings: dict[str, Any]) -> Any:
         found = names[name]
     elif len(programs) == 1:
         found = next(iter(programs.values()))
+    elif not programs:
+        raise LookupError(f"{file} defines no kernel at module level (a @tilelang.jit function or a @T.prim_func)")
     else:
         raise LookupError(f"{file} has {len(programs)} kernels ({', '.join(programs) or 'none'}): say {file}:NAME")
+    known = getattr(found, "signature", None)
+    takes = known.parameters if known is not None else {}
+    eager = not hasattr(found, "is_lazy_mode") or not found.is_lazy_mode()  # takes the values of T.const as well
+    unknown = [k for k in settings if k not in takes]
+    if unknown and not eager:
+        raise LookupError(f"{where} has no argument {', '.join(unknown)}; it has: {', '.join(takes)}")
     if hasattr(found, "get_tir"):
         return found.get_tir(**settings)
     if callable(found) and not hasattr(found, "buffer_map"):
@@ -216,7 +224,10 @@ def show(args: argparse.Namespace) -> int:
     if args.what == "ir":
         print(to_text(program_after(program, _target(args), args.after)))
     else:
-        for name, layout in layouts_after(program, _target(args)):
+        layouts = list(layouts_after(program, _target(args)))
+        if not layouts:
+            print("no shared or fragment buffers")
+        for name, layout in layouts:
             print(f"{name}: {layout!r}\n{layout}\n")
     return 0
 
