@@ -392,8 +392,7 @@ def test_workspace_in_global_memory():
                 O[i] = W[n - 1 - i]
 
     a = ints(n)
-    agree(f, [a, mark(n, I32)], {1: a[::-1] * 3}, on=("tile", "simulator"))
-    refused(lambda: f, "global allocation", on=("cpu",))
+    agree(f, [a, mark(n, I32)], {1: a[::-1] * 3})
 
 
 def test_parallel_over_run_time_extent_with_shared():
