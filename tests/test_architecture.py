@@ -122,7 +122,6 @@ def test_sources_name_no_path_of_a_machine():
 
 def test_every_public_name_of_the_language_has_a_docstring_and_a_test():
     """Names of `T` that are functions or classes: each has a docstring and stands as `T.name` in some test."""
-    import inspect
 
     import tilelang.language as T
     from tilelang.language.unavailable import UNAVAILABLE

@@ -71,7 +71,7 @@ def test_branches_that_all_threads_take_alike_hold_tile_operations():
             T.clear(S)
             if Use[bx] != 0:
                 T.copy(A, S)
-            for k in T.serial(bx + 1):
+            for _k in T.serial(bx + 1):
                 for i in T.Parallel(64):
                     S[i] = S[i] + 1.0
             T.copy(S, B[bx, 0:64])

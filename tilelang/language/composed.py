@@ -109,8 +109,8 @@ def _vector_atomic(n: int) -> Callable[..., Any]:
 atomic_addx2, atomic_addx4 = _vector_atomic(2), _vector_atomic(4)
 
 
-def _vote(kind: str) -> Callable[[Any], Load]:
-    def fn(x: Any) -> Load:
+def _vote(kind: str) -> Callable[[Any], Expr]:
+    def fn(x: Any) -> Expr:
         b = need_builder(f"T.{kind}_of")
         o = operand(x, f"the operand of T.{kind}_of")
         extents = o.extents or (1,) * len(o.mins)

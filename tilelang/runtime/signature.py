@@ -262,7 +262,8 @@ def _refuse_unsolved(func: Func, open_sites: list[Site], args: list[Arg], known:
 def host_assumptions(func: Func, sig: Signature) -> tuple[Expr, ...]:
     """Conditions of T.assume that hold for a whole call and speak of scalars and shape symbols only.
 
-    They are checked at every call, through names bound to such values; conditions on other values, and those under control flow, stay promises.
+    They are checked at every call, through names bound to such values; conditions on other values, and
+    those under control flow, stay promises.
     """
     known = {a.var for a in sig.args if isinstance(a, ScalarArg)} | set(sig.symbols)
     out: list[Expr] = []

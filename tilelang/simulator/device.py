@@ -146,6 +146,7 @@ class DeviceCompiler(MachineCompiler):
             frames = unit_frames(g, g.slots, threads, unit)
             if not hopper:
                 return Roles(frames, body).run()
+            assert block.shared is not None, "a Hopper launch has shared memory: its barriers"
             block.asynchronous = Asynchronous(block, threads, lanes, barriers, [block.shared.table, *tables])
             block.shared.proxy = Proxy(block.shared.table)
             Roles(frames, body, unit, block.asynchronous).run()

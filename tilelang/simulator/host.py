@@ -38,7 +38,7 @@ class Tensor:
         """The same window on other memory."""
         item = numpy_dtype(self.buffer.dtype).itemsize * self.buffer.dtype.lanes
         count = span_of(self.shape, self.strides, self.offset) * item if 0 not in self.shape else 0
-        raw = np.frombuffer((ctypes.c_uint8 * count).from_address(address), np.uint8)
+        raw = np.frombuffer((ctypes.c_uint8 * count).from_address(address), np.uint8)  # type: ignore[call-overload]
         return self._window(raw.view(numpy_dtype(self.buffer.dtype)))
 
     def _window(self, flat: np.ndarray) -> np.ndarray:

@@ -6,6 +6,9 @@ bytes, those of a store are dropped.  Sources: PTX ISA, "cp.async.bulk.tensor", 
 "Tensor Map Object Management".
 """
 
+# mypy: disable-error-code="attr-defined"
+# Memory operands of these calls are AddressOf by the verifier, Expr by the type of Call.args.
+
 from __future__ import annotations
 
 from collections.abc import Callable

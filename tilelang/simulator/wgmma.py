@@ -120,6 +120,7 @@ def _wgmma(c: Any, e: Call) -> Closure:
         if a_regs is not None:
             x = part(_claim(f, a_regs, state, group, e, False).read(f, warps, ta), orders[1], row.a.registers, lanes)
         else:
+            assert a_shared is not None, "A comes from registers or through a descriptor"
             first = int(lanes[0]) % GROUP
             x = a_shared.read(f, lanes)[first // 2:(first + len(lanes)) // 2]
         y = b.read(f, lanes).T
