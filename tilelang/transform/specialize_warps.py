@@ -19,29 +19,23 @@ statements use first and last share a ring.  Everything else, before and after t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
-                         binary, call, cast, const, convert, dtype, free_vars, is_const, logical, rebuild, replace, seq,
+                         binary, call, const, free_vars, is_const, rebuild, replace, seq,
                          stmts_of, substitute, walk, with_attrs)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
-from tilelang.ops.gemm.select import GemmPlan
 from tilelang.ops.gemm.wgmma import choose_wgmma
-from tilelang.ops.tma import tma_bytes, tma_refusal
+from tilelang.ops.tma import tma_refusal
 
 from .effects import effects, expr_effects, is_sync, statements
+from .consumer_schedule import consumer
 from .hopper import hopper
 from .pass_ import TILE, PassContext, pass_
-from .overlap_products import Pair, two_products
-from .pipeline_emit import rename, select_version
 from .plan_pipelines import has_exits, is_pipelined, unversionable, versioned, wanted_stages
+from .rings import GROUP, ROLE_REGISTERS, Ring, RoleLoop, barriers, do
 from .schedule import Body, Item, take_apart
-
-GROUP = 128  # threads of a warp group
-# Registers of a thread, producer and consumers, by the number of consumer groups: what a launch gets is shared out anew.
-_REGISTERS = {2: (24, 240), 3: (32, 160)}
 
 
 class _Declined(Exception):
@@ -75,24 +69,6 @@ def specialize_warps(func: Func, cx: PassContext) -> Func:
     return replace(func, body=visit(func.body))
 
 
-@dataclass
-class _Ring:
-    """Copies that fill the same stages.
-
-    items: of the loop body, the copies.  first, last: items of the consumer that use them first and last.
-    """
-
-    items: list[int]
-    first: int
-    last: int
-    buffers: dict[Buffer, Buffer] = field(default_factory=dict)  # the user's -> with a version for each stage
-    full: Buffer | None = None
-    empty: Buffer | None = None
-
-    def bytes(self, items: list[Item]) -> int:
-        return sum(tma_bytes(items[i].stmt) for i in self.items)
-
-
 class _Roles:
     """The rewriting of one launch.  Raises _Declined."""
 
@@ -120,17 +96,18 @@ class _Roles:
         self._reachable(common)
         for ring in self.rings:
             self._make(ring)
+        self.shared = RoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread, self.cx)
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
         used = {e.storage for k, s in enumerate(stmts) if k != at for e in effects(s)}
         dropped = {b for b in new if b.data not in used}
         common = [s for s in common if not (isinstance(s, Alloc) and s.buffer in dropped)]
         allocs: list[Stmt] = [Alloc(v) for v in new.values()]
-        barriers = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
-        consumer = [*before, *self._consumer(), *stmts[at + 1:]]
+        made = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
+        computing = [*before, *consumer(self.shared), *stmts[at + 1:]]
         roles = If(call("in_warp_groups", (), "bool", first=self.groups, count=1),
-                   seq(*self._registers(0), self._producer()), seq(*self._registers(1), *consumer),
+                   seq(*self._registers(0), self._producer()), seq(*self._registers(1), *computing),
                    span=self.loop.span)
-        body = seq(*common, *allocs, *(Alloc(b) for b in barriers), self._setup(barriers), roles,
+        body = seq(*common, *allocs, *(Alloc(b) for b in made), self._setup(made), roles,
                    span=self.launch.body.span)
         out = replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
         layouts = self.launch.attr("layouts")
@@ -160,14 +137,14 @@ class _Roles:
         if any(isinstance(s, For) and is_pipelined(s) for s in statements(self.loop.body)):
             raise _Declined("a pipelined loop inside the pipelined loop")
 
-    def _rings(self) -> list[_Ring]:
+    def _rings(self) -> list[Ring]:
         items = self.body.items
         loads = [i for i, x in enumerate(items) if _is_load(x)]
         if not loads:
             raise _Declined("no copy from global to shared memory in the loop")
         written = {e.storage for e in effects(self.launch.body) if e.writes and e.buffer.scope_name == "global"}
         safe = dict(self.launch.attr("safe_values", ()))
-        rings: dict[tuple[int, int], _Ring] = {}
+        rings: dict[tuple[int, int], Ring] = {}
         for i in loads:
             op: Any = items[i].stmt
             b = op.dst.buffer
@@ -182,7 +159,7 @@ class _Roles:
             if not users or users[0] < i or any(e.writes for j in users for e in items[j].effects if e.storage is b.data):
                 raise _Declined(f"`{b.name}` is not only copied to and then read")
             key = (users[0], users[-1])
-            rings.setdefault(key, _Ring([], *key)).items.append(i)
+            rings.setdefault(key, Ring([], *key)).items.append(i)
         return [rings[k] for k in sorted(rings)]
 
     def _common(self, stmts: Any) -> tuple[list[Stmt], list[Stmt]]:
@@ -232,41 +209,33 @@ class _Roles:
 
     # ---- the parts ------------------------------------------------------------------------------------------------
 
-    def _make(self, ring: _Ring) -> None:
+    def _make(self, ring: Ring) -> None:
         """Versions and barriers of a ring."""
         for i in ring.items:
             b = self.body.items[i].stmt.dst.buffer  # type: ignore[attr-defined]
             ring.buffers[b] = versioned(b, self.stages)
         name = "_".join(b.name for b in ring.buffers)
-        ring.full = _barriers(f"{name}_full", (1,) * self.stages)
-        ring.empty = _barriers(f"{name}_empty", (self.groups * 4,) * self.stages)
+        ring.full = barriers(f"{name}_full", (1,) * self.stages)
+        ring.empty = barriers(f"{name}_empty", (self.groups * 4,) * self.stages)
 
-    def _setup(self, barriers: list[Buffer]) -> Stmt:
+    def _setup(self, made: list[Buffer]) -> Stmt:
         inits = [Evaluate(call("mbarrier_init", (AddressOf(b, (const(k),)), const(n, "uint32")), "void"))
-                 for b in barriers for k, n in enumerate(b.attr("arrive"))]
-        return seq(If(binary("eq", self.thread, const(0, self.thread.dtype)), seq(*inits, _do("fence_mbarrier_init"))),
-                   _do("sync_threads"))
+                 for b in made for k, n in enumerate(b.attr("arrive"))]
+        return seq(If(binary("eq", self.thread, const(0, self.thread.dtype)), seq(*inits, do("fence_mbarrier_init"))),
+                   do("sync_threads"))
 
-    def _registers(self, consumer: int) -> list[Stmt]:
-        got = _REGISTERS.get(self.groups)
+    def _registers(self, role: int) -> list[Stmt]:
+        got = ROLE_REGISTERS.get(self.groups)
         if got is None or int(self.launch.attr("min_blocks_per_sm") or 1) > 1:
             return []
-        return [_do("set_max_nreg", n=got[consumer], inc=bool(consumer))]
-
-    def _slot(self, k: Expr) -> tuple[Expr, Expr]:
-        """(stage, parity of its round) of iteration k; the loop starts at `start`."""
-        step = self._step(k)
-        return step % self.stages, cast(step // self.stages % 2, "uint32")
-
-    def _step(self, k: Expr) -> Expr:
-        return k if is_const(self.loop.start, 0) else k - self.loop.start
+        return [do("set_max_nreg", n=got[role], inc=bool(role))]
 
     def _pure(self) -> list[Bind]:
         return [s for s in self.body.pure if s.var in self.inside]
 
     def _producer(self) -> Stmt:
         k = Var(self.loop.var.name, self.loop.var.dtype)
-        slot, parity = self._slot(k)
+        slot, parity = self.shared.slot(k)
         binds = self._pure()
         mapping: dict[Var, Expr] = {self.loop.var: k}
         stmts: list[Stmt] = []
@@ -277,8 +246,8 @@ class _Roles:
         for ring in self.rings:
             assert ring.full is not None and ring.empty is not None
             full = AddressOf(ring.full, (slot,))
-            stmts.append(_do("mbarrier_wait", AddressOf(ring.empty, (slot,)), binary("bitxor", parity, const(1, "uint32"))))
-            stmts.append(_do("mbarrier_arrive_expect_tx", full, const(ring.bytes(self.body.items), "uint32")))
+            stmts.append(do("mbarrier_wait", AddressOf(ring.empty, (slot,)), binary("bitxor", parity, const(1, "uint32"))))
+            stmts.append(do("mbarrier_arrive_expect_tx", full, const(ring.bytes(self.body.items), "uint32")))
             for i in ring.items:
                 op: Any = self.body.items[i].stmt
                 new = ring.buffers[op.dst.buffer]
@@ -291,114 +260,11 @@ class _Roles:
         return If(binary("lt", self.thread, const(first, self.thread.dtype)),
                   If(call("elect_one", (), "bool"), loop))
 
-    def _consumer(self) -> list[Stmt]:
-        """The loop without its copies, and what ends it."""
-        k = self.loop.var
-        slot, parity = self._slot(k)
-        loads = {i for r in self.rings for i in r.items}
-        new = {b: v for r in self.rings for b, v in r.buffers.items()}
-        limit = _REGISTERS[self.groups][1] if self.groups in _REGISTERS else 255
-        pair = two_products(self.body, loads, set(new), limit, self.groups * GROUP)
-        if pair is not None:
-            return self._rotated(pair, loads, new)
-        late = self._overlapped(loads)
-        out: list[Stmt] = []
-        copies = {id(self.body.items[i].stmt) for i in loads}
-        kept = [s for s in stmts_of(self.loop.body) if id(s) not in copies]
-        index = {id(x.stmt): i for i, x in enumerate(self.body.items)}
-        for s in kept:
-            i = index.get(id(s), -1)
-            for r in self.rings:
-                if r.first == i and r.full is not None:
-                    out.append(_do("mbarrier_wait", AddressOf(r.full, (slot,)), parity))
-            done: Any = select_version(s, new, self._step(k))
-            out.append(with_attrs(done, wait=1) if late and isinstance(s, Gemm) else done)
-            for r in self.rings:
-                if r.last == i:
-                    out += self._release(r, k, slot, late)
-        loop = with_attrs(replace(self.loop, kind="serial", body=seq(*out)), num_stages=None, order=None, stage=None,
-                          sync=None, group=None)
-        if not late:
-            return [loop]
-        pin = _pin(next(s for s in kept if isinstance(s, Gemm)).c.buffer)
-        return [pin, loop, _do("wgmma_wait", n=0), pin]
-
-    def _rotated(self, pair: Pair, loads: set[int], new: dict[Buffer, Buffer]) -> list[Stmt]:
-        """The loop with the second product of an iteration under the next one (overlap_products.py)."""
-        items, k, start = self.body.items, self.loop.var, convert(self.loop.start)
-        index = {id(x.stmt): i for i, x in enumerate(items)}
-        copies = {id(items[i].stmt) for i in loads}
-        kept = [s for s in stmts_of(self.loop.body) if id(s) not in copies]
-        at = {i: next(n for n, s in enumerate(kept) if index.get(id(s)) == i) for i in (pair.first, pair.second, pair.waits)}
-        before, product, second = kept[:at[pair.first]], kept[at[pair.first]], kept[at[pair.second]]
-        free = kept[at[pair.first] + 1:at[pair.waits]]
-        bound = kept[at[pair.waits]:at[pair.second]]
-        a: Any = items[pair.first].stmt
-        b: Any = items[pair.second].stmt
-
-        def of(stmts: list[Stmt], it: Expr) -> list[Stmt]:
-            step = it if is_const(start, 0) else it - start
-            return [select_version(s if it is k else substitute(s, {k: it}), new, step) for s in stmts]
-
-        def started(s: Stmt, item: int, it: Expr, running: bool) -> list[Stmt]:
-            slot, parity = self._slot(it)
-            full = [_do("mbarrier_wait", AddressOf(r.full, (slot,)), parity) for r in self.rings
-                    if r.first == item and r.full is not None]
-            return [*full, *(with_attrs(x, wait=-1) if running else x for x in of([s], it))]
-
-        def released(item: int, it: Expr) -> list[Stmt]:
-            slot, _ = self._slot(it)
-            return [x for r in self.rings if r.last == item for x in self._release(r, k, slot, False)]
-
-        opening = [*of(before, start), *started(product, pair.first, start, False), *released(pair.first, start),
-                   *of(free, start), *of(bound, start)]
-        turn = [*of(before, k), *started(product, pair.first, k, True), *started(second, pair.second, k - 1, True),
-                _do("wgmma_wait", n=1), _pin(a.c.buffer), *released(pair.first, k), *of(free, k),
-                _do("wgmma_wait", n=0), _pin(b.c.buffer), _pin(b.a.buffer), *released(pair.second, k - 1), *of(bound, k)]
-        extent = convert(self.loop.extent)
-        loop = with_attrs(replace(self.loop, kind="serial", start=start + 1, extent=extent - 1, body=seq(*turn)),
-                          num_stages=None, order=None, stage=None, sync=None, group=None)
-        last = start + extent - 1
-        closing = [*started(second, pair.second, last, False), *released(pair.second, last)]
-        return [If(binary("gt", extent, const(0, extent.dtype)), seq(*rename(opening), loop, *closing), span=self.loop.span)]
-
-    def _release(self, ring: _Ring, k: Var, slot: Expr, late: bool) -> list[Stmt]:
-        """One arrival a warp; late: of the stage before, whose matrix instructions are over by now."""
-        assert ring.empty is not None
-        leader = binary("eq", self.thread % 32, const(0, self.thread.dtype))
-        if not late:
-            return [_do("sync_warp"), If(leader, _do("mbarrier_arrive", AddressOf(ring.empty, (slot,))))]
-        before = (self._step(k) - 1) % self.stages
-        started = binary("gt", k, self.loop.start)
-        return [If(logical("and", started, leader), _do("mbarrier_arrive", AddressOf(ring.empty, (before,))))]
-
-    def _overlapped(self, loads: set[int]) -> bool:
-        """Whether the loop is one product by wgmma, which may run on while the next stage is waited for."""
-        rest = [x.stmt for i, x in enumerate(self.body.items) if i not in loads]
-        gemms = [x for x in walk(self.launch.body) if isinstance(x, Gemm)]
-        if len(rest) != 1 or len(gemms) != 1 or rest[0] is not gemms[0] or not hopper(self.cx).wgmma:
-            return False
-        op = gemms[0]
-        return all(any(r.buffer in ring.buffers for ring in self.rings) for r in (op.a, op.b)) and isinstance(
-            choose_wgmma(op, self.groups * GROUP), GemmPlan) and is_const(op.clear_accum, False)
-
 
 def _is_load(x: Item) -> bool:
     c = x.stmt
     return isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in (
         "shared", "shared.dyn")
-
-
-def _barriers(name: str, counts: tuple[int, ...]) -> Buffer:
-    return Buffer(name, (len(counts),), dtype("uint64"), "shared.barrier", attrs=(("arrive", counts),))
-
-
-def _pin(b: Buffer) -> Stmt:
-    return Evaluate(call("wgmma_pin", (AddressOf(b, tuple(const(0) for _ in b.shape)),), "void"))
-
-
-def _do(name: str, *args: Expr, **attrs: Any) -> Stmt:
-    return Evaluate(call(name, args, "void", **attrs))
 
 
 __all__ = ["specialize_warps"]

@@ -1,0 +1,127 @@
+"""What the computing warp groups run of a pipelined loop whose tiles another warp group loads.
+
+Either the loop as it stands, with waits and releases; or with one product left running while the next stage is waited
+for; or with the second of two products under the next iteration (overlap_products.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (AddressOf, Expr, If, Stmt, binary, const, convert, is_const, logical, replace, seq, stmts_of,
+                         substitute, walk, with_attrs)
+from tilelang.ops import Gemm
+from tilelang.ops.gemm.select import GemmPlan
+from tilelang.ops.gemm.wgmma import choose_wgmma
+
+from .hopper import hopper
+from .overlap_products import Pair, two_products
+from .pipeline_emit import rename, select_version
+from .rings import GROUP, RoleLoop, do, pin
+
+_SERIAL = {"num_stages": None, "order": None, "stage": None, "sync": None, "group": None}
+
+
+def consumer(r: RoleLoop) -> list[Stmt]:
+    """The loop without its copies, and what ends it."""
+    pair = two_products(r.body, r.loads, set(r.versions), r.consumer_registers, r.groups * GROUP)
+    if pair is not None:
+        return _rotated(r, pair)
+    if _overlapped(r):
+        return _one_running(r)
+    return [_plain(r)]
+
+
+def _kept(r: RoleLoop) -> tuple[list[Stmt], dict[int, int]]:
+    """(the body without its copies, id of a statement -> its item)."""
+    copies = {id(r.body.items[i].stmt) for i in r.loads}
+    return ([s for s in stmts_of(r.loop.body) if id(s) not in copies],
+            {id(x.stmt): i for i, x in enumerate(r.body.items)})
+
+
+def _plain(r: RoleLoop) -> Stmt:
+    k, new = r.loop.var, r.versions
+    slot, _ = r.slot(k)
+    kept, index = _kept(r)
+    out: list[Stmt] = []
+    for s in kept:
+        i = index.get(id(s), -1)
+        out += r.filled(i, k)
+        out.append(select_version(s, new, r.step(k)))
+        for ring in r.rings:
+            if ring.last == i:
+                out += r.release(ring, slot)
+    return with_attrs(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
+
+
+def _one_running(r: RoleLoop) -> list[Stmt]:
+    """One product, which runs on while the next stage is waited for: a stage is released an iteration later."""
+    k, new = r.loop.var, r.versions
+    before = (r.step(k) + (r.stages - 1)) % r.stages if r.base is not None else (r.step(k) - 1) % r.stages
+    kept, index = _kept(r)
+    out: list[Stmt] = []
+    for s in kept:
+        i = index.get(id(s), -1)
+        out += r.filled(i, k)
+        done: Any = select_version(s, new, r.step(k))
+        out.append(with_attrs(done, wait=1) if isinstance(s, Gemm) else done)
+        started = logical("and", binary("gt", k, convert(r.loop.start)), r.leader())
+        for ring in r.rings:
+            if ring.last == i and ring.empty is not None:  # the wait has ordered the group's warps
+                out.append(If(started, do("mbarrier_arrive", AddressOf(ring.empty, (before,)))))
+    loop = with_attrs(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
+    product: Any = next(s for s in kept if isinstance(s, Gemm))
+    held = pin(product.c.buffer)
+    extent = convert(r.loop.extent)
+    last = convert(r.loop.start) + extent - 1
+    final, _ = r.slot(last)
+    releases = [do("mbarrier_arrive", AddressOf(x.empty, (final,))) for x in r.rings if x.empty is not None]
+    some = logical("and", binary("gt", extent, const(0, extent.dtype)), r.leader())
+    return [held, loop, do("wgmma_wait", n=0), held, *([If(some, seq(*releases))] if r.base is not None else [])]
+
+
+def _rotated(r: RoleLoop, pair: Pair) -> list[Stmt]:
+    """The loop with the second product of an iteration under the next one (overlap_products.py)."""
+    items, k, start, new = r.body.items, r.loop.var, convert(r.loop.start), r.versions
+    kept, index = _kept(r)
+    at = {i: next(n for n, s in enumerate(kept) if index.get(id(s)) == i) for i in (pair.first, pair.second, pair.waits)}
+    before, product, second = kept[:at[pair.first]], kept[at[pair.first]], kept[at[pair.second]]
+    free = kept[at[pair.first] + 1:at[pair.waits]]
+    bound = kept[at[pair.waits]:at[pair.second]]
+    a: Any = items[pair.first].stmt
+    b: Any = items[pair.second].stmt
+
+    def of(stmts: list[Stmt], it: Expr) -> list[Stmt]:
+        return [select_version(s if it is k else substitute(s, {k: it}), new, r.step(it)) for s in stmts]
+
+    def started(s: Stmt, item: int, it: Expr, running: bool) -> list[Stmt]:
+        return [*r.filled(item, it), *(with_attrs(x, wait=-1) if running else x for x in of([s], it))]
+
+    def released(item: int, it: Expr) -> list[Stmt]:
+        slot, _ = r.slot(it)
+        return [x for ring in r.rings if ring.last == item for x in r.release(ring, slot)]
+
+    opening = [*of(before, start), *started(product, pair.first, start, False), *released(pair.first, start),
+               *of(free, start), *of(bound, start)]
+    turn = [*of(before, k), *started(product, pair.first, k, True), *started(second, pair.second, k - 1, True),
+            do("wgmma_wait", n=1), pin(a.c.buffer), *released(pair.first, k), *of(free, k),
+            do("wgmma_wait", n=0), pin(b.c.buffer), pin(b.a.buffer), *released(pair.second, k - 1), *of(bound, k)]
+    extent = convert(r.loop.extent)
+    loop = with_attrs(replace(r.loop, kind="serial", start=start + 1, extent=extent - 1, body=seq(*turn)), **_SERIAL)
+    last = start + extent - 1
+    closing = [*started(second, pair.second, last, False), *released(pair.second, last)]
+    return [If(binary("gt", extent, const(0, extent.dtype)), seq(*rename(opening), loop, *closing), span=r.loop.span)]
+
+
+def _overlapped(r: RoleLoop) -> bool:
+    """Whether the loop is one product by wgmma, which may run on while the next stage is waited for."""
+    rest = [x.stmt for i, x in enumerate(r.body.items) if i not in r.loads]
+    gemms = [x for x in walk(r.launch.body) if isinstance(x, Gemm)]
+    if len(rest) != 1 or len(gemms) != 1 or rest[0] is not gemms[0] or not hopper(r.cx).wgmma:
+        return False
+    op = gemms[0]
+    return all(any(x.buffer in ring.buffers for ring in r.rings) for x in (op.a, op.b)) and isinstance(
+        choose_wgmma(op, r.groups * GROUP), GemmPlan) and is_const(op.clear_accum, False)
+
+
+__all__ = ["consumer"]

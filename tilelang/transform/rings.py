@@ -1,0 +1,111 @@
+"""Rings of stages between the warp group that loads and those that compute, and the loop they serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, For, If, Launch, Stmt, Var, binary, call, cast, const,
+                         dtype, is_const)
+from tilelang.ops.tma import tma_bytes
+
+from .pass_ import PassContext
+from .schedule import Body, Item
+
+GROUP = 128  # threads of a warp group
+# Registers of a thread, producer and consumers, by the number of consumer groups: what a launch gets is shared out anew.
+ROLE_REGISTERS = {2: (24, 240), 3: (32, 160)}
+
+
+@dataclass
+class Ring:
+    """Copies that fill the same stages.
+
+    items: of the loop body, the copies.  first, last: items of the consumer that use them first and last.
+    """
+
+    items: list[int]
+    first: int
+    last: int
+    buffers: dict[Buffer, Buffer] = field(default_factory=dict)  # the user's -> with a version for each stage
+    full: Buffer | None = None
+    empty: Buffer | None = None
+
+    def bytes(self, items: list[Item]) -> int:
+        return sum(tma_bytes(items[i].stmt) for i in self.items)
+
+
+@dataclass
+class RoleLoop:
+    """A pipelined loop that is shared out between roles.
+
+    groups: warp groups that compute, `thread` is the index of a thread in the block.  base: steps this loop's rings have
+    made before its first iteration, modulo twice the stages; None for none.
+    """
+
+    launch: Launch
+    loop: For
+    body: Body
+    rings: list[Ring]
+    groups: int
+    stages: int
+    thread: Var
+    cx: PassContext
+    base: Expr | None = None
+
+    @property
+    def loads(self) -> set[int]:
+        """Items of the body that the producer runs."""
+        return {i for r in self.rings for i in r.items}
+
+    @property
+    def versions(self) -> dict[Buffer, Buffer]:
+        return {b: v for r in self.rings for b, v in r.buffers.items()}
+
+    @property
+    def consumer_registers(self) -> int:
+        """What a computing thread may use."""
+        return ROLE_REGISTERS[self.groups][1] if self.groups in ROLE_REGISTERS else 255
+
+    def step(self, k: Expr) -> Expr:
+        """How many stages the rings have filled before iteration k (modulo twice the stages)."""
+        done = k if is_const(self.loop.start, 0) else k - self.loop.start
+        return done if self.base is None else self.base + done
+
+    def slot(self, k: Expr) -> tuple[Expr, Expr]:
+        """(stage, parity of its round) of iteration k."""
+        step = self.step(k)
+        return step % self.stages, cast(step // self.stages % 2, "uint32")
+
+    def filled(self, item: int, k: Expr) -> list[Stmt]:
+        """Waits for the stages that `item` is the first to use in iteration k."""
+        slot, parity = self.slot(k)
+        return [do("mbarrier_wait", AddressOf(r.full, (slot,)), parity) for r in self.rings
+                if r.first == item and r.full is not None]
+
+    def release(self, ring: Ring, slot: Expr) -> list[Stmt]:
+        """One arrival a warp: its threads have read the stage."""
+        assert ring.empty is not None
+        return [do("sync_warp"), If(self.leader(), do("mbarrier_arrive", AddressOf(ring.empty, (slot,))))]
+
+    def leader(self) -> Expr:
+        """One thread of each warp."""
+        return binary("eq", self.thread % 32, const(0, self.thread.dtype))
+
+
+def barriers(name: str, counts: tuple[int, ...]) -> Buffer:
+    """mbarriers with these arrival counts."""
+    return Buffer(name, (len(counts),), dtype("uint64"), "shared.barrier", attrs=(("arrive", counts),))
+
+
+def pin(b: Buffer) -> Stmt:
+    """wgmma_pin of a fragment."""
+    return Evaluate(call("wgmma_pin", (AddressOf(b, tuple(const(0) for _ in b.shape)),), "void"))
+
+
+def do(name: str, *args: Expr, **attrs: Any) -> Stmt:
+    """A call for its effect."""
+    return Evaluate(call(name, args, "void", **attrs))
+
+
+__all__ = ["GROUP", "ROLE_REGISTERS", "Ring", "RoleLoop", "barriers", "do", "pin"]
