@@ -67,8 +67,11 @@ class LowerContext(Protocol):
     def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """The expressions, shortened by what is known here."""
 
-    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int) -> str:
-        """Name of the tensor map of a global buffer for boxes (innermost extent first) with a swizzle (0, 32, 64, 128)."""
+    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int, tf32: bool = False) -> str:
+        """Name of the tensor map of a global buffer for boxes (innermost extent first) with a swizzle (0, 32, 64, 128).
+
+        tf32: its loads round float32 to tf32.
+        """
 
     def prepend(self, s: Stmt) -> None:
         """A statement to run before those of the op being lowered (staging)."""

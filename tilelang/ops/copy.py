@@ -26,7 +26,8 @@ class Copy(TileOp):
     src, dst: regions whose non-unit extents agree in order (the iteration space is settled by the frontend, spec 9).
     attrs: coalesced_width, disable_tma, eviction_policy, prefer_instruction, loop_layout, user keys; and, set by the
     pipeline planner, async_group=True: issue as cp.async and leave completion to a later wait; or by the roles of warps,
-    tma=True and barrier=(buffer, index): one thread runs it, the data arrives on that mbarrier.
+    tma=True and barrier=(buffer, index): one thread runs it, the data arrives on that mbarrier; with tf32=True float32
+    elements are rounded to tf32 on the way, which only products in tf32 may read.
     Block-collective.  Any pair of global, shared, fragment and local.
     """
 

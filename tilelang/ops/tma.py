@@ -80,7 +80,7 @@ def lower_tma_load(op: Any, cx: Any) -> Stmt:
     dims = _box_dims(src, rows, columns)
     if got is None or dims is None:
         raise InternalError(f"a copy to `{dst.buffer.name}` was planned as TMA, but it is no box of panels")
-    name = cx.tensor_map(src.buffer, _box(src, got, rows, columns), got.swizzle)
+    name = cx.tensor_map(src.buffer, _box(src, got, rows, columns), got.swizzle, bool(op.attr("tf32")))
     barrier, index = op.attr("barrier")
     bar = AddressOf(barrier, (cx.expr(convert(index)),))
     zero = const(0)

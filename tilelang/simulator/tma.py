@@ -18,6 +18,7 @@ import numpy as np
 
 from tilelang.ir import AddressOf, Call, Launch, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
+from tilelang.target.mma import round_tf32
 from tilelang.target.tensor_map import REDUCE_ADD, TensorMap, tensor_maps_of
 
 from .faults import fault
@@ -156,7 +157,7 @@ def _load(c: Any, e: Call) -> Closure:
             units = _box_at(c, f, m, int(to(f)[t]), dst.buffer, 128, e.span)
             memory, inside, place, g = m.window(f, coords(f, t))
             box = m.fill()
-            box[place] = inside
+            box[place] = round_tf32(inside) if m.map.tf32 else inside
             if c.check and g.size:
                 _read_global(f, memory, m, g, t, lanes, source, e.span)
             bar = at.get(f, int(at.reach(f)[t]), lanes)

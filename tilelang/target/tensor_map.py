@@ -16,6 +16,7 @@ register("tensor-map", ValueError, "a tensor or a box that TMA cannot describe")
 # CUtensorMapDataType by element type; types it has no name for move as plain bytes of the same size.
 _DTYPES = {"uint8": 0, "uint16": 1, "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "float16": 6, "float32": 7,
            "float64": 8, "bfloat16": 9}
+_TFLOAT32 = 11
 _BY_BITS = {8: 0, 16: 1, 32: 2, 64: 4}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2 = {0: 0, 64: 1, 128: 2, 256: 3}
@@ -31,7 +32,7 @@ class TensorMap:
 
     name: of the kernel parameter.  buffer: the global tensor.  box: extents innermost first, in elements, one a
     dimension.  swizzle: 0, 32, 64 or 128.  fill: what elements outside the tensor read as, "zero" or "nan".
-    l2: bytes of L2 promotion, 0, 64, 128 or 256.
+    l2: bytes of L2 promotion, 0, 64, 128 or 256.  tf32: loads round float32 to tf32 (nearest, ties away from zero).
     """
 
     name: str
@@ -40,11 +41,13 @@ class TensorMap:
     swizzle: int = 0
     fill: str = "zero"
     l2: int = 0
+    tf32: bool = False
 
     @property
     def entry(self) -> tuple[Any, ...]:
         """As the attribute holds it."""
-        return self.name, self.buffer, self.box, self.swizzle, self.fill, self.l2
+        entry = self.name, self.buffer, self.box, self.swizzle, self.fill, self.l2
+        return (*entry, True) if self.tf32 else entry
 
     @property
     def rank(self) -> int:
@@ -62,7 +65,8 @@ class TensorMap:
     def codes(self) -> tuple[int, int, int, int]:
         """(data type, swizzle, L2 promotion, out-of-bounds fill) as the driver numbers them."""
         dt = self.buffer.dtype
-        return _DTYPES.get(dt.base, _BY_BITS[dt.bits]), _SWIZZLES[self.swizzle], _L2[self.l2], _FILLS[self.fill]
+        kind = _TFLOAT32 if self.tf32 else _DTYPES.get(dt.base, _BY_BITS[dt.bits])
+        return kind, _SWIZZLES[self.swizzle], _L2[self.l2], _FILLS[self.fill]
 
     def extents(self) -> tuple[Any, ...]:
         """Extents of the tensor, innermost first."""
@@ -75,6 +79,8 @@ class TensorMap:
     def check(self) -> TensorMap:
         """Itself.  Raises tensor-map when the hardware cannot do it."""
         why = refusal(self.buffer, self.box, self.swizzle, self.fill, self.l2)
+        if self.tf32 and self.buffer.dtype.base not in ("float32", "tfloat32"):
+            why = f"elements of {self.buffer.dtype} are not rounded to tf32"
         if why is not None:
             raise error("tensor-map", f"TMA cannot move boxes {self.box} of `{self.buffer.name}`: {why}",
                         span=self.buffer.span, hint="make rows of a multiple of 16 bytes, or compile with "

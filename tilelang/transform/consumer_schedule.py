@@ -11,8 +11,6 @@ from typing import Any
 from tilelang.ir import (AddressOf, Expr, If, Stmt, binary, const, convert, is_const, logical, replace, seq, stmts_of,
                          substitute, walk, with_attrs)
 from tilelang.ops import Gemm
-from tilelang.ops.gemm.select import GemmPlan
-from tilelang.ops.gemm.wgmma import choose_wgmma
 
 from .hopper import hopper
 from .overlap_products import Pair, two_products
@@ -120,8 +118,8 @@ def _overlapped(r: RoleLoop) -> bool:
     if len(rest) != 1 or len(gemms) != 1 or rest[0] is not gemms[0] or not hopper(r.cx).wgmma:
         return False
     op = gemms[0]
-    return all(any(x.buffer in ring.buffers for ring in r.rings) for x in (op.a, op.b)) and isinstance(
-        choose_wgmma(op, r.groups * GROUP), GemmPlan) and is_const(op.clear_accum, False)
+    return all(any(x.buffer in ring.buffers for ring in r.rings) for x in (op.a, op.b)) and is_const(
+        op.clear_accum, False)
 
 
 __all__ = ["consumer"]

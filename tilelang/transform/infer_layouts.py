@@ -56,6 +56,7 @@ from .loop_layouts import Loop, Touch, over_loops, projected, row_groups, serial
 from .loop_shares import rereads, spread_thin
 from .pass_ import TILE, PassContext, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
+from .tf32_tiles import rounded_tiles
 
 register("layout-conflict", ValueError, "a buffer is asked for two layouts that cannot both hold")
 register("layout-shape", ValueError, "a shared or fragment buffer needs a static shape")
@@ -303,8 +304,9 @@ class _Inference:
             return {}
         plans: dict[int, GemmPlan] = {}
         declined: set[Var] = set()
+        rounded = rounded_tiles(self.ops)
         for op in gemms:
-            plan = choose_wgmma(op, self.known.threads)
+            plan = choose_wgmma(op, self.known.threads, rounded)
             why = plan if isinstance(plan, str) else self._unpanelled(op)
             if isinstance(plan, GemmPlan) and not why:
                 plans[id(op)] = plan

@@ -184,9 +184,9 @@ class Lowering:
         before, self.before = self.before, []
         return seq(*[Alloc(b) for b in made], *before, out, span=span) if made or before else out
 
-    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int) -> str:
+    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int, tf32: bool = False) -> str:
         """Name of the tensor map of a global buffer for boxes of this form."""
-        key = (buffer, box, swizzle, "zero", 128)
+        key = (buffer, box, swizzle, "zero", 128, *([True] if tf32 else []))
         if key not in self.maps:
             names = set(self.maps.values())
             base = name = f"{buffer.name}_map"

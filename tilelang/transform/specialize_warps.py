@@ -36,6 +36,7 @@ from .pass_ import TILE, PassContext, pass_
 from .plan_pipelines import has_exits, is_pipelined, unversionable, versioned, wanted_stages
 from .rings import GROUP, ROLE_REGISTERS, Ring, RoleLoop, barriers, do
 from .schedule import Body, Item, take_apart
+from .tf32_tiles import tf32_tiles
 
 
 class _Declined(Exception):
@@ -86,6 +87,7 @@ class _Roles:
             raise _Declined("no automatic pipeline of two stages or more")
         self.stages = stages
         self.body: Body = take_apart(stmts_of(self.loop.body))
+        self.tf32 = tf32_tiles(launch, self.loop, self.body.items)
 
     def run(self) -> Launch:
         self._check()
@@ -131,7 +133,7 @@ class _Roles:
             raise _Declined("break or continue in the loop")
         for x in walk(self.loop.body):
             if isinstance(x, Gemm):
-                plan = choose_wgmma(x, self.groups * GROUP) if hopper(self.cx).wgmma else "it is off"
+                plan = choose_wgmma(x, self.groups * GROUP, self.tf32) if hopper(self.cx).wgmma else "it is off"
                 if isinstance(plan, str):
                     raise _Declined(f"a T.gemm is not computed by wgmma: {plan}")
         if any(isinstance(s, For) and is_pipelined(s) for s in statements(self.loop.body)):
@@ -254,7 +256,8 @@ class _Roles:
                 dst = Region(new, (slot, *(const(0) for _ in op.dst.extents)), (1, *op.dst.extents), span=op.dst.span)
                 src = replace(op.src, mins=tuple(substitute(m, dict(mapping)) if isinstance(m, Expr) else m
                                                  for m in op.src.mins))
-                stmts.append(with_attrs(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot)))
+                stmts.append(with_attrs(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
+                                        tf32=op.dst.buffer.data in self.tf32 or None))
         loop = For(k, self.loop.start, self.loop.extent, "serial", seq(*stmts), span=self.loop.span)
         first = self.groups * GROUP + 32
         return If(binary("lt", self.thread, const(first, self.thread.dtype)),

@@ -15,11 +15,12 @@ What choose_wgmma declines is multiplied by mma.sync: see `GemmPlan | str`.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, Region, Stmt, Store, call, cast, const, convert, load,
-                         seq, unary)
+from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, Region, Stmt, Store, Var, call, cast, const, convert,
+                         fresh, load, seq, unary)
 from tilelang.layout import Fragment, Layout, Panels, panel_layout, panel_width, panels, tile_fragment
 from tilelang.target.mma import operand_dtype
 from tilelang.target.wgmma import WgmmaRow, wgmma_row, wgmma_sizes
@@ -36,15 +37,14 @@ MOST_REGISTERS = 208  # of the accumulator, a thread: beyond, there is no room f
 # ---- choice -----------------------------------------------------------------------------------------------------------
 
 
-def choose_wgmma(op: Any, threads: int) -> GemmPlan | str:
+def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = ()) -> GemmPlan | str:
     """The row and the warps (along M, along N) for a Gemm in a block of `threads` threads, or why wgmma is not used.
 
-    Warps are counted in fours: a warp group stays whole.
+    Warps are counted in fours: a warp group stays whole.  rounded: storages in shared memory whose values are rounded
+    to tf32: the instruction would cut others.
     """
-    if operand_dtype(op.a.dtype) == "tfloat32":
-        return "float32 operands would be cut to tf32, not rounded"
-    if op.a.dtype.is_float and op.a.dtype.bits == 8:
-        return "sums of float8 products lose bits"
+    if is_tf32(op) and any(r.buffer.scope_name in SHARED and r.buffer.data not in rounded for r in (op.a, op.b)):
+        return "float32 operands in shared memory would be cut to tf32, not rounded"
     sizes = wgmma_sizes(op.a.dtype, op.b.dtype, op.c.dtype)
     if not sizes:
         return f"there is no wgmma of {op.a.dtype} and {op.b.dtype} into {op.c.dtype}"
@@ -67,6 +67,11 @@ def choose_wgmma(op: Any, threads: int) -> GemmPlan | str:
             best = GemmPlan(row.name, (groups[0] * 4, groups[1]))
             break
     return best or f"{threads // GROUP} warp group(s) do not divide {op.m} x {op.n} x {op.k} into instructions"
+
+
+def is_tf32(op: Any) -> bool:
+    """Whether a Gemm multiplies in tf32."""
+    return bool(operand_dtype(op.a.dtype) == "tfloat32")
 
 
 def _partitions(op: Any, groups: int) -> list[tuple[int, int]]:
@@ -262,17 +267,32 @@ def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | No
         return None, _Matrix(cx, region, major)
     source = region.buffer
     if region.is_full and source.ndim == 2 and cx.layout_of(source) == want:
-        return cx.local_of(source), None
+        local = cx.local_of(source)
+        return (local if not is_tf32(op) else _rounded(cx, local)), None
     shape = tuple(int(n) for n in region.extents[-2:])
     width = panel_width(shape[-1], source.dtype.bits)
     scratch = cx.new_shared(f"{source.name}_s", shape, source.dtype, panel_layout(shape, source.dtype.bits, width))
     mins = tuple(convert(m) for m in region.mins)
 
     def move(p: tuple[Any, ...]) -> Stmt:
-        return Store(scratch, p, load(source, (*mins[:-2], mins[-2] + p[0], mins[-1] + p[1])))
+        value = load(source, (*mins[:-2], mins[-2] + p[0], mins[-1] + p[1]))
+        return Store(scratch, p, to_tf32(value) if is_tf32(op) else value)
 
     cx.prepend(cx.parallel(shape, move, span=op.span))
     return None, _Matrix(cx, Region(scratch, (const(0), const(0)), shape, span=region.span), major)
 
 
-__all__ = ["choose_wgmma", "lower_wgmma", "operand_layouts", "shared_layout", "shared_panels", "wgmma_fragments"]
+def _rounded(cx: Any, local: Buffer) -> Buffer:
+    """A copy of float32 registers rounded to tf32."""
+    out: Buffer = cx.new_local(f"{local.name}_r", int(local.shape[0]), local.dtype)
+    r = fresh("r")
+    cx.prepend(For(r, const(0), const(int(local.shape[0])), "unroll", Store(out, (r,), to_tf32(load(local, (r,))))))
+    return out
+
+
+def to_tf32(value: Expr) -> Expr:
+    """A value of type float32 or tfloat32 rounded to tf32, in its own type."""
+    return cast(call("to_tf32", (cast(value, "float32"),), "float32"), value.dtype)
+
+
+__all__ = ["choose_wgmma", "is_tf32", "lower_wgmma", "operand_layouts", "shared_layout", "shared_panels", "wgmma_fragments"]
