@@ -144,7 +144,7 @@ def test_ieee_arithmetic_rounds_as_told(on):
 
 def test_ieee_arithmetic_prints_the_rounding_of_the_device():
     text = cuda_text(ieee("float32")[0])
-    for stem in ("__fadd", "__fsub", "__fmul", "__fdiv", "__fma", "__frcp", "__fsqrt"):
+    for stem in ("__fadd", "__fsub", "__fmul", "__fdiv", "__fmaf", "__frcp", "__fsqrt"):
         assert not [m for m in ("rn", "rz", "ru", "rd") if f"{stem}_{m}(" not in text], stem
     assert "__frsqrt_rn(" in text
     text = cuda_text(ieee("float64", extra=False)[0])

@@ -53,6 +53,11 @@ def test_ieee_modes_bracket_the_exact_result(op, args):
     assert np.nextafter(np.float32(rd), np.float32(np.inf)) == np.float32(ru)
 
 
+def test_fused_multiply_add_is_computed_in_its_own_type():
+    assert INTRINSICS["ieee_fmaf"].cuda["float32"].startswith("__fmaf_{rounding_mode}(")
+    assert INTRINSICS["ieee_fmaf"].cuda["float64"].startswith("__fma_{rounding_mode}(")
+
+
 def test_every_pure_row_has_text():
     for row in INTRINSICS.values():
         assert row.cuda or row.name == "sync_grid" or hasattr(HopperCalls, f"_call_{row.name}"), row.name

@@ -231,6 +231,42 @@ def test_declined_programs_say_why(program, why):
     assert "tma_load" not in ops(launch) and why in report(launch)
 
 
+def with_run_time_strides(step):
+    """Batches of matrices whose rows and batches lie step * r and step * s elements apart."""
+    n, m, r, s = T.dynamic("n, m, r, s")
+
+    @T.prim_func
+    def main(A: T.StridedTensor((n, m, 64), (step * s, step * r, 1), "float16"), B: T.Tensor((64, 64), "float16"),
+             C: T.Tensor((n, 64, 64), "float32")):
+        with T.Kernel(n, threads=128) as b:
+            As, Bs = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            Cf = T.alloc_fragment((64, 64), "float32")
+            T.clear(Cf)
+            for k in T.Pipelined(T.ceildiv(m, 64), num_stages=2):
+                T.copy(A[b, k * 64:(k + 1) * 64, :], As)
+                T.copy(B, Bs)
+                T.gemm(As, Bs, Cf)
+            T.copy(Cf, C[b, :, :])
+
+    return main
+
+
+@simulated
+def test_strides_known_at_run_time_need_a_proven_alignment():
+    launch = launch_of(with_run_time_strides(4))
+    assert "tma_load" not in ops(launch) and "no multiples of 16 bytes" in report(launch)
+    program = lowered(with_run_time_strides(8))
+    assert "tma_load" in ops(program.kernels[0].launch)
+    rng = np.random.default_rng(3)
+    room = rng.integers(-3, 4, (2, 150, 72)).astype(np.float16)
+    a, b = room[:, :140, :64], rng.integers(-3, 4, (64, 64)).astype(np.float16)
+    got = run_device(program, {"A": a, "B": b, "C": np.zeros((2, 64, 64), np.float32)})
+    padded = np.zeros((2, 192, 64))
+    padded[:, :140] = a
+    want = sum(padded[:, i:i + 64] @ b.astype(np.float64) for i in (0, 64, 128))
+    assert np.array_equal(got.outputs["C"], want)
+
+
 @simulated
 def test_coordinates_read_from_memory():
     launch = launch_of(indexed())

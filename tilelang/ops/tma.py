@@ -6,12 +6,14 @@ tma=True and barrier=(shared.barrier buffer, index); the pass that sets them mak
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from tilelang.arith import divisible
 from tilelang.errors import InternalError
 from tilelang.ir import AddressOf, Evaluate, Expr, Region, Stmt, call, const, convert, is_const, seq
 from tilelang.layout import Panels, panels
-from tilelang.target.tensor_map import refusal
+from tilelang.target.tensor_map import STRIDE_ALIGN, refusal
 
 from .gemm.wgmma import shared_panels
 
@@ -40,8 +42,10 @@ def tma_refusal(op: Any) -> str:
     boxes = p.boxes()
     if len(boxes) > MOST_BOXES or len({(x.rows, x.columns) for x in boxes}) > 1:
         return f"`{b.name}` needs {len(boxes)} boxes"
-    if any(not isinstance(s, int) and not hasattr(s, "value") for s in src.buffer.strides[:-1]):
-        return f"the strides of `{src.buffer.name}` are known at run time only"
+    unit = STRIDE_ALIGN * 8 // math.gcd(src.dtype.bits, STRIDE_ALIGN * 8)
+    unknown = [s for s in src.buffer.strides[:-1] if not isinstance(s, int) and not hasattr(s, "value")]
+    if not all(divisible(s, unit) for s in unknown):
+        return f"run-time strides of `{src.buffer.name}` may be no multiples of {STRIDE_ALIGN} bytes"
     return refusal(src.buffer, _box(src, p, rows, columns), p.swizzle) or ""
 
 

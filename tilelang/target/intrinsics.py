@@ -223,7 +223,7 @@ def _ieee(op: str) -> Callable[..., Any]:
 
 for _name, _arity, _stem in (("add", 2, "add"), ("sub", 2, "sub"), ("mul", 2, "mul"), ("fdiv", 2, "div"),
                              ("fmaf", 3, "ma"), ("frcp", 1, "rcp"), ("fsqrt", 1, "sqrt")):
-    _f32, _f64 = f"__f{_stem}", "__fma" if _stem == "ma" else f"__d{_stem}"
+    _f32, _f64 = ("__fmaf", "__fma") if _stem == "ma" else (f"__f{_stem}", f"__d{_stem}")
     _half = {"add": "__hadd_rn", "sub": "__hsub_rn", "mul": "__hmul_rn", "div": "__hdiv", "ma": "__hfma", "rcp": "hrcp",
              "sqrt": "hsqrt"}[_stem]
     add_intrinsic(Intrinsic(f"ieee_{_name}", _arity, PURE, _ieee(_name), {
