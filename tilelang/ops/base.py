@@ -67,10 +67,13 @@ class LowerContext(Protocol):
     def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """The expressions, shortened by what is known here."""
 
-    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int, tf32: bool = False) -> str:
+    stores: Any  # transform.tma_stores.TmaStores: what may leave by TMA, and its staging
+
+    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int, tf32: bool = False,
+                   row_bytes: int = 128) -> str:
         """Name of the tensor map of a global buffer for boxes (innermost extent first) with a swizzle (0, 32, 64, 128).
 
-        tf32: its loads round float32 to tf32.
+        tf32: its loads round float32 to tf32.  row_bytes: contiguous bytes of the tensor that are wanted together.
         """
 
     def prepend(self, s: Stmt) -> None:

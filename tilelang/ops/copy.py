@@ -14,6 +14,7 @@ from .ldmatrix import copy_by_ldmatrix
 from .pairing import lower_elementwise
 from .tiles import fit
 from .tma import lower_tma_load
+from .tma_store import store_accumulators
 
 errors.register("copy-tile", ValueError, "a copy whose two tiles do not match",
                 "both tiles need the same extents and lane counts")
@@ -50,6 +51,9 @@ class Copy(TileOp):
         sides, with cp.async where the planner asked for it."""
         if self.attr("tma"):
             return lower_tma_load(self, cx)
+        by_tma = store_accumulators(cx, self.src, self.dst, self)
+        if by_tma is not None:
+            return by_tma
         by_matrix = copy_by_ldmatrix(cx, self.src, self.dst, self.span)
         if by_matrix is not None:
             return by_matrix

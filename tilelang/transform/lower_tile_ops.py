@@ -28,8 +28,11 @@ from tilelang.target.wgmma import WGMMA_ROWS
 from .config import PassConfigKey
 from .distributed_loop import Loop
 from .guards import bounds_guard, vector_lanes_of
+from .hopper import hopper
 from .lower_parallel import lower_loop, private_loop, run_loop
 from .pass_ import PassContext, pass_
+from .plan_shared_memory import planned_bytes
+from .tma_stores import TmaStores
 from .vector_lanes import scalar_async
 from .vectorize import Widths
 
@@ -47,10 +50,21 @@ def lower_tile_ops(func: Func, cx: PassContext) -> Func:
 
     def visit(s: Any) -> Any:
         if isinstance(s, Launch):
-            return Lowering(func, cx, s).launch_stmt()
+            return _lowered(func, cx, s)
         return rebuild(s, visit) if isinstance(s, Stmt) else tuple(map(visit, s)) if isinstance(s, tuple) else s
 
     return replace(func, body=visit(func.body))
+
+
+def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
+    """The launch with as much staging for stores by TMA as shared memory has room for."""
+    limit = getattr(cx.target, "max_shared_bytes", None)
+    for panels in (2, 1):
+        lowering = Lowering(func, cx, launch, panels)
+        out = lowering.launch_stmt()
+        if not lowering.stores.stages or limit is None or planned_bytes(out, cx) <= limit:
+            return out
+    return Lowering(func, cx, launch, 0).launch_stmt()
 
 
 def _read_by_hardware(launch: Launch) -> set[Var]:
@@ -71,7 +85,7 @@ class Lowering:
     lowered.
     """
 
-    def __init__(self, func: Func, cx: PassContext, launch: Launch) -> None:
+    def __init__(self, func: Func, cx: PassContext, launch: Launch, panels: int = 0) -> None:
         self.cx, self.target, self.launch = cx, cx.target, launch
         self.num_threads = launch.num_threads
         x, y, z = launch.threads
@@ -88,6 +102,7 @@ class Lowering:
         self.widths = Widths(self.layout_of)
         self.maps: dict[tuple[Any, ...], str] = {}  # (buffer, box, swizzle, fill, l2) -> name
         self.panelled = _read_by_hardware(launch)
+        self.stores = TmaStores(launch, hopper(cx).tma, panels)
         self.guarded = not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS)
         for v, n in zip(launch.thread_vars, launch.threads):
             self.analyzer = self.analyzer.bind(v, 0, n - 1)
@@ -98,15 +113,17 @@ class Lowering:
 
     # ---- the launch -----------------------------------------------------------------------------------------------
 
-    def launch_stmt(self) -> Stmt:
-        body = self.stmt(self.launch.body)
-        body = seq(*[Alloc(self.shared_of(b)) for b in self.exchanges.values()], body)
+    def launch_stmt(self) -> Launch:
+        body = self.stores.part(0, self.thread, lambda: self.stmt(self.launch.body))
+        body = seq(*[Alloc(self.shared_of(b)) for b in self.exchanges.values()], *self.stores.allocs(), body)
         if self.thread is not self.launch.thread_vars[0]:
             x, y, _ = self.launch.threads
             tx, ty, tz = self.launch.thread_vars
             body = seq(Bind(self.thread, tx + ty * x + tz * (x * y)), body)
         maps = tuple((name, *key) for key, name in self.maps.items()) or None
-        return with_attrs(replace(self.launch, body=body), layouts=None, tensor_maps=maps, compute_threads=None)
+        report = (*self.launch.attr("report", ()), *self.stores.reports) or None
+        return with_attrs(replace(self.launch, body=body), layouts=None, tensor_maps=maps, compute_threads=None,
+                          report=report)
 
     # ---- buffers --------------------------------------------------------------------------------------------------
 
@@ -184,9 +201,14 @@ class Lowering:
         before, self.before = self.before, []
         return seq(*[Alloc(b) for b in made], *before, out, span=span) if made or before else out
 
-    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int, tf32: bool = False) -> str:
-        """Name of the tensor map of a global buffer for boxes of this form."""
-        key = (buffer, box, swizzle, "zero", 128, *([True] if tf32 else []))
+    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int, tf32: bool = False,
+                   row_bytes: int = 128) -> str:
+        """Name of the tensor map of a global buffer for boxes of this form.
+
+        row_bytes: contiguous bytes of the tensor that are wanted together; L2 fetches lines of up to as many.
+        """
+        promotion = next((n for n in (256, 128, 64) if row_bytes >= n), 0)
+        key = (buffer, box, swizzle, "zero", promotion, *([True] if tf32 else []))
         if key not in self.maps:
             names = set(self.maps.values())
             base = name = f"{buffer.name}_map"
@@ -294,7 +316,7 @@ class Lowering:
                     return self._vectorized(s)
                 return self.loop_stmt(s, self.stmt)
             case While():
-                return replace(s, cond=self.expr(s.cond), body=self.stmt(s.body))
+                return replace(s, cond=self.expr(s.cond), body=self.stores.inside(s, lambda: self.stmt(s.body)))
             case Parallel():
                 extents = tuple(int(e.value) if isinstance(e, Const) else e for e in s.extents)
                 return self.scratch(lambda: lower_loop(
@@ -326,7 +348,7 @@ class Lowering:
         if first:
             self.thread = self.thread - lo  # type: ignore[assignment]
         try:
-            return self.stmt(s)
+            return self.stores.part(first, self.thread, lambda: self.stmt(s))
         finally:
             self.num_threads, self.thread, self.analyzer = saved
 
@@ -346,7 +368,8 @@ class Lowering:
         if self.loop is not None and static:
             self.loop.inner = [*self.loop.inner, (s.var, int(s.extent.value))]  # type: ignore[attr-defined]
         try:
-            return replace(s, start=self.expr(s.start), extent=self.expr(s.extent), body=body(s.body))
+            return replace(s, start=self.expr(s.start), extent=self.expr(s.extent),
+                           body=self.stores.inside(s, lambda: body(s.body)))
         finally:
             if self.loop is not None and static:
                 self.loop.inner = self.loop.inner[:-1]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Buffer, Func, Launch, Seq, Stmt, Var, rebuild, replace, seq, stmts_of,
-                         with_attrs)
+from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Func, Launch, Seq, Stmt, Var, call, rebuild, replace, seq, stmts_of,
+                         walk, with_attrs)
 
 from .config import PassConfigKey
 from .effects import effects, statements
@@ -18,6 +18,7 @@ register("shared-memory", ValueError, "the shared buffers of a kernel exceed wha
 
 SHARED = ("shared", "shared.dyn")
 BARRIER = "shared.barrier"  # never shares its space: a barrier lives as long as the block
+PROXY_CALLS = frozenset(("wgmma_descriptor", "tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store"))
 ALIGN = 128  # bytes: one row of the 32 banks, which swizzled layouts count from
 
 
@@ -58,6 +59,16 @@ def plan_shared_memory(func: Func, cx: PassContext) -> Func:
     return replace(func, body=visit(func.body))
 
 
+def planned_bytes(launch: Launch, cx: PassContext) -> int:
+    """What the buffers of static size of a launch need, as this pass would place them; 2**31 if others come on top."""
+    buffers = [s.buffer for s in statements(launch.body)
+               if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
+    if not all(b.is_static for b in buffers):
+        return 2**31
+    return _place(_spans(list(stmts_of(launch.body)), buffers),
+                  not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE))
+
+
 def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
     buffers = [s.buffer for s in statements(launch.body)
                if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
@@ -90,8 +101,13 @@ def _spans(body: list[Stmt], buffers: list[Buffer]) -> list[_Span]:
     for at, s in enumerate(body):
         for storage in {e.storage for e in effects(s) if e.buffer.scope_name in SHARED}:
             life[storage] = (life.get(storage, (at, at))[0], at)
-    always = (-1, len(body))
-    return [_Span(b, *(always if b.scope_name == BARRIER else life.get(b.data, (-1, -1)))) for b in buffers]
+    end = len(body)
+    out: list[_Span] = []
+    for b in buffers:
+        first, last = (-1, end) if b.scope_name == BARRIER else life.get(b.data, (-1, -1))
+        # What TMA reads of an ordered buffer may still be on its way when the next statement runs.
+        out.append(_Span(b, first, end if b.attr("ordered") else last))
+    return out
 
 
 def _place(spans: list[_Span], reuse: bool) -> int:
@@ -123,12 +139,15 @@ def _separated(body: list[Stmt], spans: list[_Span], span: Any) -> Stmt:
                     starts.add(s.first)
     if not starts:
         return body[0] if len(body) == 1 else Seq(tuple(body), span=span)
+    # What ordinary stores wrote there must not come after what TMA writes to the same bytes (PTX ISA: another proxy).
+    fenced = any(isinstance(x, Call) and x.op in PROXY_CALLS for s in body for x in walk(s))
     out: list[Stmt] = []
     for at, x in enumerate(body):
         if at in starts:
+            out += [Evaluate(call("fence_proxy_async", (), "void"))] if fenced else []
             out.append(barrier(x))
         out.append(x)
     return seq(*out, span=span)
 
 
-__all__ = ["plan_shared_memory"]
+__all__ = ["plan_shared_memory", "planned_bytes"]

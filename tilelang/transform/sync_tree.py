@@ -106,7 +106,7 @@ class TreeBuilder:
 
     def access(self, e: Effect, loops: tuple[Loop, ...], conds: tuple[Expr, ...]) -> Access | None:
         b = e.buffer
-        if b.scope_name not in _SHARED and e.storage not in self.watched:
+        if b.scope_name not in _SHARED and e.storage not in self.watched or b.attr("ordered"):
             return None
         indices, width, lanes, is_async = e.indices, 1, 32, False
         node = e.node

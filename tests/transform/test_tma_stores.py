@@ -1,0 +1,326 @@
+"""Results that leave by TMA: staging in panels, one warp group by itself (ops/tma_store.py, transform/tma_stores.py)."""
+
+import numpy as np
+import pytest
+from programs import EPS, NP, attention, gemm
+
+import tilelang.language as T
+from tilelang.codegen.cuda import print_kernel
+from tilelang.errors import TileLangError
+from tilelang.ir import AddressOf, Evaluate, Seq, Stmt, Store, call, const, rebuild, replace, walk
+from tilelang.ir.expr import Call
+from tilelang.ops.tma_store import accumulator_pieces
+from tilelang.runtime import nvrtc
+from tilelang.simulator import run_device
+from tilelang.target import Target
+from tilelang.target.wgmma import accumulator_fragment
+from tilelang.transform.pipeline import lower
+
+ONE_ROLE = {"tl.disable_warp_specialized": True}
+
+
+def lowered(program, **options):
+    return lower(getattr(program, "func", program), Target({"kind": "cuda", "arch": "sm_90a"}),
+                 {"tl.enable_hopper": True, **{f"tl.{k}": v for k, v in options.items()}})
+
+
+def launch_of(program, **options):
+    (kernel,) = lowered(program, **options).kernels
+    return kernel.launch
+
+
+def ops(launch):
+    return [x.op for x in walk(launch) if isinstance(x, Call)]
+
+
+def stores_from_registers(launch):
+    return [x for x in walk(launch) if isinstance(x, Store) and x.buffer.scope_name == "global"]
+
+
+def report(launch):
+    return " ".join(launch.attr("report", None) or ())
+
+
+# ---- meaning ----------------------------------------------------------------------------------------------------------
+
+SHAPES = {
+    "ragged": dict(m=130, n=136, k=72, bm=128, bn=128, bk=64, threads=256, stages=2),
+    "one_group": dict(m=72, n=64, k=64, bm=64, bn=64, bk=32, threads=128, stages=2),
+    "three_groups": dict(m=200, n=96, k=64, bm=192, bn=96, bk=64, threads=384, stages=2),
+    "two_tiles_of_rows": dict(m=250, n=64, k=64, bm=256, bn=64, bk=64, threads=256, stages=2),
+    "part_of_a_panel": dict(m=64, n=160, k=64, bm=64, bn=160, bk=64, threads=128, stages=2),
+    "odd_columns": dict(m=64, n=48, k=64, bm=64, bn=24, bk=64, threads=128, stages=2, tb=True),
+    "two_groups_of_columns": dict(m=64, n=256, k=64, bm=64, bn=256, bk=64, threads=256, stages=2),
+}
+
+
+@pytest.mark.parametrize("roles", [True, False], ids=["roles", "one_role"])
+@pytest.mark.parametrize("out", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_products(name, out, roles):
+    shape = SHAPES[name]
+    rng = np.random.default_rng(5)
+    m, n, k, tb = (shape.get(x, False) for x in ("m", "n", "k", "tb"))
+    a, b = rng.standard_normal((m, k)).astype(np.float16), rng.standard_normal((n, k) if tb else (k, n)).astype(np.float16)
+    program = lowered(gemm(**shape, out=out), **({} if roles else {"disable_warp_specialized": True}))
+    launch = program.kernels[0].launch
+    assert ("in_warp_groups" in ops(launch)) == roles
+    assert "tma_store" in ops(launch) and not stores_from_registers(launch)
+    assert ("stmatrix" in ops(launch)) == (out != "float32")
+    got = run_device(program, {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.zeros((m, n), NP[out])})
+    want = a.astype(np.float64) @ (b.T if tb else b).astype(np.float64)
+    assert np.abs(got.outputs["C"].astype(np.float64) - want).max() <= (EPS[out] + k * 2.0**-22) * np.abs(want).max()
+
+
+@pytest.mark.parametrize("out", ["int32", "int8"])
+def test_integers(out):
+    rng = np.random.default_rng(6)
+    a, b = rng.integers(-2, 3, (64, 64)).astype(np.int8), rng.integers(-1, 2, (64, 64)).astype(np.int8)
+    program = lowered(gemm(m=64, n=64, k=64, bm=64, bn=64, bk=64, tb=True, dtype="int8", acc="int32", out=out))
+    assert {"wgmma", "tma_store"} <= set(ops(program.kernels[0].launch))
+    got = run_device(program, {"A": a, "B": b, "bias": np.zeros(64, np.int32), "C": np.zeros((64, 64), NP[out])})
+    assert np.array_equal(got.outputs["C"], (a.astype(np.int32) @ b.T.astype(np.int32)).astype(NP[out]))
+
+
+def test_attention_writes_its_rows_between_the_heads():
+    program = lowered(attention(2, 2, 100, 64))
+    launch = program.kernels[0].launch
+    assert "tma_store" in ops(launch) and not stores_from_registers(launch)
+    assert ("O", (64, 1, 64, 1)) in [(m[1].name, tuple(m[2])) for m in launch.attr("tensor_maps")]
+    rng = np.random.default_rng(7)
+    q, k, v = (rng.standard_normal((2, 100, 2, 64)).astype(np.float16) for _ in range(3))
+    got = run_device(program, {"Q": q, "K": k, "V": v, "O": np.zeros_like(q)}).outputs["O"].astype(np.float64)
+    s = np.einsum("bihd,bjhd->bhij", q.astype(np.float64), k.astype(np.float64)) / 8
+    p = np.exp(s - s.max(-1, keepdims=True))
+    want = np.einsum("bhij,bjhd->bihd", p / p.sum(-1, keepdims=True), v.astype(np.float64))
+    assert np.abs(got - want).max() < 6 * 2.0**-11 * np.abs(v.astype(np.float64)).max()
+
+
+def in_a_loop(bn=160, moves=True, tiles=3):
+    """Tiles one after another in one block; without `moves` each over the one before."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, tiles * bn), "float16"),
+             C: T.Tensor((64, tiles * bn), "float16")):
+        with T.Kernel(1, threads=128):
+            As, Bs = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, bn), "float16")
+            Cf = T.alloc_fragment((64, bn), "float32")
+            T.copy(A, As)
+            for t in range(tiles):
+                T.copy(B[0, t * bn], Bs)
+                T.gemm(As, Bs, Cf, clear_accum=True)
+                T.copy(Cf, C[0, (t if moves else 0) * bn])
+
+    return main
+
+
+@pytest.mark.parametrize("bn", [64, 128, 160, 192])
+@pytest.mark.parametrize("moves", [True, False])
+def test_tiles_one_after_another(bn, moves):
+    rng = np.random.default_rng(8)
+    a, b = rng.integers(-3, 4, (64, 64)).astype(np.float16), rng.integers(-3, 4, (64, 3 * bn)).astype(np.float16)
+    program = lowered(in_a_loop(bn, moves))
+    launch = program.kernels[0].launch
+    assert "tma_store" in ops(launch)
+    waits = [bool(x.attr("read")) for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"]
+    assert (False in waits) == (not moves)  # the same elements again: the stores before are awaited to their end
+    got = run_device(program, {"A": a, "B": b, "C": np.zeros((64, 3 * bn), np.float16)}).outputs["C"]
+    want = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16)
+    assert np.array_equal(got if moves else got[:, :bn], want if moves else want[:, 2 * bn:])
+
+
+# ---- where it is not done ---------------------------------------------------------------------------------------------
+
+
+def reads_again():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16"), D: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            As, Cf = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, As)
+            T.gemm(As, As, Cf, clear_accum=True)
+            T.copy(Cf, C)
+            for i, j in T.Parallel(64, 64):
+                D[i, j] = C[i, j] + T.float16(1)
+
+    return main
+
+
+def overlapping():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 96), "float16")):
+        with T.Kernel(1, threads=128):
+            As, Cf = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, As)
+            T.gemm(As, As, Cf, clear_accum=True)
+            T.copy(Cf, C[0, 0])
+            T.copy(Cf, C[0, 32])
+
+    return main
+
+
+def asks_for_another_way():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            As, Cf = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, As)
+            T.gemm(As, As, Cf, clear_accum=True)
+            T.copy(Cf, C, disable_tma=True)
+
+    return main
+
+
+def own_barriers():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            As, Cf = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, As)
+            T.sync_threads(9, 128)
+            T.gemm(As, As, Cf, clear_accum=True)
+            T.copy(Cf, C)
+
+    return main
+
+
+@pytest.mark.parametrize("program, why", [
+    (reads_again, "read in another way"), (overlapping, "the same elements"), (asks_for_another_way, "another way"),
+    (own_barriers, "barriers of its own"),
+    (lambda: gemm(m=64, n=100, k=64, bm=64, bn=64, bk=64), "multiple of 16"),
+    (lambda: gemm(m=128, n=256, k=256, bm=128, bn=256, bk=64, stages=4, threads=256, out="float32", dynamic=True), ""),
+])
+def test_declined_stores_say_why(program, why):
+    launch = launch_of(program())
+    if why:
+        assert "tma_store" not in ops(launch) and why in report(launch)
+        assert stores_from_registers(launch)
+    else:
+        assert "tma_store" in ops(launch)
+
+
+def test_what_is_declined_still_computes():
+    a = np.random.default_rng(9).integers(-2, 3, (64, 64)).astype(np.float16)
+    want = a.astype(np.float64) @ a.astype(np.float64)
+    got = run_device(lowered(reads_again()), {"A": a, "C": np.zeros_like(a), "D": np.zeros_like(a)}).outputs
+    assert np.array_equal(got["C"], want) and np.array_equal(got["D"], want + 1)
+    got = run_device(lowered(overlapping()), {"A": a, "C": np.zeros((64, 96), np.float16)}).outputs
+    assert np.array_equal(got["C"][:, 32:], want) and np.array_equal(got["C"][:, :32], want[:, :32])
+
+
+@pytest.mark.parametrize("bk, stages, panels", [(64, 2, 2), (64, 4, 2), (32, 9, 1)])
+def test_staging_takes_what_shared_memory_is_left(bk, stages, panels):
+    launch = launch_of(gemm(m=256, n=256, k=512, bm=128, bn=256, bk=bk, stages=stages, threads=256, tb=True))
+    (staging,) = [b for b, _ in launch.attr("shared_offsets") if b.name == "staging"]
+    assert staging.size * staging.dtype.bytes == panels * 2 * 8192 and launch.attr("shared_bytes") <= 232448
+    pending = {x.attr("n") for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"}
+    assert pending == {panels - 1, 0}
+
+
+def test_no_room_for_staging():
+    """The tiles alone fill shared memory."""
+    launch = launch_of(gemm(m=128, n=192, k=512, bm=128, bn=192, bk=32, stages=11, threads=256, tb=True))
+    assert "tma_store" not in ops(launch) and "no shared memory" in report(launch)
+    assert launch.attr("shared_bytes") <= 232448
+
+
+def test_pieces_of_accumulators():
+    for n in (8, 64, 256):
+        pieces = accumulator_pieces(accumulator_fragment(n), 128)
+        assert pieces is not None and pieces.groups == n // 8 and not pieces.tiles
+    assert accumulator_pieces(accumulator_fragment(64).permuted((1, 0)), 128) is None
+
+
+# ---- planted faults ---------------------------------------------------------------------------------------------------
+
+
+def edited(program, change):
+    """The program with change(statement) -> statement or None (keep) applied everywhere."""
+
+    def visit(x):
+        if isinstance(x, Stmt):
+            new = change(x)
+            return new if new is not None else rebuild(x, visit)
+        return tuple(map(visit, x)) if isinstance(x, tuple) else x
+
+    return replace(program.host, body=visit(program.host.body))
+
+
+def without(name, **attrs):
+    seen = []
+
+    def change(s):
+        if isinstance(s, Evaluate) and s.call.op == name and all(s.call.attr(k) == v for k, v in attrs.items()):
+            seen.append(s)
+            return Seq(())
+        return None
+
+    return change, seen
+
+
+GEMM = dict(m=128, n=256, k=64, bm=128, bn=256, bk=64, threads=256, stages=2)
+
+
+def faulty(change, shape=None, program=None):
+    rng = np.random.default_rng(1)
+    shape = shape or GEMM
+    program = program or lowered(gemm(**shape))
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((shape["m"], shape["k"]), (shape["k"], shape["n"])))
+    return run_device(edited(program, change), {
+        "A": a, "B": b, "bias": np.zeros(shape["n"], np.float32), "C": np.zeros((shape["m"], shape["n"]), np.float16)}), a, b
+
+
+@pytest.mark.parametrize("name, attrs, kind", [
+    ("fence_proxy_async", {}, "sim-proxy"), ("bulk_wait", {"n": 1}, "sim-race"), ("bulk_wait", {"n": 0}, "sim-async"),
+    ("named_barrier", {}, "sim-"), ("bulk_commit", {}, "sim-"),
+])
+def test_faults_are_found(name, attrs, kind):
+    change, seen = without(name, **attrs)
+    with pytest.raises(TileLangError) as e:
+        faulty(change)
+    assert seen and e.value.kind.startswith(kind)
+
+
+def test_waiting_for_one_panel_too_few_is_found():
+    def change(s):
+        if isinstance(s, Evaluate) and s.call.op == "bulk_wait" and s.call.attr("n") == 1:
+            return Evaluate(call("bulk_wait", (), "void", n=2, read=True))
+        return None
+
+    with pytest.raises(TileLangError) as e:
+        faulty(change)
+    assert e.value.kind == "sim-race"
+
+
+def test_a_store_from_the_wrong_panel_is_found():
+    def change(s):
+        if isinstance(s, Evaluate) and s.call.op == "tma_store":
+            at = s.call.args[0]
+            wrong = AddressOf(at.buffer, (at.indices[0] + const(4096),) if "4096" not in str(at) else (at.indices[0] - 4096,),
+                              at.dtype)
+            return replace(s, call=replace(s.call, args=(wrong, *s.call.args[1:])))
+        return None
+
+    with pytest.raises(TileLangError) as e:
+        faulty(change)
+    assert e.value.kind.startswith("sim-")
+
+
+# ---- what ptxas makes of it -------------------------------------------------------------------------------------------
+
+LARGE = {"gemm": lambda: gemm(m=4096, n=4096, k=4096, bm=128, bn=256, bk=64, stages=4, threads=256, tb=True),
+         "gemm_bf16": lambda: gemm(m=4096, n=4096, k=4096, bm=256, bn=128, bk=64, stages=4, threads=256, out="bfloat16",
+                                   dtype="bfloat16"),
+         "gemm_f32": lambda: gemm(m=4096, n=4096, k=4096, bm=128, bn=160, bk=64, stages=4, threads=256, out="float32"),
+         "gemm_int8": lambda: gemm(m=4096, n=4096, k=4096, bm=128, bn=128, bk=128, stages=4, threads=256, tb=True,
+                                   dtype="int8", acc="int32", out="int8"),
+         "attention": lambda: attention(1, 16, 4096, 128, bm=128, bn=128, threads=256)}
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("name", LARGE)
+def test_assembles(name):
+    (kernel,) = lowered(LARGE[name]()).kernels
+    assert "tma_store" in ops(kernel.launch)
+    cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
+    assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log

@@ -1,0 +1,278 @@
+"""Accumulators to global memory by TMA: staged in panels of shared memory, one warp group by itself.
+
+    for each 64 rows x 128 bytes of the group's part of the tile:
+        one thread:  bulk_wait                         # the panel's last store has read it
+        barrier of the warp group
+        registers -> panel                             # stmatrix for 16-bit elements
+        fence_proxy_async; barrier of the warp group
+        one thread:  tma_store(panel -> tensor); bulk_commit
+
+The accumulators of wgmma (target/wgmma.py) repeat 64 x 8 pieces: a warp has 16 rows of each, a lane two neighbours of
+two rows.  Barriers are those of the group alone, numbered from GROUP_BARRIERS, so that groups may drift apart; the
+staging is `ordered`: its accesses need no barriers of the block (docs/architecture.md, "Stores by TMA").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, Expr, For, If, Ramp, Region, Stmt, Store, binary, call, cast,
+                         const, convert, fresh, is_const, load, seq)
+from tilelang.layout import REGISTER, THREAD, panel_layout
+from tilelang.target.tensor_map import REDUCE_ADD, refusal
+
+from .distribute import digit
+from .ldmatrix import PAIRS, ROWS, Outer, outer_digits
+
+GROUP, WARP, ROWS_OF_STEP, PANEL = 128, 32, 64, 128  # threads, threads, rows, bytes of a panel's row
+GROUP_BARRIERS = 8  # number of the named barrier of warp group 0; lower ones belong to roles and programs
+STEP_BYTES = ROWS_OF_STEP * PANEL
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How the accumulators of a tile lie in a warp group.
+
+    groups: column groups of 8 a thread has, in consecutive registers.  tiles: (count, registers, rows) per register digit
+    of the 64-row tiles.  row_groups, column_groups: (count, stride in threads, elements) digits over warp groups.
+    """
+
+    groups: int
+    tiles: tuple[tuple[int, int, int], ...]
+    row_groups: tuple[tuple[int, int, int], ...]
+    column_groups: tuple[tuple[int, int, int], ...]
+
+
+def accumulator_pieces(frag: Any, threads: int) -> Pieces | None:
+    """The pieces of a fragment that has the layout of wgmma accumulators in `threads` threads; None for others."""
+    if len(frag.modes) != 2 or frag.is_padded or frag.copies or frag.threads != threads or threads % GROUP:
+        return None
+    (rows, out_rows), (columns, out_columns) = (outer_digits(ms, 8) for ms in frag.modes)
+    if (rows, columns) != (ROWS, PAIRS):
+        return None
+    out_rows, out_columns = _by_group(out_rows), _by_group(out_columns)
+    if [(o.size, o.to, o.stride, o.weight) for o in out_rows[-2:]] != [(4, THREAD, WARP, 16), (2, REGISTER, 2, 8)]:
+        return None
+    own = [o for o in out_columns if o.to == REGISTER]
+    if len(own) > 1 or own and (own[0].stride, own[0].weight) != (4, 8):
+        return None
+    over = [*out_rows[:-2], *out_columns]
+    if any(o.to == THREAD and o.stride % GROUP for o in over):
+        return None
+    return Pieces(own[0].size if own else 1,
+                  tuple((o.size, o.stride, o.weight) for o in out_rows[:-2] if o.to == REGISTER),
+                  tuple((o.size, o.stride, o.weight) for o in out_rows[:-2] if o.to == THREAD),
+                  tuple((o.size, o.stride, o.weight) for o in out_columns if o.to == THREAD))
+
+
+def _by_group(digits: list[Outer]) -> list[Outer]:
+    """Digits of which none counts both warps of a group and groups."""
+    out: list[Outer] = []
+    for o in digits:
+        inside = GROUP // o.stride if o.to == THREAD and o.stride < GROUP else o.size
+        if inside < o.size and o.size % inside == 0:
+            out += [Outer(o.size // inside, o.to, o.stride * inside, o.weight * inside), Outer(inside, o.to, o.stride,
+                                                                                             o.weight)]
+        else:
+            out.append(o)
+    return out
+
+
+def matrix_dims(region: Region, rows: int, columns: int) -> tuple[int, int] | None:
+    """The dimensions of a tensor that are a tile's rows and columns; None where the region is no such tile."""
+    wide = [d for d, n in enumerate(region.extents) if not is_const(n, 1)]
+    if len(wide) != 2 or wide[1] != region.buffer.ndim - 1 or not is_const(region.extents[wide[0]], rows) or \
+            not is_const(region.extents[wide[1]], columns):
+        return None
+    return wide[0], wide[1]
+
+
+def tensor_refusal(buffer: Buffer) -> str:
+    """Why TMA cannot write a tensor, whatever the boxes; "" when nothing speaks against it."""
+    if any(not isinstance(s, int) and not hasattr(s, "value") for s in buffer.strides[:-1]):
+        return f"the strides of `{buffer.name}` are known at run time only"
+    if not isinstance(buffer.offset, int) and not hasattr(buffer.offset, "value"):
+        return f"where `{buffer.name}` starts is known at run time only"
+    return ""
+
+
+def store_accumulators(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False) -> Stmt | None:
+    """dst = cast(src), or dst += cast(src), of a whole fragment of accumulators to global memory by TMA.
+
+    None where it is not made for that; where only circumstances forbid it, the report of the launch says which.
+    """
+    if not cx.stores.on or src.buffer.scope_name != "local.fragment" or dst.buffer.scope_name != "global":
+        return None
+    pieces = accumulator_pieces(cx.layout_of(src.buffer), cx.num_threads)
+    if pieces is None or not src.is_full:
+        return None
+    work = _Store(cx, src, dst, op, pieces, reduce)
+    why = work.refusal()
+    if why:
+        cx.stores.note(f"`{dst.buffer.name}` is written from registers: {why}")
+        return None
+    return work.stmt()
+
+
+class _Store:
+    """The store of one tile."""
+
+    def __init__(self, cx: Any, src: Region, dst: Region, op: Any, pieces: Pieces, reduce: bool) -> None:
+        self.cx, self.src, self.dst, self.op, self.pieces, self.reduce = cx, src, dst, op, pieces, reduce
+        self.dt = dst.dtype
+        self.columns = PANEL * 8 // self.dt.bits if self.dt.bits else 0  # of a whole panel
+        self.team = 8 * pieces.groups  # columns a warp group has
+
+    def refusal(self) -> str:
+        """Why it cannot be done; "" when it can."""
+        rows, columns = (int(n) for n in self.src.buffer.shape)
+        t = self.dst.buffer
+        if self.op.attr("disable_tma") or self.op.attr("prefer_instruction") not in (None, "tma"):
+            return "the copy asks for another way"
+        if self.src.dtype.lanes != 1 or self.dt.lanes != 1 or self.dt.is_bool or self.dt.bits not in (8, 16, 32):
+            return f"elements of {self.dt} have no form"
+        self.dims = matrix_dims(self.dst, rows, columns)
+        if self.dims is None:
+            return f"the tile of `{t.name}` is no box whose rows are contiguous"
+        if self.reduce and str(self.dt) not in REDUCE_ADD:
+            return f"TMA cannot add elements of {self.dt}"
+        why = tensor_refusal(t)
+        for box in sorted({self._box(p) for p in range(self._panels())}):
+            why = why or refusal(t, box, PANEL) or ""
+        why = why or self.cx.stores.refusal(self.op, t)
+        return why or self.cx.stores.room()
+
+    def _panels(self) -> int:
+        return -(-self.team // self.columns)
+
+    def _width(self, p: int) -> int:
+        return min(self.columns, self.team - p * self.columns)
+
+    def _box(self, p: int) -> tuple[int, ...]:
+        out = [1] * self.dst.buffer.ndim
+        assert self.dims is not None
+        out[self.dims[0]], out[self.dims[1]] = ROWS_OF_STEP, self._width(p)
+        return tuple(reversed(out))
+
+    def stmt(self) -> Stmt:
+        """The steps of every warp group, one after another."""
+        cx = self.cx
+        groups = cx.num_threads // GROUP
+        starts = [(0, 0)]  # (register, row) of the 64-row tiles
+        for count, registers, rows in self.pieces.tiles:
+            starts = [(r + k * registers, y + k * rows) for r, y in starts for k in range(count)]
+        steps = [(register, row, p) for register, row in sorted(starts, key=lambda s: s[1]) for p in range(self._panels())]
+        slots = min(cx.stores.buffers, len(steps))
+        self.stage = cx.stores.staging(groups * slots, self.dt)
+        self.layout = panel_layout((groups * slots, ROWS_OF_STEP, self.columns), self.dt.bits, PANEL)
+        self.lane = cx.thread % GROUP if groups > 1 else cx.thread
+        self.group: Expr = cx.thread // GROUP if groups > 1 else const(0)
+        first = const(GROUP_BARRIERS) + cx.stores.first_group
+        self.number = cx.simplified((first + self.group,))[0]
+        self.packed = cx.new_local("packed", 8, self.dt) if self.dt.bits == 16 and self.src.dtype != self.dt else None
+        out: list[Stmt] = []
+        for k, (register, row, p) in enumerate(steps):
+            out += self._step(register, row, p, self.group * slots + k % slots,
+                              self._wait(k, len(steps), slots))
+        cx.stores.issued = True
+        return seq(*out, span=self.op.span)
+
+    def _wait(self, k: int, steps: int, slots: int) -> Stmt:
+        """Until the panel of step k may be written.  What ran before this store may have used any panel, unless it was
+        this store itself: then its panels follow in the same order, if they take even turns."""
+        if k:
+            return _do("bulk_wait", n=slots - 1, read=True)
+        if self.cx.stores.again(self.dst):
+            return _do("bulk_wait", n=0)  # the same elements may be on their way
+        return _do("bulk_wait", n=slots - 1 if self.cx.stores.alone and steps % slots == 0 else 0, read=True)
+
+    def _step(self, register: int, row: int, p: int, slot: Expr, wait: Stmt) -> list[Stmt]:
+        leader = binary("eq", self.lane, const(0, self.lane.dtype))
+        fence = [_do("fence_proxy_async")]
+        barrier = _do("named_barrier", self.number, const(GROUP))
+        if self.cx.stores.one_group:  # the group is the block, before whose barriers place_sync puts the fence
+            fence, barrier = [], _do("sync_threads")
+        return [If(leader, wait), barrier, *self._fill(register + p * self.columns // 8 * 4, p, slot),
+                *fence, barrier, If(leader, seq(self._store(row, p, slot), _do("bulk_commit")))]
+
+    def _store(self, row: int, p: int, slot: Expr) -> Stmt:
+        cx, (y, x) = self.cx, self.dims or (0, 0)
+        at: list[Expr] = [cx.expr(convert(m)) for m in self.dst.mins]
+        at[y] = at[y] + self._over_groups(self.pieces.row_groups) + row
+        at[x] = at[x] + self._over_groups(self.pieces.column_groups) + p * self.columns
+        place, *where = cx.simplified((self.layout.offset((slot, const(0), const(0))), *reversed(at)))
+        hint = self.op.attr("eviction_policy")
+        attrs = {"cache_hint": hint} if hint in ("evict_first", "evict_last") else {}
+        name = cx.tensor_map(self.dst.buffer, self._box(p), PANEL, row_bytes=self.team * self.dt.bits // 8)
+        op = "tma_reduce_add" if self.reduce else "tma_store"
+        return Evaluate(call(op, (AddressOf(self.stage, (place,)), *where), "void", span=self.op.span, map=name, **attrs),
+                        span=self.op.span)
+
+    def _over_groups(self, digits: tuple[tuple[int, int, int], ...]) -> Expr:
+        out: Expr = const(0)
+        for count, stride, weight in digits:
+            out = out + digit(self.cx.thread, stride, count, self.cx.num_threads) * weight
+        return out
+
+    # ---- registers to the panel -----------------------------------------------------------------------------------
+
+    def _fill(self, register: int, p: int, slot: Expr) -> list[Stmt]:
+        groups = self._width(p) // 8
+        if self.dt.bits != 16:
+            j = fresh("j")
+            return [For(j, const(0), const(groups), "unroll", self._pairs(register + j * 4, j, slot))]
+        out: list[Stmt] = []
+        if groups > 1:
+            j = fresh("j")
+            out.append(For(j, const(0), const(groups // 2), "unroll", self._matrices(register + j * 8, j * 2, slot, 4)))
+        if groups % 2:
+            out.append(self._matrices(convert(register + (groups - 1) * 4), const(groups - 1), slot, 2))
+        return out
+
+    def _matrices(self, register: Expr, column: Expr, slot: Expr, num: int) -> Stmt:
+        """num 8x8 matrices from consecutive registers: rows +0 and +8 of one column group, then of the next."""
+        local, n = self.cx.local_of(self.src.buffer), 2 * num
+        lane = self.lane % WARP
+        row = self.lane // WARP * 16 + lane % 16
+        chunk = column * 8 + (lane // 16 * 8 if num == 4 else 0)
+        place, = self.cx.simplified((self.layout.offset((slot, row, chunk)),))
+        out: list[Stmt] = []
+        source = AddressOf(local, (register,))
+        if self.packed is not None:
+            value = load(local, (_ramp(register, n),))
+            out.append(Store(self.packed, (_ramp(const(0), n),), cast(value, self.dt.with_lanes(n))))
+            source = AddressOf(self.packed, (const(0),))
+        out.append(_do("stmatrix", AddressOf(self.stage, (place,)), source, num=num, trans=False))
+        return seq(*out)
+
+    def _pairs(self, register: Expr, column: Expr, slot: Expr) -> Stmt:
+        """Two neighbours of two rows, by ordinary stores."""
+        local, lane = self.cx.local_of(self.src.buffer), self.lane % WARP
+        out: list[Stmt] = []
+        for half in range(2):
+            row = self.lane // WARP * 16 + lane // 4 + 8 * half
+            place, = self.cx.simplified((self.layout.offset((slot, row, column * 8 + lane % 4 * 2)),))
+            value = load(local, (_ramp(register + 2 * half, 2),))
+            out.append(Store(self.stage, (_ramp(place, 2),), cast(value, self.dt.with_lanes(2))))
+        return seq(*out)
+
+
+def _do(name: str, *args: Expr, **attrs: Any) -> Stmt:
+    return Evaluate(call(name, args, "void", **attrs))
+
+
+def _ramp(base: Expr, n: int) -> Ramp:
+    return Ramp(base, const(1), n, base.dtype.with_lanes(n))
+
+
+def uses_group_barriers(launch: Any) -> bool:
+    """Whether a program names barriers itself that a warp group's could be mistaken for."""
+    from tilelang.ir import walk
+
+    return any(isinstance(x, Call) and x.op in ("named_barrier", "named_barrier_arrive") and
+               not (hasattr(x.args[0], "value") and int(x.args[0].value) < GROUP_BARRIERS) for x in walk(launch.body))
+
+
+__all__ = ["GROUP_BARRIERS", "Pieces", "STEP_BYTES", "accumulator_pieces", "matrix_dims", "store_accumulators",
+           "tensor_refusal", "uses_group_barriers"]
