@@ -54,7 +54,7 @@ class FakeDriver(Driver):
         outer = self
 
         class Module:
-            def function(self, name, shared):
+            def function(self, name, shared, cluster):
                 outer.log.append((name, shared))
                 return type("F", (), {"handle": P(1000 + 100 * outer.device + ("_1" in name))})()
 

@@ -198,8 +198,6 @@ def test_raw_statements():
             T.buffer_store(O, T.call_intrin("int32", "abs", x), [bx])
 
     assert out(f, np.array([1, -2, 3, -4], np.int32)) == [1, 2, 3, 4]
-    with pytest.raises(NotImplementedError, match="clusters of"):
-        T.ClusterKernel(1, cluster_dims=2)
     with pytest.raises(TypeError, match="no intrinsic is named"):
         T.call_intrin("int32", "nothing", 1)
 

@@ -26,10 +26,24 @@ class OnGpu(dlpack.Exported):
         return capsule
 
 
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = [("number", I), ("pad", I), ("words", U * 16)]
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [("grid", U * 3), ("block", U * 3), ("shared", U), ("stream", P), ("attributes", ctypes.POINTER(Attribute)),
+                ("count", U)]
+
+
 class Driver:
     """Counts what the host code asks of the driver; launches are (function, grid, block, shared, stream, arguments)."""
 
     def __init__(self, kernels, types):
+        self.extended = []  # (function, grid, block, shared, stream, attributes)
         self.launches, self.loads, self.pushed, self.result, self.load_result = [], [], 0, 0, 0
         self.types, self.current = types, 0
         self.functions = (P * (len(kernels) * MAX_DEVICES))()
@@ -38,6 +52,7 @@ class Driver:
         self.count = len(kernels)
         self.callbacks = {
             "cuLaunchKernel": ctypes.CFUNCTYPE(I, P, U, U, U, U, U, U, U, P, ctypes.POINTER(P), P)(self._launch),
+            "cuLaunchKernelEx": ctypes.CFUNCTYPE(I, ctypes.POINTER(Config), P, ctypes.POINTER(P), P)(self._launch_ex),
             "cuCtxGetCurrent": ctypes.CFUNCTYPE(I, ctypes.POINTER(P))(self._get),
             "cuCtxPushCurrent_v2": ctypes.CFUNCTYPE(I, P)(self._push),
             "cuCtxPopCurrent_v2": ctypes.CFUNCTYPE(I, ctypes.POINTER(P))(self._pop),
@@ -53,6 +68,13 @@ class Driver:
         k = (f - 1000) % 100
         values = [ctypes.cast(params[i], ctypes.POINTER(t)).contents.value for i, t in enumerate(self.types[k])]
         self.launches.append((f, (gx, gy, gz), (bx, by, bz), shared, stream, values, self.current))
+        return self.result
+
+    def _launch_ex(self, config, f, params, extra):
+        c = config.contents
+        attributes = [(a.number, tuple(a.words[:3])) for a in c.attributes[:c.count]]
+        attributes = [(n, words if n == 4 else (words[0], 0, 0)) for n, words in attributes]
+        self.extended.append((f, tuple(c.grid), tuple(c.block), c.shared, c.stream, attributes))
         return self.result
 
     def _get(self, out):

@@ -215,3 +215,22 @@ def test_failures_of_the_driver_reach_the_caller():
     assert driver.status.value == 701 and driver.current == 0
     driver.result = 0
     assert call(gpu(4)) is None
+
+
+def test_a_launch_in_clusters_carries_its_attributes():
+    m = Var("m", I32)
+    a = tensor("A", (m,))
+    call, driver = built(function((a, m), launch((m, const(4)), copy_stmt(a, a), cluster=(2, 4, 1), pdl=True,
+                                                 shared_bytes=2048)), [(P, I)])
+    call(gpu(6), 6)
+    assert driver.launches == [] and driver.extended == [
+        (1000, (6, 4, 1), (128, 1, 1), 2048, None, [(4, (2, 4, 1)), (6, (1, 0, 0))])]
+    with pytest.raises(RuntimeError, match="kernel main grid dimension x is no multiple of 2, the cluster's extent"):
+        call(gpu(5), 5)
+    assert len(driver.extended) == 1
+
+
+def test_clusters_that_cannot_divide_the_grid_are_refused_while_compiling():
+    a = tensor("A", (4,))
+    with pytest.raises(ValueError, match="clusters of 2 blocks along y do not divide a grid of 3"):
+        built(function((a,), launch((const(2), const(3)), copy_stmt(a, a), cluster=(1, 2, 1))), [(P,)])

@@ -39,6 +39,7 @@ from tilelang.ir import (
 )
 from tilelang.target import INTRINSICS
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
+from tilelang.target.cluster import cluster_of
 from tilelang.target.tensor_map import tensor_maps_of
 
 from .c_like import ADD, EQ, POSTFIX, PREFIX, CLikePrinter, Text, quote
@@ -50,7 +51,7 @@ SHARED_SCOPES = ("shared", "shared.dyn", "shared.barrier")
 _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
                "le": "vec_compare", "gt": "vec_compare", "ge": "vec_compare", "eq": "vec_compare", "ne": "vec_compare",
                "and": "vec_compare", "or": "vec_compare"}
-_SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store")  # their second address is only read
+_SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_cluster")  # their second address is only read
 _WORD = re.compile(r"\w+")
 
 
@@ -114,7 +115,9 @@ class CudaPrinter(HopperCalls, CLikePrinter):
     def _signature(self) -> str:
         bounds = [str(self.launch.num_threads), str(self.launch.attr("min_blocks_per_sm") or 1)]
         params = ", ".join([*map(self._parameter, self.kernel.params), *tensor_map_parameters(self)])
-        return f'extern "C" __global__ void __launch_bounds__({", ".join(bounds)}) {self.kernel.name}({params})'
+        cluster = cluster_of(self.launch)
+        dims = f"__cluster_dims__({', '.join(map(str, cluster))}) " if cluster is not None else ""
+        return f'extern "C" __global__ void {dims}__launch_bounds__({", ".join(bounds)}) {self.kernel.name}({params})'
 
     def _parameter(self, p: Any) -> str:
         if isinstance(p, Buffer):
@@ -145,6 +148,9 @@ class CudaPrinter(HopperCalls, CLikePrinter):
         """Blocks in panels of `panel` rows (order "row") or columns, each walked back and forth, for L2 reuse."""
         bx, by = (self.namer(v, v.name) for v in self.launch.block_vars[:2])
         row = order != "column"
+        if cluster_of(self.launch) is not None:
+            self._swizzled_clusters(panel, row)
+            return
         across, along = ("x", "y") if row else ("y", "x")
         first, second = (bx, by) if row else (by, bx)
         self.emit(f"// blocks in panels of {panel} {'rows' if row else 'columns'}")
@@ -154,6 +160,24 @@ class CudaPrinter(HopperCalls, CLikePrinter):
                 f"const unsigned width_ = min({panel}u, gridDim.{along} - start_);",
                 f"const int {second} = start_ + in_ % width_;",
                 f"const int {first} = start_ / {panel}u % 2u ? gridDim.{across} - 1 - in_ / width_ : in_ / width_;"):
+            self.emit(line)
+
+    def _swizzled_clusters(self, panel: int, row: bool) -> None:
+        """The same walk over clusters: the blocks of one stay neighbours."""
+        names = [self.namer(v, v.name) for v in self.launch.block_vars[:2]]
+        cx, cy, _ = cluster_of(self.launch) or (1, 1, 1)
+        first, second = ("cx_", "cy_") if row else ("cy_", "cx_")
+        across, along = ("nx_", "ny_") if row else ("ny_", "nx_")
+        self.emit(f"// clusters in panels of {panel} {'rows' if row else 'columns'}")
+        for line in (
+                f"const unsigned nx_ = gridDim.x / {cx}u, ny_ = gridDim.y / {cy}u;",
+                f"const unsigned cluster_ = blockIdx.x / {cx}u + nx_ * (blockIdx.y / {cy}u), panel_ = {panel}u * {across};",
+                f"const unsigned start_ = cluster_ / panel_ * {panel}u, in_ = cluster_ % panel_;",
+                f"const unsigned width_ = min({panel}u, {along} - start_);",
+                f"const unsigned {second} = start_ + in_ % width_;",
+                f"const unsigned {first} = start_ / {panel}u % 2u ? {across} - 1 - in_ / width_ : in_ / width_;",
+                f"const int {names[0]} = cx_ * {cx}u + blockIdx.x % {cx}u;",
+                f"const int {names[1]} = cy_ * {cy}u + blockIdx.y % {cy}u;"):
             self.emit(line)
 
     # ---- types and literals -----------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "float32": "float", "int8": "signed char",
             "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
-_TMA = re.compile(r"tma_(load|store|reduce_add)_([1-5])d(_hint)?")
+_TMA = re.compile(r"tma_(load|store|reduce_add)_([1-5])d(_multicast)?(_hint)?")
 _WGMMA = re.compile(r"(wgmma_m64\w+)_(ss|rs)_([km]{1,2})")
 
 
@@ -50,14 +50,17 @@ class HopperCalls:
         """A call with `fixed` addresses (shared tile, barrier) before the coordinates."""
         m, place = self._tensor_map(e)
         addresses, at = e.args[:fixed], e.args[fixed:]
+        multicast = bool(e.attr("multicast"))
+        at, mask = (at[:-1], at[-1:]) if multicast else (at, ())
         if len(at) != m.rank:
             raise InternalError(f"{e.op} gives {len(at)} coordinates for {m.rank} dimensions of `{m.buffer.name}`")
-        args = [self.top(addresses[0]), place, *map(self.top, (*addresses[1:], *at))]
+        args = [self.top(addresses[0]), place, *map(self.top, (*addresses[1:], *at, *mask))]
         hint = e.attr("cache_hint")
         if hint is not None:
             value = CACHE_HINTS[hint] if isinstance(hint, str) else int(hint)
             args.append(f"0x{value:016x}ull")
-        return f"tl::tma_{kind}_{m.rank}d{'' if hint is None else '_hint'}({', '.join(args)})", POSTFIX
+        name = f"tma_{kind}_{m.rank}d{'_multicast' if multicast else ''}{'' if hint is None else '_hint'}"
+        return f"tl::{name}({', '.join(args)})", POSTFIX
 
     def _call_tma_load(self: Any, e: Call) -> Text:
         return self._tma(e, "load", 2)
@@ -109,7 +112,7 @@ def hopper_function(name: str) -> str | None:
                 '  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");\n}\n')
     m = _TMA.fullmatch(name)
     if m is not None:
-        return _tma_function(name, m.group(1), int(m.group(2)), bool(m.group(3)))
+        return _tma_function(name, m.group(1), int(m.group(2)), bool(m.group(3)), bool(m.group(4)))
     m = _WGMMA.fullmatch(name)
     if m is None:
         return None
@@ -118,18 +121,23 @@ def hopper_function(name: str) -> str | None:
     return None if row is None else _wgmma_function(name, row, m.group(2) == "rs", m.group(3))
 
 
-def _tma_function(name: str, kind: str, rank: int, hint: bool) -> str:
-    """One tensor copy: shared tile, map, barrier (loads), coordinates innermost first, cache policy."""
+def _tma_function(name: str, kind: str, rank: int, multicast: bool, hint: bool) -> str:
+    """One tensor copy: shared tile, map, barrier (loads), coordinates innermost first, mask of CTAs, cache policy."""
     load = kind == "load"
     coordinates = [f"c{i}" for i in range(rank)]
     params = ["void* dst" if load else "const void* src", "const tensor_map* map", *(["void* bar"] if load else []),
-              *(f"int {c}" for c in coordinates), *(["unsigned long long hint"] if hint else [])]
+              *(f"int {c}" for c in coordinates), *(["unsigned short mask"] if multicast else []),
+              *(["unsigned long long hint"] if hint else [])]
     place = "{" + ", ".join(f"%{i + 2}" for i in range(rank)) + "}"
     inputs = [f'"r"(shared_address({"dst" if load else "src"}))', '"l"(map)', *(f'"r"({c})' for c in coordinates)]
     if load:
         text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                f"{'.L2::cache_hint' if hint else ''} [%0], [%1, {place}], [%{rank + 2}]")
+                f"{'.multicast::cluster' if multicast else ''}{'.L2::cache_hint' if hint else ''} [%0], [%1, {place}], "
+                f"[%{rank + 2}]")
         inputs.append('"r"(shared_address(bar))')
+        if multicast:
+            text += f", %{len(inputs)}"
+            inputs.append('"h"(mask)')
     else:
         op = "cp.async" if kind == "store" else "cp.reduce.async"
         text = (f"{op}.bulk.tensor.{rank}d.global.shared::cta{'.add' if kind != 'store' else ''}.tile.bulk_group"

@@ -390,6 +390,78 @@ TL_DEVICE void bulk_store(void* dst, const void* src, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                ::"l"(dst), "r"(shared_address(src)), "r"(bytes) : "memory");
 }
+//@ mapa
+// The place of p in the shared memory of CTA `cta` of the cluster.
+TL_DEVICE unsigned mapa(const void* p, unsigned cta) {
+  unsigned at;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(cta));
+  return at;
+}
+//@ cluster_rank
+TL_DEVICE unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+//@ cluster_size
+TL_DEVICE unsigned cluster_size() {
+  unsigned size;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+//@ cluster_arrive
+TL_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+//@ cluster_arrive_relaxed
+TL_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+//@ cluster_wait
+TL_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+//@ cluster_sync
+TL_DEVICE void cluster_sync() { cluster_arrive(); cluster_wait(); }
+//@ mbarrier_arrive_remote
+// Without .release.cluster: default semantics order what a consumer's release of a slot needs, at a fifth of the cost.
+TL_DEVICE void mbarrier_arrive_remote(void* bar, unsigned cta) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa(bar, cta)) : "memory");
+}
+//@ cluster_load
+// The element at the place of p in the shared memory of CTA `cta`.
+template <typename T> TL_DEVICE T cluster_load(const T* p, unsigned cta) {
+  const unsigned at = mapa(p, cta);
+  if constexpr (sizeof(T) == 1) {
+    unsigned r;
+    asm volatile("ld.shared::cluster.u8 %0, [%1];" : "=r"(r) : "r"(at) : "memory");
+    return reinterpret<T>((unsigned char)r);
+  } else if constexpr (sizeof(T) == 2) {
+    unsigned short r;
+    asm volatile("ld.shared::cluster.u16 %0, [%1];" : "=h"(r) : "r"(at) : "memory");
+    return reinterpret<T>(r);
+  } else if constexpr (sizeof(T) == 4) {
+    unsigned r;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(r) : "r"(at) : "memory");
+    return reinterpret<T>(r);
+  } else {
+    unsigned long long r;
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(r) : "r"(at) : "memory");
+    return reinterpret<T>(r);
+  }
+}
+//@ cluster_store
+template <typename T> TL_DEVICE void cluster_store(T* p, unsigned cta, T x) {
+  const unsigned at = mapa(p, cta);
+  if constexpr (sizeof(T) == 1)
+    asm volatile("st.shared::cluster.u8 [%0], %1;" ::"r"(at), "r"((unsigned)reinterpret<unsigned char>(x)) : "memory");
+  else if constexpr (sizeof(T) == 2)
+    asm volatile("st.shared::cluster.u16 [%0], %1;" ::"r"(at), "h"(reinterpret<unsigned short>(x)) : "memory");
+  else if constexpr (sizeof(T) == 4)
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(at), "r"(reinterpret<unsigned>(x)) : "memory");
+  else
+    asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(at), "l"(reinterpret<unsigned long long>(x)) : "memory");
+}
+//@ bulk_copy_cluster
+// From this CTA's shared memory to the place of dst in that of CTA `cta`, counted on the barrier at the place of bar there.
+TL_DEVICE void bulk_copy_cluster(void* dst, const void* src, unsigned bytes, void* bar, unsigned cta) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(mapa(dst, cta)), "r"(shared_address(src)), "r"(bytes), "r"(mapa(bar, cta)) : "memory");
+}
 //@ bulk_commit
 TL_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 //@ bulk_wait

@@ -148,7 +148,7 @@ class Launch(Stmt):
 
     block_vars: one per grid dimension (x, y, z order), int32.  thread_vars: always three (tx, ty, tz).
     attrs: swizzle=(panel, order), layouts=((buffer, layout), …), safe_values=((buffer, Expr), …),
-    min_blocks_per_sm, cluster_dims, import_source=(text, …), and what later passes add:
+    min_blocks_per_sm, cluster = (x, y, z), import_source=(text, …), and what later passes add:
     shared_bytes, shared_offsets=((buffer, byte offset), …), name.
     """
 

@@ -15,6 +15,7 @@ from tilelang.runtime.host_engine import compile_object
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CpuLauncher, CudaLauncher
 from tilelang.runtime.signature import Signature, host_assumptions, signature_of
+from tilelang.target.cluster import cluster_size
 from tilelang.target import Target
 
 from .artifact import KERNEL_SEPARATOR, Artifact, Request
@@ -103,6 +104,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
         dynamic = kernel.shared_bytes if isinstance(kernel.shared_bytes, int) else None
         kernels.append({"name": kernel.name, "file": file, "registers": cubin.registers, "spills": cubin.spills,
                         "shared_bytes": dynamic, "static_shared": cubin.shared_bytes,
+                        "cluster": cluster_size(kernel.launch),
                         "threads": kernel.threads[0] * kernel.threads[1] * kernel.threads[2]})
     meta = {"kernels": kernels, "times": watch.times, "sync_report": _sync_text(program), "notes": _notes(program)}
     return Artifact("cuda", KERNEL_SEPARATOR.join(sources), host, files, meta)

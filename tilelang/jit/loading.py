@@ -80,9 +80,10 @@ class CudaModules:
                "tl_load": ctypes.cast(self.callback, ctypes.c_void_p).value or 0}
         for name in ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"):
             out[name] = ctypes.cast(getattr(self.driver.lib, name), ctypes.c_void_p).value or 0
-        encode = getattr(self.driver.lib, ENCODE, None)  # a driver older than Hopper has none, nor kernels that need it
-        if encode is not None:
-            out[ENCODE] = ctypes.cast(encode, ctypes.c_void_p).value or 0
+        for name in (ENCODE, "cuLaunchKernelEx"):  # a driver older than Hopper has none, nor kernels that need them
+            function = getattr(self.driver.lib, name, None)
+            if function is not None:
+                out[name] = ctypes.cast(function, ctypes.c_void_p).value or 0
         return out
 
     def _load(self, device: int) -> int:
@@ -106,7 +107,7 @@ class CudaModules:
         self.driver.call("cuCtxGetCurrent", ctypes.byref(current))
         for k, facts in enumerate(self.artifact.meta["kernels"]):
             module = self.driver.load(self.artifact.files[facts["file"]])
-            function = module.function(facts["name"], facts["shared_bytes"])
+            function = module.function(facts["name"], facts["shared_bytes"], facts.get("cluster", 1))
             self.modules.append(module)
             self.functions[k * MAX_DEVICES + device] = function.handle.value
         self.contexts[device] = current.value

@@ -26,7 +26,7 @@ from .composed import (all_of, annotate_consumer_reg_alloc, annotate_producer_re
 from .debug import device_assert, print
 from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked,
                      is_float4_e2m1fn, validate_gemm_ab_dtypes)
-from .kernel import (Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFrame, annotate_min_blocks_per_sm,
+from .kernel import (ClusterKernel, Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFrame, annotate_min_blocks_per_sm,
                      get_block_binding, get_block_bindings, get_block_extent, get_block_extents, get_thread_binding,
                      get_thread_bindings, get_thread_extent, get_thread_extents, import_source, thread_binding,
                      use_swizzle, ws)
@@ -35,7 +35,7 @@ from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized,
 from .macro import Macro, Ref, macro
 from .meta import BaseTileScheduler, PersistentTileScheduler, inline, meta_class
 from .prim_func import PrimFunc, prim_func
-from .raw import (Assert, ClusterKernel, attr, bind, call_intrin, decl_buffer, launch_thread, meta_var, reads, sblock,
+from .raw import (Assert, attr, bind, call_intrin, decl_buffer, launch_thread, meta_var, reads, sblock,
                   sblock_attr, sync_global, tvm_thread_invariant, tvm_warp_activemask, tvm_warp_shuffle,
                   tvm_warp_shuffle_down, tvm_warp_shuffle_up, writes)
 from .reducer import alloc_reducer, finalize_reducer, reducer_init, reducer_update

@@ -8,6 +8,8 @@ import numpy as np
 
 from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary, convert, is_const, logical
 
+from tilelang.target.cluster import check_cluster
+
 from .builder import Builder, reads_memory
 from .loops import IfThreadFrame, loop_bound
 from .scope import Frame
@@ -103,6 +105,20 @@ def Kernel(*blocks: Any, threads: Any = None, prelude: str | None = None) -> Ker
     """
     need_builder("T.Kernel")
     return KernelLaunchFrame(blocks, threads, prelude)
+
+
+def ClusterKernel(*blocks: Any, cluster_dims: Any, threads: Any = None, prelude: str | None = None) -> KernelLaunchFrame:
+    """A launch whose blocks run in clusters (sm_90): they reach each other's shared memory and share TMA loads.
+
+    cluster_dims: integer or up to three, dividing the grid; at most 16 blocks (8 on every device).  (1, 1, 1) is no
+    cluster.  Others as T.Kernel.  Raises cluster-dims, and what T.Kernel raises.
+    """
+    frame = Kernel(*blocks, threads=threads, prelude=prelude)
+    items = tuple(cluster_dims) if isinstance(cluster_dims, (list, tuple)) else (cluster_dims,)
+    dims = check_cluster(tuple(int(n) if isinstance(n, np.integer) else n for n in items), tuple(frame.blocks), frame.span)
+    if dims != (1, 1, 1):
+        frame.attrs["cluster"] = dims
+    return frame
 
 
 def need_kernel(what: str) -> KernelLaunchFrame:
@@ -300,7 +316,8 @@ def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") ->
 
 WarpSpecialize = ws
 WarpSpecializeFrame = IfThreadFrame
-__all__ = ["Kernel", "KernelLaunchFrame", "WarpSpecialize", "WarpSpecializeFrame", "annotate_min_blocks_per_sm",
+__all__ = ["ClusterKernel", "Kernel", "KernelLaunchFrame", "WarpSpecialize", "WarpSpecializeFrame",
+           "annotate_min_blocks_per_sm",
            "get_block_binding", "get_block_bindings", "get_block_extent", "get_block_extents", "get_thread_binding",
            "get_thread_bindings", "get_thread_extent", "get_thread_extents", "import_source", "thread_binding",
            "thread_index", "use_swizzle", "ws"]

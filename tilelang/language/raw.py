@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tilelang.ir import Assert as AssertStmt
@@ -11,7 +10,7 @@ from tilelang.ir import dtype as DType
 from tilelang.target.intrinsics import INTRINSICS, is_pure
 
 from .builder import Emitted
-from .kernel import Kernel, KernelLaunchFrame, import_source, thread_binding
+from .kernel import import_source, thread_binding
 from .scope import BodyFrame, Frame
 from .state import describe, error, need_builder
 from .tensor import TensorSpec, dtype_of, shape_of
@@ -143,17 +142,6 @@ def sync_global() -> Emitted:
     return sync_grid()
 
 
-def ClusterKernel(*blocks: Any, cluster_dims: int | Sequence[int], threads: Any = None,
-                  prelude: str | None = None) -> KernelLaunchFrame:
-    """T.Kernel in clusters of blocks (sm_90); clusters of one block are a plain launch."""
-    dims = [cluster_dims] if isinstance(cluster_dims, int) else list(cluster_dims)
-    if any(d != 1 for d in dims):
-        raise error("not-available", f"clusters of {dims} blocks need the Hopper (sm_90) path, which is not available "
-                                     "yet",
-                    hint="use T.Kernel")
-    return Kernel(*blocks, threads=threads, prelude=prelude)
-
-
-__all__ = ["Assert", "ClusterKernel", "attr", "bind", "call_intrin", "decl_buffer", "launch_thread", "meta_var",
+__all__ = ["Assert", "attr", "bind", "call_intrin", "decl_buffer", "launch_thread", "meta_var",
            "reads", "sblock", "sblock_attr", "sync_global", "tvm_thread_invariant", "tvm_warp_activemask",
            "tvm_warp_shuffle", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up", "writes"]

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from tilelang.errors import error, register
+from tilelang.target.cluster import PORTABLE
 from tilelang.target.probe import load_libcuda
 
 register("cuda-missing", RuntimeError, "no CUDA driver or device is usable on this machine")
@@ -30,7 +31,7 @@ ATTRIBUTES = {"max_threads_per_block": 1, "max_shared_per_block": 8, "warp_size"
               "memory_clock_khz": 36, "bus_width_bits": 37, "l2_bytes": 38, "threads_per_sm": 39, "cc_major": 75,
               "cc_minor": 76, "shared_per_sm": 81, "registers_per_sm": 82, "max_shared_optin": 97}
 # CUfunction_attribute
-_FUNC_MAX_DYNAMIC_SHARED = 8
+_FUNC_MAX_DYNAMIC_SHARED, _FUNC_NON_PORTABLE_CLUSTER = 8, 14
 FUNC_ATTRIBUTES = {"max_threads": 0, "shared_bytes": 1, "const_bytes": 2, "local_bytes": 3, "registers": 4}
 
 
@@ -205,8 +206,10 @@ class Module:
     def __init__(self, driver: Driver, handle: ctypes.c_void_p) -> None:
         self.driver, self.handle = driver, handle
 
-    def function(self, name: str, dynamic_shared: int | None = 0) -> Function:
+    def function(self, name: str, dynamic_shared: int | None = 0, cluster: int = 1) -> Function:
         """A kernel by name, allowed to use dynamic_shared bytes (the opt-in above 48 KB is made here).
+
+        cluster: blocks of a cluster of its launches; more than a portable cluster has must be asked for.
 
         None: the size depends on the call; the kernel may use all that the device gives a block.
         """
@@ -219,6 +222,8 @@ class Module:
         f = Function(self, name, handle, dynamic_shared)
         if dynamic_shared > 48 * 1024:
             self.driver.call("cuFuncSetAttribute", handle, _FUNC_MAX_DYNAMIC_SHARED, dynamic_shared)
+        if cluster > PORTABLE:
+            self.driver.call("cuFuncSetAttribute", handle, _FUNC_NON_PORTABLE_CLUSTER, 1)
         return f
 
     def __del__(self) -> None:

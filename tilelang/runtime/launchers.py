@@ -32,6 +32,8 @@ from tilelang.ir import (
     walk,
 )
 
+from tilelang.target.cluster import check_cluster, cluster_of
+
 from .host_stub import CPU, CUDA, Frame
 from .llvm_text import HostExpr, Writer, scalar_type, text_of
 from .signature import Signature, TensorArg
@@ -117,8 +119,8 @@ class CudaLauncher:
 
     Symbols the loader provides: tl_functions (CUfunction per kernel and device, MAX_DEVICES apart), tl_contexts
     (primary context per device), tl_load(device) -> 0 when it filled both, tl_status (last CUresult), and the driver's
-    cuLaunchKernel, cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent, and cuTensorMapEncodeTiled where a kernel has
-    tensor maps.
+    cuLaunchKernel, cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent, cuTensorMapEncodeTiled where a kernel has tensor
+    maps, and cuLaunchKernelEx where a launch has attributes.
     """
 
     device = CUDA
@@ -136,6 +138,8 @@ class CudaLauncher:
                 "declare i32 @tl_load(i32)\ndeclare i32 @cuCtxGetCurrent(ptr)\ndeclare i32 @cuCtxPushCurrent_v2(ptr)\n"
                 "declare i32 @cuCtxPopCurrent_v2(ptr)\n"
                 "declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)\n"
+                + ("declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)\n"
+                   if any(launch_attributes(k.launch) for k in self.kernels) else "")
                 + "".join([DECLARATION, *(m.declaration() for maps in self.maps.values() for m in maps)]
                           if any(self.maps.values()) else []))
 
@@ -191,18 +195,53 @@ class _CudaStatements(HostStatements):
         go, skip = w.name("go"), w.name("skip")
         w.branch(nonzero, go, skip)  # an empty grid is no launch (cuLaunchKernel would refuse it)
         w.begin(go)
+        self._check_cluster(s, grid)
         array = self._arguments(kernel)
         slot = w.ins(f"getelementptr ptr, ptr @tl_functions, i64 {w.ins(f'add i64 {self.index}, {k * MAX_DEVICES}')}")
         shape = [w.ins(f"trunc i64 {g} to i32") for g in grid] + [str(t) for t in s.threads]
         shared = kernel.shared_bytes
         if isinstance(shared, Expr):
             shared = w.ins(f"trunc i64 {self.wide(shared)} to i32")
-        self._in_context(lambda: w.ins(
-            f"call i32 @cuLaunchKernel(ptr {w.at(slot, 0, 'ptr')}, " + ", ".join(f"i32 {v}" for v in shape) +
-            f", i32 {shared}, ptr {self.stream}, ptr {array}, ptr null)"),
-            f"kernel {fn}: launch of {kernel.name} failed")
+        attributes = launch_attributes(s)
+        config = self._config([*shape, str(shared)], attributes) if attributes else ""
+
+        def call() -> str:
+            function = w.at(slot, 0, "ptr")
+            if config:
+                return w.ins(f"call i32 @cuLaunchKernelEx(ptr {config}, ptr {function}, ptr {array}, ptr null)")
+            return w.ins(f"call i32 @cuLaunchKernel(ptr {function}, " + ", ".join(f"i32 {v}" for v in shape) +
+                         f", i32 {shared}, ptr {self.stream}, ptr {array}, ptr null)")
+
+        self._in_context(call, f"kernel {fn}: launch of {kernel.name} failed")
         w.jump(skip)
         w.begin(skip)
+
+    def _check_cluster(self, s: Launch, grid: list[str]) -> None:
+        """Clusters divide the grid: extents known now by check_cluster, others at each call."""
+        w, dims = self.w, cluster_of(s)
+        if dims is None:
+            return
+        check_cluster(dims, s.grid, s.span)
+        for n, g, axis in zip(dims, grid, "xyz"):
+            if n > 1 and not g.isdigit():
+                w.check(w.ins(f"icmp eq i64 {w.ins(f'srem i64 {g}, {n}')}, 0"), "RuntimeError",
+                        f"kernel {self.sig.name} grid dimension {axis} is no multiple of {n}, the cluster's extent")
+
+    def _config(self, words: list[str], attributes: list[tuple[int, tuple[int, ...]]]) -> str:
+        """A CUlaunchConfig.  words: grid, block, dynamic shared bytes.  attributes: (CUlaunchAttributeID, words)."""
+        w = self.w
+        records = w.slot("i64", 9 * len(attributes))  # 72 bytes each: the id, then a value at byte 8
+        for k, (number, values) in enumerate(attributes):
+            w.put(records, 72 * k, "i32", str(number))
+            for j, v in enumerate(values):
+                w.put(records, 72 * k + 8 + 4 * j, "i32", str(v))
+        config = w.slot("i64", 7)
+        for k, word in enumerate(words):
+            w.put(config, 4 * k, "i32", word)
+        w.put(config, 32, "ptr", self.stream)
+        w.put(config, 40, "ptr", records)
+        w.put(config, 48, "i32", str(len(attributes)))
+        return config
 
     def _in_context(self, call: Any, message: str) -> None:
         """Make the launch with the device's primary context current (another thread or device may hold none)."""
@@ -266,6 +305,20 @@ class _CudaStatements(HostStatements):
                 raise error("host-statement", f"`{p.name}` has no address on the host", span=p.span)
             return "ptr", self.addresses[data]
         return narrow(w, p, self.values[p])
+
+
+def launch_attributes(s: Launch) -> list[tuple[int, tuple[int, ...]]]:
+    """(CUlaunchAttributeID, words of its value) of a launch: 4 cluster dimensions, 6 programmatic serialisation.
+
+    Source: CUDA Driver API, "CUlaunchAttributeID".
+    """
+    out: list[tuple[int, tuple[int, ...]]] = []
+    cluster = cluster_of(s)
+    if cluster is not None:
+        out.append((4, cluster))
+    if s.attr("pdl"):
+        out.append((6, (1,)))
+    return out
 
 
 def narrow(w: Writer, var: Var, value: str) -> tuple[str, str]:
@@ -342,4 +395,4 @@ def _scalar(w: Writer, ty: str, value: str, var: Var) -> str:
     return f"{ty} {value if ty == 'i64' else w.ins(f'trunc i64 {value} to {ty}')}"
 
 
-__all__ = ["CpuLauncher", "CudaLauncher", "HostStatements", "narrow"]
+__all__ = ["CpuLauncher", "CudaLauncher", "HostStatements", "launch_attributes", "narrow"]

@@ -76,7 +76,10 @@ class _Storer:
 
 
 class Asynchronous:
-    """State of one block.  threads: of the block.  first: number of the first agent.  barriers: how many mbarriers."""
+    """State of one block, or of the blocks of a cluster.
+
+    threads: of a block.  first: number of the first agent: the lanes are before it.  barriers: how many mbarriers.
+    """
 
     def __init__(self, block: Any, threads: int, first: int, barriers: int, tables: list[AccessTable]) -> None:
         self.block, self.tables = block, tables
@@ -84,18 +87,25 @@ class Asynchronous:
         self.loads: list[_Load] = []
         self.storers: dict[int, _Storer] = {}
         self.next_barrier, self.first_group = first, first + barriers
-        self.groups = -(-threads // GROUP)
+        self.groups = -(-first // GROUP)
         self.first_storer = self.first_group + self.groups
         for g in range(self.groups):
             self._name(self.first_group + g, f"a wgmma of warp group {g}")
         per_thread = min(65536 // max(threads, GROUP) // 8 * 8, 255)
-        self.registers = {w: per_thread for w in range(-(-threads // 32))}
-        self.allocated = per_thread * len(self.registers)
+        self.warps = -(-threads // 32)
+        self.registers = {w: per_thread for w in range(-(-first // 32))}
+        self.allocated = per_thread * self.warps
 
     @staticmethod
-    def agents(threads: int, barriers: int) -> int:
-        """How many a block needs."""
-        return barriers + -(-threads // GROUP) + 2 * STORERS
+    def agents(lanes: int, barriers: int) -> int:
+        """How many a block (or cluster) of this many lanes needs."""
+        return barriers + -(-lanes // GROUP) + 2 * STORERS
+
+    def mates(self, warp: int) -> range:
+        """The warps of a warp's block."""
+        cluster = self.block.cluster
+        first = 0 if cluster is None else warp // (cluster.lanes // 32) * (cluster.lanes // 32)
+        return range(first, first + self.warps)
 
     def _name(self, agent: int, text: str) -> None:
         for t in self.tables:
@@ -117,6 +127,7 @@ class Asynchronous:
         now = self.block.clocks.now
         clock = int(now[bar.agent])
         now[bar.agent] += 1
+        bar.span = span
         self.loads.append(_Load(bar, nbytes, clock, land, span, name))
         return clock
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,11 @@ import numpy as np
 
 from tilelang.ir import Alloc, Buffer, Call, Func, Launch, numpy_dtype, walk
 from tilelang.ir.evaluate import Closure, Value
+from tilelang.target.cluster import cluster_of
 
 from .async_copy import ASYNC_OPS, AsyncCopies
 from .asynchronous import GROUP, Asynchronous, Proxy
+from .cluster import CLUSTER_OPS, Cluster
 from .counters import BankCount, Site
 from .faults import fault
 from .host import Arguments, bind_arguments
@@ -36,7 +39,7 @@ from .roles import BLOCK_BARRIER, Roles, SplitGroups, unit_frames
 from .tma import TMA_OPS, launch_maps
 from .wgmma import WGMMA_OPS
 
-HOPPER_OPS = {**MBARRIER_OPS, **TMA_OPS, **WGMMA_OPS}
+HOPPER_OPS = {**MBARRIER_OPS, **TMA_OPS, **WGMMA_OPS, **CLUSTER_OPS}
 
 @dataclass
 class Report:
@@ -124,57 +127,72 @@ class DeviceCompiler(MachineCompiler):
         self.maps = launch_maps(s)
         grid, place = [self.expr(g) for g in s.grid], self._place_shared(s)
         body = self.stmt(s.body)
-        hopper = contains(s.body, (), tuple(HOPPER_OPS))
+        dims = cluster_of(s)
+        size = math.prod(dims or (1,))
+        hopper = size > 1 or contains(s.body, (), tuple(HOPPER_OPS))
         roles = hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
-        barriers = sum(math.prod(n.buffer.shape) for n in walk(s.body)
-                       if isinstance(n, Alloc) and n.buffer.scope() == "shared.barrier")
+        barriers = size * sum(math.prod(n.buffer.shape) for n in walk(s.body)
+                              if isinstance(n, Alloc) and n.buffer.scope() == "shared.barrier")
         block_slots = [(self.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
         thread_slots = [self.slot(v) for v in s.thread_vars]
         threads, (x, y, _) = s.num_threads, s.threads
-        lanes = -(-threads // WARP) * WARP
+        whole = GROUP if size > 1 else WARP
+        lanes = -(-threads // whole) * whole  # of one block
         # Barriers of single warps: who has read global memory must then be known by warp.
         group = WARP if roles or contains(s.body, (), ("sync_warp",)) else lanes
-        agents = Asynchronous.agents(threads, barriers) if hopper else 0
-        t = np.arange(lanes)
+        agents = Asynchronous.agents(size * lanes, barriers) if hopper else 0
+        t = np.arange(size * lanes) % lanes
         mask = None if lanes == threads else t < threads
         thread_values = [v.astype(np.int32) for v in (t % x, t // x % y, t // (x * y))]
 
-        def run_block(g: LaneFrame, block: Block, tables: list[AccessTable]) -> None:
+        def run_blocks(frames: list[LaneFrame], tables: list[AccessTable]) -> None:
+            """The blocks of a cluster, or one."""
             if not roles:
-                return body(g)
+                return body(frames[0])
             unit = GROUP if hopper and not self.split else WARP
-            frames = unit_frames(g, g.slots, threads, unit)
+            parts = [p for g in frames for p in unit_frames(g, g.slots, threads, unit)]
             if not hopper:
-                return Roles(frames, body).run()
-            assert block.shared is not None, "a Hopper launch has shared memory: its barriers"
-            block.asynchronous = Asynchronous(block, threads, lanes, barriers, [block.shared.table, *tables])
+                return Roles(parts, body).run()
+            block = frames[0].block
+            assert block.shared is not None, "a Hopper launch has an arena of shared memory"
+            work = Asynchronous(block, threads, size * lanes, barriers, [block.shared.table, *tables])
             block.shared.proxy = Proxy(block.shared.table)
-            Roles(frames, body, unit, block.asynchronous).run()
+            for g in frames:
+                g.block.asynchronous = work
+            Roles(parts, body, unit, work).run()
             if self.check:
-                block.asynchronous.finish()
+                work.finish()
             for table in tables:
                 table.forget_agents()
 
         def run(f: LaneFrame) -> None:
             extents = [int(g(f)) for g in grid]
             nbytes, offsets = place(f)
-            tables = self._start_launch(f, lanes, group, hopper)
-            for number, at in enumerate(itertools.product(*(range(n) for n in reversed(extents)))):
-                index = tuple(reversed(at))
-                where = f"({', '.join(map(str, index))})"
-                block = Block(lanes, threads, self.counters, self.printer, where, agents)
-                block.shared = Shared(nbytes, self.shared_granule, lanes, self.sites)
-                block.copies = AsyncCopies(lanes)
-                for table in tables:
+            arena = nbytes if size == 1 else -(-max(nbytes, 1) // 1024) * 1024
+            tables = self._start_launch(f, size * lanes, group, hopper)
+            for number, at in enumerate(_clusters(extents, dims, s.span)):
+                names = [f"({', '.join(map(str, index))})" for index in at]
+                cluster = Cluster(size, lanes, arena, names) if size > 1 else None
+                block = Block(size * lanes, threads, self.counters, self.printer, names[0], agents)
+                block.shared = Shared(arena * size, self.shared_granule, size * lanes, self.sites)
+                block.copies, block.cluster = AsyncCopies(size * lanes), cluster
+                for table in (block.shared.table, *tables):
                     table.block = number
-                g = LaneFrame(list(f.slots), lanes, mask, block)
-                for slot, offset in offsets:
-                    g.slots[slot] = offset
-                for (slot, dt), v in zip(block_slots, index):
-                    g.slots[slot] = dt(v)
-                for slot, own in zip(thread_slots, thread_values):
-                    g.slots[slot] = own
-                run_block(g, block, tables)
+                    if cluster is not None:
+                        table.thread = cluster.thread
+                frames = []
+                for rank, index in enumerate(at):
+                    own = copy(block)
+                    own.where, own.rank, own.first, own.base = names[rank], rank, rank * lanes, rank * arena
+                    g = LaneFrame(list(f.slots), size * lanes, mask, own)
+                    for slot, offset in offsets:
+                        g.slots[slot] = offset + own.base
+                    for (slot, dt), v in zip(block_slots, index):
+                        g.slots[slot] = dt(v)
+                    for slot, values in zip(thread_slots, thread_values):
+                        g.slots[slot] = values
+                    frames.append(g)
+                run_blocks(frames, tables)
 
         return run
 
@@ -223,6 +241,19 @@ class DeviceCompiler(MachineCompiler):
             return max(end, room), out
 
         return place
+
+
+def _clusters(extents: list[int], dims: tuple[int, int, int] | None, span: Any) -> Iterator[list[tuple[int, ...]]]:
+    """The block indices (x, y, z) of each cluster of a grid, by rank; without clusters one block each."""
+    inner = (dims or (1, 1, 1))[:len(extents)]
+    for n, extent, axis in zip((*inner, 1), (*extents, 1), "xyz"):
+        if extent % n:
+            raise fault("sim-cluster", f"clusters of {n} blocks along {axis} do not divide a grid of {extent}", span=span)
+    if dims is not None and any(n > 1 for n in dims[len(extents):]):
+        raise fault("sim-cluster", f"clusters of {dims} blocks do not divide a grid of {len(extents)} dimensions", span=span)
+    for at in itertools.product(*(range(0, n, k) for n, k in zip(reversed(extents), reversed(inner)))):
+        yield [tuple(a + b for a, b in zip(reversed(at), reversed(more)))
+               for more in itertools.product(*(range(k) for k in reversed(inner)))]
 
 
 def _warps(f: LaneFrame) -> int:

@@ -22,6 +22,8 @@ _kind("sim-async", RuntimeError, "shared memory was touched while an asynchronou
       "wait for the group of that copy (cp_async_wait) and put a barrier after it")
 _kind("sim-barrier", RuntimeError, "a barrier is reached by some threads only: on a device this hangs",
       "a barrier must not stand under a condition or in a loop that differs between threads")
+_kind("sim-cluster", RuntimeError, "blocks of a cluster reach each other outside the time that all of them run",
+      "cluster_sync() before the first access to another block's shared memory and at the end of the kernel")
 _kind("sim-mbarrier", RuntimeError, "an mbarrier used before it is set up, or by more threads than it counts",
       "initialise it once by one thread, then put a block barrier; count every arrival of a phase")
 _kind("sim-misaligned", RuntimeError, "a vector access whose address is not a multiple of its size",

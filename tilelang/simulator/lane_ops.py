@@ -132,12 +132,18 @@ def _thread_return(c: Any, e: Call) -> Closure:
     return run
 
 
+def own_threads(f: LaneFrame) -> np.ndarray:
+    """Of each lane, the linear index of its thread in its block."""
+    cluster = getattr(f.block, "cluster", None)
+    return np.arange(f.lanes) if cluster is None else np.arange(f.lanes) % cluster.lanes
+
+
 def _lane_number(c: Any, e: Call) -> Closure:
     divide = {"get_lane_idx": (1, WARP), "get_warp_idx": (WARP, 0), "get_warp_idx_sync": (WARP, 0),
               "get_warp_group_idx": (4 * WARP, 0)}[e.op]
 
     def run(f: LaneFrame) -> Value:
-        t = np.arange(f.lanes) // divide[0]
+        t = own_threads(f) // divide[0]
         return (t % divide[1] if divide[1] else t).astype(numpy_dtype(e.dtype))
 
     return run
@@ -196,6 +202,9 @@ def block_vote(c: Any, e: Call) -> Closure:
     value, combine = c.expr(e.args[0]), combiners[e.op.split("_")[1]]
 
     def run(f: LaneFrame) -> Value:
+        if getattr(f.block, "roles", None) is not None:
+            raise fault("sim-unsupported", f"{e.op} in a kernel whose warps run on their own", span=e.span,
+                        hint="vote within warps, and combine through shared memory")
         return np.int32(combine(spread(value(f), f.lanes)[f.active()] != 0))
 
     return run
@@ -267,4 +276,4 @@ LANE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
 }  # fmt: skip
 
 __all__ = ["BLOCK_VOTES", "LANE_OPS", "Printer", "WARP", "apply_atomic", "block_vote", "format_c",
-           "occurrence", "rounds", "source_lanes", "spread"]
+           "occurrence", "own_threads", "rounds", "source_lanes", "spread"]

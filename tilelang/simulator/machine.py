@@ -29,7 +29,7 @@ from .registers import Guard
 
 # Calls whose shared operands are accessed in units of 16 bytes.
 UNITS_OF_16 = ("ldmatrix", "stmatrix", "tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store",
-               "wgmma_descriptor")
+               "bulk_copy_cluster", "wgmma_descriptor")
 ALIGN = 128  # of shared buffers that no pass has placed
 
 
@@ -51,13 +51,17 @@ class Shared:
 
 
 class Block:
-    """State of the block being run."""
+    """State of the block being run.  lanes: of its cluster."""
 
     def __init__(self, lanes: int, threads: int, counters: Counters, printer: Any, where: str, agents: int = 0) -> None:
         self.lanes, self.threads, self.counters, self.where = lanes, threads, counters, where
         self.clocks = Clocks(lanes, agents)
         self.shared: Shared | None = None
         self.copies: Any = None
+        # In a cluster (cluster.Cluster) the lanes are those of all its blocks: this one's begin at `first`, its part of
+        # the arena of shared memory at byte `base`.
+        self.cluster: Any = None
+        self.rank = self.first = self.base = 0
         self.roles: Any = None  # roles.Roles, where each warp runs on its own
         self.asynchronous: Any = None  # asynchronous.Asynchronous, where there is TMA, wgmma or an mbarrier
         self.print = printer.print

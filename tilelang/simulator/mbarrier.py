@@ -72,6 +72,8 @@ class MBarrier(Phases):
         super().__init__(name, count)
         self.agent, self.maker, self.made = agent, maker, made
         self.fenced = False  # its initialisation is visible to copies
+        self.opened = 0  # phase of the cluster barrier after which it is visible to the threads of the cluster
+        self.span: Any = None  # of the last copy that signals it
         self.seen: np.ndarray | None = None
         self.before: np.ndarray | None = None  # what the last completed phase has seen
 
@@ -103,7 +105,11 @@ class Barrier:
             yield int(at), active & (address == at)
 
     def name(self, f: LaneFrame, at: int) -> str:
-        return f"{self.buffer.name}[{(at - int(f.slots[self.slot])) // 8}]"
+        cluster, start = f.block.cluster, int(f.slots[self.slot])
+        if cluster is None:
+            return f"{self.buffer.name}[{(at - start) // 8}]"
+        rank = at // cluster.arena
+        return f"{self.buffer.name}[{(at - cluster.shift(f, rank) - start) // 8}] of block {cluster.names[rank]}"
 
     def get(self, f: LaneFrame, at: int, lanes: np.ndarray) -> MBarrier:
         """The barrier there.  Raises sim-mbarrier when these lanes may not see that it has been initialised."""
@@ -112,6 +118,8 @@ class Barrier:
             raise fault("sim-mbarrier", f"{self.name(f, at)} is used before mbarrier_init", span=self.span)
         who = np.flatnonzero(lanes)
         late = (who != bar.maker) & (f.block.clocks.seen[who, bar.maker] < bar.made)
+        if bar.opened:
+            late &= f.block.cluster.waits[who] < bar.opened
         if late.any():
             raise fault("sim-mbarrier", f"{bar.name} is used by thread {int(who[late][0])}, which does not see its "
                         f"initialisation by thread {bar.maker}", span=self.span,

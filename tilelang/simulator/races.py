@@ -11,6 +11,7 @@ have clocks that threads see when they wait for them, numbered behind the lanes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,7 @@ class AccessTable:
         self.reads = _Peers(*self.shape)
         self.atomics: _Peers | None = None
         self.agents: dict[int, str] = {}  # words for messages, by number
+        self.thread: Callable[[int], str] = "thread {}".format  # words for messages
         self.agent_reads: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of an agent: clock and site by granule
         self.block = 0  # number of the block being run
 
@@ -284,12 +286,14 @@ class AccessTable:
 
     def _race(self, t: int, does: str, site: int, other: int | None, did: str, other_site: int) -> Exception:
         here, there = self.sites[site], self.sites[other_site]
-        who = {None: "a thread of another block", _MANY: "several threads"}.get(other, f"thread {other}")
+        who = {None: "a thread of another block", _MANY: "several threads"}.get(other, "")
+        if other is not None and not who:
+            who = "a copy" if other in self.agents else self.thread(other)
         hint = ("blocks of one launch are not ordered: use atomics, or give each block its own elements"
                 if other is None else "put T.sync_threads() between the two accesses")
         if other in self.agents:
             who, hint = self.agents[other], "wait for it: on its mbarrier, with wgmma_wait or with bulk_wait"
-        text = f"thread {t} {does} {here.name} ({self.what}), which {who} {did}, with no barrier between"
+        text = f"{self.thread(t)} {does} {here.name} ({self.what}), which {who} {did}, with no barrier between"
         return fault("sim-race", text, span=here.span, notes=((there.span, f"{who} here: {there.text}"),), hint=hint,
                      label=here.text)
 

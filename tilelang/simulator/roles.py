@@ -46,30 +46,39 @@ class Roles(Scheduler):
     def __init__(self, frames: list[LaneFrame], body: Callable[[LaneFrame], None], unit: int = WARP,
                  asynchronous: Any = None) -> None:
         self.kind = "warp" if unit == WARP else "warp group"
-        super().__init__([Part(i, f"{self.kind} {i}", f, body) for i, f in enumerate(frames)])
+        number: dict[int, int] = {}  # by block
+        parts = []
+        for f in frames:
+            i = number[id(f.block)] = number.get(id(f.block), -1) + 1
+            parts.append(Part(i, f"{self.kind} {i}", f, body))
+        super().__init__(parts)
         self.unit, self.asynchronous = unit, asynchronous
         self.block = frames[0].block
-        self.block.roles = self
-        self.barriers: dict[int, _Barrier] = {}
+        for f in frames:
+            f.block.roles = self
+        self.barriers: dict[tuple[int, int], _Barrier] = {}  # by rank of the block in its cluster, and number
 
     def idle(self) -> bool:
         return self.asynchronous is not None and self.asynchronous.land(self.parts)
 
     def ended(self, part: Part) -> None:
-        # Threads that are gone count as arrived at the block barrier.
-        b = self.barriers.get(BLOCK_BARRIER)
+        # Threads that are gone count as arrived at the block barrier, and at the cluster's.
+        block = part.frame.block
+        b = self.barriers.get((block.rank, BLOCK_BARRIER))
         if b is not None:
-            self._complete(BLOCK_BARRIER, b)
+            self._complete(block, BLOCK_BARRIER, b)
+        if block.cluster is not None:
+            block.cluster.ended(part, self.parts)
 
-    def _threads_left(self) -> int:
-        return sum(_threads(p.frame) for p in self.parts if not p.done)
+    def _threads_left(self, rank: int) -> int:
+        return sum(_threads(p.frame) for p in self.parts if not p.done and p.frame.block.rank == rank)
 
     def arrive(self, f: LaneFrame, number: int, need: int | None, span: Any) -> _Barrier:
         """The active threads of f arrive at a barrier (need: threads, None for the whole block)."""
         active = f.active()
         if (active != (_running(f) & np.repeat(active.reshape(-1, WARP).any(1), WARP))).any():
             raise fault("sim-barrier", f"a barrier is reached by {int(active.sum())} threads of a warp only", span=span)
-        b = self.barriers.setdefault(number, _Barrier(need or 0))
+        b = self.barriers.setdefault((f.block.rank, number), _Barrier(need or 0))
         if need is not None and b.need not in (0, need):
             raise fault("sim-barrier", f"barrier {number} is used with {need} threads and with {b.need} at once",
                         span=span, hint="all arrivals at one barrier name the same number of threads")
@@ -82,17 +91,17 @@ class Roles(Scheduler):
         """The active threads of f arrive and go on when the barrier is complete."""
         b = self.arrive(f, number, need, span)
         b.waiting.append(f)
-        self._complete(number, b)
+        self._complete(f.block, number, b)
         self.wait(lambda: b.done, lambda: f"at barrier {number}", span)
 
     def signal(self, f: LaneFrame, number: int, need: int, span: Any) -> None:
         """The active threads of f arrive without waiting."""
-        self._complete(number, self.arrive(f, number, need, span))
+        self._complete(f.block, number, self.arrive(f, number, need, span))
 
-    def _complete(self, number: int, b: _Barrier) -> None:
-        if b.come == 0 or b.come < (b.need or self._threads_left()):
+    def _complete(self, block: Any, number: int, b: _Barrier) -> None:
+        if b.come == 0 or b.come < (b.need or self._threads_left(block.rank)):
             return
-        del self.barriers[number]
+        del self.barriers[block.rank, number]
         for f in b.waiting:
             self.block.clocks.acquire(f.active(), b.seen)
         b.done = True
@@ -101,26 +110,31 @@ class Roles(Scheduler):
         """The error; SplitGroups when it may be due to warps of one group that go different ways."""
         if self.unit > WARP and any((p.frame.active() != _running(p.frame)).any() for p in left):
             return SplitGroups()
-        states = [f"barrier {n}: {b.come} of {b.need or self._threads_left()} threads"
-                  for n, b in sorted(self.barriers.items())]
+        cluster = self.block.cluster
+        states = [f"barrier {n}{f' of block {cluster.names[r]}' if cluster else ''}: {b.come} of "
+                  f"{b.need or self._threads_left(r)} threads" for (r, n), b in sorted(self.barriers.items())]
+        if cluster is not None:
+            states += cluster.state()
         if self.asynchronous is not None:
             states += self.asynchronous.states()
-        waits: dict[tuple[Any, str], list[Part]] = {}
+        waits: dict[tuple[Any, str, int], list[Part]] = {}
         for p in left:
-            waits.setdefault((p.place, p.why()), []).append(p)
+            waits.setdefault((p.place, p.why(), p.frame.block.rank), []).append(p)
         told = [(place, f"{self._names(parts)} {'wait' if len(parts) > 1 else 'waits'} {why}")
-                for (place, why), parts in waits.items()]
-        return fault("sim-barrier", f"all {self.kind}s left wait for ever in block {self.block.where}: "
+                for (place, why, _), parts in waits.items()]
+        return fault("sim-barrier", f"all {self.kind}s left wait for ever in block {left[0].frame.block.where}: "
                      + "; ".join(t for _, t in told) + (f" ({'; '.join(states)})" if states else ""),
                      span=told[0][0], notes=tuple(told[1:]), label=told[0][1],
                      hint="check numbers and counts of the barriers: each role must pass them equally often")
 
     def _names(self, parts: list[Part]) -> str:
+        block = parts[0].frame.block
         numbers = [p.number for p in parts]
+        of = f" of block {block.where}" if block.cluster is not None else ""
         if len(parts) == 1:
-            return parts[0].name
+            return f"{self.kind} {numbers[0]}{of}"
         dense = numbers == list(range(numbers[0], numbers[-1] + 1))
-        return f"{self.kind}s " + (f"{numbers[0]} to {numbers[-1]}" if dense else ", ".join(map(str, numbers)))
+        return f"{self.kind}s " + (f"{numbers[0]} to {numbers[-1]}" if dense else ", ".join(map(str, numbers))) + of
 
 
 def _running(f: LaneFrame) -> np.ndarray:
@@ -134,10 +148,9 @@ def _threads(f: LaneFrame) -> int:
 
 
 def unit_frames(f: LaneFrame, slots: list[Any], threads: int, unit: int) -> list[LaneFrame]:
-    """One frame for each warp (or warp group: unit threads) of a block of f.lanes lanes; each sees all lanes and runs
-    its own."""
+    """One frame for each warp (or warp group: unit threads) of a block; each sees all lanes and runs its own."""
     out = []
-    lane = np.arange(f.lanes)
+    lane = np.arange(f.lanes) - f.block.first
     for w in range(-(-threads // unit)):
         own = (lane // unit == w) & (lane < threads)
         g = LaneFrame(list(slots), f.lanes, own, f.block)

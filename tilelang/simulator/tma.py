@@ -149,7 +149,9 @@ def _load(c: Any, e: Call) -> Closure:
     to, at = _shared(c, dst, e, "TMA load into"), Barrier(c, e.args[1], e.span)
     site = c.site(dst.buffer, e.span, "TMA load")
     source = c.site(m.map.buffer, e.span, "TMA load")
-    coords = _coordinates(c, e, m, e.args[2:])
+    multicast = bool(e.attr("multicast"))
+    coords = _coordinates(c, e, m, e.args[2:-1] if multicast else e.args[2:])
+    mask = c.expr(e.args[-1]) if multicast else None
 
     def run(f: LaneFrame) -> Value:
         for t in _issue(c, f, e.op):
@@ -160,11 +162,28 @@ def _load(c: Any, e: Call) -> Closure:
             box[place] = round_tf32(inside) if m.map.tf32 else inside
             if c.check and g.size:
                 _read_global(f, memory, m, g, t, lanes, source, e.span)
-            bar = at.get(f, int(at.reach(f)[t]), lanes)
-            _arriving(c, f, units, bar, box.reshape(-1).view(U8).reshape(-1, UNIT), int(t), dst.buffer, site, e.span)
+            data = box.reshape(-1).view(U8).reshape(-1, UNIT)
+            for shift in [0] if mask is None else _targets(f, lanes, int(spread(mask(f), f.lanes)[t]), e.span):
+                bar = at.get(f, int(at.reach(f)[t]) + shift, lanes)
+                _arriving(c, f, units + shift // UNIT, bar, data, int(t), dst.buffer, site, e.span)
         return np.int32(0)
 
     return run
+
+
+def _targets(f: LaneFrame, lanes: np.ndarray, mask: int, span: Any) -> list[int]:
+    """Bytes from the frame's own shared memory to that of each CTA of a multicast mask.  Raises sim-cluster."""
+    cluster = f.block.cluster
+    size = 1 if cluster is None else cluster.size
+    if mask <= 0 or mask >> size:
+        raise fault("sim-cluster", f"a multicast to the blocks of mask {mask:#x} in a cluster of {size}", span=span,
+                    hint="bit r of the mask is the block of rank r")
+    if cluster is None:
+        return [0]
+    ranks = [r for r in range(size) if mask >> r & 1]
+    for r in ranks:
+        cluster.enter(f, lanes, r, span, copies=True)
+    return [cluster.shift(f, r) for r in ranks]
 
 
 def _read_global(f: LaneFrame, memory: Any, m: _Map, g: np.ndarray, t: int, lanes: np.ndarray, site: int,
@@ -287,6 +306,41 @@ def _bulk_store(c: Any, e: Call) -> Closure:
     return run
 
 
+def _bulk_copy_cluster(c: Any, e: Call) -> Closure:
+    """bulk_copy_cluster(dst, src, bytes, bar, cta): dst and bar mean their places in the shared memory of that CTA."""
+    dst, src = e.args[:2]
+    to, frm = _shared(c, dst, e, "bulk copy into"), _shared(c, src, e, "bulk copy of")
+    nbytes, at, cta = c.expr(e.args[2]), Barrier(c, e.args[3], e.span), c.expr(e.args[4])
+    site, source = c.site(dst.buffer, e.span, "bulk copy"), c.site(src.buffer, e.span, "bulk copy")
+
+    def run(f: LaneFrame) -> Value:
+        block, shared = f.block, f.block.shared
+        for t in map(int, _issue(c, f, e.op)):
+            lanes = np.arange(f.lanes) == t
+            start, first, n = int(frm(f)[t]), int(to(f)[t]), int(spread(nbytes(f), f.lanes)[t])
+            units = _bulk_units(c, f, start, first, n, src.buffer, e.span)
+            there = _bulk_units(c, f, first, start, n, dst.buffer, e.span)
+            rank = int(spread(cta(f), f.lanes)[t])
+            if block.cluster is None:
+                raise fault("sim-cluster", f"{e.op} in a launch without clusters", span=e.span)
+            block.cluster.enter(f, lanes, rank, e.span, copies=True)
+            shift = block.cluster.shift(f, rank)
+            bar = at.get(f, int(at.reach(f)[t]) + shift, lanes)
+            block.cluster.sources[block.rank].append((bar.agent, int(block.clocks.now[bar.agent]), e.span))
+            if c.check:  # the source is in use until the copy has arrived
+                g = _granules(f, units)
+                if not (shared.owner[g] == c.slot(src.buffer.data)).all():
+                    raise fault("sim-uninitialized", f"{src.buffer.name} is copied to another block before it is written, in "
+                                f"block {block.where}", span=e.span)
+                shared.table.agent_reads_of(block.clocks, g, lanes, bar.agent, source)
+                shared.proxy.require(block.clocks, g, lanes, source, "the bulk copy")
+            data = shared.store.flat(U8).reshape(-1, UNIT)[units.reshape(-1)].copy()
+            _arriving(c, f, there + shift // UNIT, bar, data, t, dst.buffer, site, e.span)
+        return np.int32(0)
+
+    return run
+
+
 def _bulk_units(c: Any, f: LaneFrame, start: int, first: int, n: int, b: Any, span: Any) -> np.ndarray:
     if start % UNIT or first % UNIT or n % UNIT or n <= 0:
         raise fault("sim-tma", f"a bulk copy of {n} bytes between byte {start} of {b.name}'s shared memory and byte "
@@ -362,7 +416,8 @@ def launch_maps(s: Launch) -> dict[str, TensorMap]:
 
 TMA_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     "tma_load": _load, "tma_store": _store, "tma_reduce_add": _store, "tma_prefetch": _prefetch,
-    "bulk_load": _bulk_load, "bulk_store": _bulk_store, "bulk_commit": _commit, "bulk_wait": _wait,
+    "bulk_load": _bulk_load, "bulk_store": _bulk_store, "bulk_copy_cluster": _bulk_copy_cluster,
+    "bulk_commit": _commit, "bulk_wait": _wait,
     "fence_proxy_async": _fence, "fence_proxy_async_global": _fence,
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_address
 
 from .asynchronous import GROUP
 from .faults import fault
-from .lane_ops import WARP
+from .lane_ops import WARP, own_threads
 from .lanes import LaneFrame, uniform
 from .matrix import Registers
 from .registers import Issued, matrix_of
@@ -31,9 +31,9 @@ def _members(f: LaneFrame, what: str, span: Any) -> np.ndarray:
     lanes = np.flatnonzero(active)
     own = active if f.own is None else f.own
     if (active != own).any() or len(lanes) % WARP or lanes[0] // GROUP != lanes[-1] // GROUP or \
-            (lanes[0] // GROUP + 1) * GROUP > f.block.threads:
+            (lanes[0] // GROUP + 1) * GROUP > f.block.first + f.block.threads:
         raise fault("sim-warp-divergence", f"{what} needs all 128 threads of a warp group, found {len(lanes)} from "
-                    f"thread {int(lanes[0])}", span=span,
+                    f"thread {int(lanes[0]) - f.block.first}", span=span,
                     hint="a warp group is 4 warps whose first thread is a multiple of 128")
     return lanes
 
@@ -61,6 +61,8 @@ class _SharedOperand:
         descriptor = int(uniform(np.asarray(self.value(f)), f, "a wgmma descriptor", self.e.span))
         block, shared = f.block, f.block.shared
         cells, g = _cells(descriptor, self.major, self.extent, self.dt.itemsize, shared.granule)
+        if block.base:
+            cells, g = cells + block.base // self.dt.itemsize, g + block.base // shared.granule
         if g[-1] >= len(shared.owner):
             raise fault("sim-out-of-bounds", f"a wgmma operand reaches byte {(int(g[-1]) + 1) * shared.granule} of "
                         f"{shared.store.nbytes} bytes of shared memory", span=self.e.span,
@@ -213,6 +215,7 @@ def _descriptor(c: Any, e: Call) -> Closure:
         on = address if f.mask is None else address[f.mask]
         if (on % 16).any():
             raise fault("sim-misaligned", f"a wgmma operand at byte {int(on[0])}, not a multiple of 16", span=e.span)
+        address = address - f.block.base  # only the bits of the address in its block fit
         return (address >> 4 & 0x3FFF).astype(np.uint64) | np.uint64(rest)
 
     return run
@@ -235,7 +238,8 @@ def _set_max_nreg(c: Any, e: Call) -> Closure:
                             "registers", span=e.span)
 
             def free(w: int = w) -> int:
-                return work.allocated - sum(work.registers.values()) + work.registers[w]
+                mates = work.mates(w)
+                return work.allocated - sum(work.registers[m] for m in mates) + work.registers[w]
 
             f.block.roles.wait(lambda free=free: n <= free(),
                                lambda w=w, free=free: f"for {n} registers for warp {w}, {free()} are free", e.span)
@@ -258,7 +262,7 @@ def _in_groups(c: Any, e: Call) -> Closure:
     first, count = int(e.attr("first")), int(e.attr("count"))
 
     def run(f: LaneFrame) -> Value:
-        g = np.arange(f.lanes) // GROUP
+        g = own_threads(f) // GROUP
         return (g >= first) & (g < first + count)
 
     return run

@@ -71,16 +71,33 @@ for _name in ("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_glo
     _device(_name, 0, SYNC, f"tl::{_name}()")
 
 # TMA and bulk copies (PTX ISA, "cp.async.bulk"), issued by one thread.  Tensor forms name a tensor map of the Launch in
-# attr `map` and give coordinates innermost first; the code generator prints them (codegen/hopper.py).
+# attr `map` and give coordinates innermost first; the code generator prints them (codegen/hopper.py).  A tma_load with
+# attr `multicast` has a uint16 mask of ranks behind the coordinates: the box lands at the same offset, and counts on the
+# barrier at the same offset, of every CTA in it.
 TMA_CALLS = ("tma_load", "tma_store", "tma_reduce_add", "tma_prefetch")
 for _name in TMA_CALLS:
     add_intrinsic(Intrinsic(_name, 0 if _name == "tma_prefetch" else -1, WRITES))
 _device("bulk_load", 4, WRITES, "tl::bulk_load({0}, {1}, {2}, {3})")
 _device("bulk_store", 3, WRITES, "tl::bulk_store({0}, {1}, {2})")
+_device("bulk_copy_cluster", 5, WRITES, "tl::bulk_copy_cluster({0}, {1}, {2}, {3}, {4})")  # dst, src, bytes, bar, cta
 _device("bulk_commit", 0, SYNC, "tl::bulk_commit()")
 _device("bulk_wait", 0, SYNC, "tl::bulk_wait{read_suffix}<{n}>()")
 CACHE_HINTS = {"evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000, "evict_normal": 0x16F0000000000000,
                "evict_unchanged": 0x10F0000000000000}  # createpolicy.fractional of fraction 1.0
+
+# Clusters: blocks (CTAs) that run together and reach each other's shared memory (PTX ISA, "Cluster of CTAs", "mapa",
+# "barrier.cluster").  `cta` is a rank in the cluster.  The address of a shared element with a cta means the same place in
+# that CTA's shared memory.  A cluster_arrive with attr relaxed orders no memory.
+_device("cluster_rank", 0, PURE, "tl::cluster_rank()")
+_device("cluster_size", 0, PURE, "tl::cluster_size()")
+_device("cluster_arrive", 0, SYNC, "tl::cluster_arrive{relaxed_suffix}()")
+for _name in ("cluster_wait", "cluster_sync"):
+    _device(_name, 0, SYNC, f"tl::{_name}()")
+_device("mbarrier_arrive_remote", 2, SYNC, "tl::mbarrier_arrive_remote({0}, {1})")
+_device("cluster_load", 2, READS, "tl::cluster_load({0}, {1})")
+_device("cluster_store", 3, WRITES, "tl::cluster_store({0}, {1}, {2})")
+CLUSTER_CALLS = ("cluster_rank", "cluster_size", "cluster_arrive", "cluster_wait", "cluster_sync", "mbarrier_arrive_remote",
+                 "cluster_load", "cluster_store", "bulk_copy_cluster")
 
 # Warp groups: 128 threads, four warps whose first is a multiple of 4.
 add_intrinsic(Intrinsic("in_warp_groups", 0, PURE))  # attrs first, count: whether this thread is in one of them
@@ -135,6 +152,8 @@ def call_fields(op: str, attrs: dict[str, Any]) -> dict[str, Any]:
         out["trans_suffix"] = "_trans" if attrs.get("trans") else ""
     elif op == "bulk_wait":
         out["read_suffix"] = "_read" if attrs.get("read") else ""
+    elif op == "cluster_arrive":
+        out["relaxed_suffix"] = "_relaxed" if attrs.get("relaxed") else ""
     elif op == "set_max_nreg":
         out["increase"] = "true" if attrs["inc"] else "false"
     elif op == "mma":
@@ -153,5 +172,5 @@ def function_name(row: MmaRow) -> str:
     return row.name.replace(".", "_")
 
 
-__all__ = ["ATOMIC_DTYPES", "ATOMIC_ORDERS", "CACHE_HINTS", "LDMATRIX_ROWS", "LdmatrixRow", "MMA_ROWS", "MmaRow", "TMA_CALLS",
-           "call_fields", "function_name", "mma_rows", "operand_dtype", "round_tf32", "truncate_tf32"]
+__all__ = ["ATOMIC_DTYPES", "ATOMIC_ORDERS", "CACHE_HINTS", "CLUSTER_CALLS", "LDMATRIX_ROWS", "LdmatrixRow", "MMA_ROWS",
+           "MmaRow", "TMA_CALLS", "call_fields", "function_name", "mma_rows", "operand_dtype", "round_tf32", "truncate_tf32"]

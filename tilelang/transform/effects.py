@@ -22,6 +22,9 @@ _ARGUMENT_MODES = {
     "tma_reduce_add": ("read",),
     "bulk_load": ("write", "read", "read", "readwrite"),
     "bulk_store": ("write", "read"),
+    "bulk_copy_cluster": ("write", "read", "read", "readwrite"),
+    "cluster_load": ("read",),
+    "cluster_store": ("write",),
     "wgmma_descriptor": ("read",),
     "wgmma_pin": ("readwrite",),
 }
