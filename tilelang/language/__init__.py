@@ -50,6 +50,8 @@ from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_
 from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cumsum, fill, gemm, reduce, reduce_absmax,
                    reduce_abssum, reduce_bitand, reduce_bitor, reduce_bitxor, reduce_max, reduce_min, reduce_sum,
                    transpose)
+from .wide import (ldg32, ldg64, ldg128, ldg256, lds32, lds64, lds128, stg32, stg64, stg128, stg256, sts32, sts64,
+                   sts128)
 from .unavailable import UNAVAILABLE as _UNAVAILABLE
 
 _own = [n for n in globals() if not n.startswith("_") and n not in ("annotations", "math", "kernel", "nodes", "Buffer_")]

@@ -186,6 +186,8 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
     ("atomic-option", NotImplementedError, "an option of atomics that is not available", "leave it out"),
     ("predicate-type", TypeError, "a warp or block vote on something that is not an integer or bool", "write a "
                                                                                                       "comparison"),
+    ("wide-operand", TypeError, "an operand of a wide load or store that names no consecutive elements",
+     "pass a buffer, a region or an element A[i] of global (ldg, stg) or shared (lds, sts) memory"),
     ("lane-arguments", ValueError, "bad arguments of a warp primitive", "give the missing argument, as an integer"),
     ("lane-argument-type", TypeError, "a warp size that is not an integer", "leave it out for the warp size of the "
                                                                             "target"),

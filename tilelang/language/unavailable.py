@@ -14,7 +14,6 @@ TMA = "needs TMA (sm_90), which is not available yet: use T.copy"
 RAW = "raw IR-script construct, not available: use the language's own statements"
 EMITTER = "hand-written tensor-core code is not available yet: use T.gemm"
 HOST = "host plumbing of another runtime, not available"
-VECTOR = "wide raw loads and stores are not available yet: slices such as A[i, 0:4] are vector accesses"
 LATER = "is not available yet"
 
 _TABLE: dict[str, str] = {
@@ -43,7 +42,6 @@ _TABLE: dict[str, str] = {
         make_mma_swizzle_layout mma_fill mma_store mma_store_index_map ptx_cp_async ptx_ldmatrix ptx_mma
         ptx_mma_block_scale ptx_mma_sm70 ptx_mma_sp gemm_sp tvm_bmma_sync tvm_fill_fragment
         tvm_load_matrix_sync tvm_mma_sync tvm_store_matrix_sync""",
-    VECTOR: "ldg32 ldg64 ldg128 ldg256 stg32 stg64 stg128 stg256 lds32 lds64 lds128 sts32 sts64 sts128",
     RAW: """CallEffectKind CommReducer IterVar Let ProducerLoad Range Reduce arg axis block_name_suffix_context
         buffer buffer_decl buffer_var comm_reducer env_thread func_name func_ret get_active_lane_mask
         ignore_loop_partition index_map init iter_var let lookup_param ret target where vscale

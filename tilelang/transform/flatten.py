@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Buffer, Const, Expr, For, Func, Load, Node, Store, const, load, replace,
-                         rewrite)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Const, Expr, For, Func, Load, Node, Ramp, Store, const, is_const, load,
+                         replace, rewrite)
 
 from .pass_ import SYNCED, PassContext, pass_
 
@@ -32,6 +32,10 @@ def flatten(func: Func, cx: PassContext) -> Func:
         return got
 
     def at(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        last = indices[-1]
+        if isinstance(last, Ramp) and is_const(last.stride, 1):  # a vector along the last dimension stays one
+            (first,) = at(b, (*indices[:-1], last.base))
+            return (Ramp(first, const(1, first.dtype), last.lanes, first.dtype.with_lanes(last.lanes)),)
         out: Expr = const(0)
         strides = b.strides_ or b.strides
         for i, s in zip(indices, strides):

@@ -17,8 +17,8 @@ from typing import Any
 from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load,
-                         Parallel, Select, Seq, Shuffle, Stmt, Store, TileOp, Var, While, cast, const, dtype, fresh, load,
-                         rebuild, replace, seq, substitute, walk, with_attrs)
+                         Parallel, Ramp, Select, Seq, Shuffle, Stmt, Store, TileOp, Var, While, cast, const, convert, dtype,
+                         fresh, load, rebuild, replace, seq, substitute, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.layout import linear_layout, swizzled_layout
 from tilelang.ops import Copy, Gemm
@@ -159,6 +159,11 @@ class Lowering:
             if self.loop is not None and self.loop.values:
                 # The offset shows its invariant parts only in terms of the thread and the loops.
                 indices = tuple(substitute(i, self.loop.values) for i in indices)
+            last = indices[-1] if indices else None
+            if isinstance(last, Ramp):  # one aligned run (see _pieces): contiguous in storage too
+                first = self.analyzer.simplify(convert(self.layout_of(buffer).offset((*indices[:-1], last.base))))
+                one = const(1, first.dtype)
+                return self.shared_of(buffer), (Ramp(first, one, last.lanes, first.dtype.with_lanes(last.lanes)),)
             at = self.layout_of(buffer).offset(indices)
             return self.shared_of(buffer), (self.analyzer.simplify(at) if isinstance(at, Expr) else const(int(at)),)
         if buffer.scope_name == "local.fragment":
@@ -390,12 +395,16 @@ class Lowering:
             return replace(s, buffer=self.shared_of(s.buffer))
         return s if s.init is None else replace(s, init=self.expr(s.init))
 
-    def _guarded_lanes(self, buffer: Buffer, indices: tuple[Expr, ...]) -> list[tuple[Expr, ...]] | None:
-        """Indices of each lane of a vector access that needs a guard: its lanes are accessed one by one."""
+    def _pieces(self, buffer: Buffer, indices: tuple[Expr, ...]) -> list[tuple[Expr, ...]] | None:
+        """The accesses that a vector access becomes, as indices; None: it stays as it is.
+
+        Where a guard is needed its lanes are accessed one by one; elsewhere in the widest pieces that are aligned."""
         lanes = vector_lanes_of(indices)
-        if not lanes or all(self.guard(buffer, at) is None for at in (lanes[0], lanes[-1])):
-            return None  # indices are linear in the lane: what holds at both ends holds between
-        return lanes
+        if not lanes:
+            return None
+        if any(self.guard(buffer, at) is not None for at in (lanes[0], lanes[-1])):
+            return lanes  # indices are linear in the lane: what holds at both ends holds between
+        return self.widths.pieces(buffer, indices, lanes, self.analyzer, self.divisors)
 
     def _store(self, s: Store) -> Stmt:
         loop = self.loop
@@ -413,11 +422,13 @@ class Lowering:
             if loop is not None and s.buffer in loop.staged and loop.dist.first is not None:
                 out = If(loop.dist.first, out)
             return out
-        lanes = self._guarded_lanes(s.buffer, s.indices)
-        if lanes is not None:
+        pieces = self._pieces(s.buffer, s.indices)
+        if pieces is not None:
             wide = fresh("lanes", value.dtype)
-            stores = [self._store(replace(s, indices=at, value=Shuffle((wide,), (k,), value.dtype.scalar)))
-                      for k, at in enumerate(lanes)]
+            n = value.dtype.lanes // len(pieces)
+            stores = [self._store(replace(s, indices=at, value=Shuffle((wide,), tuple(range(k * n, k * n + n)),
+                                                                       value.dtype.scalar.with_lanes(n))))
+                      for k, at in enumerate(pieces)]
             return seq(Bind(wide, value, span=s.span), *stores)
         guard = None if vector_lanes_of(s.indices) else self.guard(s.buffer, s.indices)
         buffer, at = self.physical(s.buffer, self.exprs(s.indices))
@@ -487,10 +498,10 @@ class Lowering:
         if scope == "local.fragment":
             buffer, at = self._fragment(e.buffer, e.indices, False, e.span)
             return Load(buffer, at, e.dtype, span=e.span)
-        lanes = self._guarded_lanes(e.buffer, e.indices)
-        if lanes is not None:
-            elements = [self._load(load(e.buffer, at, span=e.span)) for at in lanes]
-            return Shuffle(tuple(elements), tuple(range(len(elements))), e.dtype, span=e.span)
+        pieces = self._pieces(e.buffer, e.indices)
+        if pieces is not None:
+            elements = tuple(self._load(load(e.buffer, at, span=e.span)) for at in pieces)
+            return Shuffle(elements, tuple(range(e.dtype.lanes)), e.dtype, span=e.span)
         guard = None if vector_lanes_of(e.indices) else self.guard(e.buffer, e.indices)
         buffer, at = self.physical(e.buffer, self.exprs(e.indices))
         out: Expr = e if buffer is e.buffer and all(a is b for a, b in zip(at, e.indices)) else \

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import Buffer, Const, Expr, Var, binary, free_vars
+from tilelang.ir import Buffer, Const, Expr, Ramp, Var, binary, const, free_vars, fresh, is_const
 
 MAX_BYTES = 16  # the widest load or store of one thread (PTX ISA, ld/st .v4.b32 and cp.async)
 
@@ -83,6 +83,32 @@ class Widths:
         if buffer.scope_name.startswith("shared"):
             return min(w, self.shared_width(buffer)) if w > 1 else 1
         return self._global_width(buffer, indices, w, analyzer, divisors, loose)
+
+    def pieces(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: list[tuple[Expr, ...]], analyzer: Analyzer,
+               divisors: Mapping[Expr, int]) -> list[tuple[Expr, ...]] | None:
+        """Indices of the accesses that a vector access (its lanes: `lanes`) becomes; None: it is one access itself."""
+        w = self.aligned_lanes(buffer, indices, analyzer, divisors)
+        if w == len(lanes):
+            return None
+        return lanes if w == 1 else [
+            (*at[:-1], Ramp(at[-1], const(1, at[-1].dtype), w, at[-1].dtype.with_lanes(w))) for at in lanes[::w]]
+
+    def aligned_lanes(self, buffer: Buffer, indices: tuple[Expr, ...], analyzer: Analyzer,
+                      divisors: Mapping[Expr, int]) -> int:
+        """Lanes of a vector access that surely lie side by side at an aligned place, for each piece of so many lanes."""
+        last = indices[-1]
+        if not isinstance(last, Ramp) or not is_const(last.stride, 1) or any(i.dtype.lanes > 1 for i in indices[:-1]) \
+                or buffer.dtype.lanes > 1:
+            return 1
+        if buffer.scope_name == "global" or buffer.scope_name.startswith("shared"):
+            var = fresh("lane", last.base.dtype)
+            return self.width(buffer, (*indices[:-1], last.base + var), var, power_of_two_in(last.lanes, last.lanes),
+                              analyzer, divisors)
+        if not isinstance(buffer.shape[-1], int):
+            return 1
+        limit = max(1, min(last.lanes, MAX_BYTES * 8 // buffer.dtype.bits))  # private arrays are aligned to 16 bytes
+        w = power_of_two_in(last.lanes, power_of_two_in(known_divisor(last.base, divisors, analyzer), limit))
+        return w if len(indices) == 1 else power_of_two_in(buffer.shape[-1], w)
 
     def _global_width(self, buffer: Buffer, indices: tuple[Expr, ...], w: int, analyzer: Analyzer,
                       divisors: Mapping[Expr, int], loose: bool) -> int:

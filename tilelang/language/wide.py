@@ -1,0 +1,134 @@
+"""Wide raw loads and stores: T.ldg32 … T.ldg256, T.stg32 …, T.lds32 …, T.sts32 …: N consecutive bits as 32-bit words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang.ir import Buffer, Expr, Load, Ramp, as_bool, cast, const, convert, is_const, load, select
+from tilelang.ir import dtype as DType
+
+from .builder import Builder, Emitted
+from .math import reinterpret
+from .regions import BufferSlice
+from .scope import IfFrame
+from .state import describe, error, need_builder
+from .tile import EMITTED
+
+_SCOPES = {"ldg": ("global",), "stg": ("global",), "lds": ("shared", "shared.dyn"), "sts": ("shared", "shared.dyn")}
+
+
+def _first(name: str, x: Any) -> tuple[Buffer, tuple[Expr, ...]]:
+    """The element an operand starts at: of a buffer or region its first, else the element itself."""
+    if isinstance(x, Expr) and not isinstance(x, Load):
+        elements = need_builder(f"T.{name}").elements  # a name that `x = A[i]` bound still says where it was read
+        x = elements[id(x)][1] if id(x) in elements else x
+    if isinstance(x, Buffer):
+        buffer, where = x, tuple(const(0) for _ in x.shape)
+    elif isinstance(x, BufferSlice):
+        buffer, where = x.buffer, x.region.mins
+    elif isinstance(x, Load) and all(i.dtype.lanes == 1 for i in x.indices):
+        buffer, where = x.buffer, x.indices
+    else:
+        raise error("wide-operand", f"T.{name} expects Buffer, BufferRegion, or BufferLoad. Got {describe(x)}")
+    if buffer.scope_name not in _SCOPES[name[:3]]:
+        raise error("wide-operand", f"T.{name} accesses {'global' if name[2] == 'g' else 'shared'} memory, "
+                    f"`{buffer.name}` is in scope {buffer.scope_name}")
+    return buffer, where
+
+
+def _lanes(name: str, buffer: Buffer, bits: int) -> int:
+    """Elements of the buffer in `bits` bits."""
+    width = buffer.dtype.bits * buffer.dtype.lanes
+    if buffer.dtype.lanes != 1 or width < 8 or bits % width:
+        raise error("bit-size", f"T.{name} moves {bits} bits, which hold no whole number of elements of `{buffer.name}` "
+                    f"({buffer.dtype})")
+    if len(buffer.strides) == 0 or not is_const(convert(buffer.strides[-1]), 1):
+        raise error("wide-operand", f"T.{name}: the elements of `{buffer.name}` do not lie side by side along its last "
+                    "dimension")
+    return bits // width
+
+
+def _words(bits: int) -> DType:
+    return DType("uint32").with_lanes(bits // 32)
+
+
+def _indices(where: tuple[Expr, ...], lanes: int) -> tuple[Expr, ...]:
+    if lanes == 1:
+        return where
+    return (*where[:-1], Ramp(where[-1], const(1, where[-1].dtype), lanes, where[-1].dtype.with_lanes(lanes)))
+
+
+def _loader(prefix: str, bits: int) -> Callable[..., Expr]:
+    name = f"{prefix}{bits}"
+
+    def fn(src: Any, pred: Any = None) -> Expr:
+        b: Builder = need_builder(f"T.{name}")
+        buffer, where = _first(name, src)
+        lanes = _lanes(name, buffer, bits)
+        value: Expr = load(buffer, _indices(where, lanes))
+        if pred is not None:
+            value = select(as_bool(pred), value, cast(const(0), value.dtype))
+        v = b.let(name, reinterpret(value, _words(bits)))
+        b.unnamed[id(v)] = v
+        return v
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = (f"{bits} bits from {'global' if prefix == 'ldg' else 'shared'} memory as {_words(bits)}; src: buffer, "
+                  "region or element, its first element is where they start"
+                  + ("; zeros where pred is false." if prefix == "ldg" else ".")
+                  + "  Raises wide-operand, bit-size.")
+    return fn
+
+
+def _storer(prefix: str, bits: int) -> Callable[..., Emitted]:
+    name = f"{prefix}{bits}"
+
+    def fn(dst: Any, value: Any, pred: Any = None) -> Emitted:
+        b: Builder = need_builder(f"T.{name}")
+        buffer, where = _first(name, dst)
+        lanes = _lanes(name, buffer, bits)
+        v = value.vector() if isinstance(value, BufferSlice) else convert(value)
+        if v.dtype.bits * v.dtype.lanes != bits:
+            if v.dtype.lanes != 1 or bits != 32 or not v.dtype.is_int:
+                raise error("bit-size", f"T.{name} stores {bits} bits ({_words(bits)}), the value is {v.dtype}")
+            v = cast(v, "uint32")
+        stored = reinterpret(v, buffer.dtype.with_lanes(lanes))
+        if pred is None:
+            b.store(buffer, _indices(where, lanes), stored)
+            return EMITTED
+        frame = IfFrame(as_bool(pred))
+        b.enter(frame)
+        b.store(buffer, _indices(where, lanes), stored)
+        b.exit(frame)
+        return EMITTED
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = (f"Store {bits} bits ({_words(bits)}) to {'global' if prefix == 'stg' else 'shared'} memory from dst on"
+                  + ("; nothing where pred is false." if prefix == "stg" else ".")
+                  + "  Raises wide-operand, bit-size.")
+    return fn
+
+
+ldg32, ldg64, ldg128, ldg256 = (_loader("ldg", n) for n in (32, 64, 128, 256))
+stg32, stg64, stg128, stg256 = (_storer("stg", n) for n in (32, 64, 128, 256))
+_lds = tuple(_loader("lds", n) for n in (32, 64, 128))
+_sts = tuple(_storer("sts", n) for n in (32, 64, 128))
+
+
+def _without_predicate(fn: Callable[..., Any], operands: int) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        if len(args) != operands:
+            raise TypeError(f"T.{fn.__name__} takes {operands} operand{'s' if operands > 1 else ''}, found {len(args)}")
+        return fn(*args)
+
+    call.__name__ = call.__qualname__ = fn.__name__
+    call.__doc__ = fn.__doc__
+    return call
+
+
+lds32, lds64, lds128 = (_without_predicate(f, 1) for f in _lds)
+sts32, sts64, sts128 = (_without_predicate(f, 2) for f in _sts)
+
+__all__ = ["ldg128", "ldg256", "ldg32", "ldg64", "lds128", "lds32", "lds64", "stg128", "stg256", "stg32", "stg64", "sts128",
+           "sts32", "sts64"]
