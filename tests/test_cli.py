@@ -82,3 +82,14 @@ def test_what_is_missing_is_named(kernel_file, tmp_path, capsys):
     empty.write_text("x = 1\n", encoding="utf-8")
     assert cli.main(["compile", str(empty)]) != 0
     assert "defines no kernel" in capsys.readouterr().err
+
+
+def test_a_file_that_fails_by_itself_is_told_by_its_line(tmp_path, capsys):
+    path = tmp_path / "broken.py"
+    path.write_text("import tilelang\ndef f(:\n", encoding="utf-8")
+    assert cli.main(["compile", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert f"{path}:2: " in told and "def f(:" in told and "^" in told and "Traceback" not in told
+    path.write_text("import tilelang\nx = missing + 1\n", encoding="utf-8")
+    assert cli.main(["compile", str(path)]) == 2
+    assert f"{path}:2: NameError: name 'missing' is not defined" in capsys.readouterr().err

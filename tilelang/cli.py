@@ -9,10 +9,13 @@ import pathlib
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from tilelang.errors import TileLangError
 
 DEMO = '''\
 import tilelang
@@ -45,7 +48,10 @@ def _console() -> Any:
 
 
 def load_source(path: pathlib.Path) -> dict[str, Any]:
-    """The global names of a Python file, run as a module.  Raises FileNotFoundError."""
+    """The global names of a Python file, run as a module.
+
+    Raises FileNotFoundError, and LookupError that names the line where the file itself fails.
+    """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -53,7 +59,17 @@ def load_source(path: pathlib.Path) -> dict[str, Any]:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as e:
+        line = (e.text or "").rstrip()
+        caret = " " * max(0, (e.offset or 1) - 1) + "^"
+        raise LookupError(f"{e.filename}:{e.lineno}: {e.msg}\n  {line}\n  {caret}") from None
+    except TileLangError:
+        raise
+    except Exception as e:  # the user's own program: its place, not ours
+        own = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
+        raise LookupError(f"{path}:{own[-1].lineno if own else 1}: {type(e).__name__}: {e}") from e
     return vars(module)
 
 
@@ -316,8 +332,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; user errors are printed, not traced."""
-    from tilelang.errors import TileLangError
-
     args = build_parser().parse_args(argv)
     try:
         return args.run(args)

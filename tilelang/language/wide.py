@@ -23,6 +23,7 @@ def _first(name: str, x: Any) -> tuple[Buffer, tuple[Expr, ...]]:
     if isinstance(x, Expr) and not isinstance(x, Load):
         elements = need_builder(f"T.{name}").elements  # a name that `x = A[i]` bound still says where it was read
         x = elements[id(x)][1] if id(x) in elements else x
+    where: tuple[Expr, ...]
     if isinstance(x, Buffer):
         buffer, where = x, tuple(const(0) for _ in x.shape)
     elif isinstance(x, BufferSlice):

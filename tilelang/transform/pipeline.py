@@ -11,6 +11,7 @@ from tilelang.errors import TileLangError
 from tilelang.ir import Func
 
 from .check_collective import check_collective
+from .check_pipelines import check_pipelines
 from .config import PassConfigKey
 from .device_program import DeviceKernel, LoweredProgram, split_host
 from .flatten import flatten
@@ -28,7 +29,7 @@ from .verify_sync import verify_sync
 log = logging.getLogger("tilelang.transform")
 
 # Order matters where a line says so.
-TILE_PASSES: tuple[PassFn, ...] = (legalize,)
+TILE_PASSES: tuple[PassFn, ...] = (legalize, check_pipelines)
 DEVICE_PASSES: tuple[PassFn, ...] = (
     check_collective,  # before roles and layouts: it sees the user's branches
     specialize_warps,  # before plan_pipelines, which keeps what it leaves

@@ -98,8 +98,8 @@ class _Planner:
 
         parts = take_apart(stmts_of(body))
         if isinstance(wanted, tuple):
-            stage, order = _checked_lists(original, parts, *wanted)
-            _check_flow(original, parts.items, stage, order)
+            stage, order = scheduled_lists(original, parts, *wanted)
+            check_flow(original, parts.items, stage, order)
         elif wanted == 0:
             return plain
         if has_exits(body):
@@ -205,7 +205,7 @@ def wanted_stages(s: For) -> int | tuple[Any, Any]:
     return int(n)
 
 
-def _checked_lists(s: For, parts: Body, order: Any, stage: Any) -> tuple[list[int], list[int]]:
+def scheduled_lists(s: For, parts: Body, order: Any, stage: Any) -> tuple[list[int], list[int]]:
     """(stage, order) per item.  Raises "pipeline-annotation" for lists that do not fit the body."""
     lists: dict[str, list[int]] = {}
     for name, given in (("order", order), ("stage", stage)):
@@ -227,7 +227,7 @@ def _checked_lists(s: For, parts: Body, order: Any, stage: Any) -> tuple[list[in
     return [v - low for v in lists["stage"]], lists["order"]
 
 
-def _check_flow(s: For, items: list[Item], stage: list[int], order: list[int]) -> None:
+def check_flow(s: For, items: list[Item], stage: list[int], order: list[int]) -> None:
     """Raises "pipeline-order" when a consumer would run before its producer of the same iteration."""
     for v in violations(items, stage, order, {e.storage: 1 << 30 for x in items for e in x.effects}):
         if not v.flow:
