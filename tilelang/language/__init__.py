@@ -35,6 +35,7 @@ from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized,
 from .macro import Macro, Ref, macro
 from .meta import BaseTileScheduler, PersistentTileScheduler, inline, meta_class
 from .prim_func import PrimFunc, prim_func
+from .random import rng_init, rng_rand, rng_rand_float
 from .raw import (Assert, attr, bind, call_intrin, decl_buffer, launch_thread, meta_var, reads, sblock,
                   sblock_attr, sync_global, tvm_thread_invariant, tvm_warp_activemask, tvm_warp_shuffle,
                   tvm_warp_shuffle_down, tvm_warp_shuffle_up, writes)

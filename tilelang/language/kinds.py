@@ -186,6 +186,8 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
     ("atomic-option", NotImplementedError, "an option of atomics that is not available", "leave it out"),
     ("predicate-type", TypeError, "a warp or block vote on something that is not an integer or bool", "write a "
                                                                                                       "comparison"),
+    ("rng", AssertionError, "a random number without a generator, or a bad one",
+     "call T.rng_init(seed) before the first draw of a kernel"),
     ("wide-operand", TypeError, "an operand of a wide load or store that names no consecutive elements",
      "pass a buffer, a region or an element A[i] of global (ldg, stg) or shared (lds, sts) memory"),
     ("lane-arguments", ValueError, "bad arguments of a warp primitive", "give the missing argument, as an integer"),

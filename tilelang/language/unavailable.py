@@ -53,7 +53,7 @@ _TABLE: dict[str, str] = {
         tvm_struct_set tvm_throw_last_error tvm_tuple call_llvm_intrin call_llvm_pure_intrin
         llvm_lookup_intrinsic_id""",
     LATER: """CUDASourceCodeKernel WSInstr WSOpRef WSPipeline WSRole WSSchedule WSScope WSSync WSSyncKind
-        annotate_ws_schedule ws_op rng_init rng_rand rng_rand_float start_profile_intrinsic
+        annotate_ws_schedule ws_op  start_profile_intrinsic
         end_profile_intrinsic tvm_access_ptr tvm_thread_allreduce handle_add_byte_offset q_multiply_shift
         q_multiply_shift_per_axis""",
 }
