@@ -99,7 +99,8 @@ def test_normal_numbers_come_in_pairs(bit):
     if bit == 32:
         u, v = (w[..., i].astype(np.float64) * 2.0 ** -32 + 2.0 ** -33 for i in range(2))
     else:
-        u, v = ((w[..., 2 * i] ^ (w[..., 2 * i + 1] << np.uint64(21))).astype(np.float64) * 2.0 ** -53 + 2.0 ** -54 for i in range(2))
+        z = w[..., 0::2] ^ (w[..., 1::2] << np.uint64(21))
+        u, v = (z[..., i].astype(np.float64) * 2.0 ** -53 + 2.0 ** -54 for i in range(2))
     r = np.sqrt(-2 * np.log(u))
     ref = np.stack([r * np.sin(2 * np.pi * v), r * np.cos(2 * np.pi * v)], -1).reshape(64, 6)[:, :5]
     for on in EXECUTIONS:

@@ -15,6 +15,7 @@ from . import nodes as _nodes
 from . import thread as _thread
 from .alloc import (alloc_buffer, alloc_fragment, alloc_global, alloc_local, alloc_shared, alloc_var, allocate, empty,
                     sblock_alloc_buffer)
+from .allreduce import CommReducer, comm_reducer, tvm_thread_allreduce
 from .annotations import (annotate_compile_flags, annotate_l2_hit_ratio, annotate_layout, annotate_pass_configs,
                           annotate_restrict_buffers, annotate_safe_value, assume, func_attr)
 from .atomic import atomic_add, atomic_load, atomic_max, atomic_min, atomic_or, atomic_store
@@ -36,9 +37,10 @@ from .macro import Macro, Ref, macro
 from .meta import BaseTileScheduler, PersistentTileScheduler, inline, meta_class
 from .prim_func import PrimFunc, prim_func
 from .random import rng_init, rng_rand, rng_rand_float
-from .raw import (Assert, attr, bind, call_intrin, decl_buffer, launch_thread, meta_var, reads, sblock,
-                  sblock_attr, sync_global, tvm_thread_invariant, tvm_warp_activemask, tvm_warp_shuffle,
-                  tvm_warp_shuffle_down, tvm_warp_shuffle_up, writes)
+from .raw import (Assert, Let, attr, bind, call_intrin, decl_buffer, handle_add_byte_offset,
+                  launch_thread, let, meta_var, reads, sblock, sblock_attr, sync_global, target, tvm_access_ptr,
+                  tvm_thread_invariant, tvm_warp_activemask, tvm_warp_shuffle, tvm_warp_shuffle_down,
+                  tvm_warp_shuffle_up, type_annotation, undef, writes)
 from .reducer import alloc_reducer, finalize_reducer, reducer_init, reducer_update
 from .symbolics import const, dynamic, symbolic
 from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, access_ptr, address_of,

@@ -33,7 +33,8 @@ class _State:
         def array(name: str, n: int, dt: str) -> Buffer:
             return Buffer(b.fresh_name(f"rng_{name}"), (n,), DType(dt), "local", span=span)
 
-        self.counter, self.key, self.words = array("counter", 4, "uint32"), array("key", 2, "uint32"), array("words", 4, "uint32")
+        self.counter, self.words = array("counter", 4, "uint32"), array("words", 4, "uint32")
+        self.key = array("key", 2, "uint32")
         self.at, self.has = array("at", 1, "int32"), array("has", 2, "int32")
         self.spare32, self.spare64 = array("spare", 1, "float32"), array("spare64", 1, "float64")
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import Assert as AssertStmt
-from tilelang.ir import Buffer, Expr, Var, as_bool, call, cast, convert
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Expr, Var, as_bool, binary, call, cast, convert,
+                         substitute)
 from tilelang.ir import dtype as DType
+from tilelang.target import Target
 from tilelang.target.intrinsics import INTRINSICS, is_pure
 
+from .allreduce import ReduceScope
 from .builder import Emitted
 from .kernel import import_source, thread_binding
 from .scope import BodyFrame, Frame
 from .state import describe, error, need_builder
-from .tensor import TensorSpec, dtype_of, shape_of
+from .tensor import TensorSpec, dtype_of, shape_of, view
 from .thread import activemask, emit_call, shfl_down, shfl_sync, shfl_up, sync_grid, value_call
 from .tile import EMITTED
 
@@ -31,12 +34,16 @@ def Assert(condition: Any, message: str, error_kind: str = "RuntimeError") -> Em
 def _attributes(attrs: dict[str, Any]) -> None:
     for key, value in attrs.items():
         if str(key) != _IMPORT:
-            raise error("not-available", f"the raw attribute {key!r} is not available", hint="known: pragma_import_c")
+            raise error("not-available", f"the raw attribute {key!r} is not available",
+                        hint="known: pragma_import_c, reduce_scope")
         import_source(value)
 
 
 def attr(node: Any, key: str, value: Any) -> Frame:
-    """`with T.attr(node, "pragma_import_c", source):` puts source ahead of the kernel."""
+    """`with T.attr(node, "pragma_import_c", source):` puts source ahead of the kernel; with key "reduce_scope", node is
+    the T.comm_reducer of the T.tvm_thread_allreduce calls inside."""
+    if str(key) == "reduce_scope":
+        return ReduceScope(node)
     _attributes({key: value})
     return BodyFrame()
 
@@ -69,6 +76,82 @@ def bind(value: Any, type_annotation: Any = None, *, var: Any = None) -> Var:
     v = b.let("bound", e if type_annotation is None else cast(e, dtype_of(type_annotation, "T.bind")))
     b.unnamed[id(v)] = v
     return v
+
+
+class _LetFrame(BodyFrame):
+    """`with T.let(var, value):`."""
+
+    def __init__(self, var: Var, value: Expr) -> None:
+        super().__init__()
+        self.var, self.value_of = var, value
+
+    def open(self, builder: Any) -> Var:
+        builder.emit(Bind(self.var, self.value_of, span=self.span))
+        return self.var
+
+
+def let(var: Var, value: Any) -> Frame:
+    """`with T.let(var, value):` gives a scalar variable (T.var, T.int32()) its value inside the block."""
+    need_builder("T.let")
+    if not isinstance(var, Var) or var.dtype.is_handle:
+        raise error("store-target", f"T.let names a scalar variable, found {describe(var)}",
+                    hint='write v = T.var("v", "int32") before')
+    return _LetFrame(var, cast(convert(value), var.dtype))
+
+
+def Let(value: Any, where: dict[Var, Any] | None = None) -> Expr:
+    """The expression `value` with the variables of `where` replaced by their values."""
+    known = {v: cast(convert(e), v.dtype) for v, e in (where or {}).items()}
+    return substitute(convert(value), known)
+
+
+def undef() -> Expr:
+    """A value nobody may depend on: zero."""
+    return convert(0)
+
+
+def target(config: Any, host: Any = None) -> Target:
+    """The target that a name or dict describes, as `tilelang.compile(…, target=…)` takes it."""
+    return Target(config)
+
+
+def type_annotation(dtype: Any) -> DType:
+    """The element type of a raw access pointer."""
+    return dtype_of(dtype, "T.type_annotation")
+
+
+def _buffer_at(data: Any) -> Buffer:
+    """The buffer that owns a storage variable (`A.data`)."""
+    b = need_builder("T.tvm_access_ptr")
+    known = [x for _, x in b.params.values() if x is not None]
+    known += [s.buffer for f in b.frames for s in f.stmts if isinstance(s, Alloc)] + list(b.outputs)
+    found = next((x for x in known if x.data is data), None)
+    if found is None:
+        raise error("pointer", f"T.tvm_access_ptr needs the storage of a buffer in scope (`A.data`), found {describe(data)}")
+    return found
+
+
+def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any = 1) -> AddressOf:
+    """Pointer to element `offset` of a storage seen as elements of type `ptype`, for extern calls and intrinsics.
+
+    data: `A.data`.  extent (elements) and rw_mask (1 read, 2 write, 3 both) say what will be accessed.
+    """
+    buffer = data if isinstance(data, Buffer) else _buffer_at(data)
+    dt = dtype_of(ptype, "T.tvm_access_ptr")
+    bits: Any = buffer.dtype.bits * buffer.dtype.lanes
+    for d in buffer.shape:
+        bits = bits * d
+    flat = view(buffer, (bits // (dt.bits * dt.lanes),), dt)
+    b = need_builder("T.tvm_access_ptr")
+    b.unnamed.pop(id(flat), None)
+    return AddressOf(flat, (convert(offset),))
+
+
+def handle_add_byte_offset(pointer: Any, offset: Any) -> Expr:
+    """An address, `offset` bytes further on."""
+    if not isinstance(pointer, Expr) or not (pointer.dtype.is_handle or pointer.dtype.is_int):
+        raise error("pointer", f"T.handle_add_byte_offset needs a pointer or an address, found {describe(pointer)}")
+    return cast(binary("add", cast(pointer, "int64"), cast(convert(offset), "int64")), "handle")
 
 
 def decl_buffer(shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None, elem_offset: Any = None,
@@ -142,6 +225,7 @@ def sync_global() -> Emitted:
     return sync_grid()
 
 
-__all__ = ["Assert", "attr", "bind", "call_intrin", "decl_buffer", "launch_thread", "meta_var",
-           "reads", "sblock", "sblock_attr", "sync_global", "tvm_thread_invariant", "tvm_warp_activemask",
+__all__ = ["Assert", "Let", "attr", "bind", "call_intrin", "decl_buffer", "handle_add_byte_offset",
+           "launch_thread", "let", "meta_var", "reads", "sblock", "sblock_attr", "sync_global", "target",
+           "tvm_access_ptr", "tvm_thread_invariant", "type_annotation", "undef", "tvm_warp_activemask",
            "tvm_warp_shuffle", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up", "writes"]

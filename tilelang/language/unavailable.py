@@ -42,10 +42,9 @@ _TABLE: dict[str, str] = {
         make_mma_swizzle_layout mma_fill mma_store mma_store_index_map ptx_cp_async ptx_ldmatrix ptx_mma
         ptx_mma_block_scale ptx_mma_sm70 ptx_mma_sp gemm_sp tvm_bmma_sync tvm_fill_fragment
         tvm_load_matrix_sync tvm_mma_sync tvm_store_matrix_sync""",
-    RAW: """CallEffectKind CommReducer IterVar Let ProducerLoad Range Reduce arg axis block_name_suffix_context
-        buffer buffer_decl buffer_var comm_reducer env_thread func_name func_ret get_active_lane_mask
-        ignore_loop_partition index_map init iter_var let lookup_param ret target where vscale
-        type_annotation Ptr call_kernel undef""",
+    RAW: """CallEffectKind IterVar ProducerLoad Range Reduce arg axis block_name_suffix_context
+        buffer buffer_decl buffer_var env_thread func_name func_ret get_active_lane_mask
+        ignore_loop_partition index_map init iter_var lookup_param ret where vscale Ptr call_kernel""",
     HOST: """TVMBackendAllocWorkspace TVMBackendFreeWorkspace anylist_getitem anylist_resetitem
         anylist_setitem_call_cpacked anylist_setitem_call_packed call_cpacked call_cpacked_lowered
         call_packed call_packed_lowered tvm_call_cpacked tvm_call_cpacked_lowered tvm_call_packed
@@ -53,9 +52,8 @@ _TABLE: dict[str, str] = {
         tvm_struct_set tvm_throw_last_error tvm_tuple call_llvm_intrin call_llvm_pure_intrin
         llvm_lookup_intrinsic_id""",
     LATER: """CUDASourceCodeKernel WSInstr WSOpRef WSPipeline WSRole WSSchedule WSScope WSSync WSSyncKind
-        annotate_ws_schedule ws_op  start_profile_intrinsic
-        end_profile_intrinsic tvm_access_ptr tvm_thread_allreduce handle_add_byte_offset q_multiply_shift
-        q_multiply_shift_per_axis""",
+        annotate_ws_schedule ws_op start_profile_intrinsic
+        end_profile_intrinsic q_multiply_shift q_multiply_shift_per_axis""",
 }
 
 
