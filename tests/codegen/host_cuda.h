@@ -342,6 +342,8 @@ static int launch(Entry fn, void** args, const int* grid, const int* block) {
   return stuck;
 }
 // ==== sections that replace those of prelude.cuh ====
+//@ warp_uniform
+TL_DEVICE int warp_uniform(int x) { return x; }
 //@ fast_exp2
 TL_DEVICE float fast_exp2(float x) { return exp2f(x); }
 //@ fast_rcp

@@ -319,6 +319,7 @@ def every_scalar_function():
     stmts += [Store(tensors["uint32"], (tx,), call("reinterpret", (f,), "uint32")),
               Store(tensors["int32"], (tx,), call("get_lane_idx", (), "int32")),
               Store(tensors["int32"], (tx,), call("get_warp_idx_sync", (), "int32")),
+              Store(tensors["int32"], (tx,), call("warp_uniform", (tx // 32,), "int32")),
               Store(tensors["bool"], (tx,), call("shuffle_elect", (const(64),), "bool"))]
     for d in ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"):
         for op in ("shfl_xor", "shfl_up", "shfl_down", "shfl_idx"):

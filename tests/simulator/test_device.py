@@ -588,3 +588,12 @@ def test_vote_that_names_an_absent_lane_is_refused():
 def test_printed_text_is_kept_and_written(capsys):
     f = program({"A": ((1,), "int32")}, 'if tx == 3:\n    T.evaluate(T.call("printf", "int32", "t=%d%%\\n", tx))')
     assert run_device(f, [np.zeros(1, np.int32)]).printed == "t=3%\n" == capsys.readouterr().out
+
+
+def test_a_value_that_the_lanes_of_a_warp_agree_on():
+    def numbered(value: str):
+        return program({"A": ((64,), "int32")}, f'A[tx] = T.call("warp_uniform", "int32", {value})', threads=64)
+
+    zero = np.zeros(64, np.int32)
+    assert np.array_equal(run_device(numbered("tx // 32 + 5"), [zero]).outputs["A"], np.repeat([5, 6], 32))
+    refused(numbered("tx // 16"), [zero], "sim-warp-divergence", "do not agree")

@@ -96,9 +96,9 @@ class HopperCalls:
     def _call_wgmma_descriptor(self: Any, e: Call) -> Text:
         """attr `offset` and the second argument both add bytes."""
         swizzle = {0: 0, 128: 1, 64: 2, 32: 3}[e.attr("swizzle")]
-        offsets = [self.top(a) for a in e.args[1:]] + ([str(e.attr("offset"))] if e.attr("offset") else [])
-        args = ", ".join([self.top(e.args[0]), *([" + ".join(offsets)] if offsets else [])])
-        return f"tl::wgmma_descriptor<{e.attr('lbo')}, {e.attr('sbo')}, {swizzle}>({args})", POSTFIX
+        offset = f", {e.attr('offset')}" if e.attr("offset") else ""
+        args = ", ".join(self.top(a) for a in e.args)
+        return f"tl::wgmma_descriptor<{e.attr('lbo')}, {e.attr('sbo')}, {swizzle}{offset}>({args})", POSTFIX
 
 
 # ---- functions written out --------------------------------------------------------------------------------------------

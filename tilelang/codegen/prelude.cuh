@@ -487,11 +487,16 @@ template <int COUNT, typename T> TL_DEVICE void wgmma_pin(T* c) {
   for (int i = 0; i < COUNT * (int)sizeof(T) / 4; ++i) asm volatile("" : "+r"(r[i]) :: "memory");
 }
 //@ wgmma_descriptor
-// Operand in shared memory, `offset` bytes behind p.  Only 18 bits of the address: above them stands the rank in a cluster.
-template <int LBO, int SBO, int SWIZZLE> TL_DEVICE unsigned long long wgmma_descriptor(const void* p, unsigned offset = 0) {
-  constexpr unsigned long long FIXED = (unsigned long long)(LBO >> 4 & 0x3fff) << 16 |
-                                       (unsigned long long)(SBO >> 4 & 0x3fff) << 32 | (unsigned long long)SWIZZLE << 62;
-  return FIXED | ((shared_address(p) + offset) >> 4 & 0x3fff);
+// Operand in shared memory, `bytes` + OFFSET behind p.  Only 18 bits of the address: above them stands the rank in a
+// cluster.  OFFSET is added to the finished half (no carry leaves the field: shared memory ends below 256 KB), so that
+// the descriptors of one tile differ by one addition each: longer chains between two wgmma leave the matrix unit idle.
+template <int LBO, int SBO, int SWIZZLE, int OFFSET = 0>
+TL_DEVICE unsigned long long wgmma_descriptor(const void* p, unsigned bytes = 0) {
+  static_assert(OFFSET % 16 == 0, "operands start at multiples of 16 bytes");
+  constexpr unsigned LOW = (unsigned)(LBO >> 4 & 0x3fff) << 16;
+  constexpr unsigned HIGH = (unsigned)(SBO >> 4 & 0x3fff) | (unsigned)SWIZZLE << 30;
+  const unsigned low = ((shared_address(p) + bytes) >> 4 & 0x3fff | LOW) + (OFFSET >> 4);
+  return (unsigned long long)HIGH << 32 | low;
 }
 //@ shuffled
 // A value of any size up to 8 bytes through a 32- or 64-bit shuffle.
@@ -550,6 +555,14 @@ TL_DEVICE int warp_idx(int warp_size = 32) { return linear_thread() / warp_size;
 TL_DEVICE int warp_idx_sync(int warp_size = 32) { return __shfl_sync(0xffffffffu, linear_thread() / warp_size, 0); }
 //@ warp_group_idx
 TL_DEVICE int warp_group_idx(int warp_size = 32, int warps = 4) { return linear_thread() / (warp_size * warps); }
+//@ warp_uniform
+// What all lanes of a warp have computed alike, from an instruction whose result the assembler knows to be one per warp:
+// what follows from it is computed once a warp (uniform registers).
+TL_DEVICE int warp_uniform(int x) {
+  int y;
+  asm volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+  return y;
+}
 //@ shuffle_elect
 // One thread of each group of `extent` threads (0: of the block).
 TL_DEVICE bool shuffle_elect(int extent) {

@@ -32,6 +32,9 @@ class LowerContext(Protocol):
     num_threads: int  # threads that execute the op together (the block, or its warp group)
     thread: Expr  # linear index of this thread among them, int32
 
+    def warp_group(self) -> Expr:
+        """The index of this thread's warp group among them, int32 and known to be one per warp."""
+
     def layout_of(self, buffer: Buffer) -> Any:
         """Layout of a shared buffer, Fragment of a fragment."""
 

@@ -262,6 +262,21 @@ class Printer:
         print(text, end="")
 
 
+def _uniform(c: Any, e: Call) -> Closure:
+    value = c.expr(e.args[0])
+
+    def run(f: LaneFrame) -> Value:
+        x = spread(value(f), f.lanes)
+        active = f.active()
+        warps, on = x.reshape(-1, WARP), active.reshape(-1, WARP)
+        first = warps[np.arange(len(warps)), on.argmax(1)][:, None]
+        if ((warps != first) & on).any():
+            raise fault("sim-warp-divergence", "the lanes of a warp do not agree on a value they should", span=e.span)
+        return x
+
+    return run
+
+
 def _nothing(c: Any, e: Call) -> Closure:
     return lambda f: np.int32(0)
 
@@ -272,6 +287,7 @@ LANE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     **{f"get_{k}": _lane_number for k in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx")},
     **{k: _vote for k in ("any_sync", "all_sync", "ballot_sync", "ballot", "activemask", "match_any_sync",
                           "match_all_sync")},
+    "warp_uniform": _uniform,
     "ldg": _ldg, "thread_return": _thread_return, "printf": _printf, "fence_gpu": _nothing, "fence_block": _nothing,
 }  # fmt: skip
 

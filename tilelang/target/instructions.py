@@ -49,6 +49,7 @@ _device("match_all_sync", -1, WARP, "tl::match_all_sync({args})")
 _device("ballot", 1, WARP, "tl::ballot_sync({0})")
 _device("activemask", 0, WARP, "(unsigned long long)__activemask()")
 _device("shuffle_elect", 1, WARP, "tl::shuffle_elect({0})")
+_device("warp_uniform", 1, WARP, "tl::warp_uniform({0})")  # its int32 argument, which the lanes of a warp agree on
 for _name in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx"):
     _device(f"get_{_name}", -1, PURE, f"tl::{_name}({{args}})")
 

@@ -17,8 +17,8 @@ from typing import Any
 from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load,
-                         Parallel, Ramp, Select, Seq, Shuffle, Stmt, Store, TileOp, Var, While, cast, const, convert, dtype,
-                         fresh, load, rebuild, replace, seq, substitute, walk, with_attrs)
+                         Parallel, Ramp, Select, Seq, Shuffle, Stmt, Store, TileOp, Var, While, call, cast, const, convert,
+                         dtype, fresh, load, rebuild, replace, seq, substitute, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.layout import linear_layout, swizzled_layout
 from tilelang.ops import Copy, Gemm
@@ -95,6 +95,7 @@ class Lowering:
         self.analyzer = Analyzer()
         self.divisors: dict[Expr, int] = {}
         self.loop: Loop | None = None
+        self.group: Var | None = None  # the warp group, when it was asked for
         self.lowered: dict[Buffer, Buffer] = {}
         self.allocs: list[Buffer] = []
         self.before: list[Stmt] = []
@@ -114,7 +115,7 @@ class Lowering:
     # ---- the launch -----------------------------------------------------------------------------------------------
 
     def launch_stmt(self) -> Launch:
-        body = self.stores.part(0, self.thread, lambda: self.stmt(self.launch.body))
+        body = self.stores.part(0, self.thread, lambda: self._grouped(self.launch.body))
         body = seq(*[Alloc(self.shared_of(b)) for b in self.exchanges.values()], *self.stores.allocs(), body)
         if self.thread is not self.launch.thread_vars[0]:
             x, y, _ = self.launch.threads
@@ -346,16 +347,33 @@ class Lowering:
         return replace(s, then=then, orelse=self._as_block(s.orelse, *rest))
 
     def _as_block(self, s: Stmt, first: int, count: int) -> Stmt:
-        saved = self.num_threads, self.thread, self.analyzer
+        saved = self.num_threads, self.thread, self.analyzer, self.group
         lo = first * GROUP
         self.num_threads = count * GROUP
         self.analyzer = self.analyzer.bind(self.thread, lo, lo + self.num_threads - 1)
         if first:
             self.thread = self.thread - lo  # type: ignore[assignment]
+        self.group = None
         try:
-            return self.stores.part(first, self.thread, lambda: self.stmt(s))
+            return self.stores.part(first, self.thread, lambda: self._grouped(s))
         finally:
-            self.num_threads, self.thread, self.analyzer = saved
+            self.num_threads, self.thread, self.analyzer, self.group = saved
+
+    def _grouped(self, s: Stmt) -> Stmt:
+        """One thread's statements for s, which all threads of the block run, after the index of its warp group."""
+        body = self.stmt(s)
+        if self.group is None:
+            return body
+        return seq(Bind(self.group, call("warp_uniform", (self.thread // GROUP,), "int32")), body, span=s.span)
+
+    def warp_group(self) -> Expr:
+        """The index of this thread's warp group, known to be one per warp."""
+        if self.num_threads <= GROUP:
+            return const(0)
+        if self.group is None:
+            self.group = Var("wg", dtype("int32"))
+        self.analyzer = self.analyzer.bind(self.group, 0, self.num_threads // GROUP - 1)
+        return self.group
 
     def _rebuild(self, v: Any) -> Any:
         if isinstance(v, Stmt):

@@ -19,8 +19,8 @@ from collections.abc import Container
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, Region, Stmt, Store, Var, call, cast, const, convert,
-                         fresh, load, seq, unary)
+from tilelang.ir import (AddressOf, Binary, Buffer, Const, Evaluate, Expr, For, Region, Stmt, Store, Var, call, cast,
+                         const, convert, fresh, load, seq, unary)
 from tilelang.layout import Fragment, Layout, Panels, panel_layout, panel_width, panels, tile_fragment
 from tilelang.target.mma import operand_dtype
 from tilelang.target.wgmma import WgmmaRow, wgmma_row, wgmma_sizes
@@ -196,9 +196,12 @@ class _Matrix:
         at = self.panels.offset(self.major, self.outer + start, self.k + k)
         at, = self.cx.simplified((convert(at),))
         args: tuple[Expr, ...] = (AddressOf(self.storage, self.base),)
+        fixed = 0
+        while isinstance(at, Binary) and at.op == "add" and isinstance(at.b, Const):
+            fixed, at = fixed + int(at.b.value), at.a
         if isinstance(at, Const):
-            return call("wgmma_descriptor", args, "uint64", offset=int(at.value), **self.fields)
-        return call("wgmma_descriptor", (*args, at), "uint64", offset=0, **self.fields)
+            return call("wgmma_descriptor", args, "uint64", offset=fixed + int(at.value), **self.fields)
+        return call("wgmma_descriptor", (*args, at), "uint64", offset=fixed, **self.fields)
 
 
 def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
@@ -214,7 +217,7 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
         raise InternalError(f"the layout of accumulator `{op.c.buffer.name}` is not that of {row.name}")
     local_c = cx.local_of(op.c.buffer)
     m_tiles, n_tiles, steps = op.m // (64 * mg), op.n // (row.shape[1] * ng), op.k // row.shape[2]
-    group = cx.thread // GROUP
+    group = cx.warp_group()
     m_first = group % mg * (op.m // mg) if mg > 1 else const(0)
     n_first = group // mg * (op.n // ng) if ng > 1 else const(0)
     a_local, a_shared = _left(op, cx, want_a)
