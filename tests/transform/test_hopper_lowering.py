@@ -129,7 +129,7 @@ def test_roles():
 def test_keys_and_values_have_rings_of_their_own():
     launch = launch_of(attention(1, 1, 256, 64))
     names = {x.buffer.name for x in walk(launch) if getattr(getattr(x, "buffer", None), "scope_name", "") == "shared.barrier"}
-    assert names == {"Ks_full", "Ks_empty", "Vs_full", "Vs_empty"}
+    assert names == {"Ks_full", "Ks_empty", "Vs_full", "Vs_empty", "Qs_full"}
 
 
 def test_writes_are_fenced_before_the_barrier_that_matrix_reads_wait_at():

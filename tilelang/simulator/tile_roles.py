@@ -27,8 +27,8 @@ from .mbarrier import Phases
 GROUP = 128
 # Device operations that only order or allot: nothing to do where everything is synchronous.
 NO_EFFECT = frozenset({
-    "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "wgmma_fence", "wgmma_commit", "wgmma_wait",
-    "wgmma_pin", "set_max_nreg", "bulk_commit", "bulk_wait", "tma_prefetch"})  # fmt: skip
+    "mbarrier_init", "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "wgmma_fence",
+    "wgmma_commit", "wgmma_wait", "wgmma_pin", "set_max_nreg", "bulk_commit", "bulk_wait", "tma_prefetch"})  # fmt: skip
 
 
 @dataclass

@@ -75,7 +75,7 @@ def _one_running(r: RoleLoop) -> list[Stmt]:
     final, _ = r.slot(last)
     releases = [do("mbarrier_arrive", AddressOf(x.empty, (final,))) for x in r.rings if x.empty is not None]
     some = logical("and", binary("gt", extent, const(0, extent.dtype)), r.leader())
-    return [held, loop, do("wgmma_wait", n=0), held, *([If(some, seq(*releases))] if r.base is not None else [])]
+    return [held, loop, do("wgmma_wait", n=0), held, *([If(some, seq(*releases))] if r.repeated else [])]
 
 
 def _rotated(r: RoleLoop, pair: Pair) -> list[Stmt]:

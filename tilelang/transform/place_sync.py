@@ -328,7 +328,10 @@ class _Flow:
             if p.body_end:
                 out = _cleared(out)
             back: _State = {}
+            apart = p.stmt.attr("tiles")  # iterations stand for blocks: nothing orders their global accesses
             for e, age in out.items():
+                if apart and not e.access.is_shared:
+                    continue
                 e2 = _Pending(e.access, self.next_iteration(e, loop))
                 back[e2] = _older(back[e2], age) if e2 in back else age
             if test is not None:

@@ -40,7 +40,8 @@ class RoleLoop:
     """A pipelined loop that is shared out between roles.
 
     groups: warp groups that compute, `thread` is the index of a thread in the block.  base: steps this loop's rings have
-    made before its first iteration, modulo twice the stages; None for none.
+    made before its first iteration, modulo twice the stages; None for none.  repeated: it runs once for each tile of a block,
+    and must leave its rings as it found them.
     """
 
     launch: Launch
@@ -52,6 +53,7 @@ class RoleLoop:
     thread: Var
     cx: PassContext
     base: Expr | None = None
+    repeated: bool = False
 
     @property
     def loads(self) -> set[int]:
@@ -86,7 +88,11 @@ class RoleLoop:
     def release(self, ring: Ring, slot: Expr) -> list[Stmt]:
         """One arrival a warp: its threads have read the stage."""
         assert ring.empty is not None
-        return [do("sync_warp"), If(self.leader(), do("mbarrier_arrive", AddressOf(ring.empty, (slot,))))]
+        return self.arrive(ring.empty, slot)
+
+    def arrive(self, empty: Buffer, slot: Expr) -> list[Stmt]:
+        """Each warp arrives once, when all its threads are here."""
+        return [do("sync_warp"), If(self.leader(), do("mbarrier_arrive", AddressOf(empty, (slot,))))]
 
     def leader(self) -> Expr:
         """One thread of each warp."""

@@ -22,21 +22,26 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
-                         binary, call, const, free_vars, is_const, rebuild, replace, seq,
-                         stmts_of, substitute, walk, with_attrs)
+                         binary, call, const, convert, free_vars, is_const, rebuild, replace, seq, stmts_of,
+                         substitute, walk, with_attrs)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma
-from tilelang.ops.tma import tma_refusal
+from tilelang.ops.tma import tma_bytes, tma_refusal
 
-from .effects import effects, expr_effects, is_sync, statements
+from .config import PassConfigKey
 from .consumer_schedule import consumer
+from .effects import effects, expr_effects, is_sync, statements
 from .hopper import hopper
+from .liveness import has_views
 from .pass_ import TILE, PassContext, pass_
+from .persist import Tiles, Work, plan_tiles
+from .pipeline_emit import rename
 from .plan_pipelines import has_exits, is_pipelined, unversionable, versioned, wanted_stages
 from .rings import GROUP, ROLE_REGISTERS, Ring, RoleLoop, barriers, do
-from .schedule import Body, Item, take_apart
+from .schedule import Body, take_apart
 from .tf32_tiles import tf32_tiles
+from .tile_steps import Steps, WholeTile
 
 
 class _Declined(Exception):
@@ -88,6 +93,7 @@ class _Roles:
         self.stages = stages
         self.body: Body = take_apart(stmts_of(self.loop.body))
         self.tf32 = tf32_tiles(launch, self.loop, self.body.items)
+        self.values = {s.var: s.value for s in walk(launch.body) if isinstance(s, Bind)}
 
     def run(self) -> Launch:
         self._check()
@@ -98,27 +104,77 @@ class _Roles:
         self._reachable(common)
         for ring in self.rings:
             self._make(ring)
-        self.shared = RoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread, self.cx)
+        tiles = self._tiles()
+        steps = None if tiles is None else Steps(tiles, _inlined(convert(self.loop.extent), self.values), self.stages,
+                                                 self.launch, self.bound)
+        self.shared = RoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
+                               self.cx, None if steps is None else steps.base, tiles is not None)
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
         used = {e.storage for k, s in enumerate(stmts) if k != at for e in effects(s)}
         dropped = {b for b in new if b.data not in used}
-        common = [s for s in common if not (isinstance(s, Alloc) and s.buffer in dropped)]
-        allocs: list[Stmt] = [Alloc(v) for v in new.values()]
+        once: list[Stmt] = [s for s in common if isinstance(s, Alloc) and s.buffer not in dropped]
+        binds: list[Stmt] = [s for s in common if isinstance(s, Bind)]
+        once += [Alloc(v) for v in new.values()]
+        after = {e.storage for s in stmts[at + 1:] for e in effects(s)}
+        whole = [WholeTile(s, self.groups, tiles, s.dst.buffer.data in after) for s in before
+                 if isinstance(s, Copy) and self._fills_once(s)]
         made = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
-        computing = [*before, *consumer(self.shared), *stmts[at + 1:]]
+        made += [b for w in whole for b in (w.full, w.empty) if b is not None]
+        loading: list[Stmt] = [x for w in whole for x in w.produce()] + self._producer()
+        first = {id(w.copy): w for w in whole}
+        opening = [x for s in before for x in (first[id(s)].filled() if id(s) in first else [s])]
+        computing = [*opening, *consumer(self.shared),
+                     *(x for w in whole if not w.late for x in w.release(self.shared)), *stmts[at + 1:],
+                     *(x for w in whole if w.late for x in w.release(self.shared))]
+        if tiles is None or steps is None:
+            once += binds
+        else:
+            loading = rename([*steps.begin, tiles.loop(*steps.bind, *binds, *loading, *steps.advance)])
+            computing = [*steps.begin, tiles.loop(*steps.bind, *binds, *computing, *steps.advance)]
+        last = self.groups * GROUP + 32
+        loader = If(binary("lt", self.thread, const(last, self.thread.dtype)), If(call("elect_one", (), "bool"), seq(*loading)))
         roles = If(call("in_warp_groups", (), "bool", first=self.groups, count=1),
-                   seq(*self._registers(0), self._producer()), seq(*self._registers(1), *computing),
-                   span=self.loop.span)
-        body = seq(*common, *allocs, *(Alloc(b) for b in made), self._setup(made), roles,
-                   span=self.launch.body.span)
+                   seq(*self._registers(0), loader), seq(*self._registers(1), *computing), span=self.loop.span)
+        body = seq(*once, *(Alloc(b) for b in made), self._setup(made), roles, span=self.launch.body.span)
         out = replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
+        if tiles is not None:
+            out = with_attrs(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None)
         layouts = self.launch.attr("layouts")
         if layouts:  # a user's layout of a buffer is that of each of its versions
             out = with_attrs(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
         names = ", ".join(sorted(b.name for b in new))
-        return with_attrs(out, compute_threads=self.groups * GROUP, pipeline_report=(
+        return with_attrs(out, compute_threads=self.groups * GROUP, report=(*self.launch.attr("report", ()), self.about),
+                          pipeline_report=(
             f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
             f"{self.stages} stages"))
+
+    def _tiles(self) -> Tiles | None:
+        """The loop over tiles of a persistent launch; None for one tile a block."""
+        copies: list[Any] = [self.body.items[i].stmt for ring in self.rings for i in ring.items]
+        loads = [(tma_bytes(op), tuple(_inlined(convert(m), self.values) for m in op.src.mins)) for op in copies]
+        got: Tiles | str = "blocks share a multiprocessor"
+        if self.groups in ROLE_REGISTERS or self.cx.option(PassConfigKey.TL_PERSISTENT):
+            got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values)), self.cx)
+        self.about = f"one tile a block: {got}" if isinstance(got, str) else got.report
+        return None if isinstance(got, str) else got
+
+    def _fills_once(self, op: Any) -> bool:
+        """Whether a copy in front of the loop can be the producer's: nothing else writes what it fills."""
+        b = op.dst.buffer
+        if not _is_load(op) or tma_refusal(op) or has_views(b, self.launch.body) or self._unsafe(op.src.buffer):
+            return False
+        writers = [e for e in effects(self.launch.body) if e.storage is b.data and e.writes]
+        return len(writers) == 1 and all(self._plain(m) and not (free_vars(m) & self.bound) - self.visible
+                                         for m in op.src.mins if isinstance(m, Expr))
+
+    def _unsafe(self, b: Buffer) -> str:
+        """Why TMA may not read a tensor; "" when it may."""
+        if b.data in {e.storage for e in effects(self.launch.body) if e.writes and e.buffer.scope_name == "global"}:
+            return f"`{b.name}` is written by the kernel"
+        safe = dict(self.launch.attr("safe_values", ()))
+        if b in safe and not is_const(safe[b], 0):
+            return f"outside `{b.name}` reads as {safe[b]}"
+        return ""
 
     # ---- whether it can be done -----------------------------------------------------------------------------------
 
@@ -141,23 +197,17 @@ class _Roles:
 
     def _rings(self) -> list[Ring]:
         items = self.body.items
-        loads = [i for i, x in enumerate(items) if _is_load(x)]
+        loads = [i for i, x in enumerate(items) if _is_load(x.stmt)]
         if not loads:
             raise _Declined("no copy from global to shared memory in the loop")
-        written = {e.storage for e in effects(self.launch.body) if e.writes and e.buffer.scope_name == "global"}
-        safe = dict(self.launch.attr("safe_values", ()))
         rings: dict[tuple[int, int], Ring] = {}
         for i in loads:
             op: Any = items[i].stmt
             b = op.dst.buffer
             users = [j for j, x in enumerate(items) if j != i and x.touches(b.data)]
-            why = tma_refusal(op) or unversionable(self.launch, self.loop, items, b)
+            why = tma_refusal(op) or unversionable(self.launch, self.loop, items, b) or self._unsafe(op.src.buffer)
             if why:
                 raise _Declined(why)
-            if op.src.buffer.data in written:
-                raise _Declined(f"`{op.src.buffer.name}` is written by the kernel")
-            if op.src.buffer in safe and not is_const(safe[op.src.buffer], 0):
-                raise _Declined(f"outside `{op.src.buffer.name}` reads as {safe[op.src.buffer]}")
             if not users or users[0] < i or any(e.writes for j in users for e in items[j].effects if e.storage is b.data):
                 raise _Declined(f"`{b.name}` is not only copied to and then read")
             key = (users[0], users[-1])
@@ -235,7 +285,7 @@ class _Roles:
     def _pure(self) -> list[Bind]:
         return [s for s in self.body.pure if s.var in self.inside]
 
-    def _producer(self) -> Stmt:
+    def _producer(self) -> list[Stmt]:
         k = Var(self.loop.var.name, self.loop.var.dtype)
         slot, parity = self.shared.slot(k)
         binds = self._pure()
@@ -258,16 +308,21 @@ class _Roles:
                                                  for m in op.src.mins))
                 stmts.append(with_attrs(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
                                         tf32=op.dst.buffer.data in self.tf32 or None))
-        loop = For(k, self.loop.start, self.loop.extent, "serial", seq(*stmts), span=self.loop.span)
-        first = self.groups * GROUP + 32
-        return If(binary("lt", self.thread, const(first, self.thread.dtype)),
-                  If(call("elect_one", (), "bool"), loop))
+        return [For(k, self.loop.start, self.loop.extent, "serial", seq(*stmts), span=self.loop.span)]
 
 
-def _is_load(x: Item) -> bool:
-    c = x.stmt
+def _is_load(c: Any) -> bool:
     return isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in (
         "shared", "shared.dyn")
+
+
+def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:
+    """An expression in terms of what is bound nowhere."""
+    for _ in range(len(values)):
+        if not free_vars(e) & set(values):
+            break
+        e = substitute(e, dict(values))
+    return e
 
 
 __all__ = ["specialize_warps"]

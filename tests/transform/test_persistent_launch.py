@@ -1,0 +1,175 @@
+"""Launches with warp roles that loop over tiles (transform/persist.py, tile_steps.py)."""
+
+import itertools
+
+import numpy as np
+import pytest
+from programs import attention, cases, gemm
+
+import tilelang.language as T
+from tilelang.ir import For, If, Launch, convert, numpy_dtype, substitute, walk
+from tilelang.ir.expr import Call, Const
+from tilelang.ir.evaluate import evaluate
+from tilelang.simulator import run_device, run_tile
+from tilelang.target import Target
+from tilelang.transform.pass_ import PassContext
+from tilelang.transform.persist import Work, plan_tiles
+from tilelang.transform.pipeline import legalized, lower
+from tilelang.transform.specialize_warps import specialize_warps
+
+CASES = {c.name: c for c in cases() if c.name.startswith(("gemm", "attention"))}
+HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
+
+
+def options(blocks=3, **more):
+    return {"tl.enable_hopper": True, "tl.persistent": blocks, **more}
+
+
+def run(func, program, inputs, want, bound, out_idx):
+    given = iter(inputs)
+    outputs = dict(zip([i % len(func.buffers) for i in out_idx], want))
+    args = {b.name: np.zeros(outputs[i].shape, numpy_dtype(b.dtype)) if i in outputs else next(given)
+            for i, (_, b) in enumerate(func.buffers)}
+    got = program(args)
+    for i, w in outputs.items():
+        assert np.abs(got[func.buffers[i][1].name].astype(np.float64) - w).max() <= bound
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_computes_the_program(name):
+    case = CASES[name]
+    func = case.program().func
+    program = lower(func, HOPPER, options())
+    inputs = case.inputs(np.random.default_rng(0))
+    run(func, lambda a: run_device(program, a).outputs, inputs, case.reference(*inputs), case.bound(*inputs), case.out_idx)
+
+
+@pytest.mark.parametrize("stages, k", list(itertools.product((2, 3, 4), (0, 32, 96, 256))))
+def test_rings_go_on_from_tile_to_tile(stages, k):
+    """3 blocks, 3 x 4 tiles: each block's second tile starts where the first one left the ring."""
+    rng = np.random.default_rng(stages * 1000 + k)
+    m, n = 130, 200
+    func = gemm(m=m, n=n, k=k, bm=64, bn=64, bk=32, threads=128, stages=stages).func
+    program = lower(func, HOPPER, options())
+    (launch,) = [x.launch for x in program.kernels]
+    assert "persistent" in " ".join(launch.attr("report", ()))
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((m, k), (k, n)))
+    got = run_device(program, {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.full((m, n), 7, np.float16)})
+    assert np.array_equal(got.outputs["C"], (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16))
+
+
+def test_two_consumer_groups_and_a_batch():
+    @T.prim_func
+    def batched(A: T.Tensor((3, 200, 96), "float16"), B: T.Tensor((3, 96, 136), "float16"),
+                C: T.Tensor((3, 200, 136), "float32")):
+        with T.Kernel(T.ceildiv(136, 64), T.ceildiv(200, 128), 3, threads=256) as (bx, by, bz):
+            As, Bs = T.alloc_shared((128, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            Cf = T.alloc_fragment((128, 64), "float32")
+            T.clear(Cf)
+            for k in T.Pipelined(3, num_stages=2):
+                T.copy(A[bz, by * 128, k * 32], As)
+                T.copy(B[bz, k * 32, bx * 64], Bs)
+                T.gemm(As, Bs, Cf)
+            T.copy(Cf, C[bz, by * 128, bx * 64])
+
+    rng = np.random.default_rng(5)
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((3, 200, 96), (3, 96, 136)))
+    got = run_device(lower(batched.func, HOPPER, options(4)), {"A": a, "B": b, "C": np.zeros((3, 200, 136), np.float32)})
+    assert np.array_equal(got.outputs["C"], a.astype(np.float32) @ b.astype(np.float32))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_are_loaded_by_the_producer_once_a_tile(causal):
+    func = attention(1, 2, 200, 64, causal=causal, threads=128).func
+    tile = specialize_warps(legalized(func, HOPPER, options()), PassContext(HOPPER, options()))
+    launch = next(x for x in walk(tile.body) if isinstance(x, Launch))
+    names = {x.buffer.name for x in walk(launch) if getattr(getattr(x, "buffer", None), "scope_name", "") == "shared.barrier"}
+    assert {"Qs_full", "Qs_empty"} <= names
+    assert (" longest first" in " ".join(launch.attr("report"))) == causal
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((1, 200, 2, 64)).astype(np.float16) for _ in range(3))
+    args = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q)}
+    want = run_tile(func, args)["O"].astype(np.float64)
+    assert np.abs(run_tile(tile, args)["O"].astype(np.float64) - want).max() < 2e-3
+    got = run_device(lower(func, HOPPER, options()), args).outputs["O"].astype(np.float64)
+    assert np.abs(got - want).max() < 2e-3
+
+
+GRIDS = [(7,), (5, 3), (1, 9), (9, 1), (4, 4, 3), (3, 5, 2)]
+
+
+@pytest.mark.parametrize("swizzle", [None, (2, "row"), (3, "column")])
+@pytest.mark.parametrize("growing", [None, 0, 1])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_every_tile_is_computed_once(grid, growing, swizzle):
+    names = ("bx", "by", "bz")[:len(grid)]
+    launch = _launch(grid, swizzle)
+    bx = launch.block_vars
+    extent = convert(8) if growing is None or growing >= len(grid) else bx[growing] + 1
+    loads = ((4096, (bx[0],)), (8192, (bx[-1],))) if len(bx) > 1 else ((4096, (bx[0],)),)
+    tiles = plan_tiles(launch, Work(loads, extent), PassContext(HOPPER, options(3 if 3 < np.prod(grid) else 2)))
+    assert not isinstance(tiles, str)
+    seen = []
+    for block in range(int(tiles.grid.value)):
+        count = _value(tiles.count, {tiles.block: block})
+        for i in range(count):
+            values = {tiles.block: block, tiles.index: i}
+            for bind in tiles.binds:
+                values[bind.var] = _value(bind.value, values)
+            seen.append(tuple(values[v] for v in bx))
+    assert sorted(seen) == sorted(itertools.product(*map(range, grid))), names
+
+
+def test_long_tiles_come_first():
+    launch = _launch((6, 4), None)
+    bx, _ = launch.block_vars
+    tiles = plan_tiles(launch, Work(((1 << 20, ()),), bx + 1), PassContext(HOPPER, options(2)))
+    order = []
+    for i in range(_value(tiles.count, {tiles.block: 0})):
+        values = {tiles.block: 0, tiles.index: i}
+        for bind in tiles.binds:
+            values[bind.var] = _value(bind.value, values)
+        order.append(values[bx])
+    assert order[0] == 5 and order == sorted(order, reverse=True)
+
+
+@pytest.mark.parametrize("value, why", [(False, "tl.persistent is off"), (None, "no more tiles than multiprocessors")])
+def test_declined(value, why):
+    launch = _launch((6, 4), None)
+    assert why in plan_tiles(launch, Work((), convert(8)), PassContext(HOPPER, options(value)))
+
+
+def test_blocks_that_may_wait_for_each_other_stay_apart():
+    @T.prim_func
+    def main(A: T.Tensor((256,), "int32")):
+        with T.Kernel(200, threads=128):
+            ticket = T.alloc_local((1,), "int32")
+            ticket[0] = T.atomic_add(A[0], 1, return_prev=True)
+            A[1] = ticket[0]
+
+    launch = next(x for x in walk(main.func.body) if isinstance(x, Launch))
+    assert "wait for each other" in plan_tiles(launch, Work((), convert(8)), PassContext(HOPPER, options(2)))
+
+
+def test_small_grids_keep_one_tile_a_block():
+    launch = lower(gemm(m=256, n=256, k=64, bm=128, bn=128, bk=32, threads=256).func, HOPPER, options(None)).kernels[0].launch
+    assert "one tile a block" in " ".join(launch.attr("report"))
+    large = lower(gemm(m=4096, n=4096, k=64, bm=128, bn=128, bk=32, threads=256).func, HOPPER, options(None)).kernels[0].launch
+    assert isinstance(large.grid[0], Const) and large.grid[0].value == 132
+    (branch,) = [x for x in walk(large) if isinstance(x, If) and isinstance(x.cond, Call) and x.cond.op == "in_warp_groups"]
+    assert any(isinstance(x, For) for x in walk(branch.orelse))
+
+
+def _launch(grid, swizzle):
+    @T.prim_func
+    def main(A: T.Tensor((4,), "float32")):
+        with T.Kernel(*grid, threads=32) as _:
+            if swizzle:
+                T.use_swizzle(swizzle[0], order=swizzle[1])
+            A[0] = 1.0
+
+    return next(x for x in walk(main.func.body) if isinstance(x, Launch))
+
+
+def _value(e, values):
+    return int(evaluate(substitute(convert(e), {v: convert(n) for v, n in values.items()}), {}))

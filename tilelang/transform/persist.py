@@ -1,0 +1,221 @@
+"""Which tiles a block of a persistent launch computes, and in which order.
+
+    launch grid (gx, gy), bx, by:  body      ->      launch grid (min(P, gx * gy),), block:
+                                                         for i in serial(ceil((gx * gy - block) / P)):
+                                                             t = block + i * P;  bx, by = place of tile t;  body
+
+The blocks of a grid do not depend on each other, so any order is right.  It is chosen for L2: tiles that run at the same
+time share what they load.  Where the work of a tile grows with a block variable, long tiles come first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.arith import Analyzer
+from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Launch, Select, Stmt, Var, While, binary, const, convert, dtype,
+                         free_vars,
+                         seq, substitute, walk)
+from tilelang.ir.expr import Call
+
+from .config import PassConfigKey
+from .pass_ import PassContext
+
+L2_SHARE = 32 << 20  # bytes of L2 that tiles running together may fill with what they share
+_SAMPLE = 4096  # stands for extents that are known at run time only, where an order is chosen
+
+
+@dataclass(frozen=True)
+class Work:
+    """What decides the order: loads = ((bytes of an iteration, their source's index expressions), …), the extent of the
+    loop that does them, and the block variables' extents."""
+
+    loads: tuple[tuple[int, tuple[Expr, ...]], ...]
+    extent: Expr
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A launch's tiles, dealt out to fewer blocks.
+
+    grid: number of blocks.  block: its index.  index, count: variable and extent of the loop over a block's tiles.
+    binds: the launch's block variables, in terms of them.
+    """
+
+    grid: Expr
+    block: Var
+    index: Var
+    count: Expr
+    binds: tuple[Bind, ...]
+    report: str
+
+    def loop(self, *body: Stmt) -> For:
+        """All tiles of a block."""
+        return For(self.index, const(0), self.count, "serial", seq(*self.binds, *body), attrs=(("tiles", True),))
+
+
+def plan_tiles(launch: Launch, work: Work, cx: PassContext) -> Tiles | str:
+    """How to make a launch persistent, or why not.  One block a multiprocessor."""
+    asked = cx.option(PassConfigKey.TL_PERSISTENT)
+    if asked is False or asked == 0 and asked is not None:
+        return "tl.persistent is off"
+    blocks = int(asked) if asked is not None and asked is not True else cx.target.limits.multiprocessors
+    if int(launch.attr("min_blocks_per_sm") or 1) > 1:
+        return "several blocks are to share a multiprocessor"
+    if _may_wait(launch.body):
+        return "blocks may wait for each other"
+    analyzer = Analyzer()
+    total = analyzer.simplify(_product([convert(g) for g in launch.grid]))
+    if isinstance(total, Const) and total.value <= blocks:
+        return "there are no more tiles than multiprocessors"
+    grid = _minimum(total, const(blocks, total.dtype))
+    block, index = Var("block", dtype("int32")), Var("tile_step", dtype("int32"))
+    t = Var("tile", dtype("int32"))
+    binds = [Bind(t, _minimum(block + index * grid, total - 1))]
+    order, about = _order(launch, work, blocks, cx)
+    binds += order(t)
+    count = (total - block + (grid - 1)) // grid
+    return Tiles(grid, block, index, count, tuple(binds), f"persistent: {blocks} blocks, tiles {about}")
+
+
+def _order(launch: Launch, work: Work, blocks: int, cx: PassContext) -> tuple[Any, str]:
+    """(tile number -> bindings of the block variables, one phrase)."""
+    grid = [convert(g) for g in launch.grid]
+    swizzle = launch.attr("swizzle")
+    if swizzle and len(grid) >= 2:
+        panel, how = swizzle
+        across, along = (0, 1) if how != "column" else (1, 0)
+        return lambda t: _panels(launch, t, across, along, int(panel)), f"in panels of {panel}"
+    growing = _growing(launch, work)
+    if growing is not None:
+        group = _heads(launch, work, growing)
+        return lambda t: _longest_first(launch, t, growing, group), "longest first"
+    if len(grid) >= 2:
+        x = sum(n for n, at in work.loads if _names(at, launch.block_vars[0]) and not _names(at, launch.block_vars[1]))
+        y = sum(n for n, at in work.loads if _names(at, launch.block_vars[1]) and not _names(at, launch.block_vars[0]))
+        if x and y:  # a wave of `panel` rows and blocks / panel columns loads least
+            panel = max(1, round(math.sqrt(blocks * x / y)))
+            return lambda t: _panels(launch, t, 0, 1, panel), f"in panels of {panel} rows"
+    return lambda t: _plain(launch, t), "in order"
+
+
+def _may_wait(body: Stmt) -> bool:
+    """Whether a block may depend on another one's progress: it looks at what atomics give, or spins."""
+    unused = {id(x.call) for x in walk(body) if isinstance(x, Evaluate)}
+    return any(isinstance(x, While) or isinstance(x, Call) and x.op.startswith("atomic") and id(x) not in unused
+               for x in walk(body))
+
+
+def _names(at: tuple[Expr, ...], v: Var) -> bool:
+    return any(v in free_vars(e) for e in at)
+
+
+def _plain(launch: Launch, t: Expr) -> list[Bind]:
+    """x fastest."""
+    out: list[Bind] = []
+    for v, g in zip(launch.block_vars[:-1], launch.grid):
+        out.append(Bind(v, t % g))
+        t = t // g
+    return [*out, Bind(launch.block_vars[-1], t)]
+
+
+def _panels(launch: Launch, t: Expr, across: int, along: int, panel: int) -> list[Bind]:
+    """Panels of `panel` indices of dimension `along`, each walked along dimension `across`, back and forth."""
+    ga, gl = convert(launch.grid[across]), convert(launch.grid[along])
+    a, b = launch.block_vars[across], launch.block_vars[along]
+    flat, rest = _bound("in_layer", t % (ga * gl)), _bound("layer", t // (ga * gl))
+    number = _bound("panel", flat.var // (ga * panel))
+    inside = _bound("in_panel", flat.var % (ga * panel))
+    rows = _bound("rows", _minimum(const(panel), gl - number.var * panel))
+    column = _bound("column", inside.var // rows.var)
+    turned = binary("sub", ga - 1, column.var)
+    out = [flat, rest, number, inside, rows, column,
+           Bind(b, _minimum(number.var * panel + inside.var % rows.var, gl - 1)),
+           Bind(a, _select(binary("eq", number.var % 2, const(0)), column.var, turned, ga))]
+    over: Expr = rest.var
+    others = [k for k in range(len(launch.grid)) if k not in (across, along)]
+    for k in others[:-1]:
+        out.append(Bind(launch.block_vars[k], over % launch.grid[k]))
+        over = over // launch.grid[k]
+    if others:
+        out.append(Bind(launch.block_vars[others[-1]], over))
+    return out
+
+
+def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> list[Bind]:
+    """Dimension `growing` from its end, slowest; within groups of the others whose loads fit L2 together."""
+    others = [k for k in range(len(launch.grid)) if k != growing]
+    g = convert(launch.grid[growing])
+    if not others:
+        return [Bind(launch.block_vars[growing], (g - 1) - t)]
+    rest = Analyzer().simplify(_product([convert(launch.grid[k]) for k in others]))
+    width: Expr = rest if group is None else _minimum(const(group), rest)
+    first = _bound("group", t // (width * g))
+    inside = _bound("in_group", t % (width * g))
+    # The last group may be narrower.
+    now = _bound("width", _minimum(width, rest - first.var * width))
+    out = [first, inside, now, Bind(launch.block_vars[growing], (g - 1) - _minimum(inside.var // now.var, g - 1))]
+    head = _bound("other", _minimum(first.var * width + inside.var % now.var, rest - 1))
+    out.append(head)
+    over: Expr = head.var
+    for k in others[:-1]:
+        out.append(Bind(launch.block_vars[k], over % launch.grid[k]))
+        over = over // launch.grid[k]
+    return [*out, Bind(launch.block_vars[others[-1]], over)]
+
+
+def _growing(launch: Launch, work: Work) -> int | None:
+    """The dimension along which tiles get longer."""
+    low = _sampled(work.extent, launch, {})
+    for k, (v, g) in enumerate(zip(launch.block_vars, launch.grid)):
+        n = _sampled(g, launch, {})
+        if n is None or n < 2 or low is None or v not in free_vars(work.extent):
+            continue
+        high = _sampled(work.extent, launch, {v: n - 1})
+        if high is not None and high > low:
+            return k
+    return None
+
+
+def _heads(launch: Launch, work: Work, growing: int) -> int | None:
+    """How many tiles that differ in the other dimensions share L2."""
+    if not all(isinstance(convert(g), Const) for g in launch.grid):
+        return None
+    v, n = launch.block_vars[growing], _sampled(launch.grid[growing], launch, {})
+    longest = _sampled(work.extent, launch, {v: (n or 1) - 1})
+    if longest is None:
+        return None
+    return max(1, L2_SHARE // max(1, longest * sum(b for b, at in work.loads if not _names(at, v))))
+
+
+def _sampled(e: Any, launch: Launch, values: dict[Var, int]) -> int | None:
+    """The value of an expression with block variables 0 (or as given) and a stand-in for everything else unknown."""
+    e = convert(e)
+    blocks = set(launch.block_vars)
+    got = Analyzer().simplify(substitute(e, {v: const(values.get(v, 0 if v in blocks else _SAMPLE), v.dtype)
+                                             for v in free_vars(e)}))
+    return int(got.value) if isinstance(got, Const) else None
+
+
+def _bound(name: str, value: Expr) -> Bind:
+    return Bind(Var(name, value.dtype), value)
+
+
+def _minimum(a: Expr, b: Expr) -> Expr:
+    return binary("min", a, b)
+
+
+def _select(cond: Expr, a: Expr, b: Expr, extent: Expr) -> Expr:
+    return _minimum(Select(cond, a, b, a.dtype, lazy=False), extent - 1)
+
+
+def _product(xs: list[Expr]) -> Expr:
+    out = xs[0]
+    for x in xs[1:]:
+        out = out * x
+    return out
+
+
+__all__ = ["Tiles", "Work", "plan_tiles"]
