@@ -1,0 +1,1 @@
+"""The parts of benchmarks/peers.py and benchmarks/stress.py: workloads, inputs, providers, measuring, reports."""
