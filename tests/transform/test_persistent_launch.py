@@ -107,7 +107,7 @@ def test_every_tile_is_computed_once(grid, growing, swizzle):
     bx = launch.block_vars
     extent = convert(8) if growing is None or growing >= len(grid) else bx[growing] + 1
     loads = ((4096, (bx[0],)), (8192, (bx[-1],))) if len(bx) > 1 else ((4096, (bx[0],)),)
-    tiles = plan_tiles(launch, Work(loads, extent), PassContext(HOPPER, options(3 if 3 < np.prod(grid) else 2)))
+    tiles = plan_tiles(launch, Work(loads, extent, bx), PassContext(HOPPER, options(3 if 3 < np.prod(grid) else 2)))
     assert not isinstance(tiles, str)
     seen = []
     for block in range(int(tiles.grid.value)):
@@ -123,7 +123,7 @@ def test_every_tile_is_computed_once(grid, growing, swizzle):
 def test_long_tiles_come_first():
     launch = _launch((6, 4), None)
     bx, _ = launch.block_vars
-    tiles = plan_tiles(launch, Work(((1 << 20, ()),), bx + 1), PassContext(HOPPER, options(2)))
+    tiles = plan_tiles(launch, Work(((1 << 20, ()),), bx + 1, launch.block_vars), PassContext(HOPPER, options(2)))
     order = []
     for i in range(_value(tiles.count, {tiles.block: 0})):
         values = {tiles.block: 0, tiles.index: i}
@@ -136,7 +136,7 @@ def test_long_tiles_come_first():
 @pytest.mark.parametrize("value, why", [(False, "tl.persistent is off"), (None, "no more tiles than multiprocessors")])
 def test_declined(value, why):
     launch = _launch((6, 4), None)
-    assert why in plan_tiles(launch, Work((), convert(8)), PassContext(HOPPER, options(value)))
+    assert why in plan_tiles(launch, Work((), convert(8), launch.block_vars), PassContext(HOPPER, options(value)))
 
 
 def test_blocks_that_may_wait_for_each_other_stay_apart():
@@ -148,7 +148,51 @@ def test_blocks_that_may_wait_for_each_other_stay_apart():
             A[1] = ticket[0]
 
     launch = next(x for x in walk(main.func.body) if isinstance(x, Launch))
-    assert "wait for each other" in plan_tiles(launch, Work((), convert(8)), PassContext(HOPPER, options(2)))
+    assert "wait for each other" in plan_tiles(launch, Work((), convert(8), launch.block_vars), PassContext(HOPPER, options(2)))
+
+
+CLUSTERED = [dict(m=256, n=136, k=200, bm=64, bn=64, bk=64, threads=128, stages=2),
+             dict(m=250, n=136, k=200, bm=64, bn=64, bk=64, threads=128, stages=3, tb=True),
+             dict(m=256, n=130 * 8, k=96, bm=128, bn=128, bk=32, threads=256, stages=4, ta=True),
+             dict(m=64, n=256, k=128, bm=64, bn=64, bk=64, threads=128, stages=2, tb=True)]
+
+
+@pytest.mark.parametrize("shape", CLUSTERED)
+def test_a_cluster_loads_what_its_blocks_share_once(shape):
+    rng = np.random.default_rng(1)
+    m, n, k, ta, tb = (shape.get(x, False) for x in ("m", "n", "k", "ta", "tb"))
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((k, m) if ta else (m, k), (n, k) if tb else (k, n)))
+    func = gemm(**shape).func
+    config = options(2, **{"tl.cluster": 2})
+    program = lower(func, HOPPER, config)
+    launch = program.kernels[0].launch
+    assert launch.attr("cluster") == (2, 1, 1) and "clusters of 2" in " ".join(launch.attr("report"))
+    found = [x.op for x in walk(launch) if isinstance(x, Call)]
+    assert "mbarrier_arrive_remote" in found and found.count("cluster_sync") == 2
+    loads = [x for x in walk(launch) if isinstance(x, Call) and x.op == "tma_load"]
+    assert {bool(x.attr("multicast")) for x in loads} == {True, False}
+    args = {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.full((m, n), 7, np.float16)}
+    want = ((a.T if ta else a).astype(np.float32) @ (b.T if tb else b).astype(np.float32)).astype(np.float16)
+    assert np.array_equal(run_device(program, args).outputs["C"], want)
+    tile = specialize_warps(legalized(func, HOPPER, config), PassContext(HOPPER, config))
+    assert np.array_equal(run_tile(tile, args)["C"], want)
+
+
+def test_a_cluster_shares_keys_and_values():
+    func = attention(1, 2, 256, 64, threads=128).func
+    program = lower(func, HOPPER, options(4, **{"tl.cluster": 2}))
+    assert program.kernels[0].launch.attr("cluster") == (2, 1, 1)
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((1, 256, 2, 64)).astype(np.float16) for _ in range(3))
+    args = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q)}
+    got = run_device(program, args).outputs["O"].astype(np.float64)
+    assert np.abs(got - run_tile(func, args)["O"].astype(np.float64)).max() < 2e-3
+
+
+@pytest.mark.parametrize("shape", [dict(m=192, n=192, k=64), dict(m=192, n=192, k=64, dynamic=True)])
+def test_odd_and_unknown_grids_have_no_clusters(shape):
+    launch = lower(gemm(**shape, threads=128).func, HOPPER, options(2, **{"tl.cluster": 2})).kernels[0].launch
+    assert launch.attr("cluster") is None
 
 
 def test_small_grids_keep_one_tile_a_block():

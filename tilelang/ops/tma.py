@@ -7,12 +7,14 @@ tma=True and barrier=(shared.barrier buffer, index); the pass that sets them mak
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from tilelang.arith import divisible
 from tilelang.errors import InternalError
 from tilelang.ir import AddressOf, Evaluate, Expr, Region, Stmt, call, const, convert, is_const, seq
 from tilelang.layout import Panels, panels
+from tilelang.layout.panels import Box
 from tilelang.target.tensor_map import STRIDE_ALIGN, refusal
 
 from .gemm.wgmma import shared_panels
@@ -76,30 +78,69 @@ def _box(src: Region, p: Panels, rows: int, columns: int) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
+def tma_parts(op: Any, blocks: int) -> bool:
+    """Whether the blocks of a cluster can load equal parts of a copy's tile for all of them."""
+    p = shared_panels(op.dst.buffer)
+    return p is not None and _part(p, blocks) is not None
+
+
+def _part(p: Panels, blocks: int) -> tuple[tuple[Box, ...], Box] | None:
+    """(the boxes that the first of `blocks` blocks loads, how far those of the next one are from them)."""
+    boxes = p.boxes()
+    each = len(boxes) // blocks
+    if len(boxes) % blocks == 0:
+        far, near = boxes[each], boxes[0]
+        step = Box(far.row - near.row, far.column - near.column, 0, 0, far.offset - near.offset)
+        moved = [Box(b.row + r * step.row, b.column + r * step.column, b.rows, b.columns, b.offset + r * step.offset)
+                 for r in range(blocks) for b in boxes[:each]]
+        if tuple(moved) == boxes:
+            return boxes[:each], step
+    rows = boxes[0].rows // blocks
+    if any(b.rows != boxes[0].rows for b in boxes) or rows * blocks != boxes[0].rows or rows % 8:
+        return None  # a part starts where the swizzle pattern does
+    return tuple(replace(b, rows=rows) for b in boxes), Box(rows, 0, 0, 0, rows * p.width)
+
+
 def lower_tma_load(op: Any, cx: Any) -> Stmt:
-    """The boxes of a copy, as the one thread that runs it asks for them."""
+    """The boxes of a copy, as the one thread that runs it asks for them.
+
+    attr share=(rank, blocks): the blocks of a cluster want the same tile; each loads its part of it for all.
+    """
     src, dst = op.src, op.dst
     got = panels(cx.layout_of(dst.buffer), dst.dtype.bits)
     rows, columns = (int(n) for n in dst.buffer.shape[-2:])
     dims = _box_dims(src, rows, columns)
     if got is None or dims is None:
         raise InternalError(f"a copy to `{dst.buffer.name}` was planned as TMA, but it is no box of panels")
-    name = cx.tensor_map(src.buffer, _box(src, got, rows, columns), got.swizzle, bool(op.attr("tf32")))
+    boxes, step, rank = got.boxes(), Box(0, 0, 0, 0, 0), const(0)
+    shape = _box(src, got, rows, columns)
+    if op.attr("share"):
+        given, blocks = op.attr("share")
+        boxes, step = _part(got, blocks) or (boxes, step)
+        rank = cx.expr(convert(given))
+        shape = tuple(boxes[0].rows if k == src.buffer.ndim - 1 - dims[0] else n for k, n in enumerate(shape))
+    name = cx.tensor_map(src.buffer, shape, got.swizzle, bool(op.attr("tf32")))
     barrier, index = op.attr("barrier")
     bar = AddressOf(barrier, (cx.expr(convert(index)),))
     zero = const(0)
     lead = tuple(cx.expr(convert(m)) for m in dst.mins[:-2])
     storage, (base,) = cx.physical(dst.buffer, (*lead, zero, zero))
     hint = _HINTS.get(str(op.attr("eviction_policy", "")))
-    attrs = {"map": name, **({"cache_hint": hint} if hint and hint != "evict_normal" else {})}
+    attrs: dict[str, Any] = {"map": name, **({"cache_hint": hint} if hint and hint != "evict_normal" else {})}
+    mask: tuple[Expr, ...] = ()
+    if op.attr("share"):
+        attrs["multicast"] = True
+        mask = (const((1 << blocks) - 1, "uint16"),)
+    bits = dst.dtype.bits
     out: list[Stmt] = []
-    for box in got.boxes():
+    for box in boxes:
         at: list[Expr] = [cx.expr(convert(m)) for m in src.mins]
-        at[dims[0]], at[dims[1]] = at[dims[0]] + box.row, at[dims[1]] + box.column
-        place, *where = cx.simplified((base + box.offset * 8 // dst.dtype.bits, *reversed(at)))
-        out.append(Evaluate(call("tma_load", (AddressOf(storage, (place,)), bar, *where), "void", span=op.span, **attrs),
-                            span=op.span))
+        at[dims[0]] = at[dims[0]] + box.row + rank * step.row
+        at[dims[1]] = at[dims[1]] + box.column + rank * step.column
+        place, *where = cx.simplified((base + box.offset * 8 // bits + rank * (step.offset * 8 // bits), *reversed(at)))
+        out.append(Evaluate(call("tma_load", (AddressOf(storage, (place,)), bar, *where, *mask), "void", span=op.span,
+                                 **attrs), span=op.span))
     return seq(*out, span=op.span)
 
 
-__all__ = ["lower_tma_load", "tma_bytes", "tma_refusal"]
+__all__ = ["lower_tma_load", "tma_bytes", "tma_parts", "tma_refusal"]

@@ -28,7 +28,8 @@ GROUP = 128
 # Device operations that only order or allot: nothing to do where everything is synchronous.
 NO_EFFECT = frozenset({
     "mbarrier_init", "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "wgmma_fence",
-    "wgmma_commit", "wgmma_wait", "wgmma_pin", "set_max_nreg", "bulk_commit", "bulk_wait", "tma_prefetch"})  # fmt: skip
+    "wgmma_commit", "wgmma_wait", "wgmma_pin", "set_max_nreg", "bulk_commit", "bulk_wait", "tma_prefetch",
+    "cluster_sync"})  # fmt: skip
 
 
 @dataclass
@@ -183,8 +184,12 @@ class _Barrier:
 
 
 def _arrive(c: Any, e: Call) -> Closure:
-    """mbarrier_arrive, mbarrier_expect_tx, mbarrier_arrive_expect_tx, by every thread that executes it."""
-    bar, nbytes = _Barrier.of(c, e.args[0], e.span), c.expr(e.args[1]) if len(e.args) > 1 else None
+    """mbarrier_arrive, mbarrier_expect_tx, mbarrier_arrive_expect_tx, by every thread that executes it.
+
+    A block of a cluster runs alone here: it takes its own remote arrivals for those it would get, which are as many.
+    """
+    bar = _Barrier.of(c, e.args[0], e.span)
+    nbytes = c.expr(e.args[1]) if e.op.endswith("expect_tx") else None
     arrives = e.op != "mbarrier_expect_tx"
 
     def run(f: LaneFrame) -> Value:
@@ -245,7 +250,8 @@ def _in_groups(c: Any, e: Call) -> Closure:
 
 SYNC_OPS = ("sync_threads", "named_barrier", "named_barrier_arrive")
 ROLE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
-    "mbarrier_arrive": _arrive, "mbarrier_expect_tx": _arrive, "mbarrier_arrive_expect_tx": _arrive,
+    "mbarrier_arrive": _arrive, "mbarrier_arrive_remote": _arrive, "mbarrier_expect_tx": _arrive,
+    "mbarrier_arrive_expect_tx": _arrive,
     "mbarrier_wait": _wait, "elect_one": _elect, "in_warp_groups": _in_groups,
     **dict.fromkeys(SYNC_OPS, _sync)}  # fmt: skip
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Expr, If, Stmt, binary, const, convert, is_const, logical, replace, seq, stmts_of,
+from tilelang.ir import (Expr, If, Stmt, binary, const, convert, is_const, replace, seq, stmts_of,
                          substitute, walk, with_attrs)
 from tilelang.ops import Gemm
 
@@ -63,19 +63,18 @@ def _one_running(r: RoleLoop) -> list[Stmt]:
         out += r.filled(i, k)
         done: Any = select_version(s, new, r.step(k))
         out.append(with_attrs(done, wait=1) if isinstance(s, Gemm) else done)
-        started = logical("and", binary("gt", k, convert(r.loop.start)), r.leader())
-        for ring in r.rings:
-            if ring.last == i and ring.empty is not None:  # the wait has ordered the group's warps
-                out.append(If(started, do("mbarrier_arrive", AddressOf(ring.empty, (before,)))))
+        started = binary("gt", k, convert(r.loop.start))
+        # The wait has ordered the group's warps.
+        out += [r.released(ring, before, started) for ring in r.rings if ring.last == i]
     loop = with_attrs(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
     product: Any = next(s for s in kept if isinstance(s, Gemm))
     held = pin(product.c.buffer)
     extent = convert(r.loop.extent)
     last = convert(r.loop.start) + extent - 1
     final, _ = r.slot(last)
-    releases = [do("mbarrier_arrive", AddressOf(x.empty, (final,))) for x in r.rings if x.empty is not None]
-    some = logical("and", binary("gt", extent, const(0, extent.dtype)), r.leader())
-    return [held, loop, do("wgmma_wait", n=0), held, *([If(some, seq(*releases))] if r.repeated else [])]
+    some = binary("gt", extent, const(0, extent.dtype))
+    releases = [r.released(x, final, some) for x in r.rings] if r.repeated else []
+    return [held, loop, do("wgmma_wait", n=0), held, *releases]
 
 
 def _rotated(r: RoleLoop, pair: Pair) -> list[Stmt]:

@@ -17,7 +17,7 @@ from typing import Any
 from tilelang.arith import Analyzer
 from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Launch, Select, Stmt, Var, While, binary, const, convert, dtype,
                          free_vars,
-                         seq, substitute, walk)
+                         replace, seq, substitute, walk)
 from tilelang.ir.expr import Call
 
 from .config import PassConfigKey
@@ -30,10 +30,11 @@ _SAMPLE = 4096  # stands for extents that are known at run time only, where an o
 @dataclass(frozen=True)
 class Work:
     """What decides the order: loads = ((bytes of an iteration, their source's index expressions), …), the extent of the
-    loop that does them, and the block variables' extents."""
+    loop that does them, in terms of the block variables."""
 
     loads: tuple[tuple[int, tuple[Expr, ...]], ...]
     extent: Expr
+    block_vars: tuple[Var, ...]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Tiles:
     """A launch's tiles, dealt out to fewer blocks.
 
     grid: number of blocks.  block: its index.  index, count: variable and extent of the loop over a block's tiles.
-    binds: the launch's block variables, in terms of them.
+    binds: the launch's block variables, in terms of them.  cluster: 2 when blocks 2 c and 2 c + 1 are a cluster that
+    computes neighbours along dimension `paired` of the launch's grid at the same time; `rank` is a block's place in it.
     """
 
     grid: Expr
@@ -50,6 +52,9 @@ class Tiles:
     count: Expr
     binds: tuple[Bind, ...]
     report: str
+    cluster: int = 1
+    paired: int | None = None
+    rank: Expr | None = None
 
     def loop(self, *body: Stmt) -> For:
         """All tiles of a block."""
@@ -66,37 +71,80 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext) -> Tiles | str:
         return "several blocks are to share a multiprocessor"
     if _may_wait(launch.body):
         return "blocks may wait for each other"
+    if launch.attr("cluster"):
+        return "the launch has clusters of its own"
     analyzer = Analyzer()
-    total = analyzer.simplify(_product([convert(g) for g in launch.grid]))
-    if isinstance(total, Const) and total.value <= blocks:
+    whole = analyzer.simplify(_product([convert(g) for g in launch.grid]))
+    if isinstance(whole, Const) and whole.value <= blocks:
         return "there are no more tiles than multiprocessors"
-    grid = _minimum(total, const(blocks, total.dtype))
+    paired = _paired(launch, work, cx) if blocks % 2 == 0 else None
+    cluster = 1 if paired is None else 2
+    team = launch if paired is None else _halved(launch, paired)
+    total = analyzer.simplify(_product([convert(g) for g in team.grid]))
+    teams = _minimum(total, const(blocks // cluster, total.dtype))
     block, index = Var("block", dtype("int32")), Var("tile_step", dtype("int32"))
+    first: Expr = block
+    binds: list[Bind] = []
+    if paired is not None:
+        binds = [_bound("team", block // 2), _bound("rank", block % 2)]
+        first = binds[0].var
     t = Var("tile", dtype("int32"))
-    binds = [Bind(t, _minimum(block + index * grid, total - 1))]
-    order, about = _order(launch, work, blocks, cx)
+    binds.append(Bind(t, _minimum(first + index * teams, total - 1)))
+    order, about = _order(team, work, blocks // cluster, paired, cx)
     binds += order(t)
-    count = (total - block + (grid - 1)) // grid
-    return Tiles(grid, block, index, count, tuple(binds), f"persistent: {blocks} blocks, tiles {about}")
+    count = (total - (block // cluster) + (teams - 1)) // teams
+    if paired is None:
+        return Tiles(teams, block, index, count, tuple(binds), f"persistent: {blocks} blocks, tiles {about}")
+    rank = binds[1].var
+    binds.append(Bind(launch.block_vars[paired], team.block_vars[paired] * 2 + rank))
+    return Tiles(teams * 2, block, index, count, tuple(binds), f"persistent: {blocks} blocks in clusters of 2 along "
+                 f"dimension {paired} of the grid, tiles {about}", 2, paired, rank)
 
 
-def _order(launch: Launch, work: Work, blocks: int, cx: PassContext) -> tuple[Any, str]:
-    """(tile number -> bindings of the block variables, one phrase)."""
+def _paired(launch: Launch, work: Work, cx: PassContext) -> int | None:
+    """The dimension along which neighbours make a cluster: what they both load is loaded once.  None for none."""
+    if int(cx.option(PassConfigKey.TL_CLUSTER) or 1) != 2:
+        return None
+    best: tuple[int, int] | None = None
+    for k, (v, g) in enumerate(zip(launch.block_vars, launch.grid)):
+        n = convert(g)
+        if not isinstance(n, Const) or n.value % 2 or v in free_vars(work.extent):
+            continue
+        saved = sum(b for b, at in work.loads if not _names(at, v))
+        if saved and (best is None or saved > best[0]):
+            best = saved, k
+    return None if best is None else best[1]
+
+
+def _halved(launch: Launch, paired: int) -> Launch:
+    """The launch of clusters: half as many along one dimension."""
+    v = launch.block_vars[paired]
+    team = Var(f"{v.name}_pair", v.dtype)
+    grid = tuple(const(int(convert(g).value) // 2) if k == paired else g  # type: ignore[attr-defined]
+                 for k, g in enumerate(launch.grid))
+    return replace(launch, grid=grid, block_vars=tuple(team if k == paired else x for k, x in enumerate(launch.block_vars)))
+
+
+def _order(launch: Launch, work: Work, teams: int, paired: int | None, cx: PassContext) -> tuple[Any, str]:
+    """(tile number -> bindings of the block variables, one phrase).  teams: blocks, or clusters, at work together."""
     grid = [convert(g) for g in launch.grid]
     swizzle = launch.attr("swizzle")
     if swizzle and len(grid) >= 2:
         panel, how = swizzle
         across, along = (0, 1) if how != "column" else (1, 0)
-        return lambda t: _panels(launch, t, across, along, int(panel)), f"in panels of {panel}"
+        wide = max(1, int(panel) // (2 if paired == along else 1))
+        return lambda t: _panels(launch, t, across, along, wide), f"in panels of {panel}"
     growing = _growing(launch, work)
     if growing is not None:
         group = _heads(launch, work, growing)
         return lambda t: _longest_first(launch, t, growing, group), "longest first"
     if len(grid) >= 2:
-        x = sum(n for n, at in work.loads if _names(at, launch.block_vars[0]) and not _names(at, launch.block_vars[1]))
-        y = sum(n for n, at in work.loads if _names(at, launch.block_vars[1]) and not _names(at, launch.block_vars[0]))
-        if x and y:  # a wave of `panel` rows and blocks / panel columns loads least
-            panel = max(1, round(math.sqrt(blocks * x / y)))
+        bx, by = work.block_vars[:2]
+        x = sum(n for n, at in work.loads if _names(at, bx) and not _names(at, by))
+        y = sum(n for n, at in work.loads if _names(at, by) and not _names(at, bx))
+        if x and y:  # a wave of `panel` rows and teams / panel columns loads least
+            x, y = x * (2 if paired == 0 else 1), y * (2 if paired == 1 else 1)
+            panel = max(1, round(math.sqrt(teams * x / y)))
             return lambda t: _panels(launch, t, 0, 1, panel), f"in panels of {panel} rows"
     return lambda t: _plain(launch, t), "in order"
 
@@ -168,12 +216,12 @@ def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> 
 
 def _growing(launch: Launch, work: Work) -> int | None:
     """The dimension along which tiles get longer."""
-    low = _sampled(work.extent, launch, {})
-    for k, (v, g) in enumerate(zip(launch.block_vars, launch.grid)):
-        n = _sampled(g, launch, {})
+    low = _sampled(work.extent, work.block_vars, {})
+    for k, (v, g) in enumerate(zip(work.block_vars, launch.grid)):
+        n = _sampled(g, work.block_vars, {})
         if n is None or n < 2 or low is None or v not in free_vars(work.extent):
             continue
-        high = _sampled(work.extent, launch, {v: n - 1})
+        high = _sampled(work.extent, work.block_vars, {v: n - 1})
         if high is not None and high > low:
             return k
     return None
@@ -183,17 +231,17 @@ def _heads(launch: Launch, work: Work, growing: int) -> int | None:
     """How many tiles that differ in the other dimensions share L2."""
     if not all(isinstance(convert(g), Const) for g in launch.grid):
         return None
-    v, n = launch.block_vars[growing], _sampled(launch.grid[growing], launch, {})
-    longest = _sampled(work.extent, launch, {v: (n or 1) - 1})
+    v, n = work.block_vars[growing], _sampled(launch.grid[growing], work.block_vars, {})
+    longest = _sampled(work.extent, work.block_vars, {v: (n or 1) - 1})
     if longest is None:
         return None
     return max(1, L2_SHARE // max(1, longest * sum(b for b, at in work.loads if not _names(at, v))))
 
 
-def _sampled(e: Any, launch: Launch, values: dict[Var, int]) -> int | None:
+def _sampled(e: Any, block_vars: tuple[Var, ...], values: dict[Var, int]) -> int | None:
     """The value of an expression with block variables 0 (or as given) and a stand-in for everything else unknown."""
     e = convert(e)
-    blocks = set(launch.block_vars)
+    blocks = set(block_vars)
     got = Analyzer().simplify(substitute(e, {v: const(values.get(v, 0 if v in blocks else _SAMPLE), v.dtype)
                                              for v in free_vars(e)}))
     return int(got.value) if isinstance(got, Const) else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, For, If, Launch, Stmt, Var, binary, call, cast, const,
-                         dtype, is_const)
+                         dtype, is_const, logical)
 from tilelang.ops.tma import tma_bytes
 
 from .pass_ import PassContext
@@ -21,7 +21,9 @@ ROLE_REGISTERS = {2: (24, 240), 3: (32, 160)}
 class Ring:
     """Copies that fill the same stages.
 
-    items: of the loop body, the copies.  first, last: items of the consumer that use them first and last.
+    items: of the loop body, the copies.  first, last: items of the consumer that use them first and last.  blocks: that
+    fill each other's stages (a cluster), 1 where each block fills its own; rank: of a block among them; common: copies
+    whose tile is that of all these blocks.
     """
 
     items: list[int]
@@ -30,6 +32,9 @@ class Ring:
     buffers: dict[Buffer, Buffer] = field(default_factory=dict)  # the user's -> with a version for each stage
     full: Buffer | None = None
     empty: Buffer | None = None
+    blocks: int = 1
+    rank: Expr | None = None
+    common: list[int] = field(default_factory=list)
 
     def bytes(self, items: list[Item]) -> int:
         return sum(tma_bytes(items[i].stmt) for i in self.items)
@@ -87,8 +92,19 @@ class RoleLoop:
 
     def release(self, ring: Ring, slot: Expr) -> list[Stmt]:
         """One arrival a warp: its threads have read the stage."""
+        return [do("sync_warp"), self.released(ring, slot)]
+
+    def released(self, ring: Ring, slot: Expr, when: Expr | None = None) -> Stmt:
+        """The arrival of a warp whose threads are known to be here; when: only then."""
         assert ring.empty is not None
-        return self.arrive(ring.empty, slot)
+        bar = AddressOf(ring.empty, (slot,))
+        if ring.blocks == 1:
+            cond, arrive = self.leader(), do("mbarrier_arrive", bar)
+        else:  # one thread for each block of the cluster, this one included
+            lane = self.thread % 32
+            cond = binary("lt", lane, const(ring.blocks, lane.dtype))
+            arrive = do("mbarrier_arrive_remote", bar, cast(lane, "uint32"))
+        return If(cond if when is None else logical("and", when, cond), arrive)
 
     def arrive(self, empty: Buffer, slot: Expr) -> list[Stmt]:
         """Each warp arrives once, when all its threads are here."""

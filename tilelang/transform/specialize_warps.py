@@ -27,7 +27,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Fu
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma
-from tilelang.ops.tma import tma_bytes, tma_refusal
+from tilelang.ops.tma import tma_bytes, tma_parts, tma_refusal
 
 from .config import PassConfigKey
 from .consumer_schedule import consumer
@@ -102,9 +102,9 @@ class _Roles:
         at = next(k for k, s in enumerate(stmts) if s is self.loop)
         common, before = self._common(stmts[:at])
         self._reachable(common)
-        for ring in self.rings:
-            self._make(ring)
         tiles = self._tiles()
+        for ring in self.rings:
+            self._make(ring, tiles)
         steps = None if tiles is None else Steps(tiles, _inlined(convert(self.loop.extent), self.values), self.stages,
                                                  self.launch, self.bound)
         self.shared = RoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
@@ -135,10 +135,14 @@ class _Roles:
         loader = If(binary("lt", self.thread, const(last, self.thread.dtype)), If(call("elect_one", (), "bool"), seq(*loading)))
         roles = If(call("in_warp_groups", (), "bool", first=self.groups, count=1),
                    seq(*self._registers(0), loader), seq(*self._registers(1), *computing), span=self.loop.span)
-        body = seq(*once, *(Alloc(b) for b in made), self._setup(made), roles, span=self.launch.body.span)
+        # No block may end, or start to load, while another one of its cluster still reaches into it.
+        cluster = tiles is not None and tiles.cluster > 1
+        body = seq(*once, *(Alloc(b) for b in made), self._setup(made, cluster), roles,
+                   do("cluster_sync") if cluster else None, span=self.launch.body.span)
         out = replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
         if tiles is not None:
-            out = with_attrs(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None)
+            out = with_attrs(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None,
+                             cluster=(tiles.cluster, 1, 1) if cluster else None)
         layouts = self.launch.attr("layouts")
         if layouts:  # a user's layout of a buffer is that of each of its versions
             out = with_attrs(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
@@ -151,12 +155,17 @@ class _Roles:
     def _tiles(self) -> Tiles | None:
         """The loop over tiles of a persistent launch; None for one tile a block."""
         copies: list[Any] = [self.body.items[i].stmt for ring in self.rings for i in ring.items]
-        loads = [(tma_bytes(op), tuple(_inlined(convert(m), self.values) for m in op.src.mins)) for op in copies]
+        loads = [(tma_bytes(op), self._coordinates(op)) for op in copies]
         got: Tiles | str = "blocks share a multiprocessor"
         if self.groups in ROLE_REGISTERS or self.cx.option(PassConfigKey.TL_PERSISTENT):
-            got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values)), self.cx)
+            got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
+                                               self.launch.block_vars), self.cx)
         self.about = f"one tile a block: {got}" if isinstance(got, str) else got.report
         return None if isinstance(got, str) else got
+
+    def _coordinates(self, op: Any) -> tuple[Expr, ...]:
+        """Where a copy reads, in terms of the block and loop variables."""
+        return tuple(_inlined(convert(m), self.values) for m in op.src.mins)
 
     def _fills_once(self, op: Any) -> bool:
         """Whether a copy in front of the loop can be the producer's: nothing else writes what it fills."""
@@ -261,20 +270,25 @@ class _Roles:
 
     # ---- the parts ------------------------------------------------------------------------------------------------
 
-    def _make(self, ring: Ring) -> None:
+    def _make(self, ring: Ring, tiles: Tiles | None) -> None:
         """Versions and barriers of a ring."""
         for i in ring.items:
-            b = self.body.items[i].stmt.dst.buffer  # type: ignore[attr-defined]
-            ring.buffers[b] = versioned(b, self.stages)
+            op: Any = self.body.items[i].stmt
+            ring.buffers[op.dst.buffer] = versioned(op.dst.buffer, self.stages)
+            if tiles is not None and tiles.paired is not None and tma_parts(op, tiles.cluster):
+                if not any(self.launch.block_vars[tiles.paired] in free_vars(e) for e in self._coordinates(op)):
+                    ring.common.append(i)
+        if ring.common and tiles is not None:
+            ring.blocks, ring.rank = tiles.cluster, tiles.rank
         name = "_".join(b.name for b in ring.buffers)
         ring.full = barriers(f"{name}_full", (1,) * self.stages)
-        ring.empty = barriers(f"{name}_empty", (self.groups * 4,) * self.stages)
+        ring.empty = barriers(f"{name}_empty", (self.groups * 4 * ring.blocks,) * self.stages)
 
-    def _setup(self, made: list[Buffer]) -> Stmt:
+    def _setup(self, made: list[Buffer], cluster: bool) -> Stmt:
         inits = [Evaluate(call("mbarrier_init", (AddressOf(b, (const(k),)), const(n, "uint32")), "void"))
                  for b in made for k, n in enumerate(b.attr("arrive"))]
         return seq(If(binary("eq", self.thread, const(0, self.thread.dtype)), seq(*inits, do("fence_mbarrier_init"))),
-                   do("sync_threads"))
+                   do("cluster_sync" if cluster else "sync_threads"))
 
     def _registers(self, role: int) -> list[Stmt]:
         got = ROLE_REGISTERS.get(self.groups)
@@ -307,7 +321,8 @@ class _Roles:
                 src = replace(op.src, mins=tuple(substitute(m, dict(mapping)) if isinstance(m, Expr) else m
                                                  for m in op.src.mins))
                 stmts.append(with_attrs(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
-                                        tf32=op.dst.buffer.data in self.tf32 or None))
+                                        tf32=op.dst.buffer.data in self.tf32 or None,
+                                        share=(ring.rank, ring.blocks) if i in ring.common else None))
         return [For(k, self.loop.start, self.loop.extent, "serial", seq(*stmts), span=self.loop.span)]
 
 
