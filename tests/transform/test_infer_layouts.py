@@ -359,7 +359,7 @@ def test_annotations_that_cannot_hold_are_refused():
 def test_runtime_shapes_are_refused():
     n = Var("n", dtype("int32"))
     with pytest.raises(ValueError, match="run-time shape"):
-        infer([], [shared("S", (n, 4))], [])
+        infer([], [frag("F", (n, 4))], [])  # shared memory of run-time size has RowMajor storage
 
 
 @pytest.mark.parametrize("threads", [32, 96, 100, 256])

@@ -671,8 +671,7 @@ def test_run_time_sized_shared():
 
     for size in (1, 45):
         a = data(size, "int32")
-        agree(f, [a, mark(size, I32)], {1: a[::-1]}, on=("tile", "cpu"))
-    refused(lambda: f, "run-time shape", on=("simulator",))
+        agree(f, [a, mark(size, I32)], {1: a[::-1]})
 
 
 @pytest.mark.parametrize("build, text", [

@@ -217,7 +217,8 @@ class DeviceCompiler(MachineCompiler):
         """f(frame) -> (bytes of the arena, byte offset by slot): as planned (attrs shared_offsets, shared_bytes), other
         buffers one after another behind."""
         planned = {id(b.data): (b, at) for b, at in s.attr("shared_offsets") or ()}
-        total = s.attr("shared_bytes") or 0
+        total = s.attr("shared_bytes", 0)
+        total = 0 if total is None else total
         allocs = [n.buffer for n in walk(s.body) if isinstance(n, Alloc) and n.buffer.scope().startswith("shared")]
         sizes = {id(b.data): (geometry(self, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes, b) for b in allocs}
         number = self.expr(total) if not isinstance(total, int) else None

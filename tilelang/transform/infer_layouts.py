@@ -88,6 +88,11 @@ def infer_layouts(func: Func, cx: PassContext) -> Func:
     return func if body is func.body else replace(func, body=body)
 
 
+def _run_time_shape(b: Buffer, span: Any) -> Exception:
+    return error("layout-shape", f"`{b.name}` ({b.scope_name}) has a run-time shape, its tile must be static", span=span,
+                 hint="allocate the largest tile and guard what lies outside")
+
+
 @dataclass
 class Known:
     """What ops are asked with (ops.base: infer_layout), and why each layout was chosen."""
@@ -209,7 +214,9 @@ class _Inference:
                     self.pointers.add(x.buffer.data)  # type: ignore[attr-defined]
 
     def _see(self, b: Buffer) -> None:
-        if b.scope_name == FRAGMENT or b.scope_name in SHARED:
+        if b.scope_name in SHARED and not b.is_static:
+            self.pointers.add(b.data)  # stored row by row (layout.RowMajor), and so are views of it
+        elif b.scope_name == FRAGMENT or b.scope_name in SHARED:
             self.buffers.setdefault(b)
 
     def _collect_loop(self, s: Parallel) -> None:
@@ -241,8 +248,7 @@ class _Inference:
     def _check_shapes(self) -> None:
         for b in self.buffers:
             if not b.is_static:
-                raise error("layout-shape", f"`{b.name}` ({b.scope_name}) has a run-time shape, its tile must be "
-                            "static", span=b.span, hint="allocate the largest tile and guard what lies outside")
+                raise _run_time_shape(b, b.span)
 
     # ---- strict ---------------------------------------------------------------------------------------------------
 
@@ -267,6 +273,10 @@ class _Inference:
 
     def _strict(self) -> None:
         gemms = [op for op in self.ops if isinstance(op, Gemm)]
+        for op in gemms:
+            for b in (op.a.buffer, op.b.buffer, op.c.buffer):
+                if not b.is_static:
+                    raise _run_time_shape(b, op.span)
         rows_first = row_groups(gemms, self.ops, self.loops.values())
         arch = getattr(self.cx.target, "arch_number", 0) or 80
         self._by_tma()

@@ -20,7 +20,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, 
                          Parallel, Ramp, Select, Seq, Shuffle, Stmt, Store, TileOp, Var, While, call, cast, const, convert,
                          dtype, fresh, load, rebuild, replace, seq, substitute, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
-from tilelang.layout import linear_layout, swizzled_layout
+from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.distribute import Distribution, conjunction
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -130,6 +130,8 @@ class Lowering:
 
     def layout_of(self, buffer: Buffer) -> Any:
         got = self.layouts.get(buffer)
+        if got is None and buffer.scope_name in SHARED and not buffer.is_static:
+            got = self.layouts[buffer] = RowMajor(buffer.shape)
         if got is None:
             raise errors.InternalError(f"`{buffer.name}` ({buffer.scope_name}) has no layout: infer_layouts gives them")
         return got

@@ -64,7 +64,8 @@ class Widths:
         layout = self.layout_of(buffer)
         hit = self.by_layout.get(id(layout))
         if hit is None:
-            hit = self.by_layout[id(layout)] = (layout, layout_width(layout))
+            known = getattr(layout, "aligned_run", None)  # RowMajor: of a run-time shape
+            hit = self.by_layout[id(layout)] = (layout, layout_width(layout) if known is None else known)
         return hit[1]
 
     def width(self, buffer: Buffer, indices: tuple[Expr, ...], var: Var, lanes: int, analyzer: Analyzer,

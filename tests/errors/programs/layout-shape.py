@@ -1,4 +1,4 @@
-"""A shared buffer with a run-time extent."""
+"""A fragment with a run-time extent."""
 
 from tilelang.ir import Alloc, Buffer, Func, Launch, Span, Var, const, dtype
 from tilelang.transform.infer_layouts import infer_layouts
@@ -6,7 +6,7 @@ from tilelang.transform.pass_ import PassContext
 
 i32 = dtype("int32")
 n = Var("n", i32)
-S = Buffer("S", (n, 8), dtype("float16"), "shared.dyn", span=Span(__file__, 9, 4, 9, 52))
+S = Buffer("S", (n, 8), dtype("float16"), "local.fragment", span=Span(__file__, 9, 4, 9, 52))
 
 threads = tuple(Var(v, i32) for v in ("tx", "ty", "tz"))
 infer_layouts(Func("main", (n,), (), Launch((const(1),), (Var("bx", i32),), (32, 1, 1), threads, Alloc(S))), PassContext())
