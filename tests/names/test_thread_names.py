@@ -250,19 +250,61 @@ def test_arriving_at_a_named_barrier_without_waiting():
     assert np.array_equal(run(f, x, on="simulator")[1], 2 * x[:32][::-1])
 
 
-def test_grid_barriers_are_refused_until_launches_are_cooperative():
-    def program(barrier):
-        @T.prim_func
-        def f(Y: T.Tensor((1,), "int32")):
-            with T.Kernel(1, threads=N):
-                barrier()
-                Y[0] = 1
+def exchanged(barrier, grid=(4,), threads=40, skip=-1):
+    """Blocks hand a value to their successor twice, through global memory."""
+    blocks = int(np.prod(grid))
 
-        return f
+    @T.prim_func
+    def f(X: T.Tensor((blocks, threads), "int32"), Y: T.Tensor((blocks, threads), "int32")):
+        with T.Kernel(*grid, threads=threads):
+            at = T.get_block_binding(0) if len(grid) == 1 else T.get_block_binding(1) * grid[0] + T.get_block_binding(0)
+            t = T.get_thread_binding()
+            X[at, t] = at * 100 + t
+            v = T.alloc_var("int32")
+            if at != skip:
+                for _ in T.serial(2):
+                    barrier()
+                    v = X[(at + 1) % blocks, threads - 1 - t]
+                    barrier()
+                    X[at, t] = v
+            Y[at, t] = v
 
-    for barrier in (T.sync_grid, T.sync_global):
-        with pytest.raises(TileLangError):
-            cuda_text(program(barrier))
+    return f
+
+
+@pytest.mark.spec("T.sync_grid", "T.sync_global", "L15:sync_grid", "L15:sync_global")
+@pytest.mark.parametrize("barrier", (T.sync_grid, T.sync_global))
+@pytest.mark.parametrize("on", ("tile", "simulator"))
+@pytest.mark.parametrize("grid,threads", [((4,), 40), ((1,), 64), ((3, 2), 128)])
+def test_blocks_wait_for_each_other_at_a_grid_barrier(grid, threads, on, barrier):
+    blocks = int(np.prod(grid))
+    x = np.arange(blocks)[:, None] * 100 + np.arange(threads)
+    for _ in range(2):
+        x = np.roll(x, -1, 0)[:, ::-1]
+    assert np.array_equal(run(exchanged(barrier, grid, threads), on=on)[1], x)
+    assert "tl::sync_grid(grid_barrier_);" in cuda_text(exchanged(barrier, grid, threads))
+
+
+@pytest.mark.spec("L15:sync_grid")
+@pytest.mark.parametrize("on", ("tile", "simulator"))
+def test_a_block_that_leaves_a_grid_barrier_out_is_found(on):
+    with pytest.raises(TileLangError, match="without coming to this barrier") as e:
+        run(exchanged(T.sync_grid, skip=2), on=on)
+    assert e.value.kind == "sim-barrier"
+
+
+@pytest.mark.spec("L15:sync_grid")
+def test_blocks_without_a_grid_barrier_race():
+    with pytest.raises(TileLangError) as e:
+        run(exchanged(T.sync_threads), on="simulator")
+    assert e.value.kind == "sim-race"
+
+
+@pytest.mark.spec("L15:sync_grid")
+def test_grid_barriers_are_refused_on_the_cpu():
+    with pytest.raises(TileLangError) as e:
+        run(exchanged(T.sync_grid), on="cpu")
+    assert e.value.kind == "cpu-unsupported"
 
 
 def test_register_hints_do_not_change_results():

@@ -43,6 +43,7 @@ class Driver:
     """Counts what the host code asks of the driver; launches are (function, grid, block, shared, stream, arguments)."""
 
     def __init__(self, kernels, types):
+        self.memory, self.memory_result = [], 0  # ("allocate", bytes), ("clear", address, bytes), ("free", address)
         self.extended = []  # (function, grid, block, shared, stream, attributes)
         self.launches, self.loads, self.pushed, self.result, self.load_result = [], [], 0, 0, 0
         self.types, self.current = types, 0
@@ -56,6 +57,9 @@ class Driver:
             "cuCtxGetCurrent": ctypes.CFUNCTYPE(I, ctypes.POINTER(P))(self._get),
             "cuCtxPushCurrent_v2": ctypes.CFUNCTYPE(I, P)(self._push),
             "cuCtxPopCurrent_v2": ctypes.CFUNCTYPE(I, ctypes.POINTER(P))(self._pop),
+            "cuMemAllocAsync": ctypes.CFUNCTYPE(I, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, P)(self._allocate),
+            "cuMemsetD8Async": ctypes.CFUNCTYPE(I, ctypes.c_int64, ctypes.c_int8, ctypes.c_int64, P)(self._clear),
+            "cuMemFreeAsync": ctypes.CFUNCTYPE(I, ctypes.c_int64, P)(self._free),
             "tl_load": ctypes.CFUNCTYPE(I, I)(self._load)}
 
     def symbols(self):
@@ -76,6 +80,19 @@ class Driver:
         attributes = [(n, words if n == 4 else (words[0], 0, 0)) for n, words in attributes]
         self.extended.append((f, tuple(c.grid), tuple(c.block), c.shared, c.stream, attributes))
         return self.result
+
+    def _allocate(self, out, nbytes, stream):
+        self.memory.append(("allocate", nbytes))
+        out[0] = 1 << 20
+        return self.memory_result
+
+    def _clear(self, address, value, nbytes, stream):
+        self.memory.append(("clear", address, nbytes))
+        return 0
+
+    def _free(self, address, stream):
+        self.memory.append(("free", address))
+        return 0
 
     def _get(self, out):
         out[0] = self.current

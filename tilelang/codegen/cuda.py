@@ -114,7 +114,8 @@ class CudaPrinter(HopperCalls, CLikePrinter):
 
     def _signature(self) -> str:
         bounds = [str(self.launch.num_threads), str(self.launch.attr("min_blocks_per_sm") or 1)]
-        params = ", ".join([*map(self._parameter, self.kernel.params), *tensor_map_parameters(self)])
+        params = ", ".join([*map(self._parameter, self.kernel.params), *tensor_map_parameters(self),
+                            *map(self._workspace, getattr(self.kernel, "workspaces", ()))])
         cluster = cluster_of(self.launch)
         dims = f"__cluster_dims__({', '.join(map(str, cluster))}) " if cluster is not None else ""
         return f'extern "C" __global__ void {dims}__launch_bounds__({", ".join(bounds)}) {self.kernel.name}({params})'
@@ -126,6 +127,11 @@ class CudaPrinter(HopperCalls, CLikePrinter):
             alone = "" if p.name in (self.launch.attr("may_alias") or ()) else " __restrict__"
             return f"{read_only}{self.type_name(p.dtype, p.span)}*{alone} {self.namer(p.data, p.name)}"
         return f"{self.type_name(p.dtype, p.span)} {self.namer(p, p.name)}"
+
+    def _workspace(self, b: Buffer) -> str:
+        self.storage[b.data] = b.dtype
+        name = b.name if b.attr("zeroed") else self.namer(b.data, b.name)
+        return f"{self.type_name(b.dtype, b.span)}* __restrict__ {name}"
 
     def _thread_indices(self) -> None:
         launch = self.launch
@@ -197,6 +203,8 @@ class CudaPrinter(HopperCalls, CLikePrinter):
     # ---- memory ---------------------------------------------------------------------------------------------------
     def alloc(self, s: Alloc) -> None:
         b = s.buffer
+        if b.scope_name == "global" and b.data in self.storage:
+            return  # a workspace: the host passes it
         name, ctype = self.namer(b.data, b.name), self.type_name(b.dtype, s.span or b.span)
         self.storage[b.data] = b.dtype
         if b.scope_name in SHARED_SCOPES:

@@ -29,7 +29,7 @@ inline int long mutable namespace new noexcept not not_eq nullptr operator or or
 reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this thread_local
 throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq half half2
 float2 float4 int2 int4 uint2 uint4 min max abs exp log sqrt printf memcpy threadIdx blockIdx blockDim gridDim warpSize
-tl smem block_ panel_ start_ in_ width_ TL_DEVICE TL_INFINITY TL_NAN fmaxf fminf fmax fmin main half_t bfloat16_t
+tl smem grid_barrier_ block_ panel_ start_ in_ width_ TL_DEVICE TL_INFINITY TL_NAN fmaxf fminf fmax fmin main half_t bfloat16_t
 fp8_e4_t fp8_e5_t
 """.split()
 

@@ -326,6 +326,30 @@ TL_DEVICE void stmatrix_x4_trans(void* dst, const void* src) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(shared_address(dst)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
+//@ sync_grid
+// Waits for all threads of a cooperative launch.  The counter starts at zero: block 0 adds what flips its top bit once
+// every other block has added one, so that it can be used again at once.
+TL_DEVICE void sync_grid(unsigned* counter) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+  __syncthreads();
+  if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) {
+    const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
+    const bool first = blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0;
+    __threadfence();
+    const unsigned old = atomicAdd(counter, first ? 0x80000000u - (blocks - 1) : 1u);
+    unsigned now;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    } while (((old ^ now) & 0x80000000u) == 0);
+    __threadfence();
+  }
+  __syncthreads();
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
 //@ named_barrier
 TL_DEVICE void named_barrier(int id, int count) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory"); }
 //@ named_barrier_arrive

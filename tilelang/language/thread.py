@@ -11,7 +11,7 @@ from tilelang.ir import (I32, AddressOf, Buffer, Call, Evaluate, Expr, If, Load,
 from tilelang.ir import dtype as DType
 
 from .builder import Emitted
-from .kernel import thread_index
+from .kernel import need_kernel, thread_index
 from .regions import BufferSlice
 from .scope import Frame, IfFrame
 from .state import describe, error, need_builder, place
@@ -54,7 +54,11 @@ def sync_warp(mask: Any = None) -> Emitted:
 
 
 def sync_grid() -> Emitted:
-    """Barrier of all blocks of a cooperative launch."""
+    """Barrier of all threads of all blocks; what they have written to global memory is seen after it.
+
+    The launch becomes cooperative: its blocks must all fit on the device at once, which the driver checks.
+    """
+    need_kernel("T.sync_grid").attrs["cooperative"] = True
     return emit_call("sync_grid")
 
 

@@ -34,6 +34,7 @@ from tilelang.ir import (
 
 from tilelang.target.cluster import check_cluster, cluster_of
 
+from . import workspaces
 from .host_stub import CPU, CUDA, Frame
 from .llvm_text import HostExpr, Writer, scalar_type, text_of
 from .signature import Signature, TensorArg
@@ -120,7 +121,8 @@ class CudaLauncher:
     Symbols the loader provides: tl_functions (CUfunction per kernel and device, MAX_DEVICES apart), tl_contexts
     (primary context per device), tl_load(device) -> 0 when it filled both, tl_status (last CUresult), and the driver's
     cuLaunchKernel, cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent, cuTensorMapEncodeTiled where a kernel has tensor
-    maps, and cuLaunchKernelEx where a launch has attributes.
+    maps, cuLaunchKernelEx where a launch has attributes, and cuMemAllocAsync, cuMemsetD8Async, cuMemFreeAsync where a
+    kernel has workspaces.
     """
 
     device = CUDA
@@ -140,6 +142,7 @@ class CudaLauncher:
                 "declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)\n"
                 + ("declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)\n"
                    if any(launch_attributes(k.launch) for k in self.kernels) else "")
+                + (workspaces.DECLARATIONS if any(k.workspaces for k in self.kernels) else "")
                 + "".join([DECLARATION, *(m.declaration() for maps in self.maps.values() for m in maps)]
                           if any(self.maps.values()) else []))
 
@@ -196,7 +199,10 @@ class _CudaStatements(HostStatements):
         w.branch(nonzero, go, skip)  # an empty grid is no launch (cuLaunchKernel would refuse it)
         w.begin(go)
         self._check_cluster(s, grid)
-        array = self._arguments(kernel)
+        space = workspaces.Workspaces(w, kernel.workspaces, self.wide) if kernel.workspaces else None
+        if space is not None:
+            self._in_context(lambda: space.allocate(self.stream), f"kernel {fn}: its workspace cannot be allocated")
+        array = self._arguments(kernel, space.cells() if space is not None else [])
         slot = w.ins(f"getelementptr ptr, ptr @tl_functions, i64 {w.ins(f'add i64 {self.index}, {k * MAX_DEVICES}')}")
         shape = [w.ins(f"trunc i64 {g} to i32") for g in grid] + [str(t) for t in s.threads]
         shared = kernel.shared_bytes
@@ -208,9 +214,13 @@ class _CudaStatements(HostStatements):
         def call() -> str:
             function = w.at(slot, 0, "ptr")
             if config:
-                return w.ins(f"call i32 @cuLaunchKernelEx(ptr {config}, ptr {function}, ptr {array}, ptr null)")
-            return w.ins(f"call i32 @cuLaunchKernel(ptr {function}, " + ", ".join(f"i32 {v}" for v in shape) +
-                         f", i32 {shared}, ptr {self.stream}, ptr {array}, ptr null)")
+                rc = w.ins(f"call i32 @cuLaunchKernelEx(ptr {config}, ptr {function}, ptr {array}, ptr null)")
+            else:
+                rc = w.ins(f"call i32 @cuLaunchKernel(ptr {function}, " + ", ".join(f"i32 {v}" for v in shape) +
+                           f", i32 {shared}, ptr {self.stream}, ptr {array}, ptr null)")
+            if space is not None:
+                space.free(self.stream)
+            return rc
 
         self._in_context(call, f"kernel {fn}: launch of {kernel.name} failed")
         w.jump(skip)
@@ -265,11 +275,11 @@ class _CudaStatements(HostStatements):
         w.do(f"store i32 {rc}, ptr @tl_status")
         w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", message)
 
-    def _arguments(self, kernel: Any) -> str:
-        """The array of pointers to parameter values that cuLaunchKernel takes."""
+    def _arguments(self, kernel: Any, spaces: list[str]) -> str:
+        """The array of pointers to parameter values that cuLaunchKernel takes.  spaces: cells that hold workspaces."""
         w = self.w
         maps = self.owner.maps[kernel.name]
-        array = w.slot("ptr", max(1, len(kernel.params) + len(maps)))
+        array = w.slot("ptr", max(1, len(kernel.params) + len(maps) + len(spaces)))
         for k, p in enumerate(kernel.params):
             ty, value = self._argument(p)
             cell = w.slot(ty)
@@ -277,6 +287,8 @@ class _CudaStatements(HostStatements):
             w.put(array, 8 * k, "ptr", cell)
         for k, m in enumerate(maps, len(kernel.params)):
             w.put(array, 8 * k, "ptr", self.made.get(m) or self._tensor_map(m))
+        for k, cell in enumerate(spaces, len(kernel.params) + len(maps)):
+            w.put(array, 8 * k, "ptr", cell)
         return array
 
     def _early_maps(self) -> None:
@@ -308,11 +320,14 @@ class _CudaStatements(HostStatements):
 
 
 def launch_attributes(s: Launch) -> list[tuple[int, tuple[int, ...]]]:
-    """(CUlaunchAttributeID, words of its value) of a launch: 4 cluster dimensions, 6 programmatic serialisation.
+    """(CUlaunchAttributeID, words of its value) of a launch: 2 cooperative (all blocks run at once, for grid barriers),
+    4 cluster dimensions, 6 programmatic serialisation.
 
     Source: CUDA Driver API, "CUlaunchAttributeID".
     """
     out: list[tuple[int, tuple[int, ...]]] = []
+    if s.attr("cooperative"):
+        out.append((2, (1,)))
     cluster = cluster_of(s)
     if cluster is not None:
         out.append((4, cluster))

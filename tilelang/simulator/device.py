@@ -27,6 +27,7 @@ from .asynchronous import GROUP, Asynchronous, Proxy
 from .cluster import CLUSTER_OPS, Cluster
 from .counters import BankCount, Site
 from .faults import fault
+from .grid import grid_barrier, has_grid_barrier, whole_grid
 from .host import Arguments, bind_arguments
 from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote
 from .lanes import Action, LaneFrame, contains, uniform
@@ -127,7 +128,7 @@ class DeviceCompiler(MachineCompiler):
         self.maps = launch_maps(s)
         grid, place = [self.expr(g) for g in s.grid], self._place_shared(s)
         body = self.stmt(s.body)
-        dims = cluster_of(s)
+        dims = whole_grid(s) if has_grid_barrier(s) else cluster_of(s)
         size = math.prod(dims or (1,))
         hopper = size > 1 or contains(s.body, (), tuple(HOPPER_OPS))
         roles = hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
@@ -330,7 +331,7 @@ def _named_barrier(c: DeviceCompiler, e: Call) -> Closure:
 
 
 _SYNC_OPS: dict[str, Callable[[Any, Call], Closure]] = {
-    "sync_threads": _sync_threads, "sync_warp": _sync_warp, "named_barrier": _named_barrier,
+    "sync_grid": lambda c, e: grid_barrier(c, e, _sync_threads(c, e)), "sync_threads": _sync_threads, "sync_warp": _sync_warp, "named_barrier": _named_barrier,
     "named_barrier_arrive": _named_barrier,
 }  # fmt: skip
 

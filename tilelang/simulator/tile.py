@@ -20,6 +20,7 @@ from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.intrinsics import INTRINSICS
 
 from .faults import fault
+from .grid import TileGrid, has_grid_barrier, tile_grid_barrier
 from .host import Arguments, bind_arguments
 from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote, spread
 from .lanes import Action, LaneFrame, StmtCompiler, uniform
@@ -216,6 +217,8 @@ class TileCompiler(StmtCompiler):
     def compile_call(self, e: Call) -> Closure:
         if e.op in _ORDER_ONLY:
             return lambda f: np.int32(0)
+        if e.op == "sync_grid":
+            return tile_grid_barrier(self, e)
         if e.op in ROLE_OPS:
             return ROLE_OPS[e.op](self, e)
         if e.op in LANE_OPS:
@@ -258,12 +261,16 @@ class TileCompiler(StmtCompiler):
         block_slots = [(self.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
         thread_slots = [self.slot(v) for v in s.thread_vars]
         lanes = _lanes(s)
+        side_by_side = has_grid_barrier(s)
+        if side_by_side and roles:
+            raise fault("sim-unsupported", "a barrier of the grid between blocks with warp roles", span=s.span)
 
         def run(f: LaneFrame) -> None:
             extents = [int(g(f)) for g in grid]
             t = np.arange(lanes)
             mask = None if lanes in (1, s.num_threads) else t < s.num_threads
             x, y, _ = s.threads
+            waiting = []
             for at in itertools.product(*(range(n) for n in reversed(extents))):
                 block = TileBlock(f.block, f"({', '.join(map(str, reversed(at)))})")
                 g = LaneFrame(list(f.slots), lanes, mask, block)
@@ -272,10 +279,14 @@ class TileCompiler(StmtCompiler):
                     g.slots[slot] = dt(v)
                 for slot, own in zip(thread_slots, (t % x, t // x % y, t // (x * y))):
                     g.slots[slot] = own.astype(np.int32)
-                if roles:
+                if side_by_side:
+                    waiting.append(g)
+                elif roles:
                     run_roles(g, roles, body)
                 else:
                     body(g)
+            if waiting:
+                TileGrid(waiting, body).run()
 
         return run
 

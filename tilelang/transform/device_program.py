@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, free_vars, rebuild, replace, walk,
-                         with_attrs)
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, dtype, free_vars, rebuild, replace,
+                         walk, with_attrs)
 from tilelang.ir.stmt import For, If, Seq, While
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
 
 from .effects import effects
+
+
+# The counter that T.sync_grid waits on (codegen/prelude.cuh, sync_grid); the name is kept free for it.
+GRID_BARRIER = Buffer("grid_barrier_", (1,), dtype("uint32"), attrs=(("zeroed", True),))
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class DeviceKernel:
     shared_bytes: dynamic shared memory per block, an int, or a host Expr when it depends on the call.
     written: the tensors a launch stores to, through pointers or maps (all others are read-only).
     tensor_maps: what the host encodes and passes after params, in this order.
+    workspaces: global memory that the host allocates for each launch and passes after the maps; one whose attribute
+    `zeroed` is set starts with zeros.
     """
 
     name: str
@@ -34,6 +40,7 @@ class DeviceKernel:
     shared_bytes: Any
     written: frozenset[Buffer]
     tensor_maps: tuple[TensorMap, ...] = ()
+    workspaces: tuple[Buffer, ...] = ()
 
     @property
     def body(self) -> Stmt:
@@ -107,16 +114,19 @@ def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
     buffers = (*declared, *extra)
     bound = {*launch.block_vars, *launch.thread_vars}
     scalars = free_vars(launch.body) - bound - computed - {b.data for b in buffers} - {b.data for b in own}
-    for b in buffers:
+    workspaces = tuple(sorted((b for b in own if b.scope_name == "global"), key=lambda b: b.name))
+    for b in (*buffers, *workspaces):
         for d in (*b.shape, *(b.strides_ or ()), b.offset):
             if isinstance(d, Expr):
                 scalars |= free_vars(d)
+    if any(isinstance(x, Call) and x.op == "sync_grid" for x in walk(launch.body)):
+        workspaces = (GRID_BARRIER, *workspaces)
     ordered = _ordered(func, scalars)
     maps = tuple(m.check() for m in tensor_maps_of(launch))
     stored = {x.attr("map") for x in walk(launch.body) if isinstance(x, Call) and x.op in ("tma_store", "tma_reduce_add")}
     return DeviceKernel(name, (*buffers, *ordered), launch, launch.grid, launch.threads, launch.attr("shared_bytes", 0),
                         frozenset(b for b in buffers if b.data in written) | {m.buffer for m in maps if m.name in stored},
-                        maps)
+                        maps, workspaces)
 
 
 def _ordered(func: Func, scalars: set[Var]) -> list[Var]:
@@ -130,4 +140,4 @@ def _ordered(func: Func, scalars: set[Var]) -> list[Var]:
     return [v for v in order if v in scalars]
 
 
-__all__ = ["DeviceKernel", "LoweredProgram", "launches", "split_host"]
+__all__ = ["GRID_BARRIER", "DeviceKernel", "LoweredProgram", "launches", "split_host"]

@@ -1,0 +1,76 @@
+"""Workspaces: global memory that a launch allocates for itself, on its stream, and gives back behind it.
+
+All workspaces of a launch are one allocation: the ones that start with zeros first, each at a multiple of 256 bytes.
+Source: CUDA Driver API, "Stream Ordered Memory Allocator".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang.ir import Buffer, Expr
+
+from .llvm_text import Writer
+
+NAMES = ("cuMemAllocAsync", "cuMemsetD8Async", "cuMemFreeAsync")
+DECLARATIONS = ("declare i32 @cuMemAllocAsync(ptr, i64, ptr)\ndeclare i32 @cuMemsetD8Async(i64, i8, i64, ptr)\n"
+                "declare i32 @cuMemFreeAsync(i64, ptr)\n")
+ALIGN = 256
+
+
+class Workspaces:
+    """The allocation of one launch.  size_of: an integer expression as an i64 value."""
+
+    def __init__(self, w: Writer, buffers: tuple[Buffer, ...], size_of: Callable[[Expr], str]) -> None:
+        self.w, self.buffers = w, buffers
+        self.base = w.slot("i64")
+        self.starts: dict[int, str] = {}  # by position in buffers
+        end, self.zeroed = "0", "0"
+        order = sorted(range(len(buffers)), key=lambda k: not buffers[k].attr("zeroed"))
+        for k in order:
+            b = buffers[k]
+            self.starts[k] = end
+            count = str(b.dtype.bytes)
+            for d in b.shape:
+                count = w.ins(f"mul i64 {count}, {size_of(d) if isinstance(d, Expr) else d}")
+            room = w.ins(f"and i64 {w.ins(f'add i64 {count}, {ALIGN - 1}')}, {-ALIGN}")
+            end = w.ins(f"add i64 {end}, {room}")
+            if b.attr("zeroed"):
+                self.zeroed = end
+        self.total = w.ins(f"add i64 {end}, {ALIGN}")  # never nothing, which the driver refuses
+
+    def allocate(self, stream: str) -> str:
+        """Allocate and clear; the CUresult."""
+        w = self.w
+        rc = w.ins(f"call i32 @cuMemAllocAsync(ptr {self.base}, i64 {self.total}, ptr {stream})")
+        if self.zeroed == "0":
+            return rc
+        clear, done, result = w.name("clear"), w.name("cleared"), w.slot("i32")
+        w.do(f"store i32 {rc}, ptr {result}")
+        w.branch(w.ins(f"icmp eq i32 {rc}, 0"), clear, done)
+        w.begin(clear)
+        set_rc = w.ins(f"call i32 @cuMemsetD8Async(i64 {w.ins(f'load i64, ptr {self.base}')}, i8 0, i64 {self.zeroed}, "
+                       f"ptr {stream})")
+        w.do(f"store i32 {set_rc}, ptr {result}")
+        w.jump(done)
+        w.begin(done)
+        return w.ins(f"load i32, ptr {result}")
+
+    def cells(self) -> list[str]:
+        """Per buffer a cell that holds its address, as kernel arguments are passed."""
+        out: list[Any] = []
+        for k in range(len(self.buffers)):
+            cell = self.w.slot("i64")
+            at = self.w.ins(f"add i64 {self.w.ins(f'load i64, ptr {self.base}')}, {self.starts[k]}")
+            self.w.do(f"store i64 {at}, ptr {cell}")
+            out.append(cell)
+        return out
+
+    def free(self, stream: str) -> None:
+        """Give the memory back once the launch is done with it."""
+        w = self.w
+        w.ins(f"call i32 @cuMemFreeAsync(i64 {w.ins(f'load i64, ptr {self.base}')}, ptr {stream})")
+
+
+__all__ = ["DECLARATIONS", "NAMES", "Workspaces"]

@@ -1,0 +1,106 @@
+"""The barrier of all blocks of a launch (`sync_grid`): the blocks run side by side until each has come to it.
+
+On the device simulator the blocks of such a launch are one cluster (cluster.py) of the whole grid, whose barrier
+orders global memory between them; in tile programs each block is a part that waits for the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Call, Const, Launch
+from tilelang.ir.evaluate import Closure, Value
+
+from .coroutines import Part, Scheduler
+from .faults import fault
+from .lanes import Action, LaneFrame, contains
+
+MOST = 64  # blocks that are run side by side
+
+
+def has_grid_barrier(s: Launch) -> bool:
+    """Whether the blocks of a launch wait for each other."""
+    return contains(s.body, (), ("sync_grid",))
+
+
+def whole_grid(s: Launch) -> tuple[int, int, int]:
+    """The grid as the extents of one cluster.  Raises sim-unsupported for grids that are not small and static."""
+    extents = [e.value if isinstance(e, Const) else 0 for e in s.grid]
+    x, y, z = (*extents, 1, 1)[:3]
+    if not 1 <= x * y * z <= MOST:
+        raise fault("sim-unsupported", f"the simulator runs grid barriers in static grids of at most {MOST} blocks, this one "
+                    f"is ({', '.join(map(repr, s.grid))})", span=s.span)
+    return x, y, z
+
+
+def grid_barrier(c: Any, e: Call, block_barrier: Closure) -> Closure:
+    """sync_grid on the device simulator; in a grid of one block its own barrier."""
+
+    def run(f: LaneFrame) -> Value:
+        cluster = f.block.cluster
+        if cluster is None:
+            return block_barrier(f)
+        if f.any_active():
+            cluster.arrive(f, False, e.span)
+            cluster.wait(f, e.span)
+            _all_came(f, cluster, e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _all_came(f: LaneFrame, cluster: Any, span: Any) -> None:
+    """Blocks that have ended without coming leave the others waiting for ever on a device."""
+    now = int(cluster.waits[f.active()][0])
+    for p in f.block.roles.parts:
+        lanes = p.frame.own
+        if p.done and (cluster.arrivals[lanes] < now).any():
+            raise fault("sim-barrier", f"block {p.frame.block.where} ends without coming to this barrier of the grid", span=span,
+                        hint="every thread of every block reaches T.sync_grid() equally often")
+
+
+class TileGrid(Scheduler):
+    """Runs the blocks of a tile program side by side."""
+
+    def __init__(self, frames: list[LaneFrame], body: Action) -> None:
+        super().__init__([Part(i, f"block {f.block.where}", f, body) for i, f in enumerate(frames)])
+        self.come: dict[int, int] = {}  # by part: how often it has come to the barrier
+        for f in frames:
+            f.block.grid = self
+
+    def meet(self, span: Any) -> None:
+        """The block that runs waits until all have come as often as it."""
+        me = self.now.number
+        self.come[me] = n = self.come.get(me, 0) + 1
+        self.wait(lambda: all(p.done or self.come.get(p.number, 0) >= n for p in self.parts),
+                  lambda: "at the barrier of the grid", span)
+        early = next((p for p in self.parts if p.done and self.come.get(p.number, 0) < n), None)
+        if early is not None:
+            raise fault("sim-barrier", f"{early.name} ends without coming to this barrier of the grid", span=span,
+                        hint="every thread of every block reaches T.sync_grid() equally often")
+
+    def deadlock(self, left: list[Part]) -> Exception:
+        return fault("sim-barrier", "blocks wait for ever at the barrier of the grid", span=left[0].place)
+
+
+def tile_grid_barrier(c: Any, e: Call) -> Closure:
+    """sync_grid in a tile program, executed by all threads of a block alike."""
+
+    def run(f: LaneFrame) -> Value:
+        grid = getattr(f.block, "grid", None)
+        if grid is None or not f.any_active():
+            return np.int32(0)
+        if f.mask is not None and not f.active().all() and f.lanes > 1:
+            own = np.arange(f.lanes) < f.role.threads
+            if (own & ~f.active()).any():
+                raise fault("sim-barrier", f"{int(f.active().sum())} of {int(own.sum())} threads reach this barrier of the grid",
+                            span=e.span, hint="a barrier must not stand under a condition that differs between threads")
+        grid.meet(e.span)
+        return np.int32(0)
+
+    return run
+
+
+__all__ = ["MOST", "TileGrid", "grid_barrier", "has_grid_barrier", "tile_grid_barrier", "whole_grid"]
