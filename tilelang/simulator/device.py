@@ -331,7 +331,8 @@ def _named_barrier(c: DeviceCompiler, e: Call) -> Closure:
 
 
 _SYNC_OPS: dict[str, Callable[[Any, Call], Closure]] = {
-    "sync_grid": lambda c, e: grid_barrier(c, e, _sync_threads(c, e)), "sync_threads": _sync_threads, "sync_warp": _sync_warp, "named_barrier": _named_barrier,
+    "sync_grid": lambda c, e: grid_barrier(c, e, _sync_threads(c, e)),
+    "sync_threads": _sync_threads, "sync_warp": _sync_warp, "named_barrier": _named_barrier,
     "named_barrier_arrive": _named_barrier,
 }  # fmt: skip
 

@@ -57,8 +57,8 @@ def _all_came(f: LaneFrame, cluster: Any, span: Any) -> None:
     for p in f.block.roles.parts:
         lanes = p.frame.own
         if p.done and (cluster.arrivals[lanes] < now).any():
-            raise fault("sim-barrier", f"block {p.frame.block.where} ends without coming to this barrier of the grid", span=span,
-                        hint="every thread of every block reaches T.sync_grid() equally often")
+            raise fault("sim-barrier", f"block {p.frame.block.where} ends without coming to this barrier of the grid",
+                        span=span, hint="every thread of every block reaches T.sync_grid() equally often")
 
 
 class TileGrid(Scheduler):
@@ -95,8 +95,9 @@ def tile_grid_barrier(c: Any, e: Call) -> Closure:
         if f.mask is not None and not f.active().all() and f.lanes > 1:
             own = np.arange(f.lanes) < f.role.threads
             if (own & ~f.active()).any():
-                raise fault("sim-barrier", f"{int(f.active().sum())} of {int(own.sum())} threads reach this barrier of the grid",
-                            span=e.span, hint="a barrier must not stand under a condition that differs between threads")
+                came = f"{int(f.active().sum())} of {int(own.sum())} threads"
+                raise fault("sim-barrier", f"{came} reach this barrier of the grid", span=e.span,
+                            hint="a barrier must not stand under a condition that differs between threads")
         grid.meet(e.span)
         return np.int32(0)
 

@@ -26,7 +26,7 @@ _device("sync_threads", 0, SYNC, "__syncthreads()")
 _device("named_barrier", 2, SYNC, "tl::named_barrier({0}, {1})")
 _device("named_barrier_arrive", 2, SYNC, "tl::named_barrier_arrive({0}, {1})")
 _device("sync_warp", -1, SYNC, "__syncwarp({args})")
-_device("sync_grid", 0, SYNC, "tl::sync_grid(grid_barrier_)")  # a parameter (transform/device_program.py); the launch is cooperative
+_device("sync_grid", 0, SYNC, "tl::sync_grid(grid_barrier_)")  # a parameter of cooperative kernels (device_program.py)
 for _kind in ("count", "and", "or"):
     _device(f"syncthreads_{_kind}", 1, SYNC, f"__syncthreads_{_kind}({{0}})")
 
