@@ -142,6 +142,8 @@ LOGIC_RULES = rules(
     (("and", ("and", x, y), y), ("and", x, y)),
     (("and", ("and", x, y), x), ("and", x, y)),
     (("not", ("not", x)), x),
+    (("not", True), False),
+    (("not", False), True),
 )
 
 

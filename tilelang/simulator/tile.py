@@ -31,7 +31,7 @@ from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, answer,
                          together)
 
 PRIVATE = ("local", "local.var")
-_ORDER_ONLY = NO_EFFECT | {"sync_warp", "cp_async_commit", "cp_async_wait", "fence_gpu", "fence_block"}
+_ORDER_ONLY = NO_EFFECT | {"sync_warp", "cp_async_commit", "cp_async_wait", "fence_gpu", "fence_block", "keep_branch"}
 
 
 class TileCompiler(StmtCompiler):
@@ -300,7 +300,7 @@ def _lanes(s: Launch) -> int:
             return False  # atomics and prints inside run per iteration
         if isinstance(n, Var):
             return id(n) in distinguished
-        if isinstance(n, Call) and n.op in (*LANE_OPS, *BLOCK_VOTES, "elect_one") and not n.op.startswith("fence"):
+        if isinstance(n, Call) and n.op in (*LANE_OPS, *BLOCK_VOTES, "elect_one") and n.op not in _ORDER_ONLY:
             return True
         return not isinstance(n, Buffer) and any(per_thread(c) for c in children(n))
 

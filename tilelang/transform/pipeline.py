@@ -15,6 +15,7 @@ from .check_pipelines import check_pipelines
 from .config import PassConfigKey
 from .device_program import DeviceKernel, LoweredProgram, split_host
 from .flatten import flatten
+from .guard_masks import guard_masks
 from .infer_layouts import infer_layouts
 from .legalize import legalize
 from .lower_tile_ops import lower_tile_ops
@@ -32,6 +33,7 @@ log = logging.getLogger("tilelang.transform")
 TILE_PASSES: tuple[PassFn, ...] = (legalize, check_pipelines)
 DEVICE_PASSES: tuple[PassFn, ...] = (
     check_collective,  # before roles and layouts: it sees the user's branches
+    guard_masks,  # before specialize_warps, which reorders the statements of a loop
     specialize_warps,  # before plan_pipelines, which keeps what it leaves
     plan_pipelines,  # before layouts: it gives shared buffers their versions
     infer_layouts,

@@ -1,0 +1,231 @@
+"""Masks that are applied only where they change something, and products that clear their start."""
+
+import numpy as np
+import pytest
+from programs import attention
+
+import tilelang.language as T
+from tilelang.ir import Evaluate, If, Parallel, is_const, parse, to_text, walk
+from tilelang.ir.expr import Call
+from tilelang.ops import Fill, Gemm
+from tilelang.simulator import run_device, run_tile
+from tilelang.target import Target
+from tilelang.transform.guard_masks import guard_masks
+from tilelang.transform.pass_ import PassContext
+from tilelang.transform.pipeline import legalized, lower
+
+N, STEPS = 32, 4
+SM80 = Target({"kind": "cuda", "arch": "sm_80"})
+
+
+def masked(mask, steps=STEPS, n=N):
+    """P = mask applied to A[k], for each k; `mask(P, i, j, k, bx, length)` is the parallel loop's body."""
+
+    @T.prim_func
+    def main(A: T.Tensor((steps, n, n), "float32"), B: T.Tensor((2, steps, n, n), "float32"), length: T.int32):
+        with T.Kernel(2, threads=128) as bx:
+            P = T.alloc_fragment((n, n), "float32")
+            for k in T.serial(steps):
+                T.copy(A[k, :, :], P)
+                for i, j in T.Parallel(n, n):
+                    mask(P, i, j, k, bx, length)
+                T.copy(P, B[bx, k, :, :])
+
+    return main
+
+
+@T.macro
+def causal(P, i, j, k, bx, length):
+    P[i, j] = T.if_then_else(bx * 64 + i >= k * N + j, P[i, j], -1.0)
+
+
+@T.macro
+def named(P, i, j, k, bx, length):
+    seen = (k * N + j < length) and (bx * 64 + i >= k * N + j)
+    P[i, j] = T.if_then_else(seen, P[i, j], -1.0)
+
+
+@T.macro
+def window(P, i, j, k, bx, length):
+    P[i, j] = T.if_then_else((k * N + j > bx * 64 + i - 40) and (k * N + j <= bx * 64 + i + 70), P[i, j], -1.0)
+
+
+@T.macro
+def turned(P, i, j, k, bx, length):
+    P[i, j] = T.if_then_else((k * N + j >= length) or (bx * 64 + i < k * N + j), -1.0, P[i, j])
+
+
+@T.macro
+def statement(P, i, j, k, bx, length):
+    if k * N + j >= length:
+        P[i, j] = -1.0
+
+
+@T.macro
+def scaled(P, i, j, k, bx, length):
+    P[i, j] = T.if_then_else(k * N + 2 * j - i < length, P[i, j] * 2.0, -1.0)
+
+
+MASKS = {f.__name__: f for f in (causal, named, window, turned, statement, scaled)}
+
+
+def guarded(func):
+    return guard_masks(legalized(func.func), PassContext(SM80))
+
+
+def guards(func):
+    return [s for s in walk(func.body) if isinstance(s, If) and any(isinstance(x, Call) and x.op == "keep_branch"
+                                                                  for x in walk(s))]
+
+
+@pytest.mark.parametrize("length", [0, 1, 32, 63, 100, 128, 200])
+@pytest.mark.parametrize("name", MASKS)
+def test_same_values(name, length):
+    func = masked(MASKS[name])
+    new = guarded(func)
+    assert len(guards(new)) == 1 and parse(to_text(new)) == new
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((STEPS, N, N)).astype(np.float32)
+    b = np.zeros((2, STEPS, N, N), np.float32)
+    want = run_tile(func, [a, b, length])["B"]
+    assert np.array_equal(run_tile(new, [a, b, length])["B"], want)
+    if length in (63, 128):
+        assert np.array_equal(run_device(lower(func.func, SM80), {"A": a, "B": b, "length": length}).outputs["B"], want)
+
+
+def test_the_test_is_the_tightest_point():
+    (guard,) = guards(guarded(masked(causal)))
+    assert str(guard.cond) == "((bx * 64) < ((k * 32) + 31))"
+
+
+def test_what_is_proven_is_not_tested():
+    @T.macro
+    def inside(P, i, j, k, bx, length):
+        P[i, j] = T.if_then_else(k * N + j < STEPS * N, P[i, j], -1.0)
+
+    new = guarded(masked(inside))
+    assert not guards(new) and not any(isinstance(s, Parallel) for s in walk(new.body))
+
+
+@T.macro
+def from_memory(P, i, j, k, bx, length):
+    P[i, j] = T.if_then_else(P[i, j] < length, P[i, j], -1.0)
+
+
+@T.macro
+def bent(P, i, j, k, bx, length):
+    P[i, j] = T.if_then_else(i * j < length, P[i, j], -1.0)
+
+
+@T.macro
+def periodic(P, i, j, k, bx, length):
+    P[i, j] = T.if_then_else((k + j) % 3 < length, P[i, j], -1.0)
+
+
+@pytest.mark.parametrize("mask", [from_memory, bent, periodic], ids=["from_memory", "bent", "periodic"])
+def test_other_masks_stay(mask):
+    func = masked(mask)
+    assert guarded(func) == legalized(func.func)
+
+
+def test_small_tiles_and_masks_outside_loops_stay():
+    small = masked(causal, n=16)
+    assert guarded(small) == legalized(small.func)
+
+    @T.prim_func
+    def once(A: T.Tensor((N, N), "float32"), length: T.int32):
+        with T.Kernel(1, threads=128):
+            P = T.alloc_fragment((N, N), "float32")
+            T.copy(A, P)
+            for i, j in T.Parallel(N, N):
+                P[i, j] = T.if_then_else(j < length, P[i, j], 0.0)
+            T.copy(P, A)
+
+    assert guarded(once) == legalized(once.func)
+
+
+def product(start, clear=False):
+    @T.prim_func
+    def main(A: T.Tensor((4 * N, N), "float16"), B: T.Tensor((N, N), "float16"), C: T.Tensor((4 * N, N), "float32")):
+        with T.Kernel(1, threads=128):
+            As, Bs = T.alloc_shared((N, N), "float16"), T.alloc_shared((N, N), "float16")
+            P = T.alloc_fragment((N, N), "float32")
+            T.copy(B, Bs)
+            for k in T.serial(4):
+                start(P, k)
+                T.copy(A[k * N, 0], As)
+                T.gemm(As, Bs, P, clear_accum=clear)
+                T.copy(P, C[k * N, 0])
+
+    return main
+
+
+@T.macro
+def cleared(P, k):
+    T.clear(P)
+
+
+@T.macro
+def zeroed(P, k):
+    for i, j in T.Parallel(N, N):
+        P[i, j] = 0.0
+
+
+@T.macro
+def mask_or_zero(P, k):
+    for i, j in T.Parallel(N, N):
+        P[i, j] = T.if_then_else(k * N + j < 70, 0.0, -T.infinity("float32"))
+
+
+@T.macro
+def ones(P, k):
+    T.fill(P, 1.0)
+
+
+@T.macro
+def minus_zero(P, k):
+    T.fill(P, -0.0)
+
+
+@pytest.mark.parametrize("start, clears", [
+    (cleared, "T.bool(True)"), (zeroed, "T.bool(True)"), (mask_or_zero, "(((k * 32) + 31) < 70)"), (ones, None),
+    (minus_zero, None)], ids=["cleared", "zeroed", "mask_or_zero", "ones", "minus_zero"])
+def test_products_clear_their_start(start, clears):
+    func = product(start)
+    new = guarded(func)
+    (gemm,) = [s for s in walk(new.body) if isinstance(s, Gemm)]
+    if clears is None:
+        assert new == legalized(func.func)
+    else:
+        assert str(gemm.clear_accum) == clears and not any(isinstance(s, Fill) for s in walk(new.body))
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-3, 4, (4 * N, N)).astype(np.float16), rng.integers(-3, 4, (N, N)).astype(np.float16)
+    c = np.zeros((4 * N, N), np.float32)
+    want = run_tile(func, [a, b, c])["C"]
+    assert np.array_equal(run_tile(new, [a, b, c])["C"], want)
+    for arch in ("sm_80", "sm_90a"):
+        program = lower(func.func, Target({"kind": "cuda", "arch": arch}), {"tl.enable_hopper": True})
+        assert np.array_equal(run_device(program, {"A": a, "B": b, "C": c}).outputs["C"], want)
+
+
+def test_a_tile_that_is_used_before_its_product_is_filled():
+    @T.prim_func
+    def main(A: T.Tensor((N, N), "float16"), C: T.Tensor((2, N, N), "float32")):
+        with T.Kernel(1, threads=128):
+            As = T.alloc_shared((N, N), "float16")
+            P = T.alloc_fragment((N, N), "float32")
+            T.copy(A, As)
+            T.clear(P)
+            T.copy(P, C[0, :, :])
+            T.gemm(As, As, P)
+            T.copy(P, C[1, :, :])
+
+    assert guarded(main) == legalized(main.func)
+
+
+def test_attention_masks_its_last_blocks_only():
+    new = guarded(attention(1, 1, 512, 64, causal=True))
+    (guard,) = guards(new)
+    products = [s for s in walk(new.body) if isinstance(s, Gemm)]
+    assert not is_const(products[0].clear_accum, False) and any(
+        isinstance(s, Evaluate) and s.call.op == "keep_branch" for s in walk(guard.then))
