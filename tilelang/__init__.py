@@ -35,8 +35,8 @@ _NAMES = {
 # public submodules: `tilelang.profiler` works without importing it first
 _MODULES = {
     "analysis", "autodd", "autotuner", "backend", "cache", "carver", "contrib", "cpu", "cuda", "engine", "errors",
-    "instrumentation", "intrinsics", "ir", "jit", "language", "layout", "libinfo", "math", "metal", "ops", "profiler",
-    "rocm", "runtime", "simulator", "target", "testing", "tileop", "tools", "transform", "tvm", "utils", "webgpu",
+    "instrumentation", "intrinsics", "ir", "jit", "language", "layout", "libinfo", "library", "math", "metal", "ops",
+    "profiler", "rocm", "runtime", "simulator", "target", "testing", "tileop", "tools", "transform", "tvm", "utils", "webgpu",
 }
 
 

@@ -1,0 +1,7 @@
+import numpy as np
+
+from tilelang.library import flash_attention
+
+q = np.zeros((1, 128, 6, 64), np.float16)
+k = np.zeros((1, 128, 4, 64), np.float16)
+flash_attention(q, k, k)

@@ -1,0 +1,129 @@
+"""The cost model of attention tiles, and what ptxas makes of the tiles it chooses."""
+
+import numpy as np
+import pytest
+
+from tilelang.codegen.cuda import print_kernel
+from tilelang.library.attention_tiles import (Machine, attention_tile, candidates, machine_of, price, registers, shared_bytes,
+                                              step_cycles, steps)
+from tilelang.library.flash_attention_kernels import Mask, Sizes, Tile, dense_attention, packed_attention, seen
+from tilelang.runtime import nvrtc
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
+
+import tilelang.language as T
+
+FULL, CAUSAL = Mask(), Mask(None, 0)
+SM90, SM80 = (Target({"kind": "cuda", "arch": a}) for a in ("sm_90a", "sm_80"))
+H200 = machine_of(SM90)
+
+
+def square(batch, heads, length, dim):
+    return Sizes(batch, length, length, heads, heads, dim, dim)
+
+
+def test_machines():
+    assert H200.kind == "wgmma" and H200.units == 132 and machine_of(SM90, 78).units == 78
+    assert machine_of(SM80).kind == "mma" and machine_of(Target("cpu")).kind == "cpu"
+
+
+def test_steps_counts_the_tiles_that_someone_sees():
+    """Against the predicate of the programs, key by key."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        seq_q, seq_k = (int(n) for n in rng.integers(1, 150, 2))
+        left, right = (None if rng.random() < 0.4 else int(rng.integers(0, 60)) for _ in range(2))
+        mask, tile = Mask(left, right), Tile(32, 16)
+        got = steps(Sizes(1, seq_q, seq_k, 1, 1, 64, 64), mask, tile)
+        for i, n in enumerate(got):
+            rows = range(32 * i, min(seq_q, 32 * i + 32))
+            tiles = {j // 16 for r in rows for j in range(seq_k) if bool(T.And(True, seen(mask, j, seq_k, r + seq_k - seq_q)))}
+            # Rows behind the last query may reach a tile further.
+            assert len(tiles) <= n <= len(tiles) + (3 if 32 * i + 32 > seq_q else 0), (seq_q, seq_k, mask, i)
+
+
+@pytest.mark.parametrize("dim", [16, 64, 80, 128, 192, 256])
+@pytest.mark.parametrize("target", [SM90, SM80], ids=["sm_90a", "sm_80"])
+def test_candidates_fit(target, dim):
+    machine = machine_of(target)
+    sizes = square(2, 4, 1000, dim)
+    found = list(candidates(machine, sizes))
+    assert found
+    for tile in found:
+        assert shared_bytes(tile, dim, dim) <= target.max_shared_bytes and registers(tile, dim) <= 255
+        assert step_cycles(machine, tile, dim, dim) > 0
+    best = attention_tile(machine, sizes, CAUSAL)
+    assert all(price(machine, sizes, CAUSAL, best) <= 1.001 * price(machine, sizes, CAUSAL, t) for t in found)
+
+
+def test_choices_are_sane():
+    for length in (512, 1024, 4096, 8192, 16384):  # two groups of 64 rows share the tiles of keys
+        for mask in (FULL, CAUSAL):
+            tile = attention_tile(H200, square(1, 32, length, 128), mask)
+            assert (tile.rows, tile.threads) == (128, 256) and 128 <= tile.keys <= 176
+    assert attention_tile(H200, square(1, 16, 16384, 128), FULL).keys == 160
+    assert attention_tile(H200, Sizes(4, 1, 4096, 32, 32, 128, 128), FULL).rows == 64
+    assert attention_tile(H200, square(1, 1, 16, 64), FULL).rows == 64
+    assert attention_tile(Machine("cpu", 1), square(1, 1, 8, 64), FULL).rows == 16
+
+
+def test_prices_grow_with_the_work():
+    tile = Tile(128, 128, 2, 256)
+    times = [price(H200, square(1, 16, n, 128), m, tile) for n in (512, 2048, 8192) for m in (CAUSAL, FULL)]
+    assert times == sorted(times) and times[-1] > 12 * times[-3]
+    assert price(H200, square(1, 16, 8192, 128), Mask(256, 0), tile) < price(H200, square(1, 16, 8192, 128), CAUSAL, tile) / 5
+
+
+# ---- compiled --------------------------------------------------------------------------------------------------------------
+
+
+def strides(sizes, packed=False):
+    out = []
+    for n, h, d in ((sizes.seq_q, sizes.heads, sizes.dim), (sizes.seq_k, sizes.kv_heads, sizes.dim),
+                    (sizes.seq_k, sizes.kv_heads, sizes.dim_v), (sizes.seq_q, sizes.heads, sizes.dim_v)):
+        out.append((h * d, d, 1) if packed else (n * h * d, h * d, d, 1))
+    return tuple(out)
+
+
+def cubins(program, target):
+    configs = {"tl.enable_fast_math": True, **({"tl.enable_hopper": True} if target.has_wgmma else {})}
+    kernels = lower(program.func, target, configs).kernels
+    return [(k, nvrtc.compile_cubin(print_kernel(k, fast_math=True), target.arch)) for k in kernels]
+
+
+FORMS = {"causal_64": (64, CAUSAL, 8192), "full_64": (64, FULL, 8192), "causal_96": (96, CAUSAL, 4096),
+         "causal_128": (128, CAUSAL, 8192), "full_128": (128, FULL, 16384), "short_128": (128, CAUSAL, 512),
+         "ragged_128": (128, FULL, 8190), "window_128": (128, Mask(1023, 0), 8192), "causal_192": (192, CAUSAL, 8192),
+         "causal_256": (256, CAUSAL, 8192), "full_256": (256, FULL, 8192)}
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("name", FORMS)
+def test_chosen_tiles_assemble_without_spills_or_serialised_products(name):
+    dim, mask, length = FORMS[name]
+    sizes = square(1, 16, length, dim)
+    tile = attention_tile(H200, sizes, mask)
+    for with_lse in (False, True):
+        program = dense_attention(sizes, strides(sizes), "bshd", "bfloat16", mask, tile, with_lse)
+        ((kernel, cubin),) = cubins(program, SM90)
+        assert "warp groups: 1 loads" in kernel.launch.attr("pipeline_report"), kernel.launch.attr("report")
+        assert cubin.spills == 0 and "C75" not in cubin.log, (tile, cubin.log)
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_packed_sequences_assemble_without_spills(dim):
+    n, tokens_q, tokens_k = T.dynamic("n, tokens_q, tokens_k")
+    sizes = Sizes(n, tokens_q, tokens_k, 16, 4, dim, dim)
+    tile = attention_tile(H200, square(8, 16, 2048, dim), CAUSAL)
+    for kernel, cubin in cubins(packed_attention(sizes, strides(sizes, True), "float16", CAUSAL, tile, True), SM90):
+        assert cubin.spills == 0 and "C75" not in cubin.log, (kernel.name, tile, cubin.log)
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_tiles_of_sm_80_assemble_without_spills(dim):
+    sizes = square(1, 16, 4096, dim)
+    tile = attention_tile(machine_of(SM80), sizes, CAUSAL)
+    ((_, cubin),) = cubins(dense_attention(sizes, strides(sizes), "bshd", "float16", CAUSAL, tile, True), SM80)
+    assert cubin.spills == 0, (tile, cubin.registers)

@@ -1,0 +1,159 @@
+"""Tile shapes of attention from a cost model: what the matrix unit, exp2 and the start of a tile take, in cycles.
+
+    time of a tile of queries = start + (tiles of keys it sees) * step + store
+    step  = max(matrix instructions of all its warp groups, one group's chain of products and softmax) + a fixed cost
+    whole = rounds of tiles over the processors where tiles are equal; else their mean load and half the longest tile
+
+Every candidate that fits registers and shared memory is priced and the cheapest taken; nothing is looked up by shape.
+Rates are cycles of one processor (SM), measured on an H200; those of mma.sync by the data sheet of sm_80.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil, inf
+
+from tilelang.target import Target
+
+from .flash_attention_kernels import Mask, Sizes, Tile
+
+GROUP = 128  # threads of a warp group, which has 64 rows of a product
+PANEL = 8192  # bytes through which a warp group stores results: 64 rows of 128 bytes
+_LIMITS = {1: 255, 2: 240, 3: 160}  # registers of a thread of so many computing groups beside one that loads
+_BESIDE = 48  # registers beside scores, weights and accumulators: row statistics, addresses, loop state
+_BESIDE_MMA = 70  # the same for mma.sync, which holds fragments of K and V too
+_STEP = 250.0  # cycles a step costs beside its arithmetic: barriers, the ends of products, quad reductions
+_LATENCY = 1400.0  # cycles from asking for a tile of keys to having it
+_START, _STORE = 1300.0, 19.0  # cycles until the first scores; bytes a cycle stored
+_MOST_TILES = 512  # tiles of one head that are priced one by one; more are sampled
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What tiles are priced for.
+
+    kind: "wgmma", "mma" or "cpu".  units: processors.  shared, shared_unit: bytes a block may have, and a unit has.
+    flops: of mma.sync, a cycle and unit.
+    """
+
+    kind: str
+    units: int
+    shared: int = 1 << 20
+    shared_unit: int = 1 << 20
+    flops: float = 2048.0
+
+
+def machine_of(target: Target, units: int | None = None) -> Machine:
+    """The numbers of a target.  units: processors of the device at hand; None: of a common one."""
+    if not target.is_cuda:
+        return Machine("cpu", units or 1)
+    limits = target.limits
+    if target.has_wgmma:
+        return Machine("wgmma", units or 132, limits.shared_per_block, limits.shared_per_sm)
+    flops = 2540.0 if target.arch_number == 90 else 2048.0 if target.arch_number >= 80 else 1024.0
+    return Machine("mma", units or 108, limits.shared_per_block, limits.shared_per_sm, flops)
+
+
+def registers(tile: Tile, dim_v: int) -> int:
+    """Registers a thread needs: float32 scores and accumulators of its share of the tile, 16-bit weights, and the rest."""
+    share = tile.rows / tile.threads
+    wide = share * (tile.keys + dim_v) + share * tile.keys / 2
+    return ceil(wide) + (_BESIDE if tile.rows // 64 * GROUP == tile.threads else _BESIDE_MMA)
+
+
+def shared_bytes(tile: Tile, dim: int, dim_v: int) -> int:
+    """Shared memory of a block: its queries and the stages of K and V, 16 bits an element, and barriers."""
+    return 2 * (tile.rows * dim + tile.stages * tile.keys * (dim + dim_v)) + 1024
+
+
+def steps(sizes: Sizes, mask: Mask, tile: Tile) -> list[int]:
+    """Tiles of keys that the tiles of queries of one head see, in order (of many heads' tiles, evenly taken ones)."""
+    count = ceil(sizes.seq_q / tile.rows)
+    out = []
+    for i in range(0, count, ceil(count / _MOST_TILES)):
+        at = i * tile.rows + sizes.seq_k - sizes.seq_q
+        end = sizes.seq_k if mask.right is None else max(0, min(sizes.seq_k, at + tile.rows + mask.right))
+        first = 0 if mask.left is None else max(0, at - mask.left) // tile.keys
+        out.append(max(0, ceil(end / tile.keys) - first))
+    return out
+
+
+def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
+    """Cycles of a processor for one tile of keys.
+
+    wgmma: 64 rows by N columns take max(N/2, 16 + N/4) cycles for 16 of k from shared memory, max(N/2, 13) from
+    registers; exp2 16 a cycle, beside which the maximum, the sum and the conversion of a score take half as long again.
+    """
+    keys, blocks = tile.keys, tile.rows / 64
+    softmax = 5.5 * keys + 180
+    if m.kind == "wgmma":
+        scores = ceil(dim / 16) * max(keys / 2, 16 + keys / 4)
+        values = ceil(keys / 16) * max(dim_v / 2, 13)
+        return max(blocks * (scores + values), scores + max(values, softmax)) + _STEP
+    products = 2 * tile.rows * keys * (dim + dim_v) / (0.75 * m.flops)
+    loads = 2 * keys * (dim + dim_v) / 40
+    resident = min(m.shared_unit // shared_bytes(tile, dim, dim_v), 65536 // (tile.threads * registers(tile, dim_v)))
+    warps = max(1, resident) * tile.threads / 32
+    hidden = min(1.0, warps / 8)  # warps of different progress keep both units busy
+    softmax *= blocks
+    late = _LATENCY if tile.stages == 1 else 0.0  # nothing is loaded ahead
+    return max(products, softmax, loads) + (1 - hidden) * min(products, softmax) + (_STEP + late) / max(1, resident)
+
+
+def price(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> float:
+    """Cycles the model expects of a whole call."""
+    seen = steps(sizes, mask, tile)
+    step = step_cycles(m, tile, sizes.dim, sizes.dim_v)
+    beside = _START + 2 * tile.rows * sizes.dim_v / _STORE
+    times = [beside + n * step for n in seen]
+    tiles = ceil(sizes.seq_q / tile.rows) * sizes.heads * sizes.batch
+    longest, mean = max(times), sum(times) / len(times)
+    if min(times) == longest:
+        return ceil(tiles / m.units) * longest
+    return max(longest, tiles * mean / m.units + longest / 2)
+
+
+def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:
+    """Tiles that fit the machine."""
+    if m.kind == "wgmma":
+        for groups in (2, 3, 1):
+            for keys in range(176, 15, -16):
+                tile = Tile(groups * 64, keys, 2, groups * GROUP)
+                room = m.shared - groups * PANEL
+                if registers(tile, sizes.dim_v) > _LIMITS[groups] or shared_bytes(tile, sizes.dim, sizes.dim_v) > room:
+                    continue
+                wanted = min(4, 1 + ceil(_LATENCY / step_cycles(m, tile, sizes.dim, sizes.dim_v)))
+                while wanted > 2 and shared_bytes(replace(tile, stages=wanted), sizes.dim, sizes.dim_v) > room:
+                    wanted -= 1
+                yield replace(tile, stages=max(2, wanted))
+        return
+    for rows, threads in ((128, 256), (64, 128)):
+        for keys in (128, 64, 32, 16):
+            for stages in (2, 1):
+                tile = Tile(rows, keys, stages, threads)
+                if registers(tile, sizes.dim_v) <= 255 and shared_bytes(tile, sizes.dim, sizes.dim_v) <= m.shared:
+                    yield tile
+                    break
+
+
+@lru_cache(maxsize=4096)
+def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
+    """The tile that the model expects to be fastest.  sizes: ints; of packed sequences those of a mean one.
+
+    Where calls are so small that prices are equal, the first candidate: the most rows.
+    """
+    if m.kind == "cpu":
+        # Measured from 16x64 to 128x256 on two cores: taller tiles read K and V less often, wider ones change nothing.
+        return Tile(16 if sizes.seq_q <= 16 else 64 if sizes.seq_q <= 64 else 128, 64, 1, 128)
+    best, least = None, inf
+    for tile in candidates(m, sizes):
+        cost = price(m, sizes, mask, tile)
+        if cost < least * 0.999:
+            best, least = tile, cost
+    return best if best is not None else Tile(64, 16, 1, 128)
+
+
+__all__ = ["Machine", "attention_tile", "candidates", "machine_of", "price", "registers", "shared_bytes", "step_cycles",
+           "steps"]

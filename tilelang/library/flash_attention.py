@@ -1,0 +1,398 @@
+"""`flash_attention`: softmax(scale Q K^T) V for torch tensors and NumPy arrays.
+
+The programs stand in flash_attention_kernels.py, the choice of tiles in attention_tiles.py.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+import tilelang.language as T
+from tilelang.errors import error, register
+from tilelang.jit import JITKernel, compile
+from tilelang.target import Target
+
+from .attention_tiles import Machine, attention_tile, machine_of
+from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention, packed_attention
+
+register("attention-argument", TypeError, "an argument of flash_attention is of no kind it takes",
+         hint="pass float16 or bfloat16 torch tensors, or NumPy arrays")
+register("attention-shape", ValueError, "shapes, types or devices of the tensors of flash_attention do not go together")
+register("attention-option", ValueError, "an option of flash_attention has no meaning")
+register("attention-gradient", RuntimeError, "flash_attention is asked for a gradient, which it does not compute",
+         hint="call it under torch.no_grad(), or pass tensors without requires_grad")
+
+LAYOUTS = ("bshd", "bhsd")
+DTYPES = ("float16", "bfloat16")
+_UNIT = 8  # elements of 16 bytes: what strides are multiples of
+_MOST_RUNS = 4096  # forms of calls that are remembered
+_MOST_SHAPES = 16  # kernels made for one shape; beyond, one for all shapes
+
+
+def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
+                    window: int | tuple[int | None, int | None] | None = None, cu_seqlens_q: Any = None,
+                    cu_seqlens_k: Any = None, return_lse: bool = False, layout: str = "bshd", out: Any = None,
+                    target: Any = None) -> Any:
+    """softmax(scale * q k^T) v, forward, without a matrix of scores in memory.
+
+    q: (batch, seq_q, heads, dim), k: (batch, seq_k, kv_heads, dim), v: (batch, seq_k, kv_heads, dim_v) with layout="bshd";
+    heads before sequences with "bhsd".  heads is a multiple of kv_heads: query head h reads kv head h // (heads / kv_heads).
+    float16 or bfloat16; dim and dim_v multiples of 16 up to 256.  torch tensors on one CUDA device or the CPU, or NumPy arrays;
+    any strides (tensors whose rows are not contiguous, or not aligned to 16 bytes, are copied).
+
+    Query i stands at key position p = i + seq_k - seq_q: the last query sees the last key (bottom-right alignment).
+    causal: it sees keys up to p.  window: an int w, keys p - w + 1 .. p + w - 1; or (left, right), keys p - left .. p + right,
+    where None is no limit.  A query that sees no key gives 0 and the logarithm -inf.
+
+    cu_seqlens_q, cu_seqlens_k: packed sequences.  q is (tokens_q, heads, dim), k and v (tokens_k, kv_heads, …); sequence s has
+    queries cu_seqlens_q[s] up to cu_seqlens_q[s + 1] and keys alike: int32, (sequences + 1,), not decreasing, on the device
+    of q.  cu_seqlens_k may be left out where it is the same.  Their values are not read on the host.  Keys and values behind
+    a sequence (of the next one, or of none) get weight 0, so they must be finite; queries of no sequence get no result.
+
+    scale: positive; dim**-0.5 when None.  out: tensor for the result.  return_lse: also the natural logarithm of the sum of
+    exp(scale * scores), float32, (batch, heads, seq_q) or (heads, tokens_q).
+    target: what to run on; None: the device of the tensors.  NumPy arrays run on the CPU, by the interpreter of tile programs
+    for target="tile", on the device simulator for a CUDA target.
+
+    Error: with eps = 2^-11 (float16) or 2^-8 (bfloat16), |result - exact| <= max|v| (2 eps + 2 d 2^-24 scale |q||k| + 2^-18
+    + 2^-25 seq_k in float16): weights and result are rounded to 16 bits, a score is a float32 sum of d products.
+    Results are the same bits for the same inputs.
+
+    The first call with new shapes compiles a kernel; after 16 shapes of one configuration a kernel for any is used.
+    Raises attention-argument, attention-shape, attention-option, attention-gradient.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = (rng.standard_normal((1, 100, 4, 64)).astype(np.float16) for _ in range(3))
+    >>> flash_attention(q, k, v, causal=True).shape
+    (1, 100, 4, 64)
+    """
+    try:
+        key = (_facts(q), _facts(k), _facts(v), causal, window, layout, return_lse, target,
+               *(None if x is None else _facts(x) for x in (cu_seqlens_q, cu_seqlens_k, out)))
+        run = _runs.get(key)
+    except (AttributeError, TypeError):
+        key = run = None
+    if run is None:
+        run = _prepare(q, k, v, causal, window, cu_seqlens_q, cu_seqlens_k, return_lse, layout, out, target)
+        if key is not None:
+            if len(_runs) >= _MOST_RUNS:
+                _runs.clear()
+            _runs[key] = run
+    if run.torch is not None and run.torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise error("attention-gradient", "flash_attention computes no gradient, but an input requires one")
+    scale = run.scale if scale is None else float(scale)
+    if not 0.0 < scale < math.inf:
+        raise error("attention-option", f"scale must be positive and finite, found {scale}", hint="scale the queries instead")
+    result = out if out is not None else run.result()
+    lse = run.logarithms() if return_lse else None
+    run(q, k, v, scale, cu_seqlens_q, cu_seqlens_k, result, lse)
+    return (result, lse) if return_lse else result
+
+
+def _facts(x: Any) -> tuple[Any, ...]:
+    """What decides the kernel for an array: a key."""
+    if isinstance(x, np.ndarray):
+        return x.shape, x.strides, x.dtype
+    return x.shape, x.stride(), x.dtype, x.device
+
+
+@dataclass
+class _Run:
+    """How to answer calls with arrays of one form.
+
+    kernel: None where nothing is to be computed.  result, logarithms: make the outputs.  scale: the default.  tiles: of a
+    packed call, how many tiles to make room for.  torch: the module, None for NumPy arrays.  usable: whether the kernel can
+    read q, k, v as they lie; check_address: whether they must start at a multiple of 16 bytes.
+    """
+
+    kernel: JITKernel | None
+    result: Callable[[], Any]
+    logarithms: Callable[[], Any]
+    scale: float
+    tiles: int
+    torch: Any
+    usable: tuple[bool, ...]
+    check_address: bool
+
+    def __call__(self, q: Any, k: Any, v: Any, scale: float, cu_q: Any, cu_k: Any, out: Any, lse: Any) -> None:
+        if self.kernel is None:
+            out[...] = 0
+            if lse is not None:
+                lse[...] = -math.inf
+            return
+        usable = self.usable
+        if self.check_address and (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 or usable != (True, True, True):
+            q, k, v = (self._aligned(x, ok) for x, ok in zip((q, k, v), usable))
+        if cu_q is None:
+            self.kernel(q, k, v, scale, out, lse)
+            return
+        room = self.torch.empty((self.tiles, 2), dtype=self.torch.int32, device=q.device) if self.torch is not None else \
+            np.empty((self.tiles, 2), np.int32)
+        self.kernel(q, k, v, scale, cu_q, cu_q if cu_k is None else cu_k, room, out, lse)
+
+    def _aligned(self, x: Any, usable: bool) -> Any:
+        if self.torch is None:
+            return x if usable else np.ascontiguousarray(x)
+        return x if usable and not x.data_ptr() & 15 else x.clone(memory_format=self.torch.contiguous_format)
+
+
+_runs: dict[Any, _Run] = {}
+
+
+# ---- what a call asks for --------------------------------------------------------------------------------------------------
+
+
+def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k: Any, with_lse: bool, layout: str, out: Any,
+             target: Any) -> _Run:
+    """Check the arguments and find or make the kernel for them."""
+    torch = _check_kinds(q, k, v, cu_q, cu_k, out)
+    if layout not in LAYOUTS:
+        raise error("attention-option", f"layout must be one of {', '.join(LAYOUTS)}, found {layout!r}",
+                    hint="bshd: (batch, sequence, head, dim)")
+    packed = cu_q is not None
+    if cu_k is not None and not packed:
+        raise error("attention-option", "cu_seqlens_k is given without cu_seqlens_q", hint="give both, or cu_seqlens_q alone")
+    sizes = _packed_sizes(q, k, v, cu_q, cu_k) if packed else _dense_sizes(q, k, v, layout)
+    shape = (*q.shape[:-1], sizes.dim_v)
+    _check_values(q, k, v, sizes, out, shape)
+    mask = _mask(causal, window, None if packed else sizes)
+    lse_shape = (sizes.heads, sizes.seq_q) if packed else (sizes.batch, sizes.heads, sizes.seq_q)
+    where, backend, units = _place(q, target)
+    machine = machine_of(where, units)
+    tile = _tile(machine, sizes, mask, packed)
+    arrays = (q, k, v)
+    usable = tuple(_strides(x) is not None for x in arrays)
+    strides = tuple(_strides(x) or _compact(x.shape) for x in arrays) + ((_strides(out) if out is not None else None)
+                                                                        or _compact(shape),)
+    if out is not None and (_strides(out) is None or torch is not None and out.data_ptr() & 15):
+        raise error("attention-shape", "`out` has rows that are not contiguous or not aligned to 16 bytes",
+                    hint="leave it out, or allocate it with torch.empty")
+    kernel = None
+    if min(sizes) > 0:
+        shapes = tuple(tuple(x.shape) for x in arrays) + (shape,)
+        form = "packed" if packed else layout
+        kernel = _kernel(sizes, shapes, strides, form, _dtype(q), mask, tile, with_lse, where, backend)
+    if torch is not None:
+        def result() -> Any:
+            return torch.empty(shape, dtype=q_dtype, device=device)
+
+        def logarithms() -> Any:
+            return torch.empty(lse_shape, dtype=torch.float32, device=device)
+
+        q_dtype, device = q.dtype, q.device
+    else:
+        def result() -> Any:
+            return np.empty(shape, np_dtype)
+
+        def logarithms() -> Any:
+            return np.empty(lse_shape, np.float32)
+
+        np_dtype = q.dtype
+    tiles = sizes.seq_q // tile.rows + sizes.batch if packed else 0
+    return _Run(kernel, result, logarithms, sizes.dim**-0.5 if sizes.dim else 1.0, tiles, torch, usable,
+                torch is not None and where.is_cuda)
+
+
+def _check_kinds(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, out: Any) -> Any:
+    """The torch module for torch tensors, None for NumPy arrays."""
+    given = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "out": out}
+    given = {n: x for n, x in given.items() if x is not None or n in ("q", "k", "v")}
+    torch = sys.modules.get("torch")
+    if all(isinstance(x, np.ndarray) for x in given.values()):
+        torch = None
+    elif torch is None or not all(isinstance(x, torch.Tensor) for x in given.values()):
+        other = next(f"{n} is a {type(x).__name__}" for n, x in given.items() if not isinstance(x, type(q)) or
+                     torch is None or not isinstance(x, torch.Tensor))
+        raise error("attention-argument", f"flash_attention takes torch tensors or NumPy arrays, all of one kind; {other}")
+    for name in ("q", "k", "v"):
+        if _dtype(given[name]) not in DTYPES:
+            raise error("attention-argument", f"{name} has elements of {_dtype(given[name])}, expected float16 or bfloat16")
+    return torch
+
+
+def _check_values(q: Any, k: Any, v: Any, sizes: Sizes, out: Any, shape: tuple[int, ...]) -> None:
+    if sizes.kv_heads == 0 or sizes.heads % sizes.kv_heads:
+        raise error("attention-shape", f"{sizes.heads} query heads are no multiple of {sizes.kv_heads} kv heads",
+                    hint="each kv head serves the same number of query heads")
+    for name, n in (("head dimension of q and k", sizes.dim), ("head dimension of v", sizes.dim_v)):
+        if n % 16 or not 0 < n <= 256:
+            raise error("attention-shape", f"the {name} must be a multiple of 16 up to 256, found {n}",
+                        hint="pad with zeros: they change neither scores nor the other columns of the result")
+    for name, x in (("k", k), ("v", v), ("out", out)):
+        if x is None:
+            continue
+        if _dtype(x) != _dtype(q) or getattr(x, "device", None) != getattr(q, "device", None):
+            raise error("attention-shape", f"q is {_dtype(q)} on {getattr(q, 'device', 'the CPU')}, {name} is {_dtype(x)} on "
+                        f"{getattr(x, 'device', 'the CPU')}", hint="convert them to one type on one device")
+    if out is not None and tuple(out.shape) != shape:
+        raise error("attention-shape", f"out has shape {tuple(out.shape)}, expected {shape}", hint="leave it out")
+
+
+def _ranks(q: Any, k: Any, v: Any, rank: int, names: str) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if len(x.shape) != rank:
+            raise error("attention-shape", f"{name} has shape {tuple(x.shape)}, expected {rank} dimensions {names}",
+                        hint="packed sequences have 3 dimensions and cu_seqlens_q, others 4")
+
+
+def _dense_sizes(q: Any, k: Any, v: Any, layout: str) -> Sizes:
+    _ranks(q, k, v, 4, "(batch, sequence, head, dim)" if layout == "bshd" else "(batch, head, sequence, dim)")
+    s, h = (1, 2) if layout == "bshd" else (2, 1)
+    sizes = Sizes(int(q.shape[0]), int(q.shape[s]), int(k.shape[s]), int(q.shape[h]), int(k.shape[h]), int(q.shape[3]),
+                  int(v.shape[3]))
+    _agree(q, k, v, k.shape[0] == v.shape[0] == sizes.batch and v.shape[s] == sizes.seq_k and v.shape[h] == sizes.kv_heads
+           and k.shape[3] == sizes.dim)
+    return sizes
+
+
+def _packed_sizes(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Sizes:
+    """batch: the number of sequences; seq_q, seq_k: tokens."""
+    _ranks(q, k, v, 3, "(token, head, dim)")
+    for name, x in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
+        if x is None:
+            continue
+        if _dtype(x) != "int32" or len(x.shape) != 1 or x.shape[0] < 1 or x.shape != cu_q.shape or \
+                getattr(x, "device", None) != getattr(q, "device", None) or _step(x) != 1:
+            raise error("attention-shape", f"{name} is {_dtype(x)} of shape {tuple(x.shape)} on "
+                        f"{getattr(x, 'device', 'the CPU')}, expected int32 (sequences + 1,) on the device of q, contiguous",
+                        hint="cumulative lengths: [0, len_0, len_0 + len_1, …]")
+    sizes = Sizes(int(cu_q.shape[0]) - 1, int(q.shape[0]), int(k.shape[0]), int(q.shape[1]), int(k.shape[1]), int(q.shape[2]),
+                  int(v.shape[2]))
+    _agree(q, k, v, v.shape[0] == sizes.seq_k and v.shape[1] == sizes.kv_heads and k.shape[2] == sizes.dim)
+    if cu_k is None and sizes.seq_q != sizes.seq_k:
+        raise error("attention-shape", f"q has {sizes.seq_q} tokens and k {sizes.seq_k}, but cu_seqlens_k is not given",
+                    hint="give cu_seqlens_k")
+    return sizes
+
+
+def _agree(q: Any, k: Any, v: Any, right: bool) -> None:
+    if not right:
+        raise error("attention-shape", f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not go together",
+                    hint="k and v have the same batch, sequence and heads; q and k the same batch and head dimension")
+
+
+def _mask(causal: bool, window: Any, sizes: Sizes | None) -> Mask:
+    """The mask, less what limits nothing in calls of these sizes."""
+    left: Any = None
+    right: Any = None
+    if isinstance(window, (int, np.integer)) and not isinstance(window, bool):
+        if window < 1:
+            raise error("attention-option", f"a window of {window} keys shows nothing", hint="give 1 or more, or None")
+        left = right = int(window) - 1
+    elif isinstance(window, (tuple, list)) and len(window) == 2:
+        left, right = (None if n is None else int(n) for n in window)
+        if (left is not None and left < 0) or (right is not None and right < 0):
+            raise error("attention-option", f"window {tuple(window)} has a negative side",
+                        hint="(left, right): keys before and after the query's own position; None for no limit")
+    elif window is not None:
+        raise error("attention-option", f"window must be an int or (left, right), found {window!r}", hint="window=1024")
+    if causal:
+        right = 0
+    if sizes is not None:
+        left = None if left is not None and left >= sizes.seq_k - 1 else left
+        right = None if right is not None and right >= sizes.seq_q - 1 else right
+    return Mask(left, right)
+
+
+# ---- arrays ------------------------------------------------------------------------------------------------------------------
+
+
+def _dtype(x: Any) -> str:
+    return x.dtype.name if isinstance(x, np.ndarray) else str(x.dtype).removeprefix("torch.")
+
+
+def _step(x: Any) -> int:
+    return x.strides[0] // x.itemsize if isinstance(x, np.ndarray) else x.stride(0)
+
+
+def _compact(shape: Any) -> tuple[int, ...]:
+    out = [1]
+    for n in reversed(shape[1:]):
+        out.insert(0, out[0] * max(1, int(n)))
+    return tuple(out)
+
+
+def _strides(x: Any) -> tuple[int, ...] | None:
+    """Strides in elements, those of single elements as if compact; None where a kernel cannot read the array as it lies."""
+    given = tuple(s // x.itemsize for s in x.strides) if isinstance(x, np.ndarray) else x.stride()
+    out = tuple(c if n == 1 else s for s, c, n in zip(given, _compact(x.shape), x.shape))
+    return out if out[-1] == 1 and all(s >= 0 and s % _UNIT == 0 for s in out[:-1]) else None
+
+
+@cache
+def _device(index: int) -> tuple[Target, str | None, int | None]:
+    """(target, execution backend, processors) of a CUDA device of torch."""
+    facts = sys.modules["torch"].cuda.get_device_properties(index)
+    number = facts.major * 10 + facts.minor
+    try:
+        target = Target({"kind": "cuda", "arch": f"sm_{number}a" if number >= 90 else f"sm_{number}"})
+    except ValueError:  # newer than the table: what Target finds for it
+        target = Target("cuda")
+    return target, None, facts.multi_processor_count
+
+
+def _place(q: Any, target: Any) -> tuple[Target, str | None, int | None]:
+    """(target, execution backend, processors) for arrays like q."""
+    on_device = getattr(getattr(q, "device", None), "type", "cpu") == "cuda"
+    if target is None:
+        return _device(q.device.index) if on_device else (Target("cpu"), None, None)
+    if isinstance(target, str) and target in ("tile", "simulator"):
+        return Target("cpu" if target == "tile" else "cuda"), target, None
+    resolved = target if isinstance(target, Target) else Target(target)
+    return resolved, "simulator" if resolved.is_cuda and not on_device else None, None
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------------------------
+
+
+def _tile(machine: Machine, sizes: Sizes, mask: Mask, packed: bool) -> Tile:
+    """Packed sequences are priced as so many of the mean length."""
+    if packed and sizes.batch > 0:
+        n = sizes.batch
+        sizes = sizes._replace(seq_q=-(-sizes.seq_q // n), seq_k=-(-sizes.seq_k // n))
+    return attention_tile(machine, sizes, mask) if min(sizes) > 0 else Tile()
+
+
+_shapes: dict[Any, set[Any]] = {}
+
+
+def _kernel(sizes: Sizes, shapes: Any, strides: Any, *options: Any) -> JITKernel:
+    """The kernel of a call: for these sizes and strides, or for any once there were many; packed calls share one."""
+    fixed = (sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v)
+    known = _shapes.setdefault((fixed, *options), set())
+    packed = options[0] == "packed"
+    if not packed and ((sizes, strides) in known or len(known) < _MOST_SHAPES):
+        known.add((sizes, strides))
+        return _made(sizes, strides, *options)
+    # What stands at a single element is no stride: frameworks put any number there, so it is no symbol to solve for.
+    free = tuple((*(n if e == 1 else None for n, e in zip(s[:-1], shape)), 1) for s, shape in zip(strides, shapes))
+    counts = (n if n == 1 and not packed else None for n in sizes[:3])
+    return _made(Sizes(*counts, *fixed), free, *options)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1024)
+def _made(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile: Tile, with_lse: bool, target: Target,
+          backend: str | None) -> JITKernel:
+    """Compile; None among sizes and strides is a value known at calls."""
+    sizes = Sizes(*(T.dynamic(name) if n is None else n for name, n in zip(Sizes._fields, sizes)))
+    # Strides are multiples of 16 bytes, which TMA and vectors need: the program says so.
+    strides = tuple(tuple(T.dynamic(f"{array}_step_{d}") * _UNIT if n is None else n for d, n in enumerate(s))
+                    for array, s in zip("qkvo", strides))
+    if layout == "packed":
+        program = packed_attention(sizes, strides, dtype, mask, tile, with_lse)
+    else:
+        program = dense_attention(sizes, strides, layout, dtype, mask, tile, with_lse)
+    configs = {"tl.enable_fast_math": True} if target.is_cuda else {}
+    if target.has_wgmma:
+        configs["tl.enable_hopper"] = True
+    return compile(program, target=target, execution_backend=backend, pass_configs=configs)
+
+
+__all__ = ["flash_attention"]

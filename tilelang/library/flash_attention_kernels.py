@@ -1,0 +1,252 @@
+"""The programs behind `flash_attention`: one pass over the keys for a tile of queries, dense or packed.
+
+A tile of scores S = Q K^T never leaves the registers.  Per row, `top` is the score that exponents are taken against, `total`
+the sum of 2^(c s - c top) and `acc` the sum of these weights times V; c = scale log2(e), so that a weight is one multiply-add
+and one exp2.  When a row's scores exceed its `top` by more than `slack` (in powers of two), `top` moves there and both sums
+are multiplied by 2^(c old - c new).
+
+slack = 0 moves `top` with every new maximum: weights are at most 1.  slack = 8 leaves it where it is until weights would
+exceed 2^8, so that most tiles rescale nothing.  The quotient acc / total is the same number: weights are rounded to the
+16-bit type with the same relative error at any magnitude, at most 2^8 in float16 (whose largest is 65504), and sums in
+float32 keep theirs; smaller weights round to a float16 denormal later, not earlier, than with slack = 0.
+
+Keys a row does not see have the score -inf.  A row that has seen nothing yet has top = -inf, for which 0 stands in the
+exponents: its weights and its factor are 2^-inf = 0.  A row that sees nothing at all ends with 0 and the logarithm -inf.
+NaN goes through: no comparison hides one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tilelang.language as T
+
+LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys a query at key position p sees: p - left .. p + right; None: no limit on that side."""
+
+    left: int | None = None
+    right: int | None = None
+
+
+class Sizes(NamedTuple):
+    """Of one call; ints or symbols, heads and dims ints."""
+
+    batch: Any
+    seq_q: Any
+    seq_k: Any
+    heads: int
+    kv_heads: int
+    dim: int
+    dim_v: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of queries and of keys a block works on, stages of K and V, threads, and powers of two `top` may lag behind."""
+
+    rows: int = 64
+    keys: int = 64
+    stages: int = 2
+    threads: int = 128
+    slack: int = 8
+
+
+@T.macro
+def absorb(S, P, acc, top, raised, factor, total, part, c, slack):
+    """Take the weights of a tile of scores S: into P (16 bit), `total` and, as a factor per row, into `acc`."""
+    rows, keys = S.shape
+    T.copy(top, raised)
+    T.reduce_max(S, raised, dim=1, clear=False)
+    for i in T.Parallel(rows):
+        old = top[i] * c
+        new = T.if_then_else(raised[i] * c - old > slack, raised[i], top[i])
+        top[i] = new
+        raised[i] = T.if_then_else(new == -T.infinity("float32"), 0.0, new * c)
+        factor[i] = T.exp2(old - raised[i])
+    for i, j in T.Parallel(rows, keys):
+        S[i, j] = T.exp2(T.ieee_fmaf(S[i, j], c, -raised[i]))
+    T.reduce_sum(S, part, dim=1)
+    for i in T.Parallel(rows):
+        total[i] = total[i] * factor[i] + part[i]
+    for i, j in T.Parallel(rows, acc.shape[1]):
+        acc[i, j] *= factor[i]
+    T.copy(S, P)
+
+
+@T.macro
+def finish(acc, top, total, factor, c):
+    """Results of a tile: acc becomes the weighted mean of V, `total` the natural logarithm of the sum of exp(scores)."""
+    rows, dim = acc.shape
+    for i in T.Parallel(rows):
+        factor[i] = T.if_then_else(total[i] == 0, 0.0, 1.0 / total[i])
+    for i, j in T.Parallel(rows, dim):
+        acc[i, j] *= factor[i]
+    for i in T.Parallel(rows):
+        total[i] = T.if_then_else(total[i] == 0, -T.infinity("float32"), (T.log2(total[i]) + top[i] * c) / LOG2E)
+
+
+def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile: Tile, with_lse: bool) -> Any:
+    """Q (batch, seq_q, heads, dim), K (batch, seq_k, kv_heads, dim), V (…, dim_v), O (batch, seq_q, heads, dim_v) where
+    layout is "bshd", with heads before sequences where it is "bhsd"; strides: four tuples, in elements, the last one 1.
+    LSE (batch, heads, seq_q) float32, written when with_lse.
+
+    Query i stands at key position i + seq_k - seq_q.  sizes and strides: ints, or symbols for what is known at calls.
+    """
+    batch, seq_q, seq_k, heads, kv_heads, dim, dim_v = sizes
+    rows, keys, group = tile.rows, tile.keys, heads // kv_heads
+
+    def shape(length, n_heads, width):
+        return (batch, length, n_heads, width) if layout == "bshd" else (batch, n_heads, length, width)
+
+    def part(X, b, h, start, length):
+        return X[b, start:start + length, h, :] if layout == "bshd" else X[b, h, start:start + length, :]
+
+    @T.prim_func
+    def flash_attention(Q: T.StridedTensor(shape(seq_q, heads, dim), strides[0], dtype),
+                        K: T.StridedTensor(shape(seq_k, kv_heads, dim), strides[1], dtype),
+                        V: T.StridedTensor(shape(seq_k, kv_heads, dim_v), strides[2], dtype),
+                        scale: T.float32,
+                        O: T.StridedTensor(shape(seq_q, heads, dim_v), strides[3], dtype),
+                        LSE: T.Tensor((batch, heads, seq_q), "float32")):
+        with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=tile.threads) as (bx, h, b):
+            Qs = T.alloc_shared((rows, dim), dtype)
+            Ks = T.alloc_shared((keys, dim), dtype)
+            Vs = T.alloc_shared((keys, dim_v), dtype)
+            S = T.alloc_fragment((rows, keys), "float32")
+            P = T.alloc_fragment((rows, keys), dtype)
+            acc = T.alloc_fragment((rows, dim_v), "float32")
+            top, raised, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            c = scale * LOG2E
+            row = bx * rows
+            at = row + seq_k - seq_q  # position of the tile's first query among the keys
+            first, last = key_tiles(mask, at, rows, seq_k, keys)
+            T.copy(part(Q, b, h, row, rows), Qs)
+            T.clear(acc)
+            T.clear(total)
+            T.fill(top, -T.infinity("float32"))
+            for k in T.Pipelined(first, last, num_stages=tile.stages):
+                T.copy(part(K, b, h // group, k * keys, keys), Ks)
+                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+                if some_masked(mask, k * keys, keys, seq_k, at, rows):
+                    for i, j in T.Parallel(rows, keys):
+                        S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
+                T.copy(part(V, b, h // group, k * keys, keys), Vs)
+                absorb(S, P, acc, top, raised, factor, total, more, c, tile.slack)
+                T.gemm(P, Vs, acc)
+            finish(acc, top, total, factor, c)
+            T.copy(acc, part(O, b, h, row, rows))
+            if with_lse:
+                T.copy(total, LSE[b, h, row:row + rows])
+
+    return flash_attention
+
+
+def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: Tile, with_lse: bool) -> Any:
+    """Sequences one after another: Q (tokens_q, heads, dim), K (tokens_k, kv_heads, dim), V (…, dim_v), O like Q; strides as in
+    dense_attention.  cu_q, cu_k (sequences + 1): the first token of each and the end of the last.  LSE (heads, tokens_q).
+    Tiles (tiles, 2): room for the sequence and the first row of every tile; tiles >= tokens_q // rows + sequences.
+
+    sizes: batch is the number of sequences, seq_q and seq_k the numbers of tokens.  A first launch deals out the tiles, so that
+    no length need be known on the host; tiles that are left over have no rows.
+    """
+    batch, tokens_q, tokens_k, heads, kv_heads, dim, dim_v = sizes
+    rows, keys, group = tile.rows, tile.keys, heads // kv_heads
+    tiles = T.dynamic("tiles")
+
+    @T.prim_func
+    def flash_attention_packed(Q: T.StridedTensor((tokens_q, heads, dim), strides[0], dtype),
+                               K: T.StridedTensor((tokens_k, kv_heads, dim), strides[1], dtype),
+                               V: T.StridedTensor((tokens_k, kv_heads, dim_v), strides[2], dtype),
+                               scale: T.float32, cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
+                               Tiles: T.Tensor((tiles, 2), "int32"),
+                               O: T.StridedTensor((tokens_q, heads, dim_v), strides[3], dtype),
+                               LSE: T.Tensor((heads, tokens_q), "float32")):
+        with T.Kernel(T.ceildiv(tiles, 128), threads=128) as bx:
+            tile_no = bx * 128 + T.get_thread_binding()
+            begin = T.alloc_var("int32", init=0)
+            sequence = T.alloc_var("int32", init=0)
+            first_row = T.alloc_var("int32", init=tokens_q)  # past the end of any sequence
+            for s in T.serial(batch):
+                end = begin + T.ceildiv(cu_q[s + 1] - cu_q[s], rows)
+                if tile_no >= begin and tile_no < end:
+                    sequence = s
+                    first_row = (tile_no - begin) * rows
+                begin = end
+            if tile_no < tiles:
+                Tiles[tile_no, 0] = sequence
+                Tiles[tile_no, 1] = first_row
+        with T.Kernel(tiles, heads, threads=tile.threads) as (bx, h):
+            Qs = T.alloc_shared((rows, dim), dtype)
+            Ks = T.alloc_shared((keys, dim), dtype)
+            Vs = T.alloc_shared((keys, dim_v), dtype)
+            S = T.alloc_fragment((rows, keys), "float32")
+            P = T.alloc_fragment((rows, keys), dtype)
+            acc = T.alloc_fragment((rows, dim_v), "float32")
+            top, raised, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            c = scale * LOG2E
+            row = Tiles[bx, 1]
+            q0 = cu_q[Tiles[bx, 0]]
+            k0 = cu_k[Tiles[bx, 0]]
+            seq_q = cu_q[Tiles[bx, 0] + 1] - q0
+            seq_k = cu_k[Tiles[bx, 0] + 1] - k0
+            at = row + seq_k - seq_q
+            first, last = key_tiles(mask, at, rows, T.if_then_else(row < seq_q, seq_k, 0), keys)
+            T.copy(Q[q0 + row:q0 + row + rows, h, :], Qs)
+            T.clear(acc)
+            T.clear(total)
+            T.fill(top, -T.infinity("float32"))
+            for k in T.Pipelined(first, last, num_stages=tile.stages):
+                T.copy(K[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Ks)
+                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+                if some_masked(mask, k * keys, keys, seq_k, at, rows):
+                    for i, j in T.Parallel(rows, keys):
+                        S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
+                T.copy(V[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Vs)
+                absorb(S, P, acc, top, raised, factor, total, more, c, tile.slack)
+                T.gemm(P, Vs, acc)
+            finish(acc, top, total, factor, c)
+            for i, j in T.Parallel(rows, dim_v):
+                if row + i < seq_q:
+                    O[q0 + row + i, h, j] = acc[i, j]
+            if with_lse:
+                for i in T.Parallel(rows):
+                    if row + i < seq_q:
+                        LSE[h, q0 + row + i] = total[i]
+
+    return flash_attention_packed
+
+
+def key_tiles(mask: Mask, at: Any, rows: int, seq_k: Any, keys: int) -> tuple[Any, Any]:
+    """The first and the last (exclusive) tile of keys that some of `rows` queries from position `at` on see."""
+    end = seq_k if mask.right is None else T.max(0, T.min(seq_k, at + rows + mask.right))
+    first = 0 if mask.left is None else T.max(0, at - mask.left) // keys
+    last = T.ceildiv(end, keys)
+    return first, last if mask.left is None else T.max(first, last)
+
+
+def seen(mask: Mask, key: Any, seq_k: Any, position: Any) -> Any:
+    """Whether a query at `position` sees `key`."""
+    out = key < seq_k
+    if mask.right is not None:
+        out = T.And(out, key <= position + mask.right)
+    if mask.left is not None:
+        out = T.And(out, key >= position - mask.left)
+    return out
+
+
+def some_masked(mask: Mask, key: Any, keys: int, seq_k: Any, at: Any, rows: int) -> Any:
+    """Whether some of `rows` queries from position `at` on miss some of the `keys` keys from `key` on."""
+    out = key + keys > seq_k
+    if mask.right is not None:
+        out = T.Or(out, key + keys - 1 > at + mask.right)
+    if mask.left is not None:
+        out = T.Or(out, key < at + rows - 1 - mask.left)
+    return out
+
+
+__all__ = ["Mask", "Sizes", "Tile", "dense_attention", "packed_attention"]
