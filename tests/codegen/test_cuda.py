@@ -61,6 +61,19 @@ def text_of(value, *, reads=(), tvars=None, **more) -> str:
 
 # ---- expressions ----------------------------------------------------------------------------------------------------
 
+def test_both_sides_of_an_eager_select_are_executed():
+    """`lane >= 1 ? shfl_up(x) + x : x` left lane 0 out of a shuffle of all lanes, which waited for it for ever."""
+    tv, x = thread_vars(), tensor("X", (128,), "float32")
+    tx = tv[0]
+    moved = call("shfl_up", (load(x, (tx,)), const(1)), "float32", width=32)
+    chosen = Select(binary("ge", tx % 32, 1), moved, load(x, (tx,)), dtype("float32"), False)
+    text = text_of(chosen, reads=(x,), tvars=tv)
+    assert text.startswith("tl::select_both<float>{(tx & 31) >= 1, (float)(tl::shfl_up_sync(X[tx], 1, 32")
+    assert text.endswith("(float)(X[tx])}.pick()") and "?" not in text
+    lazy = Select(chosen.cond, load(x, (tx,)), chosen.b, chosen.dtype, False)
+    assert text_of(lazy, reads=(x,), tvars=tv) == "(tx & 31) >= 1 ? X[tx] : X[tx]"
+
+
 def test_index_arithmetic_prints_as_shifts_and_masks():
     tv = thread_vars()
     tx = tv[0]

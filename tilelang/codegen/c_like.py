@@ -51,7 +51,10 @@ from tilelang.ir import (
     cast,
     const,
     dtype,
+    walk,
 )
+from tilelang.target import INTRINSICS
+from tilelang.target.intrinsics import PURE, READS
 
 register("codegen-unsupported", NotImplementedError, "the target's code generator has no form for this construct yet")
 
@@ -324,7 +327,13 @@ class CLikePrinter:
     def _select(self, e: Select) -> Text:
         if e.cond.dtype.lanes > 1:
             return self.vector(e)
+        if not e.lazy and (_acts(e.a) or _acts(e.b)):
+            return self.select_both(e)
         return f"{self.at(e.cond, LOR)} ? {self.at(e.a, LOR)} : {self.at(e.b, COND)}", COND
+
+    def select_both(self, e: Select) -> Text:
+        """A selection whose sides are both executed: `?:` would leave lanes out of a shuffle, which then waits for them."""
+        raise NotImplementedError
 
     # ---- facts ------------------------------------------------------------------------------------------------------
     def from_data(self, e: Expr) -> bool:
@@ -378,6 +387,12 @@ def quote(text: str) -> str:
         else:
             out.extend(f"\\{b:03o}" for b in ch.encode())
     return '"' + "".join(out) + '"'
+
+
+def _acts(e: Expr) -> bool:
+    """Whether evaluating e does more than compute a value: exchanges it between lanes, writes, synchronises."""
+    rows = (INTRINSICS.get(x.op) for x in walk(e) if isinstance(x, Call))
+    return any(row is None or row.effect not in (PURE, READS) for row in rows)
 
 
 _STATEMENTS = {Bind: "_bind", Alloc: "alloc", Store: "store", Evaluate: "_evaluate", For: "_for", While: "_while",

@@ -399,6 +399,10 @@ class CudaPrinter(HopperCalls, CLikePrinter):
         return f"{self.at(v, POSTFIX)}.v[{k}]" if v.dtype.lanes > 1 else self.top(v)
 
     # ---- calls ----------------------------------------------------------------------------------------------------
+    def select_both(self, e: Select) -> Text:
+        t = self.type_name(e.dtype)
+        return f"tl::select_both<{t}>{{{self.top(e.cond)}, ({t})({self.top(e.a)}), ({t})({self.top(e.b)})}}.pick()", POSTFIX
+
     def call(self, e: Call) -> Text:
         special = getattr(self, f"_call_{e.op}", None)
         if special is not None:

@@ -186,6 +186,12 @@ template <typename T> TL_DEVICE T floormod(T a, T b) {
 }
 //@ abs
 template <typename T> TL_DEVICE T abs(T x) { return x < T(0) ? T(-x) : x; }
+//@ select_both
+template <typename T> struct select_both {  // its fields are evaluated in order, by all lanes
+  bool c;
+  T a, b;
+  TL_DEVICE T pick() const { return c ? a : b; }
+};
 //@ popcount
 template <typename T> TL_DEVICE T popcount(T x) {
   constexpr unsigned long long MASK = sizeof(T) == 8 ? ~0ull : (1ull << (8 * (sizeof(T) % 8))) - 1;
