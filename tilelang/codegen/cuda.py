@@ -24,6 +24,7 @@ from tilelang.ir import (
     Launch,
     Load,
     Ramp,
+    Select,
     Shuffle,
     Span,
     Store,
