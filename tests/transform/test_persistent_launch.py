@@ -217,3 +217,12 @@ def _launch(grid, swizzle):
 
 def _value(e, values):
     return int(evaluate(substitute(convert(e), {v: convert(n) for v, n in values.items()}), {}))
+
+
+@pytest.mark.parametrize("tile, alone", [((64, 64, 128), False), ((64, 128, 128), False), ((128, 128, 256), True),
+                                         ((64, 256, 128), True)])
+def test_blocks_share_a_multiprocessor_where_two_fit(tile, alone):
+    bm, bn, threads = tile
+    launch = lower(gemm(m=4096, n=4096, k=128, bm=bm, bn=bn, bk=64, threads=threads).func, HOPPER,
+                   options(None)).kernels[0].launch
+    assert ("blocks share a multiprocessor" not in " ".join(launch.attr("report"))) == alone

@@ -43,6 +43,8 @@ from .schedule import Body, take_apart
 from .tf32_tiles import tf32_tiles
 from .tile_steps import Steps, WholeTile
 
+OTHER_REGISTERS = 45  # of a thread, beside its fragments: addresses, loop variables, barriers
+
 
 class _Declined(Exception):
     """Why a launch stays as it is."""
@@ -157,7 +159,7 @@ class _Roles:
         copies: list[Any] = [self.body.items[i].stmt for ring in self.rings for i in ring.items]
         loads = [(tma_bytes(op), self._coordinates(op)) for op in copies]
         got: Tiles | str = "blocks share a multiprocessor"
-        if self.groups in ROLE_REGISTERS or self.cx.option(PassConfigKey.TL_PERSISTENT):
+        if self._alone() or self.cx.option(PassConfigKey.TL_PERSISTENT):
             got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
                                                self.launch.block_vars), self.cx)
         self.about = f"one tile a block: {got}" if isinstance(got, str) else got.report
@@ -194,6 +196,8 @@ class _Roles:
                 raise _Declined(f"the program calls {x.op} itself")
         if any(isinstance(x, Call) and is_sync(x) for x in walk(self.loop.body)):
             raise _Declined("the loop orders threads itself")
+        if not any(isinstance(x, Gemm) for x in walk(self.loop.body)):
+            raise _Declined("there is no product in the loop: blocks that share a multiprocessor hide its loads")
         if has_exits(self.loop.body):
             raise _Declined("break or continue in the loop")
         for x in walk(self.loop.body):
@@ -292,9 +296,28 @@ class _Roles:
 
     def _registers(self, role: int) -> list[Stmt]:
         got = ROLE_REGISTERS.get(self.groups)
-        if got is None or int(self.launch.attr("min_blocks_per_sm") or 1) > 1:
+        if got is None or not self._alone():
             return []
         return [do("set_max_nreg", n=got[role], inc=bool(role))]
+
+    def _alone(self) -> bool:
+        """Whether one block fills a multiprocessor: by its shared memory, or by what its fragments take of registers."""
+        if int(self.launch.attr("min_blocks_per_sm") or 1) > 1:
+            return False
+        fragments, shared = 0, 0
+        ring = {b: self.stages for r in self.rings for i in r.items for b in (self._filled(i),)}
+        for s in walk(self.launch.body):
+            if isinstance(s, Alloc) and s.buffer.is_static:
+                b = s.buffer
+                fragments += b.size * b.dtype.bits // 32 if b.scope_name == "local.fragment" else 0
+                shared += b.size * b.dtype.bits // 8 * ring.get(b, 1) if b.scope_name.startswith("shared") else 0
+        limits = self.cx.target.limits
+        few = limits.registers_per_sm // (2 * GROUP * (self.groups + 1)) - OTHER_REGISTERS  # for two blocks to fit
+        return fragments > few * self.groups * GROUP or 2 * shared > limits.shared_per_sm
+
+    def _filled(self, item: int) -> Buffer:
+        op: Any = self.body.items[item].stmt
+        return op.dst.buffer
 
     def _pure(self) -> list[Bind]:
         return [s for s in self.body.pure if s.var in self.inside]
