@@ -12,9 +12,10 @@ from .base import Access, LowerContext
 from .layouts import same_layout
 from .ldmatrix import copy_by_ldmatrix
 from .pairing import lower_elementwise
+from .stmatrix import copy_by_stmatrix
 from .tiles import fit
 from .tma import lower_tma_load
-from .tma_store import store_accumulators
+from .tma_store import store_accumulators, store_tile
 
 errors.register("copy-tile", ValueError, "a copy whose two tiles do not match",
                 "both tiles need the same extents and lane counts")
@@ -47,14 +48,17 @@ class Copy(TileOp):
         return same_layout(self.src, self.dst, known)
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """ldmatrix into a matrix operand's registers; else an element loop under the distribution that suits both
+        """TMA where it was planned, and for accumulators to global memory; ldmatrix into a matrix operand's registers,
+        stmatrix out of an accumulator's; else an element loop under the distribution that suits both
         sides, with cp.async where the planner asked for it."""
+        if self.attr("tma") and self.dst.buffer.scope_name == "global":
+            return store_tile(cx, self.src, self.dst, self)
         if self.attr("tma"):
             return lower_tma_load(self, cx)
         by_tma = store_accumulators(cx, self.src, self.dst, self)
         if by_tma is not None:
             return by_tma
-        by_matrix = copy_by_ldmatrix(cx, self.src, self.dst, self.span)
+        by_matrix = copy_by_ldmatrix(cx, self.src, self.dst, self.span) or copy_by_stmatrix(cx, self.src, self.dst, self.span)
         if by_matrix is not None:
             return by_matrix
         return lower_elementwise(cx, self.dst, self.src, lambda v: cast(v, self.dst.dtype), self.span,

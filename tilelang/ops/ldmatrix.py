@@ -78,7 +78,7 @@ def copy_by_ldmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | Non
         if o.to == THREAD:
             index[d] = index[d] + digit(cx.thread, o.stride, o.size, cx.num_threads) * o.weight
     lane = cx.thread % WARP
-    num, together, rest = _matrices([(d, o) for d, o in digits if o.to == REGISTER])
+    num, together, rest = matrices([(d, o) for d, o in digits if o.to == REGISTER])
     for bit, (d, weight) in enumerate(together):
         index[d] = index[d] + (lane // (8 << bit) % 2 if (16 << bit) < WARP else lane // (8 << bit)) * weight
     index[0] = index[0] + lane % 8
@@ -114,7 +114,7 @@ def _applies(cx: Any, src: Region, dst: Region) -> bool:
     return cx.contiguous_width(src.buffer) >= 8 and cx.divisor(convert(src.mins[-1])) % 8 == 0
 
 
-def _matrices(registers: list[tuple[int, Outer]]) -> tuple[int, list[tuple[int, int]], list[tuple[int, Outer]]]:
+def matrices(registers: list[tuple[int, Outer]]) -> tuple[int, list[tuple[int, int]], list[tuple[int, Outer]]]:
     """(matrices an instruction loads, per address bit the (dimension, index step), digits left to loops): as many as
     lie in consecutive registers, at most four."""
     left = sorted(registers, key=lambda r: r[1].stride)
@@ -127,4 +127,4 @@ def _matrices(registers: list[tuple[int, Outer]]) -> tuple[int, list[tuple[int, 
     return 1 << len(together), together, left
 
 
-__all__ = ["Outer", "copy_by_ldmatrix", "outer_digits", "threads_used"]
+__all__ = ["Outer", "copy_by_ldmatrix", "matrices", "outer_digits", "threads_used"]

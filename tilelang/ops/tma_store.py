@@ -14,19 +14,24 @@ staging is `ordered`: its accesses need no barriers of the block (docs/architect
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+from tilelang.arith import divisible
+from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, Expr, For, If, Ramp, Region, Stmt, Store, binary, call, cast,
                          const, convert, fresh, is_const, load, seq)
-from tilelang.layout import REGISTER, THREAD, panel_layout
-from tilelang.target.tensor_map import REDUCE_ADD, refusal
+from tilelang.layout import REGISTER, THREAD, Panels, panel_layout, panels
+from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, refusal
 
 from .distribute import digit
+from .gemm.wgmma import shared_panels
 from .ldmatrix import PAIRS, ROWS, Outer, outer_digits
 
 GROUP, WARP, ROWS_OF_STEP, PANEL = 128, 32, 64, 128  # threads, threads, rows, bytes of a panel's row
 GROUP_BARRIERS = 8  # number of the named barrier of warp group 0; lower ones belong to roles and programs
+MOST_BOXES = 16  # of a tile, beyond which stores by all threads are no worse
 STEP_BYTES = ROWS_OF_STEP * PANEL
 
 
@@ -90,8 +95,10 @@ def matrix_dims(region: Region, rows: int, columns: int) -> tuple[int, int] | No
 
 def tensor_refusal(buffer: Buffer) -> str:
     """Why TMA cannot write a tensor, whatever the boxes; "" when nothing speaks against it."""
-    if any(not isinstance(s, int) and not hasattr(s, "value") for s in buffer.strides[:-1]):
-        return f"the strides of `{buffer.name}` are known at run time only"
+    unit = STRIDE_ALIGN * 8 // math.gcd(buffer.dtype.bits, STRIDE_ALIGN * 8)
+    unknown = [s for s in buffer.strides[:-1] if not isinstance(s, int) and not hasattr(s, "value")]
+    if not all(divisible(s, unit) for s in unknown):
+        return f"run-time strides of `{buffer.name}` may be no multiples of {STRIDE_ALIGN} bytes"
     if not isinstance(buffer.offset, int) and not hasattr(buffer.offset, "value"):
         return f"where `{buffer.name}` starts is known at run time only"
     return ""
@@ -202,12 +209,11 @@ class _Store:
         at[y] = at[y] + self._over_groups(self.pieces.row_groups) + row
         at[x] = at[x] + self._over_groups(self.pieces.column_groups) + p * self.columns
         place, *where = cx.simplified((self.layout.offset((slot, const(0), const(0))), *reversed(at)))
-        hint = self.op.attr("eviction_policy")
-        attrs = {"cache_hint": hint} if hint in ("evict_first", "evict_last") else {}
         name = cx.tensor_map(self.dst.buffer, self._box(p), PANEL, row_bytes=self.team * self.dt.bits // 8)
         op = "tma_reduce_add" if self.reduce else "tma_store"
-        return Evaluate(call(op, (AddressOf(self.stage, (place,)), *where), "void", span=self.op.span, map=name, **attrs),
-                        span=self.op.span)
+        span = self.op.span
+        return Evaluate(call(op, (AddressOf(self.stage, (place,)), *where), "void", span=span, map=name, **_hint(self.op)),
+                        span=span)
 
     def _over_groups(self, digits: tuple[tuple[int, int, int], ...]) -> Expr:
         out: Expr = const(0)
@@ -258,6 +264,69 @@ class _Store:
         return seq(*out)
 
 
+# ---- tiles of shared memory -------------------------------------------------------------------------------------------
+
+
+def tile_refusal(op: Any, src: Region, dst: Region, reduce: bool = False) -> str:
+    """Why a shared tile cannot go to global memory by TMA, as one box a panel; "" when it can."""
+    b, t = src.buffer, dst.buffer
+    if op.attr("disable_tma") or op.attr("prefer_instruction") not in (None, "tma"):
+        return "the copy asks for another way"
+    if src.dtype != dst.dtype:
+        return "the copy converts"
+    if b.ndim < 2 or not b.is_static or b.strides_ is not None or any(not is_const(n, 1) for n in src.extents[:-2]) or \
+            any(not is_const(m, 0) for m in src.mins[-2:]) or tuple(src.extents[-2:]) != tuple(b.shape[-2:]):
+        return f"it is not the whole of `{b.name}`"
+    rows, columns = (int(n) for n in b.shape[-2:])
+    p = shared_panels(b)
+    if p is None:
+        return f"rows of `{b.name}` are no whole panels"
+    dims = matrix_dims(dst, rows, columns) if rows > 1 and columns > 1 else None
+    if dims is None:
+        return f"the tile of `{t.name}` is no box whose rows are contiguous"
+    if reduce and str(dst.dtype) not in REDUCE_ADD:
+        return f"TMA cannot add elements of {dst.dtype}"
+    if len({(x.rows, x.columns) for x in p.boxes()}) > 1 or p.count > MOST_BOXES:
+        return f"`{b.name}` needs {len(p.boxes())} boxes"
+    return tensor_refusal(t) or refusal(t, _tile_box(dst, p, dims), p.swizzle) or ""
+
+
+def _tile_box(dst: Region, p: Panels, dims: tuple[int, int]) -> tuple[int, ...]:
+    out = [1] * dst.buffer.ndim
+    first = p.boxes()[0]
+    out[dims[0]], out[dims[1]] = first.rows, first.columns
+    return tuple(reversed(out))
+
+
+def store_tile(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False) -> Stmt:
+    """The boxes of a shared tile, as the one thread that runs it stores them, and the end of their group.
+
+    attr `awaited`: whoever planned it waits; else thread 0 of the warp group does at the end of its part.
+    """
+    got = panels(cx.layout_of(src.buffer), src.dtype.bits)
+    rows, columns = (int(n) for n in src.buffer.shape[-2:])
+    dims = matrix_dims(dst, rows, columns)
+    if got is None or dims is None:
+        raise InternalError(f"a copy of `{src.buffer.name}` was planned as TMA, but it is no box of panels")
+    name = cx.tensor_map(dst.buffer, _tile_box(dst, got, dims), got.swizzle, row_bytes=columns * src.dtype.bits // 8)
+    lead = tuple(cx.expr(convert(m)) for m in src.mins[:-2])
+    storage, (base,) = cx.physical(src.buffer, (*lead, const(0), const(0)))
+    out: list[Stmt] = []
+    for box in got.boxes():
+        at: list[Expr] = [cx.expr(convert(m)) for m in dst.mins]
+        at[dims[0]], at[dims[1]] = at[dims[0]] + box.row, at[dims[1]] + box.column
+        place, *where = cx.simplified((base + box.offset * 8 // src.dtype.bits, *reversed(at)))
+        out.append(Evaluate(call("tma_reduce_add" if reduce else "tma_store", (AddressOf(storage, (place,)), *where), "void",
+                                 span=op.span, map=name, **_hint(op)), span=op.span))
+    cx.stores.issued |= not op.attr("awaited")
+    return seq(*out, _do("bulk_commit"), span=op.span)
+
+
+def _hint(op: Any) -> dict[str, Any]:
+    hint = op.attr("eviction_policy")
+    return {"cache_hint": hint} if hint in ("evict_first", "evict_last") else {}
+
+
 def _do(name: str, *args: Expr, **attrs: Any) -> Stmt:
     return Evaluate(call(name, args, "void", **attrs))
 
@@ -275,4 +344,4 @@ def uses_group_barriers(launch: Any) -> bool:
 
 
 __all__ = ["GROUP_BARRIERS", "Pieces", "STEP_BYTES", "accumulator_pieces", "matrix_dims", "store_accumulators",
-           "tensor_refusal", "uses_group_barriers"]
+           "store_tile", "tensor_refusal", "tile_refusal", "uses_group_barriers"]

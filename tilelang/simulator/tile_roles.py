@@ -25,7 +25,8 @@ from .lanes import Action, LaneFrame, uniform
 from .mbarrier import Phases
 
 GROUP = 128
-# Device operations that only order or allot: nothing to do where everything is synchronous.
+# Device operations that only order or allot: nothing to do where everything is synchronous.  (Barriers are made, with the
+# counts of attr `arrive`, where their buffer is allocated.)
 NO_EFFECT = frozenset({
     "mbarrier_init", "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "wgmma_fence",
     "wgmma_commit", "wgmma_wait", "wgmma_pin", "set_max_nreg", "bulk_commit", "bulk_wait", "tma_prefetch",

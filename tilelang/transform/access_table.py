@@ -67,6 +67,7 @@ class Access:
     is_async: bool
     span: Any
     lanes: int = 32  # lanes of a warp whose address counts
+    signals: Buffer | None = None  # mbarrier that tells when it has happened (TMA loads)
 
     @property
     def is_shared(self) -> bool:

@@ -295,15 +295,16 @@ class _Inference:
                     self._conflict(b, old, lay, op)
 
     def _by_tma(self) -> None:
-        """What TMA fills lies in panels."""
+        """What TMA fills or reads lies in panels."""
         for op in self.ops:
             if isinstance(op, Copy) and op.attr("tma"):
-                b, lay = op.dst.buffer, shared_layout(op.dst.buffer)
+                b = op.src.buffer if op.dst.buffer.scope_name == "global" else op.dst.buffer
+                lay = shared_layout(b)
                 given = self.known.layouts.get(b)
                 if lay is None or given is not None and given != lay:
-                    raise error("layout-conflict", f"`{b.name}` is filled by TMA, its layout must be in panels, found "
+                    raise error("layout-conflict", f"`{b.name}` is moved by TMA, its layout must be in panels, found "
                                 f"{given!r}", span=op.span, hint="leave the layout out, or pass disable_tma=True to T.copy")
-                self.known.settle(b, lay, f"filled by TMA{_at(op)}")
+                self.known.settle(b, lay, f"moved by TMA{_at(op)}")
 
     def _by_wgmma(self, gemms: list[Gemm]) -> dict[int, GemmPlan]:
         """The gemms that warp-group instructions compute; the layouts of their operands in shared memory are settled.

@@ -74,7 +74,7 @@ def _read_by_hardware(launch: Launch) -> set[Var]:
         if isinstance(s, Gemm) and s.attr("instruction", "") in WGMMA_ROWS:
             out.update(r.buffer.data for r in (s.a, s.b) if r.buffer.scope_name in SHARED)
         elif isinstance(s, Copy) and s.attr("tma"):
-            out.add(s.dst.buffer.data)
+            out.add((s.src if s.dst.buffer.scope_name == "global" else s.dst).buffer.data)
     return out
 
 

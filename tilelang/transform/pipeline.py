@@ -25,6 +25,7 @@ from .plan_pipelines import plan_pipelines
 from .plan_shared_memory import plan_shared_memory
 from .simplify import simplify
 from .specialize_warps import specialize_warps
+from .tma_copies import tma_copies
 from .verify_sync import verify_sync
 
 log = logging.getLogger("tilelang.transform")
@@ -36,6 +37,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     guard_masks,  # before specialize_warps, which reorders the statements of a loop
     specialize_warps,  # before plan_pipelines, which keeps what it leaves
     plan_pipelines,  # before layouts: it gives shared buffers their versions
+    tma_copies,  # of what the two before left; before layouts: it says which tiles lie in panels
     infer_layouts,
     lower_tile_ops,  # TILE -> THREADS_BOUND
     place_sync,  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread

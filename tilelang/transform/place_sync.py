@@ -416,6 +416,9 @@ def _after_async(s: Stmt, state: _State) -> _State:
         return state
     if s.call.op in ("cp_async_commit", "ptx_commit_group"):
         return {e: None if age is None else min(age + 1, CAP + 4) for e, age in state.items()}
+    if s.call.op == "mbarrier_wait":  # by every thread: what signals that barrier has happened, and all know
+        bar = s.call.args[0].buffer  # type: ignore[attr-defined]
+        return {e: age for e, age in state.items() if e.access.signals is not bar}
     if s.call.op in ("cp_async_wait", "ptx_wait_group"):
         n = int(s.call.attr("n", 0)) if s.call.attr("n") is not None else _constant(s.call.args)
         return {e: None if age is None or age >= n else age for e, age in state.items()}

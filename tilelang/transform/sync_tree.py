@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch, Parallel,
-                         Ramp, Seq, Stmt, Store, Var, While, call, unary)
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch,
+                         Parallel, Ramp, Seq, Stmt, Store, Var, While, call, unary)
 from tilelang.ir.expr import Call, Load
 
 from .access_table import Access, Loop
@@ -108,11 +108,12 @@ class TreeBuilder:
         b = e.buffer
         if b.scope_name not in _SHARED and e.storage not in self.watched or b.attr("ordered"):
             return None
-        indices, width, lanes, is_async = e.indices, 1, 32, False
+        indices, width, lanes, is_async, signals = e.indices, 1, 32, False, None
         node = e.node
         if isinstance(node, Call):
             width, lanes, known = _extent(node, b)
             is_async = node.op == "cp_async"
+            signals = _signalled(node) if e.writes else None
             if not known:
                 indices = None
         elif isinstance(node, (Load, Store)) and indices and isinstance(indices[-1], Ramp):
@@ -124,7 +125,15 @@ class TreeBuilder:
         if indices is not None and any(i.dtype.lanes > 1 for i in indices[:-1]):
             indices = None
         return Access(b, e.reads, e.writes, e.mode == "atomic", indices, width, loops, conds, is_async,
-                      getattr(node, "span", None), lanes)
+                      getattr(node, "span", None), lanes, signals)
+
+
+def _signalled(c: Call) -> Buffer | None:
+    """The mbarrier that a copy by TMA signals, where its buffer holds just that one."""
+    if c.op not in ("tma_load", "bulk_load"):
+        return None
+    return next((a.buffer for a in c.args if isinstance(a, AddressOf) and a.buffer.scope_name == "shared.barrier" and
+                 tuple(a.buffer.shape) == (1,)), None)
 
 
 def _extent(c: Call, b: Buffer) -> tuple[int, int, bool]:

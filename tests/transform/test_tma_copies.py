@@ -1,0 +1,326 @@
+"""Tiles that go between global and shared memory by TMA outside the rings of roles (transform/tma_copies.py)."""
+
+import numpy as np
+import pytest
+from programs import EPS, NP
+
+import tilelang.language as T
+from tilelang.codegen.cuda import print_kernel
+from tilelang.errors import TileLangError
+from tilelang.ir import Evaluate, For, If, Seq, Stmt, Store, rebuild, replace, walk
+from tilelang.ir.expr import Call
+from tilelang.runtime import nvrtc
+from tilelang.simulator import run_device, run_tile
+from tilelang.target import Target
+from tilelang.transform.pass_ import PassContext
+from tilelang.transform.pipeline import lower
+from tilelang.transform.tma_copies import tma_copies
+
+SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
+ON = {"tl.enable_hopper": True}
+
+
+def lowered(program, **options):
+    return lower(program.func, SM90A, {**ON, **{f"tl.{k}": v for k, v in options.items()}})
+
+
+def launch_of(program, **options):
+    (kernel,) = lowered(program, **options).kernels
+    return kernel.launch
+
+
+def ops(node):
+    return [x.op for x in walk(node) if isinstance(x, Call)]
+
+
+def report(launch):
+    return " ".join(launch.attr("report", None) or ())
+
+
+def plain_stores(launch):
+    return [x for x in walk(launch) if isinstance(x, Store) and x.buffer.scope_name == "global"]
+
+
+# ---- stores -----------------------------------------------------------------------------------------------------------
+
+
+def in_two_steps(m, n, k, bm, bn, threads, out="float16", stages=2):
+    @T.prim_func
+    def main(A: T.Tensor((m, k), "float16"), B: T.Tensor((k, n), "float16"), C: T.Tensor((m, n), out)):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
+            As, Bs = T.alloc_shared((bm, 32), "float16"), T.alloc_shared((32, bn), "float16")
+            Cs, Cf = T.alloc_shared((bm, bn), out), T.alloc_fragment((bm, bn), "float32")
+            T.clear(Cf)
+            for ko in T.Pipelined(T.ceildiv(k, 32), num_stages=stages):
+                T.copy(A[by * bm, ko * 32], As)
+                T.copy(B[ko * 32, bx * bn], Bs)
+                T.gemm(As, Bs, Cf)
+            T.copy(Cf, Cs)
+            T.copy(Cs, C[by * bm, bx * bn])
+
+    return main
+
+
+@pytest.mark.parametrize("out", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(130, 136, 64, 128, 128, 256), (72, 72, 32, 64, 64, 128), (64, 80, 64, 64, 80, 128),
+                                   (192, 96, 32, 192, 96, 384)])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_results_by_way_of_shared_memory(shape, out, stages):
+    m, n, k, *_ = shape
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((m, k)).astype(np.float16), rng.standard_normal((k, n)).astype(np.float16)
+    program = lowered(in_two_steps(*shape, out=out, stages=stages))
+    launch = program.kernels[0].launch
+    assert "tma_store" in ops(launch) and not plain_stores(launch)
+    assert ("stmatrix" in ops(launch)) == (out != "float32")
+    got = run_device(program, {"A": a, "B": b, "C": np.zeros((m, n), NP[out])}).outputs["C"].astype(np.float64)
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.abs(got - want).max() <= (EPS[out] + k * 2.0**-22) * np.abs(want).max()
+
+
+def batched(rank, dtype="float16"):
+    """Tiles of the dimensions 1 and last of a tensor of this rank, through shared memory."""
+    shape = {2: (70, 72), 3: (2, 70, 72), 4: (2, 70, 3, 72), 5: (2, 70, 2, 3, 72)}[rank]
+
+    @T.prim_func
+    def main(A: T.Tensor(shape, dtype), B: T.Tensor(shape, dtype)):
+        with T.Kernel(2, 2, int(np.prod(shape)) // (70 * 72), threads=128) as (bx, by, bz):
+            S = T.alloc_shared((64, 64), dtype)
+            if rank == 2:
+                T.copy(A[by * 64, bx * 64], S)
+                T.copy(S, B[by * 64, bx * 64])
+            elif rank == 3:
+                T.copy(A[bz, by * 64:(by + 1) * 64, bx * 64:(bx + 1) * 64], S)
+                T.copy(S, B[bz, by * 64:(by + 1) * 64, bx * 64:(bx + 1) * 64])
+            elif rank == 4:
+                T.copy(A[bz // 3, by * 64:(by + 1) * 64, bz % 3, bx * 64:(bx + 1) * 64], S)
+                T.copy(S, B[bz // 3, by * 64:(by + 1) * 64, bz % 3, bx * 64:(bx + 1) * 64])
+            else:
+                T.copy(A[bz // 6, by * 64:(by + 1) * 64, bz // 3 % 2, bz % 3, bx * 64:(bx + 1) * 64], S)
+                T.copy(S, B[bz // 6, by * 64:(by + 1) * 64, bz // 3 % 2, bz % 3, bx * 64:(bx + 1) * 64])
+
+    return main, shape
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4, 5])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
+def test_tensors_of_many_dimensions(rank, dtype):
+    program, shape = batched(rank, dtype)
+    done = lowered(program)
+    found = ops(done.kernels[0].launch)
+    if dtype == "int8":  # rows of 72 bytes
+        assert "tma_store" not in found and "multiple of 16" in report(done.kernels[0].launch)
+    else:
+        assert {"tma_load", "tma_store"} <= set(found) and not plain_stores(done.kernels[0].launch)
+    a = np.random.default_rng(4).integers(-100, 100, shape).astype(NP[dtype])
+    assert np.array_equal(run_device(done, {"A": a, "B": np.zeros_like(a)}).outputs["B"], a)
+
+
+def moved_in_a_loop(other=False, over=False):
+    """other: another tile takes the place of the first behind the loop.  over: each tile goes to the same place."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 512), "float16"), B: T.Tensor((64, 512), "float16"), C: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            S = T.alloc_shared((64, 64), "float16")
+            for t in range(8):
+                T.copy(A[0, t * 64], S)
+                for i, j in T.Parallel(64, 64):
+                    S[i, j] = S[i, j] + T.float16(1)
+                if over:
+                    T.copy(S, B[0, 0])
+                else:
+                    T.copy(S, B[0, t * 64])
+            if other:
+                U = T.alloc_shared((64, 64), "float16")
+                T.copy(A[0, 0], U)
+                for i, j in T.Parallel(64, 64):
+                    C[i, j] = U[j, i]
+
+    return main
+
+
+@pytest.mark.parametrize("other, over", [(False, False), (True, False), (False, True)])
+def test_the_wait_stands_before_the_next_writes(other, over):
+    program = moved_in_a_loop(other, over)
+    done = lowered(program)
+    a = np.random.default_rng(5).integers(-100, 100, (64, 512)).astype(np.float16)
+    got = run_device(done, {"A": a, "B": np.zeros_like(a), "C": np.zeros((64, 64), np.float16)}).outputs
+    if over:
+        assert np.array_equal(got["B"][:, :64], a[:, 448:] + 1)
+    else:
+        assert np.array_equal(got["B"], a + 1)
+    if other:
+        assert np.array_equal(got["C"], a[:, :64].T)
+    loop = next(x for x in walk(done.kernels[0].launch) if isinstance(x, For) and "tma_store" in ops(x.body))
+    order = [op for op in ops(loop.body) if op in ("bulk_wait", "tma_store", "tma_load")]
+    assert order == (["tma_load", "tma_store", "bulk_wait"] if over else ["bulk_wait", "tma_load", "tma_store"])
+
+
+def test_several_tiles_of_one_tensor():
+    @T.prim_func
+    def main(A: T.Tensor((64, 128), "float16"), B: T.Tensor((64, 128), "float16")):
+        with T.Kernel(1, threads=128):
+            S, U = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            T.copy(A[0, 0], S)
+            T.copy(A[0, 64], U)
+            T.copy(S, B[0, 64])
+            T.copy(U, B[0, 0])
+
+    launch = launch_of(main)
+    assert ops(launch).count("tma_store") == 2 and ops(launch).count("mbarrier_wait") == 1  # loads side by side
+    a = np.random.default_rng(6).integers(-100, 100, (64, 128)).astype(np.float16)
+    got = run_device(lowered(main), {"A": a, "B": np.zeros_like(a)}).outputs["B"]
+    assert np.array_equal(got, np.concatenate([a[:, 64:], a[:, :64]], 1))
+
+
+# ---- loads ------------------------------------------------------------------------------------------------------------
+
+
+def loads(kind):
+    @T.prim_func
+    def main(A: T.Tensor((96, 80), "float32"), B: T.Tensor((96, 80), "float32"), n: T.int32):
+        with T.Kernel(2, threads=128) as bx:
+            S = T.alloc_shared((32, 64), "float32")
+            if kind == "once":
+                T.copy(A[bx * 64, 16], S)
+                for i, j in T.Parallel(32, 64):
+                    B[bx * 64 + i, 16 + j] = S[i, j] * 2.0
+            elif kind == "loop":
+                for t in range(n):
+                    T.copy(A[t * 32, bx * 64], S)
+                    for i, j in T.Parallel(32, 64):
+                        B[t * 32 + i, bx * 64 + j] = S[i, j] * 2.0
+            else:
+                for t in range(n):
+                    if t % 2 == 1:
+                        for u in range(2):
+                            T.copy(A[t * 32, bx * 64], S)
+                            for i, j in T.Parallel(32, 64):
+                                B[t * 32 + i, bx * 64 + j] = S[i, j] + u
+
+    return main
+
+
+@pytest.mark.parametrize("kind", ["once", "loop", "nested"])
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_loads(kind, n):
+    program = lowered(loads(kind))
+    launch = program.kernels[0].launch
+    assert "tma_load" in ops(launch) and "cp_async" not in ops(launch)
+    a = np.random.default_rng(7).standard_normal((96, 80)).astype(np.float32)
+    args = {"A": a, "B": np.zeros_like(a), "n": n}
+    got = run_device(program, args).outputs["B"]
+    assert np.array_equal(got, run_tile(loads(kind), args)["B"])
+
+
+def test_waiting_for_a_load_needs_no_block_barrier_behind_it():
+    launch = launch_of(loads("once"))
+    calls = [x.call.op for x in walk(launch) if isinstance(x, Evaluate)]
+    assert "sync_threads" not in calls[calls.index("mbarrier_wait"):]
+
+
+def test_the_tile_meaning_is_kept():
+    """The pass alone: what it makes runs on the tile interpreter too."""
+    for program, args in ((loads("loop"), {"n": 3}), (moved_in_a_loop(), {})):
+        func = tma_copies(program.func, PassContext(SM90A, ON))
+        assert func is not program.func and tma_copies(program.func, PassContext(SM90A)) is program.func
+        shapes = {b.name: tuple(b.shape) for _, b in program.func.buffers}
+        rng = np.random.default_rng(8)
+        given = {**{k: rng.integers(0, 50, s).astype(np.float32 if "n" in args else np.float16)
+                    for k, s in shapes.items()}, **args}
+        want, got = run_tile(program, given), run_tile(func, given)
+        assert all(np.array_equal(want[k], got[k]) for k in want)
+
+
+def written_too():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            S = T.alloc_shared((64, 64), "float16")
+            T.copy(A, S)
+            for i, j in T.Parallel(64, 64):
+                A[i, j] = S[j, i]
+
+    return main
+
+
+def other_safe_value():
+    @T.prim_func
+    def main(A: T.Tensor((60, 64), "float16"), B: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            S = T.alloc_shared((64, 64), "float16")
+            T.annotate_safe_value({A: 1.0})
+            T.copy(A[0:64, 0:64], S)
+            T.copy(S, B, disable_tma=True)
+
+    return main
+
+
+def converts():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            S = T.alloc_shared((64, 64), "float16")
+            T.copy(A, S)
+            T.copy(S, B)
+
+    return main
+
+
+@pytest.mark.parametrize("program, why", [(written_too, "written by the kernel"), (other_safe_value, "outside `A` reads as"),
+                                          (other_safe_value, "another way"), (converts, "converts")])
+def test_declined_copies_say_why(program, why):
+    launch = launch_of(program())
+    assert not {"tma_load", "tma_store"} & set(ops(launch)) and why in report(launch)
+
+
+def test_declined_copies_compute():
+    a = np.random.default_rng(9).integers(-5, 5, (64, 64)).astype(np.float16)
+    assert np.array_equal(run_device(lowered(written_too()), {"A": a}).outputs["A"], a.T)
+    got = run_device(lowered(other_safe_value()), {"A": a[:60], "B": np.zeros_like(a)}).outputs["B"]
+    assert np.array_equal(got[:60], a[:60]) and (got[60:] == 1).all()
+
+
+# ---- planted faults ---------------------------------------------------------------------------------------------------
+
+
+def without(program, name, nth=None):
+    """The program less its calls of this name (or the nth of them)."""
+    seen = []
+
+    def visit(x):
+        if isinstance(x, Evaluate) and x.call.op == name:
+            seen.append(x)
+            if nth is None or len(seen) - 1 == nth:
+                return Seq(())
+        if isinstance(x, Stmt):
+            return rebuild(x, visit)
+        return tuple(map(visit, x)) if isinstance(x, tuple) else x
+
+    out = replace(program.host, body=visit(program.host.body))
+    assert seen
+    return out
+
+
+@pytest.mark.parametrize("name, kind", [("mbarrier_wait", "sim-"), ("bulk_wait", "sim-"), ("sync_threads", "sim-"),
+                                        ("fence_proxy_async", "sim-proxy"), ("mbarrier_init", "sim-mbarrier"),
+                                        ("mbarrier_arrive_expect_tx", "sim-")])
+def test_faults_are_found(name, kind):
+    a = np.zeros((64, 512), np.float16)
+    with pytest.raises(TileLangError) as e:
+        run_device(without(lowered(moved_in_a_loop()), name), {"A": a, "B": a, "C": a[:, :64]})
+    assert e.value.kind.startswith(kind)
+
+
+# ---- what ptxas makes of it -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("program", [lambda: in_two_steps(4096, 4096, 4096, 128, 128, 256), lambda: batched(5)[0],
+                                     moved_in_a_loop, lambda: loads("nested")])
+def test_assembles(program):
+    (kernel,) = lowered(program()).kernels
+    cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
+    assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log
+    assert any(isinstance(x, If) for x in walk(kernel.launch))

@@ -1,0 +1,92 @@
+"""Copies of accumulators to shared memory by stmatrix (sm_90): the counterpart of ldmatrix.py.
+
+    lane l holds elements (l/4, 2*(l%4) .. +1) of each 8x8 matrix, or with `trans` elements (2*(l%4) .. +1, l/4)
+    lanes 8*j .. 8*j+7 give the addresses of the rows of matrix j
+
+Elements of shared memory have 16 bits; wider registers are rounded on the way, matrix by matrix.  Source: PTX ISA,
+"Warp-level matrix store instruction: stmatrix".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (AddressOf, Evaluate, Expr, For, If, Ramp, Region, Stmt, Store, Var, call, cast, const, convert,
+                         fresh, load, seq)
+from tilelang.layout import REGISTER, THREAD
+
+from .distribute import digit
+from .ldmatrix import PAIRS, ROWS, matrices, outer_digits, threads_used
+
+WARP = 32
+
+
+def copy_by_stmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | None:
+    """dst = cast(src) by stmatrix; None where types, layouts or alignment are not made for it."""
+    if not _applies(cx, src, dst):
+        return None
+    frag = cx.layout_of(src.buffer)
+    (in_rows, out_rows), (in_cols, out_cols) = (outer_digits(ms, 8) for ms in frag.modes)
+    if (in_rows, in_cols) not in ((ROWS, PAIRS), (PAIRS, ROWS)):
+        return None
+    trans = in_rows == PAIRS
+    used = threads_used(frag)
+    digits = [(d, o) for d, outs in enumerate((out_rows, out_cols)) for o in outs]
+    if used % WARP or any(o.stride % WARP for _, o in digits if o.to == THREAD):
+        return None
+    index: list[Expr] = [const(0), const(0)]
+    for d, o in digits:
+        if o.to == THREAD:
+            index[d] = index[d] + digit(cx.thread, o.stride, o.size, cx.num_threads) * o.weight
+    lane = cx.thread % WARP
+    num, together, rest = matrices([(d, o) for d, o in digits if o.to == REGISTER])
+    for bit, (d, weight) in enumerate(together):
+        index[d] = index[d] + (lane // (8 << bit) % 2 if (16 << bit) < WARP else lane // (8 << bit)) * weight
+    index[0] = index[0] + lane % 8
+    loops: list[tuple[Var, int]] = []
+    register: Expr = const(0)
+    for d, o in rest:
+        v = fresh("t")
+        loops.append((v, o.size))
+        index[d] = index[d] + v * o.weight
+        register = register + v * o.stride
+    mins = tuple(convert(m) for m in dst.mins)
+    where = (*mins[:-2], mins[-2] + index[0], mins[-1] + index[1])
+    buffer, physical = cx.physical(dst.buffer, tuple(cx.expr(i) for i in where))
+    place = AddressOf(buffer, cx.simplified(physical))
+    out: Stmt = _stored(cx, src, dst, register, place, num, trans, span)
+    for v, n in reversed(loops):
+        out = For(v, const(0), const(n), "unroll", out)
+    return out if used == cx.num_threads else If(cx.thread < used, out)
+
+
+def _stored(cx: Any, src: Region, dst: Region, register: Expr, place: Expr, num: int, trans: bool, span: Any) -> Stmt:
+    local, n = cx.local_of(src.buffer), 2 * num
+    attrs = {"num": num, "trans": trans}
+    if src.dtype == dst.dtype:
+        return Evaluate(call("stmatrix", (place, AddressOf(local, (register,))), "void", span=span, **attrs), span=span)
+    packed = cx.new_local("packed", n, dst.dtype)
+    value = load(local, (Ramp(register, const(1), n, register.dtype.with_lanes(n)),))
+    zero = const(0)
+    return seq(Store(packed, (Ramp(zero, const(1), n, zero.dtype.with_lanes(n)),), cast(value, dst.dtype.with_lanes(n)),
+                     span=span),
+               Evaluate(call("stmatrix", (place, AddressOf(packed, (zero,))), "void", span=span, **attrs), span=span))
+
+
+def _applies(cx: Any, src: Region, dst: Region) -> bool:
+    """Whole 2-D fragment, to shared memory with contiguous, aligned rows of 16 bytes of 16-bit elements."""
+    if src.buffer.scope_name != "local.fragment" or dst.buffer.scope_name not in ("shared", "shared.dyn"):
+        return False
+    if dst.dtype.bits != 16 or dst.dtype.lanes != 1 or src.dtype.lanes != 1 or src.dtype.bits not in (16, 32):
+        return False
+    if src.buffer.ndim != 2 or not src.is_full or dst.dtype.is_bool:
+        return False
+    if tuple(dst.extents[-2:]) != tuple(src.extents) or any(e != 1 for e in dst.extents[:-2]):
+        return False
+    frag = cx.layout_of(src.buffer)
+    if cx.target is None or not getattr(cx.target, "has_stmatrix", False) or frag.is_padded or frag.copies:
+        return False
+    return cx.contiguous_width(dst.buffer) >= 8 and cx.divisor(convert(dst.mins[-1])) % 8 == 0
+
+
+__all__ = ["copy_by_stmatrix"]

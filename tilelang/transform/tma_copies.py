@@ -1,0 +1,266 @@
+"""Tiles that move between global and shared memory as a whole, by TMA: one thread asks for them.
+
+    copy(A[...], S)        ->   if thread 0:  arrive_expect_tx(bar, bytes); copy(A[...], S)     # TMA
+                                wait(bar, phase); phase ^= 1                                    # every thread
+
+    copy(S, C[...])        ->   if thread 0:  copy(S, C[...]); bulk_wait(0)                     # TMA
+
+Copies next to each other share a barrier.  In a loop the wait for a store stands in front of the next writes of its tile,
+so that the store runs under what comes between.  Blocks with one role, and the computing part of those that
+specialize_warps made; the tiles it loads by rings of its own are marked already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Region, Seq, Stmt, Store,
+                         While, binary, call, const, dtype, is_const, load, rebuild, replace, seq, stmts_of, walk,
+                         with_attrs)
+from tilelang.ops import Copy
+from tilelang.ops.gemm.wgmma import shared_layout
+from tilelang.ops.tma import tma_bytes, tma_refusal
+from tilelang.ops.tma_store import tile_refusal
+
+from .effects import effects
+from .hopper import hopper
+from .pass_ import TILE, PassContext, pass_
+from .tma_stores import TmaStores
+
+SHARED = ("shared", "shared.dyn")
+GROUP, WARP = 128, 32
+SMALLEST = 2048  # bytes of a tile: below, threads are as quick themselves
+
+
+@pass_(needs=TILE)
+def tma_copies(func: Func, cx: PassContext) -> Func:
+    """See the module's text.  Copies it does not suit stay as they are; for larger tiles the Launch attr `report` says why.
+
+    Needs tl.enable_hopper and sm_90a; off with tl.disable_tma_lower.  Keeps: the order of all accesses (place_sync puts
+    block barriers around what one thread asked for).
+    """
+    if not hopper(cx).tma:
+        return func
+
+    def visit(x: Any) -> Any:
+        if isinstance(x, Launch):
+            return _Copies(x).run()
+        if isinstance(x, tuple):
+            out = tuple(map(visit, x))
+            return x if all(a is b for a, b in zip(out, x)) else out
+        return rebuild(x, visit) if isinstance(x, Stmt) else x
+
+    return replace(func, body=visit(func.body))
+
+
+class _Copies:
+    """The rewriting of one launch."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch, self.thread = launch, launch.thread_vars[0]
+        self.stores = TmaStores(launch, True, 0)
+        self.effects = list(effects(launch.body))
+        self.written = {e.storage for e in self.effects if e.writes and e.buffer.scope_name == "global"}
+        self.pointers = {a.buffer.data for x in walk(launch.body) if isinstance(x, Call) and not x.op.startswith("mbarrier")
+                         for a in x.args if isinstance(a, AddressOf)}
+        shared = {x.buffer for x in walk(launch.body) if isinstance(x, Alloc) and x.buffer.scope_name in SHARED}
+        used = {e.buffer for e in self.effects if e.buffer.scope_name in SHARED} | shared
+        self.views = {b.data for b in used if any(x is not b and x.data is b.data for x in used)}
+        self.given = dict(launch.attr("layouts", ()))
+        self.safe = dict(launch.attr("safe_values", ()))
+        self.setup: list[Stmt] = []
+        self.inits: list[Stmt] = []
+        self.notes: dict[str, None] = {}
+        self.deferred = False  # whether the loop around has a store whose wait is in the next iteration
+
+    def run(self) -> Launch:
+        x, y, z = self.launch.threads
+        if y != 1 or z != 1 or x % WARP or not self.stores.on:
+            return self.launch
+        body = self.stmt(self.launch.body)
+        if self.inits:
+            first = binary("eq", self.thread, const(0, self.thread.dtype))
+            self.setup.append(If(first, seq(*self.inits, _do("fence_mbarrier_init"))))
+            if self.launch.attr("compute_threads") is None:  # who made roles lets all threads meet before them
+                self.setup.append(_do("sync_threads"))
+        out = self.launch if body is self.launch.body else replace(
+            self.launch, body=seq(*self.setup, *stmts_of(body), span=body.span))
+        return with_attrs(out, report=(*self.launch.attr("report", ()), *self.notes) or None)
+
+    # ---- walking --------------------------------------------------------------------------------------------------
+
+    def stmt(self, s: Stmt) -> Stmt:
+        """s, with the copies inside it that TMA can make."""
+        match s:
+            case Seq() | Copy():
+                return self.block(s)
+            case For():
+                if s.kind not in ("serial", "unroll"):
+                    return s
+                return self._loop(s)
+            case While():
+                return self._loop(s)
+            case If() if _is_role(s):
+                return self._roles(s)
+            case If():
+                orelse = None if s.orelse is None else self.stmt(s.orelse)
+                return self._same(s, then=self.stmt(s.then), orelse=orelse)
+        return s
+
+    @staticmethod
+    def _same(s: Any, **fields: Any) -> Stmt:
+        return s if all(getattr(s, k) is v for k, v in fields.items()) else replace(s, **fields)
+
+    def _loop(self, s: Any) -> Stmt:
+        saved, self.deferred = self.deferred, False
+        out = self._same(s, body=self.stores.inside(s, lambda: self.stmt(s.body)))
+        if self.deferred:  # what comes next may take the place of the tile
+            out = seq(out, self._one(_do("bulk_wait", n=0, read=True)))
+        self.deferred = saved
+        return out
+
+    def _roles(self, s: Any) -> Stmt:
+        """The part that computes; the other one belongs to whoever made the roles."""
+        compute = self.launch.attr("compute_threads")
+        if compute is None or s.orelse is None or int(s.cond.attr("first")) * GROUP != compute:
+            return s
+        return self._same(s, orelse=self.stmt(s.orelse))
+
+    def block(self, s: Stmt) -> Stmt:
+        """Statements that run one after another."""
+        stmts = list(stmts_of(s))
+        out: list[Stmt] = []
+        run: list[Copy] = []
+        waits = self._waits(stmts)
+
+        def flush() -> None:
+            out.extend(self._loads(run))
+            run.clear()
+
+        for k, x in enumerate(stmts):
+            if isinstance(x, Copy) and self._is_load(x):
+                if any(y.dst.buffer.data is x.dst.buffer.data for y in run):
+                    flush()
+                if k in waits:
+                    flush()
+                    out += self._wait()
+                run.append(x)
+                continue
+            flush()
+            if k in waits:
+                out += self._wait()
+            if isinstance(x, Copy):
+                out.append(self._store(x, x in waits.values()) if self._is_store(x) else x)
+            else:
+                out.append(self.stmt(x))
+        flush()
+        return s if len(out) == len(stmts) and all(a is b for a, b in zip(out, stmts)) else seq(*out, span=s.span)
+
+    # ---- loads ----------------------------------------------------------------------------------------------------
+
+    def _is_load(self, c: Copy) -> bool:
+        """Whether a copy can be a load by TMA; the report says why a larger one cannot."""
+        if c.attr("tma") or c.attr("async_group") or c.src.buffer.scope_name != "global" or \
+                c.dst.buffer.scope_name not in SHARED or _bytes(c.dst) < SMALLEST:
+            return False
+        why = tma_refusal(c) or self._unfit(c.dst.buffer)
+        if not why and c.src.buffer.data in self.written:
+            why = f"`{c.src.buffer.name}` is written by the kernel"
+        safe = self.safe.get(c.src.buffer)
+        if not why and safe is not None and not is_const(safe, 0):
+            why = f"outside `{c.src.buffer.name}` reads as {safe}"
+        if why:
+            self.notes[f"`{c.dst.buffer.name}` is loaded by all threads: {why}"] = None
+        return not why
+
+    def _unfit(self, b: Buffer) -> str:
+        """Why a shared tile cannot lie in panels; "" when it can."""
+        if b.data in self.pointers:
+            return f"the address of `{b.name}` is taken"
+        if b.data in self.views:
+            return f"`{b.name}` is seen in another shape"
+        given = self.given.get(b)
+        if given is not None and given != shared_layout(b):
+            return f"the layout given for `{b.name}` is not that of panels"
+        return ""
+
+    def _loads(self, run: list[Copy]) -> list[Stmt]:
+        """Copies that one thread asks for together, and all wait for."""
+        if not run:
+            return []
+        bar = Buffer("_".join(c.dst.buffer.name for c in run) + "_ready", (1,), dtype("uint64"), "shared.barrier",
+                     attrs=(("arrive", (1,)),))
+        at = AddressOf(bar, (const(0),))
+        self.setup.append(Alloc(bar))
+        self.inits.append(_do("mbarrier_init", at, const(1, "uint32")))
+        bytes_ = sum(tma_bytes(c) for c in run)
+        asks = [_do("mbarrier_arrive_expect_tx", at, const(bytes_, "uint32")),
+                *(with_attrs(c, tma=True, barrier=(bar, const(0))) for c in run)]
+        out: list[Stmt] = [self._one(seq(*asks))]
+        if not self.stores.loops:
+            return [*out, _do("mbarrier_wait", at, const(0, "uint32"))]
+        phase = Buffer("phase", (1,), dtype("uint32"), "local.var")
+        self.setup.append(Alloc(phase, const(0, "uint32")))
+        now = load(phase, (const(0),))
+        return [*out, _do("mbarrier_wait", at, now),
+                Store(phase, (const(0),), binary("bitxor", now, const(1, "uint32")))]
+
+    # ---- stores ---------------------------------------------------------------------------------------------------
+
+    def _is_store(self, c: Copy) -> bool:
+        if c.attr("tma") or c.src.buffer.scope_name not in SHARED or c.dst.buffer.scope_name != "global" or \
+                _bytes(c.src) < SMALLEST:
+            return False
+        why = tile_refusal(c, c.src, c.dst) or self._unfit(c.src.buffer) or self.stores.refusal(c, c.dst.buffer)
+        if why:
+            self.notes[f"`{c.dst.buffer.name}` is written by all threads: {why}"] = None
+        return not why
+
+    def _store(self, c: Copy, awaited: bool) -> Stmt:
+        """One thread stores the tile.  awaited: a wait stands in front of what writes the tile next."""
+        self.deferred |= awaited
+        wait = [] if awaited else [_do("bulk_wait", n=0) if self.stores.again(c.dst) else _do("bulk_wait", n=0, read=True)]
+        return self._one(seq(with_attrs(c, tma=True, awaited=True), *wait))
+
+    def _waits(self, stmts: list[Stmt]) -> dict[int, Copy]:
+        """Statement of a loop's body -> the store, later in the body, whose tile it is the first to touch."""
+        out: dict[int, Copy] = {}
+        if not self.stores.loops:
+            return out
+        for k, c in enumerate(stmts):
+            if not isinstance(c, Copy) or c.src.buffer.scope_name not in SHARED or not self._is_store(c) or \
+                    self.stores.again(c.dst):
+                continue
+            storage = c.src.buffer.data
+            touching = [j for j, x in enumerate(stmts) if any(e.storage is storage for e in effects(x))]
+            total = sum(e.storage is storage for e in self.effects)
+            inside = sum(e.storage is storage for j in touching for e in effects(stmts[j]))
+            if total == inside and touching[0] < k == touching[-1] and touching[0] not in out:
+                out[touching[0]] = c
+        return out
+
+    def _wait(self) -> list[Stmt]:
+        return [self._one(_do("bulk_wait", n=0, read=True)), _do("sync_threads")]
+
+    def _one(self, s: Stmt) -> Stmt:
+        """By the first thread alone."""
+        return If(binary("eq", self.thread, const(0, self.thread.dtype)), s)
+
+
+def _is_role(s: Stmt) -> bool:
+    return isinstance(s, If) and isinstance(s.cond, Call) and s.cond.op == "in_warp_groups"
+
+
+def _bytes(region: Region) -> int:
+    """Of a tile, 0 when it is not static."""
+    out = region.dtype.bits * region.dtype.lanes
+    for n in region.extents:
+        out *= n if isinstance(n, int) else 0
+    return out // 8
+
+
+def _do(name: str, *args: Expr, **attrs: Any) -> Stmt:
+    return Evaluate(call(name, args, "void", **attrs))
+
+
+__all__ = ["tma_copies"]
