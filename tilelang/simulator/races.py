@@ -20,6 +20,7 @@ from .faults import fault
 
 
 _NONE, _MANY = -1, -2
+WARP = 32
 
 
 class Clocks:
@@ -46,8 +47,13 @@ class Clocks:
         who = np.flatnonzero(members)
         know = self.seen[who].max(0)
         know[who] = self.now[who]
-        self.now[who] += 1
+        self.advance(who)
         return know
+
+    def advance(self, who: np.ndarray) -> None:
+        """What these threads do next is later than what they have done.  Whole warps, so that the clocks of a warp agree
+        and its threads can share a slot of bookkeeping (a later clock claims nothing about what others have seen)."""
+        self.now[:self.lanes].reshape(-1, min(WARP, self.lanes))[np.unique(who // WARP)] += 1
 
     def acquire(self, members: np.ndarray, know: np.ndarray) -> None:
         """These threads pass a barrier whose arrivals had seen this."""

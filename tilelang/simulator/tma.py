@@ -399,7 +399,7 @@ def _fence(c: Any, e: Call) -> Closure:
             block.shared.proxy.fence(block.clocks, active)
             for bar in block.asynchronous.barriers.values():
                 bar.fenced = bar.fenced or bool(active[bar.maker])
-        block.clocks.now[:f.lanes][active] += 1
+        block.clocks.advance(np.flatnonzero(active))
         return np.int32(0)
 
     return run
