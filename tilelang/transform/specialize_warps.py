@@ -122,7 +122,7 @@ class _Roles:
                  if isinstance(s, Copy) and self._fills_once(s)]
         made = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
         made += [b for w in whole for b in (w.full, w.empty) if b is not None]
-        loading: list[Stmt] = [x for w in whole for x in w.produce()] + self._producer()
+        loading = self._producer([x for w in whole for x in w.produce()])
         first = {id(w.copy): w for w in whole}
         opening = [x for s in before for x in (first[id(s)].filled() if id(s) in first else [s])]
         computing = [*opening, *consumer(self.shared),
@@ -322,7 +322,9 @@ class _Roles:
     def _pure(self) -> list[Bind]:
         return [s for s in self.body.pure if s.var in self.inside]
 
-    def _producer(self) -> list[Stmt]:
+    def _producer(self, whole: list[Stmt]) -> list[Stmt]:
+        """All loads of a tile.  whole: those of tiles loaded once.  They come after the first stage of the first ring,
+        whose place is free earlier: it is released in the loop, theirs after it."""
         k = Var(self.loop.var.name, self.loop.var.dtype)
         slot, parity = self.shared.slot(k)
         binds = self._pure()
@@ -332,8 +334,10 @@ class _Roles:
             v = Var(s.var.name, s.var.dtype)
             stmts.append(Bind(v, substitute(s.value, dict(mapping)), span=s.span))
             mapping[s.var] = v
-        for ring in self.rings:
+        for n, ring in enumerate(self.rings):
             assert ring.full is not None and ring.empty is not None
+            if n == 1 and whole:
+                stmts.append(If(binary("eq", k, convert(self.loop.start)), seq(*whole)))
             full = AddressOf(ring.full, (slot,))
             stmts.append(do("mbarrier_wait", AddressOf(ring.empty, (slot,)), binary("bitxor", parity, const(1, "uint32"))))
             stmts.append(do("mbarrier_arrive_expect_tx", full, const(ring.bytes(self.body.items), "uint32")))
@@ -346,7 +350,11 @@ class _Roles:
                 stmts.append(with_attrs(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
                                         tf32=op.dst.buffer.data in self.tf32 or None,
                                         share=(ring.rank, ring.blocks) if i in ring.common else None))
-        return [For(k, self.loop.start, self.loop.extent, "serial", seq(*stmts), span=self.loop.span)]
+        loop = For(k, self.loop.start, self.loop.extent, "serial", seq(*stmts), span=self.loop.span)
+        if not whole or len(self.rings) == 1:
+            return [*whole, loop]
+        extent = convert(self.loop.extent)
+        return [loop, If(binary("le", extent, const(0, extent.dtype)), seq(*rename(whole)))]
 
 
 def _is_load(c: Any) -> bool:
