@@ -1,9 +1,10 @@
 """Kernels written in the language, with functions that take torch tensors and NumPy arrays.
 
-    from tilelang.library import flash_attention
+    from tilelang.library import flash_attention, matmul
     out = flash_attention(q, k, v, causal=True)
+    c = matmul(a, b, bias=bias, activation="relu")
 
-Each function stands in a module of its own name, which is loaded on first use.
+Modules are loaded on first use.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any as _Any
 # public function -> module that defines it
 _NAMES = {
     "flash_attention": "flash_attention",
+    "grouped_matmul": "matmul",
+    "matmul": "matmul",
 }
 
 

@@ -1,0 +1,210 @@
+"""Library products: every type, layout and form against float64, on the CPU and on the device simulator."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tilelang.library import grouped_matmul, matmul
+
+E4, E5 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53, "int32": 0.0}
+PLACES = {"cpu": {}, "sm_90a": dict(target={"kind": "cuda", "arch": "sm_90a"}, execution_backend="simulator"),
+          "sm_80": dict(target={"kind": "cuda", "arch": "sm_80"}, execution_backend="simulator")}
+everywhere = pytest.mark.parametrize("on", PLACES)
+
+
+def wide(x):
+    return np.asarray(x).astype(np.float64)
+
+
+def normal(shape, element=np.float16, seed=0):
+    x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return x.astype(element)
+
+
+def check(got, a, b, extra=0.0, scale=1.0, tf32=False):
+    """Against a @ b of float64 arrays; u = 2**-24 k and the rounding of the result, 2**-10 for tf32."""
+    want = (a @ b) * scale
+    sums = (np.abs(a) @ np.abs(b)) * scale
+    bound = (a.shape[-1] * 2.0**-24 + (2.0**-10 if tf32 else 0)) * sums + EPS[got.dtype.name] * np.abs(want) + extra
+    assert got.shape == want.shape
+    assert (np.abs(wide(got) - want) <= bound + 1e-30).all()
+
+
+@everywhere
+@pytest.mark.parametrize("element", [np.float16, ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize("ta, tb", [(False, False), (False, True), (True, False), (True, True)])
+def test_orders_of_storage(on, element, ta, tb):
+    a, b = normal((70, 104), element), normal((104, 72), element, 1)
+    got = matmul(a.T.copy() if ta else a, b.T.copy() if tb else b, transpose_a=ta, transpose_b=tb, **PLACES[on])
+    assert got.dtype == element
+    check(got, wide(a), wide(b), tf32=element is np.float32 and on != "cpu")
+
+
+@everywhere
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (3, 5, 7), (65, 33, 17), (129, 1, 40), (16, 16, 2000), (1, 130, 64)])
+def test_any_sizes(on, m, n, k):
+    a, b = normal((m, k)), normal((k, n), seed=1)
+    got = matmul(a, b, **PLACES[on])
+    check(got, wide(a), wide(b))
+    assert np.array_equal(got, matmul(a, b, **PLACES[on]))  # split sums are added in order
+
+
+@everywhere
+def test_views(on):
+    a, b = normal((70, 104)), normal((104, 72), seed=1)
+    check(matmul(a.T.copy().T, b.T.copy().T, **PLACES[on]), wide(a), wide(b))
+    wide_a, wide_b = normal((70, 128)), normal((2 * 104, 80), seed=1)
+    check(matmul(wide_a[:, :104], wide_b[::2, 8:], **PLACES[on]), wide(wide_a[:, :104]), wide(wide_b[::2, 8:]))
+    check(matmul(wide_a[:, 1:105], b, **PLACES[on]), wide(wide_a[:, 1:105]), wide(b))
+    check(matmul(wide_a[:, ::2], b[:64], **PLACES[on]), wide(wide_a[:, ::2]), wide(b[:64]))
+    same = np.broadcast_to(a[0], (70, 104))
+    check(matmul(same, b, **PLACES[on]), wide(same), wide(b))
+
+
+@everywhere
+def test_batches(on):
+    a, b = normal((3, 70, 40)), normal((3, 40, 24), seed=1)
+    check(matmul(a, b, **PLACES[on]), wide(a), wide(b))
+    check(matmul(a, b[0], **PLACES[on]), wide(a), wide(b[0]))
+    check(matmul(a.transpose(0, 2, 1).copy(), b, transpose_a=True, **PLACES[on]), wide(a), wide(b))
+    check(matmul(a[:1], b[:1], **PLACES[on]), wide(a[:1]), wide(b[:1]))
+
+
+@everywhere
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_epilogues(on, activation):
+    a, b, bias = normal((40, 64)), normal((64, 48), seed=1), normal((48,), np.float32, 2)
+    got = wide(matmul(a, b, bias=bias, activation=activation, **PLACES[on]))
+    x = wide(a) @ wide(b) + bias
+    want = {None: lambda: x, "relu": lambda: np.maximum(x, 0), "silu": lambda: x / (1 + np.exp(-x)),
+            "gelu": lambda: 0.5 * x * (1 + np.vectorize(math.erf)(x / 2**0.5))}[activation]()
+    # Slopes of the activations are below 1.2; the float32 functions have a few ulp.
+    bound = 1.2 * 64 * 2.0**-24 * (np.abs(wide(a)) @ np.abs(wide(b)) + 3) + EPS["float16"] * np.abs(want) + 1e-6
+    assert (np.abs(got - want) <= bound + 8 * 2.0**-24 * np.abs(x)).all()
+    half = matmul(a, b, bias=bias.astype(np.float16), out_dtype="float32", **PLACES[on])
+    check(half - bias.astype(np.float16), wide(a), wide(b), extra=1e-5)
+
+
+@everywhere
+@pytest.mark.parametrize("element", [np.int8, np.uint8])
+def test_bytes(on, element):
+    info = np.iinfo(element)
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(info.min, info.max + 1, s).astype(element) for s in ((40, 130), (130, 24)))
+    got = matmul(a, b, **PLACES[on])
+    assert got.dtype == np.int32 and np.array_equal(got, a.astype(np.int64) @ b.astype(np.int64))
+    half = np.float32([0.5])
+    scaled = matmul(a, b.T.copy(), transpose_b=True, scale_a=half, scale_b=half, out_dtype="float32", **PLACES[on])
+    check(scaled, wide(a), wide(b), scale=0.25)
+
+
+def test_double():
+    a, b = np.random.default_rng(0).standard_normal((2, 50, 50))
+    assert np.abs(matmul(a, b) - a @ b).max() < 1e-13
+
+
+@pytest.mark.parametrize("on", ["cpu", "sm_90a"])
+@pytest.mark.parametrize("a_type, b_type", [(E4, E4), (E4, E5), (E5, E4)])
+@pytest.mark.parametrize("fast", [False, True])
+def test_float8(on, a_type, b_type, fast):
+    a, b = normal((40, 300), a_type), normal((300, 24), b_type, 1)
+    got = matmul(a, b, fast_accum=fast, **PLACES[on])
+    assert got.dtype == ml_dtypes.bfloat16
+    check(got, wide(a), wide(b))
+    s, t = np.float32([0.75]), np.array(2.0, np.float32)
+    check(matmul(a, b.T.copy(), transpose_b=True, scale_a=s, scale_b=t, fast_accum=fast, out_dtype="float32", **PLACES[on]),
+          wide(a), wide(b), scale=1.5, extra=1e-5)
+
+
+@pytest.mark.parametrize("on", ["cpu", "sm_90a"])
+@pytest.mark.parametrize("m, n, k", [(40, 24, 300), (130, 200, 128), (1, 129, 257)])
+def test_float8_with_scales_of_blocks(on, m, n, k):
+    rng = np.random.default_rng(2)
+    a, b = normal((m, k), E4), normal((n, k), E4, 1)
+    sa = rng.uniform(0.5, 2, (m, -(-k // 128))).astype(np.float32)
+    sb = rng.uniform(0.5, 2, (-(-n // 128), -(-k // 128))).astype(np.float32)
+    got = matmul(a, b, transpose_b=True, scale_a=sa, scale_b=sb, bias=np.ones(n, np.float32), **PLACES[on])
+    wa = wide(a) * wide(sa).repeat(128, 1)[:, :k]
+    wb = wide(b) * wide(sb).repeat(128, 0)[:n].repeat(128, 1)[:, :k]
+    want, sums = wa @ wb.T + 1, np.abs(wa) @ np.abs(wb).T + 1
+    assert (np.abs(wide(got) - want) <= EPS["bfloat16"] * np.abs(want) + (k + 4) * 2.0**-24 * sums).all()
+
+
+@everywhere
+@pytest.mark.parametrize("sizes", [[10, 0, 37], [0, 0, 0], [50, 0, 0], [1, 1, 1], [64, 64, 2]])
+def test_groups(on, sizes):
+    """Rows beyond the last group are zeros; sizes that claim more rows than there are get those there are."""
+    a, b, bias = normal((100, 40)), normal((3, 40, 24), seed=1), normal((24,), np.float32, 2)
+    got = grouped_matmul(a, b, np.array(sizes, np.int32), bias=bias, activation="relu", **PLACES[on])
+    want, row = np.zeros((100, 24)), 0
+    for g, n in enumerate(sizes):
+        end = min(row + n, 100)
+        want[row:end] = np.maximum(wide(a[row:end]) @ wide(b[g]) + bias, 0)
+        row = end
+    assert np.abs(wide(got) - want).max() < 0.02
+    assert not wide(got)[row:].any()
+    flat = grouped_matmul(a, b.transpose(0, 2, 1).copy(), np.array(sizes, np.int32), transpose_b=True, bias=bias,
+                          activation="relu", **PLACES[on])
+    assert np.array_equal(wide(flat), wide(got))
+
+
+@everywhere
+def test_nothing_to_do(on):
+    assert matmul(normal((0, 8)), normal((8, 4)), **PLACES[on]).shape == (0, 4)
+    assert matmul(normal((2, 0, 8)), normal((8, 4)), **PLACES[on]).shape == (2, 0, 4)
+    got = matmul(normal((3, 0)), normal((0, 4)), bias=np.arange(4, dtype=np.float32), **PLACES[on])
+    assert np.array_equal(wide(got), np.tile(np.arange(4.0), (3, 1)))
+
+
+def test_an_output_is_filled_and_returned():
+    a, b, out = normal((8, 16)), normal((16, 8)), np.zeros((8, 8), np.float16)
+    assert matmul(a, b, out=out) is out
+    check(out, wide(a), wide(b))
+
+
+def test_torch_tensors():
+    torch = pytest.importorskip("torch")
+    a, b = torch.randn(20, 30), torch.randn(30, 40)
+    assert torch.allclose(matmul(a, b), a @ b, atol=1e-4)
+    assert torch.allclose(matmul(a.t().contiguous().t(), b, bias=torch.ones(40)), a @ b + 1, atol=1e-4)
+    h = matmul(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)
+    assert h.dtype == torch.float32 and torch.allclose(h, a.bfloat16().float() @ b.bfloat16().float(), atol=1e-4)
+    f8 = matmul(a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn))
+    assert f8.dtype == torch.bfloat16
+    sizes = torch.tensor([5, 15], dtype=torch.int32)
+    c = grouped_matmul(a, torch.stack([b, 2 * b]), sizes)
+    assert torch.allclose(c, torch.cat([a[:5] @ b, a[5:] @ (2 * b)]), atol=1e-3)
+
+
+A, B = np.zeros((8, 16), np.float16), np.zeros((16, 8), np.float16)
+F8 = np.zeros((128, 128), E4)
+
+
+@pytest.mark.parametrize("call, kind, says", [
+    (lambda: matmul(A, A), "matmul-shape", r"8 x 16 and op\(b\) 8 x 16"),
+    (lambda: matmul(A[0], B), "matmul-shape", "a matrix or a batch"),
+    (lambda: matmul(A, B[None]), "matmul-shape", "b a batch of 1"),
+    (lambda: matmul(np.stack([A, A]), np.stack([B, B, B])), "matmul-shape", "b a batch of 3"),
+    (lambda: matmul(A, B, bias=np.zeros(9, np.float16)), "matmul-shape", r"expected \(8,\)"),
+    (lambda: matmul(A, B, bias=np.zeros(8, np.int32)), "matmul-type", "bias is of int32"),
+    (lambda: matmul(A, B, out=np.zeros((8, 8), np.float32)), "matmul-shape", "expected float16"),
+    (lambda: matmul(A, B.astype(np.float32)), "matmul-type", "float16 and float32"),
+    (lambda: matmul(A, B, out_dtype="int32"), "matmul-type", "no result of int32"),
+    (lambda: matmul(A.astype(np.int16), B.astype(np.int16)), "matmul-type", "int16"),
+    (lambda: matmul([[1.0]], B), "matmul-type", "found list"),
+    (lambda: matmul(A, B, activation="tanh"), "matmul-option", "'tanh'"),
+    (lambda: matmul(A, B, scale_a=np.float32([1]), scale_b=np.float32([1])), "matmul-option", "float8 or int8"),
+    (lambda: matmul(F8, F8, scale_a=np.float32([1])), "matmul-option", "both of them"),
+    (lambda: matmul(F8, F8, scale_a=np.ones(1), scale_b=np.ones(1)), "matmul-type", "float64"),
+    (lambda: matmul(F8, F8, scale_a=np.ones((128, 2), np.float32), scale_b=np.float32([1])), "matmul-shape", r"\(128, 1\)"),
+    (lambda: grouped_matmul(A, B, np.zeros(1, np.int32)), "matmul-shape", "2 and 2"),
+    (lambda: grouped_matmul(A, B[None], np.zeros(2, np.int32)), "matmul-shape", "group_sizes"),
+    (lambda: grouped_matmul(A[:0], B[None], np.zeros(1, np.int32)), "matmul-shape", "no work"),
+])
+def test_refusals(call, kind, says):
+    with pytest.raises(Exception, match=says) as caught:
+        call()
+    assert caught.value.kind == kind and caught.value.hint

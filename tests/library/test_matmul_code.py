@@ -1,0 +1,100 @@
+"""The programs of the library compiled for sm_90a with the tiles the model chooses: roles, no spills, nothing serialised."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tilelang.codegen.cuda import print_kernel
+from tilelang.ir import walk
+from tilelang.ir.expr import Call
+from tilelang.library.matmul_kernels import Form, gemm, gemm_grouped, gemm_split, gemm_two_level, repack
+from tilelang.library.matmul_plan import Place, Request, check_target
+from tilelang.library.operands import copy_of, operand
+from tilelang.library.tiles import Problem, chip_of, choose_tile
+from tilelang.runtime import nvrtc
+from tilelang.simulator import run_tile
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
+
+SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
+H200 = replace(chip_of(SM90), units=132)
+HALF, BF16 = ("float16", "float16", "float16", "float32"), ("bfloat16", "bfloat16", "bfloat16", "float32")
+F8 = ("float8_e4m3fn", "float8_e4m3fn", "bfloat16", "float32")
+
+
+def form(m, n, k, types=HALF, kind="half", **more):
+    bits = {"float16": 16, "bfloat16": 16, "float32": 32}.get(types[0], 8)
+    two = more.pop("two", False)
+    p = Problem(m, n, k, max(1, more.get("batch", 0)), kind, bits, 32 if types[2] in ("float32", "int32") else 16, two,
+                not more.get("ta"), more.get("tb", False), not two, 128 if more.get("scaling") == "block" else 0)
+    return Form(m, n, k, types, choose_tile(H200, p), **more)
+
+
+def program(f, two=False):
+    if f.groups:
+        return gemm_grouped(f)
+    return (gemm_two_level if two else gemm_split if f.tile.parts > 1 else gemm)(f)
+
+
+CASES = {
+    "M0": (4096, 1024, 8192, HALF, "half", {}), "M1_NT": (4096, 8192, 8192, HALF, "half", {"tb": True}),
+    "M2": (4096, 28672, 8192, HALF, "half", {}), "M5": (8192, 8192, 8192, BF16, "half", {}),
+    "M7_NT": (8192, 8192, 28672, HALF, "half", {"tb": True}), "1024": (1024, 1024, 1024, HALF, "half", {}),
+    "2048_TN": (2048, 2048, 2048, HALF, "half", {"ta": True}), "1000": (1000, 1000, 1000, HALF, "half", {}),
+    "fp8": (4096, 4096, 4096, F8, "fp8", {"tb": True, "scaling": "tensor"}),
+    "fp8_two_level": (8192, 8192, 8192, F8, "fp8", {"tb": True, "scaling": "tensor", "two": True}),
+    "fp8_blocks": (4096, 4096, 4096, F8, "fp8", {"tb": True, "scaling": "block", "two": True}),
+    "tf32": (4096, 4096, 4096, ("float32",) * 4, "tf32", {"tb": True}),
+    "int8": (4096, 4096, 4096, ("int8", "int8", "int32", "int32"), "int8", {"tb": True}),
+    "split": (256, 256, 16384, HALF, "half", {}),
+    "bias_silu": (4096, 4096, 4096, HALF, "half", {"tb": True, "bias": "float16", "activation": "silu"}),
+    "batched": (1024, 1024, 1024, HALF, "half", {"batch": 8}), "grouped": (4096, 4096, 4096, HALF, "half", {"groups": 8}),
+}
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_clean_with_roles(name):
+    m, n, k, types, kind, more = CASES[name]
+    f = form(m, n, k, types, kind, **more)
+    kernels = lower(program(f, more.get("two", False)).func, SM90, {"tl.enable_hopper": True}).kernels
+    found = [{x.op for x in walk(kernel.launch) if isinstance(x, Call)} for kernel in kernels]
+    assert any({"wgmma", "tma_load", "in_warp_groups"} <= ops for ops in found) and not any("mma" in ops for ops in found)
+    for kernel in kernels:
+        cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
+        assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log
+
+
+def test_which_copies_are_made():
+    x = np.zeros((100, 51), np.float16)
+    a = operand(x, "a", False)
+    assert a.logical == (100, 51) and a.plain and not a.fits(2) and a.strides == ()
+    c = copy_of(a, 2, False)
+    assert c.shape == (1, 100, 56) and c.operand.fits(2) and c.operand.logical == (100, 51) and c.strides == (5600, 56, 1)
+    turned = copy_of(operand(np.zeros((64, 100), np.int8), "b", False), 1, True)
+    assert turned.shape == (1, 100, 64) and turned.operand.transposed and turned.operand.logical == (64, 100)
+    view = operand(x.T, "a", True)
+    assert view.flipped and not view.transposed and view.logical == (100, 51) and view.view(x.T).shape == (100, 51)
+    assert not operand(x[:, ::2], "a", False).plain and not operand(np.broadcast_to(x[0], (9, 51)), "a", False).plain
+
+
+def test_a_copy_in_another_order():
+    x = np.arange(2 * 5 * 7, dtype=np.float32).reshape(2, 5, 7)
+    for turned in (False, True):
+        shape = (2, 7, 5) if turned else (2, 5, 7)
+        out = run_tile(repack((2, 5, 7), (35, 7, 1), (shape[1] * shape[2], shape[2], 1), "float32", turned).func,
+                       {"X": x, "Y": np.zeros(shape, np.float32)})["Y"]
+        assert np.array_equal(out, x.transpose(0, 2, 1) if turned else x)
+
+
+def test_float8_needs_a_target_that_has_it():
+    f = Form(8, 8, 8, F8, choose_tile(H200, Problem(8, 8, 8)))
+    x = operand(np.zeros((8, 8), np.int8), "a", False)
+    for arch, fine in (("sm_80", False), ("sm_89", True), ("sm_90a", True)):
+        r = Request(f, "fp8", x, x, False, Place.of(x, {"kind": "cuda", "arch": arch}, None))
+        if fine:
+            check_target(r)
+        else:
+            with pytest.raises(ValueError, match="no product of float8"):
+                check_target(r)

@@ -1,0 +1,91 @@
+"""The cost model: what it chooses, what it predicts, and that it never offers a tile the machine cannot hold."""
+
+from dataclasses import replace
+
+import pytest
+
+from tilelang.library.tiles import Problem, candidates, chip_of, choose_tile, matrix_cycles, price, shared_bytes
+from tilelang.target import Target
+
+H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), units=132)
+A100 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_80"})), units=108)
+CPU = chip_of(Target("cpu"))
+# Products of 16 bits measured on an H200 in bursts of 12 ms, TFLOP/s (vendor library).
+MEASURED = {(4096, 1024, 8192): 755, (4096, 8192, 8192): 777, (4096, 28672, 8192): 768, (4096, 8192, 28672): 780,
+            (8192, 1024, 8192): 776, (8192, 8192, 8192): 760, (8192, 28672, 8192): 718, (8192, 8192, 28672): 747,
+            (1024, 1024, 1024): 230, (2048, 2048, 2048): 612, (4096, 4096, 4096): 741}
+
+
+def rate(chip, p):
+    return 2e-12 * p.m * p.n * p.k * p.batch / choose_tile(chip, p).seconds
+
+
+@pytest.mark.parametrize("shape", MEASURED, ids=str)
+def test_predictions_are_near_what_was_measured(shape):
+    assert rate(H200, Problem(*shape)) == pytest.approx(MEASURED[shape], rel=0.2)
+
+
+@pytest.mark.parametrize("size, measured", [(4096, 1433), (8192, 1502)])
+def test_float8_is_near_what_was_measured(size, measured):
+    p = Problem(size, size, size, kind="fp8", bits=8, b_k=True)
+    assert rate(H200, p) == pytest.approx(measured, rel=0.2)
+    assert rate(H200, replace(p, two_level=True)) > 0.9 * rate(H200, p)
+
+
+def test_matrix_instructions_have_the_measured_rates():
+    """Cycles of m64nNk with both operands in shared memory."""
+    for n, cycles in ((8, 18.1), (16, 20.1), (32, 24.1), (64, 32.1), (96, 48.1), (128, 64.1), (192, 96.2), (256, 128.2)):
+        assert matrix_cycles(H200, Problem(64, n, 64), 64, n) == pytest.approx(cycles, rel=0.01)
+
+
+SIZES = ((1, 1, 1), (17, 4096, 4096), (100, 72, 88), (1000, 1000, 1000), (4096, 4096, 4096), (256, 256, 65536))
+PROBLEMS = [Problem(*size, **more) for size in SIZES
+            for more in ({}, {"kind": "fp8", "bits": 8, "two_level": True, "b_k": True, "may_split": False},
+                         {"kind": "fp8", "bits": 8, "two_level": True, "b_k": True, "may_split": False, "column_block": 128},
+                         {"kind": "tf32", "bits": 32, "out_bits": 32, "b_k": True}, {"batch": 12},
+                         {"kind": "int8", "bits": 8, "out_bits": 32, "b_k": True},
+                         {"kind": "float", "bits": 64, "out_bits": 64})]
+
+
+CHIPS = {"sm_90a": H200, "sm_80": A100, "sm_90": replace(H200, kind="mma", flops=2540), "cpu": CPU}
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+def test_every_choice_fits_the_machine(chip):
+    for p in PROBLEMS:
+        t = choose_tile(chip, p)
+        assert shared_bytes(p, t) <= chip.shared and t.seconds > 0
+        assert not p.column_block or p.column_block % t.bn == 0
+        assert not p.two_level or t.bk * p.bits == 1024
+        assert t.parts == 1 or p.may_split and t.parts * t.bk * 4 <= p.k + t.bk * 4
+        if chip.kind == "wgmma" and p.kind != "float":
+            assert t.threads % 128 == 0 and t.bm % (64 * t.threads // 128) == 0 and t.bn % 16 == 0
+            assert t.bm * t.bn // t.threads * (2 if p.two_level else 1) <= 192
+
+
+def test_tiles_that_are_no_powers_of_two_are_offered_and_taken():
+    offered = {(t.bm, t.bn) for t in candidates(H200, Problem(4096, 4096, 4096))}
+    assert {(128, 160), (128, 192), (256, 112), (128, 256), (192, 128), (256, 128), (64, 64)} <= offered
+    assert any(choose_tile(H200, Problem(m, n, 4096)).bn & (choose_tile(H200, Problem(m, n, 4096)).bn - 1)
+               for m, n in ((4096, 4800), (8192, 8192), (2560, 2560)))
+
+
+def test_large_products_take_large_tiles_and_small_ones_fill_the_machine():
+    big = choose_tile(H200, Problem(8192, 8192, 8192))
+    assert big.bm * big.bn >= 128 * 192 and big.stages >= 3 and big.parts == 1
+    small = choose_tile(H200, Problem(512, 512, 512))
+    assert small.bm * small.bn <= 64 * 128
+    deep = choose_tile(H200, Problem(256, 256, 65536))
+    assert deep.parts > 1 and deep.parts * (256 // deep.bm) * -(-256 // deep.bn) > 32
+    assert choose_tile(H200, Problem(256, 256, 65536, may_split=False)).parts == 1
+
+
+def test_the_cheapest_is_taken_or_one_near_it():
+    for p in (Problem(1000, 3000, 500), Problem(4096, 1024, 8192)):
+        best = min(price(H200, p, t) for t in candidates(H200, p))
+        assert choose_tile(H200, p).seconds <= 1.03 * best
+
+
+def test_no_tile_is_an_error():
+    with pytest.raises(ValueError, match="no tile"):
+        choose_tile(H200, Problem(64, 64, 64, column_block=7))

@@ -1,0 +1,70 @@
+"""What the library needs to know of torch tensors and NumPy arrays, without importing torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import dtype, numpy_dtype
+from tilelang.target import Target, determine_target
+
+
+def is_numpy(x: Any) -> bool:
+    """Whether x is a NumPy array (else a torch tensor)."""
+    return isinstance(x, np.ndarray)
+
+
+def type_name(x: Any) -> str:
+    """Element type of a tensor as the language calls it."""
+    return x.dtype.name if is_numpy(x) else str(x.dtype).rpartition(".")[2]
+
+
+def strides(x: Any) -> tuple[int, ...]:
+    """In elements."""
+    return tuple(s // x.itemsize for s in x.strides) if is_numpy(x) else tuple(x.stride())
+
+
+def aligned(x: Any, bytes_: int = 16) -> bool:
+    """Whether the first element's address is a multiple of `bytes_`."""
+    return bool((x.ctypes.data if is_numpy(x) else x.data_ptr()) % bytes_ == 0)
+
+
+def place(x: Any) -> Any:
+    """The device of a tensor, "numpy" for arrays."""
+    return "numpy" if is_numpy(x) else x.device
+
+
+def empty(like: Any, shape: tuple[int, ...], element: str) -> Any:
+    """A tensor of the kind and on the device of `like`, any contents."""
+    if is_numpy(like):
+        return np.empty(shape, numpy_dtype(dtype(element)))
+    torch = sys.modules["torch"]
+    return torch.empty(shape, dtype=getattr(torch, element), device=like.device)
+
+
+def zeros(like: Any, shape: tuple[int, ...], element: str) -> Any:
+    """The same, of zeros."""
+    out = empty(like, shape, element)
+    if is_numpy(out):
+        out.fill(0)
+    else:
+        out.zero_()
+    return out
+
+
+def fresh(x: Any) -> Any:
+    """A compact copy at an aligned address."""
+    return x.copy() if is_numpy(x) else x.clone()
+
+
+def target_of(x: Any) -> Target:
+    """What kernels for a tensor are compiled for: the GPU at hand for CUDA tensors, else the CPU."""
+    if not is_numpy(x) and x.device.type == "cuda":
+        found: Target = determine_target("cuda", return_object=True)
+        return found
+    return Target("cpu")
+
+
+__all__ = ["aligned", "empty", "fresh", "is_numpy", "place", "strides", "target_of", "type_name", "zeros"]

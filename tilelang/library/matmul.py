@@ -1,0 +1,259 @@
+"""matmul and grouped_matmul: checks, and one plan for all calls of a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+from tilelang.errors import register
+from tilelang.ir import dtype
+from tilelang.language.state import error
+
+from .arrays import aligned, empty, fresh, is_numpy, place, type_name, zeros
+from .matmul_kernels import ACTIVATIONS, Form
+from .matmul_plan import Place, Request, grouped, product
+from .operands import Operand, operand
+from .tiles import Tile
+
+register("matmul-shape", ValueError, "operands of a library product whose shapes do not fit together")
+register("matmul-type", TypeError, "element types a library product does not take")
+register("matmul-option", ValueError, "an option of a library product that it does not have")
+register("matmul-device", ValueError, "operands of a library product on different devices")
+
+_FP8 = ("float8_e4m3fn", "float8_e5m2")
+# operand type -> (kind, accumulator, result unless another is asked for)
+_TYPES = {"float16": ("half", "float32", "float16"), "bfloat16": ("half", "float32", "bfloat16"),
+          "float32": ("tf32", "float32", "float32"), "float64": ("float", "float64", "float64"),
+          "int8": ("int8", "int32", "int32"), "uint8": ("int8", "int32", "int32"),
+          **{f: ("fp8", "float32", "bfloat16") for f in _FP8}}
+_UNSET = Tile(64, 64, 64, 2, 128)
+_PLANS: dict[Any, Callable[..., Any]] = {}
+_MOST_PLANS = 4096  # kernels stay in the memory of tilelang.compile and on disk
+
+
+def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False, bias: Any = None,
+           activation: str | None = None, out_dtype: Any = None, scale_a: Any = None, scale_b: Any = None,
+           fast_accum: bool = False, out: Any = None, target: Any = None, execution_backend: str | None = None) -> Any:
+    """activation(scale * (op(a) @ op(b)) + bias), a new tensor or `out`.
+
+    a: (m, k), or (k, m) with transpose_a.  b: (k, n), or (n, k) with transpose_b.  a may have a batch in front, b the same
+    batch or none.  Torch tensors or NumPy arrays of any sizes and strides; a transposed view costs nothing.
+    bias: (n,), of a floating-point type.  activation: "relu", "gelu" (by erf) or "silu".
+    Result: (m, n) or (batch, m, n) of out_dtype.
+
+    Element types (accumulated in; result unless out_dtype says otherwise): float16, bfloat16 (float32; the same),
+    float32 (rounded to tf32 on a GPU, float32; the same), float64, int8, uint8 (int32; int32), float8_e4m3fn and
+    float8_e5m2 in any mix (float32; bfloat16).
+    scale_a, scale_b: float32, for float8 and int8: one element each, or for float8 one for every 128 of k of each row of
+    op(a), (m, ceil(k / 128)), and one for every 128 x 128 of op(b), (ceil(n / 128), ceil(k / 128)).
+    fast_accum: float8 sums stay in the matrix unit, which on sm_90 adds with about 13 bits; otherwise sums of 128 are
+    added in float32.
+    out: contiguous, of the result's shape and type.  target, execution_backend: as for tilelang.compile, instead of the
+    device the operands are on.
+
+    Error of an element, with u = 2**-24 and s the sum of |a||b| over k: (k u + e) s and the rounding to the result's
+    type; e is 0 for float16, bfloat16 and float64, 2**-10 for float32 on a GPU, 2**-11 for float8 (k / 32 * 2**-13 with
+    fast_accum, where k > 128).  Integers are exact modulo 2**32.  Identical inputs give identical bits.
+
+    Raises matmul-shape, matmul-type, matmul-option, matmul-device, matmul-target.
+
+    >>> import numpy as np
+    >>> matmul(np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)).tolist()
+    [[3.0, 3.0], [3.0, 3.0]]
+    """
+    key = (_facts(a), _facts(b), transpose_a, transpose_b, None if bias is None else _facts(bias), activation, out_dtype,
+           None if scale_a is None else _facts(scale_a), None if scale_b is None else _facts(scale_b), fast_accum,
+           None if out is None else _facts(out), target if target is None else str(target), execution_backend)
+    plan = _PLANS.get(key)
+    if plan is None:
+        plan = _kept(key, _plan(a, b, transpose_a, transpose_b, bias, activation, out_dtype, scale_a, scale_b,
+                                fast_accum, out, Place.of(a, target, execution_backend)))
+    return plan(a, b, bias, scale_a, scale_b, out)
+
+
+def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = False, bias: Any = None,
+                   activation: str | None = None, out_dtype: Any = None, target: Any = None,
+                   execution_backend: str | None = None) -> Any:
+    """Rows of a in groups, each multiplied by a matrix of its own: out[rows of g] = activation(a[rows of g] @ b[g] + bias).
+
+    a: (rows, k).  b: (groups, k, n), or (groups, n, k) with transpose_b.  group_sizes: (groups,) int32 on the same device,
+    read by the kernel: group g has group_sizes[g] rows, which follow those of g - 1; rows of no group come out as zeros.
+    The rest, types and errors are as for matmul (float8 without scales is accumulated in two levels).
+
+    >>> import numpy as np
+    >>> a, b = np.ones((3, 2), np.float32), np.array([1, 2], np.float32).reshape(2, 1, 1) * np.ones((2, 2, 1), np.float32)
+    >>> grouped_matmul(a, b, np.array([1, 2], np.int32)).ravel().tolist()
+    [2.0, 4.0, 4.0]
+    """
+    key = ("grouped", _facts(a), _facts(b), _facts(group_sizes), transpose_b, None if bias is None else _facts(bias),
+           activation, out_dtype, target if target is None else str(target), execution_backend)
+    plan = _PLANS.get(key)
+    if plan is None:
+        plan = _kept(key, _grouped_plan(a, b, group_sizes, transpose_b, bias, activation, out_dtype,
+                                         Place.of(a, target, execution_backend)))
+    return plan(a, b, bias, group_sizes)
+
+
+def _kept(key: Any, plan: Callable[..., Any]) -> Callable[..., Any]:
+    if len(_PLANS) >= _MOST_PLANS:
+        _PLANS.clear()
+    _PLANS[key] = plan
+    return plan
+
+
+def _facts(x: Any) -> Any:
+    """What of an operand decides about the kernel."""
+    try:
+        return x.shape, x.strides if is_numpy(x) else x.stride(), x.dtype, place(x), aligned(x)
+    except AttributeError:
+        raise error("matmul-type", f"operands are torch tensors or NumPy arrays, found {type(x).__name__}",
+                    hint="pass torch.from_numpy(x) or np.asarray(x)") from None
+
+
+# ---- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
+    """(a, b, result, accumulator).  Raises matmul-type."""
+    ta, tb = type_name(a), type_name(b)
+    if ta not in _TYPES or not (ta == tb or ta in _FP8 and tb in _FP8):
+        raise error("matmul-type", f"there is no product of {ta} and {tb}",
+                    hint="operands have one type, or are both float8; types: " + ", ".join(_TYPES))
+    _, acc, result = _TYPES[ta]
+    if out_dtype is not None:
+        name = out_dtype.__name__ if isinstance(out_dtype, type) else str(out_dtype)
+        result = str(dtype(name.rpartition(".")[2]))
+    if not (dtype(result).is_float or result == acc):
+        raise error("matmul-type", f"a product of {ta} has no result of {result}",
+                    hint=f"{acc} and floating-point results exist")
+    return ta, tb, result, acc
+
+
+def _check_shapes(a: Operand, b: Operand) -> tuple[int, int, int]:
+    """(m, n, k).  Raises matmul-shape."""
+    (m, k), (k_b, n) = a.logical, b.logical
+    if k != k_b:
+        raise error("matmul-shape", f"op(a) is {m} x {k} and op(b) {k_b} x {n}: the inner sizes differ",
+                    hint="pass transpose_a=True or transpose_b=True for operands stored the other way round")
+    return m, n, k
+
+
+def _check_scales(scale_a: Any, scale_b: Any, kind: str, m: int, n: int, k: int, batch: bool) -> str:
+    """Form.scaling.  Raises matmul-shape, matmul-option, matmul-type."""
+    if scale_a is None and scale_b is None:
+        return ""
+    if kind not in ("fp8", "int8") or scale_a is None or scale_b is None:
+        raise error("matmul-option", "scale_a and scale_b belong to products of float8 or int8, both of them",
+                    hint="multiply the result, or pass the other scale too")
+    for x in (scale_a, scale_b):
+        if type_name(x) != "float32":
+            raise error("matmul-type", f"scales are float32, found {type_name(x)}", hint="convert the scales")
+    found = tuple(scale_a.shape), tuple(scale_b.shape)
+    if all(s in ((), (1,), (1, 1)) for s in found):
+        return "tensor"
+    blocks = (m, ceil(k / 128)), (ceil(n / 128), ceil(k / 128))
+    if kind != "fp8" or found != blocks or batch:
+        raise error("matmul-shape", f"scales of shapes {found[0]} and {found[1]}, expected (1,) and (1,)" +
+                    (f", or {blocks[0]} and {blocks[1]}" if kind == "fp8" and not batch else ""),
+                    hint="one scale a tensor; or one for 128 of k of a row of op(a) and for 128 x 128 of op(b)")
+    return "block"
+
+
+def _check_rest(a: Any, others: dict[str, Any], n: int, bias: Any, activation: str | None) -> None:
+    """Raises matmul-device, matmul-shape, matmul-option, matmul-type."""
+    for name, x in others.items():
+        if x is not None and place(x) != place(a):
+            raise error("matmul-device", f"a is on {place(a)}, {name} on {place(x)}", hint="move the operands to one device")
+    if bias is not None and tuple(bias.shape) != (n,):
+        raise error("matmul-shape", f"bias has shape {tuple(bias.shape)}, expected ({n},)", hint="one bias a column")
+    if bias is not None and not dtype(type_name(bias)).is_float:
+        raise error("matmul-type", f"bias is of {type_name(bias)}", hint="pass a floating-point bias")
+    if activation is not None and activation not in ACTIVATIONS:
+        raise error("matmul-option", f"there is no activation {activation!r}", hint="one of " + ", ".join(ACTIVATIONS))
+
+
+# ---- plans ------------------------------------------------------------------------------------------------------------
+
+
+def _plan(a: Any, b: Any, transpose_a: bool, transpose_b: bool, bias: Any, activation: str | None, out_dtype: Any,
+          scale_a: Any, scale_b: Any, fast_accum: bool, out: Any, where: Place) -> Callable[..., Any]:
+    """What calls with such operands run: f(a, b, bias, scale_a, scale_b, out)."""
+    left, right = operand(a, "a", transpose_a), operand(b, "b", transpose_b)
+    types = _check_types(a, b, out_dtype)
+    m, n, k = _check_shapes(left, right)
+    if b.ndim == 3 and (a.ndim == 2 or a.shape[0] != b.shape[0]):
+        raise error("matmul-shape", f"a has shape {tuple(a.shape)}, b a batch of {b.shape[0]}",
+                    hint="both have one batch, or b is one matrix for all of a")
+    kind = _TYPES[types[0]][0]
+    scaling = _check_scales(scale_a, scale_b, kind, m, n, k, a.ndim == 3)
+    _check_rest(a, {"b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "out": out}, n, bias, activation)
+    shape = (*a.shape[:-2], m, n)
+    if out is not None and (tuple(out.shape) != shape or type_name(out) != types[2]):
+        raise error("matmul-shape", f"out is {type_name(out)} {tuple(out.shape)}, expected {types[2]} {tuple(shape)}",
+                    hint="leave out out")
+    if 0 in shape:
+        return lambda a, b, bias, sa, sb, out: empty(a, shape, types[2]) if out is None else out
+    if k == 0:
+        return _of_zeros(left, right, types, activation, where)
+    loose = [name for name, x in (("a", a), ("b", b)) if where.target.is_cuda and not aligned(x)]
+    if loose:
+        return _aligning(loose, transpose_a, transpose_b, activation, out_dtype, fast_accum, where)
+    two = kind == "fp8" and (scaling == "block" or not fast_accum and k > 128) and (
+        where.target.is_cuda or scaling == "block")
+    form = Form(m, n, k, types, _UNSET, left.batch, shared_b=bool(left.batch and not right.batch),
+                bias="" if bias is None else type_name(bias), activation=activation or "", scaling=scaling)
+    return product(Request(form, kind, left, right, two, where), shape)
+
+
+def _of_zeros(left: Operand, right: Operand, types: tuple[str, ...], activation: str | None,
+              where: Place) -> Callable[..., Any]:
+    """Sums of nothing: those of one zero."""
+    (m, _), (_, n) = left.logical, right.logical
+    lead, lead_b = ((x.batch,) if x.batch else () for x in (left, right))
+
+    def run(a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any) -> Any:
+        return matmul(zeros(a, (*lead, m, 1), types[0]), zeros(a, (*lead_b, 1, n), types[1]), bias=bias,
+                      activation=activation, out_dtype=types[2], out=out, target=where.target,
+                      execution_backend=where.backend)
+
+    return run
+
+
+def _aligning(loose: list[str], transpose_a: bool, transpose_b: bool, activation: str | None, out_dtype: Any,
+              fast_accum: bool, where: Place) -> Callable[..., Any]:
+    """Operands whose first element is at no multiple of 16 bytes are copied: no wide load may touch them."""
+
+    def run(a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any) -> Any:
+        a, b = (fresh(x) if name in loose else x for name, x in (("a", a), ("b", b)))
+        return matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b, bias=bias, activation=activation,
+                      out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, fast_accum=fast_accum, out=out,
+                      target=where.target, execution_backend=where.backend)
+
+    return run
+
+
+def _grouped_plan(a: Any, b: Any, sizes: Any, transpose_b: bool, bias: Any, activation: str | None, out_dtype: Any,
+                  where: Place) -> Callable[..., Any]:
+    """What calls with such operands run: f(a, b, bias, sizes)."""
+    types = _check_types(a, b, out_dtype)
+    if a.ndim != 2 or b.ndim != 3:
+        raise error("matmul-shape", f"a has {a.ndim} dimensions and b {b.ndim}, expected 2 and 3",
+                    hint="rows of all groups one after another; one matrix of b a group")
+    left, right = operand(a, "a", False), operand(b, "b", transpose_b)
+    m, n, k = _check_shapes(left, right)
+    if tuple(sizes.shape) != (b.shape[0],) or type_name(sizes) != "int32":
+        raise error("matmul-shape", f"group_sizes is {type_name(sizes)} {tuple(sizes.shape)}, expected int32 "
+                    f"({b.shape[0]},)", hint="one size a matrix of b")
+    _check_rest(a, {"b": b, "bias": bias, "group_sizes": sizes}, n, bias, activation)
+    if 0 in (m, n, k) or not right.batch:
+        raise error("matmul-shape", f"a grouped product of {m} x {k} by {right.batch} matrices of {k} x {n} has no work",
+                    hint="call it with rows, columns and groups")
+    kind = _TYPES[types[0]][0]
+    form = Form(m, n, k, types, _UNSET, bias="" if bias is None else type_name(bias), activation=activation or "",
+                groups=right.batch)
+    run = grouped(Request(form, kind, left, right, False, where))
+    return lambda a, b, bias, sizes: run(a, b, bias, sizes, zeros(a, (m, n), types[2]))
+
+
+__all__ = ["grouped_matmul", "matmul"]

@@ -1,0 +1,305 @@
+"""Matrix products in the language: one accumulator, two levels of accumulation, split k, groups of rows.
+
+Each function makes the program of a Form: everything that is fixed while compiling.  A, B and C are tensors of two
+dimensions, or three with a batch in front; bias has n elements; sa and sb are scales (see Form.scaling).  Tensors that a
+form does not use have one element.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import tilelang.language as T
+
+from .tiles import Tile
+
+ACTIVATIONS = ("relu", "gelu", "silu")
+
+
+@dataclass(frozen=True)
+class Form:
+    """C = activation(scale * (op(A) @ op(B)) + bias), A of m x k, B of k x n, `batch` of them (0: no such dimension).
+
+    types: element types of A, B, C and the accumulator.  ta, tb: A is stored (k, m), B (n, k).  a_strides, b_strides: of
+    all dimensions, in elements; () for compact.  shared_b: one B for the batch.  bias: there is one, of this type.
+    scaling: "" none, "tensor" one scale for each of A and B, "block" one for 128 elements of k of a row of A and one for
+    128 x 128 of B.  groups: of grouped.
+    """
+
+    m: int
+    n: int
+    k: int
+    types: tuple[str, str, str, str]
+    tile: Tile
+    batch: int = 0
+    ta: bool = False
+    tb: bool = False
+    a_strides: tuple[int, ...] = ()
+    b_strides: tuple[int, ...] = ()
+    shared_b: bool = False
+    bias: str = ""
+    activation: str = ""
+    scaling: str = ""
+    groups: int = 0
+
+    @property
+    def a(self) -> Any:
+        return _tensor((self.batch, *((self.k, self.m) if self.ta else (self.m, self.k))), self.types[0], self.a_strides)
+
+    @property
+    def b(self) -> Any:
+        lead = self.groups or (0 if self.shared_b else self.batch)
+        return _tensor((lead, *((self.n, self.k) if self.tb else (self.k, self.n))), self.types[1], self.b_strides)
+
+    @property
+    def c(self) -> Any:
+        return _tensor((self.batch, self.m, self.n), self.types[2], ())
+
+    @property
+    def bias_vector(self) -> Any:
+        return T.Tensor((self.n if self.bias else 1,), self.bias or "float32")
+
+    @property
+    def sa(self) -> Any:
+        rows = (self.m, ceil(self.k / 128)) if self.scaling == "block" else (1,)
+        return T.Tensor(rows, "float32")
+
+    @property
+    def sb(self) -> Any:
+        blocks = (ceil(self.n / 128), ceil(self.k / 128)) if self.scaling == "block" else (1,)
+        return T.Tensor(blocks, "float32")
+
+    @property
+    def a_tile(self) -> tuple[int, int]:
+        return (self.tile.bk, self.tile.bm) if self.ta else (self.tile.bm, self.tile.bk)
+
+    @property
+    def b_tile(self) -> tuple[int, int]:
+        return (self.tile.bn, self.tile.bk) if self.tb else (self.tile.bk, self.tile.bn)
+
+    @property
+    def steps(self) -> int:
+        """Of the loop over k."""
+        return ceil(self.k / self.tile.bk)
+
+    @property
+    def result(self) -> str:
+        """Type in which the epilogue computes."""
+        acc = self.types[3]
+        plain = not (self.scaling == "tensor" or self.bias or self.activation)
+        return acc if plain or not acc.startswith("int") or self.types[2] == acc else "float32"
+
+    def at_a(self, b: Any, m: Any, k: Any) -> list[Any]:
+        """Index of A's element (m, k) of product b."""
+        return [*([b] if self.batch else []), *((k, m) if self.ta else (m, k))]
+
+    def at_b(self, b: Any, k: Any, n: Any) -> list[Any]:
+        lead = self.groups or self.batch and not self.shared_b
+        return [*([b] if lead else []), *((n, k) if self.tb else (k, n))]
+
+    def at_c(self, b: Any, m: Any, n: Any) -> list[Any]:
+        return [*([b] if self.batch else []), m, n]
+
+    @property
+    def finish(self) -> Callable[..., Any]:
+        """f(x, bias, sa, sb, column) of an accumulator's element: what goes to C."""
+
+        def scaled(x: Any, bias: Any, sa: Any, sb: Any, column: Any) -> Any:
+            x = T.cast(x, self.result)
+            if self.scaling == "tensor":
+                x = x * (sa[0] * sb[0])
+            if self.bias:
+                x = x + T.cast(bias[column], self.result)
+            return _activated(x, self.activation)
+
+        return scaled
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the epilogue does more than store."""
+        return bool(self.scaling == "tensor" or self.bias or self.activation)
+
+
+def _tensor(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...]) -> Any:
+    shape = shape if shape[0] else shape[1:]
+    return T.StridedTensor(shape, strides, dtype) if strides else T.Tensor(shape, dtype)
+
+
+def _activated(x: Any, name: str) -> Any:
+    if name == "relu":
+        return T.max(x, 0)
+    if name == "gelu":
+        return x * 0.5 * (1.0 + T.erf(x * 0.7071067811865476))
+    return x / (1.0 + T.exp(-x)) if name == "silu" else x
+
+
+def gemm(f: Form) -> Any:
+    """One accumulator.  (A, B, bias, sa, sb, C)."""
+    t, finish = f.tile, f.finish
+
+    @T.prim_func
+    def matmul(A: f.a, B: f.b, bias: f.bias_vector, sa: f.sa, sb: f.sb, C: f.c):
+        with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(f.m, t.bm), f.batch or 1, threads=t.threads) as (bx, by, bz):
+            As = T.alloc_shared(f.a_tile, f.types[0])
+            Bs = T.alloc_shared(f.b_tile, f.types[1])
+            Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
+            T.use_swizzle(t.panel)
+            T.clear(Cf)
+            for ko in T.Pipelined(f.steps, num_stages=t.stages):
+                T.copy(A[f.at_a(bz, by * t.bm, ko * t.bk)], As)
+                T.copy(B[f.at_b(bz, ko * t.bk, bx * t.bn)], Bs)
+                T.gemm(As, Bs, Cf, transpose_A=f.ta, transpose_B=f.tb)
+            if f.finishes:
+                D = Cf if f.result == f.types[3] else T.alloc_fragment((t.bm, t.bn), f.result)
+                for i, j in T.Parallel(t.bm, t.bn):
+                    D[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)
+                T.copy(D, C[f.at_c(bz, by * t.bm, bx * t.bn)])
+            else:
+                T.copy(Cf, C[f.at_c(bz, by * t.bm, bx * t.bn)])
+
+    return matmul
+
+
+def gemm_two_level(f: Form) -> Any:
+    """Sums of 128 elements of k (scaled, if they are) are added to a second accumulator.  (A, B, bias, sa, sb, C)."""
+    t, finish = f.tile, f.finish
+
+    @T.prim_func
+    def matmul_two_level(A: f.a, B: f.b, bias: f.bias_vector, sa: f.sa, sb: f.sb, C: f.c):
+        with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(f.m, t.bm), f.batch or 1, threads=t.threads) as (bx, by, bz):
+            As = T.alloc_shared(f.a_tile, f.types[0])
+            Bs = T.alloc_shared(f.b_tile, f.types[1])
+            part = T.alloc_fragment((t.bm, t.bn), "float32")
+            Cf = T.alloc_fragment((t.bm, t.bn), "float32")
+            row = T.alloc_fragment((t.bm,), "float32")
+            block = T.alloc_fragment((t.bm,), "float32")
+            T.use_swizzle(t.panel)
+            T.clear(Cf)
+            for ko in T.Pipelined(f.steps, num_stages=t.stages):
+                T.copy(A[f.at_a(bz, by * t.bm, ko * t.bk)], As)
+                T.copy(B[f.at_b(bz, ko * t.bk, bx * t.bn)], Bs)
+                if f.scaling == "block":  # loaded here, used after the product: they arrive under it
+                    for i in T.Parallel(t.bm):
+                        row[i] = sa[by * t.bm + i, ko]
+                        block[i] = sb[bx * t.bn // 128, ko]
+                T.gemm(As, Bs, part, transpose_A=f.ta, transpose_B=f.tb, clear_accum=True)
+                for i, j in T.Parallel(t.bm, t.bn):
+                    Cf[i, j] += part[i, j] * (row[i] * block[i]) if f.scaling == "block" else part[i, j]
+            if f.finishes:
+                for i, j in T.Parallel(t.bm, t.bn):
+                    Cf[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)
+            T.copy(Cf, C[f.at_c(bz, by * t.bm, bx * t.bn)])
+
+    return matmul_two_level
+
+
+def gemm_split(f: Form) -> Any:
+    """k shared out over tile.parts blocks, whose sums are added in order: the same bits at every call.
+
+    (A, B, bias, sa, sb, W, C), W: (parts * max(batch, 1), m, n) of the accumulator's type, any contents.
+    """
+    t, finish = f.tile, f.finish
+    lead, share = f.batch or 1, ceil(f.steps / t.parts)
+    rows, columns = 16, 64
+
+    @T.prim_func
+    def matmul_split(A: f.a, B: f.b, bias: f.bias_vector, sa: f.sa, sb: f.sb,
+                     W: T.Tensor((t.parts * lead, f.m, f.n), f.types[3]), C: f.c):
+        with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(f.m, t.bm), t.parts * lead, threads=t.threads) as (bx, by, bz):
+            As = T.alloc_shared(f.a_tile, f.types[0])
+            Bs = T.alloc_shared(f.b_tile, f.types[1])
+            Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
+            first = bz // lead * share
+            T.clear(Cf)
+            for ko in T.Pipelined(share, num_stages=t.stages):
+                T.copy(A[f.at_a(bz % lead, by * t.bm, (first + ko) * t.bk)], As)
+                T.copy(B[f.at_b(bz % lead, (first + ko) * t.bk, bx * t.bn)], Bs)
+                T.gemm(As, Bs, Cf, transpose_A=f.ta, transpose_B=f.tb)
+            T.copy(Cf, W[bz, by * t.bm, bx * t.bn])
+        with T.Kernel(T.ceildiv(f.n, columns), T.ceildiv(f.m, rows), lead, threads=256) as (bx, by, bz):
+            total = T.alloc_fragment((rows, columns), f.types[3])
+            D = T.alloc_fragment((rows, columns), f.result)
+            T.clear(total)
+            for p in T.serial(t.parts):
+                for i, j in T.Parallel(rows, columns):
+                    total[i, j] += W[p * lead + bz, by * rows + i, bx * columns + j]
+            for i, j in T.Parallel(rows, columns):
+                D[i, j] = finish(total[i, j], bias, sa, sb, bx * columns + j)
+            T.copy(D, C[f.at_c(bz, by * rows, bx * columns)])
+
+    return matmul_split
+
+
+def gemm_grouped(f: Form) -> Any:
+    """Rows of A in f.groups groups one after another, each with its own B.  (A, B, bias, sizes, where, C).
+
+    sizes: (groups,) int32, rows of each group; rows of no group keep what C holds.  where: (tiles, 3) int32 workspace:
+    group, first row and end of the rows of each row tile.
+    """
+    t, finish = f.tile, f.finish
+    tiles = ceil(f.m / t.bm) + f.groups
+
+    @T.prim_func
+    def matmul_grouped(A: f.a, B: f.b, bias: f.bias_vector, sizes: T.Tensor((f.groups,), "int32"),
+                       where: T.Tensor((tiles, 3), "int32"), C: f.c):
+        with T.Kernel(1, threads=1) as _:
+            row = T.alloc_var("int32", init=0)
+            tile = T.alloc_var("int32", init=0)
+            for g in T.serial(f.groups):
+                size = T.max(T.min(sizes[g], f.m - row), 0)
+                for s in T.serial(T.ceildiv(size, t.bm)):
+                    where[tile + s, 0] = g
+                    where[tile + s, 1] = row + s * t.bm
+                    where[tile + s, 2] = row + size
+                tile = tile + T.ceildiv(size, t.bm)
+                row = row + size
+            for s in T.serial(tiles - tile):
+                where[tile + s, 0] = 0
+                where[tile + s, 1] = 0
+                where[tile + s, 2] = 0
+        with T.Kernel(T.ceildiv(f.n, t.bn), tiles, threads=t.threads) as (bx, by):
+            As = T.alloc_shared(f.a_tile, f.types[0])
+            Bs = T.alloc_shared(f.b_tile, f.types[1])
+            Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
+            group = where[by, 0]
+            first = where[by, 1]
+            end = where[by, 2]
+            T.clear(Cf)
+            for ko in T.Pipelined(T.if_then_else(end > first, f.steps, 0), num_stages=t.stages):
+                T.copy(A[f.at_a(0, first, ko * t.bk)], As)
+                T.copy(B[f.at_b(group, ko * t.bk, bx * t.bn)], Bs)
+                T.gemm(As, Bs, Cf, transpose_A=f.ta, transpose_B=f.tb)
+            for i, j in T.Parallel(t.bm, t.bn):
+                if first + i < end and bx * t.bn + j < f.n:
+                    C[first + i, bx * t.bn + j] = T.cast(finish(Cf[i, j], bias, None, None, bx * t.bn + j), f.types[2])
+
+    return matmul_grouped
+
+
+def repack(shape: tuple[int, ...], strides: tuple[int, ...], out_strides: tuple[int, ...], dtype: str,
+           transposed: bool) -> Any:
+    """A copy of matrices in another order of storage.  (X, Y), X: (batch, rows, columns) of these strides; Y the same,
+    or (batch, columns, rows), of out_strides."""
+    batch, rows, columns = shape
+    side = 64
+    out_shape = (batch, columns, rows) if transposed else shape
+
+    @T.prim_func
+    def repacked(X: T.StridedTensor(shape, strides, dtype), Y: T.StridedTensor(out_shape, out_strides, dtype)):
+        with T.Kernel(T.ceildiv(columns, side), T.ceildiv(rows, side), batch, threads=256) as (bx, by, bz):
+            if transposed:
+                S = T.alloc_shared((side, side), dtype)
+                T.copy(X[bz, by * side, bx * side], S)
+                for i, j in T.Parallel(side, side):
+                    if bx * side + i < columns and by * side + j < rows:
+                        Y[bz, bx * side + i, by * side + j] = S[j, i]
+            else:
+                for i, j in T.Parallel(side, side):
+                    if by * side + i < rows and bx * side + j < columns:
+                        Y[bz, by * side + i, bx * side + j] = X[bz, by * side + i, bx * side + j]
+
+    return repacked
+
+
+__all__ = ["ACTIVATIONS", "Form", "gemm", "gemm_grouped", "gemm_split", "gemm_two_level", "repack"]

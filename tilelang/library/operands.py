@@ -1,0 +1,101 @@
+"""Matrices as they lie in memory, and the copies that make them fit for a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.language.state import error
+
+from .arrays import strides
+
+
+@dataclass(frozen=True)
+class Operand:
+    """op(x) of a product, as it is stored.
+
+    rows, columns: of the stored matrix.  batch: 0 for none.  lead, down, right: strides of the batch, of rows, of columns
+    in elements.  flipped: the tensor's last two dimensions change places to get the stored matrix.  transposed: the
+    stored matrix is op(x) transposed.
+    """
+
+    rows: int
+    columns: int
+    batch: int
+    lead: int
+    down: int
+    right: int
+    flipped: bool
+    transposed: bool
+
+    @property
+    def logical(self) -> tuple[int, int]:
+        """Shape of op(x)."""
+        return (self.columns, self.rows) if self.transposed else (self.rows, self.columns)
+
+    @property
+    def plain(self) -> bool:
+        """Rows are contiguous and do not overlap."""
+        return self.right == 1 and self.down >= self.columns and (self.batch < 2 or self.lead >= 0)
+
+    def fits(self, size: int) -> bool:
+        """Whether TMA takes it: strides of whole 16 bytes.  size: bytes of an element."""
+        return self.plain and self.down * size % 16 == 0 and self.lead * size % 16 == 0
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """As a Form has them: () for compact."""
+        if self.down == self.columns and (not self.batch or self.lead == self.rows * self.columns):
+            return ()
+        return (self.lead, self.down, 1) if self.batch else (self.down, 1)
+
+    def view(self, x: Any) -> Any:
+        """The tensor as the stored matrix."""
+        return x.swapaxes(-1, -2) if self.flipped else x
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A copy of an operand that is made first.  shape: of its buffer (batch, rows, padded columns).  turned: the copy is
+    transposed.  operand: what the kernel then reads."""
+
+    shape: tuple[int, int, int]
+    turned: bool
+    operand: Operand
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        return self.shape[1] * self.shape[2], self.shape[2], 1
+
+
+def operand(x: Any, name: str, transpose: bool) -> Operand:
+    """op(x) of a tensor.  Raises matmul-shape for what is no matrix or batch of matrices."""
+    if x.ndim not in (2, 3):
+        raise error("matmul-shape", f"{name} has shape {tuple(x.shape)}, a matrix or a batch of matrices was expected",
+                    hint="reshape it to (batch, rows, columns)")
+    *lead, rows, columns = (int(n) for n in x.shape)
+    *first, down, right = strides(x)
+    if columns == 1:
+        right = 1
+    if rows == 1:
+        down = columns if right == 1 else 1
+    flipped = right != 1 and down == 1
+    if flipped:
+        rows, columns, down, right = columns, rows, right, down
+    if rows == 1:
+        down = columns
+    batch = lead[0] if lead else 0
+    return Operand(rows, columns, batch, first[0] if batch > 1 else rows * down, down, right, flipped,
+                   flipped != transpose)
+
+
+def copy_of(x: Operand, size: int, turned: bool) -> Copied:
+    """The copy that TMA can load: rows of whole 16 bytes.  turned: stored the other way round."""
+    rows, columns = (x.columns, x.rows) if turned else (x.rows, x.columns)
+    unit = (128 if columns * size >= 1024 else 16) // size
+    padded = -(-columns // unit) * unit
+    after = Operand(rows, columns, x.batch, rows * padded, padded, 1, False, x.transposed != turned)
+    return Copied((max(1, x.batch), rows, padded), turned, after)
+
+
+__all__ = ["Copied", "Operand", "copy_of", "operand"]

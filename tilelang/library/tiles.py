@@ -1,0 +1,250 @@
+"""Tile shapes of matrix products from a cost model: what the matrix unit, the caches and the memory take, in cycles.
+
+    time = rounds of tiles * (main loop + what is not hidden) + start + reduction of split sums
+    main loop = max(matrix instructions, tile bytes / rate from L2, promotion of partial sums), and the whole at least
+                the bytes moved / rate from memory
+
+All candidates of a machine are priced and the cheapest is taken; nothing is looked up by shape.  Rates are those of
+one processor (SM) in its clock cycles, measured on an H200 (wgmma), by the data sheet for sm_80 and others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil, inf
+
+from tilelang.runtime import cuda_driver
+from tilelang.target import Target
+from tilelang.target.probe import device_capability
+
+_OUTPUT_STAGING = 32 * 1024  # shared bytes left to the copy of a tile out through shared memory
+_BARRIER_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What tiles are priced for.
+
+    kind: "wgmma", "mma" or "cpu".  units: processors (SMs, cores).  clock: Hz under matrix load.  flops: of 16-bit
+    products, a cycle and unit.  l2: bytes a cycle and unit with all units loading; alone: with one.  store: bytes a
+    cycle and unit to memory.  memory: bytes/s.  cache: bytes of L2.  shared: bytes a block may have, and a unit has.
+    """
+
+    kind: str
+    units: int
+    clock: float
+    flops: float
+    l2: float
+    alone: float
+    store: float
+    memory: float
+    cache: int
+    shared: int
+    shared_unit: int
+    start: float = 2e-6
+
+
+@dataclass(frozen=True)
+class Problem:
+    """batch products of m x k by k x n.
+
+    bits: of an operand's element.  kind: "half", "tf32", "fp8", "int8" or "float" (no matrix instructions).  two_level:
+    partial sums of 128 of k are added to a second accumulator.  out_bits: of a result.  a_k, b_k: k is contiguous.
+    may_split: k may be shared out over blocks.  column_block: bn must divide it (0: any bn).
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    kind: str = "half"
+    bits: int = 16
+    out_bits: int = 16
+    two_level: bool = False
+    a_k: bool = True
+    b_k: bool = False
+    may_split: bool = True
+    column_block: int = 0
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of bm x bn, bk of k at a time in `stages` stages, by `threads` threads; k shared out over `parts` blocks.
+
+    panel: rows of tiles that are worked on together (T.use_swizzle).  seconds: what the model expects.
+    """
+
+    bm: int
+    bn: int
+    bk: int
+    stages: int
+    threads: int
+    parts: int = 1
+    panel: int = 8
+    seconds: float = inf
+
+
+def chip_of(target: Target) -> Chip:
+    """The numbers of a target; counts of the device at hand where there is one."""
+    if not target.is_cuda:
+        return Chip("cpu", 1, 3e9, 64, 32, 32, 16, 2e10, 1 << 21, 1 << 26, 1 << 26, 1e-6)
+    limits = target.limits
+    here = device_capability()
+    same = here is not None and here[0] * 10 + here[1] == target.arch_number
+    if target.has_wgmma:
+        units = _units() if same else 132
+        # Tiles that neighbours ask for at the same time reach 48 bytes a cycle and more from L2; data of one's own 35.
+        return Chip("wgmma", units, 1.5e9, 4096, 56, 95, 19, 4.4e12, 60 << 20, limits.shared_per_block, limits.shared_per_sm)
+    units = _units() if same else 108
+    # mma.sync reaches 62 % of the wgmma rate on sm_90; sm_80's own rate is half of that of sm_90.
+    flops = 2540 if target.arch_number == 90 else 2048 if target.arch_number >= 80 else 1024
+    return Chip("mma", units, 1.4e9, flops, 40, 64, 19, 1.5e12, 40 << 20, limits.shared_per_block, limits.shared_per_sm)
+
+
+def _units() -> int:
+    """Multiprocessors of the device at hand."""
+    return int(cuda_driver.driver().properties(0).sm_count)
+
+
+def matrix_cycles(chip: Chip, p: Problem, bm: int, bn: int) -> float:
+    """Cycles of a unit's matrix instructions for 32 bytes of k of a tile.
+
+    wgmma with both operands in shared memory: max(N/2, 16 + N/4) for 64 rows, whatever the type.
+    """
+    if chip.kind == "wgmma":
+        return bm / 64 * max(bn / 2, 16 + bn / 4)
+    rate = chip.flops * {"half": 1.0, "tf32": 0.5, "fp8": 1.0, "int8": 2.0, "float": 0.0625}[p.kind]
+    small = 1 + 16 / bm + 16 / bn  # fragments are fetched once for fewer products
+    return 2 * bm * bn * (256 / p.bits) / rate * small / 0.85
+
+
+def price(chip: Chip, p: Problem, t: Tile) -> float:
+    """Seconds the model expects of a tile."""
+    size = p.bits / 8
+    rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
+    depth = ceil(ceil(p.k / t.bk) / t.parts)  # stages of a block
+    tiles = rows * columns * p.batch * t.parts
+    resident = _resident(chip, p, t)
+    rounds = ceil(tiles / chip.units)  # of a unit, one after another or side by side
+    busy = min(1.0, tiles / chip.units)
+    matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
+    rate = min(chip.alone, chip.l2 / busy)
+    load = _loaded(p, t) / rate
+    stage = max(matrix, load)
+    if p.two_level and chip.kind == "wgmma":
+        groups = t.threads // 128
+        # A group adds its part while the others multiply: 1.5 cycles an accumulator, 250 to wait and start again.
+        alone = matrix / groups + 1.5 * t.bm * t.bn / t.threads + 250
+        stage = max(stage, alone)
+    out_bytes = 4 if t.parts > 1 else p.out_bits / 8
+    outside = 1100 + 700 + t.bm * t.bn * out_bytes / chip.store * busy
+    if chip.kind != "cpu":
+        stage *= {1: 2.0, 2: 1.15, 3: 1.03}.get(t.stages, 1.0)  # a late load is felt sooner
+    if chip.kind == "wgmma" and t.threads > 128:  # the loads of the next tile and one group's products hide the rest
+        outside += (rounds - 1) * 300
+    else:
+        outside *= ceil(rounds / resident)
+    cycles = rounds * depth * stage + outside
+    seconds = max(cycles / chip.clock, _memory(chip, p, t) / chip.memory) + chip.start
+    if t.parts > 1:
+        seconds += chip.start + p.batch * p.m * p.n * (4 * t.parts + p.out_bits / 8) / (1.5 * chip.memory)
+    return seconds
+
+
+def _loaded(p: Problem, t: Tile) -> float:
+    """Bytes of a stage; rows shorter than 128 bytes fetch slower."""
+    size = p.bits / 8
+    a, b = (t.bk if p.a_k else t.bm), (t.bk if p.b_k else t.bn)
+    short_a, short_b = (max(1.0, (128 / _panel(x * size)) ** 0.5) for x in (a, b))
+    return t.bk * size * (t.bm * short_a + t.bn * short_b)
+
+
+def _panel(row_bytes: float) -> int:
+    """Widest panel that divides a row (layout/panels.py)."""
+    return next((w for w in (128, 64, 32, 16) if row_bytes % w == 0), 8)
+
+
+def _resident(chip: Chip, p: Problem, t: Tile) -> int:
+    """Blocks a unit holds at a time."""
+    if chip.kind != "mma":
+        return 1
+    threads = max(1, 2048 // (2 * t.threads))  # 128 registers or so
+    return max(1, min(threads, chip.shared_unit // (shared_bytes(p, t) + 1024)))
+
+
+def _memory(chip: Chip, p: Problem, t: Tile) -> float:
+    """Bytes from and to memory: operands once where L2 holds a wave's share of them, else once a wave."""
+    size, out = p.bits / 8, p.batch * p.m * p.n * p.out_bits / 8
+    once = p.batch * (p.m + p.n) * p.k * size
+    rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
+    waves = ceil(rows * columns * p.batch / chip.units)
+    high = min(rows, t.panel)
+    wide = min(columns, ceil(chip.units / high))
+    wave = (high * t.bm + wide * t.bn) * p.k * size
+    return out + (once if once < chip.cache / 2 else max(once, waves * min(wave, once)))
+
+
+def shared_bytes(p: Problem, t: Tile) -> int:
+    """Shared memory of the stages of a tile."""
+    return t.stages * (t.bm + t.bn) * t.bk * p.bits // 8
+
+
+def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
+    """Tiles that the machine can hold, unpriced."""
+    if chip.kind == "wgmma" and p.kind != "float":
+        shapes = list(_warp_group_tiles(p))
+    elif chip.kind == "cpu":
+        shapes = [(bm, bn, 1024 // p.bits if p.two_level else 32, 1) for bm in (16, 32, 64, 128) for bn in (16, 32, 64, 128)]
+    else:
+        depths = (1024 // p.bits,) if p.two_level else (max(16, 512 // p.bits), max(32, 1024 // p.bits))
+        shapes = [(bm, bn, bk, threads) for bm in (32, 64, 128, 256) for bn in (32, 64, 128, 256) for bk in depths
+                  for threads in (128, 256) if 16 <= bm * bn // threads <= (64 if p.kind == "float" else 128)]
+    room = chip.shared - _BARRIER_BYTES
+    for bm, bn, bk, threads in shapes:
+        if p.column_block % bn or p.two_level and bk * p.bits != 1024:
+            continue
+        stage = (bm + bn) * bk * p.bits // 8
+        left = room - (min(_OUTPUT_STAGING, bm * bn * p.out_bits // 8) if chip.kind == "wgmma" else 0)
+        stages = 1 if chip.kind == "cpu" else min(left // stage, 8 if chip.kind == "wgmma" else 4, ceil(p.k / bk) + 1)
+        if stages < 1 + (chip.kind != "cpu"):
+            continue
+        for parts in _parts(chip, p, bm, bn, bk):
+            yield Tile(bm, bn, bk, stages, threads, parts, max(1, 2048 // bm))
+
+
+def _warp_group_tiles(p: Problem) -> Iterator[tuple[int, int, int, int]]:
+    """(bm, bn, bk, threads): 1 to 3 groups of 64 or 128 rows.  Accumulators leave room for addresses and the epilogue."""
+    sums = 2 if p.two_level else 1
+    for groups, most in ((1, 168), (2, 192 if p.two_level else 168), (3, 96)):
+        for rows in (64, 128):
+            for bn in range(16, 257, 16):
+                if rows * bn // 128 * sums <= most:
+                    for bytes_ in (128, 256) if not p.two_level else (128,):
+                        yield rows * groups, bn, bytes_ * 8 // p.bits, 128 * groups
+
+
+def _parts(chip: Chip, p: Problem, bm: int, bn: int, bk: int) -> tuple[int, ...]:
+    """Ways to share out k: worth a thought where tiles leave units idle."""
+    tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
+    if not p.may_split or chip.kind == "cpu" or tiles * 3 > chip.units * 2:
+        return (1,)
+    most = min(16, ceil(p.k / bk) // 4)
+    return (1, *(x for x in range(2, most + 1) if tiles * x <= chip.units * 2))
+
+
+@lru_cache(maxsize=1024)
+def choose_tile(chip: Chip, p: Problem) -> Tile:
+    """Of the candidates within 3 % of the cheapest the one that moves the fewest bytes a product: moving costs power, and
+    long kernels run at the power limit.  Raises ValueError where no tile fits (column_block)."""
+    priced = [(price(chip, p, t), t) for t in candidates(chip, p)]
+    if not priced:
+        raise ValueError(f"no tile of {chip.kind} suits {p}")
+    best = min(seconds for seconds, _ in priced)
+    near = [(t.parts, (t.bm + t.bn) / (t.bm * t.bn), seconds, t) for seconds, t in priced if seconds <= 1.03 * best]
+    _, _, seconds, t = min(near, key=lambda x: x[:3])
+    return replace(t, seconds=seconds)
+
+
+__all__ = ["Chip", "Problem", "Tile", "candidates", "chip_of", "choose_tile", "matrix_cycles", "price", "shared_bytes"]
