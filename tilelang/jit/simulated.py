@@ -63,8 +63,8 @@ class SimulatedEntry:
         for a, x in zip(sig.inputs, args):
             if isinstance(a, TensorArg):
                 if x is None:
-                    x = np.zeros(_static_shape(a), numpy_dtype(a.buffer.dtype))
-                array = as_numpy(x, a.buffer.dtype)
+                    x = np.zeros(_static_shape(a), numpy_dtype(stored_as(a.buffer.dtype)))
+                array = as_numpy(x, stored_as(a.buffer.dtype))
                 given[a.name] = array
                 shared[a.name] = (x, array)
             elif isinstance(a, PointerArg):
@@ -75,7 +75,8 @@ class SimulatedEntry:
         for name, (_, array) in shared.items():
             if array.flags.writeable and name in results:
                 np.copyto(array, results[name])
-        outs = [_like(next(iter(shared.values()), (None,))[0], results[a.name]) for a in sig.outputs]
+        example = next(iter(shared.values()), (None,))[0]
+        outs = [_like(example, results[a.name], a.buffer.dtype) for a in sig.outputs]
         return None if not outs else outs[0] if len(outs) == 1 else outs
 
     def _simulate(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -100,6 +101,11 @@ def _address(x: Any) -> int:
     return int(x.data_ptr() if hasattr(x, "data_ptr") else np.asarray(x).ctypes.data)
 
 
+def stored_as(dt: dtype) -> dtype:
+    """The type of a tensor's storage: bytes for types narrower than one, two values each."""
+    return dtype("uint8") if dt.bits < 8 else dt
+
+
 def _static_shape(a: TensorArg) -> list[int]:
     return [d if isinstance(d, int) else 1 for d in a.buffer.shape]
 
@@ -121,9 +127,13 @@ def as_numpy(x: Any, dt: dtype) -> np.ndarray:
     return np.from_dlpack(x)
 
 
-def _like(example: Any, array: np.ndarray) -> Any:
+def _like(example: Any, array: np.ndarray, declared: dtype) -> Any:
     """A NumPy result as the framework of an input gives it."""
     torch = sys.modules.get("torch")
+    if declared.bits < 8:
+        if torch is not None and isinstance(example, torch.Tensor):
+            return torch.from_numpy(array).view(declared.as_torch())
+        return array.view(np.int8)
     if torch is not None and isinstance(example, torch.Tensor):
         dt = dtype(array.dtype.name)
         if array.dtype.kind in "biuf" and dt.bits >= 8 and array.dtype.name != "bfloat16" and not dt.is_float8:

@@ -26,12 +26,17 @@ from .plan_shared_memory import plan_shared_memory
 from .simplify import simplify
 from .specialize_warps import specialize_warps
 from .tma_copies import tma_copies
+from .unpack_small_types import unpack_small_types
 from .verify_sync import verify_sync
 
 log = logging.getLogger("tilelang.transform")
 
 # Order matters where a line says so.
-TILE_PASSES: tuple[PassFn, ...] = (legalize, check_pipelines)
+TILE_PASSES: tuple[PassFn, ...] = (
+    legalize,
+    check_pipelines,  # before unpack_small_types: it counts the statements of the user
+    unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
+)
 DEVICE_PASSES: tuple[PassFn, ...] = (
     check_collective,  # before roles and layouts: it sees the user's branches
     guard_masks,  # before specialize_warps, which reorders the statements of a loop

@@ -1,0 +1,261 @@
+"""Element types narrower than a byte (int4, float4_e2m1fn) become ordinary ones: packed only in global memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang.arith import Analyzer, known_divisor
+from tilelang.errors import error, register
+from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Func, Load, Node, Parallel, Region, Stmt, Store, TileOp, Unary, Var, binary, call, cast, const, convert, dtype, fresh, load, replace,
+                         rewrite, select, walk)
+from tilelang.ops import Copy, Fill, Gemm, Transpose
+from tilelang.ops.pairing import iteration_space, lower_elementwise, matched_indices
+
+from .pass_ import TILE, PassContext, pass_
+
+register("small-type", NotImplementedError, "a use of a type narrower than a byte that is not available",
+         "copy the tile to a fragment or shared memory and convert it to int8, float16 or float32 there")
+
+# The type that holds one value outside packed memory; it represents every value of the narrow type.
+WIDE = {"int4": "int8", "uint4": "uint8", "float4_e2m1fn": "float16"}
+_FP4_STEPS = ((">", 0.25, 0.5), (">=", 0.75, 0.5), (">", 1.25, 0.5), (">=", 1.75, 0.5), (">", 2.5, 1.0), (">=", 3.5, 1.0),
+              (">", 5.0, 2.0))  # each step of the rounding to nearest even, and how much it adds
+
+
+@pass_(needs=TILE)
+def unpack_small_types(func: Func, cx: PassContext) -> Func:
+    """Values of narrow types are held one an element outside global memory; tensors of them are bytes of two values.
+
+    Before:  A: Tensor((M, N), "int4"); S = alloc_shared((8, 16), "int4"); T.copy(A[i, j], S)
+    After:   A: Tensor((M, N // 2), "int8"); S = alloc_shared((8, 16), "int8")
+             for r, c in Parallel(8, 16): S[r, c] = nibble (j + c) % 2 of A[i + r, (j + c) // 2], sign extended
+    Results are wrapped (int4) or rounded to nearest even (fp4) to the narrow type where they are made.  Whole bytes
+    are stored, by copies of an even number of columns that start at an even one.  Raises small-type for the rest.
+    """
+    if not any(isinstance(x, Buffer) and x.dtype.base in WIDE or isinstance(x, Expr) and x.dtype.base in WIDE
+               for x in walk(func)) and not any(b.dtype.base in WIDE for _, b in func.buffers):
+        return func
+    return _Unpacking(func).run()
+
+
+class _Unpacking:
+    def __init__(self, func: Func) -> None:
+        self.func = func
+        self.buffers: dict[Buffer, Buffer] = {}
+        self.vars: dict[Var, Var] = {}
+        self.narrow: dict[Buffer, dtype] = {}  # new buffer -> its narrow type
+        self.views: dict[Var, Buffer] = {}  # storage of narrow values outside global memory
+
+    def run(self) -> Func:
+        for x in walk(self.func.body):
+            if isinstance(x, Buffer) and x.dtype.base in WIDE and x.scope_name != "global":
+                self.views[x.data] = x
+        for x in walk(self.func.body):
+            if isinstance(x, Buffer) and x.data in self.views and x.dtype.base not in WIDE:
+                raise error("small-type", f"`{x.name}` is a view of `{self.views[x.data].name}`, whose values are not packed "
+                            f"outside global memory", span=x.span)
+        body = rewrite(self.func.body, self.node)
+        buffers = tuple((p, self.buffer(b)) for p, b in self.func.buffers)
+        return replace(self.func, body=body, buffers=buffers)
+
+    def node(self, x: Node) -> Node | None:
+        match x:
+            case Buffer():
+                return self.buffer(x)
+            case Var() if x.dtype.base in WIDE:
+                return self.vars.setdefault(x, Var(x.name, wide(x.dtype), span=x.span))
+            case Const() if x.dtype.base in WIDE:
+                return const(x.value, wide(x.dtype))
+            case Load():
+                return self.load(x)
+            case Store() if self.packed(x.buffer):
+                raise error("small-type", f"an element of `{x.buffer.name}` ({self.narrow[x.buffer]}) is stored: two values "
+                            "share a byte", span=x.span, hint="collect a tile and T.copy it: whole bytes are stored then")
+            case AddressOf() if x.buffer in self.narrow:
+                raise error("small-type", f"the address of a {self.narrow[x.buffer]} is taken", span=x.span,
+                            hint="pass a T.view of the tensor as int8")
+            case Call() if x.dtype.base in WIDE or x.op == "reinterpret":
+                if x.op == "reinterpret" and (x.dtype.bits < 8 or x.args[0].dtype.bits < 8):
+                    raise error("small-type", "T.reinterpret of a type narrower than a byte", span=x.span)
+                return fitted(replace(x, dtype=wide(x.dtype)), x.dtype) if x.dtype.base in WIDE else None
+            case TileOp():
+                return self.tile_op(x)
+            case Cast() if x.dtype.base in WIDE:
+                return fitted(x.value, x.dtype)
+            case Binary() | Unary() if x.dtype.base in WIDE:
+                exact = x.op in ("min", "max", "bitand", "bitor", "bitxor", "floormod", "truncmod", "shr")
+                out = replace(x, dtype=wide(x.dtype))
+                return out if exact else fitted(out, x.dtype)
+            case Expr() if x.dtype.base in WIDE:  # Select, Broadcast, Shuffle: the same value in the other type
+                return replace(x, dtype=wide(x.dtype))
+        return None
+
+    def buffer(self, b: Buffer) -> Buffer:
+        if b.dtype.base not in WIDE:
+            return b
+        got = self.buffers.get(b)
+        if got is None:
+            if b.dtype.lanes != 1:
+                raise error("small-type", f"`{b.name}` has elements of type {b.dtype}", span=b.span,
+                            hint="use the scalar type; copies pack it")
+            if b.scope_name != "global":
+                got = replace(b, dtype=wide(b.dtype))
+            else:
+                last = b.shape[-1] if b.shape else 1
+                if b.strides_ is not None or isinstance(last, int) and last % 2:
+                    raise error("small-type", f"`{b.name}` of {b.dtype} is packed two values a byte: its rows need an even "
+                                "length and compact strides", span=b.span)
+                got = replace(b, dtype=dtype("uint8"), shape=(*b.shape[:-1], last // 2))
+            self.buffers[b] = got
+            self.narrow[got] = b.dtype
+        return got
+
+    def packed(self, b: Buffer) -> bool:
+        return b in self.narrow and b.scope_name == "global"
+
+    def load(self, x: Load) -> Expr:
+        if x.buffer not in self.narrow:
+            return x
+        narrow = self.narrow[x.buffer]
+        if not self.packed(x.buffer):
+            return replace(x, dtype=wide(narrow).with_lanes(x.dtype.lanes))
+        return self.unpacked(x.buffer, x.indices, x.span)
+
+    def unpacked(self, b: Buffer, indices: tuple[Expr, ...], span: Any) -> Expr:
+        """The value of a packed tensor at logical indices."""
+        last = indices[-1]
+        if any(i.dtype.lanes > 1 for i in indices):
+            raise error("small-type", f"a vector of `{b.name}` is read", span=span, hint="T.copy the tile instead")
+        byte = load(b, (*indices[:-1], binary("floordiv", last, const(2, last.dtype))), span=span)
+        high = binary("eq", binary("floormod", last, const(2, last.dtype)), const(1, last.dtype))
+        nibble = select(high, binary("shr", byte, const(4, "uint8")), binary("bitand", byte, const(15, "uint8")))
+        return value_of(nibble, self.narrow[b])
+
+    # ---- tile operations --------------------------------------------------------------------------------------------
+
+    def tile_op(self, op: TileOp) -> Node | None:
+        touched = {r.buffer for r in walk(op) if isinstance(r, Region) and r.buffer in self.narrow}
+        if not touched:
+            return None
+        if isinstance(op, Copy):
+            return self.copy(op)
+        on_packed = [b for b in touched if self.packed(b)]
+        if on_packed or not isinstance(op, (Fill, Gemm, Transpose)):
+            b = (on_packed or list(touched))[0]
+            raise error("small-type", f"T.{op.op_name} on `{b.name}` ({self.narrow[b]})", span=op.span)
+        return None
+
+    def copy(self, op: Copy) -> Stmt | None:
+        src, dst = op.src.buffer, op.dst.buffer
+        into = self.narrow.get(dst)
+
+        def converted(v: Expr) -> Expr:
+            return cast(v, dst.dtype) if into is None else fitted(v, into)
+
+        if self.packed(dst):
+            return self.packed_store(op, src)
+        if not self.packed(src):
+            if into is None or self.narrow.get(src) == into:
+                return None
+            return lower_elementwise(_TileLoops(), op.dst, op.src, converted, op.span)
+
+        def unpack(v: Any) -> Expr:
+            return converted(self.unpacked(v.buffer, v.indices, op.span))
+
+        return lower_elementwise(_TileLoops(), op.dst, op.src, unpack, op.span)
+
+    def packed_store(self, op: Copy, src: Buffer) -> Stmt:
+        dst, narrow = op.dst.buffer, self.narrow[op.dst.buffer]
+        extents, of_dst, of_src = iteration_space(op.dst, op.src)
+        whole = op.src.is_full or src.scope_name != "local.fragment"
+        even = isinstance(extents[-1], int) and extents[-1] % 2 == 0 and of_dst[-1] == len(extents) - 1 and known_divisor(
+            convert(op.dst.mins[-1]), {}, Analyzer()) % 2 == 0
+        if not whole or not even or src.scope_name in ("local", "local.var"):
+            raise error("small-type", f"a copy to `{dst.name}` ({narrow}) that does not surely store whole bytes", span=op.span,
+                        hint="copy an even number of columns that starts at an even one, from a whole fragment or from shared "
+                        "memory")
+        at = tuple(fresh(n) for n in "ijklmnpq"[:len(extents)])
+
+        def code(k: int) -> Expr:
+            point = (*at[:-1], at[-1] * 2 + k)
+            where = matched_indices(op.src, of_src, point)
+            v: Expr = self.unpacked(src, where, op.span) if self.packed(src) else load(src, where, span=op.span)
+            return code_of(v if self.narrow.get(src) == narrow else fitted(v, narrow), narrow)
+
+        first = matched_indices(op.dst, of_dst, (*at[:-1], at[-1] * 2))
+        byte = binary("bitor", code(0), binary("shl", code(1), const(4, "uint8")))
+        store = Store(dst, (*first[:-1], binary("floordiv", first[-1], convert(2))), byte, span=op.span)
+        return Parallel(at, (*map(convert, extents[:-1]), convert(extents[-1] // 2)), store, span=op.span)
+
+
+class _TileLoops:
+    """What lower_elementwise asks of a LowerContext, as statements of the tile program."""
+
+    def parallel(self, extents: tuple[Any, ...], body: Callable[..., Stmt], span: Any = None, **_: Any) -> Stmt:
+        at = tuple(fresh(n) for n in "ijklmnpq"[:len(extents)])
+        return Parallel(at, tuple(map(convert, extents)), body(at), span=span)
+
+    def private(self, extents: tuple[Any, ...], body: Callable[..., Stmt], span: Any = None) -> Stmt:
+        raise error("small-type", "a copy between packed and private memory", span=span, hint="use a fragment, or loop over "
+                    "the elements")
+
+
+def wide(dt: dtype) -> dtype:
+    """The type that holds a narrow one's values."""
+    return dtype(WIDE[dt.base]).with_lanes(dt.lanes)
+
+
+def value_of(nibble: Expr, narrow: dtype) -> Expr:
+    """The value of a code (uint8, 0..15)."""
+    if narrow == "uint4":
+        return nibble
+    if narrow == "int4":
+        return binary("shr", binary("shl", cast(nibble, "int8"), const(4, "int8")), const(4, "int8"))
+    # e2m1 as the top bits of a float16 whose exponent is 14 too small: subnormals come out right.
+    code = cast(nibble, "uint16")
+    low = binary("shl", binary("bitand", code, const(7, "uint16")), const(9, "uint16"))
+    sign = binary("shl", binary("bitand", code, const(8, "uint16")), const(12, "uint16"))
+    bits = binary("bitor", low, sign)
+    return binary("mul", call("reinterpret", (bits,), dtype("float16")), const(16384.0, "float16"))
+
+
+def code_of(value: Expr, narrow: dtype) -> Expr:
+    """The code (uint8, 0..15) of a value of the narrow type, held in its wide one."""
+    if narrow.is_int:
+        return binary("bitand", cast(value, "uint8"), const(15, "uint8"))
+    bits = call("reinterpret", (binary("mul", value, const(1 / 16384.0, "float16")),), dtype("uint16"))
+    low = binary("bitand", binary("shr", bits, const(9, "uint16")), const(7, "uint16"))
+    sign = binary("bitand", binary("shr", bits, const(12, "uint16")), const(8, "uint16"))
+    return cast(binary("bitor", low, sign), "uint8")
+
+
+def fitted(value: Expr, narrow: dtype) -> Expr:
+    """A value brought into the narrow type: wrapped (integers; floats truncate first), or rounded to nearest even and
+    saturated (fp4; NaN becomes zero)."""
+    out = wide(narrow)
+    lanes = narrow.lanes
+    if isinstance(value, Const) and lanes == 1 and narrow.base != "float4_e2m1fn":
+        value = const(int(value.value), "int64")
+    if narrow.base == "int4":
+        v = cast(value, out)
+        four = const(4, "int8") if lanes == 1 else None
+        if four is None:
+            raise error("small-type", "a vector conversion to int4", hint="convert the elements in T.Parallel")
+        return binary("shr", binary("shl", v, four), four)
+    if narrow.base == "uint4":
+        return binary("bitand", cast(value, out), const(15, out))
+    if lanes > 1:
+        raise error("small-type", "a vector conversion to float4_e2m1fn", hint="convert the elements in T.Parallel")
+    x = cast(value, "float32")
+    size = call("fabs", (x,), dtype("float32"))
+    total: Expr = const(0.0, "float32")
+    for test, limit, step in _FP4_STEPS:
+        op = "gt" if test == ">" else "ge"
+        total = binary("add", total, select(binary(op, size, const(limit, "float32")), const(step, "float32"),
+                                            const(0.0, "float32")))
+    signed = call("copysign", (total, x), dtype("float32"))
+    return cast(signed, out)
+
+
+__all__ = ["WIDE", "code_of", "fitted", "unpack_small_types", "value_of", "wide"]
