@@ -7,7 +7,8 @@ from typing import Any
 
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Func, Load, Node, Parallel, Region, Stmt, Store, TileOp, Unary, Var, binary, call, cast, const, convert, dtype, fresh, load, replace,
+from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Func, Load, Node, Parallel, Region, Stmt,
+                         Store, TileOp, Unary, Var, binary, call, cast, const, convert, dtype, fresh, load, replace,
                          rewrite, select, walk)
 from tilelang.ops import Copy, Fill, Gemm, Transpose
 from tilelang.ops.pairing import iteration_space, lower_elementwise, matched_indices

@@ -1,0 +1,76 @@
+"""T.gemm_sp: products with a 2:4 sparse operand, given compressed with metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import Region, binary, cast, const, load, select
+from tilelang.ir import dtype as DType
+
+from .alloc import alloc_shared
+from .builder import Emitted
+from .loops import Parallel
+from .regions import whole_region
+from .state import error, need_builder
+from .tile import GemmWarpPolicy, gemm
+
+
+def e_factor(a_dtype: Any, meta_dtype: Any) -> int:
+    """Dense columns that one element of metadata describes: 4 bits a group of 4 columns (float32: of 2)."""
+    return DType(meta_dtype).bits // 4 * (2 if DType(a_dtype).bits == 32 else 4)
+
+
+def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, transpose_E: bool = False,
+            transpose_B: bool = False, policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Any = False,
+            k_pack: int = 1, wg_wait: int = 0, annotations: dict[str, Any] | None = None) -> Emitted:
+    """C += A @ op(B), where of every 4 columns of A (float32: 2) only half are stored.
+
+    A_sparse: (M, K/2), or (K/2, M) if transpose_A: the kept values, in order.  E: (M, K/e_factor), or its transpose:
+    integers whose 4 bits per group, lowest group first, are the two kept columns (2 bits each, the first one low); for
+    float32 0b0100 keeps column 0, 0b1110 column 1.  B, C, the rest: as T.gemm.  The operand is expanded in shared
+    memory and multiplied densely.  Raises gemm-shape, gemm-types.
+    """
+    b = need_builder("T.gemm_sp")
+    a, e = whole_region(A_sparse, "operand A of T.gemm_sp"), whole_region(E, "the metadata of T.gemm_sp")
+    right = whole_region(B, "operand B of T.gemm_sp")
+    (m, half), (em, en) = (_matrix(r, t, n) for r, t, n in ((a, transpose_A, "A"), (e, transpose_E, "E")))
+    k_b = _matrix(right, transpose_B, "B")[0]
+    if not e.buffer.dtype.is_int:
+        raise error("gemm-types", f"the metadata of T.gemm_sp are integers, found {e.buffer.dtype}")
+    factor, group = e_factor(a.buffer.dtype, e.buffer.dtype), 2 if a.buffer.dtype.bits == 32 else 4
+    if 2 * half != k_b or em != m or en * factor != 2 * half:
+        raise error("gemm-shape", f"T.gemm_sp K shape check failed: A holds {half} of {2 * half} columns in {m} rows, E "
+                    f"describes {en * factor} in {em}, B has K = {k_b}",
+                    hint=f"E needs ({m}, {2 * half // factor}) elements of {e.buffer.dtype}")
+    dense = alloc_shared((m, 2 * half), a.buffer.dtype)
+    frame = Parallel(m, 2 * half)
+    i, j = b.enter(frame)
+    word = cast(_at(e, i, j // factor, transpose_E), "uint32")
+    nibble = (word >> cast(j % factor // group * 4, "uint32")) & const(15, "uint32")
+    kept = [_at(a, i, j // group * (group // 2) + n, transpose_A) for n in range(group // 2)]
+    if group == 2:
+        value = select(binary("eq", nibble, select(j % 2 == 0, const(4, "uint32"), const(14, "uint32"))), kept[0],
+                       cast(0, dense.dtype))
+    else:
+        place = cast(j % 4, "uint32")
+        second = select(binary("eq", nibble >> const(2, "uint32"), place), kept[1], cast(0, dense.dtype))
+        value = select(binary("eq", nibble & const(3, "uint32"), place), kept[0], second)
+    b.store(dense, (i, j), value)
+    b.exit(frame)
+    return gemm(dense, B, C, False, transpose_B, policy, clear_accum, k_pack, None, annotations)
+
+
+def _matrix(r: Region, transposed: bool, name: str) -> tuple[int, int]:
+    """(rows, columns) of the last two extents, in the order of the product."""
+    if len(r.extents) < 2 or any(not isinstance(x, int) for x in r.extents) or any(x != 1 for x in r.extents[:-2]):
+        raise error("gemm-shape", f"T.gemm_sp: operand {name} must be a matrix of static shape, found extents {r.extents}")
+    rows, columns = r.extents[-2:]
+    return (columns, rows) if transposed else (rows, columns)  # type: ignore[return-value]
+
+
+def _at(r: Region, row: Any, column: Any, transposed: bool) -> Any:
+    at = (column, row) if transposed else (row, column)
+    return load(r.buffer, (*r.mins[:-2], r.mins[-2] + at[0], r.mins[-1] + at[1]))
+
+
+__all__ = ["e_factor", "gemm_sp"]
