@@ -132,9 +132,8 @@ def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: M
             for k in T.Pipelined(first, last, num_stages=tile.stages):
                 T.copy(part(K, b, h // group, k * keys, keys), Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-                if some_masked(mask, k * keys, keys, seq_k, at, rows):
-                    for i, j in T.Parallel(rows, keys):
-                        S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
+                for i, j in T.Parallel(rows, keys):
+                    S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
                 T.copy(part(V, b, h // group, k * keys, keys), Vs)
                 absorb(S, P, acc, top, raised, factor, total, more, c, tile.slack)
                 T.gemm(P, Vs, acc)
@@ -203,9 +202,8 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
             for k in T.Pipelined(first, last, num_stages=tile.stages):
                 T.copy(K[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-                if some_masked(mask, k * keys, keys, seq_k, at, rows):
-                    for i, j in T.Parallel(rows, keys):
-                        S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
+                for i, j in T.Parallel(rows, keys):
+                    S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
                 T.copy(V[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Vs)
                 absorb(S, P, acc, top, raised, factor, total, more, c, tile.slack)
                 T.gemm(P, Vs, acc)
@@ -236,16 +234,6 @@ def seen(mask: Mask, key: Any, seq_k: Any, position: Any) -> Any:
         out = T.And(out, key <= position + mask.right)
     if mask.left is not None:
         out = T.And(out, key >= position - mask.left)
-    return out
-
-
-def some_masked(mask: Mask, key: Any, keys: int, seq_k: Any, at: Any, rows: int) -> Any:
-    """Whether some of `rows` queries from position `at` on miss some of the `keys` keys from `key` on."""
-    out = key + keys > seq_k
-    if mask.right is not None:
-        out = T.Or(out, key + keys - 1 > at + mask.right)
-    if mask.left is not None:
-        out = T.Or(out, key < at + rows - 1 - mask.left)
     return out
 
 
