@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
 import shutil
 import statistics
@@ -290,9 +291,10 @@ def run_tests() -> dict[str, Any]:
     """`pytest -m gpu` in the repository, in a process of its own."""
     root = Path(__file__).resolve().parent.parent
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-m", "pytest", "-n0", "-m", "gpu", "-q", "--no-header", "tests"], cwd=root,
-                          capture_output=True, text=True, check=False)
-    tail = done.stdout.strip().splitlines()[-40:]
+    workers = max(1, min(8, (os.cpu_count() or 2) // 2))
+    done = subprocess.run([sys.executable, "-m", "pytest", f"-n{workers}", "-m", "gpu", "-q", "--no-header", "--durations=8",
+                           "tests"], cwd=root, capture_output=True, text=True, check=False)
+    tail = done.stdout.strip().splitlines()[-60:]
     print("\n".join(tail))
     return {"exit_status": done.returncode, "summary": tail[-1] if tail else done.stderr.strip()[-300:],
             "seconds": round(time.perf_counter() - start, 1)}

@@ -42,12 +42,22 @@ def _has_gpu() -> bool:
         return False
 
 
+GPU_SECONDS = 120
+
+
 def pytest_collection_modifyitems(config, items):
-    if not any(i.get_closest_marker("gpu") for i in items) or _has_gpu():
+    gpu = [i for i in items if i.get_closest_marker("gpu")]
+    if not gpu:
         return
-    for item in items:
-        if item.get_closest_marker("gpu"):
+    if not _has_gpu():
+        for item in gpu:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+        return
+    for item in gpu:
+        # A kernel that never ends holds its caller inside the driver, where no signal is handled: only a thread can end
+        # the process, and under xdist the other tests go on.
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(GPU_SECONDS, method="thread"))
 
 
 def pytest_configure(config):

@@ -92,24 +92,29 @@ def check(target="cpu", batch=1, heads=2, seq=200, dim_k=64, dim_v=64, chunk=32,
 
     qw, kw, vw, gw, bw = (harness.wide(x) for x in (q, k, v, log_alpha, beta))
     want, state = np.zeros(vw.shape), np.zeros((batch, heads, dim_k, dim_v))
-    read_q = read_k = largest = 0.0  # how far roundings of the state reach into q . state and k . state; corrected values
+    read_q, noise = np.zeros(vw.shape), np.zeros(vw.shape)  # of reading the rounded state; of a step's corrected values
+    reply = np.zeros((batch, heads, dim_k, seq))  # what an error of u_s has become in the state
+    bound = np.zeros(vw.shape)
     for t in range(seq):
-        kt, past = kw[:, t], np.exp(gw[:, :, t])[..., None, None] * state
+        kt, qt, decay = kw[:, t], qw[:, t], np.exp(gw[:, :, t])[..., None, None]
+        past = decay * state
         u = bw[:, :, t, None] * (vw[:, t] - np.einsum("bhk,bhkv->bhv", kt, past))
         state = past + kt[..., :, None] * u[..., None, :]
-        want[:, t] = np.einsum("bhkv,bhk->bhv", state, qw[:, t])
-        read_q = max(read_q, float(np.sqrt(np.einsum("bhkv,bhk->bhv", state**2, qw[:, t]**2)).max()))
-        read_k = max(read_k, float(np.sqrt(np.einsum("bhkv,bhk->bhv", past**2, kt**2)).max()))
-        largest = max(largest, float(np.abs(u).max()))
-    # Rounded to `dtype` are the state where q and k read it, and on the way of every u to the result: the u itself, the
-    # score or the decayed key, beside the error that u has from reading the state.  A later step shortens every column of
-    # the state, so none of it grows; it reaches the result through the scores of a row.  The roundings are independent:
-    # they add up like the root of their squares, and a result is within four standard deviations.
-    scores = np.einsum("bthk,bshk->bhts", qw, kw)
-    reach = float(np.sqrt(np.tril(scores**2).sum(-1)).max())
+        want[:, t] = np.einsum("bhkv,bhk->bhv", state, qt)
+        reply = decay * reply
+        reply -= (bw[:, :, t, None] * kt)[..., None] * np.einsum("bhk,bhks->bhs", kt, reply)[..., None, :]
+        reply[..., t] += kt
+        read_q[:, t] = np.sqrt(np.einsum("bhkv,bhk->bhv", state**2, qt**2))
+        noise[:, t] = 9 * u**2 + bw[:, :, t, None]**2 * np.einsum("bhkv,bhk->bhv", past**2, kt**2)
+        reach = np.einsum("bhks,bhk->bhs", reply, qt)
+        bound[:, t] = np.sqrt(np.einsum("bhs,bshv->bhv", reach**2, noise))
+    # Rounded to `dtype` are the state where q and k read it, and on the way of every u to the result the u itself, the
+    # score or the decayed key.  An error of u_s reaches result t through the recurrence itself, by reach_ts.  The
+    # roundings are independent: they add up like the root of their squares, and a result is within four standard
+    # deviations of that, beside its own rounding.
     eps = harness.ROUND[dtype]
-    bound = 4 * eps * (read_q + (3 * largest + read_k) * reach) + eps * float(np.abs(want).max())
-    return harness.distance(got, want), bound
+    bound = eps * (4 * (read_q + bound) + np.abs(want)) + 2.0**-24
+    return harness.distance(got / bound, want / bound), 1.0
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ def check(target="cpu", batch=1, heads=2, seq=200, dim_k=64, dim_v=128, chunk=64
     # Decayed keys, the state where q reads it, and scores are rounded to `dtype`.  Roundings are independent: they add up
     # like the root of their squares, and a result is within four standard deviations; it is rounded once more.
     eps = harness.ROUND[dtype]
-    bound = 4 * eps * float(np.sqrt(spread.max())) + eps * np.abs(want).max()
-    return harness.distance(got, want), float(bound)
+    bound = eps * (4 * np.sqrt(spread) + np.abs(want)) + 2.0**-24
+    return harness.distance(got / bound, want / bound), 1.0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from harness import HERE, Comparison, Place, compare, main, normal, product_bound, wide
+from harness import HERE, Comparison, Place, compare, main, normal, product, product_bound, wide
 
 import tilelang.language as T
 
@@ -65,7 +65,7 @@ def check_gemm(m: int = 1000, n: int = 777, k: int = 600, on: Place = HERE) -> l
     results = []
     for m_, n_, k_ in ((m, n, k), (1, n, k), (m, 8, 1), (0, n, k)):
         a, b = normal((m_, k_), "float16"), normal((k_, n_), "float16", 1)
-        results.append(compare(f"dynamic gemm {m_} x {n_} x {k_}", kernel(a, b), wide(a) @ wide(b),
+        results.append(compare(f"dynamic gemm {m_} x {n_} x {k_}", kernel(a, b), product(a, b),
                                product_bound(wide(a), wide(b), "float16", "float16")))
     return results
 
@@ -76,7 +76,7 @@ def check_padded(rows: int = 1000, tokens: int = 300, n: int = 512, k: int = 512
     c = np.full((rows, n), 7, np.float32)
     on.compile(padded(n, k))(a, b, tokens, c)
     bound = product_bound(wide(a), wide(b).T, "float16", "float32")
-    return [compare("dynamic padded", c[:tokens], wide(a[:tokens]) @ wide(b).T, bound),
+    return [compare("dynamic padded", c[:tokens], product(a[:tokens], wide(b).T), bound),
             compare("dynamic padded, the rest", c[tokens:], np.full((rows - tokens, n), 7))]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from harness import HERE, NUMPY, Comparison, Place, compare, main, normal, product_bound, wide
+from harness import HERE, NUMPY, Comparison, Place, compare, main, normal, product, product_bound, wide
 
 import tilelang.language as T
 
@@ -115,14 +115,14 @@ def check_gemm(m: int = 4096, n: int = 4096, k: int = 4096, trans_a: bool = Fals
     kernel = on.compile(gemm(m, n, k, trans_a, trans_b, bk=bk, dtype=dtype, acc=acc, out=out), out_idx=[2])
     wa, wb = wide(a.T if trans_a else a), wide(b.T if trans_b else b)
     bound = 0.0 if exact else product_bound(wa, wb, dtype, out)
-    return compare(f"gemm {'T' if trans_a else 'N'}{'T' if trans_b else 'N'} {dtype}", kernel(a, b), wa @ wb, bound)
+    return compare(f"gemm {'T' if trans_a else 'N'}{'T' if trans_b else 'N'} {dtype}", kernel(a, b), product(wa, wb), bound)
 
 
 def check_persistent(m: int = 4096, n: int = 4096, k: int = 1024, workers: int = 132, on: Place = HERE) -> Comparison:
     """The same result for any number of workers."""
     a, b = normal((m, k), "float16"), normal((k, n), "float16", 1)
     got = on.compile(persistent(m, n, k, workers), out_idx=[2])(a, b)
-    return compare("gemm persistent", got, wide(a) @ wide(b), product_bound(wide(a), wide(b), "float16", "float16"))
+    return compare("gemm persistent", got, product(a, b), product_bound(wide(a), wide(b), "float16", "float16"))
 
 
 def check_batched(batch: int = 64, m: int = 512, n: int = 512, k: int = 128, on: Place = HERE) -> Comparison:
@@ -130,7 +130,7 @@ def check_batched(batch: int = 64, m: int = 512, n: int = 512, k: int = 128, on:
     a, b = normal((batch, m, k), "float16"), normal((batch, n, k), "float16", 1)
     bt = wide(b).transpose(0, 2, 1)
     bound = max(product_bound(x, y, "float16", "float16") for x, y in zip(wide(a), bt))
-    return compare("gemm batched", on.compile(batched(batch, m, n, k), out_idx=[2])(a, b), wide(a) @ bt, bound)
+    return compare("gemm batched", on.compile(batched(batch, m, n, k), out_idx=[2])(a, b), product(a, bt), bound)
 
 
 def check_strided(m: int = 1000, n: int = 1000, k: int = 1000, on: Place = HERE) -> list[Comparison]:
@@ -146,7 +146,7 @@ def check_strided(m: int = 1000, n: int = 1000, k: int = 1000, on: Place = HERE)
     if on.on_gpu:
         whole, a, b = whole.cpu().numpy(), a.cpu().numpy(), b.cpu().numpy()
     bound = product_bound(wide(a), wide(b), "float16", "float32")
-    return [compare("gemm strided", whole[:, :n], wide(a) @ wide(b), bound),
+    return [compare("gemm strided", whole[:, :n], product(a, b), bound),
             compare("gemm strided, padding", whole[:, n:], np.full((m, 8), -1))]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from harness import HERE, Comparison, Place, compare, main, normal, product_bound, wide
+from harness import HERE, Comparison, Place, compare, main, normal, product, product_bound, wide
 
 import tilelang.language as T
 
@@ -70,7 +70,7 @@ def stream_k(m: int, n: int, k: int, workers: int = 132, bm: int = 64, bn: int =
 def _check(name: str, m: int, n: int, k: int, run) -> Comparison:
     a, b, c = normal((m, k), "float16"), normal((k, n), "float16", 1), np.zeros((m, n), np.float32)
     run(a, b, c)
-    return compare(name, c, wide(a) @ wide(b), product_bound(wide(a), wide(b), "float16", "float32"))
+    return compare(name, c, product(a, b), product_bound(wide(a), wide(b), "float16", "float32"))
 
 
 def check_split_k(m: int = 256, n: int = 256, k: int = 16384, parts: int = 8, on: Place = HERE) -> Comparison:

@@ -42,11 +42,11 @@ EXAMPLES = [
      dict(heads=64, kv_heads=4, seq=500, dim=128, count=8, size=64)),
     ("topk_attention", "small", dict(seq=70, dim=32, topk=20, index_dim=16, index_heads=2),
      dict(seq=1000, heads=64, dim=256, index_heads=16, index_dim=128, topk=256)),
-    ("retention", "small", dict(heads=1, seq=100, dim_k=32, dim_v=64), dict(heads=2, seq=500, dim_k=128, dim_v=256)),
+    ("retention", "small", dict(heads=1, seq=100, dim_k=32, dim_v=64), dict(heads=4, seq=1000, dim_k=128, dim_v=256)),
     ("mamba2", "small", dict(seq=128, heads=2, groups=1, P=32, N=32),
-     dict(batch=1, seq=512, heads=4, groups=1, P=64, N=128)),
+     dict(batch=1, seq=1024, heads=8, groups=2, P=64, N=128)),
     ("gated_delta", "small", dict(heads=1, seq=70, dim_k=32, dim_v=32),
-     dict(heads=2, seq=300, dim_k=128, dim_v=128, dtype="float16")),
+     dict(heads=4, seq=520, dim_k=128, dim_v=128, dtype="float16")),
 ]
 IDS = [f"{module}-{name}" for module, name, _, _ in EXAMPLES]
 
