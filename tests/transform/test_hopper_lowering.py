@@ -312,3 +312,53 @@ def test_assembles_without_serialisation_or_spills(name):
     (kernel,) = lowered(LARGE[name]()).kernels
     cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
     assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log
+
+
+def paged(pages):
+    """Attention over pages of keys and values named by a table."""
+    @T.prim_func
+    def main(Q: T.Tensor((64, 64), "float16"), K: T.Tensor((512, 64), "float16"), V: T.Tensor((512, 64), "float16"),
+             table: T.Tensor((pages,), "int32"), O: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            Qs, Ks, Vs = (T.alloc_shared((64, 64), "float16") for _ in range(3))
+            P, Of = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            Ph = T.alloc_fragment((64, 64), "float16")
+            T.copy(Q, Qs)
+            T.clear(Of)
+            for k in T.Pipelined(pages, num_stages=2):
+                page = table[k]
+                T.copy(K[page * 64, 0], Ks)
+                T.gemm(Qs, Ks, P, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(64, 64):
+                    P[i, j] = P[i, j] * 0.125
+                T.copy(P, Ph)
+                T.copy(V[page * 64, 0], Vs)
+                T.gemm(Ph, Vs, Of)
+            T.copy(Of, O)
+
+    return main
+
+
+def test_loads_come_in_the_order_of_their_use():
+    """The second product of an iteration runs with the first of the next one, and so do the loads."""
+    launch = launch_of(paged(5))
+    (branch,) = [x for x in walk(launch) if isinstance(x, If) and isinstance(x.cond, Call)
+                 and x.cond.op == "in_warp_groups"]
+    loop = next(x for x in walk(branch.then) if isinstance(x, For) and "tma_load" in ops(x.body))
+    assert loop.extent.value == 6
+    first, second = (s for s in loop.body.stmts if isinstance(s, If))
+    assert [str(s.cond) for s in (first, second)] == [f"({loop.var.name} < 5)", f"({loop.var.name} > 0)"]
+    maps = [[x.attr("map") for x in walk(s) if isinstance(x, Call) and x.op == "tma_load"] for s in (first, second)]
+    assert maps == [["K_map", "Q_map"], ["V_map"]]
+
+
+@simulated
+@pytest.mark.parametrize("pages", [1, 2, 3, 8])
+def test_pages_read_from_a_table(pages):
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.integers(-2, 3, s).astype(np.float16) for s in ((64, 64), (512, 64), (512, 64)))
+    table = rng.permutation(8)[:pages].astype(np.int32)
+    got = run_device(lowered(paged(pages)), {"Q": q, "K": k, "V": v, "table": table, "O": np.zeros((64, 64), np.float32)})
+    rows = (table[:, None] * 64 + np.arange(64)).ravel()
+    want = (q.astype(np.float64) @ k[rows].T.astype(np.float64) * 0.125) @ v[rows].astype(np.float64)
+    assert np.array_equal(got.outputs["O"], want)

@@ -15,19 +15,29 @@ from tilelang.ops import Gemm
 from .hopper import hopper
 from .overlap_products import Pair, two_products
 from .pipeline_emit import rename, select_version
-from .rings import GROUP, RoleLoop, do, pin
+from .rings import GROUP, Ring, RoleLoop, do, pin
 
 _SERIAL = {"num_stages": None, "order": None, "stage": None, "sync": None, "group": None}
 
 
 def consumer(r: RoleLoop) -> list[Stmt]:
     """The loop without its copies, and what ends it."""
-    pair = two_products(r.body, r.loads, set(r.versions), r.consumer_registers, r.groups * GROUP)
+    pair = _pair(r)
     if pair is not None:
         return _rotated(r, pair)
     if _overlapped(r):
         return _one_running(r)
     return [_plain(r)]
+
+
+def late_rings(r: RoleLoop) -> list[Ring]:
+    """The rings whose stages the consumers use an iteration later than the others."""
+    pair = _pair(r)
+    return [] if pair is None else [x for x in r.rings if x.first == pair.second]
+
+
+def _pair(r: RoleLoop) -> Pair | None:
+    return two_products(r.body, r.loads, set(r.versions), r.consumer_registers, r.groups * GROUP)
 
 
 def _kept(r: RoleLoop) -> tuple[list[Stmt], dict[int, int]]:
@@ -121,4 +131,4 @@ def _overlapped(r: RoleLoop) -> bool:
         op.clear_accum, False)
 
 
-__all__ = ["consumer"]
+__all__ = ["consumer", "late_rings"]

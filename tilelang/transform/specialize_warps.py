@@ -30,7 +30,7 @@ from tilelang.ops.gemm.wgmma import choose_wgmma
 from tilelang.ops.tma import tma_bytes, tma_parts, tma_refusal
 
 from .config import PassConfigKey
-from .consumer_schedule import consumer
+from .consumer_schedule import consumer, late_rings
 from .effects import effects, expr_effects, is_sync, statements
 from .hopper import hopper
 from .liveness import has_views
@@ -323,21 +323,35 @@ class _Roles:
         return [s for s in self.body.pure if s.var in self.inside]
 
     def _producer(self, whole: list[Stmt]) -> list[Stmt]:
-        """All loads of a tile.  whole: those of tiles loaded once.  They come after the first stage of the first ring,
-        whose place is free earlier: it is released in the loop, theirs after it."""
+        """All loads of a tile, in the order in which the consumers come to use them: one that waits for an earlier load
+        to be used would otherwise hold up one that is needed before.
+
+        whole: those of tiles loaded once.  They come after the first stage of the first ring, whose place is free earlier:
+        it is released in the loop, theirs after it."""
         k = Var(self.loop.var.name, self.loop.var.dtype)
+        start, extent = convert(self.loop.start), convert(self.loop.extent)
+        if len(self.rings) == 1:
+            return [*whole, For(k, start, extent, "serial", seq(*self._loads(self.rings, k)), span=self.loop.span)]
+        late = late_rings(self.shared)
+        early = [x for x in self.rings if x not in late]
+        once = [If(binary("eq", k, start), seq(*whole))] if whole else []
+        body = seq(*self._loads(early[:1], k), *once, *self._loads(early[1:], k))
+        if late:
+            body = seq(If(binary("lt", k, start + extent), body), If(binary("gt", k, start), seq(*self._loads(late, k - 1))))
+        loop = For(k, start, extent + 1 if late else extent, "serial", body, span=self.loop.span)
+        return [loop, If(binary("le", extent, const(0, extent.dtype)), seq(*rename(whole)))] if whole else [loop]
+
+    def _loads(self, rings: list[Ring], k: Expr) -> list[Stmt]:
+        """The loads of iteration k into some rings."""
         slot, parity = self.shared.slot(k)
-        binds = self._pure()
         mapping: dict[Var, Expr] = {self.loop.var: k}
         stmts: list[Stmt] = []
-        for s in binds:
+        for s in self._pure():
             v = Var(s.var.name, s.var.dtype)
             stmts.append(Bind(v, substitute(s.value, dict(mapping)), span=s.span))
             mapping[s.var] = v
-        for n, ring in enumerate(self.rings):
+        for ring in rings:
             assert ring.full is not None and ring.empty is not None
-            if n == 1 and whole:
-                stmts.append(If(binary("eq", k, convert(self.loop.start)), seq(*whole)))
             full = AddressOf(ring.full, (slot,))
             stmts.append(do("mbarrier_wait", AddressOf(ring.empty, (slot,)), binary("bitxor", parity, const(1, "uint32"))))
             stmts.append(do("mbarrier_arrive_expect_tx", full, const(ring.bytes(self.body.items), "uint32")))
@@ -350,11 +364,7 @@ class _Roles:
                 stmts.append(with_attrs(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
                                         tf32=op.dst.buffer.data in self.tf32 or None,
                                         share=(ring.rank, ring.blocks) if i in ring.common else None))
-        loop = For(k, self.loop.start, self.loop.extent, "serial", seq(*stmts), span=self.loop.span)
-        if not whole or len(self.rings) == 1:
-            return [*whole, loop]
-        extent = convert(self.loop.extent)
-        return [loop, If(binary("le", extent, const(0, extent.dtype)), seq(*rename(whole)))]
+        return stmts
 
 
 def _is_load(c: Any) -> bool:
