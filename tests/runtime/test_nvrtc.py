@@ -112,3 +112,18 @@ def test_without_a_driver_the_error_says_so(monkeypatch):
     with pytest.raises(RuntimeError, match="no CUDA driver was found") as e:
         cuda_driver.Driver()
     assert 'target="cpu"' in str(e.value)
+
+
+def test_what_the_compiler_cache_does_not_say_is_asked_again(monkeypatch):
+    full = "ptxas info    : Compiling entry function 'k' for 'sm_90a'\nptxas info    : Used 42 registers"
+
+    class Fake:
+        includes = ()
+        version = (13, 0)
+
+        def compile(self, source, flags):
+            return (0, full, b"\x7fELF again") if "--no-cache" in flags else (0, "", b"\x7fELF cached")
+
+    monkeypatch.setattr(nvrtc, "choose_nvrtc", lambda *a: Fake())
+    got = compile_cubin("", "sm_90a")
+    assert got.registers == 42 and got.bytes == b"\x7fELF again"

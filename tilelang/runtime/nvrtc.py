@@ -209,6 +209,10 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
             hint = "the CUDA headers are missing: pip install 'tilelang-py[cuda]', or set CUDA_HOME to a CUDA toolkit"
         raise error("nvrtc-compile", message, hint=hint)
     kernels = parse_resources(log)
+    if not kernels:  # the driver's compiler cache answered, which keeps no word of registers, spills and serialisation
+        again, full, fresh = nvrtc.compile(source, [*flags, "--no-cache"])
+        if again == 0 and fresh:
+            log, cubin, kernels = full, fresh, parse_resources(full)
     values = kernels.values()
     return Cubin(cubin, max((k.registers for k in values), default=0), sum(k.spills for k in values),
                  max((k.shared_bytes for k in values), default=0), log, kernels)
