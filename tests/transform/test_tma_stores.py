@@ -7,7 +7,7 @@ from programs import EPS, NP, attention, gemm
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
 from tilelang.errors import TileLangError
-from tilelang.ir import AddressOf, Evaluate, Seq, Stmt, Store, call, const, rebuild, replace, walk
+from tilelang.ir import AddressOf, Evaluate, For, Seq, Stmt, Store, call, const, rebuild, replace, walk
 from tilelang.ir.expr import Call
 from tilelang.ops.tma_store import accumulator_pieces
 from tilelang.runtime import nvrtc
@@ -127,6 +127,113 @@ def test_tiles_one_after_another(bn, moves):
     got = run_device(program, {"A": a, "B": b, "C": np.zeros((64, 3 * bn), np.float16)}).outputs["C"]
     want = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16)
     assert np.array_equal(got if moves else got[:, :bn], want if moves else want[:, 2 * bn:])
+
+
+# ---- loops over tiles -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bn, out", [(64, "float16"), (160, "bfloat16"), (192, "float32")])
+@pytest.mark.parametrize("threads", [128, 256])
+def test_persistent_launches(bn, out, threads):
+    """Roles in a loop over tiles: panels go on from tile to tile, one wait at the end."""
+    rng = np.random.default_rng(11)
+    bm = threads // 2
+    m, n, k = 5 * bm + 9, 2 * bn + 8, 40
+    a, b = rng.integers(-3, 4, (m, k)).astype(np.float16), rng.integers(-3, 4, (k, n)).astype(np.float16)
+    program = lowered(gemm(m=m, n=n, k=k, bm=bm, bn=bn, bk=32, threads=threads, stages=2, out=out), persistent=3)
+    launch = program.kernels[0].launch
+    assert "tma_store" in ops(launch) and not stores_from_registers(launch)
+    assert any(isinstance(x, For) and x.attr("tiles") and "tma_store" in ops(x.body) for x in walk(launch))
+    waits = [x.attr("n") for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"]
+    assert waits[-1] == 0
+    got = run_device(program, {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.zeros((m, n), NP[out])})
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.array_equal(got.outputs["C"].astype(np.float64), want.astype(NP[out]).astype(np.float64))
+
+
+# ---- sums -------------------------------------------------------------------------------------------------------------
+
+
+def split_k(out="float32", through_shared=False, **options):
+    @T.prim_func
+    def main(A: T.Tensor((72, 128), "float16"), B: T.Tensor((128, 136), "float16"), C: T.Tensor((72, 136), out)):
+        with T.Kernel(2, 2, 2, threads=128) as (bx, by, bz):
+            As, Bs = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 128), "float16")
+            Cf, Cs = T.alloc_fragment((64, 128), "float32"), T.alloc_shared((64, 128), out)
+            T.clear(Cf)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[by * 64, bz * 64 + k * 32], As)
+                T.copy(B[bz * 64 + k * 32, bx * 128], Bs)
+                T.gemm(As, Bs, Cf)
+            if through_shared:
+                T.copy(Cf, Cs)
+                T.atomic_add(C[by * 64, bx * 128], Cs, **options)
+            else:
+                T.atomic_add(C[by * 64, bx * 128], Cf, **options)
+
+    return main
+
+
+@pytest.mark.parametrize("out", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("through_shared", [False, True])
+@pytest.mark.parametrize("roles", [True, False])
+def test_sums(out, through_shared, roles):
+    program = lowered(split_k(out, through_shared), **({} if roles else {"disable_warp_specialized": True}))
+    launch = program.kernels[0].launch
+    assert "tma_reduce_add" in ops(launch) and not {"atomic_add", "tma_store"} & set(ops(launch))
+    rng = np.random.default_rng(12)
+    a, b = rng.integers(-2, 3, (72, 128)).astype(np.float16), rng.integers(-1, 2, (128, 136)).astype(np.float16)
+    c = rng.integers(-3, 4, (72, 136)).astype(NP[out])
+    got = run_device(program, {"A": a, "B": b, "C": c}).outputs["C"].astype(np.float64)
+    assert np.array_equal(got, a.astype(np.float64) @ b.astype(np.float64) + c.astype(np.float64))
+
+
+def test_sums_that_ask_for_tma():
+    off = lower(split_k(through_shared=True, use_tma=True).func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    found = ops(off.kernels[0].launch)
+    assert "tma_reduce_add" in found and not {"tma_load", "tma_store", "wgmma"} & set(found)
+    rng = np.random.default_rng(13)
+    a, b = rng.integers(-2, 3, (72, 128)).astype(np.float16), rng.integers(-1, 2, (128, 136)).astype(np.float16)
+    got = run_device(off, {"A": a, "B": b, "C": np.zeros((72, 136), np.float32)}).outputs["C"]
+    assert np.array_equal(got, a.astype(np.float64) @ b.astype(np.float64))
+
+
+def added(dtype="float32", order=None, kind="add", again=False):
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), dtype), C: T.Tensor((64, 64), dtype)):
+        with T.Kernel(2, threads=128):
+            S = T.alloc_shared((64, 64), dtype)
+            T.copy(A, S)
+            if kind == "add":
+                T.atomic_add(C, S, memory_order=order)
+            else:
+                T.atomic_max(C, S)
+            if again:
+                T.atomic_max(C, S)
+
+    return main
+
+
+@pytest.mark.parametrize("program", [lambda: added(order="release"), lambda: added(kind="max"), lambda: added("int64"),
+                                     lambda: added(again=True)])
+def test_sums_that_tma_has_not(program):
+    launch = launch_of(program())
+    assert "tma_reduce_add" not in ops(launch) and {"atomic_add", "atomic_max"} & set(ops(launch))
+
+
+@pytest.mark.parametrize("target, dtype, words", [("sm_80", "float32", "TMA support"), ("sm_90a", "int64", "does not support"),
+                                                  ("sm_90a", "float32", "whole shared tile")])
+def test_sums_by_tma_are_refused_by_name(target, dtype, words):
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), dtype), C: T.Tensor((64, 64), dtype)):
+        with T.Kernel(1, threads=128):
+            F = T.alloc_fragment((64, 64), dtype)
+            T.copy(A, F)
+            T.atomic_add(C, F, use_tma=True)
+
+    with pytest.raises(TileLangError) as e:
+        lower(main.func, Target({"kind": "cuda", "arch": target}))
+    assert e.value.kind == "atomic-option" and words in str(e.value)
 
 
 # ---- where it is not done ---------------------------------------------------------------------------------------------

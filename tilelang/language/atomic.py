@@ -65,11 +65,12 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
 
 def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False,
                annotations: dict[str, Any] | None = None) -> Any:
-    """dst += value.  return_prev (element form): the old value."""
+    """dst += value.  return_prev (element form): the old value.  use_tma (tile form): by TMA, or an error."""
     if use_tma:
-        raise errors.error("atomic-option", "use_tma requires a CUDA target with TMA support (SM90+), which is not "
-                                            "available "
-                           "yet", span=need_builder("T.atomic_add").here())
+        if return_prev or not (_has_extents(dst) or _has_extents(value)):
+            raise errors.error("atomic-option", "use_tma is for tiles, without return_prev",
+                               span=need_builder("T.atomic_add").here())
+        annotations = {**(annotations or {}), "use_tma": True}
     return _atomic("add", dst, value, memory_order, return_prev, annotations)
 
 

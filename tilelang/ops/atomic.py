@@ -13,6 +13,7 @@ from tilelang.target.instructions import ATOMIC_DTYPES
 from .base import Access, LowerContext
 from .pairing import iteration_space, matched_indices
 from .tiles import fit
+from .tma_store import store_accumulators, store_tile
 
 errors.register("atomic-dtype", TypeError, "an atomic on an element type that has none",
                 "use one of the types named above")
@@ -25,6 +26,7 @@ class AtomicTile(TileOp):
     """dst[...] = kind(dst[...], value[...]) atomically per element, each element once per block.
 
     kind: add | max | min.  dst: global or shared region.  value: a Region of as many elements, or a scalar Expr.
+    attrs: memory_order; use_tma=True: by TMA or not at all; and, set by tma_copies, tma=True: one thread runs it.
     """
 
     dst: Region
@@ -40,8 +42,19 @@ class AtomicTile(TileOp):
         env.write(self.dst, binary_function(self.kind, dt)(env.read(self.dst), to_dtype(value, dt)))
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """One scalar atomic an element, by the first of its owners."""
+        """Sums of whole tiles by TMA where types and layouts allow; else one scalar atomic an element, by the first of
+        its owners."""
         other = self.value if isinstance(self.value, Region) else None
+        if other is not None and self.by_tma:
+            if self.attr("tma"):
+                return store_tile(cx, other, self.dst, self, reduce=True)
+            out = store_accumulators(cx, other, self.dst, self, reduce=True)
+            if out is not None:
+                return out
+        if self.attr("use_tma"):
+            raise errors.error("atomic-option", "use_tma: this tile cannot be added by TMA: " + (
+                cx.stores.reason(self.dst.buffer) or "it is neither a whole shared tile nor an accumulator of wgmma"),
+                span=self.span, hint="leave it out")
         extents, of_dst, of_value = iteration_space(self.dst, other)
 
         def body(at: tuple[Var, ...]) -> Stmt:
@@ -51,6 +64,11 @@ class AtomicTile(TileOp):
                                  span=self.span, order=self.attr("memory_order") or "relaxed"), span=self.span)
 
         return cx.parallel(extents, body, span=self.span)
+
+    @property
+    def by_tma(self) -> bool:
+        """Whether it is of a kind TMA has."""
+        return self.kind == "add" and self.attr("memory_order", "relaxed") in (None, "relaxed")
 
     def check(self) -> None:
         """dst in global or shared memory, of a type atomics exist for; as many elements as value."""

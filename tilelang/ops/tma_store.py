@@ -190,7 +190,7 @@ class _Store:
         this store itself: then its panels follow in the same order, if they take even turns."""
         if k:
             return _do("bulk_wait", n=slots - 1, read=True)
-        if self.cx.stores.again(self.dst):
+        if not self.reduce and self.cx.stores.again(self.dst):
             return _do("bulk_wait", n=0)  # the same elements may be on their way
         return _do("bulk_wait", n=slots - 1 if self.cx.stores.alone and steps % slots == 0 else 0, read=True)
 
@@ -335,6 +335,13 @@ def _ramp(base: Expr, n: int) -> Ramp:
     return Ramp(base, const(1), n, base.dtype.with_lanes(n))
 
 
+def moved_tile(op: Any) -> Region:
+    """The shared tile of a Copy or AtomicTile that TMA makes."""
+    if op.dst.buffer.scope_name != "global":
+        return op.dst  # type: ignore[no-any-return]
+    return op.src if hasattr(op, "src") else op.value  # type: ignore[no-any-return]
+
+
 def uses_group_barriers(launch: Any) -> bool:
     """Whether a program names barriers itself that a warp group's could be mistaken for."""
     from tilelang.ir import walk
@@ -343,5 +350,5 @@ def uses_group_barriers(launch: Any) -> bool:
                not (hasattr(x.args[0], "value") and int(x.args[0].value) < GROUP_BARRIERS) for x in walk(launch.body))
 
 
-__all__ = ["GROUP_BARRIERS", "Pieces", "STEP_BYTES", "accumulator_pieces", "matrix_dims", "store_accumulators",
+__all__ = ["GROUP_BARRIERS", "Pieces", "STEP_BYTES", "accumulator_pieces", "matrix_dims", "moved_tile", "store_accumulators",
            "store_tile", "tensor_refusal", "tile_refusal", "uses_group_barriers"]

@@ -46,9 +46,10 @@ from tilelang.ir import (
     with_attrs,
 )
 from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment
-from tilelang.ops import Copy, Gemm
+from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout
+from tilelang.ops.tma_store import moved_tile
 
 from .config import PassConfigKey
 from .hopper import hopper
@@ -297,8 +298,8 @@ class _Inference:
     def _by_tma(self) -> None:
         """What TMA fills or reads lies in panels."""
         for op in self.ops:
-            if isinstance(op, Copy) and op.attr("tma"):
-                b = op.src.buffer if op.dst.buffer.scope_name == "global" else op.dst.buffer
+            if isinstance(op, (Copy, AtomicTile)) and op.attr("tma"):
+                b = moved_tile(op).buffer
                 lay = shared_layout(b)
                 given = self.known.layouts.get(b)
                 if lay is None or given is not None and given != lay:

@@ -11,6 +11,8 @@ from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, F
                          Region, Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, is_const, rebuild, replace,
                          rewrite, stmts_of, walk)
 from tilelang.ir.expr import AddressOf
+from tilelang.ops import AtomicTile
+from tilelang.target.tensor_map import REDUCE_ADD
 
 from .config import PassConfigKey
 from .effects import effects, inner, own_effects, statements
@@ -49,7 +51,20 @@ def legalize(func: Func, cx: PassContext) -> Func:
         _Checker().stmt(func.body, ())
     if not cx.option(PassConfigKey.TL_DISABLE_BUFFER_INIT_CHECK):
         warn_uninitialized(func)
+    check_tma_sums(func, cx.target)
     return func
+
+
+def check_tma_sums(func: Func, target: Any) -> None:
+    """T.atomic_add(use_tma=True) needs a target with TMA, and element types that TMA adds."""
+    for s in statements(func.body):
+        if isinstance(s, AtomicTile) and s.attr("use_tma"):
+            if target is not None and not getattr(target, "has_tma", False):
+                raise error("atomic-option", "use_tma requires a CUDA target with TMA support (SM90+), found "
+                            f"{target}", span=s.span, hint="leave it out")
+            if str(s.dst.dtype) not in REDUCE_ADD or not s.by_tma:
+                raise error("atomic-option", f"TMA atomic add does not support dtype {s.dst.dtype} in order "
+                            f"{s.attr('memory_order') or 'relaxed'}", span=s.span, hint="leave it out")
 
 
 # ---- rewrites -------------------------------------------------------------------------------------------------------

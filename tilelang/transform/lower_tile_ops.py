@@ -21,8 +21,9 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, 
                          dtype, fresh, load, rebuild, replace, seq, substitute, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
-from tilelang.ops import Copy, Gemm
+from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.distribute import Distribution, conjunction
+from tilelang.ops.tma_store import moved_tile
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from .config import PassConfigKey
@@ -73,8 +74,8 @@ def _read_by_hardware(launch: Launch) -> set[Var]:
     for s in walk(launch.body):
         if isinstance(s, Gemm) and s.attr("instruction", "") in WGMMA_ROWS:
             out.update(r.buffer.data for r in (s.a, s.b) if r.buffer.scope_name in SHARED)
-        elif isinstance(s, Copy) and s.attr("tma"):
-            out.add((s.src if s.dst.buffer.scope_name == "global" else s.dst).buffer.data)
+        elif isinstance(s, (Copy, AtomicTile)) and s.attr("tma"):
+            out.add(moved_tile(s).buffer.data)
     return out
 
 

@@ -4,6 +4,7 @@
                                 wait(bar, phase); phase ^= 1                                    # every thread
 
     copy(S, C[...])        ->   if thread 0:  copy(S, C[...]); bulk_wait(0)                     # TMA
+    atomic_add(C[...], S)  ->   the same, adding
 
 Copies next to each other share a barrier.  In a loop the wait for a store stands in front of the next writes of its tile,
 so that the store runs under what comes between.  Blocks with one role, and the computing part of those that
@@ -17,7 +18,7 @@ from typing import Any
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Region, Seq, Stmt, Store,
                          While, binary, call, const, dtype, is_const, load, rebuild, replace, seq, stmts_of, walk,
                          with_attrs)
-from tilelang.ops import Copy
+from tilelang.ops import AtomicTile, Copy
 from tilelang.ops.gemm.wgmma import shared_layout
 from tilelang.ops.tma import tma_bytes, tma_refusal
 from tilelang.ops.tma_store import tile_refusal
@@ -25,7 +26,7 @@ from tilelang.ops.tma_store import tile_refusal
 from .effects import effects
 from .hopper import hopper
 from .pass_ import TILE, PassContext, pass_
-from .tma_stores import TmaStores
+from .tma_stores import TmaStores, asks_for_tma
 
 SHARED = ("shared", "shared.dyn")
 GROUP, WARP = 128, 32
@@ -36,28 +37,29 @@ SMALLEST = 2048  # bytes of a tile: below, threads are as quick themselves
 def tma_copies(func: Func, cx: PassContext) -> Func:
     """See the module's text.  Copies it does not suit stay as they are; for larger tiles the Launch attr `report` says why.
 
-    Needs tl.enable_hopper and sm_90a; off with tl.disable_tma_lower.  Keeps: the order of all accesses (place_sync puts
+    Needs tl.enable_hopper and sm_90a, off with tl.disable_tma_lower; sums that name TMA themselves (use_tma=True) need
+    neither.  Keeps: the order of all accesses (place_sync puts
     block barriers around what one thread asked for).
     """
-    if not hopper(cx).tma:
-        return func
+    on = hopper(cx).tma
 
     def visit(x: Any) -> Any:
         if isinstance(x, Launch):
-            return _Copies(x).run()
+            return _Copies(x, on).run() if on or asks_for_tma(x) else x
         if isinstance(x, tuple):
             out = tuple(map(visit, x))
             return x if all(a is b for a, b in zip(out, x)) else out
         return rebuild(x, visit) if isinstance(x, Stmt) else x
 
-    return replace(func, body=visit(func.body))
+    body = visit(func.body)
+    return func if body is func.body else replace(func, body=body)
 
 
 class _Copies:
     """The rewriting of one launch."""
 
-    def __init__(self, launch: Launch) -> None:
-        self.launch, self.thread = launch, launch.thread_vars[0]
+    def __init__(self, launch: Launch, on: bool) -> None:
+        self.launch, self.thread, self.on = launch, launch.thread_vars[0], on
         self.stores = TmaStores(launch, True, 0)
         self.effects = list(effects(launch.body))
         self.written = {e.storage for e in self.effects if e.writes and e.buffer.scope_name == "global"}
@@ -92,7 +94,7 @@ class _Copies:
     def stmt(self, s: Stmt) -> Stmt:
         """s, with the copies inside it that TMA can make."""
         match s:
-            case Seq() | Copy():
+            case Seq() | Copy() | AtomicTile():
                 return self.block(s)
             case For():
                 if s.kind not in ("serial", "unroll"):
@@ -149,8 +151,8 @@ class _Copies:
             flush()
             if k in waits:
                 out += self._wait()
-            if isinstance(x, Copy):
-                out.append(self._store(x, x in waits.values()) if self._is_store(x) else x)
+            if isinstance(x, (Copy, AtomicTile)):
+                out.append(self._store(x, any(x is w for w in waits.values())) if self._is_store(x) else x)
             else:
                 out.append(self.stmt(x))
         flush()
@@ -160,7 +162,7 @@ class _Copies:
 
     def _is_load(self, c: Copy) -> bool:
         """Whether a copy can be a load by TMA; the report says why a larger one cannot."""
-        if c.attr("tma") or c.attr("async_group") or c.src.buffer.scope_name != "global" or \
+        if not self.on or c.attr("tma") or c.attr("async_group") or c.src.buffer.scope_name != "global" or \
                 c.dst.buffer.scope_name not in SHARED or _bytes(c.dst) < SMALLEST:
             return False
         why = tma_refusal(c) or self._unfit(c.dst.buffer)
@@ -207,31 +209,41 @@ class _Copies:
 
     # ---- stores ---------------------------------------------------------------------------------------------------
 
-    def _is_store(self, c: Copy) -> bool:
-        if c.attr("tma") or c.src.buffer.scope_name not in SHARED or c.dst.buffer.scope_name != "global" or \
-                _bytes(c.src) < SMALLEST:
+    def _is_store(self, c: Copy | AtomicTile) -> bool:
+        """Whether a copy from shared to global memory, or the sum of a shared tile, can be made by TMA."""
+        src = source(c)
+        if src is None or c.attr("tma") or src.buffer.scope_name not in SHARED or c.dst.buffer.scope_name != "global":
             return False
-        why = tile_refusal(c, c.src, c.dst) or self._unfit(c.src.buffer) or self.stores.refusal(c, c.dst.buffer)
+        asked = bool(c.attr("use_tma"))
+        if not asked and (not self.on or _bytes(src) < SMALLEST):
+            return False
+        why = tile_refusal(c, src, c.dst, isinstance(c, AtomicTile)) or self._unfit(src.buffer) or \
+            self.stores.refusal(c, c.dst.buffer)
         if why:
             self.notes[f"`{c.dst.buffer.name}` is written by all threads: {why}"] = None
         return not why
 
-    def _store(self, c: Copy, awaited: bool) -> Stmt:
+    def _store(self, c: Copy | AtomicTile, awaited: bool) -> Stmt:
         """One thread stores the tile.  awaited: a wait stands in front of what writes the tile next."""
         self.deferred |= awaited
-        wait = [] if awaited else [_do("bulk_wait", n=0) if self.stores.again(c.dst) else _do("bulk_wait", n=0, read=True)]
+        wait = [] if awaited else [_do("bulk_wait", n=0) if self._again(c) else _do("bulk_wait", n=0, read=True)]
         return self._one(seq(with_attrs(c, tma=True, awaited=True), *wait))
 
-    def _waits(self, stmts: list[Stmt]) -> dict[int, Copy]:
+    def _again(self, c: Copy | AtomicTile) -> bool:
+        """Whether the elements must not be changed before an earlier store to them is done."""
+        return isinstance(c, Copy) and self.stores.again(c.dst)
+
+    def _waits(self, stmts: list[Stmt]) -> dict[int, Copy | AtomicTile]:
         """Statement of a loop's body -> the store, later in the body, whose tile it is the first to touch."""
-        out: dict[int, Copy] = {}
+        out: dict[int, Copy | AtomicTile] = {}
         if not self.stores.loops:
             return out
         for k, c in enumerate(stmts):
-            if not isinstance(c, Copy) or c.src.buffer.scope_name not in SHARED or not self._is_store(c) or \
-                    self.stores.again(c.dst):
+            if not isinstance(c, (Copy, AtomicTile)) or not self._is_store(c) or self._again(c):
                 continue
-            storage = c.src.buffer.data
+            src = source(c)
+            assert src is not None
+            storage = src.buffer.data
             touching = [j for j, x in enumerate(stmts) if any(e.storage is storage for e in effects(x))]
             total = sum(e.storage is storage for e in self.effects)
             inside = sum(e.storage is storage for j in touching for e in effects(stmts[j]))
@@ -245,6 +257,12 @@ class _Copies:
     def _one(self, s: Stmt) -> Stmt:
         """By the first thread alone."""
         return If(binary("eq", self.thread, const(0, self.thread.dtype)), s)
+
+
+def source(c: Copy | AtomicTile) -> Region | None:
+    """The tile that is copied or added; None for a scalar."""
+    got = c.src if isinstance(c, Copy) else c.value if c.by_tma else None
+    return got if isinstance(got, Region) else None
 
 
 def _is_role(s: Stmt) -> bool:

@@ -40,11 +40,17 @@ class TmaStores:
         self.launch, self.buffers = launch, buffers
         x, y, z = launch.threads
         self.one_group = x * y * z == GROUP
+        on = on or asks_for_tma(launch)
         self.on = on and not any(isinstance(x, Call) and x.op == "thread_return" for x in walk(launch.body))
         self.reports: dict[str, None] = {}
         self.first_group, self.issued = 0, False
         self.stages: dict[tuple[int, Any], Buffer] = {}
         self.loops: list[For | While] = []
+
+    def reason(self, tensor: Buffer) -> str:
+        """What was noted about a tensor, without its name; "" when nothing was."""
+        return next((t.split(": ", 1)[1] for t in (*self.launch.attr("report", ()), *self.reports)
+                     if t.startswith(f"`{tensor.name}` is written")), "")
 
     # ---- which tensors --------------------------------------------------------------------------------------------
 
@@ -61,8 +67,8 @@ class TmaStores:
             if not isinstance(e.node, (Copy, AtomicTile)) or e.region is not e.node.dst:
                 return f"`{tensor.name}` is also {'written' if e.writes else 'read'} in another way"
             writers.append(e.node)
-        if any(type(x) is not type(op) for x in writers):
-            return f"`{tensor.name}` is written and added to"
+        if any(type(x) is not type(op) or isinstance(x, AtomicTile) and x.kind != op.kind for x in writers):
+            return f"`{tensor.name}` is changed in two ways"
         if isinstance(op, Copy):
             for other in writers:
                 if other is not op and not self._apart(op.dst, other.dst):
@@ -146,9 +152,14 @@ class TmaStores:
         return out
 
 
+def asks_for_tma(launch: Launch) -> bool:
+    """Whether the program itself names TMA for what all threads reach."""
+    return any(isinstance(x, AtomicTile) and x.attr("use_tma") for x in walk(launch.body))
+
+
 def finished(thread: Expr) -> Stmt:
     """All stores of this thread have read shared memory, if it is one that issues them."""
     return If(binary("eq", thread % GROUP, const(0, thread.dtype)), Evaluate(call("bulk_wait", (), "void", n=0, read=True)))
 
 
-__all__ = ["TILES", "TmaStores", "finished"]
+__all__ = ["TILES", "TmaStores", "asks_for_tma", "finished"]

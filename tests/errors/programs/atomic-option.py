@@ -1,9 +1,13 @@
+import tilelang
 import tilelang.language as T
 
 
 @T.prim_func
-def f(A: T.Tensor((16,), "float32")):
+def f(A: T.Tensor((16, 16), "float32")):
     with T.Kernel(1):
-        S = T.alloc_shared((16,), "float32")
+        S = T.alloc_shared((16, 16), "float32")
         T.clear(S)
         T.atomic_add(A, S, use_tma=True)
+
+
+tilelang.compile(f, target={"kind": "cuda", "arch": "sm_80"})
