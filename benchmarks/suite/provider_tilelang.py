@@ -1,44 +1,46 @@
-"""Ours: the library's kernels where the library has them, else the plain programs in a few tile configurations."""
+"""Ours: the library's kernels, and plain programs in a few tile configurations."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tilelang
+from tilelang.jit import compiling
 
 from . import programs
 from .problems import Problem, make
 from .providers import Candidate, Provider, Skip
 from .workloads import Attention, Gemm, Workload
 
-LIBRARY = "library"
+LIBRARY, FAST = "library", "library, fast accumulate"
 GEMM_TILES = {f"{bm}x{bn}x{bk} s{stages} t{threads}": dict(bm=bm, bn=bn, bk=bk, stages=stages, threads=threads)
               for bm, bn, bk, stages, threads in ((128, 256, 64, 4, 256), (256, 128, 64, 4, 256), (128, 128, 64, 4, 256),
                                                   (128, 192, 64, 4, 256), (64, 128, 64, 4, 128))}
 ATTENTION_TILES = {f"{bm}x{bn} s{stages} t{threads}": dict(bm=bm, bn=bn, stages=stages, threads=threads)
                    for bm, bn, stages, threads in ((128, 128, 2, 256), (192, 128, 2, 384), (128, 176, 2, 256),
                                                    (64, 128, 2, 128))}
-SMALL_TILES = {"32x32x32 s2 t128": dict(bm=32, bn=32, bk=32, stages=2, threads=128)}  # the CPU target: only tried
 
 
-def library_call(workload: Workload) -> Callable[[Problem], Callable[[], Any]] | None:
-    """How the library is asked for a workload: problem -> call.  None: the library does not have it."""
-    try:
-        import tilelang.library as library  # type: ignore[import-not-found]
-    except ImportError:
-        return None
-    if isinstance(workload, Attention):
-        attend = getattr(library, "flash_attention", None)
-        return attend and (lambda p: lambda: attend(p["q"], p["k"], p["v"], causal=workload.causal, layout="bhsd"))
-    matmul = getattr(library, "matmul", None)
-    if matmul is None:
-        return None
-    if not workload.scaling:
-        return lambda p: lambda: matmul(p["a"], p["b"], transpose_b=workload.trans_b)
-    return lambda p: lambda: matmul(p["a"], p["b"], transpose_b=workload.trans_b, scale_a=p["scale_a"],
-                                    scale_b=p["scale_b"], out_dtype=p.out_dtype())
+def library_call(problem: Problem, label: str) -> Callable[[], Any]:
+    """The library's function on the problem's tensors, its result written to one tensor."""
+    from tilelang.library import flash_attention, matmul
+
+    w, t, out = problem.workload, problem.tensors, problem.new_out()
+    if isinstance(w, Attention):
+        return partial(flash_attention, t["q"], t["k"], t["v"], causal=w.causal, layout="bhsd", out=out)
+    scales = {x: t[x] for x in ("scale_a", "scale_b") if x in t}
+    return partial(matmul, t["a"], t["b"], transpose_b=w.trans_b, out_dtype=problem.out_dtype(), out=out,
+                   fast_accum=label == FAST, **scales)
+
+
+def kernels_of(call: Callable[[], Any]) -> list[Any]:
+    """The kernels that a call compiles."""
+    before = set(compiling._memory)
+    call()
+    return [kernel for key, kernel in list(compiling._memory.items()) if key not in before]
 
 
 def _config(target: Any) -> dict[str, bool]:
@@ -51,20 +53,22 @@ def compiled(workload: Workload, label: str, device: str) -> Any:
 
     target = determine_target("auto" if device == "cuda" else device, return_object=True)
     if isinstance(workload, Attention):
-        tiles = ATTENTION_TILES[label] if label in ATTENTION_TILES else dict(bm=32, bn=32, stages=1, threads=128)
+        tiles = ATTENTION_TILES[label]
         w = workload
         program = programs.attention(w.batch, w.heads, w.kv, w.seq, w.dim, w.causal, w.dtype, **tiles)
     else:
         w = workload
-        program = programs.gemm(w.m, w.n, w.k, w.trans_b, w.dtype, w.out, **{**GEMM_TILES, **SMALL_TILES}[label])
+        program = programs.gemm(w.m, w.n, w.k, w.trans_b, w.dtype, w.out, **GEMM_TILES[label])
     return tilelang.compile(program, target=target, pass_configs=_config(target) if target.is_cuda else {})
 
 
 class TileLang(Provider):
-    name, text, is_peer = "tilelang", "tilelang.library, or plain tile programs in a few configurations", False
+    """device: "cpu" runs the CPU target, for trying the harness."""
+
+    name, text, is_peer = "tilelang", "tilelang.library", False
 
     def __init__(self, device: str = "cuda") -> None:
-        self.device = device
+        self.device, self.known = device, {}
 
     def unavailable(self) -> str:
         if self.device != "cuda":
@@ -74,35 +78,41 @@ class TileLang(Provider):
         return "" if cuda_driver.is_available() else "no CUDA device"
 
     def labels(self, workload: Workload) -> Sequence[str]:
-        if library_call(workload):
-            return (LIBRARY,)
+        return (LIBRARY, FAST) if isinstance(workload, Gemm) and workload.scaling == "tensor" else (LIBRARY,)
+
+    def compile(self, workload: Workload, label: str) -> dict[str, Any]:
+        """The kernel is compiled by its first call."""
+        call = library_call(make(workload, self.device), label)
+        start = time.perf_counter()
+        call()
+        return {"seconds": time.perf_counter() - start}
+
+    def candidate(self, problem: Problem, label: str) -> Candidate:
+        call, key = library_call(problem, label), (problem.workload, label)
+        if key not in self.known:
+            self.known[key] = {k: v for kernel in kernels_of(call) for k, v in facts(kernel).items()}
+        return Candidate(label, call, self.known[key])
+
+
+class Programs(TileLang):
+    """The plain programs with their tiles open: how good is the library's choice of tiles?"""
+
+    name, text = "programs", "plain tile programs in a few configurations"
+
+    def labels(self, workload: Workload) -> Sequence[str]:
         if isinstance(workload, Gemm) and workload.scaling:
             raise Skip("fp8 is the library's")
-        if self.device != "cuda":
-            return tuple(SMALL_TILES)
         return tuple(ATTENTION_TILES if isinstance(workload, Attention) else GEMM_TILES)
 
     def compile(self, workload: Workload, label: str) -> dict[str, Any]:
-        if label == LIBRARY:  # compiles when it is called
-            problem = make(workload, self.device)
-            library = library_call(workload)
-            assert library
-            start = time.perf_counter()
-            library(problem)()
-            return {"seconds": time.perf_counter() - start}
         start = time.perf_counter()
         kernel = compiled(workload, label, self.device)
         return {"seconds": time.perf_counter() - start, **facts(kernel)}
 
     def candidate(self, problem: Problem, label: str) -> Candidate:
         w = problem.workload
-        if label == LIBRARY:
-            library = library_call(w)
-            assert library
-            return Candidate(label, library(problem))
         kernel, out = compiled(w, label, self.device), problem.new_out()
-        names = ("q", "k", "v") if isinstance(w, Attention) else ("a", "b")
-        inputs = [problem[x] for x in names]
+        inputs = [problem[x] for x in (("q", "k", "v") if isinstance(w, Attention) else ("a", "b"))]
 
         def call() -> Any:
             kernel(*inputs, out)
@@ -129,5 +139,9 @@ def provider() -> Provider:
 
 
 def on_cpu() -> Provider:
-    """The same through the CPU target, for trying the harness."""
+    """The library on the CPU target, for trying the harness."""
     return TileLang("cpu")
+
+
+def open_tiles() -> Provider:
+    return Programs()

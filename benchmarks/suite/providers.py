@@ -58,9 +58,9 @@ class Provider:
         raise NotImplementedError
 
 
-MODULES = {"tilelang": "provider_tilelang", "cublas": "provider_torch:cublas", "cudnn": "provider_torch:cudnn",
-           "flash": "provider_torch:flash", "triton": "provider_triton", "cubin": "provider_cubin",
-           "torch": "provider_torch:plain"}
+MODULES = {"tilelang": "provider_tilelang", "programs": "provider_tilelang:open_tiles",
+           "cublas": "provider_torch:cublas", "cudnn": "provider_torch:cudnn", "flash": "provider_torch:flash",
+           "triton": "provider_triton", "cubin": "provider_cubin", "torch": "provider_torch:plain"}
 DEFAULT = ("tilelang", "cublas", "cudnn", "flash", "triton", "cubin")
 
 
