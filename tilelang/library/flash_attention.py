@@ -6,10 +6,8 @@ The programs stand in flash_attention_kernels.py, the choice of tiles in attenti
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,19 +17,17 @@ from tilelang.errors import error, register
 from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
+from .arrays import empty, strides, type_name
+from .attention_arrays import UNIT, compact, configs, device_of, facts, framework, readable, running_on, strides_of
 from .attention_tiles import Machine, attention_tile, machine_of
 from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention, packed_attention
 
-register("attention-argument", TypeError, "an argument of flash_attention is of no kind it takes",
-         hint="pass float16 or bfloat16 torch tensors, or NumPy arrays")
 register("attention-shape", ValueError, "shapes, types or devices of the tensors of flash_attention do not go together")
 register("attention-option", ValueError, "an option of flash_attention has no meaning")
 register("attention-gradient", RuntimeError, "flash_attention is asked for a gradient, which it does not compute",
          hint="call it under torch.no_grad(), or pass tensors without requires_grad")
 
 LAYOUTS = ("bshd", "bhsd")
-DTYPES = ("float16", "bfloat16")
-_UNIT = 8  # elements of 16 bytes: what strides are multiples of
 _MOST_RUNS = 4096  # forms of calls that are remembered
 _MOST_SHAPES = 16  # kernels made for one shape; beyond, one for all shapes
 
@@ -74,8 +70,8 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     (1, 100, 4, 64)
     """
     try:
-        key = (_facts(q), _facts(k), _facts(v), causal, window, layout, return_lse, target,
-               *(None if x is None else _facts(x) for x in (cu_seqlens_q, cu_seqlens_k, out)))
+        key = (facts(q), facts(k), facts(v), causal, window, layout, return_lse, target,
+               *(None if x is None else facts(x) for x in (cu_seqlens_q, cu_seqlens_k, out)))
         run = _runs.get(key)
     except (AttributeError, TypeError):
         key = run = None
@@ -90,31 +86,25 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     scale = run.scale if scale is None else float(scale)
     if not 0.0 < scale < math.inf:
         raise error("attention-option", f"scale must be positive and finite, found {scale}", hint="scale the queries instead")
-    result = out if out is not None else run.result()
-    lse = run.logarithms() if return_lse else None
+    result = out if out is not None else empty(q, run.shape, run.element)
+    lse = empty(q, run.lse_shape, "float32") if return_lse else None
     run(q, k, v, scale, cu_seqlens_q, cu_seqlens_k, result, lse)
     return (result, lse) if return_lse else result
-
-
-def _facts(x: Any) -> tuple[Any, ...]:
-    """What decides the kernel for an array: a key."""
-    if isinstance(x, np.ndarray):
-        return x.shape, x.strides, x.dtype
-    return x.shape, x.stride(), x.dtype, x.device
 
 
 @dataclass
 class _Run:
     """How to answer calls with arrays of one form.
 
-    kernel: None where nothing is to be computed.  result, logarithms: make the outputs.  scale: the default.  tiles: of a
-    packed call, how many tiles to make room for.  torch: the module, None for NumPy arrays.  usable: whether the kernel can
-    read q, k, v as they lie; check_address: whether they must start at a multiple of 16 bytes.
+    kernel: None where nothing is to be computed.  shape, lse_shape, element: of the outputs.  scale: the default.  tiles: of
+    a packed call, how many tiles to make room for.  torch: the module, None for NumPy arrays.  usable: whether the kernel
+    can read q, k, v as they lie; check_address: whether they must start at a multiple of 16 bytes.
     """
 
     kernel: JITKernel | None
-    result: Callable[[], Any]
-    logarithms: Callable[[], Any]
+    shape: tuple[int, ...]
+    lse_shape: tuple[int, ...]
+    element: str
     scale: float
     tiles: int
     torch: Any
@@ -129,18 +119,11 @@ class _Run:
             return
         usable = self.usable
         if self.check_address and (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 or usable != (True, True, True):
-            q, k, v = (self._aligned(x, ok) for x, ok in zip((q, k, v), usable))
+            q, k, v = (readable(x, ok, self.torch) for x, ok in zip((q, k, v), usable))
         if cu_q is None:
             self.kernel(q, k, v, scale, out, lse)
             return
-        room = self.torch.empty((self.tiles, 2), dtype=self.torch.int32, device=q.device) if self.torch is not None else \
-            np.empty((self.tiles, 2), np.int32)
-        self.kernel(q, k, v, scale, cu_q, cu_q if cu_k is None else cu_k, room, out, lse)
-
-    def _aligned(self, x: Any, usable: bool) -> Any:
-        if self.torch is None:
-            return x if usable else np.ascontiguousarray(x)
-        return x if usable and not x.data_ptr() & 15 else x.clone(memory_format=self.torch.contiguous_format)
+        self.kernel(q, k, v, scale, cu_q, cu_q if cu_k is None else cu_k, empty(q, (self.tiles, 2), "int32"), out, lse)
 
 
 _runs: dict[Any, _Run] = {}
@@ -152,7 +135,8 @@ _runs: dict[Any, _Run] = {}
 def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k: Any, with_lse: bool, layout: str, out: Any,
              target: Any) -> _Run:
     """Check the arguments and find or make the kernel for them."""
-    torch = _check_kinds(q, k, v, cu_q, cu_k, out)
+    given = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "out": out}
+    torch = framework("flash_attention", {n: x for n, x in given.items() if x is not None or n in "qkv"}, ("q", "k", "v"))
     if layout not in LAYOUTS:
         raise error("attention-option", f"layout must be one of {', '.join(LAYOUTS)}, found {layout!r}",
                     hint="bshd: (batch, sequence, head, dim)")
@@ -164,57 +148,24 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
     _check_values(q, k, v, sizes, out, shape)
     mask = _mask(causal, window, None if packed else sizes)
     lse_shape = (sizes.heads, sizes.seq_q) if packed else (sizes.batch, sizes.heads, sizes.seq_q)
-    where, backend, units = _place(q, target)
+    where, backend, units = running_on(q, target)
     machine = machine_of(where, units)
     tile = _tile(machine, sizes, mask, packed)
     arrays = (q, k, v)
-    usable = tuple(_strides(x) is not None for x in arrays)
-    strides = tuple(_strides(x) or _compact(x.shape) for x in arrays) + ((_strides(out) if out is not None else None)
-                                                                        or _compact(shape),)
-    if out is not None and (_strides(out) is None or torch is not None and out.data_ptr() & 15):
+    usable = tuple(strides_of(x) is not None for x in arrays)
+    laid = tuple(strides_of(x) or compact(x.shape) for x in arrays)
+    laid += (strides_of(out) or () if out is not None else compact(shape),)
+    if out is not None and (strides_of(out) is None or torch is not None and out.data_ptr() & 15):
         raise error("attention-shape", "`out` has rows that are not contiguous or not aligned to 16 bytes",
                     hint="leave it out, or allocate it with torch.empty")
     kernel = None
     if min(sizes) > 0:
         shapes = tuple(tuple(x.shape) for x in arrays) + (shape,)
         form = "packed" if packed else layout
-        kernel = _kernel(sizes, shapes, strides, form, _dtype(q), mask, tile, with_lse, where, backend)
-    if torch is not None:
-        def result() -> Any:
-            return torch.empty(shape, dtype=q_dtype, device=device)
-
-        def logarithms() -> Any:
-            return torch.empty(lse_shape, dtype=torch.float32, device=device)
-
-        q_dtype, device = q.dtype, q.device
-    else:
-        def result() -> Any:
-            return np.empty(shape, np_dtype)
-
-        def logarithms() -> Any:
-            return np.empty(lse_shape, np.float32)
-
-        np_dtype = q.dtype
+        kernel = _kernel(sizes, shapes, laid, form, type_name(q), mask, tile, with_lse, where, backend)
     tiles = sizes.seq_q // tile.rows + sizes.batch if packed else 0
-    return _Run(kernel, result, logarithms, sizes.dim**-0.5 if sizes.dim else 1.0, tiles, torch, usable,
+    return _Run(kernel, shape, lse_shape, type_name(q), sizes.dim**-0.5, tiles, torch, usable,
                 torch is not None and where.is_cuda)
-
-
-def _check_kinds(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, out: Any) -> Any:
-    """The torch module for torch tensors, None for NumPy arrays."""
-    given = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "out": out}
-    given = {n: x for n, x in given.items() if x is not None or n in ("q", "k", "v")}
-    torch = sys.modules.get("torch")
-    if all(isinstance(x, np.ndarray) for x in given.values()):
-        torch = None
-    elif torch is None or not all(isinstance(x, torch.Tensor) for x in given.values()):
-        other = next(f"{n} is a {type(x).__name__}" for n, x in given.items() if not isinstance(x, type(q)) or
-                     torch is None or not isinstance(x, torch.Tensor))
-        raise error("attention-argument", f"flash_attention takes torch tensors or NumPy arrays, all of one kind; {other}")
-    for name in ("q", "k", "v"):
-        if _dtype(given[name]) not in DTYPES:
-            raise error("attention-argument", f"{name} has elements of {_dtype(given[name])}, expected float16 or bfloat16")
-    return torch
 
 
 def _check_values(q: Any, k: Any, v: Any, sizes: Sizes, out: Any, shape: tuple[int, ...]) -> None:
@@ -228,9 +179,9 @@ def _check_values(q: Any, k: Any, v: Any, sizes: Sizes, out: Any, shape: tuple[i
     for name, x in (("k", k), ("v", v), ("out", out)):
         if x is None:
             continue
-        if _dtype(x) != _dtype(q) or getattr(x, "device", None) != getattr(q, "device", None):
-            raise error("attention-shape", f"q is {_dtype(q)} on {getattr(q, 'device', 'the CPU')}, {name} is {_dtype(x)} on "
-                        f"{getattr(x, 'device', 'the CPU')}", hint="convert them to one type on one device")
+        if type_name(x) != type_name(q) or device_of(x) != device_of(q):
+            raise error("attention-shape", f"q is {type_name(q)} on {device_of(q)}, {name} is {type_name(x)} on "
+                        f"{device_of(x)}", hint="convert them to one type on one device")
     if out is not None and tuple(out.shape) != shape:
         raise error("attention-shape", f"out has shape {tuple(out.shape)}, expected {shape}", hint="leave it out")
 
@@ -258,10 +209,10 @@ def _packed_sizes(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Sizes:
     for name, x in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
         if x is None:
             continue
-        if _dtype(x) != "int32" or len(x.shape) != 1 or x.shape[0] < 1 or x.shape != cu_q.shape or \
-                getattr(x, "device", None) != getattr(q, "device", None) or _step(x) != 1:
-            raise error("attention-shape", f"{name} is {_dtype(x)} of shape {tuple(x.shape)} on "
-                        f"{getattr(x, 'device', 'the CPU')}, expected int32 (sequences + 1,) on the device of q, contiguous",
+        if type_name(x) != "int32" or len(x.shape) != 1 or x.shape[0] < 1 or x.shape != cu_q.shape or \
+                device_of(x) != device_of(q) or strides(x)[0] != 1:
+            raise error("attention-shape", f"{name} is {type_name(x)} of shape {tuple(x.shape)} on "
+                        f"{device_of(x)}, expected int32 (sequences + 1,) on the device of q, contiguous",
                         hint="cumulative lengths: [0, len_0, len_0 + len_1, …]")
     sizes = Sizes(int(cu_q.shape[0]) - 1, int(q.shape[0]), int(k.shape[0]), int(q.shape[1]), int(k.shape[1]), int(q.shape[2]),
                   int(v.shape[2]))
@@ -301,54 +252,6 @@ def _mask(causal: bool, window: Any, sizes: Sizes | None) -> Mask:
     return Mask(left, right)
 
 
-# ---- arrays ------------------------------------------------------------------------------------------------------------------
-
-
-def _dtype(x: Any) -> str:
-    return x.dtype.name if isinstance(x, np.ndarray) else str(x.dtype).removeprefix("torch.")
-
-
-def _step(x: Any) -> int:
-    return x.strides[0] // x.itemsize if isinstance(x, np.ndarray) else x.stride(0)
-
-
-def _compact(shape: Any) -> tuple[int, ...]:
-    out = [1]
-    for n in reversed(shape[1:]):
-        out.insert(0, out[0] * max(1, int(n)))
-    return tuple(out)
-
-
-def _strides(x: Any) -> tuple[int, ...] | None:
-    """Strides in elements, those of single elements as if compact; None where a kernel cannot read the array as it lies."""
-    given = tuple(s // x.itemsize for s in x.strides) if isinstance(x, np.ndarray) else x.stride()
-    out = tuple(c if n == 1 else s for s, c, n in zip(given, _compact(x.shape), x.shape))
-    return out if out[-1] == 1 and all(s >= 0 and s % _UNIT == 0 for s in out[:-1]) else None
-
-
-@cache
-def _device(index: int) -> tuple[Target, str | None, int | None]:
-    """(target, execution backend, processors) of a CUDA device of torch."""
-    facts = sys.modules["torch"].cuda.get_device_properties(index)
-    number = facts.major * 10 + facts.minor
-    try:
-        target = Target({"kind": "cuda", "arch": f"sm_{number}a" if number >= 90 else f"sm_{number}"})
-    except ValueError:  # newer than the table: what Target finds for it
-        target = Target("cuda")
-    return target, None, facts.multi_processor_count
-
-
-def _place(q: Any, target: Any) -> tuple[Target, str | None, int | None]:
-    """(target, execution backend, processors) for arrays like q."""
-    on_device = getattr(getattr(q, "device", None), "type", "cpu") == "cuda"
-    if target is None:
-        return _device(q.device.index) if on_device else (Target("cpu"), None, None)
-    if isinstance(target, str) and target in ("tile", "simulator"):
-        return Target("cpu" if target == "tile" else "cuda"), target, None
-    resolved = target if isinstance(target, Target) else Target(target)
-    return resolved, "simulator" if resolved.is_cuda and not on_device else None, None
-
-
 # ---- kernels -----------------------------------------------------------------------------------------------------------------
 
 
@@ -383,16 +286,13 @@ def _made(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile:
     """Compile; None among sizes and strides is a value known at calls."""
     sizes = Sizes(*(T.dynamic(name) if n is None else n for name, n in zip(Sizes._fields, sizes)))
     # Strides are multiples of 16 bytes, which TMA and vectors need: the program says so.
-    strides = tuple(tuple(T.dynamic(f"{array}_step_{d}") * _UNIT if n is None else n for d, n in enumerate(s))
+    strides = tuple(tuple(T.dynamic(f"{array}_step_{d}") * UNIT if n is None else n for d, n in enumerate(s))
                     for array, s in zip("qkvo", strides))
     if layout == "packed":
         program = packed_attention(sizes, strides, dtype, mask, tile, with_lse)
     else:
         program = dense_attention(sizes, strides, layout, dtype, mask, tile, with_lse)
-    configs = {"tl.enable_fast_math": True} if target.is_cuda else {}
-    if target.has_wgmma:
-        configs["tl.enable_hopper"] = True
-    return compile(program, target=target, execution_backend=backend, pass_configs=configs)
+    return compile(program, target=target, execution_backend=backend, pass_configs=configs(target))
 
 
 __all__ = ["flash_attention"]
