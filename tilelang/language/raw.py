@@ -120,7 +120,7 @@ def type_annotation(dtype: Any) -> DType:
     return dtype_of(dtype, "T.type_annotation")
 
 
-def _buffer_at(data: Any) -> Buffer:
+def buffer_at(data: Any) -> Buffer:
     """The buffer that owns a storage variable (`A.data`)."""
     b = need_builder("T.tvm_access_ptr")
     known = [x for _, x in b.params.values() if x is not None]
@@ -136,7 +136,7 @@ def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any
 
     data: `A.data`.  extent (elements) and rw_mask (1 read, 2 write, 3 both) say what will be accessed.
     """
-    buffer = data if isinstance(data, Buffer) else _buffer_at(data)
+    buffer = data if isinstance(data, Buffer) else buffer_at(data)
     dt = dtype_of(ptype, "T.tvm_access_ptr")
     bits: Any = buffer.dtype.bits * buffer.dtype.lanes
     for d in buffer.shape:

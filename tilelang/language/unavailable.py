@@ -36,11 +36,10 @@ _TABLE: dict[str, str] = {
         ptx_tcgen05_mma_blockscaled_ss ptx_tcgen05_mma_ss ptx_tcgen05_mma_ts make_blockscaled_gemm_layout
         mma_gemm_blockscaled compute_umma_descriptor TCGEN05DescriptorParams TCGEN05TensorCoreIntrinEmitter
         TensorCoreIntrinEmitterSM120""",
-    EMITTER: """TensorCoreIntrinEmitter TensorCoreIntrinEmitterWithLadderTransform SparseTensorCoreIntrinEmitter
+    EMITTER: """SparseTensorCoreIntrinEmitter
         WGMMADescriptorParams WGMMATensorCoreIntrinEmitter WGSparseTensorCoreIntrinEmitter
-        compute_gmma_descriptor get_ldmatrix_offset get_mma_micro_size get_swizzle_layout
-        make_mma_swizzle_layout mma_fill mma_store mma_store_index_map ptx_cp_async ptx_ldmatrix ptx_mma
-        ptx_mma_block_scale ptx_mma_sm70 ptx_mma_sp tvm_bmma_sync tvm_fill_fragment
+        compute_gmma_descriptor get_ldmatrix_offset mma_fill mma_store ptx_mma_block_scale ptx_mma_sm70 ptx_mma_sp
+        tvm_bmma_sync tvm_fill_fragment
         tvm_load_matrix_sync tvm_mma_sync tvm_store_matrix_sync""",
     RAW: """CallEffectKind IterVar ProducerLoad Range Reduce arg axis block_name_suffix_context
         buffer buffer_decl buffer_var env_thread func_name func_ret get_active_lane_mask

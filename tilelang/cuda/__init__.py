@@ -1,0 +1,1 @@
+"""CUDA's own names of the public interface."""

@@ -1,0 +1,16 @@
+"""Tensor-core code by hand: emitters, layouts of micro tiles (language 22)."""
+
+from tilelang.language.tensor_core import (
+    TensorCoreIntrinEmitter,
+    TensorCoreIntrinEmitterWithLadderTransform,
+    get_mma_micro_size,
+    get_swizzle_layout,
+    make_mma_swizzle_layout,
+    mma_store_index_map,
+)
+
+from . import sparse_layout
+from .layout import mma_layout
+
+__all__ = ["TensorCoreIntrinEmitter", "TensorCoreIntrinEmitterWithLadderTransform", "get_mma_micro_size",
+           "get_swizzle_layout", "make_mma_swizzle_layout", "mma_layout", "mma_store_index_map", "sparse_layout"]

@@ -1,0 +1,5 @@
+"""Sizes of 2:4 sparse metadata."""
+
+from tilelang.language.sparse import e_factor as get_e_factor
+
+__all__ = ["get_e_factor"]

@@ -1,0 +1,340 @@
+"""Tensor-core code by hand, warp by warp: TensorCoreIntrinEmitter, and the raw calls it is made of.
+
+A warp works on micro tiles: A 16 x k, B 16 x k (n by k), C 16 x 16, where k is 16 for 16-bit, 32 for 8-bit and 8 for
+32-bit operands: two m16n8 instructions side by side.  Registers of a micro tile lie in the order of the PTX fragments,
+those of columns 0..7 before those of 8..15.  Source: PTX ISA, "Matrix Fragments for mma.m16n8k16" and its kin.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import AddressOf, Buffer, Expr, Load, cast, convert, load
+from tilelang.ir import dtype as DType
+from tilelang.layout import Fragment, make_swizzled_layout
+from tilelang.target.instructions import MMA_ROWS
+from tilelang.target.mma import operand_dtype
+
+from .builder import Emitted
+from .kernel import get_thread_binding
+from .raw import buffer_at
+from .regions import BufferSlice
+from .state import describe, error, need_builder
+from .tensor import dtype_of
+from .thread import emit_call
+from .tile import EMITTED
+
+WARP = 32
+_K = {8: 32, 16: 16, 32: 8}  # columns of a micro tile by operand bits
+
+
+def get_mma_micro_size(dtype: Any) -> tuple[int, int, int]:
+    """(m, n, k) of the micro tile for operands of a type.  Raises gemm-types."""
+    bits = DType(dtype).bits
+    if bits not in _K:
+        raise error("gemm-types", f"no tensor-core tile for operands of {DType(dtype)}", hint="8, 16 and 32 bits have one")
+    return 16, 16, _K[bits]
+
+
+def fragment_place(matrix: str, i: Any, j: Any, k: int) -> tuple[Any, Any]:
+    """(lane, register) of element (i, j) of a micro tile: A (16, k), B (n, k) = (16, k), C (16, 16)."""
+    e = 2 if matrix == "C" else 32 // {32: 8, 16: 16, 8: 32}[k]  # elements of a 32-bit register, and of a lane's run
+    if matrix == "C":
+        return i % 8 * 4 + j % 8 // 2, j // 8 * 4 + i // 8 * 2 + j % 2
+    half = 4 * e  # columns of one 8 x 16-byte matrix
+    lane = i % 8 * 4 + j % half // e
+    outer = j // half * (2 * e) + i // 8 * e if matrix == "A" else i // 8 * (2 * e) + j // half * e
+    return lane, outer + j % e
+
+
+def fragment_element(matrix: str, lane: Any, register: int, k: int) -> tuple[Any, Any]:
+    """(row, column) in a micro tile of a lane's register; the inverse of fragment_place."""
+    if matrix == "C":
+        return lane // 4 + register // 2 % 2 * 8, lane % 4 * 2 + (register // 4 * 8 + register % 2)
+    e = 32 // {32: 8, 16: 16, 8: 32}[k]
+    first, second = register // e % 2, register // (2 * e) % 2
+    row, column = (first, second) if matrix == "A" else (second, first)
+    return lane // 4 + row * 8, lane % 4 * e + (column * 4 * e + register % e)
+
+
+def mma_store_index_map(thread_id: Any, local_id: Any) -> tuple[Any, Any]:
+    """(row, column) of an accumulator register of a 16 x 16 micro tile."""
+    return thread_id // 4 + local_id // 2 % 2 * 8, thread_id % 4 * 2 + local_id // 4 * 8 + local_id % 2
+
+
+def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any,
+                       swizzle_bytes: int | None = None) -> tuple[Any, Any]:
+    """(row, column) where an element of a tile with rows of `row_size` elements is kept: 16-byte chunks exchanged by row,
+    so that eight rows read at one column meet no bank twice.
+
+    swizzle_bytes: 32, 64 or 128 (default: the row, at most 128).  Raises layout-invalid for rows that do not divide.
+    """
+    bits = DType(dtype).bits
+    row_bytes = row_size * bits // 8
+    span = min(128, row_bytes) if swizzle_bytes is None else swizzle_bytes
+    if span not in (32, 64, 128) or row_bytes % span:
+        raise error("layout-annotation", f"rows of {row_bytes} bytes have no swizzle of {span} bytes")
+    chunk, n = 128 // bits, span // 16
+    outer, inside = col_idx // (chunk * n), col_idx // chunk % n
+    moved = inside ^ (row_idx // (8 // n) % n)
+    return row_idx, (outer * n + moved) * chunk + col_idx % chunk
+
+
+def make_mma_swizzle_layout(shared_buf: Any, is_smooth: bool = False) -> Any:
+    """Layout of a shared tile read by ldmatrix without bank conflicts.  is_smooth: row-major instead."""
+    from tilelang.layout import make_linear_layout
+
+    return make_linear_layout(shared_buf) if is_smooth else make_swizzled_layout(shared_buf)
+
+
+def _origin(x: Any, what: str) -> tuple[Buffer, tuple[Any, ...]]:
+    """Buffer and first element of an operand."""
+    if isinstance(x, Buffer):
+        return x, tuple(convert(0) for _ in x.shape)
+    if isinstance(x, BufferSlice):
+        return x.buffer, x.region.mins
+    if isinstance(x, Load):
+        return x.buffer, x.indices
+    raise error("region-operand", f"{what} is a buffer, region or element, found {describe(x)}")
+
+
+class TensorCoreIntrinEmitter:
+    """Emits the loads, products and stores of one warp's share of a block tile.
+
+    The block tile is block_row_warps * warp_row_tiles by block_col_warps * warp_col_tiles; a warp owns warp_row_tiles by
+    warp_col_tiles of it, in 16 x 16 micro tiles.  a_transposed: A_shared is (K, M); b_transposed: B_shared is (N, K).
+    chunk: columns of K in shared memory, reduce_k: how many such chunks lie side by side.  Local buffers are flat:
+    warp_rows * local_size_a, warp_cols * local_size_b, warp_rows * warp_cols * local_size_out elements a thread.
+    Raises gemm-types for types without a tensor-core instruction, gemm-shape for tiles that are no multiple of 16.
+    """
+
+    M_DIM = N_DIM = 16
+    WARP_SIZE = WARP
+
+    def __init__(self, a_dtype: Any = "float16", b_dtype: Any = "float16", accum_dtype: Any = "float16",
+                 a_transposed: bool = False, b_transposed: bool = False, block_row_warps: int = 2, block_col_warps: int = 2,
+                 warp_row_tiles: int = 8, warp_col_tiles: int = 8, chunk: int = 16, reduce_k: int = 1,
+                 num_elems_per_byte: int = 1, is_m_first: bool = False, thread_var: Any = None) -> None:
+        self.a_dtype, self.b_dtype, self.accum_dtype = (dtype_of(d, "TensorCoreIntrinEmitter") for d in
+                                                        (a_dtype, b_dtype, accum_dtype))
+        self.a_transposed, self.b_transposed, self.is_m_first = a_transposed, b_transposed, is_m_first
+        self.block_row_warps, self.block_col_warps = block_row_warps, block_col_warps
+        self.warp_row_tiles, self.warp_col_tiles = warp_row_tiles, warp_col_tiles
+        self.chunk, self.reduce_k, self.thread_var = chunk, reduce_k, thread_var
+        if num_elems_per_byte != 1:
+            raise error("not-available", "operands packed several a byte are not available in TensorCoreIntrinEmitter",
+                        hint="unpack them into a shared tile first")
+        self.micro_size_x, self.micro_size_y, self.micro_size_k = get_mma_micro_size(self.a_dtype)
+        if warp_row_tiles % 16 or warp_col_tiles % 16 or chunk % self.micro_size_k:
+            raise error("gemm-shape", f"a warp's tile of {warp_row_tiles} x {warp_col_tiles} with K in chunks of {chunk} is "
+                        f"not made of micro tiles of 16 x 16 x {self.micro_size_k}")
+        want = tuple(operand_dtype(d) for d in (self.a_dtype, self.b_dtype))
+        self.row = next((r for r in MMA_ROWS.values() if r.shape == (16, 8, self.micro_size_k) and
+                         (r.a_dtype, r.b_dtype, r.c_dtype) == (*want, self.accum_dtype)), None)
+        if self.row is None:
+            raise error("gemm-types", f"no tensor-core instruction multiplies {a_dtype} by {b_dtype} into {accum_dtype}")
+        self.local_size_a = self.local_size_b = 16 * self.micro_size_k // WARP
+        self.local_size_out = 16 * 16 // WARP
+        self.warp_rows, self.warp_cols = warp_row_tiles // 16, warp_col_tiles // 16
+        self.mma_num_inst_m, self.mma_num_inst_n = self.warp_rows, self.warp_cols
+        self.threads = WARP * block_row_warps * block_col_warps
+
+    # ---- threads ----------------------------------------------------------------------------------------------------
+
+    def get_thread_binding(self) -> Any:
+        """The thread index that lanes and warps are counted from."""
+        return get_thread_binding(0) if self.thread_var is None else self.thread_var
+
+    def extract_thread_binding(self, thread_id: Any, is_m_first: bool | None = None) -> tuple[Any, Any, Any]:
+        """(lane, warp along n, warp along m) of a thread."""
+        first = self.is_m_first if is_m_first is None else is_m_first
+        warp = thread_id // WARP
+        if first:
+            return thread_id % WARP, warp // self.block_row_warps % self.block_col_warps, warp % self.block_row_warps
+        return thread_id % WARP, warp % self.block_col_warps, warp // self.block_col_warps % self.block_row_warps
+
+    def _place(self) -> tuple[Expr, Expr, Expr]:
+        b = need_builder("TensorCoreIntrinEmitter")
+        lane, n, m = self.extract_thread_binding(self.get_thread_binding())
+        return b.let("lane", convert(lane)), b.let("warp_n", convert(n)), b.let("warp_m", convert(m))
+
+    # ---- loads ------------------------------------------------------------------------------------------------------
+
+    def ldmatrix_a(self, A_local: Any, A_shared: Any, ki: Any, rk: Any = 0) -> Emitted:
+        """The warp's rows of A, columns of step ki of chunk rk, into registers."""
+        lane, _, warp_m = self._place()
+        return self._load("A", A_local, A_shared, lane, warp_m * self.warp_row_tiles, self.warp_rows, ki, rk,
+                          self.a_transposed, self.local_size_a)
+
+    def ldmatrix_b(self, B_local: Any, B_shared: Any, ki: Any, rk: Any = 0) -> Emitted:
+        """The warp's columns of B, rows of step ki of chunk rk, into registers."""
+        lane, warp_n, _ = self._place()
+        return self._load("B", B_local, B_shared, lane, warp_n * self.warp_col_tiles, self.warp_cols, ki, rk,
+                          not self.b_transposed, self.local_size_b)
+
+    def _load(self, matrix: str, local: Any, shared: Any, lane: Expr, start: Any, tiles: int, ki: Any, rk: Any,
+              k_first: bool, size: int) -> Emitted:
+        b = need_builder("TensorCoreIntrinEmitter")
+        to, (source, origin) = _origin(local, "registers of an operand")[0], _origin(shared, "a shared operand")
+        k0 = b.let("k0", convert(rk * self.chunk + ki * self.micro_size_k))
+        lead = origin[:-2]
+
+        def element(row: Any, column: Any) -> tuple[Any, ...]:
+            outer, inner = (k0 + column, start + row) if k_first else (start + row, k0 + column)
+            return (*lead, origin[-2] + outer, origin[-1] + inner)
+
+        dt = self.a_dtype if matrix == "A" else self.b_dtype
+        for t in range(tiles):
+            if dt.bits == 16 and source.dtype == dt and source.scope_name.startswith("shared"):
+                j = lane // 8
+                low, high = (j % 2, j // 2) if matrix == "A" else (j // 2, j % 2)  # which half of the rows, of k
+                row, column = (low * 8, high * 8 + lane % 8) if k_first else (low * 8 + lane % 8, high * 8)
+                emit_call("ldmatrix", (AddressOf(to, (convert(t * size),)), AddressOf(source, tuple(
+                    convert(x) for x in element(t * 16 + row, column)))), "void", num=4, trans=k_first)
+                continue
+            for r in range(size):
+                row, column = fragment_element(matrix, lane, r, self.micro_size_k)
+                b.store(to, (convert(t * size + r),), load(source, element(t * 16 + row, column)))
+        return EMITTED
+
+    # ---- products ---------------------------------------------------------------------------------------------------
+
+    def mma(self, A_local: Any, B_local: Any, C_local: Any, k_inner: Any = 0) -> Emitted:
+        """C_local += A_local times B_local, all micro tiles of the warp; operands of step k_inner of their buffers."""
+        for i in range(self.warp_rows):
+            for j in range(self.warp_cols):
+                self.mma_atom(A_local, B_local, C_local, i, j, k_inner)
+        return EMITTED
+
+    def mma_atom(self, A_local: Any, B_local: Any, C_local: Any, inst_m_idx: int, inst_n_idx: int, k_inner: Any = 0) -> Emitted:
+        """One micro tile of `mma`."""
+        a, b, c = (_origin(x, "registers of an operand")[0] for x in (A_local, B_local, C_local))
+        first_a = convert((k_inner * self.warp_rows + inst_m_idx) * self.local_size_a)
+        first_b = (k_inner * self.warp_cols + inst_n_idx) * self.local_size_b
+        first_c = (inst_m_idx * self.warp_cols + inst_n_idx) * self.local_size_out
+        assert self.row is not None  # the constructor refuses types without an instruction
+        for half in range(2):
+            emit_call("mma", (AddressOf(c, (convert(first_c + half * 4),)), AddressOf(a, (first_a,)),
+                              AddressOf(b, (convert(first_b + half * (self.local_size_b // 2)),))), "void", row=self.row.name)
+        return EMITTED
+
+    # ---- stores -----------------------------------------------------------------------------------------------------
+
+    def stmatrix(self, C_local: Any, C_buf: Any, pid_m: Any = None, pid_n: Any = None) -> Emitted:
+        """Registers of C into C_buf: (M/16, N/16, 16, 16), or 2-D, at the block tile (pid_m, pid_n)."""
+        b = need_builder("TensorCoreIntrinEmitter")
+        lane, warp_n, warp_m = self._place()
+        source, (to, origin) = _origin(C_local, "registers of C")[0], _origin(C_buf, "the destination of stmatrix")
+        for i in range(self.warp_rows):
+            for j in range(self.warp_cols):
+                for r in range(self.local_size_out):
+                    row, column = fragment_element("C", lane, r, self.micro_size_k)
+                    tile = warp_m * self.warp_rows + i, warp_n * self.warp_cols + j
+                    if len(to.shape) == 4:
+                        at: tuple[Any, ...] = (*tile, row, column)
+                    else:
+                        base_m = (0 if pid_m is None else pid_m) * (self.block_row_warps * self.warp_row_tiles)
+                        base_n = (0 if pid_n is None else pid_n) * (self.block_col_warps * self.warp_col_tiles)
+                        at = (base_m + tile[0] * 16 + row, base_n + tile[1] * 16 + column)
+                    where = tuple(convert(o + x) for o, x in zip(origin[-len(at):], at))
+                    value = load(source, (convert((i * self.warp_cols + j) * self.local_size_out + r),))
+                    b.store(to, (*origin[:-len(at)], *where), value)
+        return EMITTED
+
+    def get_store_index_map(self, inverse: bool = False) -> Any:
+        """(lane, register) -> (row, column) of an accumulator micro tile; inverse: the other way."""
+        return (lambda i, j: fragment_place("C", i, j, self.micro_size_k)) if inverse else mma_store_index_map
+
+    # ---- layouts of fragments ---------------------------------------------------------------------------------------
+
+    def make_mma_load_layout(self, local_buf: Any, matrix: str = "A") -> Fragment:
+        """Fragment of an operand tile (rows of all warps by micro_size_k columns), in the order of the loads."""
+        if matrix not in ("A", "B"):
+            raise error("value", f"matrix is 'A' or 'B', found {matrix!r}")
+        rows = (self.block_row_warps * self.warp_rows if matrix == "A" else self.block_col_warps * self.warp_cols) * 16
+        per_warp, size = (self.warp_rows, self.local_size_a) if matrix == "A" else (self.warp_cols, self.local_size_b)
+        copies = self.block_col_warps if matrix == "A" else self.block_row_warps
+
+        def forward(i: Any, j: Any, rep: Any) -> tuple[Any, Any]:
+            lane, register = fragment_place(matrix, i % 16, j % self.micro_size_k, self.micro_size_k)
+            warp = i // (16 * per_warp)
+            m, n = (warp, rep) if matrix == "A" else (rep, warp)
+            index = (j // self.micro_size_k * per_warp + i // 16 % per_warp) * size + register
+            return self._warp(m, n) * WARP + lane, index
+
+        return Fragment((rows, int(local_buf.shape[-1]) if len(local_buf.shape) > 1 else self.micro_size_k),
+                        forward_fn=forward, replicate=copies)
+
+    def make_mma_store_layout(self, local_buf: Any) -> Fragment:
+        """Fragment of the accumulators of the block tile, in the order of `mma`."""
+        def forward(i: Any, j: Any) -> tuple[Any, Any]:
+            lane, register = fragment_place("C", i % 16, j % 16, self.micro_size_k)
+            m, n = i // self.warp_row_tiles, j // self.warp_col_tiles
+            tile = i // 16 % self.warp_rows * self.warp_cols + j // 16 % self.warp_cols
+            return self._warp(m, n) * WARP + lane, tile * self.local_size_out + register
+
+        return Fragment((self.block_row_warps * self.warp_row_tiles, self.block_col_warps * self.warp_col_tiles),
+                        forward_fn=forward)
+
+    def _warp(self, m: Any, n: Any) -> Any:
+        return n * self.block_row_warps + m if self.is_m_first else m * self.block_col_warps + n
+
+
+class TensorCoreIntrinEmitterWithLadderTransform(TensorCoreIntrinEmitter):
+    """The emitter with operands that may be permuted beforehand.  transform_kind_a, transform_kind_b: 0, not permuted."""
+
+    def __init__(self, *args: Any, transform_kind_a: int = 0, transform_kind_b: int = 0, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self.transform_kind_a, self.transform_kind_b = int(transform_kind_a or 0), int(transform_kind_b or 0)
+        if self.transform_kind_a or self.transform_kind_b:
+            raise error("not-available", "operands permuted beforehand are not available", hint="pass transform_kind 0")
+
+
+# ---- raw calls --------------------------------------------------------------------------------------------------------
+
+def _pointer(x: Any, what: str) -> AddressOf:
+    if isinstance(x, AddressOf):
+        return x
+    raise error("extern-argument", f"{what} is a pointer, found {describe(x)}", hint="write A.access_ptr('r') or "
+                "T.access_ptr(A[i, j])")
+
+
+def ptx_ldmatrix(trans: bool, num: int, smem_ptr: Any, local_ptr: Any) -> Emitted:
+    """ldmatrix: num (1, 2, 4) 8 x 8 matrices of 16-bit elements; smem_ptr: the row this lane names."""
+    if num not in (1, 2, 4):
+        raise error("lane-arguments", f"ldmatrix loads 1, 2 or 4 matrices, found {num!r}")
+    return emit_call("ldmatrix", (_pointer(local_ptr, "the destination"), _pointer(smem_ptr, "the source")), "void",
+                     num=int(num), trans=bool(trans))
+
+
+def ptx_mma(dtype: Any, shape: str, A_layout: str, B_layout: str, A_dtype: Any, B_dtype: Any, C_dtype: Any, a: Any,
+            a_index: Any, b: Any, b_index: Any, c: Any, c_index: Any, saturate: bool = False,
+            bit_op: str | None = None) -> Emitted:
+    """One mma instruction of a warp: c += a * b.  shape: "m16n8k16"; a, b, c: `.data` of local buffers."""
+    if (A_layout, B_layout) != ("row", "col") or saturate or bit_op:
+        raise error("not-available", "mma is available for row-major A and column-major B without saturation or bit "
+                    f"operations, found {A_layout!r}, {B_layout!r}, saturate={saturate}, {bit_op!r}")
+    types = tuple(operand_dtype(dtype_of(d, "T.ptx_mma")) for d in (A_dtype, B_dtype))
+    row = next((r for r in MMA_ROWS.values() if "m{}n{}k{}".format(*r.shape) == shape and (r.a_dtype, r.b_dtype) == types
+                and r.c_dtype == dtype_of(C_dtype, "T.ptx_mma")), None)
+    if row is None:
+        raise error("gemm-types", f"no mma instruction {shape} of {A_dtype}, {B_dtype} into {C_dtype}")
+    places = [(x if isinstance(x, Buffer) else buffer_at(x), i) for x, i in ((c, c_index), (a, a_index), (b, b_index))]
+    return emit_call("mma", tuple(AddressOf(buf, (convert(i),)) for buf, i in places), "void", row=row.name)
+
+
+def ptx_cp_async(dst_ptr: Any, src_ptr: Any, num_elems: int, predicate: Any = None) -> Emitted:
+    """cp.async of num_elems elements from global to shared memory (4, 8 or 16 bytes, aligned); wait by T.ptx_commit_group
+    and T.ptx_wait_group.  A false predicate writes zeros."""
+    dst, src = _pointer(dst_ptr, "the destination"), _pointer(src_ptr, "the source")
+    nbytes = int(num_elems) * dst.buffer.dtype.bytes
+    if nbytes not in (4, 8, 16) or not dst.buffer.scope_name.startswith("shared") or src.buffer.scope_name != "global":
+        raise error("lane-arguments", f"cp.async moves 4, 8 or 16 bytes from global to shared memory, found {nbytes} bytes "
+                    f"from {src.buffer.scope_name} to {dst.buffer.scope_name}")
+    args = (dst, src) if predicate is None else (dst, src, cast(convert(predicate), "bool"))
+    return emit_call("cp_async", args, "void", bytes=nbytes)
+
+
+__all__ = ["TensorCoreIntrinEmitter", "TensorCoreIntrinEmitterWithLadderTransform", "fragment_element", "fragment_place",
+           "get_mma_micro_size", "get_swizzle_layout", "make_mma_swizzle_layout", "mma_store_index_map", "ptx_cp_async",
+           "ptx_ldmatrix", "ptx_mma"]
