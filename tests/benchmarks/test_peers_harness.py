@@ -120,7 +120,7 @@ def test_who_stands_still_is_named(tmp_path):
 def test_a_whole_run_survives_a_crash(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))))
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    status = peers.main(["--device", "cpu", "--workloads", "tiny-nt-f16,tiny-fa-c", "--providers",
+    status = peers.main(["--device", "cpu", "--workloads", "tiny-nt-f16", "--providers",
                          "torch,mock_providers:crashing,suite.provider_tilelang:on_cpu", "--rounds", "1", "--idle", "0",
                          "--burst-ms", "0.5", "--sustained-ms", "1", "--workers", "1", "--no-cold", "--out", str(tmp_path)])
     data = json.loads((tmp_path / "peers.json").read_text())
@@ -132,7 +132,7 @@ def test_a_whole_run_survives_a_crash(tmp_path, capsys, monkeypatch):
     assert [e for e in data["compile"] if e.get("seconds", 0) > 0]
     assert data["machine"]["torch"] == torch.__version__
     text = capsys.readouterr().out
-    assert "crashed" in text and "tiny-fa-c" in (tmp_path / "peers.txt").read_text()
+    assert "crashed" in text and "tiny-nt-f16" in (tmp_path / "peers.txt").read_text()
 
 
 def test_wrong_options_end_with_the_usage(capsys):
