@@ -125,14 +125,14 @@ class TensorCoreIntrinEmitter:
             raise error("not-available", "operands packed several a byte are not available in TensorCoreIntrinEmitter",
                         hint="unpack them into a shared tile first")
         self.micro_size_x, self.micro_size_y, self.micro_size_k = get_mma_micro_size(self.a_dtype)
-        if warp_row_tiles % 16 or warp_col_tiles % 16 or chunk % self.micro_size_k:
-            raise error("gemm-shape", f"a warp's tile of {warp_row_tiles} x {warp_col_tiles} with K in chunks of {chunk} is "
-                        f"not made of micro tiles of 16 x 16 x {self.micro_size_k}")
         want = tuple(operand_dtype(d) for d in (self.a_dtype, self.b_dtype))
         self.row = next((r for r in MMA_ROWS.values() if r.shape == (16, 8, self.micro_size_k) and
                          (r.a_dtype, r.b_dtype, r.c_dtype) == (*want, self.accum_dtype)), None)
         if self.row is None:
             raise error("gemm-types", f"no tensor-core instruction multiplies {a_dtype} by {b_dtype} into {accum_dtype}")
+        if warp_row_tiles % 16 or warp_col_tiles % 16 or chunk % self.micro_size_k:
+            raise error("gemm-shape", f"a warp's tile of {warp_row_tiles} x {warp_col_tiles} with K in chunks of {chunk} is "
+                        f"not made of micro tiles of 16 x 16 x {self.micro_size_k}")
         self.local_size_a = self.local_size_b = 16 * self.micro_size_k // WARP
         self.local_size_out = 16 * 16 // WARP
         self.warp_rows, self.warp_cols = warp_row_tiles // 16, warp_col_tiles // 16
