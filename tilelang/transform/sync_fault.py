@@ -1,0 +1,38 @@
+"""What the checks of synchronisation report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+SHARED = ("shared", "shared.dyn")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A pair that is not ordered, a barrier that not all threads reach, a deadlock.
+
+    span, other: where, and where the other access is.  exact: everything it depends on was known, so that the program
+    is wrong; otherwise it may be.
+    """
+
+    message: str
+    span: Any
+    other: Any = None
+    exact: bool = True
+    stuck: bool = False  # nobody can go on
+
+
+class Found(Exception):
+    """Carries a Fault out of the walk that met it."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+class Undecided(Exception):
+    """Why a program cannot be followed: its synchronisation depends on data."""
+
+
+__all__ = ["SHARED", "Fault", "Found", "Undecided"]

@@ -1,0 +1,460 @@
+"""Check of programs that order threads with block barriers and cp.async groups alone.
+
+Follows the device program of one block, statement by statement, with exact addresses of every thread but no data, and
+keeps for each piece of shared memory who touched it since the last block barrier and which asynchronous copies are in
+flight over it.  Two accesses of different threads to one piece between the same two barriers, one of them writing, are
+a fault; so is any touch of a piece under a copy in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import gcd, lcm
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import (Assert, Bind, Binary, Buffer, Cast, Const, Evaluate, Expr, For, If, Launch, Load, Node, Ramp,
+                         Select, Seq, Stmt, Store, Unary, Var, While, walk)
+from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.visitor import children
+
+from .sync_fault import SHARED, Fault
+
+BUDGET = 6000  # access evaluations; loops are cut short beyond
+_WRITES_FIRST = ("cp_async", "ldmatrix", "stmatrix")
+_ORDERING = frozenset(("sync_threads", "cp_async_commit", "cp_async_wait"))
+_OPS: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
+    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "shl": np.left_shift,
+    "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
+}
+
+
+def check_barriers(launch: Launch, buffers: list[Buffer]) -> tuple[str, list[Fault]]:
+    """(one-paragraph verdict, faults found); buffers: the shared ones, with planned places."""
+    extents = (1, None) if _has_unknown_loops(launch) else (None,)
+    try:  # in pieces as wide as the accesses, where they are aligned to that
+        runs = [_Follower(launch, buffers, n, widest_piece(launch)).run() for n in extents]
+    except _Misaligned:
+        runs = [_Follower(launch, buffers, n, 1 << 10).run() for n in extents]
+    last = runs[-1]
+    faults = [f for r in runs for f in r.faults]
+    names = ", ".join(sorted({b.name for b in buffers}))
+    scope = f"{last.accesses} accesses to {names} in {last.epoch + 1} barrier intervals"
+    if last.cut:
+        scope += f", loops followed for up to {last.cut} iterations"
+    if last.unknown:
+        scope += f"; {last.unknown} with addresses known only at run time, taken as anywhere"
+    if not faults:
+        return f"ordered: {scope}", []
+    return f"not cleared: {faults[0].message} ({faults[0].span}); {scope}", faults
+
+
+def _has_unknown_loops(launch: Launch) -> bool:
+    return any(isinstance(x, For) and not isinstance(x.extent, Const) for x in walk(launch.body))
+
+
+class _Misaligned(Exception):
+    """An access starts inside a piece of shared memory."""
+
+
+def widest_piece(launch: Launch) -> int:
+    """Bytes that divide the width of every shared access."""
+    piece = 0
+    for x in walk(launch.body):
+        if isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED:
+            piece = gcd(piece, x.buffer.dtype.bytes * max([i.dtype.lanes for i in x.indices], default=1))
+        elif isinstance(x, Call):
+            for a in x.args:
+                if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED:
+                    size = {"cp_async": int(x.attr("bytes", 16)), "ldmatrix": 16, "stmatrix": 16}.get(x.op)
+                    piece = gcd(piece, size or a.buffer.dtype.bytes)
+    return -piece or -1  # negative: not to be cut further
+
+
+class _Shadow:
+    """Who touched each granule of the block's shared memory, and when (epoch: number of barriers before)."""
+
+    def __init__(self, size: int) -> None:
+        self.when = {m: np.full(size, -1, np.int32) for m in "rwa"}
+        self.who = {m: np.zeros(size, np.int32) for m in "rwa"}
+        self.site = {m: np.zeros(size, np.int32) for m in "rwa"}
+        self.flying = np.zeros(size, np.int32)  # site + 1 of the copy in flight
+
+    def clash(self, mode: str, g: Any, t: Any, epoch: int) -> int | None:
+        """Site of an access that an access in `mode` of threads t to granules g is not ordered with."""
+        for m in {"r": "wa", "w": "rwa", "a": "rw"}[mode]:
+            bad = (self.when[m][g] == epoch) & (self.who[m][g] != t)
+            if bad.any():
+                return int(self.site[m][g[int(np.argmax(bad))]])
+        return None
+
+    def note(self, mode: str, g: Any, t: Any, epoch: int, site: int) -> None:
+        when, who = self.when[mode], self.who[mode]
+        several = (when[g] == epoch) & (who[g] != t)
+        who[g] = t
+        several |= who[g] != t
+        who[g[several]] = -2
+        when[g] = epoch
+        self.site[mode][g] = site
+
+
+@dataclass
+class _Follower:
+    """One walk through the program of a block.  extent: trip count given to loops of unknown extent."""
+
+    launch: Launch
+    buffers: list[Buffer]
+    extent: int | None
+    piece: int  # bytes of a granule when negative, else an upper limit of them
+    faults: list[Fault] = field(default_factory=list)
+    accesses: int = 0
+    unknown: int = 0
+    epoch: int = 0
+    cut: int = 0
+
+    def run(self) -> _Follower:
+        x, y, z = self.launch.threads
+        self.n = x * y * z
+        t = np.arange(self.n)
+        self.threads = t
+        self.env: dict[Var, Any] = dict(zip(self.launch.thread_vars, (t % x, t // x % y, t // (x * y))))
+        self.env.update((v, 0) for v in self.launch.block_vars)
+        self.offset = {b.data: at for b, at in self.launch.attr("shared_offsets", ())}
+        self.granule = abs(self.piece)
+        for b in self.buffers:
+            self.granule = gcd(self.granule, self.offset.get(b.data, 0))
+            if self.piece > 0:
+                self.granule = gcd(self.granule, b.dtype.bytes)
+        total = max(self.offset.get(b.data, 0) + b.size * b.dtype.bytes for b in self.buffers)
+        self.shadow = _Shadow(total // self.granule + 1)
+        self.size = {b.data: b.size * b.dtype.bytes for b in self.buffers}
+        self.sites: list[Any] = []
+        self.open: list[tuple[Any, Any, int]] = []  # copies of the group not yet committed
+        self.groups: list[list[tuple[Any, Any, int]]] = []
+        self.independent = 0
+        self.shared_use: dict[int, bool] = {}
+        self.constant: dict[int, bool] = {}
+        self.known: dict[int, tuple[Any]] = {}
+        self.stmt(self.launch.body, None)
+        return self
+
+    def matters(self, x: Node) -> bool:
+        """Whether a statement or value touches shared memory or orders threads: all else is skipped."""
+        hit = self.shared_use.get(id(x))
+        if hit is None:
+            if isinstance(x, Buffer):
+                hit = x.scope_name in SHARED
+            elif isinstance(x, Call) and (x.op in _ORDERING or x.op.startswith("syncthreads_")):
+                hit = True
+            else:
+                hit = any(map(self.matters, children(x)))
+            self.shared_use[id(x)] = hit
+        return hit
+
+    # ---- statements -----------------------------------------------------------------------------------------------
+
+    def stmt(self, s: Stmt, mask: Any) -> None:
+        """mask: bool per thread, None for all."""
+        match s:
+            case Seq():
+                for x in s.stmts:
+                    if isinstance(x, Bind) or self.matters(x):
+                        self.stmt(x, mask)
+            case Bind():
+                self.reads(s.value, mask, s)
+                if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
+                    self.env[s.var] = self.value(s.value)
+                self.barrier_value(s.value, mask, s)
+            case Store():
+                for e in (*s.indices, s.value):
+                    self.reads(e, mask, s)
+                if s.buffer.scope_name in SHARED:
+                    self.touch("w", s.buffer, s.indices, 1, mask, s)
+            case Evaluate():
+                self.call(s, mask)
+            case For():
+                self.loop(s, mask)
+            case While():
+                for _ in range(3):
+                    self.reads(s.cond, mask, s)
+                    self.stmt(s.body, mask)
+                self.cut = max(self.cut, 3)
+                self.reads(s.cond, mask, s)
+            case If():
+                self.branch(s, mask)
+            case Assert():
+                self.reads(s.cond, mask, s)
+
+    def branch(self, s: If, mask: Any) -> None:
+        self.reads(s.cond, mask, s)
+        c = self.value(s.cond)
+        if c is None:  # either way may be taken by any thread
+            self.stmt(s.then, mask)
+            if s.orelse is not None:
+                self.stmt(s.orelse, mask)
+            return
+        c = np.broadcast_to(np.asarray(c, dtype=bool), self.n)
+        for way, body in ((c, s.then), (~c, s.orelse)):
+            if body is not None:
+                taken = way if mask is None else way & mask
+                if taken.all():
+                    self.stmt(body, None)
+                elif taken.any():
+                    self.stmt(body, taken)
+
+    def loop(self, s: For, mask: Any) -> None:
+        if not self.matters(s.body):
+            return
+        self.reads(s.start, mask, s)
+        self.reads(s.extent, mask, s)
+        start, extent = self.value(s.start), self.value(s.extent)
+        start = 0 if start is None else start
+        if extent is None:
+            extent = self.extent if self.extent is not None else self.limit(s)[0]
+            if isinstance(s.extent, Var):
+                self.env[s.extent] = extent
+        most = int(np.max(extent))
+        first, period = self.limit(s)
+        steps = list(range(most))
+        if most > 2 * first + period and (self.accesses > BUDGET or most > 64 or not self.places_by(s)):
+            # The first rounds and the last, leaving out whole turns of the slots in between.
+            left_out = (most - 2 * first) // period * period
+            steps = [k for k in steps if k < first or k >= first + left_out]
+            self.cut = max(self.cut, len(steps))
+        self.independent += bool(s.attr("independent"))
+        for k in steps:
+            self.env[s.var] = start + k
+            inside = mask
+            if np.ndim(extent):
+                part = k < extent
+                inside = part if mask is None else part & mask
+                if not inside.any():
+                    break
+            self.stmt(s.body, inside)
+        self.independent -= bool(s.attr("independent"))
+        self.env.pop(s.var, None)
+
+    def limit(self, s: For) -> tuple[int, int]:
+        """(iterations after which slots chosen modulo small numbers have all met each other, turns of the slots)."""
+        mods = [int(x.b.value) for x in walk(s.body) if isinstance(x, Binary) and x.op in ("floormod", "truncmod")
+                and isinstance(x.b, Const) and 0 < x.b.value <= 16 and any(y is s.var for y in walk(x.a))]
+        return max(mods, default=1) + 1, lcm(1, *mods)
+
+    def places_by(self, s: For) -> bool:
+        """Whether shared addresses depend on the loop's variable otherwise than through a small modulus."""
+        def plain(e: Node) -> bool:
+            if isinstance(e, Var):
+                return e is s.var or e in self.follows
+            if isinstance(e, Binary) and e.op == "floormod" and isinstance(e.b, Const) and 0 < e.b.value <= 16:
+                return False
+            return any(map(plain, children(e)))
+
+        self.follows: set[Var] = set()
+        for x in walk(s.body):
+            if isinstance(x, Bind) and plain(x.value):
+                self.follows.add(x.var)
+            elif isinstance(x, (Load, Store, AddressOf)) and x.buffer.scope_name in SHARED and any(
+                    map(plain, x.indices)):
+                return True
+        return False
+
+    def call(self, s: Evaluate, mask: Any) -> None:
+        c = s.call
+        if c.op == "sync_threads":
+            self.barrier(mask, s)
+        elif c.op == "cp_async_commit":
+            self.groups.append(self.open)
+            self.open = []
+        elif c.op == "cp_async_wait":
+            keep = int(c.attr("n", 0))
+            done, self.groups = self.groups[: len(self.groups) - keep], self.groups[len(self.groups) - keep:]
+            for g, t, site in (x for group in done for x in group):
+                self.shadow.flying[g] = 0
+                self.shadow.note("w", g, t, self.epoch, site)
+        else:
+            self.reads(c, mask, s)
+            self.barrier_value(c, mask, s)
+
+    def barrier_value(self, e: Expr, mask: Any, s: Stmt) -> None:
+        if isinstance(e, Call) and e.op.startswith("syncthreads_"):
+            self.barrier(mask, s)
+
+    def barrier(self, mask: Any, s: Stmt) -> None:
+        if mask is not None:
+            self.faults.append(Fault(f"a block barrier is reached by {int(mask.sum())} of {self.n} threads", s.span,
+                                     None, True))
+        self.epoch += 1
+
+    # ---- accesses -------------------------------------------------------------------------------------------------
+
+    def reads(self, e: Node, mask: Any, s: Stmt) -> None:
+        """Every access made while e is computed."""
+        if not self.matters(e):
+            return
+        if isinstance(e, Load):
+            for i in e.indices:
+                self.reads(i, mask, s)
+            if e.buffer.scope_name in SHARED:
+                self.touch("r", e.buffer, e.indices, 1, mask, s)
+        elif isinstance(e, Select) and e.lazy:
+            self.reads(e.cond, mask, s)
+            c = self.value(e.cond)
+            for side, value in ((e.a, True), (e.b, False)):
+                way = mask
+                if c is not None:
+                    way = np.broadcast_to(np.asarray(c, bool) == value, self.n)
+                    way = way if mask is None else way & mask
+                self.reads(side, way, s)
+        elif isinstance(e, Call):
+            for k, a in enumerate(e.args):
+                if isinstance(a, AddressOf):
+                    for i in a.indices:
+                        self.reads(i, mask, s)
+                    if a.buffer.scope_name in SHARED:
+                        self.through(e, k, a, mask, s)
+                else:
+                    self.reads(a, mask, s)
+        else:
+            for c in children(e):
+                if isinstance(c, Expr):
+                    self.reads(c, mask, s)
+
+    def through(self, c: Call, k: int, a: AddressOf, mask: Any, s: Stmt) -> None:
+        """An access through an address given to an intrinsic."""
+        size = a.buffer.dtype.bytes
+        if c.op.startswith("atomic_"):
+            self.touch("a", a.buffer, a.indices, {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1), mask, s)
+        elif c.op == "cp_async":
+            width = max(1, int(c.attr("bytes", 16)) // size)
+            self.touch("async" if k == 0 else "r", a.buffer, a.indices, width, mask, s)
+        elif c.op in ("ldmatrix", "stmatrix"):
+            lanes = self.threads % 32 < 8 * int(c.attr("num", 4))
+            mode = "w" if c.op in _WRITES_FIRST and k == 0 else "r"
+            self.touch(mode, a.buffer, a.indices, max(1, 16 // size), lanes if mask is None else lanes & mask, s)
+        elif c.op == "wgmma_descriptor":  # a tile read by the whole warp group
+            self.touch("r", a.buffer, a.indices, int(c.attr("count", 1)), mask, s, together=True)
+        else:
+            self.touch("w", a.buffer, None, 1, mask, s)
+
+    def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any, s: Stmt,
+              together: bool = False) -> None:
+        """together: all threads touch the same place."""
+        self.accesses += 1
+        if together:
+            mask = np.arange(self.n) == (0 if mask is None else int(np.argmax(mask)))
+        g, t, exact = self.granules(b, indices, width, mask)
+        if together:
+            t = np.int32(-3)
+        if not exact:
+            self.unknown += 1
+        site = len(self.sites)
+        self.sites.append(s.span)
+        kind = "w" if mode == "async" else mode
+        if not exact and self.independent:  # iterations of a parallel loop: the program says they do not meet
+            return
+        flying = self.shadow.flying[g]
+        other: int | None
+        if flying.any():
+            other = int(flying[int(np.argmax(flying > 0))]) - 1
+            self.fault(b, "is touched while an asynchronous copy to it is in flight", s, other, exact)
+        else:
+            other = self.shadow.clash(kind, g, t, self.epoch)
+            if other is not None:
+                self.fault(b, "is touched by two threads without a barrier in between", s, other, exact)
+        if mode == "async":
+            self.shadow.flying[g] = site + 1
+            self.open.append((g, t, site))
+        else:
+            self.shadow.note(kind, g, t, self.epoch, site)
+
+    def fault(self, b: Buffer, what: str, s: Stmt, other: int, exact: bool) -> None:
+        if len(self.faults) < 8:
+            self.faults.append(Fault(f"`{b.name}` {what}", s.span, self.sites[other], exact))
+
+    def granules(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any) -> tuple[Any, Any, bool]:
+        """(granules, their threads, whether exact) of an access."""
+        base = self.offset.get(b.data, 0)
+        first = None
+        if indices is not None and len(indices) == 1:
+            e = indices[0]
+            if isinstance(e, Ramp):
+                width = e.lanes if isinstance(e.stride, Const) and e.stride.value == 1 else 0
+                e = e.base
+            first = self.value(e) if width else None
+        if first is None:  # anywhere in the buffer, by any thread
+            g = np.arange(base, base + self.size.get(b.data, b.dtype.bytes)) // self.granule
+            return np.unique(g), np.int32(-3), False
+        first = np.broadcast_to(np.asarray(first), self.n)
+        threads = self.threads
+        if mask is not None:
+            first, threads = first[mask], threads[mask]
+        at = base + first * b.dtype.bytes
+        span = max(1, width * b.dtype.bytes // self.granule)
+        if (at % self.granule).any() or width * b.dtype.bytes % self.granule:
+            raise _Misaligned
+        g = (at // self.granule)[:, None] + np.arange(span) if span > 1 else at // self.granule
+        g = g.ravel()
+        t = np.repeat(threads, span) if span > 1 else threads
+        ok = (g >= 0) & (g < len(self.shadow.flying))
+        return (g, t, True) if ok.all() else (g[ok], t[ok], True)
+
+    # ---- values ---------------------------------------------------------------------------------------------------
+
+    def value(self, e: Expr) -> Any:
+        """Value of an integer expression per thread (or one for all), None when unknown."""
+        if isinstance(e, Const):
+            return e.value if not e.dtype.is_float else None
+        if isinstance(e, Var):
+            return self.env.get(e)
+        if isinstance(e, Binary):
+            if self.same_everywhere(e):
+                hit = self.known.get(id(e))
+                if hit is None:
+                    hit = self.known[id(e)] = (self.binary(e),)
+                return hit[0]
+            return self.binary(e)
+        if isinstance(e, Cast):
+            return self.value(e.value) if not (e.dtype.is_float or e.value.dtype.is_float) else None
+        if isinstance(e, Unary):
+            v = self.value(e.a)
+            if v is None:
+                return None
+            return {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}[e.op](v)
+        if isinstance(e, Select):
+            c, x, y = self.value(e.cond), self.value(e.a), self.value(e.b)
+            return None if c is None or x is None or y is None else np.where(c, x, y)
+        return None
+
+    def binary(self, e: Binary) -> Any:
+        a, b = self.value(e.a), self.value(e.b)
+        if a is None or b is None:
+            return None
+        if e.op in _OPS:
+            return _OPS[e.op](a, b)
+        if not (b if isinstance(b, int) else np.all(b)):
+            return None
+        if e.op in ("floordiv", "floormod"):
+            return a // b if e.op == "floordiv" else a % b
+        if e.op in ("truncdiv", "truncmod"):
+            q = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+            return q if e.op == "truncdiv" else a - q * b
+        return None
+
+    def same_everywhere(self, e: Expr) -> bool:
+        """Whether a value depends on the thread alone, so that it is computed once."""
+        hit = self.constant.get(id(e))
+        if hit is None:
+            if isinstance(e, Var):
+                hit = e in self.launch.thread_vars or e in self.launch.block_vars
+            else:
+                hit = not isinstance(e, (Load, Call)) and all(
+                    self.same_everywhere(c) for c in children(e) if isinstance(c, Expr))
+            self.constant[id(e)] = hit
+        return hit
+
+
+__all__ = ["check_barriers", "widest_piece"]

@@ -1,0 +1,285 @@
+"""What each warp knows of the others: clocks, mbarriers and named barriers of the synchronisation model.
+
+A component counts what one kind of actor did: the ordinary accesses of a warp's lanes, the copies that signal an mbarrier,
+the matrix instructions of a warp group, the bulk stores of a thread, the phases of a barrier.  A warp's row says up to
+which time it has seen each of them (happens-before).  The verdict does not depend on the order in which the model runs
+the warps: a wait is taken to pass at the earliest phase that the waiter's own knowledge allows, and it is a fault when
+another order of events could let it miss that phase, or count an arrival in another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .sync_fault import Fault, Found
+
+Row = dict[int, int]  # component -> time
+FULL = 0xFFFFFFFF
+
+
+def join(into: Row, other: Row) -> None:
+    """Take over what another row knows."""
+    for c, t in other.items():
+        if t > into.get(c, 0):
+            into[c] = t
+
+
+class Clocks:
+    """Time of every component; an event at time t is seen by whoever knows t."""
+
+    def __init__(self) -> None:
+        self.now: list[int] = []
+        self.names: list[str] = []
+
+    def new(self, name: str) -> int:
+        """A component, whose time starts at 1."""
+        self.now.append(1)
+        self.names.append(name)
+        return len(self.now) - 1
+
+
+class Warp:
+    """The lanes of a warp.  Rows are kept by the lanes (bits of a mask) that learned them together.
+
+    seen: what is ordered before.  fenced: the ordinary writes among it that the async proxy sees.
+    """
+
+    def __init__(self, clocks: Clocks, number: int, lanes: int, name: str) -> None:
+        self.clocks, self.number, self.name = clocks, number, name
+        self.full = (1 << lanes) - 1
+        self.seen: dict[int, Row] = {self.full: {}}
+        self.fenced: dict[int, Row] = {self.full: {}}
+        self.own: dict[int, int] = {}  # lanes -> component of their ordinary accesses
+        self.control = clocks.new(f"waits of {name}")
+
+    def component(self, lanes: int) -> int:
+        """Of the ordinary accesses that these lanes make together."""
+        c = self.own.get(lanes)
+        if c is None:
+            c = self.own[lanes] = self.clocks.new(self.name)
+        return c
+
+    def known(self, lanes: int) -> tuple[Row, Row]:
+        """(seen, fenced) of every one of these lanes; not to be changed."""
+        if len(self.seen) == 1:
+            return self.seen[self.full], self.fenced[self.full]
+        seen: Row = {}
+        fenced: Row = {}
+        for m, row in self.seen.items():
+            if m & lanes == lanes:
+                join(seen, row)
+                join(fenced, self.fenced[m])
+        return seen, fenced
+
+    def _rows(self, lanes: int) -> tuple[Row, Row]:
+        if lanes not in self.seen:
+            self.seen[lanes], self.fenced[lanes] = {}, {}
+        return self.seen[lanes], self.fenced[lanes]
+
+    def learn(self, lanes: int, seen: Row, fenced: Row | None = None) -> None:
+        """These lanes now know a row."""
+        a, b = self._rows(lanes)
+        join(a, seen)
+        if fenced:
+            join(b, fenced)
+
+    def mine(self, lanes: int) -> tuple[Row, Row]:
+        """What these lanes know, with all that they did themselves: what they publish when they arrive somewhere."""
+        seen, fenced = self.known(lanes)
+        seen = dict(seen)
+        for m, c in self.own.items():
+            if m & lanes == m:
+                seen[c] = self.clocks.now[c]
+        if lanes == self.full:
+            seen[self.control] = self.clocks.now[self.control]
+        return seen, fenced
+
+    def publish(self, lanes: int) -> tuple[Row, Row]:
+        """As `mine`; what they do from now on is not part of it."""
+        out = self.mine(lanes)
+        self._tick(lanes)
+        return out[0], dict(out[1])
+
+    def _tick(self, lanes: int) -> None:
+        for m, c in self.own.items():
+            if m & lanes == m:
+                self.clocks.now[c] += 1
+
+    def aligned(self, lanes: int) -> None:
+        """These lanes execute a `.sync.aligned` instruction: none goes on before all have come here from their waits.
+
+        It orders no memory.
+        """
+        if lanes == self.full:
+            self.seen[lanes][self.control] = self.clocks.now[self.control]
+            self.clocks.now[self.control] += 1
+
+    def converge(self, lanes: int) -> None:
+        """These lanes have waited for each other."""
+        self.aligned(lanes)
+        seen, fenced = self._rows(lanes)
+        for m in [m for m in self.seen if m != lanes and m & lanes == m]:
+            join(seen, self.seen.pop(m))
+            join(fenced, self.fenced.pop(m))
+        for m, c in self.own.items():
+            if m & lanes == m:
+                seen[c] = self.clocks.now[c]
+                self.clocks.now[c] += 1
+
+    def fence(self, lanes: int) -> None:
+        """fence.proxy.async: the async proxy sees what these lanes wrote before."""
+        _, fenced = self._rows(lanes)
+        for m, c in self.own.items():
+            if m & lanes == m:
+                fenced[c] = self.clocks.now[c]
+                self.clocks.now[c] += 1
+
+
+Active = list[tuple[Warp, int]]  # warps and lanes that execute something
+
+
+@dataclass
+class MBarrier:
+    """Phases of an mbarrier: arrivals and bytes, who waited for which, what a completed phase has seen."""
+
+    name: str
+    count: int
+    clocks: Clocks
+    made: tuple[int, int]  # component and time of its initialisation
+    initialiser: Any
+    fenced: bool = False
+    done: list[tuple[Row, Row]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pending, self.tx = self.count, 0
+        self.phase, self.copies = self.clocks.new(f"phases of {self.name}"), self.clocks.new(f"copies on {self.name}")
+        self.clocks.now[self.copies] = 0
+        self.seen: Row = {}
+        self.shown: Row = {}
+        self.waits: list[tuple[int, int, int, Any]] = []  # phases completed, component and time of the waiter, where
+        self.last_copy: Any = None
+
+    def check_made(self, seen: Row, remote: bool, span: Any) -> None:
+        """Raises Found unless its initialisation is seen."""
+        if seen.get(self.made[0], 0) < self.made[1]:
+            raise Found(Fault(f"{self.name} is used by threads that do not see its initialisation", span,
+                              self.initialiser))
+        if remote and not self.fenced:
+            raise Found(Fault(f"copies signal {self.name} without a fence_mbarrier_init after its initialisation", span,
+                              self.initialiser))
+
+    def current(self, seen: Row, span: Any, what: str) -> None:
+        """Raises Found unless an arrival can only belong to the current phase."""
+        if seen.get(self.phase, 1) - 1 != len(self.done):
+            raise Found(Fault(f"{what} on {self.name} may come before phase {len(self.done) - 1} is over: nothing orders "
+                              "it after that", span, None))
+
+    def arrive(self, warp: Warp, lanes: int, n: int, tx: int, span: Any) -> None:
+        """n arrivals and tx bytes announced by these lanes."""
+        seen, fenced = warp.publish(lanes)
+        self.check_made(seen, False, span)
+        self.current(seen, span, "an arrival" if n else "mbarrier_expect_tx")
+        if n > self.pending:
+            raise Found(Fault(f"{n} threads arrive on {self.name} in phase {len(self.done)}, which needs {self.pending} "
+                              f"more of {self.count} arrivals", span, None))
+        self.pending -= n
+        self.tx += tx
+        join(self.seen, seen)
+        join(self.shown, fenced)
+        self.settle(span)
+
+    def copy(self, seen: Row, nbytes: int, span: Any) -> int:
+        """Time (of component `copies`) of a copy that signals this barrier; it counts its bytes at once."""
+        self.check_made(seen, True, span)
+        self.current(seen, span, "a copy")
+        self.clocks.now[self.copies] += 1
+        t = self.clocks.now[self.copies]
+        self.last_copy = span
+        self.seen[self.copies] = t
+        self.tx -= nbytes
+        return t
+
+    def settle(self, span: Any) -> None:
+        """Go to the next phase when nothing is missing."""
+        if self.pending or self.tx:
+            return
+        after = len(self.done) + 1
+        self.seen[self.phase] = after + 1
+        for target, c, t, where in self.waits:
+            if target == after - 1 and self.seen.get(c, 0) < t:
+                raise Found(Fault(f"{self.name} may go on to phase {after} before a wait for the end of phase "
+                                  f"{after - 2} has seen it", where, span))
+        self.waits = [w for w in self.waits if w[0] >= after]
+        self.done.append((self.seen, self.shown))
+        self.seen, self.shown = {}, {}
+        self.pending, self.tx = self.count, 0
+
+    def target(self, seen: Row, parity: int) -> int:
+        """Completed phases with which a wait for this parity passes at the earliest."""
+        known = seen.get(self.phase, 1) - 1
+        return known if (known + 1) % 2 == parity % 2 else known + 1
+
+    def wait(self, warp: Warp, lanes: int, target: int, span: Any) -> None:
+        """These lanes pass the wait; `target` phases are over."""
+        if target < len(self.done):
+            raise Found(Fault(f"{self.name} may be in phase {len(self.done)} before a wait for the end of phase "
+                              f"{target - 1} has seen it", span, None))
+        c = warp.control if lanes == warp.full else warp.component(lanes)
+        if target:
+            warp.learn(lanes, *self.done[target - 1])
+        self.waits.append((target, c, self.clocks.now[c], span))
+
+    def state(self) -> str:
+        """For messages."""
+        more = f"{self.tx} bytes still expected" if self.tx >= 0 else f"{-self.tx} bytes more than expected"
+        return f"{self.name} in phase {len(self.done)}: {self.pending} of {self.count} arrivals pending, {more}"
+
+
+class NamedBarrier:
+    """bar.sync and bar.arrive on one number; sync_threads is number 0."""
+
+    def __init__(self, name: str, clocks: Clocks) -> None:
+        self.name, self.clocks = name, clocks
+        self.component = clocks.new(f"turns of {name}")
+        self.turn, self.count, self.arrived = 0, 0, 0
+        self.seen: Row = {}
+        self.shown: Row = {}
+        self.done: dict[int, tuple[Row, Row]] = {}
+
+    def arrive(self, active: Active, threads: int, count: int, span: Any) -> int:
+        """The turn that these threads belong to; raises Found when it could be another one."""
+        if self.arrived and count != self.count:
+            raise Found(Fault(f"{self.name} is used for {count} threads while {self.count} are expected", span, None))
+        self.count = count
+        for warp, lanes in active:
+            seen, fenced = warp.publish(lanes)
+            if seen.get(self.component, 1) - 1 != self.turn:
+                raise Found(Fault(f"a warp may arrive at {self.name} before turn {self.turn - 1} of it is over", span,
+                                  None))
+            join(self.seen, seen)
+            join(self.shown, fenced)
+        self.arrived += threads
+        if self.arrived > count:
+            raise Found(Fault(f"{self.arrived} threads arrive at {self.name}, which is for {count}", span, None))
+        turn = self.turn
+        if self.arrived == count:
+            self.turn, self.arrived = turn + 1, 0
+            self.seen[self.component] = turn + 2
+            self.done[turn] = self.seen, self.shown
+            self.seen, self.shown = {}, {}
+        return turn
+
+    def pass_(self, active: Active, turn: int) -> None:
+        """These warps go on after a turn."""
+        for warp, lanes in active:
+            warp.learn(lanes, *self.done[turn])
+            if lanes == warp.full:
+                warp.converge(lanes)
+
+    def state(self) -> str:
+        """For messages."""
+        return f"{self.name}: {self.arrived} of {self.count} threads have arrived"
+
+
+__all__ = ["FULL", "Active", "Clocks", "MBarrier", "NamedBarrier", "Row", "Warp", "join"]

@@ -1,0 +1,239 @@
+"""Who touched which shared memory of a block, for the synchronisation model.
+
+Tiles that copies and matrix instructions touch are intervals of bytes with the last time of each component; what threads
+touch is kept by granule and warp.  A conflicting access that the accessor's row does not know is a fault, and so is one
+by the async proxy (TMA, wgmma) over ordinary writes that were not fenced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .sync_fault import Fault, Found
+from .verify_sync_clocks import Clocks, Row, Warp
+
+# Modes: r read, w write, a atomic; which earlier ones an access conflicts with.
+_CONFLICTS = {"r": "wa", "w": "rwa", "a": "rw"}
+MESSAGES = {"order": "is touched by two threads without a barrier in between",
+            "copy": "is touched while an asynchronous copy to it is in flight",
+            "again": "is overwritten by a copy while something that reads or writes it is not known to be over",
+            "early": "is read by a copy or a matrix instruction before what was written there is known to be complete",
+            "late": "is written while a copy or a matrix instruction may still read it",
+            "proxy": "was written by ordinary stores that no fence_proxy_async of the writer follows: copies and matrix "
+                     "instructions may not see them"}
+
+
+@dataclass
+class _Tile:
+    """An interval of bytes with what touched it: (mode, component) -> (time, where)."""
+
+    lo: int
+    hi: int
+    records: dict[tuple[str, int], tuple[int, Any]] = field(default_factory=dict)
+    meets: list[_Tile] = field(default_factory=list)
+    written: int = 0  # how often a copy wrote what it meets
+
+
+class _Touched:
+    """Last access in one mode of each granule by each warp: time, component, thread (-2: several)."""
+
+    def __init__(self, warps: int, granules: int) -> None:
+        self.when = np.zeros((warps, granules), np.int32)
+        self.component = np.zeros((warps, granules), np.int32)
+        self.thread = np.full((warps, granules), -1, np.int32)
+        self.site = np.zeros((warps, granules), np.int32)
+        self.rows: list[int] = []
+        self.latest: Row = {}  # of all granules
+
+
+class Memory:
+    """The shared memory of one block.  size, granule: bytes.  names: (first byte, end, name) of the buffers."""
+
+    def __init__(self, size: int, granule: int, warps: int, clocks: Clocks, names: list[tuple[int, int, str]]) -> None:
+        self.granule, self.warps, self.clocks, self.names = granule, warps, clocks, names
+        self.granules = size // granule + 1
+        self.tiles: dict[tuple[int, int], _Tile] = {}
+        self.touched: dict[str, _Touched] = {}
+        self.flying: Any = None  # number of the site of the cp.async in flight over a granule
+        self.version = 0
+        self.checked: dict[Any, tuple[int, int]] = {}
+        self.sites: list[tuple[Any, bool]] = [(None, True)]  # where, whether the address was known
+
+    def name(self, at: int) -> str:
+        """Of the buffer that holds a byte."""
+        return next((f"`{n}`" for lo, hi, n in self.names if lo <= at < hi), "shared memory")
+
+    def _fault(self, what: str, at: int, span: Any, other: Any, exact: bool = True) -> Found:
+        return Found(Fault(f"{self.name(at)} {MESSAGES[what]}", span, other, exact))
+
+    # ---- copies and matrix instructions ---------------------------------------------------------------------------
+
+    def tile(self, mode: str, lo: int, hi: int, seen: Row, fenced: Row, component: int, time: int, span: Any,
+             who: Any) -> None:
+        """An asynchronous access of bytes lo .. hi-1 by an actor `who` that knows these rows."""
+        t = self._tile(lo, hi)
+        if mode == "w":
+            for other in t.meets:
+                other.written += 1
+        key = (lo, hi, mode, who)
+        version, written = self.checked.get(key, (-1, -1))  # what was known once stays known
+        if version == self.version and written == t.written:
+            t.records[mode, component] = time, span
+            return
+        for other in t.meets:
+            for (m, c), (when, where) in other.records.items():
+                if (mode == "w" or m == "w") and seen.get(c, 0) < when:
+                    raise self._fault("again" if mode == "w" else "early", max(lo, other.lo), span, where)
+        if self.flying is not None and version != self.version:
+            over = self.flying[lo // self.granule: -(-hi // self.granule)]
+            if over.any():
+                raise self._fault("copy", lo, span, *self.sites[int(over[int(np.argmax(over > 0))])])
+        if self.touched and version != self.version:
+            self._threads(mode, lo, hi, seen, fenced, span)
+        self.checked[key] = self.version, t.written
+        t.records[mode, component] = time, span
+
+    def group_reads(self, lo: int, hi: int, active: list[tuple[Warp, int]], component: int, time: int, span: Any) -> None:
+        """A matrix instruction of some warps reads bytes lo .. hi-1."""
+        t = self.tiles.get((lo, hi))
+        key = (lo, hi, component)
+        if t is None or self.checked.get(key) != (self.version, t.written):
+            for w, lanes in active:
+                self.tile("r", lo, hi, *w.known(lanes), component, time, span, (w, lanes))
+            self.checked[key] = self.version, self.tiles[lo, hi].written
+            return
+        t.records["r", component] = time, span
+
+    def _tile(self, lo: int, hi: int) -> _Tile:
+        t = self.tiles.get((lo, hi))
+        if t is None:
+            t = _Tile(lo, hi)
+            for other in self.tiles.values():
+                if other.lo < hi and lo < other.hi:
+                    other.meets.append(t)
+                    t.meets.append(other)
+            t.meets.append(t)
+            self.tiles[lo, hi] = t
+        return t
+
+    def _threads(self, mode: str, lo: int, hi: int, seen: Row, fenced: Row, span: Any) -> None:
+        a, b = lo // self.granule, -(-hi // self.granule)
+        for m in _CONFLICTS[mode]:
+            got = self.touched.get(m)
+            if got is None or all(seen.get(c, 0) >= t for c, t in got.latest.items()) and (m == "r" or all(
+                    fenced.get(c, 0) >= t for c, t in got.latest.items())):
+                continue
+            for row in got.rows:
+                when = got.when[row, a:b]
+                if not when.any():
+                    continue
+                for what, known in (("order", seen), ("proxy", fenced)):
+                    if what == "proxy" and m == "r":
+                        continue  # ordinary reads before a copy overwrites need no fence
+                    bad = self._times(known)[got.component[row, a:b]] < when
+                    if bad.any():
+                        at = a + int(np.argmax(bad))
+                        text = what if what == "proxy" else "again" if mode == "w" else "early"
+                        raise self._fault(text, at * self.granule, span, *self.sites[got.site[row, at]])
+
+    def _times(self, row: Row) -> Any:
+        out = np.zeros(len(self.clocks.now), np.int32)
+        if row:
+            out[list(row)] = list(row.values())
+        return out
+
+    # ---- cp.async ---------------------------------------------------------------------------------------------------
+
+    def fly(self, g: Any, thread: Any, active: list[tuple[Warp, int]], span: Any, exact: bool, alone: bool) -> None:
+        """Copies to granules g by threads start; nothing may touch them until they `land`."""
+        if self.flying is None:
+            self.flying = np.zeros(self.granules, np.int32)
+        self.threads("w", g, thread, active, span, exact, alone)
+        self.flying[g] = len(self.sites) - 1
+
+    def land(self, g: Any) -> None:
+        """The copies to these granules are complete, for the threads that issued them."""
+        self.flying[g] = 0
+
+    # ---- threads ----------------------------------------------------------------------------------------------------
+
+    def threads(self, mode: str, g: Any, thread: Any, active: list[tuple[Warp, int]], span: Any, exact: bool = True,
+                alone: bool = False) -> None:
+        """Ordinary accesses of granules g by threads (same shape); active: their warps.
+
+        exact: whether the addresses are known.  alone: the program says that these threads do not meet one another.
+        """
+        first, last = int(g.min()) * self.granule, (int(g.max()) + 1) * self.granule
+        warp = thread // 32
+        rows = {w.number: w.known(lanes) for w, lanes in active}
+        for t in self.tiles.values():
+            if t.lo < last and first < t.hi:
+                self._against(t, mode, g, warp, rows, span, exact)
+        if self.flying is not None and (exact or not alone):
+            over = self.flying[g]
+            if over.any():
+                k = int(np.argmax(over > 0))
+                where, known = self.sites[int(over[k])]
+                raise self._fault("copy", int(g[k]) * self.granule, span, where, exact and known)
+        if exact or not alone:
+            self._conflict(mode, g, thread, warp, rows, span, exact)
+        got = self.touched.get(mode)
+        if got is None:
+            got = self.touched[mode] = _Touched(self.warps, self.granules)
+        self.sites.append((span, exact))
+        self.version += 1
+        for w, lanes in active:
+            mine = g[warp == w.number] if len(active) > 1 else g
+            if not len(mine):
+                continue
+            who = thread[warp == w.number] if len(active) > 1 else thread
+            c = w.component(lanes)
+            now = self.clocks.now[c]
+            n = w.number
+            same = (got.when[n][mine] == now) & (got.component[n][mine] == c) & (got.thread[n][mine] != who)
+            got.thread[n][mine] = who
+            same |= got.thread[n][mine] != who
+            got.thread[n][mine[same]] = -2
+            got.when[n][mine] = now
+            got.component[n][mine] = c
+            got.site[n][mine] = len(self.sites) - 1
+            got.latest[c] = now
+            if n not in got.rows:
+                got.rows.append(n)
+
+    def _against(self, t: _Tile, mode: str, g: Any, warp: Any, rows: dict[int, tuple[Row, Row]], span: Any,
+                 exact: bool) -> None:
+        for (m, c), (when, where) in t.records.items():
+            if mode == "r" and m == "r":
+                continue
+            late = [n for n, (seen, _) in rows.items() if seen.get(c, 0) < when]
+            if late:
+                inside = ((g + 1) * self.granule > t.lo) & (g * self.granule < t.hi) & np.isin(warp, late)
+                if inside.any():
+                    at = int(g[int(np.argmax(inside))]) * self.granule
+                    raise self._fault("copy" if m == "w" else "late", at, span, where, exact)
+
+    def _conflict(self, mode: str, g: Any, thread: Any, warp: Any, rows: dict[int, tuple[Row, Row]], span: Any,
+                  exact: bool) -> None:
+        known = np.zeros((self.warps, len(self.clocks.now)), np.int32)
+        for n, (seen, _) in rows.items():
+            if seen:
+                known[n, list(seen)] = list(seen.values())
+        for m in _CONFLICTS[mode]:
+            got = self.touched.get(m)
+            for row in got.rows if got is not None else ():
+                assert got is not None
+                when = got.when[row][g]
+                if not when.any():
+                    continue
+                bad = (known[warp, got.component[row][g]] < when) & (got.thread[row][g] != thread)
+                if bad.any():
+                    at = int(np.argmax(bad))
+                    where, known_there = self.sites[int(got.site[row][g[at]])]
+                    raise self._fault("order", int(g[at]) * self.granule, span, where, exact and known_there)
+
+
+__all__ = ["MESSAGES", "Memory"]

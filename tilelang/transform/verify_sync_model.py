@@ -1,0 +1,117 @@
+"""The synchronisation model: a block whose warp groups run side by side, for one choice of what is not known.
+
+Every stream (a warp group; a warp where those of a group wait for each other) is a generator; the model lets each run until
+it waits.  Faults are found by what is ordered, not by the order of this run (verify_sync_clocks).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import Buffer, Var
+
+from .sync_fault import Fault, Found
+from .verify_sync_clocks import Clocks, MBarrier, NamedBarrier, Warp
+from .verify_sync_memory import Memory
+from .verify_sync_plan import Plan
+from .verify_sync_stream import Stream
+from .verify_sync_values import Values, number
+
+GROUP = 128
+_MOST_STEPS = 400_000
+_REGISTERS = 65536  # of an SM
+
+
+class Block:
+    """One block: its warps, barriers and shared memory."""
+
+    def __init__(self, model: Model, env: dict[Var, Any], width: int) -> None:
+        self.model, self.plan, self.values, self.env = model, model.plan, model.values, env
+        self.clocks = Clocks()
+        n = self.plan.launch.num_threads
+        self.warps = [Warp(self.clocks, k, min(32, n - 32 * k), f"warp {k}") for k in range(-(-n // 32))]
+        self.memory = Memory(self.plan.size, self.plan.granule, len(self.warps), self.clocks, self.plan.names())
+        self.barriers: dict[int, MBarrier] = {}
+        self._named: dict[int, NamedBarrier] = {}
+        self.accesses = 0
+        blocks = int(self.plan.launch.attr("min_blocks_per_sm") or 1)
+        self.registers = min(_REGISTERS // (n * blocks) // 8 * 8, 255)  # of a thread when the block starts
+        self.spare = 0  # registers that warp groups gave back
+        self.streams_are_groups = width == GROUP
+        self.streams = [Stream(self, first, min(width, n - first)) for first in range(0, n, width)]
+
+    def named(self, number: int) -> NamedBarrier:
+        """The barrier of a number, 0 to 15."""
+        got = self._named.get(number)
+        if got is None:
+            got = self._named[number] = NamedBarrier(f"barrier {number}" if number else "the block barrier", self.clocks)
+        return got
+
+    def element(self, b: Buffer, at: int) -> str:
+        """Name of the mbarrier at a byte."""
+        return f"{b.name}[{(at - self.plan.places[b.data]) // 8}]"
+
+    def barrier(self, at: int, b: Buffer, span: Any) -> MBarrier:
+        """The mbarrier at a byte.  Raises Found when it was not initialised."""
+        got = self.barriers.get(at)
+        if got is None:
+            raise Found(Fault(f"{self.element(b, at)} is used before mbarrier_init", span, None))
+        return got
+
+    def finish(self) -> None:
+        """Raises Found when something is left running at the end."""
+        rows = [w.known(w.full)[0] for w in self.warps]
+        rows += [w.known(lanes)[0] for w in self.warps for lanes in w.seen]
+        for b in self.barriers.values():
+            if self.clocks.now[b.copies] and not any(r.get(b.copies, 0) >= self.clocks.now[b.copies] for r in rows):
+                raise Found(Fault(f"the block may end while a copy that signals {b.name} is in flight", b.last_copy, None))
+        for s in self.streams:
+            for own in s.bulk.values():
+                if own.finished < own.time:
+                    raise Found(Fault("the block may end while a bulk store reads its shared memory: no bulk_wait",
+                                      own.span, None))
+
+
+class Model:
+    """One run.  env: block variables, symbols and scalars.  scale: of whole numbers read from global tensors.
+
+    width: threads of a stream.  whole: ring loops of more iterations are followed without whole turns in between.
+    """
+
+    def __init__(self, plan: Plan, values: Values, env: dict[Var, Any], scale: int, width: int = GROUP,
+                 whole: int = 16) -> None:
+        self.plan, self.values, self.scale, self.whole = plan, values, scale, whole
+        self.progress, self.cut = 0, False
+        self.block = Block(self, env, width)
+
+    def number(self, b: Buffer, at: tuple[Any, ...]) -> int:
+        """The whole number that the model takes a tensor to hold somewhere."""
+        return number(self.scale, at)
+
+    def run(self) -> Model:
+        """Itself, after the program.  Raises Found and Undecided."""
+        body = self.plan.launch.body
+        live = {s: s.run(body) for s in self.block.streams}
+        while live:
+            before = self.progress
+            for s, way in list(live.items()):
+                try:
+                    s.waiting = next(way)
+                except StopIteration:
+                    del live[s]
+                    self.progress += 1
+                if self.progress > _MOST_STEPS:
+                    raise Found(Fault("the program does not come to an end", None, None, False))
+            if live and self.progress == before:
+                raise self._deadlock(list(live))
+        self.block.finish()
+        return self
+
+    def _deadlock(self, stuck: list[Stream]) -> Found:
+        who = "; ".join(f"threads {s.first} to {s.first + s.n - 1} wait {s.waiting[2]}" for s in stuck)
+        bars = {id(s.waiting[1]): s.waiting[1].state() for s in stuck}
+        return Found(Fault(f"the block comes to a standstill: {who} ({'; '.join(bars.values())})", stuck[0].waiting[0],
+                           None, True, True))
+
+
+__all__ = ["GROUP", "Block", "Model"]

@@ -1,0 +1,140 @@
+"""What a launch's statements have to do with synchronisation, found once for all runs of the model."""
+
+from __future__ import annotations
+
+from math import gcd, lcm
+from typing import Any
+
+from tilelang.ir import (Alloc, Binary, Buffer, Const, Evaluate, For, Launch, Load, Node, Stmt, Store, Var, While, walk)
+from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.visitor import children
+from tilelang.target.tensor_map import tensor_maps_of
+
+from .sync_fault import SHARED
+
+WAITS = frozenset(("sync_threads", "named_barrier", "mbarrier_wait", "set_max_nreg"))
+EVENTS = WAITS | frozenset((
+    "named_barrier_arrive", "mbarrier_init", "mbarrier_arrive", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx",
+    "fence_mbarrier_init", "fence_proxy_async", "sync_warp", "tma_load", "tma_store", "tma_reduce_add", "bulk_load",
+    "bulk_store", "bulk_commit", "bulk_wait", "wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait", "cp_async",
+    "cp_async_commit", "cp_async_wait", "thread_return"))
+# Programs that call one of these are followed by the model; others need block barriers only.
+ASYNCHRONOUS = EVENTS - {"sync_threads", "sync_warp", "cp_async", "cp_async_commit", "cp_async_wait", "thread_return"}
+_LANES = {"ldmatrix": 16, "stmatrix": 16}
+
+
+class Plan:
+    """Facts about a launch: which statements matter, where shared buffers lie, how long its rings are."""
+
+    def __init__(self, launch: Launch, nodes: list[Node]) -> None:
+        self.launch, self.nodes = launch, nodes
+        self.allocs = [x.buffer for x in self.nodes if isinstance(x, Alloc)]
+        self.shared = [b for b in self.allocs if b.scope_name in SHARED]
+        self.barriers = [b for b in self.allocs if b.scope_name == "shared.barrier"]
+        self.maps = {m.name: m for m in tensor_maps_of(launch)}
+        self.places, self.size = self._places()
+        self.stages = max((int(b.shape[0]) for b in self.barriers), default=1)
+        self.period = min(lcm(2, *(2 * int(b.shape[0]) for b in self.barriers)), 64)
+        self.matrix_registers = frozenset(
+            a.buffer.data for x in self.nodes if isinstance(x, Call) and x.op == "wgmma" for a in x.args[:2]
+            if isinstance(a, AddressOf) and a.buffer.scope_name == "local")
+        self.granule = self._granule()
+        self._facts: dict[int, tuple[bool, bool, bool, bool]] = {}
+        self._registers: dict[int, tuple[frozenset[Var], frozenset[Var]]] = {}
+        self._units: dict[int, int] = {}
+
+    def _places(self) -> tuple[dict[Var, int], int]:
+        """Bytes where buffers start: as planned, others one after another."""
+        places = {b.data: int(at) for b, at in self.launch.attr("shared_offsets", ())}
+        end = max((places[b.data] + b.size * b.dtype.bytes for b in (*self.shared, *self.barriers)
+                   if b.data in places), default=0)
+        for b in (*self.shared, *self.barriers):
+            if b.data not in places:
+                places[b.data] = -(-end // 1024) * 1024
+                end = places[b.data] + b.size * b.dtype.bytes
+        return places, end
+
+    def names(self) -> list[tuple[int, int, str]]:
+        """(first byte, end, name) of the shared buffers."""
+        return [(self.places[b.data], self.places[b.data] + b.size * b.dtype.bytes, b.name) for b in self.shared]
+
+    def _granule(self) -> int:
+        """Bytes that divide the width and the place of every access by threads."""
+        piece = 16
+        for x in self.nodes:
+            if isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED:
+                piece = gcd(piece, x.buffer.dtype.bytes * max([i.dtype.lanes for i in x.indices], default=1))
+            elif isinstance(x, Call) and (x.op in _LANES or x.op == "cp_async" or x.op not in EVENTS):
+                for a in x.args:
+                    if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED and x.op != "wgmma_descriptor":
+                        width = _LANES.get(x.op) or (int(x.attr("bytes", 16)) if x.op == "cp_async" else 0)
+                        piece = gcd(piece, width or a.buffer.dtype.bytes)
+        for b in self.shared:
+            piece = gcd(piece, self.places[b.data])
+        return piece
+
+    def facts(self, x: Node) -> tuple[bool, bool, bool, bool]:
+        """(matters: touches shared memory or a variable, or orders; may block; orders; names matrix registers)."""
+        hit = self._facts.get(id(x))
+        if hit is None:
+            if isinstance(x, Buffer):
+                kind = x.scope_name
+                hit = (kind in SHARED or kind == "local.var" and not x.dtype.is_float, False, False,
+                       x.data in self.matrix_registers)
+            elif isinstance(x, Var):
+                hit = (False, False, False, False)
+            else:
+                hit = (False, False, False, False)
+                if isinstance(x, Call) and (x.op in EVENTS or x.op.startswith("syncthreads_")):
+                    waits = x.op in WAITS or x.op.startswith("syncthreads_")
+                    hit = (True, waits, True, False)
+                for c in children(x):
+                    a = self.facts(c)
+                    hit = (hit[0] or a[0], hit[1] or a[1], hit[2] or a[2], hit[3] or a[3])
+            self._facts[id(x)] = hit
+        return hit
+
+    def registers(self, x: Node) -> tuple[frozenset[Var], frozenset[Var]]:
+        """Matrix registers that ordinary statements below x (touch, write)."""
+        hit = self._registers.get(id(x))
+        if hit is None:
+            touched: set[Var] = set()
+            written: set[Var] = set()
+            stack: list[Node] = [x]
+            while stack:
+                n = stack.pop()
+                if not self.facts(n)[3] or isinstance(n, Call) and n.op in ("wgmma", "wgmma_pin"):
+                    continue
+                if isinstance(n, (Load, Store, AddressOf)) and n.buffer.data in self.matrix_registers:
+                    touched.add(n.buffer.data)
+                    if isinstance(n, Store) or isinstance(n, AddressOf):
+                        written.add(n.buffer.data)
+                stack += children(n)
+            hit = self._registers[id(x)] = frozenset(touched), frozenset(written)
+        return hit
+
+    def is_ring_loop(self, s: Stmt) -> bool:
+        """Whether a loop takes part in the program's synchronisation."""
+        return isinstance(s, (For, While)) and self.facts(s.body)[2]
+
+    def unit(self, s: For) -> int:
+        """Iterations of a ring loop after which the program is where it was: whole turns of the rings."""
+        hit = self._units.get(id(s))
+        if hit is None:
+            mods = [int(x.b.value) for x in walk(s.body) if isinstance(x, Binary) and x.op in ("floormod", "truncmod")
+                    and isinstance(x.b, Const) and 0 < x.b.value <= 64 and any(y is s.var for y in walk(x.a))]
+            hit = self._units[id(s)] = min(lcm(self.period, *mods), 128)
+        return hit
+
+
+def follows(nodes: list[Node]) -> bool:
+    """Whether a launch needs the model: its nodes order threads with more than block barriers and cp.async groups."""
+    return any(isinstance(x, Call) and x.op in ASYNCHRONOUS for x in nodes)
+
+
+def calls_of(s: Stmt) -> Any:
+    """The call of an Evaluate, else None."""
+    return s.call if isinstance(s, Evaluate) else None
+
+
+__all__ = ["ASYNCHRONOUS", "EVENTS", "WAITS", "Plan", "calls_of", "follows"]

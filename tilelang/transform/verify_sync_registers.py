@@ -1,0 +1,87 @@
+"""Registers that asynchronous matrix instructions of a warp group use, for the synchronisation model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.ir import Var
+
+from .sync_fault import Fault, Found
+
+
+@dataclass
+class _Use:
+    data: Var
+    lo: int
+    hi: int
+    result: bool  # the accumulator, else the operand A
+    span: Any
+
+
+@dataclass
+class MatrixRegisters:
+    """Accumulators and register operands in use from a wgmma to the wait for its group; ordinary writes need a fence.
+
+    time: of the matrix instructions so far (their component's).  finished: time of the last group waited for.
+    waits: how far each warp of the group was when it issued that group, so that it had passed its waits before.
+    """
+
+    time: int = 1
+    finished: int = 0
+    open: list[_Use] = field(default_factory=list)
+    groups: list[tuple[int, list[_Use], dict[int, int]]] = field(default_factory=list)
+    waits: dict[int, int] = field(default_factory=dict)
+    flying: set[Var] = field(default_factory=set)
+    written: dict[Var, Any] = field(default_factory=dict)
+    fenced: bool = False
+
+    def ordinary(self, touched: frozenset[Var], written: frozenset[Var], indices: Any, span: Any) -> None:
+        """An ordinary statement touches these storages.  indices(data): (first, last) element touched, None: all."""
+        for data in touched & self.flying:
+            for u in (*self.open, *(u for _, g, _ in self.groups for u in g)):
+                if u.data is not data or not u.result and data not in written:
+                    continue
+                at = indices(data)
+                if at is None or at[0] < u.hi and u.lo <= at[1]:
+                    raise Found(Fault(f"`{data.name}` is used while the wgmma that {'writes' if u.result else 'reads'} it "
+                                      "may still run: no wgmma_wait for its group in between", span, u.span))
+        for data in written:
+            self.written[data] = span
+
+    def issue(self, uses: list[tuple[Var, int, int, bool]], span: Any) -> None:
+        """A wgmma uses registers lo .. hi-1 of storages."""
+        if not self.fenced:
+            raise Found(Fault("a wgmma has no wgmma_fence before it", span, None))
+        for data, lo, hi, result in uses:
+            if data in self.written:
+                raise Found(Fault(f"`{data.name}` is written by ordinary instructions and then used by a wgmma without a "
+                                  "wgmma_fence in between", span, self.written[data]))
+            for u in (*self.open, *(u for _, g, _ in self.groups for u in g)):
+                if u.data is data and lo < u.hi and u.lo < hi and (u.result or result) and not (
+                        u.result and result and (u.lo, u.hi) == (lo, hi)):
+                    raise Found(Fault(f"`{data.name}` is used by a wgmma while another one that "
+                                      f"{'writes' if u.result else 'reads'} it may still run", span, u.span))
+            self.open.append(_Use(data, lo, hi, result, span))
+            self.flying.add(data)
+
+    def fence(self) -> None:
+        """wgmma.fence: the registers written so far may be used."""
+        self.fenced = True
+        self.written.clear()
+
+    def commit(self, waits: dict[int, int]) -> None:
+        """The instructions since the last commit are a group, which all warps of the warp group issue together."""
+        self.groups.append((self.time, self.open, waits))
+        self.open = []
+
+    def wait(self, n: int) -> None:
+        """At most n groups are still running."""
+        done = self.groups[: max(0, len(self.groups) - n)]
+        if done:
+            self.groups = self.groups[len(done):]
+            self.finished, self.waits = done[-1][0], done[-1][2]
+            self.flying = {u.data for u in (*self.open, *(u for _, g, _ in self.groups for u in g))}
+
+
+__all__ = ["MatrixRegisters"]

@@ -1,0 +1,446 @@
+"""One warp group (or warp) of the synchronisation model: its way through the program.
+
+Follows the statements with whole numbers for all its threads and no data.  What orders threads or touches shared memory
+is told to the clocks and the memory of the block; everything else is passed over, except that registers of running
+matrix instructions must not be touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Load, Node, Ramp,
+                         Select, Seq, Stmt, Store, Var, While, walk)
+from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.visitor import children
+
+from .sync_fault import SHARED, Fault, Found, Undecided
+from .verify_sync_clocks import Active, Warp
+from .verify_sync_events import EVENT_RULES, WAIT_RULES
+from .verify_sync_registers import MatrixRegisters
+from .verify_sync_values import one
+
+_MOST = 64  # iterations that a loop is followed without leaving out any
+
+
+class _Left(Exception):
+    """Break or continue."""
+
+    def __init__(self, again: bool) -> None:
+        self.again = again
+
+
+class Stream:
+    """Threads first .. first+n-1 of a block.  block: the state they share with the others (model.Block)."""
+
+    def __init__(self, block: Any, first: int, n: int) -> None:
+        self.block, self.plan, self.values = block, block.plan, block.values
+        self.first, self.n = first, n
+        self.warps: list[Warp] = block.warps[first // 32: -(-(first + n) // 32)]
+        self.threads = np.arange(first, first + n)
+        x, y, _ = self.plan.launch.threads
+        t = self.threads
+        places = (t % x, t // x % y, t // (x * y)) if y > 1 or self.plan.launch.threads[2] > 1 else (t, 0, 0)
+        self.env: dict[Var, Any] = {**block.env, **dict(zip(self.plan.launch.thread_vars, places))}
+        self.mask: Any = None
+        self.active: Active = [(w, w.full) for w in self.warps]
+        self.everyone = self.active
+        self.constants: dict[int, Any] = {}
+        self.variables: dict[tuple[Var, Any], Any] = {}
+        self.registers = MatrixRegisters()
+        self.products = block.clocks.new(f"matrix instructions of threads {first} to {first + n - 1}")
+        self.guess = 0  # depth of branches whose condition is not known
+        self.independent = 0
+        self.open_copies: list[Any] = []  # cp.async not yet committed
+        self.copy_groups: list[list[Any]] = []
+        self.bulk: dict[tuple[Warp, int], Any] = {}
+        self.nreg = block.registers
+        self.waiting: Any = None  # where it stands, for messages
+
+    # ---- what Values asks for -------------------------------------------------------------------------------------
+
+    def in_groups(self, first: int, count: int) -> Any:
+        """Whether its threads are in warp groups first .. first+count-1."""
+        lo, hi = first * 128, (first + count) * 128
+        if lo <= self.first and self.first + self.n <= hi:
+            return True
+        return False if self.first >= hi or self.first + self.n <= lo else (self.threads >= lo) & (self.threads < hi)
+
+    def elected(self) -> Any:
+        """The lowest active lane of each warp."""
+        out = np.zeros(self.n, bool)
+        for w, lanes in self.active:
+            out[w.number * 32 - self.first + (lanes & -lanes).bit_length() - 1] = True
+        return out
+
+    def variable(self, data: Var, at: Any) -> Any:
+        """Value of a variable of the program, None when unknown."""
+        return self.variables.get((data, at)) if not any(isinstance(i, np.ndarray) for i in at) else None
+
+    def memory(self, b: Buffer, at: Any) -> Any:
+        """Whole number read from a global tensor: the same for the same place."""
+        return self.block.model.number(b, at)
+
+    # ---- statements -------------------------------------------------------------------------------------------------
+
+    def run(self, s: Stmt) -> Iterator[Any]:
+        """Follow a statement that may block: a generator that yields while it waits."""
+        match s:
+            case Seq():
+                for x in s.stmts:
+                    if self.plan.facts(x)[1]:
+                        yield from self.run(x)
+                    else:
+                        self.do(x)
+            case If():
+                for body in self._ways(s.cond, s.then, s.orelse, s):
+                    yield from self.run(body)
+            case For():
+                for body in self._turns(s):
+                    try:
+                        yield from self.run(body)
+                    except _Left as e:
+                        if not e.again:
+                            break
+            case While():
+                for body in self._rounds(s):
+                    try:
+                        yield from self.run(body)
+                    except _Left as e:
+                        if not e.again:
+                            break
+            case Evaluate() if s.call.op in WAIT_RULES:
+                yield from WAIT_RULES[s.call.op](self, s.call, s.span)
+            case _ if any(isinstance(x, Call) and x.op.startswith("syncthreads_") for x in walk(s)):
+                self.do(s)
+                yield from WAIT_RULES["sync_threads"](self, None, s.span)
+            case _:
+                self.do(s)
+
+    def do(self, s: Stmt) -> None:
+        """Follow a statement that does not block."""
+        matters, _, _, registers = self.plan.facts(s)
+        if registers and not isinstance(s, (Seq, If, For, While)) or registers and not matters:
+            self._ordinary(s)
+        if not matters:
+            if isinstance(s, Bind):
+                self._bind(s)
+            elif isinstance(s, (Break, Continue)):
+                if self.mask is not None or self.guess:
+                    raise Undecided("a loop is left by some of the threads")
+                raise _Left(isinstance(s, Continue))
+            elif isinstance(s, (Seq, If)) and self._leaves(s):
+                raise Undecided("a loop is left under a condition")
+            elif isinstance(s, Seq):
+                for x in s.stmts:
+                    if isinstance(x, Bind):
+                        self._bind(x)
+            return
+        match s:
+            case Seq():
+                for x in s.stmts:
+                    self.do(x)
+            case If():
+                for body in self._ways(s.cond, s.then, s.orelse, s):
+                    self.do(body)
+            case For():
+                for body in self._turns(s):
+                    try:
+                        self.do(body)
+                    except _Left as e:
+                        if not e.again:
+                            break
+            case While():
+                for body in self._rounds(s):
+                    try:
+                        self.do(body)
+                    except _Left as e:
+                        if not e.again:
+                            break
+            case Bind():
+                self.reads(s.value, s)
+                self._bind(s)
+            case Store():
+                self._store(s)
+            case Evaluate():
+                rule = EVENT_RULES.get(s.call.op)
+                if rule is not None:
+                    if self.guess:
+                        raise Undecided(f"{s.call.op} depends on data")
+                    rule(self, s.call, s.span)
+                    self.block.model.progress += 1
+                else:
+                    self.reads(s.call, s)
+            case Alloc():
+                if s.init is not None:
+                    self._set(s.buffer, (0,) * s.buffer.ndim, s.init)
+            case Assert():
+                self.reads(s.cond, s)
+
+    def _leaves(self, s: Stmt) -> bool:
+        return any(isinstance(x, (Break, Continue)) for x in walk(s)) and not any(
+            isinstance(x, (For, While)) for x in walk(s))
+
+    def _bind(self, s: Bind) -> None:
+        if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
+            self.env[s.var] = self.values(s.value, self)
+
+    def _store(self, s: Store) -> None:
+        for e in (*s.indices, s.value):
+            self.reads(e, s)
+        scope = s.buffer.scope_name
+        if scope in SHARED:
+            self.touch("w", s.buffer, s.indices, 1, s)
+        elif scope == "local.var" and not s.buffer.dtype.is_float:
+            self._set(s.buffer, tuple(self.values(i, self) for i in s.indices), s.value)
+
+    def _set(self, b: Buffer, at: Any, value: Expr) -> None:
+        if any(i is None or isinstance(i, np.ndarray) for i in at):
+            self.variables = {k: v for k, v in self.variables.items() if k[0] is not b.data}
+            return
+        new = None if self.guess else self.values(value, self)
+        if self.mask is not None and new is not None:
+            old = self.variables.get((b.data, at))
+            new = None if old is None else np.where(self.mask, new, old)
+        self.variables[b.data, at] = new
+
+    def _ways(self, cond: Expr, then: Any, orelse: Any, s: Any) -> Iterator[Any]:
+        """Those of two parts (statements or values, None: absent) that are taken, each with its threads active."""
+        self.reads(cond, s)
+        c = self.values(cond, self)
+        if c is None:  # either way may be taken by any thread
+            if self.plan.facts(s)[2]:
+                raise Undecided("synchronisation under a condition that is known only at run time")
+            self.guess += 1
+            yield from (body for body in (then, orelse) if body is not None)
+            self.guess -= 1
+            return
+        if not isinstance(c, np.ndarray):
+            body = then if c else orelse
+            if body is not None:
+                yield body
+            return
+        mask, active = self.mask, self.active
+        for way, body in ((c, then), (~c, orelse)):
+            if body is not None:
+                taken = way if mask is None else way & mask
+                self._enter(taken)
+                if self.active:
+                    yield body
+                self.mask, self.active = mask, active
+
+    def _enter(self, taken: Any) -> None:
+        if taken.all():
+            self.mask, self.active = None, self.everyone
+            return
+        self.mask, self.active = taken, []
+        bits = np.packbits(taken, bitorder="little")
+        for k, w in enumerate(self.warps):
+            lanes = int.from_bytes(bits[4 * k: 4 * k + 4].tobytes(), "little")
+            if lanes:
+                self.active.append((w, lanes))
+
+    def _turns(self, s: For) -> Iterator[Stmt]:
+        self.reads(s.start, s)
+        self.reads(s.extent, s)
+        start, extent = self.values(s.start, self), self.values(s.extent, self)
+        ring = self.plan.is_ring_loop(s)
+        if extent is None or start is None:
+            if ring:
+                raise Undecided("the number of iterations of a loop that orders threads depends on data")
+            start, extent = start or 0, extent or 2
+            self.block.model.cut = True
+        mask, active = self.mask, self.active
+        most = int(np.max(extent))
+        self.independent += bool(s.attr("independent"))
+        for k in self._steps(s, most, ring):
+            self.env[s.var] = start + k
+            if isinstance(extent, np.ndarray):
+                inside = k < extent
+                self._enter(inside if mask is None else inside & mask)
+                if not self.active:
+                    break
+            yield s.body
+        self.mask, self.active = mask, active
+        self.independent -= bool(s.attr("independent"))
+
+    def _steps(self, s: For, most: int, ring: bool) -> list[int] | range:
+        """The iterations that are followed: all, or without whole turns of the rings in between."""
+        model = self.block.model
+        if not ring:
+            if most <= _MOST:
+                return range(most)
+            model.cut = True
+            return [*range(_MOST // 2), *range(most - 2, most)]
+        first = self.plan.stages + 1
+        left_out = (most - 2 * first) // self.plan.unit(s) * self.plan.unit(s)
+        if most > model.whole and left_out > 0:
+            model.cut = True
+            return [*range(first), *range(first + left_out, most)]
+        return range(most)
+
+    def _rounds(self, s: While) -> Iterator[Stmt]:
+        for k in range(_MOST + 1):
+            self.reads(s.cond, s)
+            c = self.values(s.cond, self)
+            if c is None and self.plan.is_ring_loop(s):
+                raise Undecided("the number of iterations of a loop that orders threads depends on data")
+            if isinstance(c, np.ndarray):
+                if c.any() and not c.all():
+                    raise Undecided("a loop that some of the threads leave first")
+                c = bool(c.all())
+            if c is False or c == 0 and c is not None or c is None and k >= 3:
+                return
+            yield s.body
+        raise Undecided("a while loop of more than 64 iterations")
+
+    # ---- registers --------------------------------------------------------------------------------------------------
+
+    def _ordinary(self, s: Stmt) -> None:
+        touched, written = self.plan.registers(s)
+        if touched:
+            self.registers.ordinary(touched, written, lambda data: self._range(s, data), s.span)
+
+    def _range(self, s: Stmt, data: Var) -> tuple[int, int] | None:
+        """First and last element of a register array that a statement touches, None when not known."""
+        loops = {x.var: x for x in walk(s) if isinstance(x, For)}
+        lo, hi = 1 << 30, -1
+        for x in walk(s):
+            if isinstance(x, AddressOf) and x.buffer.data is data:
+                return None
+            if not (isinstance(x, (Load, Store)) and x.buffer.data is data):
+                continue
+            e, lanes = x.indices[0], 1
+            if isinstance(e, Ramp):
+                e, lanes = e.base, e.lanes
+            used = [v for v in dict.fromkeys(y for y in walk(e) if isinstance(y, Var)) if v in loops]
+            if any(not isinstance(loops[v].extent, Const) or not isinstance(loops[v].start, Const) for v in used):
+                return None
+            grids = np.meshgrid(*(np.arange(int(loops[v].extent.value)) + int(loops[v].start.value)  # type: ignore
+                                  for v in used), indexing="ij") if used else []
+            kept = {v: self.env.get(v) for v in used}
+            self.env.update(zip(used, (g.ravel() for g in grids)))
+            at = self.values(e, self)
+            self.env.update(kept)
+            if at is None:
+                return None
+            lo, hi = min(lo, int(np.min(at))), max(hi, int(np.max(at)) + lanes - 1)
+        return lo, hi
+
+    # ---- ordinary accesses of shared memory -------------------------------------------------------------------------
+
+    def reads(self, e: Node, s: Any) -> None:
+        """Every access made while e is computed."""
+        if not self.plan.facts(e)[0]:
+            return
+        if isinstance(e, Load):
+            for i in e.indices:
+                self.reads(i, s)
+            if e.buffer.scope_name in SHARED:
+                self.touch("r", e.buffer, e.indices, 1, s)
+        elif isinstance(e, Select) and e.lazy:
+            for side in self._ways(e.cond, e.a, e.b, e):
+                self.reads(side, s)
+        elif isinstance(e, Call):
+            for k, a in enumerate(e.args):
+                if isinstance(a, AddressOf):
+                    for i in a.indices:
+                        self.reads(i, s)
+                    if a.buffer.scope_name in SHARED:
+                        self._through(e, k, a, s)
+                else:
+                    self.reads(a, s)
+        else:
+            for c in children(e):
+                if isinstance(c, Expr):
+                    self.reads(c, s)
+
+    def _through(self, c: Call, k: int, a: AddressOf, s: Any) -> None:
+        """An access through an address given to an intrinsic."""
+        size = a.buffer.dtype.bytes
+        if c.op.startswith("atomic_"):
+            self.touch("a", a.buffer, a.indices, {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1), s)
+        elif c.op in ("ldmatrix", "stmatrix"):
+            mask, active = self.mask, self.active
+            lanes = self.threads % 32 < 8 * int(c.attr("num", 4))
+            self._enter(lanes if mask is None else lanes & mask)
+            self.touch("w" if c.op == "stmatrix" else "r", a.buffer, a.indices, max(1, 16 // size), s)
+            self.mask, self.active = mask, active
+        elif c.op != "wgmma_descriptor":
+            self.touch("w", a.buffer, None, 1, s)
+
+    def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, s: Any) -> None:
+        """An access of `width` elements by each active thread; indices None: anywhere in the buffer."""
+        self.block.accesses += 1
+        g, t, exact = self.granules(b, indices, width)
+        if len(g):
+            self.block.memory.threads(mode, g, t, self.active, s.span, exact and not self.guess, bool(self.independent))
+
+    def granules(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int) -> tuple[Any, Any, bool]:
+        """(granules, their threads, whether the addresses are known) of an access by the active threads."""
+        granule = self.block.memory.granule
+        at = None
+        if indices is not None and len(indices) == 1:
+            e = indices[0]
+            if isinstance(e, Ramp):
+                width = e.lanes if isinstance(e.stride, Const) and e.stride.value == 1 else 0
+                e = e.base
+            at = self.values.address(b, (e,), self) if width else None
+        if at is None:
+            base = self.plan.places[b.data]
+            g = np.arange(base // granule, -(-(base + b.size * b.dtype.bytes) // granule))
+            first = [w.number * 32 for w, _ in self.active]
+            return np.tile(g, len(first)), np.repeat(np.array(first), len(g)), False
+        at = np.broadcast_to(np.asarray(at), self.n)
+        threads = self.threads
+        if self.mask is not None:
+            at, threads = at[self.mask], threads[self.mask]
+        span = max(1, width * b.dtype.bytes // granule)
+        g = at // granule
+        if span > 1:
+            g, threads = (g[:, None] + np.arange(span)).ravel(), np.repeat(threads, span)
+        inside = (g >= 0) & (g < self.block.memory.granules)
+        return (g, threads, True) if inside.all() else (g[inside], threads[inside], True)
+
+    # ---- help for the events ----------------------------------------------------------------------------------------
+
+    def uniform(self, e: Expr, what: str) -> int:
+        """Value of an expression that the active threads have alike."""
+        v = self.values(e, self)
+        if isinstance(v, np.ndarray) and self.mask is not None:
+            v = np.broadcast_to(v, self.n)[self.mask]
+        return one(v, what)
+
+    def each_barrier(self, a: Expr, span: Any) -> Iterator[tuple[Any, Active]]:
+        """(mbarrier, warps and lanes that name it) of an operand."""
+        if not isinstance(a, AddressOf):
+            raise Undecided("an mbarrier is not given as an element of a barrier buffer")
+        at = self.values.address(a.buffer, a.indices, self)
+        if at is None:
+            raise Undecided(f"which mbarrier of `{a.buffer.name}` is used depends on data")
+        if not isinstance(at, np.ndarray):
+            yield self.block.barrier(at, a.buffer, span), self.active
+            return
+        mask, active = self.mask, self.active
+        chosen = at if mask is None else at[mask]
+        for value in np.unique(chosen):
+            taken = at == value
+            self._enter(taken if mask is None else taken & mask)
+            yield self.block.barrier(int(value), a.buffer, span), self.active
+        self.mask, self.active = mask, active
+
+    def count(self) -> int:
+        """Active threads."""
+        return self.n if self.mask is None else int(self.mask.sum())
+
+    def partial(self, what: str, span: Any) -> None:
+        """Raises Found unless whole warps are active."""
+        if any(lanes != w.full for w, lanes in self.active):
+            n = self.plan.launch.num_threads
+            raise Found(Fault(f"{what} is reached by {self.count()} of {n} threads", span, None))
+
+
+__all__ = ["Stream"]

@@ -1,0 +1,174 @@
+"""Which runs of the synchronisation model clear a launch.
+
+Block variables, symbols, scalars and numbers read from tensors decide how often loops run.  For each of them that does,
+the model runs with values that make ring loops run 0, 1, 2, S-1, S, S+1 and 2S+1 times (S: stages), so that every phase
+meets every stage at the end and at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilelang.ir import Bind, For, If, Launch, Load, Node, Seq, Stmt, Var
+
+from .sync_fault import Fault, Found, Undecided
+from .verify_sync_model import GROUP, Model
+from .verify_sync_plan import Plan
+from .verify_sync_values import Values, number
+
+_MOST_TRIALS = 12
+_ORDINARY = 4096  # of a symbol or scalar that nothing else says of
+_LARGEST = 1 << 16  # of one that drives a loop
+_SCALE = 256  # of numbers read from tensors, unless they drive a loop
+
+
+class _Probe:
+    """A frame that tells the extents of ring loops without following the program."""
+
+    def __init__(self, plan: Plan, values: Values, env: dict[Any, Any], scale: int) -> None:
+        self.plan, self.values, self.env, self.scale = plan, values, dict(env), scale
+        self.constants: dict[int, Any] = {}
+
+    def in_groups(self, first: int, count: int) -> Any:
+        """Not told."""
+        return None
+
+    def elected(self) -> Any:
+        """Not told."""
+        return None
+
+    def variable(self, data: Var, at: Any) -> Any:
+        """Not told."""
+        return None
+
+    def memory(self, b: Any, at: tuple[Any, ...]) -> int:
+        """As the model takes it."""
+        return number(self.scale, at)
+
+    def extents(self, s: Stmt) -> Iterator[tuple[For, Any]]:
+        """(ring loop, extent or None) below a statement."""
+        match s:
+            case Seq():
+                for x in s.stmts:
+                    yield from self.extents(x)
+            case Bind():
+                if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
+                    try:
+                        self.env[s.var] = self.values(s.value, self)
+                    except Undecided:  # it depends on the thread
+                        self.env[s.var] = None
+            case If():
+                yield from self.extents(s.then)
+                if s.orelse is not None:
+                    yield from self.extents(s.orelse)
+            case For() if self.plan.is_ring_loop(s):
+                yield s, self.values(s.extent, self)
+                self.env[s.var] = self.values(s.start, self)
+                yield from self.extents(s.body)
+
+
+class _Trials:
+    """The choices of one launch: (values of variables, scale of numbers read)."""
+
+    def __init__(self, plan: Plan, values: Values) -> None:
+        launch = plan.launch
+        self.plan, self.values, self.body = plan, values, launch.body
+        bound = {x.var for x in plan.nodes if isinstance(x, (Bind, For))} | set(launch.thread_vars)
+        variables = dict.fromkeys(x for x in plan.nodes if isinstance(x, Var))
+        free = [x for x in variables if x not in bound and not x.dtype.is_float and x.dtype.bits in (8, 16, 32, 64)]
+        self.base: dict[Any, int] = {v: _ORDINARY for v in free}
+        self.base.update((v, 0) for v in launch.block_vars)
+        self.most: dict[Any, int] = {}
+        for v, n in zip(launch.block_vars, launch.grid):
+            size = values(n, _Probe(plan, values, self.base, _SCALE))
+            self.most[v] = max(0, int(size) - 1) if size is not None else _LARGEST
+        self.reads = any(isinstance(x, Load) and x.buffer.scope_name == "global" and not x.dtype.is_float
+                         for x in plan.nodes)
+
+    def extents(self, driver: Any, value: int) -> tuple[Any, ...]:
+        """Of all ring loops when one driver (None: numbers read) has a value."""
+        env = self.base if driver is None else {**self.base, driver: value}
+        probe = _Probe(self.plan, self.values, env, value if driver is None else _SCALE)
+        return tuple(e for _, e in probe.extents(self.body))
+
+    def all(self) -> list[tuple[dict[Any, int], int]]:
+        """The ordinary choice, and for each driver those that reach the extents looked for."""
+        out = [(self.base, _SCALE)]
+        s = self.plan.stages
+        wants = sorted({0, 1, 2, s - 1, s, s + 1, 2 * s + 1})
+        if not any(isinstance(x, For) and self.plan.is_ring_loop(x) for x in self.plan.nodes):
+            return out
+        drivers: list[Any] = [v for v in self.base if self.most.get(v, 1) > 0]
+        for d in [*drivers, *([None] if self.reads else [])]:
+            for v in self._values(d, self.most.get(d, _LARGEST), wants):
+                choice = (self.base, v) if d is None else ({**self.base, d: v}, _SCALE)
+                if choice not in out:
+                    out.append(choice)
+        return out[:_MOST_TRIALS]
+
+    def _values(self, driver: Any, most: int, wants: list[int]) -> list[int]:
+        known: dict[int, tuple[Any, ...]] = {}
+
+        def at(v: int) -> tuple[Any, ...]:
+            if v not in known:
+                known[v] = self.extents(driver, v)
+            return known[v]
+
+        found: dict[int, None] = {}
+        low, high = at(0), at(most)
+        alike: set[tuple[int, int]] = set()  # loops whose lengths differ by a constant need no values of their own
+        for i, (a, b) in enumerate(zip(low, high)):
+            if not isinstance(a, int) or not isinstance(b, int) or a == b or any(
+                    (b - a, a - c) in ((d, e) for e in (-1, 0, 1)) for d, c in alike):
+                continue
+            alike.add((b - a, a))
+            for want in wants:
+                lo, hi = 0, most  # the smallest value whose extent has reached `want`
+                while lo < hi:
+                    mid = (lo + hi) // 2
+                    e = at(mid)[i]
+                    if e is None or (e >= want if b > a else e <= want):
+                        hi = mid
+                    else:
+                        lo = mid + 1
+                if at(lo)[i] == want:
+                    found[lo] = None
+        return list(found)
+
+
+def check_model(launch: Launch, nodes: list[Node]) -> tuple[str, list[Fault]]:
+    """(one-paragraph verdict, faults found) of the model for a launch."""
+    plan = Plan(launch, nodes)
+    values = Values(plan.places, launch.thread_vars)
+    width, cut, runs, accesses = GROUP, False, 0, 0
+    names = ", ".join(sorted({b.name for b in plan.shared}))
+    scope = f"{-(-launch.num_threads // GROUP)} warp groups, {sum(int(b.shape[0]) for b in plan.barriers)} mbarriers"
+    scope += f", shared {names}" if names else ""
+    try:
+        for env, scale in _Trials(plan, values).all():
+            whole = 16
+            while True:
+                model = Model(plan, values, env, scale, width, whole)
+                try:
+                    model.run()
+                    break
+                except Found as e:
+                    # A loop that is more than its turns, or warps of a group that wait for each other: once more, exactly.
+                    if model.cut and whole < 1 << 12:
+                        whole = 1 << 12
+                    elif e.fault.stuck and width == GROUP:
+                        width = 32
+                    else:
+                        raise
+            runs, cut, accesses = runs + 1, cut or model.cut, accesses + model.block.accesses
+    except Undecided as e:
+        return f"not checked: {e}", []
+    except Found as e:
+        at = f" ({e.fault.span})" if e.fault.span is not None else ""
+        return f"not cleared: {e.fault.message}{at}; {scope}", [e.fault]
+    text = f"ordered: model of {scope}, {runs} run{'s' * (runs > 1)} with loops of different lengths"
+    return text + (", whole turns of the rings left out of long loops" if cut else ""), []
+
+
+__all__ = ["check_model"]
