@@ -31,6 +31,7 @@ class Clocks:
     def __init__(self) -> None:
         self.now: list[int] = []
         self.names: list[str] = []
+        self.ordinary: set[int] = set()  # components of ordinary accesses
 
     def new(self, name: str) -> int:
         """A component, whose time starts at 1."""
@@ -58,6 +59,7 @@ class Warp:
         c = self.own.get(lanes)
         if c is None:
             c = self.own[lanes] = self.clocks.new(self.name)
+            self.clocks.ordinary.add(c)
         return c
 
     def known(self, lanes: int) -> tuple[Row, Row]:
@@ -96,10 +98,15 @@ class Warp:
         return seen, fenced
 
     def publish(self, lanes: int) -> tuple[Row, Row]:
-        """As `mine`; what they do from now on is not part of it."""
-        out = self.mine(lanes)
+        """All that any of these lanes knows and did; what they do from now on is not part of it."""
+        seen, fenced = self.mine(lanes)
+        fenced = dict(fenced)
+        for m, row in self.seen.items():
+            if m != lanes and m & lanes == m:
+                join(seen, row)
+                join(fenced, self.fenced[m])
         self._tick(lanes)
-        return out[0], dict(out[1])
+        return seen, fenced
 
     def _tick(self, lanes: int) -> None:
         for m, c in self.own.items():
@@ -195,6 +202,8 @@ class MBarrier:
         self.current(seen, span, "a copy")
         self.clocks.now[self.copies] += 1
         t = self.clocks.now[self.copies]
+        # Who sees the copy knows what had to happen before it was issued; ordinary accesses are not made visible by it.
+        join(self.seen, {c: when for c, when in seen.items() if c not in self.clocks.ordinary})
         self.last_copy = span
         self.seen[self.copies] = t
         self.tx -= nbytes
@@ -247,8 +256,11 @@ class NamedBarrier:
         self.shown: Row = {}
         self.done: dict[int, tuple[Row, Row]] = {}
 
-    def arrive(self, active: Active, threads: int, count: int, span: Any) -> int:
-        """The turn that these threads belong to; raises Found when it could be another one."""
+    def arrive(self, active: Active, threads: int, count: int, span: Any, only: Row | None = None) -> int:
+        """The turn that these threads belong to; raises Found when it could be another one.
+
+        only: what a relaxed arrival makes known, instead of all that its threads have seen.
+        """
         if self.arrived and count != self.count:
             raise Found(Fault(f"{self.name} is used for {count} threads while {self.count} are expected", span, None))
         self.count = count
@@ -257,8 +269,8 @@ class NamedBarrier:
             if seen.get(self.component, 1) - 1 != self.turn:
                 raise Found(Fault(f"a warp may arrive at {self.name} before turn {self.turn - 1} of it is over", span,
                                   None))
-            join(self.seen, seen)
-            join(self.shown, fenced)
+            join(self.seen, seen if only is None else only)
+            join(self.shown, fenced if only is None else {})
         self.arrived += threads
         if self.arrived > count:
             raise Found(Fault(f"{self.arrived} threads arrive at {self.name}, which is for {count}", span, None))

@@ -154,6 +154,89 @@ def _set_max_nreg(st: Any, c: Any, span: Any) -> Iterator[Any]:
     st.block.model.progress += 1
 
 
+# ---- clusters -----------------------------------------------------------------------------------------------------------
+
+
+def _enter(block: Any, st: Any, w: Any, lanes: int, span: Any, copies: bool = False) -> None:
+    """An access of another block's shared memory.  Raises Found when that block may not have started."""
+    if block is st.block:
+        return
+    seen, _ = w.mine(lanes)
+    if seen.get(st.block.model.cluster.component, 1) < 2:
+        raise Found(Fault(f"shared memory of block {block.rank} of the cluster is accessed, which may not have started",
+                          span, None))
+    if not copies:  # the end of a copy is told by its mbarrier
+        c = w.component(lanes)
+        block.remote.append((c, st.block.clocks.now[c], span))
+
+
+def _peer(st: Any, e: Expr, span: Any) -> Any:
+    rank = st.uniform(e, "the rank of a block")
+    if not 0 <= rank < len(st.block.model.blocks):
+        raise Found(Fault(f"no block of this cluster has rank {rank}: it has {len(st.block.model.blocks)}", span, None))
+    return st.block.model.blocks[rank]
+
+
+def _cluster_turn(st: Any, relaxed: bool, span: Any) -> int:
+    st.partial("the cluster barrier", span)
+    model = st.block.model
+    made = {b.made[0]: b.made[1] for b in st.block.barriers.values() if b.fenced} if relaxed else None
+    turn = model.cluster.arrive(st.active, st.count(), len(model.blocks) * st.plan.launch.num_threads, span, made)
+    model.progress += 1
+    return int(turn)
+
+
+@_event
+def _cluster_arrive(st: Any, c: Call, span: Any) -> None:
+    if st.cluster_turn is not None:
+        raise Found(Fault("threads arrive again at the cluster barrier before they wait for it", span, None))
+    st.cluster_turn = _cluster_turn(st, bool(c.attr("relaxed")), span)
+
+
+def _cluster_wait(st: Any, c: Any, span: Any) -> Iterator[Any]:
+    if st.cluster_turn is None:
+        raise Found(Fault("threads wait for the cluster barrier without having arrived at it", span, None))
+    bar, active = st.block.model.cluster, list(st.active)
+    while st.cluster_turn not in bar.done:
+        yield span, bar, f"at {bar.name}"
+    bar.pass_(active, st.cluster_turn)
+    st.cluster_turn = None
+    st.block.model.progress += 1
+
+
+def _cluster_sync(st: Any, c: Any, span: Any) -> Iterator[Any]:
+    st.cluster_turn = _cluster_turn(st, False, span)
+    return _cluster_wait(st, c, span)
+
+
+@_event
+def _mbarrier_arrive_remote(st: Any, c: Call, span: Any) -> None:
+    block = _peer(st, c.args[1], span)
+    for bar, active in st.each_barrier(c.args[0], span, block):
+        for w, lanes in active:
+            _enter(block, st, w, lanes, span)
+            bar.arrive(w, lanes, _lanes(lanes), 0, span)
+
+
+def _cluster_access(st: Any, c: Call, span: Any) -> None:
+    a = c.args[0]
+    if not isinstance(a, AddressOf):
+        raise Undecided("shared memory of another block is not given as an element of a buffer")
+    block = _peer(st, c.args[1], span)
+    for w, lanes in st.active:
+        _enter(block, st, w, lanes, span)
+    st.touch("w" if c.op == "cluster_store" else "r", a.buffer, a.indices, 1, c, block.memory)
+
+
+EVENT_RULES["cluster_load"] = EVENT_RULES["cluster_store"] = _cluster_access
+
+
+@_event
+def _bulk_copy_cluster(st: Any, c: Call, span: Any) -> None:
+    block, n = _peer(st, c.args[4], span), st.uniform(c.args[2], "the size of a copy")
+    _arrives(st, _start(st, c.args[0]), n, n, c.args[3], span, block, _start(st, c.args[1]))
+
+
 # ---- the async proxy ----------------------------------------------------------------------------------------------------
 
 
@@ -184,21 +267,38 @@ def _start(st: Any, a: Expr) -> int:
     return int(at.flat[0]) if isinstance(at, np.ndarray) else int(at)
 
 
-def _arrives(st: Any, lo: int, taken: int, counted: int, bar_at: Expr, span: Any) -> None:
-    """A copy to shared bytes lo .. lo+taken-1 that signals an mbarrier, by each active thread."""
-    for bar, active in st.each_barrier(bar_at, span):
+def _arrives(st: Any, lo: int, taken: int, counted: int, bar_at: Expr, span: Any, block: Any = None,
+             source: int | None = None) -> None:
+    """A copy to shared bytes lo .. lo+taken-1 of a block that signals an mbarrier there, by each active thread.
+
+    source: bytes of the own shared memory that it reads.
+    """
+    block = block or st.block
+    for bar, active in st.each_barrier(bar_at, span, block):
         for w, lanes in active:
             for _ in range(_lanes(lanes)):
+                _enter(block, st, w, lanes, span, True)
                 seen, fenced = w.mine(lanes)
                 t = bar.copy(seen, counted, span)
-                st.block.memory.tile("w", lo, lo + taken, seen, fenced, bar.copies, t, span, (w, lanes))
+                block.memory.tile("w", lo, lo + taken, seen, fenced, bar.copies, t, span, (w, lanes))
+                if source is not None:
+                    st.block.memory.tile("r", source, source + taken, seen, fenced, bar.copies, t, span, (w, lanes))
+                    st.block.remote.append((bar.copies, t, span))
         bar.settle(span)
 
 
 @_event
 def _tma_load(st: Any, c: Call, span: Any) -> None:
     taken, counted = _box(st, c)
-    _arrives(st, _start(st, c.args[0]), taken, counted, c.args[1], span)
+    blocks = [st.block]
+    if c.attr("multicast"):
+        mask = st.uniform(c.args[-1], "the mask of a multicast")
+        if not 0 < mask < 1 << len(st.block.model.blocks):
+            raise Found(Fault(f"a multicast to the blocks of mask {mask:#x} in a cluster of {len(st.block.model.blocks)}",
+                              span, None))
+        blocks = [b for b in st.block.model.blocks if mask >> b.rank & 1]
+    for b in blocks:
+        _arrives(st, _start(st, c.args[0]), taken, counted, c.args[1], span, b)
 
 
 @_event
@@ -354,6 +454,6 @@ def _thread_return(st: Any, c: Call, span: Any) -> None:
 
 
 WAIT_RULES.update(sync_threads=_sync_threads, named_barrier=_named_barrier, mbarrier_wait=_mbarrier_wait,
-                  set_max_nreg=_set_max_nreg)
+                  set_max_nreg=_set_max_nreg, cluster_wait=_cluster_wait, cluster_sync=_cluster_sync)
 
 __all__ = ["EVENT_RULES", "WAIT_RULES"]

@@ -10,6 +10,8 @@ from typing import Any
 
 from tilelang.ir import Buffer, Var
 
+from tilelang.target.cluster import cluster_of
+
 from .sync_fault import Fault, Found
 from .verify_sync_clocks import Clocks, MBarrier, NamedBarrier, Warp
 from .verify_sync_memory import Memory
@@ -23,17 +25,21 @@ _REGISTERS = 65536  # of an SM
 
 
 class Block:
-    """One block: its warps, barriers and shared memory."""
+    """One block: its warps, barriers and shared memory.  rank: in its cluster."""
 
-    def __init__(self, model: Model, env: dict[Var, Any], width: int) -> None:
+    def __init__(self, model: Model, env: dict[Var, Any], width: int, rank: int) -> None:
         self.model, self.plan, self.values, self.env = model, model.plan, model.values, env
-        self.clocks = Clocks()
+        self.clocks, self.rank = model.clocks, rank
         n = self.plan.launch.num_threads
-        self.warps = [Warp(self.clocks, k, min(32, n - 32 * k), f"warp {k}") for k in range(-(-n // 32))]
-        self.memory = Memory(self.plan.size, self.plan.granule, len(self.warps), self.clocks, self.plan.names())
+        count = -(-n // 32)
+        of = f" of block {rank}" if model.size > 1 else ""
+        self.of = of
+        self.warps = [Warp(self.clocks, rank * count + k, min(32, n - 32 * k), f"warp {k}{of}") for k in range(count)]
+        self.memory = Memory(self.plan.size, self.plan.granule, model.size * count, self.clocks, self.plan.names())
         self.barriers: dict[int, MBarrier] = {}
         self._named: dict[int, NamedBarrier] = {}
         self.accesses = 0
+        self.remote: list[tuple[int, int, Any]] = []  # component and time of accesses by other blocks, where
         blocks = int(self.plan.launch.attr("min_blocks_per_sm") or 1)
         self.registers = min(_REGISTERS // (n * blocks) // 8 * 8, 255)  # of a thread when the block starts
         self.spare = 0  # registers that warp groups gave back
@@ -44,12 +50,13 @@ class Block:
         """The barrier of a number, 0 to 15."""
         got = self._named.get(number)
         if got is None:
-            got = self._named[number] = NamedBarrier(f"barrier {number}" if number else "the block barrier", self.clocks)
+            got = self._named[number] = NamedBarrier(
+                f"barrier {number}{self.of}" if number else f"the block barrier{self.of}", self.clocks)
         return got
 
     def element(self, b: Buffer, at: int) -> str:
         """Name of the mbarrier at a byte."""
-        return f"{b.name}[{(at - self.plan.places[b.data]) // 8}]"
+        return f"{b.name}[{(at - self.plan.places[b.data]) // 8}]{self.of}"
 
     def barrier(self, at: int, b: Buffer, span: Any) -> MBarrier:
         """The mbarrier at a byte.  Raises Found when it was not initialised."""
@@ -65,6 +72,10 @@ class Block:
         for b in self.barriers.values():
             if self.clocks.now[b.copies] and not any(r.get(b.copies, 0) >= self.clocks.now[b.copies] for r in rows):
                 raise Found(Fault(f"the block may end while a copy that signals {b.name} is in flight", b.last_copy, None))
+        for c, t, span in self.remote:
+            if not any(r.get(c, 0) >= t for r in rows):
+                raise Found(Fault(f"block {self.rank} may end before another block of its cluster has accessed its shared "
+                                  "memory", span, None))
         for s in self.streams:
             for own in s.bulk.values():
                 if own.finished < own.time:
@@ -76,13 +87,22 @@ class Model:
     """One run.  env: block variables, symbols and scalars.  scale: of whole numbers read from global tensors.
 
     width: threads of a stream.  whole: ring loops of more iterations are followed without whole turns in between.
+    tiles: iterations of loops around ring loops that are followed at least.
     """
 
     def __init__(self, plan: Plan, values: Values, env: dict[Var, Any], scale: int, width: int = GROUP,
-                 whole: int = 16) -> None:
-        self.plan, self.values, self.scale, self.whole = plan, values, scale, whole
+                 whole: int = 1, tiles: int = 3) -> None:
+        self.plan, self.values, self.scale, self.whole, self.tiles = plan, values, scale, whole, tiles
         self.progress, self.cut = 0, False
-        self.block = Block(self, env, width)
+        self.clocks = Clocks()
+        dims = cluster_of(plan.launch) or (1, 1, 1)
+        self.size = dims[0] * dims[1] * dims[2]
+        self.blocks: list[Block] = []
+        self.cluster = NamedBarrier("the cluster barrier", self.clocks)
+        for rank in range(self.size):
+            place = (rank % dims[0], rank // dims[0] % dims[1], rank // (dims[0] * dims[1]))
+            own = {v: env[v] // d * d + k for v, d, k in zip(plan.launch.block_vars, dims, place)}
+            self.blocks.append(Block(self, {**env, **own}, width, rank))
 
     def number(self, b: Buffer, at: tuple[Any, ...]) -> int:
         """The whole number that the model takes a tensor to hold somewhere."""
@@ -91,7 +111,7 @@ class Model:
     def run(self) -> Model:
         """Itself, after the program.  Raises Found and Undecided."""
         body = self.plan.launch.body
-        live = {s: s.run(body) for s in self.block.streams}
+        live = {s: s.run(body) for b in self.blocks for s in b.streams}
         while live:
             before = self.progress
             for s, way in list(live.items()):
@@ -104,11 +124,12 @@ class Model:
                     raise Found(Fault("the program does not come to an end", None, None, False))
             if live and self.progress == before:
                 raise self._deadlock(list(live))
-        self.block.finish()
+        for b in self.blocks:
+            b.finish()
         return self
 
     def _deadlock(self, stuck: list[Stream]) -> Found:
-        who = "; ".join(f"threads {s.first} to {s.first + s.n - 1} wait {s.waiting[2]}" for s in stuck)
+        who = "; ".join(f"threads {s.first} to {s.first + s.n - 1}{s.block.of} wait {s.waiting[2]}" for s in stuck)
         bars = {id(s.waiting[1]): s.waiting[1].state() for s in stuck}
         return Found(Fault(f"the block comes to a standstill: {who} ({'; '.join(bars.values())})", stuck[0].waiting[0],
                            None, True, True))

@@ -12,12 +12,13 @@ from tilelang.target.tensor_map import tensor_maps_of
 
 from .sync_fault import SHARED
 
-WAITS = frozenset(("sync_threads", "named_barrier", "mbarrier_wait", "set_max_nreg"))
+WAITS = frozenset(("sync_threads", "named_barrier", "mbarrier_wait", "set_max_nreg", "cluster_wait", "cluster_sync"))
 EVENTS = WAITS | frozenset((
     "named_barrier_arrive", "mbarrier_init", "mbarrier_arrive", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx",
     "fence_mbarrier_init", "fence_proxy_async", "sync_warp", "tma_load", "tma_store", "tma_reduce_add", "bulk_load",
     "bulk_store", "bulk_commit", "bulk_wait", "wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait", "cp_async",
-    "cp_async_commit", "cp_async_wait", "thread_return"))
+    "cp_async_commit", "cp_async_wait", "thread_return", "cluster_arrive", "cluster_wait", "cluster_sync",
+    "mbarrier_arrive_remote", "cluster_load", "cluster_store", "bulk_copy_cluster"))
 # Programs that call one of these are followed by the model; others need block barriers only.
 ASYNCHRONOUS = EVENTS - {"sync_threads", "sync_warp", "cp_async", "cp_async_commit", "cp_async_wait", "thread_return"}
 _LANES = {"ldmatrix": 16, "stmatrix": 16}
@@ -42,6 +43,7 @@ class Plan:
         self._facts: dict[int, tuple[bool, bool, bool, bool]] = {}
         self._registers: dict[int, tuple[frozenset[Var], frozenset[Var]]] = {}
         self._units: dict[int, int] = {}
+        self._outer: dict[int, bool] = {}
 
     def _places(self) -> tuple[dict[Var, int], int]:
         """Bytes where buffers start: as planned, others one after another."""
@@ -64,7 +66,7 @@ class Plan:
         for x in self.nodes:
             if isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED:
                 piece = gcd(piece, x.buffer.dtype.bytes * max([i.dtype.lanes for i in x.indices], default=1))
-            elif isinstance(x, Call) and (x.op in _LANES or x.op == "cp_async" or x.op not in EVENTS):
+            elif isinstance(x, Call) and (x.op in _LANES or x.op == "cp_async" or x.op not in EVENTS or x.op in ("cluster_load", "cluster_store")):
                 for a in x.args:
                     if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED and x.op != "wgmma_descriptor":
                         width = _LANES.get(x.op) or (int(x.attr("bytes", 16)) if x.op == "cp_async" else 0)
@@ -117,13 +119,20 @@ class Plan:
         """Whether a loop takes part in the program's synchronisation."""
         return isinstance(s, (For, While)) and self.facts(s.body)[2]
 
+    def is_outer(self, s: For) -> bool:
+        """Whether a ring loop has ring loops inside: each of its turns may start anywhere in the rings."""
+        hit = self._outer.get(id(s))
+        if hit is None:
+            hit = self._outer[id(s)] = any(self.facts(x.body)[1] for x in walk(s.body) if isinstance(x, (For, While)))
+        return hit
+
     def unit(self, s: For) -> int:
         """Iterations of a ring loop after which the program is where it was: whole turns of the rings."""
         hit = self._units.get(id(s))
         if hit is None:
             mods = [int(x.b.value) for x in walk(s.body) if isinstance(x, Binary) and x.op in ("floormod", "truncmod")
                     and isinstance(x.b, Const) and 0 < x.b.value <= 64 and any(y is s.var for y in walk(x.a))]
-            hit = self._units[id(s)] = min(lcm(self.period, *mods), 128)
+            hit = self._units[id(s)] = min(lcm(1 if self.is_outer(s) else self.period, *mods), 128)
         return hit
 
 

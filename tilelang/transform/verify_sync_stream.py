@@ -41,6 +41,7 @@ class Stream:
         self.first, self.n = first, n
         self.warps: list[Warp] = block.warps[first // 32: -(-(first + n) // 32)]
         self.threads = np.arange(first, first + n)
+        self.ids = self.threads + 32 * self.warps[0].number - first  # of all threads of a cluster
         x, y, _ = self.plan.launch.threads
         t = self.threads
         places = (t % x, t // x % y, t // (x * y)) if y > 1 or self.plan.launch.threads[2] > 1 else (t, 0, 0)
@@ -49,15 +50,17 @@ class Stream:
         self.active: Active = [(w, w.full) for w in self.warps]
         self.everyone = self.active
         self.constants: dict[int, Any] = {}
-        self.variables: dict[tuple[Var, Any], Any] = {}
+        self.variables: dict[tuple[Var, Any], tuple[Any, Any]] = {}  # value, for which threads
         self.registers = MatrixRegisters()
         self.products = block.clocks.new(f"matrix instructions of threads {first} to {first + n - 1}")
         self.guess = 0  # depth of branches whose condition is not known
         self.independent = 0
+        self.tiles = 0  # depth of loops around ring loops
         self.open_copies: list[Any] = []  # cp.async not yet committed
         self.copy_groups: list[list[Any]] = []
         self.bulk: dict[tuple[Warp, int], Any] = {}
         self.nreg = block.registers
+        self.cluster_turn: int | None = None  # of the cluster barrier, arrived at and not waited for
         self.waiting: Any = None  # where it stands, for messages
 
     # ---- what Values asks for -------------------------------------------------------------------------------------
@@ -73,12 +76,15 @@ class Stream:
         """The lowest active lane of each warp."""
         out = np.zeros(self.n, bool)
         for w, lanes in self.active:
-            out[w.number * 32 - self.first + (lanes & -lanes).bit_length() - 1] = True
+            out[32 * (w.number - self.warps[0].number) + (lanes & -lanes).bit_length() - 1] = True
         return out
 
     def variable(self, data: Var, at: Any) -> Any:
         """Value of a variable of the program, None when unknown."""
-        return self.variables.get((data, at)) if not any(isinstance(i, np.ndarray) for i in at) else None
+        if any(isinstance(i, np.ndarray) for i in at):
+            return None
+        value, mask = self.variables.get((data, at), (None, None))
+        return value if mask is None or self.mask is not None and not (self.mask & ~mask).any() else None
 
     def memory(self, b: Buffer, at: Any) -> Any:
         """Whole number read from a global tensor: the same for the same place."""
@@ -202,10 +208,13 @@ class Stream:
             self.variables = {k: v for k, v in self.variables.items() if k[0] is not b.data}
             return
         new = None if self.guess else self.values(value, self)
-        if self.mask is not None and new is not None:
-            old = self.variables.get((b.data, at))
-            new = None if old is None else np.where(self.mask, new, old)
-        self.variables[b.data, at] = new
+        old, mask = self.variables.get((b.data, at), (None, self.mask))
+        if self.mask is not None and not (mask is not None and np.array_equal(mask, self.mask)):
+            new = None if new is None or old is None else np.where(self.mask, new, old)
+            mask = None
+        else:
+            mask = self.mask
+        self.variables[b.data, at] = new, mask
 
     def _ways(self, cond: Expr, then: Any, orelse: Any, s: Any) -> Iterator[Any]:
         """Those of two parts (statements or values, None: absent) that are taken, each with its threads active."""
@@ -248,6 +257,8 @@ class Stream:
         self.reads(s.extent, s)
         start, extent = self.values(s.start, self), self.values(s.extent, self)
         ring = self.plan.is_ring_loop(s)
+        outer = ring and self.plan.is_outer(s)
+        self.tiles += outer
         if extent is None or start is None:
             if ring:
                 raise Undecided("the number of iterations of a loop that orders threads depends on data")
@@ -265,6 +276,7 @@ class Stream:
                     break
             yield s.body
         self.mask, self.active = mask, active
+        self.tiles -= outer
         self.independent -= bool(s.attr("independent"))
 
     def _steps(self, s: For, most: int, ring: bool) -> list[int] | range:
@@ -275,12 +287,16 @@ class Stream:
                 return range(most)
             model.cut = True
             return [*range(_MOST // 2), *range(most - 2, most)]
-        first = self.plan.stages + 1
-        left_out = (most - 2 * first) // self.plan.unit(s) * self.plan.unit(s)
-        if most > model.whole and left_out > 0:
-            model.cut = True
-            return [*range(first), *range(first + left_out, most)]
-        return range(most)
+        if most <= model.whole:
+            return range(most)
+        # Inside a loop over tiles the rings go on from tile to tile, so that a short way through each tells as much.
+        stages, unit = self.plan.stages, self.plan.unit(s)
+        first, least = (1, model.tiles) if self.plan.is_outer(s) else (stages, stages + 1 if self.tiles else 2 * stages + 2)
+        left_out = (most - least) // unit * unit
+        if left_out <= 0:
+            return range(most)
+        model.cut = True
+        return [*range(first), *range(first + left_out, most)]
 
     def _rounds(self, s: While) -> Iterator[Stmt]:
         for k in range(_MOST + 1):
@@ -344,6 +360,8 @@ class Stream:
         elif isinstance(e, Select) and e.lazy:
             for side in self._ways(e.cond, e.a, e.b, e):
                 self.reads(side, s)
+        elif isinstance(e, Call) and e.op in EVENT_RULES:
+            EVENT_RULES[e.op](self, e, s.span)
         elif isinstance(e, Call):
             for k, a in enumerate(e.args):
                 if isinstance(a, AddressOf):
@@ -372,12 +390,16 @@ class Stream:
         elif c.op != "wgmma_descriptor":
             self.touch("w", a.buffer, None, 1, s)
 
-    def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, s: Any) -> None:
-        """An access of `width` elements by each active thread; indices None: anywhere in the buffer."""
+    def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, s: Any,
+              memory: Any = None) -> None:
+        """An access of `width` elements by each active thread; indices None: anywhere in the buffer.
+
+        memory: that of another block of the cluster.
+        """
         self.block.accesses += 1
         g, t, exact = self.granules(b, indices, width)
         if len(g):
-            self.block.memory.threads(mode, g, t, self.active, s.span, exact and not self.guess, bool(self.independent))
+            (memory or self.block.memory).threads(mode, g, t, self.active, s.span, exact and not self.guess, bool(self.independent))
 
     def granules(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int) -> tuple[Any, Any, bool]:
         """(granules, their threads, whether the addresses are known) of an access by the active threads."""
@@ -395,7 +417,7 @@ class Stream:
             first = [w.number * 32 for w, _ in self.active]
             return np.tile(g, len(first)), np.repeat(np.array(first), len(g)), False
         at = np.broadcast_to(np.asarray(at), self.n)
-        threads = self.threads
+        threads = self.ids
         if self.mask is not None:
             at, threads = at[self.mask], threads[self.mask]
         span = max(1, width * b.dtype.bytes // granule)
@@ -414,22 +436,23 @@ class Stream:
             v = np.broadcast_to(v, self.n)[self.mask]
         return one(v, what)
 
-    def each_barrier(self, a: Expr, span: Any) -> Iterator[tuple[Any, Active]]:
-        """(mbarrier, warps and lanes that name it) of an operand."""
+    def each_barrier(self, a: Expr, span: Any, block: Any = None) -> Iterator[tuple[Any, Active]]:
+        """(mbarrier, warps and lanes that name it) of an operand.  block: another one, for the barrier at its place there."""
+        block = block or self.block
         if not isinstance(a, AddressOf):
             raise Undecided("an mbarrier is not given as an element of a barrier buffer")
         at = self.values.address(a.buffer, a.indices, self)
         if at is None:
             raise Undecided(f"which mbarrier of `{a.buffer.name}` is used depends on data")
         if not isinstance(at, np.ndarray):
-            yield self.block.barrier(at, a.buffer, span), self.active
+            yield block.barrier(at, a.buffer, span), self.active
             return
         mask, active = self.mask, self.active
         chosen = at if mask is None else at[mask]
         for value in np.unique(chosen):
             taken = at == value
             self._enter(taken if mask is None else taken & mask)
-            yield self.block.barrier(int(value), a.buffer, span), self.active
+            yield block.barrier(int(value), a.buffer, span), self.active
         self.mask, self.active = mask, active
 
     def count(self) -> int:

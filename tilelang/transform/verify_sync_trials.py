@@ -29,6 +29,9 @@ class _Probe:
     def __init__(self, plan: Plan, values: Values, env: dict[Any, Any], scale: int) -> None:
         self.plan, self.values, self.env, self.scale = plan, values, dict(env), scale
         self.constants: dict[int, Any] = {}
+        self.threads = None
+        self.block = self
+        self.rank, self.model, self.blocks = 0, self, (self,)
 
     def in_groups(self, first: int, count: int) -> Any:
         """Not told."""
@@ -147,21 +150,21 @@ def check_model(launch: Launch, nodes: list[Node]) -> tuple[str, list[Fault]]:
     scope += f", shared {names}" if names else ""
     try:
         for env, scale in _Trials(plan, values).all():
-            whole = 16
+            whole = 1
             while True:
-                model = Model(plan, values, env, scale, width, whole)
+                model = Model(plan, values, env, scale, width, whole, 2 if runs else 3)
                 try:
                     model.run()
                     break
                 except Found as e:
                     # A loop that is more than its turns, or warps of a group that wait for each other: once more, exactly.
-                    if model.cut and whole < 1 << 12:
+                    if model.cut and whole == 1:
                         whole = 1 << 12
                     elif e.fault.stuck and width == GROUP:
                         width = 32
                     else:
                         raise
-            runs, cut, accesses = runs + 1, cut or model.cut, accesses + model.block.accesses
+            runs, cut, accesses = runs + 1, cut or model.cut, accesses + sum(b.accesses for b in model.blocks)
     except Undecided as e:
         return f"not checked: {e}", []
     except Found as e:

@@ -88,6 +88,13 @@ _OPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+# Numbers of a thread in its block.
+_INDICES: dict[str, Callable[..., Any]] = {
+    "get_lane_idx": lambda t, warp=32: t % warp, "get_warp_idx": lambda t, warp=32: t // warp,
+    "get_warp_idx_sync": lambda t, warp=32: t // warp,
+    "get_warp_group_idx": lambda t, warp=32, warps=4: t // (warp * warps)}
+
+
 def _not(a: Any) -> Any:
     return ~a if isinstance(a, np.ndarray) else not a
 
@@ -259,6 +266,14 @@ class Values:
             return lambda f: f.elected()
         if e.op == "wgmma_descriptor":
             return self._descriptor(e)
+        if e.op == "warp_uniform":
+            return self._of(e.args[0])
+        if e.op in ("cluster_rank", "cluster_size"):
+            return (lambda f: f.block.rank) if e.op == "cluster_rank" else (lambda f: len(f.block.model.blocks))
+        if e.op in _INDICES and all(isinstance(a, Const) for a in e.args):
+            fn = _INDICES[e.op]
+            sizes = [int(a.value) for a in e.args]  # type: ignore[attr-defined]
+            return lambda f: fn(f.threads, *sizes)
         return lambda f: None
 
     def _descriptor(self, e: Call) -> Fn:
