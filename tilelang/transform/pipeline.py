@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tilelang.errors import TileLangError
-from tilelang.ir import Func
+from tilelang.errors import TileLangError, error
+from tilelang.ir import Func, Launch, rewrite, walk, with_attrs
+from tilelang.ir import replace as replaced
 
 from .check_collective import check_collective
 from .check_pipelines import check_pipelines
@@ -16,6 +17,7 @@ from .config import PassConfigKey
 from .device_program import DeviceKernel, LoweredProgram, split_host
 from .flatten import flatten
 from .guard_masks import guard_masks
+from .hopper import hopper
 from .infer_layouts import infer_layouts
 from .legalize import legalize
 from .lower_tile_ops import lower_tile_ops
@@ -28,6 +30,7 @@ from .specialize_warps import specialize_warps
 from .tma_copies import tma_copies
 from .unpack_small_types import unpack_small_types
 from .verify_sync import verify_sync
+from .verify_sync_plan import follows
 
 log = logging.getLogger("tilelang.transform")
 
@@ -58,28 +61,73 @@ def legalized(func: Func, target: Any = None, config: Mapping[str, Any] | None =
     return run_passes(func, TILE_PASSES, PassContext(target, config or {}))
 
 
+# Schedules, each plainer than the one before: what is given up, and the options that do it.
+_NO_ROLES = {PassConfigKey.TL_DISABLE_WARP_SPECIALIZED.value: True}
+_NO_HOPPER = {**_NO_ROLES, PassConfigKey.TL_ENABLE_HOPPER.value: False}
+_PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("", {}), ("warp roles", _NO_ROLES), ("the Hopper path", _NO_HOPPER),
+    ("asynchronous copies", {**_NO_HOPPER, PassConfigKey.TL_ENABLE_ASYNC_COPY.value: False}),
+)
+
+
 def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = None,
           cx: PassContext | None = None) -> LoweredProgram:
     """The device program of `func` for a GPU target.
 
     config: pass configs, by key or PassConfigKey.  Raises TileLangError for programs that cannot be compiled,
     InternalError (naming a report folder) for faults of a pass.  A program whose synchronisation cannot be cleared is
-    compiled again without asynchronous copies, and refused if that fails too.
+    compiled again by plainer schedules: without warp roles, without the Hopper path, without asynchronous copies.  Its
+    launches then say so in their attr `report`.  What fails with all of them is refused.
     """
     cx = cx or PassContext(target, config or {})
     passes = (*TILE_PASSES, *DEVICE_PASSES)
-    try:
-        return split_host(run_passes(func, passes, cx))
-    except TileLangError as e:
-        if e.kind != "sync-unordered" or not cx.option(PassConfigKey.TL_ENABLE_ASYNC_COPY):
-            raise
-        plain = replace(cx, config={**cx.config, PassConfigKey.TL_ENABLE_ASYNC_COPY: False})
+    first: TileLangError | None = None
+    why = ""
+    for given_up, changes in _schedules(cx):
         try:
-            out = split_host(run_passes(func, passes, plain))
-        except TileLangError:
-            raise e from None
-        log.warning("`%s` is compiled without asynchronous copies: %s", func.name, e.message)
-        return out
+            out = run_passes(func, passes, replace(cx, config={**cx.config, **changes}))
+        except TileLangError as e:
+            if e.kind != "sync-unordered" and first is None:
+                raise
+            first, why = first or e, why or e.message
+            continue
+        doubt = _doubt(out)
+        if doubt is None or follows(list(walk(func.body))):  # ordered by hand: no schedule of ours is in question
+            if why:
+                log.warning("`%s` is compiled without %s: %s", func.name, given_up, why)
+                out = _told(out, f"compiled without {given_up}: {why}")
+            return split_host(out)
+        why = why or doubt
+    if first is not None:
+        raise first from None
+    raise error("sync-unordered", f"the synchronisation of `{func.name}` cannot be cleared: {why}", span=func.span)
+
+
+def _schedules(cx: PassContext) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Those of _PLAINER that differ for this target and these options."""
+    seen: list[Any] = []
+    for given_up, changes in _PLAINER:
+        it = replace(cx, config={**cx.config, **changes})
+        what = (hopper(it), it.option(PassConfigKey.TL_ENABLE_ASYNC_COPY))
+        if what not in seen:
+            seen.append(what)
+            yield given_up, changes
+
+
+def _doubt(func: Func) -> str | None:
+    """Why the verifier does not vouch for a program with mbarriers, TMA or wgmma, None when it does."""
+    for x in walk(func.body):
+        if isinstance(x, Launch):
+            verdict = str(x.attr("sync_report", ""))
+            if verdict.startswith(("not checked", "not cleared")) and follows(list(walk(x.body))):
+                return verdict
+    return None
+
+
+def _told(func: Func, line: str) -> Func:
+    """The program with a line added to the reports of its launches."""
+    return replaced(func, body=rewrite(func.body, lambda x: with_attrs(
+        x, report=(*x.attr("report", ()), line)) if isinstance(x, Launch) else None))
 
 
 __all__ = ["DEVICE_PASSES", "TILE_PASSES", "DeviceKernel", "LoweredProgram", "legalized", "lower"]

@@ -34,7 +34,6 @@ class Plan:
         self.barriers = [b for b in self.allocs if b.scope_name == "shared.barrier"]
         self.maps = {m.name: m for m in tensor_maps_of(launch)}
         self.places, self.size = self._places()
-        self.stages = max((int(b.shape[0]) for b in self.barriers), default=1)
         self.period = min(lcm(2, *(2 * int(b.shape[0]) for b in self.barriers)), 64)
         self.matrix_registers = frozenset(
             a.buffer.data for x in self.nodes if isinstance(x, Call) and x.op == "wgmma" for a in x.args[:2]
@@ -44,6 +43,8 @@ class Plan:
         self._registers: dict[int, tuple[frozenset[Var], frozenset[Var]]] = {}
         self._units: dict[int, int] = {}
         self._outer: dict[int, bool] = {}
+        turns = [m for x in nodes if isinstance(x, For) and self.is_ring_loop(x) for m in self._mods(x) if m <= 16]
+        self.stages = max((*(int(b.shape[0]) for b in self.barriers), *turns), default=1)
 
     def _places(self) -> tuple[dict[Var, int], int]:
         """Bytes where buffers start: as planned, others one after another."""
@@ -130,10 +131,13 @@ class Plan:
         """Iterations of a ring loop after which the program is where it was: whole turns of the rings."""
         hit = self._units.get(id(s))
         if hit is None:
-            mods = [int(x.b.value) for x in walk(s.body) if isinstance(x, Binary) and x.op in ("floormod", "truncmod")
-                    and isinstance(x.b, Const) and 0 < x.b.value <= 64 and any(y is s.var for y in walk(x.a))]
-            hit = self._units[id(s)] = min(lcm(1 if self.is_outer(s) else self.period, *mods), 128)
+            hit = self._units[id(s)] = min(lcm(1 if self.is_outer(s) else self.period, *self._mods(s)), 128)
         return hit
+
+    def _mods(self, s: For) -> list[int]:
+        """The small numbers modulo which a loop's variable picks stages and phases."""
+        return [int(x.b.value) for x in walk(s.body) if isinstance(x, Binary) and x.op in ("floormod", "truncmod")
+                and isinstance(x.b, Const) and 0 < x.b.value <= 64 and any(y is s.var for y in walk(x.a))]
 
 
 def follows(nodes: list[Node]) -> bool:
