@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent.parent / folder) for folder in ("simulator", "codegen")]
+sys.path.insert(0, str(Path(__file__).parent.parent / "simulator"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "codegen"))
 import cluster_text
 import hopper_programs
 import hopper_text
@@ -203,7 +204,8 @@ def test_a_fault_planted_in_a_gemm_by_hand_is_found(fault, says):
 
 
 @pytest.mark.parametrize("fault, says", [
-    ({"fence": ""}, "no fence_proxy_async"), ({"parity": "1"}, "may be in phase 1"), ({"wait": False}, "copy to it is in flight"),
+    ({"fence": ""}, "no fence_proxy_async"), ({"parity": "1"}, "may be in phase 1"),
+    ({"wait": False}, "copy to it is in flight"),
     ({"fence": f"{SYNC}\nif tx == 0:\n    " + do("fence_proxy_async")}, "no fence_proxy_async of the writer"),
     ({"expect": 1023}, "1 bytes more than expected"), ({"init_fence": "pass"}, "without a fence_mbarrier_init"),
     ({"end": "pass"}, "a bulk store reads its shared memory"),

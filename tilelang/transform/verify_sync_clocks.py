@@ -12,31 +12,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .sync_fault import Fault, Found
+import numpy as np
 
-Row = dict[int, int]  # component -> time
-FULL = 0xFFFFFFFF
+from .sync_fault import Fault, Found, Undecided
+
+Row = np.ndarray  # time by component, 0: nothing seen
 
 
 def join(into: Row, other: Row) -> None:
     """Take over what another row knows."""
-    for c, t in other.items():
-        if t > into.get(c, 0):
-            into[c] = t
+    np.maximum(into, other, out=into)
 
 
 class Clocks:
-    """Time of every component; an event at time t is seen by whoever knows t."""
+    """Time of every component; an event at time t is seen by whoever knows t.  size: components there may be."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.now: list[int] = []
-        self.names: list[str] = []
-        self.ordinary: set[int] = set()  # components of ordinary accesses
+        self.asynchronous = np.ones(size, np.int32)  # 0 for the components of ordinary accesses
 
-    def new(self, name: str) -> int:
+    def row(self) -> Row:
+        """Of one who has seen nothing."""
+        return np.zeros(self.size, np.int32)
+
+    def new(self, ordinary: bool = False) -> int:
         """A component, whose time starts at 1."""
+        if len(self.now) == self.size:
+            raise Undecided("too many threads act on their own")
         self.now.append(1)
-        self.names.append(name)
+        self.asynchronous[len(self.now) - 1] = not ordinary
         return len(self.now) - 1
 
 
@@ -49,25 +54,23 @@ class Warp:
     def __init__(self, clocks: Clocks, number: int, lanes: int, name: str) -> None:
         self.clocks, self.number, self.name = clocks, number, name
         self.full = (1 << lanes) - 1
-        self.seen: dict[int, Row] = {self.full: {}}
-        self.fenced: dict[int, Row] = {self.full: {}}
+        self.seen: dict[int, Row] = {self.full: clocks.row()}
+        self.fenced: dict[int, Row] = {self.full: clocks.row()}
         self.own: dict[int, int] = {}  # lanes -> component of their ordinary accesses
-        self.control = clocks.new(f"waits of {name}")
+        self.control = clocks.new()  # of its waits
 
     def component(self, lanes: int) -> int:
         """Of the ordinary accesses that these lanes make together."""
         c = self.own.get(lanes)
         if c is None:
-            c = self.own[lanes] = self.clocks.new(self.name)
-            self.clocks.ordinary.add(c)
+            c = self.own[lanes] = self.clocks.new(True)
         return c
 
     def known(self, lanes: int) -> tuple[Row, Row]:
         """(seen, fenced) of every one of these lanes; not to be changed."""
         if len(self.seen) == 1:
             return self.seen[self.full], self.fenced[self.full]
-        seen: Row = {}
-        fenced: Row = {}
+        seen, fenced = self.clocks.row(), self.clocks.row()
         for m, row in self.seen.items():
             if m & lanes == lanes:
                 join(seen, row)
@@ -76,20 +79,26 @@ class Warp:
 
     def _rows(self, lanes: int) -> tuple[Row, Row]:
         if lanes not in self.seen:
-            self.seen[lanes], self.fenced[lanes] = {}, {}
+            self.seen[lanes], self.fenced[lanes] = self.clocks.row(), self.clocks.row()
         return self.seen[lanes], self.fenced[lanes]
 
     def learn(self, lanes: int, seen: Row, fenced: Row | None = None) -> None:
         """These lanes now know a row."""
         a, b = self._rows(lanes)
         join(a, seen)
-        if fenced:
+        if fenced is not None:
             join(b, fenced)
+
+    def learn_times(self, lanes: int, times: dict[int, int]) -> None:
+        """These lanes now know times of components."""
+        a, _ = self._rows(lanes)
+        for c, t in times.items():
+            a[c] = max(a[c], t)
 
     def mine(self, lanes: int) -> tuple[Row, Row]:
         """What these lanes know, with all that they did themselves: what they publish when they arrive somewhere."""
         seen, fenced = self.known(lanes)
-        seen = dict(seen)
+        seen = seen.copy()
         for m, c in self.own.items():
             if m & lanes == m:
                 seen[c] = self.clocks.now[c]
@@ -100,7 +109,7 @@ class Warp:
     def publish(self, lanes: int) -> tuple[Row, Row]:
         """All that any of these lanes knows and did; what they do from now on is not part of it."""
         seen, fenced = self.mine(lanes)
-        fenced = dict(fenced)
+        fenced = fenced.copy()
         for m, row in self.seen.items():
             if m != lanes and m & lanes == m:
                 join(seen, row)
@@ -160,16 +169,15 @@ class MBarrier:
 
     def __post_init__(self) -> None:
         self.pending, self.tx = self.count, 0
-        self.phase, self.copies = self.clocks.new(f"phases of {self.name}"), self.clocks.new(f"copies on {self.name}")
+        self.phase, self.copies = self.clocks.new(), self.clocks.new()
         self.clocks.now[self.copies] = 0
-        self.seen: Row = {}
-        self.shown: Row = {}
+        self.seen, self.shown = self.clocks.row(), self.clocks.row()
         self.waits: list[tuple[int, int, int, Any]] = []  # phases completed, component and time of the waiter, where
         self.last_copy: Any = None
 
     def check_made(self, seen: Row, remote: bool, span: Any) -> None:
         """Raises Found unless its initialisation is seen."""
-        if seen.get(self.made[0], 0) < self.made[1]:
+        if seen[self.made[0]] < self.made[1]:
             raise Found(Fault(f"{self.name} is used by threads that do not see its initialisation", span,
                               self.initialiser))
         if remote and not self.fenced:
@@ -178,7 +186,7 @@ class MBarrier:
 
     def current(self, seen: Row, span: Any, what: str) -> None:
         """Raises Found unless an arrival can only belong to the current phase."""
-        if seen.get(self.phase, 1) - 1 != len(self.done):
+        if seen[self.phase] != len(self.done):
             raise Found(Fault(f"{what} on {self.name} may come before phase {len(self.done) - 1} is over: nothing orders "
                               "it after that", span, None))
 
@@ -203,7 +211,7 @@ class MBarrier:
         self.clocks.now[self.copies] += 1
         t = self.clocks.now[self.copies]
         # Who sees the copy knows what had to happen before it was issued; ordinary accesses are not made visible by it.
-        join(self.seen, {c: when for c, when in seen.items() if c not in self.clocks.ordinary})
+        join(self.seen, seen * self.clocks.asynchronous)
         self.last_copy = span
         self.seen[self.copies] = t
         self.tx -= nbytes
@@ -214,19 +222,19 @@ class MBarrier:
         if self.pending or self.tx:
             return
         after = len(self.done) + 1
-        self.seen[self.phase] = after + 1
+        self.seen[self.phase] = after
         for target, c, t, where in self.waits:
-            if target == after - 1 and self.seen.get(c, 0) < t:
+            if target == after - 1 and self.seen[c] < t:
                 raise Found(Fault(f"{self.name} may go on to phase {after} before a wait for the end of phase "
                                   f"{after - 2} has seen it", where, span))
         self.waits = [w for w in self.waits if w[0] >= after]
         self.done.append((self.seen, self.shown))
-        self.seen, self.shown = {}, {}
+        self.seen, self.shown = self.clocks.row(), self.clocks.row()
         self.pending, self.tx = self.count, 0
 
     def target(self, seen: Row, parity: int) -> int:
         """Completed phases with which a wait for this parity passes at the earliest."""
-        known = seen.get(self.phase, 1) - 1
+        known = int(seen[self.phase])
         return known if (known + 1) % 2 == parity % 2 else known + 1
 
     def wait(self, warp: Warp, lanes: int, target: int, span: Any) -> None:
@@ -250,10 +258,9 @@ class NamedBarrier:
 
     def __init__(self, name: str, clocks: Clocks) -> None:
         self.name, self.clocks = name, clocks
-        self.component = clocks.new(f"turns of {name}")
+        self.component = clocks.new()  # of its turns
         self.turn, self.count, self.arrived = 0, 0, 0
-        self.seen: Row = {}
-        self.shown: Row = {}
+        self.seen, self.shown = clocks.row(), clocks.row()
         self.done: dict[int, tuple[Row, Row]] = {}
 
     def arrive(self, active: Active, threads: int, count: int, span: Any, only: Row | None = None) -> int:
@@ -266,20 +273,21 @@ class NamedBarrier:
         self.count = count
         for warp, lanes in active:
             seen, fenced = warp.publish(lanes)
-            if seen.get(self.component, 1) - 1 != self.turn:
+            if seen[self.component] != self.turn:
                 raise Found(Fault(f"a warp may arrive at {self.name} before turn {self.turn - 1} of it is over", span,
                                   None))
             join(self.seen, seen if only is None else only)
-            join(self.shown, fenced if only is None else {})
+            if only is None:
+                join(self.shown, fenced)
         self.arrived += threads
         if self.arrived > count:
             raise Found(Fault(f"{self.arrived} threads arrive at {self.name}, which is for {count}", span, None))
         turn = self.turn
         if self.arrived == count:
             self.turn, self.arrived = turn + 1, 0
-            self.seen[self.component] = turn + 2
+            self.seen[self.component] = turn + 1
             self.done[turn] = self.seen, self.shown
-            self.seen, self.shown = {}, {}
+            self.seen, self.shown = self.clocks.row(), self.clocks.row()
         return turn
 
     def pass_(self, active: Active, turn: int) -> None:
@@ -294,4 +302,4 @@ class NamedBarrier:
         return f"{self.name}: {self.arrived} of {self.count} threads have arrived"
 
 
-__all__ = ["FULL", "Active", "Clocks", "MBarrier", "NamedBarrier", "Row", "Warp", "join"]
+__all__ = ["Active", "Clocks", "MBarrier", "NamedBarrier", "Row", "Warp", "join"]

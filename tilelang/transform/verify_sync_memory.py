@@ -40,13 +40,13 @@ class _Tile:
 class _Touched:
     """Last access in one mode of each granule by each warp: time, component, thread (-2: several)."""
 
-    def __init__(self, warps: int, granules: int) -> None:
+    def __init__(self, warps: int, granules: int, row: Row) -> None:
         self.when = np.zeros((warps, granules), np.int32)
         self.component = np.zeros((warps, granules), np.int32)
         self.thread = np.full((warps, granules), -1, np.int32)
         self.site = np.zeros((warps, granules), np.int32)
-        self.rows: list[int] = []
-        self.latest: Row = {}  # of all granules
+        self.latest = row  # of all granules
+        self.lo, self.hi = granules, 0  # first granule touched and the end
 
 
 class Memory:
@@ -85,7 +85,7 @@ class Memory:
             return
         for other in t.meets:
             for (m, c), (when, where) in other.records.items():
-                if (mode == "w" or m == "w") and seen.get(c, 0) < when:
+                if (mode == "w" or m == "w") and seen[c] < when:
                     raise self._fault("again" if mode == "w" else "early", max(lo, other.lo), span, where)
         if self.flying is not None and version != self.version:
             over = self.flying[lo // self.granule: -(-hi // self.granule)]
@@ -123,27 +123,15 @@ class Memory:
         a, b = lo // self.granule, -(-hi // self.granule)
         for m in _CONFLICTS[mode]:
             got = self.touched.get(m)
-            if got is None or all(seen.get(c, 0) >= t for c, t in got.latest.items()) and (m == "r" or all(
-                    fenced.get(c, 0) >= t for c, t in got.latest.items())):
-                continue
-            for row in got.rows:
-                when = got.when[row, a:b]
-                if not when.any():
+            # Ordinary reads before a copy overwrites need no fence.
+            for what, known in (("order", seen), ("proxy", fenced)) if m != "r" else (("order", seen),):
+                if got is None or b <= got.lo or got.hi <= a or (known >= got.latest).all():
                     continue
-                for what, known in (("order", seen), ("proxy", fenced)):
-                    if what == "proxy" and m == "r":
-                        continue  # ordinary reads before a copy overwrites need no fence
-                    bad = self._times(known)[got.component[row, a:b]] < when
-                    if bad.any():
-                        at = a + int(np.argmax(bad))
-                        text = what if what == "proxy" else "again" if mode == "w" else "early"
-                        raise self._fault(text, at * self.granule, span, *self.sites[got.site[row, at]])
-
-    def _times(self, row: Row) -> Any:
-        out = np.zeros(len(self.clocks.now), np.int32)
-        if row:
-            out[list(row)] = list(row.values())
-        return out
+                bad = known[got.component[:, a:b]] < got.when[:, a:b]
+                if bad.any():
+                    row, at = (int(x[0]) for x in np.nonzero(bad))
+                    text = what if what == "proxy" else "again" if mode == "w" else "early"
+                    raise self._fault(text, (a + at) * self.granule, span, *self.sites[got.site[row, a + at]])
 
     # ---- cp.async ---------------------------------------------------------------------------------------------------
 
@@ -180,36 +168,37 @@ class Memory:
                 raise self._fault("copy", int(g[k]) * self.granule, span, where, exact and known)
         if exact or not alone:
             self._conflict(mode, g, thread, warp, rows, span, exact)
+        self._note(mode, g, thread, warp, active, span, exact)
+
+    def _note(self, mode: str, g: Any, thread: Any, warp: Any, active: list[tuple[Warp, int]], span: Any,
+              exact: bool) -> None:
         got = self.touched.get(mode)
         if got is None:
-            got = self.touched[mode] = _Touched(self.warps, self.granules)
+            got = self.touched[mode] = _Touched(self.warps, self.granules, self.clocks.row())
+        got.lo, got.hi = min(got.lo, int(g.min())), max(got.hi, int(g.max()) + 1)
         self.sites.append((span, exact))
         self.version += 1
+        component, now = np.zeros(self.warps, np.int32), np.zeros(self.warps, np.int32)
         for w, lanes in active:
-            mine = g[warp == w.number] if len(active) > 1 else g
-            if not len(mine):
-                continue
-            who = thread[warp == w.number] if len(active) > 1 else thread
             c = w.component(lanes)
-            now = self.clocks.now[c]
-            n = w.number
-            same = (got.when[n][mine] == now) & (got.component[n][mine] == c) & (got.thread[n][mine] != who)
-            got.thread[n][mine] = who
-            same |= got.thread[n][mine] != who
-            got.thread[n][mine[same]] = -2
-            got.when[n][mine] = now
-            got.component[n][mine] = c
-            got.site[n][mine] = len(self.sites) - 1
-            got.latest[c] = now
-            if n not in got.rows:
-                got.rows.append(n)
+            component[w.number], now[w.number] = c, self.clocks.now[c]
+            got.latest[c] = self.clocks.now[c]
+        mine, when = component[warp], now[warp]
+        several = (got.when[warp, g] == when) & (got.component[warp, g] == mine) & (got.thread[warp, g] != thread)
+        got.thread[warp, g] = thread
+        several |= got.thread[warp, g] != thread
+        if several.any():
+            got.thread[warp[several], g[several]] = -2
+        got.when[warp, g] = when
+        got.component[warp, g] = mine
+        got.site[warp, g] = len(self.sites) - 1
 
     def _against(self, t: _Tile, mode: str, g: Any, warp: Any, rows: dict[int, tuple[Row, Row]], span: Any,
                  exact: bool) -> None:
         for (m, c), (when, where) in t.records.items():
             if mode == "r" and m == "r":
                 continue
-            late = [n for n, (seen, _) in rows.items() if seen.get(c, 0) < when]
+            late = [n for n, (seen, _) in rows.items() if seen[c] < when]
             if late:
                 inside = ((g + 1) * self.granule > t.lo) & (g * self.granule < t.hi) & np.isin(warp, late)
                 if inside.any():
@@ -218,22 +207,20 @@ class Memory:
 
     def _conflict(self, mode: str, g: Any, thread: Any, warp: Any, rows: dict[int, tuple[Row, Row]], span: Any,
                   exact: bool) -> None:
-        known = np.zeros((self.warps, len(self.clocks.now)), np.int32)
-        for n, (seen, _) in rows.items():
-            if seen:
-                known[n, list(seen)] = list(seen.values())
+        known: Any = None
         for m in _CONFLICTS[mode]:
             got = self.touched.get(m)
-            for row in got.rows if got is not None else ():
-                assert got is not None
-                when = got.when[row][g]
-                if not when.any():
-                    continue
-                bad = (known[warp, got.component[row][g]] < when) & (got.thread[row][g] != thread)
-                if bad.any():
-                    at = int(np.argmax(bad))
-                    where, known_there = self.sites[int(got.site[row][g[at]])]
-                    raise self._fault("order", int(g[at]) * self.granule, span, where, exact and known_there)
+            if got is None or all((seen >= got.latest).all() for seen, _ in rows.values()):
+                continue
+            if known is None:
+                known = np.zeros((self.warps, self.clocks.size), np.int32)
+                for n, (seen, _) in rows.items():
+                    known[n] = seen
+            bad = (known[warp, got.component[:, g]] < got.when[:, g]) & (got.thread[:, g] != thread)
+            if bad.any():
+                row, at = (int(x[0]) for x in np.nonzero(bad))
+                where, known_there = self.sites[int(got.site[row, g[at]])]
+                raise self._fault("order", int(g[at]) * self.granule, span, where, exact and known_there)
 
 
 __all__ = ["MESSAGES", "Memory"]

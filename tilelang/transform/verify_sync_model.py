@@ -70,10 +70,10 @@ class Block:
         rows = [w.known(w.full)[0] for w in self.warps]
         rows += [w.known(lanes)[0] for w in self.warps for lanes in w.seen]
         for b in self.barriers.values():
-            if self.clocks.now[b.copies] and not any(r.get(b.copies, 0) >= self.clocks.now[b.copies] for r in rows):
+            if self.clocks.now[b.copies] and not any(r[b.copies] >= self.clocks.now[b.copies] for r in rows):
                 raise Found(Fault(f"the block may end while a copy that signals {b.name} is in flight", b.last_copy, None))
         for c, t, span in self.remote:
-            if not any(r.get(c, 0) >= t for r in rows):
+            if not any(r[c] >= t for r in rows):
                 raise Found(Fault(f"block {self.rank} may end before another block of its cluster has accessed its shared "
                                   "memory", span, None))
         for s in self.streams:
@@ -94,9 +94,11 @@ class Model:
                  whole: int = 1, tiles: int = 3) -> None:
         self.plan, self.values, self.scale, self.whole, self.tiles = plan, values, scale, whole, tiles
         self.progress, self.cut = 0, False
-        self.clocks = Clocks()
         dims = cluster_of(plan.launch) or (1, 1, 1)
         self.size = dims[0] * dims[1] * dims[2]
+        warps = -(-plan.launch.num_threads // 32)
+        mbarriers = sum(int(b.shape[0]) for b in plan.barriers)
+        self.clocks = Clocks(self.size * (6 * warps + 2 * mbarriers + 32))
         self.blocks: list[Block] = []
         self.cluster = NamedBarrier("the cluster barrier", self.clocks)
         for rank in range(self.size):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import gcd, lcm
 from typing import Any
 
-from tilelang.ir import (Alloc, Binary, Buffer, Const, Evaluate, For, Launch, Load, Node, Stmt, Store, Var, While, walk)
+from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Continue, Evaluate, For, If, Launch, Load, Node, Stmt,
+                         Store, Var, While, walk)
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.visitor import children
 from tilelang.target.tensor_map import tensor_maps_of
@@ -21,6 +22,7 @@ EVENTS = WAITS | frozenset((
     "mbarrier_arrive_remote", "cluster_load", "cluster_store", "bulk_copy_cluster"))
 # Programs that call one of these are followed by the model; others need block barriers only.
 ASYNCHRONOUS = EVENTS - {"sync_threads", "sync_warp", "cp_async", "cp_async_commit", "cp_async_wait", "thread_return"}
+_BY_THREADS = ("cp_async", "cluster_load", "cluster_store")
 _LANES = {"ldmatrix": 16, "stmatrix": 16}
 
 
@@ -43,6 +45,12 @@ class Plan:
         self._registers: dict[int, tuple[frozenset[Var], frozenset[Var]]] = {}
         self._units: dict[int, int] = {}
         self._outer: dict[int, bool] = {}
+        self._flat: dict[int, bool] = {}
+        self.skeleton: dict[int, list[Stmt]] = {}  # of Seqs: what decides how often ring loops run
+        # Small moduli by which something is picked, and the variables it depends on.
+        self._moduli = [(int(x.b.value), {y for y in walk(x.a) if isinstance(y, Var)}) for x in nodes
+                        if isinstance(x, Binary) and x.op in ("floormod", "truncmod") and isinstance(x.b, Const)
+                        and isinstance(x.b.value, int) and 0 < x.b.value <= 64]
         turns = [m for x in nodes if isinstance(x, For) and self.is_ring_loop(x) for m in self._mods(x) if m <= 16]
         self.stages = max((*(int(b.shape[0]) for b in self.barriers), *turns), default=1)
 
@@ -67,7 +75,7 @@ class Plan:
         for x in self.nodes:
             if isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED:
                 piece = gcd(piece, x.buffer.dtype.bytes * max([i.dtype.lanes for i in x.indices], default=1))
-            elif isinstance(x, Call) and (x.op in _LANES or x.op == "cp_async" or x.op not in EVENTS or x.op in ("cluster_load", "cluster_store")):
+            elif isinstance(x, Call) and (x.op not in EVENTS or x.op in _BY_THREADS):
                 for a in x.args:
                     if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED and x.op != "wgmma_descriptor":
                         width = _LANES.get(x.op) or (int(x.attr("bytes", 16)) if x.op == "cp_async" else 0)
@@ -90,7 +98,7 @@ class Plan:
                 hit = (False, False, False, False)
                 if isinstance(x, Call) and (x.op in EVENTS or x.op.startswith("syncthreads_")):
                     waits = x.op in WAITS or x.op.startswith("syncthreads_")
-                    hit = (True, waits, True, False)
+                    hit = (True, waits, x.op != "cp_async", False)
                 for c in children(x):
                     a = self.facts(c)
                     hit = (hit[0] or a[0], hit[1] or a[1], hit[2] or a[2], hit[3] or a[3])
@@ -116,6 +124,16 @@ class Plan:
             hit = self._registers[id(x)] = frozenset(touched), frozenset(written)
         return hit
 
+    def is_flat(self, s: For) -> bool:
+        """Whether the iterations of a loop are accesses by threads that the program says do not meet one another."""
+        hit = self._flat.get(id(s))
+        if hit is None:
+            hit = self._flat[id(s)] = bool(s.attr("independent")) and isinstance(s.extent, Const) and isinstance(
+                s.start, Const) and int(s.extent.value) <= 64 and not self.facts(s.body)[2] and not any(
+                isinstance(x, (If, While, Break, Continue)) or isinstance(x, For) and not self.is_flat(x)
+                and self.facts(x)[0] for x in walk(s.body))
+        return hit
+
     def is_ring_loop(self, s: Stmt) -> bool:
         """Whether a loop takes part in the program's synchronisation."""
         return isinstance(s, (For, While)) and self.facts(s.body)[2]
@@ -136,8 +154,7 @@ class Plan:
 
     def _mods(self, s: For) -> list[int]:
         """The small numbers modulo which a loop's variable picks stages and phases."""
-        return [int(x.b.value) for x in walk(s.body) if isinstance(x, Binary) and x.op in ("floormod", "truncmod")
-                and isinstance(x.b, Const) and 0 < x.b.value <= 64 and any(y is s.var for y in walk(x.a))]
+        return [n for n, used in self._moduli if s.var in used]
 
 
 def follows(nodes: list[Node]) -> bool:

@@ -30,6 +30,7 @@ class MatrixRegisters:
     time: int = 1
     finished: int = 0
     open: list[_Use] = field(default_factory=list)
+    same: set[tuple[Var, int, int, bool]] = field(default_factory=set)  # uses of the open group
     groups: list[tuple[int, list[_Use], dict[int, int]]] = field(default_factory=list)
     waits: dict[int, int] = field(default_factory=dict)
     flying: set[Var] = field(default_factory=set)
@@ -48,12 +49,17 @@ class MatrixRegisters:
                                       "may still run: no wgmma_wait for its group in between", span, u.span))
         for data in written:
             self.written[data] = span
+            self.same = {u for u in self.same if u[0] is not data}
 
     def issue(self, uses: list[tuple[Var, int, int, bool]], span: Any) -> None:
         """A wgmma uses registers lo .. hi-1 of storages."""
         if not self.fenced:
             raise Found(Fault("a wgmma has no wgmma_fence before it", span, None))
-        for data, lo, hi, result in uses:
+        for use in uses:
+            if use in self.same:
+                continue
+            self.same.add(use)
+            data, lo, hi, result = use
             if data in self.written:
                 raise Found(Fault(f"`{data.name}` is written by ordinary instructions and then used by a wgmma without a "
                                   "wgmma_fence in between", span, self.written[data]))
@@ -73,7 +79,7 @@ class MatrixRegisters:
     def commit(self, waits: dict[int, int]) -> None:
         """The instructions since the last commit are a group, which all warps of the warp group issue together."""
         self.groups.append((self.time, self.open, waits))
-        self.open = []
+        self.open, self.same = [], set()
 
     def wait(self, n: int) -> None:
         """At most n groups are still running."""

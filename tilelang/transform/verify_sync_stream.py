@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Load, Node, Ramp,
-                         Select, Seq, Stmt, Store, Var, While, walk)
+from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Load, Ramp,
+                         Seq, Stmt, Store, Var, While, walk)
 from tilelang.ir.expr import AddressOf, Call
-from tilelang.ir.visitor import children
 
 from .sync_fault import SHARED, Fault, Found, Undecided
+from .verify_sync_accesses import Accesses
 from .verify_sync_clocks import Active, Warp
-from .verify_sync_events import EVENT_RULES, WAIT_RULES
+from .verify_sync_copies import EVENT_RULES
+from .verify_sync_events import WAIT_RULES
 from .verify_sync_registers import MatrixRegisters
 from .verify_sync_values import one
 
@@ -33,7 +34,7 @@ class _Left(Exception):
         self.again = again
 
 
-class Stream:
+class Stream(Accesses):
     """Threads first .. first+n-1 of a block.  block: the state they share with the others (model.Block)."""
 
     def __init__(self, block: Any, first: int, n: int) -> None:
@@ -52,9 +53,10 @@ class Stream:
         self.constants: dict[int, Any] = {}
         self.variables: dict[tuple[Var, Any], tuple[Any, Any]] = {}  # value, for which threads
         self.registers = MatrixRegisters()
-        self.products = block.clocks.new(f"matrix instructions of threads {first} to {first + n - 1}")
+        self.products = block.clocks.new()  # of its matrix instructions
         self.guess = 0  # depth of branches whose condition is not known
         self.independent = 0
+        self.axes = 0  # loops whose iterations are followed all at once
         self.tiles = 0  # depth of loops around ring loops
         self.open_copies: list[Any] = []  # cp.async not yet committed
         self.copy_groups: list[list[Any]] = []
@@ -152,6 +154,8 @@ class Stream:
             case If():
                 for body in self._ways(s.cond, s.then, s.orelse, s):
                     self.do(body)
+            case For() if self.plan.is_flat(s):
+                self._all_at_once(s)
             case For():
                 for body in self._turns(s):
                     try:
@@ -267,7 +271,7 @@ class Stream:
         mask, active = self.mask, self.active
         most = int(np.max(extent))
         self.independent += bool(s.attr("independent"))
-        for k in self._steps(s, most, ring):
+        for k in self._steps(s, start if isinstance(start, int) else 0, most, ring):
             self.env[s.var] = start + k
             if isinstance(extent, np.ndarray):
                 inside = k < extent
@@ -279,7 +283,18 @@ class Stream:
         self.tiles -= outer
         self.independent -= bool(s.attr("independent"))
 
-    def _steps(self, s: For, most: int, ring: bool) -> list[int] | range:
+    def _all_at_once(self, s: For) -> None:
+        """Iterations that do not meet one another: their number is a further axis of all values."""
+        self.axes += 1
+        self.independent += 1
+        self.env[s.var] = (int(s.start.value) + np.arange(int(s.extent.value))).reshape(  # type: ignore[attr-defined]
+            -1, *(1,) * self.axes)
+        self.do(s.body)
+        self.axes -= 1
+        self.independent -= 1
+        self.env.pop(s.var, None)
+
+    def _steps(self, s: For, start: int, most: int, ring: bool) -> list[int] | range:
         """The iterations that are followed: all, or without whole turns of the rings in between."""
         model = self.block.model
         if not ring:
@@ -291,9 +306,14 @@ class Stream:
             return range(most)
         # Inside a loop over tiles the rings go on from tile to tile, so that a short way through each tells as much.
         stages, unit = self.plan.stages, self.plan.unit(s)
-        first, least = (1, model.tiles) if self.plan.is_outer(s) else (stages, stages + 1 if self.tiles else 2 * stages + 2)
-        left_out = (most - least) // unit * unit
-        if left_out <= 0:
+        first, least = stages, stages + 1 if self.tiles else 2 * stages + 2
+        if self.plan.is_outer(s):
+            first, least = min(1, model.tiles - 1), model.tiles
+        # Loops of different roles over the same iterations leave out the same ones, wherever they start.
+        skipped = start if 0 < start <= first else 0
+        left_out = (most + skipped - least) // unit * unit
+        first -= skipped
+        if left_out <= 0 or first + left_out > most:
             return range(most)
         model.cut = True
         return [*range(first), *range(first + left_out, most)]
@@ -329,7 +349,8 @@ class Stream:
                 return None
             if not (isinstance(x, (Load, Store)) and x.buffer.data is data):
                 continue
-            e, lanes = x.indices[0], 1
+            e: Any = x.indices[0]
+            lanes = 1
             if isinstance(e, Ramp):
                 e, lanes = e.base, e.lanes
             used = [v for v in dict.fromkeys(y for y in walk(e) if isinstance(y, Var)) if v in loops]
@@ -343,89 +364,8 @@ class Stream:
             self.env.update(kept)
             if at is None:
                 return None
-            lo, hi = min(lo, int(np.min(at))), max(hi, int(np.max(at)) + lanes - 1)
+            lo, hi = min(lo, int(np.min(at))), max(hi, int(np.max(at)) + int(lanes) - 1)
         return lo, hi
-
-    # ---- ordinary accesses of shared memory -------------------------------------------------------------------------
-
-    def reads(self, e: Node, s: Any) -> None:
-        """Every access made while e is computed."""
-        if not self.plan.facts(e)[0]:
-            return
-        if isinstance(e, Load):
-            for i in e.indices:
-                self.reads(i, s)
-            if e.buffer.scope_name in SHARED:
-                self.touch("r", e.buffer, e.indices, 1, s)
-        elif isinstance(e, Select) and e.lazy:
-            for side in self._ways(e.cond, e.a, e.b, e):
-                self.reads(side, s)
-        elif isinstance(e, Call) and e.op in EVENT_RULES:
-            EVENT_RULES[e.op](self, e, s.span)
-        elif isinstance(e, Call):
-            for k, a in enumerate(e.args):
-                if isinstance(a, AddressOf):
-                    for i in a.indices:
-                        self.reads(i, s)
-                    if a.buffer.scope_name in SHARED:
-                        self._through(e, k, a, s)
-                else:
-                    self.reads(a, s)
-        else:
-            for c in children(e):
-                if isinstance(c, Expr):
-                    self.reads(c, s)
-
-    def _through(self, c: Call, k: int, a: AddressOf, s: Any) -> None:
-        """An access through an address given to an intrinsic."""
-        size = a.buffer.dtype.bytes
-        if c.op.startswith("atomic_"):
-            self.touch("a", a.buffer, a.indices, {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1), s)
-        elif c.op in ("ldmatrix", "stmatrix"):
-            mask, active = self.mask, self.active
-            lanes = self.threads % 32 < 8 * int(c.attr("num", 4))
-            self._enter(lanes if mask is None else lanes & mask)
-            self.touch("w" if c.op == "stmatrix" else "r", a.buffer, a.indices, max(1, 16 // size), s)
-            self.mask, self.active = mask, active
-        elif c.op != "wgmma_descriptor":
-            self.touch("w", a.buffer, None, 1, s)
-
-    def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, s: Any,
-              memory: Any = None) -> None:
-        """An access of `width` elements by each active thread; indices None: anywhere in the buffer.
-
-        memory: that of another block of the cluster.
-        """
-        self.block.accesses += 1
-        g, t, exact = self.granules(b, indices, width)
-        if len(g):
-            (memory or self.block.memory).threads(mode, g, t, self.active, s.span, exact and not self.guess, bool(self.independent))
-
-    def granules(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int) -> tuple[Any, Any, bool]:
-        """(granules, their threads, whether the addresses are known) of an access by the active threads."""
-        granule = self.block.memory.granule
-        at = None
-        if indices is not None and len(indices) == 1:
-            e = indices[0]
-            if isinstance(e, Ramp):
-                width = e.lanes if isinstance(e.stride, Const) and e.stride.value == 1 else 0
-                e = e.base
-            at = self.values.address(b, (e,), self) if width else None
-        if at is None:
-            base = self.plan.places[b.data]
-            g = np.arange(base // granule, -(-(base + b.size * b.dtype.bytes) // granule))
-            first = [w.number * 32 for w, _ in self.active]
-            return np.tile(g, len(first)), np.repeat(np.array(first), len(g)), False
-        at = np.broadcast_to(np.asarray(at), self.n)
-        threads = self.ids
-        if self.mask is not None:
-            at, threads = at[self.mask], threads[self.mask]
-        span = max(1, width * b.dtype.bytes // granule)
-        g = at // granule
-        if span > 1:
-            g, threads = (g[:, None] + np.arange(span)).ravel(), np.repeat(threads, span)
-        inside = (g >= 0) & (g < self.block.memory.granules)
-        return (g, threads, True) if inside.all() else (g[inside], threads[inside], True)
 
     # ---- help for the events ----------------------------------------------------------------------------------------
 

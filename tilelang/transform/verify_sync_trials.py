@@ -53,7 +53,11 @@ class _Probe:
         """(ring loop, extent or None) below a statement."""
         match s:
             case Seq():
-                for x in s.stmts:
+                kept = self.plan.skeleton.get(id(s))
+                if kept is None:
+                    kept = self.plan.skeleton[id(s)] = [x for x in s.stmts if isinstance(x, Bind) or isinstance(
+                        x, (Seq, If, For)) and self.plan.facts(x)[2]]
+                for x in kept:
                     yield from self.extents(x)
             case Bind():
                 if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
@@ -66,8 +70,12 @@ class _Probe:
                 if s.orelse is not None:
                     yield from self.extents(s.orelse)
             case For() if self.plan.is_ring_loop(s):
-                yield s, self.values(s.extent, self)
-                self.env[s.var] = self.values(s.start, self)
+                start, extent = self.values(s.start, self), self.values(s.extent, self)
+                yield s, extent
+                if self.plan.is_outer(s) and isinstance(start, int) and isinstance(extent, int):
+                    self.env[s.var] = start + max(0, extent - 1)  # the first and the last tile may be of different lengths
+                    yield from self.extents(s.body)
+                self.env[s.var] = start
                 yield from self.extents(s.body)
 
 
@@ -93,7 +101,9 @@ class _Trials:
         """Of all ring loops when one driver (None: numbers read) has a value."""
         env = self.base if driver is None else {**self.base, driver: value}
         probe = _Probe(self.plan, self.values, env, value if driver is None else _SCALE)
-        return tuple(e for _, e in probe.extents(self.body))
+        found = list(probe.extents(self.body))
+        self.loops = [s for s, _ in found]
+        return tuple(e for _, e in found)
 
     def all(self) -> list[tuple[dict[Any, int], int]]:
         """The ordinary choice, and for each driver those that reach the extents looked for."""
@@ -120,15 +130,23 @@ class _Trials:
 
         found: dict[int, None] = {}
         low, high = at(0), at(most)
-        alike: set[tuple[int, int]] = set()  # loops whose lengths differ by a constant need no values of their own
+        samples = [most * k // 7 for k in range(8)]  # lengths need not grow with the driver
+        for v in samples if most < _LARGEST else ():
+            at(v)
+        alike: set[tuple[int, ...]] = set()  # loops whose lengths differ by a constant need no values of their own
         for i, (a, b) in enumerate(zip(low, high)):
-            if not isinstance(a, int) or not isinstance(b, int) or a == b or any(
-                    (b - a, a - c) in ((d, e) for e in (-1, 0, 1)) for d, c in alike):
+            curve = tuple(known[v][i] for v in sorted(known) if v in samples)
+            if any(e is None for e in curve) or len({*curve, a, b}) == 1 or any(
+                    len(curve) == len(c) and len({x - y for x, y in zip(curve, c)}) == 1 for c in alike):
                 continue
-            alike.add((b - a, a))
-            for want in wants:
+            alike.add(curve)
+            for want in (0, 1, 2) if self.plan.is_outer(self.loops[i]) else wants:
+                there = next((v for v in samples if v in known and known[v][i] == want), None)
+                if there is not None:
+                    found[there] = None
+                    continue
                 lo, hi = 0, most  # the smallest value whose extent has reached `want`
-                while lo < hi:
+                while lo < hi and a != b:
                     mid = (lo + hi) // 2
                     e = at(mid)[i]
                     if e is None or (e >= want if b > a else e <= want):
@@ -152,7 +170,7 @@ def check_model(launch: Launch, nodes: list[Node]) -> tuple[str, list[Fault]]:
         for env, scale in _Trials(plan, values).all():
             whole = 1
             while True:
-                model = Model(plan, values, env, scale, width, whole, 2 if runs else 3)
+                model = Model(plan, values, env, scale, width, whole, 1 if runs else 3)
                 try:
                     model.run()
                     break

@@ -55,10 +55,14 @@ def number(scale: int, at: tuple[Any, ...]) -> int:
 
 
 def _divide(a: Any, b: Any) -> Any:
+    if type(b) is int:
+        return a // b if b else None
     return a // b if np.all(b) else None
 
 
 def _modulo(a: Any, b: Any) -> Any:
+    if type(b) is int:
+        return a % b if b else None
     return a % b if np.all(b) else None
 
 
@@ -211,7 +215,7 @@ class Values:
 
     def _unary(self, e: Unary) -> Fn:
         x = self._of(e.a)
-        op = {"neg": operator.neg, "not": _not, "bitnot": operator.invert}.get(e.op)
+        op: Any = {"neg": operator.neg, "not": _not, "bitnot": operator.invert}.get(e.op)
         if op is None:
             return lambda f: None
 
