@@ -28,7 +28,7 @@ class Accesses:
     guess: int
     independent: int
     _ways: Any
-    _enter: Any
+    only: Any
 
     def reads(self, e: Node, s: Any) -> None:
         """Every access made while e is computed."""
@@ -66,7 +66,7 @@ class Accesses:
         elif c.op in ("ldmatrix", "stmatrix"):
             mask, active = self.mask, self.active
             lanes = self.threads % 32 < 8 * int(c.attr("num", 4))
-            self._enter(lanes if mask is None else lanes & mask)
+            self.only(lanes if mask is None else lanes & mask)
             self.touch("w" if c.op == "stmatrix" else "r", a.buffer, a.indices, max(1, 16 // size), s)
             self.mask, self.active = mask, active
         elif c.op != "wgmma_descriptor":

@@ -12,7 +12,7 @@ from tilelang.ir.expr import AddressOf, Call
 from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
 
 from .sync_fault import Fault, Found, Undecided
-from .verify_sync_events import EVENT_RULES, enter, event, lane_count, peer
+from .verify_sync_events import EVENT_RULES, enter, event, lane_count, peers
 from .verify_sync_values import Descriptor
 
 # ---- the async proxy ----------------------------------------------------------------------------------------------------
@@ -228,8 +228,9 @@ def _cp_async_wait(st: Any, c: Call, span: Any) -> None:
 
 @event
 def _bulk_copy_cluster(st: Any, c: Call, span: Any) -> None:
-    block, n = peer(st, c.args[4], span), st.uniform(c.args[2], "the size of a copy")
-    _arrives(st, _start(st, c.args[0]), n, n, c.args[3], span, block, _start(st, c.args[1]))
+    n = st.uniform(c.args[2], "the size of a copy")
+    for block in peers(st, c.args[4], span):
+        _arrives(st, _start(st, c.args[0]), n, n, c.args[3], span, block, _start(st, c.args[1]))
 
 
 __all__ = ["EVENT_RULES"]

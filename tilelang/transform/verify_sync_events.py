@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from tilelang.ir import Expr
 from tilelang.ir.expr import AddressOf, Call
 
@@ -167,9 +169,22 @@ def enter(block: Any, st: Any, w: Any, lanes: int, span: Any, copies: bool = Fal
         block.remote.append((c, st.block.clocks.now[c], span))
 
 
-def peer(st: Any, e: Expr, span: Any) -> Any:
+def peers(st: Any, e: Expr, span: Any) -> Iterator[Any]:
+    """The blocks of the cluster that the active threads name by rank, each with those threads active."""
+    ranks = st.values(e, st)
+    if not isinstance(ranks, np.ndarray):
+        yield peer(st, st.uniform(e, "the rank of a block"), span)
+        return
+    mask, active = st.mask, st.active
+    ranks = np.broadcast_to(ranks, st.n)
+    for rank in np.unique(ranks if mask is None else ranks[mask]):
+        st.only(ranks == rank if mask is None else (ranks == rank) & mask)
+        yield peer(st, int(rank), span)
+    st.mask, st.active = mask, active
+
+
+def peer(st: Any, rank: int, span: Any) -> Any:
     """The block of the cluster that has a rank."""
-    rank = st.uniform(e, "the rank of a block")
     if not 0 <= rank < len(st.block.model.blocks):
         raise Found(Fault(f"no block of this cluster has rank {rank}: it has {len(st.block.model.blocks)}", span, None))
     return st.block.model.blocks[rank]
@@ -213,21 +228,21 @@ def _cluster_sync(st: Any, c: Any, span: Any) -> Iterator[Any]:
 
 @event
 def _mbarrier_arrive_remote(st: Any, c: Call, span: Any) -> None:
-    block = peer(st, c.args[1], span)
-    for bar, active in st.each_barrier(c.args[0], span, block):
-        for w, lanes in active:
-            enter(block, st, w, lanes, span)
-            bar.arrive(w, lanes, lane_count(lanes), 0, span)
+    for block in peers(st, c.args[1], span):
+        for bar, active in st.each_barrier(c.args[0], span, block):
+            for w, lanes in active:
+                enter(block, st, w, lanes, span)
+                bar.arrive(w, lanes, lane_count(lanes), 0, span)
 
 
 def _cluster_access(st: Any, c: Call, span: Any) -> None:
     a = c.args[0]
     if not isinstance(a, AddressOf):
         raise Undecided("shared memory of another block is not given as an element of a buffer")
-    block = peer(st, c.args[1], span)
-    for w, lanes in st.active:
-        enter(block, st, w, lanes, span)
-    st.touch("w" if c.op == "cluster_store" else "r", a.buffer, a.indices, 1, c, block.memory)
+    for block in peers(st, c.args[1], span):
+        for w, lanes in st.active:
+            enter(block, st, w, lanes, span)
+        st.touch("w" if c.op == "cluster_store" else "r", a.buffer, a.indices, 1, c, block.memory)
 
 
 EVENT_RULES["cluster_load"] = EVENT_RULES["cluster_store"] = _cluster_access
@@ -241,4 +256,4 @@ def _thread_return(st: Any, c: Call, span: Any) -> None:
 WAIT_RULES.update(sync_threads=_sync_threads, named_barrier=_named_barrier, mbarrier_wait=_mbarrier_wait,
                   set_max_nreg=_set_max_nreg, cluster_wait=_cluster_wait, cluster_sync=_cluster_sync)
 
-__all__ = ["EVENT_RULES", "WAIT_RULES", "Rule", "enter", "event", "lane_count", "peer"]
+__all__ = ["EVENT_RULES", "WAIT_RULES", "Rule", "enter", "event", "lane_count", "peers"]

@@ -240,12 +240,13 @@ class Stream(Accesses):
         for way, body in ((c, then), (~c, orelse)):
             if body is not None:
                 taken = way if mask is None else way & mask
-                self._enter(taken)
+                self.only(taken)
                 if self.active:
                     yield body
                 self.mask, self.active = mask, active
 
-    def _enter(self, taken: Any) -> None:
+    def only(self, taken: Any) -> None:
+        """Only these threads are active from here on."""
         if taken.all():
             self.mask, self.active = None, self.everyone
             return
@@ -275,7 +276,7 @@ class Stream(Accesses):
             self.env[s.var] = start + k
             if isinstance(extent, np.ndarray):
                 inside = k < extent
-                self._enter(inside if mask is None else inside & mask)
+                self.only(inside if mask is None else inside & mask)
                 if not self.active:
                     break
             yield s.body
@@ -391,7 +392,7 @@ class Stream(Accesses):
         chosen = at if mask is None else at[mask]
         for value in np.unique(chosen):
             taken = at == value
-            self._enter(taken if mask is None else taken & mask)
+            self.only(taken if mask is None else taken & mask)
             yield block.barrier(int(value), a.buffer, span), self.active
         self.mask, self.active = mask, active
 

@@ -97,6 +97,12 @@ class _Trials:
         self.reads = any(isinstance(x, Load) and x.buffer.scope_name == "global" and not x.dtype.is_float
                          for x in plan.nodes)
 
+    def launches(self, driver: Any, value: int) -> bool:
+        """Whether there is a block at all when a driver has a value."""
+        probe = _Probe(self.plan, self.values, self.base if driver is None else {**self.base, driver: value}, _SCALE)
+        sizes = [self.values(n, probe) for n in self.plan.launch.grid]
+        return all(n is None or n > 0 for n in sizes)
+
     def extents(self, driver: Any, value: int) -> tuple[Any, ...]:
         """Of all ring loops when one driver (None: numbers read) has a value."""
         env = self.base if driver is None else {**self.base, driver: value}
@@ -129,8 +135,9 @@ class _Trials:
             return known[v]
 
         found: dict[int, None] = {}
-        low, high = at(0), at(most)
-        samples = [most * k // 7 for k in range(8)]  # lengths need not grow with the driver
+        least = 0 if self.launches(driver, 0) else 1
+        low, high = at(least), at(most)
+        samples = [max(least, most * k // 7) for k in range(8)]  # lengths need not grow with the driver
         for v in samples if most < _LARGEST else ():
             at(v)
         alike: set[tuple[int, ...]] = set()  # loops whose lengths differ by a constant need no values of their own
@@ -145,7 +152,7 @@ class _Trials:
                 if there is not None:
                     found[there] = None
                     continue
-                lo, hi = 0, most  # the smallest value whose extent has reached `want`
+                lo, hi = least, most  # the smallest value whose extent has reached `want`
                 while lo < hi and a != b:
                     mid = (lo + hi) // 2
                     e = at(mid)[i]
