@@ -21,8 +21,10 @@ from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Launch, Select, Stmt,
 from tilelang.ir.expr import Call
 
 from .config import PassConfigKey
+from .deal_tiles import Deal, deal_tiles
 from .pass_ import PassContext
 
+TILE_START = 1.5  # what beginning and ending a tile costs, in iterations
 L2_SHARE = 32 << 20  # bytes of L2 that tiles running together may fill with what they share
 _SAMPLE = 4096  # stands for extents that are known at run time only, where an order is chosen
 
@@ -88,6 +90,11 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext) -> Tiles | str:
     if paired is not None:
         binds = [_bound("team", block // 2), _bound("rank", block % 2)]
         first = binds[0].var
+    dealt = _dealt(launch, work, blocks) if paired is None else None
+    if dealt is not None:
+        row, column = dealt.place(block, index)
+        return Tiles(teams, block, index, dealt.count(block), (*_longest_in(launch, row, column, work),),
+                     f"persistent: {blocks} blocks, tiles longest first, dealt out forth and back")
     t = Var("tile", dtype("int32"))
     binds.append(Bind(t, _minimum(first + index * teams, total - 1)))
     order, about = _order(team, work, blocks // cluster, paired, cx)
@@ -208,6 +215,40 @@ def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> 
     head = _bound("other", _minimum(first.var * width + inside.var % now.var, rest - 1))
     out.append(head)
     over: Expr = head.var
+    for k in others[:-1]:
+        out.append(Bind(launch.block_vars[k], over % launch.grid[k]))
+        over = over // launch.grid[k]
+    return [*out, Bind(launch.block_vars[others[-1]], over)]
+
+
+def _dealt(launch: Launch, work: Work, blocks: int) -> Deal | None:
+    """The deal of a launch whose tiles grow with a block variable, when its grid is known."""
+    growing = None if launch.attr("swizzle") else _growing(launch, work)
+    group = None if growing is None else _heads(launch, work, growing)
+    if growing is None or group is None:
+        return None
+    v, n = work.block_vars[growing], int(convert(launch.grid[growing]).value)  # type: ignore[attr-defined]
+    lengths = [_sampled(work.extent, work.block_vars, {v: n - 1 - row}) for row in range(n)]
+    columns = 1
+    for k, g in enumerate(launch.grid):
+        columns *= 1 if k == growing else int(convert(g).value)  # type: ignore[attr-defined]
+    known = [x + TILE_START for x in lengths if x is not None]
+    return deal_tiles(known, columns, blocks, group) if len(known) == n else None
+
+
+def _longest_in(launch: Launch, row: Expr, column: Expr, work: Work) -> list[Bind]:
+    """The block variables of the tile `row` from the end of the growing dimension, `column` in the others."""
+    growing = _growing(launch, work) or 0
+    rows = convert(launch.grid[growing])
+    first = _bound("row", row)
+    out = [first, Bind(launch.block_vars[growing], (rows - 1) - first.var)]
+    others = [k for k in range(len(launch.grid)) if k != growing]
+    if not others:
+        return out
+    total = Analyzer().simplify(_product([convert(launch.grid[k]) for k in others]))
+    place = _bound("column", _minimum(column, total - 1))
+    out.append(place)
+    over: Expr = place.var
     for k in others[:-1]:
         out.append(Bind(launch.block_vars[k], over % launch.grid[k]))
         over = over // launch.grid[k]

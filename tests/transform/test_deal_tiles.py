@@ -1,0 +1,44 @@
+"""Tiles of unequal length dealt out to blocks (transform/deal_tiles.py)."""
+
+import itertools
+
+import pytest
+
+from tilelang.ir import Var, convert, dtype, substitute
+from tilelang.ir.evaluate import evaluate
+from tilelang.transform.deal_tiles import Deal, deal_tiles
+
+
+def value(e, **values):
+    return int(evaluate(substitute(convert(e), {}), {v: values[v.name] for v in VARS if v.name in values}))
+
+
+BLOCK, INDEX = Var("block", dtype("int32")), Var("index", dtype("int32"))
+VARS = (BLOCK, INDEX)
+
+
+@pytest.mark.parametrize("rows, columns, width, blocks", [
+    (64, 64, 8, 132), (5, 7, 7, 3), (5, 7, 2, 3), (6, 9, 4, 5), (4, 4, 4, 5), (9, 1, 1, 4), (3, 10, 3, 4), (8, 3, 2, 16)])
+def test_every_tile_once_and_as_planned(rows, columns, width, blocks):
+    deal = Deal(rows, columns, width, blocks)
+    count, place = deal.count(BLOCK), deal.place(BLOCK, INDEX)
+    seen, work = [], []
+    for b in range(blocks):
+        mine = [tuple(value(e, block=b, index=i) for e in place) for i in range(value(count, block=b))]
+        seen += mine
+        work.append(sum(rows - r for r, _ in mine))
+    assert sorted(seen) == sorted(itertools.product(range(rows), range(columns)))
+    lengths = [rows - r for r in range(rows)]
+    assert deal.unevenness(lengths) == pytest.approx(max(work) * blocks / sum(work))
+
+
+@pytest.mark.parametrize("rows, columns, width", [(64, 64, 8), (32, 32, 32), (32, 32, 16), (128, 16, 4), (64, 40, 8),
+                                                  (64, 24, 8), (48, 96, 10), (16, 64, 32)])
+def test_causal_tiles_are_dealt_out_evenly(rows, columns, width):
+    lengths = [rows - r + 1.5 for r in range(rows)]
+    deal = deal_tiles(lengths, columns, 132, width)
+    assert deal is not None and deal.width <= width and deal.unevenness(lengths) < 1.035
+
+
+def test_few_tiles_are_not_dealt():
+    assert deal_tiles([3, 2, 1], 50, 132, 50) is None and deal_tiles([1.0] * 8, 64, 132, 1) is None
