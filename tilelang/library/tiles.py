@@ -217,7 +217,7 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
 def _warp_group_tiles(p: Problem) -> Iterator[tuple[int, int, int, int]]:
     """(bm, bn, bk, threads): 1 to 3 groups of 64 or 128 rows.  Accumulators leave room for addresses and the epilogue."""
     sums = 2 if p.two_level else 1
-    for groups, most in ((1, 168), (2, 192 if p.two_level else 168), (3, 96)):
+    for groups, most in ((1, 168), (2, 192), (3, 128)) if p.two_level else ((1, 168), (2, 168), (3, 96)):
         for rows in (64, 128):
             for bn in range(16, 257, 16):
                 if rows * bn // 128 * sums <= most:
