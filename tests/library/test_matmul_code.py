@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from tilelang.codegen.cuda import print_kernel
-from tilelang.ir import walk
+from tilelang.ir import dtype, numpy_dtype, walk
 from tilelang.ir.expr import Call
 from tilelang.library.matmul_kernels import Form, gemm, gemm_grouped, gemm_split, gemm_two_level, repack
 from tilelang.library.matmul_plan import Place, Request, check_target
 from tilelang.library.operands import copy_of, operand
-from tilelang.library.tiles import Problem, chip_of, choose_tile
+from tilelang.library.tiles import Problem, Tile, chip_of, choose_tile
 from tilelang.runtime import nvrtc
-from tilelang.simulator import run_tile
+from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 
@@ -98,3 +98,21 @@ def test_float8_needs_a_target_that_has_it():
         else:
             with pytest.raises(ValueError, match="no product of float8"):
                 check_target(r)
+
+
+LARGE = [((192, 160, 64, 4, 384), HALF, False), ((256, 144, 64, 3, 256), HALF, False), ((128, 96, 64, 7, 128), HALF, False),
+         ((192, 176, 128, 4, 384), F8, False), ((128, 176, 128, 5, 256), F8, True), ((192, 128, 128, 4, 384), F8, True)]
+
+
+@pytest.mark.parametrize("tile, types, two", LARGE, ids=lambda x: str(x[0]) if isinstance(x, tuple) else str(x))
+def test_the_large_tiles_of_the_model(tile, types, two):
+    """Two tiles and a bit each way, so that the last ones are cut."""
+    m, n, k = tile[0] + 40, tile[1] + 24, 3 * tile[2] - 16
+    rng = np.random.default_rng(0)
+    element = numpy_dtype(dtype(types[0]))
+    a, b = (rng.integers(-3, 4, s).astype(element) for s in ((m, k), (n, k)))
+    f = Form(m, n, k, (*types[:2], "float32", "float32"), Tile(*tile), tb=True)
+    one = np.ones(1, np.float32)
+    got = run_device(lower(program(f, two).func, SM90, {"tl.enable_hopper": True}),
+                     {"A": a, "B": b, "bias": one, "sa": one, "sb": one, "C": np.zeros((m, n), np.float32)})
+    assert np.array_equal(got.outputs["C"], a.astype(np.float64) @ b.astype(np.float64).T)

@@ -135,9 +135,11 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     stage = max(matrix, load)
     if p.two_level and chip.kind == "wgmma":
         groups = t.threads // 128
-        # A group adds its part while the others multiply: 1.5 cycles an accumulator, 250 to wait and start again.
-        alone = matrix / groups + 1.5 * t.bm * t.bn / t.threads + 250
-        stage = max(stage, alone)
+        # A group adds its part while the others multiply: 1.5 cycles an accumulator, 250 to wait and start again; half of
+        # it where a second part runs meanwhile.
+        sums = t.bm * t.bn / t.threads
+        alone = (1.5 * sums + 250) / (2 if 3 * sums + 32 <= {1: 255, 2: 240}.get(groups, 160) else 1)
+        stage = max(stage, matrix / groups + alone)
     out_bytes = 4 if t.parts > 1 else p.out_bits / 8
     outside = 1100 + 700 + t.bm * t.bn * out_bytes / chip.store * busy
     if chip.kind != "cpu":

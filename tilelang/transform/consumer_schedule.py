@@ -1,7 +1,8 @@
 """What the computing warp groups run of a pipelined loop whose tiles another warp group loads.
 
 Either the loop as it stands, with waits and releases; or with one product left running while the next stage is waited
-for; or with the second of two products under the next iteration (overlap_products.py).
+for; with the second of two products under the next iteration (overlap_products.py); or with a product that starts anew under
+the work on the one before (two_parts.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from .hopper import hopper
 from .overlap_products import Pair, two_products
 from .pipeline_emit import rename, select_version
 from .rings import GROUP, Ring, RoleLoop, do, pin
+from .two_parts import alternate, two_parts
 
 _SERIAL = {"num_stages": None, "order": None, "stage": None, "sync": None, "group": None}
 
@@ -27,7 +29,8 @@ def consumer(r: RoleLoop) -> list[Stmt]:
         return _rotated(r, pair)
     if _overlapped(r):
         return _one_running(r)
-    return [_plain(r)]
+    parts = two_parts(r)
+    return [_plain(r)] if parts is None else alternate(r, parts)
 
 
 def late_rings(r: RoleLoop) -> list[Ring]:
