@@ -220,6 +220,24 @@ def test_waiting_for_a_load_needs_no_block_barrier_behind_it():
     assert "sync_threads" not in calls[calls.index("mbarrier_wait"):]
 
 
+def test_what_was_written_is_fenced_before_tma_writes_over_it():
+    @T.prim_func
+    def main(A: T.Tensor((128, 64), "float32"), B: T.Tensor((128, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            S = T.alloc_shared((32, 64), "float32")
+            for t in range(4):
+                T.copy(A[t * 32, 0], S)
+                for i, j in T.Parallel(32, 64):
+                    S[i, j] = S[i, j] + 1.0
+                for i, j in T.Parallel(32, 64):
+                    B[t * 32 + i, j] = S[31 - i, j]
+
+    loop = next(x for x in walk(launch_of(main)) if isinstance(x, For) and "tma_load" in ops(x.body))
+    calls = [x.call.op for x in walk(loop) if isinstance(x, Evaluate)]
+    assert all(calls[k - 1] == "fence_proxy_async" for k, op in enumerate(calls) if op == "sync_threads")
+    assert "fence_proxy_async" not in ops(launch_of(loads("loop")))
+
+
 def test_the_tile_meaning_is_kept():
     """The pass alone: what it makes runs on the tile interpreter too."""
     for program, args in ((loads("loop"), {"n": 3}), (moved_in_a_loop(), {})):
@@ -231,6 +249,56 @@ def test_the_tile_meaning_is_kept():
                     for k, s in shapes.items()}, **args}
         want, got = run_tile(program, given), run_tile(func, given)
         assert all(np.array_equal(want[k], got[k]) for k in want)
+
+
+def rows(n=2048, aligned=True, dtype="float32"):
+    """Contiguous runs."""
+
+    @T.prim_func
+    def main(A: T.Tensor((6, 4096), dtype), B: T.Tensor((6 * 4096,), dtype)):
+        with T.Kernel(2, threads=128) as bx:
+            S = T.alloc_shared((n,), dtype)
+            for t in range(6):
+                T.copy(A[t, bx * n + (0 if aligned else 1)], S)
+                for i in T.Parallel(n):
+                    S[i] = S[i] + T.cast(1, dtype)
+                T.copy(S, B[t * 4096 + bx * n])
+
+    return main
+
+
+@pytest.mark.parametrize("n, aligned, dtype, bulk", [(2048, True, "float32", True), (2000, True, "float16", True),
+                                                     (1998, True, "float16", False), (1024, False, "float32", False),
+                                                     (1021, True, "float32", False)])
+def test_contiguous_runs(n, aligned, dtype, bulk):
+    program = lowered(rows(n, aligned, dtype))
+    found = set(ops(program.kernels[0].launch))
+    assert {"bulk_load", "bulk_store"} <= found if bulk else "bulk_load" not in found
+    assert bulk or any(w in report(program.kernels[0].launch) for w in ("multiple of 16", "leave", "bytes"))
+    a = np.random.default_rng(10).integers(-50, 50, (6, 4096)).astype(NP[dtype])
+    args = {"A": a, "B": np.zeros(6 * 4096, NP[dtype])}
+    got = run_device(program, args).outputs["B"]
+    assert np.array_equal(got, run_tile(rows(n, aligned, dtype), args)["B"])
+
+
+def test_hints_promotion_and_prefetch():
+    @T.prim_func
+    def main(A: T.Tensor((64, 128), "float16"), B: T.Tensor((64, 128), "float16")):
+        with T.Kernel(1, threads=128):
+            S, U = T.alloc_shared((64, 128), "float16"), T.alloc_shared((64, 32), "float16")
+            T.copy(A, S, eviction_policy="evict_first")
+            T.copy(A[0, 0], U, eviction_policy="evict_normal")
+            T.copy(S, B, eviction_policy="evict_last")
+
+    launch = launch_of(main)
+    calls = [x for x in walk(launch) if isinstance(x, Call) and x.op.startswith("tma_")]
+    assert {x.attr("cache_hint") for x in calls if x.op == "tma_store"} == {"evict_last"}
+    assert [x.attr("cache_hint") for x in calls if x.op == "tma_load"] == ["evict_first", "evict_first", None]
+    promotion = {m[0]: m[5] for m in launch.attr("tensor_maps")}
+    assert sorted(promotion.values()) == [64, 256, 256]
+    assert {x.attr("map") for x in calls if x.op == "tma_prefetch"} == set(promotion)
+    first = next(x for x in walk(launch) if isinstance(x, Evaluate))
+    assert first.call.op == "tma_prefetch"
 
 
 def written_too():
@@ -318,7 +386,7 @@ def test_faults_are_found(name, kind):
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 @pytest.mark.parametrize("program", [lambda: in_two_steps(4096, 4096, 4096, 128, 128, 256), lambda: batched(5)[0],
-                                     moved_in_a_loop, lambda: loads("nested")])
+                                     moved_in_a_loop, lambda: loads("nested"), rows])
 def test_assembles(program):
     (kernel,) = lowered(program()).kernels
     cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")

@@ -9,6 +9,7 @@ from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, cast, is_cons
 from tilelang.ir.evaluate import to_dtype
 
 from .base import Access, LowerContext
+from .bulk import lower_bulk
 from .layouts import same_layout
 from .ldmatrix import copy_by_ldmatrix
 from .pairing import lower_elementwise
@@ -29,7 +30,9 @@ class Copy(TileOp):
     attrs: coalesced_width, disable_tma, eviction_policy, prefer_instruction, loop_layout, user keys; and, set by the
     pipeline planner, async_group=True: issue as cp.async and leave completion to a later wait; or by the roles of warps,
     tma=True and barrier=(buffer, index): one thread runs it, the data arrives on that mbarrier; with tf32=True float32
-    elements are rounded to tf32 on the way, which only products in tf32 may read.
+    elements are rounded to tf32 on the way, which only products in tf32 may read.  From shared to global memory tma=True
+    alone: one thread runs it, it is a bulk group of that thread.  bulk=True in place of tma=True: the tile is one
+    contiguous run (ops/bulk.py).
     Block-collective.  Any pair of global, shared, fragment and local.
     """
 
@@ -51,6 +54,8 @@ class Copy(TileOp):
         """TMA where it was planned, and for accumulators to global memory; ldmatrix into a matrix operand's registers,
         stmatrix out of an accumulator's; else an element loop under the distribution that suits both
         sides, with cp.async where the planner asked for it."""
+        if self.attr("bulk"):
+            return lower_bulk(self, cx)
         if self.attr("tma") and self.dst.buffer.scope_name == "global":
             return store_tile(cx, self.src, self.dst, self)
         if self.attr("tma"):

@@ -119,7 +119,7 @@ def lower_tma_load(op: Any, cx: Any) -> Stmt:
         boxes, step = _part(got, blocks) or (boxes, step)
         rank = cx.expr(convert(given))
         shape = tuple(boxes[0].rows if k == src.buffer.ndim - 1 - dims[0] else n for k, n in enumerate(shape))
-    name = cx.tensor_map(src.buffer, shape, got.swizzle, bool(op.attr("tf32")))
+    name = cx.tensor_map(src.buffer, shape, got.swizzle, bool(op.attr("tf32")), columns * dst.dtype.bits // 8)
     barrier, index = op.attr("barrier")
     bar = AddressOf(barrier, (cx.expr(convert(index)),))
     zero = const(0)

@@ -17,8 +17,8 @@ from typing import Any
 from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load,
-                         Parallel, Ramp, Select, Seq, Shuffle, Stmt, Store, TileOp, Var, While, call, cast, const, convert,
-                         dtype, fresh, load, rebuild, replace, seq, substitute, walk, with_attrs)
+                         Parallel, Ramp, Select, Seq, Shuffle, Stmt, Store, TileOp, Var, While, binary, call, cast, const,
+                         convert, dtype, fresh, load, rebuild, replace, seq, substitute, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
@@ -122,10 +122,19 @@ class Lowering:
             x, y, _ = self.launch.threads
             tx, ty, tz = self.launch.thread_vars
             body = seq(Bind(self.thread, tx + ty * x + tz * (x * y)), body)
+        body = seq(*self._prefetched(), body)
         maps = tuple((name, *key) for key, name in self.maps.items()) or None
         report = (*self.launch.attr("report", ()), *self.stores.reports) or None
         return with_attrs(replace(self.launch, body=body), layouts=None, tensor_maps=maps, compute_threads=None,
                           report=report)
+
+    def _prefetched(self) -> list[Stmt]:
+        """One thread has the descriptors fetched while the others begin."""
+        if not self.maps:
+            return []
+        first = self.launch.thread_vars[0]
+        fetch = [Evaluate(call("tma_prefetch", (), "void", map=name)) for name in self.maps.values()]
+        return [If(binary("eq", first, const(0, first.dtype)), seq(*fetch))]
 
     # ---- buffers --------------------------------------------------------------------------------------------------
 

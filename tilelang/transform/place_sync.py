@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilelang.ir import (Bind, Break, Call, Const, Continue, Evaluate, For, Func, If, Launch, Load, Seq, Stmt, Store, While,
-                         call, const, rebuild, seq, stmts_of, walk)
+from tilelang.ir import (AddressOf, Bind, Break, Call, Const, Continue, Evaluate, For, Func, If, Launch, Load, Seq, Stmt,
+                         Store, While, call, const, rebuild, seq, stmts_of, walk)
 from tilelang.ir import replace as with_fields
 
 from .access_table import Access, Loop, Relation, Tables
 from .config import PassConfigKey
 from .divergence import Divergence
+from .effects import effects
 from .pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
 from .split_divergent import Splitter
 from .sync_tree import Place, TreeBuilder, Unplaceable, barrier, barrier_in, is_leaf, refused
 
 GROUP = 128  # threads of a warp group
-ASYNC_READERS = frozenset(("wgmma_descriptor", "tma_store", "tma_reduce_add"))
+ASYNC_READERS = frozenset(("wgmma_descriptor", "tma_store", "tma_reduce_add", "bulk_store", "bulk_copy_cluster"))
+ASYNC_WRITERS = frozenset(("tma_load", "bulk_load"))
 CAP = 12  # iterations and async groups counted apart; beyond, "any"
 
 
@@ -130,9 +132,10 @@ def _named(s: Stmt, number: int, count: int) -> Stmt:
 
 
 def _fenced(body: Stmt) -> Stmt:
-    """Where matrix instructions or TMA read shared memory, every thread makes its writes known to them before a
-    barrier (PTX ISA: another proxy)."""
-    if not any(isinstance(x, Call) and x.op in ASYNC_READERS for x in walk(body)):
+    """Where matrix instructions or TMA read shared memory, or TMA writes what others have written, every thread makes
+    its writes known to them before a barrier (PTX ISA: another proxy)."""
+    calls = [x for x in walk(body) if isinstance(x, Call)]
+    if not any(x.op in ASYNC_READERS for x in calls) and not _overwritten(body, calls):
         return body
 
     def visit(x: Any) -> Any:
@@ -146,6 +149,13 @@ def _fenced(body: Stmt) -> Stmt:
         return rebuild(x, visit) if isinstance(x, Stmt) else x
 
     return visit(body)
+
+
+def _overwritten(body: Stmt, calls: list[Call]) -> bool:
+    """Whether TMA writes where ordinary stores write too."""
+    by_tma = {a.buffer.data for c in calls if c.op in ASYNC_WRITERS for a in c.args[:1] if isinstance(a, AddressOf)}
+    return bool(by_tma) and any(e.writes and e.storage in by_tma and not (
+        isinstance(e.node, Call) and e.node.op in ASYNC_WRITERS) for e in effects(body))
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilelang.arith import Analyzer
+from tilelang.arith.simplify import extent_bounds
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Region, Seq, Stmt, Store,
                          While, binary, call, const, dtype, is_const, load, rebuild, replace, seq, stmts_of, walk,
                          with_attrs)
+from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy
+from tilelang.ops.bulk import bulk_bytes, bulk_refusal
 from tilelang.ops.gemm.wgmma import shared_layout
 from tilelang.ops.tma import tma_bytes, tma_refusal
-from tilelang.ops.tma_store import tile_refusal
+from tilelang.ops.tma_store import moved_tile, tile_refusal
 
 from .effects import effects
 from .hopper import hopper
@@ -70,6 +74,9 @@ class _Copies:
         self.views = {b.data for b in used if any(x is not b and x.data is b.data for x in used)}
         self.given = dict(launch.attr("layouts", ()))
         self.safe = dict(launch.attr("safe_values", ()))
+        self.analyzer = Analyzer()
+        for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
+            self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
         self.setup: list[Stmt] = []
         self.inits: list[Stmt] = []
         self.notes: dict[str, None] = {}
@@ -114,6 +121,8 @@ class _Copies:
         return s if all(getattr(s, k) is v for k, v in fields.items()) else replace(s, **fields)
 
     def _loop(self, s: Any) -> Stmt:
+        if isinstance(s, For):
+            self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
         saved, self.deferred = self.deferred, False
         out = self._same(s, body=self.stores.inside(s, lambda: self.stmt(s.body)))
         if self.deferred:  # what comes next may take the place of the tile
@@ -162,10 +171,11 @@ class _Copies:
 
     def _is_load(self, c: Copy) -> bool:
         """Whether a copy can be a load by TMA; the report says why a larger one cannot."""
-        if not self.on or c.attr("tma") or c.attr("async_group") or c.src.buffer.scope_name != "global" or \
+        if not self.on or c.attr("tma") or c.attr("bulk") or c.attr("async_group") or c.src.buffer.scope_name != "global" or \
                 c.dst.buffer.scope_name not in SHARED or _bytes(c.dst) < SMALLEST:
             return False
-        why = tma_refusal(c) or self._unfit(c.dst.buffer)
+        why = bulk_refusal(c, c.dst, c.src, self.analyzer) if c.dst.buffer.ndim == 1 else tma_refusal(c)
+        why = why or self._unfit(c.dst.buffer)
         if not why and c.src.buffer.data in self.written:
             why = f"`{c.src.buffer.name}` is written by the kernel"
         safe = self.safe.get(c.src.buffer)
@@ -182,8 +192,8 @@ class _Copies:
         if b.data in self.views:
             return f"`{b.name}` is seen in another shape"
         given = self.given.get(b)
-        if given is not None and given != shared_layout(b):
-            return f"the layout given for `{b.name}` is not that of panels"
+        if given is not None and given != (linear_layout(tuple(b.shape)) if b.ndim == 1 else shared_layout(b)):
+            return f"the layout given for `{b.name}` is another one"
         return ""
 
     def _loads(self, run: list[Copy]) -> list[Stmt]:
@@ -195,9 +205,9 @@ class _Copies:
         at = AddressOf(bar, (const(0),))
         self.setup.append(Alloc(bar))
         self.inits.append(_do("mbarrier_init", at, const(1, "uint32")))
-        bytes_ = sum(tma_bytes(c) for c in run)
+        bytes_ = sum(bulk_bytes(c.dst) if c.dst.buffer.ndim == 1 else tma_bytes(c) for c in run)
         asks = [_do("mbarrier_arrive_expect_tx", at, const(bytes_, "uint32")),
-                *(with_attrs(c, tma=True, barrier=(bar, const(0))) for c in run)]
+                *(with_attrs(c, **_way(c.dst), barrier=(bar, const(0))) for c in run)]
         out: list[Stmt] = [self._one(seq(*asks))]
         if not self.stores.loops:
             return [*out, _do("mbarrier_wait", at, const(0, "uint32"))]
@@ -212,13 +222,17 @@ class _Copies:
     def _is_store(self, c: Copy | AtomicTile) -> bool:
         """Whether a copy from shared to global memory, or the sum of a shared tile, can be made by TMA."""
         src = source(c)
-        if src is None or c.attr("tma") or src.buffer.scope_name not in SHARED or c.dst.buffer.scope_name != "global":
+        if src is None or src.buffer.scope_name not in SHARED or c.dst.buffer.scope_name != "global" or c.attr("tma") or \
+                c.attr("bulk"):
             return False
         asked = bool(c.attr("use_tma"))
         if not asked and (not self.on or _bytes(src) < SMALLEST):
             return False
-        why = tile_refusal(c, src, c.dst, isinstance(c, AtomicTile)) or self._unfit(src.buffer) or \
-            self.stores.refusal(c, c.dst.buffer)
+        if src.buffer.ndim == 1 and isinstance(c, Copy):
+            why = bulk_refusal(c, src, c.dst, self.analyzer)
+        else:
+            why = tile_refusal(c, src, c.dst, isinstance(c, AtomicTile))
+        why = why or self._unfit(src.buffer) or self.stores.refusal(c, c.dst.buffer)
         if why:
             self.notes[f"`{c.dst.buffer.name}` is written by all threads: {why}"] = None
         return not why
@@ -227,7 +241,7 @@ class _Copies:
         """One thread stores the tile.  awaited: a wait stands in front of what writes the tile next."""
         self.deferred |= awaited
         wait = [] if awaited else [_do("bulk_wait", n=0) if self._again(c) else _do("bulk_wait", n=0, read=True)]
-        return self._one(seq(with_attrs(c, tma=True, awaited=True), *wait))
+        return self._one(seq(with_attrs(c, **_way(moved_tile(c)), awaited=True), *wait))
 
     def _again(self, c: Copy | AtomicTile) -> bool:
         """Whether the elements must not be changed before an earlier store to them is done."""
@@ -263,6 +277,10 @@ def source(c: Copy | AtomicTile) -> Region | None:
     """The tile that is copied or added; None for a scalar."""
     got = c.src if isinstance(c, Copy) else c.value if c.by_tma else None
     return got if isinstance(got, Region) else None
+
+
+def _way(tile: Region) -> dict[str, Any]:
+    return {"bulk": True} if tile.buffer.ndim == 1 else {"tma": True}
 
 
 def _is_role(s: Stmt) -> bool:
