@@ -108,7 +108,7 @@ def test_off_by_default_and_on_other_architectures():
 
 
 def test_roles():
-    launch = launch_of(gemm(m=256, n=256, k=256, bm=128, bn=128, bk=64, threads=256, stages=4, tb=True))
+    launch = launch_of(gemm(m=256, n=256, k=256, bm=128, bn=128, bk=64, threads=256, stages=4, tb=True), cluster=1)
     assert launch.threads == (384, 1, 1)
     (branch,) = [x for x in walk(launch) if isinstance(x, If) and isinstance(x.cond, Call)
                  and x.cond.op == "in_warp_groups"]

@@ -26,6 +26,9 @@ from .pass_ import PassContext
 
 TILE_START = 1.5  # what beginning and ending a tile costs, in iterations
 L2_SHARE = 32 << 20  # bytes of L2 that tiles running together may fill with what they share
+# Bytes a cycle and multiprocessor from L2 up to which a main loop keeps the matrix unit busy without sharing its loads:
+# 128x256x64 tiles of 16-bit types take 48 and reach cuBLAS and more alone, 1 % less in clusters (H200).
+L2_RATE = 56
 _SAMPLE = 4096  # stands for extents that are known at run time only, where an order is chosen
 
 
@@ -37,6 +40,7 @@ class Work:
     loads: tuple[tuple[int, tuple[Expr, ...]], ...]
     extent: Expr
     block_vars: tuple[Var, ...]
+    cycles: float = 0  # of the matrix unit, an iteration; 0 where unknown
 
 
 @dataclass(frozen=True)
@@ -63,27 +67,33 @@ class Tiles:
         return For(self.index, const(0), self.count, "serial", seq(*self.binds, *body), attrs=(("tiles", True),))
 
 
-def plan_tiles(launch: Launch, work: Work, cx: PassContext) -> Tiles | str:
-    """How to make a launch persistent, or why not.  One block a multiprocessor."""
+def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) -> Tiles | str:
+    """How a launch's tiles are dealt out to blocks, or why each block keeps its own.
+
+    alone: one block fills a multiprocessor; else the grid stays as large as it is, unless tl.persistent says otherwise.
+    """
     asked = cx.option(PassConfigKey.TL_PERSISTENT)
-    if asked is False or asked == 0 and asked is not None:
-        return "tl.persistent is off"
-    blocks = int(asked) if asked is not None and asked is not True else cx.target.limits.multiprocessors
-    if int(launch.attr("min_blocks_per_sm") or 1) > 1:
-        return "several blocks are to share a multiprocessor"
-    if _may_wait(launch.body):
-        return "blocks may wait for each other"
     if launch.attr("cluster"):
         return "the launch has clusters of its own"
+    if _may_wait(launch.body):
+        return "blocks may wait for each other"
+    blocks = int(asked) if asked is not None and asked is not True else cx.target.limits.multiprocessors
+    why = ""
+    if asked is False or asked == 0 and asked is not None:
+        why = "tl.persistent is off"
+    elif not alone and asked is None or int(launch.attr("min_blocks_per_sm") or 1) > 1:
+        why = "blocks share a multiprocessor"
     analyzer = Analyzer()
     whole = analyzer.simplify(_product([convert(g) for g in launch.grid]))
-    if isinstance(whole, Const) and whole.value <= blocks:
-        return "there are no more tiles than multiprocessors"
-    paired = _paired(launch, work, cx) if blocks % 2 == 0 else None
+    if not why and isinstance(whole, Const) and whole.value <= blocks:
+        why = "there are no more tiles than multiprocessors"
+    paired = _paired(launch, work, cx) if blocks % 2 == 0 or why else None
+    if why and paired is None:
+        return why
     cluster = 1 if paired is None else 2
     team = launch if paired is None else _halved(launch, paired)
     total = analyzer.simplify(_product([convert(g) for g in team.grid]))
-    teams = _minimum(total, const(blocks // cluster, total.dtype))
+    teams = total if why else _minimum(total, const(blocks // cluster, total.dtype))
     block, index = Var("block", dtype("int32")), Var("tile_step", dtype("int32"))
     first: Expr = block
     binds: list[Bind] = []
@@ -100,17 +110,19 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext) -> Tiles | str:
     order, about = _order(team, work, blocks // cluster, paired, cx)
     binds += order(t)
     count = (total - (block // cluster) + (teams - 1)) // teams
+    text = f"one tile a block ({why})" if why else f"persistent: {blocks} blocks, tiles {about}"
     if paired is None:
-        return Tiles(teams, block, index, count, tuple(binds), f"persistent: {blocks} blocks, tiles {about}")
+        return Tiles(teams, block, index, count, tuple(binds), text)
     rank = binds[1].var
     binds.append(Bind(launch.block_vars[paired], team.block_vars[paired] * 2 + rank))
-    return Tiles(teams * 2, block, index, count, tuple(binds), f"persistent: {blocks} blocks in clusters of 2 along "
-                 f"dimension {paired} of the grid, tiles {about}", 2, paired, rank)
+    text += f"; clusters of 2 along dimension {paired} of the grid"
+    return Tiles(teams * 2, block, index, const(1, count.dtype) if why else count, tuple(binds), text, 2, paired, rank)
 
 
 def _paired(launch: Launch, work: Work, cx: PassContext) -> int | None:
     """The dimension along which neighbours make a cluster: what they both load is loaded once.  None for none."""
-    if int(cx.option(PassConfigKey.TL_CLUSTER) or 1) != 2:
+    asked = cx.option(PassConfigKey.TL_CLUSTER)
+    if asked is None and (not work.cycles or sum(n for n, _ in work.loads) < L2_RATE * work.cycles) or asked == 1:
         return None
     best: tuple[int, int] | None = None
     for k, (v, g) in enumerate(zip(launch.block_vars, launch.grid)):

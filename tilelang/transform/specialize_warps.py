@@ -26,10 +26,9 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Fu
                          substitute, walk, with_attrs)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
-from tilelang.ops.gemm.wgmma import choose_wgmma
+from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
 from tilelang.ops.tma import tma_bytes, tma_parts, tma_refusal
 
-from .config import PassConfigKey
 from .consumer_schedule import consumer, late_rings
 from .effects import effects, expr_effects, is_sync, statements
 from .hopper import hopper
@@ -158,11 +157,13 @@ class _Roles:
         """The loop over tiles of a persistent launch; None for one tile a block."""
         copies: list[Any] = [self.body.items[i].stmt for ring in self.rings for i in ring.items]
         loads = [(tma_bytes(op), self._coordinates(op)) for op in copies]
-        got: Tiles | str = "blocks share a multiprocessor"
-        if self._alone() or self.cx.option(PassConfigKey.TL_PERSISTENT):
-            got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
-                                               self.launch.block_vars), self.cx)
-        self.about = f"one tile a block: {got}" if isinstance(got, str) else got.report
+        loaded = {i for ring in self.rings for i in ring.items}
+        rest = [x.stmt for i, x in enumerate(self.body.items) if i not in loaded]
+        # What other work takes is not known: it may hide any load.
+        cycles = sum(wgmma_cycles(x) for x in rest) if all(isinstance(x, Gemm) for x in rest) else 0
+        got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
+                                           self.launch.block_vars, cycles), self.cx, self._alone())
+        self.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
         return None if isinstance(got, str) else got
 
     def _coordinates(self, op: Any) -> tuple[Expr, ...]:
