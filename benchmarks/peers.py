@@ -19,6 +19,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -141,20 +142,26 @@ def main(argv: list[str] | None = None) -> int:
         chosen, names = select(args.workloads), providers.names(args.providers)
     except ValueError as e:
         p.error(str(e))
-    out = Path(args.out)
-    path = out / "peers.json"
+    path = Path(args.out) / "peers.json"
     if args.cubins:
         os.environ["TILELANG_BENCH_CUBINS"] = str(Path(args.cubins).resolve())
     if args.worker:
         return work(args, Record.load(path), chosen)
+    with tempfile.TemporaryDirectory(prefix="peers-") as caches:
+        return run(args, argv, chosen, names, path, Path(caches))
+
+
+def run(args: argparse.Namespace, argv: list[str], chosen: list[Workload], names: list[str], path: Path,
+        caches: Path) -> int:
+    """The watching process: compile, measure in another process, report."""
     start = time.time()
-    out.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     record = Record(path)
     record.data["machine"] = machine()
     record.data["options"] = {**{k: v for k, v in vars(args).items() if k not in ("worker", "deadline", "list")},
                               "usable": usable(names, record)}
     record.save()
-    os.environ.update(compiling.private_caches(out.resolve() / "cache"))
+    os.environ.update(compiling.private_caches(caches))
     os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH"))))
     good = record.data["options"]["usable"]
@@ -168,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
     made = [providers.get(n) for n in good]
     text = report.summary(record.data, [p.name for p in made], [p.name for p in made if p.is_peer])
     print(text)
-    (out / "peers.txt").write_text(text + "\n", encoding="utf-8")
+    path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
     print(f"wrote {path}, {record.data['seconds']} s")
     broken = [s for r in record.data["rows"].values() for n, s in r["providers"].items()
               if n == report.OURS and s.get("status") not in ("ok", "skipped")]

@@ -17,6 +17,7 @@ import queue
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -206,16 +207,21 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--no-sanitizer", action="store_true")
     p.add_argument("--case-seconds", type=float, default=90.0, help="a case that takes longer is broken off")
     p.add_argument("--device", default="cuda", help="cpu: the CPU target, without streams")
-    p.add_argument("--out", default="bench-out", help="folder of stress.json and of the kernel cache")
+    p.add_argument("--out", default="bench-out", help="folder of stress.json")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args(argv)
     names = chosen(args.only)
     if args.worker:
         worker(names, args.launches, args.device)
         return 0
-    out = Path(args.out)
+    with tempfile.TemporaryDirectory(prefix="stress-") as caches:  # the sanitizer's processes find the kernels there
+        os.environ.update(compiling.private_caches(Path(caches)))
+        return run(args, names, Path(args.out))
+
+
+def run(args: argparse.Namespace, names: list[str], out: Path) -> int:
+    """All cases, then the sanitizer; the results as a table and in OUT/stress.json."""
     out.mkdir(parents=True, exist_ok=True)
-    os.environ.update(compiling.private_caches(out.resolve() / "cache"))
     os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
     start = time.time()
     results = supervise(names, args.launches, args.device, args.case_seconds)

@@ -109,8 +109,11 @@ class Cubins(Provider):
     name, text, is_peer = "cubin", "prebuilt kernels of the folder --cubins", False
 
     def unavailable(self) -> str:
-        if not index():
-            return "no folder of kernels is given (--cubins)"
+        try:
+            if not index():
+                return "no folder of kernels is given (--cubins)"
+        except (OSError, ValueError, KeyError) as e:
+            return f"the folder of kernels cannot be read: {e}"
         return "" if torch.cuda.is_available() else "torch sees no GPU"
 
     def labels(self, workload: Workload) -> Sequence[str]:
