@@ -12,6 +12,7 @@ from .record import OK, best_peer, ratio, tflops
 
 ATTENTION_PEERS = ("cudnn", "flash", "triton")
 ACCURACY = 1.5  # relative error of ours over the vendor's
+COLD_SECONDS = {"gemm": 0.5, "attention": 1.0}  # cold compile of a kernel
 
 
 @dataclass(frozen=True)

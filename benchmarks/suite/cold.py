@@ -40,7 +40,7 @@ def measure(names: Iterable[str], workloads: Iterable[Workload], repeat: int = 2
                 continue
             found = [once(name, w.name, label) for _ in range(repeat)]
             seconds = [f["seconds"] for f in found if "seconds" in f]
-            out.append({"provider": name, "workload": w.name, "label": label, "seconds": seconds,
+            out.append({"provider": provider.name, "workload": w.name, "kind": w.kind, "label": label, "seconds": seconds,
                         "import_seconds": [f.get("import_seconds") for f in found],
                         "errors": [f["error"] for f in found if "error" in f]})
     return out

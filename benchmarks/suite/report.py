@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import record as rec
-from .bars import bars, error_ratio
+from .bars import COLD_SECONDS, bars, error_ratio
 from .record import best_peer, ratio, spread, tflops, times
 
 OURS = "tilelang"
@@ -98,7 +98,10 @@ def compiles(data: dict[str, Any]) -> Iterator[str]:
             yield f"  {entry['provider']} {entry['workload']} {entry['label']}: {entry['error'].splitlines()[0][:160]}"
     for entry in data["cold"]:
         text = ", ".join(f"{s:.2f}" for s in entry["seconds"]) or "; ".join(entry["errors"])[:160]
-        yield f"cold compile {entry['provider']} {entry['workload']}: {text} s"
+        most = COLD_SECONDS[entry["kind"]]
+        verdict = "reached" if entry["seconds"] and statistics.median(entry["seconds"]) <= most else "missed"
+        wanted = f", wanted at most {most} s: {verdict}" if entry["provider"] == OURS else ""
+        yield f"cold compile {entry['provider']} {entry['workload']}: {text} s{wanted}"
 
 
 def bar_lines(data: dict[str, Any]) -> Iterator[str]:

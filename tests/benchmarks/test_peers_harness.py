@@ -161,10 +161,11 @@ def test_bars_and_table():
     assert not lowest.ok and lowest.value == pytest.approx(2.5 / 3)
     assert found["FA-16k, TFLOP/s"].value == pytest.approx(WORKLOADS["FA-16k"].flops / 3.0 * 1e-9)
     data = {"rows": rows, "compile": [{"provider": "tilelang", "workload": "x", "label": "y", "seconds": 0.4}],
-            "cold": [{"provider": "tilelang", "workload": "x", "seconds": [0.4, 0.5], "errors": []}], "events": ["e"]}
+            "cold": [{"provider": "tilelang", "workload": "x", "kind": "gemm", "seconds": [0.4, 0.5], "errors": []}],
+            "events": ["e"]}
     text = report.summary(data, ["tilelang", "cublas", "triton"], ["cublas", "triton"])
     assert "0.500/0.500" in text and "reached  M0-M7 f16 NT" in text and "burst 1900 MHz" in text
-    assert "cold compile tilelang x: 0.40, 0.50 s" in text
+    assert "cold compile tilelang x: 0.40, 0.50 s, wanted at most 0.5 s: reached" in text
 
 
 def test_every_configuration_is_a_program():

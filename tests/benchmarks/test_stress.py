@@ -79,3 +79,11 @@ def test_what_the_sanitizer_says(tmp_path):
     tool.chmod(0o755)
     found = stress.memcheck("nt", str(tool), "memcheck", 30)
     assert not found["ok"] and found["last"] == "========= ERROR SUMMARY: 2 errors" and len(found["errors"]) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_library_kernels_on_a_gpu(name):
+    """Right, and the same bits from launch to launch and from three streams."""
+    found = stress.stress(CASES[name], 60, "cuda")
+    assert stress.good(found), found
