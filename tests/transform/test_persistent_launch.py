@@ -228,10 +228,12 @@ def test_blocks_share_a_multiprocessor_where_two_fit(tile, alone):
     assert ("blocks share a multiprocessor" not in " ".join(launch.attr("report"))) == alone
 
 
-@pytest.mark.parametrize("tile, clusters", [((128, 256, 256), False), ((128, 128, 256), True), ((64, 128, 128), True)])
-def test_clusters_where_loads_would_keep_the_matrix_unit_waiting(tile, clusters):
+@pytest.mark.parametrize("n, k, tile, clusters", [
+    (4096, 128, (128, 256, 256), False), (4096, 136, (128, 256, 256), True),  # rows of 272 bytes lie across lines
+    (4096, 128, (64, 128, 128), False), (256, 136, (64, 128, 128), False)])  # one tile a block
+def test_clusters_where_loads_would_keep_the_matrix_unit_waiting(n, k, tile, clusters):
     bm, bn, threads = tile
-    launch = lower(gemm(m=4096, n=4096, k=128, bm=bm, bn=bn, bk=64, threads=threads, tb=True).func, HOPPER,
+    launch = lower(gemm(m=4096, n=n, k=k, bm=bm, bn=bn, bk=64, threads=threads, tb=True).func, HOPPER,
                    options(None)).kernels[0].launch
     assert (launch.attr("cluster") == (2, 1, 1)) == clusters
 
@@ -239,7 +241,8 @@ def test_clusters_where_loads_would_keep_the_matrix_unit_waiting(tile, clusters)
 def test_clusters_of_a_grid_that_is_not_persistent():
     rng = np.random.default_rng(7)
     a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((256, 96), (136, 96)))
-    program = lower(gemm(m=256, n=136, k=96, bm=64, bn=64, bk=32, tb=True, threads=128).func, HOPPER, options(None))
+    program = lower(gemm(m=256, n=136, k=96, bm=64, bn=64, bk=32, tb=True, threads=128).func, HOPPER,
+                    options(None, **{"tl.cluster": 2}))
     launch = program.kernels[0].launch
     assert launch.attr("cluster") == (2, 1, 1) and launch.grid[0].value == 12
     assert "one tile a block" in " ".join(launch.attr("report"))

@@ -26,9 +26,11 @@ from .pass_ import PassContext
 
 TILE_START = 1.5  # what beginning and ending a tile costs, in iterations
 L2_SHARE = 32 << 20  # bytes of L2 that tiles running together may fill with what they share
-# Bytes a cycle and multiprocessor from L2 up to which a main loop keeps the matrix unit busy without sharing its loads:
-# 128x256x64 tiles of 16-bit types take 48 and reach cuBLAS and more alone, 1 % less in clusters (H200).
-L2_RATE = 56
+# Bytes a cycle and multiprocessor from L2 up to which a main loop keeps the matrix unit busy without sharing its loads.
+# H200: 128x256x64 tiles of 16-bit types take 48 and lose 1 % in clusters; with rows that are no multiples of 128 bytes
+# they take more, and clusters gain 14 to 16 % (docs/performance.md).
+L2_RATE = 68
+OFF_LINES = 1.6  # what 128 bytes cost that lie in two cache lines
 _SAMPLE = 4096  # stands for extents that are known at run time only, where an order is chosen
 
 
@@ -41,6 +43,7 @@ class Work:
     extent: Expr
     block_vars: tuple[Var, ...]
     cycles: float = 0  # of the matrix unit, an iteration; 0 where unknown
+    traffic: float = 0  # from L2, an iteration, in bytes of whole lines
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     whole = analyzer.simplify(_product([convert(g) for g in launch.grid]))
     if not why and isinstance(whole, Const) and whole.value <= blocks:
         why = "there are no more tiles than multiprocessors"
-    paired = _paired(launch, work, cx) if blocks % 2 == 0 or why else None
+    paired = _paired(launch, work, cx, not why) if blocks % 2 == 0 or why else None
     if why and paired is None:
         return why
     cluster = 1 if paired is None else 2
@@ -119,10 +122,13 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     return Tiles(teams * 2, block, index, const(1, count.dtype) if why else count, tuple(binds), text, 2, paired, rank)
 
 
-def _paired(launch: Launch, work: Work, cx: PassContext) -> int | None:
-    """The dimension along which neighbours make a cluster: what they both load is loaded once.  None for none."""
+def _paired(launch: Launch, work: Work, cx: PassContext, lasting: bool) -> int | None:
+    """The dimension along which neighbours make a cluster: what they both load is loaded once.  None for none.
+
+    lasting: blocks compute several tiles.  One tile alone is over too soon: its blocks would mostly wait for each other.
+    """
     asked = cx.option(PassConfigKey.TL_CLUSTER)
-    if asked is None and (not work.cycles or sum(n for n, _ in work.loads) < L2_RATE * work.cycles) or asked == 1:
+    if asked is None and not (lasting and work.cycles and work.traffic > L2_RATE * work.cycles) or asked == 1:
         return None
     best: tuple[int, int] | None = None
     for k, (v, g) in enumerate(zip(launch.block_vars, launch.grid)):
@@ -319,4 +325,4 @@ def _product(xs: list[Expr]) -> Expr:
     return out
 
 
-__all__ = ["Tiles", "Work", "plan_tiles"]
+__all__ = ["OFF_LINES", "Tiles", "Work", "plan_tiles"]

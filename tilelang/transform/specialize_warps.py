@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
                          binary, call, const, convert, free_vars, is_const, rebuild, replace, seq, stmts_of,
                          substitute, walk, with_attrs)
 from tilelang.ir.expr import Call
@@ -34,7 +34,7 @@ from .effects import effects, expr_effects, is_sync, statements
 from .hopper import hopper
 from .liveness import has_views
 from .pass_ import TILE, PassContext, pass_
-from .persist import Tiles, Work, plan_tiles
+from .persist import OFF_LINES, Tiles, Work, plan_tiles
 from .pipeline_emit import rename
 from .plan_pipelines import has_exits, is_pipelined, unversionable, versioned, wanted_stages
 from .rings import GROUP, ROLE_REGISTERS, Ring, RoleLoop, barriers, do
@@ -162,7 +162,8 @@ class _Roles:
         # What other work takes is not known: it may hide any load.
         cycles = sum(wgmma_cycles(x) for x in rest) if all(isinstance(x, Gemm) for x in rest) else 0
         got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
-                                           self.launch.block_vars, cycles), self.cx, self._alone())
+                                           self.launch.block_vars, cycles, sum(map(_traffic, copies))),
+                         self.cx, self._alone())
         self.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
         return None if isinstance(got, str) else got
 
@@ -371,6 +372,14 @@ class _Roles:
 def _is_load(c: Any) -> bool:
     return isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in (
         "shared", "shared.dyn")
+
+
+def _traffic(op: Any) -> float:
+    """Bytes a load takes from L2, in whole lines: rows that start anywhere touch more of them."""
+    b = op.src.buffer
+    rows = [convert(s) for s in b.strides[:-1]]
+    off = any(isinstance(s, Const) and s.value * b.dtype.bits % (128 * 8) for s in rows)
+    return tma_bytes(op) * (OFF_LINES if off else 1)
 
 
 def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:
