@@ -324,6 +324,14 @@ def test_staging_takes_what_shared_memory_is_left(bn, bk, stages, panels):
     assert pending == {panels - 1, 0}
 
 
+def test_a_second_panel_costs_no_block_of_a_multiprocessor():
+    """Two blocks of 110 KB fit with one panel of 8 KB each, not with two; of 115 KB they fit with two."""
+    for bn, bk, stages, panels in ((256, 32, 5, 1), (128, 64, 4, 2)):
+        launch = launch_of(gemm(m=64, n=bn, k=512, bm=64, bn=bn, bk=bk, stages=stages, threads=128))
+        (staging,) = [b for b, _ in launch.attr("shared_offsets") if b.name == "staging"]
+        assert staging.size * 2 == panels * 8192 and 2 * (launch.attr("shared_bytes") + 1024) <= 228 * 1024
+
+
 def test_no_room_for_staging():
     """The tiles alone fill shared memory."""
     launch = launch_of(gemm(m=128, n=192, k=512, bm=128, bn=192, bk=32, stages=11, threads=256, tb=True))

@@ -58,12 +58,20 @@ def lower_tile_ops(func: Func, cx: PassContext) -> Func:
 
 
 def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
-    """The launch with as much staging for stores by TMA as shared memory has room for."""
+    """The launch with as much staging for stores by TMA as shared memory has room for; a second panel does not cost a
+    multiprocessor one of its blocks."""
     limit = getattr(cx.target, "max_shared_bytes", None)
+    alone = any(isinstance(x, Call) and x.op == "set_max_nreg" for x in walk(launch.body))  # its registers fill one
     for panels in (2, 1):
         lowering = Lowering(func, cx, launch, panels)
         out = lowering.launch_stmt()
-        if not lowering.stores.stages or limit is None or planned_bytes(out, cx) <= limit:
+        staging = sum(b.size * b.dtype.bytes for b in lowering.stores.stages.values())
+        if not staging or limit is None:
+            return out
+        total, whole = planned_bytes(out, cx), cx.target.limits.shared_per_sm
+        reserved = 1024  # by the system, in every block
+        kept = whole // (total + reserved) == whole // (total - staging // 2 + reserved)
+        if total <= limit and (panels == 1 or alone or kept):
             return out
     return Lowering(func, cx, launch, 0).launch_stmt()
 
