@@ -10,7 +10,7 @@ from typing import Any
 
 from .record import OK, best_peer, ratio, tflops
 
-ATTENTION_PEERS = ("cudnn", "flash", "triton")
+ATTENTION_PEERS = ("cudnn", "flash", "fa3", "triton")
 ACCURACY = 1.5  # relative error of ours over the vendor's
 COLD_SECONDS = {"gemm": 0.5, "attention": 1.0}  # cold compile of a kernel
 

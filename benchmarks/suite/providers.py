@@ -60,8 +60,8 @@ class Provider:
 
 MODULES = {"tilelang": "provider_tilelang", "programs": "provider_tilelang:open_tiles",
            "cublas": "provider_torch:cublas", "cudnn": "provider_torch:cudnn", "flash": "provider_torch:flash",
-           "triton": "provider_triton", "cubin": "provider_cubin", "torch": "provider_torch:plain"}
-DEFAULT = ("tilelang", "cublas", "cudnn", "flash", "triton", "cubin")
+           "fa3": "provider_fa3", "triton": "provider_triton", "cubin": "provider_cubin", "torch": "provider_torch:plain"}
+DEFAULT = ("tilelang", "cublas", "cudnn", "flash", "fa3", "triton", "cubin")
 
 
 def get(name: str) -> Provider:

@@ -105,6 +105,8 @@ def _attentions() -> Iterable[Attention]:
     for name, batch, seq in (("8k", 4, 8192), ("16k", 1, 16384)):
         for causal in (False, True):
             yield Attention(f"FA-{name}{'-c' if causal else ''}", ("FA", "FA-long"), batch, 16, seq, causal=causal)
+            yield Attention(f"FA-{name}{'-c' if causal else ''}-bf16", ("FA-bf16",), batch, 16, seq, causal=causal,
+                            dtype="bfloat16")
 
 
 # In the order in which they are measured when time is short: what the bars name first.

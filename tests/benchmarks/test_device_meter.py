@@ -1,11 +1,12 @@
 """The parts of the harness that speak to a GPU, against stand-ins of torch.cuda and of the management library."""
 
 import contextlib
+import sys
 import types
 
 import pytest
 import torch
-from suite import measuring, problems
+from suite import measuring, problems, provider_fa3
 from suite.measuring import CudaMeter, Nvml
 from suite.provider_torch import CuBlas, Sdpa
 from suite.providers import Skip
@@ -142,3 +143,23 @@ def test_calls_of_attention():
     with pytest.raises(Skip):
         Sdpa("MATH").labels(TINY["tiny-nt-f16"])
     assert problem.check(Sdpa("MATH").candidate(problem, "MATH").call()).ok
+
+
+def test_flash_attention_3_takes_heads_behind_sequences(monkeypatch):
+    w = Attention("w", (), 2, 4, 96, 32, True, dtype="bfloat16")
+    problem = problems.make(w, "cpu")
+
+    def attend(q, k, v, causal):
+        assert q.shape == (2, 96, 4, 32) and q.stride(-1) == 1
+        out = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal)
+        return out.transpose(1, 2), None
+
+    build = {"build_flags": {"FLASHATTENTION_DISABLE_FP16": True}}
+    monkeypatch.setattr(provider_fa3, "_package", lambda: "fa3_fwd_interface")
+    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", types.SimpleNamespace(flash_attn_func=attend))
+    monkeypatch.setitem(sys.modules, "fa3_fwd_config", types.SimpleNamespace(CONFIG=build))
+    provider = provider_fa3.provider()
+    assert provider.labels(w) == ("fa3_fwd_interface",)
+    with pytest.raises(Skip, match="built without float16"):
+        provider.labels(TINY["tiny-fa"])
+    assert problem.check(provider.candidate(problem, "fa3_fwd_interface").call()).ok
