@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilelang.library import grouped_matmul, matmul
+from tilelang.library import grouped_matmul, matmul, matmul_plan
 
 E4, E5 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53, "int32": 0.0}
@@ -157,6 +157,22 @@ def test_nothing_to_do(on):
     assert matmul(normal((2, 0, 8)), normal((8, 4)), **PLACES[on]).shape == (2, 0, 4)
     got = matmul(normal((3, 0)), normal((0, 4)), bias=np.arange(4, dtype=np.float32), **PLACES[on])
     assert np.array_equal(wide(got), np.tile(np.arange(4.0), (3, 1)))
+
+
+@everywhere
+@pytest.mark.parametrize("blocks", [False, True])
+def test_many_numbers_of_rows_share_a_kernel(on, blocks, monkeypatch):
+    compiled = []
+    real = matmul_plan.compile_program
+    monkeypatch.setattr(matmul_plan, "compile_program", lambda *a, **k: compiled.append(1) or real(*a, **k))
+    if blocks and on == "sm_80":
+        pytest.skip("no float8")
+    b = normal((56, 48), E4 if blocks else np.float16, 1)
+    for m in (33, 34, 35, 36, 37, 40, 63, 64):
+        a = normal((m, 56), b.dtype, m)
+        scales = dict(scale_a=np.full((m, 1), 0.5, np.float32), scale_b=np.full((1, 1), 4.0, np.float32)) if blocks else {}
+        check(matmul(a, b, out_dtype="float32", **scales, **PLACES[on]), wide(a), wide(b), scale=2.0 if blocks else 1.0)
+    assert len(compiled) <= 5 + 4 * (blocks and on == "sm_90a")  # there b is copied too
 
 
 def test_an_output_is_filled_and_returned():

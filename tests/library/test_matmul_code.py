@@ -49,6 +49,7 @@ CASES = {
     "int8": (4096, 4096, 4096, ("int8", "int8", "int32", "int32"), "int8", {"tb": True}),
     "split": (256, 256, 16384, HALF, "half", {}),
     "bias_silu": (4096, 4096, 4096, HALF, "half", {"tb": True, "bias": "float16", "activation": "silu"}),
+    "open_rows": (4096, 1024, 4096, HALF, "half", {"tb": True, "open_rows": True}),
     "batched": (1024, 1024, 1024, HALF, "half", {"batch": 8}), "grouped": (4096, 4096, 4096, HALF, "half", {"groups": 8}),
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,12 +38,17 @@ def place(x: Any) -> Any:
     return "numpy" if is_numpy(x) else x.device
 
 
+def maker(like: Any, shape: tuple[int, ...], element: str) -> Callable[[], Any]:
+    """A function that makes tensors of the kind and on the device of `like`, any contents."""
+    if is_numpy(like):
+        return partial(np.empty, shape, numpy_dtype(dtype(element)))
+    torch = sys.modules["torch"]
+    return partial(torch.empty, shape, dtype=getattr(torch, element), device=like.device)
+
+
 def empty(like: Any, shape: tuple[int, ...], element: str) -> Any:
     """A tensor of the kind and on the device of `like`, any contents."""
-    if is_numpy(like):
-        return np.empty(shape, numpy_dtype(dtype(element)))
-    torch = sys.modules["torch"]
-    return torch.empty(shape, dtype=getattr(torch, element), device=like.device)
+    return maker(like, shape, element)()
 
 
 def zeros(like: Any, shape: tuple[int, ...], element: str) -> Any:
@@ -67,4 +74,4 @@ def target_of(x: Any) -> Target:
     return Target("cpu")
 
 
-__all__ = ["aligned", "empty", "fresh", "is_numpy", "place", "strides", "target_of", "type_name", "zeros"]
+__all__ = ["aligned", "empty", "fresh", "is_numpy", "maker", "place", "strides", "target_of", "type_name", "zeros"]

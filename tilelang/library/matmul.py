@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -28,6 +29,8 @@ _TYPES = {"float16": ("half", "float32", "float16"), "bfloat16": ("half", "float
           "int8": ("int8", "int32", "int32"), "uint8": ("int8", "int32", "int32"),
           **{f: ("fp8", "float32", "bfloat16") for f in _FP8}}
 _UNSET = Tile(64, 64, 64, 2, 128)
+_MOST_SIZES = 4  # numbers of rows that get a kernel of their own
+_ROWS: dict[Any, set[int]] = {}
 _PLANS: dict[Any, Callable[..., Any]] = {}
 _MOST_PLANS = 4096  # kernels stay in the memory of tilelang.compile and on disk
 
@@ -98,6 +101,7 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
 def _kept(key: Any, plan: Callable[..., Any]) -> Callable[..., Any]:
     if len(_PLANS) >= _MOST_PLANS:
         _PLANS.clear()
+        _ROWS.clear()
     _PLANS[key] = plan
     return plan
 
@@ -105,7 +109,9 @@ def _kept(key: Any, plan: Callable[..., Any]) -> Callable[..., Any]:
 def _facts(x: Any) -> Any:
     """What of an operand decides about the kernel."""
     try:
-        return x.shape, x.strides if is_numpy(x) else x.stride(), x.dtype, place(x), aligned(x)
+        if is_numpy(x):
+            return x.shape, x.strides, x.dtype, "numpy", aligned(x)
+        return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15 == 0
     except AttributeError:
         raise error("matmul-type", f"operands are torch tensors or NumPy arrays, found {type(x).__name__}",
                     hint="pass torch.from_numpy(x) or np.asarray(x)") from None
@@ -203,7 +209,15 @@ def _plan(a: Any, b: Any, transpose_a: bool, transpose_b: bool, bias: Any, activ
         where.target.is_cuda or scaling == "block")
     form = Form(m, n, k, types, _UNSET, left.batch, shared_b=bool(left.batch and not right.batch),
                 bias="" if bias is None else type_name(bias), activation=activation or "", scaling=scaling)
-    return product(Request(form, kind, left, right, two, where), shape)
+    return product(Request(form, kind, left, right, two, where, _many_rows(form, left, right, two, where)), a, shape)
+
+
+def _many_rows(form: Form, left: Operand, right: Operand, two: bool, where: Place) -> bool:
+    """Whether such products have come with many numbers of rows: then one kernel for all of them is better."""
+    key = (replace(form, m=0), left.down, right.strides, right.transposed, two, where)
+    seen = _ROWS.setdefault(key, set())
+    seen.add(form.m)
+    return len(seen) > _MOST_SIZES
 
 
 def _of_zeros(left: Operand, right: Operand, types: tuple[str, ...], activation: str | None,
@@ -252,7 +266,7 @@ def _grouped_plan(a: Any, b: Any, sizes: Any, transpose_b: bool, bias: Any, acti
     kind = _TYPES[types[0]][0]
     form = Form(m, n, k, types, _UNSET, bias="" if bias is None else type_name(bias), activation=activation or "",
                 groups=right.batch)
-    run = grouped(Request(form, kind, left, right, False, where))
+    run = grouped(Request(form, kind, left, right, False, where), a)
     return lambda a, b, bias, sizes: run(a, b, bias, sizes, zeros(a, (m, n), types[2]))
 
 

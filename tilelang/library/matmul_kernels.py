@@ -24,7 +24,8 @@ class Form:
     types: element types of A, B, C and the accumulator.  ta, tb: A is stored (k, m), B (n, k).  a_strides, b_strides: of
     all dimensions, in elements; () for compact.  shared_b: one B for the batch.  bias: there is one, of this type.
     scaling: "" none, "tensor" one scale for each of A and B, "block" one for 128 elements of k of a row of A and one for
-    128 x 128 of B.  groups: of grouped.
+    128 x 128 of B.  groups: of grouped.  open_rows: the kernel takes any m (no batch, A not transposed); the form's
+    m is one it was made for.
     """
 
     m: int
@@ -42,27 +43,33 @@ class Form:
     activation: str = ""
     scaling: str = ""
     groups: int = 0
+    open_rows: bool = False
 
     @property
-    def a(self) -> Any:
-        return _tensor((self.batch, *((self.k, self.m) if self.ta else (self.m, self.k))), self.types[0], self.a_strides)
+    def rows(self) -> Any:
+        """m, or the variable that stands for it.  Tensors of one program are given the same."""
+        return T.dynamic("m") if self.open_rows else self.m
+
+    def a(self, m: Any) -> Any:
+        """The parameter A with m rows."""
+        return _tensor((self.batch, *((self.k, m) if self.ta else (m, self.k))), self.types[0], self.a_strides)
 
     @property
     def b(self) -> Any:
         lead = self.groups or (0 if self.shared_b else self.batch)
         return _tensor((lead, *((self.n, self.k) if self.tb else (self.k, self.n))), self.types[1], self.b_strides)
 
-    @property
-    def c(self) -> Any:
-        return _tensor((self.batch, self.m, self.n), self.types[2], ())
+    def c(self, m: Any) -> Any:
+        """The parameter C with m rows."""
+        return _tensor((self.batch, m, self.n), self.types[2], ())
 
     @property
     def bias_vector(self) -> Any:
         return T.Tensor((self.n if self.bias else 1,), self.bias or "float32")
 
-    @property
-    def sa(self) -> Any:
-        rows = (self.m, ceil(self.k / 128)) if self.scaling == "block" else (1,)
+    def sa(self, m: Any) -> Any:
+        """The scales of A with m rows."""
+        rows = (m, ceil(self.k / 128)) if self.scaling == "block" else (1,)
         return T.Tensor(rows, "float32")
 
     @property
@@ -136,11 +143,11 @@ def _activated(x: Any, name: str) -> Any:
 
 def gemm(f: Form) -> Any:
     """One accumulator.  (A, B, bias, sa, sb, C)."""
-    t, finish = f.tile, f.finish
+    t, m, finish = f.tile, f.rows, f.finish
 
     @T.prim_func
-    def matmul(A: f.a, B: f.b, bias: f.bias_vector, sa: f.sa, sb: f.sb, C: f.c):
-        with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(f.m, t.bm), f.batch or 1, threads=t.threads) as (bx, by, bz):
+    def matmul(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
+        with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(m, t.bm), f.batch or 1, threads=t.threads) as (bx, by, bz):
             As = T.alloc_shared(f.a_tile, f.types[0])
             Bs = T.alloc_shared(f.b_tile, f.types[1])
             Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
@@ -163,11 +170,11 @@ def gemm(f: Form) -> Any:
 
 def gemm_two_level(f: Form) -> Any:
     """Sums of 128 elements of k (scaled, if they are) are added to a second accumulator.  (A, B, bias, sa, sb, C)."""
-    t, finish = f.tile, f.finish
+    t, m, finish = f.tile, f.rows, f.finish
 
     @T.prim_func
-    def matmul_two_level(A: f.a, B: f.b, bias: f.bias_vector, sa: f.sa, sb: f.sb, C: f.c):
-        with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(f.m, t.bm), f.batch or 1, threads=t.threads) as (bx, by, bz):
+    def matmul_two_level(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
+        with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(m, t.bm), f.batch or 1, threads=t.threads) as (bx, by, bz):
             As = T.alloc_shared(f.a_tile, f.types[0])
             Bs = T.alloc_shared(f.b_tile, f.types[1])
             part = T.alloc_fragment((t.bm, t.bn), "float32")
@@ -204,8 +211,8 @@ def gemm_split(f: Form) -> Any:
     rows, columns = 16, 64
 
     @T.prim_func
-    def matmul_split(A: f.a, B: f.b, bias: f.bias_vector, sa: f.sa, sb: f.sb,
-                     W: T.Tensor((t.parts * lead, f.m, f.n), f.types[3]), C: f.c):
+    def matmul_split(A: f.a(f.m), B: f.b, bias: f.bias_vector, sa: f.sa(f.m), sb: f.sb,
+                     W: T.Tensor((t.parts * lead, f.m, f.n), f.types[3]), C: f.c(f.m)):
         with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(f.m, t.bm), t.parts * lead, threads=t.threads) as (bx, by, bz):
             As = T.alloc_shared(f.a_tile, f.types[0])
             Bs = T.alloc_shared(f.b_tile, f.types[1])
@@ -241,8 +248,8 @@ def gemm_grouped(f: Form) -> Any:
     tiles = ceil(f.m / t.bm) + f.groups
 
     @T.prim_func
-    def matmul_grouped(A: f.a, B: f.b, bias: f.bias_vector, sizes: T.Tensor((f.groups,), "int32"),
-                       where: T.Tensor((tiles, 3), "int32"), C: f.c):
+    def matmul_grouped(A: f.a(f.m), B: f.b, bias: f.bias_vector, sizes: T.Tensor((f.groups,), "int32"),
+                       where: T.Tensor((tiles, 3), "int32"), C: f.c(f.m)):
         with T.Kernel(1, threads=1) as _:
             row = T.alloc_var("int32", init=0)
             tile = T.alloc_var("int32", init=0)

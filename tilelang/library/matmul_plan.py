@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 from typing import Any
 
@@ -13,7 +14,7 @@ from tilelang.jit import compile as compile_program
 from tilelang.language.state import error
 from tilelang.target import Target
 
-from .arrays import empty, place, target_of, zeros
+from .arrays import empty, maker, target_of, zeros
 from .matmul_kernels import Form, gemm, gemm_grouped, gemm_split, gemm_two_level, repack
 from .operands import Copied, Operand, copy_of
 from .tiles import Chip, Problem, Tile, chip_of, choose_tile
@@ -51,7 +52,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Request:
-    """A product that has passed its checks.  form: without tile, strides and orders of storage; two_level: see Form."""
+    """A product that has passed its checks.
+
+    form: without tile, strides and orders of storage.  two_level: of accumulation.  open_rows: one kernel is to do for
+    any number of rows, where it can.
+    """
 
     form: Form
     kind: str
@@ -59,6 +64,7 @@ class Request:
     right: Operand
     two_level: bool
     place: Place
+    open_rows: bool = False
 
 
 def _prepared(r: Request) -> tuple[Request, Copied | None, Copied | None]:
@@ -89,7 +95,7 @@ def _formed(r: Request, batch: int, rows: int) -> Form:
     if chip.kind == "wgmma" and not (native and r.left.fits(size) and r.right.fits(size)):
         chip = replace(chip, kind="mma", flops=2540)
     problem = Problem(rows, f.n, f.k, batch, r.kind, size * 8, dtype(f.types[2]).bits, r.two_level, not r.left.transposed,
-                      r.right.transposed, not r.two_level and not f.groups, 128 if f.scaling == "block" else 0)
+                      r.right.transposed, not (r.two_level or f.groups or f.open_rows), 128 if f.scaling == "block" else 0)
     return replace(f, tile=choose_tile(chip, problem), ta=r.left.transposed, tb=r.right.transposed,
                    a_strides=r.left.strides, b_strides=r.right.strides)
 
@@ -113,45 +119,39 @@ def _reader(x: Operand, c: Copied | None, element: str, at: Place) -> Plan:
     return x.view if c is None else _copier(x, c, element, at)
 
 
-_ONES: dict[Any, Any] = {}
+@lru_cache(maxsize=256)
+def _kernel(f: Form, two_level: bool, at: Place) -> Plan:
+    return at.compile((gemm_two_level if two_level else gemm_split if f.tile.parts > 1 else gemm)(f))
 
 
-def _one(like: Any) -> Any:
-    """A tensor of one element, for parameters that a form does not use."""
-    key = place(like)
-    if key not in _ONES:
-        _ONES[key] = zeros(like, (1,), "float32")
-    return _ONES[key]
-
-
-def product(r: Request, shape: tuple[int, ...]) -> Plan:
-    """f(a, b, bias, scale_a, scale_b, out) -> out, or a new tensor of this shape."""
+def product(r: Request, like: Any, shape: tuple[int, ...]) -> Plan:
+    """f(a, b, bias, scale_a, scale_b, out) -> out, or a new tensor of this shape, of the kind of `like`."""
     check_target(r)
     ready, copy_a, copy_b = _prepared(r)
-    f = _formed(ready, max(1, r.form.batch), r.form.m)
+    opened = r.open_rows and copy_a is None and not r.left.transposed and not r.form.batch
+    if opened:  # tiles for the next power of two
+        ready = replace(ready, form=replace(r.form, m=1 << (r.form.m - 1).bit_length(), open_rows=True))
+    f = _formed(ready, max(1, r.form.batch), ready.form.m)
     split = f.tile.parts > 1
-    kernel = r.place.compile((gemm_two_level if r.two_level else gemm_split if split else gemm)(f))
+    kernel = (_kernel if opened else _kernel.__wrapped__)(f, r.two_level, r.place)
     read_a = _reader(r.left, copy_a, f.types[0], r.place)
     read_b = _reader(r.right, copy_b, f.types[1], r.place)
-    space = (f.tile.parts * max(1, f.batch), f.m, f.n)
+    result = maker(like, shape, f.types[2])
+    space = maker(like, (f.tile.parts * max(1, f.batch), f.m, f.n), f.types[3])
+    one = zeros(like, (1,), "float32")  # for parameters that the form does not use
 
     def run(a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any) -> Any:
-        c = empty(a, shape, f.types[2]) if out is None else out
-        bias = _one(a) if bias is None else bias
-        scale_a = _one(a) if scale_a is None else scale_a
-        scale_b = _one(a) if scale_b is None else scale_b
+        c = result() if out is None else out
         if f.scaling == "tensor":
             scale_a, scale_b = scale_a.reshape(1), scale_b.reshape(1)
-        if split:
-            kernel(read_a(a), read_b(b), bias, scale_a, scale_b, empty(a, space, f.types[3]), c)
-        else:
-            kernel(read_a(a), read_b(b), bias, scale_a, scale_b, c)
+        kernel(read_a(a), read_b(b), one if bias is None else bias, one if scale_a is None else scale_a,
+               one if scale_b is None else scale_b, *((space(),) if split else ()), c)
         return c
 
     return run
 
 
-def grouped(r: Request) -> Plan:
+def grouped(r: Request, like: Any) -> Plan:
     """f(a, b, bias, sizes, out) -> out.  The tile is chosen for rows shared out evenly."""
     check_target(r)
     ready, copy_a, copy_b = _prepared(r)
@@ -160,10 +160,11 @@ def grouped(r: Request) -> Plan:
     kernel = r.place.compile(gemm_grouped(f))
     read_a = _reader(r.left, copy_a, f.types[0], r.place)
     read_b = _reader(r.right, copy_b, f.types[1], r.place)
-    tiles = ceil(f.m / f.tile.bm) + groups
+    where = maker(like, (ceil(f.m / f.tile.bm) + groups, 3), "int32")
+    one = zeros(like, (1,), "float32")
 
     def run(a: Any, b: Any, bias: Any, sizes: Any, out: Any) -> Any:
-        kernel(read_a(a), read_b(b), _one(a) if bias is None else bias, sizes, empty(a, (tiles, 3), "int32"), out)
+        kernel(read_a(a), read_b(b), one if bias is None else bias, sizes, where(), out)
         return out
 
     return run

@@ -116,8 +116,8 @@ def matrix_cycles(chip: Chip, p: Problem, bm: int, bn: int) -> float:
     if chip.kind == "wgmma":
         return bm / 64 * max(bn / 2, 16 + bn / 4)
     rate = chip.flops * {"half": 1.0, "tf32": 0.5, "fp8": 1.0, "int8": 2.0, "float": 0.0625}[p.kind]
-    small = 1 + 16 / bm + 16 / bn  # fragments are fetched once for fewer products
-    return 2 * bm * bn * (256 / p.bits) / rate * small / 0.85
+    small = 1 + 8 / bm + 8 / bn  # fragments are fetched once for fewer products
+    return 2 * bm * bn * (256 / p.bits) / rate * small
 
 
 def price(chip: Chip, p: Problem, t: Tile) -> float:
@@ -144,6 +144,8 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     outside = 1100 + 700 + t.bm * t.bn * out_bytes / chip.store * busy
     if chip.kind != "cpu":
         stage *= {1: 2.0, 2: 1.15, 3: 1.03}.get(t.stages, 1.0)  # a late load is felt sooner
+    if chip.kind == "mma" and resident == 1:  # nothing runs while its warps wait for each other
+        stage *= 1.12
     if chip.kind == "wgmma" and t.threads > 128:  # the loads of the next tile and one group's products hide the rest
         outside += (rounds - 1) * 300
     else:
@@ -172,8 +174,8 @@ def _resident(chip: Chip, p: Problem, t: Tile) -> int:
     """Blocks a unit holds at a time."""
     if chip.kind != "mma":
         return 1
-    threads = max(1, 2048 // (2 * t.threads))  # 128 registers or so
-    return max(1, min(threads, chip.shared_unit // (shared_bytes(p, t) + 1024)))
+    registers = min(255, t.bm * t.bn // t.threads + 76)  # accumulators, fragments of the operands, addresses
+    return max(1, min(65536 // (registers * t.threads), chip.shared_unit // (shared_bytes(p, t) + 1024)))
 
 
 def _memory(chip: Chip, p: Problem, t: Tile) -> float:
