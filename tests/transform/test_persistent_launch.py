@@ -248,3 +248,55 @@ def test_clusters_of_a_grid_that_is_not_persistent():
     assert "one tile a block" in " ".join(launch.attr("report"))
     got = run_device(program, {"A": a, "B": b, "bias": np.zeros(136, np.float32), "C": np.full((256, 136), 7, np.float16)})
     assert np.array_equal(got.outputs["C"], (a.astype(np.float32) @ b.astype(np.float32).T).astype(np.float16))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_each_group_takes_its_own_queries(causal):
+    """Two groups of 64 rows: each waits for its part and gives it back by itself, before the last product of a tile."""
+    func = attention(1, 2, 300, 64, causal=causal, bm=128, bn=64, threads=256).func
+    tile = specialize_warps(legalized(func, HOPPER, options()), PassContext(HOPPER, options()))
+    launch = next(x for x in walk(tile.body) if isinstance(x, Launch))
+    counts = {x.buffer.name: tuple(int(n) for n in x.buffer.attr("arrive")) for x in walk(launch)
+              if getattr(getattr(x, "buffer", None), "scope_name", "") == "shared.barrier"}
+    assert counts["Qs_full"] == (1, 1) and counts["Qs_empty"] == (4, 4)
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((1, 300, 2, 64)).astype(np.float16) for _ in range(3))
+    args = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q)}
+    want = run_tile(func, args)["O"].astype(np.float64)
+    assert np.abs(run_tile(tile, args)["O"].astype(np.float64) - want).max() < 2e-3
+    program = lower(func, HOPPER, options())
+    got = run_device(program, args).outputs["O"].astype(np.float64)
+    assert np.abs(got - want).max() < 2e-3
+    (kernel,) = program.kernels
+    calls = [(x.op, getattr(x.args[0], "buffer", None)) for x in walk(kernel.launch)
+             if isinstance(x, Call) and x.op in ("mbarrier_arrive", "wgmma_wait", "tma_load") and x.args]
+    empties = [n for n, (op, b) in enumerate(calls) if op == "mbarrier_arrive" and b.name == "Qs_empty"]
+    values = [n for n, (op, b) in enumerate(calls) if op == "mbarrier_arrive" and b.name == "Vs_empty"]
+    assert empties[0] < values[-1]
+
+
+def test_a_tile_that_all_groups_read_is_one_load():
+    @T.prim_func
+    def main(A: T.Tensor((512, 64), "float16"), B: T.Tensor((512, 64), "float16"), C: T.Tensor((512, 64), "float32")):
+        with T.Kernel(4, threads=256) as bx:
+            As, Bs = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            Cf = T.alloc_fragment((128, 64), "float32")
+            T.copy(A[bx * 128, 0], As)
+            T.clear(Cf)
+            for k in T.Pipelined(8, num_stages=2):
+                T.copy(B[k * 64, 0], Bs)
+                T.gemm(As, Bs, Cf)
+            for i, j in T.Parallel(128, 64):
+                Cf[i, j] = Cf[i, j] + As[127 - i, j]
+            T.copy(Cf, C[bx * 128, 0])
+
+    tile = specialize_warps(legalized(main.func, HOPPER, options()), PassContext(HOPPER, options()))
+    names = {x.buffer.name: len(x.buffer.attr("arrive")) for x in walk(tile.body)
+             if getattr(getattr(x, "buffer", None), "scope_name", "") == "shared.barrier"}
+    assert names["As_full"] == 1
+    rng = np.random.default_rng(6)
+    a, b = (rng.integers(-3, 4, (512, 64)).astype(np.float16) for _ in range(2))
+    got = run_device(lower(main.func, HOPPER, options()), {"A": a, "B": b, "C": np.zeros((512, 64), np.float32)})
+    turned = a.reshape(4, 128, 64)[:, ::-1].reshape(512, 64).astype(np.float64)
+    want = a.astype(np.float64) @ b.reshape(8, 64, 64).sum(0).astype(np.float64) + turned
+    assert np.array_equal(got.outputs["C"], want)

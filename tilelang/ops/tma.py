@@ -101,6 +101,28 @@ def _part(p: Panels, blocks: int) -> tuple[tuple[Box, ...], Box] | None:
     return tuple(replace(b, rows=rows) for b in boxes), Box(rows, 0, 0, 0, rows * p.width)
 
 
+def row_parts(op: Any, parts: int) -> list[Any] | None:
+    """A copy as copies of equal parts of its tile's rows, each a load by itself; None when it has no such parts."""
+    rows, columns = (int(n) for n in op.dst.buffer.shape[-2:])
+    p, dims = shared_panels(op.dst.buffer), _box_dims(op.src, rows, columns)
+    each = rows // parts
+    if p is None or dims is None or each * parts != rows or each % 8 or any(b.row for b in p.boxes()):
+        return None
+    out = []
+    for g in range(parts):
+        src, dst = ((tuple(m + g * each if k == d else m for k, m in enumerate(r.mins)),
+                     tuple(each if k == d else n for k, n in enumerate(r.extents)), r)
+                    for r, d in ((op.src, dims[0]), (op.dst, op.dst.buffer.ndim - 2)))
+        out.append(replace(op, src=replace(src[2], mins=src[0], extents=src[1]),
+                           dst=replace(dst[2], mins=dst[0], extents=dst[1])))
+    return out
+
+
+def _some_rows(p: Panels, first: int, rows: int) -> tuple[Box, ...]:
+    """Boxes of some rows of a tile whose boxes hold all of them."""
+    return tuple(replace(b, row=0, rows=rows, offset=b.offset + first * p.width) for b in p.boxes())
+
+
 def lower_tma_load(op: Any, cx: Any) -> Stmt:
     """The boxes of a copy, as the one thread that runs it asks for them.
 
@@ -108,12 +130,15 @@ def lower_tma_load(op: Any, cx: Any) -> Stmt:
     """
     src, dst = op.src, op.dst
     got = panels(cx.layout_of(dst.buffer), dst.dtype.bits)
-    rows, columns = (int(n) for n in dst.buffer.shape[-2:])
+    rows, columns = (int(n) for n in dst.extents[-2:])  # type: ignore[arg-type]
     dims = _box_dims(src, rows, columns)
     if got is None or dims is None:
         raise InternalError(f"a copy to `{dst.buffer.name}` was planned as TMA, but it is no box of panels")
     boxes, step, rank = got.boxes(), Box(0, 0, 0, 0, 0), const(0)
-    shape = _box(src, got, rows, columns)
+    if rows != got.rows:
+        boxes = _some_rows(got, int(convert(dst.mins[-2]).value), rows)  # type: ignore[attr-defined]
+    shape = tuple(boxes[0].rows if k == src.buffer.ndim - 1 - dims[0] else n
+                  for k, n in enumerate(_box(src, got, rows, columns)))
     if op.attr("share"):
         given, blocks = op.attr("share")
         boxes, step = _part(got, blocks) or (boxes, step)
@@ -143,4 +168,4 @@ def lower_tma_load(op: Any, cx: Any) -> Stmt:
     return seq(*out, span=op.span)
 
 
-__all__ = ["lower_tma_load", "tma_bytes", "tma_parts", "tma_refusal"]
+__all__ = ["lower_tma_load", "row_parts", "tma_bytes", "tma_parts", "tma_refusal"]

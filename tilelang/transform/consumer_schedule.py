@@ -7,9 +7,10 @@ the work on the one before (two_parts.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tilelang.ir import (Expr, If, Stmt, binary, const, convert, is_const, replace, seq, stmts_of,
+from tilelang.ir import (Buffer, Expr, If, Stmt, binary, const, convert, is_const, replace, seq, stmts_of,
                          substitute, walk, with_attrs)
 from tilelang.ops import Gemm
 
@@ -22,15 +23,19 @@ from .two_parts import alternate, two_parts
 _SERIAL = {"num_stages": None, "order": None, "stage": None, "sync": None, "group": None}
 
 
-def consumer(r: RoleLoop) -> list[Stmt]:
-    """The loop without its copies, and what ends it."""
+def consumer(r: RoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer] = ()) -> list[Stmt]:
+    """The loop without its copies, and what ends it.
+
+    finished: what follows the last use of `tiles`, which the loop only reads.
+    """
     pair = _pair(r)
     if pair is not None:
-        return _rotated(r, pair)
+        late = any(r.body.items[pair.second].touches(b.data) for b in tiles)
+        return [*_rotated(r, pair, [] if late else list(finished)), *(finished if late else ())]
     if _overlapped(r):
-        return _one_running(r)
+        return [*_one_running(r), *finished]
     parts = two_parts(r)
-    return [_plain(r)] if parts is None else alternate(r, parts)
+    return [*([_plain(r)] if parts is None else alternate(r, parts)), *finished]
 
 
 def late_rings(r: RoleLoop) -> list[Ring]:
@@ -90,8 +95,11 @@ def _one_running(r: RoleLoop) -> list[Stmt]:
     return [held, loop, do("wgmma_wait", n=0), held, *releases]
 
 
-def _rotated(r: RoleLoop, pair: Pair) -> list[Stmt]:
-    """The loop with the second product of an iteration under the next one (overlap_products.py)."""
+def _rotated(r: RoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
+    """The loop with the second product of an iteration under the next one (overlap_products.py).
+
+    finished: what follows the last first product.
+    """
     items, k, start, new = r.body.items, r.loop.var, convert(r.loop.start), r.versions
     kept, index = _kept(r)
     at = {i: next(n for n, s in enumerate(kept) if index.get(id(s)) == i) for i in (pair.first, pair.second, pair.waits)}
@@ -120,7 +128,8 @@ def _rotated(r: RoleLoop, pair: Pair) -> list[Stmt]:
     loop = with_attrs(replace(r.loop, kind="serial", start=start + 1, extent=extent - 1, body=seq(*turn)), **_SERIAL)
     last = start + extent - 1
     closing = [*started(second, pair.second, last, False), *released(pair.second, last)]
-    return [If(binary("gt", extent, const(0, extent.dtype)), seq(*rename(opening), loop, *closing), span=r.loop.span)]
+    return [If(binary("gt", extent, const(0, extent.dtype)), seq(*rename(opening), loop, *finished, *closing),
+               seq(*finished) if finished else None, span=r.loop.span)]
 
 
 def _overlapped(r: RoleLoop) -> bool:

@@ -27,7 +27,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, 
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
-from tilelang.ops.tma import tma_bytes, tma_parts, tma_refusal
+from tilelang.ops.tma import row_parts, tma_bytes, tma_parts, tma_refusal
 
 from .consumer_schedule import consumer, late_rings
 from .effects import effects, expr_effects, is_sync, statements
@@ -117,15 +117,16 @@ class _Roles:
         binds: list[Stmt] = [s for s in common if isinstance(s, Bind)]
         once += [Alloc(v) for v in new.values()]
         after = {e.storage for s in stmts[at + 1:] for e in effects(s)}
-        whole = [WholeTile(s, self.groups, tiles, s.dst.buffer.data in after) for s in before
-                 if isinstance(s, Copy) and self._fills_once(s)]
+        once_loaded = [s for s in before if isinstance(s, Copy) and self._fills_once(s)]
+        whole = [WholeTile(self._by_group(s), self.groups, self.thread, tiles, s.dst.buffer.data in after)
+                 for s in once_loaded]
         made = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
         made += [b for w in whole for b in (w.full, w.empty) if b is not None]
         loading = self._producer([x for w in whole for x in w.produce()])
-        first = {id(w.copy): w for w in whole}
+        first = {id(s): w for s, w in zip(once_loaded, whole)}
         opening = [x for s in before for x in (first[id(s)].filled() if id(s) in first else [s])]
-        computing = [*opening, *consumer(self.shared),
-                     *(x for w in whole if not w.late for x in w.release(self.shared)), *stmts[at + 1:],
+        computing = [*opening, *consumer(self.shared, [x for w in whole if not w.late for x in w.release(self.shared)],
+                                         {s.dst.buffer for s in once_loaded}), *stmts[at + 1:],
                      *(x for w in whole if w.late for x in w.release(self.shared))]
         if tiles is None or steps is None:
             once += binds
@@ -179,6 +180,15 @@ class _Roles:
         writers = [e for e in effects(self.launch.body) if e.storage is b.data and e.writes]
         return len(writers) == 1 and all(self._plain(m) and not (free_vars(m) & self.bound) - self.visible
                                          for m in op.src.mins if isinstance(m, Expr))
+
+    def _by_group(self, op: Any) -> list[Any]:
+        """A copy, in parts when each warp group multiplies its own rows of what it fills and nothing else uses them."""
+        b = op.dst.buffer
+        used = [e.node for e in effects(self.launch.body) if e.storage is b.data and e.node is not op]
+        alone = self.groups > 1 and all(
+            isinstance(x, Gemm) and x.a.buffer is b and x.b.buffer is not b and x.a.is_full and not x.transpose_a
+            and getattr(choose_wgmma(x, self.groups * GROUP, self.tf32), "warps", None) == (self.groups * 4, 1) for x in used)
+        return (row_parts(op, self.groups) if alone else None) or [op]
 
     def _unsafe(self, b: Buffer) -> str:
         """Why TMA may not read a tensor; "" when it may."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, Launch, Stmt, Store, Var, binary, cast, const,
-                         dtype, free_vars, load, with_attrs)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, If, Launch, Stmt, Store, Var, binary, cast, const,
+                         dtype, free_vars, load, seq, with_attrs)
 from tilelang.ops.tma import tma_bytes
 
 from .persist import Tiles
-from .rings import RoleLoop, barriers, do
+from .rings import GROUP, RoleLoop, barriers, do
 
 
 class Steps:
@@ -46,20 +47,22 @@ class Steps:
 class WholeTile:
     """A copy in front of the loop that TMA does: one buffer, filled once a tile.
 
-    late: the buffer is used after the loop, too.
+    copies: the copy, or one for each computing warp group when a group uses its part of the rows only: a group that is
+    ahead then starts its next tile while the others end theirs.  late: the buffer is used after the loop, too.
     """
 
-    copy: Any
+    copies: list[Any]
     groups: int
+    thread: Var
     tiles: Tiles | None
     late: bool
     full: Buffer = field(init=False)
     empty: Buffer | None = field(init=False)
 
     def __post_init__(self) -> None:
-        name = self.copy.dst.buffer.name
-        self.full = barriers(f"{name}_full", (1,))
-        self.empty = barriers(f"{name}_empty", (self.groups * 4,)) if self.tiles is not None else None
+        name, parts = self.copies[0].dst.buffer.name, len(self.copies)
+        self.full = barriers(f"{name}_full", (1,) * parts)
+        self.empty = None if self.tiles is None else barriers(f"{name}_empty", (self.groups * 4 // parts,) * parts)
 
     @property
     def parity(self) -> Expr:
@@ -67,20 +70,34 @@ class WholeTile:
 
     def produce(self) -> list[Stmt]:
         """The producer's part."""
-        first = const(0)
         out: list[Stmt] = []
-        if self.empty is not None:
-            out.append(do("mbarrier_wait", AddressOf(self.empty, (first,)), binary("bitxor", self.parity, const(1, "uint32"))))
-        return [*out, do("mbarrier_arrive_expect_tx", AddressOf(self.full, (first,)), const(tma_bytes(self.copy), "uint32")),
-                with_attrs(self.copy, tma=True, barrier=(self.full, first))]
+        for g, op in enumerate(self.copies):
+            full = AddressOf(self.full, (const(g),))
+            if self.empty is not None:
+                out.append(do("mbarrier_wait", AddressOf(self.empty, (const(g),)),
+                              binary("bitxor", self.parity, const(1, "uint32"))))
+            out.append(do("mbarrier_arrive_expect_tx", full, const(tma_bytes(op) // len(self.copies), "uint32")))
+            out.append(with_attrs(op, tma=True, barrier=(self.full, const(g))))
+        return out
 
     def filled(self) -> list[Stmt]:
         """In the consumers, in the place of the copy."""
-        return [do("mbarrier_wait", AddressOf(self.full, (const(0),)), self.parity)]
+        return self._each(lambda g: do("mbarrier_wait", AddressOf(self.full, (const(g),)), self.parity))
 
     def release(self, r: RoleLoop) -> list[Stmt]:
         """In the consumers, after the last use."""
-        return [] if self.empty is None else r.arrive(self.empty, const(0))
+        empty = self.empty
+        if empty is None:
+            return []
+        return [do("sync_warp"), If(r.leader(), seq(*self._each(
+            lambda g: do("mbarrier_arrive", AddressOf(empty, (const(g),))))))]
+
+    def _each(self, work: Callable[[int], Stmt]) -> list[Stmt]:
+        """Every warp group does what its part asks for."""
+        if len(self.copies) == 1:
+            return [work(0)]
+        group = self.thread // GROUP
+        return [If(binary("eq", group, const(g, group.dtype)), work(g)) for g in range(len(self.copies))]
 
 
 __all__ = ["Steps", "WholeTile"]
