@@ -76,17 +76,22 @@ class CudaMeter:
             call()
         first = self._timed(call, 3) / 3
         n = max(3, min(50, round(GRAPH_MS / max(first, 1e-4))))
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(n):
+            call()
+        host = (time.perf_counter() - begin) * 1e6 / n  # the launches are queued: what the host takes for one
         each = self._timed(call, n) / n
         if each >= SHORT_MS:
-            return Prepared(call, 1, each, "stream")
+            return Prepared(call, 1, each, "stream", host)
         count = max(2, round(GRAPH_MS / each))
         try:
             graph = self._capture(call, count)
         except RuntimeError as e:  # a library that allocates or synchronises in the call
             torch.cuda.synchronize()
-            return Prepared(call, 1, each, f"stream (no graph: {str(e).splitlines()[0][:80]})")
+            return Prepared(call, 1, each, f"stream (no graph: {str(e).splitlines()[0][:80]})", host)
         graph.replay()
-        return Prepared(graph.replay, count, self._timed(graph.replay, 3) / 3 / count, "graph", graph)
+        return Prepared(graph.replay, count, self._timed(graph.replay, 3) / 3 / count, "graph", host, graph)
 
     def _capture(self, call: Callable[[], Any], count: int) -> Any:
         side = torch.cuda.Stream()
@@ -160,12 +165,16 @@ Meter = CudaMeter | HostMeter
 
 @dataclass
 class Prepared:
-    """A call ready to be timed.  run: `calls` of it.  each_ms: estimate of one.  how: "stream", "graph" or "host"."""
+    """A call ready to be timed.  run: `calls` of it.  each_ms: estimate of one.  how: "stream", "graph" or "host".
+
+    host_us: microseconds the host needs to queue one call.
+    """
 
     run: Callable[[], Any]
     calls: int
     each_ms: float
     how: str
+    host_us: float | None = None
     keep: Any = None
 
 

@@ -20,7 +20,7 @@ class Record:
     data: "machine", "options", "compile" (a list), "cold" (a list), "events" (texts), "current" (what is being done, with
     the workload and provider to blame if it never ends) and "rows": workload -> {"shape", "flops", "groups", "rounds":
     [{provider: {"burst": Window, "sustained": Window}}], "providers": {provider: {"status", "reason", "label", "timing",
-    "accuracy", "facts"}}, "broken": why its inputs cannot be made}.
+    "host_us", "accuracy", "facts"}}, "broken": why its inputs cannot be made}.
     """
 
     def __init__(self, path: Path, data: dict[str, Any] | None = None) -> None:

@@ -84,6 +84,16 @@ def clocks(data: dict[str, Any]) -> str:
     return "clocks and power: " + ("; ".join(out) or "not read")
 
 
+def hosts(data: dict[str, Any], providers: Sequence[str]) -> str:
+    """One line: what the host needs to queue a call, by provider."""
+    out = []
+    for p in providers:
+        found = [v for row in data["rows"].values() if (v := row["providers"].get(p, {}).get("host_us")) is not None]
+        if found:
+            out.append(f"{p} {statistics.median(found):.1f}")
+    return "microseconds of the host for a call, median: " + (", ".join(out) or "not measured")
+
+
 def compiles(data: dict[str, Any]) -> Iterator[str]:
     """Compile times by provider; cold ones apart."""
     by: dict[str, list[float]] = {}
@@ -114,6 +124,6 @@ def bar_lines(data: dict[str, Any]) -> Iterator[str]:
 
 def summary(data: dict[str, Any], providers: Sequence[str], peers: Sequence[str]) -> str:
     """All of it."""
-    lines = [*table(data, providers, peers), clocks(data), *compiles(data), *bar_lines(data)]
+    lines = [*table(data, providers, peers), clocks(data), hosts(data, providers), *compiles(data), *bar_lines(data)]
     lines += [f"event: {e}" for e in data["events"][:20]]
     return "\n".join(lines)

@@ -113,7 +113,7 @@ class Session:
                 return None
         candidate = p.candidate(problem, state["label"])
         prepared = self.meter.prepare(candidate.call)
-        state["timing"] = prepared.how
+        state["timing"], state["host_us"] = prepared.how, prepared.host_us
         return prepared
 
     def _admit(self, p: Provider, problem: Problem, state: dict[str, Any]) -> None:
