@@ -144,6 +144,6 @@ def test_on_a_gpu():
     assert (captured.double() - want).abs().max() < 1e-2
     with pytest.raises(RuntimeError, match="device_type mismatch, expected cuda"):
         kernel(a.cpu(), b)
-    with pytest.raises(RuntimeError, match="byte_offset"):
-        kernel(torch.zeros(100 * 70 + 1, device="cuda").half()[1:].view(100, 70), b)
+    view = torch.empty(100 * 70 + 1, device="cuda").half()[1:].view(100, 70).copy_(a)
+    assert torch.equal(kernel(view, b), out)  # by another kernel, whose accesses are no wider than an element
     assert kernel.get_profiler().do_bench(n_warmup=1, n_repeat=3) > 0

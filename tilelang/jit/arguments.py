@@ -41,6 +41,15 @@ def was_refused(e: Exception) -> bool:
         (isinstance(e, (TypeError, OverflowError)) and "kernel " not in str(e)))
 
 
+_UNALIGNED = re.compile(r"^kernel \S+ input \S+ (byte_offset violates packed ABI constraint: its data must be aligned"
+                        r"|strides\[\d+\] violates packed ABI constraint: it must be a multiple of 16 bytes)")
+
+
+def was_unaligned(e: Exception) -> bool:
+    """Whether a call was refused, before anything ran, for an address or strides that its wide accesses do not suit."""
+    return not isinstance(e, TileLangError) and _UNALIGNED.match(str(e)) is not None
+
+
 def describe(x: Any) -> str:
     """A short account of an argument: type, shape, strides, device, value."""
     if x is None:

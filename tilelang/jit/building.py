@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tilelang.ir import EMPTY, Evaluate, Func, rewrite
+from tilelang.ir import EMPTY, Evaluate, Func, Launch, rewrite, stmts_of, walk
 from tilelang.runtime.host_engine import compile_object
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CpuLauncher, CudaLauncher
@@ -57,8 +57,12 @@ def device_source(request: Request) -> tuple[Any, list[str], Stopwatch]:
 
     watch = Stopwatch()
     program: Any
+    # Calls check strides before the first launch, and fall back to a kernel without TMA (JITKernel.unaligned).
+    surely = sum(isinstance(s, Launch) for s in stmts_of(request.func.body))
+    checked = surely == sum(isinstance(x, Launch) for x in walk(request.func.body))
+    config = {"tl.assume_aligned_strides": checked, **request.config}
     with jit_phase("lower", request.func.name):
-        program = lower(request.func, request.target, request.config)
+        program = lower(request.func, request.target, config)
     watch.lap("lower")
     fast = bool(request.config.get("tl.enable_fast_math"))
     sources = [apply_hook("cuda", print_kernel(k, fast_math=fast), request.target) for k in program.kernels]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ from tilelang.log import logger
 from tilelang.runtime.params import KernelParam, params_of
 from tilelang.runtime.signature import Signature, TensorArg, signature_of
 
-from .arguments import adapted, explain, explain_cython, was_refused
+from .arguments import adapted, explain, explain_cython, was_refused, was_unaligned
 from .artifact import KERNEL_SEPARATOR, Artifact, CompiledArtifact, Request
 
 register("kernel-export", NotImplementedError, "a kernel is to be written as a shared library")
 register("kernel-no-sources", ValueError, "export_sources is asked to write nothing")
 register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that was not tuned is asked for")
 register("kernel-output-device", RuntimeError, "no framework is at hand to allocate an output")
+
+
+_ALIGNMENT = "tl.global_alignment"
 
 
 class Adapter:
@@ -88,6 +92,7 @@ class JITKernel:
         self.adapter = Adapter(self)
         self._lock = threading.Lock()
         self._written: frozenset[str] | None = None
+        self._unaligned: JITKernel | None = None
         self._entry: Any = None
         self._run: Any = self._first_run
 
@@ -114,8 +119,23 @@ class JITKernel:
                     return self._run(*other)
                 except Exception as e:
                     problem = e
+            if was_unaligned(problem) and self.request.config.get(_ALIGNMENT, 16) > 1 and self.target.is_cuda:
+                return self.unaligned(*(args if other is None else other))
         tell = explain_cython if self.execution_backend == "cython" else explain
         raise tell(self.signature, args, problem) from None
+
+    @property
+    def unaligned(self) -> JITKernel:
+        """The same program for tensors at any address with any strides: no TMA, accesses no wider than an element.
+
+        Compiled when a call first needs it: one whose addresses or strides are no multiples of 16 bytes.
+        """
+        with self._lock:
+            if self._unaligned is None:
+                from .compiling import compile_request  # lower in the same room: that module builds kernels
+
+                self._unaligned = compile_request(replace(self.request, config={**self.request.config, _ALIGNMENT: 1}))
+            return self._unaligned
 
     def _call_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """stream= and skip_tensor_validation= of the cython backend; nothing else is taken by name."""
@@ -282,6 +302,8 @@ class JITKernel:
             out.append(f"  {r['name']}: {facts}")
         for note in self._built.meta.get("notes", []):
             out.append(f"  note: {note}")
+        if self._unaligned is not None:
+            out.append("  tensors at any address and of any strides: a kernel of their own was compiled")
         return "\n".join(out)
 
     def sync_report(self) -> str:

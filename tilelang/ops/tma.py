@@ -23,8 +23,11 @@ MOST_BOXES = 16  # a copy, beyond which loads by all threads are no worse
 _HINTS = {"evict_first": "evict_first", "evict_last": "evict_last", "evict_normal": "evict_normal"}
 
 
-def tma_refusal(op: Any) -> str:
-    """Why a Copy from global to shared memory cannot be a TMA load; "" when it can."""
+def tma_refusal(op: Any, strides: bool = False) -> str:
+    """Why a Copy from global to shared memory cannot be a TMA load; "" when it can.
+
+    strides: run-time strides are taken to be multiples of 16 bytes, which the host checks.
+    """
     src, dst = op.src, op.dst
     if op.attr("disable_tma") or op.attr("prefer_instruction") not in (None, "tma"):
         return "the copy asks for another way"
@@ -46,7 +49,7 @@ def tma_refusal(op: Any) -> str:
         return f"`{b.name}` needs {len(boxes)} boxes"
     unit = STRIDE_ALIGN * 8 // math.gcd(src.dtype.bits, STRIDE_ALIGN * 8)
     unknown = [s for s in src.buffer.strides[:-1] if not isinstance(s, int) and not hasattr(s, "value")]
-    if not all(divisible(s, unit) for s in unknown):
+    if not strides and not all(divisible(s, unit) for s in unknown):
         return f"run-time strides of `{src.buffer.name}` may be no multiples of {STRIDE_ALIGN} bytes"
     return refusal(src.buffer, _box(src, p, rows, columns), p.swizzle) or ""
 

@@ -93,11 +93,14 @@ def matrix_dims(region: Region, rows: int, columns: int) -> tuple[int, int] | No
     return wide[0], wide[1]
 
 
-def tensor_refusal(buffer: Buffer) -> str:
-    """Why TMA cannot write a tensor, whatever the boxes; "" when nothing speaks against it."""
+def tensor_refusal(buffer: Buffer, strides: bool = False) -> str:
+    """Why TMA cannot write a tensor, whatever the boxes; "" when nothing speaks against it.
+
+    strides: run-time strides are taken to be multiples of 16 bytes, which the host checks.
+    """
     unit = STRIDE_ALIGN * 8 // math.gcd(buffer.dtype.bits, STRIDE_ALIGN * 8)
     unknown = [s for s in buffer.strides[:-1] if not isinstance(s, int) and not hasattr(s, "value")]
-    if not all(divisible(s, unit) for s in unknown):
+    if not strides and not all(divisible(s, unit) for s in unknown):
         return f"run-time strides of `{buffer.name}` may be no multiples of {STRIDE_ALIGN} bytes"
     if not isinstance(buffer.offset, int) and not hasattr(buffer.offset, "value"):
         return f"where `{buffer.name}` starts is known at run time only"
@@ -144,7 +147,7 @@ class _Store:
             return f"the tile of `{t.name}` is no box whose rows are contiguous"
         if self.reduce and str(self.dt) not in REDUCE_ADD:
             return f"TMA cannot add elements of {self.dt}"
-        why = tensor_refusal(t)
+        why = tensor_refusal(t, self.cx.stores.strides)
         for box in sorted({self._box(p) for p in range(self._panels())}):
             why = why or refusal(t, box, PANEL) or ""
         why = why or self.cx.stores.refusal(self.op, t)
@@ -267,8 +270,11 @@ class _Store:
 # ---- tiles of shared memory -------------------------------------------------------------------------------------------
 
 
-def tile_refusal(op: Any, src: Region, dst: Region, reduce: bool = False) -> str:
-    """Why a shared tile cannot go to global memory by TMA, as one box a panel; "" when it can."""
+def tile_refusal(op: Any, src: Region, dst: Region, reduce: bool = False, strides: bool = False) -> str:
+    """Why a shared tile cannot go to global memory by TMA, as one box a panel; "" when it can.
+
+    strides: as for tensor_refusal.
+    """
     b, t = src.buffer, dst.buffer
     if op.attr("disable_tma") or op.attr("prefer_instruction") not in (None, "tma"):
         return "the copy asks for another way"
@@ -288,7 +294,7 @@ def tile_refusal(op: Any, src: Region, dst: Region, reduce: bool = False) -> str
         return f"TMA cannot add elements of {dst.dtype}"
     if len({(x.rows, x.columns) for x in p.boxes()}) > 1 or p.count > MOST_BOXES:
         return f"`{b.name}` needs {len(p.boxes())} boxes"
-    return tensor_refusal(t) or refusal(t, _tile_box(dst, p, dims), p.swizzle) or ""
+    return tensor_refusal(t, strides) or refusal(t, _tile_box(dst, p, dims), p.swizzle) or ""
 
 
 def _tile_box(dst: Region, p: Panels, dims: tuple[int, int]) -> tuple[int, ...]:

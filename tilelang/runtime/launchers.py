@@ -286,7 +286,7 @@ class _CudaStatements(HostStatements):
             w.do(f"store {ty} {value}, ptr {cell}")
             w.put(array, 8 * k, "ptr", cell)
         for k, m in enumerate(maps, len(kernel.params)):
-            w.put(array, 8 * k, "ptr", self.made.get(m) or self._tensor_map(m))
+            w.put(array, 8 * k, "ptr", self.made.get(m) or self._tensor_map(m, True))
         for k, cell in enumerate(spaces, len(kernel.params) + len(maps)):
             w.put(array, 8 * k, "ptr", cell)
         return array
@@ -300,14 +300,17 @@ class _CudaStatements(HostStatements):
                 if needs <= self.values.keys() and b.data in self.addresses:
                     self.made[m] = self._tensor_map(m)
 
-    def _tensor_map(self, code: TensorMapCode) -> str:
-        buffer = code.map.buffer
+    def _start(self, buffer: Buffer) -> str:
+        """Address of a tensor's first element."""
         _, address = self._argument(buffer)
         if isinstance(buffer.offset, Expr) or buffer.offset:
             first = self.w.ins(f"mul i64 {self.wide(buffer.offset)}, {buffer.dtype.bytes}")
             address = self.w.ins(f"getelementptr i8, ptr {address}, i64 {first}")
-        return code.emit(self.w, self.sig.name, address, [self.wide(e) for e in code.map.extents()],
-                         [self.wide(s) for s in code.map.strides()])
+        return address
+
+    def _tensor_map(self, code: TensorMapCode, late: bool = False) -> str:
+        return code.emit(self.w, self.sig.name, self._start(code.map.buffer), [self.wide(e) for e in code.map.extents()],
+                         [self.wide(s) for s in code.map.strides()], late)
 
     def _argument(self, p: Any) -> tuple[str, str]:
         w = self.w
@@ -360,11 +363,18 @@ def _alignments(kernels: tuple[Any, ...]) -> dict[Var, int]:
             if isinstance(n, (Load, Store)) and n.indices and isinstance(n.indices[-1], Ramp):
                 note(n.buffer, n.indices[-1].lanes * n.buffer.dtype.bytes)
             elif isinstance(n, Call):
-                width = n.attr("bytes", 16)
                 for a in n.args:
                     if isinstance(a, AddressOf):
-                        note(a.buffer, int(width) if isinstance(width, int) else 16)
+                        note(a.buffer, _width(n, a.buffer.dtype.bytes))
     return out
+
+
+def _width(c: Call, element: int) -> int:
+    """Bytes that an intrinsic touches at once through an address."""
+    if c.op.startswith("atomic_") or c.op == "ldg":
+        return element * {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1)
+    width = c.attr("bytes", 16)
+    return int(width) if isinstance(width, int) else 16
 
 
 class CpuLauncher:

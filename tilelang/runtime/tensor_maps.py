@@ -70,32 +70,39 @@ class TensorMapCode:
         """The record, free and with a key that no tensor has (address 0 with extent 0)."""
         return f"{self.name} = internal global [{self.at + MAP_BYTES} x i8] zeroinitializer, align {MAP_ALIGN}\n"
 
-    def emit(self, w: Writer, fn: str, address: str, extents: Sequence[str], strides: Sequence[str]) -> str:
+    def emit(self, w: Writer, fn: str, address: str, extents: Sequence[str], strides: Sequence[str],
+             late: bool = False) -> str:
         """Text that leaves the map of a call on the stack; its address.
 
         address: ptr.  extents, strides: i64, innermost first, strides in elements without the innermost.  Raises in
         the caller when the tensor cannot be described.  A tensor without elements gets a map of zeros: every use of
-        it faults, and a kernel has none.
+        it faults, and a kernel has none.  late: launches may have run before it.
         """
-        what = f"kernel {fn} input {self.map.buffer.name}"
-        size = self.map.buffer.dtype.bytes
-        pitch = [w.ins(f"mul i64 {s}, {size}") if not s.isdigit() else str(int(s) * size) for s in strides]
+        what = f"kernel {fn}{' launch' * late} input {self.map.buffer.name}"
+        pitch = self._pitch(w, strides)
         out = w.slot("i8", MAP_BYTES + MAP_ALIGN)
         low = w.ins(f"ptrtoint ptr {out} to i64")
         up = w.ins(f"and i64 {w.ins(f'add i64 {low}, {MAP_ALIGN - 1}')}, {-MAP_ALIGN}")
         place = w.ins(f"inttoptr i64 {up} to ptr")
         w.do(f"call void @llvm.memset.p0.i64(ptr {place}, i8 0, i64 {MAP_BYTES}, i1 false)")
         some, done = w.name("some"), w.name("mapped")
-        empty = "false"
-        for e in extents:
-            empty = w.ins(f"or i1 {empty}, {w.ins(f'icmp eq i64 {e}, 0')}")
-        w.branch(empty, done, some)
+        w.branch(self._empty(w, extents), done, some)
         w.begin(some)
         self._checks(w, what, address, pitch)
         self._cached(w, what, place, address, extents, pitch)
         w.jump(done)
         w.begin(done)
         return place
+
+    def _pitch(self, w: Writer, strides: Sequence[str]) -> list[str]:
+        size = self.map.buffer.dtype.bytes
+        return [w.ins(f"mul i64 {s}, {size}") if not s.isdigit() else str(int(s) * size) for s in strides]
+
+    def _empty(self, w: Writer, extents: Sequence[str]) -> str:
+        empty = "false"
+        for e in extents:
+            empty = w.ins(f"or i1 {empty}, {w.ins(f'icmp eq i64 {e}, 0')}")
+        return empty
 
     def _checks(self, w: Writer, what: str, address: str, pitch: Sequence[str]) -> None:
         number = w.ins(f"ptrtoint ptr {address} to i64")

@@ -24,6 +24,8 @@ class PassConfigKey(str, Enum):
     TL_ENABLE_HOPPER = "tl.enable_hopper"
     TL_PERSISTENT = "tl.persistent"
     TL_CLUSTER = "tl.cluster"
+    TL_GLOBAL_ALIGNMENT = "tl.global_alignment"
+    TL_ASSUME_ALIGNED_STRIDES = "tl.assume_aligned_strides"
     TL_DISABLE_SAFE_MEMORY_ACCESS = "tl.disable_safe_memory_legalize"
     TL_DISABLE_OUT_OF_BOUND_WARNING = "tl.disable_out_of_bound_warning"
     TL_DISABLE_VECTORIZE_256 = "tl.disable_vectorize_256"
@@ -108,6 +110,9 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_ENABLE_HOPPER: _flag("wgmma, TMA and warp roles on sm_90a"),
     _K.TL_CLUSTER: ConfigRow((int,), None, "blocks of a cluster that share what they load, in persistent launches",
                              choices=(None, 1, 2)),
+    _K.TL_GLOBAL_ALIGNMENT: ConfigRow((int,), 16, "bytes that tensors are taken to start at multiples of (calls check it)",
+                                      choices=(1, 2, 4, 8, 16)),
+    _K.TL_ASSUME_ALIGNED_STRIDES: _flag("run-time strides are taken to suit TMA (calls check it)"),
     _K.TL_PERSISTENT: ConfigRow((int,), None, "launches with warp roles loop over tiles; a number above 1: in so many blocks"),
     _K.TL_DISABLE_SAFE_MEMORY_ACCESS: _flag("no out-of-bounds guards (changes what out-of-range accesses mean)"),
     _K.TL_DISABLE_OUT_OF_BOUND_WARNING: _flag("no warning about accesses that may be out of range", True),

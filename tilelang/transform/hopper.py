@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilelang.target.tensor_map import ADDRESS_ALIGN
+
 from .config import PassConfigKey
 from .pass_ import PassContext
 
@@ -15,6 +17,7 @@ class Hopper:
     wgmma: bool = False
     tma: bool = False
     roles: bool = False
+    strides: bool = False  # run-time strides may be taken to suit TMA: the host checks them at each call
 
 
 def hopper(cx: PassContext) -> Hopper:
@@ -25,8 +28,10 @@ def hopper(cx: PassContext) -> Hopper:
     if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC):  # place_sync writes the fences and barriers of roles
         return Hopper()
     wgmma = not cx.option(PassConfigKey.TL_DISABLE_WGMMA)
-    tma = not cx.option(PassConfigKey.TL_DISABLE_TMA_LOWER)
-    return Hopper(wgmma, tma, tma and not cx.option(PassConfigKey.TL_DISABLE_WARP_SPECIALIZED))
+    tma = not cx.option(PassConfigKey.TL_DISABLE_TMA_LOWER) and cx.option(
+        PassConfigKey.TL_GLOBAL_ALIGNMENT) >= ADDRESS_ALIGN
+    return Hopper(wgmma, tma, tma and not cx.option(PassConfigKey.TL_DISABLE_WARP_SPECIALIZED),
+                  bool(cx.option(PassConfigKey.TL_ASSUME_ALIGNED_STRIDES)))
 
 
 __all__ = ["Hopper", "hopper"]

@@ -109,10 +109,10 @@ class Lowering:
         self.allocs: list[Buffer] = []
         self.before: list[Stmt] = []
         self.exchanges: dict[tuple[Any, ...], Buffer] = {}
-        self.widths = Widths(self.layout_of)
+        self.widths = Widths(self.layout_of, int(cx.option(PassConfigKey.TL_GLOBAL_ALIGNMENT)))
         self.maps: dict[tuple[Any, ...], str] = {}  # (buffer, box, swizzle, fill, l2) -> name
         self.panelled = _read_by_hardware(launch)
-        self.stores = TmaStores(launch, hopper(cx).tma, panels)
+        self.stores = TmaStores(launch, hopper(cx).tma, panels, hopper(cx).strides)
         self.guarded = not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS)
         for v, n in zip(launch.thread_vars, launch.threads):
             self.analyzer = self.analyzer.bind(v, 0, n - 1)

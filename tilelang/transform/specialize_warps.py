@@ -175,7 +175,8 @@ class _Roles:
     def _fills_once(self, op: Any) -> bool:
         """Whether a copy in front of the loop can be the producer's: nothing else writes what it fills."""
         b = op.dst.buffer
-        if not _is_load(op) or tma_refusal(op) or has_views(b, self.launch.body) or self._unsafe(op.src.buffer):
+        if not _is_load(op) or tma_refusal(op, hopper(self.cx).strides) or has_views(b, self.launch.body) or \
+                self._unsafe(op.src.buffer):
             return False
         writers = [e for e in effects(self.launch.body) if e.storage is b.data and e.writes]
         return len(writers) == 1 and all(self._plain(m) and not (free_vars(m) & self.bound) - self.visible
@@ -230,7 +231,8 @@ class _Roles:
             op: Any = items[i].stmt
             b = op.dst.buffer
             users = [j for j, x in enumerate(items) if j != i and x.touches(b.data)]
-            why = tma_refusal(op) or unversionable(self.launch, self.loop, items, b) or self._unsafe(op.src.buffer)
+            why = tma_refusal(op, hopper(self.cx).strides) or unversionable(self.launch, self.loop, items, b) or \
+                self._unsafe(op.src.buffer)
             if why:
                 raise _Declined(why)
             if not users or users[0] < i or any(e.writes for j in users for e in items[j].effects if e.storage is b.data):

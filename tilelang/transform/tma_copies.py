@@ -45,11 +45,11 @@ def tma_copies(func: Func, cx: PassContext) -> Func:
     neither.  Keeps: the order of all accesses (place_sync puts
     block barriers around what one thread asked for).
     """
-    on = hopper(cx).tma
+    on, strides = hopper(cx).tma, hopper(cx).strides
 
     def visit(x: Any) -> Any:
         if isinstance(x, Launch):
-            return _Copies(x, on).run() if on or asks_for_tma(x) else x
+            return _Copies(x, on, strides).run() if on or asks_for_tma(x) else x
         if isinstance(x, tuple):
             out = tuple(map(visit, x))
             return x if all(a is b for a, b in zip(out, x)) else out
@@ -62,9 +62,9 @@ def tma_copies(func: Func, cx: PassContext) -> Func:
 class _Copies:
     """The rewriting of one launch."""
 
-    def __init__(self, launch: Launch, on: bool) -> None:
+    def __init__(self, launch: Launch, on: bool, strides: bool) -> None:
         self.launch, self.thread, self.on = launch, launch.thread_vars[0], on
-        self.stores = TmaStores(launch, True, 0)
+        self.stores = TmaStores(launch, True, 0, strides)
         self.effects = list(effects(launch.body))
         self.written = {e.storage for e in self.effects if e.writes and e.buffer.scope_name == "global"}
         self.pointers = {a.buffer.data for x in walk(launch.body) if isinstance(x, Call) and not x.op.startswith("mbarrier")
@@ -174,7 +174,7 @@ class _Copies:
         if not self.on or c.attr("tma") or c.attr("bulk") or c.attr("async_group") or c.src.buffer.scope_name != "global" or \
                 c.dst.buffer.scope_name not in SHARED or _bytes(c.dst) < SMALLEST:
             return False
-        why = bulk_refusal(c, c.dst, c.src, self.analyzer) if c.dst.buffer.ndim == 1 else tma_refusal(c)
+        why = bulk_refusal(c, c.dst, c.src, self.analyzer) if c.dst.buffer.ndim == 1 else tma_refusal(c, self.stores.strides)
         why = why or self._unfit(c.dst.buffer)
         if not why and c.src.buffer.data in self.written:
             why = f"`{c.src.buffer.name}` is written by the kernel"
@@ -231,7 +231,7 @@ class _Copies:
         if src.buffer.ndim == 1 and isinstance(c, Copy):
             why = bulk_refusal(c, src, c.dst, self.analyzer)
         else:
-            why = tile_refusal(c, src, c.dst, isinstance(c, AtomicTile))
+            why = tile_refusal(c, src, c.dst, isinstance(c, AtomicTile), self.stores.strides)
         why = why or self._unfit(src.buffer) or self.stores.refusal(c, c.dst.buffer)
         if why:
             self.notes[f"`{c.dst.buffer.name}` is written by all threads: {why}"] = None

@@ -30,14 +30,16 @@ TILES = "tiles"  # attr of a For whose iterations are blocks of the grid: they w
 
 
 class TmaStores:
-    """on: whether TMA may be used.  buffers: panels of staging a warp group has (0: none).  reports: what to tell.
+    """on: whether TMA may be used.  strides: see Hopper.  buffers: panels of staging a warp group has (0: none).
+
+    reports: what to tell.
 
     one_group: whether the block is one warp group.  first_group: number of the first one of the part being lowered.
     issued: whether that part stored anything.
     """
 
-    def __init__(self, launch: Launch, on: bool, buffers: int) -> None:
-        self.launch, self.buffers = launch, buffers
+    def __init__(self, launch: Launch, on: bool, buffers: int, strides: bool = False) -> None:
+        self.launch, self.buffers, self.strides = launch, buffers, strides
         x, y, z = launch.threads
         self.one_group = x * y * z == GROUP
         on = on or asks_for_tma(launch)

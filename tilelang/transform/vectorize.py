@@ -53,11 +53,12 @@ def layout_width(layout: Any, limit: int = 64) -> int:
 class Widths:
     """Answers for one lowering; keeps the widths of shared layouts.
 
-    divisors: known divisors of bound variables.  layout_of: layout of a shared buffer.
+    divisors: known divisors of bound variables.  layout_of: layout of a shared buffer.  alignment: bytes that global
+    tensors are taken to be aligned to.
     """
 
-    def __init__(self, layout_of: Callable[[Buffer], Any]) -> None:
-        self.layout_of = layout_of
+    def __init__(self, layout_of: Callable[[Buffer], Any], alignment: int = MAX_BYTES) -> None:
+        self.layout_of, self.alignment = layout_of, alignment
         self.by_layout: dict[int, tuple[Any, int]] = {}
 
     def shared_width(self, buffer: Buffer) -> int:
@@ -116,7 +117,10 @@ class Widths:
         strides = buffer.strides
         if strides[-1] != 1:
             return 1
-        w = power_of_two_in(int(buffer.attr("align", MAX_BYTES)) * 8 // buffer.dtype.bits, w)
+        align = int(buffer.attr("align", self.alignment))
+        if self.alignment < MAX_BYTES:
+            align = min(align, self.alignment)
+        w = power_of_two_in(max(1, align * 8 // buffer.dtype.bits), w)
         w = power_of_two_in(known_divisor(buffer.offset, divisors, analyzer), w)
         for i, s in zip(indices[:-1], strides[:-1]):
             if not (isinstance(i, Const) and i.value == 0):
