@@ -420,6 +420,10 @@ TL_DEVICE void bulk_store(void* dst, const void* src, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                ::"l"(dst), "r"(shared_address(src)), "r"(bytes) : "memory");
 }
+//@ pdl_trigger
+TL_DEVICE void pdl_trigger() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+//@ pdl_sync
+TL_DEVICE void pdl_sync() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 //@ mapa
 // The place of p in the shared memory of CTA `cta` of the cluster.
 TL_DEVICE unsigned mapa(const void* p, unsigned cta) {

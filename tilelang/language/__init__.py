@@ -19,14 +19,23 @@ from .allreduce import CommReducer, comm_reducer, tvm_thread_allreduce
 from .annotations import (annotate_compile_flags, annotate_l2_hit_ratio, annotate_layout, annotate_pass_configs,
                           annotate_restrict_buffers, annotate_safe_value, assume, func_attr)
 from .atomic import atomic_add, atomic_load, atomic_max, atomic_min, atomic_or, atomic_store
+from .barriers import (alloc_barrier, alloc_cluster_barrier, barrier_arrive, barrier_wait, create_barriers,
+                       fence_proxy_async, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_expect_tx,
+                       mbarrier_wait_parity, ptx_arrive_barrier, ptx_arrive_barrier_expect_tx,
+                       ptx_arrive_cluster_barrier, ptx_fence_barrier_init, ptx_init_barrier_thread_count,
+                       ptx_wait_barrier)
 from .composed import (all_of, annotate_consumer_reg_alloc, annotate_producer_reg_dealloc, any_of, atomic_addx2,
                        atomic_addx4, c2d_im2col, disable_warp_group_reg_alloc, dp4a, get_let_value, has_let_value,
-                       im2col, no_set_max_nreg, pdl_sync, pdl_trigger, tvm_storage_sync, vectorcombine, vectorhigh,
+                       im2col, no_set_max_nreg, tvm_storage_sync, vectorcombine, vectorhigh,
                        vectorlow, warp_reduce_bitand, warp_reduce_bitor, warp_reduce_max, warp_reduce_min,
                        warp_reduce_sum)
 from .debug import device_assert, print
 from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked,
                      is_float4_e2m1fn, validate_gemm_ab_dtypes)
+from .hopper import (block_rank_in_cluster, cluster_arrive, cluster_arrive_relaxed, cluster_sync, cluster_wait,
+                     copy_cluster, dec_max_nreg, inc_max_nreg, pdl_sync, pdl_trigger, set_max_nreg, tma_copy,
+                     tma_store_arrive, tma_store_wait, wait_wgmma, warpgroup_arrive, warpgroup_commit_batch,
+                     warpgroup_fence_operand, warpgroup_wait, wgmma_gemm, wgmma_mma)
 from .kernel import (ClusterKernel, Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFrame, annotate_min_blocks_per_sm,
                      get_block_binding, get_block_bindings, get_block_extent, get_block_extents, get_thread_binding,
                      get_thread_bindings, get_thread_extent, get_thread_extents, import_source, thread_binding,

@@ -174,8 +174,6 @@ annotate_producer_reg_dealloc = _hint("annotate_producer_reg_dealloc", "Register
 annotate_consumer_reg_alloc = _hint("annotate_consumer_reg_alloc", "Registers the consumer warps take.")
 no_set_max_nreg = _hint("no_set_max_nreg", "Do not move registers between warp groups.")
 disable_warp_group_reg_alloc = _hint("disable_warp_group_reg_alloc", "Do not move registers between warp groups.")
-pdl_trigger = _hint("pdl_trigger", "Dependent launches may start.")
-pdl_sync = _hint("pdl_sync", "Wait for prerequisite launches: without early launch they have finished.")
 
 
 def has_let_value(var: Any) -> bool:
@@ -223,6 +221,6 @@ def tvm_storage_sync(scope: str) -> Emitted:
 
 __all__ = ["all_of", "annotate_consumer_reg_alloc", "annotate_producer_reg_dealloc", "any_of", "atomic_addx2",
            "atomic_addx4", "c2d_im2col", "disable_warp_group_reg_alloc", "dp4a", "get_let_value", "has_let_value",
-           "im2col", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "tvm_storage_sync", "vectorcombine", "vectorhigh",
+           "im2col", "no_set_max_nreg", "tvm_storage_sync", "vectorcombine", "vectorhigh",
            "vectorlow", "warp_reduce_bitand", "warp_reduce_bitor", "warp_reduce_max", "warp_reduce_min",
            "warp_reduce_sum"]

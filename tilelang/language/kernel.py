@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary, convert, is_const, logical
+from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary, call, convert, is_const, logical
 
 from tilelang.target.cluster import check_cluster
 
@@ -227,10 +227,19 @@ def import_source(source: str | None = None) -> None:
 
 
 def ws(*groups: int) -> IfThreadFrame:
-    """`with T.ws(0, 1):` runs the body on the threads of these 128-thread warp groups."""
+    """`with T.ws(0, 1):` runs the body on the threads of these 128-thread warp groups.
+
+    On sm_90 the body may hold tile operations: they are the work of these threads alone (the groups then follow each
+    other), and block barriers inside are theirs.  Raises warp-groups.
+    """
     if not groups:
         raise error("warp-groups", "T.ws needs at least one warp group")
-    t = thread_index()
+    k = need_kernel("T.ws")
+    if any(isinstance(g, bool) or not isinstance(g, int) or g < 0 for g in groups):
+        raise error("warp-groups", f"T.ws takes numbers of warp groups, found {groups!r}")
+    if max(groups) * 128 >= k.num_threads:
+        raise error("warp-groups", f"T.ws({max(groups)}): a block of {k.num_threads} threads has no warp group "
+                                   f"{max(groups)} (128 threads each)", hint="launch more threads")
     ranges: list[list[int]] = []
     for g in sorted(set(groups)):
         if ranges and ranges[-1][1] == g:
@@ -239,7 +248,7 @@ def ws(*groups: int) -> IfThreadFrame:
             ranges.append([g, g + 1])
     cond: Any = None
     for lo, hi in ranges:
-        test = logical("and", t >= lo * 128, t < hi * 128) if lo else t < hi * 128
+        test = call("in_warp_groups", (), "bool", first=lo, count=hi - lo)
         cond = test if cond is None else logical("or", cond, test)
     return IfThreadFrame(cond)
 

@@ -37,10 +37,11 @@ def value_call(op: str, args: Any, dt: Any, **attrs: Any) -> Var:
 
 
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> Emitted:
-    """Barrier of the block; with an id and a count, of that many threads at that named barrier."""
+    """Barrier of the block; with an id, of `arrive_count` threads (default: the block's) at that named barrier."""
     if barrier_id is None and arrive_count is None:
         return emit_call("sync_threads")
-    return emit_call("named_barrier", (convert(barrier_id or 0), convert(arrive_count)))
+    count = need_kernel("T.sync_threads").num_threads if arrive_count is None else arrive_count
+    return emit_call("named_barrier", (convert(0 if barrier_id is None else barrier_id), convert(count)))
 
 
 def named_barrier_arrive(barrier_id: Any, count: Any) -> Emitted:

@@ -8,27 +8,21 @@ from typing import Any
 
 from .state import error
 
-HOPPER = "needs the Hopper (sm_90) path, which is not available yet"
+HOPPER = "is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are"
+BLACKWELL_COPY = "is for Blackwell (sm_100), which is not available yet"
 BLACKWELL = "is for Blackwell's tensor memory, which is not available yet"
-TMA = "needs TMA (sm_90), which is not available yet: use T.copy"
+TMA = "is a raw form that is not available: use T.tma_copy"
 RAW = "raw IR-script construct, not available: use the language's own statements"
 EMITTER = "hand-written tensor-core code is not available yet: use T.gemm"
 HOST = "host plumbing of another runtime, not available"
 LATER = "is not available yet"
 
 _TABLE: dict[str, str] = {
-    HOPPER: """alloc_barrier alloc_cluster_barrier barrier_arrive barrier_wait mbarrier_arrive
-        mbarrier_arrive_expect_tx mbarrier_expect_tx mbarrier_wait_parity wgmma_gemm wgmma_mma wgmma_gemm_sp
-        wait_wgmma warpgroup_arrive warpgroup_commit_batch warpgroup_fence_operand warpgroup_wait
-        set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async block_rank_in_cluster
-        cluster_arrive cluster_arrive_relaxed cluster_sync cluster_wait alloc_descriptor alloc_wgmma_desc
-        initialize_wgmma_descriptor increase_descriptor_offset cp_async_barrier_noinc create_barriers
-        ptx_arrive_barrier ptx_arrive_barrier_expect_tx ptx_arrive_cluster_barrier ptx_cp_async_barrier
-        ptx_fence_barrier_init ptx_init_barrier_thread_count ptx_wait_barrier ptx_wgmma_rs ptx_wgmma_ss
-        ptx_wgmma_sp_rs ptx_wgmma_sp_ss clc_get_first_ctaid_x clc_get_first_ctaid_y clc_get_first_ctaid_z
-        clc_is_canceled clc_try_cancel clc_try_cancel_multicast""",
-    TMA: """tma_copy tma_load tma_load_2sm tma_store_arrive tma_store_wait create_tma_descriptor copy_cluster
-        tma_gather4 tma_gather4_bytes tma_scatter4 ptx_cp_async_bulk""",
+    HOPPER: """alloc_descriptor alloc_wgmma_desc initialize_wgmma_descriptor increase_descriptor_offset wgmma_gemm_sp
+        cp_async_barrier_noinc ptx_cp_async_barrier ptx_wgmma_rs ptx_wgmma_ss ptx_wgmma_sp_rs ptx_wgmma_sp_ss""",
+    TMA: "tma_load create_tma_descriptor ptx_cp_async_bulk",
+    BLACKWELL_COPY: """tma_load_2sm tma_gather4 tma_gather4_bytes tma_scatter4 clc_get_first_ctaid_x clc_get_first_ctaid_y
+        clc_get_first_ctaid_z clc_is_canceled clc_try_cancel clc_try_cancel_multicast""",
     BLACKWELL: """alloc_tmem deallocate_tmem alloc_tcgen05_instr_desc alloc_tcgen05_instruction_desc
         alloc_tcgen05_smem_desc tcgen05_after_thread_sync tcgen05_before_thread_sync tcgen05_cp_warpx4
         tcgen05_gemm tcgen05_gemm_blockscaled tcgen05_gemm_sp tcgen05_mma tcgen05_mma_arrive

@@ -16,6 +16,7 @@ from .pairing import lower_elementwise
 from .stmatrix import copy_by_stmatrix
 from .tiles import fit
 from .tma import lower_tma_load
+from .tma_copy import lower_tma_copy
 from .tma_store import store_accumulators, store_tile
 
 errors.register("copy-tile", ValueError, "a copy whose two tiles do not match",
@@ -32,7 +33,8 @@ class Copy(TileOp):
     tma=True and barrier=(buffer, index): one thread runs it, the data arrives on that mbarrier; with tf32=True float32
     elements are rounded to tf32 on the way, which only products in tf32 may read.  From shared to global memory tma=True
     alone: one thread runs it, it is a bulk group of that thread.  bulk=True in place of tma=True: the tile is one
-    contiguous run (ops/bulk.py).
+    contiguous run (ops/bulk.py).  T.tma_copy sets tma=True, by_hand=True and, for loads, barrier and expect=True (the barrier
+    is told the bytes first); cluster_mask, leader_scope.  T.copy_cluster sets dst_block and barrier.  See tma_copy.py.
     Block-collective.  Any pair of global, shared, fragment and local.
     """
 
@@ -54,6 +56,8 @@ class Copy(TileOp):
         """TMA where it was planned, and for accumulators to global memory; ldmatrix into a matrix operand's registers,
         stmatrix out of an accumulator's; else an element loop under the distribution that suits both
         sides, with cp.async where the planner asked for it."""
+        if self.attr("dst_block") is not None or self.attr("by_hand"):
+            return lower_tma_copy(self, cx)
         if self.attr("bulk"):
             return lower_bulk(self, cx)
         if self.attr("tma") and self.dst.buffer.scope_name == "global":

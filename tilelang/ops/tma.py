@@ -126,8 +126,8 @@ def _some_rows(p: Panels, first: int, rows: int) -> tuple[Box, ...]:
     return tuple(replace(b, row=0, rows=rows, offset=b.offset + first * p.width) for b in p.boxes())
 
 
-def lower_tma_load(op: Any, cx: Any) -> Stmt:
-    """The boxes of a copy, as the one thread that runs it asks for them.
+def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
+    """The boxes of a copy, as the one thread that runs it asks for them.  to: mask of the CTAs that get all of them.
 
     attr share=(rank, blocks): the blocks of a cluster want the same tile; each loads its part of it for all.
     """
@@ -159,6 +159,8 @@ def lower_tma_load(op: Any, cx: Any) -> Stmt:
     if op.attr("share"):
         attrs["multicast"] = True
         mask = (const((1 << blocks) - 1, "uint16"),)
+    elif to is not None:
+        attrs["multicast"], mask = True, (to,)
     bits = dst.dtype.bits
     out: list[Stmt] = []
     for box in boxes:

@@ -8,10 +8,9 @@ at the user's line.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +27,7 @@ from .cluster import CLUSTER_OPS, Cluster
 from .counters import BankCount, Site
 from .faults import fault
 from .grid import grid_barrier, has_grid_barrier, whole_grid
-from .host import Arguments, bind_arguments
+from .host import Arguments, bind_arguments, clusters
 from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote
 from .lanes import Action, LaneFrame, contains, uniform
 from .machine import ALIGN, Block, Global, MachineCompiler, Shared
@@ -171,7 +170,7 @@ class DeviceCompiler(MachineCompiler):
             nbytes, offsets = place(f)
             arena = nbytes if size == 1 else -(-max(nbytes, 1) // 1024) * 1024
             tables = self._start_launch(f, size * lanes, group, hopper)
-            for number, at in enumerate(_clusters(extents, dims, s.span)):
+            for number, at in enumerate(clusters(extents, dims, s.span)):
                 names = [f"({', '.join(map(str, index))})" for index in at]
                 cluster = Cluster(size, lanes, arena, names) if size > 1 else None
                 block = Block(size * lanes, threads, self.counters, self.printer, names[0], agents)
@@ -243,19 +242,6 @@ class DeviceCompiler(MachineCompiler):
             return max(end, room), out
 
         return place
-
-
-def _clusters(extents: list[int], dims: tuple[int, int, int] | None, span: Any) -> Iterator[list[tuple[int, ...]]]:
-    """The block indices (x, y, z) of each cluster of a grid, by rank; without clusters one block each."""
-    inner = (dims or (1, 1, 1))[:len(extents)]
-    for n, extent, axis in zip((*inner, 1), (*extents, 1), "xyz"):
-        if extent % n:
-            raise fault("sim-cluster", f"clusters of {n} blocks along {axis} do not divide a grid of {extent}", span=span)
-    if dims is not None and any(n > 1 for n in dims[len(extents):]):
-        raise fault("sim-cluster", f"clusters of {dims} blocks do not divide a grid of {len(extents)} dimensions", span=span)
-    for at in itertools.product(*(range(0, n, k) for n, k in zip(reversed(extents), reversed(inner)))):
-        yield [tuple(a + b for a, b in zip(reversed(at), reversed(more)))
-               for more in itertools.product(*(range(k) for k in reversed(inner)))]
 
 
 def _warps(f: LaneFrame) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -181,4 +182,17 @@ def _pointer(func: Func, p: Var, address: int, values: dict[Var, Any], granule: 
     return [out]
 
 
-__all__ = ["Arguments", "Binding", "Tensor", "bind_arguments"]
+def clusters(extents: list[int], dims: tuple[int, int, int] | None, span: Any) -> Iterator[list[tuple[int, ...]]]:
+    """The block indices (x, y, z) of each cluster of a grid, by rank; without clusters one block each."""
+    inner = (dims or (1, 1, 1))[:len(extents)]
+    for n, extent, axis in zip((*inner, 1), (*extents, 1), "xyz"):
+        if extent % n:
+            raise fault("sim-cluster", f"clusters of {n} blocks along {axis} do not divide a grid of {extent}", span=span)
+    if dims is not None and any(n > 1 for n in dims[len(extents):]):
+        raise fault("sim-cluster", f"clusters of {dims} blocks do not divide a grid of {len(extents)} dimensions", span=span)
+    for at in itertools.product(*(range(0, n, k) for n, k in zip(reversed(extents), reversed(inner)))):
+        yield [tuple(a + b for a, b in zip(reversed(at), reversed(more)))
+               for more in itertools.product(*(range(k) for k in reversed(inner)))]
+
+
+__all__ = ["Arguments", "Binding", "Tensor", "bind_arguments", "clusters"]

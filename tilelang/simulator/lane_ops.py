@@ -290,6 +290,7 @@ LANE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     "warp_uniform": _uniform,
     "ldg": _ldg, "thread_return": _thread_return, "printf": _printf, "fence_gpu": _nothing, "fence_block": _nothing,
     "keep_branch": _nothing,
+    "pdl_trigger": _nothing, "pdl_sync": _nothing,
 }  # fmt: skip
 
 __all__ = ["BLOCK_VOTES", "LANE_OPS", "Printer", "WARP", "apply_atomic", "block_vote", "format_c",

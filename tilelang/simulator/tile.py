@@ -8,7 +8,6 @@ distinguishes its threads, one lane stands for all of them.  A program in which 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,21 +16,25 @@ import numpy as np
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, Func, If, Launch, Load, Parallel, Region,
                          Store, TileOp, Var, children, numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
+from tilelang.ops import Copy
+from tilelang.target.cluster import cluster_of
 from tilelang.target.intrinsics import INTRINSICS
 
 from .faults import fault
 from .grid import TileGrid, has_grid_barrier, tile_grid_barrier
-from .host import Arguments, bind_arguments
+from .host import Arguments, bind_arguments, clusters
 from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote, spread
 from .lanes import Action, LaneFrame, StmtCompiler, uniform
 from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
+from .tile_cluster import TileCluster, to_block
 from .tile_env import TileEnv
 from .tile_parallel import ParallelLoop
 from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, answer, make_barriers, roles_of, run_roles, signalling,
                          together)
 
 PRIVATE = ("local", "local.var")
-_ORDER_ONLY = NO_EFFECT | {"sync_warp", "cp_async_commit", "cp_async_wait", "fence_gpu", "fence_block", "keep_branch"}
+_ORDER_ONLY = NO_EFFECT | {"sync_warp", "cp_async_commit", "cp_async_wait", "fence_gpu", "fence_block", "keep_branch",
+                            "pdl_trigger", "pdl_sync"}
 
 
 class TileCompiler(StmtCompiler):
@@ -177,7 +180,15 @@ class TileCompiler(StmtCompiler):
         def run(f: LaneFrame) -> None:
             f.slots[at] = make(f)
 
-        return run if private else self._once(s, make)
+        def shared(f: LaneFrame) -> Storage:
+            """The block's: in a cluster another block may have reached it first."""
+            f.block.makers[id(b.data)] = make
+            got = f.block.stores.get(id(b.data)) if f.block.cluster is not None else None
+            if got is None:
+                got = f.block.stores[id(b.data)] = make(f)
+            return got
+
+        return run if private else self._once(s, shared if b.scope().startswith("shared") else make)
 
     def _once(self, s: Alloc, make: Callable[[LaneFrame], Any]) -> Action:
         """The storage of a buffer: one for all roles that come here."""
@@ -249,7 +260,8 @@ class TileCompiler(StmtCompiler):
 
         if private:
             return run
-        return together(self, s, signalling(self, s, run))
+        action = run if not isinstance(s, Copy) or s.attr("dst_block") is None else to_block(self, s, run)
+        return together(self, s, signalling(self, s, action))
 
     def compile_launch(self, s: Launch) -> Action:
         for b, v in s.attr("safe_values") or ():
@@ -261,9 +273,9 @@ class TileCompiler(StmtCompiler):
         block_slots = [(self.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
         thread_slots = [self.slot(v) for v in s.thread_vars]
         lanes = _lanes(s)
-        side_by_side = has_grid_barrier(s)
-        if side_by_side and roles:
-            raise fault("sim-unsupported", "a barrier of the grid between blocks with warp roles", span=s.span)
+        dims, side_by_side = cluster_of(s), has_grid_barrier(s)
+        if side_by_side and (roles or dims is not None):
+            raise fault("sim-unsupported", "a barrier of the grid between blocks with warp roles or clusters", span=s.span)
 
         def run(f: LaneFrame) -> None:
             extents = [int(g(f)) for g in grid]
@@ -271,20 +283,25 @@ class TileCompiler(StmtCompiler):
             mask = None if lanes in (1, s.num_threads) else t < s.num_threads
             x, y, _ = s.threads
             waiting = []
-            for at in itertools.product(*(range(n) for n in reversed(extents))):
-                block = TileBlock(f.block, f"({', '.join(map(str, reversed(at)))})")
-                g = LaneFrame(list(f.slots), lanes, mask, block)
-                g.role = whole
-                for (slot, dt), v in zip(block_slots, reversed(at)):
-                    g.slots[slot] = dt(v)
-                for slot, own in zip(thread_slots, (t % x, t // x % y, t // (x * y))):
-                    g.slots[slot] = own.astype(np.int32)
+            for mates in clusters(extents, dims, s.span):
+                frames = []
+                for at in mates:
+                    block = TileBlock(f.block, f"({', '.join(map(str, at))})")
+                    g = LaneFrame(list(f.slots), lanes, mask, block)
+                    g.role = whole
+                    for (slot, dt), v in zip(block_slots, at):
+                        g.slots[slot] = dt(v)
+                    for slot, own in zip(thread_slots, (t % x, t // x % y, t // (x * y))):
+                        g.slots[slot] = own.astype(np.int32)
+                    frames.append(g)
+                if dims is not None:
+                    TileCluster([g.block for g in frames], s.num_threads * len(frames))
                 if side_by_side:
-                    waiting.append(g)
-                elif roles:
-                    run_roles(g, roles, body)
+                    waiting += frames
+                elif roles or dims is not None:
+                    run_roles(frames, roles or [whole], body)
                 else:
-                    body(g)
+                    body(frames[0])
             if waiting:
                 TileGrid(waiting, body).run()
 

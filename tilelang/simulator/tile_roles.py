@@ -23,14 +23,14 @@ from .faults import fault
 from .lane_ops import WARP
 from .lanes import Action, LaneFrame, uniform
 from .mbarrier import Phases
+from .tile_cluster import CLUSTER_OPS, cluster_of_frame
 
 GROUP = 128
 # Device operations that only order or allot: nothing to do where everything is synchronous.  (Barriers are made, with the
 # counts of attr `arrive`, where their buffer is allocated.)
 NO_EFFECT = frozenset({
     "mbarrier_init", "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "wgmma_fence",
-    "wgmma_commit", "wgmma_wait", "wgmma_pin", "set_max_nreg", "bulk_commit", "bulk_wait", "tma_prefetch",
-    "cluster_sync"})  # fmt: skip
+    "wgmma_commit", "wgmma_wait", "wgmma_pin", "set_max_nreg", "bulk_commit", "bulk_wait", "tma_prefetch"})  # fmt: skip
 
 
 @dataclass
@@ -97,6 +97,11 @@ class TileBlock:
         self.shared: dict[tuple[Any, int], Any] = {}
         self.meetings: dict[Any, _Meeting] = {}
         self.barriers: list[Phases] = []
+        self.named: dict[int, list[Phases]] = {}  # mbarriers by id of their buffer
+        self.cluster: Any = None  # tile_cluster.TileCluster
+        self.rank = 0
+        self.stores: dict[int, Any] = {}  # shared memory by id of the buffer's data, and how to make it for another block
+        self.makers: dict[int, Callable[[LaneFrame], Any]] = {}
 
     def wait(self, until: Callable[[], bool], why: Callable[[], str], span: Any) -> None:
         """Go on once `until()` holds.  Raises sim-barrier when nobody can bring that about."""
@@ -138,13 +143,15 @@ def _nth(role: Role, key: Any) -> int:
 class TileScheduler(Scheduler):
     """Runs the roles of a block."""
 
-    def __init__(self, block: TileBlock, frames: list[LaneFrame], body: Action) -> None:
-        super().__init__([Part(f.role.number, f.role.name, f, body) for f in frames])
-        self.block = block
-        block.scheduler = self
+    def __init__(self, blocks: list[TileBlock], frames: list[LaneFrame], body: Action) -> None:
+        of = [f" of block {f.block.where}" if len(blocks) > 1 else "" for f in frames]
+        super().__init__([Part(f.role.number, f.role.name + o, f, body) for f, o in zip(frames, of)])
+        self.block, self.blocks = blocks[0], blocks
+        for b in blocks:
+            b.scheduler = self
 
     def deadlock(self, left: list[Part]) -> Exception:
-        states = [b.state() for b in self.block.barriers if b.pending != b.count or b.tx]
+        states = [b.state() for block in self.blocks for b in block.barriers if b.pending != b.count or b.tx]
         told = [(p.place, f"{p.name} waits {p.why()}") for p in left]
         return fault("sim-barrier", f"all roles left wait for ever in block {self.block.where}: "
                      + "; ".join(t for _, t in told) + (f" ({'; '.join(states)})" if states else ""),
@@ -175,8 +182,11 @@ class _Barrier:
             raise fault("sim-unsupported", "an mbarrier is given as the address of a shared.barrier element", span=span)
         return _Barrier(c, a.buffer, a.indices[0], span)
 
-    def get(self, f: LaneFrame) -> Phases:
+    def get(self, f: LaneFrame, rank: int | None = None) -> Phases:
+        """rank: that of another block of the cluster."""
         bars = f.slots[self.slot]
+        if rank is not None:
+            bars = barriers_of(cluster_of_frame(f, self.span).block(rank, self.span), self.buffer, self.span)
         k = int(uniform(np.asarray(self.index(f)), f, "the number of an mbarrier", self.span))
         if not 0 <= k < len(bars):
             raise fault("sim-out-of-bounds", f"mbarrier {self.buffer.name}[{k}] is outside its shape ({len(bars)})",
@@ -185,10 +195,7 @@ class _Barrier:
 
 
 def _arrive(c: Any, e: Call) -> Closure:
-    """mbarrier_arrive, mbarrier_expect_tx, mbarrier_arrive_expect_tx, by every thread that executes it.
-
-    A block of a cluster runs alone here: it takes its own remote arrivals for those it would get, which are as many.
-    """
+    """mbarrier_arrive, mbarrier_expect_tx, mbarrier_arrive_expect_tx, by every thread that executes it."""
     bar = _Barrier.of(c, e.args[0], e.span)
     nbytes = c.expr(e.args[1]) if e.op.endswith("expect_tx") else None
     arrives = e.op != "mbarrier_expect_tx"
@@ -200,6 +207,19 @@ def _arrive(c: Any, e: Call) -> Closure:
                 b.tx += n * int(uniform(np.asarray(nbytes(f)), f, "a number of bytes", e.span))
             if arrives:
                 b.arrive(n, e.span)
+        return np.int32(0)
+
+    return run
+
+
+def _arrive_remote(c: Any, e: Call) -> Closure:
+    """mbarrier_arrive_remote(bar, cta)."""
+    bar, cta = _Barrier.of(c, e.args[0], e.span), c.expr(e.args[1])
+
+    def run(f: LaneFrame) -> Value:
+        if f.any_active():
+            rank = int(uniform(np.asarray(cta(f)), f, "the rank of a block", e.span))
+            bar.get(f, rank).arrive(executing(f), e.span)
         return np.int32(0)
 
     return run
@@ -251,9 +271,9 @@ def _in_groups(c: Any, e: Call) -> Closure:
 
 SYNC_OPS = ("sync_threads", "named_barrier", "named_barrier_arrive")
 ROLE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
-    "mbarrier_arrive": _arrive, "mbarrier_arrive_remote": _arrive, "mbarrier_expect_tx": _arrive,
-    "mbarrier_arrive_expect_tx": _arrive,
-    "mbarrier_wait": _wait, "elect_one": _elect, "in_warp_groups": _in_groups,
+    "mbarrier_arrive": _arrive, "mbarrier_expect_tx": _arrive, "mbarrier_arrive_expect_tx": _arrive,
+    "mbarrier_wait": _wait, "mbarrier_arrive_remote": _arrive_remote, **CLUSTER_OPS,
+    "elect_one": _elect, "in_warp_groups": _in_groups,
     **dict.fromkeys(SYNC_OPS, _sync)}  # fmt: skip
 
 
@@ -262,12 +282,22 @@ ROLE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
 
 def make_barriers(b: Any, f: LaneFrame, span: Any) -> list[Phases]:
     """The mbarriers of a shared.barrier buffer, in phase 0.  Raises sim-mbarrier without arrival counts."""
+    return barriers_of(f.block, b, span)
+
+
+def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
+    """The mbarriers of a buffer in a block, made when somebody first comes to them."""
+    got = block.named.get(id(b))
+    if got is not None:
+        return got
     counts = dict(b.attrs).get("arrive")
     if counts is None or len(counts) != math.prod(b.shape):
         raise fault("sim-mbarrier", f"{b.name} has no arrival count for each of its barriers", span=span,
                     hint="a shared.barrier buffer has the attribute arrive, one count a barrier")
-    made = [Phases(f"{b.name}[{i}]", int(n)) for i, n in enumerate(counts)]
-    f.block.barriers += made
+    of = f" of block {block.where}" if block.cluster is not None else ""
+    made = [Phases(f"{b.name}[{i}]{of}", int(n)) for i, n in enumerate(counts)]
+    block.barriers += made
+    block.named[id(b)] = made
     return made
 
 
@@ -294,6 +324,7 @@ def signalling(c: Any, s: Any, action: Action) -> Action:
         return action
     buffer, index = s.attr("barrier")
     bar, expects = _Barrier(c, buffer, index, s.span), bool(s.attr("expect"))
+    cta = c.expr(s.attr("dst_block")) if s.attr("dst_block") is not None else None
     item, extents = s.dst.dtype.bits, [c.expr(e) if isinstance(e, Expr) else e for e in s.dst.extents]
 
     def run(f: LaneFrame) -> None:
@@ -301,23 +332,25 @@ def signalling(c: Any, s: Any, action: Action) -> Action:
         if f.any_active():
             n = math.prod(e if isinstance(e, int) else int(uniform(np.asarray(e(f)), f, "an extent", s.span))
                           for e in extents)
-            b = bar.get(f)
+            rank = None if cta is None else int(uniform(np.asarray(cta(f)), f, "the rank of a block", s.span))
+            b = bar.get(f, rank)
             b.tx += (n * item // 8) * (1 if expects else 0) - n * item // 8
             b.settle()
 
     return run
 
 
-def run_roles(g: LaneFrame, roles: list[Role], body: Action) -> None:
-    """Run one block: each role on its own."""
+def run_roles(blocks: list[LaneFrame], roles: list[Role], body: Action) -> None:
+    """Run one block, or the blocks of a cluster: each role on its own."""
     frames = []
-    for role in roles:
-        f = LaneFrame(list(g.slots), g.lanes, g.mask, g.block)
-        if g.lanes > 1:
-            f.mask = role.mask(g.lanes) & g.active()
-        f.role = Role(role.number, role.groups, role.threads)
-        frames.append(f)
-    TileScheduler(g.block, frames, body).run()
+    for g in blocks:
+        for role in roles:
+            f = LaneFrame(list(g.slots), g.lanes, g.mask, g.block)
+            if g.lanes > 1:
+                f.mask = role.mask(g.lanes) & g.active()
+            f.role = Role(role.number, role.groups, role.threads)
+            frames.append(f)
+    TileScheduler([g.block for g in blocks], frames, body).run()
 
 
 __all__ = ["NO_EFFECT", "ROLE_OPS", "Role", "SYNC_OPS", "TileBlock", "answer", "make_barriers", "roles_of", "run_roles",

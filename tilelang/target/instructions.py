@@ -117,6 +117,9 @@ _device("thread_return", 0, WRITES, "return")
 _device("printf", -1, WRITES, "printf({args})")
 _device("trap", 0, WRITES, "__trap()")
 _device("ldg", 1, READS, "__ldg({0})")
+# Programmatic dependent launch (PTX ISA, "griddepcontrol").
+for _name in ("pdl_trigger", "pdl_sync"):
+    _device(_name, 0, SYNC, f"tl::{_name}()")
 _device("fence_gpu", 0, SYNC, "__threadfence()")
 _device("fence_block", 0, SYNC, "__threadfence_block()")
 

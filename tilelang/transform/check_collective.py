@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, Var, While
+from tilelang.ir import Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, Var, While, walk
 from tilelang.ir.expr import Call
 from tilelang.ir.visitor import children
+
+from tilelang.ops import Copy
 
 from .divergence import Divergence
 from .effects import inner, statements
@@ -70,7 +72,7 @@ def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
             for x in s.stmts:
                 _stmt(x, d, branch)
         case If():
-            inner = s if branch is None and d.divergent(s.cond) else branch
+            inner = s if branch is None and (d.divergent(s.cond) or _scattered(s.cond)) else branch
             _stmt(s.then, d, inner)
             if s.orelse is not None:
                 _stmt(s.orelse, d, inner)
@@ -85,8 +87,16 @@ def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
                         span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),))
 
 
+def _scattered(cond: Expr) -> bool:
+    """Whether a condition picks warp groups in another way than T.ws with groups that follow each other: only those
+    are a block of their own to the lowering."""
+    return not isinstance(cond, Call) and any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(cond))
+
+
 def _is_private(s: Any) -> bool:
-    """Whether an operation works on each thread's own memory."""
+    """Whether an operation works on each thread's own memory, or says itself which thread does it."""
+    if isinstance(s, Copy) and s.attr("by_hand") and s.attr("leader_scope"):
+        return True
     accesses = s.accesses() if isinstance(s, TileOp) else ()  # type: ignore[attr-defined]
     return any(a.region.buffer.scope_name in _PRIVATE for a in accesses)
 

@@ -58,11 +58,15 @@ from .loop_shares import rereads, spread_thin
 from .pass_ import TILE, PassContext, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
 from .tf32_tiles import rounded_tiles
+from .written_roles import role_of
 
 register("layout-conflict", ValueError, "a buffer is asked for two layouts that cannot both hold")
+register("wgmma-gemm", ValueError, "a T.wgmma_gemm that no warp-group instruction computes",
+         "M in multiples of 64 for each warp group, operands in shared memory with K in whole instructions; T.gemm multiplies "
+         "any tiles")
 register("layout-shape", ValueError, "a shared or fragment buffer needs a static shape")
 
-FRAGMENT = "local.fragment"
+FRAGMENT, GROUP = "local.fragment", 128
 SHARED = ("shared", "shared.dyn")
 
 
@@ -117,7 +121,10 @@ class _Inference:
 
     def __init__(self, launch: Launch, cx: PassContext) -> None:
         self.launch, self.cx = launch, cx
-        self.known = Known(launch.attr("compute_threads") or launch.num_threads)
+        self.whole = self.role = launch.attr("compute_threads") or launch.num_threads
+        self.by_hand = launch.attr("compute_threads") is None  # roles are the user's: each has threads of its own
+        self.threads_of: dict[int, int] = {}  # of the role that an op or parallel loop belongs to
+        self.known = Known(self.whole)
         self.ops: list[TileOp] = []
         self.loops: dict[int, Loop] = {}
         self.buffers: dict[Buffer, None] = {}  # shared and fragment buffers, in order of appearance
@@ -168,11 +175,21 @@ class _Inference:
                 self._collect(x, loop)
         elif isinstance(s, Alloc):
             self._see(s.buffer)
+        elif isinstance(s, If) and self.by_hand and role_of(s.cond) is not None:
+            count = (role_of(s.cond) or (0, 0))[1] * GROUP
+            saved = self.role
+            for part, n in ((s.then, count), (s.orelse, saved - count)):
+                self.role = n
+                if part is not None:
+                    self._collect(part, loop)
+            self.role = saved
         elif isinstance(s, TileOp):
             self.ops.append(s)
+            self.threads_of[id(s)] = self.role
             for y in walk(s):
                 if isinstance(y, Buffer):
                     self._see(y)
+                    self._belongs(y)
                 elif isinstance(y, Load) and y.buffer.scope_name == FRAGMENT:
                     self.alone.add(y.buffer)  # a run-time bound or value read from a fragment
         elif isinstance(s, Parallel):
@@ -220,13 +237,25 @@ class _Inference:
         elif b.scope_name == FRAGMENT or b.scope_name in SHARED:
             self.buffers.setdefault(b)
 
+    def _belongs(self, b: Buffer) -> None:
+        """A fragment lives in the registers of the role that uses it."""
+        if b.scope_name == FRAGMENT:
+            self.threads_of[id(b)] = self.role
+
+    def _for(self, x: Any) -> Known:
+        """What is known, for an op, loop or fragment of a role."""
+        self.known.threads = self.threads_of.get(id(x), self.whole)
+        return self.known
+
     def _collect_loop(self, s: Parallel) -> None:
+        self.threads_of[id(s)] = self.role
         extents = tuple(int(n.value) if isinstance(n, Const) else n for n in s.extents)
         touches: list[Touch] = []
         written: list[tuple[Buffer, tuple[Expr, ...]]] = []
         for x in walk(s.body):
             if isinstance(x, Buffer):
                 self._see(x)
+                self._belongs(x)
             elif isinstance(x, Call):
                 self._see_call(x)
             elif isinstance(x, (Load, Store)):
@@ -263,7 +292,7 @@ class _Inference:
             if lead < 0 or tuple(b.shape[lead:]) != tuple(lay.shape):
                 raise error("layout-conflict", f"the layout of `{b.name}` has shape {lay.shape}, the buffer "
                             f"{tuple(b.shape)}", span=self.launch.span)
-            if isinstance(lay, Fragment) and lay.threads != self.known.threads:
+            if isinstance(lay, Fragment) and lay.threads != self._for(b).threads:
                 if lay.threads > self.known.threads:
                     raise error("layout-conflict", f"the layout of `{b.name}` uses {lay.threads} threads, the block "
                                 f"has {self.known.threads}", span=self.launch.span)
@@ -283,10 +312,10 @@ class _Inference:
         self._by_tma()
         by_groups = self._by_wgmma(gemms)
         for op in gemms:
-            plan = by_groups.get(id(op)) or choose_gemm(op, arch, self.known.threads, op.c.buffer in rows_first)
+            plan = by_groups.get(id(op)) or choose_gemm(op, arch, self._for(op).threads, op.c.buffer in rows_first)
             new = with_attrs(op, instruction=plan.instruction, warps=plan.warps)
             self.gemms[id(op)] = new
-            for b, lay in new.infer_layout(self.known).items():
+            for b, lay in new.infer_layout(self._for(op)).items():
                 old = self.known.layouts.get(b)
                 if old is None:
                     self.known.settle(b, lay, f"{plan.instruction} on {plan.warps[0]}x{plan.warps[1]} warps"
@@ -298,13 +327,16 @@ class _Inference:
     def _by_tma(self) -> None:
         """What TMA fills or reads lies in panels."""
         for op in self.ops:
-            if isinstance(op, (Copy, AtomicTile)) and op.attr("tma"):
+            if isinstance(op, Copy) and op.attr("dst_block") is not None:
+                self.pointers.update((op.src.buffer.data, op.dst.buffer.data))  # moved as bytes: rows in order
+            elif isinstance(op, (Copy, AtomicTile)) and op.attr("tma"):
                 b = moved_tile(op).buffer
                 lay = shared_layout(b)
                 given = self.known.layouts.get(b)
                 if lay is None or given is not None and given != lay:
                     raise error("layout-conflict", f"`{b.name}` is moved by TMA, its layout must be in panels, found "
-                                f"{given!r}", span=op.span, hint="leave the layout out, or pass disable_tma=True to T.copy")
+                                f"{given!r}", span=op.span, hint="leave the layout out, or move it by T.copy with "
+                                "disable_tma=True")
                 self.known.settle(b, lay, f"moved by TMA{_at(op)}")
 
     def _by_wgmma(self, gemms: list[Gemm]) -> dict[int, GemmPlan]:
@@ -312,17 +344,20 @@ class _Inference:
 
         Gemms into one accumulator go one way: its layout depends on the instruction.
         """
-        if not hopper(self.cx).wgmma:
-            return {}
+        if not hopper(self.cx).wgmma:  # only what asks for it by name
+            gemms = [op for op in gemms if op.attr("wait") is not None]
         plans: dict[int, GemmPlan] = {}
         declined: set[Var] = set()
         rounded = rounded_tiles(self.ops)
         for op in gemms:
-            plan = choose_wgmma(op, self.known.threads, rounded)
+            plan = choose_wgmma(op, self._for(op).threads, rounded)
             why = plan if isinstance(plan, str) else self._unpanelled(op)
             if isinstance(plan, GemmPlan) and not why:
                 plans[id(op)] = plan
             else:
+                if op.attr("wait") == -1 and self.by_hand:
+                    raise error("wgmma-gemm", "T.wgmma_gemm() requires Hopper WGMMA lowering, but constraints were not "
+                                f"satisfied: {why}", span=op.span)
                 declined.add(op.c.buffer.data)
                 self.reasons.append(f"T.gemm{_at(op)} by mma.sync: {why}")
         for op in gemms:
@@ -361,7 +396,7 @@ class _Inference:
             for op in self.ops:
                 if isinstance(op, Gemm) or not hasattr(op, "infer_layout"):
                     continue
-                for b, lay in op.infer_layout(self.known).items():
+                for b, lay in op.infer_layout(self._for(op)).items():
                     if b.scope_name == FRAGMENT and b not in self.known.layouts and b not in self.alone:
                         self.known.settle(b, lay, f"follows T.{op.op_name}{_at(op)}")
                         changed = True
@@ -462,13 +497,13 @@ class _Inference:
         for t in loop.touches:
             whole = t.plain and t.exact and not t.inside
             if t.writes and whole and t.buffer not in self.known.layouts and t.buffer not in self.alone:
-                self.known.settle(t.buffer, row_fragment(t.buffer.shape, self.known.threads),
+                self.known.settle(t.buffer, row_fragment(t.buffer.shape, self._for(t.buffer).threads),
                                   f"free; accumulated along a loop{_at(loop.node)}")
                 self._common()
                 return
 
     def _choose(self, b: Buffer) -> Fragment:
-        shape, threads = tuple(b.shape), self.known.threads
+        shape, threads = tuple(b.shape), self._for(b).threads
         if b in self.alone:  # every thread may ask for any element
             return replicated_fragment(shape, threads)
         inside = {d for lp in self.loops.values() for t in lp.touches if t.buffer is b and t.plain for d in t.inside}

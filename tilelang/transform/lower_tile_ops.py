@@ -105,6 +105,7 @@ class Lowering:
         self.divisors: dict[Expr, int] = {}
         self.loop: Loop | None = None
         self.group: Var | None = None  # the warp group, when it was asked for
+        self.in_role = False
         self.lowered: dict[Buffer, Buffer] = {}
         self.allocs: list[Buffer] = []
         self.before: list[Stmt] = []
@@ -367,17 +368,24 @@ class Lowering:
         return replace(s, then=then, orelse=self._as_block(s.orelse, *rest))
 
     def _as_block(self, s: Stmt, first: int, count: int) -> Stmt:
+        if self.in_role:  # warp groups told apart inside a role: no tile operations (written_roles.py)
+            return self.stmt(s)
         saved = self.num_threads, self.thread, self.analyzer, self.group
         lo = first * GROUP
         self.num_threads = count * GROUP
         self.analyzer = self.analyzer.bind(self.thread, lo, lo + self.num_threads - 1)
+        self.in_role = True
+        binds: list[Stmt] = []
         if first:
-            self.thread = self.thread - lo  # type: ignore[assignment]
+            self.thread = fresh("tid")
+            self.analyzer = self.analyzer.bind(self.thread, 0, self.num_threads - 1)
+            binds.append(Bind(self.thread, saved[1] - lo))
         self.group = None
         try:
-            return self.stores.part(first, self.thread, lambda: self._grouped(s))
+            return seq(*binds, self.stores.part(first, self.thread, lambda: self._grouped(s)), span=s.span)
         finally:
             self.num_threads, self.thread, self.analyzer, self.group = saved
+            self.in_role = False
 
     def _grouped(self, s: Stmt) -> Stmt:
         """One thread's statements for s, which all threads of the block run, after the index of its warp group."""

@@ -12,6 +12,7 @@ from tilelang.ir import Func, Launch, rewrite, walk, with_attrs
 from tilelang.ir import replace as replaced
 
 from .check_collective import check_collective
+from .check_hopper import check_hopper
 from .check_pipelines import check_pipelines
 from .config import PassConfigKey
 from .device_program import DeviceKernel, LoweredProgram, split_host
@@ -31,17 +32,20 @@ from .tma_copies import tma_copies
 from .unpack_small_types import unpack_small_types
 from .verify_sync import verify_sync
 from .verify_sync_plan import follows
+from .written_roles import written_roles
 
 log = logging.getLogger("tilelang.transform")
 
 # Order matters where a line says so.
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
+    check_hopper,
     check_pipelines,  # before unpack_small_types: it counts the statements of the user
     unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
 )
 DEVICE_PASSES: tuple[PassFn, ...] = (
     check_collective,  # before roles and layouts: it sees the user's branches
+    written_roles,
     guard_masks,  # before specialize_warps, which reorders the statements of a loop
     specialize_warps,  # before plan_pipelines, which keeps what it leaves
     plan_pipelines,  # before layouts: it gives shared buffers their versions

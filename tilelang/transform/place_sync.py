@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilelang.ir import (AddressOf, Bind, Break, Call, Const, Continue, Evaluate, For, Func, If, Launch, Load, Seq, Stmt,
-                         Store, While, call, const, rebuild, seq, stmts_of, walk)
+from tilelang.ir import (AddressOf, Break, Call, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt,
+                         While, call, rebuild, walk)
 from tilelang.ir import replace as with_fields
 
 from .access_table import Access, Loop, Relation, Tables
@@ -14,10 +14,10 @@ from .config import PassConfigKey
 from .divergence import Divergence
 from .effects import effects
 from .pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
+from .role_sync import RoleSync, fenced, has_roles
 from .split_divergent import Splitter
 from .sync_tree import Place, TreeBuilder, Unplaceable, barrier, barrier_in, is_leaf, refused
 
-GROUP = 128  # threads of a warp group
 ASYNC_READERS = frozenset(("wgmma_descriptor", "tma_store", "tma_reduce_add", "bulk_store", "bulk_copy_cluster"))
 ASYNC_WRITERS = frozenset(("tma_load", "bulk_load"))
 CAP = 12  # iterations and async groups counted apart; beyond, "any"
@@ -42,7 +42,8 @@ def place_sync(func: Func, cx: PassContext) -> Func:
 
     def visit(x: Any) -> Any:
         if isinstance(x, Launch):
-            return synchronized(x)
+            done = synchronized(x)
+            return fenced(done) if x.attr("by_hand") else done
         if isinstance(x, tuple):
             out = tuple(map(visit, x))
             return x if all(a is b for a, b in zip(out, x)) else out
@@ -55,11 +56,8 @@ def synchronized(launch: Launch) -> Launch:
     """The launch with its barriers."""
     if launch.num_threads == 1:
         return launch
-    stmts = stmts_of(launch.body)
-    at = next((k for k, s in enumerate(stmts) if role_of(s) is not None), None)
-    if at is not None:
-        return with_fields(launch, body=seq(*stmts[:at], _by_role(launch, stmts[:at], stmts[at]), *stmts[at + 1:],
-                                            span=launch.body.span))
+    if has_roles(launch.body):
+        return RoleSync(launch, synchronized).run()
     ignored: set[int] = set()
     while True:
         tree = TreeBuilder(launch)
@@ -81,54 +79,6 @@ def synchronized(launch: Launch) -> Launch:
             if not drop:
                 raise refused(e.place) from None
             ignored |= drop
-
-
-def role_of(s: Stmt) -> tuple[int, int] | None:
-    """(first, count) of the warp groups that a branch by role sends into its first part; None for other statements."""
-    if isinstance(s, If) and isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
-        return int(s.cond.attr("first")), int(s.cond.attr("count"))
-    return None
-
-
-def _by_role(launch: Launch, before: tuple[Stmt, ...], s: Stmt) -> Stmt:
-    """Barriers inside the parts of a branch by role: each part is a block of its own, whose barriers count its threads.
-
-    Between the parts mbarriers order the accesses, placed by the pass that made the roles.
-    """
-    first, count = role_of(s) or (0, 0)
-    groups = launch.num_threads // GROUP
-    others = (0, first) if first else (count, groups - count)
-    binds = [x for x in before if isinstance(x, Bind)]
-    parts: list[Stmt | None] = []
-    for k, (part, (start, n)) in enumerate(((s.then, (first, count)), (s.orelse, others))):  # type: ignore[attr-defined]
-        if part is None or (k == 0 and not _touches_alone(part)):
-            parts.append(part)
-            continue
-        block = with_fields(launch, threads=(n * GROUP, 1, 1), body=Seq((*binds, part)))
-        got = stmts_of(synchronized(block).body)[len(binds):]
-        parts.append(_named(seq(*got, span=part.span), start + 1, n * GROUP))
-    return with_fields(s, then=parts[0], orelse=parts[1])
-
-
-def _touches_alone(part: Stmt) -> bool:
-    """Whether a part has accesses of its own threads to shared memory, beyond those that mbarriers order."""
-    return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in ("shared", "shared.dyn") for x in walk(part))
-
-
-def _named(s: Stmt, number: int, count: int) -> Stmt:
-    """s with barriers of `count` threads in place of block barriers."""
-
-    def visit(x: Any) -> Any:
-        if isinstance(x, Evaluate):
-            if x.call.op != "sync_threads":
-                return x
-            return Evaluate(call("named_barrier", (const(number), const(count)), "void"), span=x.span)
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
-
-    return visit(s)
 
 
 def _fenced(body: Stmt) -> Stmt:

@@ -204,7 +204,7 @@ class _Roles:
 
     def _check(self) -> None:
         for x in walk(self.launch.body):
-            if isinstance(x, Call) and (x.op == "thread_return" or is_sync(x) and x.op not in (
+            if isinstance(x, Call) and (x.op in ("thread_return", "in_warp_groups") or is_sync(x) and x.op not in (
                     "sync_threads", "sync_warp")):
                 raise _Declined(f"the program calls {x.op} itself")
         if any(isinstance(x, Call) and is_sync(x) for x in walk(self.loop.body)):

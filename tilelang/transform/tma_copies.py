@@ -84,7 +84,7 @@ class _Copies:
 
     def run(self) -> Launch:
         x, y, z = self.launch.threads
-        if y != 1 or z != 1 or x % WARP or not self.stores.on:
+        if y != 1 or z != 1 or x % WARP or not self.stores.on or self.launch.attr("by_hand"):
             return self.launch
         body = self.stmt(self.launch.body)
         if self.inits:

@@ -158,8 +158,9 @@ class Plan:
 
 
 def follows(nodes: list[Node]) -> bool:
-    """Whether a launch needs the model: its nodes order threads with more than block barriers and cp.async groups."""
-    return any(isinstance(x, Call) and x.op in ASYNCHRONOUS for x in nodes)
+    """Whether a launch needs the model: its nodes order threads with more than block barriers and cp.async groups, or tell
+    warp groups apart."""
+    return any(isinstance(x, Call) and (x.op in ASYNCHRONOUS or x.op == "in_warp_groups") for x in nodes)
 
 
 def calls_of(s: Stmt) -> Any:

@@ -216,7 +216,8 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     """The statements of one thread for a gemm on `row`.
 
     attr `wait`: 0 to be done with it; n for up to n groups running on the same accumulator, which whoever set it pins
-    around them all; -1 to only start it: whoever set it waits and pins what it touches.
+    around them all; -1 to only start it: whoever set it waits and pins what it touches; in_flight: products may still
+    be adding to the accumulator.
     """
     warps = op.attr("warps")
     mg, ng = warps[0] // 4, warps[1]
@@ -232,7 +233,9 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     b_shared = _Matrix(cx, op.b, "k" if op.transpose_b else "mn")
     attrs = {"row": row.name, "a_major": "k" if a_shared is None else a_shared.major, "b_major": b_shared.major}
     running = int(op.attr("wait", 0))  # then the accumulators may be in use: whoever set it pins them around the loop
-    pins = [] if running > 0 else [_pin(local_c), *([] if a_local is None else [_pin(a_local)])]
+    pins = [] if running > 0 or op.attr("in_flight") else [_pin(local_c)]
+    if running <= 0 and a_local is not None:
+        pins.append(_pin(a_local))
     stmts: list[Stmt] = [*pins, _do("wgmma_fence")]
     for step in range(steps):
         k = step * row.shape[2]

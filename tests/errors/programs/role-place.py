@@ -1,0 +1,15 @@
+"""A role inside a role."""
+
+import tilelang
+import tilelang.language as T
+
+
+@T.prim_func
+def main(A: T.Tensor((64, 64), "float16")):
+    with T.Kernel(1, threads=384):
+        with T.ws(0, 1):
+            with T.ws(1):
+                T.fill(A, 1.0)
+
+
+tilelang.compile(main, target={"kind": "cuda", "arch": "sm_90a"})

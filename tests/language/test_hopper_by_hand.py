@@ -1,0 +1,364 @@
+"""Hopper's own names: tile meaning, device simulator and assembled code agree; faults and unfit targets are named."""
+
+import numpy as np
+import pytest
+from hopper_by_hand import (broadcast, dependent, from_registers, gemm_cluster, gemm_two_consumers, gemm_ws, persistent,
+                            raw_barriers, shift)
+
+import tilelang
+import tilelang.language as T
+from tilelang.codegen.cuda import print_kernel
+from tilelang.errors import TileLangError
+from tilelang.runtime import nvrtc
+from tilelang.simulator import run_device, run_tile
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
+
+SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
+rng = np.random.default_rng(11)
+
+
+def kernel_text(f) -> str:
+    (k,) = lower(f.func, SM90A).kernels
+    return print_kernel(k)
+
+
+def assembled(f) -> str:
+    """CUDA text that NVRTC takes without serialised products or spills."""
+    text = kernel_text(f)
+    if nvrtc.available():
+        cubin = nvrtc.compile_cubin(text, "sm_90a")
+        assert "C75" not in cubin.log and cubin.spills == 0, cubin.log
+    return text
+
+
+def both(f, *args) -> np.ndarray:
+    """The last tensor after the program: tile meaning and device simulator give the same."""
+    name = f.func.buffers[-1][1].name
+    args = [a.copy() for a in args]
+    device = run_device(lower(f.func, SM90A), args).outputs[name]
+    tile = run_tile(f, args)[name]
+    assert np.array_equal(device, tile)
+    return device
+
+
+def numbers(*shape):
+    return rng.integers(-4, 5, shape).astype(np.float16)
+
+
+def product(a, b, dt=np.float16):
+    return (a.astype(np.float32) @ b.astype(np.float32)).astype(dt)
+
+
+# ---- products ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m, n, k, options", [(256, 128, 64, {}), (128, 256, 128, {}), (128, 128, 704, {"S": 2}),
+                                              (128, 64, 256, {"BM": 64, "BN": 64, "BK": 32, "S": 4})])
+def test_producer_and_consumer_by_hand(m, n, k, options):
+    a, b = numbers(m, k), numbers(k, n)
+    assert np.array_equal(both(gemm_ws(m, n, k, **options), a, b, np.zeros((m, n), np.float16)), product(a, b))
+
+
+def test_a_wrong_parity_deadlocks_and_says_where():
+    f = gemm_ws(128, 128, 128, parity=0)
+    args = [numbers(128, 128), numbers(128, 128), np.zeros((128, 128), np.float16)]
+    for run, kind in ((lambda: lower(f.func, SM90A), "sync-unordered"), (lambda: run_tile(f, args), "sim-barrier")):
+        with pytest.raises(TileLangError, match=r"empty\[0\]") as e:
+            run()
+        assert e.value.kind == kind and "hopper_by_hand.py" in str(e.value)
+
+
+@pytest.mark.parametrize("k", [64, 192, 640])
+def test_two_consumers_with_a_product_under_way_and_a_store_by_tma(k):
+    a, b = numbers(128, k), numbers(128, k)
+    f = gemm_two_consumers(128, 128, k)
+    assert np.array_equal(both(f, a, b, np.zeros((128, 128), np.float16)), product(a, b.T))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_cluster_that_shares_a_tile_by_hand(size):
+    m = 128 * size
+    a, b = numbers(m, 256), numbers(256, 128)
+    assert np.array_equal(both(gemm_cluster(m, 128, 256, size=size), a, b, np.zeros((m, 128), np.float16)), product(a, b))
+
+
+def test_loads_for_a_cluster_that_do_not_wait_for_its_consumers_are_refused():
+    f = gemm_cluster(256, 128, 320, remote=False, S=2)
+    with pytest.raises(TileLangError, match=r"a copy on full\[0\] of block 1 may come before") as e:
+        lower(f.func, SM90A)
+    assert e.value.kind == "sync-unordered" and "hopper_by_hand.py" in str(e.value)
+
+
+def test_operand_in_registers_and_raw_names():
+    a, b = numbers(64, 64), numbers(32, 64)
+    got = both(from_registers(64, 32, 64), a, b, np.zeros((64, 32), np.float32))
+    assert np.array_equal(got, product(a + np.float16(1), b.T, np.float32))
+
+
+@pytest.mark.parametrize("workers", [1, 3, 5])
+def test_persistent_roles_with_a_tile_scheduler_each(workers):
+    a, b = numbers(256, 192), numbers(128, 192)
+    got = both(persistent(256, 128, 192, workers), a, b, np.zeros((256, 128), np.float16))
+    assert np.array_equal(got, product(a, b.T))
+
+
+PROGRAMS = {
+    "ws": (lambda: gemm_ws(256, 256, 512), ("tl::tma_load_2d", "wgmma_m64n128k16", "tl::mbarrier_expect_tx")),
+    "two_consumers": (lambda: gemm_two_consumers(256, 256, 512), ("set_max_nreg<24, false>", "set_max_nreg<240, true>",
+                      "tl::wgmma_wait<1>()", "tl::tma_store_2d", "tl::bulk_wait_read<0>()", "named_barrier(5, 256)")),
+    "cluster": (lambda: gemm_cluster(256, 128, 512), ("__cluster_dims__(1, 2, 1)", "tma_load_2d_multicast",
+                "mbarrier_arrive_remote", "tl::cluster_sync()")),
+    "registers": (lambda: from_registers(64, 64, 64), ("wgmma_m64n64k16_f32_f16_f16_rs", "tma_load_2d_hint")),
+    "persistent": (lambda: persistent(256, 128, 192), ("while (", "wgmma_m64n64k16")),
+    "raw_barriers": (raw_barriers, ("mbarrier_init(&bars[1], 128u)",)),
+    "elements": (lambda: shift("elements"), ("tl::cluster_store(&R[",)),
+    "bulk": (lambda: shift("bulk"), ("bulk_copy_cluster(&R[0], &S[0], 4096u, &bar[0]",)),
+    "rows": (lambda: shift("rows"), ("128u, &bar[0]",)),
+    "broadcast": (broadcast, ("tma_load_3d_multicast",)),
+    "dependent": (dependent, ("griddepcontrol.wait;", "griddepcontrol.launch_dependents;")),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_assemble_clean(name):
+    program, texts = PROGRAMS[name]
+    text = assembled(program())
+    assert all(t in text for t in texts), [t for t in texts if t not in text]
+
+
+def test_roles_need_no_barriers_but_the_users():
+    text = kernel_text(gemm_ws(256, 128, 512))
+    body = text[text.index("if (threadIdx.x >= 128)"):]
+    assert "__syncthreads" not in body and "named_barrier" not in body and "fence_proxy" not in body
+
+
+# ---- barriers, clusters, launches ---------------------------------------------------------------------------------------
+
+
+def test_barriers_that_the_program_sets_up():
+    x = np.arange(512, dtype=np.int32).reshape(4, 128)
+    p = lower(raw_barriers().func, SM90A)
+    assert np.array_equal(run_device(p, [x, np.zeros_like(x)]).outputs["Y"], 2 * x)
+
+
+@pytest.mark.parametrize("way", ["elements", "bulk", "rows"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_tiles_go_to_the_next_block_of_the_cluster(way, size):
+    a = numbers(8, 32, 64)
+    got = both(shift(way, size), a, np.zeros_like(a))
+    assert np.array_equal(got, np.roll(a.reshape(8 // size, size, 32, 64), 1, axis=1).reshape(a.shape))
+
+
+def test_one_load_for_the_blocks_of_a_mask():
+    a = numbers(4, 64, 64)
+    for mask in (3, 1, 2):
+        got = both(broadcast(2, mask), a, np.zeros((8, 64, 64), np.float16))
+        assert np.array_equal(got, np.repeat(a, 2, axis=0))
+
+
+def test_dependent_launches_wait_before_they_read():
+    f = dependent()
+    a = rng.standard_normal(256).astype(np.float32)
+    assert np.array_equal(both(f, a, np.zeros_like(a)), a + 1)
+    launch = lower(f.func, SM90A).kernels[0].launch
+    assert launch.attr("pdl") is True
+    older = lower(f.func, Target({"kind": "cuda", "arch": "sm_80"})).kernels[0]
+    assert older.launch.attr("pdl") is None and "griddep" not in print_kernel(older)
+    b = np.zeros_like(a)
+    tilelang.compile(f, target="cpu")(a, b)
+    assert np.array_equal(b, a + 1)
+
+
+def test_arrivals_and_expected_bytes_by_their_other_names():
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16")):
+        with T.ClusterKernel(2, cluster_dims=2, threads=128):
+            S = T.alloc_shared((64, 64), "float16")
+            bar, other = T.alloc_barrier([2]), T.alloc_cluster_barrier([128, 256])
+            if T.get_thread_binding() == 0:
+                T.ptx_arrive_barrier_expect_tx(bar, 0)
+                T.mbarrier_expect_tx(bar, 0)
+                T.mbarrier_arrive_expect_tx(bar, 0)
+            T.barrier_wait(bar, 0)
+            T.tma_copy(A, S, barrier=other[0], leader_scope_threads=128)
+            T.barrier_arrive(other[0])
+            T.barrier_wait(other[0])
+            T.ptx_arrive_cluster_barrier(other[1], 0)
+            T.mbarrier_arrive(other[1], cta_id=1)
+            T.mbarrier_wait_parity(other[1], 0)
+            T.cluster_arrive_relaxed()
+            T.cluster_wait()
+            T.set_max_nreg(240, False)
+            T.tma_copy(S, B)
+            T.tma_store_arrive()
+            T.tma_store_wait(0, read=False)
+
+    a = numbers(64, 64)
+    # Both blocks store the same tile: on the device that is a race, so the simulator must say so.
+    assert np.array_equal(run_tile(f, [a, np.zeros_like(a)])["B"], a)
+    with pytest.raises(TileLangError, match="sim-race"):
+        run_device(lower(f.func, SM90A), [a, np.zeros_like(a)])
+    assert "bulk_wait<0>" in assembled(f)
+
+
+# ---- what cannot be -----------------------------------------------------------------------------------------------------
+
+A100, H100 = Target({"kind": "cuda", "arch": "sm_80"}), Target({"kind": "cuda", "arch": "sm_90"})
+
+
+@pytest.mark.parametrize("program, target, text", [
+    (lambda: gemm_ws(128, 128, 64), A100, "T.alloc_barrier requires sm_90 or newer, got sm_80|T.wgmma_gemm requires sm_90a"),
+    (lambda: gemm_ws(128, 128, 64), H100, "requires sm_90a, got sm_90"),
+    (lambda: gemm_ws(128, 128, 64), Target("cpu"), "got cpu"),
+    (lambda: shift("elements"), A100, "T.ClusterKernel requires sm_90 or newer, got sm_80"),
+    (lambda: shift("elements"), Target("cpu"), "T.ClusterKernel requires sm_90 or newer, got cpu"),
+])
+def test_targets_without_the_instructions_are_refused_by_name(program, target, text):
+    with pytest.raises(ValueError, match=text) as e:
+        tilelang.compile(program(), target=target)
+    assert e.value.kind == "needs-arch" and "hopper_by_hand.py" in str(e.value)
+
+
+def refused(body, kind, match, threads=256, target=SM90A):
+    """body(A, B, S, F): statements of a kernel over (128, 128) float16 tiles."""
+    with pytest.raises(TileLangError, match=match) as e:
+        lower(body().func, target)
+    assert e.value.kind == kind
+    return e.value
+
+
+def test_a_fragment_belongs_to_one_role():
+    def program():
+        @T.prim_func
+        def f(A: T.Tensor((64, 64), "float16")):
+            with T.Kernel(1, threads=256):
+                F = T.alloc_fragment((64, 64), "float16")
+                with T.ws(0):
+                    T.clear(F)
+                with T.ws(1):
+                    T.copy(F, A)
+        return f
+
+    refused(program, "role-fragment", "`F` is used by warp group 1, and by warp group 0")
+
+
+def test_tile_operations_of_scattered_or_nested_roles_are_refused():
+    def scattered():
+        @T.prim_func
+        def f(A: T.Tensor((64,), "float16")):
+            with T.Kernel(1, threads=384), T.ws(0, 2):
+                T.fill(A, 1.0)
+        return f
+
+    def nested():
+        @T.prim_func
+        def f(A: T.Tensor((64,), "float16")):
+            with T.Kernel(1, threads=384), T.ws(0, 1), T.ws(1):
+                T.fill(A, 1.0)
+        return f
+
+    refused(scattered, "collective-divergent", "only some threads get here")
+    refused(nested, "role-place", "outside of other roles")
+
+
+def test_tiles_that_tma_cannot_move_are_refused():
+    def program(shape, take, tile):
+        @T.prim_func
+        def f(A: T.Tensor(shape, "float16")):
+            with T.Kernel(1, threads=128):
+                S = T.alloc_shared(tile, "float16")
+                bar = T.alloc_barrier(128)
+                T.tma_copy(take(A), S, barrier=bar)
+        return lambda: f
+
+    refused(program((64, 100), lambda A: A[0:64, 0:100], (64, 100)), "tma-copy", "rows of `S` are no whole panels")
+    refused(program((64, 36), lambda A: A[0:64, 0:32], (64, 32)), "tma-copy", "16")
+    refused(program((4096,), lambda A: A[0:64], (64,)), "tma-copy", "no matrix")
+
+
+def test_products_without_a_warp_group_instruction_are_refused():
+    def program():
+        @T.prim_func
+        def f(C: T.Tensor((32, 32), "float32")):
+            with T.Kernel(1, threads=128):
+                S, F = T.alloc_shared((32, 64), "float16"), T.alloc_fragment((32, 32), "float32")
+                T.clear(S)
+                T.wgmma_gemm(S, S, F, transpose_B=True)
+                T.wait_wgmma(0)
+                T.copy(F, C)
+        return f
+
+    refused(program, "wgmma-gemm", r"T.wgmma_gemm\(\) requires Hopper WGMMA lowering, but constraints were not satisfied")
+
+
+@pytest.mark.parametrize("call, exception, text", [
+    (lambda b, S, A: T.alloc_barrier([]), ValueError, "number of arrivals"),
+    (lambda b, S, A: T.alloc_barrier(0), ValueError, "number of arrivals"),
+    (lambda b, S, A: T.mbarrier_arrive(b), TypeError, "takes one barrier"),
+    (lambda b, S, A: T.mbarrier_arrive(S), TypeError, "takes one barrier"),
+    (lambda b, S, A: T.mbarrier_arrive(b[0], cta_id=1), AssertionError, "T.alloc_cluster_barrier"),
+    (lambda b, S, A: T.mbarrier_wait_parity(b[0], 0.5), TypeError, "an integer"),
+    (lambda b, S, A: T.tma_copy(A, S), ValueError, "needs the barrier"),
+    (lambda b, S, A: T.tma_copy(S, A, barrier=b[0]), ValueError, "takes no barrier"),
+    (lambda b, S, A: T.tma_copy(S, S, barrier=b[0]), ValueError, "between global and shared"),
+    (lambda b, S, A: T.tma_copy(A, S, barrier=b[0], cluster_mask=0), ValueError, "positive bit mask"),
+    (lambda b, S, A: T.tma_copy(A, S, barrier=b[0], cluster_mask=2), ValueError, "beyond the 1 of the cluster"),
+    (lambda b, S, A: T.tma_copy(A, S, barrier=b[0], leader_scope_threads=33), ValueError, "multiple of 32"),
+    (lambda b, S, A: T.tma_copy(A, S, barrier=b[0], eviction_policy="never"), KeyError, "eviction policy"),
+    (lambda b, S, A: T.copy_cluster(A, S), ValueError, "either dst_block or cluster_mask"),
+    (lambda b, S, A: T.copy_cluster(A, S, dst_block=1), ValueError, "shared to shared"),
+    (lambda b, S, A: T.set_max_nreg(100, True), ValueError, "multiple of 8"),
+    (lambda b, S, A: T.wait_wgmma(-1), ValueError, "number of groups"),
+    (lambda b, S, A: T.warpgroup_fence_operand(S), ValueError, "takes registers"),
+    (lambda b, S, A: T.warpgroup_fence_operand(T.address_of(S[0, 0])), ValueError, "needs num_regs"),
+    (lambda b, S, A: T.warpgroup_fence_operand(S, dtype="float32"), ValueError, "holds float16"),
+    (lambda b, S, A: T.wgmma_gemm(S, S, S, clear_accum=1), TypeError, "clear_accum must be a bool"),
+    (lambda b, S, A: T.ws(2), AssertionError, "has no warp group 2"),
+])
+def test_arguments_that_make_no_sense_are_refused_at_once(call, exception, text):
+    with pytest.raises(exception, match=text):
+        @T.prim_func
+        def f(A: T.Tensor((64, 64), "float16")):
+            with T.Kernel(1, threads=256):
+                S = T.alloc_shared((64, 64), "float16")
+                b = T.alloc_barrier([1, 1])
+                call(b, S, A)
+
+
+def test_barriers_are_allocated_at_the_top():
+    with pytest.raises(ValueError, match="barriers live as long as the kernel"):
+        @T.prim_func
+        def f(A: T.Tensor((64, 64), "float16")):
+            with T.Kernel(1, threads=256), T.ws(0):
+                T.alloc_barrier(1)
+
+
+def test_registers_of_a_local_array_are_pinned():
+    @T.prim_func
+    def f(A: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_local((8,), "float32")
+            for i in T.unroll(8):
+                x[i] = 1.0
+            T.warpgroup_fence_operand(x, offset=0, num_regs=4)
+            T.warpgroup_fence_operand(T.address_of(x[4]), num_regs=4, dtype="float32")
+            A[T.get_thread_binding()] = x[7]
+
+    text = kernel_text(f)
+    assert "wgmma_pin<4>(&x[0])" in text and "wgmma_pin<4>(&x[4])" in text
+
+
+def test_passes_leave_programs_without_these_names_alone():
+    """check_hopper and written_roles."""
+    from tilelang.transform.check_hopper import check_hopper
+    from tilelang.transform.pass_ import PassContext
+    from tilelang.transform.written_roles import written_roles
+
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            T.fill(A, 1.0)
+
+    cx = PassContext(SM90A)
+    assert check_hopper(f.func, cx) == f.func and written_roles(f.func, cx) == f.func

@@ -1,0 +1,160 @@
+"""Barriers in shared memory (mbarriers) and what goes with them: arrivals, waits, expected bytes, fences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Var, cast, const, convert
+from tilelang.ir import dtype as DType
+
+from .builder import Emitted
+from .kernel import need_kernel
+from .loops import IfThreadFrame
+from .regions import BufferSlice
+from .state import describe, error, need_builder
+from .thread import emit_call
+
+BARRIER = "shared.barrier"
+MOST_ARRIVALS = (1 << 20) - 1  # PTX ISA, "mbarrier.init"
+
+
+def _counts(what: str, arrive_count: Any) -> tuple[int, ...]:
+    items = list(arrive_count) if isinstance(arrive_count, (list, tuple)) else [arrive_count]
+    counts = [int(n) if isinstance(n, np.integer) else int(n.value) if isinstance(n, Const) else n for n in items]
+    if not counts or any(isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_ARRIVALS for n in counts):
+        raise error("barrier-count", f"{what} takes the number of arrivals of each barrier (1 to {MOST_ARRIVALS}), found "
+                                     f"{arrive_count!r}")
+    return tuple(counts)
+
+
+def _allocate(what: str, arrive_count: Any, cluster: bool) -> Buffer:
+    b = need_builder(what)
+    k, counts = need_kernel(what), _counts(what, arrive_count)
+    if any(not f.once or isinstance(f, IfThreadFrame) for f in b.frames[b.frames.index(k) + 1:]):
+        raise error("barrier-place", f"{what} inside a loop or branch: barriers live as long as the kernel",
+                    hint="move it to the top of the kernel body")
+    attrs: tuple[tuple[str, Any], ...] = (("arrive", counts), *((("cluster", True),) if cluster else ()))
+    if what == "T.create_barriers":  # the program initialises them
+        attrs = ()
+    return b.allocate(Buffer(b.fresh_name("barrier"), (len(counts),), DType("uint64"), BARRIER, attrs=attrs, span=b.here()))
+
+
+def alloc_barrier(arrive_count: Any) -> Buffer:
+    """Barriers in shared memory (sm_90), one for each arrival count, set up before anything else runs: `bar[i]`.
+
+    arrive_count: integer or list.  A phase is over when so many threads have arrived and all expected bytes have come.
+    Raises barrier-count, barrier-place; needs-arch for other targets.
+    """
+    return _allocate("T.alloc_barrier", arrive_count, False)
+
+
+def alloc_cluster_barrier(arrive_count: Any) -> Buffer:
+    """T.alloc_barrier for barriers on which other blocks of the cluster arrive (T.mbarrier_arrive(bar, cta_id))."""
+    return _allocate("T.alloc_cluster_barrier", arrive_count, True)
+
+
+def create_barriers(n: int) -> Buffer:
+    """n barriers that the program sets up itself: one thread by T.ptx_init_barrier_thread_count and
+    T.ptx_fence_barrier_init, then T.sync_threads().  T.alloc_barrier does all that."""
+    return _allocate("T.create_barriers", [1] * int(n), False)
+
+
+def barrier_of(x: Any, what: str) -> AddressOf:
+    """The one barrier that an argument names.  Raises barrier-operand."""
+    b = need_builder(what)
+    if isinstance(x, Var) and id(x) in b.elements:
+        x = b.elements[id(x)][1]
+    if isinstance(x, BufferSlice) and all(n == 1 for n in x.region.extents):
+        x = Load(x.region.buffer, x.region.mins, x.region.buffer.dtype)
+    if isinstance(x, Buffer) and x.scope_name == BARRIER and tuple(x.shape) == (1,):
+        return AddressOf(x, (const(0),))
+    if isinstance(x, Load) and x.buffer.scope_name == BARRIER:
+        return AddressOf(x.buffer, x.indices)
+    if isinstance(x, AddressOf) and x.buffer.scope_name == BARRIER:
+        return x
+    raise error("barrier-operand", f"{what} takes one barrier: an element `bar[i]` of T.alloc_barrier, or a buffer of one, "
+                                   f"found {describe(x)}")
+
+
+def _u32(x: Any, what: str) -> Expr:
+    e = convert(x)
+    if not (e.dtype.is_int or e.dtype.is_bool) or e.dtype.lanes != 1:
+        raise error("barrier-operand", f"{what} is an integer, found {e.dtype}")
+    return const(int(e.value), "uint32") if isinstance(e, Const) else cast(e, "uint32")
+
+
+def mbarrier_arrive(barrier: Any, cta_id: Any = None) -> Emitted:
+    """Each thread that executes it arrives once; with cta_id on the same barrier of that block of the cluster.
+
+    Raises barrier-operand; barrier-cta for a cta_id with a barrier that T.alloc_cluster_barrier did not make.
+    """
+    bar = barrier_of(barrier, "T.mbarrier_arrive")
+    if cta_id is None:
+        return emit_call("mbarrier_arrive", (bar,))
+    if not bar.buffer.attr("cluster"):
+        raise error("barrier-cta", f"cta_id needs a barrier of T.alloc_cluster_barrier, `{bar.buffer.name}` is the block's own")
+    return emit_call("mbarrier_arrive_remote", (bar, _u32(cta_id, "cta_id")))
+
+
+def barrier_arrive(barrier: Any) -> Emitted:
+    """T.mbarrier_arrive on the block's own barrier."""
+    return mbarrier_arrive(barrier)
+
+
+def mbarrier_wait_parity(barrier: Any, parity: Any) -> Emitted:
+    """Wait until the phase with this parity (0 or 1) is over; a fresh barrier passes parity 1 at once."""
+    return emit_call("mbarrier_wait", (barrier_of(barrier, "T.mbarrier_wait_parity"), _u32(parity, "a parity")))
+
+
+def barrier_wait(barrier: Any, parity: Any = 0) -> Emitted:
+    """T.mbarrier_wait_parity."""
+    return mbarrier_wait_parity(barrier, parity)
+
+
+def mbarrier_expect_tx(barrier: Any, tx_bytes: Any) -> Emitted:
+    """The current phase also waits for so many bytes of copies; each thread that executes it adds them."""
+    return emit_call("mbarrier_expect_tx", (barrier_of(barrier, "T.mbarrier_expect_tx"), _u32(tx_bytes, "a byte count")))
+
+
+def mbarrier_arrive_expect_tx(barrier: Any, tx_bytes: Any) -> Emitted:
+    """T.mbarrier_expect_tx and T.mbarrier_arrive in one."""
+    bar = barrier_of(barrier, "T.mbarrier_arrive_expect_tx")
+    return emit_call("mbarrier_arrive_expect_tx", (bar, _u32(tx_bytes, "a byte count")))
+
+
+def ptx_init_barrier_thread_count(barrier: Any, count: Any) -> Emitted:
+    """Initialise a barrier of T.create_barriers; one thread executes it."""
+    bar = barrier_of(barrier, "T.ptx_init_barrier_thread_count")
+    (n,) = _counts("T.ptx_init_barrier_thread_count", count)
+    return emit_call("mbarrier_init", (bar, const(n, "uint32")))
+
+
+def ptx_fence_barrier_init() -> Emitted:
+    """Initialised barriers become visible to copies and to the cluster; alloc_barrier does so already."""
+    return emit_call("fence_mbarrier_init")
+
+
+def fence_proxy_async() -> Emitted:
+    """What this thread wrote to shared memory becomes visible to TMA and wgmma, after a barrier that follows."""
+    return emit_call("fence_proxy_async")
+
+
+ptx_arrive_barrier, ptx_arrive_barrier_expect_tx = barrier_arrive, mbarrier_arrive_expect_tx
+
+
+def ptx_arrive_cluster_barrier(barrier: Any, cta_id: Any) -> Emitted:
+    """T.mbarrier_arrive on the same barrier of a block of the cluster."""
+    return mbarrier_arrive(barrier, cta_id)
+
+
+def ptx_wait_barrier(barrier: Any, parity: Any = 0) -> Emitted:
+    """T.mbarrier_wait_parity."""
+    return mbarrier_wait_parity(barrier, parity)
+
+
+__all__ = ["alloc_barrier", "alloc_cluster_barrier", "barrier_arrive", "barrier_of", "barrier_wait", "create_barriers",
+           "fence_proxy_async", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx",
+           "mbarrier_wait_parity", "ptx_arrive_barrier", "ptx_arrive_barrier_expect_tx", "ptx_arrive_cluster_barrier",
+           "ptx_fence_barrier_init", "ptx_init_barrier_thread_count", "ptx_wait_barrier"]

@@ -1,0 +1,136 @@
+"""T.tma_copy and T.copy_cluster: copies that one thread issues and nobody waits for here.
+
+    load:   leader: mbarrier_expect_tx(bar, bytes); tma_load(box, bar) ...      # multicast: by the lowest rank of the mask
+    store:  leader: tma_store(box) ...; bulk_commit
+    to another block:  leader: bulk_copy_cluster(row, ...) ...
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, binary, call, const, convert, is_const, replace,
+                         seq)
+
+from .tma import lower_tma_load, tma_bytes, tma_refusal
+from .tma_store import moved_tile, store_tile
+
+register("tma-copy", ValueError, "a tile that TMA cannot move",
+         "a tile is (rows, columns) of a tensor whose rows are contiguous, in a shared buffer with rows of 16, 32, 64 or a "
+         "multiple of 128 bytes; T.copy moves any tile")
+
+SHARED = ("shared", "shared.dyn")
+
+
+def check_tma_copy(op: Any) -> None:
+    """Raises tma-copy, at the op, where TMA cannot move the tile."""
+    why = _refusal(op)
+    if why:
+        raise error("tma-copy", f"T.{'copy_cluster' if op.attr('dst_block') is not None else 'tma_copy'} cannot be done by "
+                    f"TMA: {why}", span=op.span)
+
+
+def _refusal(op: Any) -> str:
+    if op.attr("dst_block") is not None:
+        return _bulk_refusal(op)
+    tile = moved_tile(op)
+    b = tile.buffer
+    if b.ndim < 2 or any(not is_const(n, 1) for n in tile.extents[:-2]):
+        return f"the tile of `{b.name}` is no matrix"
+    if any(not is_const(m, 0) or not is_const(n, d) for m, n, d in zip(tile.mins[-2:], tile.extents[-2:], b.shape[-2:])):
+        return f"it takes whole rows and columns of `{b.name}`"
+    one = Buffer(b.name, tuple(b.shape[-2:]), b.dtype, b.scope_name, b.strides_ and b.strides_[-2:])
+    whole = Region(one, (const(0), const(0)), tuple(b.shape[-2:]))
+    other = op.src if tile is op.dst else op.dst
+    return tma_refusal(replace(op, src=other, dst=whole, attrs=tuple(a for a in op.attrs if a[0] == "tf32")))
+
+
+def lower_tma_copy(op: Any, cx: Any) -> Stmt:
+    """The statements of one thread."""
+    if op.attr("dst_block") is not None:
+        return _leader(op, cx, _bulk(op, cx))
+    if op.dst.buffer.scope_name not in SHARED:
+        return _leader(op, cx, store_tile(cx, op.src, op.dst, op))
+    barrier, index = op.attr("barrier")
+    bar = AddressOf(barrier, (cx.expr(convert(index)),))
+    expect = _do("mbarrier_expect_tx", bar, const(tma_bytes(op), "uint32"))
+    return _leader(op, cx, seq(expect, _loads(op, cx), span=op.span))
+
+
+def _loads(op: Any, cx: Any) -> Stmt:
+    mask = op.attr("cluster_mask")
+    if mask is None or cx.launch.attr("cluster") is None:
+        return lower_tma_load(op, cx)
+    rank = call("cluster_rank", (), "uint32")
+    first = (mask & -mask).bit_length() - 1
+    shared = If(binary("eq", rank, const(first, "uint32")), lower_tma_load(op, cx, const(mask, "uint16")), span=op.span)
+    x, y, z = cx.launch.attr("cluster") or (1, 1, 1)
+    if mask == (1 << x * y * z) - 1:
+        return shared
+    inside = binary("ne", binary("bitand", binary("shr", const(mask, "uint32"), rank), const(1, "uint32")), const(0, "uint32"))
+    return If(inside, shared, lower_tma_load(op, cx), span=op.span)
+
+
+def _leader(op: Any, cx: Any, body: Stmt) -> Stmt:
+    """body, by one of the threads that execute the op (or one of each so many)."""
+    thread, scope = cx.thread, op.attr("leader_scope")
+    if scope is not None:
+        return If(binary("eq", thread % scope, const(0, "int32")), body, span=op.span)
+    body = If(call("elect_one", (), "bool"), body, span=op.span)
+    return body if cx.num_threads <= 32 else If(binary("lt", thread, const(32, "int32")), body, span=op.span)
+
+
+# ---- to another block of the cluster ------------------------------------------------------------------------------------
+
+
+def _bulk_refusal(op: Any) -> str:
+    s, d = op.src, op.dst
+    if s.dtype != d.dtype:
+        return "the copy converts"
+    if any(not isinstance(n, int) for n in (*s.extents, *d.extents)):
+        return "the extents of its tile are known at run time only"
+    if math.gcd(_run(s), _run(d)) * s.dtype.bits % 128:
+        return f"contiguous parts of `{s.buffer.name}` and `{d.buffer.name}` are no multiples of 16 bytes"
+    return ""
+
+
+def _run(r: Region) -> int:
+    """Elements of a region that lie next to each other in a row-major buffer."""
+    n = 1
+    for extent, size in zip(reversed(r.extents), reversed(r.buffer.shape)):
+        n *= extent
+        if not is_const(size, extent):
+            break
+    return n
+
+
+def _bulk(op: Any, cx: Any) -> Stmt:
+    s, d, n = op.src, op.dst, math.gcd(_run(op.src), _run(op.dst))
+    barrier, index = op.attr("barrier")
+    bar, rank = AddressOf(barrier, (cx.expr(convert(index)),)), cx.expr(op.attr("dst_block"))
+    count = 1
+    for e in s.extents:
+        count *= e
+    out: list[Stmt] = []
+    for first in range(0, count, n):
+        to, frm = (AddressOf(*cx.physical(r.buffer, _at(r, first, cx))) for r in (d, s))
+        out.append(_do("bulk_copy_cluster", to, frm, const(n * s.dtype.bits // 8, "uint32"), bar, rank))
+    return seq(*out, span=op.span)
+
+
+def _at(r: Region, k: int, cx: Any) -> tuple[Expr, ...]:
+    """Indices of element k of a region, counted row by row."""
+    out = []
+    for low, n in zip(reversed(r.mins), reversed(r.extents)):
+        out.append(cx.expr(convert(low)) + k % n)
+        k //= n
+    return tuple(reversed(out))
+
+
+def _do(name: str, *args: Expr, **attrs: Any) -> Stmt:
+    return Evaluate(call(name, args, "void", **attrs))
+
+
+__all__ = ["check_tma_copy", "lower_tma_copy"]

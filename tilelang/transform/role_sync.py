@@ -1,0 +1,251 @@
+"""Barriers in launches whose warp groups have roles: each part is a block of its own, whose barriers count its threads.
+
+    A                              A: barriers of the block
+    if in_warp_groups(1): P        sync_threads()                    # where A touches memory that others see
+    if in_warp_groups(0): C   ->   if in_warp_groups(1): P with named_barrier(2, 128) in place of block barriers
+    B                              if in_warp_groups(0): C with named_barrier(1, 128)
+                                   sync_threads(); B
+Between the parts mbarriers and named barriers order the accesses, placed by the user or the pass that made the roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.ir import (Bind, Call, Const, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call, const,
+                         rebuild, replace, rewrite, seq, stmts_of, substitute, walk)
+
+from .effects import effects
+
+register("role-barrier", ValueError, "a role of warp groups needs a barrier of its own and no number is left for it",
+         "give T.sync_threads and T.named_barrier_arrive constant numbers, few enough to leave one of 1 to 7 free")
+
+GROUP = 128  # threads of a warp group
+NUMBERS = range(1, 8)  # of named barriers for roles; ops/tma_store.py takes those from 8 on
+
+
+def role_of(s: Stmt) -> tuple[int, int] | None:
+    """(first, count) of the warp groups that a branch by role sends into its first part; None for other statements."""
+    if isinstance(s, If) and isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
+        return int(s.cond.attr("first")), int(s.cond.attr("count"))
+    return None
+
+
+def has_roles(s: Stmt) -> bool:
+    """Whether a branch by role stands in s."""
+    return any(isinstance(x, If) and role_of(x) is not None for x in walk(s))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Statements in a row.  plain: without roles.  touches: memory that other threads see, outside of roles."""
+
+    stmts: tuple[Stmt, ...]
+    plain: bool
+    touches: bool
+
+
+class RoleSync:
+    """The barriers of one launch.  synchronized: those of a launch without roles."""
+
+    def __init__(self, launch: Launch, synchronized: Callable[[Launch], Launch]) -> None:
+        self.launch, self.synchronized = launch, synchronized
+        self.written = {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == "global"}
+        self.binds: list[Stmt] = []  # seen so far: what addresses are made of
+
+    def run(self) -> Launch:
+        return replace(self.launch, body=self.body(self.launch.body, False))
+
+    def body(self, s: Stmt, loops: bool) -> Stmt:
+        """The statements of a block that has roles.  loops: they run again and again."""
+        pieces = self.pieces(stmts_of(s))
+        out: list[Stmt] = []
+        for k, p in enumerate(pieces):
+            if k and self.meets(pieces[k - 1], p):
+                out.append(_barrier(p.stmts[0]))
+            out += self.plain(p.stmts) if p.plain else self.with_roles(p.stmts[0])
+            self.binds += [x for x in p.stmts if isinstance(x, Bind)]
+        if loops and any(p.touches for p in pieces):
+            out.append(_barrier(s))
+        return seq(*out, span=s.span)
+
+    @staticmethod
+    def meets(a: _Piece, b: _Piece) -> bool:
+        """Whether a barrier goes between two pieces: one touches memory, the other may (roles do)."""
+        return a.touches and (b.touches or not b.plain) or b.touches and not a.plain
+
+    def pieces(self, stmts: tuple[Stmt, ...]) -> list[_Piece]:
+        out: list[_Piece] = []
+        run: list[Stmt] = []
+
+        def close() -> None:
+            if run:
+                out.append(_Piece(tuple(run), True, self.touches(Seq(tuple(run)))))
+                run.clear()
+
+        for s in stmts:
+            if has_roles(s):
+                close()
+                out.append(_Piece((s,), False, self.outside(s)))
+            else:
+                run.append(s)
+        close()
+        return out
+
+    def touches(self, s: Stmt) -> bool:
+        return any(e.buffer.scope_name in ("shared", "shared.dyn") or e.storage in self.written for e in effects(s))
+
+    def outside(self, s: Stmt) -> bool:
+        """Whether a statement with roles touches memory outside of them."""
+        if role_of(s) is not None:
+            return False
+        inner = [x for f in ("body", "then", "orelse") if isinstance(x := getattr(s, f, None), Stmt)]
+        return any(p.touches for x in inner for p in self.pieces(stmts_of(x)))
+
+    def plain(self, stmts: tuple[Stmt, ...]) -> list[Stmt]:
+        return self.block(self.launch, Seq(stmts))
+
+    def block(self, launch: Launch, s: Stmt) -> list[Stmt]:
+        """s with its barriers, as the body of a block."""
+        known = len(self.binds)
+        got = stmts_of(self.synchronized(replace(launch, body=Seq((*self.binds, s)))).body)
+        return list(got[known:])
+
+    def with_roles(self, s: Stmt) -> list[Stmt]:
+        if role_of(s) is not None:
+            return [self.parts(s)]
+        if isinstance(s, (For, While)):
+            return [replace(s, body=self.body(s.body, True))]
+        if isinstance(s, If):
+            orelse = None if s.orelse is None else self.body(s.orelse, False)
+            return [replace(s, then=self.body(s.then, False), orelse=orelse)]
+        return [rebuild(s, lambda v: self.body(v, False) if isinstance(v, Stmt) else v)]
+
+    def parts(self, s: Any) -> Stmt:
+        """A branch by role."""
+        first, count = role_of(s) or (0, 0)
+        groups = self.launch.num_threads // GROUP
+        others = (0, first) if first else (count, groups - count)
+        done: list[Stmt | None] = []
+        for k, (part, (start, n)) in enumerate(((s.then, (first, count)), (s.orelse, others))):
+            if part is None or (k == 0 and not _touches_alone(part)):
+                done.append(part)
+                continue
+            done.append(self.part(part, start, n))
+        return replace(s, then=done[0], orelse=done[1])
+
+    def part(self, part: Stmt, start: int, n: int) -> Stmt:
+        part = _of_role(part, n * GROUP)
+        tx = self.launch.thread_vars[0]
+        own = Var(tx.name, tx.dtype)
+        threads = self.launch.thread_vars
+        launch = replace(self.launch, threads=(n * GROUP, 1, 1), thread_vars=(own, *threads[1:]))
+        saved = self.binds
+        there, back = {tx: own + start * GROUP if start else own}, {own: tx - start * GROUP if start else tx}
+        self.binds = [substitute(b, there) for b in saved]
+        got = self.block(launch, substitute(part, there))
+        self.binds = saved
+        return self.named(substitute(seq(*got, span=part.span), back), start, n * GROUP)
+
+    def named(self, s: Stmt, start: int, count: int) -> Stmt:
+        """s with barriers of `count` threads in place of block barriers."""
+
+        def visit(x: Any) -> Any:
+            if isinstance(x, Evaluate):
+                if x.call.op != "sync_threads":
+                    return x
+                number = x.call.attr("number")
+                number = self.number(start) if number is None else number
+                return Evaluate(call("named_barrier", (const(number), const(count)), "void"), span=x.span)
+            if isinstance(x, tuple):
+                out = tuple(map(visit, x))
+                return x if all(a is b for a, b in zip(out, x)) else out
+            return rebuild(x, visit) if isinstance(x, Stmt) else x
+
+        return visit(s)
+
+    def number(self, start: int) -> int:
+        """Of the barrier of the role that begins at a warp group: none that the program names."""
+        used = self.launch.attr("barrier_numbers") or ()  # by the user's own calls (written_roles.py)
+        if -1 in used:
+            raise error("role-barrier", "a role of warp groups needs a barrier of its own, and the program computes the "
+                        "numbers of its barriers", span=self.launch.span)
+        free = [k for k in NUMBERS if k not in used]
+        starts = sorted({p for x in walk(self.launch.body) if isinstance(x, If) and (r := role_of(x)) for p in (
+            r[0], *([0 if r[0] else r[1]] if x.orelse is not None else []))})
+        at = starts.index(start)
+        if at >= len(free):
+            raise error("role-barrier", "a role of warp groups needs a barrier of its own, and the program uses all",
+                        span=self.launch.span)
+        return start + 1 if start + 1 in NUMBERS and not used else free[at]
+
+
+ASYNC_READERS = frozenset(("wgmma_descriptor", "tma_store", "tma_reduce_add", "bulk_store", "bulk_copy_cluster"))
+_TELLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "mbarrier_arrive", "mbarrier_arrive_expect_tx",
+                    "mbarrier_arrive_remote", "cluster_arrive", "cluster_sync"))
+
+
+def fenced(launch: Launch) -> Launch:
+    """In a launch whose barriers users place: what a role writes with ordinary stores is made known to wgmma and TMA
+    before the role tells others of it (PTX ISA: another proxy)."""
+    if not any(isinstance(x, Call) and x.op in ASYNC_READERS for x in walk(launch.body)):
+        return launch
+
+    return replace(launch, body=_told(launch.body, False)[0])
+
+
+def _told(s: Any, dirty: bool) -> tuple[Any, bool]:
+    """(s with its fences, whether ordinary stores may stand behind it that no fence covers).  dirty: before it."""
+    if isinstance(s, Evaluate) and s.call.op == "fence_proxy_async":
+        return s, False
+    if isinstance(s, Evaluate) and s.call.op in _TELLS:
+        return (seq(Evaluate(call("fence_proxy_async", (), "void"), span=s.span), s), False) if dirty else (s, False)
+    if isinstance(s, Seq):
+        out = []
+        for x in s.stmts:
+            x, dirty = _told(x, dirty)
+            out.append(x)
+        return seq(*out, span=s.span), dirty
+    if isinstance(s, (For, While)):
+        body, after = _told(s.body, dirty or _writes_shared(s.body))
+        return replace(s, body=body), dirty or after
+    if isinstance(s, If):
+        outside = False if role_of(s) is not None else dirty
+        then, one = _told(s.then, dirty)
+        orelse, other = (None, outside) if s.orelse is None else _told(s.orelse, dirty)
+        return replace(s, then=then, orelse=orelse), one or other or outside
+    return s, dirty or _writes_shared(s)
+
+
+def _writes_shared(s: Stmt) -> bool:
+    """Whether ordinary stores write shared memory."""
+    return any(isinstance(x, Store) and x.buffer.scope_name in ("shared", "shared.dyn") or
+               isinstance(x, Call) and x.op in ("stmatrix", "cp_async", "cluster_store") for x in walk(s))
+
+
+def _of_role(part: Stmt, count: int) -> Stmt:
+    """A barrier that the user numbered and all threads of the role pass is one like those placed here."""
+
+    def visit(x: Any) -> Any:
+        if isinstance(x, Evaluate) and x.call.op == "named_barrier" and all(isinstance(a, Const) for a in x.call.args):
+            number, n = (int(a.value) for a in x.call.args)  # type: ignore[attr-defined]
+            return Evaluate(call("sync_threads", (), "void", number=number), span=x.span) if n == count else None
+        return None
+
+    return rewrite(part, visit)
+
+
+def _touches_alone(part: Stmt) -> bool:
+    """Whether a part has accesses of its own threads to shared memory, beyond those that mbarriers order."""
+    return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in ("shared", "shared.dyn") or
+               isinstance(x, Call) and x.op in ("sync_threads", "stmatrix", "cp_async", "tma_store") for x in walk(part))
+
+
+def _barrier(s: Stmt) -> Stmt:
+    return Evaluate(call("sync_threads", (), "void"), span=s.span)
+
+
+__all__ = ["RoleSync", "fenced", "has_roles", "role_of"]
