@@ -3,6 +3,10 @@
 import pytest
 from programs import cases, run_case
 
+from tilelang.transform import PassContext
+
+SM90 = {"kind": "cuda", "arch": "sm_90a"}
+HOPPER = {"tl.enable_hopper": True}
 CASES = cases()
 IDS = [c.name for c in CASES]
 
@@ -15,8 +19,18 @@ def test_agrees_with_reference(case, backend, target):
     assert error <= bound
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_agrees_with_reference_on_gpu(case):
-    error, bound = run_case(case, "cuda")
+def test_agrees_with_reference_by_tma_and_wgmma(case):
+    """The same programs as roles, rings and wgmma, where they can be."""
+    with PassContext(config=HOPPER):
+        error, bound = run_case(case, SM90, "simulator")
+    assert error <= bound
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [{}, HOPPER], ids=["plain", "hopper"])
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_agrees_with_reference_on_gpu(case, config):
+    with PassContext(config=config):
+        error, bound = run_case(case, "cuda")
     assert error <= bound

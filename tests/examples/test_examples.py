@@ -4,6 +4,8 @@ import pathlib
 
 import pytest
 
+from tilelang.transform import PassContext
+
 # file, check, small sizes, sizes on a GPU ({}: the example's own)
 CHECKS = [
     ("elementwise/add.py", "check_add", {"n": 3001}, {}),
@@ -69,9 +71,11 @@ def test_agrees_with_reference(example, place, file, check, small, real):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("config", [{}, {"tl.enable_hopper": True}], ids=["plain", "hopper"])
 @pytest.mark.parametrize("file, check, small, real", CHECKS, ids=IDS)
-def test_agrees_with_reference_on_gpu(example, gpu, file, check, small, real):
-    run(example, file, check, gpu, real)
+def test_agrees_with_reference_on_gpu(example, gpu, file, check, small, real, config):
+    with PassContext(config=config):
+        run(example, file, check, gpu, real)
 
 
 def test_every_kernel_file_of_these_families_is_run():

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tilelang.transform import PassContext
+
 FOLDER = pathlib.Path(__file__).parents[2] / "examples" / "attention"
 
 # module, id, small sizes (interpreted), real sizes (GPU)
@@ -66,6 +68,8 @@ def test_agrees_with_reference(module, name, small, real, target):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("config", [{}, {"tl.enable_hopper": True}], ids=["plain", "hopper"])
 @pytest.mark.parametrize("module, name, small, real", EXAMPLES, ids=IDS)
-def test_agrees_with_reference_on_gpu(module, name, small, real):
-    check(module, "cuda", real)
+def test_agrees_with_reference_on_gpu(module, name, small, real, config):
+    with PassContext(config=config):
+        check(module, "cuda", real)
