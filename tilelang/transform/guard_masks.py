@@ -17,13 +17,15 @@ the start (0 where seen, -inf elsewhere), the product clears it for the tiles th
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.ir import (EMPTY, LOGICAL, TRUE, Binary, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Load,
                          Parallel, Select, Seq, Stmt, Store, Unary, Var, call, const, free_vars, is_const, logical, rebuild,
-                         replace, seq, stmts_of, substitute, unary)
+                         replace, seq, stmts_of, substitute, unary, walk)
+from tilelang.ir.expr import Call
 from tilelang.ops import Fill, Gemm
 
 from .divergence import Divergence
@@ -105,21 +107,46 @@ class _Masks:
         if cond is not None:
             never = self._everywhere(cond, False, points)
             return s if never is None else self._unless(never, s, None)
-        if not isinstance(store.value, Select):
+        value = store.value
+        if not isinstance(value, Select):
             return s
 
         def old(e: Expr) -> bool:
             return isinstance(e, Load) and e.buffer is store.buffer and e.indices == store.indices
 
-        turned = old(store.value.b) or _zero(store.value.b)  # the side that a tile without masked elements takes
-        plain = store.value.b if turned else store.value.a
-        test = self._everywhere(store.value.cond, not turned, points)
+        turned = old(value.b) or _zero(value.b)  # the side that a tile without masked elements takes
+        plain, other = (value.b, value.a) if turned else (value.a, value.b)
+        # One condition may be what makes a load of the next one legal.
+        if old(plain) and not any(isinstance(x, (Load, Call)) for e in (other, value.cond) for x in walk(e)):
+            return self._one_by_one(s, store, value, not turned, points)
+        test = self._everywhere(value.cond, not turned, points)
         if test is None:
             return s
         if old(plain):
             return self._unless(test, s, None)
         free, = rename([replace(s, body=replace(store, value=plain))])
         return self._unless(test, s, free)
+
+    def _one_by_one(self, s: Parallel, store: Store, value: Select, seen: bool, points: dict[Var, int]) -> Stmt:
+        """A mask of several conditions as several masks, each under its own test: the diagonal of a causal mask and the
+        end of the keys are seldom in one tile.  seen: the value of the condition where nothing is masked."""
+        always: list[Expr] = []
+        tested: list[tuple[Expr, Expr]] = []
+        for e in _parts(value.cond, "and" if seen else "or"):
+            test = self._everywhere(e, seen, points)
+            if test is None:
+                always.append(e)
+            else:
+                tested.append((e, test))
+        if not tested:
+            return s
+        join = "and" if seen else "or"
+        whole = [(functools.reduce(lambda a, b: logical(join, a, b), always), None)] if always else []
+        out: list[Stmt] = []
+        for e, test in [*whole, *tested]:
+            masked, = rename([replace(s, body=replace(store, value=replace(value, cond=e)))])
+            out.append(masked if test is None else self._unless(test, masked, None))
+        return seq(*out, span=s.span)
 
     def _unless(self, test: Expr, masked: Stmt, free: Stmt | None) -> Stmt:
         test = self.analyzer.simplify(test)
@@ -161,6 +188,11 @@ class _Masks:
             at[v] = const(n - 1 if slope > 0 else 0, v.dtype)
         out = substitute(e, dict(at))
         return None if self.uniform.divergent(out) else out
+
+
+def _parts(e: Expr, op: str) -> list[Expr]:
+    """The operands of nested `op`."""
+    return [*_parts(e.a, op), *_parts(e.b, op)] if isinstance(e, Binary) and e.op == op else [e]
 
 
 def _one_store(body: Stmt) -> tuple[Expr | None, Store] | None:
