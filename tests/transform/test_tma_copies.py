@@ -336,8 +336,30 @@ def converts():
     return main
 
 
-@pytest.mark.parametrize("program, why", [(written_too, "written by the kernel"), (other_safe_value, "outside `A` reads as"),
-                                          (other_safe_value, "another way"), (converts, "converts")])
+def placed_by_the_kernel(product=False):
+    @T.prim_func
+    def main(P: T.Tensor((2,), "int64"), C: T.Tensor((128, 64), "float16")):
+        with T.Kernel(2, threads=128) as bx:
+            A = T.make_tensor_from_addr(P[0], (128, 64), "float16")
+            S = T.alloc_shared((64, 64), "float16")
+            if product:
+                F = T.alloc_fragment((64, 64), "float32")
+                T.clear(F)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(A[k * 64, 0], S)
+                    T.gemm(S, S, F)
+                T.copy(F, A[bx * 64, 0])
+            else:
+                T.copy(A[bx * 64, 0], S)
+                T.copy(S, C[bx * 64, 0], disable_tma=True)
+
+    return main
+
+
+@pytest.mark.parametrize("program, why", [
+    (placed_by_the_kernel, "known in the kernel only"), (lambda: placed_by_the_kernel(True), "known in the kernel only"),
+    (written_too, "written by the kernel"), (other_safe_value, "outside `A` reads as"), (other_safe_value, "another way"),
+    (converts, "converts")])
 def test_declined_copies_say_why(program, why):
     launch = launch_of(program())
     assert not {"tma_load", "tma_store"} & set(ops(launch)) and why in report(launch)

@@ -34,6 +34,8 @@ def bulk_refusal(op: Any, tile: Region, run: Region, analyzer: Any, divisors: An
     if not is_const(run.extents[-1], n) or any(not is_const(e, 1) for e in run.extents[:-1]) or \
             not is_const(t.strides[-1], 1):
         return f"the tile of `{t.name}` is not contiguous"
+    if int(t.attr("align", UNIT)) < UNIT:
+        return f"`{t.name}` may start at no multiple of {UNIT} bytes"
     step = UNIT * 8 // math.gcd(bits, UNIT * 8)
     at: Any = convert(t.offset)
     for m, s in zip(run.mins, t.strides):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from tilelang.target.tensor_map import ADDRESS_ALIGN
 
+from tilelang.ir import Alloc, Bind, Launch, Var, walk
+
 from .config import PassConfigKey
 from .pass_ import PassContext
 
@@ -34,4 +36,10 @@ def hopper(cx: PassContext) -> Hopper:
                   bool(cx.option(PassConfigKey.TL_ASSUME_ALIGNED_STRIDES)))
 
 
-__all__ = ["Hopper", "hopper"]
+def placed_in_kernel(launch: Launch) -> set[Var]:
+    """Storage of tensors whose address only the kernel knows: no host can describe them to TMA."""
+    return {x.buffer.data for x in walk(launch.body) if isinstance(x, Alloc) and x.buffer.scope_name == "global"} | {
+        x.var for x in walk(launch.body) if isinstance(x, Bind) and x.var.dtype.is_handle}
+
+
+__all__ = ["Hopper", "hopper", "placed_in_kernel"]

@@ -31,7 +31,7 @@ from tilelang.ops.tma import row_parts, tma_bytes, tma_parts, tma_refusal
 
 from .consumer_schedule import consumer, late_rings
 from .effects import effects, expr_effects, is_sync, statements
-from .hopper import hopper
+from .hopper import hopper, placed_in_kernel
 from .liveness import has_views
 from .pass_ import TILE, PassContext, pass_
 from .persist import OFF_LINES, Tiles, Work, plan_tiles
@@ -195,6 +195,8 @@ class _Roles:
         """Why TMA may not read a tensor; "" when it may."""
         if b.data in {e.storage for e in effects(self.launch.body) if e.writes and e.buffer.scope_name == "global"}:
             return f"`{b.name}` is written by the kernel"
+        if b.data in placed_in_kernel(self.launch):
+            return f"the address of `{b.name}` is known in the kernel only"
         safe = dict(self.launch.attr("safe_values", ()))
         if b in safe and not is_const(safe[b], 0):
             return f"outside `{b.name}` reads as {safe[b]}"

@@ -28,7 +28,7 @@ from tilelang.ops.tma import tma_bytes, tma_refusal
 from tilelang.ops.tma_store import moved_tile, tile_refusal
 
 from .effects import effects
-from .hopper import hopper
+from .hopper import hopper, placed_in_kernel
 from .pass_ import TILE, PassContext, pass_
 from .tma_stores import TmaStores, asks_for_tma
 
@@ -72,6 +72,7 @@ class _Copies:
         shared = {x.buffer for x in walk(launch.body) if isinstance(x, Alloc) and x.buffer.scope_name in SHARED}
         used = {e.buffer for e in self.effects if e.buffer.scope_name in SHARED} | shared
         self.views = {b.data for b in used if any(x is not b and x.data is b.data for x in used)}
+        self.placed = placed_in_kernel(launch)
         self.given = dict(launch.attr("layouts", ()))
         self.safe = dict(launch.attr("safe_values", ()))
         self.analyzer = Analyzer()
@@ -176,6 +177,8 @@ class _Copies:
             return False
         why = bulk_refusal(c, c.dst, c.src, self.analyzer) if c.dst.buffer.ndim == 1 else tma_refusal(c, self.stores.strides)
         why = why or self._unfit(c.dst.buffer)
+        if not why and c.src.buffer.data in self.placed:
+            why = f"the address of `{c.src.buffer.name}` is known in the kernel only"
         if not why and c.src.buffer.data in self.written:
             why = f"`{c.src.buffer.name}` is written by the kernel"
         safe = self.safe.get(c.src.buffer)

@@ -22,6 +22,7 @@ from tilelang.ops.atomic import AtomicTile
 from tilelang.ops.tma_store import STEP_BYTES, uses_group_barriers
 
 from .effects import effects
+from .hopper import placed_in_kernel
 from .vectorize import stride_along
 
 GROUP = 128
@@ -62,6 +63,8 @@ class TmaStores:
 
     def refusal(self, op: Any, tensor: Buffer) -> str:
         """Why an op may not write its tensor by TMA, as the rest of the program stands; "" when it may."""
+        if tensor.data in placed_in_kernel(self.launch):
+            return f"the address of `{tensor.name}` is known in the kernel only"
         writers: list[Any] = []
         for e in effects(self.launch.body):
             if e.storage is not tensor.data:
