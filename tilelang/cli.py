@@ -226,13 +226,13 @@ def compile_(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print the source, the host source, the IR (after a pass), or the layouts of a program."""
+    """Print the source, the host source, the IR (after a pass), the layouts, or the report of a program."""
     program = find_program(args.file, _settings(args.set))
-    if args.what in ("source", "host"):
+    if args.what in ("source", "host", "report"):
         import tilelang
 
         kernel = tilelang.compile(program, target=_target(args))
-        print(kernel.get_kernel_source() if args.what == "source" else kernel.get_host_source())
+        print({"source": kernel.get_kernel_source, "host": kernel.get_host_source, "report": kernel.report}[args.what]())
         return 0
     from tilelang.ir import to_text
     from tilelang.jit.inspect import layouts_after, program_after
@@ -318,7 +318,7 @@ def build_parser() -> argparse.ArgumentParser:
         if name == "compile":
             p.add_argument("--output", help="write the kernel source to this file")
         if name == "show":
-            p.add_argument("--what", choices=["source", "host", "ir", "layout"], default="source")
+            p.add_argument("--what", choices=["source", "host", "ir", "layout", "report"], default="source")
             p.add_argument("--after", help="with --what ir: the pass after which to print (default: the last)")
         if name == "simulate":
             p.add_argument("--seed", type=int, default=0, help="of the random inputs")

@@ -22,6 +22,7 @@ from .artifact import KERNEL_SEPARATOR, Artifact, Request
 from .diagnostics import jit_phase
 from .hooks import apply_hook
 from .kernel import needed_symbols
+from .report import facts_of
 
 INTERPRETED = ("tile", "simulator")  # execution backends without binaries
 
@@ -110,7 +111,8 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
                         "shared_bytes": dynamic, "static_shared": cubin.shared_bytes,
                         "cluster": cluster_size(kernel.launch),
                         "threads": kernel.threads[0] * kernel.threads[1] * kernel.threads[2]})
-    meta = {"kernels": kernels, "times": watch.times, "sync_report": _sync_text(program), "notes": _notes(program)}
+    meta = {"kernels": kernels, "times": watch.times, "sync_report": _sync_text(program),
+            "facts": facts_of(program, request.func, request.target, kernels)}
     return Artifact("cuda", KERNEL_SEPARATOR.join(sources), host, files, meta)
 
 
@@ -122,11 +124,6 @@ def _sync_text(program: Any) -> str:
         if verdict is not None:
             lines.append(f"{kernel.name}: {verdict}")
     return "\n".join(lines) or "the synchronisation verifier left no verdict"
-
-
-def _notes(program: Any) -> list[str]:
-    return [f"{k.name}: {k.launch.attr('pipeline_report')}" for k in program.kernels
-            if k.launch.attr("pipeline_report") is not None]
 
 
 def build_cpu(request: Request, sig: Signature) -> Artifact:
@@ -172,7 +169,7 @@ def build_interpreted(request: Request, sig: Signature) -> Artifact:
 
     program = lower(request.func, request.target, request.config)
     return Artifact("interpreted", "\n\n".join(repr(k.launch) for k in program.kernels), "", {}, {
-        "sync_report": _sync_text(program), "notes": _notes(program)}, program.host)
+        "sync_report": _sync_text(program), "facts": facts_of(program, request.func, request.target)}, program.host)
 
 
 @lru_cache(maxsize=8)

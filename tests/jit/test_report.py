@@ -1,0 +1,106 @@
+"""Reports: what a kernel was made into, what was declined, what may be expected of it."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilelang
+import tilelang.language as T
+from tilelang.jit.report import facts_of, text_of
+from tilelang.jit.work import work_of
+from tilelang.runtime import nvrtc
+from tilelang.target import Target
+from tilelang.target.rates import RATES
+from tilelang.transform.pipeline import lower
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from programs import attention, gemm
+
+SM80, SM90, SM75 = (Target({"kind": "cuda", "arch": a}) for a in ("sm_80", "sm_90a", "sm_75"))
+ON = {"tl.enable_hopper": True}
+
+
+def large():
+    return gemm(m=4096, n=4096, k=4096, bm=128, bn=256, bk=64, stages=4, threads=256, tb=True).func
+
+
+def facts(func, target=SM90, config=None, **resources):
+    program = lower(func, target, ON if config is None else config)
+    return facts_of(program, func, target, [resources] * len(program.kernels) if resources else None)[0]
+
+
+def test_instructions_schedule_and_limits_of_a_gemm():
+    f = facts(large(), registers=168, spills=0, static_shared=0)
+    assert f["grid"] == [132] and f["threads"] == 384
+    assert list(f["instructions"]["products"]) == ["wgmma.m64n256k16.f32.f16.f16"]
+    assert set(f["instructions"]["loads"]) == {"tma_load by A_map", "tma_load by B_map"}
+    assert "warp groups: 1 loads As, Bs by TMA, 2 compute, 4 stages" in f["schedule"]
+    assert f["occupancy"] == {"blocks": 1, "warps": 12, "of_warps": 64, "limited_by": "shared memory"}
+    limits = f["limits"]
+    assert limits["flops"] == 2 * 4096**3 and limits["bytes"] >= 3 * 4096**2 * 2 and limits["bound"] == "arithmetic"
+    assert limits["seconds"]["arithmetic"] == pytest.approx(2 * 4096**3 / 989e12)
+    assert limits["moved_by_tiles"] >= 32 * 16 * 64 * (128 + 256) * 64 * 2
+    text = "\n".join(text_of(f))
+    for part in ("registers 168", "1 block a multiprocessor, 12 of 64 warps", "wgmma.m64n256k16", "boxes of 128 x 64 of `A`",
+                 "137 GFLOP of products", "bound by arithmetic", "synchronisation: ordered", "persistent: 132 blocks"):
+        assert part in text, part
+    json.dumps(f)
+
+
+def test_what_was_declined_is_said():
+    func = gemm(m=128, n=128, k=100, tb=True).func
+    f = facts(func)
+    assert any("multiple of 16" in line for line in f["declined"])
+    assert any("note: one role for all warps" in line for line in text_of(f))
+
+
+def test_causal_attention_counts_the_tiles_it_visits():
+    (full,), (causal,) = (work_of(attention(1, 2, 1024, 64, causal=c, bm=128, bn=128, threads=256).func) for c in (False, True))
+    assert full.flops == {16: 4.0 * 2 * 1024 * 1024 * 64}
+    assert causal.flops[16] == full.flops[16] * 36 / 64  # 1 + 2 + .. + 8 of 8 * 8 tiles
+
+
+def test_memory_bound_and_unknown_work():
+    @T.prim_func
+    def scale(A: T.Tensor((1 << 20,), "float32"), B: T.Tensor((1 << 20,), "float32")):
+        with T.Kernel(1 << 10, threads=128) as bx:
+            for i in T.Parallel(1 << 10):
+                B[bx * 1024 + i] = A[bx * 1024 + i] * 2.0
+
+    f = facts(scale.func, SM80, {})
+    assert f["limits"]["bytes"] == 8 << 20 and f["limits"]["bound"] == "memory"
+    assert f["limits"]["seconds"]["memory"] == pytest.approx((8 << 20) / RATES[80].bandwidth)
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def later(A: T.Tensor((n,), "float32")):
+        with T.Kernel(n, threads=32) as bx:
+            A[bx] = 1.0
+
+    f = facts(later.func, SM80, {})
+    assert f["limits"]["flops"] is None and "work: known at calls only" in "\n".join(text_of(f))
+    assert "device" not in facts(scale.func, SM75, {})["limits"]
+
+
+def test_rates_are_those_of_data_sheets():
+    assert RATES[90].of(16, True) == 989e12 and RATES[90].of(16, False) == 67e12 and RATES[80].of(4, True) is None
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+def test_report_of_a_compiled_kernel():
+    kernel = tilelang.compile(gemm(m=256, n=256, k=256, bm=64, bn=64, bk=32), target=SM80)
+    data = kernel.report_data
+    (f,) = data["kernels"]
+    assert f["registers"] == kernel.n_regs and f["spills"] == 0 and "mma" in next(iter(f["instructions"]["products"]))
+    assert kernel.report().startswith("kernel main for cuda") and "occupancy:" in kernel.report()
+    assert not data["unaligned"] and json.loads(json.dumps(data)) == data
+
+
+def test_report_of_a_simulated_kernel():
+    kernel = tilelang.compile(gemm(m=64, n=64, k=64, bm=64, bn=64, bk=32), execution_backend="simulator", target=SM80)
+    assert "products: mma" in kernel.report()
+    cpu = tilelang.compile(gemm(m=64, n=64, k=64, bm=64, bn=64, bk=32), target="cpu")
+    assert cpu.report_data["kernels"] == [] and np.isfinite(sum(cpu.report_data["times"].values()))

@@ -1,0 +1,144 @@
+"""Calls of kernels with outputs: who allocates them."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import error, register
+from tilelang.ir import numpy_dtype
+from tilelang.runtime.signature import TensorArg
+
+register("kernel-output-device", RuntimeError, "no framework is at hand to allocate an output")
+
+
+class OutputCall:
+    """Calls of a kernel with outputs: each framework's own allocation, chosen by the first tensor argument."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.sig, self.entry = kernel.signature, kernel._entry
+        self.target = kernel.target
+        inputs = self.sig.inputs
+        self.first = next((k for k, a in enumerate(inputs) if isinstance(a, TensorArg) and a.used), None)
+        self.several = len(self.sig.outputs) > 1
+        self.native: set[type] = set()  # types whose framework tvm_ffi can allocate in
+        self.packed = any(a.buffer.dtype.bits < 8 for a in self.sig.outputs)
+        self.plain = self._plain_numpy()
+
+    def _plain_numpy(self) -> list[tuple[tuple[int, ...], np.dtype]] | None:
+        """(shape, dtype) of outputs NumPy allocates and exports itself, when all shapes are static."""
+        from tilelang.runtime.dlpack import exports_itself
+
+        out = []
+        for a in self.sig.outputs:
+            dt = numpy_dtype(a.buffer.dtype)
+            if not a.buffer.is_static or a.buffer.dtype.bits < 8 or not exports_itself(np.empty(0, dt)):
+                return None
+            out.append((a.buffer.shape, dt))
+        return out
+
+    def __call__(self, *args: Any) -> Any:
+        k = self.first
+        if k is not None and type(args[k]) in self.native:
+            out = self.entry.call(*args)
+            return list(out) if self.several else out
+        if k is not None and self.plain is not None and type(args[k]) is np.ndarray:
+            outs = [np.empty(shape, dt) for shape, dt in self.plain]
+            self.entry.full(*args, *outs)
+            return outs if self.several else outs[0]
+        return self._elsewhere(args)
+
+    def _elsewhere(self, args: tuple[Any, ...]) -> Any:
+        first = args[self.first] if self.first is not None else None
+        if first is not None and hasattr(type(first), "__dlpack_c_exchange_api__") and not self.packed:
+            self.native.add(type(first))
+            return self(*args)
+        outs = self._allocate(first, args)
+        self.entry.full(*args, *(o.given for o in outs))
+        results = [o.result for o in outs]
+        return results if self.several else results[0]
+
+    def _dims(self, args: tuple[Any, ...]) -> list[list[int]]:
+        """Output shapes; symbolic ones are computed by the stub from the arguments, which checks them too."""
+        if self.entry.check is None:
+            if len(args) != len(self.sig.inputs):
+                raise ValueError("num_args")
+            return [list(a.buffer.shape) for a in self.sig.outputs]
+        count = sum(len(a.buffer.shape) for a in self.sig.outputs)
+        room = (ctypes.c_int64 * (count + len(self.sig.symbols)))()
+        self.entry.check(*args, ctypes.addressof(room))
+        flat, out = list(room), []
+        for a in self.sig.outputs:
+            out.append(flat[:len(a.buffer.shape)])
+            flat = flat[len(a.buffer.shape):]
+        return out
+
+    def _allocate(self, first: Any, args: tuple[Any, ...]) -> list[_Output]:
+        dims = self._dims(args)
+        torch = _torch_of(first, self.target)
+        if torch is not None:
+            device = first.device if isinstance(first, torch.Tensor) else (
+                torch.device("cuda", torch.cuda.current_device()) if self.target.is_cuda else "cpu")
+            return [_torch_output(torch, a, d, device) for a, d in zip(self.sig.outputs, dims)]
+        if self.target.is_cuda:
+            raise error("kernel-output-device", f"the outputs of kernel {self.sig.name} need a framework that "
+                        "allocates on the GPU, and no torch tensor was passed",
+                        hint="import torch before calling, or pass the output tensors yourself (no out_idx)")
+        return [_numpy_output(a, d, first) for a, d in zip(self.sig.outputs, dims)]
+
+
+class _Output:
+    """given: what the stub takes.  result: what the caller gets."""
+
+    def __init__(self, given: Any, result: Any) -> None:
+        self.given, self.result = given, result
+
+
+def _torch_of(first: Any, target: Any) -> Any:
+    """torch when the call is a torch call: its first tensor is torch's, or there is none and torch is in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "Tensor"):
+        return None
+    if first is None:
+        from tilelang.runtime.host_engine import ffi_state
+
+        return torch if ffi_state().torch_in_use or target.is_cuda else None
+    return torch if isinstance(first, torch.Tensor) else None
+
+
+def _torch_output(torch: Any, a: TensorArg, dims: list[int], device: Any) -> _Output:
+    t = torch.empty(_packed_dims(a, dims), dtype=a.buffer.dtype.as_torch(), device=device)
+    return _Output(t, t)
+
+
+def _packed_dims(a: TensorArg, dims: list[int]) -> list[int]:
+    """Storage shape: for types narrower than a byte the last dimension counts bytes."""
+    dt = a.buffer.dtype
+    if dt.bits >= 8 or dt.lanes != 1:
+        return dims
+    per = 8 // dt.bits
+    if dims[-1] % per:
+        raise error("kernel-argument", f"output {a.name} of type {dt} has a last dimension of {dims[-1]}, which does "
+                    "not fill bytes", hint=f"make it a multiple of {per}")
+    return [*dims[:-1], dims[-1] // per]
+
+
+def _numpy_output(a: TensorArg, dims: list[int], first: Any) -> _Output:
+    from tilelang.runtime.dlpack import Exported, exports_itself
+
+    dt = numpy_dtype(a.buffer.dtype)
+    if a.buffer.dtype.bits < 8:
+        dt = np.dtype(np.uint8 if a.buffer.dtype.is_unsigned else np.int8)
+    array = np.empty(_packed_dims(a, dims), dt)
+    given = array if exports_itself(array) else Exported(array)
+    if first is None or isinstance(first, np.ndarray):
+        return _Output(given, array)
+    package = sys.modules.get(type(first).__module__.partition(".")[0])
+    convert = getattr(package, "from_dlpack", None)
+    return _Output(given, convert(given) if convert is not None else array)
+
+
+__all__ = ["OutputCall"]
