@@ -43,6 +43,8 @@ def test_show_prints_cuda_source_ir_and_layouts(kernel_file, capsys):
     assert "T.Kernel" in capsys.readouterr().out
     assert cli.main(["show", kernel_file, "--arch", "sm_80", "--what", "layout"]) == 0
     assert "S:" in capsys.readouterr().out
+    assert cli.main(["show", kernel_file, "--arch", "sm_80", "--what", "report"]) == 0
+    assert "occupancy:" in capsys.readouterr().out
     assert cli.main(["show", kernel_file, "--what", "ir", "--after", "no_such_pass"]) == 2
     assert "infer_layouts" in capsys.readouterr().err
 
