@@ -20,7 +20,9 @@ def binary(f: Fn, op: str, a: str, b: str, dt: dtype, flags: str = "") -> str:
     if dt.is_float:
         if op in ("min", "max"):
             return float_extremum(f, op, a, b, ty)
-        return rounded(f, dt, f.let(f"{_FLOAT[op]} {flags}contract {ty} {a}, {b}"))
+        # Narrow types round after every operation; on processors that compute in them a contraction would not.
+        fused = "contract " if dt.bits >= 32 else ""
+        return rounded(f, dt, f.let(f"{_FLOAT[op]} {flags}{fused}{ty} {a}, {b}"))
     if op in _INT:
         return f.let(f"{_INT[op]} {ty} {a}, {b}")
     if op == "shr":
