@@ -353,9 +353,12 @@ class _Roles:
         once = [If(binary("eq", k, start), seq(*whole))] if whole else []
         body = seq(*self._loads(early[:1], k), *once, *self._loads(early[1:], k))
         if late:
-            body = seq(If(binary("lt", k, start + extent), body), If(binary("gt", k, start), seq(*self._loads(late, k - 1))))
-        loop = For(k, start, extent + 1 if late else extent, "serial", body, span=self.loop.span)
-        return [loop, If(binary("le", extent, const(0, extent.dtype)), seq(*rename(whole)))] if whole else [loop]
+            body = seq(body, If(binary("gt", k, start), seq(*self._loads(late, k - 1))))
+        out: list[Stmt] = [For(k, start, extent, "serial", body, span=self.loop.span)]
+        some = binary("gt", extent, const(0, extent.dtype))
+        if late or whole:
+            out.append(If(some, seq(*self._loads(late, start + extent - 1)), seq(*rename(whole)) if whole else None))
+        return out
 
     def _loads(self, rings: list[Ring], k: Expr) -> list[Stmt]:
         """The loads of iteration k into some rings."""
