@@ -7,6 +7,7 @@ interface keeps working.  Each kind has one failing program and its full text un
 from __future__ import annotations
 
 import linecache
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +87,7 @@ def render(err: TileLangError) -> str:
     The first line starts with the bare message after `error[kind]: `, so fragments match as users expect.
     """
     out = [f"error[{err.kind}]: {err.message}"]
-    if err.span is not None:
+    if err.span is not None and os.environ.get("TILELANG_ENABLE_IR_SPAN", "1").lower() in ("1", "true", "yes", "on"):
         places = err.span.chain() if hasattr(err.span, "chain") else [err.span]
         out += _snippet(places[0], err.label)
         for caller in places[1:]:

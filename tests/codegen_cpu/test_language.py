@@ -15,6 +15,7 @@ from tilelang.ir import replace
 rng = np.random.default_rng(4)
 
 
+@pytest.mark.spec("L7:several")
 def test_several_kernels_under_host_control_flow():
     n = T.dynamic("n")
 
@@ -35,6 +36,7 @@ def test_several_kernels_under_host_control_flow():
         np.testing.assert_array_equal(b, a * 2 + (np.float32(k) if k > 1 else np.float32(0)))
 
 
+@pytest.mark.spec("L19:views")
 def test_views_share_storage():
     @T.prim_func
     def main(A: T.Tensor((64,), "int32"), B: T.Tensor((4, 16), "float32")):
@@ -49,6 +51,7 @@ def test_views_share_storage():
     assert np.array_equal(run_cpu(main, [a, None])["B"].view(np.int32).ravel(), a)
 
 
+@pytest.mark.spec("L5:slice-value")
 def test_vector_elements_and_slices():
     @T.prim_func
     def main(A: T.Tensor((4, 8), "float32"), B: T.Tensor((4, 8), "float32")):
@@ -89,6 +92,7 @@ def test_private_temporary_and_while_inside_parallel():
     assert np.array_equal(run_cpu(collatz, [a, None])["B"], [steps(int(x)) for x in a])
 
 
+@pytest.mark.spec("L6:alloc_shared")
 def test_shared_memory_of_run_time_size():
     n = T.dynamic("n")
 
@@ -106,6 +110,7 @@ def test_shared_memory_of_run_time_size():
         assert np.array_equal(run_cpu(reverse, [a, None])["B"], a[:, ::-1])
 
 
+@pytest.mark.spec("L5:StridedTensor")
 def test_strided_tensors():
     m, s = T.dynamic("m"), T.dynamic("s")
 
@@ -142,6 +147,7 @@ def test_tensors_that_may_alias_are_not_promised_apart():
     assert "noalias %A_" in Compiled(program(False)).program.llvm_ir
 
 
+@pytest.mark.spec("L6:alloc_global")
 def test_global_workspace():
     @T.prim_func
     def main(A: T.Tensor((100,), "int32"), B: T.Tensor((100,), "int32")):
@@ -174,6 +180,7 @@ Compiled(main)(np.array([1.5, -2], np.float32))
 """
 
 
+@pytest.mark.spec("L20:print")
 def test_printing_as_the_language_says():
     here = os.path.dirname(os.path.abspath(__file__))
     path = os.path.join(os.path.dirname(os.path.dirname(here)))
@@ -190,6 +197,7 @@ def test_printing_as_the_language_says():
     assert done.stdout.splitlines() == want, done.stderr
 
 
+@pytest.mark.spec("L19:extern")
 def test_foreign_functions_are_refused_at_their_line():
     @T.prim_func
     def main(A: T.Tensor((4,), "float32")):
@@ -201,6 +209,7 @@ def test_foreign_functions_are_refused_at_their_line():
     assert "mystery" in str(e.value)
 
 
+@pytest.mark.spec("L5:ptr")
 def test_a_table_of_addresses():
     @T.prim_func
     def gather(P: T.Tensor((3,), T.ptr), B: T.Tensor((3, 40), "float32")):

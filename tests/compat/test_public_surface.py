@@ -24,6 +24,7 @@ def scale(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
             B[bx * 32 + i] = A[bx * 32 + i] * 2.0
 
 
+@pytest.mark.spec("R1:surface")
 def test_every_name_of_the_package_loads():
     for name in tilelang.__all__:
         assert getattr(tilelang, name) is not None, name
@@ -61,12 +62,14 @@ def test_jit_is_a_decorator_and_a_package():
     assert issubclass(exceptions.JITNoBuilderError, Exception) and exceptions.EagerJITBuildError
 
 
+@pytest.mark.spec("R1:surface")
 def test_math_and_versions():
     assert tilelang.cdiv(7, 2) == 4 and [tilelang.next_power_of_2(x) for x in (0, 1, 5, 8)] == [1, 1, 8, 8]
     assert tilelang.build_date("0.1.0.d20260102+x") == "20260102" and tilelang.build_date("0.1.0") is None
     assert tilelang.dtypes.float16 == tilelang.DataType("float16")
 
 
+@pytest.mark.spec("R5:lower")
 def test_lower_gives_source_and_params():
     for build in (tilelang.lower, tilelang.engine.lower, tilelang.engine.lower.lower):
         artifact = build(scale, target="cpu")
@@ -134,6 +137,7 @@ def test_logger(capsys):
         tilelang.set_log_level("chatty")
 
 
+@pytest.mark.spec("R12:utils", "R12:nvcc")
 def test_helpers_of_older_scripts():
     from tilelang.backend.target import determine_target
     from tilelang.carver.arch import driver
@@ -155,6 +159,7 @@ def test_helpers_of_older_scripts():
             driver.get_num_sms()
 
 
+@pytest.mark.spec("R12:testing")
 def test_testing_marks_and_runner(capsys, monkeypatch):
     from tilelang import testing
 
@@ -176,6 +181,7 @@ def test_testing_marks_and_runner(capsys, monkeypatch):
     assert np.random.rand() == first
 
 
+@pytest.mark.spec("R12:testing")
 def test_comparison_allows_a_share_of_outliers():
     torch = pytest.importorskip("torch")
     from tilelang.utils.tensor import torch_assert_close
@@ -194,6 +200,7 @@ def test_comparison_allows_a_share_of_outliers():
     assert torch_assert_close(nan, nan)
 
 
+@pytest.mark.spec("R6:profiler")
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "bool", "float8_e4m3fn"])
 def test_supplied_inputs_have_their_types_and_ranges(name):
     torch = pytest.importorskip("torch")
@@ -214,6 +221,7 @@ def test_supplied_inputs_have_their_types_and_ranges(name):
             assert v.abs().max() <= 1 and len(v.unique()) > 10
 
 
+@pytest.mark.spec("R6:profiler")
 def test_do_bench_forms():
     from tilelang.profiler import do_bench
 

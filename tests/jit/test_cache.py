@@ -122,6 +122,7 @@ def test_an_unwritable_cache_never_stops_a_compilation(tmp_path):
         check(build())
 
 
+@pytest.mark.spec("R9:TILELANG_DISABLE_CACHE")
 def test_switching_the_cache_off(monkeypatch):
     tilelang.disable_cache()
     try:

@@ -24,6 +24,7 @@ def in_place():
     return tilelang.compile(scale_program(), target="cpu")
 
 
+@pytest.mark.spec("R4:calls")
 def test_numpy_in_numpy_out_torch_in_torch_out(scale):
     a = np.arange(32, dtype=np.float32).reshape(4, 8)
     out = scale(a)
@@ -82,6 +83,7 @@ def test_read_only_arrays_are_read_and_never_written(scale, in_place):
     assert (a == 1).all()
 
 
+@pytest.mark.spec("L5:symbolic-shapes", "R4:calls")
 def test_symbolic_output_shapes():
     kernel = tilelang.compile(dynamic_program(), out_idx=[1], target="cpu")
     for m in (1, 3, 0):
@@ -91,6 +93,7 @@ def test_symbolic_output_shapes():
             assert np.array_equal(out[:m], a) and (out[m:] == 7).all()
 
 
+@pytest.mark.spec("R4:calls")
 def test_several_results_come_in_the_order_asked():
     x = torch.randn(3, 5)
     for e, d in (split(x), split(x.numpy())):
@@ -134,6 +137,7 @@ def test_pointer_parameters_of_interpreted_kernels_take_tensors_and_addresses(ba
         kernel(0, 1)
 
 
+@pytest.mark.spec("L5:ptr")
 def test_pointer_parameters_take_tensors_and_addresses():
     @T.prim_func
     def main(p: T.ptr, n: T.int32):
@@ -185,6 +189,7 @@ BAD = [
 ]
 
 
+@pytest.mark.spec("R4:inputs", "R4:non-tensor")
 @pytest.mark.parametrize("bad, kind, message", BAD, ids=range(len(BAD)))
 def test_bad_arguments_are_refused_and_the_next_call_works(scale, bad, kind, message):
     with pytest.raises(kind, match=message):
@@ -204,6 +209,7 @@ def test_messages_say_what_was_found_and_what_to_do(scale):
     assert "hint: pass x.contiguous()" in str(e.value)
 
 
+@pytest.mark.spec("R4:scalar")
 def test_scalar_arguments():
     @T.prim_func
     def main(A: T.Tensor((4,), "float32"), n: T.int32, x: T.float32, u: T.uint64):
@@ -236,6 +242,7 @@ def test_scalar_arguments():
     assert run(2, 0.5, 0) == 2.5
 
 
+@pytest.mark.spec("L2.3:assert", "R4:host-assert")
 def test_host_asserts_and_assumptions_launch_nothing():
     m = T.dynamic("m")
 
@@ -256,6 +263,7 @@ def test_host_asserts_and_assumptions_launch_nothing():
     assert (a == 4).all()
 
 
+@pytest.mark.spec("R4:assume")
 def test_assumptions_on_shapes_and_scalars_are_checked():
     m = T.dynamic("m")
 
@@ -320,6 +328,7 @@ def test_results_own_their_memory(scale):
     assert (out == 2).all() and all((r == 2 * k).all() for k, r in enumerate(again))
 
 
+@pytest.mark.spec("R3:JITKernel")
 def test_kernel_object(scale, tmp_path, capsys):
     assert scale.out_idx == [1] and [tuple(p.shape) for p in scale.params] == [(4, 8), (4, 8)]
     assert scale.params[0].torch_dtype() is torch.float32 and not scale.params[0].is_scalar()
@@ -343,6 +352,7 @@ def test_kernel_object(scale, tmp_path, capsys):
     assert scale.prim_func.script() == scale_program().script()
 
 
+@pytest.mark.spec("R11:cuda")
 def test_the_cython_backend_words_its_errors_differently():
     kernel = tilelang.compile(scale_program(), target="cpu", execution_backend="cython")
     good = np.ones((4, 8), np.float32)
@@ -357,6 +367,7 @@ def test_the_cython_backend_words_its_errors_differently():
     assert kernel(good, good, skip_tensor_validation=True) == []
 
 
+@pytest.mark.spec("R11:backends")
 def test_interpreted_backends_give_the_same(scale):
     a = torch.randn(4, 8)
     tile = tilelang.compile(scale_program(), out_idx=[1], target="cpu", execution_backend="tile")
@@ -365,6 +376,7 @@ def test_interpreted_backends_give_the_same(scale):
         tile(a.double())
 
 
+@pytest.mark.spec("R6:profiler")
 def test_profiler_on_the_cpu(scale):
     profiler = scale.get_profiler()
     assert profiler.do_bench(n_warmup=1, n_repeat=3) > 0

@@ -37,6 +37,7 @@ def kernel():
     return tilelang.compile(matmul(100, 90, 70), out_idx=[-1], target=SM80)
 
 
+@pytest.mark.spec("R3:JITKernel")
 def test_binaries_and_figures_without_a_gpu(kernel, tmp_path):
     assert kernel.cubin[:4] == b"\x7fELF" and "main_kernel" in kernel.get_kernel_source()
     facts = kernel.resource_usage[0]
@@ -85,6 +86,7 @@ def test_a_program_with_several_launches_has_a_binary_for_each():
     assert (a == 5).all()
 
 
+@pytest.mark.spec("R10:TL_DEVICE_COMPILE_FLAGS", "R10:TL_PTXAS_REGISTER_USAGE_LEVEL")
 def test_compiler_options_reach_nvrtc():
     with pytest.raises(RuntimeError, match="no-such-option"):
         tilelang.compile(matmul(64, 64, 32), target=SM80, compile_flags=["--no-such-option"])
@@ -93,6 +95,7 @@ def test_compiler_options_reach_nvrtc():
     assert fast.n_regs > 0
 
 
+@pytest.mark.spec("R5:lower")
 def test_source_hooks_edit_what_is_compiled():
     from tilelang.engine.callback import register_cuda_postproc_callback
     from tilelang.jit.hooks import remove_hook
@@ -109,6 +112,7 @@ def test_source_hooks_edit_what_is_compiled():
         remove_hook("cuda")
 
 
+@pytest.mark.spec("R9:TILELANG_JIT_DIAGNOSTICS")
 def test_phases_are_logged_on_demand():
     lines = []
     handler = logging.Handler()

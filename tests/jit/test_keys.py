@@ -11,6 +11,7 @@ import tilelang.language as T
 from tilelang.jit.keys import freeze
 
 
+@pytest.mark.spec("R2.2:jit")
 def test_forms_of_the_same_call_share_a_kernel():
     k = lazy_scale(4)
     assert lazy_scale(4) is k and lazy_scale(m=4) is k and lazy_scale(4, 8) is k and lazy_scale(4, n=8) is k
@@ -42,6 +43,7 @@ def _timed(f):
     return time.perf_counter() - start
 
 
+@pytest.mark.spec("R2.2:jit")
 def test_calls_that_do_not_fit_are_type_errors():
     for args, kwargs in (((), {}), ((1, 2, 3, 4, 5), {}), ((1,), {"m": 1}), ((1,), {"bogus": 1})):
         with pytest.raises(TypeError):
@@ -59,6 +61,7 @@ def test_calls_that_do_not_fit_are_type_errors():
         eager(np.zeros(3, np.float32))
 
 
+@pytest.mark.spec("L2.2:styles", "R2.2:jit")
 def test_modes_are_found():
     lazy_scale(4), add(np.ones(4, np.float16), np.ones(4, np.float16))
     assert lazy_scale.mode == "lazy" and add.mode == "eager" and lazy_scale.is_lazy_mode()
@@ -84,6 +87,7 @@ def test_modes_are_found():
         returns_nothing_useful(4)
 
 
+@pytest.mark.spec("L2.5:symbols")
 def test_eager_kernels_specialise_on_constants_only():
     eager = scale_t.eager
     for m in (3, 9):
@@ -141,6 +145,7 @@ def test_programs_and_sources_without_running():
     assert split.parse_cache_key(M=1, N=2) != split.parse_cache_key(M=2, N=2)
 
 
+@pytest.mark.spec("R2.1:compile")
 def test_par_compile_keeps_order_and_may_ignore_errors():
     kernels = lazy_scale.par_compile([(4,), {"m": 5, "n": 6}], num_workers=2)
     assert [tuple(k.params[0].shape) for k in kernels] == [(4, 8), (5, 6)]
@@ -153,6 +158,7 @@ def test_par_compile_keeps_order_and_may_ignore_errors():
         tilelang.par_compile([scale_program(), 3], target="cpu")
 
 
+@pytest.mark.spec("R2.1:compile")
 def test_compile_refuses_what_it_does_not_know():
     program = scale_program()
     with pytest.raises(AssertionError, match="target function must be a PrimFunc but got"):
@@ -169,6 +175,7 @@ def test_compile_refuses_what_it_does_not_know():
         tilelang.compile(add.get_tir(N=4), out_idx=[0], target="cpu")
 
 
+@pytest.mark.spec("R9:TILELANG_DEFAULT_TARGET", "R9:TILELANG_EXECUTION_BACKEND")
 def test_defaults_come_from_the_environment(monkeypatch):
     program = scale_program(5, 3)
     monkeypatch.setenv("TILELANG_DEFAULT_TARGET", "cpu")
@@ -191,6 +198,7 @@ def test_debug_root_writes_both_files(tmp_path):
     assert "main" in (tmp_path / "tilelang_jit_program_made.py").read_text()
 
 
+@pytest.mark.spec("R2.1:compile")
 def test_pass_configs_and_flags_merge():
     @tilelang.jit(out_idx=[-1], target="cpu", pass_configs={tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True},
                   compile_flags="-a -b")

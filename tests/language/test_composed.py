@@ -8,6 +8,7 @@ import tilelang.language as T
 from tilelang.ir import Store
 
 
+@pytest.mark.spec("L12.4:reducer-v2")
 def test_reducer_accumulates_each_iteration_once():
     @T.prim_func
     def f(A: T.Tensor((6, 10), "float32"), O: T.Tensor((6,), "float32"), M: T.Tensor((6,), "float32")):
@@ -32,6 +33,7 @@ def test_reducer_accumulates_each_iteration_once():
     assert got["O"].tolist() == (a.sum(1) + 100).tolist() and got["M"].tolist() == a.max(1).tolist()
 
 
+@pytest.mark.spec("L12.4:reducer-v1")
 def test_older_reducer_form():
     with pytest.warns(DeprecationWarning):
         @T.prim_func
@@ -50,6 +52,7 @@ def test_older_reducer_form():
     assert out(f, a) == a.sum(1).tolist()
 
 
+@pytest.mark.spec("L10:im2col")
 @pytest.mark.parametrize("stride, dilation, pad", [(1, 1, 1), (2, 1, 0), (1, 2, 2)])
 def test_im2col(stride, dilation, pad):
     N, H, W, C, K, BM, BK = 2, 5, 6, 3, 3, 16, 16
@@ -74,6 +77,7 @@ def test_im2col(stride, dilation, pad):
     np.testing.assert_array_equal(run(f, a)["O"], want)
 
 
+@pytest.mark.spec("L11:dp4a")
 def test_votes_and_dot_product():
     @T.prim_func
     def f(A: T.Tensor((2, 4), "int8"), O: T.Tensor((4,), "int32")):
@@ -91,6 +95,7 @@ def test_votes_and_dot_product():
     assert out(f, a) == [26, 1, 0, 0]
 
 
+@pytest.mark.spec("L13:vector")
 def test_vector_atomics_add_each_element():
     @T.prim_func
     def f(A: T.Tensor((8,), "float32"), O: T.Tensor((8,), "float32")):
@@ -113,6 +118,7 @@ def test_warp_reduce_gives_every_lane_the_sum():
     assert text.count("shfl_xor") == 5
 
 
+@pytest.mark.spec("L21:tile-scheduler")
 @pytest.mark.parametrize("column_major, swizzle", [(True, 1), (False, 1), (True, 2), (False, 3)])
 def test_persistent_tile_scheduler_visits_each_tile_once(column_major, swizzle):
     @T.prim_func
@@ -144,6 +150,7 @@ class Counter:
         return self.value[0]
 
 
+@pytest.mark.spec("L21:meta_class")
 def test_meta_class_keeps_state_in_variables():
     @T.prim_func
     def f(O: T.Tensor((3,), "int32")):
@@ -186,6 +193,7 @@ def test_a_tuple_holds_values_not_later_ones():
     assert out(f) == [3, 4]
 
 
+@pytest.mark.spec("L23:raw-statements")
 def test_raw_statements():
     @T.prim_func
     def f(A: T.Tensor((4,), "int32"), O: T.Tensor((4,), "int32")):
@@ -221,6 +229,7 @@ def test_hints_have_no_effect():
     assert len(nodes(f, Store)) == 1
 
 
+@pytest.mark.spec("L19:pointers")
 def test_pointers_for_extern_calls():
     @T.prim_func
     def f(A: T.Tensor((4, 8), "float32")):

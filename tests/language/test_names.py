@@ -27,12 +27,14 @@ def test_unavailable_names_refuse_by_name():
     assert not {"copy", "gemm", "Kernel"} & set(UNAVAILABLE)
 
 
+@pytest.mark.spec("L3.1:dtype")
 def test_dtype_names_are_strings():
     assert T.float16 == "float16" and T.half == "float16" and T.long == "int64" and T.float == "float32"
     assert all(isinstance(getattr(T, n), dtype) for n in ("int8x4", "float8_e4m3fnx16", "bfloat16x2", "bool", "uint"))
     assert T.dtype("float") == T.float32 and T.float16.bits == 16
 
 
+@pytest.mark.spec("L3.1:dtype")
 def test_calling_a_dtype():
     assert T.float32(1.5).value == 1.5 and T.int32(1.7).value == 1 and T.int32(3).dtype == "int32"
     assert T.float16x2(T.float16(1), T.float16(2)).dtype == "float16x2" and T.int32().dtype == "int32"
@@ -42,6 +44,7 @@ def test_calling_a_dtype():
         T.float32("inf")
 
 
+@pytest.mark.spec("L3.2:float8")
 def test_fp8_helpers():
     from tilelang.language.fp8 import determine_fp8_type
 

@@ -31,6 +31,7 @@ def extents(body):
 FULL = [32, 32]
 
 
+@pytest.mark.spec("L9:operands")
 @pytest.mark.parametrize("body, src, dst", [
     (lambda A, B, S, F, bx, k: T.copy(A[0, 0], S), FULL, FULL),
     (lambda A, B, S, F, bx, k: T.copy(A[bx * 32, k], S), FULL, FULL),
@@ -52,6 +53,7 @@ def test_extents(body, src, dst):
     assert extents(body) == (src, dst)
 
 
+@pytest.mark.spec("L9:pairing")
 def test_both_elements_are_a_scalar_assignment():
     from tilelang.ir import Store
 
@@ -64,6 +66,7 @@ def test_both_elements_are_a_scalar_assignment():
     assert s.buffer.name == "B" and s.value.dtype == "float32"
 
 
+@pytest.mark.spec("L9:operands")
 def test_element_takes_the_trailing_dimensions():
     @T.prim_func
     def f(A: T.Tensor((2, 64, 3, 64), "float32")):
@@ -78,6 +81,7 @@ def test_element_takes_the_trailing_dimensions():
     assert got == [(1, 1, 3, 64)] * 3
 
 
+@pytest.mark.spec("L9:pairing")
 def test_differences_of_runtime_bounds():
     from tilelang.ir.evaluate import evaluate
 
@@ -93,6 +97,7 @@ def test_differences_of_runtime_bounds():
             assert value == evaluate(T.int32(0) + stop, values) - evaluate(T.int32(0) + start, values)
 
 
+@pytest.mark.spec("L9:pairing")
 @pytest.mark.parametrize("key, lo, ext", [
     (slice(None, 8), 0, 8), (slice(56, None), 56, 8), (slice(-8, None), 56, 8), (slice(-16, -8), 48, 8),
     (slice(4, 4 + 8), 4, 8)])
@@ -119,6 +124,7 @@ def test_negative_bounds_of_symbolic_dimensions():
     assert c.src.extents == (8,) and difference(c.src.mins[0], n) == -8
 
 
+@pytest.mark.spec("L5:Tensor")
 def test_symbolic_whole_buffers_match_by_structure():
     @T.prim_func
     def f(A: T.Tensor((n, 8), "float32"), B: T.Tensor((n, 8), "float32")):

@@ -28,6 +28,7 @@ def out(f, *args):
     return run(f, *args)["O"].tolist()
 
 
+@pytest.mark.spec("L2.3:bind-scalar")
 def test_scalar_binding_is_immutable_and_named():
     @T.prim_func
     def f(A: T.Tensor((4,), "int32"), O: T.Tensor((4,), "int32")):
@@ -40,6 +41,7 @@ def test_scalar_binding_is_immutable_and_named():
     assert out(f, np.arange(4, dtype=np.int32)) == [1, 4, 9, 16]
 
 
+@pytest.mark.spec("L2.3:bind-scalar")
 def test_rebinding_warns_and_makes_a_new_variable(caplog):
     with caplog.at_level(logging.WARNING, "tilelang.language"):
         @T.prim_func
@@ -52,6 +54,7 @@ def test_rebinding_warns_and_makes_a_new_variable(caplog):
     assert out(f, np.arange(4, dtype=np.int32)) == [2, 4, 6, 8]
 
 
+@pytest.mark.spec("L2.3:bind-scalar")
 def test_shape_expressions_before_the_kernel_stay_symbolic():
     n = T.dynamic("n")
 
@@ -64,6 +67,7 @@ def test_shape_expressions_before_the_kernel_stay_symbolic():
     assert not nodes(f, Bind)
 
 
+@pytest.mark.spec("L2.3:store-var")
 def test_alloc_var_is_read_and_assigned_by_name():
     @T.prim_func
     def f(O: T.Tensor((3,), "int32")):
@@ -81,6 +85,7 @@ def test_alloc_var_is_read_and_assigned_by_name():
     assert out(f) == [8, 3, 16]
 
 
+@pytest.mark.spec("L6:alloc_var")
 @pytest.mark.parametrize("args, kw, want", [
     (("int32",), {}, 0), (("int32", 1), {}, 1), (("int32", "local.var"), {}, 0), (("int32", 1, "local.var"), {}, 1),
     (("int32", 1), {"scope": "local.var"}, 1), (("int32",), {"init": 1}, 1),
@@ -95,6 +100,7 @@ def test_alloc_var_forms(args, kw, want):
     assert out(f) == [want]
 
 
+@pytest.mark.spec("L6:alloc_var")
 def test_loop_carries_an_alloc_var():
     @T.prim_func
     def f(O: T.Tensor((1,), "int32")):
@@ -107,6 +113,7 @@ def test_loop_carries_an_alloc_var():
     assert out(f) == [10]
 
 
+@pytest.mark.spec("L2.3:if")
 def test_static_if_takes_one_branch_at_trace_time():
     def make(flag):
         @T.prim_func
@@ -123,6 +130,7 @@ def test_static_if_takes_one_branch_at_trace_time():
     assert not nodes(make(True), If)
 
 
+@pytest.mark.spec("L2.3:if")
 def test_runtime_if_elif_else():
     @T.prim_func
     def f(O: T.Tensor((6,), "int32")):
@@ -137,6 +145,7 @@ def test_runtime_if_elif_else():
     assert out(f) == [10, 10, 30, 20, 30, 30]
 
 
+@pytest.mark.spec("L2.3:if")
 def test_integer_condition_means_not_zero():
     @T.prim_func
     def f(O: T.Tensor((4,), "int32")):
@@ -148,6 +157,7 @@ def test_integer_condition_means_not_zero():
     assert out(f) == [0, 1, 5, 1]
 
 
+@pytest.mark.spec("L2.3:logical")
 def test_and_or_not_and_chained_comparison():
     @T.prim_func
     def f(O: T.Tensor((6,), "int32")):
@@ -158,6 +168,7 @@ def test_and_or_not_and_chained_comparison():
     assert out(f) == [0, 1, 0, 0, 1, 0]
 
 
+@pytest.mark.spec("L2.3:ternary")
 def test_ternary_is_a_guarded_select():
     @T.prim_func
     def f(A: T.Tensor((4,), "float32"), O: T.Tensor((4,), "float32")):
@@ -170,6 +181,7 @@ def test_ternary_is_a_guarded_select():
     assert out(f, np.array([1, 2, 3, 4], np.float32)) == [1, 4, -1, -1]
 
 
+@pytest.mark.spec("L2.3:swap")
 def test_swap_evaluates_the_right_side_first():
     @T.prim_func
     def f(A: T.Tensor((2,), "int32"), O: T.Tensor((4,), "int32")):
@@ -188,6 +200,7 @@ def test_swap_evaluates_the_right_side_first():
     assert out(f, np.array([7, 8], np.int32)) == [8, 7, 2, 3]
 
 
+@pytest.mark.spec("L2.3:swap")
 def test_chained_assignment():
     @T.prim_func
     def f(A: T.Tensor((2,), "int32"), O: T.Tensor((3,), "int32")):
@@ -198,6 +211,7 @@ def test_chained_assignment():
     assert out(f, np.array([7, 8], np.int32)) == [8, 8, 8]
 
 
+@pytest.mark.spec("L2.3:augmented")
 def test_augmented_assignment_of_elements():
     @T.prim_func
     def f(O: T.Tensor((2,), "int32")):
@@ -212,6 +226,7 @@ def test_augmented_assignment_of_elements():
     assert out(f) == [10, 16]
 
 
+@pytest.mark.spec("L2.3:range", "L8:serial")
 @pytest.mark.parametrize("bounds", [(5,), (2, 7), (0, 10, 3), (10, 0, -1), (9, -1, -4), (3, 3), (5, 2)])
 def test_range_is_pythons_range(bounds):
     @T.prim_func
@@ -240,6 +255,7 @@ def test_run_time_step(start, stop, step):
     assert out(f, np.array([start, stop, step], np.int32))[:len(want) + 1] == want + [0]
 
 
+@pytest.mark.spec("L2.3:range")
 def test_bounds_are_evaluated_on_entry():
     @T.prim_func
     def f(O: T.Tensor((2,), "int32")):
@@ -256,6 +272,7 @@ def test_bounds_are_evaluated_on_entry():
     assert out(f) == [8, 12]
 
 
+@pytest.mark.spec("L2.3:while")
 def test_while_break_continue():
     @T.prim_func
     def f(O: T.Tensor((2,), "int32")):
@@ -276,6 +293,7 @@ def test_while_break_continue():
     assert [len(nodes(f, k)) for k in (While, Break, Continue)] == [1, 1, 1]
 
 
+@pytest.mark.spec("L2.3:break-continue")
 def test_code_after_break_is_ignored_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "tilelang.language"):
         @T.prim_func
@@ -289,6 +307,7 @@ def test_code_after_break_is_ignored_with_a_warning(caplog):
     assert out(f) == [1]
 
 
+@pytest.mark.spec("L2.3:while")
 def test_constant_false_while_is_skipped(caplog):
     with caplog.at_level(logging.WARNING, "tilelang.language"):
         @T.prim_func
@@ -301,6 +320,7 @@ def test_constant_false_while_is_skipped(caplog):
     assert out(f) == [1]
 
 
+@pytest.mark.spec("L2.3:alias-buffer")
 def test_aliases_of_buffers_and_regions():
     @T.prim_func
     def f(A: T.Tensor((4, 8), "int32"), O: T.Tensor((4, 8), "int32")):
@@ -318,6 +338,7 @@ def test_aliases_of_buffers_and_regions():
     assert out(f, a) == want.tolist()
 
 
+@pytest.mark.spec("L2.3:bind-slice")
 def test_a_slice_as_a_value_is_a_vector():
     @T.prim_func
     def f(A: T.Tensor((2, 8), "int32"), O: T.Tensor((2, 8), "int32")):
@@ -330,6 +351,7 @@ def test_a_slice_as_a_value_is_a_vector():
     assert out(f, a) == [[0, 0, 0, 0, 1, 3, 5, 7], [8, 9, 10, 11, 0, 0, 0, 0]]
 
 
+@pytest.mark.spec("L2.3:negative-index")
 def test_negative_constants_count_from_the_end():
     @T.prim_func
     def f(A: T.Tensor((4, 8), "int32"), O: T.Tensor((2, 8), "int32")):
@@ -344,6 +366,7 @@ def test_negative_constants_count_from_the_end():
     assert out(f, a) == [a[3].tolist(), [16, 17, 18, 19, 0, 0, 0, 21]]
 
 
+@pytest.mark.spec("L2.3:python")
 def test_python_values_helpers_and_comprehensions_run_at_trace_time():
     offsets = [1, 2, 3]
 
@@ -366,6 +389,7 @@ def test_python_values_helpers_and_comprehensions_run_at_trace_time():
     assert out(f) == [1, 6, 11]
 
 
+@pytest.mark.spec("L2.3:helper")
 def test_tile_op_in_a_helper_is_emitted_once():
     def move(a, b):
         return T.copy(a, b)
@@ -403,6 +427,7 @@ def test_nested_parallel_is_fused_and_continue_kept():
     assert out(f) == (1 - np.eye(4, dtype=int)).tolist()
 
 
+@pytest.mark.spec("L8:unroll")
 def test_unroll_vectorized_grid_and_attributes():
     @T.prim_func
     def f(O: T.Tensor((4, 4), "int32")):
@@ -419,6 +444,7 @@ def test_unroll_vectorized_grid_and_attributes():
     assert out(f) == [[1] * 4, [1] * 4, [0] * 4, [1] * 4]
 
 
+@pytest.mark.spec("L2.4:macro")
 def test_macro_kinds_of_arguments_and_recursion():
     @T.macro
     def fill_all(*buffers, value=1, **more):
@@ -442,6 +468,7 @@ def test_macro_kinds_of_arguments_and_recursion():
     assert out(f) == [7, 7]
 
 
+@pytest.mark.spec("L2.4:macro")
 def test_macro_by_value_and_by_reference():
     @T.macro
     def by_value(x):
@@ -487,6 +514,7 @@ def test_spans_hold_the_chain_of_macros():
     assert [s.function for s in op.span.chain()] == ["inner", "outer", "f"]
 
 
+@pytest.mark.spec("L2.3:with")
 def test_with_of_other_context_managers_runs_at_trace_time():
     import contextlib
 
@@ -524,6 +552,7 @@ def test_several_kernels_and_host_control_flow():
     assert r(2) == [1, 2] and r(3) == [2, 4, 6]
 
 
+@pytest.mark.spec("L8:ws")
 def test_thread_bindings_and_ws():
     @T.prim_func
     def f(O: T.Tensor((256,), "int32")):
@@ -536,6 +565,7 @@ def test_thread_bindings_and_ws():
     assert T.KernelLaunchFrame.Current() is None
 
 
+@pytest.mark.spec("L18:use_swizzle")
 @pytest.mark.parametrize("order, panel, grid", [("row", 2, (5, 3)), ("column", 2, (5, 3)), ("row", 10, (4, 7)),
                                                 ("row", 3, (1, 5)),
                                                ("mlx", 2, (3, 3))])
@@ -551,6 +581,7 @@ def test_use_swizzle_is_a_permutation(order, panel, grid):
     assert out(f) == np.ones((gy, gx), int).tolist()
 
 
+@pytest.mark.spec("L8:raw-loops")
 def test_thread_binding_loops_are_a_launch():
     @T.prim_func
     def f(O: T.Tensor((3, 8), "int32")):
@@ -568,6 +599,7 @@ def test_thread_binding_loops_are_a_launch():
     assert out(f) == want and out(g) == want
 
 
+@pytest.mark.spec("L2.1:prim_func")
 def test_annotations_from_strings():
     src_globals = {}
     import linecache
@@ -581,6 +613,7 @@ def test_annotations_from_strings():
     assert [p.dtype for p in f.params[1:]] == ["int32", "float32"]
 
 
+@pytest.mark.spec("L2.1:prim_func")
 def test_body_annotations_declare_parameters():
     M = 12
 
@@ -594,6 +627,7 @@ def test_body_annotations_declare_parameters():
     assert [p.name for p in f.params] == ["A_handle", "n"]
 
 
+@pytest.mark.spec("L2.3:return", "L6:empty")
 def test_returned_tensors_are_outputs_in_return_order():
     @T.prim_func
     def f(A: T.Tensor((4,), "float32")):
@@ -608,6 +642,7 @@ def test_returned_tensors_are_outputs_in_return_order():
     assert [p.name for p in f.params] == ["A_handle", "C_handle", "D_handle"]
 
 
+@pytest.mark.spec("L2.1:prim_func")
 def test_prim_func_surface():
     @T.prim_func
     def f(A: T.Tensor((4,), "float32")):
@@ -695,6 +730,7 @@ def test_one_name_for_two_extents_is_refused(make):
                     A[i] = 1
 
 
+@pytest.mark.spec("L2.3:rebind-in-body")
 def test_rebinding_inside_the_body_only_is_fine():
     @T.prim_func
     def f(O: T.Tensor((3,), "int32")):
@@ -709,6 +745,7 @@ def test_rebinding_inside_the_body_only_is_fine():
     assert out(f) == [10, 12, 14]
 
 
+@pytest.mark.spec("L2.3:rebind-constant")
 def test_a_python_value_of_one_branch_is_poisoned_after_it():
     with pytest.raises(RuntimeError, match="assigned in a run-time loop or branch") as e:
         @T.prim_func
@@ -721,6 +758,7 @@ def test_a_python_value_of_one_branch_is_poisoned_after_it():
     assert e.value.kind == "loop-carried-value"
 
 
+@pytest.mark.spec("L2.3:rebind-in-body")
 def test_else_branch_sees_the_names_as_before_the_if():
     @T.prim_func
     def f(A: T.Tensor((3,), "int32"), O: T.Tensor((3,), "int32")):
@@ -735,6 +773,7 @@ def test_else_branch_sees_the_names_as_before_the_if():
     assert out(f, np.array([1, 2, 3], np.int32)) == [1, 2, 103]
 
 
+@pytest.mark.spec("L2.3:rebind-constant")
 def test_a_conditional_counter_is_refused():
     with pytest.raises(RuntimeError, match="re-bound in the loop"):
         @T.prim_func
@@ -747,6 +786,7 @@ def test_a_conditional_counter_is_refused():
                     O[i] = 0
 
 
+@pytest.mark.spec("L2.3:swap")
 def test_buffers_swapped_in_a_loop_are_refused():
     with pytest.raises(RuntimeError, match="re-bound in the loop"):
         @T.prim_func
@@ -759,6 +799,7 @@ def test_buffers_swapped_in_a_loop_are_refused():
                     a[0] = i
 
 
+@pytest.mark.spec("L2.3:scope")
 def test_a_name_of_the_kernel_is_dead_after_it():
     with pytest.raises(RuntimeError, match="used outside its defining region"):
         @T.prim_func
@@ -792,6 +833,7 @@ def step_(x):
     return x
 
 
+@pytest.mark.spec("L5:ptr", "L5:handle")
 def test_pointer_parameters_and_views():
     @T.prim_func
     def f(p: T.ptr, n: T.int32, O: T.Tensor((2, 8), "int32")):
@@ -808,6 +850,7 @@ def test_pointer_parameters_and_views():
     assert bufs["A"].data is f.params[0]
 
 
+@pytest.mark.spec("L20:print", "L20:device_assert")
 def test_print_and_device_assert_are_traced():
     @T.prim_func
     def f(A: T.Tensor((8,), "float32")):
@@ -824,6 +867,7 @@ def test_print_and_device_assert_are_traced():
     assert "Device assert failed: grid" in text
 
 
+@pytest.mark.spec("L4.1:promotion")
 @pytest.mark.parametrize("a, b, want", [
     ("float16", "int32", "float16"), ("int64", "float16", "float16"), ("float16", "float32", "float32"),
     ("float16", "bfloat16", "float16"), ("int8", "uint8", "uint8"), ("int64", "uint32", "int64"), ("bool", "int8", "int8"),
@@ -833,6 +877,7 @@ def test_promotion(a, b, want):
     assert (x + y).dtype == want == (y + x).dtype
 
 
+@pytest.mark.spec("L4.1:promotion")
 def test_literals_in_promotion():
     h = T.float16()
     assert (h + 1).dtype == "float16" and (h + 1.0).dtype == "float32" and (T.int8() + 1).dtype == "int32"
@@ -888,6 +933,7 @@ def test_try_match_import_and_del_run_at_trace_time():
                 late = 1  # noqa: F841
 
 
+@pytest.mark.spec("L2.3:bind-slice")
 def test_a_named_slice_keeps_its_bounds():
     @T.prim_func
     def f(A: T.Tensor((16,), "int32"), O: T.Tensor((4,), "int32")):
@@ -902,6 +948,7 @@ def test_a_named_slice_keeps_its_bounds():
     assert out(f, np.arange(16, dtype=np.int32)) == [4, 5, 6, 7]
 
 
+@pytest.mark.spec("L8:Persistent")
 def test_persistent_bounds_are_taken_on_entry():
     @T.prim_func
     def f(O: T.Tensor((6,), "int32")):

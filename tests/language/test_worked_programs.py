@@ -36,6 +36,7 @@ def half(*shape):
     return RNG.standard_normal(shape).astype(np.float16)
 
 
+@pytest.mark.spec("L5:Tensor")
 def test_eager_elementwise():
     def add(A, B, blk: int = 256):
         N = T.const("N")
@@ -129,6 +130,7 @@ def test_macro_by_reference_and_results():
     np.testing.assert_array_equal(run(main, a)["O"], np.stack([5 * a + 7, a - 2], 1))
 
 
+@pytest.mark.spec("L8:Persistent")
 @pytest.mark.parametrize("sms", [1, 3, 132])
 def test_persistent(sms):
     M, N, K, BM, BN, BK = 100, 200, 64, 32, 32, 32
@@ -216,6 +218,7 @@ def test_dequantised_operand():
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=5e-3, atol=0.5)
 
 
+@pytest.mark.spec("L5:StridedTensor")
 def test_runtime_scalar_with_default_and_strides():
     def scale_t(X, Y, f: T.float32 = 2.0):
         m, sx, sy = T.dynamic("m, sx, sy"); N = T.const("N")  # noqa: E702

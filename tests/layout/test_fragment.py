@@ -145,6 +145,7 @@ def test_row_fragment_with_columns_fastest_last_or_first():
     assert row_fragment((128, 64), 128, 8).registers == 64
 
 
+@pytest.mark.spec("L18:Fragment")
 def test_user_functions_are_fitted():
     f = Fragment((8, 8), forward_fn=lambda i, j: (i * 4 + j // 2, j % 2))
     assert f == make_gemm_fragment_8x8() and f.threads == 32
@@ -156,6 +157,7 @@ def test_user_functions_are_fitted():
                        "forward_index: ((_j % 2),))")
 
 
+@pytest.mark.spec("L18:Fragment")
 def test_user_functions_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="layout-not-injective"):
         Fragment((8, 8), forward_fn=lambda i, j: (i, 0))
@@ -169,6 +171,7 @@ def test_user_functions_that_do_not_fit_are_refused():
         Fragment((4, 4), ((Mode(4, "thread", 1),), (Mode(4, "thread", 2),)))
 
 
+@pytest.mark.spec("L18:Fragment")
 def test_repeat_and_replicate():
     f = make_gemm_fragment_8x8()
     r = f.repeat([2, 3])

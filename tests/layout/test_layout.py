@@ -82,6 +82,7 @@ def test_symbolic_offset_equals_table(lay):
     assert lay.offset([0] * lay.ndim) == 0 and lay.size > lay.table().max()
 
 
+@pytest.mark.spec("L18:Layout")
 def test_user_layout():
     lay = Layout((4, 4), lambda i, j: (j, i))
     assert repr(lay) == "Layout((4, 4) -> (4, 4), transform: (_i, _j) -> (_j, _i))"
@@ -92,6 +93,7 @@ def test_user_layout():
         Layout((4, 4), lambda i, j: i)
 
 
+@pytest.mark.spec("L18:Layout")
 def test_inverse_and_reshape():
     lay = Layout((4, 8), lambda i, j: (j // 2, i, j % 2))
     back = lay.inverse()
@@ -107,6 +109,7 @@ def test_inverse_and_reshape():
         lay.reshape((5, 5))
 
 
+@pytest.mark.spec("L18:Layout")
 def test_repeat_and_expand():
     lay = swizzled_layout((8, 64), 16)
     rep = lay.repeat(0, 2)

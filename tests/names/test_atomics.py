@@ -12,6 +12,7 @@ RNG = np.random.default_rng(0)
 ATOMIC = {"add": (T.atomic_add, np.add), "max": (T.atomic_max, np.maximum), "min": (T.atomic_min, np.minimum)}
 
 
+@pytest.mark.spec("L13:scalar")
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64", "float32", "float64", "float16"])
 @pytest.mark.parametrize("name", ATOMIC)
 def test_one_element_by_each_thread(name, dtype):
@@ -30,6 +31,7 @@ def test_one_element_by_each_thread(name, dtype):
     assert "atomic" in cuda_text(f)
 
 
+@pytest.mark.spec("L13:scalar")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 def test_signs_count_in_extrema(dtype, on):
@@ -46,6 +48,7 @@ def test_signs_count_in_extrema(dtype, on):
         assert run(f, x, start, on=on)[1].tolist() == [x.max(), x.min()]
 
 
+@pytest.mark.spec("L13:tile")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("name", ATOMIC)
 def test_tiles_update_each_element_once_per_block(name, on):
@@ -67,6 +70,7 @@ def test_tiles_update_each_element_once_per_block(name, on):
     assert np.array_equal(got_d, want)
 
 
+@pytest.mark.spec("L13:scalar")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_old_values_are_those_of_some_order(on):
     @T.prim_func
@@ -83,6 +87,7 @@ def test_old_values_are_those_of_some_order(on):
     assert (o[2] >= 0).any() and (o[2] == -1).any()
 
 
+@pytest.mark.spec("L13:load-store")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64"])
 def test_or(dtype, on):
@@ -101,6 +106,7 @@ def test_or(dtype, on):
         cuda_text(f)
 
 
+@pytest.mark.spec("L13:load-store")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("store, load", [("relaxed", "relaxed"), ("release", "acquire"), ("seq_cst", "consume"),
                                          ("seq_cst", "seq_cst")])
@@ -146,6 +152,7 @@ def refuses(error, kind, body, dtype="int32"):
     assert e.value.kind == kind
 
 
+@pytest.mark.spec("L13:load-store")
 def test_refusals():
     for atomic in (T.atomic_add, T.atomic_max, T.atomic_min):
         refuses(KeyError, "atomic-order", lambda C, atomic=atomic: atomic(C[0], 1, memory_order="weak"))

@@ -39,6 +39,7 @@ def rows(fns, X, Z, Y, i):
         T.buffer_store(Y, fn(X[i], Z[i]), (k, i))
 
 
+@pytest.mark.spec("L4.2:operators")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int8", "int64"])
 def test_integer_operators_by_name(dtype, on):
@@ -139,6 +140,7 @@ def test_division_of_python_integers():
     assert T.index_to_coordinates(23, (2, 3, 4)) == [1, 2, 3]
 
 
+@pytest.mark.spec("L4.2:operators")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_division_of_values(on):
     @T.prim_func
@@ -156,6 +158,7 @@ def test_division_of_values(on):
     assert np.array_equal(run(f, on=on)[0], np.stack([-(-t // 3), -(-t // 8) * 8, t // 32, t // 8 % 4, t % 8]))
 
 
+@pytest.mark.spec("L4.3:casts")
 def test_limits_of_types():
     import ml_dtypes
 
@@ -172,6 +175,7 @@ def test_limits_of_types():
     assert e.value.kind == "math-type"
 
 
+@pytest.mark.spec("L23:nodes")
 def test_classes_of_expressions():
     i = T.Var("i", "int32")
     assert isinstance(i, T.PrimExpr) and isinstance(T.SizeVar("n", "int32"), T.Var)
@@ -203,6 +207,7 @@ def test_classes_of_expressions():
     assert T.Any is typing.Any
 
 
+@pytest.mark.spec("L4.3:casts")
 def test_casts_refuse_bad_options():
     x = T.Var("x", "float32")
     for bad in (lambda: T.cast(x, "float16", round="up"), lambda: T.cast(x, "float16", sat=1),
@@ -216,6 +221,7 @@ def test_casts_refuse_bad_options():
         T.Select(x > 0, x, T.float16(0))
 
 
+@pytest.mark.spec("L3.1:dtype")
 def test_types_by_any_spelling():
     assert T.get_tvm_dtype("float") == T.float32 and T.get_tvm_dtype(np.int8) == "int8"
     assert T.get_tvm_dtype(bool) == "bool" and T.get_tvm_dtype(np.dtype("uint16")) == "uint16"
@@ -234,12 +240,14 @@ def test_families_of_small_floats():
     assert [T.is_float4_e2m1_unpacked(n) for n in names] == [False] * 4 + [True] + [False] * 2
 
 
+@pytest.mark.spec("L2.5:symbols")
 def test_symbols_by_their_older_name():
     with pytest.warns(DeprecationWarning, match="T.dynamic"):
         m, n = T.symbolic("m, n")
     assert isinstance(m, T.Var) and (m.name, n.dtype) == ("m", "int32")
 
 
+@pytest.mark.spec("L12.2:reduce")
 def test_reductions_of_bits_and_running_extrema():
     @T.prim_func
     def f(X: T.Tensor((8, N), "int32"), Y: T.Tensor((3, 8), "int32"), Z: T.Tensor((8, N), "int32")):

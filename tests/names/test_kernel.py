@@ -13,6 +13,7 @@ N = 64
 
 # ---- bindings ------------------------------------------------------------------------------------------------------
 
+@pytest.mark.spec("L7:bindings")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_bindings_and_extents(on):
     @T.prim_func
@@ -34,6 +35,7 @@ def test_bindings_and_extents(on):
     assert np.array_equal(y.ravel(), np.arange(2 * 3 * 8 * 4)) and e.tolist() == [3, 2, 8, 1, 2]
 
 
+@pytest.mark.spec("L7:bindings")
 def test_bindings_outside_their_launch_are_refused():
     def traced(build, grid):
         @T.prim_func
@@ -56,6 +58,7 @@ def test_bindings_outside_their_launch_are_refused():
 
 # ---- loops ---------------------------------------------------------------------------------------------------------
 
+@pytest.mark.spec("L8:serial", "L8:grid", "L8:raw-loops")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_loops_by_their_other_names(on):
     @T.prim_func
@@ -80,6 +83,7 @@ def test_loops_by_their_other_names(on):
     assert np.array_equal(y[2], x * 2) and np.array_equal(y[3, :, 0], x[:, 3]) and np.array_equal(y[4], x)
 
 
+@pytest.mark.spec("L8:loop_break")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_leaving_a_loop_and_an_iteration(on):
     @T.prim_func
@@ -109,6 +113,7 @@ def test_leaving_a_loop_and_an_iteration(on):
     assert run(f, x, on=on)[1].tolist() == [x[:40].sum(), x[x % 2 == 1].sum(), 50]
 
 
+@pytest.mark.spec("L8:ws")
 def test_warp_groups_by_their_other_name():
     @T.prim_func
     def f(Y: T.Tensor((384,), "int32")):
@@ -126,6 +131,7 @@ def test_warp_groups_by_their_other_name():
 
 # ---- allocation and tensors ----------------------------------------------------------------------------------------
 
+@pytest.mark.spec("L6:allocate")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_raw_allocation_in_any_scope(on):
     @T.prim_func
@@ -145,6 +151,7 @@ def test_raw_allocation_in_any_scope(on):
     assert np.array_equal(run(f, x, on=on)[1], x[::-1] + 1)
 
 
+@pytest.mark.spec("L6:allocate")
 def test_raw_allocation_refuses_unknown_scopes():
     for allocate in (T.allocate, T.sblock_alloc_buffer):
         def program(allocate=allocate):
@@ -158,6 +165,7 @@ def test_raw_allocation_refuses_unknown_scopes():
         assert e.value.kind == "alloc-scope"
 
 
+@pytest.mark.spec("L5:scoped-buffers")
 def test_buffers_of_a_scope_as_annotations():
     @T.macro
     def scale(S: T.SharedBuffer((N,), "int32"), F: T.FragmentBuffer((N,), "int32"), L: T.LocalBuffer((1,), "int32")):
@@ -186,12 +194,14 @@ def test_buffers_of_a_scope_as_annotations():
     assert np.array_equal(y, 2 * x) and z[0] == 7
 
 
+@pytest.mark.spec("L5:Buffer")
 def test_the_older_tensor_annotation_warns():
     with pytest.warns(DeprecationWarning, match="T.Tensor"):
         spec = T.Buffer((4, 8), "float16")
     assert spec.shape == (4, 8) and spec.dtype == "float16" and spec.scope() == "global"
 
 
+@pytest.mark.spec("L19:pointers")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_tensors_at_addresses(on):
     @T.prim_func
@@ -234,6 +244,7 @@ def test_null_pointers():
 TWICE = "__device__ int twice(int x) { return 2 * x; }"
 
 
+@pytest.mark.spec("L18:raw-attributes", "L19:extern")
 def test_device_source_by_every_spelling():
     def program(spell):
         @T.prim_func
@@ -258,6 +269,7 @@ def test_device_source_by_every_spelling():
         assert text.count(TWICE) == 1 and "twice(X[" in text, spell
 
 
+@pytest.mark.spec("L18:raw-attributes")
 def test_other_raw_attributes_are_refused():
     def program(spell):
         @T.prim_func
@@ -277,6 +289,7 @@ def test_other_raw_attributes_are_refused():
         T.call_pure_extern("int32", 3)
 
 
+@pytest.mark.spec("L23:raw-statements")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_raw_branches_and_loops(on):
     @T.prim_func
@@ -300,6 +313,7 @@ def test_raw_branches_and_loops(on):
     assert np.array_equal(y[1], np.ceil(np.sqrt(np.maximum(x, 0))))
 
 
+@pytest.mark.spec("L23:raw-statements")
 def test_raw_branches_out_of_place_are_refused():
     def program(build):
         @T.prim_func
@@ -326,6 +340,7 @@ def test_raw_branches_out_of_place_are_refused():
 
 # ---- helpers of whole kernels --------------------------------------------------------------------------------------
 
+@pytest.mark.spec("L10:im2col")
 def test_image_columns_by_their_older_name():
     @T.prim_func
     def f(X: T.Tensor((1, 4, 4, 8), "float32"), Y: T.Tensor((16, 72), "float32")):
@@ -341,6 +356,7 @@ def test_image_columns_by_their_older_name():
     assert np.array_equal(everywhere(f, x)[1], np.array(want).reshape(16, 72))
 
 
+@pytest.mark.spec("L21:tile-scheduler")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_a_scheduler_of_ones_own(on):
     class Columns(T.BaseTileScheduler):

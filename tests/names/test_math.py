@@ -98,6 +98,7 @@ def close(name, dtype, got, want, exact):
     assert np.array_equal(np.signbit(g[zero]), np.signbit(r[zero])), name
 
 
+@pytest.mark.spec("L14:unary")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", NP)
 def test_functions_of_one_number(dtype, on):
@@ -132,6 +133,7 @@ def apply2(fns, X, Z, Y, i):
         T.buffer_store(Y, fn(X[k, i], Z[i]), (k, i))
 
 
+@pytest.mark.spec("L14:binary")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", NP)
 def test_functions_of_two_numbers(dtype, on):
@@ -184,6 +186,7 @@ def test_ldexp_scales_by_a_power_of_two_and_rounds_once(dtype, on):
     same(run(f, x, z, on=on)[2], want)
 
 
+@pytest.mark.spec("L14:predicates")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", NP)
 def test_predicates(dtype, on):
@@ -200,6 +203,7 @@ def test_predicates(dtype, on):
     assert np.array_equal(run(f, x, on=on)[1], np.stack([np.isnan(wide), np.isinf(wide), np.isfinite(wide)]))
 
 
+@pytest.mark.spec("L14:predicates")
 def test_predicates_of_integers_are_constants():
     i = T.Var("i", T.int32)
     assert [p(i).value for p in (T.isnan, T.isinf, T.isfinite)] == [False, False, True]
@@ -230,6 +234,7 @@ def test_round_refuses_unknown_modes():
 INTS = ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"]
 
 
+@pytest.mark.spec("L14:bits")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", INTS)
 def test_bits_of_integers(dtype, on):
@@ -256,6 +261,7 @@ def test_bits_of_integers(dtype, on):
         cuda_text(f)
 
 
+@pytest.mark.spec("L14:bits")
 @pytest.mark.parametrize("on", ["tile", "simulator"])
 def test_fns_finds_the_nth_set_bit(on):
     @T.prim_func
@@ -283,6 +289,7 @@ def test_fns_finds_the_nth_set_bit(on):
             run(f, m, b, o, on="cpu")
 
 
+@pytest.mark.spec("L14:unary")
 def test_integers_are_promoted_to_float32_or_refused():
     i = T.Var("i", T.int32)
     assert all(fn(i).dtype == "float32" for fn in (T.exp, T.log, T.sqrt, T.sigmoid, T.exp2, T.rsqrt))

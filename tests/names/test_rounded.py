@@ -40,6 +40,7 @@ def fast(dtype):
     return f
 
 
+@pytest.mark.spec("L14:fast")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_fast_functions(dtype, on):
@@ -59,6 +60,7 @@ def test_fast_functions_use_the_instructions_of_the_device(dtype):
     assert not [name for name in FAST if f"{name}(" not in text]
 
 
+@pytest.mark.spec("L14:fast")
 def test_fast_functions_refuse_integers():
     i = T.Var("i", T.int32)
     for fn in (T.__exp, T.__exp10, T.__log, T.__log2, T.__log10, T.__sin, T.__cos, T.__tan):
@@ -105,6 +107,7 @@ def ieee(dtype, modes=("rn", "rz", "ru", "rd"), extra=True):
     return f, jobs
 
 
+@pytest.mark.spec("L14:ieee")
 @pytest.mark.parametrize("on", ["tile", "simulator"])
 def test_ieee_arithmetic_rounds_as_told(on):
     rng = np.random.default_rng(1)
@@ -164,6 +167,7 @@ def test_ieee_overflow_goes_to_the_greatest_number_or_infinity(on):
             assert y[k, 1] == np.inf, (fn.__name__, mode)
 
 
+@pytest.mark.spec("L14:ieee")
 def test_ieee_errors():
     x = T.Var("x", T.float32)
     for fn in (T.ieee_add, T.ieee_sub, T.ieee_mul, T.ieee_fdiv):
@@ -212,6 +216,7 @@ def packed(dtype):
     return f
 
 
+@pytest.mark.spec("L14:packed")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_packed_arithmetic_is_that_of_its_elements(dtype, on):
@@ -233,6 +238,7 @@ def test_packed_arithmetic_assembles(dtype):
     assert not [n for n in ("add2", "sub2", "mul2", "max2", "min2", "fma2", "abs2") if f"tl::{n}(" not in text]
 
 
+@pytest.mark.spec("L14:packed")
 def test_packed_errors():
     x, h, i = T.Var("x", "float32x2"), T.Var("h", "float16x2"), T.Var("i", "int32x2")
     for fn in (T.add2, T.sub2, T.mul2, T.max2, T.min2):
@@ -248,6 +254,7 @@ def test_packed_errors():
         T.abs2(T.Var("s", "float32"))
 
 
+@pytest.mark.spec("L14:bits")
 def test_read_only_load():
     @T.prim_func
     def f(X: T.Tensor((N,), "float32"), Y: T.Tensor((2, N), "float32")):

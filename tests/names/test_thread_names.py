@@ -16,6 +16,7 @@ def warps(x):
     return x.reshape(2, 32)
 
 
+@pytest.mark.spec("L15:shuffles")
 @pytest.mark.parametrize("dtype", ["int32", "float32", "float16", "int64"])
 def test_shuffles(dtype):
     @T.prim_func
@@ -46,6 +47,7 @@ def test_shuffles(dtype):
     assert "__shfl_sync" in text and "__shfl_xor_sync" in text and "__shfl_up_sync" in text
 
 
+@pytest.mark.spec("L15:shuffles")
 def test_shuffles_in_segments():
     @T.prim_func
     def f(X: T.Tensor((N,), "int32"), Y: T.Tensor((4, N), "int32")):
@@ -62,6 +64,7 @@ def test_shuffles_in_segments():
     assert np.array_equal(everywhere(f, x)[1], np.stack(want))
 
 
+@pytest.mark.spec("L15:warp-votes")
 def test_votes_of_a_warp():
     @T.prim_func
     def f(X: T.Tensor((N,), "int32"), V: T.Tensor((2, N), "int32"), B: T.Tensor((4, N), "uint64")):
@@ -108,6 +111,7 @@ def test_votes_where_the_execution_has_warps(on):
         assert row.tolist() == np.repeat([sum(1 << k for k in range(32) if q[k]) for q in warps(p)], 32).tolist()
 
 
+@pytest.mark.spec("L15:warp-votes")
 def test_matches_of_a_warp():
     @T.prim_func
     def f(X: T.Tensor((N,), "int32"), Y: T.Tensor((2, N), "uint32")):
@@ -125,6 +129,7 @@ def test_matches_of_a_warp():
     assert "match_all_sync" in cuda_text(f)
 
 
+@pytest.mark.spec("L15:block-votes")
 def test_votes_of_a_block():
     @T.prim_func
     def f(X: T.Tensor((N,), "int32"), Y: T.Tensor((3, N), "int32")):
@@ -143,6 +148,7 @@ def test_votes_of_a_block():
     assert "__syncthreads_or(" in cuda_text(f)
 
 
+@pytest.mark.spec("L15:block-votes")
 def test_votes_refuse_floats():
     def program(vote):
         @T.prim_func
@@ -156,6 +162,7 @@ def test_votes_refuse_floats():
             program(vote)
 
 
+@pytest.mark.spec("L15:indices")
 def test_numbers_of_a_thread():
     @T.prim_func
     def f(Y: T.Tensor((6, 256), "int32")):
@@ -174,6 +181,7 @@ def test_numbers_of_a_thread():
     assert np.array_equal(everywhere(f)[0], np.stack(want))
 
 
+@pytest.mark.spec("L15:indices")
 def test_numbers_of_a_thread_refuse_bad_sizes():
     def traced(build):
         @T.prim_func
@@ -188,6 +196,7 @@ def test_numbers_of_a_thread_refuse_bad_sizes():
             traced(build)
 
 
+@pytest.mark.spec("L15:sync_threads")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("barrier", [lambda: T.sync_threads(), lambda: T.tvm_storage_sync("shared"),
                                      lambda: T.sync_threads(1, 64)], ids=["sync", "storage", "named"])
@@ -205,6 +214,7 @@ def test_barriers_of_a_block(barrier, on):
     assert np.array_equal(run(f, x, on=on)[1], x[::-1])
 
 
+@pytest.mark.spec("L15:sync_warp")
 def test_barriers_of_a_warp():
     @T.prim_func
     def f(X: T.Tensor((N,), "int32"), Y: T.Tensor((N,), "int32")):
@@ -222,6 +232,7 @@ def test_barriers_of_a_warp():
     assert "__syncwarp(" in cuda_text(f)
 
 
+@pytest.mark.spec("L15:raw-forms")
 def test_storage_sync_refuses_other_scopes():
     with pytest.raises(TileLangError) as e:
         @T.prim_func
@@ -231,6 +242,7 @@ def test_storage_sync_refuses_other_scopes():
     assert e.value.kind == "alloc-scope"
 
 
+@pytest.mark.spec("L15:named_barrier_arrive")
 def test_arriving_at_a_named_barrier_without_waiting():
     @T.prim_func
     def f(X: T.Tensor((N,), "int32"), Y: T.Tensor((32,), "int32")):
@@ -307,6 +319,7 @@ def test_grid_barriers_are_refused_on_the_cpu():
     assert e.value.kind == "cpu-unsupported"
 
 
+@pytest.mark.spec("L15:register-hints")
 def test_register_hints_do_not_change_results():
     @T.prim_func
     def f(X: T.Tensor((N,), "int32"), Y: T.Tensor((N,), "int32")):
@@ -324,6 +337,7 @@ def test_register_hints_do_not_change_results():
     assert np.array_equal(everywhere(f, x)[1], x + 1)
 
 
+@pytest.mark.spec("L10:async_copy", "L16:cp-async")
 def test_asynchronous_copies_are_grouped_and_waited_for():
     @T.prim_func
     def f(X: T.Tensor((N, 4), "float32"), Y: T.Tensor((N, 4), "float32")):
@@ -343,6 +357,7 @@ def test_asynchronous_copies_are_grouped_and_waited_for():
         T.ptx_wait_group(-1)
 
 
+@pytest.mark.spec("L12.5:warp-reduce")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_reductions_over_a_warp(on):
     @T.prim_func

@@ -84,6 +84,7 @@ def test_a_launch_gets_its_grid_block_shared_memory_and_arguments():
     assert driver.pushed == 1 and driver.loads == [0]
 
 
+@pytest.mark.spec("L7:Kernel")
 def test_an_empty_grid_launches_nothing():
     m = Var("m", I32)
     a = tensor("A", (m,))
@@ -149,6 +150,7 @@ def test_division_by_zero_is_an_error_not_a_crash():
     assert driver.launches[-1][5][1] == 2
 
 
+@pytest.mark.spec("R4:device", "R4:device-id")
 def test_devices():
     a, b = tensor("A", (4,)), tensor("B", (4,))
     call, driver = built(function((a, b), launch((const(1),), copy_stmt(b, a))), [(P, P)])

@@ -29,6 +29,7 @@ def static():
 GOOD = (f32(4, 8), np.zeros(8, np.float16))
 
 
+@pytest.mark.spec("R4:rank", "R4:dtype", "R4:shape", "R4:strides")
 @pytest.mark.parametrize("bad, message", [
     ((f32(4, 8),), "main: num_args should be 2"),
     ((*GOOD, 1), "main: num_args should be 2"),
@@ -48,6 +49,7 @@ def test_refuses_tensors_that_do_not_fit(static, bad, message):
     refused(static, GOOD, bad, message, ValueError if "num_args" in message else RuntimeError)
 
 
+@pytest.mark.spec("R4:shape")
 def test_symbols_bind_by_shape_and_must_agree():
     m, n = Var("m", I32), Var("n", I32)
     fns, seen = build(program(tensor("A", (m, n)), tensor("B", (n, m))))
@@ -57,6 +59,7 @@ def test_symbols_bind_by_shape_and_must_agree():
             r"kernel main input B shape\[1\] violates packed ABI constraint")
 
 
+@pytest.mark.spec("L5:symbolic-shapes", "R4:calls")
 def test_linear_equations_are_solved_and_must_be_whole():
     m, n = Var("m", I32), Var("n", I32)
     fns, seen = build(program(tensor("A", (m + n,)), tensor("B", (2 * m,)), tensor("C", (n * m, 1))))
@@ -94,6 +97,7 @@ def test_symbols_bind_by_scalars_and_strides():
     refused(fns["call"], (base[:, :4], 3, f32(3)), (base[:, :8:2], 3, f32(3)), r"input A strides\[1\] violates")
 
 
+@pytest.mark.spec("R4:strides")
 def test_strides_of_unit_and_empty_dimensions_are_free():
     fns, _ = build(program(tensor("A", (1, 8), strides=(8, 1)), tensor("B", (3, 1))))
     odd = np.lib.stride_tricks.as_strided(f32(64), (1, 8), (4 * 64, 4))
@@ -110,6 +114,7 @@ def test_dimensions_beyond_the_symbol_type_are_refused():
     refused(fns["call"], (f32(127),), (f32(128),), r"shape\[0\] violates .*m is int8")
 
 
+@pytest.mark.spec("R4:dtype")
 @pytest.mark.parametrize("declared, given, ok", [
     ("bool", np.bool_, True), ("bool", np.int8, True), ("bool", np.uint8, True), ("bool", np.int16, False),
     ("int32", np.uint32, False), ("uint8", np.int8, False), ("tfloat32", np.float32, True),
@@ -151,6 +156,7 @@ def test_integer_scalars():
         refused(fns["call"], good, (f32(4), x), "kernel main scalar n expected integer", TypeError)
 
 
+@pytest.mark.spec("R4:scalar")
 @pytest.mark.parametrize("name, low, high", [("int8", -128, 127), ("uint8", 0, 255), ("int64", -2**63, 2**63 - 1),
                                              ("uint32", 0, 2**32 - 1), ("uint64", 0, 2**63 - 1)])
 def test_integer_scalar_ranges(name, low, high):
@@ -195,6 +201,7 @@ def test_pointers_take_tensors_and_addresses():
         fns["call"](f32(4), 1.5)
 
 
+@pytest.mark.spec("R4:none")
 def test_a_tensor_never_touched_may_be_none():
     m = Var("m", I32)
     a, b, c = tensor("A", (4,)), tensor("B", (m, 2)), tensor("C", (m,))
@@ -211,6 +218,7 @@ def test_a_tensor_never_touched_may_be_none():
         fns["call"](f32(4), f32(3), None)
 
 
+@pytest.mark.spec("R4:offset", "R4:null")
 def test_misaligned_and_empty_data():
     m = Var("m", I64)
     fns, _ = build(program(tensor("A", (m,))), align=16)
@@ -243,6 +251,7 @@ def test_outputs_come_from_torch_for_torch_inputs():
     assert seen.calls[-1]["C"] == out[0].data_ptr()
 
 
+@pytest.mark.spec("R2.1:compile")
 @pytest.mark.parametrize("out_idx, message", [
     ((1,), "list of integers"), ("1", "list of integers"), (1.0, "list of integers"), ([True], "list of integers"),
     ([3], "between -3 and 2"), ([-4], "out of range"), ([1, -2], "twice"), ([2], "not a tensor"),

@@ -552,6 +552,7 @@ def test_dynamic_shape_and_host_loop_of_launches():
 # ---- votes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("L15:warp-votes")
 @pytest.mark.parametrize("op, dt, want", [
     ("any_sync", "int32", lambda p, x: int(p.any())),
     ("all_sync", "int32", lambda p, x: int(p.all())),

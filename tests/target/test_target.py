@@ -16,11 +16,13 @@ def h200(monkeypatch):
     monkeypatch.setattr(target_module, "device_capability", lambda: (9, 0))
 
 
+@pytest.mark.spec("R11:forms")
 def test_auto_without_device_is_the_cpu(no_device):
     assert Target("auto").kind == "cpu" and Target().is_cpu
     assert determine_target() == "cpu"
 
 
+@pytest.mark.spec("R11:cuda")
 def test_auto_and_bare_cuda_take_the_device(h200):
     assert Target("auto").arch == Target("cuda").arch == "sm_90a"
     assert determine_target("auto") == {"kind": "cuda", "arch": "sm_90a"}
@@ -30,12 +32,14 @@ def test_bare_cuda_without_device_has_a_portable_arch(no_device):
     assert Target("cuda").arch == "sm_80"
 
 
+@pytest.mark.spec("R11:llvm", "R11:c")
 @pytest.mark.parametrize("kind", ["cpu", "llvm", "c"])
 def test_cpu_kinds(kind):
     t = Target(kind)
     assert t.is_cpu and t.kind.name == kind and t.arch == "" and t.keys == ("cpu",)
 
 
+@pytest.mark.spec("R11:forms")
 def test_dict_form_and_values():
     t = Target({"kind": "cuda", "arch": "sm_80", "code": ["sm_80"]})
     assert t == Target({"kind": "cuda", "code": ["sm_80"], "arch": "sm_80"}) and hash(t) == hash(Target(t))
@@ -72,6 +76,7 @@ def test_foreign_target_objects_are_read():
     assert Target(Foreign()).arch == "sm_89"
 
 
+@pytest.mark.spec("R11:forms")
 @pytest.mark.parametrize("spec, raises, text", [
     ("foo", AssertionError, "Target foo is not supported. Pass target options as a dict when the target needs"),
     ("cuda -arch=sm_90", AssertionError, "Pass target options as a dict"),

@@ -55,6 +55,7 @@ def gemm_under_a_bound_thread_index():
     return main
 
 
+@pytest.mark.spec("M:barrier-in-branch")
 @pytest.mark.parametrize("program", [copy_by_a_warp_group, parallel_by_a_warp_group, gemm_under_a_bound_thread_index])
 def test_block_wide_work_under_a_thread_condition_is_refused(program):
     with pytest.raises(TileLangError, match="only some threads get here") as e:

@@ -31,6 +31,7 @@ def bound_name(A: T.Tensor((LONG,), "int8")):
             A[i] = A[i] + T.int8(1)
 
 
+@pytest.mark.spec("M:index-2-31")
 def test_a_bound_name_that_indexes_a_long_tensor_does_not_wrap():
     func = run_passes(bound_name.func, [legalize], PassContext(verify=True))
     launch = next(n for n in walk(func.body) if type(n).__name__ == "Launch")
@@ -92,6 +93,7 @@ def test_strides_that_are_products_of_symbols_are_computed_in_64_bits():
     assert "(long long)bz * ((long long)c * (long long)b)" in printed(main)
 
 
+@pytest.mark.spec("M:index-2-31")
 def test_a_bound_index_reaches_beyond_2_to_31_on_the_cpu():
     torch = pytest.importorskip("torch")
 
@@ -109,6 +111,7 @@ def test_a_bound_index_reaches_beyond_2_to_31_on_the_cpu():
     assert memory[first * 1024:first * 1024 + 32].tolist() == list(range(1, 33))
 
 
+@pytest.mark.spec("M:index-2-31")
 def test_a_row_stride_beyond_2_to_31_on_the_cpu():
     torch = pytest.importorskip("torch")
     step = 2**31 + 64

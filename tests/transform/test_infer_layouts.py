@@ -334,6 +334,7 @@ def test_views_share_the_storage():
     assert layouts[v].size == 512 and np.array_equal(layouts[v].table(), layouts[s].table().reshape(-1))
 
 
+@pytest.mark.spec("L18:annotate_layout")
 def test_user_annotations_hold():
     a_s, b_s, acc = shared("A_s", (64, 32)), shared("B_s", (32, 64)), frag("acc", (64, 64))
     mine = swizzled_layout((64, 32), 16, 32)
@@ -345,6 +346,7 @@ def test_user_annotations_hold():
     assert np.array_equal(layouts[staged].table()[1], mine.table() + 2048)
 
 
+@pytest.mark.spec("L18:annotate_layout", "L24:layout-conflict")
 def test_annotations_that_cannot_hold_are_refused():
     a_s, b_s, acc = shared("A_s", (64, 32)), shared("B_s", (32, 64)), frag("acc", (64, 64))
     wrong = row_fragment((64, 64), 128)
@@ -362,6 +364,7 @@ def test_runtime_shapes_are_refused():
         infer([], [frag("F", (n, 4))], [])  # shared memory of run-time size has RowMajor storage
 
 
+@pytest.mark.spec("M:odd-threads")
 @pytest.mark.parametrize("threads", [32, 96, 100, 256])
 def test_any_number_of_threads(threads):
     x, f = tensor("X", (1000, 100), "float32"), frag("f", (7, 100))

@@ -98,6 +98,7 @@ def test_refused_at_the_users_line(make, text):
     assert text in str(e.value) and "test_legalize.py:" in str(e.value) and "hint:" in str(e.value)
 
 
+@pytest.mark.spec("R10:TL_DISABLE_PRELOWER_SEMANTIC_CHECK")
 def test_checks_can_be_switched_off():
     legal(local_index(), **{"tl.disable_prelower_semantic_check": True})
 
@@ -153,6 +154,7 @@ def test_a_symbol_without_a_value():
         legal(main)
 
 
+@pytest.mark.spec("L24:uninitialised", "R10:TL_DISABLE_BUFFER_INIT_CHECK")
 def test_reading_before_writing_warns(caplog):
     @T.prim_func
     def main(A: T.Tensor((64,), "float32")):

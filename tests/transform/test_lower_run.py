@@ -115,6 +115,7 @@ def test_part_of_a_fragment():
         Copy(region(f, 6, 0, extents=(8, 32)), region(c))]))
 
 
+@pytest.mark.spec("L6:alloc_fragment")
 def test_padded_fragment():
     a, c, f = tensor("A", (10, 30)), tensor("C", (10, 30)), fragment("F", (10, 30))
     agree(program([a, c], [(f, row_fragment((10, 30), 128))], lambda bx: [
@@ -122,6 +123,7 @@ def test_padded_fragment():
         Copy(region(f), region(c))]))
 
 
+@pytest.mark.spec("L12.1:fill")
 def test_fill_part_and_shared():
     c, s = tensor("C", (16, 32)), shared("S", (16, 32))
     agree(program([c], [(s, None)], lambda bx: [
@@ -147,6 +149,7 @@ def test_private_arrays_are_copied_by_every_thread():
     assert any(isinstance(n, Ramp) and n.lanes == 4 for n in walk(lowered(f)))
 
 
+@pytest.mark.spec("L8:vectorized")
 def test_vectorized_loop_of_a_thread():
     a, c = tensor("A", (64, 8), "float16"), tensor("C", (64, 8), "float16")
     f = program([a, c], [], lambda bx: [], threads=64)
@@ -394,6 +397,7 @@ def test_gemm_transposes_and_types(ta, tb, dt, acc, row):
     agree(gemm_program(dt, acc, row, ta=ta, tb=tb, clear=FALSE, loops=2), tolerance)
 
 
+@pytest.mark.spec("L11:gemm")
 @pytest.mark.parametrize("warps,m,n,k", [((1, 1), 16, 8, 16), ((4, 1), 64, 24, 48), ((1, 3), 48, 24, 32),
                                          ((2, 4), 96, 96, 16)])
 def test_gemm_shapes_and_warps(warps, m, n, k):

@@ -38,6 +38,7 @@ def test_vector_width_follows_row_length_and_type(n, dt, lanes):
     assert lanes_of(out, "A") == {lanes} and lanes_of(out, "C", StoreNode) == {lanes}
 
 
+@pytest.mark.spec("L9:guards")
 def test_guards_are_dropped_when_proven_and_kept_when_not():
     assert not any(isinstance(x, (If, Select)) for x in walk(valid(add_program(4096, 1024))))
     assert any(isinstance(x, If) for x in walk(valid(add_program(4092, 1024))))
@@ -130,6 +131,7 @@ def test_conversion_keeps_memory_vectors():
     assert any(isinstance(x, Cast) for x in walk(out))
 
 
+@pytest.mark.spec("M:dynamic-vector")
 @pytest.mark.parametrize("n", [4095, None])
 def test_rows_that_end_inside_a_vector_are_tested_at_run_time(n):
     size = Var("n", dtype("int32")) if n is None else n

@@ -153,6 +153,7 @@ def test_dynamic_dims_are_bound_by_the_tensor():
     assert rules(bad) == {"defined"}
 
 
+@pytest.mark.spec("R10:keys")
 def test_config_keys():
     assert set(ROWS) == set(PassConfigKey)
     assert normalize_config({PassConfigKey.TL_ENABLE_FAST_MATH: 1, "tl.disable_wgmma": True}) == {

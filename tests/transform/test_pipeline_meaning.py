@@ -108,6 +108,7 @@ def agree(f, counts, device):
     return [x.attr("pipeline_report") for x in walk(planned) if isinstance(x, For) and x.attr("pipeline_report")]
 
 
+@pytest.mark.spec("L8:Pipelined", "M:short-pipelines")
 @pytest.mark.parametrize("stages", [0, 1, 2, 3, 4])
 def test_any_trip_count(stages):
     f = chain((load_s, load_t, add_s, add_t), num_stages=stages)
@@ -115,6 +116,7 @@ def test_any_trip_count(stages):
     assert stages == 0 or report == [f"pipelined: {stages} stage{'s' * (stages > 1)} of t"]  # s is used after the loop
 
 
+@pytest.mark.spec("L8:Pipelined")
 @settings(max_examples=25, deadline=None, derandomize=True, phases=PHASES)
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=5), st.integers(1, 4), st.data())
 def test_random_bodies(steps, stages, data):

@@ -73,6 +73,7 @@ def test_one_barrier_serves_several_conflicts():
     assert barriers(placed(f)) == 1
 
 
+@pytest.mark.spec("L15:automatic-sync", "M:back-edge-war")
 def test_loop_carried_hazard_of_for_and_while():
     def inside(tx, k):
         return seq(put(S, tx, get(G, tx + k)), put(H, tx + k * 64, get(S, 63 - tx)))
@@ -143,6 +144,7 @@ def test_persistent_loop_around_a_pipeline():
     assert barriers(out) == 2  # one in the main loop, one before the next tile's prologue
 
 
+@pytest.mark.spec("L15:automatic-sync", "M:barrier-in-branch")
 def test_divergent_branch_is_split():
     out = placed(block(lambda bx, tx: If(tx < 16, seq(put(S, tx, get(G, tx)), put(H, tx, get(S, 15 - tx))))))
     assert barriers(out) == 1
@@ -171,6 +173,7 @@ def test_uniform_loop_in_a_divergent_branch_is_lifted():
     assert not any(barriers(x) for x in walk(out) if isinstance(x, If))
 
 
+@pytest.mark.spec("L15:automatic-sync", "M:barrier-in-branch")
 def test_barrier_in_a_divergent_loop_is_refused():
     k = fresh("k")
     with pytest.raises(ValueError, match="need a block barrier inside a loop that not all threads run alike"):
@@ -198,6 +201,7 @@ def test_existing_barriers_count():
     assert barriers(placed(block(lambda bx, tx: seq(put(S, tx, get(G, tx)), sync, put(H, tx, get(S, 63 - tx)))))) == 1
 
 
+@pytest.mark.spec("R10:TL_DISABLE_THREAD_STORAGE_SYNC")
 def test_switched_off():
     f = block(lambda bx, tx: seq(put(S, tx, get(G, tx)), put(H, tx, get(S, 63 - tx))))
     assert barriers(placed(f, **{"tl.disable_thread_storage_sync": True})) == 0

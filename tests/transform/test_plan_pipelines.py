@@ -81,11 +81,13 @@ def test_declines_when_a_copied_tensor_is_written():
     assert report(out) == "pipelined: 3 stages of B_s"  # A may have changed before the next copy, B not
 
 
+@pytest.mark.spec("M:atomic-dependence")
 def test_declines_when_a_tensor_is_updated_atomically():
     add = lambda v: ops.AtomicTile(region(v["A"], (0, 0), (4, 4)), const(1.0, "float16"), "add")  # noqa: E731
     assert report(plan(gemm(middle=[add])[0])) == "pipelined: 3 stages of B_s"
 
 
+@pytest.mark.spec("M:stages-read-overwrite")
 def test_a_buffer_modified_in_place_after_its_copy_is_pipelined():
     i, j = fresh("i"), fresh("j")
     scale = lambda v: Parallel((i, j), (const(64), const(32)), Store(  # noqa: E731
@@ -117,6 +119,7 @@ def test_a_partial_copy_carries_values():
     assert out and report(plan(f)) == "pipelined: 3 stages of B_s"
 
 
+@pytest.mark.spec("R10:TL_ENABLE_ASYNC_COPY")
 def test_no_async_copies():
     out = plan(gemm()[0], **{"tl.enable_async_copy": False})
     assert report(out).startswith("sequential: no asynchronous copies")

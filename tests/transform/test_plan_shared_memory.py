@@ -53,6 +53,7 @@ def test_overlapping_lives_do_not():
     assert out.body.attr("shared_bytes") == 512 and barriers(out) == 2
 
 
+@pytest.mark.spec("R10:TL_DISABLE_SHARED_MEMORY_REUSE")
 def test_reuse_can_be_switched_off():
     out = planned(chain(), **{"tl.disable_shared_memory_reuse": True})
     assert out.body.attr("shared_bytes") == 512 and barriers(out) == 2

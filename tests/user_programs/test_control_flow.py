@@ -14,6 +14,7 @@ def ints(*shape, low=-9, high=9, dtype=I32):
     return RNG.integers(low, high, shape).astype(dtype)
 
 
+@pytest.mark.spec("L2.3:break-continue", "L8:python-control")
 def test_loops_break_continue_while():
     n = 6
 
@@ -75,6 +76,7 @@ def test_loops_break_continue_while():
     agree(f, [a, mark((n, 4), I32)], {1: want})
 
 
+@pytest.mark.spec("L2.3:range")
 def test_range_bounds_are_read_once():
     @T.prim_func
     def f(O: T.Tensor((3,), "int32")):
@@ -94,6 +96,7 @@ def test_range_bounds_are_read_once():
     agree(f, [mark(3, I32)], {0: [6, 2, 6 + 10 + 30]})
 
 
+@pytest.mark.spec("L2.3:range")
 @pytest.mark.parametrize("step", [3, -2])
 def test_run_time_step_equals_python_or_is_refused(step):
     @T.prim_func
@@ -111,6 +114,7 @@ def test_run_time_step_equals_python_or_is_refused(step):
     agree(f, [step, a, b, mark(1, I32)], {3: [c]})
 
 
+@pytest.mark.spec("L4.2:operators")
 def test_floor_division_and_modulo_of_negative():
     n = 40
 
@@ -167,6 +171,7 @@ def tail(A, b, *rest, scale=2, **more):
     return A[b] * scale + rest[0] - more["off"]
 
 
+@pytest.mark.spec("L2.4:macro")
 def test_macros_recursion_ref_varargs():
     n = 5
 
@@ -186,6 +191,7 @@ def test_macros_recursion_ref_varargs():
     agree(f, [a, mark((n, 4), I32)], {1: want})
 
 
+@pytest.mark.spec("L2.4:macro")
 def test_macro_argument_by_value_and_ref_index_once():
     @T.macro
     def bump(x: T.Ref, i: T.Ref):
@@ -210,6 +216,7 @@ def test_macro_argument_by_value_and_ref_index_once():
     agree(f, [mark(4, I32)], {0: [14, 101, 2, 3]})
 
 
+@pytest.mark.spec("L2.3:if")
 def test_conditions_of_integers_and_selects():
     n = 37
 
@@ -228,6 +235,7 @@ def test_conditions_of_integers_and_selects():
     agree(f, [a, b, mark(n, np.float32)], {2: np.where(a != 0, inner, np.where(b > 0, b * 2, b)).astype(np.float32)})
 
 
+@pytest.mark.spec("L2.3:negative-index")
 def test_negative_constant_indices_and_provably_negative():
     @T.prim_func
     def f(A: T.Tensor((7, 9), "int32"), O: T.Tensor((7, 9), "int32")):
@@ -245,6 +253,7 @@ def test_negative_constant_indices_and_provably_negative():
     agree(f, [a, mark((7, 9), I32)], {1: want})
 
 
+@pytest.mark.spec("L2.3:negative-index")
 def test_mixed_sign_index_is_guarded_not_wrapped():
     n = 20
 
@@ -281,6 +290,7 @@ def test_negative_whatever_the_loops_counts_from_the_end():
     agree(f, [a, mark((3, 10), I32)], {1: want})
 
 
+@pytest.mark.spec("L2.3:swap")
 def test_swap_of_elements_is_two_phase():
     n = 18
 
@@ -297,6 +307,7 @@ def test_swap_of_elements_is_two_phase():
     agree(f, [a, mark(n, I32)], {1: a.reshape(-1, 2)[:, ::-1].reshape(-1)})
 
 
+@pytest.mark.spec("L8:Parallel")
 def test_parallel_with_inner_loops_if_and_continue():
     n, m = 21, 6
 
@@ -325,6 +336,7 @@ def test_parallel_with_inner_loops_if_and_continue():
     agree(f, [a, mark(n, I32)], {1: want})
 
 
+@pytest.mark.spec("L8:Parallel")
 def test_outer_variable_accumulated_over_parallel_is_refused():
     def build():
         @T.prim_func
@@ -339,6 +351,7 @@ def test_outer_variable_accumulated_over_parallel_is_refused():
     refused(build, "(?i)parallel")
 
 
+@pytest.mark.spec("L8:Parallel")
 def test_break_of_parallel_is_refused():
     def build():
         @T.prim_func
@@ -353,6 +366,7 @@ def test_break_of_parallel_is_refused():
     refused(build, "(?i)break")
 
 
+@pytest.mark.spec("L2.3:rebind-constant")
 def test_rebound_constant_read_after_loop_is_refused():
     def build():
         @T.prim_func
@@ -367,6 +381,7 @@ def test_rebound_constant_read_after_loop_is_refused():
     refused(build, "alloc_var")
 
 
+@pytest.mark.spec("L2.3:return")
 def test_thread_return_and_guarded_threads():
     @T.prim_func
     def f(O: T.Tensor((2, 40), "int32")):
@@ -382,6 +397,7 @@ def test_thread_return_and_guarded_threads():
     agree(f, [mark((2, 40), I32)], {0: want}, on=("tile", "simulator"))
 
 
+@pytest.mark.spec("L15:automatic-sync")
 def test_divergent_shared_exchange():
     @T.prim_func
     def f(A: T.Tensor((32,), "int32"), O: T.Tensor((32,), "int32")):
@@ -421,6 +437,7 @@ def test_serial_ping_pong_through_shared():
     agree(f, [a, mark(n, I32)], {1: want})
 
 
+@pytest.mark.spec("L7:Kernel")
 def test_three_dimensional_threads():
     @T.prim_func
     def f(O: T.Tensor((2, 3, 4, 5), "int32")):
@@ -433,6 +450,7 @@ def test_three_dimensional_threads():
           on=("tile", "simulator"))
 
 
+@pytest.mark.spec("L8:Persistent")
 def test_persistent_visits_every_tile_once():
     @T.prim_func
     def f(O: T.Tensor((5, 7), "int32")):
@@ -443,6 +461,7 @@ def test_persistent_visits_every_tile_once():
     agree(f, [np.zeros((5, 7), I32)], {0: np.ones((5, 7))})
 
 
+@pytest.mark.spec("L7:several", "M:two-kernels")
 def test_several_kernels_in_one_function_and_host_loop():
     n = 30
 

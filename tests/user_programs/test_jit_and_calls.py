@@ -41,6 +41,7 @@ def test_out_idx_order_is_that_of_the_list(where, swap):
         np.testing.assert_allclose(np.asarray(g), want[i])
 
 
+@pytest.mark.spec("R2.1:compile")
 @EVERY
 @pytest.mark.parametrize("out, error", [((2,), (ValueError, TypeError)), ("3", (ValueError, TypeError)),
                                         (1.0, (ValueError, TypeError)),
@@ -51,6 +52,7 @@ def test_bad_out_idx(where, out, error):
         tilelang.compile(f, out_idx=out, **where)
 
 
+@pytest.mark.spec("R4:inputs")
 @EVERY
 def test_wrong_arguments_at_the_call(where):
     f, _ = pair(3, 5, False)
@@ -111,6 +113,7 @@ def test_eager_results_and_specialisation(where):
         f(x, y, M=m + 1)
 
 
+@pytest.mark.spec("L6:empty")
 @EVERY
 def test_eager_zero_rows_and_dynamic_output(where):
     @tilelang.jit(**where)
@@ -149,6 +152,7 @@ def test_lazy_same_arguments_same_kernel(where):
         make()
 
 
+@pytest.mark.spec("L5:StridedTensor")
 @EVERY
 def test_strided_symbolic_linear_and_scalar_symbols(where):
     m, n, s = T.dynamic("m"), T.dynamic("n"), T.dynamic("s")
@@ -173,6 +177,7 @@ def test_strided_symbolic_linear_and_scalar_symbols(where):
         k(a, b, c[:9])
 
 
+@pytest.mark.spec("L2.3:assert")
 @EVERY
 def test_host_assert_and_assume(where):
     n = T.dynamic("n")
@@ -210,6 +215,7 @@ def test_overlapping_and_same_tensor_arguments(where):
     np.testing.assert_array_equal(a, want)
 
 
+@pytest.mark.spec("L6:empty")
 @EVERY
 def test_prim_func_with_returned_outputs(where):
     @T.prim_func
@@ -230,6 +236,7 @@ def test_prim_func_with_returned_outputs(where):
         tilelang.compile(f, out_idx=[0], **where)
 
 
+@pytest.mark.spec("L2.1:prim_func")
 def test_definition_errors_name_what_is_wrong():
     with pytest.raises(Exception, match="T.empty"):
         @T.prim_func
@@ -266,6 +273,7 @@ def test_definition_errors_name_what_is_wrong():
                 A[0] = A[1] / A[2]
 
 
+@pytest.mark.spec("L4.1:promotion")
 @EVERY
 def test_promotion_of_literals(where):
     @T.prim_func

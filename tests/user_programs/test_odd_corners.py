@@ -44,6 +44,7 @@ def test_integer_wrap_and_unsigned_arithmetic():
     agree(f, [a, u, x, mark((3, n), np.int8), mark((5, n), np.uint32), mark((3, n), np.int64)], want)
 
 
+@pytest.mark.spec("L3.2:float8")
 def test_half_bfloat_and_float8_round_at_every_step():
     n = 64
 
@@ -70,6 +71,7 @@ def test_half_bfloat_and_float8_round_at_every_step():
     agree(f, [h, b, e, mark((3, n), F16), mark((2, n), BF), mark((2, n), F8)], {3: oh, 4: ob, 5: oe}, tol=2.0**-10)
 
 
+@pytest.mark.spec("L14:unary")
 def test_math_functions_and_special_values():
     fns = ["exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "sigmoid", "floor", "ceil", "trunc",
            "abs", "round"]
@@ -95,6 +97,7 @@ def test_math_functions_and_special_values():
     agree(f, [a, mark((len(fns) + 4, n), F32)], {1: np.array(w, F32)}, tol=2e-6)
 
 
+@pytest.mark.spec("L8:vectorized")
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 16])
 @pytest.mark.parametrize("offset", [0, 1, 4])
 def test_vectorized_loops_of_any_width_and_alignment(width, offset):
@@ -115,6 +118,7 @@ def test_vectorized_loops_of_any_width_and_alignment(width, offset):
     agree(f, [a, mark(64, F16)], {1: o})
 
 
+@pytest.mark.spec("L8:unroll", "L8:grid")
 def test_unroll_grid_steps_and_nested_parallel():
     @T.prim_func
     def f(O: T.Tensor((4, 6), "int32"), P: T.Tensor((4, 6), "int32"), Q: T.Tensor((12,), "int32")):
@@ -145,6 +149,7 @@ def test_unroll_grid_steps_and_nested_parallel():
     agree(f, [mark((4, 6), I32), mark((4, 6), I32), mark(12, I32)], {0: np.cumsum(i * j).reshape(4, 6), 1: i * 10 + j, 2: q})
 
 
+@pytest.mark.spec("L6:alloc_shared")
 def test_lifetimes_of_shared_buffers_overlap_correctly():
     n = 64
 
@@ -174,6 +179,7 @@ def test_lifetimes_of_shared_buffers_overlap_correctly():
     agree(f, [a, mark((3, n), I32)], {1: o})
 
 
+@pytest.mark.spec("L8:python-control")
 def test_block_uniform_branches_with_barriers_and_fragments():
     n = 32
 
@@ -205,6 +211,7 @@ def test_block_uniform_branches_with_barriers_and_fragments():
     agree(f, [a, flag, mark((4, n), I32)], {2: w})
 
 
+@pytest.mark.spec("L10:copy", "L12.1:fill")
 def test_fragment_regions_of_fill_copy_and_clear():
     @T.prim_func
     def f(A: T.Tensor((8, 16), "int32"), O: T.Tensor((8, 16), "int32"), P: T.Tensor((3, 5), "int32")):
@@ -252,6 +259,7 @@ def test_fragment_broadcast_three_dimensions_and_transposed_loop():
     agree(f, [a, b, mark((p, q, r), I32), mark((q, p), I32)], {2: w, 3: a.T + 1})
 
 
+@pytest.mark.spec("L6:alloc_local")
 def test_local_arrays_of_threads_and_lazy_guards():
     @T.prim_func
     def f(A: T.Tensor((32,), "int32"), idx: T.Tensor((32,), "int32"), O: T.Tensor((2, 32), "int32")):
@@ -345,6 +353,7 @@ def test_macro_that_allocates_inside_a_loop():
     agree(f, [a, mark(n, I32)], {1: w})
 
 
+@pytest.mark.spec("L12.5:any-all")
 @pytest.mark.timeout(20)
 def test_any_of_is_stored_into_a_variable():
     """Collatz lengths of a block: `more` was bound to another variable, so that the loop never ended."""
@@ -378,6 +387,7 @@ def test_any_of_is_stored_into_a_variable():
     agree(f, [a, mark(n, I32)], {1: [collatz(x) for x in a]})
 
 
+@pytest.mark.spec("L6:alloc_global")
 def test_workspace_in_global_memory():
     n = 16
 
@@ -436,6 +446,7 @@ def test_same_fragment_reduced_along_both_dimensions_then_normalised():
     agree(f, [a, mark((m, n), F32)], {1: w + (c + w.sum(0))}, tol=1e-5)
 
 
+@pytest.mark.spec("L2.3:python")
 def test_several_fragments_in_a_list_and_dictionary():
     n = 20
 
@@ -527,6 +538,7 @@ def test_fragment_read_by_a_serial_index_of_every_thread():
     agree(build(), [a, idx, mark(64, I32), mark(4, I32)], {2: s + np.arange(64), 3: a[idx] * 2}, on=("tile", "simulator"))
 
 
+@pytest.mark.spec("L2.3:store-var")
 def test_variable_assigned_from_a_variable_is_a_store():
     @T.macro
     def largest(A, n):
@@ -561,6 +573,7 @@ def test_variable_assigned_from_a_variable_is_a_store():
     agree(f, [x, mark(6, I32)], {1: [7, 8, 9, 50, 7, 50]})
 
 
+@pytest.mark.spec("L2.3:while")
 def test_statement_in_the_condition_of_while_says_what_to_do():
     def build():
         @T.prim_func

@@ -15,6 +15,7 @@ def f16(*shape):
     return (RNG.integers(-8, 9, shape) / 8).astype(F16)
 
 
+@pytest.mark.spec("L8:Pipelined")
 @pytest.mark.parametrize("order, stage", [([0, 1, 2, 3], [0, 0, 1, 1]), ([0, 1, 3, 2], [0, 0, 2, 2]),
                                           ([2, 3, 0, 1], [0, 0, 1, 1]), ([0, 3, 1, 2], [0, 0, 1, 1])])
 def test_user_order_and_stage(order, stage):
@@ -46,6 +47,7 @@ def test_user_order_and_stage(order, stage):
     agree(build(), [a, b, mark(n, I32), mark((t, n), I32)], {2: o, 3: a - b})
 
 
+@pytest.mark.spec("L8:Pipelined")
 @pytest.mark.parametrize("order, stage", [([0, 1, 2], [0, 0, 1, 1]), ([0, 0, 1, 2], [0, 0, 1, 1]), ([0, 1, 2, 3], [1, 1, 0, 0]),
                                           ([2, 3, 0, 1], [0, 0, 0, 0])])
 def test_bad_order_and_stage_are_refused(order, stage):
@@ -91,6 +93,7 @@ def test_nested_pipelines(outer, inner):
     agree(f, [a, b, mark((t, n), I32)], {2: o})
 
 
+@pytest.mark.spec("L8:Pipelined")
 @pytest.mark.parametrize("stages", [0, 1, 2, 3, 5])
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 9])
 def test_pipeline_of_run_time_length_carrying_state(stages, n):
@@ -121,6 +124,7 @@ def test_pipeline_of_run_time_length_carrying_state(stages, n):
     agree(g_build(), [n, a, idx, mark(w, F32)], {3: o})
 
 
+@pytest.mark.spec("M:stages-read-overwrite")
 @pytest.mark.parametrize("stages", [2, 3])
 def test_pipeline_whose_copy_reads_what_the_loop_writes(stages):
     """O[k] is written in iteration k and read in iteration k + 1: prefetching it would be wrong."""
@@ -185,6 +189,7 @@ def test_pipelined_copies_of_odd_width_and_stored_tile():
     agree(f, [a, mark((t, m, n), F16)], {1: a[::-1] * 2})
 
 
+@pytest.mark.spec("L11:gemm")
 @pytest.mark.parametrize("a_scope", ["shared", "fragment"])
 @pytest.mark.parametrize("b_scope", ["shared", "fragment"])
 @pytest.mark.parametrize("ta, tb", [(False, False), (True, True), (False, True), (True, False)])
@@ -216,6 +221,7 @@ GEMM_TYPES = [("float16", "float16", F16), ("bfloat16", "float32", BF), ("int8",
               ("float32", "float32", F32)]
 
 
+@pytest.mark.spec("L11:gemm")
 @pytest.mark.parametrize("dtype, acc, np_type", GEMM_TYPES, ids=[x[0] for x in GEMM_TYPES])
 def test_gemm_types_exact_or_refused(dtype, acc, np_type):
     m, n, k = 32, 32, 64
@@ -245,6 +251,7 @@ def test_gemm_types_exact_or_refused(dtype, acc, np_type):
         np.testing.assert_array_equal(got.astype(np.float64), w, err_msg=execution)
 
 
+@pytest.mark.spec("L11:gemm")
 def test_gemm_on_subregions_and_versions():
     m, n, k = 32, 32, 32
 
@@ -299,6 +306,7 @@ def test_chained_gemms_of_the_accumulator():
     agree(f, [a, b, c, mark((m, d), F32), mark((n, m), F16)], {3: h.astype(F32) @ c.astype(F32), 4: h.T}, tol=1e-4)
 
 
+@pytest.mark.spec("L11:gemm")
 @pytest.mark.parametrize("change, text", [(dict(m=24), "16"), (dict(k=24), "micro_size_k|16"), (dict(k=8), ""),
                                           (dict(bk=32), "K shape check failed"),
                                           (dict(acc="int32"), ""), (dict(acc="bfloat16"), ""), (dict(threads=1024), "warp")],

@@ -22,6 +22,7 @@ def data(shape, dtype="float32", low=-9, high=9):
     return RNG.standard_normal(shape).astype(F32).astype(dt)
 
 
+@pytest.mark.spec("L10:copy")
 @pytest.mark.parametrize("src, dst", [("float16", "float32"), ("float32", "bfloat16"), ("float32", "float8_e4m3fn"),
                                       ("float8_e5m2", "float16"), ("int8", "float32"), ("float32", "int8"),
                                       ("bool", "float32"), ("uint8", "int32"), ("int64", "int32"), ("float64", "float16"),
@@ -50,6 +51,7 @@ def test_copy_chain_converts(src, dst):
     agree(f, [a, mark((m, n), NP[dst])], {1: w}, tol=1e-3 if src == "float64" else 0)
 
 
+@pytest.mark.spec("L6:alloc_fragment", "M:odd-threads", "M:odd-tile-width")
 @pytest.mark.parametrize("threads", [1, 3, 32, 33, 100, 256])
 @pytest.mark.parametrize("shape", [(7, 5), (16, 24), (1, 37), (33, 1)])
 def test_odd_tiles_and_threads(threads, shape):
@@ -78,6 +80,7 @@ REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "abssum": lambda x, axis:
           "bitxor": np.bitwise_xor.reduce}
 
 
+@pytest.mark.spec("L12.2:reduce")
 @pytest.mark.parametrize("kind", list(REDUCE))
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("scopes", ["ff", "ss", "sf", "fs"])
@@ -106,6 +109,7 @@ def test_reductions(kind, dim, scopes):
     agree(f, [a, mark(out, I32), mark(out, I32)], {1: w, 2: with6})
 
 
+@pytest.mark.spec("L12.2:reduce")
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("keep", [False, True])
 def test_reduce_three_dimensions_and_kept_dimension(dim, keep):
@@ -125,6 +129,7 @@ def test_reduce_three_dimensions_and_kept_dimension(dim, keep):
     agree(f, [a, mark(out, F32)], {1: a.astype(F32).sum(dim, keepdims=keep)}, tol=1e-5)
 
 
+@pytest.mark.spec("L12.2:reduce")
 def test_reduce_to_one_element_and_local():
     n = 50
 
@@ -150,6 +155,7 @@ def test_reduce_to_one_element_and_local():
     agree(f, [a, mark(3, F32)], {1: [a.max(), a.min(), a[:8].sum()]}, tol=1e-5)
 
 
+@pytest.mark.spec("L12.2:reduce")
 def test_reduction_nan_default_and_propagate():
     m, n = 4, 32
 
@@ -170,6 +176,7 @@ def test_reduction_nan_default_and_propagate():
     agree(f, [a, mark((2, m), F16)], {1: np.stack([np.nanmax(a, 1), a.max(1)])})
 
 
+@pytest.mark.spec("L12.3:scan")
 @pytest.mark.parametrize("dim, reverse, scope", [(0, False, "s"), (1, True, "s"), (1, False, "f"), (0, True, "f")])
 def test_scans(dim, reverse, scope):
     m, n = 19, 35
@@ -192,6 +199,7 @@ def test_scans(dim, reverse, scope):
           {1: np.flip(s, dim) if reverse else s, 2: np.flip(x, dim) if reverse else x})
 
 
+@pytest.mark.spec("L12.3:scan")
 def test_scan_of_region_in_place():
     @T.prim_func
     def f(A: T.Tensor((6, 16), "int32"), O: T.Tensor((6, 16), "int32")):
@@ -207,6 +215,7 @@ def test_scan_of_region_in_place():
     agree(f, [a, mark((6, 16), I32)], {1: w})
 
 
+@pytest.mark.spec("M:shifted-fragment")
 @pytest.mark.parametrize("read", ["shift", "transposed", "reversed", "row", "div"])
 def test_fragment_read_elsewhere(read):
     n = 16
@@ -239,6 +248,7 @@ def test_fragment_read_elsewhere(read):
     agree(build(), [a, mark((n, n), I32)], {1: w})
 
 
+@pytest.mark.spec("M:loops-of-extents")
 def test_loops_of_different_extents_over_one_fragment():
     n = 48
 
@@ -266,6 +276,7 @@ def test_loops_of_different_extents_over_one_fragment():
     agree(f, [a, mark(n, I32)], {1: w})
 
 
+@pytest.mark.spec("L8:Parallel")
 def test_row_sum_into_fragment_by_parallel():
     m, n = 16, 24
 
@@ -282,6 +293,7 @@ def test_row_sum_into_fragment_by_parallel():
     agree(f, [a, mark(m, I32)], {1: a.sum(1)})
 
 
+@pytest.mark.spec("L8:Parallel")
 @pytest.mark.parametrize("where", ["shared", "global"])
 def test_row_sum_into_shared_by_parallel_is_exact_or_refused(where):
     m, n = 16, 24
@@ -310,6 +322,7 @@ def test_row_sum_into_shared_by_parallel_is_exact_or_refused(where):
             assert "expected" not in str(e) or "Error" in str(e), str(e)
 
 
+@pytest.mark.spec("L19:views")
 def test_views_and_reshapes():
     @T.prim_func
     def f(A: T.Tensor((8, 12), "float32"), O: T.Tensor((12, 8), "float32"), P: T.Tensor((96,), "int32"),
@@ -333,6 +346,7 @@ def test_views_and_reshapes():
           {1: a.reshape(12, 8), 2: a.reshape(-1).view(I32), 3: a.reshape(4, 24) + 1})
 
 
+@pytest.mark.spec("L19:views", "L4.3:casts")
 def test_view_of_bytes_and_reinterpret():
     @T.prim_func
     def f(A: T.Tensor((16, 4), "uint8"), O: T.Tensor((16,), "int32"), P: T.Tensor((16,), "int32")):
@@ -349,6 +363,7 @@ def test_view_of_bytes_and_reinterpret():
     agree(f, [a, mark(16, I32), mark(16, I32)], {1: w, 2: w})
 
 
+@pytest.mark.spec("L9:operands")
 def test_regions_of_nine():
     """Element bases, slices with unit dimensions, omitted bounds, regions of both sides."""
     @T.prim_func
@@ -382,6 +397,7 @@ def test_regions_of_nine():
     agree(f, [a, mark((4, 20, 20), I32)], {1: o})
 
 
+@pytest.mark.spec("L9:pairing")
 def test_copy_of_run_time_extent_moves_the_base_space():
     @T.prim_func
     def f(n: T.int32, A: T.Tensor((40, 16), "int32"), O: T.Tensor((40, 16), "int32"), P: T.Tensor((40, 16), "int32")):
@@ -399,6 +415,7 @@ def test_copy_of_run_time_extent_moves_the_base_space():
         agree(f, [n, a, mark((40, 16), I32), mark((40, 16), I32)], {2: o, 3: p})
 
 
+@pytest.mark.spec("L2.3:bind-slice", "L5:slice-value")
 def test_vector_slices_as_values():
     @T.prim_func
     def f(A: T.Tensor((4, 16), "float32"), O: T.Tensor((4, 16), "float32")):
@@ -416,6 +433,7 @@ def test_vector_slices_as_values():
     agree(f, [a, mark((4, 16), F32)], {1: o}, tol=1e-6)
 
 
+@pytest.mark.spec("L13:tile")
 @pytest.mark.parametrize("dtype", ["float32", "int32", "float64", "float16", "int64"])
 def test_atomics_tile_scalar_and_return(dtype):
     n = 24
@@ -481,6 +499,7 @@ def test_atomic_in_parallel_of_replicated_value_happens_once():
     agree(f, [a, np.zeros(m, I32)], {1: a.sum(1) * 6})
 
 
+@pytest.mark.spec("L12.5:any-all")
 def test_any_and_all_of():
     @T.prim_func
     def f(A: T.Tensor((4, 16), "int32"), O: T.Tensor((4, 2), "int32")):
@@ -503,6 +522,7 @@ def test_any_and_all_of():
     agree(f, [a, mark((4, 2), I32)], {1: [[0, 0], [1, 0], [1, 1], [1, 1]]})
 
 
+@pytest.mark.spec("L12.5:warp-reduce")
 def test_warp_reductions():
     @T.prim_func
     def f(A: T.Tensor((64,), "int32"), O: T.Tensor((3, 64), "int32")):
@@ -519,6 +539,7 @@ def test_warp_reductions():
           on=("tile", "simulator"))
 
 
+@pytest.mark.spec("L10:transpose")
 def test_transpose_op_and_broadcast_in_parallel():
     m, n = 12, 20
 
@@ -541,6 +562,7 @@ def test_transpose_op_and_broadcast_in_parallel():
     agree(f, [a, v, mark((n, m), F16)], {2: (a * v).T})
 
 
+@pytest.mark.spec("L9:guards", "L18:annotate_safe_value")
 def test_safe_value_for_reads_outside():
     @T.prim_func
     def f(A: T.Tensor((10,), "float32"), O: T.Tensor((16,), "float32")):
@@ -557,6 +579,7 @@ def test_safe_value_for_reads_outside():
     agree(f, [a, mark(16, F32)], {1: p[:16] + p[2:]})
 
 
+@pytest.mark.spec("L18:use_swizzle")
 @pytest.mark.parametrize("order", ["row", "column"])
 def test_swizzle_never_changes_results(order):
     @T.prim_func
@@ -570,6 +593,7 @@ def test_swizzle_never_changes_results(order):
     agree(f, [np.zeros((7, 5), I32)], {0: i * 10 + j})
 
 
+@pytest.mark.spec("L18:annotate_layout")
 def test_annotated_shared_layouts():
     n = 32
 
@@ -588,6 +612,7 @@ def test_annotated_shared_layouts():
     agree(f, [a, mark((n, n), F16)], {1: a.T})
 
 
+@pytest.mark.spec("L6:alloc_reducer", "L12.4:reducer-v2", "L12.4:reducer-v1")
 def test_reducers_v1_and_v2():
     m, n = 16, 40
 
@@ -612,6 +637,7 @@ def test_reducers_v1_and_v2():
     agree(f, [a, mark((2, n), I32)], {1: np.stack([np.maximum(a.max(0), 3), a.sum(0)])})
 
 
+@pytest.mark.spec("L5:symbolic-shapes", "L7:Kernel")
 @pytest.mark.parametrize("n", [0, 1, 31, 100])
 def test_dynamic_sizes_with_zero(n):
     m = T.dynamic("m")
@@ -635,6 +661,7 @@ def test_dynamic_sizes_with_zero(n):
     agree(f, [a, mark(n, F32), mark(2 * n + 1, F32)], {1: a.sum(1), 2: z}, tol=1e-5)
 
 
+@pytest.mark.spec("L9:guards")
 def test_inner_zero_dimension_is_guarded():
     k = T.dynamic("k")
 
@@ -647,6 +674,7 @@ def test_inner_zero_dimension_is_guarded():
     agree(f, [np.zeros((4, 0), F32), mark(4, F32)], {1: np.ones(4)})
 
 
+@pytest.mark.spec("L7:Kernel")
 def test_static_size_zero():
     @T.prim_func
     def f(A: T.Tensor((0,), "float32"), O: T.Tensor((3,), "float32")):
@@ -657,6 +685,7 @@ def test_static_size_zero():
     agree(f, [np.zeros(0, F32), mark(3, F32)], {1: mark(3, F32)})
 
 
+@pytest.mark.spec("L6:alloc_shared")
 def test_run_time_sized_shared():
     n = T.dynamic("n")
 
@@ -674,6 +703,7 @@ def test_run_time_sized_shared():
         agree(f, [a, mark(size, I32)], {1: a[::-1]})
 
 
+@pytest.mark.spec("L10:copy")
 @pytest.mark.parametrize("build, text", [
     (lambda A, S, F: T.reduce_sum(A, F), "scope"),
     (lambda A, S, F: T.reduce_sum(S, F, dim=3), None),
@@ -704,6 +734,7 @@ def test_wrong_arguments_are_refused(build, text):
     refused(program, text)
 
 
+@pytest.mark.spec("L2.3:negative-index")
 def test_negative_slice_bounds_mean_those_of_python():
     @T.prim_func
     def f(A: T.Tensor((16, 8), "int32"), O: T.Tensor((4, 8), "int32"), P: T.Tensor((16, 8), "int32")):

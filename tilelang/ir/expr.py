@@ -635,10 +635,14 @@ def _bit_literal(value: Any, other: Any) -> Any:
     return const(value, other.dtype.scalar)
 
 
+_BOOL_ARITHMETIC = {"add": "bitor", "max": "bitor", "mul": "bitand", "min": "bitand", "sub": "bitxor"}
+
+
 def binary(op: str, a: Any, b: Any, span: Span | None = None) -> Expr:
     """a op b with promotion and folding of integer literals and neutral elements (x+0, x*1, x*0, x//1).
 
-    A Python int beside & | ^ does not widen the other operand: ValueError when it does not fit.
+    A Python int beside & | ^ does not widen the other operand: ValueError when it does not fit.  Arithmetic of bools
+    gives whether the result of the same arithmetic on 0 and 1 is not zero.
     """
     if op in ("bitand", "bitor", "bitxor"):
         a, b = _bit_literal(a, b), _bit_literal(b, a)
@@ -647,7 +651,9 @@ def binary(op: str, a: Any, b: Any, span: Span | None = None) -> Expr:
     dt = a.dtype
     if op in ("floordiv", "floormod", "truncdiv", "truncmod", "shl", "shr", "bitand", "bitor", "bitxor") and dt.is_float:
         raise TypeError(f"`{op}` needs integer operands, found {dt}")
-    if op in ("shl", "shr") and dt.is_bool:
+    if dt.is_bool and op in _BOOL_ARITHMETIC:  # in one bit: targets differ in what 1 + 1 is
+        op = _BOOL_ARITHMETIC[op]
+    elif dt.is_bool and op in ("shl", "shr", "floordiv", "floormod", "truncdiv", "truncmod"):
         a, b, dt = cast(a, I32), cast(b, I32), I32
     out = BOOL.with_lanes(dt.lanes) if op in COMPARISONS or op in LOGICAL else dt
     ca, cb = isinstance(a, Const), isinstance(b, Const)

@@ -72,6 +72,7 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
                     hint="decorate the function with @T.prim_func" if callable(given) else "")
     if isinstance(out_idx, (tuple, str, float)):
         out_idx = _refuse_out_idx(out_idx)
+    env.get_compile_timeout_seconds()  # a bad value is told before anything is compiled
     resolved, backend = resolve_target(target, execution_backend)
     config = {**current_config(), **_as_dict(func.attr("tilelang_pass_configs")), **_as_dict(pass_configs)}
     config = normalize_config(config)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, Var, While, walk
+from tilelang.ir import (Bind, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, Var, While,
+                         walk)
 from tilelang.ir.expr import Call
 from tilelang.ir.visitor import children
 
@@ -23,6 +24,7 @@ register("collective-outside-kernel", NotImplementedError, "a tile operation or 
          "move it into the T.Kernel block")
 
 _PRIVATE = ("local", "local.var")
+BLOCK_BARRIERS = ("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid")
 
 
 @pass_(needs=TILE)
@@ -31,7 +33,8 @@ def check_collective(func: Func, cx: PassContext) -> Func:
     the threads of a block.
 
     Their lowering deals out the work to all threads of the block, so the threads that do not come by would leave their
-    part undone.  Operations on private arrays are each thread's own and stay.
+    part undone, and those that wait at a barrier of the block would wait for ever.  Operations on private arrays are
+    each thread's own and stay.
     """
     _outside(func.body)
     for s in statements(func.body):
@@ -85,6 +88,15 @@ def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
             raise error("collective-divergent", f"{what} takes all threads of the block, and only some threads get "
                         "here",
                         span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),))
+        case Evaluate() | Bind() | Store() if branch is not None:
+            for x in _barriers(s):
+                raise error("collective-divergent", f"T.{x.op} waits for all threads of the block, and only some threads get "
+                            "here", span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),),
+                            hint="move it out of the branch, or wait at a named barrier: T.sync_threads(id, threads)")
+
+
+def _barriers(s: Stmt) -> list[Call]:
+    return [x for x in walk(s) if isinstance(x, Call) and x.op in BLOCK_BARRIERS]
 
 
 def _scattered(cond: Expr) -> bool:

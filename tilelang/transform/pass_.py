@@ -111,6 +111,7 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
     """
     # A program in TILE is the user's: the first pass tells mistakes better than the verifier, which runs after it.
     checked = cx.verify and func.attr("phase", TILE) != TILE
+    traced = env.get_lower_trace_mode().lower() in ("1", "true", "terminal", "both") or is_truthy(env.get_pass_diff_mode())
     if checked:
         _check(func, None, func, cx)
     for p in passes:
@@ -129,10 +130,11 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
         cx.records.append(PassRecord(info.name, seconds, changed))
         if cx.option(PassConfigKey.TL_ENABLE_DUMP_IR):
             _dump(out, info.name, cx)
-        if cx.option(PassConfigKey.TL_PASS_PROFILE) and seconds * 1e3 >= cx.option(
-                PassConfigKey.TL_PASS_PROFILE_THRESHOLD_MS):
-            cx.report(f"{info.name}: {seconds * 1e3:.2f} ms")
-        if cx.debug >= 3:
+        if cx.option(PassConfigKey.TL_PASS_PROFILE) or env.is_pass_profile_enabled():
+            least = max(cx.option(PassConfigKey.TL_PASS_PROFILE_THRESHOLD_MS), env.get_pass_profile_threshold_ms())
+            if seconds * 1e3 >= least:
+                cx.report(f"{info.name}: {seconds * 1e3:.2f} ms")
+        if cx.debug >= 3 or traced:
             cx.report(f"# after {info.name}  {seconds * 1e3:.1f} ms" + ("" if changed else "  (unchanged)"))
             if changed:
                 cx.report(text_of(out))

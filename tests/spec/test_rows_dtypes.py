@@ -1,0 +1,178 @@
+"""Element types by name (language 3): storage, conversion and arithmetic of each; what a target has no form for is refused."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from everywhere import EXECUTIONS, cuda_text, run
+
+import tilelang.language as T
+from tilelang.errors import TileLangError
+from tilelang.ir import numpy_dtype
+
+INTEGERS = (T.int8, T.int16, T.short, T.int, T.int32, T.long, T.int64, T.uint8, T.uint16, T.uint, T.uint32, T.uint64)
+FLOATS = (T.half, T.float16, T.bfloat16, T.float, T.float32, T.double, T.float64, T.tfloat32)
+SMALL = (T.float8_e4m3, T.float8_e4m3fn, T.float8_e5m2)  # with a form in CUDA
+ODD = (T.float8_e4m3fnuz, T.float8_e5m2fnuz, T.float8_e8m0fnu)
+
+
+def doubled(dtype):
+    """Y = X + X in the type, through shared memory and a fragment; Z = X as float32."""
+    @T.prim_func
+    def f(X: T.Tensor((40,), dtype), Y: T.Tensor((40,), dtype), Z: T.Tensor((40,), T.float32)):
+        with T.Kernel(1, threads=32):
+            S = T.alloc_shared((40,), dtype)
+            F = T.alloc_fragment((40,), dtype)
+            T.copy(X, S)
+            T.copy(S, F)
+            for i in T.Parallel(40):
+                F[i] = F[i] + S[i]
+            T.copy(F, Y)
+            T.copy(X, Z)
+
+    return f
+
+
+@pytest.mark.spec("T.int8", "T.int16", "T.short", "T.int", "T.int32", "T.long", "T.int64", "T.uint8", "T.uint16", "T.uint",
+                  "T.uint32", "T.uint64", "L3.1:dtype")
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_wrap_in_their_width(dtype):
+    kind = numpy_dtype(dtype)
+    info = np.iinfo(kind)
+    x = np.resize(np.array([0, 1, 5, info.max, info.min, info.max // 2 + 1], kind), 40)
+    with np.errstate(over="ignore"):
+        want = x + x
+    for on in EXECUTIONS:
+        _, y, z = run(doubled(dtype), x, on=on)
+        assert y.dtype == kind and np.array_equal(y, want) and np.array_equal(z, x.astype(np.float32))
+    cuda_text(doubled(dtype))
+
+
+@pytest.mark.spec("T.half", "T.float16", "T.bfloat16", "T.float", "T.float32", "T.double", "T.float64", "T.tfloat32",
+                  "T.float8_e4m3",
+                  "T.float8_e4m3fn", "T.float8_e5m2", "L3.2:float8")
+@pytest.mark.parametrize("dtype", FLOATS + SMALL, ids=str)
+def test_floats_round_in_their_type(dtype):
+    kind = numpy_dtype(dtype)
+    x = np.resize(np.array([0, 0.5, -1.75, 3.25, 24, -100, 200, 7.0]), 40).astype(kind)
+    want = (x.astype(np.float64) * 2).astype(kind)
+    for on in EXECUTIONS:
+        _, y, z = run(doubled(dtype), x, on=on)
+        assert np.array_equal(y.astype(np.float64), want.astype(np.float64)), on
+        assert np.array_equal(z, x.astype(np.float32)), on
+    cuda_text(doubled(dtype))
+
+
+@pytest.mark.spec("T.float8_e4m3fnuz", "T.float8_e5m2fnuz", "T.float8_e8m0fnu", "L3.2:float8")
+@pytest.mark.parametrize("dtype", ODD, ids=str)
+def test_types_of_other_hardware_have_their_values_or_are_refused_by_name(dtype):
+    kind = numpy_dtype(dtype)
+    x = np.resize(np.array([1, 2, 4, 8]), 40).astype(kind)
+    assert np.array_equal(run(doubled(dtype), x, on="tile")[2], x.astype(np.float32))
+    for attempt in (lambda: run(doubled(dtype), x, on="cpu"), lambda: cuda_text(doubled(dtype))):
+        try:
+            got = attempt()
+        except TileLangError as e:
+            assert e.kind in ("cpu-unsupported", "codegen-unsupported") and str(dtype) in str(e)
+        else:
+            assert isinstance(got, str) or np.array_equal(got[2], x.astype(np.float32))
+
+
+@pytest.mark.spec("T.bool", "L3.1:dtype", "L4.2:operators")
+@pytest.mark.parametrize("on", EXECUTIONS)
+def test_bools(on):
+    @T.prim_func
+    def f(X: T.Tensor((40,), T.bool), Y: T.Tensor((6, 40), "bool"), Z: T.Tensor((3, 40), "int32")):
+        with T.Kernel(1, threads=32):
+            S = T.alloc_shared((40,), T.bool)
+            T.copy(X, S)
+            for i in T.Parallel(40):
+                Y[0, i] = not S[i]
+                Y[1, i] = S[i] + S[39 - i]  # whether the sum is not zero
+                Y[2, i] = S[i] * S[39 - i]
+                Y[3, i] = S[i] - S[39 - i]
+                Y[4, i] = T.max(S[i], S[39 - i])
+                Y[5, i] = T.min(S[i], S[39 - i])
+                Z[0, i] = S[i] + S[39 - i]
+                Z[1, i] = S[i] << S[39 - i]
+                Z[2, i] = S[i] + 1
+
+    x = np.random.default_rng(0).integers(0, 2, 40).astype(bool)
+    r = x[::-1]
+    _, y, z = run(f, x, on=on)
+    assert np.array_equal(y, [~x, x | r, x & r, x ^ r, x | r, x & r])
+    assert np.array_equal(z, [x | r, x.astype(int) << r, x.astype(int) + 1])
+    cuda_text(f)
+
+
+VECTORS = {"float16x2": "add2", "bfloat16x2": "mul2", "float32x2": "max2"}
+
+
+@pytest.mark.spec("T.bfloat16x2", "T.float32x2", "T.float16x2", "L14:packed")
+@pytest.mark.parametrize("name", VECTORS)
+def test_pairs(name):
+    dtype, op = getattr(T, name), getattr(T, VECTORS[name])
+    kind = numpy_dtype(dtype.scalar)
+    assert dtype.lanes == 2 and dtype.bytes == 2 * kind.itemsize and dtype.scalar.with_lanes(2) is dtype
+
+    @T.prim_func
+    def f(X: T.Tensor((16,), dtype.scalar), Y: T.Tensor((16,), dtype.scalar)):
+        with T.Kernel(1, threads=4):
+            t = T.get_thread_binding()
+            v = dtype(X[t * 4], X[t * 4 + 1])
+            Y[t * 4:t * 4 + 2] = op(v, X[t * 4 + 2:t * 4 + 4])
+
+    x = np.arange(-8, 8).astype(kind)
+    a, b = x.reshape(4, 4)[:, :2].astype(np.float32), x.reshape(4, 4)[:, 2:].astype(np.float32)
+    want = {"add2": a + b, "mul2": a * b, "max2": np.maximum(a, b)}[VECTORS[name]]
+    for on in EXECUTIONS:
+        assert np.array_equal(run(f, x, on=on)[1].reshape(4, 4)[:, :2].astype(np.float32), want), on
+    cuda_text(f)
+
+
+@pytest.mark.spec("T.float32x4", "T.float32x8", "T.float8_e4m3fnx8", "L5:slice-value")
+@pytest.mark.parametrize("name", ("float32x4", "float32x8", "float8_e4m3fnx8"))
+def test_wider_vectors_are_variables_of_a_thread(name):
+    dtype = getattr(T, name)
+    kind, n = numpy_dtype(dtype.scalar), dtype.lanes
+
+    @T.prim_func
+    def f(X: T.Tensor((4 * n,), dtype.scalar), Y: T.Tensor((4 * n,), dtype.scalar)):
+        with T.Kernel(1, threads=4):
+            t = T.get_thread_binding()
+            v = X[t * n:t * n + n]
+            w = T.Shuffle([v], list(range(n))[::-1])
+            assert w.dtype == dtype
+            Y[t * n:t * n + n] = w
+
+    x = np.arange(4 * n).astype(kind)
+    for on in EXECUTIONS:
+        got = run(f, x, on=on)[1].reshape(4, n).astype(np.float32)
+        assert np.array_equal(got, x.reshape(4, n)[:, ::-1].astype(np.float32)), on
+    cuda_text(f)
+
+
+@pytest.mark.spec("T.float4_e2m1fnx2", "L3.2:float4_e2m1fn", "L3.1:dtype")
+def test_packed_pairs_of_fp4_are_one_byte():
+    dtype = T.float4_e2m1fnx2
+    assert (dtype.bits, dtype.lanes, dtype.bytes) == (4, 2, 1) and dtype.is_float4() and T.is_float4_e2m1fn(dtype)
+    with pytest.raises(TileLangError):
+        @T.prim_func
+        def f(X: T.Tensor((8,), dtype), Y: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=8):
+                Y[0] = T.extract_lane(X[0], 1)
+
+        cuda_text(f)
+
+
+@pytest.mark.spec("L3.1:dtype", "T.dtype")
+def test_calling_a_type_makes_constants_casts_and_vectors():
+    assert T.float32(1.5).dtype == "float32" and T.int32(1.7).value == 1 and T.int32().dtype == "int32"
+    assert T.float16x2(1, 2).dtype == "float16x2" and T.float16x2(3).dtype == "float16x2"
+    for bad in (lambda: T.int8(200), lambda: T.uint8(-1), lambda: T.float16(1e6)):
+        with pytest.raises((ValueError, OverflowError, TileLangError)):
+            bad()
+    with pytest.raises(ValueError, match="unknown dtype"):
+        T.dtype("half_precision")
+    with pytest.raises(TypeError, match="Invalid DataType"):
+        T.dtype(3.5)
+    assert T.dtype(np.int16) == T.dtype("short") == "int16" and T.dtype(ml_dtypes.bfloat16) == "bfloat16"
