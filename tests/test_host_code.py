@@ -55,6 +55,7 @@ def test_work_outside_kernels_is_refused_for_a_gpu():
     assert e.value.kind == "host-statement"
 
 
+@pytest.mark.spec("T.thread_binding")
 def test_hand_written_thread_loops_are_a_launch():
     @T.prim_func
     def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
@@ -148,6 +149,7 @@ msg='b' BlockIdx=(0, 0, 0), ThreadIdx=(1, 0, 0): dtype=bool value=true
 """
 
 
+@pytest.mark.spec("T.print")
 def test_printed_lines_are_the_same_on_every_execution(tmp_path):
     file = tmp_path / "prints.py"
     file.write_text(PRINTS)

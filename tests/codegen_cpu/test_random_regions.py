@@ -1,6 +1,7 @@
 """Copies, reductions and scans of random regions: the CPU target equals the tile simulator bit for bit."""
 
 import numpy as np
+import pytest
 from cpu_harness import alloc, run_cpu, tile_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +41,7 @@ def copies(draw):
                 scope=draw(st.sampled_from(["shared.dyn", "local.fragment"])), seed=draw(st.integers(0, 999)))
 
 
+@pytest.mark.spec("T.copy")
 @SETTINGS
 @given(copies())
 def test_copies_clip_each_dimension(d):

@@ -23,6 +23,7 @@ def agrees(f, args):
     return got
 
 
+@pytest.mark.spec("T.address_of")
 @pytest.mark.spec("L6:alloc_local")
 def test_private_memory_has_a_copy_per_thread():
     f = tile_program({"A": ((64,), "int32"), "N": ((1,), "int32")}, f"""

@@ -137,6 +137,7 @@ def test_logger(capsys):
         tilelang.set_log_level("chatty")
 
 
+@pytest.mark.spec("T.GemmWarpPolicy")
 @pytest.mark.spec("R12:utils", "R12:nvcc")
 def test_helpers_of_older_scripts():
     from tilelang.backend.target import determine_target

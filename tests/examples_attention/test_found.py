@@ -9,6 +9,7 @@ import tilelang.language as T
 TARGETS = {"tile": ("cpu", "tile"), "cpu": ("cpu", None), "simulator": ({"kind": "cuda", "arch": "sm_80"}, "simulator")}
 
 
+@pytest.mark.spec("T.alloc_fragment")
 @pytest.mark.parametrize("target", TARGETS)
 def test_guard_of_an_index_read_from_a_fragment_reads_the_register(target):
     """The guard of out[rank[i]] kept the fragment of the tile program: it read past the thread's registers."""
@@ -37,6 +38,7 @@ def test_guard_of_an_index_read_from_a_fragment_reads_the_register(target):
     assert np.array_equal(np.asarray(got), np.where(inside, x[np.clip(r - 3, 0, k - 1)], 0))
 
 
+@pytest.mark.spec("T.Layout", "T.annotate_layout")
 @pytest.mark.parametrize("target", TARGETS)
 def test_guard_of_an_index_read_from_a_padded_shared_tile_reads_where_it_lies(target):
     n = 8

@@ -119,6 +119,7 @@ def test_output_shapes_may_come_from_scalars():
     assert len(kernel(1)) == 2
 
 
+@pytest.mark.spec("T.make_tensor", "T.ptr")
 @pytest.mark.parametrize("backend", ["tile", "simulator"])
 def test_pointer_parameters_of_interpreted_kernels_take_tensors_and_addresses(backend):
     @T.prim_func

@@ -23,6 +23,7 @@ def test_cluster_kernel_sets_the_dimensions_of_the_launch():
     assert launched(32, cluster_dims=16) == (16, 1, 1)
 
 
+@pytest.mark.spec("T.ClusterKernel")
 @pytest.mark.parametrize("grid, dims, text", [
     ((3,), 2, "clusters of 2 blocks along x do not divide a grid of 3"), ((4,), (1, 2), "along y do not divide a grid of 1"),
     ((32,), 32, "at most 16 blocks"), ((4,), 0, "positive extents"), ((4,), (1, 1, 1, 1), "1 to 3 positive extents"),

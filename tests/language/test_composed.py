@@ -52,6 +52,7 @@ def test_older_reducer_form():
     assert out(f, a) == a.sum(1).tolist()
 
 
+@pytest.mark.spec("T.im2col")
 @pytest.mark.spec("L10:im2col")
 @pytest.mark.parametrize("stride, dilation, pad", [(1, 1, 1), (2, 1, 0), (1, 2, 2)])
 def test_im2col(stride, dilation, pad):
@@ -77,6 +78,7 @@ def test_im2col(stride, dilation, pad):
     np.testing.assert_array_equal(run(f, a)["O"], want)
 
 
+@pytest.mark.spec("T.dp4a")
 @pytest.mark.spec("L11:dp4a")
 def test_votes_and_dot_product():
     @T.prim_func
@@ -95,6 +97,7 @@ def test_votes_and_dot_product():
     assert out(f, a) == [26, 1, 0, 0]
 
 
+@pytest.mark.spec("T.atomic_addx2", "T.atomic_addx4")
 @pytest.mark.spec("L13:vector")
 def test_vector_atomics_add_each_element():
     @T.prim_func
@@ -118,6 +121,7 @@ def test_warp_reduce_gives_every_lane_the_sum():
     assert text.count("shfl_xor") == 5
 
 
+@pytest.mark.spec("T.PersistentTileScheduler")
 @pytest.mark.spec("L21:tile-scheduler")
 @pytest.mark.parametrize("column_major, swizzle", [(True, 1), (False, 1), (True, 2), (False, 3)])
 def test_persistent_tile_scheduler_visits_each_tile_once(column_major, swizzle):
@@ -193,6 +197,7 @@ def test_a_tuple_holds_values_not_later_ones():
     assert out(f) == [3, 4]
 
 
+@pytest.mark.spec("T.launch_thread", "T.reads", "T.sblock", "T.writes")
 @pytest.mark.spec("L23:raw-statements")
 def test_raw_statements():
     @T.prim_func
@@ -218,6 +223,7 @@ def test_a_previous_value_in_an_expression_with_the_element_is_refused():
                 O[1] = O[0] + T.atomic_add(O[0], 1, return_prev=True)
 
 
+@pytest.mark.spec("T.pdl_sync")
 def test_hints_have_no_effect():
     @T.prim_func
     def f(O: T.Tensor((2,), "int32")):

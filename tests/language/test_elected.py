@@ -18,6 +18,7 @@ def program(extent):
     return main
 
 
+@pytest.mark.spec("T.shuffle_elect")
 @pytest.mark.spec("L15:shuffle_elect")
 @pytest.mark.parametrize("backend, target", [("tile", "cuda"), ("simulator", "cuda"), ("tvm_ffi", "cpu")])
 @pytest.mark.parametrize("extent", [0, 32, 48, 96])

@@ -850,6 +850,7 @@ def test_pointer_parameters_and_views():
     assert bufs["A"].data is f.params[0]
 
 
+@pytest.mark.spec("T.device_assert")
 @pytest.mark.spec("L20:print", "L20:device_assert")
 def test_print_and_device_assert_are_traced():
     @T.prim_func

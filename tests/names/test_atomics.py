@@ -31,6 +31,7 @@ def test_one_element_by_each_thread(name, dtype):
     assert "atomic" in cuda_text(f)
 
 
+@pytest.mark.spec("T.atomic_max", "T.atomic_min")
 @pytest.mark.spec("L13:scalar")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
@@ -48,6 +49,7 @@ def test_signs_count_in_extrema(dtype, on):
         assert run(f, x, start, on=on)[1].tolist() == [x.max(), x.min()]
 
 
+@pytest.mark.spec("T.atomic_add")
 @pytest.mark.spec("L13:tile")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("name", ATOMIC)
@@ -87,6 +89,7 @@ def test_old_values_are_those_of_some_order(on):
     assert (o[2] >= 0).any() and (o[2] == -1).any()
 
 
+@pytest.mark.spec("T.atomic_or")
 @pytest.mark.spec("L13:load-store")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64"])
@@ -106,6 +109,7 @@ def test_or(dtype, on):
         cuda_text(f)
 
 
+@pytest.mark.spec("T.atomic_load", "T.atomic_store")
 @pytest.mark.spec("L13:load-store")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("store, load", [("relaxed", "relaxed"), ("release", "acquire"), ("seq_cst", "consume"),

@@ -39,6 +39,7 @@ def rows(fns, X, Z, Y, i):
         T.buffer_store(Y, fn(X[i], Z[i]), (k, i))
 
 
+@pytest.mark.spec("T.bitwise_xor", "T.floordiv", "T.floormod")
 @pytest.mark.spec("L4.2:operators")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int8", "int64"])
@@ -62,6 +63,7 @@ def test_integer_operators_by_name(dtype, on):
         np.testing.assert_array_equal(got, meaning(x, z), name)
 
 
+@pytest.mark.spec("T.shift_left", "T.shift_right")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint8"])
 def test_shifts_and_complements(dtype, on):
@@ -79,6 +81,7 @@ def test_shifts_and_complements(dtype, on):
     assert np.array_equal(y, np.stack([x << z, x >> z, ~x]))
 
 
+@pytest.mark.spec("T.Cast")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_logic_by_name(on):
     @T.prim_func
@@ -98,6 +101,7 @@ def test_logic_by_name(on):
     assert np.array_equal(d, np.arange(N, dtype=np.float32) / 8)
 
 
+@pytest.mark.spec("T.Shuffle", "T.extract_lane")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_vectors_of_expressions(on):
     @T.prim_func
@@ -121,6 +125,7 @@ def test_vectors_of_expressions(on):
     assert np.array_equal(y[4], x[:, [2, 3, 0, 1]]) and np.array_equal(y[5, :, 0], x[:, 2])
 
 
+@pytest.mark.spec("T.Kernel", "T.Tensor", "T.get_thread_binding", "T.prim_func")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_a_vector_access_over_the_edge_keeps_the_lanes_inside(on):
     @T.prim_func
@@ -140,6 +145,7 @@ def test_division_of_python_integers():
     assert T.index_to_coordinates(23, (2, 3, 4)) == [1, 2, 3]
 
 
+@pytest.mark.spec("T.align_up")
 @pytest.mark.spec("L4.2:operators")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_division_of_values(on):
@@ -175,6 +181,7 @@ def test_limits_of_types():
     assert e.value.kind == "math-type"
 
 
+@pytest.mark.spec("T.PrimExpr")
 @pytest.mark.spec("L23:nodes")
 def test_classes_of_expressions():
     i = T.Var("i", "int32")
@@ -240,6 +247,7 @@ def test_families_of_small_floats():
     assert [T.is_float4_e2m1_unpacked(n) for n in names] == [False] * 4 + [True] + [False] * 2
 
 
+@pytest.mark.spec("T.Var", "T.symbolic")
 @pytest.mark.spec("L2.5:symbols")
 def test_symbols_by_their_older_name():
     with pytest.warns(DeprecationWarning, match="T.dynamic"):
@@ -247,6 +255,7 @@ def test_symbols_by_their_older_name():
     assert isinstance(m, T.Var) and (m.name, n.dtype) == ("m", "int32")
 
 
+@pytest.mark.spec("T.reduce_bitand", "T.reduce_bitor", "T.reduce_bitxor")
 @pytest.mark.spec("L12.2:reduce")
 def test_reductions_of_bits_and_running_extrema():
     @T.prim_func

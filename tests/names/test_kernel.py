@@ -13,6 +13,7 @@ N = 64
 
 # ---- bindings ------------------------------------------------------------------------------------------------------
 
+@pytest.mark.spec("T.get_block_binding")
 @pytest.mark.spec("L7:bindings")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_bindings_and_extents(on):
@@ -58,6 +59,7 @@ def test_bindings_outside_their_launch_are_refused():
 
 # ---- loops ---------------------------------------------------------------------------------------------------------
 
+@pytest.mark.spec("T.Serial", "T.parallel")
 @pytest.mark.spec("L8:serial", "L8:grid", "L8:raw-loops")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_loops_by_their_other_names(on):
@@ -113,6 +115,7 @@ def test_leaving_a_loop_and_an_iteration(on):
     assert run(f, x, on=on)[1].tolist() == [x[:40].sum(), x[x % 2 == 1].sum(), 50]
 
 
+@pytest.mark.spec("T.ws")
 @pytest.mark.spec("L8:ws")
 def test_warp_groups_by_their_other_name():
     @T.prim_func
@@ -131,6 +134,7 @@ def test_warp_groups_by_their_other_name():
 
 # ---- allocation and tensors ----------------------------------------------------------------------------------------
 
+@pytest.mark.spec("T.alloc_buffer", "T.sblock_alloc_buffer")
 @pytest.mark.spec("L6:allocate")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_raw_allocation_in_any_scope(on):
@@ -165,6 +169,7 @@ def test_raw_allocation_refuses_unknown_scopes():
         assert e.value.kind == "alloc-scope"
 
 
+@pytest.mark.spec("T.FragmentBuffer", "T.SharedBuffer")
 @pytest.mark.spec("L5:scoped-buffers")
 def test_buffers_of_a_scope_as_annotations():
     @T.macro
@@ -194,6 +199,7 @@ def test_buffers_of_a_scope_as_annotations():
     assert np.array_equal(y, 2 * x) and z[0] == 7
 
 
+@pytest.mark.spec("T.Buffer")
 @pytest.mark.spec("L5:Buffer")
 def test_the_older_tensor_annotation_warns():
     with pytest.warns(DeprecationWarning, match="T.Tensor"):
@@ -244,6 +250,7 @@ def test_null_pointers():
 TWICE = "__device__ int twice(int x) { return 2 * x; }"
 
 
+@pytest.mark.spec("T.import_source")
 @pytest.mark.spec("L18:raw-attributes", "L19:extern")
 def test_device_source_by_every_spelling():
     def program(spell):
@@ -269,6 +276,7 @@ def test_device_source_by_every_spelling():
         assert text.count(TWICE) == 1 and "twice(X[" in text, spell
 
 
+@pytest.mark.spec("T.sblock_attr")
 @pytest.mark.spec("L18:raw-attributes")
 def test_other_raw_attributes_are_refused():
     def program(spell):
@@ -289,6 +297,7 @@ def test_other_raw_attributes_are_refused():
         T.call_pure_extern("int32", 3)
 
 
+@pytest.mark.spec("T.If", "T.Then", "T.While")
 @pytest.mark.spec("L23:raw-statements")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_raw_branches_and_loops(on):
@@ -340,6 +349,7 @@ def test_raw_branches_out_of_place_are_refused():
 
 # ---- helpers of whole kernels --------------------------------------------------------------------------------------
 
+@pytest.mark.spec("T.c2d_im2col")
 @pytest.mark.spec("L10:im2col")
 def test_image_columns_by_their_older_name():
     @T.prim_func

@@ -98,6 +98,9 @@ def close(name, dtype, got, want, exact):
     assert np.array_equal(np.signbit(g[zero]), np.signbit(r[zero])), name
 
 
+@pytest.mark.spec("T.atan", "T.ceil", "T.cos", "T.cosh", "T.erf", "T.exp", "T.exp10", "T.exp2", "T.floor", "T.log",
+                  "T.log10", "T.log2", "T.nearbyint", "T.rsqrt", "T.sigmoid", "T.sin", "T.sinh", "T.sqrt", "T.tan",
+                  "T.tanh", "T.trunc")
 @pytest.mark.spec("L14:unary")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", NP)
@@ -133,6 +136,7 @@ def apply2(fns, X, Z, Y, i):
         T.buffer_store(Y, fn(X[k, i], Z[i]), (k, i))
 
 
+@pytest.mark.spec("T.fmod", "T.pow")
 @pytest.mark.spec("L14:binary")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", NP)
@@ -186,6 +190,7 @@ def test_ldexp_scales_by_a_power_of_two_and_rounds_once(dtype, on):
     same(run(f, x, z, on=on)[2], want)
 
 
+@pytest.mark.spec("T.isfinite")
 @pytest.mark.spec("L14:predicates")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", NP)
@@ -209,6 +214,7 @@ def test_predicates_of_integers_are_constants():
     assert [p(i).value for p in (T.isnan, T.isinf, T.isfinite)] == [False, False, True]
 
 
+@pytest.mark.spec("T.round")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", NP)
 def test_round_away_from_zero(dtype, on):
@@ -234,6 +240,7 @@ def test_round_refuses_unknown_modes():
 INTS = ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"]
 
 
+@pytest.mark.spec("T.__ffs", "T.abs")
 @pytest.mark.spec("L14:bits")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", INTS)
@@ -261,6 +268,7 @@ def test_bits_of_integers(dtype, on):
         cuda_text(f)
 
 
+@pytest.mark.spec("T.__fns")
 @pytest.mark.spec("L14:bits")
 @pytest.mark.parametrize("on", ["tile", "simulator"])
 def test_fns_finds_the_nth_set_bit(on):

@@ -75,6 +75,7 @@ def test_access_pointers_by_storage():
                 T.evaluate(T.tvm_access_ptr(T.type_annotation("int32"), T.var("p"), 0, 1, 1))
 
 
+@pytest.mark.spec("T.call_intrin")
 @pytest.mark.parametrize("on", ("simulator", "cpu"))
 def test_access_pointers_reach_the_element(on):
     @T.prim_func
@@ -108,6 +109,7 @@ def allreduce(threads, over, kind, dtype="int32"):
     return f
 
 
+@pytest.mark.spec("T.evaluate")
 @pytest.mark.spec("T.tvm_thread_allreduce", "T.comm_reducer", "L15:raw-forms")
 @pytest.mark.parametrize("kind", REDUCERS)
 @pytest.mark.parametrize("threads,over", [((32, 4, 1), (0,)), ((8, 4, 1), (0,)), ((8, 4, 1), (1,)), ((64, 2, 1), (0,)),
@@ -123,6 +125,7 @@ def test_values_of_threads_are_combined(threads, over, kind):
     cuda_text(f)
 
 
+@pytest.mark.spec("T.attr")
 @pytest.mark.spec("T.tvm_thread_allreduce")
 def test_threads_that_do_not_take_part_give_the_identity():
     @T.prim_func

@@ -40,6 +40,8 @@ def fast(dtype):
     return f
 
 
+@pytest.mark.spec("T.__cos", "T.__exp", "T.__exp10", "T.__log", "T.__log10", "T.__log2", "T.__sin", "T.__tan",
+                  "T.fast_rcp")
 @pytest.mark.spec("L14:fast")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -107,6 +109,8 @@ def ieee(dtype, modes=("rn", "rz", "ru", "rd"), extra=True):
     return f, jobs
 
 
+@pytest.mark.spec("T.ieee_add", "T.ieee_fdiv", "T.ieee_fmaf", "T.ieee_frcp", "T.ieee_frsqrt", "T.ieee_fsqrt",
+                  "T.ieee_mul", "T.ieee_sub")
 @pytest.mark.spec("L14:ieee")
 @pytest.mark.parametrize("on", ["tile", "simulator"])
 def test_ieee_arithmetic_rounds_as_told(on):
@@ -216,6 +220,7 @@ def packed(dtype):
     return f
 
 
+@pytest.mark.spec("T.abs2", "T.fma2", "T.max2", "T.min2", "T.mul2", "T.sub2")
 @pytest.mark.spec("L14:packed")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -254,6 +259,7 @@ def test_packed_errors():
         T.abs2(T.Var("s", "float32"))
 
 
+@pytest.mark.spec("T.__ldg")
 @pytest.mark.spec("L14:bits")
 def test_read_only_load():
     @T.prim_func

@@ -131,6 +131,7 @@ def test_swizzled_places_are_a_permutation_free_of_conflicts(dtype, row):
         T.get_swizzle_layout(0, 0, 24, "float16")
 
 
+@pytest.mark.spec("T.access_ptr")
 @pytest.mark.spec("L22:raw-ptx", "L16:cp-async", "T.ptx_cp_async", "T.ptx_commit_group", "T.ptx_wait_group")
 @pytest.mark.parametrize("predicated", (False, True))
 def test_one_instruction_by_its_raw_names(predicated):

@@ -16,6 +16,7 @@ def warps(x):
     return x.reshape(2, 32)
 
 
+@pytest.mark.spec("T.tvm_warp_shuffle")
 @pytest.mark.spec("L15:shuffles")
 @pytest.mark.parametrize("dtype", ["int32", "float32", "float16", "int64"])
 def test_shuffles(dtype):
@@ -47,6 +48,7 @@ def test_shuffles(dtype):
     assert "__shfl_sync" in text and "__shfl_xor_sync" in text and "__shfl_up_sync" in text
 
 
+@pytest.mark.spec("T.shfl_sync")
 @pytest.mark.spec("L15:shuffles")
 def test_shuffles_in_segments():
     @T.prim_func
@@ -64,6 +66,7 @@ def test_shuffles_in_segments():
     assert np.array_equal(everywhere(f, x)[1], np.stack(want))
 
 
+@pytest.mark.spec("T.activemask")
 @pytest.mark.spec("L15:warp-votes")
 def test_votes_of_a_warp():
     @T.prim_func
@@ -92,6 +95,7 @@ def test_votes_of_a_warp():
     assert not [n for n in ("any_sync", "all_sync", "ballot_sync", "__activemask()") if n not in text]
 
 
+@pytest.mark.spec("T.all_sync", "T.any_sync", "T.ballot", "T.ballot_sync")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_votes_where_the_execution_has_warps(on):
     @T.prim_func
@@ -111,6 +115,7 @@ def test_votes_where_the_execution_has_warps(on):
         assert row.tolist() == np.repeat([sum(1 << k for k in range(32) if q[k]) for q in warps(p)], 32).tolist()
 
 
+@pytest.mark.spec("T.match_all_sync", "T.match_any_sync")
 @pytest.mark.spec("L15:warp-votes")
 def test_matches_of_a_warp():
     @T.prim_func
@@ -129,6 +134,7 @@ def test_matches_of_a_warp():
     assert "match_all_sync" in cuda_text(f)
 
 
+@pytest.mark.spec("T.syncthreads_and", "T.syncthreads_count", "T.syncthreads_or")
 @pytest.mark.spec("L15:block-votes")
 def test_votes_of_a_block():
     @T.prim_func
@@ -162,6 +168,7 @@ def test_votes_refuse_floats():
             program(vote)
 
 
+@pytest.mark.spec("T.get_lane_idx", "T.get_warp_group_idx", "T.get_warp_idx", "T.get_warp_idx_sync")
 @pytest.mark.spec("L15:indices")
 def test_numbers_of_a_thread():
     @T.prim_func
@@ -196,6 +203,7 @@ def test_numbers_of_a_thread_refuse_bad_sizes():
             traced(build)
 
 
+@pytest.mark.spec("T.tvm_storage_sync")
 @pytest.mark.spec("L15:sync_threads")
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("barrier", [lambda: T.sync_threads(), lambda: T.tvm_storage_sync("shared"),
@@ -214,6 +222,7 @@ def test_barriers_of_a_block(barrier, on):
     assert np.array_equal(run(f, x, on=on)[1], x[::-1])
 
 
+@pytest.mark.spec("T.sync_warp")
 @pytest.mark.spec("L15:sync_warp")
 def test_barriers_of_a_warp():
     @T.prim_func
@@ -242,6 +251,7 @@ def test_storage_sync_refuses_other_scopes():
     assert e.value.kind == "alloc-scope"
 
 
+@pytest.mark.spec("T.named_barrier_arrive")
 @pytest.mark.spec("L15:named_barrier_arrive")
 def test_arriving_at_a_named_barrier_without_waiting():
     @T.prim_func
@@ -319,6 +329,8 @@ def test_grid_barriers_are_refused_on_the_cpu():
     assert e.value.kind == "cpu-unsupported"
 
 
+@pytest.mark.spec("T.annotate_consumer_reg_alloc", "T.annotate_producer_reg_dealloc",
+                  "T.disable_warp_group_reg_alloc", "T.no_set_max_nreg", "T.pdl_trigger")
 @pytest.mark.spec("L15:register-hints")
 def test_register_hints_do_not_change_results():
     @T.prim_func
@@ -337,6 +349,7 @@ def test_register_hints_do_not_change_results():
     assert np.array_equal(everywhere(f, x)[1], x + 1)
 
 
+@pytest.mark.spec("T.async_copy")
 @pytest.mark.spec("L10:async_copy", "L16:cp-async")
 def test_asynchronous_copies_are_grouped_and_waited_for():
     @T.prim_func
@@ -357,6 +370,7 @@ def test_asynchronous_copies_are_grouped_and_waited_for():
         T.ptx_wait_group(-1)
 
 
+@pytest.mark.spec("T.warp_reduce_bitand", "T.warp_reduce_bitor", "T.warp_reduce_min")
 @pytest.mark.spec("L12.5:warp-reduce")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_reductions_over_a_warp(on):
@@ -378,6 +392,7 @@ def test_reductions_over_a_warp(on):
     assert np.array_equal(run(f, x, on=on)[1], np.stack([np.repeat(v, 32) for v in want]))
 
 
+@pytest.mark.spec("T.thread_return")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_a_thread_returns_early(on):
     @T.prim_func

@@ -116,6 +116,7 @@ def test_operands_that_are_refused(build, kind):
         T.lds32(1, 2)
 
 
+@pytest.mark.spec("T.add2")
 @pytest.mark.spec("L5:slice-value")
 def test_a_slice_as_a_value_may_start_anywhere():
     @T.prim_func

@@ -80,6 +80,7 @@ def test_lazy_select_guards_a_load_and_branch_guards_a_store():
     assert got.tolist() == [1, 2, 3, 4, 9]
 
 
+@pytest.mark.spec("T.Ramp")
 def test_vector_loads_and_stores_through_registers():
     f = program({"A": ((256,), "float16"), "B": ((256,), "float16")}, f"""
         {alloc("r", (8,), "float16", "local")}
@@ -457,6 +458,7 @@ def test_uninitialised_accumulator_of_mma_is_refused():
     refused(one_mma(row, clear=False), args, "sim-uninitialized", "c is an operand")
 
 
+@pytest.mark.spec("T.Broadcast")
 def test_mma_in_half_a_warp_is_refused():
     f = program({"A": ((1,), "int32")}, f"""
         {alloc("r", (8,), "float16", "local")}

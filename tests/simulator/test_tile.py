@@ -140,6 +140,7 @@ def test_copy_to_thread_private_array_uses_each_threads_region():
     assert np.array_equal(run_tile(f, [a, np.zeros_like(a)])["B"], a[:, ::-1])
 
 
+@pytest.mark.spec("T.decl_buffer")
 def test_view_shares_storage_with_another_shape_and_type():
     f = program({"A": ((4, 8), "uint32"), "B": ((64,), "uint16")}, f"""
         {alloc("S", (4, 8), "uint32", "shared.dyn")}

@@ -199,6 +199,7 @@ def test_checks_speak_the_words_users_match(kind, body, words, error):
     assert e.value.kind == kind and words in str(e.value) and "-->" in str(e.value)
 
 
+@pytest.mark.spec("T.Fragment")
 @pytest.mark.spec("L24:fragment-access", "M:shifted-fragment")
 def test_a_fragment_at_a_serial_index_is_right_or_refused():
     def program(threads_read_all):

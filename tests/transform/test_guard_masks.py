@@ -205,6 +205,7 @@ def minus_zero(P, k):
     T.fill(P, -0.0)
 
 
+@pytest.mark.spec("T.infinity")
 @pytest.mark.parametrize("start, clears", [
     (cleared, "T.bool(True)"), (zeroed, "T.bool(True)"), (mask_or_zero, "(((k * 32) + 31) < 70)"), (ones, None),
     (minus_zero, None)], ids=["cleared", "zeroed", "mask_or_zero", "ones", "minus_zero"])

@@ -140,6 +140,7 @@ def test_fp4_results_round_to_nearest_even_and_saturate(on):
     cuda_text(f)
 
 
+@pytest.mark.spec("T.call_extern")
 @pytest.mark.parametrize("what", ("element", "odd", "reduce", "address", "view", "rows"))
 def test_what_needs_half_a_byte_is_refused(what):
     with pytest.raises(TileLangError) as e:

@@ -14,6 +14,7 @@ def ints(*shape, low=-9, high=9, dtype=I32):
     return RNG.integers(low, high, shape).astype(dtype)
 
 
+@pytest.mark.spec("T.serial")
 @pytest.mark.spec("L2.3:break-continue", "L8:python-control")
 def test_loops_break_continue_while():
     n = 6
@@ -76,6 +77,7 @@ def test_loops_break_continue_while():
     agree(f, [a, mark((n, 4), I32)], {1: want})
 
 
+@pytest.mark.spec("T.alloc_var")
 @pytest.mark.spec("L2.3:range")
 def test_range_bounds_are_read_once():
     @T.prim_func
@@ -191,6 +193,7 @@ def test_macros_recursion_ref_varargs():
     agree(f, [a, mark((n, 4), I32)], {1: want})
 
 
+@pytest.mark.spec("T.Ref", "T.macro")
 @pytest.mark.spec("L2.4:macro")
 def test_macro_argument_by_value_and_ref_index_once():
     @T.macro
@@ -216,6 +219,7 @@ def test_macro_argument_by_value_and_ref_index_once():
     agree(f, [mark(4, I32)], {0: [14, 101, 2, 3]})
 
 
+@pytest.mark.spec("T.Select", "T.if_then_else")
 @pytest.mark.spec("L2.3:if")
 def test_conditions_of_integers_and_selects():
     n = 37
@@ -253,6 +257,7 @@ def test_negative_constant_indices_and_provably_negative():
     agree(f, [a, mark((7, 9), I32)], {1: want})
 
 
+@pytest.mark.spec("T.Parallel")
 @pytest.mark.spec("L2.3:negative-index")
 def test_mixed_sign_index_is_guarded_not_wrapped():
     n = 20
@@ -450,6 +455,7 @@ def test_three_dimensional_threads():
           on=("tile", "simulator"))
 
 
+@pytest.mark.spec("T.Persistent")
 @pytest.mark.spec("L8:Persistent")
 def test_persistent_visits_every_tile_once():
     @T.prim_func

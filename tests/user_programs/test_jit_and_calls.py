@@ -93,6 +93,7 @@ def eager(where):
     return f
 
 
+@pytest.mark.spec("T.const")
 @EVERY
 def test_eager_results_and_specialisation(where):
     f = eager(where)
@@ -152,6 +153,7 @@ def test_lazy_same_arguments_same_kernel(where):
         make()
 
 
+@pytest.mark.spec("T.StridedTensor")
 @pytest.mark.spec("L5:StridedTensor")
 @EVERY
 def test_strided_symbolic_linear_and_scalar_symbols(where):
@@ -177,6 +179,7 @@ def test_strided_symbolic_linear_and_scalar_symbols(where):
         k(a, b, c[:9])
 
 
+@pytest.mark.spec("T.assume")
 @pytest.mark.spec("L2.3:assert")
 @EVERY
 def test_host_assert_and_assume(where):
@@ -215,6 +218,7 @@ def test_overlapping_and_same_tensor_arguments(where):
     np.testing.assert_array_equal(a, want)
 
 
+@pytest.mark.spec("T.empty")
 @pytest.mark.spec("L6:empty")
 @EVERY
 def test_prim_func_with_returned_outputs(where):
@@ -273,6 +277,7 @@ def test_definition_errors_name_what_is_wrong():
                 A[0] = A[1] / A[2]
 
 
+@pytest.mark.spec("T.cast")
 @pytest.mark.spec("L4.1:promotion")
 @EVERY
 def test_promotion_of_literals(where):

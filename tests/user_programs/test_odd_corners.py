@@ -14,6 +14,7 @@ def ints(*shape, low=-9, high=9, dtype=I32):
     return RNG.integers(low, high, shape).astype(dtype)
 
 
+@pytest.mark.spec("T.min")
 def test_integer_wrap_and_unsigned_arithmetic():
     n = 8
 
@@ -44,6 +45,7 @@ def test_integer_wrap_and_unsigned_arithmetic():
     agree(f, [a, u, x, mark((3, n), np.int8), mark((5, n), np.uint32), mark((3, n), np.int64)], want)
 
 
+@pytest.mark.spec("T.max")
 @pytest.mark.spec("L3.2:float8")
 def test_half_bfloat_and_float8_round_at_every_step():
     n = 64
@@ -71,6 +73,7 @@ def test_half_bfloat_and_float8_round_at_every_step():
     agree(f, [h, b, e, mark((3, n), F16), mark((2, n), BF), mark((2, n), F8)], {3: oh, 4: ob, 5: oe}, tol=2.0**-10)
 
 
+@pytest.mark.spec("T.clamp")
 @pytest.mark.spec("L14:unary")
 def test_math_functions_and_special_values():
     fns = ["exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "sigmoid", "floor", "ceil", "trunc",
@@ -97,6 +100,7 @@ def test_math_functions_and_special_values():
     agree(f, [a, mark((len(fns) + 4, n), F32)], {1: np.array(w, F32)}, tol=2e-6)
 
 
+@pytest.mark.spec("T.alloc_local")
 @pytest.mark.spec("L8:vectorized")
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 16])
 @pytest.mark.parametrize("offset", [0, 1, 4])
@@ -118,6 +122,7 @@ def test_vectorized_loops_of_any_width_and_alignment(width, offset):
     agree(f, [a, mark(64, F16)], {1: o})
 
 
+@pytest.mark.spec("T.grid")
 @pytest.mark.spec("L8:unroll", "L8:grid")
 def test_unroll_grid_steps_and_nested_parallel():
     @T.prim_func
@@ -211,6 +216,7 @@ def test_block_uniform_branches_with_barriers_and_fragments():
     agree(f, [a, flag, mark((4, n), I32)], {2: w})
 
 
+@pytest.mark.spec("T.clear", "T.fill")
 @pytest.mark.spec("L10:copy", "L12.1:fill")
 def test_fragment_regions_of_fill_copy_and_clear():
     @T.prim_func
@@ -259,6 +265,7 @@ def test_fragment_broadcast_three_dimensions_and_transposed_loop():
     agree(f, [a, b, mark((p, q, r), I32), mark((q, p), I32)], {2: w, 3: a.T + 1})
 
 
+@pytest.mark.spec("T.unroll")
 @pytest.mark.spec("L6:alloc_local")
 def test_local_arrays_of_threads_and_lazy_guards():
     @T.prim_func
@@ -387,6 +394,7 @@ def test_any_of_is_stored_into_a_variable():
     agree(f, [a, mark(n, I32)], {1: [collatz(x) for x in a]})
 
 
+@pytest.mark.spec("T.sync_threads")
 @pytest.mark.spec("L6:alloc_global")
 def test_workspace_in_global_memory():
     n = 16
@@ -422,6 +430,7 @@ def test_parallel_over_run_time_extent_with_shared():
         agree(f, [n, a, mark(50, I32)], {2: o})
 
 
+@pytest.mark.spec("T.reduce_absmax")
 def test_same_fragment_reduced_along_both_dimensions_then_normalised():
     m, n = 24, 36
 

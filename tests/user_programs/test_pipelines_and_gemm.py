@@ -124,6 +124,7 @@ def test_pipeline_of_run_time_length_carrying_state(stages, n):
     agree(g_build(), [n, a, idx, mark(w, F32)], {3: o})
 
 
+@pytest.mark.spec("T.Pipelined")
 @pytest.mark.spec("M:stages-read-overwrite")
 @pytest.mark.parametrize("stages", [2, 3])
 def test_pipeline_whose_copy_reads_what_the_loop_writes(stages):
@@ -332,6 +333,7 @@ def test_gemm_refusals(change, text):
     refused(build, text or None, on=("simulator",))
 
 
+@pytest.mark.spec("T.reduce_min")
 def test_accumulator_fragment_used_everywhere():
     """The accumulator is reduced in both directions, scanned, shifted, and copied in pieces."""
     m = n = k = 32

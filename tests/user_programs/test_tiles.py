@@ -109,6 +109,7 @@ def test_reductions(kind, dim, scopes):
     agree(f, [a, mark(out, I32), mark(out, I32)], {1: w, 2: with6})
 
 
+@pytest.mark.spec("T.reduce_sum")
 @pytest.mark.spec("L12.2:reduce")
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("keep", [False, True])
@@ -155,6 +156,7 @@ def test_reduce_to_one_element_and_local():
     agree(f, [a, mark(3, F32)], {1: [a.max(), a.min(), a[:8].sum()]}, tol=1e-5)
 
 
+@pytest.mark.spec("T.reduce_max")
 @pytest.mark.spec("L12.2:reduce")
 def test_reduction_nan_default_and_propagate():
     m, n = 4, 32
@@ -176,6 +178,7 @@ def test_reduction_nan_default_and_propagate():
     agree(f, [a, mark((2, m), F16)], {1: np.stack([np.nanmax(a, 1), a.max(1)])})
 
 
+@pytest.mark.spec("T.cummax")
 @pytest.mark.spec("L12.3:scan")
 @pytest.mark.parametrize("dim, reverse, scope", [(0, False, "s"), (1, True, "s"), (1, False, "f"), (0, True, "f")])
 def test_scans(dim, reverse, scope):
@@ -199,6 +202,7 @@ def test_scans(dim, reverse, scope):
           {1: np.flip(s, dim) if reverse else s, 2: np.flip(x, dim) if reverse else x})
 
 
+@pytest.mark.spec("T.cumsum")
 @pytest.mark.spec("L12.3:scan")
 def test_scan_of_region_in_place():
     @T.prim_func
@@ -322,6 +326,7 @@ def test_row_sum_into_shared_by_parallel_is_exact_or_refused(where):
             assert "expected" not in str(e) or "Error" in str(e), str(e)
 
 
+@pytest.mark.spec("T.reshape")
 @pytest.mark.spec("L19:views")
 def test_views_and_reshapes():
     @T.prim_func
@@ -346,6 +351,7 @@ def test_views_and_reshapes():
           {1: a.reshape(12, 8), 2: a.reshape(-1).view(I32), 3: a.reshape(4, 24) + 1})
 
 
+@pytest.mark.spec("T.reinterpret", "T.view")
 @pytest.mark.spec("L19:views", "L4.3:casts")
 def test_view_of_bytes_and_reinterpret():
     @T.prim_func
@@ -415,6 +421,7 @@ def test_copy_of_run_time_extent_moves_the_base_space():
         agree(f, [n, a, mark((40, 16), I32), mark((40, 16), I32)], {2: o, 3: p})
 
 
+@pytest.mark.spec("T.vectorized")
 @pytest.mark.spec("L2.3:bind-slice", "L5:slice-value")
 def test_vector_slices_as_values():
     @T.prim_func
@@ -499,6 +506,7 @@ def test_atomic_in_parallel_of_replicated_value_happens_once():
     agree(f, [a, np.zeros(m, I32)], {1: a.sum(1) * 6})
 
 
+@pytest.mark.spec("T.all_of", "T.any_of")
 @pytest.mark.spec("L12.5:any-all")
 def test_any_and_all_of():
     @T.prim_func
@@ -522,6 +530,7 @@ def test_any_and_all_of():
     agree(f, [a, mark((4, 2), I32)], {1: [[0, 0], [1, 0], [1, 1], [1, 1]]})
 
 
+@pytest.mark.spec("T.warp_reduce_max", "T.warp_reduce_sum")
 @pytest.mark.spec("L12.5:warp-reduce")
 def test_warp_reductions():
     @T.prim_func
@@ -539,6 +548,7 @@ def test_warp_reductions():
           on=("tile", "simulator"))
 
 
+@pytest.mark.spec("T.transpose")
 @pytest.mark.spec("L10:transpose")
 def test_transpose_op_and_broadcast_in_parallel():
     m, n = 12, 20
@@ -562,6 +572,7 @@ def test_transpose_op_and_broadcast_in_parallel():
     agree(f, [a, v, mark((n, m), F16)], {2: (a * v).T})
 
 
+@pytest.mark.spec("T.annotate_safe_value")
 @pytest.mark.spec("L9:guards", "L18:annotate_safe_value")
 def test_safe_value_for_reads_outside():
     @T.prim_func
@@ -579,6 +590,7 @@ def test_safe_value_for_reads_outside():
     agree(f, [a, mark(16, F32)], {1: p[:16] + p[2:]})
 
 
+@pytest.mark.spec("T.use_swizzle")
 @pytest.mark.spec("L18:use_swizzle")
 @pytest.mark.parametrize("order", ["row", "column"])
 def test_swizzle_never_changes_results(order):
@@ -612,6 +624,7 @@ def test_annotated_shared_layouts():
     agree(f, [a, mark((n, n), F16)], {1: a.T})
 
 
+@pytest.mark.spec("T.alloc_reducer", "T.finalize_reducer", "T.reducer_init", "T.reducer_update")
 @pytest.mark.spec("L6:alloc_reducer", "L12.4:reducer-v2", "L12.4:reducer-v1")
 def test_reducers_v1_and_v2():
     m, n = 16, 40
@@ -661,6 +674,7 @@ def test_dynamic_sizes_with_zero(n):
     agree(f, [a, mark(n, F32), mark(2 * n + 1, F32)], {1: a.sum(1), 2: z}, tol=1e-5)
 
 
+@pytest.mark.spec("T.dynamic")
 @pytest.mark.spec("L9:guards")
 def test_inner_zero_dimension_is_guarded():
     k = T.dynamic("k")
@@ -674,6 +688,7 @@ def test_inner_zero_dimension_is_guarded():
     agree(f, [np.zeros((4, 0), F32), mark(4, F32)], {1: np.ones(4)})
 
 
+@pytest.mark.spec("T.ceildiv")
 @pytest.mark.spec("L7:Kernel")
 def test_static_size_zero():
     @T.prim_func
