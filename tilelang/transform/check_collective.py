@@ -89,8 +89,8 @@ def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
                         "here",
                         span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),))
         case Evaluate() | Bind() | Store() if branch is not None:
-            for x in _barriers(s):
-                raise error("collective-divergent", f"T.{x.op} waits for all threads of the block, and only some threads get "
+            for c in _barriers(s):
+                raise error("collective-divergent", f"T.{c.op} waits for all threads of the block, and only some threads get "
                             "here", span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),),
                             hint="move it out of the branch, or wait at a named barrier: T.sync_threads(id, threads)")
 
