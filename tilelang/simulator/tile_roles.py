@@ -218,8 +218,12 @@ def _arrive_remote(c: Any, e: Call) -> Closure:
 
     def run(f: LaneFrame) -> Value:
         if f.any_active():
-            rank = int(uniform(np.asarray(cta(f)), f, "the rank of a block", e.span))
-            bar.get(f, rank).arrive(executing(f), e.span)
+            ranks = np.asarray(cta(f))
+            if ranks.ndim == 0:
+                bar.get(f, int(ranks)).arrive(executing(f), e.span)
+            else:  # the lanes of a warp may each tell another block
+                for rank, n in zip(*np.unique(ranks[f.active()], return_counts=True)):
+                    bar.get(f, int(rank)).arrive(int(n), e.span)
         return np.int32(0)
 
     return run
