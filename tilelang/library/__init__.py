@@ -17,6 +17,7 @@ from typing import Any as _Any
 # public function -> module that defines it
 _NAMES = {
     "flash_attention": "flash_attention",
+    "flash_decode": "flash_decode",
     "grouped_matmul": "matmul",
     "matmul": "matmul",
 }

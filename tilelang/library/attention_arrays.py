@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -10,12 +11,17 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import error, register
+from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
 
 from .arrays import is_numpy, strides, type_name
 
 register("attention-argument", TypeError, "an argument of an attention function is of no kind it takes",
          hint="pass float16 or bfloat16 torch tensors, or NumPy arrays")
+register("attention-shape", ValueError, "shapes, types or devices of the tensors of an attention function do not go together")
+register("attention-option", ValueError, "an option of an attention function has no meaning")
+register("attention-gradient", RuntimeError, "an attention function is asked for a gradient, which it does not compute",
+         hint="call it under torch.no_grad(), or pass tensors without requires_grad")
 
 DTYPES = ("float16", "bfloat16")
 UNIT = 8  # elements of 16 bytes: what strides are multiples of
@@ -43,14 +49,47 @@ def framework(name: str, given: Mapping[str, Any], halves: tuple[str, ...]) -> A
     if all(is_numpy(x) for x in given.values()):
         torch = None
     elif torch is None or not all(isinstance(x, torch.Tensor) for x in given.values()):
-        first = next(iter(given.values()))
-        other = next(f"{n} is a {type(x).__name__}" for n, x in given.items()
-                     if torch is None or not isinstance(x, torch.Tensor) or not isinstance(first, torch.Tensor))
-        raise error("attention-argument", f"{name} takes torch tensors or NumPy arrays, all of one kind; {other}")
+        foreign = [n for n, x in given.items() if not is_numpy(x) and (torch is None or not isinstance(x, torch.Tensor))]
+        other = foreign[0] if foreign else next(n for n, x in given.items() if is_numpy(x) != is_numpy(given["q"]))
+        kind = type(given[other]).__name__
+        raise error("attention-argument", f"{name} takes torch tensors or NumPy arrays, all of one kind; {other} is a {kind}")
     for n in halves:
         if type_name(given[n]) not in DTYPES:
             raise error("attention-argument", f"{n} has elements of {type_name(given[n])}, expected float16 or bfloat16")
     return torch
+
+
+def check_gradient(torch: Any, name: str, *inputs: Any) -> None:
+    """Raises attention-gradient where torch would expect one.  torch: the module, None for NumPy arrays."""
+    if torch is not None and torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        raise error("attention-gradient", f"{name} computes no gradient, but an input requires one")
+
+
+def check_scale(scale: Any) -> float:
+    """The scale of scores.  Raises attention-option unless it is positive and finite (it is moved into exponents)."""
+    scale = float(scale)
+    if not 0.0 < scale < math.inf:
+        raise error("attention-option", f"scale must be positive and finite, found {scale}", hint="scale the queries instead")
+    return scale
+
+
+def check_heads(heads: int, kv_heads: int, dim: int, dim_v: int) -> None:
+    """Raises attention-shape."""
+    if kv_heads == 0 or heads % kv_heads:
+        raise error("attention-shape", f"{heads} query heads are no multiple of {kv_heads} kv heads",
+                    hint="each kv head serves the same number of query heads")
+    for name, n in (("head dimension of q and k", dim), ("head dimension of v", dim_v)):
+        if n % 16 or not 0 < n <= 256:
+            raise error("attention-shape", f"the {name} must be a multiple of 16 up to 256, found {n}",
+                        hint="pad with zeros: they change neither scores nor the other columns of the result")
+
+
+def check_alike(q: Any, others: Mapping[str, Any]) -> None:
+    """Types and devices are those of q.  Raises attention-shape.  others: by name, None where left out."""
+    for name, x in others.items():
+        if x is not None and (type_name(x) != type_name(q) or device_of(x) != device_of(q)):
+            raise error("attention-shape", f"q is {type_name(q)} on {device_of(q)}, {name} is {type_name(x)} on "
+                        f"{device_of(x)}", hint="convert them to one type on one device")
 
 
 def compact(shape: Any) -> tuple[int, ...]:
@@ -94,7 +133,7 @@ def running_on(x: Any, target: Any) -> tuple[Target, str | None, int | None]:
     """
     on_device = not is_numpy(x) and x.device.type == "cuda"
     if target is None:
-        return _device(x.device.index) if on_device else (Target("cpu"), None, None)
+        return _device(x.device.index) if on_device else (Target("cpu"), None, usable_cpus())
     if isinstance(target, str) and target in ("tile", "simulator"):
         return Target("cpu" if target == "tile" else "cuda"), target, None
     resolved = target if isinstance(target, Target) else Target(target)
@@ -108,4 +147,5 @@ def configs(target: Target) -> dict[str, Any]:
     return {"tl.enable_fast_math": True, **({"tl.enable_hopper": True} if target.has_wgmma else {})}
 
 
-__all__ = ["DTYPES", "UNIT", "compact", "configs", "device_of", "facts", "framework", "readable", "running_on", "strides_of"]
+__all__ = ["DTYPES", "UNIT", "check_alike", "check_gradient", "check_heads", "check_scale", "compact", "configs", "device_of",
+           "facts", "framework", "readable", "running_on", "strides_of"]

@@ -13,19 +13,15 @@ from typing import Any
 import numpy as np
 
 import tilelang.language as T
-from tilelang.errors import error, register
+from tilelang.errors import error
 from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
 from .arrays import empty, strides, type_name
-from .attention_arrays import UNIT, compact, configs, device_of, facts, framework, readable, running_on, strides_of
+from .attention_arrays import (UNIT, check_alike, check_gradient, check_heads, check_scale, compact, configs, device_of, facts,
+                               framework, readable, running_on, strides_of)
 from .attention_tiles import Machine, attention_tile, machine_of
 from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention, packed_attention
-
-register("attention-shape", ValueError, "shapes, types or devices of the tensors of flash_attention do not go together")
-register("attention-option", ValueError, "an option of flash_attention has no meaning")
-register("attention-gradient", RuntimeError, "flash_attention is asked for a gradient, which it does not compute",
-         hint="call it under torch.no_grad(), or pass tensors without requires_grad")
 
 LAYOUTS = ("bshd", "bhsd")
 _MOST_RUNS = 4096  # forms of calls that are remembered
@@ -81,11 +77,8 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
             if len(_runs) >= _MOST_RUNS:
                 _runs.clear()
             _runs[key] = run
-    if run.torch is not None and run.torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise error("attention-gradient", "flash_attention computes no gradient, but an input requires one")
-    scale = run.scale if scale is None else float(scale)
-    if not 0.0 < scale < math.inf:
-        raise error("attention-option", f"scale must be positive and finite, found {scale}", hint="scale the queries instead")
+    check_gradient(run.torch, "flash_attention", q, k, v)
+    scale = run.scale if scale is None else check_scale(scale)
     result = out if out is not None else empty(q, run.shape, run.element)
     lse = empty(q, run.lse_shape, "float32") if return_lse else None
     run(q, k, v, scale, cu_seqlens_q, cu_seqlens_k, result, lse)
@@ -145,7 +138,10 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
         raise error("attention-option", "cu_seqlens_k is given without cu_seqlens_q", hint="give both, or cu_seqlens_q alone")
     sizes = _packed_sizes(q, k, v, cu_q, cu_k) if packed else _dense_sizes(q, k, v, layout)
     shape = (*q.shape[:-1], sizes.dim_v)
-    _check_values(q, k, v, sizes, out, shape)
+    check_heads(sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v)
+    check_alike(q, {"k": k, "v": v, "out": out})
+    if out is not None and tuple(out.shape) != shape:
+        raise error("attention-shape", f"out has shape {tuple(out.shape)}, expected {shape}", hint="leave it out")
     mask = _mask(causal, window, None if packed else sizes)
     lse_shape = (sizes.heads, sizes.seq_q) if packed else (sizes.batch, sizes.heads, sizes.seq_q)
     where, backend, units = running_on(q, target)
@@ -166,24 +162,6 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
     tiles = sizes.seq_q // tile.rows + sizes.batch if packed else 0
     return _Run(kernel, shape, lse_shape, type_name(q), sizes.dim**-0.5, tiles, torch, usable,
                 torch is not None and where.is_cuda)
-
-
-def _check_values(q: Any, k: Any, v: Any, sizes: Sizes, out: Any, shape: tuple[int, ...]) -> None:
-    if sizes.kv_heads == 0 or sizes.heads % sizes.kv_heads:
-        raise error("attention-shape", f"{sizes.heads} query heads are no multiple of {sizes.kv_heads} kv heads",
-                    hint="each kv head serves the same number of query heads")
-    for name, n in (("head dimension of q and k", sizes.dim), ("head dimension of v", sizes.dim_v)):
-        if n % 16 or not 0 < n <= 256:
-            raise error("attention-shape", f"the {name} must be a multiple of 16 up to 256, found {n}",
-                        hint="pad with zeros: they change neither scores nor the other columns of the result")
-    for name, x in (("k", k), ("v", v), ("out", out)):
-        if x is None:
-            continue
-        if type_name(x) != type_name(q) or device_of(x) != device_of(q):
-            raise error("attention-shape", f"q is {type_name(q)} on {device_of(q)}, {name} is {type_name(x)} on "
-                        f"{device_of(x)}", hint="convert them to one type on one device")
-    if out is not None and tuple(out.shape) != shape:
-        raise error("attention-shape", f"out has shape {tuple(out.shape)}, expected {shape}", hint="leave it out")
 
 
 def _ranks(q: Any, k: Any, v: Any, rank: int, names: str) -> None:

@@ -93,7 +93,7 @@ def finish(acc, top, total, factor, c):
 def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile: Tile, with_lse: bool) -> Any:
     """Q (batch, seq_q, heads, dim), K (batch, seq_k, kv_heads, dim), V (…, dim_v), O (batch, seq_q, heads, dim_v) where
     layout is "bshd", with heads before sequences where it is "bhsd"; strides: four tuples, in elements, the last one 1.
-    LSE (batch, heads, seq_q) float32, written when with_lse.
+    LSE (batch, heads, seq_q) float32, or None without with_lse.
 
     Query i stands at key position i + seq_k - seq_q.  sizes and strides: ints, or symbols for what is known at calls.
     """
@@ -112,7 +112,7 @@ def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: M
                         V: T.StridedTensor(shape(seq_k, kv_heads, dim_v), strides[2], dtype),
                         scale: T.float32,
                         O: T.StridedTensor(shape(seq_q, heads, dim_v), strides[3], dtype),
-                        LSE: T.Tensor((batch, heads, seq_q), "float32")):
+                        LSE: T.Tensor((batch, heads, seq_q) if with_lse else (1,), "float32")):
         with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=tile.threads) as (bx, h, b):
             Qs = T.alloc_shared((rows, dim), dtype)
             Ks = T.alloc_shared((keys, dim), dtype)
@@ -147,7 +147,7 @@ def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: M
 
 def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: Tile, with_lse: bool) -> Any:
     """Sequences one after another: Q (tokens_q, heads, dim), K (tokens_k, kv_heads, dim), V (…, dim_v), O like Q; strides as in
-    dense_attention.  cu_q, cu_k (sequences + 1): the first token of each and the end of the last.  LSE (heads, tokens_q).
+    dense_attention.  cu_q, cu_k (sequences + 1): the first token of each and the last end.  LSE (heads, tokens_q) or None.
     Tiles (tiles, 2): room for the sequence and the first row of every tile; tiles >= tokens_q // rows + sequences.
 
     sizes: batch is the number of sequences, seq_q and seq_k the numbers of tokens.  A first launch deals out the tiles, so that
@@ -164,7 +164,7 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
                                scale: T.float32, cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
                                Tiles: T.Tensor((tiles, 2), "int32"),
                                O: T.StridedTensor((tokens_q, heads, dim_v), strides[3], dtype),
-                               LSE: T.Tensor((heads, tokens_q), "float32")):
+                               LSE: T.Tensor((heads, tokens_q) if with_lse else (1,), "float32")):
         with T.Kernel(T.ceildiv(tiles, 128), threads=128) as bx:
             tile_no = bx * 128 + T.get_thread_binding()
             begin = T.alloc_var("int32", init=0)

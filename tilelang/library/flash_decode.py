@@ -1,0 +1,220 @@
+"""`flash_decode`: attention of a few new queries a sequence against its cached keys, in pages or in one piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Any
+
+import tilelang.language as T
+from tilelang.errors import error
+from tilelang.jit import JITKernel, compile
+from tilelang.target import Target
+
+from .arrays import empty, strides, type_name
+from .attention_arrays import (UNIT, check_alike, check_gradient, check_heads, check_scale, compact, configs, device_of, facts,
+                               framework, readable, running_on, strides_of)
+from .attention_tiles import Machine, machine_of, shared_bytes
+from .flash_attention_kernels import Tile
+from .flash_decode_kernels import DecodeSizes, decode_attention
+
+_MOST_RUNS = 4096
+_MOST_SPLITS = 64
+_RATE, _STEP, _START = 19.0, 500.0, 1500.0  # bytes a cycle and processor from memory; cycles of a step; before the first
+_COMBINE, _COMBINE_SPLIT = 4000.0, 60.0  # cycles of the second launch, and for each split
+
+
+def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_table: Any = None, scale: float | None = None,
+                 window: int | None = None, splits: int | None = None, return_lse: bool = False, out: Any = None,
+                 target: Any = None) -> Any:
+    """softmax(scale * q k^T) v for the newest queries of each sequence, over its cached keys and values.
+
+    q: (batch, seq_q, heads, dim), or (batch, heads, dim) for one query each.  lengths: (batch,) int32, keys of each sequence,
+    the queries' own included; their values are not read on the host.  Query i stands at key position lengths - seq_q + i and
+    sees the keys up to there, with window=w the last w of them.  A query that sees none gives 0 and the logarithm -inf.
+    float16 or bfloat16; dim and dim_v multiples of 16 up to 256; heads is a multiple of kv_heads.
+
+    With block_table (batch, pages a sequence may have), int32: k_cache (pages, page_size, kv_heads, dim), v_cache (…, dim_v);
+    key p of sequence b is row p % page_size of page block_table[b, p // page_size].  page_size is a multiple of 16.  Entries
+    beyond a sequence's length are not read.  Without: k_cache (batch, capacity, kv_heads, dim).
+    lengths must not exceed what table or cache hold.  Rows of a sequence's last page behind its end, and of a cache in one
+    piece, get weight 0, so they must be finite.
+
+    splits: blocks that share the keys of a sequence; None: from a cost model of the capacity.  Other arguments, the error bound
+    and what is raised: as flash_attention.  return_lse: (batch, heads, seq_q), or (batch, heads).
+    Results are the same bits for the same inputs and splits.
+
+    >>> rng = np.random.default_rng(0)
+    >>> k, v = (rng.standard_normal((6, 16, 2, 64)).astype(np.float16) for _ in range(2))
+    >>> table, lengths = np.array([[4, 1, 0], [3, 5, 2]], np.int32), np.array([40, 20], np.int32)
+    >>> flash_decode(rng.standard_normal((2, 8, 64)).astype(np.float16), k, v, lengths, block_table=table).shape
+    (2, 8, 64)
+    """
+    given = (q, k_cache, v_cache, lengths, block_table, out)
+    try:
+        key = (*(None if x is None else facts(x) for x in given), window, splits, return_lse, target)
+        run = _runs.get(key)
+    except (AttributeError, TypeError):
+        key = run = None
+    if run is None:
+        run = _prepare(q, k_cache, v_cache, lengths, block_table, window, splits, return_lse, out, target)
+        if key is not None:
+            if len(_runs) >= _MOST_RUNS:
+                _runs.clear()
+            _runs[key] = run
+    check_gradient(run.torch, "flash_decode", q, k_cache, v_cache)
+    scale = run.scale if scale is None else check_scale(scale)
+    result = out if out is not None else empty(q, run.shape, run.element)
+    lse = empty(q, run.lse_shape, "float32") if return_lse else None
+    if run.kernel is not None:
+        run(q, k_cache, v_cache, lengths, block_table, scale, result, lse)
+    return (result, lse) if return_lse else result
+
+
+@dataclass
+class _Run:
+    """How to answer calls with arrays of one form.
+
+    kernel: None where there are no queries.  shape, lse_shape, element: of the outputs.  sizes, splits: of the call.
+    torch: the module, None for NumPy arrays.  usable: whether the kernel can read the caches as they lie.  on_device:
+    addresses must be multiples of 16 bytes.
+    """
+
+    kernel: JITKernel | None
+    shape: tuple[int, ...]
+    lse_shape: tuple[int, ...]
+    element: str
+    scale: float
+    sizes: DecodeSizes
+    splits: int
+    torch: Any
+    usable: tuple[bool, bool]
+    on_device: bool
+
+    def __call__(self, q: Any, k: Any, v: Any, lengths: Any, table: Any, scale: float, out: Any, lse: Any) -> None:
+        assert self.kernel is not None
+        z, n = self.sizes, self.splits
+        if strides(q) != compact(q.shape) or self.on_device and q.data_ptr() & 15:
+            q = readable(q, False, self.torch)
+        if self.on_device and (k.data_ptr() | v.data_ptr()) & 15 or self.usable != (True, True):
+            k, v = (readable(x, ok, self.torch) for x, ok in zip((k, v), self.usable))
+        means, sums = None, None
+        if n > 1:
+            means = empty(q, (n, z.batch, z.seq_q, z.heads, z.dim_v), "float32")
+            sums = empty(q, (n, z.batch, z.heads, z.seq_q), "float32")
+        four, three = (z.batch, z.seq_q, z.heads, -1), (z.batch, z.heads, z.seq_q)
+        self.kernel(q.reshape(four), k, v, table, lengths, scale, means, sums, out.reshape(four),
+                    None if lse is None else lse.reshape(three))
+
+
+_runs: dict[Any, _Run] = {}
+
+
+def _prepare(q: Any, k: Any, v: Any, lengths: Any, table: Any, window: Any, splits: Any, with_lse: bool, out: Any,
+             target: Any) -> _Run:
+    """Check the arguments and find or make the kernel for them."""
+    given = {"q": q, "k_cache": k, "v_cache": v, "lengths": lengths, "block_table": table, "out": out}
+    torch = framework("flash_decode", {n: x for n, x in given.items() if x is not None or n not in ("block_table", "out")},
+                      ("q", "k_cache", "v_cache"))
+    sizes = _sizes(q, k, v, lengths, table)
+    check_heads(sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v)
+    check_alike(q, {"k_cache": k, "v_cache": v, "out": out})
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        raise error("attention-option", f"window must be a number of keys from 1 on, found {window!r}", hint="window=1024")
+    if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int) or splits < 1):
+        raise error("attention-option", f"splits must be an int from 1 on, found {splits!r}", hint="leave it out")
+    shape = (*q.shape[:-1], sizes.dim_v)
+    if out is not None and (tuple(out.shape) != shape or strides(out) != compact(shape)):
+        raise error("attention-shape", f"out has shape {tuple(out.shape)} and strides {strides(out)}, expected {shape} without "
+                    "gaps", hint="leave it out")
+    where, backend, units = running_on(q, target)
+    machine = machine_of(where, units)
+    tile = decode_tile(machine, sizes)
+    parts = splits or decode_splits(machine, sizes, tile)
+    kernel = None
+    if sizes.batch and sizes.seq_q:
+        kernel = _kernel(sizes, (k, v), type_name(q), None if window is None else window - 1, tile, parts > 1, with_lse, where,
+                         backend)
+    lse_shape = (sizes.batch, sizes.heads) + ((sizes.seq_q,) if q.ndim == 4 else ())
+    return _Run(kernel, shape, lse_shape, type_name(q), sizes.dim**-0.5, sizes, parts, torch,
+                (strides_of(k) is not None, strides_of(v) is not None), torch is not None and where.is_cuda)
+
+
+def _sizes(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> DecodeSizes:
+    """Raises attention-shape."""
+    shapes = f"q {tuple(q.shape)}, k_cache {tuple(k.shape)} and v_cache {tuple(v.shape)}"
+    if q.ndim not in (3, 4) or k.ndim != 4 or v.ndim != 4:
+        raise error("attention-shape", f"{shapes} are not of a decode step",
+                    hint="q (batch, seq_q, heads, dim) or (batch, heads, dim), caches of 4 dimensions")
+    batch, (heads, dim) = int(q.shape[0]), (int(n) for n in q.shape[-2:])
+    seq_q = int(q.shape[1]) if q.ndim == 4 else 1
+    if tuple(k.shape[:3]) != tuple(v.shape[:3]) or int(k.shape[3]) != dim:
+        raise error("attention-shape", f"{shapes} do not go together",
+                    hint="the caches have the same pages and heads; q and k_cache the same head dimension")
+    for name, x, rank in (("lengths", lengths, 1), ("block_table", table, 2)):
+        if x is None:
+            continue
+        right = type_name(x) == "int32" and x.ndim == rank and int(x.shape[0]) == batch and device_of(x) == device_of(q)
+        if not right or min(x.shape) > 1 and strides(x) != compact(x.shape):
+            raise error("attention-shape", f"{name} is {type_name(x)} of shape {tuple(x.shape)} on {device_of(x)}, expected "
+                        f"int32 ({batch}{', pages' * (rank == 2)}) on the device of q, without gaps",
+                        hint="convert it to int32")
+    page = int(k.shape[1]) if table is not None else None
+    if page is None and int(k.shape[0]) != batch:
+        raise error("attention-shape", f"q has {batch} sequences and k_cache {int(k.shape[0])}",
+                    hint="give block_table where the cache lies in pages")
+    if page is not None and (page % 16 or page == 0):
+        raise error("attention-shape", f"pages of {page} keys are no multiples of 16", hint="use pages of 16, 64 or 256 keys")
+    width = int(table.shape[1]) if table is not None else int(k.shape[1])
+    return DecodeSizes(batch, seq_q, heads, int(k.shape[2]), dim, int(v.shape[3]), int(k.shape[0]), page, width)
+
+
+def decode_tile(m: Machine, sizes: DecodeSizes) -> Tile:
+    """Rows for all queries that share a kv head; keys that divide a page; stages that keep enough bytes on their way."""
+    dims = sizes.dim + sizes.dim_v
+    most = 96 if dims <= 128 else 64 if dims <= 384 or m.kind == "wgmma" else 32
+    keys = next(n for n in range(most, 15, -16) if sizes.page_size is None or sizes.page_size % n == 0)
+    if m.kind == "cpu":
+        return Tile(max(16, min(64, ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / 16) * 16)), keys, 1, 128)
+    for stages in range(6 if m.kind == "wgmma" else 4, 1, -1):
+        tile = Tile(64, keys, stages, 128)
+        if 2 * stages * keys * dims <= 128 * 1024 and shared_bytes(tile, sizes.dim, sizes.dim_v) <= m.shared:
+            return tile
+    return Tile(64, 16, 2, 128)
+
+
+def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile) -> int:
+    """Over how many blocks to share the keys of a sequence that fills its table: the cheapest, in cycles."""
+    tiles = sizes.batch * sizes.kv_heads * ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / tile.rows)
+    steps = max(1, ceil(sizes.width * (sizes.page_size or 1) / tile.keys))
+    step = max(_STEP, 2 * tile.keys * (sizes.dim + sizes.dim_v) / _RATE)
+
+    def cost(n: int) -> float:
+        rounds = ceil(tiles * n / m.units)
+        return rounds * (_START + ceil(steps / n) * step) + (n > 1) * (_COMBINE + n * _COMBINE_SPLIT)
+
+    return min(range(1, min(_MOST_SPLITS, steps) + 1), key=cost)
+
+
+def _kernel(sizes: DecodeSizes, caches: Any, dtype: str, left: int | None, tile: Tile, split: bool, with_lse: bool,
+            target: Target, backend: str | None) -> JITKernel:
+    """One kernel serves every batch, cache and table; strides of single elements are no symbols to solve for."""
+    free = tuple((*(c if n == 1 else None for c, n in zip(compact(x.shape)[:-1], x.shape)), 1) for x in caches)
+    fixed = (sizes.seq_q, sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v, sizes.page_size)
+    return _made(fixed, free, dtype, left, tile, split, with_lse, target, backend)
+
+
+@lru_cache(maxsize=256)
+def _made(fixed: Any, free: Any, dtype: str, left: int | None, tile: Tile, split: bool, with_lse: bool, target: Target,
+          backend: str | None) -> JITKernel:
+    seq_q, heads, kv_heads, dim, dim_v, page = fixed
+    batch, pages, width = T.dynamic("batch, pages, width")
+    sizes = DecodeSizes(batch, seq_q, heads, kv_heads, dim, dim_v, batch if page is None else pages, page, width)
+    laid = tuple(tuple(T.dynamic(f"{array}_step_{d}") * UNIT if n is None else n for d, n in enumerate(s))
+                 for array, s in zip("kv", free))
+    program = decode_attention(sizes, laid, dtype, left, tile, split, with_lse)
+    return compile(program, target=target, execution_backend=backend, pass_configs=configs(target))
+
+
+__all__ = ["decode_splits", "decode_tile", "flash_decode"]

@@ -1,0 +1,143 @@
+"""The program behind `flash_decode`: few queries a sequence against many cached keys, shared out over blocks.
+
+The queries of all heads that read one kv head are the rows of one tile: K and V, whose bytes are the time of a decode step,
+are read once for all of them.  `splits` blocks share the keys of a sequence; each leaves its weighted mean and the logarithm
+of its sum, and a second launch weighs these against each other.  With one split the first launch writes the result itself.
+
+Keys lie in pages that a table names, in any order; a tile of keys lies in one page.  See flash_attention_kernels.py for the
+running maximum and its slack.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tilelang.language as T
+
+from .flash_attention_kernels import LOG2E, Tile, absorb, finish
+
+
+class DecodeSizes(NamedTuple):
+    """Of one call; ints or symbols, but for heads and dims, seq_q and page_size.
+
+    pages: of the cache; its sequences where there is no table.  page_size: keys of a page, a multiple of the tile's keys;
+    None without a table.  width: of the table, pages a sequence may have; without one, keys it may have.
+    """
+
+    batch: Any
+    seq_q: int
+    heads: int
+    kv_heads: int
+    dim: int
+    dim_v: int
+    pages: Any
+    page_size: int | None
+    width: Any
+
+
+def decode_attention(sizes: DecodeSizes, strides: Any, dtype: str, left: int | None, tile: Tile, split: bool,
+                     with_lse: bool) -> Any:
+    """Q (batch, seq_q, heads, dim); K (pages, page_size, kv_heads, dim), V (…, dim_v) with Table (batch, width), or without
+    K (batch, width, kv_heads, dim); strides: those of K and V, in elements, the last one 1; Lengths (batch,): keys of each
+    sequence; O (batch, seq_q, heads, dim_v); LSE (batch, heads, seq_q) float32, written when with_lse.
+    Means (splits, batch, seq_q, heads, dim_v) and Sums (splits, batch, heads, seq_q), float32: room, used when split.
+    None is passed for what is not used.
+
+    Query i of a sequence stands at key position Lengths - seq_q + i, and sees the keys up to there, less those more than
+    `left` before.
+    """
+    batch, seq_q, heads, kv_heads, dim, dim_v, pages, page_size, width = sizes
+    rows, keys, group = tile.rows, tile.keys, heads // kv_heads
+    used = seq_q * group  # rows that are queries
+    blocks = -(-used // rows)
+    splits = T.dynamic("splits") if split else 1
+    cache = (pages, width if page_size is None else page_size, kv_heads)
+
+    def part(X, Table, b, key, h):
+        if page_size is None:
+            return X[b, key:key + keys, h, :]
+        return X[Table[b, key // page_size], key % page_size:key % page_size + keys, h, :]
+
+    @T.prim_func
+    def flash_decode(Q: T.Tensor((batch, seq_q, heads, dim), dtype),
+                     K: T.StridedTensor((*cache, dim), strides[0], dtype),
+                     V: T.StridedTensor((*cache, dim_v), strides[1], dtype),
+                     Table: T.Tensor((1, 1) if page_size is None else (batch, width), "int32"),
+                     Lengths: T.Tensor((batch,), "int32"), scale: T.float32,
+                     Means: T.Tensor((splits, batch, seq_q, heads, dim_v) if split else (1,), "float32"),
+                     Sums: T.Tensor((splits, batch, heads, seq_q) if split else (1,), "float32"),
+                     O: T.Tensor((batch, seq_q, heads, dim_v), dtype),
+                     LSE: T.Tensor((batch, heads, seq_q) if with_lse else (1,), "float32")):
+        with T.Kernel(splits, kv_heads * blocks, batch, threads=tile.threads) as (s, hb, b):
+            Qs = T.alloc_shared((rows, dim), dtype)
+            Ks = T.alloc_shared((keys, dim), dtype)
+            Vs = T.alloc_shared((keys, dim_v), dtype)
+            S = T.alloc_fragment((rows, keys), "float32")
+            P = T.alloc_fragment((rows, keys), dtype)
+            acc = T.alloc_fragment((rows, dim_v), "float32")
+            top, raised, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            c = scale * LOG2E
+            h = hb // blocks
+            row = hb % blocks * rows  # row r is query r // group of head h * group + r % group
+            length = Lengths[b]
+            at = length - seq_q
+            begin = 0 if left is None else T.max(0, at - left) // keys
+            end = T.max(begin, T.ceildiv(length, keys))
+            share = T.ceildiv(end - begin, splits)
+            first = T.min(end, begin + s * share)
+            last = T.min(end, first + share)
+            for i, j in T.Parallel(rows, dim):
+                r = row + i
+                Qs[i, j] = T.if_then_else(r < used, Q[b, r // group, h * group + r % group, j], T.cast(0, dtype))
+            T.clear(acc)
+            T.clear(total)
+            T.fill(top, -T.infinity("float32"))
+            for k in T.Pipelined(first, last, num_stages=tile.stages):
+                T.copy(part(K, Table, b, k * keys, h), Ks)
+                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(rows, keys):
+                    key = k * keys + j
+                    position = at + (row + i) // group
+                    sees = key <= position if left is None else T.And(key <= position, key >= position - left)
+                    S[i, j] = T.if_then_else(sees, S[i, j], -T.infinity("float32"))
+                T.copy(part(V, Table, b, k * keys, h), Vs)
+                absorb(S, P, acc, top, raised, factor, total, more, c, tile.slack)
+                T.gemm(P, Vs, acc)
+            finish(acc, top, total, factor, c)
+            for i, j in T.Parallel(rows, dim_v):
+                r = row + i
+                if r < used:
+                    if split:
+                        Means[s, b, r // group, h * group + r % group, j] = acc[i, j]
+                    else:
+                        O[b, r // group, h * group + r % group, j] = acc[i, j]
+            for i in T.Parallel(rows):
+                r = row + i
+                if r < used:
+                    if split:
+                        Sums[s, b, h * group + r % group, r // group] = total[i]
+                    elif with_lse:
+                        LSE[b, h * group + r % group, r // group] = total[i]
+        if split:
+            with T.Kernel(heads, seq_q, batch, threads=128) as (h, i, b):
+                mean = T.alloc_fragment((dim_v,), "float32")
+                largest = T.alloc_var("float32", init=-T.infinity("float32"))
+                weights = T.alloc_var("float32", init=0.0)
+                for s in T.serial(splits):
+                    largest = T.max(largest, Sums[s, b, h, i])
+                base = T.if_then_else(largest == -T.infinity("float32"), 0.0, largest)
+                T.clear(mean)
+                for s in T.serial(splits):
+                    weight = T.exp2((Sums[s, b, h, i] - base) * LOG2E)
+                    weights = weights + weight
+                    for j in T.Parallel(dim_v):
+                        mean[j] += weight * Means[s, b, i, h, j]
+                for j in T.Parallel(dim_v):
+                    O[b, i, h, j] = T.if_then_else(weights == 0, 0.0, mean[j] / weights)
+                if with_lse and T.get_thread_binding() == 0:
+                    LSE[b, h, i] = largest + T.log2(weights) / LOG2E
+
+    return flash_decode
+
+
+__all__ = ["DecodeSizes", "decode_attention"]
