@@ -193,14 +193,19 @@ def check_signature(fn: Callable[..., Any]) -> inspect.Signature:
 # ---- running the rewritten function --------------------------------------------------------------------------------
 
 def outer_locals(depth: int, fn: Callable[..., Any]) -> dict[str, Any] | None:
-    """Locals of the decorating frame: with postponed annotations, names that only annotations use are in no closure."""
+    """Locals of the functions a decorated one stands in, as far as they are running: with postponed annotations, names
+    that only annotations use are in no closure.  Names of other callers mean nothing in it."""
     if not fn.__code__.co_flags & 0x1000000:  # CO_FUTURE_ANNOTATIONS
         return None
+    around = {part.rpartition(".")[2] for part in fn.__qualname__.split(".<locals>.")[:-1]}
     frame = sys._getframe(depth)
     out: dict[str, Any] = {}
     chain: list[dict[str, Any]] = []
-    while frame is not None and frame.f_code.co_name != "<module>" and len(chain) < 4:
-        chain.append(frame.f_locals)
+    for _ in range(4):  # the user's own decorators may stand between
+        if frame is None or frame.f_code.co_name == "<module>":
+            break
+        if frame.f_code.co_name in around:
+            chain.append(frame.f_locals)
         frame = frame.f_back  # type: ignore[assignment]
     for loc in reversed(chain):
         out.update(loc)

@@ -214,7 +214,9 @@ def _made(fixed: Any, free: Any, dtype: str, left: int | None, tile: Tile, split
     laid = tuple(tuple(T.dynamic(f"{array}_step_{d}") * UNIT if n is None else n for d, n in enumerate(s))
                  for array, s in zip("kv", free))
     program = decode_attention(sizes, laid, dtype, left, tile, split, with_lse)
-    return compile(program, target=target, execution_backend=backend, pass_configs=configs(target))
+    # The splits make as many blocks as there are processors: a loop over tiles in each would have one tile.
+    options = {**configs(target), "tl.persistent": False}
+    return compile(program, target=target, execution_backend=backend, pass_configs=options)
 
 
 __all__ = ["decode_splits", "decode_tile", "flash_decode"]
