@@ -64,6 +64,9 @@ class LowerContext(Protocol):
     def contiguous_width(self, buffer: Buffer) -> int:
         """Elements of a shared buffer's aligned runs along its last dimension that are contiguous in storage."""
 
+    def alignment(self, buffer: Buffer) -> int:
+        """Bytes that the start of a global buffer is known to be a multiple of."""
+
     def divisor(self, e: Expr) -> int:
         """An integer known to divide e; 0 for zero."""
 

@@ -7,6 +7,8 @@
         fence_proxy_async; barrier of the warp group
         one thread:  tma_store(panel -> tensor); bulk_commit
 
+Where TMA cannot write the tensor, the threads of the group carry each panel there themselves, rows in one piece.
+
 The accumulators of wgmma (target/wgmma.py) repeat 64 x 8 pieces: a warp has 16 rows of each, a lane two neighbours of
 two rows.  Barriers are those of the group alone, numbered from GROUP_BARRIERS, so that groups may drift apart; the
 staging is `ordered`: its accesses need no barriers of the block (docs/architecture.md, "Stores by TMA").
@@ -25,7 +27,7 @@ from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, Expr, For, If, Ramp,
 from tilelang.layout import REGISTER, THREAD, Panels, panel_layout, panels
 from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, refusal
 
-from .distribute import digit
+from .distribute import conjunction, digit
 from .gemm.wgmma import shared_panels
 from .ldmatrix import PAIRS, ROWS, Outer, outer_digits
 
@@ -119,10 +121,16 @@ def store_accumulators(cx: Any, src: Region, dst: Region, op: Any, reduce: bool 
         return None
     work = _Store(cx, src, dst, op, pieces, reduce)
     why = work.refusal()
-    if why:
-        cx.stores.note(f"`{dst.buffer.name}` is written from registers: {why}")
-        return None
-    return work.stmt()
+    if not why:
+        why = work.tensor_refusal()
+        if why and reduce:
+            cx.stores.note(f"`{dst.buffer.name}` is written from registers: {why}")
+            return None
+        if why:
+            cx.stores.note(f"`{dst.buffer.name}` is written by all threads, from panels: {why}")
+        return work.stmt(by_tma=not why)
+    cx.stores.note(f"`{dst.buffer.name}` is written from registers: {why}")
+    return None
 
 
 class _Store:
@@ -135,7 +143,7 @@ class _Store:
         self.team = 8 * pieces.groups  # columns a warp group has
 
     def refusal(self) -> str:
-        """Why it cannot be done; "" when it can."""
+        """Why it cannot be staged in panels; "" when it can."""
         rows, columns = (int(n) for n in self.src.buffer.shape)
         t = self.dst.buffer
         if self.op.attr("disable_tma") or self.op.attr("prefer_instruction") not in (None, "tma"):
@@ -145,13 +153,17 @@ class _Store:
         self.dims = matrix_dims(self.dst, rows, columns)
         if self.dims is None:
             return f"the tile of `{t.name}` is no box whose rows are contiguous"
+        return self.cx.stores.room()  # type: ignore[no-any-return]
+
+    def tensor_refusal(self) -> str:
+        """Why TMA cannot carry the panels to their tensor; "" when it can."""
+        t = self.dst.buffer
         if self.reduce and str(self.dt) not in REDUCE_ADD:
             return f"TMA cannot add elements of {self.dt}"
         why = tensor_refusal(t, self.cx.stores.strides)
         for box in sorted({self._box(p) for p in range(self._panels())}):
             why = why or refusal(t, box, PANEL) or ""
-        why = why or self.cx.stores.refusal(self.op, t)
-        return why or self.cx.stores.room()
+        return why or self.cx.stores.refusal(self.op, t)
 
     def _panels(self) -> int:
         return -(-self.team // self.columns)
@@ -165,7 +177,7 @@ class _Store:
         out[self.dims[0]], out[self.dims[1]] = ROWS_OF_STEP, self._width(p)
         return tuple(reversed(out))
 
-    def stmt(self) -> Stmt:
+    def stmt(self, by_tma: bool) -> Stmt:
         """The steps of every warp group, one after another."""
         cx = self.cx
         groups = cx.num_threads // GROUP
@@ -183,9 +195,12 @@ class _Store:
         self.packed = cx.new_local("packed", 8, self.dt) if self.dt.bits == 16 and self.src.dtype != self.dt else None
         out: list[Stmt] = []
         for k, (register, row, p) in enumerate(steps):
-            out += self._step(register, row, p, self.group * slots + k % slots,
-                              self._wait(k, len(steps), slots))
-        cx.stores.issued = True
+            slot = self.group * slots + k % slots
+            if by_tma:
+                out += self._step(register, row, p, slot, self._wait(k, len(steps), slots))
+            else:
+                out += self._carried(register, row, p, slot, k == 0 or slots == 1)
+        cx.stores.issued |= by_tma
         return seq(*out, span=self.op.span)
 
     def _wait(self, k: int, steps: int, slots: int) -> Stmt:
@@ -206,11 +221,17 @@ class _Store:
         return [If(leader, wait), barrier, *self._fill(register + p * self.columns // 8 * 4, p, slot),
                 *fence, barrier, If(leader, seq(self._store(row, p, slot), _do("bulk_commit")))]
 
-    def _store(self, row: int, p: int, slot: Expr) -> Stmt:
-        cx, (y, x) = self.cx, self.dims or (0, 0)
-        at: list[Expr] = [cx.expr(convert(m)) for m in self.dst.mins]
+    def _corner(self, row: int, p: int) -> list[Expr]:
+        """Indices of the first element of a panel in the tensor, as they stand in the tile program."""
+        y, x = self.dims or (0, 0)
+        at = [convert(m) for m in self.dst.mins]
         at[y] = at[y] + self._over_groups(self.pieces.row_groups) + row
         at[x] = at[x] + self._over_groups(self.pieces.column_groups) + p * self.columns
+        return at
+
+    def _store(self, row: int, p: int, slot: Expr) -> Stmt:
+        cx = self.cx
+        at = [cx.expr(m) for m in self._corner(row, p)]
         place, *where = cx.simplified((self.layout.offset((slot, const(0), const(0))), *reversed(at)))
         name = cx.tensor_map(self.dst.buffer, self._box(p), PANEL, row_bytes=self.team * self.dt.bits // 8)
         op = "tma_reduce_add" if self.reduce else "tma_store"
@@ -223,6 +244,44 @@ class _Store:
         for count, stride, weight in digits:
             out = out + digit(self.cx.thread, stride, count, self.cx.num_threads) * weight
         return out
+
+    # ---- without TMA ----------------------------------------------------------------------------------------------
+
+    def _carried(self, register: int, row: int, p: int, slot: Expr, busy: bool) -> list[Stmt]:
+        """A panel filled, and carried to the tensor by the threads of the group.  busy: some may still be reading it; the
+        barrier of the step in between tells otherwise."""
+        barrier = _do("sync_threads") if self.cx.stores.one_group else _do("named_barrier", self.number, const(GROUP))
+        fill = self._fill(register + p * self.columns // 8 * 4, p, slot)
+        return [*([barrier] if busy else []), *fill, barrier, self._rows(row, p, slot)]
+
+    def _rows(self, row: int, p: int, slot: Expr) -> Stmt:
+        """Neighbouring threads write neighbouring elements, as wide as the tensor's rows are aligned."""
+        cx, t, (y, x) = self.cx, self.dst.buffer, self.dims or (0, 0)
+        width = self._lanes()
+        across = self._width(p) // width
+        total = ROWS_OF_STEP * across
+        v = fresh("v")
+        n = v * GROUP + self.lane
+        r, c = n // across, n % across * width
+        at = self._corner(row, p)
+        at[y], at[x] = at[y] + r, at[x] + c
+        place, = cx.simplified((self.layout.offset((slot, r, c)),))
+        guard = cx.guard(t, tuple(at), width)
+        where = tuple(cx.simplified(tuple(cx.expr(i) for i in at)))
+        if width > 1:
+            place, where = _ramp(place, width), (*where[:-1], _ramp(where[-1], width))
+        out: Stmt = Store(t, where, load(self.stage, (place,)), span=self.op.span)
+        inside = conjunction(n < total if total % GROUP else None, guard)
+        return For(v, const(0), const(-(-total // GROUP)), "serial", out if inside is None else If(inside, out))
+
+    def _lanes(self) -> int:
+        """Elements a thread may write at once."""
+        cx, t = self.cx, self.dst.buffer
+        known = [cx.divisor(convert(e)) for e in (t.offset, t.shape[-1], *t.strides[:-1], self.dst.mins[-1])]
+        width = min(16, cx.alignment(t)) * 8 // self.dt.bits
+        while width > 1 and any(k % width for k in known):
+            width //= 2
+        return width
 
     # ---- registers to the panel -----------------------------------------------------------------------------------
 

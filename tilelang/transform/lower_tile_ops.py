@@ -252,6 +252,10 @@ class Lowering:
         """Elements of a shared buffer's aligned runs along its last dimension that are contiguous in storage."""
         return self.widths.shared_width(buffer)
 
+    def alignment(self, buffer: Buffer) -> int:
+        """Bytes that the start of a global buffer is known to be a multiple of."""
+        return self.widths.aligned(buffer)
+
     def divisor(self, e: Expr) -> int:
         """An integer known to divide e; 0 for zero."""
         return known_divisor(e, self.divisors, self.analyzer)

@@ -86,6 +86,11 @@ class Widths:
             return min(w, self.shared_width(buffer)) if w > 1 else 1
         return self._global_width(buffer, indices, w, analyzer, divisors, loose)
 
+    def aligned(self, buffer: Buffer) -> int:
+        """Bytes that the start of a global buffer is known to be a multiple of."""
+        align = int(buffer.attr("align", self.alignment))
+        return min(align, self.alignment) if self.alignment < MAX_BYTES else align
+
     def pieces(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: list[tuple[Expr, ...]], analyzer: Analyzer,
                divisors: Mapping[Expr, int]) -> list[tuple[Expr, ...]] | None:
         """Indices of the accesses that a vector access (its lanes: `lanes`) becomes; None: it is one access itself."""
@@ -117,9 +122,7 @@ class Widths:
         strides = buffer.strides
         if strides[-1] != 1:
             return 1
-        align = int(buffer.attr("align", self.alignment))
-        if self.alignment < MAX_BYTES:
-            align = min(align, self.alignment)
+        align = self.aligned(buffer)
         w = power_of_two_in(max(1, align * 8 // buffer.dtype.bits), w)
         w = power_of_two_in(known_divisor(buffer.offset, divisors, analyzer), w)
         for i, s in zip(indices[:-1], strides[:-1]):
