@@ -263,3 +263,23 @@ def persistent(M, N, K, workers=3, BM=128, BN=64, BK=64, S=2, scheduler=True):
                     place.next_tile()
 
     return main
+
+
+def rows(n, S=2, eviction=None):
+    """B[k] = 2 A[k]: rows of n numbers brought and taken away by TMA, a ring of S."""
+
+    @T.prim_func
+    def main(A: T.Tensor((6, n), f32), B: T.Tensor((6, n), f32)):
+        with T.Kernel(2, threads=128) as bx:
+            R, W = T.alloc_shared((S, n), f32), T.alloc_shared((n,), f32)
+            bar = T.alloc_barrier([128] * S)
+            for k in T.serial(3):
+                T.tma_copy(A[bx * 3 + k, 0:n], R[k % S, :], barrier=bar[k % S], eviction_policy=eviction)
+                T.mbarrier_arrive(bar[k % S])
+                T.mbarrier_wait_parity(bar[k % S], k // S % 2)
+                for i in T.Parallel(n):
+                    W[i] = R[k % S, i] * 2.0
+                T.tma_copy(W, B[bx * 3 + k, :])
+                T.tma_store_wait(0)
+
+    return main

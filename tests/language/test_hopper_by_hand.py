@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hopper_by_hand import (broadcast, dependent, from_registers, gemm_cluster, gemm_two_consumers, gemm_ws, persistent,
-                            raw_barriers, shift)
+                            raw_barriers, rows, shift)
 
 import tilelang
 import tilelang.language as T
@@ -15,6 +15,7 @@ from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
+f16 = "float16"
 rng = np.random.default_rng(11)
 
 
@@ -131,6 +132,60 @@ def test_roles_need_no_barriers_but_the_users():
     text = kernel_text(gemm_ws(256, 128, 512))
     body = text[text.index("if (threadIdx.x >= 128)"):]
     assert "__syncthreads" not in body and "named_barrier" not in body and "fence_proxy" not in body
+
+
+@pytest.mark.parametrize("n, boxes", [(128, 1), (256, 1), (768, 3), (1024, 4)])
+def test_rows_by_tma_both_ways(n, boxes):
+    a = rng.standard_normal((6, n)).astype(np.float32)
+    f = rows(n, eviction="evict_last")
+    assert np.array_equal(both(f, a, np.zeros_like(a)), 2 * a)
+    text = assembled(f)
+    assert text.count("tl::tma_load_2d_hint(&R") == text.count("tl::tma_store_2d(&W") == boxes
+
+
+def test_rows_that_no_boxes_make_up_are_refused():
+    with pytest.raises(TileLangError, match="is not whole, or no equal boxes") as e:
+        lower(rows(514).func, SM90A)
+    assert e.value.kind == "tma-copy"
+
+
+def test_jit_of_the_worked_program_on_both_interpreters():
+    @tilelang.jit(out_idx=[2], execution_backend="tile")
+    def tiles(m, n, k):
+        return gemm_ws(m, n, k)
+
+    @tilelang.jit(out_idx=[2], execution_backend="simulator", target={"kind": "cuda", "arch": "sm_90a"})
+    def device(m, n, k):
+        return gemm_ws(m, n, k)
+
+    a, b = numbers(128, 192), numbers(192, 128)
+    for make in (tiles, device):
+        assert np.array_equal(np.asarray(make(128, 128, 192)(a, b)), product(a, b))
+
+
+@pytest.mark.parametrize("asked, sets", [((), ("<24, false>", "<240, true>")), ((40, 232), ("<40, false>", "<232, true>")),
+                                         ((64, 240), ("<24, false>", "<240, true>")), (None, ())])
+def test_registers_of_the_roles_that_the_compiler_makes(asked, sets):
+    @T.prim_func
+    def f(A: T.Tensor((512, 512), f16), B: T.Tensor((512, 512), f16), C: T.Tensor((512, 512), f16)):
+        with T.Kernel(4, 4, threads=256) as (bx, by):
+            As, Bs = T.alloc_shared((128, 64), f16), T.alloc_shared((128, 64), f16)
+            F = T.alloc_fragment((128, 128), "float32")
+            if asked is None:
+                T.disable_warp_group_reg_alloc()
+            elif asked:
+                T.annotate_producer_reg_dealloc(asked[0])
+                T.annotate_consumer_reg_alloc(asked[1])
+            T.clear(F)
+            for k in T.Pipelined(8, num_stages=4):
+                T.copy(A[by * 128, k * 64], As)
+                T.copy(B[bx * 128, k * 64], Bs)
+                T.gemm(As, Bs, F, transpose_B=True)
+            T.copy(F, C[by * 128, bx * 128])
+
+    (k,) = lower(f.func, SM90A, {"tl.enable_hopper": True}).kernels
+    text = print_kernel(k)
+    assert text.count("tl::set_max_nreg<") == len(sets) and all(f"set_max_nreg{s}" in text for s in sets), text
 
 
 # ---- barriers, clusters, launches ---------------------------------------------------------------------------------------
@@ -274,7 +329,8 @@ def test_tiles_that_tma_cannot_move_are_refused():
 
     refused(program((64, 100), lambda A: A[0:64, 0:100], (64, 100)), "tma-copy", "rows of `S` are no whole panels")
     refused(program((64, 36), lambda A: A[0:64, 0:32], (64, 32)), "tma-copy", "16")
-    refused(program((4096,), lambda A: A[0:64], (64,)), "tma-copy", "no matrix")
+    refused(program((4096,), lambda A: A[0:60], (60,)), "tma-copy", "no equal boxes of multiples of 16 bytes")
+    refused(program((8, 64, 64), lambda A: A[0:2, 0:64, 0:64], (2, 64, 64)), "tma-copy", "no matrix")
 
 
 def test_products_without_a_warp_group_instruction_are_refused():

@@ -146,11 +146,11 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
     return Artifact("cpu", source, host, files, meta)
 
 
-def legalized(request: Request) -> Func:
-    """The tile program after the passes every execution takes."""
+def legalized(request: Request, interpreted: bool = False) -> Func:
+    """The tile program after the passes every execution takes.  interpreted: no machine's limits apply to it."""
     from tilelang.transform.pipeline import legalized as run
 
-    return without_promises(run(request.func, request.target, request.config))
+    return without_promises(run(request.func, None if interpreted else request.target, request.config))
 
 
 def without_promises(func: Func) -> Func:
@@ -163,8 +163,9 @@ def without_promises(func: Func) -> Func:
 
 def build_interpreted(request: Request, sig: Signature) -> Artifact:
     """No binaries: the tile program, or the lowered one, is interpreted."""
-    if request.backend == "tile" or not request.target.is_cuda:
-        return Artifact("interpreted", repr(request.func), "", {}, {}, legalized(request))
+    tile = request.backend == "tile"
+    if tile or not request.target.is_cuda:
+        return Artifact("interpreted", repr(request.func), "", {}, {}, legalized(request, interpreted=tile))
     from tilelang.transform.pipeline import lower
 
     program = lower(request.func, request.target, request.config)

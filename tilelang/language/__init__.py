@@ -24,15 +24,16 @@ from .barriers import (alloc_barrier, alloc_cluster_barrier, barrier_arrive, bar
                        mbarrier_wait_parity, ptx_arrive_barrier, ptx_arrive_barrier_expect_tx,
                        ptx_arrive_cluster_barrier, ptx_fence_barrier_init, ptx_init_barrier_thread_count,
                        ptx_wait_barrier)
-from .composed import (all_of, annotate_consumer_reg_alloc, annotate_producer_reg_dealloc, any_of, atomic_addx2,
-                       atomic_addx4, c2d_im2col, disable_warp_group_reg_alloc, dp4a, get_let_value, has_let_value,
-                       im2col, no_set_max_nreg, tvm_storage_sync, vectorcombine, vectorhigh,
+from .composed import (all_of, any_of, atomic_addx2,
+                       atomic_addx4, c2d_im2col, dp4a, get_let_value, has_let_value,
+                       im2col, tvm_storage_sync, vectorcombine, vectorhigh,
                        vectorlow, warp_reduce_bitand, warp_reduce_bitor, warp_reduce_max, warp_reduce_min,
                        warp_reduce_sum)
 from .debug import device_assert, print
 from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked,
                      is_float4_e2m1fn, validate_gemm_ab_dtypes)
-from .hopper import (block_rank_in_cluster, cluster_arrive, cluster_arrive_relaxed, cluster_sync, cluster_wait,
+from .hopper import (annotate_consumer_reg_alloc, annotate_producer_reg_dealloc, disable_warp_group_reg_alloc,
+                     no_set_max_nreg, block_rank_in_cluster, cluster_arrive, cluster_arrive_relaxed, cluster_sync, cluster_wait,
                      copy_cluster, dec_max_nreg, inc_max_nreg, pdl_sync, pdl_trigger, set_max_nreg, tma_copy,
                      tma_store_arrive, tma_store_wait, wait_wgmma, warpgroup_arrive, warpgroup_commit_batch,
                      warpgroup_fence_operand, warpgroup_wait, wgmma_gemm, wgmma_mma)

@@ -160,20 +160,6 @@ warp_reduce_sum, warp_reduce_max, warp_reduce_min = (
 warp_reduce_bitand, warp_reduce_bitor = _warp_reduce("bitand", "bitand"), _warp_reduce("bitor", "bitor")
 
 
-def _hint(name: str, about: str) -> Callable[..., Emitted]:
-    def fn(*args: Any, **kw: Any) -> Emitted:
-        need_builder(f"T.{name}")
-        return EMITTED
-
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{about}  Accepted and without effect on results; not used yet."
-    return fn
-
-
-annotate_producer_reg_dealloc = _hint("annotate_producer_reg_dealloc", "Registers the producer warps give back.")
-annotate_consumer_reg_alloc = _hint("annotate_consumer_reg_alloc", "Registers the consumer warps take.")
-no_set_max_nreg = _hint("no_set_max_nreg", "Do not move registers between warp groups.")
-disable_warp_group_reg_alloc = _hint("disable_warp_group_reg_alloc", "Do not move registers between warp groups.")
 
 
 def has_let_value(var: Any) -> bool:
@@ -219,8 +205,8 @@ def tvm_storage_sync(scope: str) -> Emitted:
     return EMITTED
 
 
-__all__ = ["all_of", "annotate_consumer_reg_alloc", "annotate_producer_reg_dealloc", "any_of", "atomic_addx2",
-           "atomic_addx4", "c2d_im2col", "disable_warp_group_reg_alloc", "dp4a", "get_let_value", "has_let_value",
-           "im2col", "no_set_max_nreg", "tvm_storage_sync", "vectorcombine", "vectorhigh",
+__all__ = ["all_of", "any_of", "atomic_addx2",
+           "atomic_addx4", "c2d_im2col", "dp4a", "get_let_value", "has_let_value",
+           "im2col", "tvm_storage_sync", "vectorcombine", "vectorhigh",
            "vectorlow", "warp_reduce_bitand", "warp_reduce_bitor", "warp_reduce_max", "warp_reduce_min",
            "warp_reduce_sum"]

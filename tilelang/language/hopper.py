@@ -226,9 +226,13 @@ def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Any = 0, num_regs: Any =
 
 def set_max_nreg(reg_count: int, is_inc: Any) -> Emitted:
     """Registers of the executing warp group's threads from here on: raised (is_inc) or lowered.  Raises register-count."""
-    if isinstance(reg_count, bool) or not isinstance(reg_count, int) or reg_count % 8 or not 24 <= reg_count <= 256:
-        raise error("register-count", f"a register count is a multiple of 8 from 24 to 256, found {reg_count!r}")
-    return emit_call("set_max_nreg", n=reg_count, inc=bool(is_inc))
+    return emit_call("set_max_nreg", n=_registers(reg_count), inc=bool(is_inc))
+
+
+def _registers(n: Any) -> int:
+    if isinstance(n, bool) or not isinstance(n, int) or n % 8 or not 24 <= n <= 256:
+        raise error("register-count", f"a register count is a multiple of 8 from 24 to 256, found {n!r}")
+    return n
 
 
 def inc_max_nreg(reg_count: int) -> Emitted:
@@ -239,6 +243,27 @@ def inc_max_nreg(reg_count: int) -> Emitted:
 def dec_max_nreg(reg_count: int) -> Emitted:
     """T.set_max_nreg(reg_count, False)."""
     return set_max_nreg(reg_count, False)
+
+
+def annotate_producer_reg_dealloc(reg_count: int = 24) -> Emitted:
+    """Registers that loading warps keep where the compiler makes roles (sm_90a); counts that do not fit are not used."""
+    need_kernel("T.annotate_producer_reg_dealloc").attrs["producer_registers"] = _registers(reg_count)
+    return Emitted()
+
+
+def annotate_consumer_reg_alloc(reg_count: int = 240) -> Emitted:
+    """Registers that computing warps get where the compiler makes roles (sm_90a); counts that do not fit are not used."""
+    need_kernel("T.annotate_consumer_reg_alloc").attrs["consumer_registers"] = _registers(reg_count)
+    return Emitted()
+
+
+def no_set_max_nreg() -> Emitted:
+    """The compiler moves no registers between warp groups by itself."""
+    need_kernel("T.no_set_max_nreg").attrs["keep_registers"] = True
+    return Emitted()
+
+
+disable_warp_group_reg_alloc = no_set_max_nreg
 
 
 def cluster_arrive() -> Emitted:
@@ -283,7 +308,8 @@ def pdl_sync() -> Emitted:
     return emit_call("pdl_sync")
 
 
-__all__ = ["block_rank_in_cluster", "cluster_arrive", "cluster_arrive_relaxed", "cluster_sync", "cluster_wait",
-           "copy_cluster", "dec_max_nreg", "inc_max_nreg", "pdl_sync", "pdl_trigger", "set_max_nreg", "tma_copy",
-           "tma_store_arrive", "tma_store_wait", "wait_wgmma", "warpgroup_arrive", "warpgroup_commit_batch",
+__all__ = ["annotate_consumer_reg_alloc", "annotate_producer_reg_dealloc", "block_rank_in_cluster", "cluster_arrive",
+           "cluster_arrive_relaxed", "cluster_sync", "cluster_wait", "copy_cluster", "dec_max_nreg",
+           "disable_warp_group_reg_alloc", "inc_max_nreg", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "set_max_nreg",
+           "tma_copy", "tma_store_arrive", "tma_store_wait", "wait_wgmma", "warpgroup_arrive", "warpgroup_commit_batch",
            "warpgroup_fence_operand", "warpgroup_wait", "wgmma_gemm", "wgmma_mma"]

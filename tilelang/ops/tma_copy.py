@@ -14,12 +14,15 @@ from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, binary, call, const, convert, is_const, replace,
                          seq)
 
+from tilelang.target.tensor_map import refusal
+
 from .tma import lower_tma_load, tma_bytes, tma_refusal
 from .tma_store import moved_tile, store_tile
 
 register("tma-copy", ValueError, "a tile that TMA cannot move",
          "a tile is (rows, columns) of a tensor whose rows are contiguous, in a shared buffer with rows of 16, 32, 64 or a "
-         "multiple of 128 bytes; T.copy moves any tile")
+         "multiple of 128 bytes; or a whole row; T.copy moves any tile")
+MOST_OF_BOX = 256  # elements of a box along one dimension (CUDA Driver API, cuTensorMapEncodeTiled)
 
 SHARED = ("shared", "shared.dyn")
 
@@ -32,9 +35,63 @@ def check_tma_copy(op: Any) -> None:
                     f"TMA: {why}", span=op.span)
 
 
+def is_row(op: Any) -> bool:
+    """Whether a copy by T.tma_copy moves one row: boxes without panels, whatever its length."""
+    tile = moved_tile(op)
+    other = op.src if tile is op.dst else op.dst
+    return bool(op.attr("by_hand")) and all(is_const(n, 1) for n in (*tile.extents[:-1], *other.extents[:-1]))
+
+
+def _row_box(op: Any) -> int:
+    """Elements of one box of a row: equal boxes that start where TMA may."""
+    tile = moved_tile(op)
+    n, bits = tile.extents[-1], tile.dtype.bits
+    if not isinstance(n, int) or n * bits % 128 or n != tile.buffer.shape[-1]:
+        return 0
+    if tile.buffer.ndim > 1 and n * bits % 1024:
+        return 0  # other rows would start inside 128 bytes
+    return next((k for k in range(min(n, MOST_OF_BOX), 0, -1) if n % k == 0 and k * bits % (128 if k == n else 1024) == 0), 0)
+
+
+def _row_refusal(op: Any) -> str:
+    tile = moved_tile(op)
+    other = op.src if tile is op.dst else op.dst
+    if tile.dtype != other.dtype:
+        return "the copy converts"
+    k = _row_box(op)
+    if not k:
+        return f"the row of `{tile.buffer.name}` is not whole, or no equal boxes of multiples of 16 bytes"
+    return refusal(other.buffer, (k, *[1] * (other.buffer.ndim - 1)), 0) or ""
+
+
+def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
+    """The boxes of a row, as one thread asks for them."""
+    tile = moved_tile(op)
+    other = op.src if tile is op.dst else op.dst
+    k, n = _row_box(op), int(tile.extents[-1])
+    name = cx.tensor_map(other.buffer, (k, *[1] * (other.buffer.ndim - 1)), 0)
+    hint = op.attr("eviction_policy")
+    attrs: dict[str, Any] = {"map": name, **({"cache_hint": hint} if hint in ("evict_first", "evict_last") else {})}
+    fixed: list[Expr] = []
+    if op.dst is tile:
+        barrier, index = op.attr("barrier")
+        fixed.append(AddressOf(barrier, (cx.expr(convert(index)),)))
+    if to is not None:
+        attrs["multicast"] = True
+    out = []
+    for first in range(0, n, k):
+        *lead, last = (cx.expr(convert(m)) for m in other.mins)
+        place = AddressOf(*cx.physical(tile.buffer, _at(tile, first, cx)))
+        where = cx.simplified((last + first, *reversed(lead)))
+        out.append(_do("tma_load" if fixed else "tma_store", place, *fixed, *where, *([] if to is None else [to]), **attrs))
+    return seq(*out, *([] if fixed else [_do("bulk_commit")]), span=op.span)
+
+
 def _refusal(op: Any) -> str:
     if op.attr("dst_block") is not None:
         return _bulk_refusal(op)
+    if is_row(op):
+        return _row_refusal(op)
     tile = moved_tile(op)
     b = tile.buffer
     if b.ndim < 2 or any(not is_const(n, 1) for n in tile.extents[:-2]):
@@ -52,25 +109,30 @@ def lower_tma_copy(op: Any, cx: Any) -> Stmt:
     if op.attr("dst_block") is not None:
         return _leader(op, cx, _bulk(op, cx))
     if op.dst.buffer.scope_name not in SHARED:
-        return _leader(op, cx, store_tile(cx, op.src, op.dst, op))
+        return _leader(op, cx, _row_boxes(op, cx) if is_row(op) else store_tile(cx, op.src, op.dst, op))
     barrier, index = op.attr("barrier")
     bar = AddressOf(barrier, (cx.expr(convert(index)),))
-    expect = _do("mbarrier_expect_tx", bar, const(tma_bytes(op), "uint32"))
+    expect = _do("mbarrier_expect_tx", bar, const(_bytes(op), "uint32"))
     return _leader(op, cx, seq(expect, _loads(op, cx), span=op.span))
 
 
+def _bytes(op: Any) -> int:
+    """What a load counts on its barrier."""
+    return int(op.dst.extents[-1]) * op.dst.dtype.bits // 8 if is_row(op) else tma_bytes(op)
+
+
 def _loads(op: Any, cx: Any) -> Stmt:
-    mask = op.attr("cluster_mask")
+    mask, load = op.attr("cluster_mask"), _row_boxes if is_row(op) else lower_tma_load
     if mask is None or cx.launch.attr("cluster") is None:
-        return lower_tma_load(op, cx)
+        return load(op, cx)
     rank = call("cluster_rank", (), "uint32")
     first = (mask & -mask).bit_length() - 1
-    shared = If(binary("eq", rank, const(first, "uint32")), lower_tma_load(op, cx, const(mask, "uint16")), span=op.span)
+    shared = If(binary("eq", rank, const(first, "uint32")), load(op, cx, const(mask, "uint16")), span=op.span)
     x, y, z = cx.launch.attr("cluster") or (1, 1, 1)
     if mask == (1 << x * y * z) - 1:
         return shared
     inside = binary("ne", binary("bitand", binary("shr", const(mask, "uint32"), rank), const(1, "uint32")), const(0, "uint32"))
-    return If(inside, shared, lower_tma_load(op, cx), span=op.span)
+    return If(inside, shared, load(op, cx), span=op.span)
 
 
 def _leader(op: Any, cx: Any, body: Stmt) -> Stmt:
@@ -133,4 +195,4 @@ def _do(name: str, *args: Expr, **attrs: Any) -> Stmt:
     return Evaluate(call(name, args, "void", **attrs))
 
 
-__all__ = ["check_tma_copy", "lower_tma_copy"]
+__all__ = ["check_tma_copy", "is_row", "lower_tma_copy"]

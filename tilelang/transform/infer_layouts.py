@@ -49,6 +49,7 @@ from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout
+from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_store import moved_tile
 
 from .config import PassConfigKey
@@ -327,7 +328,7 @@ class _Inference:
     def _by_tma(self) -> None:
         """What TMA fills or reads lies in panels."""
         for op in self.ops:
-            if isinstance(op, Copy) and op.attr("dst_block") is not None:
+            if isinstance(op, Copy) and (op.attr("dst_block") is not None or op.attr("tma") and is_row(op)):
                 self.pointers.update((op.src.buffer.data, op.dst.buffer.data))  # moved as bytes: rows in order
             elif isinstance(op, (Copy, AtomicTile)) and op.attr("tma"):
                 b = moved_tile(op).buffer

@@ -23,6 +23,7 @@ from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.distribute import Distribution, conjunction
+from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_store import moved_tile
 from tilelang.target.wgmma import WGMMA_ROWS
 
@@ -82,7 +83,7 @@ def _read_by_hardware(launch: Launch) -> set[Var]:
     for s in walk(launch.body):
         if isinstance(s, Gemm) and s.attr("instruction", "") in WGMMA_ROWS:
             out.update(r.buffer.data for r in (s.a, s.b) if r.buffer.scope_name in SHARED)
-        elif isinstance(s, (Copy, AtomicTile)) and s.attr("tma"):
+        elif isinstance(s, (Copy, AtomicTile)) and s.attr("tma") and not (isinstance(s, Copy) and is_row(s)):
             out.add(moved_tile(s).buffer.data)
     return out
 

@@ -125,9 +125,22 @@ def pin(b: Buffer) -> Stmt:
     return Evaluate(call("wgmma_pin", (AddressOf(b, tuple(const(0) for _ in b.shape)),), "void"))
 
 
+def asked_registers(launch: Launch, groups: int) -> tuple[int, int] | None:
+    """(producer's, consumers') registers of a thread that the program asks for, None where it does not or they do not fit
+    what the launch gets: raising a count waits for registers, which then never come."""
+    default = ROLE_REGISTERS.get(groups)
+    asked = launch.attr("producer_registers"), launch.attr("consumer_registers")
+    if default is None or asked == (None, None):
+        return None
+    producer, consumer = (int(a or d) for a, d in zip(asked, default))
+    whole = 65536 // (GROUP * (groups + 1)) // 8 * 8
+    fits = producer + groups * consumer <= (groups + 1) * whole and producer <= whole <= consumer
+    return (producer, consumer) if fits else None
+
+
 def do(name: str, *args: Expr, **attrs: Any) -> Stmt:
     """A call for its effect."""
     return Evaluate(call(name, args, "void", **attrs))
 
 
-__all__ = ["GROUP", "ROLE_REGISTERS", "Ring", "RoleLoop", "barriers", "do", "pin"]
+__all__ = ["GROUP", "ROLE_REGISTERS", "Ring", "RoleLoop", "asked_registers", "barriers", "do", "pin"]

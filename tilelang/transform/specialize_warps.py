@@ -37,7 +37,7 @@ from .pass_ import TILE, PassContext, pass_
 from .persist import OFF_LINES, Tiles, Work, plan_tiles
 from .pipeline_emit import rename
 from .plan_pipelines import has_exits, is_pipelined, unversionable, versioned, wanted_stages
-from .rings import GROUP, ROLE_REGISTERS, Ring, RoleLoop, barriers, do
+from .rings import GROUP, ROLE_REGISTERS, Ring, RoleLoop, asked_registers, barriers, do
 from .schedule import Body, take_apart
 from .tf32_tiles import tf32_tiles
 from .tile_steps import Steps, WholeTile
@@ -311,8 +311,8 @@ class _Roles:
                    do("cluster_sync" if cluster else "sync_threads"))
 
     def _registers(self, role: int) -> list[Stmt]:
-        got = ROLE_REGISTERS.get(self.groups)
-        if got is None or not self._alone():
+        got = asked_registers(self.launch, self.groups) or ROLE_REGISTERS.get(self.groups)
+        if got is None or not self._alone() or self.launch.attr("keep_registers"):
             return []
         return [do("set_max_nreg", n=got[role], inc=bool(role))]
 

@@ -120,18 +120,21 @@ def _bulk_store(st: Any, c: Call, span: Any) -> None:
 
 @event
 def _bulk_commit(st: Any, c: Call, span: Any) -> None:
-    for key in st.active:
-        if key in st.bulk:
-            st.bulk[key].groups.append(st.bulk[key].time)
+    for _, own in _issuers(st):
+        own.groups.append(own.time)
+
+
+def _issuers(st: Any) -> list[tuple[tuple[Any, int], _Stores]]:
+    """The threads among those active that have issued bulk stores."""
+    return [(key, own) for key, own in st.bulk.items() for w, lanes in st.active if key[0] is w and not key[1] & ~lanes]
 
 
 @event
 def _bulk_wait(st: Any, c: Call, span: Any) -> None:
-    for w, lanes in st.active:
-        own = st.bulk.get((w, lanes))
+    for (w, lanes), own in _issuers(st):
         keep = int(c.attr("n", 0))
-        done = own.groups[: max(0, len(own.groups) - keep)] if own is not None else []
-        if own is not None and done:
+        done = own.groups[: max(0, len(own.groups) - keep)]
+        if done:
             own.groups = own.groups[len(done):]
             own.finished = done[-1]
             w.learn_times(lanes, {own.component: done[-1]})
