@@ -17,9 +17,9 @@ from programs import attention, gemm
 from sim_programs import alloc, program
 
 import tilelang.language as T
-from tilelang.ir import Evaluate, Launch, binary, const, replace, rewrite, seq, walk
+from tilelang.ir import Evaluate, For, Launch, binary, const, replace, rewrite, seq, substitute, walk
 from tilelang.target import Target
-from tilelang.transform import pipeline
+from tilelang.transform import pipeline, verify_sync_trials
 from tilelang.transform.pass_ import DEVICE, PassContext, pass_, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 from tilelang.transform.verify_sync import check_launch, verify_sync
@@ -377,3 +377,26 @@ def test_what_no_schedule_clears_is_refused(monkeypatch):
     monkeypatch.setattr(pipeline, "DEVICE_PASSES", refusing(("sync_threads",), "always"))
     with pytest.raises(ValueError, match="always"):
         lower(PROGRAMS["gemm_nt"]().func, SM90, ON)
+
+
+# ---- how loops are followed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", range(20, 25))
+def test_a_role_that_does_its_last_iteration_apart_needs_no_exact_run(steps, monkeypatch):
+    """What is left out of its loop and of the producer's differed at some lengths: every iteration was then followed."""
+    launch = unchecked(gemm(m=128, n=128, k=64 * steps, bm=128, bn=128, bk=64, stages=2, threads=256, tb=True))
+    (loop,) = [x for x in walk(launch) if isinstance(x, For) and x.extent == const(steps)
+               and any(is_call(y, "wgmma") for y in walk(x.body))]
+    last = substitute(loop.body, {loop.var: const(steps - 1)})
+    apart = rewrite(launch, lambda x: seq(replace(x, extent=const(steps - 1)), last) if x is loop else None)
+    ways = []
+
+    class Recorded(verify_sync_trials.Model):
+        def __init__(self, *args):
+            ways.append(args[5])
+            super().__init__(*args)
+
+    monkeypatch.setattr(verify_sync_trials, "Model", Recorded)
+    ordered(apart)
+    assert max(ways) == 1

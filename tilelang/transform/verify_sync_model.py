@@ -87,12 +87,14 @@ class Model:
     """One run.  env: block variables, symbols and scalars.  scale: of whole numbers read from global tensors.
 
     width: threads of a stream.  whole: ring loops of more iterations are followed without whole turns in between.
-    tiles: iterations of loops around ring loops that are followed at least.
+    tiles: iterations of loops around ring loops that are followed at least; every_tile: all that `whole` allows.
+    later: so many more iterations are followed before turns are left out.
     """
 
     def __init__(self, plan: Plan, values: Values, env: dict[Var, Any], scale: int, width: int = GROUP,
-                 whole: int = 1, tiles: int = 3) -> None:
+                 whole: int = 1, tiles: int = 3, later: int = 0, every_tile: bool = True) -> None:
         self.plan, self.values, self.scale, self.whole, self.tiles = plan, values, scale, whole, tiles
+        self.later, self.every_tile = later, every_tile
         self.progress, self.cut = 0, False
         dims = cluster_of(plan.launch) or (1, 1, 1)
         self.size = dims[0] * dims[1] * dims[2]

@@ -303,12 +303,13 @@ class Stream(Accesses):
                 return range(most)
             model.cut = True
             return [*range(_MOST // 2), *range(most - 2, most)]
-        if most <= model.whole:
+        outer = self.plan.is_outer(s)
+        if most <= (model.whole if model.every_tile or not outer else 1):
             return range(most)
         # Inside a loop over tiles the rings go on from tile to tile, so that a short way through each tells as much.
         stages, unit = self.plan.stages, self.plan.unit(s)
-        first, least = stages, stages + 1 if self.tiles else 2 * stages + 2
-        if self.plan.is_outer(s):
+        first, least = stages, (stages + 1 if self.tiles else 2 * stages + 2) + model.later
+        if outer:
             first, least = min(1, model.tiles - 1), model.tiles
         # Loops of different roles over the same iterations leave out the same ones, wherever they start.
         skipped = start if 0 < start <= first else 0
