@@ -16,6 +16,7 @@ def launched(*grid, cluster_dims):
     return launch.attr("cluster")
 
 
+@pytest.mark.spec("L7:ClusterKernel")
 def test_cluster_kernel_sets_the_dimensions_of_the_launch():
     assert launched(4, cluster_dims=2) == (2, 1, 1)
     assert launched(4, 6, cluster_dims=[2, 3]) == (2, 3, 1)

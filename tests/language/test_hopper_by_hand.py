@@ -54,6 +54,9 @@ def product(a, b, dt=np.float16):
 # ---- products ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("T.alloc_barrier", "T.mbarrier_arrive", "T.mbarrier_wait_parity", "T.tma_copy", "T.wait_wgmma",
+                  "T.wgmma_gemm")
+@pytest.mark.spec("L6:alloc_barrier", "L11:wgmma_gemm", "L11:wait_wgmma", "L16:mbarriers", "L8:ws")
 @pytest.mark.parametrize("m, n, k, options", [(256, 128, 64, {}), (128, 256, 128, {}), (128, 128, 704, {"S": 2}),
                                               (128, 64, 256, {"BM": 64, "BN": 64, "BK": 32, "S": 4})])
 def test_producer_and_consumer_by_hand(m, n, k, options):
@@ -61,6 +64,7 @@ def test_producer_and_consumer_by_hand(m, n, k, options):
     assert np.array_equal(both(gemm_ws(m, n, k, **options), a, b, np.zeros((m, n), np.float16)), product(a, b))
 
 
+@pytest.mark.spec("L16:mbarriers")
 def test_a_wrong_parity_deadlocks_and_says_where():
     f = gemm_ws(128, 128, 128, parity=0)
     args = [numbers(128, 128), numbers(128, 128), np.zeros((128, 128), np.float16)]
@@ -70,6 +74,8 @@ def test_a_wrong_parity_deadlocks_and_says_where():
         assert e.value.kind == kind and "hopper_by_hand.py" in str(e.value)
 
 
+@pytest.mark.spec("T.warpgroup_wait", "T.wgmma_mma")
+@pytest.mark.spec("L15:max_nreg", "L16:tma")
 @pytest.mark.parametrize("k", [64, 192, 640])
 def test_two_consumers_with_a_product_under_way_and_a_store_by_tma(k):
     a, b = numbers(128, k), numbers(128, k)
@@ -77,6 +83,8 @@ def test_two_consumers_with_a_product_under_way_and_a_store_by_tma(k):
     assert np.array_equal(both(f, a, b, np.zeros((128, 128), np.float16)), product(a, b.T))
 
 
+@pytest.mark.spec("T.alloc_cluster_barrier", "T.block_rank_in_cluster")
+@pytest.mark.spec("L17:clusters")
 @pytest.mark.parametrize("size", [2, 4])
 def test_cluster_that_shares_a_tile_by_hand(size):
     m = 128 * size
@@ -91,6 +99,8 @@ def test_loads_for_a_cluster_that_do_not_wait_for_its_consumers_are_refused():
     assert e.value.kind == "sync-unordered" and "hopper_by_hand.py" in str(e.value)
 
 
+@pytest.mark.spec("T.warpgroup_arrive", "T.warpgroup_commit_batch", "T.warpgroup_fence_operand")
+@pytest.mark.spec("L16:wgmma-control")
 def test_operand_in_registers_and_raw_names():
     a, b = numbers(64, 64), numbers(32, 64)
     got = both(from_registers(64, 32, 64), a, b, np.zeros((64, 32), np.float32))
@@ -191,12 +201,16 @@ def test_registers_of_the_roles_that_the_compiler_makes(asked, sets):
 # ---- barriers, clusters, launches ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("T.ptx_arrive_barrier", "T.ptx_fence_barrier_init", "T.ptx_init_barrier_thread_count")
 def test_barriers_that_the_program_sets_up():
     x = np.arange(512, dtype=np.int32).reshape(4, 128)
     p = lower(raw_barriers().func, SM90A)
     assert np.array_equal(run_device(p, [x, np.zeros_like(x)]).outputs["Y"], 2 * x)
 
 
+@pytest.mark.spec("T.cluster_arrive", "T.cluster_sync", "T.cluster_wait", "T.fence_proxy_async",
+                  "T.mbarrier_expect_tx")
+@pytest.mark.spec("L17:clusters")
 @pytest.mark.parametrize("way", ["elements", "bulk", "rows"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_tiles_go_to_the_next_block_of_the_cluster(way, size):
@@ -205,6 +219,7 @@ def test_tiles_go_to_the_next_block_of_the_cluster(way, size):
     assert np.array_equal(got, np.roll(a.reshape(8 // size, size, 32, 64), 1, axis=1).reshape(a.shape))
 
 
+@pytest.mark.spec("T.copy_cluster")
 def test_one_load_for_the_blocks_of_a_mask():
     a = numbers(4, 64, 64)
     for mask in (3, 1, 2):
@@ -212,6 +227,7 @@ def test_one_load_for_the_blocks_of_a_mask():
         assert np.array_equal(got, np.repeat(a, 2, axis=0))
 
 
+@pytest.mark.spec("L17:pdl")
 def test_dependent_launches_wait_before_they_read():
     f = dependent()
     a = rng.standard_normal(256).astype(np.float32)
@@ -225,6 +241,8 @@ def test_dependent_launches_wait_before_they_read():
     assert np.array_equal(b, a + 1)
 
 
+@pytest.mark.spec("T.barrier_arrive", "T.barrier_wait", "T.set_max_nreg", "T.tma_store_arrive", "T.tma_store_wait")
+@pytest.mark.spec("L6:alloc_cluster_barrier")
 def test_arrivals_and_expected_bytes_by_their_other_names():
     @T.prim_func
     def f(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16")):
@@ -262,6 +280,7 @@ def test_arrivals_and_expected_bytes_by_their_other_names():
 A100, H100 = Target({"kind": "cuda", "arch": "sm_80"}), Target({"kind": "cuda", "arch": "sm_90"})
 
 
+@pytest.mark.spec("L24:arch")
 @pytest.mark.parametrize("program, target, text", [
     (lambda: gemm_ws(128, 128, 64), A100, "T.alloc_barrier requires sm_90 or newer, got sm_80|T.wgmma_gemm requires sm_90a"),
     (lambda: gemm_ws(128, 128, 64), H100, "requires sm_90a, got sm_90"),
@@ -317,6 +336,7 @@ def test_tile_operations_of_scattered_or_nested_roles_are_refused():
     refused(nested, "role-place", "outside of other roles")
 
 
+@pytest.mark.spec("L16:tma")
 def test_tiles_that_tma_cannot_move_are_refused():
     def program(shape, take, tile):
         @T.prim_func
@@ -333,6 +353,7 @@ def test_tiles_that_tma_cannot_move_are_refused():
     refused(program((8, 64, 64), lambda A: A[0:2, 0:64, 0:64], (2, 64, 64)), "tma-copy", "no matrix")
 
 
+@pytest.mark.spec("L11:wgmma_gemm")
 def test_products_without_a_warp_group_instruction_are_refused():
     def program():
         @T.prim_func

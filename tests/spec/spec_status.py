@@ -76,6 +76,11 @@ def collect(tests: pathlib.Path = TESTS) -> list[Test]:
         defined: dict[str, ast.stmt] = {n.name: n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
         defined.update({t.id: n for n in tree.body if isinstance(n, ast.Assign) for t in n.targets
                         if isinstance(t, ast.Name)})
+        for n in tree.body:  # programs in a module beside the test
+            beside = path.parent / f"{n.module}.py" if isinstance(n, ast.ImportFrom) and n.module else path
+            if beside != path and beside.exists():
+                other = ast.parse(beside.read_text(encoding="utf-8")).body
+                defined.update({f.name: f for f in other if isinstance(f, ast.FunctionDef) and f.name not in defined})
         module_rows = _marked([n.value for n in tree.body if isinstance(n, ast.Assign)
                                and getattr(n.targets[0], "id", "") == "pytestmark"])
         for node in tree.body:
