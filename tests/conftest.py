@@ -61,6 +61,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_configure(config):
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if workers:  # references in NumPy share the cores: threads of all workers on all cores would wait for each other
+        share = str(max(1, (os.cpu_count() or 1) // workers))
+        for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(name, share)
     os.environ.setdefault("TILELANG_VERIFY", "1")  # programs are verified between all passes
     if os.environ.get("TILELANG_REQUIRE_TORCH") == "1":
         import torch  # noqa: F401 - a missing torch must fail here, not skip the interop tests
