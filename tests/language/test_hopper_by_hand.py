@@ -198,6 +198,24 @@ def test_registers_of_the_roles_that_the_compiler_makes(asked, sets):
     assert text.count("tl::set_max_nreg<") == len(sets) and all(f"set_max_nreg{s}" in text for s in sets), text
 
 
+def test_clusters_that_the_program_launches_stay_its_own():
+    @T.prim_func
+    def f(A: T.Tensor((512, 512), f16), B: T.Tensor((512, 512), f16), C: T.Tensor((512, 512), "float32")):
+        with T.ClusterKernel(4, 4, cluster_dims=(2, 1), threads=256) as (bx, by):
+            As, Bs = T.alloc_shared((128, 64), f16), T.alloc_shared((128, 64), f16)
+            F = T.alloc_fragment((128, 128), "float32")
+            T.fill(F, T.cast(T.block_rank_in_cluster(), "float32"))
+            for k in T.Pipelined(8, num_stages=4):
+                T.copy(A[by * 128, k * 64], As)
+                T.copy(B[bx * 128, k * 64], Bs)
+                T.gemm(As, Bs, F, transpose_B=True)
+            T.copy(F, C[by * 128, bx * 128])
+
+    launch = lower(f.func, SM90A, {"tl.enable_hopper": True}).kernels[0].launch
+    assert launch.attr("cluster") == (2, 1, 1) and launch.num_threads == 256
+    assert any("launches clusters itself" in r for r in launch.attr("report"))
+
+
 # ---- barriers, clusters, launches ---------------------------------------------------------------------------------------
 
 
@@ -351,6 +369,40 @@ def test_tiles_that_tma_cannot_move_are_refused():
     refused(program((64, 36), lambda A: A[0:64, 0:32], (64, 32)), "tma-copy", "16")
     refused(program((4096,), lambda A: A[0:60], (60,)), "tma-copy", "no equal boxes of multiples of 16 bytes")
     refused(program((8, 64, 64), lambda A: A[0:2, 0:64, 0:64], (2, 64, 64)), "tma-copy", "no matrix")
+
+
+def test_loads_of_what_the_kernel_writes_or_fills_otherwise_are_refused():
+    def written():
+        @T.prim_func
+        def f(A: T.Tensor((64, 64), "float16")):
+            with T.Kernel(1, threads=128):
+                S, bar = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(128)
+                T.fill(A, 1.0)
+                T.tma_copy(A, S, barrier=bar)
+        return f
+
+    def filled():
+        @T.prim_func
+        def f(A: T.Tensor((64, 64), "float16")):
+            with T.Kernel(1, threads=128):
+                S, bar = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(128)
+                T.annotate_safe_value({A: 1.0})
+                T.tma_copy(A, S, barrier=bar)
+        return f
+
+    refused(written, "tma-copy", "is written by the kernel")
+    refused(filled, "tma-copy", "outside `A` reads as")
+
+
+def test_roles_of_a_block_that_is_no_whole_warp_groups():
+    def program():
+        @T.prim_func
+        def f(A: T.Tensor((64,), "float16")):
+            with T.Kernel(1, threads=192), T.ws(1):
+                T.fill(A, 1.0)
+        return f
+
+    refused(program, "role-place", "whole warp groups")
 
 
 @pytest.mark.spec("L11:wgmma_gemm")

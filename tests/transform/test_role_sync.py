@@ -105,3 +105,79 @@ def test_products_in_a_role_by_mma_and_numbers_that_the_program_names():
     a, b = (rng.integers(-4, 5, (64, 64)).astype(np.float16) for _ in "ab")
     got, text = both(f, a, b, np.zeros((64, 64), np.float32))
     assert np.array_equal(got, a.astype(np.float32) @ b.astype(np.float32)) and "mma_m16n8k16" in text
+
+
+def test_a_producer_that_stores_itself_tells_the_matrix_unit():
+    """Ordinary stores, an arrival, then wgmma: the proxy fence stands before the arrival, and nowhere in the consumer."""
+    @T.prim_func
+    def f(A: T.Tensor((64, 256), "float16"), B: T.Tensor((64, 256), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            As, Bs = T.alloc_shared((2, 64, 64), "float16"), T.alloc_shared((2, 64, 64), "float16")
+            F = T.alloc_fragment((64, 64), "float32")
+            full, empty = T.alloc_barrier([128] * 2), T.alloc_barrier([128] * 2)
+            with T.ws(1):
+                for k in T.serial(4):
+                    T.mbarrier_wait_parity(empty[k % 2], (k // 2 + 1) % 2)
+                    T.copy(A[0:64, k * 64:k * 64 + 64], As[k % 2, :, :])
+                    T.copy(B[0:64, k * 64:k * 64 + 64], Bs[k % 2, :, :])
+                    T.mbarrier_arrive(full[k % 2])
+            with T.ws(0):
+                T.clear(F)
+                for k in T.serial(4):
+                    T.mbarrier_wait_parity(full[k % 2], k // 2 % 2)
+                    T.wgmma_gemm(As[k % 2, :, :], Bs[k % 2, :, :], F, transpose_B=True)
+                    T.wait_wgmma(0)
+                    T.mbarrier_arrive(empty[k % 2])
+                T.copy(F, C)
+
+    rng = np.random.default_rng(2)
+    a, b = (rng.integers(-4, 5, (64, 256)).astype(np.float16) for _ in "ab")
+    got, text = both(f, a, b, np.zeros((64, 64), np.float32))
+    assert np.array_equal(got, a.astype(np.float32) @ b.astype(np.float32).T)
+    kernel = text[text.index("main_kernel" if "main_kernel" in text else "f_kernel"):]
+    assert kernel.count("tl::fence_proxy_async()") == 1 and "__syncthreads" not in kernel[kernel.index("if (threadIdx"):]
+
+
+def test_a_pipelined_loop_inside_a_role():
+    @T.prim_func
+    def f(A: T.Tensor((64, 256), "float16"), B: T.Tensor((256, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            As, Bs = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            F = T.alloc_fragment((64, 64), "float32")
+            with T.ws(1):
+                T.clear(F)
+                for k in T.Pipelined(8, num_stages=3):
+                    T.copy(A[0, k * 32], As)
+                    T.copy(B[k * 32, 0], Bs)
+                    T.gemm(As, Bs, F)
+                T.copy(F, C)
+
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(-4, 5, (64, 256)).astype(np.float16), rng.integers(-4, 5, (256, 64)).astype(np.float16)
+    got, text = both(f, a, b, np.zeros((64, 64), np.float32))
+    assert np.array_equal(got, a.astype(np.float32) @ b.astype(np.float32))
+
+
+def test_two_consumers_take_turns_by_named_barriers():
+    @T.prim_func
+    def f(A: T.Tensor((2, 64, 64), "float16"), C: T.Tensor((2, 64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            S = T.alloc_shared((64, 64), "float16")
+            F, G = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            with T.ws(0):
+                T.copy(A[0, 0:64, 0:64], S)
+                T.clear(F)
+                T.gemm(S, S, F)
+                T.named_barrier_arrive(3, 256)
+                T.copy(F, C[0, 0:64, 0:64])
+            with T.ws(1):
+                T.clear(G)
+                T.sync_threads(3, 256)
+                T.copy(A[1, 0:64, 0:64], S)
+                T.gemm(S, S, G)
+                T.copy(G, C[1, 0:64, 0:64])
+
+    a = np.random.default_rng(4).integers(-4, 5, (2, 64, 64)).astype(np.float16)
+    got, text = both(f, a, np.zeros((2, 64, 64), np.float32))
+    w = a.astype(np.float32)
+    assert np.array_equal(got, w @ w) and "named_barrier_arrive(3, 256)" in text

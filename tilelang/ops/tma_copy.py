@@ -140,6 +140,8 @@ def _leader(op: Any, cx: Any, body: Stmt) -> Stmt:
     thread, scope = cx.thread, op.attr("leader_scope")
     if scope is not None:
         return If(binary("eq", thread % scope, const(0, "int32")), body, span=op.span)
+    if cx.num_threads % 32:  # no whole warps
+        return If(binary("eq", thread, const(0, "int32")), body, span=op.span)
     body = If(call("elect_one", (), "bool"), body, span=op.span)
     return body if cx.num_threads <= 32 else If(binary("lt", thread, const(32, "int32")), body, span=op.span)
 

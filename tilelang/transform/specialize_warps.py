@@ -205,6 +205,8 @@ class _Roles:
     # ---- whether it can be done -----------------------------------------------------------------------------------
 
     def _check(self) -> None:
+        if self.launch.attr("cluster") is not None:
+            raise _Declined("the program launches clusters itself")
         for x in walk(self.launch.body):
             if isinstance(x, Call) and (x.op in ("thread_return", "in_warp_groups") or is_sync(x) and x.op not in (
                     "sync_threads", "sync_warp")):

@@ -18,13 +18,13 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Parallel, Stmt,
-                         TileOp, Var, While, binary, const, rebuild, replace, seq, stmts_of, walk, with_attrs)
+                         TileOp, Var, While, binary, const, is_const, rebuild, replace, seq, stmts_of, walk, with_attrs)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
 from tilelang.target.cluster import cluster_of
 
 from .check_hopper import linear_thread
-from .effects import inner
+from .effects import effects, inner
 from .pass_ import TILE, PassContext, pass_
 from .rings import do
 
@@ -62,6 +62,7 @@ def _written(launch: Launch) -> Launch:
     for n in nodes:
         if isinstance(n, Copy) and (n.attr("by_hand") or n.attr("dst_block") is not None):
             check_tma_copy(n)
+            _check_source(launch, n)
     if any(isinstance(n, Call) and n.op == "in_warp_groups" for n in nodes):
         _check_roles(launch)
     if any(isinstance(n, Gemm) and n.attr("wait") == -1 for n in nodes):
@@ -75,6 +76,20 @@ def _written(launch: Launch) -> Launch:
     numbers = {int(n.args[0].value) if isinstance(n.args[0], Const) else -1 for n in nodes
                if isinstance(n, Call) and n.op in ("named_barrier", "named_barrier_arrive")}
     return with_attrs(launch, by_hand=True, barrier_numbers=tuple(sorted(numbers)) or None) if by_hand else launch
+
+
+def _check_source(launch: Launch, op: Copy) -> None:
+    """A load by TMA fills with zeros, and does not see what ordinary stores of the same kernel wrote.  Raises tma-copy."""
+    b = op.src.buffer
+    if b.scope_name != "global":
+        return
+    safe = dict(launch.attr("safe_values", ())).get(b)
+    if safe is not None and not is_const(safe, 0):
+        raise error("tma-copy", f"T.tma_copy cannot be done by TMA: outside `{b.name}` reads as {safe}", span=op.span)
+    for e in effects(launch.body):
+        if e.writes and e.storage is b.data and not (isinstance(e.node, Copy) and e.node.attr("by_hand")):
+            raise error("tma-copy", f"T.tma_copy cannot be done by TMA: `{b.name}` is written by the kernel, and TMA does not "
+                        "see what threads store", span=op.span, notes=((getattr(e.node, "span", None), "written here"),))
 
 
 # ---- barriers -----------------------------------------------------------------------------------------------------
@@ -118,14 +133,14 @@ def role_of(cond: Expr) -> tuple[int, int] | None:
 def _check_roles(launch: Launch) -> None:
     """Raises role-place, role-fragment."""
     whole = (0, -(-launch.num_threads // GROUP))
-    flat = launch.threads[1:] == (1, 1)
+    flat = launch.threads[1:] == (1, 1) and launch.num_threads % GROUP == 0
     users: dict[Var, tuple[tuple[int, int], Any]] = {}
 
     def stmt(s: Stmt, role: tuple[int, int], outer: Stmt | None) -> None:
         if isinstance(s, (TileOp, Parallel)):
             if outer is not None and (role == (-1, 0) or not flat):
                 raise error("role-place", "a tile operation is the work of warp groups that follow each other, outside of "
-                            "other roles, in a block of threads along x only", span=s.span,
+                            "other roles, in a block of whole warp groups along x", span=s.span,
                             notes=((outer.span, "these warp groups"),))
             for b in {x for x in walk(s) if isinstance(x, Buffer) and x.scope_name == FRAGMENT}:
                 first, where = users.setdefault(b.data, (role, s))
