@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import tilelang
 import tilelang.language as T
-from tilelang.jit.kernel import _OutputCall
+from tilelang.jit.outputs import OutputCall
 
 
 @T.prim_func
@@ -18,4 +18,4 @@ class Foreign:
 
 kernel = tilelang.compile(main, out_idx=[1], target="simulator", execution_backend="tile")
 kernel._entry = SimpleNamespace(check=None)
-_OutputCall(kernel)(Foreign())
+OutputCall(kernel)(Foreign())
