@@ -13,6 +13,7 @@ from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
+from tilelang.transform import stagger
 from tilelang.transform import two_parts as module
 from tilelang.transform.pipeline import lower
 
@@ -150,6 +151,38 @@ def test_the_choice_alone(monkeypatch):
     (found,) = seen
     assert isinstance(found, module.Parts) and found.first.name == "part" and found.second.name == "part_2"
     assert found.first.data is not found.second.data and module.alternate is not None
+
+
+def test_groups_start_one_after_another():
+    """stagger: every arrival of group g has its wait of group g + 1, whatever number of iterations there are."""
+    def barriers(program):
+        launch = compiled(program).kernels[0].launch
+        return sorted((x.op, int(x.args[0].value)) for x in walk(launch) if isinstance(x, Call) and x.op in (
+            "named_barrier", "named_barrier_arrive") and int(x.args[0].value) in (5, 6))
+
+    one = [("named_barrier", 5), ("named_barrier_arrive", 5)]
+    assert barriers(free()) == []
+    assert barriers(free(bm=128, m=128, threads=256)) == one  # two parts
+    assert barriers(free(bm=128, bn=192, m=128, n=192, threads=256)) == one  # one part: there is no room
+    assert barriers(free(bm=192, m=192, threads=384)) == sorted([*one, ("named_barrier", 6), ("named_barrier_arrive", 6)])
+    for name in ("staggered", "wait_for_turn", "give_turn", "has_iterations"):
+        assert callable(getattr(stagger, name))
+
+
+@pytest.mark.parametrize("bn, threads", [(64, 384), (192, 256), (128, 384)])
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_groups_that_take_turns(bn, threads, blocks):
+    m, n, k = threads // 2, bn, 128 * blocks
+    a, b, s = inputs(m, n, k, blocks)
+    got = run_device(compiled(free(m=m, n=n, k=k, bm=m, bn=bn, threads=threads)),
+                     {"A": a, "B": b, "S": s, "C": np.zeros((m, n), np.float32)}).outputs["C"]
+    assert np.array_equal(got, (a.astype(float) * s.repeat(128, 1)) @ b.astype(float).T)
+
+
+def test_iterations_are_left_out_alike_in_all_roles():
+    """Loops of 64 iterations and of 32 pairs: the model of their barriers is cut short, and ordered."""
+    launch = compiled(free(m=4096, n=4096, k=8192, bm=128, bn=128, threads=256, stages=4)).kernels[0].launch
+    assert launch.attr("sync_report").startswith("ordered:") and "left out of long loops" in launch.attr("sync_report")
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")

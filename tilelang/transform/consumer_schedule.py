@@ -18,6 +18,7 @@ from .hopper import hopper
 from .overlap_products import Pair, two_products
 from .pipeline_emit import rename, select_version
 from .rings import GROUP, Ring, RoleLoop, do, pin
+from .stagger import give_turn, has_iterations, staggered, wait_for_turn
 from .two_parts import alternate, two_parts
 
 _SERIAL = {"num_stages": None, "order": None, "stage": None, "sync": None, "group": None}
@@ -35,7 +36,7 @@ def consumer(r: RoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer]
     if _overlapped(r):
         return [*_one_running(r), *finished]
     parts = two_parts(r)
-    return [*([_plain(r)] if parts is None else alternate(r, parts)), *finished]
+    return [*(_plain(r) if parts is None else alternate(r, parts)), *finished]
 
 
 def late_rings(r: RoleLoop) -> list[Ring]:
@@ -55,8 +56,8 @@ def _kept(r: RoleLoop) -> tuple[list[Stmt], dict[int, int]]:
             {id(x.stmt): i for i, x in enumerate(r.body.items)})
 
 
-def _plain(r: RoleLoop) -> Stmt:
-    k, new = r.loop.var, r.versions
+def _plain(r: RoleLoop) -> list[Stmt]:
+    k, new, turns = r.loop.var, r.versions, staggered(r)
     slot, _ = r.slot(k)
     kept, index = _kept(r)
     out: list[Stmt] = []
@@ -67,7 +68,10 @@ def _plain(r: RoleLoop) -> Stmt:
         for ring in r.rings:
             if ring.last == i:
                 out += r.release(ring, slot)
-    return with_attrs(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
+        if turns and isinstance(s, Gemm):
+            out.append(give_turn(r, binary("eq", k, convert(r.loop.start))))
+    loop = with_attrs(replace(r.loop, kind="serial", body=seq(*out)), **_SERIAL)
+    return [If(has_iterations(r), wait_for_turn(r)), loop] if turns else [loop]
 
 
 def _one_running(r: RoleLoop) -> list[Stmt]:

@@ -22,6 +22,7 @@ from tilelang.ops import Gemm
 from .effects import effects
 from .pipeline_emit import rename, select_version
 from .rings import GROUP, RoleLoop, do, pin
+from .stagger import give_turn, staggered, wait_for_turn
 
 FRAGMENT = "local.fragment"
 _BESIDE = 32  # registers of a thread for addresses, barriers and loop state
@@ -86,11 +87,11 @@ def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
     def start(it: Expr, part: Buffer) -> list[Stmt]:
         return [*r.filled(parts.item, it), *(with_attrs(s, wait=-1) for s in of([kept[at]], it, part))]
 
-    def rest(it: Expr, part: Buffer, running: int) -> list[Stmt]:
+    def rest(it: Expr, part: Buffer, running: int, *after_wait: Stmt) -> list[Stmt]:
         """The work of an iteration, its product done; `running` products stay under way."""
         slot, _ = r.slot(it)
         released = [s for ring in r.rings for s in r.release(ring, slot)]
-        return rename([*of(kept[:at], it, part), do("wgmma_wait", n=running), pin(part), *released,
+        return rename([*of(kept[:at], it, part), do("wgmma_wait", n=running), pin(part), *released, *after_wait,
                        *of(kept[at + 1:], it, part)])
 
     p, q = parts.first, parts.second
@@ -98,8 +99,13 @@ def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
     zero, pairs = const(0, extent.dtype), extent // 2
     turn = fresh(f"{k.name}_2", k.dtype)
     it, last = first + turn * 2, first + extent - 1
-    body = seq(*start(it, p), *start(it + 1, q), *rest(it, p, 1), *rest(it + 1, q, 0))
-    out: list[Stmt] = [Alloc(q), For(turn, zero, pairs, "serial", body, span=r.loop.span)]
+    turns = [give_turn(r, binary("eq", turn, zero))] if staggered(r) else []
+    body = seq(*start(it, p), *start(it + 1, q), *rest(it, p, 1, *turns), *rest(it + 1, q, 0))
+    loop = For(turn, zero, pairs, "serial", body, span=r.loop.span)
+    if isinstance(extent, Const):  # for verify_sync, which leaves out the same iterations of all loops
+        loop = with_attrs(loop, ring_steps=(2, int(extent.value)))
+    opening = [If(binary("gt", pairs, zero), wait_for_turn(r))] if turns else []
+    out: list[Stmt] = [Alloc(q), *opening, loop]
     single = seq(*start(last, p), *rest(last, p, 0))
     if not isinstance(extent, Const):
         out.append(If(logical("and", binary("gt", extent, zero), binary("eq", extent % 2, const(1, extent.dtype))), single))

@@ -308,13 +308,15 @@ class Stream(Accesses):
             return range(most)
         # Inside a loop over tiles the rings go on from tile to tile, so that a short way through each tells as much.
         stages, unit = self.plan.stages, self.plan.unit(s)
+        stages += stages % 2  # loops may take two steps a turn
         first, least = stages, (stages + 1 if self.tiles else 2 * stages + 2) + model.later
         if outer:
             first, least = min(1, model.tiles - 1), model.tiles
         # Loops of different roles over the same iterations leave out the same ones, wherever they start.
         skipped = start if 0 < start <= first else 0
-        left_out = (most + skipped - least) // unit * unit
-        first -= skipped
+        each, steps = s.attr("ring_steps", (1, most))  # steps of the rings: of an iteration, of the loop it was made of
+        left_out = (steps + skipped - least) // unit * unit // each
+        first = (first - skipped) // each
         if left_out <= 0 or first + left_out > most:
             return range(most)
         model.cut = True
