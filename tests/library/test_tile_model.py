@@ -1,10 +1,12 @@
 """The cost model: what it chooses, what it predicts, and that it never offers a tile the machine cannot hold."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from tilelang.library.tiles import Problem, candidates, chip_of, choose_tile, matrix_cycles, price, shared_bytes
+from tilelang.library.tiles import (Problem, Tile, candidates, chip_of, choose_tile, matrix_cycles, price, shared_bytes,
+                                    without_wgmma)
 from tilelang.target import Target
 
 H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), units=132)
@@ -13,7 +15,15 @@ CPU = chip_of(Target("cpu"))
 # Products of 16 bits measured on an H200 in bursts of 12 ms, TFLOP/s (vendor library).
 MEASURED = {(4096, 1024, 8192): 755, (4096, 8192, 8192): 777, (4096, 28672, 8192): 768, (4096, 8192, 28672): 780,
             (8192, 1024, 8192): 776, (8192, 8192, 8192): 760, (8192, 28672, 8192): 718, (8192, 8192, 28672): 747,
-            (1024, 1024, 1024): 230, (2048, 2048, 2048): 612, (4096, 4096, 4096): 741}
+            (4096, 4096, 4096): 741}
+# Kernels of the library on an H200, TFLOP/s: (size, type, bm, bn, bk, stages, threads).
+OURS = {(1024, "half", 64, 128, 64, 8, 128): 402, (1024, "half", 128, 64, 64, 8, 128): 411,
+        (1024, "half", 128, 64, 64, 8, 256): 405, (1024, "half", 128, 128, 64, 6, 256): 273,
+        (1024, "half", 128, 96, 64, 7, 128): 302, (8192, "half", 128, 256, 64, 4, 256): 782,
+        (8192, "half", 256, 128, 64, 4, 256): 772, (8192, "half", 256, 144, 64, 3, 256): 767,
+        (8192, "half", 256, 160, 64, 3, 256): 749, (8192, "half", 192, 160, 64, 4, 384): 762,
+        (4096, "fp8", 192, 176, 128, 4, 384): 1425, (4096, "fp8", 128, 256, 128, 4, 256): 1503,
+        (4096, "fp8", 256, 128, 128, 4, 256): 1477}
 
 
 def rate(chip, p):
@@ -22,12 +32,20 @@ def rate(chip, p):
 
 @pytest.mark.parametrize("shape", MEASURED, ids=str)
 def test_predictions_are_near_what_was_measured(shape):
-    assert rate(H200, Problem(*shape)) == pytest.approx(MEASURED[shape], rel=0.2)
+    assert rate(H200, Problem(*shape)) == pytest.approx(MEASURED[shape], rel=0.12)
+
+
+@pytest.mark.parametrize("kernel", OURS, ids=str)
+def test_prices_are_near_what_kernels_take(kernel):
+    size, kind, *tile = kernel
+    p = Problem(size, size, size, kind=kind, bits=8 if kind == "fp8" else 16, b_k=True)
+    assert 2e-12 * size**3 / price(H200, p, Tile(*tile)) == pytest.approx(OURS[kernel], rel=0.1)
+    assert choose_tile(H200, p).seconds <= 1.05 * min(price(H200, p, Tile(*k[2:])) for k in OURS if k[:2] == kernel[:2])
 
 
 def test_mma_sync_is_near_what_was_measured():
     """8192 cubed on an H200 without wgmma: 435 TFLOP/s with 128 x 128 x 32, slower with 256 threads."""
-    chip, p = replace(H200, kind="mma", flops=2540), Problem(8192, 8192, 8192)
+    chip, p = without_wgmma(H200), Problem(8192, 8192, 8192)
     t = choose_tile(chip, p)
     assert (t.bm, t.bn, t.bk, t.threads) == (128, 128, 32, 128)
     assert rate(chip, p) == pytest.approx(435, rel=0.15)
@@ -38,7 +56,7 @@ def test_mma_sync_is_near_what_was_measured():
 def test_float8_is_near_what_was_measured(size, measured):
     p = Problem(size, size, size, kind="fp8", bits=8, b_k=True)
     assert rate(H200, p) == pytest.approx(measured, rel=0.2)
-    assert rate(H200, replace(p, two_level=True)) > 0.9 * rate(H200, p)
+    assert rate(H200, replace(p, two_level=True)) > 0.8 * rate(H200, p)
 
 
 def test_matrix_instructions_have_the_measured_rates():
@@ -56,7 +74,7 @@ PROBLEMS = [Problem(*size, **more) for size in SIZES
                          {"kind": "float", "bits": 64, "out_bits": 64})]
 
 
-CHIPS = {"sm_90a": H200, "sm_80": A100, "sm_90": replace(H200, kind="mma", flops=2540), "cpu": CPU}
+CHIPS = {"sm_90a": H200, "sm_80": A100, "sm_90": without_wgmma(H200), "cpu": CPU}
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
@@ -64,7 +82,8 @@ def test_every_choice_fits_the_machine(chip):
     for p in PROBLEMS:
         t = choose_tile(chip, p)
         assert shared_bytes(p, t) <= chip.shared and t.seconds > 0
-        assert not p.column_block or p.column_block % t.bn == 0
+        starts = range(0, 128, math.gcd(t.bn, 128))
+        assert not p.column_block or all((s + t.bn - 1) // p.column_block <= 1 for s in starts)
         assert not p.two_level or t.bk * p.bits == 1024
         assert t.parts == 1 or p.may_split and t.parts * t.bk * 4 <= p.k + t.bk * 4
         if chip.kind == "wgmma" and p.kind != "float":
@@ -74,9 +93,18 @@ def test_every_choice_fits_the_machine(chip):
 
 def test_tiles_that_are_no_powers_of_two_are_offered_and_taken():
     offered = {(t.bm, t.bn) for t in candidates(H200, Problem(4096, 4096, 4096))}
-    assert {(128, 160), (128, 192), (256, 112), (128, 256), (192, 128), (256, 128), (64, 64)} <= offered
-    assert any(choose_tile(H200, Problem(m, n, 4096)).bn & (choose_tile(H200, Problem(m, n, 4096)).bn - 1)
-               for m, n in ((4096, 4800), (8192, 8192), (2560, 2560)))
+    assert {(128, 192), (128, 256), (192, 128), (256, 128), (64, 64)} <= offered
+    assert {(128, 160), (256, 112)} <= {(t.bm, t.bn) for t in candidates(H200, Problem(4096, 4096, 4096, b_k=True))}
+    assert any(bn & (bn - 1) for bn in (choose_tile(H200, Problem(m, n, 4096, b_k=True)).bn for m, n in (
+        (4096, 4800), (4096, 6144), (2560, 2560), (3072, 3072), (1536, 12288))))
+
+
+def test_narrow_panels_and_rows_across_lines():
+    """Columns outermost: tiles of whole 128-byte panels.  Rows that start anywhere cost more to load."""
+    assert all(t.bn % 64 == 0 or t.bn < 64 for t in candidates(H200, Problem(4096, 4096, 4096)))
+    assert {t.bn for t in candidates(H200, Problem(4096, 4096, 4096, b_k=True))} >= {112, 144, 160, 176}
+    p = Problem(4096, 4096, 4096)
+    assert choose_tile(H200, replace(p, a_lined=False, b_lined=False)).seconds > choose_tile(H200, p).seconds
 
 
 def test_large_products_take_large_tiles_and_small_ones_fill_the_machine():
@@ -92,7 +120,7 @@ def test_large_products_take_large_tiles_and_small_ones_fill_the_machine():
 def test_the_cheapest_is_taken_or_one_near_it():
     for p in (Problem(1000, 3000, 500), Problem(4096, 1024, 8192)):
         best = min(price(H200, p, t) for t in candidates(H200, p))
-        assert choose_tile(H200, p).seconds <= 1.03 * best
+        assert choose_tile(H200, p).seconds <= 1.05 * best
 
 
 def test_no_tile_is_an_error():

@@ -7,7 +7,7 @@ form does not use have one element.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd
 from typing import Any
 
 import tilelang.language as T
@@ -128,6 +128,14 @@ class Form:
         return bool(self.scaling == "tensor" or self.bias or self.activation)
 
 
+def _chosen(values: list[Any], index: Any) -> Any:
+    """values[index] of an index that is known once loops are unrolled."""
+    out = values[-1]
+    for k in reversed(range(len(values) - 1)):
+        out = T.if_then_else(index == k, values[k], out)
+    return out
+
+
 def _tensor(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...]) -> Any:
     shape = shape if shape[0] else shape[1:]
     return T.StridedTensor(shape, strides, dtype) if strides else T.Tensor(shape, dtype)
@@ -171,6 +179,8 @@ def gemm(f: Form) -> Any:
 def gemm_two_level(f: Form) -> Any:
     """Sums of 128 elements of k (scaled, if they are) are added to a second accumulator.  (A, B, bias, sa, sb, C)."""
     t, m, finish = f.tile, f.rows, f.finish
+    width = gcd(t.bn, 128) if f.scaling == "block" else t.bn  # columns that lie in one block of 128
+    chunks, last = t.bn // width, ceil(f.n / 128) - 1
 
     @T.prim_func
     def matmul_two_level(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
@@ -180,7 +190,6 @@ def gemm_two_level(f: Form) -> Any:
             part = T.alloc_fragment((t.bm, t.bn), "float32")
             Cf = T.alloc_fragment((t.bm, t.bn), "float32")
             row = T.alloc_fragment((t.bm,), "float32")
-            block = T.alloc_fragment((t.bm,), "float32")
             T.use_swizzle(t.panel)
             T.clear(Cf)
             for ko in T.Pipelined(f.steps, num_stages=t.stages):
@@ -189,10 +198,12 @@ def gemm_two_level(f: Form) -> Any:
                 if f.scaling == "block":  # loaded here, used after the product: they arrive under it
                     for i in T.Parallel(t.bm):
                         row[i] = sa[by * t.bm + i, ko]
-                        block[i] = sb[bx * t.bn // 128, ko]
+                    here, beyond = sb[bx * t.bn // 128, ko], sb[T.min(bx * t.bn // 128 + 1, last), ko]
+                    left = 128 - bx * t.bn % 128  # columns of the tile in the first of two blocks
+                    scales = [T.if_then_else(c * width < left, here, beyond) for c in range(chunks)]
                 T.gemm(As, Bs, part, transpose_A=f.ta, transpose_B=f.tb, clear_accum=True)
                 for i, j in T.Parallel(t.bm, t.bn):
-                    Cf[i, j] += part[i, j] * (row[i] * block[i]) if f.scaling == "block" else part[i, j]
+                    Cf[i, j] += part[i, j] * (row[i] * _chosen(scales, j // width)) if f.scaling == "block" else part[i, j]
             if f.finishes:
                 for i, j in T.Parallel(t.bm, t.bn):
                     Cf[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)

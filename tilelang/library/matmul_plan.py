@@ -17,7 +17,7 @@ from tilelang.target import Target
 from .arrays import empty, maker, target_of, zeros
 from .matmul_kernels import Form, gemm, gemm_grouped, gemm_split, gemm_two_level, repack
 from .operands import Copied, Operand, copy_of
-from .tiles import Chip, Problem, Tile, chip_of, choose_tile
+from .tiles import Chip, Problem, Tile, chip_of, choose_tile, without_wgmma
 
 register("matmul-target", ValueError, "element types that the target's products do not have")
 
@@ -93,9 +93,10 @@ def _formed(r: Request, batch: int, rows: int) -> Form:
     size = dtype(f.types[0]).bytes
     native = r.kind == "half" or not r.left.transposed and r.right.transposed
     if chip.kind == "wgmma" and not (native and r.left.fits(size) and r.right.fits(size)):
-        chip = replace(chip, kind="mma", flops=2540)
+        chip = without_wgmma(chip)
     problem = Problem(rows, f.n, f.k, batch, r.kind, size * 8, dtype(f.types[2]).bits, r.two_level, not r.left.transposed,
-                      r.right.transposed, not (r.two_level or f.groups or f.open_rows), 128 if f.scaling == "block" else 0)
+                      r.right.transposed, not (r.two_level or f.groups or f.open_rows),
+                      128 if f.scaling == "block" else 0, r.left.lined(size), r.right.lined(size))
     return replace(f, tile=choose_tile(chip, problem), ta=r.left.transposed, tb=r.right.transposed,
                    a_strides=r.left.strides, b_strides=r.right.strides)
 

@@ -42,6 +42,10 @@ class Operand:
         """Whether TMA takes it: strides of whole 16 bytes.  size: bytes of an element."""
         return self.plain and self.down * size % 16 == 0 and self.lead * size % 16 == 0
 
+    def lined(self, size: int) -> bool:
+        """Whether rows start at multiples of 128 bytes, as the tensor does."""
+        return self.down * size % 128 == 0
+
     @property
     def strides(self) -> tuple[int, ...]:
         """As a Form has them: () for compact."""
@@ -90,9 +94,12 @@ def operand(x: Any, name: str, transpose: bool) -> Operand:
 
 
 def copy_of(x: Operand, size: int, turned: bool) -> Copied:
-    """The copy that TMA can load: rows of whole 16 bytes.  turned: stored the other way round."""
+    """The copy that TMA loads best: rows of whole 128 bytes (of whole 16 where there is less than that in a row).
+
+    turned: stored the other way round.
+    """
     rows, columns = (x.columns, x.rows) if turned else (x.rows, x.columns)
-    unit = (128 if columns * size >= 1024 else 16) // size
+    unit = (128 if columns * size > 128 else 16) // size
     padded = -(-columns // unit) * unit
     after = Operand(rows, columns, x.batch, rows * padded, padded, 1, False, x.transposed != turned)
     return Copied((max(1, x.batch), rows, padded), turned, after)

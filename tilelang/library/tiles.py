@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil, gcd, inf
 
 from tilelang.runtime import cuda_driver
 from tilelang.target import Target
@@ -27,7 +27,7 @@ _BARRIER_BYTES = 1024
 class Chip:
     """What tiles are priced for.
 
-    kind: "wgmma", "mma" or "cpu".  units: processors (SMs, cores).  clock: Hz under matrix load.  flops: of 16-bit
+    kind: "wgmma", "mma" or "cpu".  units: processors (SMs, cores).  clock: Hz of short kernels.  flops: of 16-bit
     products, a cycle and unit.  l2: bytes a cycle and unit with all units loading; alone: with one.  store: bytes a
     cycle and unit to memory.  memory: bytes/s.  cache: bytes of L2.  shared: bytes a block may have, and a unit has.
     """
@@ -52,7 +52,9 @@ class Problem:
 
     bits: of an operand's element.  kind: "half", "tf32", "fp8", "int8" or "float" (no matrix instructions).  two_level:
     partial sums of 128 of k are added to a second accumulator.  out_bits: of a result.  a_k, b_k: k is contiguous.
-    may_split: k may be shared out over blocks.  column_block: bn must divide it (0: any bn).
+    may_split: k may be shared out over blocks.  column_block: a tile's columns lie in at most two
+    blocks of so many, which bn divides or overlaps evenly (0: any bn).  a_lined, b_lined: rows start at multiples of 128
+    bytes.
     """
 
     m: int
@@ -67,6 +69,8 @@ class Problem:
     b_k: bool = False
     may_split: bool = True
     column_block: int = 0
+    a_lined: bool = True
+    b_lined: bool = True
 
 
 @dataclass(frozen=True)
@@ -95,12 +99,17 @@ def chip_of(target: Target) -> Chip:
     same = here is not None and here[0] * 10 + here[1] == target.arch_number
     if target.has_wgmma:
         units = _units() if same else 132
-        # Tiles that neighbours ask for at the same time reach 48 bytes a cycle and more from L2; data of one's own 35.
-        return Chip("wgmma", units, 1.5e9, 4096, 56, 95, 19, 4.4e12, 60 << 20, limits.shared_per_block, limits.shared_per_sm)
+        # Tiles that neighbours ask for at the same time reach 77 bytes a cycle and more from L2; data of one's own 35.
+        return Chip("wgmma", units, 1.98e9, 4096, 80, 95, 19, 4.4e12, 60 << 20, limits.shared_per_block,
+                    limits.shared_per_sm, 1.3e-6)
     units = _units() if same else 108
-    # mma.sync reaches 62 % of the wgmma rate on sm_90; sm_80's own rate is half of that of sm_90.
     flops = 2540 if target.arch_number == 90 else 2048 if target.arch_number >= 80 else 1024
     return Chip("mma", units, 1.4e9, flops, 40, 64, 19, 1.5e12, 40 << 20, limits.shared_per_block, limits.shared_per_sm)
+
+
+def without_wgmma(chip: Chip) -> Chip:
+    """The same machine for products that mma.sync computes: on sm_90 it reaches 62 % of the rate of wgmma."""
+    return replace(chip, kind="mma", clock=1.4e9, flops=2540, l2=40, alone=64, start=2e-6)
 
 
 def _units() -> int:
@@ -129,21 +138,20 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     resident = _resident(chip, p, t)
     rounds = ceil(tiles / chip.units)  # of a unit, one after another or side by side
     busy = min(1.0, tiles / chip.units)
-    matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
+    matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn) * _issue(chip, t)
     rate = min(chip.alone, chip.l2 / busy)
     load = _loaded(p, t) / rate
     stage = max(matrix, load)
     if p.two_level and chip.kind == "wgmma":
         groups = t.threads // 128
-        # A group adds its part while the others multiply: 1.5 cycles an accumulator, 250 to wait and start again; half of
-        # it where a second part runs meanwhile.
+        # 1.5 cycles an accumulator to add, 280 to wait and start again: half of it under the products of other groups,
+        # and again half where a second part runs meanwhile.
         sums = t.bm * t.bn / t.threads
-        alone = (1.5 * sums + 250) / (2 if 3 * sums + 32 <= {1: 255, 2: 240}.get(groups, 160) else 1)
-        stage = max(stage, matrix / groups + alone)
+        stage += (1.5 * sums + 280) / (4 if 3 * sums + 32 <= {1: 255, 2: 240}.get(groups, 160) else 2)
     out_bytes = 4 if t.parts > 1 else p.out_bits / 8
     outside = 1100 + 700 + t.bm * t.bn * out_bytes / chip.store * busy
     if chip.kind != "cpu":
-        stage *= {1: 2.0, 2: 1.15, 3: 1.03}.get(t.stages, 1.0)  # a late load is felt sooner
+        stage *= {1: 2.0, 2: 1.15, 3: 1.035}.get(t.stages, 1.0)  # a late load is felt sooner
     if chip.kind == "mma" and resident == 1:  # nothing runs while its warps wait for each other
         stage *= 1.12
     if chip.kind == "wgmma" and t.threads > 128:  # the loads of the next tile and one group's products hide the rest
@@ -151,23 +159,27 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     else:
         outside *= ceil(rounds / resident)
     cycles = rounds * depth * stage + outside
-    seconds = max(cycles / chip.clock, _memory(chip, p, t) / chip.memory) + chip.start
+    seconds = max(_seconds(chip, cycles), _memory(chip, p, t) / chip.memory) + chip.start
     if t.parts > 1:
         seconds += chip.start + p.batch * p.m * p.n * (4 * t.parts + p.out_bits / 8) / (1.5 * chip.memory)
     return seconds
 
 
+def _issue(chip: Chip, t: Tile) -> float:
+    """Cycles of a main loop for one of its matrix instructions: measured on an H200, with all loads in time."""
+    return {1: 1.45, 2: 1.25, 3: 1.29}[t.threads // 128] if chip.kind == "wgmma" else 1.0
+
+
+def _seconds(chip: Chip, cycles: float) -> float:
+    """Kernels that run long are slowed down by the power limit: to 0.94 of the clock from 100 us on."""
+    seconds = cycles / chip.clock
+    return seconds * (1 + 0.065 * min(1.0, max(0.0, (seconds - 4e-5) / 6e-5)))
+
+
 def _loaded(p: Problem, t: Tile) -> float:
-    """Bytes of a stage; rows shorter than 128 bytes fetch slower."""
-    size = p.bits / 8
-    a, b = (t.bk if p.a_k else t.bm), (t.bk if p.b_k else t.bn)
-    short_a, short_b = (max(1.0, (128 / _panel(x * size)) ** 0.5) for x in (a, b))
-    return t.bk * size * (t.bm * short_a + t.bn * short_b)
-
-
-def _panel(row_bytes: float) -> int:
-    """Widest panel that divides a row (layout/panels.py)."""
-    return next((w for w in (128, 64, 32, 16) if row_bytes % w == 0), 8)
+    """Bytes of a stage; rows that lie across cache lines cost more (measured, in clusters of two)."""
+    size, across = p.bits / 8, 2.5
+    return t.bk * size * (t.bm * (1 if p.a_lined else across) + t.bn * (1 if p.b_lined else across))
 
 
 def _resident(chip: Chip, p: Problem, t: Tile) -> int:
@@ -207,8 +219,10 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
                   for threads in (128, 256) if 16 <= bm * bn // threads <= (64 if p.kind == "float" else 128)]
     room = chip.shared - _BARRIER_BYTES
     for bm, bn, bk, threads in shapes:
-        if p.column_block % bn or p.two_level and bk * p.bits != 1024:
+        if p.column_block and bn > p.column_block + gcd(bn, p.column_block) or p.two_level and bk * p.bits != 1024:
             continue
+        if chip.kind == "wgmma" and not p.b_k and bn * p.bits > 1024 and bn * p.bits % 1024:
+            continue  # narrow panels: many small boxes, 0.3 of the speed
         stage = (bm + bn) * bk * p.bits // 8
         left = room - (min(_OUTPUT_STAGING, bm * bn * p.out_bits // 8) if chip.kind == "wgmma" else 0)
         stages = 1 if chip.kind == "cpu" else min(left // stage, 8 if chip.kind == "wgmma" else 4, ceil(p.k / bk) + 1)
@@ -240,15 +254,17 @@ def _parts(chip: Chip, p: Problem, bm: int, bn: int, bk: int) -> tuple[int, ...]
 
 @lru_cache(maxsize=1024)
 def choose_tile(chip: Chip, p: Problem) -> Tile:
-    """Of the candidates within 3 % of the cheapest the one that moves the fewest bytes a product: moving costs power, and
-    long kernels run at the power limit.  Raises ValueError where no tile fits (column_block)."""
+    """Of the candidates near the cheapest the one that moves the fewest bytes a product: moving costs power, and long
+    kernels run at the power limit.  Near is 2 %, of long ones 5 %.  Raises ValueError where no tile fits (column_block)."""
     priced = [(price(chip, p, t), t) for t in candidates(chip, p)]
     if not priced:
         raise ValueError(f"no tile of {chip.kind} suits {p}")
     best = min(seconds for seconds, _ in priced)
-    near = [(t.parts, (t.bm + t.bn) / (t.bm * t.bn), seconds, t) for seconds, t in priced if seconds <= 1.03 * best]
+    limit = best * (1.05 if best > 4e-5 else 1.02)
+    near = [(t.parts, (t.bm + t.bn) / (t.bm * t.bn), seconds, t) for seconds, t in priced if seconds <= limit]
     _, _, seconds, t = min(near, key=lambda x: x[:3])
     return replace(t, seconds=seconds)
 
 
-__all__ = ["Chip", "Problem", "Tile", "candidates", "chip_of", "choose_tile", "matrix_cycles", "price", "shared_bytes"]
+__all__ = ["Chip", "Problem", "Tile", "candidates", "chip_of", "choose_tile", "matrix_cycles", "price", "shared_bytes",
+           "without_wgmma"]
