@@ -119,3 +119,17 @@ def test_the_large_tiles_of_the_model(tile, types, two):
     got = run_device(lower(program(f, two).func, SM90, {"tl.enable_hopper": True}),
                      {"A": a, "B": b, "bias": one, "sa": one, "sb": one, "C": np.zeros((m, n), np.float32)})
     assert np.array_equal(got.outputs["C"], a.astype(np.float64) @ b.astype(np.float64).T)
+
+
+@pytest.mark.parametrize("bn", [160, 192, 128])
+def test_block_scales_of_tiles_that_lie_in_two_blocks(bn):
+    m, n, k = 70, 2 * bn + 40, 3 * 128
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, s).astype(numpy_dtype(dtype("float8_e4m3fn"))) for s in ((m, k), (n, k)))
+    sa, sb = (rng.integers(1, 5, s).astype(np.float32) for s in ((m, 3), (-(-n // 128), 3)))
+    f = Form(m, n, k, (*F8[:2], "float32", "float32"), Tile(64, bn, 128, 3, 128), tb=True, scaling="block")
+    got = run_device(lower(gemm_two_level(f).func, SM90, {"tl.enable_hopper": True}),
+                     {"A": a, "B": b, "bias": np.ones(1, np.float32), "sa": sa, "sb": sb, "C": np.zeros((m, n), np.float32)})
+    wa = a.astype(np.float64) * sa.repeat(128, 1)
+    wb = b.astype(np.float64) * sb.repeat(128, 0)[:n].repeat(128, 1)
+    assert np.array_equal(got.outputs["C"], wa @ wb.T)
