@@ -1,0 +1,38 @@
+"""Examples that name Hopper's own operations: on the interpreters, and on a GPU that has them."""
+
+import pytest
+
+from tilelang.codegen.cuda import print_kernel
+from tilelang.runtime import nvrtc
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
+
+CHECKS = [("check_roles", {"m": 200, "n": 72, "k": 328}), ("check_cluster", {"m": 300, "n": 72, "k": 328}),
+          ("check_roles", {"m": 128, "n": 128, "k": 64}), ("check_cluster", {"m": 100, "n": 128, "k": 40})]
+SM90A = {"kind": "cuda", "arch": "sm_90a"}
+
+
+@pytest.mark.parametrize("check, sizes", CHECKS)
+def test_programs_written_for_hopper_agree_with_the_reference(example, check, sizes):
+    import harness
+
+    for place in (harness.Place(backend="tile"), harness.Place(target=SM90A, backend="simulator")):
+        result = getattr(example("hopper/gemm_by_hand.py"), check)(on=place, **sizes)
+        assert result.ok, str(result)
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("kernel", ["gemm_roles", "gemm_cluster"])
+def test_programs_written_for_hopper_assemble_clean(example, kernel):
+    program = getattr(example("hopper/gemm_by_hand.py"), kernel)(4096, 4096, 4096)
+    (k,) = lower(program.func, Target(SM90A)).kernels
+    cubin = nvrtc.compile_cubin(print_kernel(k), "sm_90a")
+    assert "C75" not in cubin.log and cubin.spills == 0, cubin.log
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", ["check_roles", "check_cluster"])
+@pytest.mark.parametrize("sizes", [{}, {"m": 1000, "n": 1048, "k": 328}])
+def test_programs_written_for_hopper_agree_on_gpu(example, gpu, check, sizes):
+    result = getattr(example("hopper/gemm_by_hand.py"), check)(on=gpu, **sizes)
+    assert result.ok, str(result)
