@@ -17,11 +17,11 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.arith.simplify import extent_bounds
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Region, Seq, Stmt, Store,
-                         While, binary, call, const, dtype, is_const, load, rebuild, replace, seq, stmts_of, walk,
-                         with_attrs)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq,
+                         Stmt, Store, While, binary, call, const, dtype, is_const, load, rebuild, replace, seq, stmts_of,
+                         walk, with_attrs)
 from tilelang.layout import linear_layout
-from tilelang.ops import AtomicTile, Copy
+from tilelang.ops import AtomicTile, Copy, Transpose
 from tilelang.ops.bulk import bulk_bytes, bulk_refusal
 from tilelang.ops.gemm.wgmma import shared_layout
 from tilelang.ops.tma import tma_bytes, tma_refusal
@@ -31,6 +31,7 @@ from .effects import effects
 from .hopper import hopper, placed_in_kernel
 from .pass_ import TILE, PassContext, pass_
 from .tma_stores import TmaStores, asks_for_tma
+from .vectorize import stride_along
 
 SHARED = ("shared", "shared.dyn")
 GROUP, WARP = 128, 32
@@ -194,10 +195,27 @@ class _Copies:
             return f"the address of `{b.name}` is taken"
         if b.data in self.views:
             return f"`{b.name}` is seen in another shape"
+        if b.ndim > 1 and self._across(b):
+            return f"`{b.name}` is accessed across its rows, which panels make slow"
         given = self.given.get(b)
         if given is not None and given != (linear_layout(tuple(b.shape)) if b.ndim == 1 else shared_layout(b)):
             return f"the layout given for `{b.name}` is another one"
         return ""
+
+    def _across(self, b: Buffer) -> bool:
+        """Whether neighbouring threads touch different rows of a tile: other layouts than panels suit that better."""
+        if any(isinstance(x, Transpose) and b in (x.src.buffer, x.dst.buffer) for x in walk(self.launch.body)):
+            return True
+        for loop in walk(self.launch.body):
+            if not isinstance(loop, Parallel):
+                continue
+            near = loop.vars[-1]
+            for x in walk(loop.body):
+                if isinstance(x, (Load, Store)) and x.buffer is b and (
+                        stride_along(x.indices[-1], near, self.analyzer) not in (0, 1, -1)
+                        or any(stride_along(i, near, self.analyzer) != 0 for i in x.indices[:-1])):
+                    return True
+        return False
 
     def _loads(self, run: list[Copy]) -> list[Stmt]:
         """Copies that one thread asks for together, and all wait for."""
