@@ -51,7 +51,9 @@ class Plan:
         self._moduli = [(int(x.b.value), {y for y in walk(x.a) if isinstance(y, Var)}) for x in nodes
                         if isinstance(x, Binary) and x.op in ("floormod", "truncmod") and isinstance(x.b, Const)
                         and isinstance(x.b.value, int) and 0 < x.b.value <= 64]
-        turns = [m for x in nodes if isinstance(x, For) and self.is_ring_loop(x) for m in self._mods(x) if m <= 16]
+        # A loop over tiles finds its tile by divisions: those are no stages.
+        turns = [m for x in nodes if isinstance(x, For) and self.is_ring_loop(x) and not self.is_outer(x)
+                 for m in self._mods(x) if m <= 16]
         self.stages = max((*(int(b.shape[0]) for b in self.barriers), *turns), default=1)
 
     def _places(self) -> tuple[dict[Var, int], int]:
