@@ -91,6 +91,10 @@ class CudaPrinter(HopperCalls, CLikePrinter):
 
     # ---- the kernel ---------------------------------------------------------------------------------------------
     def source(self) -> str:
+        own = self.launch.attr("cuda_source")
+        if own:  # the user's kernel (T.CUDASourceCodeKernel): types and functions it may name, and its text
+            own = "".join(t.rstrip() + "\n" for t in (*(self.launch.attr("import_source") or ()), own) if t)
+            return self._header("", own) + own
         self._written = _written_storages(self.launch)
         signature = self._signature()
         self.depth = 1

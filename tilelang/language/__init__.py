@@ -52,6 +52,7 @@ from .raw import (Assert, Let, attr, bind, call_intrin, decl_buffer, handle_add_
                   tvm_thread_invariant, tvm_warp_activemask, tvm_warp_shuffle, tvm_warp_shuffle_down,
                   tvm_warp_shuffle_up, type_annotation, undef, writes)
 from .reducer import alloc_reducer, finalize_reducer, reducer_init, reducer_update
+from .source_kernel import CUDASourceCodeKernel
 from .sparse import gemm_sp
 from .symbolics import const, dynamic, symbolic
 from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, access_ptr, address_of,

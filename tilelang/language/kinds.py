@@ -200,6 +200,8 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
     ("atomic-option", NotImplementedError, "an option of atomics that is not available", "leave it out"),
     ("predicate-type", TypeError, "a warp or block vote on something that is not an integer or bool", "write a "
                                                                                                       "comparison"),
+    ("source-kernel", ValueError, "T.CUDASourceCodeKernel without usable source",
+     "give the text of a __global__ function, or a file, and its name as entry_name"),
     ("rng", AssertionError, "a random number without a generator, or a bad one",
      "call T.rng_init(seed) before the first draw of a kernel"),
     ("wide-operand", TypeError, "an operand of a wide load or store that names no consecutive elements",

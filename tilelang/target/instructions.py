@@ -112,6 +112,7 @@ _device("wgmma_pin", 1, WRITES, "tl::wgmma_pin<{count}>({0})")
 add_intrinsic(Intrinsic("wgmma_descriptor", -1, PURE))  # address and, if any, bytes to add; attrs lbo, sbo, swizzle
 
 # Others.
+_device("source_kernel", -1, WRITES, "source_kernel({args})")  # stands for the user's kernel, which is printed instead
 _device("keep_branch", 0, WARP, 'asm volatile("")')  # what stands under a condition with it is jumped over, not selected
 _device("thread_return", 0, WRITES, "return")
 _device("printf", -1, WRITES, "printf({args})")

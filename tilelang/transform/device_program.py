@@ -84,7 +84,7 @@ def split_host(func: Func) -> LoweredProgram:
 
     def visit(s: Any) -> Any:
         if isinstance(s, Launch):
-            name = f"{base}_kernel" + (f"_{len(kernels)}" if kernels else "")
+            name = s.attr("cuda_entry") or f"{base}_kernel" + (f"_{len(kernels)}" if kernels else "")
             named = with_attrs(s, name=name, may_alias=func.attr("may_alias"))
             kernels.append(_kernel(func, named, name))
             return named
@@ -99,7 +99,17 @@ def split_host(func: Func) -> LoweredProgram:
     return LoweredProgram(host, tuple(kernels))
 
 
+def _source_kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
+    """A launch of the user's CUDA source: all parameters of the function, in order; any tensor may be written."""
+    buffers = dict(func.buffers)
+    params: tuple[Any, ...] = tuple(buffers.get(p, p) for p in func.params)
+    return DeviceKernel(name, params, launch, launch.grid, launch.threads, 0,
+                        frozenset(p for p in params if isinstance(p, Buffer)))
+
+
 def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
+    if launch.attr("cuda_source"):
+        return _source_kernel(func, launch, name)
     own: set[Buffer] = {x.buffer for x in walk(launch.body) if isinstance(x, Alloc)}
     computed = {x.var for x in walk(launch.body) if isinstance(x, Bind) and x.var.dtype.is_handle}  # addresses
     outer: dict[Var, Buffer] = {}
