@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from programs import attention
 
 import tilelang.language as T
-from tilelang.ir import Evaluate, If, Parallel, is_const, parse, to_text, walk
+from tilelang.ir import Evaluate, If, Parallel, binary, is_const, logical, parse, to_text, unary, walk
 from tilelang.ir.expr import Call
 from tilelang.ops import Fill, Gemm
 from tilelang.simulator import run_device, run_tile
@@ -240,6 +242,60 @@ def test_a_tile_that_is_used_before_its_product_is_filled():
             T.copy(P, C[1, :, :])
 
     assert guarded(main) == legalized(main.func)
+
+
+def test_statements_that_a_user_counts_stay():
+    @T.prim_func
+    def main(A: T.Tensor((4 * N, N), "float16"), C: T.Tensor((N, N), "float32")):
+        with T.Kernel(1, threads=128):
+            As = T.alloc_shared((N, N), "float16")
+            P, Q = T.alloc_fragment((N, N), "float32"), T.alloc_fragment((N, N), "float32")
+            T.clear(Q)
+            for k in T.Pipelined(4, order=[0, 1, 2, 3, 4], stage=[0, 1, 1, 1, 1]):
+                T.copy(A[k * N, 0], As)
+                T.clear(P)
+                T.gemm(As, As, P)
+                for i, j in T.Parallel(N, N):
+                    P[i, j] = T.if_then_else((k * N + j < 70) and (i >= j), P[i, j], -1.0)
+                for i, j in T.Parallel(N, N):
+                    Q[i, j] += P[i, j]
+            T.copy(Q, C)
+
+    assert guarded(main) == legalized(main.func)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_random_masks(data):
+    """Comparisons, joined, of affine terms with random coefficients."""
+    number = st.integers(-3, 3)
+
+    def comparison():
+        a, b, c, d = (data.draw(number) for _ in range(4))
+        e = data.draw(st.integers(-150, 150))
+        op = data.draw(st.sampled_from(["lt", "le", "gt", "ge"]))
+        return lambda i, j, k, bx: binary(op, i * a + j * b, k * (c * N) + bx * (d * 16) + e)
+
+    first, second, third = comparison(), comparison(), comparison()
+    join, turn = data.draw(st.sampled_from(["and", "or"])), data.draw(st.booleans())
+    invert = data.draw(st.booleans())
+
+    def seen(*at):
+        both = logical(join, first(*at), second(*at))
+        return logical("or" if join == "and" else "and", unary("not", both) if invert else both, third(*at))
+
+    @T.macro
+    def mask(P, i, j, k, bx, length):
+        if turn:
+            P[i, j] = T.if_then_else(seen(i, j, k, bx), -1.0, P[i, j])
+        else:
+            P[i, j] = T.if_then_else(seen(i, j, k, bx), P[i, j], -1.0)
+
+    func = masked(mask, steps=3)
+    new = guarded(func)
+    a = np.random.default_rng(0).standard_normal((3, N, N)).astype(np.float32)
+    b = np.zeros((2, 3, N, N), np.float32)
+    assert np.array_equal(run_tile(new, [a, b, 0])["B"], run_tile(func, [a, b, 0])["B"])
 
 
 def test_attention_masks_its_last_blocks_only():

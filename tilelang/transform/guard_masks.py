@@ -35,6 +35,7 @@ from .pipeline_emit import rename
 
 LEAST_POINTS = 512  # of a loop that is worth a test
 FRAGMENT = "local.fragment"
+_COUNTED = ("order", "stage", "group", "software_pipeline_order", "software_pipeline_stage")
 _CORNERS = {"lt": 1, "le": 1, "gt": -1, "ge": -1}  # a op b is tightest where this * (a - b) is largest
 _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
@@ -82,6 +83,8 @@ class _Masks:
                 return s if len(kept) == len(done) and all(a is b for a, b in zip(kept, s.stmts)) else seq(*kept, span=s.span)
             case Parallel():
                 return self._parallel(s) if self.loops else s
+            case For() if any(s.attr(x) is not None for x in _COUNTED):
+                return s  # the user's lists count the statements of the body
             case For():
                 saved = self.analyzer
                 if s.var.dtype.is_int:
