@@ -53,7 +53,7 @@ class Tile:
     keys: int = 64
     stages: int = 2
     threads: int = 128
-    slack: int = 8
+    slack: int = 0
 
 
 @T.macro
@@ -64,7 +64,7 @@ def absorb(S, P, acc, top, raised, factor, total, part, c, slack):
     T.reduce_max(S, raised, dim=1, clear=False)
     for i in T.Parallel(rows):
         old = top[i] * c
-        new = T.if_then_else(raised[i] * c - old > slack, raised[i], top[i])
+        new = raised[i] if slack == 0 else T.if_then_else(raised[i] * c - old > slack, raised[i], top[i])
         top[i] = new
         raised[i] = T.if_then_else(new == -T.infinity("float32"), 0.0, new * c)
         factor[i] = T.exp2(old - raised[i])
