@@ -225,7 +225,7 @@ def dependent(n=256):
     return main
 
 
-def persistent(M, N, K, workers=3, BM=128, BN=64, BK=64, S=2, scheduler=True):
+def persistent(M, N, K, workers=3, BM=128, BN=64, BK=64, S=2):
     """A @ B.T; producer and consumer walk over tiles of their own, with rings that go on over tiles."""
     tiles_m, tiles_n, steps = M // BM, N // BN, K // BK
 
@@ -261,6 +261,40 @@ def persistent(M, N, K, workers=3, BM=128, BN=64, BK=64, S=2, scheduler=True):
                         at = at + 1
                     T.copy(Cf, C[place.m_idx * BM, place.n_idx * BN])
                     place.next_tile()
+
+    return main
+
+
+def persistent_loop(M, N, K, workers=3, BM=128, BN=64, BK=64, S=2):
+    """The same by T.Persistent."""
+    tiles, steps = [M // BM, N // BN], K // BK
+
+    @T.prim_func
+    def main(A: T.Tensor((M, K), f16), B: T.Tensor((N, K), f16), C: T.Tensor((M, N), f16)):
+        with T.Kernel(workers, threads=256) as worker:
+            As, Bs = T.alloc_shared((S, BM, BK), f16), T.alloc_shared((S, BN, BK), f16)
+            Cf = T.alloc_fragment((BM, BN), f32)
+            full, empty = T.alloc_barrier([128] * S), T.alloc_barrier([128] * S)
+            with T.ws(1):
+                it = T.alloc_var("int32", init=0)
+                for by, bx in T.Persistent(tiles, workers, worker):
+                    for k in T.serial(steps):
+                        T.mbarrier_wait_parity(empty[it % S], (it // S + 1) % 2)
+                        T.tma_copy(A[by * BM, k * BK], As[it % S, :, :], barrier=full[it % S])
+                        T.tma_copy(B[bx * BN, k * BK], Bs[it % S, :, :], barrier=full[it % S])
+                        T.mbarrier_arrive(full[it % S])
+                        it = it + 1
+            with T.ws(0):
+                at = T.alloc_var("int32", init=0)
+                for by, bx in T.Persistent(tiles, workers, worker):
+                    T.clear(Cf)
+                    for _k in T.serial(steps):
+                        T.mbarrier_wait_parity(full[at % S], at // S % 2)
+                        T.wgmma_gemm(As[at % S, :, :], Bs[at % S, :, :], Cf, transpose_B=True)
+                        T.wait_wgmma(0)
+                        T.mbarrier_arrive(empty[at % S])
+                        at = at + 1
+                    T.copy(Cf, C[by * BM, bx * BN])
 
     return main
 

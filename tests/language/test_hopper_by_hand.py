@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from hopper_by_hand import (broadcast, dependent, from_registers, gemm_cluster, gemm_two_consumers, gemm_ws, persistent,
-                            raw_barriers, rows, shift)
+from hopper_by_hand import (broadcast, dependent, from_registers, gemm_cluster, gemm_two_consumers, gemm_ws,
+                            persistent, persistent_loop, raw_barriers, rows, shift)
 
 import tilelang
 import tilelang.language as T
@@ -108,10 +108,26 @@ def test_operand_in_registers_and_raw_names():
 
 
 @pytest.mark.parametrize("workers", [1, 3, 5])
-def test_persistent_roles_with_a_tile_scheduler_each(workers):
+@pytest.mark.parametrize("kernel", [persistent, persistent_loop])
+def test_persistent_roles_walk_over_tiles_of_their_own(workers, kernel):
     a, b = numbers(256, 192), numbers(128, 192)
-    got = both(persistent(256, 128, 192, workers), a, b, np.zeros((256, 128), np.float16))
+    got = both(kernel(256, 128, 192, workers), a, b, np.zeros((256, 128), np.float16))
     assert np.array_equal(got, product(a, b.T))
+
+
+@pytest.mark.parametrize("program, sizes, nt", [
+    (gemm_ws, (256, 128, 192), False), (gemm_two_consumers, (128, 256, 320), True), (gemm_cluster, (256, 128, 128), False),
+    (persistent_loop, (256, 64, 128), True)])
+def test_what_the_compiler_does_by_itself_leaves_them_alone(program, sizes, nt):
+    """With tl.enable_hopper the stores of accumulators go by TMA: the roles and their barriers stay."""
+    m, n, k = sizes
+    a, b = numbers(m, k), numbers(n, k) if nt else numbers(k, n)
+    lowered = lower(program(m, n, k).func, SM90A, {"tl.enable_hopper": True})
+    got = run_device(lowered, [a, b, np.zeros((m, n), np.float16)]).outputs["C"]
+    assert np.array_equal(got, product(a, b.T if nt else b))
+    if nvrtc.available():
+        cubin = nvrtc.compile_cubin(print_kernel(lowered.kernels[0]), "sm_90a")
+        assert "C75" not in cubin.log and cubin.spills == 0, cubin.log
 
 
 PROGRAMS = {

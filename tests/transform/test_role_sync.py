@@ -181,3 +181,30 @@ def test_two_consumers_take_turns_by_named_barriers():
     got, text = both(f, a, np.zeros((2, 64, 64), np.float32))
     w = a.astype(np.float32)
     assert np.array_equal(got, w @ w) and "named_barrier_arrive(3, 256)" in text
+
+
+def test_buffers_of_roles_that_run_side_by_side_share_no_memory():
+    """Each role has a buffer of its own and waits for the other: a barrier between the two would never be passed."""
+    @T.prim_func
+    def f(A: T.Tensor((2, 128), "float32"), B: T.Tensor((2, 128), "float32")):
+        with T.Kernel(1, threads=256):
+            P, Q = T.alloc_shared((128,), "float32"), T.alloc_shared((128,), "float32")
+            there, back = T.alloc_barrier(128), T.alloc_barrier(128)
+            with T.ws(0):
+                T.copy(A[0, :], P)
+                T.mbarrier_arrive(there)
+                T.mbarrier_wait_parity(back, 0)
+                for i in T.Parallel(128):
+                    B[0, i] = P[127 - i]
+            with T.ws(1):
+                T.mbarrier_wait_parity(there, 0)
+                T.copy(A[1, :], Q)
+                T.mbarrier_arrive(back)
+                for i in T.Parallel(128):
+                    B[1, i] = Q[127 - i]
+
+    a = np.arange(256, dtype=np.float32).reshape(2, 128)
+    got, text = both(f, a, np.zeros_like(a))
+    assert np.array_equal(got, a[:, ::-1]) and text.count("__syncthreads()") == 1
+    at = dict((b.name, o) for b, o in lower(f.func, SM90A).kernels[0].launch.attr("shared_offsets"))
+    assert abs(at["P"] - at["Q"]) >= 512

@@ -42,7 +42,9 @@ def plan_shared_memory(func: Func, cx: PassContext) -> Func:
 
     Two buffers share space when the statements of the block's body that touch them do not overlap; a block barrier
     then stands between them (one is added where none is).  Offsets are multiples of 128 bytes, or of the buffer's
-    `align` attribute.  Buffers of run-time size come last, each behind the other, with offsets as expressions.
+    `align` attribute.  Where users order roles and asynchronous work themselves (launch attr `by_hand`) nothing is shared:
+    what a statement began may go on beside later ones.  Buffers of run-time size come last, each behind the other, with
+    offsets as expressions.
     Raises "shared-memory" beyond the target's limit.  tl.disable_shared_memory_reuse gives each buffer its own space.
     """
     reuse = not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE)
@@ -66,10 +68,11 @@ def planned_bytes(launch: Launch, cx: PassContext) -> int:
     if not all(b.is_static for b in buffers):
         return 2**31
     return _place(_spans(list(stmts_of(launch.body)), buffers),
-                  not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE))
+                  not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE) and not launch.attr("by_hand"))
 
 
 def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
+    reuse = reuse and not launch.attr("by_hand")
     buffers = [s.buffer for s in statements(launch.body)
                if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
     if not buffers:
