@@ -138,7 +138,8 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     resident = _resident(chip, p, t)
     rounds = ceil(tiles / chip.units)  # of a unit, one after another or side by side
     busy = min(1.0, tiles / chip.units)
-    matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn) * _issue(chip, t)
+    matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
+    matrix *= _issue(chip, t, (t.bm + t.bn) * t.bk * size / matrix)
     rate = min(chip.alone, chip.l2 / busy)
     load = _loaded(p, t) / rate
     stage = max(matrix, load)
@@ -151,7 +152,7 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     out_bytes = 4 if t.parts > 1 else p.out_bits / 8
     outside = 1100 + 700 + t.bm * t.bn * out_bytes / chip.store * busy
     if chip.kind != "cpu":
-        stage *= {1: 2.0, 2: 1.15, 3: 1.035}.get(t.stages, 1.0)  # a late load is felt sooner
+        stage *= {1: 2.0, 2: 1.15, 3: 1.04}.get(t.stages, 1.0)  # a late load is felt sooner
     if chip.kind == "mma" and resident == 1:  # nothing runs while its warps wait for each other
         stage *= 1.12
     if chip.kind == "wgmma" and t.threads > 128:  # the loads of the next tile and one group's products hide the rest
@@ -159,21 +160,34 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     else:
         outside *= ceil(rounds / resident)
     cycles = rounds * depth * stage + outside
+    if chip.kind == "wgmma":  # where power limits, units that are done early leave theirs to the others
+        idle = (1 - tiles / chip.units / rounds) * depth * stage * rounds
+        cycles -= 0.5 * _long(cycles / chip.clock) * idle
     seconds = max(_seconds(chip, cycles), _memory(chip, p, t) / chip.memory) + chip.start
     if t.parts > 1:
         seconds += chip.start + p.batch * p.m * p.n * (4 * t.parts + p.out_bits / 8) / (1.5 * chip.memory)
     return seconds
 
 
-def _issue(chip: Chip, t: Tile) -> float:
-    """Cycles of a main loop for one of its matrix instructions: measured on an H200, with all loads in time."""
-    return {1: 1.45, 2: 1.25, 3: 1.29}[t.threads // 128] if chip.kind == "wgmma" else 1.0
+def _issue(chip: Chip, t: Tile, traffic: float) -> float:
+    """Cycles of a main loop for one of its matrix instructions, with all loads in time: measured on an H200.
+
+    traffic: bytes of tiles for a cycle of them; 128 x 256 has 48.
+    """
+    if chip.kind != "wgmma":
+        return 1.0
+    return {1: 1.36, 2: 1.25, 3: 1.29}[t.threads // 128] * (1 + 0.06 * max(0.0, traffic / 48 - 1))
 
 
 def _seconds(chip: Chip, cycles: float) -> float:
     """Kernels that run long are slowed down by the power limit: to 0.94 of the clock from 100 us on."""
     seconds = cycles / chip.clock
-    return seconds * (1 + 0.065 * min(1.0, max(0.0, (seconds - 4e-5) / 6e-5)))
+    return seconds * (1 + 0.065 * _long(seconds))
+
+
+def _long(seconds: float) -> float:
+    """How much of a kernel's time is spent at the power limit: from 40 us on, all that counts from 100 us on."""
+    return min(1.0, max(0.0, (seconds - 4e-5) / 6e-5))
 
 
 def _loaded(p: Problem, t: Tile) -> float:
@@ -254,14 +268,15 @@ def _parts(chip: Chip, p: Problem, bm: int, bn: int, bk: int) -> tuple[int, ...]
 
 @lru_cache(maxsize=1024)
 def choose_tile(chip: Chip, p: Problem) -> Tile:
-    """Of the candidates near the cheapest the one that moves the fewest bytes a product: moving costs power, and long
-    kernels run at the power limit.  Near is 2 %, of long ones 5 %.  Raises ValueError where no tile fits (column_block)."""
+    """Of the candidates within 1 % of the cheapest the one that moves the fewest bytes a product.
+
+    Raises ValueError where no tile fits (column_block).
+    """
     priced = [(price(chip, p, t), t) for t in candidates(chip, p)]
     if not priced:
         raise ValueError(f"no tile of {chip.kind} suits {p}")
     best = min(seconds for seconds, _ in priced)
-    limit = best * (1.05 if best > 4e-5 else 1.02)
-    near = [(t.parts, (t.bm + t.bn) / (t.bm * t.bn), seconds, t) for seconds, t in priced if seconds <= limit]
+    near = [(t.parts, (t.bm + t.bn) / (t.bm * t.bn), seconds, t) for seconds, t in priced if seconds <= 1.01 * best]
     _, _, seconds, t = min(near, key=lambda x: x[:3])
     return replace(t, seconds=seconds)
 
