@@ -400,3 +400,22 @@ def test_a_role_that_does_its_last_iteration_apart_needs_no_exact_run(steps, mon
     monkeypatch.setattr(verify_sync_trials, "Model", Recorded)
     ordered(apart)
     assert max(ways) == 1
+
+
+def test_a_fault_that_only_an_endless_run_could_confirm_is_a_doubt():
+    launch = unchecked(gemm(m=128, n=128, k=64 * 4000, bm=128, bn=128, bk=64, stages=2, threads=256, tb=True))
+    ordered(launch)
+    assert check_launch(without(launch, "mbarrier_wait", 1))[1]  # one that shows at the start is confirmed
+    text, faults = check_launch(without(launch, "wgmma_wait", -1))
+    assert faults == [] and text.startswith("not checked: its loops run too often to be followed turn by turn (with turns "
+                                            "left out: ")
+
+
+@pytest.mark.parametrize("end", range(17, 27))
+def test_loops_that_differ_by_what_is_done_apart_leave_out_the_same_turns(end):
+    launch = unchecked(PROGRAMS["gemm_nt"]())
+    plan = verify_sync_trials.Plan(launch, list(walk(launch.body)))
+    model = verify_sync_trials.Model(plan, verify_sync_trials.Values(plan.places, launch.thread_vars), {
+        v: 0 for v in launch.block_vars}, 1)
+    turns = {model.left_out((0, 0, 8), end - apart, 5) for apart in (1, 0, 2)}
+    assert len(turns) == 1 and turns.pop() % 8 == 0

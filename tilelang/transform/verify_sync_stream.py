@@ -58,6 +58,7 @@ class Stream(Accesses):
         self.independent = 0
         self.axes = 0  # loops whose iterations are followed all at once
         self.tiles = 0  # depth of loops around ring loops
+        self.path: tuple[int, ...] = ()  # their iterations
         self.open_copies: list[Any] = []  # cp.async not yet committed
         self.copy_groups: list[list[Any]] = []
         self.bulk: dict[tuple[Warp, int], Any] = {}
@@ -272,15 +273,18 @@ class Stream(Accesses):
         mask, active = self.mask, self.active
         most = int(np.max(extent))
         self.independent += bool(s.attr("independent"))
-        for k in self._steps(s, start if isinstance(start, int) else 0, most, ring):
+        path = self.path
+        steps = self._steps(s, start if isinstance(start, int) else 0, most, ring)
+        for k in steps:
             self.env[s.var] = start + k
+            self.path = (*path, k) if outer else path
             if isinstance(extent, np.ndarray):
                 inside = k < extent
                 self.only(inside if mask is None else inside & mask)
                 if not self.active:
                     break
             yield s.body
-        self.mask, self.active = mask, active
+        self.mask, self.active, self.path = mask, active, path
         self.tiles -= outer
         self.independent -= bool(s.attr("independent"))
 
@@ -315,7 +319,7 @@ class Stream(Accesses):
         # Loops of different roles over the same iterations leave out the same ones, wherever they start.
         skipped = start if 0 < start <= first else 0
         each, steps = s.attr("ring_steps", (1, most))  # steps of the rings: of an iteration, of the loop it was made of
-        left_out = (steps + skipped - least) // unit * unit // each
+        left_out = model.left_out((id(self.block), *self.path, unit), steps + skipped, least) // each
         first = (first - skipped) // each
         if left_out <= 0 or first + left_out > most:
             return range(most)
