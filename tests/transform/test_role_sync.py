@@ -15,7 +15,7 @@ SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
 
 def both(f, *args):
     name = f.func.buffers[-1][1].name
-    p = lower(f.func, SM90A)
+    p = lower(f.func, SM90A, {"tl.enable_hopper": False})
     device = run_device(p, args).outputs[name]
     assert np.array_equal(device, run_tile(f, args)[name])
     text = print_kernel(p.kernels[0])

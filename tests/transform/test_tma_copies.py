@@ -17,7 +17,7 @@ from tilelang.transform.pipeline import lower
 from tilelang.transform.tma_copies import tma_copies
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
-ON = {"tl.enable_hopper": True}
+ON, OFF = {"tl.enable_hopper": True}, {"tl.enable_hopper": False}
 
 
 def lowered(program, **options):
@@ -242,7 +242,7 @@ def test_the_tile_meaning_is_kept():
     """The pass alone: what it makes runs on the tile interpreter too."""
     for program, args in ((loads("loop"), {"n": 3}), (moved_in_a_loop(), {})):
         func = tma_copies(program.func, PassContext(SM90A, ON))
-        assert func is not program.func and tma_copies(program.func, PassContext(SM90A)) is program.func
+        assert func is not program.func and tma_copies(program.func, PassContext(SM90A, OFF)) is program.func
         shapes = {b.name: tuple(b.shape) for _, b in program.func.buffers}
         rng = np.random.default_rng(8)
         given = {**{k: rng.integers(0, 50, s).astype(np.float32 if "n" in args else np.float16)

@@ -107,7 +107,7 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_ENABLE_AGGRESSIVE_SHARED_MEMORY_MERGE: _flag("reuse shared memory across loop bodies"),
     _K.TL_ENABLE_ASYNC_COPY: _flag("cp.async for eligible copies inside pipelined loops", True),
     _K.TL_DISABLE_WGMMA: _flag("no wgmma"),
-    _K.TL_ENABLE_HOPPER: _flag("wgmma, TMA and warp roles on sm_90a"),
+    _K.TL_ENABLE_HOPPER: _flag("wgmma, TMA and warp roles on sm_90a", True),
     _K.TL_CLUSTER: ConfigRow((int,), None, "blocks of a cluster that share what they load, in persistent launches",
                              choices=(None, 1, 2)),
     _K.TL_GLOBAL_ALIGNMENT: ConfigRow((int,), 16, "bytes that tensors are taken to start at multiples of (calls check it)",
