@@ -507,3 +507,30 @@ def test_passes_leave_programs_without_these_names_alone():
 
     cx = PassContext(SM90A)
     assert check_hopper(f.func, cx) == f.func and written_roles(f.func, cx) == f.func
+
+
+def test_accumulators_are_pinned_by_the_role_that_waits_for_them():
+    """Two consumers, each with an accumulator of its own, over two blocks of T.ws each."""
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), C: T.Tensor((2, 64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            S = T.alloc_shared((64, 64), "float16")
+            F, G = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, S)
+            with T.ws(0):
+                T.wgmma_gemm(S, S, F, clear_accum=True)
+            with T.ws(1):
+                T.wgmma_gemm(S, S, G, transpose_B=True, clear_accum=True)
+            with T.ws(0):
+                T.wait_wgmma(0)
+                T.copy(F, C[0, 0:64, 0:64])
+            with T.ws(1):
+                T.wait_wgmma(0)
+                T.copy(G, C[1, 0:64, 0:64])
+
+    a = numbers(64, 64)
+    got = both(f, a, np.zeros((2, 64, 64), np.float32))
+    assert np.array_equal(got[0], product(a, a, np.float32)) and np.array_equal(got[1], product(a, a.T, np.float32))
+    text = kernel_text(f)
+    first, second = (text.index(f"tl::wgmma_wait<0>();\n    tl::wgmma_pin<32>(&{x}[0])") for x in "FG")
+    assert first < second and text.count("wgmma_pin<32>(&F[0])") == text.count("wgmma_pin<32>(&G[0])") == 2

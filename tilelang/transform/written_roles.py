@@ -211,6 +211,7 @@ class _Pins:
         self.before: dict[int, frozenset[Buffer]] = {}
         self.flying: set[int] = set()  # products into accumulators that may be in use
         self.loops: list[tuple[Stmt, _Running]] = []
+        self.roles: dict[tuple[int, ...], _Running] = {}
 
     def body(self) -> Stmt:
         self.flow(self.root, _Running())
@@ -226,22 +227,35 @@ class _Pins:
             elif s.call.op == "wgmma_commit":
                 state = state.issue(frozenset())
             return state
+        if isinstance(s, If) and (role := role_of(s.cond)) is not None:
+            self.part(role, s.then)
+            if s.orelse is not None:
+                self.part((-1, *role), s.orelse)
+            return state
         if isinstance(s, If):
             then = self.flow(s.then, state)
             return then.joined(state if s.orelse is None else self.flow(s.orelse, state))
         if isinstance(s, (For, While)):
             entry = state
             for _ in range(SLOTS + 2):
+                before = dict(self.roles)
                 self.loops.append((s, entry))
                 new = state.joined(self.flow(s.body, state))
                 self.loops.pop()
-                if new.slots == state.slots:
+                for key, then in before.items():
+                    self.roles[key] = then.joined(self.roles[key])
+                if new.slots == state.slots and {r: x.slots for r, x in before.items()} == {
+                        r: x.slots for r, x in self.roles.items()}:
                     break
                 state = new
             return state
         for x in inner(s):
             state = self.flow(x, state)
         return state
+
+    def part(self, role: tuple[int, ...], s: Stmt) -> None:
+        """What warp groups of their own run: their products are theirs alone."""
+        self.roles[role] = self.flow(s, self.roles.get(role, _Running()))
 
     def gemm(self, s: Gemm, state: _Running) -> _Running:
         used = frozenset(r.buffer for r in (s.a, s.c) if r.buffer.scope_name == FRAGMENT)
