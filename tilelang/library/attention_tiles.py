@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil
 
 from tilelang.target import Target
 
@@ -24,7 +24,8 @@ PANEL = 8192  # bytes through which a warp group stores results: 64 rows of 128 
 _LIMITS = {1: 255, 2: 240, 3: 160}  # registers of a thread of so many computing groups beside one that loads
 _BESIDE = 48  # registers beside scores, weights and accumulators: row statistics, addresses, loop state
 _BESIDE_MMA = 70  # the same for mma.sync, which holds fragments of K and V too
-_STEP = 250.0  # cycles a step costs beside its arithmetic: barriers, the ends of products, quad reductions
+_STEP = 150.0  # cycles a step costs beside its arithmetic: barriers, the ends of products, quad reductions
+_ALIKE = 1.015  # prices that are told apart: 128 and 160 keys, 1.4 % apart here, ran at the same speed on an H200
 _LATENCY = 1400.0  # cycles from asking for a tile of keys to having it
 _START, _STORE = 1300.0, 19.0  # cycles until the first scores; bytes a cycle stored
 _MOST_TILES = 512  # tiles of one head that are priced one by one; more are sampled
@@ -142,17 +143,16 @@ def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:
 def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
     """The tile that the model expects to be fastest.  sizes: ints; of packed sequences those of a mean one.
 
-    Where calls are so small that prices are equal, the first candidate: the most rows.
+    Of the same rows and about the same price the one with fewest keys: it needs fewest registers and compiles fastest.
     """
     if m.kind == "cpu":
         # Measured from 16x64 to 128x256 on two cores: taller tiles read K and V less often, wider ones change nothing.
         return Tile(16 if sizes.seq_q <= 16 else 64 if sizes.seq_q <= 64 else 128, 64, 1, 128)
-    best, least = None, inf
-    for tile in candidates(m, sizes):
-        cost = price(m, sizes, mask, tile)
-        if cost < least * 0.999:
-            best, least = tile, cost
-    return best if best is not None else Tile(64, 16, 1, 128)
+    prices = {tile: price(m, sizes, mask, tile) for tile in candidates(m, sizes)}
+    if not prices:
+        return Tile(64, 16, 1, 128)
+    best = min(prices, key=lambda t: prices[t])
+    return min((t for t in prices if t.rows == best.rows and prices[t] <= _ALIKE * prices[best]), key=lambda t: t.keys)
 
 
 __all__ = ["Machine", "attention_tile", "candidates", "machine_of", "price", "registers", "shared_bytes", "step_cycles",
