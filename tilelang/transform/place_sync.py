@@ -115,6 +115,12 @@ class _Pending:
     access: Access
     how: Relation
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.access, self.how)))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined,no-any-return]
+
 
 # Pending access -> None when it has happened; for an asynchronous one the number of groups committed after it
 # (-1: its own group is not committed yet).
@@ -184,6 +190,9 @@ class _Flow:
             outs = [self.flow(x, state) for x in p.inner]
             return _merged(*outs) if s.orelse is not None else _merged(state, *outs)
         if isinstance(s, For):
+            assert p.loop is not None
+            if not self.inside[p.loop] and not p.orders:
+                return state  # a loop over registers
             return self.for_loop(p, state)
         for x in p.inner:
             state = self.flow(x, state)
