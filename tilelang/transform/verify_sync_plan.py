@@ -46,6 +46,7 @@ class Plan:
         self._units: dict[int, int] = {}
         self._outer: dict[int, bool] = {}
         self._flat: dict[int, bool] = {}
+        self._leaves: dict[int, bool] = {}
         self.skeleton: dict[int, list[Stmt]] = {}  # of Seqs: what decides how often ring loops run
         # Small moduli by which something is picked, and the variables it depends on.
         self._moduli = [(int(x.b.value), {y for y in walk(x.a) if isinstance(y, Var)}) for x in nodes
@@ -139,6 +140,15 @@ class Plan:
     def is_ring_loop(self, s: Stmt) -> bool:
         """Whether a loop takes part in the program's synchronisation."""
         return isinstance(s, (For, While)) and self.facts(s.body)[2]
+
+    def leaves(self, s: Stmt) -> bool:
+        """Whether a statement may leave the loop around it."""
+        hit = self._leaves.get(id(s))
+        if hit is None:
+            nodes = list(walk(s))
+            hit = self._leaves[id(s)] = any(isinstance(x, (Break, Continue)) for x in nodes) and not any(
+                isinstance(x, (For, While)) for x in nodes)
+        return hit
 
     def is_outer(self, s: For) -> bool:
         """Whether a ring loop has ring loops inside: each of its turns may start anywhere in the rings."""

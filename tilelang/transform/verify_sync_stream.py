@@ -141,7 +141,7 @@ class Stream(Accesses):
                 if self.mask is not None or self.guess:
                     raise Undecided("a loop is left by some of the threads")
                 raise _Left(isinstance(s, Continue))
-            elif isinstance(s, (Seq, If)) and self._leaves(s):
+            elif isinstance(s, (Seq, If)) and self.plan.leaves(s):
                 raise Undecided("a loop is left under a condition")
             elif isinstance(s, Seq):
                 for x in s.stmts:
@@ -190,10 +190,6 @@ class Stream(Accesses):
                     self._set(s.buffer, (0,) * s.buffer.ndim, s.init)
             case Assert():
                 self.reads(s.cond, s)
-
-    def _leaves(self, s: Stmt) -> bool:
-        return any(isinstance(x, (Break, Continue)) for x in walk(s)) and not any(
-            isinstance(x, (For, While)) for x in walk(s))
 
     def _bind(self, s: Bind) -> None:
         if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
