@@ -111,16 +111,21 @@ class JITKernel:
             problem, entry.error = entry.error, None
             raise problem from None
         if len(args) == len(self.signature.inputs) and was_refused(problem):
+            if self._needs_unaligned(problem):
+                return self.unaligned(*args)
             other = adapted(self.signature, args, self.written)
             if other is not None:
                 try:
                     return self._run(*other)
                 except Exception as e:
                     problem = e
-            if was_unaligned(problem) and self.request.config.get(_ALIGNMENT, 16) > 1 and self.target.is_cuda:
-                return self.unaligned(*(args if other is None else other))
+                if self._needs_unaligned(problem):
+                    return self.unaligned(*other)
         tell = explain_cython if self.execution_backend == "cython" else explain
         raise tell(self.signature, args, problem) from None
+
+    def _needs_unaligned(self, problem: Exception) -> bool:
+        return self.target.is_cuda and was_unaligned(problem) and self.request.config.get(_ALIGNMENT, 16) > 1
 
     @property
     def unaligned(self) -> JITKernel:
