@@ -1,5 +1,6 @@
 """Architectures and the device driver's facts."""
 
 from . import driver
+from .cuda import CUDA
 
-__all__ = ["driver"]
+__all__ = ["CUDA", "driver"]

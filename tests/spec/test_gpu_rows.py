@@ -1,0 +1,165 @@
+"""Rows on a GPU: programs of the other modules, called with CUDA tensors, against the tile meaning.
+
+    pytest -n 0 -m gpu tests/spec/test_gpu_rows.py
+"""
+
+import numpy as np
+import pytest
+from everywhere import run
+from test_random_numbers import THREADS, words
+from test_raw_names import allreduce
+from test_source_kernel import program as source_program
+from test_sparse import compressed
+from test_sparse import program as sparse
+from test_tensor_core import gemm as by_emitter
+from test_thread_names import exchanged
+from test_wide import DTYPES, LOADS, moved
+
+import tilelang
+import tilelang.language as T
+from tilelang.ir import numpy_dtype
+
+pytestmark = pytest.mark.gpu
+RNG = np.random.default_rng(99)
+
+
+def on_gpu(program, *args):
+    """The arrays after one call on the GPU, in parameter order; tensors not given start as zeros.
+
+    Tensors travel as bytes, so that every element type does.
+    """
+    import torch
+
+    func = program.func
+    full = list(args)
+    for p in func.params[len(full):]:
+        b = func.buffer_of(p)
+        full.append(np.zeros(tuple(int(d) for d in b.shape), numpy_dtype(b.dtype)))
+    sent = []
+    for p, a in zip(func.params, full):
+        if isinstance(a, np.ndarray):
+            b, a = func.buffer_of(p), np.ascontiguousarray(a)
+            raw = torch.from_numpy(a.reshape(-1).view(np.uint8).copy()).cuda()
+            sent.append(raw.view(b.dtype.as_torch()).reshape(a.shape))
+        else:
+            sent.append(a)
+    tilelang.compile(program, target="cuda")(*sent)
+    torch.cuda.synchronize()
+    return [t.reshape(-1).view(torch.uint8).cpu().numpy().view(a.dtype).reshape(a.shape)
+            for t, a in zip(sent, full) if isinstance(a, np.ndarray)]
+
+
+def same(program, *args, tol=0.0):
+    for got, want in zip(on_gpu(program, *args), run(program, *args, on="tile")):
+        np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=tol, atol=tol)
+
+
+@pytest.mark.spec("L14:wide-access")
+@pytest.mark.parametrize("bits", LOADS)
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if not d.startswith("float8")])
+def test_wide_accesses(bits, dtype):
+    f, n = moved(bits, dtype)
+    same(f, RNG.integers(0, 120, n * T.dtype(dtype).bytes).astype(np.uint8).view(numpy_dtype(dtype)))
+
+
+@pytest.mark.spec("L20:rng")
+def test_random_words_are_those_of_philox():
+    @T.prim_func
+    def f(Y: T.Tensor((THREADS, 7), "int32")):
+        with T.Kernel(2, threads=THREADS // 2) as bx:
+            T.rng_init(42, off=5)
+            for k in T.serial(7):
+                Y[bx * (THREADS // 2) + T.get_thread_binding(), k] = T.reinterpret(T.rng_rand(), "int32")
+
+    assert on_gpu(f)[0].view(np.uint32).tolist() == [words(42, t, 5, 7) for t in range(THREADS)]
+
+
+@pytest.mark.spec("L15:sync_grid", "T.sync_grid")
+@pytest.mark.parametrize("grid,threads", [((4,), 40), ((1,), 64), ((3, 2), 128), ((64,), 256)])
+def test_grid_barriers(grid, threads):
+    for _ in range(20):
+        same(exchanged(T.sync_grid, grid, threads))
+
+
+@pytest.mark.spec("L6:alloc_global", "T.alloc_global")
+def test_workspaces():
+    @T.prim_func
+    def f(X: T.Tensor((512,), "float32"), Y: T.Tensor((512,), "float32")):
+        with T.Kernel(8, threads=64) as b:
+            W = T.alloc_global((512,), "float32")
+            t = T.get_thread_binding()
+            W[b * 64 + t] = X[b * 64 + t] * 2
+            T.sync_grid()
+            Y[b * 64 + t] = W[511 - b * 64 - t]
+
+    same(f, RNG.standard_normal(512).astype(np.float32))
+
+
+@pytest.mark.spec("L6:alloc_shared")
+@pytest.mark.parametrize("n", (1, 40, 1000, 20000))
+def test_shared_memory_of_run_time_size(n):
+    @T.prim_func
+    def f(k: T.int32, X: T.Tensor((n,), "int32"), Y: T.Tensor((n,), "int32")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((k,), "int32")
+            for i in T.Parallel(n):
+                S[i] = X[i]
+            for i in T.Parallel(n):
+                Y[i] = S[n - 1 - i]
+
+    same(f, n, RNG.integers(-9, 9, n).astype(np.int32))
+
+
+@pytest.mark.spec("T.tvm_thread_allreduce", "L15:raw-forms")
+@pytest.mark.parametrize("threads,over", [((32, 4, 1), (0,)), ((8, 4, 1), (1,)), ((64, 2, 1), (0,)), ((5, 3, 2), (1, 2))])
+def test_reductions_over_threads(threads, over):
+    same(allreduce(threads, over, "sum"), RNG.integers(-99, 99, int(np.prod(threads))).astype(np.int32))
+
+
+@pytest.mark.spec("L11:gemm_sp", "T.gemm_sp")
+def test_sparse_products():
+    dense, kept, e = compressed(32, 128, "float16", "int16")
+    b = RNG.integers(-3, 4, (128, 16))
+    f = sparse(32, 16, 128, 64, "float16", "float32", "int16", stages=2)
+    assert np.array_equal(on_gpu(f, kept, e, b.astype(np.float16))[3], dense @ b)
+
+
+@pytest.mark.spec("L22:emitter", "T.TensorCoreIntrinEmitter")
+@pytest.mark.parametrize("dtype,acc,options", [("float16", "float32", {}), ("float16", "float32", {"ta": True, "swizzle": True}),
+                                               ("int8", "int32", {"ta": True, "tb": False}), ("float32", "float32", {"chunk": 16})])
+def test_products_by_an_emitter(dtype, acc, options):
+    f, a, b = by_emitter(dtype, acc, **options)
+    x, y = (RNG.integers(-3, 4, s).astype(dtype) for s in (a, b))
+    got = on_gpu(f, x, y)[2].astype(np.float64)
+    wide = [v.astype(np.float64) for v in (x, y)]
+    assert np.array_equal(got, (wide[0].T if options.get("ta") else wide[0]) @ (wide[1].T if options.get("tb", True) else wide[1]))
+
+
+@pytest.mark.spec("L3.2:int4", "T.int4")
+def test_packed_int4():
+    import torch
+
+    @T.prim_func
+    def f(X: T.Tensor((8, 64), "int4"), Y: T.Tensor((8, 64), "int32"), Z: T.Tensor((8, 64), "int4")):
+        with T.Kernel(1, threads=64):
+            F = T.alloc_fragment((8, 64), "int4")
+            T.copy(X, F)
+            for i, j in T.Parallel(8, 64):
+                Y[i, j] = T.cast(F[i, j], "int32")
+            T.copy(F, Z)
+
+    codes = RNG.integers(0, 16, (8, 64)).astype(np.uint8)
+    packed = torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).view(np.int8)).cuda()
+    y, z = torch.zeros((8, 64), dtype=torch.int32).cuda(), torch.zeros((8, 32), dtype=torch.int8).cuda()
+    tilelang.compile(f, target="cuda")(packed, y, z)
+    assert np.array_equal(y.cpu().numpy(), (codes.astype(np.int32) ^ 8) - 8) and torch.equal(packed, z)
+
+
+@pytest.mark.spec("L7:CUDASourceCodeKernel", "T.CUDASourceCodeKernel")
+def test_the_users_own_source():
+    import torch
+
+    x = torch.arange(200, dtype=torch.float16).cuda()
+    y = torch.zeros(200).cuda()
+    tilelang.compile(source_program(), target="cuda")(x, y, 150, 3.0)
+    assert torch.equal(y[:150], 6 * x[:150].float()) and not y[150:].any()

@@ -1,0 +1,92 @@
+"""Work and traffic of a tile program, counted from its text, and the time a device would need at its peaks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.ir import Buffer, Const, For, Func, Launch, Parallel, Seq, Stmt, While
+from tilelang.ir.stmt import If
+from tilelang.ops import Copy, Gemm
+
+# Dense tensor-core peak with float16 operands, in TFLOPS, of the largest device of an architecture.
+# Sources: NVIDIA A100, RTX 3090, RTX 4090, H100 SXM data sheets.
+PEAK_TFLOPS = {"80": 312.0, "86": 142.0, "89": 330.0, "90": 989.0}
+
+
+@dataclass(frozen=True)
+class AnalysisResult:
+    """total_flops: of T.gemm.  total_global_bytes: of T.copy from and to parameters.  estimated_time: seconds, the longer
+    of computing and moving at the peaks.  expected_tflops, expected_bandwidth_GBps: the peaks assumed."""
+
+    total_flops: int
+    total_global_bytes: int
+    estimated_time: float
+    expected_tflops: float | None
+    expected_bandwidth_GBps: float
+
+
+class Analyzer:
+    """Counts the work of a function.  fn: a PrimFunc (or its Func); device: tilelang.carver.arch.CUDA(...)."""
+
+    def __init__(self, fn: Any, device: Any) -> None:
+        self.func: Func = getattr(fn, "func", fn)
+        self.device = device
+        self.flops = self.bytes = 0
+        self.params = {b.data for _, b in self.func.buffers}
+
+    @classmethod
+    def analysis(cls, fn: Any, device: Any) -> AnalysisResult:
+        """2 * M * N * K per T.gemm and the bytes of each T.copy that touches a parameter, times loops and grid.
+
+        Raises ValueError where a loop, grid or tile has no static extent.
+        """
+        one = cls(fn, device)
+        one._stmt(one.func.body, 1)
+        bandwidth = device.bandwidth[1] / 1000
+        peak = PEAK_TFLOPS.get(str(device.compute_capability))
+        times = [one.bytes / (bandwidth * 1e9)] + ([one.flops / (peak * 1e12)] if peak else [])
+        return AnalysisResult(one.flops, one.bytes, max(times), peak, bandwidth)
+
+    def _stmt(self, s: Stmt, times: int) -> None:
+        match s:
+            case Seq():
+                for x in s.stmts:
+                    self._stmt(x, times)
+            case Launch():
+                self._stmt(s.body, times * math.prod(_static(g, "a grid extent") for g in s.grid))
+            case For():
+                self._stmt(s.body, times * _static(s.extent, "a loop"))
+            case Parallel():
+                self._stmt(s.body, times)
+            case If():
+                self._stmt(s.then, times)
+                if s.orelse is not None:
+                    self._stmt(s.orelse, times)
+            case While():
+                raise ValueError("the iterations of a while loop cannot be counted")
+            case Gemm():
+                m, n = (_static(e, "a tile") for e in s.c.extents[-2:])
+                k = _static(s.a.extents[-2 if s.transpose_a else -1], "a tile")
+                self.flops += 2 * m * n * k * times
+            case Copy():
+                self._copy(s, times)
+
+    def _copy(self, s: Copy, times: int) -> None:
+        for r, other in ((s.src, s.dst), (s.dst, s.src)):
+            b: Buffer = r.buffer
+            if b.data in self.params:
+                tile = other if other.buffer.data not in self.params else r  # the side nearer the registers says how much
+                elements = math.prod(_static(e, "a tile") for e in tile.extents)
+                self.bytes += elements * b.dtype.bits * b.dtype.lanes // 8 * times
+
+
+def _static(e: Any, what: str) -> int:
+    value = e.value if isinstance(e, Const) else e
+    if not isinstance(value, int):
+        raise ValueError(f"{what} of run-time extent ({e!r}) cannot be counted: analyse the program for given shapes")
+    return value
+
+
+__all__ = ["AnalysisResult", "Analyzer", "PEAK_TFLOPS"]
