@@ -125,14 +125,15 @@ def test_sparse_products():
 
 
 @pytest.mark.spec("L22:emitter", "T.TensorCoreIntrinEmitter")
-@pytest.mark.parametrize("dtype,acc,options", [("float16", "float32", {}), ("float16", "float32", {"ta": True, "swizzle": True}),
-                                               ("int8", "int32", {"ta": True, "tb": False}), ("float32", "float32", {"chunk": 16})])
+@pytest.mark.parametrize("dtype,acc,options", [
+    ("float16", "float32", {}), ("float16", "float32", {"ta": True, "swizzle": True}),
+    ("int8", "int32", {"ta": True, "tb": False}), ("float32", "float32", {"chunk": 16})])
 def test_products_by_an_emitter(dtype, acc, options):
     f, a, b = by_emitter(dtype, acc, **options)
     x, y = (RNG.integers(-3, 4, s).astype(dtype) for s in (a, b))
     got = on_gpu(f, x, y)[2].astype(np.float64)
-    wide = [v.astype(np.float64) for v in (x, y)]
-    assert np.array_equal(got, (wide[0].T if options.get("ta") else wide[0]) @ (wide[1].T if options.get("tb", True) else wide[1]))
+    left, right = (v.astype(np.float64) for v in (x.T if options.get("ta") else x, y.T if options.get("tb", True) else y))
+    assert np.array_equal(got, left @ right)
 
 
 @pytest.mark.spec("L3.2:int4", "T.int4")
