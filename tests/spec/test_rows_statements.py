@@ -294,3 +294,29 @@ def test_a_handle_is_bound_by_match_buffer():
     for on in EXECUTIONS:
         assert np.array_equal(run(f, x, on=on)[1], 2 * x)
     assert tilelang.compile(f, target="cpu").params
+
+
+@pytest.mark.spec("L19:views", "T.reshape")
+@pytest.mark.parametrize("shape,other,threads", [((5, 7), (35,), 32), ((3, 50), (10, 15), 64), ((1, 9), (3, 3), 32),
+                                                 ((33,), (11, 3), 32), ((4, 64), (256,), 48)])
+def test_fragments_of_odd_shapes_are_reshaped(shape, other, threads):
+    n = int(np.prod(shape))
+
+    @T.prim_func
+    def f(X: T.Tensor(shape, "float32"), Y: T.Tensor(other, "float32"), Z: T.Tensor(shape, "float32")):
+        with T.Kernel(1, threads=threads):
+            F = T.alloc_fragment(shape, "float32")
+            T.copy(X, F)
+            G = T.reshape(F, other)
+            H = T.reshape(G, (n,))
+            for i in T.Parallel(n):
+                H[i] = H[i] * 2 + i
+            T.copy(G, Y)
+            T.copy(F, Z)
+
+    x = np.arange(n, dtype=np.float32).reshape(shape)
+    want = x.ravel() * 2 + np.arange(n)
+    for on in EXECUTIONS:
+        _, y, z = run(f, x, on=on)
+        assert np.array_equal(y.ravel(), want) and np.array_equal(z.ravel(), want), on
+    cuda_text(f)

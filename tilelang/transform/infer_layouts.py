@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
-from tilelang.errors import error, register
+from tilelang.errors import TileLangError, error, register
 from tilelang.ir import (
     Alloc,
     Buffer,
@@ -422,7 +422,11 @@ class _Inference:
         for b in group:
             if b is have:
                 continue
-            lay = self.known.layouts[have].reshape(b.shape, _bits(have), _bits(b))
+            lay = _seen_as(self.known.layouts[have], have, b)
+            if lay is None:
+                raise error("layout-no-structure", f"`{have.name}` with the layout {self.known.layouts[have]!r} cannot be seen "
+                            f"as {tuple(b.shape)} of {b.dtype} (`{b.name}`)", span=b.span or self.launch.span,
+                            hint="copy the tile through shared memory, and reshape it there")
             old = self.known.layouts.get(b)
             if old is not None and old != lay:
                 raise error("layout-conflict", f"Layout infer conflict between `{have.name}` and its view `{b.name}`: "
@@ -518,7 +522,9 @@ class _Inference:
         while vector > 1 and shape[fast] % vector:
             vector //= 2
         order = [d for d in range(len(shape)) if d != fast] + [fast] if shape else []
-        return row_fragment(shape, threads, vector, order)
+        out = row_fragment(shape, threads, vector, order)
+        views = [v for v in self.buffers if v.data is b.data and v is not b]
+        return out if all(_seen_as(out, b, v) for v in views) else replicated_fragment(shape, threads)
 
     # ---- loops and shared -----------------------------------------------------------------------------------------
 
@@ -575,6 +581,16 @@ class _Inference:
             out = tuple(self._rewritten(x) for x in v)
             return v if all(a is b for a, b in zip(out, v)) else out
         return v
+
+
+def _seen_as(lay: Fragment, b: Buffer, view: Buffer) -> Fragment | None:
+    """The layout of another Buffer over a fragment's registers; None where its digits or elements would be cut."""
+    if lay.replicas == lay.threads and lay == replicated_fragment(b.shape, lay.threads):  # row-major, whole in each thread
+        return replicated_fragment(view.shape, lay.threads)
+    try:
+        return lay.reshape(view.shape, _bits(b), _bits(view))
+    except TileLangError:
+        return None
 
 
 def _view_of(layout: Layout, root: Buffer, b: Buffer) -> Layout:
