@@ -91,7 +91,8 @@ class CudaMeter:
             torch.cuda.synchronize()
             return Prepared(call, 1, each, f"stream (no graph: {str(e).splitlines()[0][:80]})", host)
         graph.replay()
-        return Prepared(graph.replay, count, self._timed(graph.replay, 3) / 3 / count, "graph", host, graph)
+        # The graph writes where the call did: what the call holds must stay, capturing the next one empties the allocator.
+        return Prepared(graph.replay, count, self._timed(graph.replay, 3) / 3 / count, "graph", host, (graph, call))
 
     def _capture(self, call: Callable[[], Any], count: int) -> Any:
         side = torch.cuda.Stream()
@@ -167,7 +168,7 @@ Meter = CudaMeter | HostMeter
 class Prepared:
     """A call ready to be timed.  run: `calls` of it.  each_ms: estimate of one.  how: "stream", "graph" or "host".
 
-    host_us: microseconds the host needs to queue one call.
+    host_us: microseconds the host needs to queue one call.  keep: what must live as long.
     """
 
     run: Callable[[], Any]

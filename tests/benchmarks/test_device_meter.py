@@ -74,6 +74,7 @@ def test_short_calls_are_replayed_from_a_graph(device):
     device.each = 0.01
     meter = CudaMeter(0.0)
     prepared = meter.prepare(device.work)
+    assert prepared.keep[1] == device.work  # what the call writes to lives as long as the graph that writes there
     assert (prepared.how, prepared.calls) == ("graph", 100) and prepared.each_ms == pytest.approx(0.01)
     window = meter.window(prepared, 12.0)
     assert window.calls == 1200 and window.ms == pytest.approx(0.01)
