@@ -156,7 +156,7 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     if chip.kind == "mma" and resident == 1:  # nothing runs while its warps wait for each other
         stage *= 1.12
     if chip.kind == "wgmma" and t.threads > 128:  # the loads of the next tile and one group's products hide the rest
-        outside += (rounds - 1) * 300
+        outside += (rounds - 1) * 1000
     else:
         outside *= ceil(rounds / resident)
     cycles = rounds * depth * stage + outside
