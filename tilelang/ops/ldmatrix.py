@@ -73,30 +73,13 @@ def copy_by_ldmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | Non
     outside = [o.stride for _, o in digits if o.to == THREAD] + [m.stride for m in frag.copies]
     if used % WARP or any(stride % WARP for stride in outside):
         return None
-    index: list[Expr] = [const(0), const(0)]
-    for d, o in digits:
-        if o.to == THREAD:
-            index[d] = index[d] + digit(cx.thread, o.stride, o.size, cx.num_threads) * o.weight
-    lane = cx.thread % WARP
-    num, together, rest = matrices([(d, o) for d, o in digits if o.to == REGISTER])
-    for bit, (d, weight) in enumerate(together):
-        index[d] = index[d] + (lane // (8 << bit) % 2 if (16 << bit) < WARP else lane // (8 << bit)) * weight
-    index[0] = index[0] + lane % 8
-    loops: list[tuple[Var, int]] = []
-    register: Expr = const(0)
-    for d, o in rest:
-        v = fresh("t")
-        loops.append((v, o.size))
-        index[d] = index[d] + v * o.weight
-        register = register + v * o.stride
+    index, num, loops, register = matrix_rows(cx, digits)
     mins = tuple(convert(m) for m in src.mins)
     where = (*mins[:-2], mins[-2] + index[0], mins[-1] + index[1])
     buffer, physical = cx.physical(src.buffer, tuple(cx.expr(i) for i in where))
     args = (AddressOf(cx.local_of(dst.buffer), (register,)), AddressOf(buffer, cx.simplified(physical)))
     out: Stmt = Evaluate(call("ldmatrix", args, "void", span=span, num=num, trans=in_rows == PAIRS), span=span)
-    for v, n in reversed(loops):
-        out = For(v, const(0), const(n), "unroll", out)
-    return out if used == cx.num_threads else If(cx.thread < used, out)
+    return over_matrices(cx, out, loops, used)
 
 
 def _applies(cx: Any, src: Region, dst: Region) -> bool:
@@ -127,4 +110,36 @@ def matrices(registers: list[tuple[int, Outer]]) -> tuple[int, list[tuple[int, i
     return 1 << len(together), together, left
 
 
-__all__ = ["Outer", "copy_by_ldmatrix", "matrices", "outer_digits", "threads_used"]
+def matrix_rows(cx: Any, digits: list[tuple[int, Outer]]) -> tuple[list[Expr], int, list[tuple[Var, int]], Expr]:
+    """What a lane gives ldmatrix and stmatrix for a fragment of these (dimension, outer digit)s.
+
+    ((row, column) of its matrix row in the tile, matrices an instruction moves, (variable, extent) of the loops over
+    instructions, first register of an instruction).
+    """
+    index: list[Expr] = [const(0), const(0)]
+    for d, o in digits:
+        if o.to == THREAD:
+            index[d] = index[d] + digit(cx.thread, o.stride, o.size, cx.num_threads) * o.weight
+    lane = cx.thread % WARP
+    num, together, rest = matrices([(d, o) for d, o in digits if o.to == REGISTER])
+    for bit, (d, weight) in enumerate(together):
+        index[d] = index[d] + (lane // (8 << bit) % 2 if (16 << bit) < WARP else lane // (8 << bit)) * weight
+    index[0] = index[0] + lane % 8
+    loops: list[tuple[Var, int]] = []
+    register: Expr = const(0)
+    for d, o in rest:
+        v = fresh("t")
+        loops.append((v, o.size))
+        index[d] = index[d] + v * o.weight
+        register = register + v * o.stride
+    return index, num, loops, register
+
+
+def over_matrices(cx: Any, out: Stmt, loops: list[tuple[Var, int]], used: int) -> Stmt:
+    """An instruction in its loops, by the first `used` threads of the block."""
+    for v, n in reversed(loops):
+        out = For(v, const(0), const(n), "unroll", out)
+    return out if used == cx.num_threads else If(cx.thread < used, out)
+
+
+__all__ = ["Outer", "copy_by_ldmatrix", "matrices", "matrix_rows", "outer_digits", "over_matrices", "threads_used"]

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Evaluate, Expr, For, If, Ramp, Region, Stmt, Store, Var, call, cast, const, convert,
-                         fresh, load, seq)
-from tilelang.layout import REGISTER, THREAD
+from tilelang.ir import (AddressOf, Evaluate, Expr, Ramp, Region, Stmt, Store, call, cast, const, convert,
+                         load, seq)
+from tilelang.layout import THREAD
 
-from .distribute import digit
-from .ldmatrix import PAIRS, ROWS, matrices, outer_digits, threads_used
+from .ldmatrix import PAIRS, ROWS, matrix_rows, outer_digits, over_matrices, threads_used
 
 WARP = 32
 
@@ -34,30 +33,13 @@ def copy_by_stmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | Non
     digits = [(d, o) for d, outs in enumerate((out_rows, out_cols)) for o in outs]
     if used % WARP or any(o.stride % WARP for _, o in digits if o.to == THREAD):
         return None
-    index: list[Expr] = [const(0), const(0)]
-    for d, o in digits:
-        if o.to == THREAD:
-            index[d] = index[d] + digit(cx.thread, o.stride, o.size, cx.num_threads) * o.weight
-    lane = cx.thread % WARP
-    num, together, rest = matrices([(d, o) for d, o in digits if o.to == REGISTER])
-    for bit, (d, weight) in enumerate(together):
-        index[d] = index[d] + (lane // (8 << bit) % 2 if (16 << bit) < WARP else lane // (8 << bit)) * weight
-    index[0] = index[0] + lane % 8
-    loops: list[tuple[Var, int]] = []
-    register: Expr = const(0)
-    for d, o in rest:
-        v = fresh("t")
-        loops.append((v, o.size))
-        index[d] = index[d] + v * o.weight
-        register = register + v * o.stride
+    index, num, loops, register = matrix_rows(cx, digits)
     mins = tuple(convert(m) for m in dst.mins)
     where = (*mins[:-2], mins[-2] + index[0], mins[-1] + index[1])
     buffer, physical = cx.physical(dst.buffer, tuple(cx.expr(i) for i in where))
     place = AddressOf(buffer, cx.simplified(physical))
     out: Stmt = _stored(cx, src, dst, register, place, num, trans, span)
-    for v, n in reversed(loops):
-        out = For(v, const(0), const(n), "unroll", out)
-    return out if used == cx.num_threads else If(cx.thread < used, out)
+    return over_matrices(cx, out, loops, used)
 
 
 def _stored(cx: Any, src: Region, dst: Region, register: Expr, place: Expr, num: int, trans: bool, span: Any) -> Stmt:
