@@ -1,8 +1,9 @@
 """What every example shares: where to run, how to compare, a command line made from the check's parameters.
 
-An example is a file with kernels, an independent reference in NumPy, and checks: functions whose keyword parameters are
-the sizes, and `on`, where the kernel runs.  A check returns the Comparison (or several) of
-what the kernel gave with the reference.
+An example is a file with kernels, an independent reference in float64, and checks: functions whose keyword parameters are
+the sizes, and `on`, where the kernel runs.  A check returns the Comparison (or several) of what the kernel gave with the
+reference.  References are written with NumPy's functions; where there is a GPU, large arrays of `wide` lie there
+(device_arrays.py), so that a reference of real size takes milliseconds.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import ml_dtypes
 import numpy as np
+from device_arrays import DeviceArray
+from measuring import Measured
 
 import tilelang
 from tilelang.target import determine_target
@@ -35,11 +40,13 @@ NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.fl
 class Place:
     """Where kernels run: a target ("auto" is the GPU if there is one, else the CPU) and an execution backend.
 
-    backend "tile" interprets the tile program, "simulator" the lowered GPU program; None runs compiled code.
+    backend "tile" interprets the tile program, "simulator" the lowered GPU program; None runs compiled code.  measured,
+    where it is given, collects the calls made on a GPU, to be timed later.
     """
 
     target: Any = "auto"
     backend: str | None = None
+    measured: Measured | None = None
 
     def compile(self, program: Any, out_idx: Any = None, **options: Any) -> Callable[..., Any]:
         """The kernel of a prim_func; it takes and gives NumPy arrays."""
@@ -54,6 +61,17 @@ class Place:
         """The same for tensors of the place itself: NumPy arrays, or torch tensors on the GPU."""
         return tilelang.jit(function, target=self.target, execution_backend=self.backend, **options)
 
+    def library(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of tilelang.library, which compiles for the device its tensors are on; NumPy arrays in and out."""
+        if self.on_gpu:
+            return self._numpy(function)
+        return partial(function, target="cpu" if self.target == "auto" else self.target, execution_backend=self.backend)
+
+    def peer(self, name: str, function: Callable[..., Any], *arrays: Any) -> None:
+        """What torch does with the same arrays: timed beside the kernel called last, where calls are measured."""
+        if self.measured is not None and self.on_gpu:
+            self.measured.beside(name, partial(function, *(to_gpu(a) if isinstance(a, np.ndarray) else a for a in arrays)))
+
     @property
     def on_gpu(self) -> bool:
         """Whether tensors must lie in GPU memory."""
@@ -65,12 +83,16 @@ class Place:
             return kernel
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            sent = [to_gpu(a) if isinstance(a, np.ndarray) else a for a in args]
-            out = kernel(*sent, **kwargs)
+            sent, options = ([to_gpu(a) if isinstance(a, np.ndarray) else a for a in x] for x in (args, kwargs.values()))
+            run = partial(kernel, *sent, **dict(zip(kwargs, options)))
+            out = run()
             for array, tensor in zip(args, sent):  # tensors a kernel writes in place come back too
                 if isinstance(array, np.ndarray) and array.flags.writeable and array.size:
                     array[...] = from_gpu(tensor)
-            return [from_gpu(o) for o in out] if isinstance(out, (list, tuple)) else None if out is None else from_gpu(out)
+            result = [from_gpu(o) for o in out] if isinstance(out, (list, tuple)) else None if out is None else from_gpu(out)
+            if self.measured is not None:
+                self.measured.called(kernel, run)
+            return result
 
         return call
 
@@ -80,12 +102,19 @@ HERE = Place()
 
 def to_gpu(array: np.ndarray) -> Any:
     """A torch tensor on the GPU with the array's bits, shape and strides."""
+    return to_device(array, "cuda")
+
+
+def to_device(array: np.ndarray, device: Any) -> Any:
+    """The same on any torch device."""
     import torch
 
+    if not array.flags.writeable:  # torch warns of them, whatever is done with the tensor
+        array = array.copy()
     if array.dtype.kind in "V" or array.dtype.type.__module__.startswith("ml_dtypes"):  # torch reads no ml_dtypes
         bits = array.view({1: np.uint8, 2: np.int16}[array.itemsize])
-        return torch.from_numpy(bits).cuda().view(getattr(torch, array.dtype.name))
-    return torch.from_numpy(array).cuda()
+        return torch.from_numpy(bits).to(device).view(getattr(torch, array.dtype.name))
+    return torch.from_numpy(array).to(device)
 
 
 def from_gpu(tensor: Any) -> np.ndarray:
@@ -99,9 +128,27 @@ def from_gpu(tensor: Any) -> np.ndarray:
     return tensor.numpy()
 
 
-def wide(x: Any) -> np.ndarray:
+LEAST_ON_DEVICE = 1 << 14  # elements; smaller arrays are not worth the way
+
+
+@cache
+def reference_device() -> Any:
+    """The torch device that references are computed on; None: NumPy on the CPU."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.device("cuda") if torch.cuda.is_available() else None
+
+
+def wide(x: Any) -> Any:
     """float64 copy: references are computed in it."""
-    return np.asarray(x).astype(np.float64)
+    if isinstance(x, DeviceArray):
+        return DeviceArray(x.tensor.double())
+    x, device = np.asarray(x), reference_device()
+    if device is None or x.size < LEAST_ON_DEVICE:
+        return x.astype(np.float64)
+    return DeviceArray(to_device(x, device).double())
 
 
 def normal(shape: Any, dtype: str = "float32", seed: int = 0) -> np.ndarray:
@@ -112,19 +159,9 @@ def normal(shape: Any, dtype: str = "float32", seed: int = 0) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32).astype(NUMPY[dtype])
 
 
-def product(a: Any, b: Any) -> np.ndarray:
-    """a @ b in float64; large ones by torch on the GPU where there is one (NumPy takes seconds for them)."""
-    a, b = wide(a), wide(b)
-    if a.size * b.shape[-1] > 2**28:
-        try:
-            import torch
-
-            if torch.cuda.is_available():
-                left, right = (torch.from_numpy(np.ascontiguousarray(x)).cuda() for x in (a, b))
-                return (left @ right).cpu().numpy()
-        except ImportError:
-            pass
-    return a @ b
+def product(a: Any, b: Any) -> Any:
+    """a @ b in float64."""
+    return wide(a) @ wide(b)
 
 
 def product_bound(a: np.ndarray, b: np.ndarray, dtype: str, out: str, acc: str = "float32") -> float:
@@ -165,14 +202,14 @@ def compare(name: str, got: Any, want: Any, bound: Any = 0.0) -> Comparison:
     g, w = wide(got), wide(want)
     if g.shape != w.shape:
         return Comparison(f"{name} has shape {g.shape}, expected {w.shape}", np.inf, 0.0)
-    limit = np.broadcast_to(np.asarray(bound, np.float64), w.shape)
+    limit = np.broadcast_to(bound, w.shape) if np.ndim(bound) else float(bound)
     with np.errstate(invalid="ignore"):
         error = np.where((g == w) | (np.isnan(g) & np.isnan(w)), 0.0, np.abs(g - w))
     error = np.where(np.isnan(error), np.inf, error)
     if not error.size:
         return Comparison(name, 0.0, 0.0)
-    at = np.unravel_index(np.argmax(error - limit), error.shape)
-    return Comparison(name, float(error[at]), float(limit[at]))
+    at = np.unravel_index(int(np.argmax(error - limit)), error.shape)
+    return Comparison(name, float(error[at]), float(limit[at] if np.ndim(bound) else limit))
 
 
 def main(*checks: Callable[..., Any], argv: Sequence[str] | None = None) -> None:

@@ -46,17 +46,17 @@ def block_sparse(batch, heads, seq, dim, causal=True, bm=64, bn=64, stages=2, dt
     return attend
 
 
-def check(target="cpu", batch=1, heads=4, seq=500, dim=64, causal=True, density=0.4, bm=64, bn=64, stages=2, dtype="float16",
-          seed=0):
+def check(batch=1, heads=16, seq=4096, dim=128, causal=True, density=0.4, bm=64, bn=64, stages=2, dtype="float16",
+          seed=0, on=harness.HERE):
     rng = np.random.default_rng(seed)
     q, k, v = (harness.random(rng, (batch, heads, seq, dim), dtype) for _ in range(3))
     mask = rng.random((batch, heads, -(-seq // bm), -(-seq // bn))) < density
     program = block_sparse(batch, heads, seq, dim, causal, bm, bn, stages, dtype)
-    got, = harness.run(program, [q, k, v, mask], [4], target)
+    got, = harness.run(program, [q, k, v, mask], [4], on)
     keep = np.repeat(np.repeat(mask, bm, 2), bn, 3)[:, :, :seq, :seq] & visible(seq, seq, causal, 0)
     want, _ = harness.attention(harness.wide(q), harness.wide(k), harness.wide(v), keep)
-    return harness.distance(got, want), harness.attention_bound(q, k, v, dtype)
+    return harness.compare("block sparse", got, want, harness.attention_bound(q, k, v, dtype))
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, batch=1, heads=4, seq=500, dim=64, causal=True, density=0.4)
+    harness.main(check)

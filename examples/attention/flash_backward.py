@@ -123,7 +123,7 @@ def reference(q, k, v, do, keep):
     return o, wants, error
 
 
-def check(target="cpu", batch=1, heads=4, kv_heads=2, seq=256, dim=64, causal=True, dtype="float16", seed=0):
+def check(batch=1, heads=16, kv_heads=4, seq=2048, dim=128, causal=True, dtype="float16", seed=0, on=harness.HERE):
     rng = np.random.default_rng(seed)
     q, do = (harness.random(rng, (batch, seq, heads, dim), dtype) for _ in range(2))
     k, v = (harness.random(rng, (batch, seq, kv_heads, dim), dtype) for _ in range(2))
@@ -133,14 +133,11 @@ def check(target="cpu", batch=1, heads=4, kv_heads=2, seq=256, dim=64, causal=Tr
     lse = harness.attention(qt, kt, vt, keep)[1].astype(np.float32)
     o16 = np.ascontiguousarray(o.transpose(0, 2, 1, 3)).astype(np.float32).astype(harness.NUMPY[dtype])
     got = harness.run(flash_backward(batch, heads, kv_heads, seq, dim, causal, dtype=dtype), [q, k, v, o16, do, lse],
-                      [6, 7, 8, 9], target)
-    eps = harness.ROUND[dtype]
-    worst = 0.0  # largest error as a share of what its gradient may be off by
-    for g, w, e in zip(got[1:], wants, error(eps, 2.0**-25 if dtype == "float16" else 0.0)):
-        allowed = float(e.max()) + eps * float(np.abs(w).max())
-        worst = max(worst, harness.distance(g.transpose(0, 2, 1, 3), w) / allowed)
-    return worst, 1.0
+                      [6, 7, 8, 9], on)
+    eps = harness.EPS[dtype]
+    return [harness.compare(f"flash backward, {name}", g.transpose(0, 2, 1, 3), w, e + eps * np.abs(w))
+            for name, g, w, e in zip(("dq", "dk", "dv"), got[1:], wants, error(eps, 2.0**-25 if dtype == "float16" else 0.0))]
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, batch=1, heads=4, kv_heads=2, seq=256, dim=64, causal=True)
+    harness.main(check)

@@ -58,21 +58,22 @@ def flash_score_mod(change, batch, heads, seq, dim, bm=64, bn=64, stages=2, dtyp
     return attend
 
 
-def check(target="cpu", kind="alibi", batch=1, heads=4, seq=256, dim=64, dtype="float16", seed=0):
+def check(kind="alibi", batch=1, heads=16, seq=4096, dim=128, dtype="float16", seed=0, on=harness.HERE):
     rng = np.random.default_rng(seed)
     q, k, v = (harness.random(rng, (batch, heads, seq, dim), dtype) for _ in range(3))
     slopes = (2.0**(-8 * (np.arange(heads) + 1) / heads)).astype(np.float32)
     change = {"alibi": alibi, "softcap": softcap}[kind]
-    got, = harness.run(flash_score_mod(change, batch, heads, seq, dim, dtype=dtype), [q, k, v, slopes], [4], target)
+    got, = harness.run(flash_score_mod(change, batch, heads, seq, dim, dtype=dtype), [q, k, v, slopes], [4], on)
     distance = np.arange(seq)[None, :] - np.arange(seq)[:, None]
     want, _ = harness.attention(
         harness.wide(q), harness.wide(k), harness.wide(v), visible(seq, seq, True, 0),
         bias=harness.wide(slopes)[None, :, None, None] * distance if kind == "alibi" else 0.0,
         cap=CAP if kind == "softcap" else 0.0)
     # A changed score is rounded to float32 once more, and tanh of the device is good to about 2^-20 of CAP.
-    extra = 2 * (harness.ROUND["float32"] * seq if kind == "alibi" else CAP * 2.0**-20)
-    return harness.distance(got, want), harness.attention_bound(q, k, v, dtype) + extra * float(np.abs(harness.wide(v)).max())
+    extra = 2 * (harness.EPS["float32"] * seq if kind == "alibi" else CAP * 2.0**-20)
+    bound = harness.attention_bound(q, k, v, dtype) + extra * float(np.abs(harness.wide(v)).max())
+    return harness.compare(f"flash score mod, {kind}", got, want, bound)
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, kind="alibi", batch=1, heads=4, seq=256, dim=64)
+    harness.main(check)

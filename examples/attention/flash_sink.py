@@ -51,15 +51,15 @@ def flash_sink(batch, heads, kv_heads, seq, dim, window=0, bm=64, bn=64, stages=
     return attend
 
 
-def check(target="cpu", batch=1, heads=4, kv_heads=2, seq=256, dim=64, window=100, dtype="bfloat16", seed=0):
+def check(batch=1, heads=64, kv_heads=8, seq=2048, dim=64, window=128, dtype="bfloat16", seed=0, on=harness.HERE):
     rng = np.random.default_rng(seed)
     q = harness.random(rng, (batch, heads, seq, dim), dtype)
     k, v = (harness.random(rng, (batch, kv_heads, seq, dim), dtype) for _ in range(2))
     sink = harness.random(rng, (heads,), "float32", scale=2)
-    got, = harness.run(flash_sink(batch, heads, kv_heads, seq, dim, window, dtype=dtype), [q, k, v, sink], [4], target)
+    got, = harness.run(flash_sink(batch, heads, kv_heads, seq, dim, window, dtype=dtype), [q, k, v, sink], [4], on)
     want, _ = harness.attention(harness.wide(q), harness.wide(k), harness.wide(v), visible(seq, seq, True, window), sink=sink)
-    return harness.distance(got, want), harness.attention_bound(q, k, v, dtype)
+    return harness.compare("flash sink", got, want, harness.attention_bound(q, k, v, dtype))
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, batch=1, heads=4, kv_heads=2, seq=256, dim=64, window=100)
+    harness.main(check)

@@ -56,7 +56,8 @@ def flash_varlen(batch, heads, kv_heads, longest, dim, causal=True, bm=64, bn=64
     return attend
 
 
-def check(target="cpu", lengths="37,200,1,128", prefix=30, heads=4, kv_heads=2, dim=64, causal=True, dtype="float16", seed=0):
+def check(lengths="1000,17,4096,1,400", prefix=300, heads=16, kv_heads=4, dim=128, causal=True, dtype="float16", seed=0,
+          on=harness.HERE):
     """`lengths`: queries of each sequence; its keys are `prefix` more for every second one."""
     rng = np.random.default_rng(seed)
     len_q = [int(n) for n in lengths.split(",")]
@@ -65,15 +66,15 @@ def check(target="cpu", lengths="37,200,1,128", prefix=30, heads=4, kv_heads=2, 
     q = harness.random(rng, (cu_q[-1], heads, dim), dtype)
     k, v = (harness.random(rng, (cu_k[-1], kv_heads, dim), dtype) for _ in range(2))
     program = flash_varlen(len(len_q), heads, kv_heads, max(len_q), dim, causal, dtype=dtype)
-    got, = harness.run(program, [q, k, v, cu_q, cu_k], [5], target)
+    got, = harness.run(program, [q, k, v, cu_q, cu_k], [5], on)
     want = np.zeros(q.shape)
     for b, (m, n) in enumerate(zip(len_q, len_k)):
         parts = [harness.wide(x)[lo:hi].transpose(1, 0, 2)[None] for x, lo, hi in
                  ((q, cu_q[b], cu_q[b + 1]), (k, cu_k[b], cu_k[b + 1]), (v, cu_k[b], cu_k[b + 1]))]
         keep = np.arange(n)[None, :] <= np.arange(m)[:, None] + n - m if causal else None
         want[cu_q[b]:cu_q[b + 1]] = harness.attention(*parts, keep=keep)[0][0].transpose(1, 0, 2)
-    return harness.distance(got, want), harness.attention_bound(q, k, v, dtype)
+    return harness.compare("flash varlen", got, want, harness.attention_bound(q, k, v, dtype))
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, lengths="37,200,1,128", prefix=30, heads=4, kv_heads=2, dim=64, causal=True)
+    harness.main(check)

@@ -80,7 +80,7 @@ def gated_delta(batch, heads, seq, dim_k, dim_v, chunk=32, bv=32, dtype="float16
     return delta
 
 
-def check(target="cpu", batch=1, heads=2, seq=200, dim_k=64, dim_v=64, chunk=32, dtype="bfloat16", seed=0):
+def check(batch=1, heads=16, seq=2048, dim_k=128, dim_v=128, chunk=32, dtype="bfloat16", seed=0, on=harness.HERE):
     rng = np.random.default_rng(seed)
     q, k = (rng.standard_normal((batch, seq, heads, dim_k)) for _ in range(2))
     q, k = ((x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32).astype(harness.NUMPY[dtype]) for x in (q, k))
@@ -88,13 +88,13 @@ def check(target="cpu", batch=1, heads=2, seq=200, dim_k=64, dim_v=64, chunk=32,
     log_alpha = -np.abs(harness.random(rng, (batch, heads, seq), "float32", 0.05))
     beta = rng.random((batch, heads, seq)).astype(np.float32)
     program = gated_delta(batch, heads, seq, dim_k, dim_v, chunk, dtype=dtype)
-    got, = harness.run(program, [q, k, v, log_alpha, beta], [5], target)
+    got, = harness.run(program, [q, k, v, log_alpha, beta], [5], on)
 
     qw, kw, vw, gw, bw = (harness.wide(x) for x in (q, k, v, log_alpha, beta))
-    want, state = np.zeros(vw.shape), np.zeros((batch, heads, dim_k, dim_v))
-    read_q, noise = np.zeros(vw.shape), np.zeros(vw.shape)  # of reading the rounded state; of a step's corrected values
-    reply = np.zeros((batch, heads, dim_k, seq))  # what an error of u_s has become in the state
-    bound = np.zeros(vw.shape)
+    want, state = np.zeros_like(vw), np.zeros((batch, heads, dim_k, dim_v))
+    read_q, noise = np.zeros_like(vw), np.zeros_like(vw)  # of reading the rounded state; of a step's corrected values
+    reply = harness.wide(np.zeros((batch, heads, dim_k, seq)))  # what an error of u_s has become in the state
+    bound = np.zeros_like(vw)
     for t in range(seq):
         kt, qt, decay = kw[:, t], qw[:, t], np.exp(gw[:, :, t])[..., None, None]
         past = decay * state
@@ -112,10 +112,10 @@ def check(target="cpu", batch=1, heads=2, seq=200, dim_k=64, dim_v=64, chunk=32,
     # score or the decayed key.  An error of u_s reaches result t through the recurrence itself, by reach_ts.  The
     # roundings are independent: they add up like the root of their squares, and a result is within four standard
     # deviations of that, beside its own rounding.
-    eps = harness.ROUND[dtype]
+    eps = harness.EPS[dtype]
     bound = eps * (4 * (read_q + bound) + np.abs(want)) + 2.0**-24
-    return harness.distance(got / bound, want / bound), 1.0
+    return harness.compare("gated delta", got, want, bound)
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, batch=1, heads=2, seq=200, dim_k=64, dim_v=64)
+    harness.main(check)

@@ -86,7 +86,7 @@ def mamba2(batch, seq, heads, groups, P, N, chunk=64, dtype="float16", threads=1
     return forward
 
 
-def check(target="cpu", batch=1, seq=256, heads=4, groups=2, P=64, N=64, chunk=64, dtype="float16", seed=0):
+def check(batch=1, seq=2048, heads=32, groups=1, P=64, N=128, chunk=64, dtype="float16", seed=0, on=harness.HERE):
     rng = np.random.default_rng(seed)
     x = harness.random(rng, (batch, seq, heads, P), dtype)
     dt = np.abs(harness.random(rng, (batch, heads, seq), "float32", 0.3))
@@ -94,11 +94,11 @@ def check(target="cpu", batch=1, seq=256, heads=4, groups=2, P=64, N=64, chunk=6
     B, C = (harness.random(rng, (batch, seq, groups, N), dtype, N**-0.25) for _ in range(2))
     D = harness.random(rng, (heads,), "float32")
     program = mamba2(batch, seq, heads, groups, P, N, chunk, dtype)
-    *_, got = harness.run(program, [x, dt, A, B, C, D], [6, 7, 8, 9], target)
+    *_, got = harness.run(program, [x, dt, A, B, C, D], [6, 7, 8, 9], on)
 
     xw, dw, Aw, Dw = (harness.wide(z) for z in (x, dt, A, D))
     Bw, Cw = (np.repeat(harness.wide(z), heads // groups, 2) for z in (B, C))
-    want, size, spread = (np.zeros(xw.shape) for _ in range(3))
+    want, size, spread = (np.zeros_like(xw) for _ in range(3))
     state = np.zeros((batch, heads, P, N))
     bulk = np.zeros_like(state)  # of absolute values: what errors of float32 sums are relative to
     squares = np.zeros_like(state)  # what roundings of decayed inputs add up to
@@ -116,13 +116,13 @@ def check(target="cpu", batch=1, seq=256, heads=4, groups=2, P=64, N=64, chunk=6
     # Rounded to `dtype` are the decayed inputs, the state where C reads it and the scores: independent, so they add up like
     # the root of their squares, and a result is within four standard deviations; it is rounded once more.  A running sum
     # of float32 is off by chunk roundings of its size, which exp turns into a relative error; the sums run over N and seq.
-    eps, f32 = harness.ROUND[dtype], harness.ROUND["float32"]
+    eps, f32 = harness.EPS[dtype], harness.EPS["float32"]
     reach = float(np.abs(Aw[None, :, None] * dw).reshape(batch, heads, -1, chunk).sum(-1).max())
     bound = 4 * eps * np.sqrt(spread) + (2 * chunk * reach + N + 16) * f32 * size + eps * np.abs(want) + 2.0**-24
     if dtype == "float16":  # below the normal range roundings are absolute
         bound += 2 * seq**0.5 * 2.0**-25 * float(np.abs(xw).max() * max(np.abs(Cw).sum(-1).max(), 1.0))
-    return harness.distance(got / bound, want / bound), 1.0
+    return harness.compare("mamba2", got, want, bound)
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, batch=1, seq=256, heads=4, groups=2, P=64, N=64)
+    harness.main(check)

@@ -62,16 +62,17 @@ def mla_decode(batch, heads, seq, dim=512, pe=64, splits=2, bh=64, bn=32, stages
     return decode
 
 
-def check(target="cpu", batch=2, heads=64, seq=300, dim=512, pe=64, splits=3, bh=64, bn=32, stages=1, dtype="float16", seed=0):
+def check(batch=16, heads=128, seq=4096, dim=512, pe=64, splits=4, bh=64, bn=32, stages=1, dtype="float16", seed=0,
+          on=harness.HERE):
     rng = np.random.default_rng(seed)
     q, qpe = harness.random(rng, (batch, heads, dim), dtype), harness.random(rng, (batch, heads, pe), dtype)
     kv, kpe = harness.random(rng, (batch, seq, dim), dtype), harness.random(rng, (batch, seq, pe), dtype)
     program = mla_decode(batch, heads, seq, dim, pe, splits, bh, bn, stages, dtype)
-    _, _, got = harness.run(program, [q, qpe, kv, kpe], [4, 5, 6], target)
+    _, _, got = harness.run(program, [q, qpe, kv, kpe], [4, 5, 6], on)
     whole_q, whole_k = (np.concatenate([harness.wide(a), harness.wide(b)], -1) for a, b in ((q, qpe), (kv, kpe)))
     want, _ = harness.attention(whole_q[:, :, None, :], whole_k[:, None], harness.wide(kv)[:, None])
-    return harness.distance(got, want[:, :, 0, :]), harness.attention_bound(whole_q, whole_k, kv, dtype)
+    return harness.compare("mla decode", got, want[:, :, 0, :], harness.attention_bound(whole_q, whole_k, kv, dtype))
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, batch=2, heads=64, seq=300, dim=512, pe=64, splits=3)
+    harness.main(check)

@@ -49,19 +49,20 @@ def mla_prefill(batch, heads, seq, dim=128, pe=64, dv=128, bm=64, bn=64, stages=
     return attend
 
 
-def check(target="cpu", batch=1, heads=4, seq=200, dim=128, pe=64, dv=128, stages=1, dtype="bfloat16", seed=0):
+def check(batch=1, heads=16, seq=4096, dim=128, pe=64, dv=128, stages=2, dtype="bfloat16", seed=0, on=harness.HERE):
     rng = np.random.default_rng(seed)
     q, qpe = (harness.random(rng, (batch, seq, heads, n), dtype) for n in (dim, pe))
     k, v = (harness.random(rng, (batch, seq, heads, n), dtype) for n in (dim, dv))
     kpe = harness.random(rng, (batch, seq, pe), dtype)
     program = mla_prefill(batch, heads, seq, dim, pe, dv, stages=stages, dtype=dtype)
-    got, = harness.run(program, [q, qpe, k, kpe, v], [5], target)
+    got, = harness.run(program, [q, qpe, k, kpe, v], [5], on)
     shared = np.broadcast_to(kpe[:, :, None, :], (batch, seq, heads, pe))
     whole_q, whole_k = (np.concatenate([harness.wide(a), harness.wide(b)], -1) for a, b in ((q, qpe), (k, shared)))
     want, _ = harness.attention(*(x.transpose(0, 2, 1, 3) for x in (whole_q, whole_k, harness.wide(v))),
                                 keep=visible(seq, seq, True, 0))
-    return harness.distance(got.transpose(0, 2, 1, 3), want), harness.attention_bound(whole_q, whole_k, v, dtype)
+    return harness.compare("mla prefill", got.transpose(0, 2, 1, 3), want,
+                           harness.attention_bound(whole_q, whole_k, v, dtype))
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, batch=1, heads=4, seq=200, dim=128, pe=64, dv=128)
+    harness.main(check)

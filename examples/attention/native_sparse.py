@@ -48,7 +48,7 @@ def native_sparse(batch, heads, kv_heads, seq, dim, count, size=32, stages=2, dt
     return attend
 
 
-def check(target="cpu", batch=1, heads=16, kv_heads=1, seq=200, dim=64, count=4, size=32, dtype="float16", seed=0):
+def check(batch=1, heads=64, kv_heads=4, seq=2048, dim=128, count=16, size=64, dtype="float16", seed=0, on=harness.HERE):
     rng = np.random.default_rng(seed)
     q = harness.random(rng, (batch, seq, heads, dim), dtype)
     k, v = (harness.random(rng, (batch, seq, kv_heads, dim), dtype) for _ in range(2))
@@ -62,11 +62,11 @@ def check(target="cpu", batch=1, heads=16, kv_heads=1, seq=200, dim=64, count=4,
                 chosen[b, t, h, :len(some)] = some
                 keep[b, h, t] = np.isin(np.arange(seq) // size, some) & (np.arange(seq) <= t)
     program = native_sparse(batch, heads, kv_heads, seq, dim, count, size, dtype=dtype)
-    got, = harness.run(program, [q, k, v, chosen], [4], target)
+    got, = harness.run(program, [q, k, v, chosen], [4], on)
     want, _ = harness.attention(*(harness.wide(x).transpose(0, 2, 1, 3) for x in (q, k, v)),
                                 keep=np.repeat(keep, heads // kv_heads, 1))
-    return harness.distance(got.transpose(0, 2, 1, 3), want), harness.attention_bound(q, k, v, dtype)
+    return harness.compare("native sparse", got.transpose(0, 2, 1, 3), want, harness.attention_bound(q, k, v, dtype))
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, batch=1, heads=16, kv_heads=1, seq=200, dim=64, count=4, size=32)
+    harness.main(check)

@@ -83,7 +83,8 @@ def paged_decode(batch, heads, kv_heads, pages, max_pages, page, dim, splits=4, 
     return decode
 
 
-def check(target="cpu", lengths="300,1,77", heads=16, kv_heads=4, page=64, dim=64, splits=3, dtype="float16", seed=0):
+def check(lengths="8000,1,0,777,64,4097,8192,3000", heads=32, kv_heads=8, page=64, dim=128, splits=8, dtype="float16", seed=0,
+          on=harness.HERE):
     rng = np.random.default_rng(seed)
     n = [int(x) for x in lengths.split(",")]
     batch, max_pages = len(n), max(-(-x // page) for x in n)
@@ -92,13 +93,13 @@ def check(target="cpu", lengths="300,1,77", heads=16, kv_heads=4, page=64, dim=6
     q = harness.random(rng, (batch, heads, dim), dtype)
     k, v = (harness.random(rng, (pages, page, kv_heads, dim), dtype) for _ in range(2))
     program = paged_decode(batch, heads, kv_heads, pages, max_pages, page, dim, splits, dtype=dtype)
-    _, _, got = harness.run(program, [q, k, v, table, np.asarray(n, np.int32)], [5, 6, 7], target)
+    _, _, got = harness.run(program, [q, k, v, table, np.asarray(n, np.int32)], [5, 6, 7], on)
     want = np.zeros(q.shape)
     for b in range(batch):
         kb, vb = (harness.wide(x[table[b]]).reshape(-1, kv_heads, dim)[:n[b]].transpose(1, 0, 2)[None] for x in (k, v))
         want[b] = harness.attention(harness.wide(q[b])[None, :, None, :], kb, vb)[0][0, :, 0, :]
-    return harness.distance(got, want), harness.attention_bound(q, k, v, dtype)
+    return harness.compare("paged decode", got, want, harness.attention_bound(q, k, v, dtype))
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, lengths="300,1,77", heads=16, kv_heads=4, page=64, dim=64, splits=3)
+    harness.main(check)

@@ -56,16 +56,16 @@ def retention(batch, heads, seq, dim_k, dim_v, chunk=64, bv=64, stages=2, dtype=
     return retain
 
 
-def check(target="cpu", batch=1, heads=2, seq=200, dim_k=64, dim_v=128, chunk=64, dtype="bfloat16", seed=0):
+def check(batch=2, heads=8, seq=2048, dim_k=128, dim_v=256, chunk=64, dtype="bfloat16", seed=0, on=harness.HERE):
     rng = np.random.default_rng(seed)
     q, k = (harness.random(rng, (batch, seq, heads, dim_k), dtype, dim_k**-0.25) for _ in range(2))
     v = harness.random(rng, (batch, seq, heads, dim_v), dtype)
     log_gamma = np.log2(1 - 2.0**(-4 - np.arange(heads))).astype(np.float32)
-    got, = harness.run(retention(batch, heads, seq, dim_k, dim_v, chunk, dtype=dtype), [q, k, v, log_gamma], [4], target)
+    got, = harness.run(retention(batch, heads, seq, dim_k, dim_v, chunk, dtype=dtype), [q, k, v, log_gamma], [4], on)
 
     gamma = 2.0**harness.wide(log_gamma)[None, :, None, None]
     qw, kw, vw = (harness.wide(x) for x in (q, k, v))
-    want, spread = np.zeros(vw.shape), np.zeros(vw.shape)
+    want, spread = np.zeros_like(vw), np.zeros_like(vw)
     state = np.zeros((batch, heads, dim_k, dim_v))
     squares = np.zeros_like(state)  # the same recurrence of squares: what roundings of decayed keys add up to
     for t in range(seq):
@@ -78,10 +78,10 @@ def check(target="cpu", batch=1, heads=2, seq=200, dim_k=64, dim_v=128, chunk=64
     spread += (scores**2 @ vw.transpose(0, 2, 1, 3)**2).transpose(0, 2, 1, 3)
     # Decayed keys, the state where q reads it, and scores are rounded to `dtype`.  Roundings are independent: they add up
     # like the root of their squares, and a result is within four standard deviations; it is rounded once more.
-    eps = harness.ROUND[dtype]
+    eps = harness.EPS[dtype]
     bound = eps * (4 * np.sqrt(spread) + np.abs(want)) + 2.0**-24
-    return harness.distance(got / bound, want / bound), 1.0
+    return harness.compare("retention", got, want, bound)
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, batch=1, heads=2, seq=200, dim_k=64, dim_v=128)
+    harness.main(check)

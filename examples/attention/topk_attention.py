@@ -79,21 +79,22 @@ def topk_attention(seq, heads, dim, index_heads, index_dim, topk, bm=64, bn=64, 
     return attend
 
 
-def check(target="cpu", seq=150, heads=16, dim=64, index_heads=4, index_dim=32, topk=40, dtype="float16", seed=0):
+def check(seq=150, heads=16, dim=64, index_heads=4, index_dim=32, topk=40, dtype="float16", seed=0, on=harness.HERE):
     rng = np.random.default_rng(seed)
     qi, ki = harness.random(rng, (seq, index_heads, index_dim), dtype), harness.random(rng, (seq, index_dim), dtype)
     weight = harness.random(rng, (seq, index_heads), "float32")
     q, kv = harness.random(rng, (seq, heads, dim), dtype), harness.random(rng, (seq, dim), dtype)
     program = topk_attention(seq, heads, dim, index_heads, index_dim, topk, dtype=dtype)
-    rating, chosen, got = harness.run(program, [qi, ki, weight, q, kv], [5, 6, 7], target)
+    rating, chosen, got = harness.run(program, [qi, ki, weight, q, kv], [5, 6, 7], on)
 
     products = np.einsum("thd,sd->ths", harness.wide(qi), harness.wide(ki))
     want_rating = np.einsum("ths,th->ts", np.maximum(products, 0), harness.wide(weight))
     size = np.einsum("thd,sd->ths", np.abs(harness.wide(qi)), np.abs(harness.wide(ki)))
-    slack = float((index_dim + index_heads) * harness.ROUND["float32"] *
+    slack = float((index_dim + index_heads) * harness.EPS["float32"] *
                   np.einsum("ths,th->ts", size, np.abs(harness.wide(weight))).max())
-    if harness.distance(rating, want_rating) > slack:
-        return float("inf"), slack
+    ratings = harness.compare("topk attention, ratings", rating, want_rating, slack)
+    if not ratings.ok:
+        return ratings
     # Ratings may lie closer together than their error, so the selection is judged by what it must satisfy: it holds the
     # right number of different keys up to t, none of them worse than the k-th best by more than the error of two ratings.
     keep = np.zeros((seq, seq), bool)
@@ -103,12 +104,13 @@ def check(target="cpu", seq=150, heads=16, dim=64, index_heads=4, index_dim=32, 
         kth = np.sort(want_rating[t, :t + 1])[-count]
         if (len(set(picked)) != count or picked.min() < 0 or picked.max() > t or (chosen[t, count:] != -1).any()
                 or want_rating[t, picked].min() < kth - 2 * slack):
-            return float("inf"), slack
+            return harness.Comparison(f"topk attention, choice of query {t}", float("inf"), slack)
         keep[t, picked] = True
     latent = harness.wide(kv)[None, None]
     want, _ = harness.attention(harness.wide(q).transpose(1, 0, 2)[None], latent, latent, keep)
-    return harness.distance(got.transpose(1, 0, 2), want[0]), harness.attention_bound(q, kv, kv, dtype)
+    bound = harness.attention_bound(q, kv, kv, dtype)
+    return [ratings, harness.compare("topk attention", got.transpose(1, 0, 2), want[0], bound)]
 
 
 if __name__ == "__main__":
-    harness.main(check, __doc__, seq=150, heads=16, dim=64, index_heads=4, index_dim=32, topk=40)
+    harness.main(check)

@@ -95,11 +95,19 @@ def _compare(name: str, x: np.ndarray, wt: np.ndarray, got: np.ndarray, *geometr
     return compare(name, got, want, product_bound(a, b, "float16", "float16"))
 
 
-def check_implicit(n: int = 8, h: int = 56, w: int = 56, c: int = 64, f: int = 128, window: int = 3, stride: int = 1,
+def torch_conv2d(x, weights, stride, pad, dilation):
+    """torch's convolution of the same layouts: views, no copies."""
+    import torch
+
+    return torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weights.permute(3, 2, 0, 1), None, stride, pad, dilation)
+
+
+def check_implicit(n: int = 32, h: int = 56, w: int = 56, c: int = 64, f: int = 128, window: int = 3, stride: int = 1,
                    dilation: int = 1, pad: int = 1, on: Place = HERE) -> Comparison:
     """A GEMM's bound with window * window * c products."""
     x, wt = normal((n, h, w, c), "float16"), normal((window, window, c, f), "float16", 1)
     got = on.compile(implicit(n, h, w, c, f, window, stride, dilation, pad), out_idx=[2])(x, wt)
+    on.peer("torch conv2d", torch_conv2d, x, wt, stride, pad, dilation)
     return _compare("conv2d implicit", x, wt, got, *(((v, v)) for v in (window, stride, dilation, pad)))
 
 

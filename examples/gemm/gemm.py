@@ -106,6 +106,14 @@ def strided(A, B, C, bm: int = 64, bn: int = 64, bk: int = 32):
         T.copy(Cf, C[by * bm, bx * bn])
 
 
+def torch_product(a, b):
+    """a @ b by torch: int8 sums in int32, float32 through tf32."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    return torch._int_mm(a, b) if a.dtype == torch.int8 else a @ b
+
+
 def check_gemm(m: int = 4096, n: int = 4096, k: int = 4096, trans_a: bool = False, trans_b: bool = False,
                dtype: str = "float16", on: Place = HERE) -> Comparison:
     """Integer types sum exactly in int32; float32 operands are rounded to tf32 on tensor cores."""
@@ -113,15 +121,18 @@ def check_gemm(m: int = 4096, n: int = 4096, k: int = 4096, trans_a: bool = Fals
     acc, out, bk = ("int32", "int32", 64) if exact else ("float32", dtype, 32)
     a, b = normal((k, m) if trans_a else (m, k), dtype), normal((n, k) if trans_b else (k, n), dtype, 1)
     kernel = on.compile(gemm(m, n, k, trans_a, trans_b, bk=bk, dtype=dtype, acc=acc, out=out), out_idx=[2])
-    wa, wb = wide(a.T if trans_a else a), wide(b.T if trans_b else b)
+    got, a, b = kernel(a, b), a.T if trans_a else a, b.T if trans_b else b
+    on.peer("a @ b", torch_product, a, b)
+    wa, wb = wide(a), wide(b)
     bound = 0.0 if exact else product_bound(wa, wb, dtype, out)
-    return compare(f"gemm {'T' if trans_a else 'N'}{'T' if trans_b else 'N'} {dtype}", kernel(a, b), product(wa, wb), bound)
+    return compare(f"gemm {'T' if trans_a else 'N'}{'T' if trans_b else 'N'} {dtype}", got, product(wa, wb), bound)
 
 
 def check_persistent(m: int = 4096, n: int = 4096, k: int = 1024, workers: int = 132, on: Place = HERE) -> Comparison:
     """The same result for any number of workers."""
     a, b = normal((m, k), "float16"), normal((k, n), "float16", 1)
     got = on.compile(persistent(m, n, k, workers), out_idx=[2])(a, b)
+    on.peer("a @ b", torch_product, a, b)
     return compare("gemm persistent", got, product(a, b), product_bound(wide(a), wide(b), "float16", "float16"))
 
 
@@ -129,8 +140,10 @@ def check_batched(batch: int = 64, m: int = 512, n: int = 512, k: int = 128, on:
     """Every matrix of the batch within the bound of the worst."""
     a, b = normal((batch, m, k), "float16"), normal((batch, n, k), "float16", 1)
     bt = wide(b).transpose(0, 2, 1)
-    bound = max(product_bound(x, y, "float16", "float16") for x, y in zip(wide(a), bt))
-    return compare("gemm batched", on.compile(batched(batch, m, n, k), out_idx=[2])(a, b), product(a, bt), bound)
+    bound = product_bound(wide(a), bt, "float16", "float16")
+    got = on.compile(batched(batch, m, n, k), out_idx=[2])(a, b)
+    on.peer("a @ b", torch_product, a, b.transpose(0, 2, 1))
+    return compare("gemm batched", got, product(a, bt), bound)
 
 
 def check_strided(m: int = 1000, n: int = 1000, k: int = 1000, on: Place = HERE) -> list[Comparison]:

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from harness import EPS, HERE, Comparison, Place, compare, from_gpu, main, normal, product_bound, to_gpu, wide
+from harness import EPS, HERE, Comparison, Place, compare, main, normal, product_bound, wide
 
 import tilelang
 from tilelang.library import grouped_matmul, matmul
@@ -20,39 +20,31 @@ from tilelang.library.tiles import Problem, chip_of, choose_tile
 from tilelang.target import determine_target
 
 
-def where(on: Place) -> dict:
-    """Options of a call that runs at this place."""
-    return {} if on.on_gpu else {"target": on.target if on.target != "auto" else "cpu", "execution_backend": on.backend}
+def torch_layer(x, w, b):
+    """The same by torch."""
+    import torch
+
+    return torch.nn.functional.linear(x, w, b).relu()
 
 
-def sent(on: Place, *arrays: np.ndarray) -> list:
-    """Operands where the kernel runs: the library compiles for the device they are on."""
-    return [to_gpu(x) for x in arrays] if on.on_gpu else list(arrays)
-
-
-def back(on: Place, x):
-    return from_gpu(x) if on.on_gpu else x
-
-
-def check_layer(m: int = 4096, n: int = 4096, k: int = 1024, dtype: str = "float16", on: Place = HERE) -> Comparison:
+def check_layer(m: int = 4096, n: int = 4096, k: int = 4096, dtype: str = "float16", on: Place = HERE) -> Comparison:
     """A layer, relu(x @ w + b), with w stored (n, k) as torch.nn.Linear does."""
     x, w, b = normal((m, k), dtype), normal((n, k), dtype, 1), normal((n,), dtype, 2)
-    got = back(on, matmul(*sent(on, x, w), transpose_b=True, bias=sent(on, b)[0], activation="relu", **where(on)))
+    got = on.library(matmul)(x, w, transpose_b=True, bias=b, activation="relu")
+    on.peer("torch linear, relu", torch_layer, x, w, b)
     want = np.maximum(wide(x) @ wide(w).T + wide(b), 0)
     bound = product_bound(wide(x), wide(w).T, dtype, dtype) + 2 * EPS[dtype] * abs(wide(b)).max()
     return compare("library layer", got, want, bound)
 
 
-def check_experts(tokens: int = 2048, n: int = 1024, k: int = 512, experts: int = 8, on: Place = HERE) -> Comparison:
+def check_experts(tokens: int = 8192, n: int = 2048, k: int = 2048, experts: int = 8, on: Place = HERE) -> Comparison:
     """Tokens sorted by expert, each group multiplied by its expert's matrix; the sizes of groups are read on the device."""
     cuts = np.sort(np.random.default_rng(0).integers(0, tokens + 1, experts - 1))
     sizes = np.diff([0, *cuts, tokens]).astype(np.int32)
     x, w = normal((tokens, k), "float16"), normal((experts, k, n), "float16", 1)
-    got = back(on, grouped_matmul(*sent(on, x, w, sizes), **where(on)))
-    want, row = np.zeros((tokens, n)), 0
-    for expert, size in enumerate(sizes):
-        want[row:row + size] = wide(x[row:row + size]) @ wide(w[expert])
-        row += size
+    got = on.library(grouped_matmul)(x, w, sizes)
+    rows = np.split(x, np.cumsum(sizes)[:-1])
+    want = np.concatenate([wide(part) @ wide(one) for part, one in zip(rows, w)])
     bound = max(product_bound(wide(x), wide(one), "float16", "float16") for one in w)
     return compare("library experts", got, want, bound)
 

@@ -67,21 +67,22 @@ def stream_k(m: int, n: int, k: int, workers: int = 132, bm: int = 64, bn: int =
     return program
 
 
-def _check(name: str, m: int, n: int, k: int, run) -> Comparison:
+def _check(name: str, m: int, n: int, k: int, on: Place, run) -> Comparison:
     a, b, c = normal((m, k), "float16"), normal((k, n), "float16", 1), np.zeros((m, n), np.float32)
     run(a, b, c)
+    on.peer("a @ b", lambda a, b: a @ b, a, b)
     return compare(name, c, product(a, b), product_bound(wide(a), wide(b), "float16", "float32"))
 
 
 def check_split_k(m: int = 256, n: int = 256, k: int = 16384, parts: int = 8, on: Place = HERE) -> Comparison:
     """The sum in float32 in any order."""
     kernel = on.jit(split_k)
-    return _check("gemm split_k", m, n, k, lambda a, b, c: kernel(a, b, c, parts=parts))
+    return _check("gemm split_k", m, n, k, on, lambda a, b, c: kernel(a, b, c, parts=parts))
 
 
 def check_stream_k(m: int = 1000, n: int = 1000, k: int = 4096, workers: int = 132, on: Place = HERE) -> Comparison:
     """The sum in float32 in any order."""
-    return _check("gemm stream_k", m, n, k, on.compile(stream_k(m, n, k, workers)))
+    return _check("gemm stream_k", m, n, k, on, on.compile(stream_k(m, n, k, workers)))
 
 
 if __name__ == "__main__":

@@ -93,6 +93,7 @@ def check(m: int = 4096, k: int = 8192, dtype: str = "float16", on: Place = HERE
     results = []
     for form in (by_tile, by_threads):
         got = on.compile(form(m, k, dtype=dtype), out_idx=[2])(a, x)
+        on.peer("a @ x", lambda a, x: a @ x, a, x)
         results.append(compare(f"gemv {form.__name__} {dtype}", got, want, bound))
     y = np.zeros(m, np.float32)
     on.compile(split_k(m, k, dtype=dtype))(a, x, y)

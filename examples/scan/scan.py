@@ -97,14 +97,18 @@ def check_tile(m: int = 1001, n: int = 512, on: Place = HERE) -> list[Comparison
 def check_carried(m: int = 301, n: int = 10_000, on: Place = HERE) -> Comparison:
     """The bound of a plain running sum."""
     x = normal((m, n))
-    return _compare("cumsum carried", x, on.compile(carried(m, n), out_idx=[1])(x))
+    got = on.compile(carried(m, n), out_idx=[1])(x)
+    on.peer("torch cumsum", lambda x: x.cumsum(1), x)
+    return _compare("cumsum carried", x, got)
 
 
 def check_two_passes(n: int = 1_000_003, on: Place = HERE) -> Comparison:
     """The bound of a plain running sum."""
     x = normal(n)
     totals = np.zeros(-(-n // 1024), np.float32)
-    return _compare("cumsum two_passes", x, on.compile(two_passes(n), out_idx=[2])(x, totals))
+    got = on.compile(two_passes(n), out_idx=[2])(x, totals)
+    on.peer("torch cumsum", lambda x: x.cumsum(0), x)
+    return _compare("cumsum two_passes", x, got)
 
 
 if __name__ == "__main__":

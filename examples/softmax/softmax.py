@@ -78,8 +78,9 @@ def _check(form, m: int, n: int, dtype: str, on: Place) -> Comparison:
     # The exponent x - max is rounded to float32, so exp's relative error grows with the largest |x|; positive terms
     # sum without cancellation; float16 is denormal below 2**-14, where its rounding is 2**-25 at most.
     relative = EPS[dtype] + EPS["float32"] * (8 * abs(wide(x)).max() + 4 * n**0.5)
-    return compare(f"softmax {form.__name__} {dtype}", on.compile(form(m, n, dtype=dtype), out_idx=[1])(x), want,
-                   relative * want + 2.0**-25)
+    got = on.compile(form(m, n, dtype=dtype), out_idx=[1])(x)
+    on.peer("torch softmax", lambda x: x.softmax(1), x)
+    return compare(f"softmax {form.__name__} {dtype}", got, want, relative * want + 2.0**-25)
 
 
 def check_whole(m: int = 4099, n: int = 2048, dtype: str = "float16", on: Place = HERE) -> Comparison:

@@ -1,36 +1,23 @@
 """Loads example files, and the executions every example runs on in small sizes."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))  # examples are no package
+
+import checks
 
 
 @pytest.fixture(scope="session")
 def example():
     """example("gemm/gemm.py"): the module of an example, loaded once."""
-    loaded = {}
-    sys.path.insert(0, str(EXAMPLES))
-
-    def load(path):
-        if path not in loaded:
-            name = "example_" + path.removesuffix(".py").replace("/", "_")
-            spec = importlib.util.spec_from_file_location(name, EXAMPLES / path)
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[name] = module
-            spec.loader.exec_module(module)
-            loaded[path] = module
-        return loaded[path]
-
-    yield load
-    sys.path.remove(str(EXAMPLES))
+    return checks.load
 
 
 @pytest.fixture(params=["tile", "simulator", "cpu"])
-def place(request, example):
+def place(request):
     """Where to run: the tile meaning, the device simulator (sm_80), the CPU target."""
     import harness
 
@@ -40,7 +27,7 @@ def place(request, example):
 
 
 @pytest.fixture
-def gpu(example):
+def gpu():
     """The GPU, for tests marked gpu."""
     import harness
 
