@@ -54,7 +54,9 @@ def host_source(kernel: Any) -> str:
             todo |= set(_WORD.findall(table[name])) - {name}
     order = list(dict.fromkeys([*sections(), *table]))
     rows = "".join(_row(r) for r in MMA_ROWS.values() if function_name(r) in text)
-    rows += "".join(_hopper(w) for w in sorted(set(_WORD.findall(text))))
+    words = set(_WORD.findall(text))
+    words |= {re.sub(r"_x\d+$", "", w) for w in words if w.startswith("wgmma_")}  # a run of products calls the single one
+    rows += "".join(map(_hopper, sorted(words)))
     if tensor_maps_of(kernel.launch):
         wanted.add("tensor_map")
     args = ", ".join([_argument(p, i) for i, p in enumerate(kernel.params)] + [
@@ -82,6 +84,10 @@ def _row(row: Any) -> str:
             f"matrix_multiply<{k}, {row.a.registers}, {row.b.registers}, {row.c.registers}, {wide}>(c, a, b); }}\n")
 
 
+_WGMMA_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float", "int8": "signed char",
+                "uint8": "unsigned char", "int32": "int", "tfloat32": "float"}
+
+
 def _hopper(name: str) -> str:
     """Host form of a function that codegen/hopper.py writes out; "" for other names."""
     m = re.fullmatch(r"tma_(load|store)_(\d)d", name)
@@ -90,13 +96,17 @@ def _hopper(name: str) -> str:
         return (f"TL_DEVICE void {name}({'' if load else 'const '}void* tile, const tensor_map* map, "
                 f"{'void* bar, ' if load else ''}{', '.join(f'int {x}' for x in c)}) {{ const int c[] = "
                 f"{{{', '.join(c)}}}; ::tma_{m.group(1)}(tile, map, {'bar, ' if load else ''}c); }}\n")
-    m = re.fullmatch(r"wgmma_(m64n(\d+)k\d+_\w+_\w+_\w+)_ss_([km]+)", name)
+    m = re.fullmatch(r"wgmma_(m64n(\d+)k\d+_\w+_\w+_\w+)_ss_([km]+?)(?:_x(\d+))?", name)
     if m is None:
         return ""
+    if m.group(4) is not None:
+        one, count = name.rsplit("_x", 1)[0], range(int(m.group(4)))
+        c_type = _WGMMA_TYPES[str(WGMMA_ROWS["wgmma." + m.group(1).replace("_", ".")].c_dtype)]
+        return (f"TL_DEVICE void {name}({c_type}* c, bool keep, "
+            f"{', '.join(f'unsigned long long a{i}, unsigned long long b{i}' for i in count)}) {{ "
+            + " ".join(f"{one}(c, a{i}, b{i}, {'true' if i else 'keep'});" for i in count) + " }\n")
     row = WGMMA_ROWS["wgmma." + m.group(1).replace("_", ".")]
-    c = {"float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float", "int8": "signed char",
-         "uint8": "unsigned char", "int32": "int", "tfloat32": "float"}
-    ta, tb, tc = (c[str(d)] for d in (row.a_dtype, row.b_dtype, row.c_dtype))
+    ta, tb, tc = (_WGMMA_TYPES[str(d)] for d in (row.a_dtype, row.b_dtype, row.c_dtype))
     orders = m.group(3)
     place = f"operand_place(a, {int(orders[0] == 'm')}, row, k, sizeof({ta}))"
     element = f"[=](int row, int k) {{ return shared_at<{ta}>({place}); }}"

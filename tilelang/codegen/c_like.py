@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
@@ -170,14 +170,17 @@ class CLikePrinter:
         if s is None:
             return
         if isinstance(s, Seq):
-            for x in s.stmts:
-                self.stmt(x)
+            self.sequence(s.stmts)
             return
         method = _STATEMENTS.get(type(s))
         if method is None:
             raise InternalError(f"a {type(s).__name__} reached the code generator: the program is not in phase DEVICE")
         self.source_comment(s.span)
         getattr(self, method)(s)
+
+    def sequence(self, stmts: Sequence[Stmt]) -> None:
+        for x in stmts:
+            self.stmt(x)
 
     def block(self, header: str, body: Stmt) -> None:
         self.emit(f"{header} {{")

@@ -1,4 +1,4 @@
-"""CUDA text of Hopper's own operations: tensor maps, TMA, warp groups, wgmma.
+"""CUDA text of Hopper's own operations: tensor maps, TMA, warp groups; products are in wgmma.py.
 
 Functions whose form depends on a rank or an instruction row are written out when a kernel names them
 (`hopper_function`); all others are sections of prelude.cuh.
@@ -11,20 +11,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import AddressOf, Call
+from tilelang.ir import Call
 from tilelang.target.instructions import CACHE_HINTS
 from tilelang.target.tensor_map import REDUCE_ADD, TensorMap, tensor_maps_of
-from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
 
 from .c_like import POSTFIX, REL, Text
+from .wgmma import WgmmaCalls, wgmma_function
 
 if TYPE_CHECKING:
     from .cuda import CudaPrinter
 
-_C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "float32": "float", "int8": "signed char",
-            "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
 _TMA = re.compile(r"tma_(load|store|reduce_add)_([1-5])d(_multicast)?(_hint)?")
-_WGMMA = re.compile(r"(wgmma_m64\w+)_(ss|rs)_([km]{1,2})")
 
 
 def tensor_map_parameters(printer: CudaPrinter) -> list[str]:
@@ -33,7 +30,7 @@ def tensor_map_parameters(printer: CudaPrinter) -> list[str]:
             for m in tensor_maps_of(printer.launch)]
 
 
-class HopperCalls:
+class HopperCalls(WgmmaCalls):
     """Calls whose text is more than a row's format string; part of CudaPrinter."""
 
     launch: Any
@@ -87,19 +84,6 @@ class HopperCalls:
             return f"{thread} >= {first}", REL
         return f"{thread} - {first}u < {count}u", REL
 
-    def _call_wgmma(self: Any, e: Call) -> Text:
-        row = WGMMA_ROWS[e.attr("row")]
-        in_registers = isinstance(e.args[1], AddressOf)
-        function = row.function(in_registers, e.attr("a_major", "k"), e.attr("b_major", "k"))
-        return f"tl::{function}({', '.join(map(self.top, e.args))})", POSTFIX
-
-    def _call_wgmma_descriptor(self: Any, e: Call) -> Text:
-        """attr `offset` and the second argument both add bytes."""
-        swizzle = {0: 0, 128: 1, 64: 2, 32: 3}[e.attr("swizzle")]
-        offset = f", {e.attr('offset')}" if e.attr("offset") else ""
-        args = ", ".join(self.top(a) for a in e.args)
-        return f"tl::wgmma_descriptor<{e.attr('lbo')}, {e.attr('sbo')}, {swizzle}{offset}>({args})", POSTFIX
-
 
 # ---- functions written out --------------------------------------------------------------------------------------------
 
@@ -113,12 +97,7 @@ def hopper_function(name: str) -> str | None:
     m = _TMA.fullmatch(name)
     if m is not None:
         return _tma_function(name, m.group(1), int(m.group(2)), bool(m.group(3)), bool(m.group(4)))
-    m = _WGMMA.fullmatch(name)
-    if m is None:
-        return None
-    shape, *types = m.group(1).split("_")[1:]
-    row = WGMMA_ROWS.get(f"wgmma.{shape}.{'.'.join(types)}")
-    return None if row is None else _wgmma_function(name, row, m.group(2) == "rs", m.group(3))
+    return wgmma_function(name)
 
 
 def _tma_function(name: str, kind: str, rank: int, multicast: bool, hint: bool) -> str:
@@ -147,34 +126,6 @@ def _tma_function(name: str, kind: str, rank: int, multicast: bool, hint: bool) 
         inputs.append('"l"(hint)')
     return (f"TL_DEVICE void {name}({', '.join(params)}) {{\n"
             f'  asm volatile("{text};"\n               ::{", ".join(inputs)} : "memory");\n}}\n')
-
-
-def _wgmma_function(name: str, row: WgmmaRow, in_registers: bool, orders: str) -> str:
-    """The instruction of a row: accumulators c stay in registers once inlined, a and b are descriptors, or a registers.
-
-    scale_d false ignores what c held.
-    """
-    n = row.c_registers
-    float_c = row.c_dtype == "float32"
-    ty, kind = ("float", "+f") if float_c else ("unsigned", "+r")
-    a_count = 4 if in_registers else 1
-    c = ", ".join(f"%{i}" for i in range(n))
-    a = "{" + ", ".join(f"%{n + i}" for i in range(4)) + "}" if in_registers else f"%{n}"
-    b, scale = n + a_count, n + a_count + 1
-    flags = ""
-    if not row.c_dtype.is_int:
-        transposed = [str(int(o == "m")) for o in orders] if row.a_dtype.bits == 16 else []
-        flags = ", " + ", ".join(["1", "1", *transposed])
-    outputs = ", ".join(f'"{kind}"(C[{i}])' for i in range(n))
-    inputs = ", ".join([*([f'"r"(A[{i}])' for i in range(4)] if in_registers else ['"l"(a)']), '"l"(b)',
-                        '"r"((int)scale_d)'])
-    a_type = f"const {_C_TYPES[str(row.a_dtype)]}*" if in_registers else "unsigned long long"
-    registers = "  const unsigned* A = reinterpret_cast<const unsigned*>(a);\n" if in_registers else ""
-    return (f"TL_DEVICE void {name}({_C_TYPES[str(row.c_dtype)]}* c, {a_type} a, unsigned long long b, bool scale_d) {{\n"
-            f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n{registers}"
-            f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{scale}, 0;\\n"\n'
-            f'      "{row.ptx} {{{c}}}, {a}, %{b}, p{flags};\\n}}"\n'
-            f"      : {outputs}\n      : {inputs});\n}}\n")
 
 
 __all__ = ["HopperCalls", "hopper_function", "tensor_map_parameters"]

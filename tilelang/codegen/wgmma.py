@@ -1,0 +1,136 @@
+"""CUDA text of wgmma: the instruction of a row, and products that follow one another as one `asm`.
+
+The compiler in front of the assembler pays for each `asm` with all its operands (up to 128 accumulators, read and
+written): the eight products of one k-block of attention written as one took a third off its time, with the same
+instructions out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tilelang.ir import AddressOf, Call, Const, Evaluate, Stmt
+from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
+
+from .c_like import POSTFIX, Text
+
+C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "float32": "float", "int8": "signed char",
+           "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
+_NAME = re.compile(r"(wgmma_m64\w+?)_(ss|rs)_([km]{1,2})(?:_x(\d+))?")
+MOST = 16  # products in one asm
+
+
+def product_runs(stmts: Sequence[Stmt]) -> Iterator[tuple[Stmt, ...]]:
+    """The statements in order, each alone but for products that add to one accumulator by one form of one instruction.
+
+    Only the first of a run may ignore what the accumulator held.
+    """
+    at = 0
+    while at < len(stmts):
+        end = at + 1
+        first = _product(stmts[at])
+        while first is not None and end < len(stmts) and end - at < MOST:
+            more = _product(stmts[end])
+            if more is None or not _continues(first, more):
+                break
+            end += 1
+        yield tuple(stmts[at:end])
+        at = end
+
+
+def _product(s: Stmt) -> Call | None:
+    return s.call if isinstance(s, Evaluate) and isinstance(s.call, Call) and s.call.op == "wgmma" else None
+
+
+def _continues(first: Call, more: Call) -> bool:
+    keeps = more.args[3]
+    return (more.attrs == first.attrs and bool(more.args[0] == first.args[0]) and isinstance(keeps, Const) and bool(keeps.value)
+            and isinstance(more.args[1], AddressOf) == isinstance(first.args[1], AddressOf))
+
+
+class WgmmaCalls:
+    """Text of products and descriptors; part of CudaPrinter."""
+
+    def sequence(self: Any, stmts: Sequence[Stmt]) -> None:
+        for run in product_runs(stmts):
+            if len(run) == 1:
+                self.stmt(run[0])
+            else:
+                self._products([s.call for s in run if isinstance(s, Evaluate)], run[0])
+
+    def _function(self: Any, e: Call) -> str:
+        in_registers = isinstance(e.args[1], AddressOf)
+        return WGMMA_ROWS[e.attr("row")].function(in_registers, e.attr("a_major", "k"), e.attr("b_major", "k"))
+
+    def _products(self: Any, calls: list[Call], s: Stmt) -> None:
+        """One call for a run of products: accumulator, whether it is kept, then a and b of each."""
+        self.source_comment(s.span)
+        c, _, _, keep = calls[0].args
+        self.emit(f"tl::{self._function(calls[0])}_x{len(calls)}({self.top(c)}, {self.top(keep)},")
+        for i, e in enumerate(calls):
+            self.emit(f"    {self.top(e.args[1])}, {self.top(e.args[2])}{');' if i + 1 == len(calls) else ','}")
+
+    def _call_wgmma(self: Any, e: Call) -> Text:
+        return f"tl::{self._function(e)}({', '.join(map(self.top, e.args))})", POSTFIX
+
+    def _call_wgmma_descriptor(self: Any, e: Call) -> Text:
+        """attr `offset` and the second argument both add bytes."""
+        swizzle = {0: 0, 128: 1, 64: 2, 32: 3}[e.attr("swizzle")]
+        offset = f", {e.attr('offset')}" if e.attr("offset") else ""
+        args = ", ".join(self.top(a) for a in e.args)
+        return f"tl::wgmma_descriptor<{e.attr('lbo')}, {e.attr('sbo')}, {swizzle}{offset}>({args})", POSTFIX
+
+
+def wgmma_function(name: str) -> str | None:
+    """Definition of the function of one product or of a run of them, None for other names.
+
+    Accumulators c stay in registers once inlined, a and b are descriptors, or a registers.  keep false: the first
+    product ignores what c held.
+    """
+    m = _NAME.fullmatch(name)
+    if m is None:
+        return None
+    shape, *types = m.group(1).split("_")[1:]
+    row = WGMMA_ROWS.get(f"wgmma.{shape}.{'.'.join(types)}")
+    if row is None:
+        return None
+    run = m.group(4)
+    return _definition(name, row, m.group(2) == "rs", m.group(3), int(run or 1), run is not None)
+
+
+def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, products: int, run: bool) -> str:
+    n = row.c_registers
+    ty, kind = ("float", "+f") if row.c_dtype == "float32" else ("unsigned", "+r")
+    each = 5 if in_registers else 2
+    flags = ""
+    if not row.c_dtype.is_int:
+        transposed = [str(int(o == "m")) for o in orders] if row.a_dtype.bits == 16 else []
+        flags = ", " + ", ".join(["1", "1", *transposed])
+    c = ", ".join(f"%{i}" for i in range(n))
+    numbers = range(products) if run else [""]
+    lines, inputs = [], []
+    for i, number in enumerate(numbers):
+        at = n + i * each
+        a = "{" + ", ".join(f"%{at + j}" for j in range(4)) + "}" if in_registers else f"%{at}"
+        lines.append(f'      "{row.ptx} {{{c}}}, {a}, %{at + each - 1}, {"q" if i else "p"}{flags};\\n"\n')
+        inputs += [f'"r"(A{number}[{j}])' for j in range(4)] if in_registers else [f'"l"(a{number})']
+        inputs.append(f'"l"(b{number})')
+    inputs.append('"r"((int)keep)')
+    outputs = ", ".join(f'"{kind}"(C[{i}])' for i in range(n))
+    a_type = f"const {C_TYPES[str(row.a_dtype)]}*" if in_registers else "unsigned long long"
+    operands = [f"{a_type} a{k}, unsigned long long b{k}" for k in numbers]
+    params = ", ".join(["bool keep", *operands] if run else [*operands, "bool keep"])
+    registers = "".join(f"  const unsigned* A{k} = reinterpret_cast<const unsigned*>(a{k});\n" for k in numbers) \
+        if in_registers else ""
+    predicates = f".reg .pred p{', q' if products > 1 else ''};\\nsetp.ne.b32 p, %{n + products * each}, 0;\\n"
+    if products > 1:
+        predicates += "setp.eq.u32 q, 0, 0;\\n"
+    return (f"TL_DEVICE void {name}({C_TYPES[str(row.c_dtype)]}* c, {params}) {{\n"
+            f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n{registers}"
+            f'  asm volatile("{{\\n{predicates}"\n{"".join(lines)}      "}}"\n'
+            f"      : {outputs}\n      : {', '.join(inputs)});\n}}\n")
+
+
+__all__ = ["MOST", "WgmmaCalls", "product_runs", "wgmma_function"]
