@@ -151,3 +151,75 @@ def test_on_a_gpu():
     view = torch.empty(100 * 70 + 1, device="cuda").half()[1:].view(100, 70).copy_(a)
     assert torch.equal(kernel(view, b), out)  # by another kernel, whose accesses are no wider than an element
     assert kernel.get_profiler().do_bench(n_warmup=1, n_repeat=3) > 0
+
+
+# ---- the device compiler at work while the program is verified -------------------------------------------------------
+
+
+def refusing(monkeypatch, refused):
+    """The pipeline with a last pass that refuses programs with one of these calls; returns the list of texts NVRTC got."""
+    from tilelang.errors import error
+    from tilelang.ir import Evaluate, walk
+    from tilelang.transform import pipeline
+    from tilelang.transform.pass_ import DEVICE, pass_
+
+    @pass_(needs=DEVICE)
+    def verify(func, cx):
+        if any(isinstance(x, Evaluate) and x.call.op in refused for x in walk(func)):
+            raise error("sync-unordered", "planted")
+        return pipeline.verify_sync(func, cx)
+
+    assert pipeline.DEVICE_PASSES[-1] is pipeline.verify_sync
+    monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*pipeline.DEVICE_PASSES[:-1], verify))
+    got, compile_cubin = [], nvrtc.compile_cubin
+
+    def seen(source, *rest):
+        got.append(source)
+        return compile_cubin(source, *rest)
+
+    monkeypatch.setattr(nvrtc, "compile_cubin", seen)
+    monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
+    return got
+
+
+def test_the_text_is_compiled_while_it_is_verified_and_the_verdict_gates_it(monkeypatch):
+    got = refusing(monkeypatch, ())
+    kernel = tilelang.compile(matmul(100, 90, 70), target=SM80)
+    assert got == [kernel.get_kernel_source()] and "ordered" in kernel.sync_report()
+    assert {"lower", "print", "verify", "host", "nvrtc"} == set(kernel.report_data["times"])
+    monkeypatch.undo()
+    refusing(monkeypatch, ("sync_threads",))
+    with pytest.raises(ValueError, match="planted"):
+        tilelang.compile(matmul(100, 90, 70), target=SM80)
+
+
+def test_what_was_compiled_of_a_refused_schedule_is_thrown_away(monkeypatch):
+    got = refusing(monkeypatch, ("cp_async",))
+    kernel = tilelang.compile(matmul(100, 90, 72), target=SM80)
+    source = kernel.get_kernel_source()
+    assert got[-1] == source and "cp_async" not in source
+    assert kernel.cubin == nvrtc.compile_cubin(source, "sm_80").bytes
+    assert "without asynchronous copies" in kernel.report()
+
+
+def test_an_edited_text_is_compiled_once(monkeypatch):
+    from tilelang.jit.hooks import register_cuda_postproc, remove_hook
+
+    got, edited = refusing(monkeypatch, ("cp_async",)), []
+
+    def hook(code, target):
+        edited.append(code)
+        return code + "// edited\n"
+
+    register_cuda_postproc(hook)
+    try:
+        kernel = tilelang.compile(matmul(100, 90, 72), target=SM80)
+    finally:
+        remove_hook("cuda")
+    assert len(edited) == 1 and got == [edited[0] + "// edited\n"] == [kernel.get_kernel_source()]
+
+
+def test_loading_early_is_no_place_for_errors(monkeypatch):
+    nvrtc.warm("sm_80")
+    monkeypatch.setattr(nvrtc, "choose_nvrtc", lambda *a: (_ for _ in ()).throw(RuntimeError("none")))
+    nvrtc.warm.__wrapped__("sm_80")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tilelang.target import Target
 
 from .artifact import KERNEL_SEPARATOR, Artifact, Request
 from .diagnostics import jit_phase
-from .hooks import apply_hook
+from .hooks import apply_hook, has_hook
 from .kernel import needed_symbols
 from .report import facts_of
 
@@ -36,7 +37,7 @@ class Stopwatch:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.times[name] = round((now - self._last) * 1e3, 2)
+        self.times[name] = round(self.times.get(name, 0.0) + (now - self._last) * 1e3, 2)
         self._last = now
 
 
@@ -51,8 +52,12 @@ def build(request: Request) -> Artifact:
         return make(request, sig)
 
 
-def device_source(request: Request) -> tuple[Any, list[str], Stopwatch]:
-    """(lowered program, CUDA source per kernel, times)."""
+def device_source(request: Request, early: Callable[[list[str]], None] | None = None) -> tuple[Any, list[str], Stopwatch]:
+    """(lowered program, CUDA source per kernel, times).
+
+    early: called with sources before the synchronisation of their program is verified, again for each schedule tried.
+    Sources that a user's hook edits are not given early.
+    """
     from tilelang.codegen.cuda import print_kernel
     from tilelang.transform.pipeline import lower
 
@@ -62,12 +67,29 @@ def device_source(request: Request) -> tuple[Any, list[str], Stopwatch]:
     surely = sum(isinstance(s, Launch) for s in stmts_of(request.func.body))
     checked = surely == sum(isinstance(x, Launch) for x in walk(request.func.body))
     config = {"tl.assume_aligned_strides": checked, **request.config}
-    with jit_phase("lower", request.func.name):
-        program = lower(request.func, request.target, config)
-    watch.lap("lower")
     fast = bool(request.config.get("tl.enable_fast_math"))
-    sources = [apply_hook("cuda", print_kernel(k, fast_math=fast), request.target) for k in program.kernels]
-    watch.lap("print")
+    given: list[str] = []
+
+    def printed(p: Any) -> list[str]:
+        return [print_kernel(k, fast_math=fast) for k in p.kernels]
+
+    def announce(p: Any) -> None:
+        watch.lap("lower")
+        given.clear()
+        try:
+            given.extend(printed(p))
+        except Exception:  # what cannot be printed is told once the program is known to be the one
+            return
+        watch.lap("print")
+        if early is not None:
+            early(given)
+
+    with jit_phase("lower", request.func.name):
+        program = lower(request.func, request.target, config, early=None if has_hook("cuda") else announce)
+    watch.lap("verify" if given else "lower")
+    sources = given or [apply_hook("cuda", s, request.target) for s in printed(program)]
+    if sources is not given:
+        watch.lap("print")
     return program, sources, watch
 
 
@@ -90,17 +112,33 @@ def nvrtc_options(request: Request) -> list[str]:
 
 
 def build_cuda(request: Request, sig: Signature) -> Artifact:
-    """CUDA source through NVRTC to cubins, and the host object, made at the same time."""
-    from tilelang.runtime.nvrtc import compile_cubin
+    """CUDA source through NVRTC to cubins.  NVRTC works without the GIL: it loads under the lowering, and compiles while
+    the synchronisation is verified and the host part is made.  Nothing it made of a refused program is kept."""
+    from tilelang.runtime.nvrtc import Cubin, compile_cubin, warm
 
-    program, sources, watch = device_source(request)
     options = nvrtc_options(request)
-    with ThreadPoolExecutor(max_workers=1) as pool:  # NVRTC works without the GIL: the host part is made meanwhile
-        device = pool.submit(lambda: [compile_cubin(s, request.target.arch, options) for s in sources])
+    arch = request.target.arch
+    started: list[tuple[list[str], Future[list[Cubin]]]] = []
+    pool = ThreadPoolExecutor(max_workers=1)
+    try:
+        pool.submit(warm, arch)
+
+        def start(sources: list[str]) -> None:
+            for _, late in started:
+                late.cancel()
+            texts = list(sources)
+            started[:] = [(texts, pool.submit(lambda: [compile_cubin(s, arch, options) for s in texts]))]
+
+        program, sources, watch = device_source(request, start)
+        if not started or started[0][0] != sources:
+            start(sources)
         host = host_text(request, sig, CudaLauncher(program.host, program.kernels))
         host_object = compile_object(host)
-        cubins = device.result()
-    watch.lap("nvrtc")
+        watch.lap("host")
+        cubins = started[0][1].result()
+        watch.lap("nvrtc")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
     files = {"host.o": host_object}
     kernels = []
     for k, (kernel, cubin) in enumerate(zip(program.kernels, cubins)):

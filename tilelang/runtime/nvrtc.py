@@ -188,6 +188,19 @@ def toolchain_version(arch: str) -> str:
     return "nvrtc {}.{}".format(*n.version)
 
 
+@cache
+def warm(arch: str) -> None:
+    """Load the NVRTC for an arch and compile nothing once: what a process's first compilation pays, paid meanwhile.
+
+    Never raises: the compilation that follows tells what is wrong.
+    """
+    try:
+        nvrtc = choose_nvrtc(_arch_number(arch), driver_cuda_major())
+        nvrtc.compile("", [f"-arch={arch}"])
+    except RuntimeError:
+        pass
+
+
 def _arch_number(arch: str) -> int:
     return int(re.sub(r"\D", "", arch))
 

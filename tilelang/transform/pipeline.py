@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from .hopper import hopper
 from .infer_layouts import infer_layouts
 from .legalize import legalize
 from .lower_tile_ops import lower_tile_ops
-from .pass_ import PassContext, PassFn, run_passes
+from .pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
 from .place_sync import place_sync
 from .plan_pipelines import plan_pipelines
 from .plan_shared_memory import plan_shared_memory
@@ -75,16 +75,21 @@ _PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = None,
-          cx: PassContext | None = None) -> LoweredProgram:
+          cx: PassContext | None = None, early: Callable[[LoweredProgram], None] | None = None) -> LoweredProgram:
     """The device program of `func` for a GPU target.
 
     config: pass configs, by key or PassConfigKey.  Raises TileLangError for programs that cannot be compiled,
     InternalError (naming a report folder) for faults of a pass.  A program whose synchronisation cannot be cleared is
     compiled again by plainer schedules: without warp roles, without the Hopper path, without asynchronous copies.  Its
     launches then say so in their attr `report`.  What fails with all of them is refused.
+
+    early: called with each program before its synchronisation is verified; the last call's is the one returned but for
+    the attrs `sync_report` and `report`.  Whoever starts work on it then throws that away when this function raises.
     """
     cx = cx or PassContext(target, config or {})
     passes = (*TILE_PASSES, *DEVICE_PASSES)
+    if early is not None:
+        passes = (*passes[:-1], _announce(early), passes[-1])
     first: TileLangError | None = None
     why = ""
     for given_up, changes in _schedules(cx):
@@ -105,6 +110,16 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
     if first is not None:
         raise first from None
     raise error("sync-unordered", f"the synchronisation of `{func.name}` cannot be cleared: {why}", span=func.span)
+
+
+def _announce(early: Callable[[LoweredProgram], None]) -> PassFn:
+    """A pass that changes nothing and calls `early`."""
+    @pass_(needs=DEVICE)
+    def announce(func: Func, cx: PassContext) -> Func:
+        early(split_host(func))
+        return func
+
+    return announce
 
 
 def _schedules(cx: PassContext) -> Iterator[tuple[str, dict[str, Any]]]:
