@@ -342,6 +342,14 @@ static int launch(Entry fn, void** args, const int* grid, const int* block) {
   return stuck;
 }
 // ==== sections that replace those of prelude.cuh ====
+//@ to_int
+template <typename T, typename S> TL_DEVICE T to_int(S x) {
+  constexpr bool SIGNED = T(-1) < T(0);
+  constexpr int BITS = 8 * sizeof(T);
+  const double high = ldexp(1.0, BITS - SIGNED), low = SIGNED ? -high : 0.0, v = trunc((double)x);
+  const unsigned long long most = ~0ull >> (64 - BITS + SIGNED);
+  return v != v ? T(0) : v >= high ? T(most) : v < low ? T(SIGNED ? ~most : 0) : T(v);
+}
 //@ warp_uniform
 TL_DEVICE int warp_uniform(int x) { return x; }
 //@ fast_exp2

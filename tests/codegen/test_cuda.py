@@ -119,10 +119,10 @@ def test_literals(value, dt, want):
 
 @pytest.mark.parametrize("source, to, want", [
     ("float32", "float16", "half_t(A[tx])"), ("float16", "float32", "(float)A[tx]"),
-    ("float16", "bfloat16", "bfloat16_t((float)A[tx])"), ("float16", "int8", "(signed char)((float)A[tx])"),
+    ("float16", "bfloat16", "bfloat16_t((float)A[tx])"), ("float16", "int8", "tl::to_int<signed char>((float)A[tx])"),
     ("int8", "float16", "half_t((float)A[tx])"), ("int32", "bfloat16", "bfloat16_t(A[tx])"),
     ("float32", "float8_e4m3", "fp8_e4_t(A[tx])"), ("float8_e5m2", "float16", "half_t((float)A[tx])"),
-    ("float32", "int32", "(int)A[tx]"), ("float32", "bool", "A[tx] != 0.0f"), ("uint8", "float32", "(float)A[tx]"),
+    ("float32", "int32", "tl::to_int<int>(A[tx])"), ("float32", "bool", "A[tx] != 0.0f"), ("uint8", "float32", "(float)A[tx]"),
 ])  # fmt: skip
 def test_conversions(source, to, want):
     tv = thread_vars()
@@ -506,4 +506,4 @@ def test_function_text_keeps_its_argument_together():
     tv = thread_vars()
     a = tensor("A", (128,), "float32")
     x = load(a, (tv[0],)) - 1.0
-    assert text_of(call("sigmoid", (x,), "float32"), reads=(a,), tvars=tv) == "(1.0f / (1.0f + expf(-(A[tx] - 1.0f))))"
+    assert text_of(call("sigmoid", (x,), "float32"), reads=(a,), tvars=tv) == "tl::sigmoid(A[tx] - 1.0f)"

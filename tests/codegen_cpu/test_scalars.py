@@ -35,8 +35,9 @@ def interesting_floats(n=4096):
 def test_narrowing_float32_rounds_to_nearest_even(dt):
     x = interesting_floats()
     f = elementwise(f'T.cast(X[i + bx * 256], "{dt}")', "float32", dt)
+    limit = float(ml_dtypes.finfo(numpy_dtype(dt)).max) if "float8" in dt else np.inf  # types of 8 bits saturate
     with np.errstate(all="ignore"):
-        want = x.astype(numpy_dtype(dt))
+        want = np.clip(x, -limit, limit).astype(numpy_dtype(dt))
     got = run_cpu(f, [x, None, None])["Y"]
     nan = np.isnan(want.astype(np.float32))
     assert np.array_equal(np.isnan(got.astype(np.float32)), nan)

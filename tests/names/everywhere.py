@@ -39,6 +39,32 @@ def everywhere(program: Any, *args: Any, on: Any = EXECUTIONS) -> list[np.ndarra
     return first
 
 
+def on_gpu(program, *args):
+    """The arrays after one call on the GPU, in parameter order; tensors not given start as zeros.
+
+    Tensors travel as bytes, so that every element type does.
+    """
+    import torch
+
+    func = program.func
+    full = list(args)
+    for p in func.params[len(full):]:
+        b = func.buffer_of(p)
+        full.append(np.zeros(tuple(int(d) for d in b.shape), numpy_dtype(b.dtype)))
+    sent = []
+    for p, a in zip(func.params, full):
+        if isinstance(a, np.ndarray):
+            b, a = func.buffer_of(p), np.ascontiguousarray(a)
+            raw = torch.from_numpy(a.reshape(-1).view(np.uint8).copy()).cuda()
+            sent.append(raw.view(b.dtype.as_torch()).reshape(a.shape))
+        else:
+            sent.append(a)
+    tilelang.compile(program, target="cuda")(*sent)
+    torch.cuda.synchronize()
+    return [t.reshape(-1).view(torch.uint8).cpu().numpy().view(a.dtype).reshape(a.shape)
+            for t, a in zip(sent, full) if isinstance(a, np.ndarray)]
+
+
 def cuda_text(program: Any, arch: str = "sm_80", assemble: bool = True) -> str:
     """The CUDA text of a program of one kernel, accepted by NVRTC where it is installed."""
     (kernel,) = lower(program.func, Target({"kind": "cuda", "arch": arch}), {}).kernels

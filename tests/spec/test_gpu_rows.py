@@ -5,7 +5,7 @@
 
 import numpy as np
 import pytest
-from everywhere import run
+from everywhere import on_gpu, run
 from test_random_numbers import THREADS, words
 from test_raw_names import allreduce
 from test_source_kernel import program as source_program
@@ -21,32 +21,6 @@ from tilelang.ir import numpy_dtype
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(99)
-
-
-def on_gpu(program, *args):
-    """The arrays after one call on the GPU, in parameter order; tensors not given start as zeros.
-
-    Tensors travel as bytes, so that every element type does.
-    """
-    import torch
-
-    func = program.func
-    full = list(args)
-    for p in func.params[len(full):]:
-        b = func.buffer_of(p)
-        full.append(np.zeros(tuple(int(d) for d in b.shape), numpy_dtype(b.dtype)))
-    sent = []
-    for p, a in zip(func.params, full):
-        if isinstance(a, np.ndarray):
-            b, a = func.buffer_of(p), np.ascontiguousarray(a)
-            raw = torch.from_numpy(a.reshape(-1).view(np.uint8).copy()).cuda()
-            sent.append(raw.view(b.dtype.as_torch()).reshape(a.shape))
-        else:
-            sent.append(a)
-    tilelang.compile(program, target="cuda")(*sent)
-    torch.cuda.synchronize()
-    return [t.reshape(-1).view(torch.uint8).cpu().numpy().view(a.dtype).reshape(a.shape)
-            for t, a in zip(sent, full) if isinstance(a, np.ndarray)]
 
 
 def same(program, *args, tol=0.0):

@@ -302,6 +302,9 @@ class CudaPrinter(HopperCalls, CLikePrinter):
         name = self.type_name(to, e.span)
         if source.scalar == to.scalar or {source.base, to.base} == {"float32", "tfloat32"}:
             return self.expr(e.value)
+        if to.is_int and source.is_float:
+            wide = f"(float){self.at(e.value, PREFIX)}" if is_small_float(source) else self.top(e.value)
+            return f"tl::to_int<{name}>({wide})", POSTFIX
         if is_small_float(source) and to != "float32":
             return self._to(to, f"(float){self.at(e.value, PREFIX)}")
         if is_small_float(to):
@@ -328,7 +331,7 @@ class CudaPrinter(HopperCalls, CLikePrinter):
             value = f"tl::cast<float>({value})"
         elif is_small_float(to) and (source.is_bool or (source.is_int and source.bits < 32)):
             value = f"tl::cast<float>({value})"
-        return f"tl::cast<{name}>({value})", POSTFIX
+        return f"tl::{'cast_int' if to.is_int and source.is_float else 'cast'}<{name}>({value})", POSTFIX
 
     def _binary(self, e: Binary) -> Text:
         if e.a.dtype.lanes > 1 and e.op not in ("min", "max", "floordiv", "floormod"):

@@ -52,6 +52,44 @@ template <typename T, typename S, int N> TL_DEVICE vec<T, N> cast(const vec<S, N
   for (int i = 0; i < N; ++i) out.v[i] = T(x.v[i]);
   return out;
 }
+//@ to_int
+// A float cut to an integer: beyond the range its nearest end, NaN zero.  C++ leaves both undefined.
+template <typename T> TL_DEVICE T to_int(float x) {
+  constexpr bool SIGNED = T(-1) < T(0);
+  if constexpr (sizeof(T) == 8) {
+    if constexpr (SIGNED) return x != x ? T(0) : T(__float2ll_rz(x));
+    else return T(x != x ? 0ull : __float2ull_rz(x));
+  } else if constexpr (sizeof(T) == 4) {
+    if constexpr (SIGNED) return T(__float2int_rz(x));
+    else return T(__float2uint_rz(x));
+  } else {
+    int y;
+    if constexpr (sizeof(T) == 1 && SIGNED) asm("cvt.rzi.s8.f32 %0, %1;" : "=r"(y) : "f"(x));
+    else if constexpr (sizeof(T) == 1) asm("cvt.rzi.u8.f32 %0, %1;" : "=r"(y) : "f"(x));
+    else if constexpr (SIGNED) asm("cvt.rzi.s16.f32 %0, %1;" : "=r"(y) : "f"(x));
+    else asm("cvt.rzi.u16.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return T(y);
+  }
+}
+template <typename T> TL_DEVICE T to_int(double x) {
+  constexpr bool SIGNED = T(-1) < T(0);
+  if (x != x) return T(0);
+  if constexpr (sizeof(T) == 8 && SIGNED) return T(__double2ll_rz(x));
+  else if constexpr (sizeof(T) == 8) return T(__double2ull_rz(x));
+  else if constexpr (sizeof(T) == 4 && SIGNED) return T(__double2int_rz(x));
+  else if constexpr (sizeof(T) == 4) return T(__double2uint_rz(x));
+  else {
+    constexpr int BITS = 8 * sizeof(T), HIGH = (1 << (BITS - SIGNED)) - 1, LOW = SIGNED ? -HIGH - 1 : 0;
+    return T(::max(::min(__double2int_rz(x), HIGH), LOW));
+  }
+}
+//@ cast_int
+template <typename T, typename S, int N> TL_DEVICE vec<T, N> cast_int(const vec<S, N>& x) {
+  vec<T, N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) out.v[i] = to_int<T>(x.v[i]);
+  return out;
+}
 //@ cast_half
 // float -> half in pairs: one cvt.rn.f16x2 for two elements.
 template <int N> TL_DEVICE vec<half_t, N> cast_half(const vec<float, N>& x) {
@@ -213,6 +251,16 @@ template <typename T, typename S> TL_DEVICE T reinterpret(const S& x) {
   T out;
   memcpy(&out, &x, sizeof(T));
   return out;
+}
+//@ sigmoid
+// By exp(-|x|), which does not overflow: small results keep their bits.
+TL_DEVICE float sigmoid(float x) {
+  const float t = expf(-fabsf(x));
+  return (x < 0.0f ? t : 1.0f) / (1.0f + t);
+}
+TL_DEVICE double sigmoid(double x) {
+  const double t = exp(-fabs(x));
+  return (x < 0.0 ? t : 1.0) / (1.0 + t);
 }
 //@ fast_exp2
 TL_DEVICE float fast_exp2(float x) {

@@ -25,7 +25,8 @@ Semantics, settled once:
   * Float arithmetic is IEEE in its dtype, one rounding per operation (fp16/bf16 as if computed in fp32 and rounded);
     contraction to fma is allowed.  min/max return the other operand when one is NaN.
   * Operands of Binary are evaluated left to right; `and`, `or` and a lazy Select evaluate only what they need.
-  * Cast float->int truncates (out of range or NaN: undefined); to a narrower float rounds to nearest even.
+  * Cast float->int truncates; beyond the range it gives the nearest end, of NaN 0.  To a narrower float it rounds once, to
+    nearest even; floats of 8 bits and less saturate.  tfloat32 is stored as float32: only products round it.
   * Launch: blocks run in any order; threads of a block in any interleaving between barriers.
   * A load of a global buffer outside its shape gives its safe value (0), a store there is skipped, per dimension;
     the lowering makes that explicit with guards.  Other scopes are not guarded.

@@ -62,7 +62,7 @@ def _wrap4(x: Value) -> Value:
 
 def _fit(dt: dtype) -> Callable[[Value], Value] | None:
     """What brings a result computed in the storage type back into dt, where the two differ."""
-    return {"int4": _wrap4, "uint4": lambda x: np.bitwise_and(x, np.uint8(15)), "tfloat32": round_tf32}.get(dt.base)
+    return {"int4": _wrap4, "uint4": lambda x: np.bitwise_and(x, np.uint8(15))}.get(dt.base)
 
 
 @functools.cache
@@ -72,32 +72,61 @@ def _finite_limit(name: str) -> float:
     return float(ml_dtypes.finfo(numpy_dtype(name)).max)
 
 
+def _to_odd32(x: Value) -> Value:
+    """float64 as float32 rounded to odd: a second rounding, to a narrower type, is then the only one that counts."""
+    near = x.astype(np.float32)
+    back = near.astype(np.float64)
+    bits = near.view(np.uint32) - (np.abs(back) > np.abs(x))
+    inexact = (back != x) & ~np.isnan(x)
+    return np.where(inexact, bits | np.uint32(1), near.view(np.uint32)).astype(np.uint32).view(np.float32)
+
+
+def _for_narrow_float(x: Value) -> Value:
+    """x as a float32 that rounds to a narrower float as x itself does."""
+    if x.dtype.kind in "iu" and x.dtype.itemsize == 8:
+        # Beyond 53 bits the low ones only say "not exact": bit 12 stands for them.
+        low = x & np.asarray(4095, x.dtype)
+        cut = (x - low) | np.where(low != 0, np.asarray(4096, x.dtype), np.asarray(0, x.dtype))
+        x = np.where(np.abs(x.astype(np.float64)) < 2.0**53, x, cut)
+    if x.dtype.kind in "iu" and x.dtype.itemsize >= 4 or x.dtype == np.float64:
+        return _to_odd32(np.asarray(x, np.float64))
+    return x.astype(np.float32)
+
+
+def _to_int(x: Value, target: np.dtype) -> Value:
+    """Floats cut towards zero; beyond the range its nearest end, NaN zero (PTX `cvt.rzi`)."""
+    if x.dtype.kind != "f" or x.dtype == np.float16:
+        x = x.astype(np.float32)
+    info = np.iinfo(target)
+    x = np.trunc(x)
+    high = x.dtype.type(2.0 ** (info.bits - (info.min < 0)))  # first value past the range: exact in every float type
+    low = x.dtype.type(info.min)
+    inside = (x < high) & (x >= low)
+    out = np.where(inside, x, 0).astype(target)
+    return np.where(inside, out, np.where(x >= high, info.max, np.where(x < low, info.min, 0)).astype(target))
+
+
 def to_dtype(x: Value, dt: dtype) -> Value:
-    """x (any NumPy dtype) as a value of dt: float to int truncates, narrowing rounds to nearest even, ints wrap.
+    """x (any NumPy dtype) as a value of dt: float to int truncates and saturates, NaN becomes 0; narrowing rounds to nearest
+    even, once; integers wrap.
 
     fp8 and narrower saturate to the largest finite value (PTX `cvt.satfinite`); NaN stays NaN where the type has one.
+    tfloat32 is stored as float32: only products round it.
     """
     target = numpy_dtype(dt)
     x = np.asarray(x)
     if dt.is_bool:
         return x != np.zeros((), x.dtype)
-    if dt.base == "tfloat32":
-        return round_tf32(x.astype(np.float32))
     if x.dtype == target and dt.base not in ("int4", "uint4"):
         return x
-    small_source = x.dtype.kind not in "biuf" or x.dtype == np.float16
     if dt.is_float:
         if dt.bits <= 8:
-            wide = x.astype(np.float32)
             limit = np.float32(_finite_limit(dt.base))
-            return np.clip(wide, -limit, limit).astype(target)
+            return np.clip(_for_narrow_float(x), -limit, limit).astype(target)
+        if dt.base == "bfloat16":
+            return _for_narrow_float(x).astype(target)
         return x.astype(target)
-    if small_source:
-        x = x.astype(np.float32)
-    if x.dtype.kind == "f":
-        # Through int64 so that the result wraps the same way for every width (the language leaves it undefined).
-        x = x.astype(np.uint64) if target == np.uint64 and bool(np.all(x >= 0)) else x.astype(np.int64)
-    x = x.astype(target)
+    x = x.astype(target) if x.dtype.kind in "biu" else _to_int(x, target)
     fit = _fit(dt)
     return x if fit is None else fit(x)
 
@@ -116,11 +145,19 @@ _PLAIN: dict[str, Callable[[Value, Value], Value]] = {
     "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
 }  # fmt: skip
+_TRUTH = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or")
+
+
+def _through_float32(fn: Callable[..., Value], dt: dtype) -> Callable[..., Value]:
+    """fn on values of an 8-bit float type: computed in float32, then rounded and saturated like every conversion."""
+    return lambda *values: to_dtype(fn(*(np.asarray(v).astype(np.float32) for v in values)), dt)
 
 
 @functools.cache
 def binary_function(op: str, dt: dtype) -> Callable[[Value, Value], Value]:
     """The meaning of Binary(op) on two values of dt (both operands have dt; comparisons give bool)."""
+    if dt.is_float and dt.bits <= 8 and op not in _TRUTH:
+        return _through_float32(binary_function(op, dtype("float32")), dt)
     if op in ("min", "max"):
         least = op == "min"
         if dt.is_float:
@@ -134,7 +171,7 @@ def binary_function(op: str, dt: dtype) -> Callable[[Value, Value], Value]:
         fn = np.fmod
     else:
         fn = _PLAIN[op]
-    if op in ("eq", "ne", "lt", "le", "gt", "ge", "and", "or"):
+    if op in _TRUTH:
         return fn
     if dt.is_bool and not op.startswith("bit"):
         return _bool_arithmetic(fn)
@@ -150,6 +187,8 @@ def binary_value(op: str, dt: dtype, x: Value, y: Value) -> Value:
 
 def _unary_function(op: str, dt: dtype) -> Callable[[Value], Value]:
     fn = {"neg": np.negative, "not": np.logical_not, "bitnot": np.bitwise_not}[op]
+    if dt.is_float and dt.bits <= 8:
+        return _through_float32(fn, dt)
     fit = _fit(dt)
     return fn if fit is None else lambda x: fit(fn(x))
 

@@ -9,6 +9,7 @@ from tilelang import ir as _ir
 from tilelang.errors import JITNoBuilderError as _JITNoBuilderError
 
 from . import dtypes as _dtypes
+from . import fastmath as _fastmath
 from . import kinds as _kinds
 from . import math as _math
 from . import nodes as _nodes
@@ -72,7 +73,8 @@ from .wide import (ldg32, ldg64, ldg128, ldg256, lds32, lds64, lds128, stg32, st
                    sts128)
 from .unavailable import UNAVAILABLE as _UNAVAILABLE
 
-_own = [n for n in globals() if not n.startswith("_") and n not in ("annotations", "math", "kernel", "nodes", "Buffer_")]
+_own = [n for n in globals() if not n.startswith("_")
+        and n not in ("annotations", "math", "fastmath", "kernel", "nodes", "Buffer_")]
 
 # Names that collide with Python's or the IR's own are defined under another one in their module.
 _public = {
@@ -82,6 +84,7 @@ _public = {
     "boolean": _ir.dtype("bool"), "void": _ir.dtype("void"), "JITNoBuilderError": _JITNoBuilderError,
     **{n: getattr(_nodes, n) for n in _nodes.__all__},
     **{n: getattr(_math, n) for n in _math.__all__},
+    **{n: getattr(_fastmath, n) for n in _fastmath.__all__},
     **{n: getattr(_dtypes, n) for n in _dtypes.__all__},
     **_UNAVAILABLE,
 }

@@ -7,22 +7,25 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, as_bool, binary, call,
-                         cast, const, convert, int_range, logical, match, promote, select, unary)
+                         cast, const, convert, int_range, logical, match, numpy_dtype, select,
+                         unary)
 from tilelang.ir import dtype as DType
 from tilelang.ir.expr import _float_max as float_max
+from tilelang.target.accuracy import FAST, stated
 
 from .regions import BufferSlice
 from .state import describe, error
 from .tensor import dtype_of
 
 
-def _value(x: Any) -> Expr:
+def value_of(x: Any) -> Expr:
+    """An operand as an expression; slices are vectors."""
     return convert(x.vector() if isinstance(x, BufferSlice) else x)
 
 
 def _float_arg(x: Any, name: str, strict: bool) -> Expr:
     """The argument as a float expression.  Integers become float32, or are refused when strict."""
-    e = _value(x)
+    e = value_of(x)
     if e.dtype.is_float:
         return e
     if strict and not isinstance(x, (int, float)):
@@ -31,34 +34,37 @@ def _float_arg(x: Any, name: str, strict: bool) -> Expr:
     return cast(e, F32.with_lanes(e.dtype.lanes))
 
 
-def _unary(name: str, strict: bool = False) -> Callable[..., Expr]:
+def float_function(name: str, strict: bool = False) -> Callable[..., Expr]:
+    """The function of the language that calls an intrinsic of one float.  strict: integers are refused."""
     def fn(x: Any, *, dtype: Any = None) -> Expr:
         e = _float_arg(x, name, strict)
         return call(name, (e,), e.dtype)
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name}(x), in the type of x (integers: float32)."
+    whole = "integers are refused" if strict else "integers: float32"
+    fn.__doc__ = f"{name}(x), in the type of x ({whole}).  {_accuracy(name)}"
     return fn
 
 
-exp, exp2, exp10 = _unary("exp"), _unary("exp2"), _unary("exp10")
-log, log2, log10, log1p = _unary("log"), _unary("log2"), _unary("log10"), _unary("log1p")
-sqrt, rsqrt, sigmoid, sin, cos = _unary("sqrt"), _unary("rsqrt"), _unary("sigmoid"), _unary("sin"), _unary("cos")
-tan, sinh, cosh, tanh = (_unary(n, True) for n in ("tan", "sinh", "cosh", "tanh"))
-asin, acos, atan = (_unary(n, True) for n in ("asin", "acos", "atan"))
-asinh, acosh, atanh, erf = (_unary(n, True) for n in ("asinh", "acosh", "atanh", "erf"))
-fast_rcp = _unary("fast_rcp")
-_FAST = {f"__{n}": _unary(f"__{n}", True) for n in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}
-globals().update(_FAST)
+def _accuracy(name: str) -> str:
+    return FAST[name].stated() if name in FAST else stated(name)
+
+
+exp, exp2, exp10 = (float_function(n) for n in ("exp", "exp2", "exp10"))
+log, log2, log10, log1p = (float_function(n) for n in ("log", "log2", "log10", "log1p"))
+sqrt, rsqrt, sigmoid, sin, cos = (float_function(n) for n in ("sqrt", "rsqrt", "sigmoid", "sin", "cos"))
+tan, sinh, cosh, tanh = (float_function(n, True) for n in ("tan", "sinh", "cosh", "tanh"))
+asin, acos, atan = (float_function(n, True) for n in ("asin", "acos", "atan"))
+asinh, acosh, atanh, erf = (float_function(n, True) for n in ("asinh", "acosh", "atanh", "erf"))
 
 
 def _rounding(name: str) -> Callable[..., Expr]:
     def fn(x: Any, *, dtype: Any = None) -> Expr:
-        e = _value(x)
+        e = value_of(x)
         return e if e.dtype.is_int else call(name, (e,), e.dtype)
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name}(x); integers are returned as they are."
+    fn.__doc__ = f"{name}(x); integers are returned as they are.  {_accuracy(name)}"
     return fn
 
 
@@ -66,8 +72,8 @@ floor, ceil, trunc, nearbyint = (_rounding(n) for n in ("floor", "ceil", "trunc"
 
 
 def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:
-    """Nearest integer value; rounding_mode ties-to-even or ties-away-from-zero."""
-    e = _value(x)
+    """Nearest integer value; rounding_mode ties-to-even or ties-away-from-zero.  Exact."""
+    e = value_of(x)
     rows = {"ties-to-even": "nearbyint", "ties-away-from-zero": "round"}
     if rounding_mode not in rows:
         raise error("rounding-mode", f"T.round: unknown rounding mode {rounding_mode!r}, expected one of {list(rows)}")
@@ -75,8 +81,8 @@ def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:
 
 
 def abs(x: Any, *, dtype: Any = None) -> Expr:
-    """Absolute value, in the type of x."""
-    e = _value(x)
+    """Absolute value, in the type of x.  Exact."""
+    e = value_of(x)
     if e.dtype.is_unsigned or e.dtype.is_bool:
         return e
     if isinstance(e, Const):
@@ -89,7 +95,7 @@ fabs = abs
 
 def _integer(name: str, result: DType | None = None) -> Callable[..., Expr]:
     def fn(x: Any) -> Expr:
-        e = _value(x)
+        e = value_of(x)
         if not e.dtype.is_int:
             raise error("math-type", f"T.{name} needs an integer, found {e.dtype}")
         return call(name, (e,), result or e.dtype)
@@ -110,13 +116,13 @@ def __fns(mask: Any, base: Any, offset: Any) -> Expr:
 
 def _binary_float(name: str) -> Callable[..., Expr]:
     def fn(a: Any, b: Any) -> Expr:
-        x, y = match(_value(a), _value(b))
+        x, y = match(value_of(a), value_of(b))
         if not x.dtype.is_float:
             x, y = cast(x, F32.with_lanes(x.dtype.lanes)), cast(y, F32.with_lanes(y.dtype.lanes))
         return call(name, (x, y), x.dtype)
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name}(a, b), in their promoted float type."
+    fn.__doc__ = f"{name}(a, b), in their promoted float type.  {_accuracy(name)}"
     return fn
 
 
@@ -125,27 +131,29 @@ copysign = _binary_float("copysign")
 
 
 def nextafter(a: Any, b: Any) -> Expr:
-    """The neighbour of a towards b, in their promoted float type (float32 for integers)."""
-    x, y = match(_value(a), _value(b))
+    """The neighbour of a towards b, in their promoted float type (float32 for integers).  Exact."""
+    x, y = match(value_of(a), value_of(b))
     if not x.dtype.is_float:
         x, y = cast(x, F32.with_lanes(x.dtype.lanes)), cast(y, F32.with_lanes(y.dtype.lanes))
     dt = x.dtype
-    if dt.base not in ("float16", "bfloat16"):
+    if dt.bits >= 32:
         return call("nextafter", (x, y), dt)
-    # Other functions of halves are computed in float32 and rounded; a neighbour in float32 would round back to a.
-    i16 = DType("int16").with_lanes(dt.lanes)
+    import ml_dtypes  # here, because importing the language should not load it
+
+    # Other functions of narrow floats are computed in float32 and rounded; a neighbour in float32 would round back to a.
+    code = DType(f"int{dt.bits}").with_lanes(dt.lanes)
     wx, wy = (cast(v, F32.with_lanes(dt.lanes)) for v in (x, y))
-    step = select(binary("eq", wx < wy, wx > 0.0), const(1, "int16"), const(-1, "int16"))
-    near: Expr = call("reinterpret", (binary("add", call("reinterpret", (x,), i16), step),), dt)
-    least = const(2.0**-24 if dt.base == "float16" else 2.0**-133, dt.with_lanes(1))
+    step = select(binary("eq", wx < wy, wx > 0.0), const(1, code.scalar), const(-1, code.scalar))
+    near: Expr = call("reinterpret", (binary("add", call("reinterpret", (x,), code), step),), dt)
+    least = const(float(ml_dtypes.finfo(numpy_dtype(dt)).smallest_subnormal), dt.scalar)
     near = select(binary("eq", wx, 0.0), copysign(least, y), near)
     out = select(binary("eq", wx, wy), y, near)
     return select(logical("or", isnan(x), isnan(y)), x + y, out)
 
 
 def pow(x: Any, y: Any) -> Expr:
-    """x to the power y; a non-negative Python int y multiplies repeatedly."""
-    e = _value(x)
+    """x to the power y; a non-negative Python int y multiplies repeatedly, rounding each time."""
+    e = value_of(x)
     if isinstance(y, int) and not isinstance(y, bool) and y >= 0:
         out: Expr | None = None
         base, n = e, y
@@ -156,21 +164,24 @@ def pow(x: Any, y: Any) -> Expr:
             if n:
                 base = base * base
         return const(1, e.dtype) if out is None else out
-    a, b = match(e, _value(y)) if not isinstance(y, float) or e.dtype.is_float else match(cast(e, F32), y)
+    a, b = match(e, value_of(y)) if not isinstance(y, float) or e.dtype.is_float else match(cast(e, F32), y)
     if not a.dtype.is_float:
         a, b = cast(a, F32), cast(b, F32)
     return call("pow", (a, b), a.dtype)
 
 
+pow.__doc__ = f"{pow.__doc__}  {_accuracy('pow')}"
+
+
 def ldexp(x: Any, n: Any) -> Expr:
-    """x * 2**n."""
+    """x * 2**n.  Correctly rounded."""
     e = _float_arg(x, "ldexp", False)
-    return call("ldexp", (e, cast(_value(n), I32)), e.dtype)
+    return call("ldexp", (e, cast(value_of(n), I32)), e.dtype)
 
 
 def _predicate(name: str, on_int: bool) -> Callable[..., Expr]:
     def fn(x: Any) -> Expr:
-        e = _value(x)
+        e = value_of(x)
         if not e.dtype.is_float:
             return const(on_int)
         if e.dtype.bits < 32:
@@ -217,7 +228,11 @@ def clamp(x: Any, lo: Any, hi: Any) -> Expr:
 # ---- casts and selection -------------------------------------------------------------------------------------------
 
 def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any = None) -> Expr:
-    """value in another type: floats to integers truncate, narrower floats round to nearest even."""
+    """value in another type.
+
+    Floats to integers truncate; beyond the range they give its nearest end, and NaN gives 0.  Narrower floats round to
+    nearest even, once; those of 8 bits saturate (infinities too).  Integers keep their low bits.
+    """
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
     if round not in ("", "rn", "rz", "rp", "rm", "rs"):
@@ -229,7 +244,7 @@ def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any 
     if round not in ("", "rn") or not sat:
         raise error("cast-option", f"T.cast with round={round!r}, sat={sat} is not available yet")
     dt = dtype_of(dtype, "T.cast")
-    e = _value(value)
+    e = value_of(value)
     return cast(e, dt.with_lanes(e.dtype.lanes) if dt.lanes == 1 and e.dtype.lanes > 1 else dt)
 
 
@@ -242,7 +257,7 @@ def reinterpret(value: Any, dtype: Any) -> Expr:
     """The bits of value as another type of the same size; also (dtype, value)."""
     if isinstance(value, str) or isinstance(value, type):
         value, dtype = dtype, value
-    e, dt = _value(value), dtype_of(dtype, "T.reinterpret")
+    e, dt = value_of(value), dtype_of(dtype, "T.reinterpret")
     if e.dtype.bits * e.dtype.lanes != dt.bits * dt.lanes:
         raise error("bit-size", f"T.reinterpret of {e.dtype} as {dt}: sizes differ")
     return e if e.dtype == dt else call("reinterpret", (e,), dt)
@@ -250,7 +265,7 @@ def reinterpret(value: Any, dtype: Any) -> Expr:
 
 def Select_(cond: Any, a: Any, b: Any) -> Expr:
     """cond ? a : b, both evaluated; one type."""
-    x, y = _value(a), _value(b)
+    x, y = value_of(a), value_of(b)
     if x.dtype != y.dtype:
         raise error("select-types", f"T.Select: mismatched types {x.dtype} and {y.dtype}")
     c = as_bool(cond)
@@ -271,13 +286,13 @@ def Ramp_(base: Any, stride: Any, lanes: int) -> Ramp:
 
 def Broadcast_(value: Any, lanes: int) -> Expr:
     """Vector of copies of value."""
-    e = _value(value)
+    e = value_of(value)
     return Broadcast(e, int(lanes), e.dtype.with_lanes(int(lanes)))
 
 
 def Shuffle_(vectors: Any, indices: Any) -> Expr:
     """Lanes `indices` of the concatenated vectors."""
-    vs = tuple(_value(v) for v in vectors)
+    vs = tuple(value_of(v) for v in vectors)
     idx = tuple(int(i) for i in indices)
     return Shuffle(vs, idx, vs[0].dtype.scalar.with_lanes(len(idx)))
 
@@ -367,7 +382,7 @@ bitwise_and, bitwise_or, bitwise_xor = _operator("bitand"), _operator("bitor"), 
 
 def bitwise_not(x: Any) -> Expr:
     """~x."""
-    return unary("bitnot", _value(x))
+    return unary("bitnot", value_of(x))
 
 
 def index_to_coordinates(index: Any, shape: Any) -> list[Any]:
@@ -381,69 +396,14 @@ def index_to_coordinates(index: Any, shape: Any) -> list[Any]:
 
 def likely(x: Any) -> Expr:
     """x; a hint that it is usually true."""
-    return _value(x)
+    return value_of(x)
 
 
-# ---- rounded and packed arithmetic ---------------------------------------------------------------------------------
-
-def _ieee(name: str, arity: int) -> Callable[..., Expr]:
-    def fn(*args: Any, rounding_mode: str = "rn") -> Expr:
-        if len(args) == arity + 1 and isinstance(args[-1], str):
-            rounding_mode, args = args[-1], args[:-1]
-        if len(args) != arity:
-            raise TypeError(f"T.ieee_{name} takes {arity} operands, found {len(args)}")
-        if rounding_mode not in ("rn", "rz", "ru", "rd"):
-            raise error("rounding-mode", f"Invalid rounding mode {rounding_mode!r}, expected rn, rz, ru or rd")
-        dt = None
-        vs = [_value(a) for a in args]
-        for v in vs:
-            dt = v.dtype if dt is None else promote(dt, v.dtype)
-        assert dt is not None  # arity is at least one
-        if dt.bits == 16 and rounding_mode != "rn":
-            raise error("rounding-mode", f"T.ieee_{name} of {dt} rounds to nearest only (rounding_mode='rn'), found "
-                        f"{rounding_mode!r}", hint="cast the operands to float32")
-        if name == "frsqrt":
-            return call("ieee_frsqrt", [cast(v, dt) for v in vs], dt)
-        return call(f"ieee_{name}", [cast(v, dt) for v in vs], dt, rounding_mode=rounding_mode)
-
-    fn.__name__ = fn.__qualname__ = f"ieee_{name}"
-    fn.__doc__ = f"IEEE {name} with a given rounding mode (rn, rz, ru, rd)."
-    return fn
-
-
-ieee_add, ieee_sub, ieee_mul, ieee_fdiv = (_ieee(n, 2) for n in ("add", "sub", "mul", "fdiv"))
-ieee_fmaf = _ieee("fmaf", 3)
-ieee_frcp, ieee_fsqrt, ieee_frsqrt = (_ieee(n, 1) for n in ("frcp", "fsqrt", "frsqrt"))
-
-
-def _packed(name: str, arity: int) -> Callable[..., Expr]:
-    def fn(*args: Any) -> Expr:
-        if len(args) != arity:
-            raise TypeError(f"T.{name} takes {arity} operands, found {len(args)}")
-        vs = [a.vector() if isinstance(a, BufferSlice) else a for a in args]
-        for v in vs:
-            if not isinstance(v, Expr):
-                raise error("math-type", f"T.{name} needs vector expressions, found {describe(v)}")
-            if v.dtype not in ("float32x2", "bfloat16x2", "float16x2"):
-                raise error("packed-type", f"Expected dtype in float32x2, bfloat16x2, float16x2, found {v.dtype}")
-        if any(v.dtype != vs[0].dtype for v in vs):
-            raise error("packed-type", f"T.{name}: operands must have the same dtype")
-        return call(name, vs, vs[0].dtype)
-
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name} on a pair of floats at once."
-    return fn
-
-
-add2, sub2, mul2, max2, min2 = (_packed(n, 2) for n in ("add2", "sub2", "mul2", "max2", "min2"))
-fma2, abs2 = _packed("fma2", 3), _packed("abs2", 1)
-
-__all__ = ["abs", "abs2", "acos", "acosh", "add2", "align_up", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
+__all__ = ["abs", "acos", "acosh", "align_up", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
            "bitwise_not", "bitwise_or", "bitwise_xor", "cdiv", "ceil", "ceildiv", "clamp", "clz", "copysign", "cos",
-           "cosh", "erf", "exp", "exp10", "exp2", "extract_lane", "fabs", "fast_rcp", "floor", "floordiv", "floormod",
-           "fma2", "fmod", "hypot", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt",
-           "ieee_mul", "ieee_sub", "if_then_else", "index_to_coordinates", "infinity", "isfinite", "isinf", "isnan",
-           "isnullptr", "ldexp", "likely", "log", "log10", "log1p", "log2", "max", "max2", "max_value", "min", "min2",
-           "min_value", "mul2", "nearbyint", "nextafter", "popcount", "pow", "reinterpret", "round", "rsqrt",
-           "shift_left", "shift_right", "sigmoid", "sin", "sinh", "sqrt", "sub2", "tan", "tanh", "trunc", "truncdiv",
-           "truncmod", *_FAST, "__ffs", "__fns"]
+           "cosh", "erf", "exp", "exp10", "exp2", "extract_lane", "fabs", "floor", "floordiv", "floormod",
+           "fmod", "hypot", "if_then_else", "index_to_coordinates", "infinity", "isfinite", "isinf", "isnan",
+           "isnullptr", "ldexp", "likely", "log", "log10", "log1p", "log2", "max", "max_value", "min",
+           "min_value", "nearbyint", "nextafter", "popcount", "pow", "reinterpret", "round", "rsqrt",
+           "shift_left", "shift_right", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "truncdiv",
+           "truncmod", "__ffs", "__fns"]

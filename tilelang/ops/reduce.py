@@ -45,6 +45,8 @@ class Reduce(TileOp):
 
     src: whole buffer.  dst: src's shape with dim removed or kept as 1.  kind: one of KINDS.
     Each element is first converted to dst's dtype and combined in it, order unspecified.
+    NaN: sum and abssum give NaN; max, min and absmax leave it out (nothing left: their neutral element), with nan_propagate
+    they give NaN.
     """
 
     src: Region
@@ -63,12 +65,14 @@ class Reduce(TileOp):
         if self.kind.startswith("abs"):
             tile = np.abs(tile) if not dt.is_unsigned else tile
         axis = self.dim % tile.ndim
-        out = combine(op, dt, tile, axis, identity(self.kind, dt))
+        out = combine(op, dt, tile, axis, identity(self.kind, dt)).reshape(env.shape(self.dst))
+        old = None if self.clear else env.read(self.dst)
+        if old is not None:
+            out = binary_function(op, dt)(old, out)
         if self.nan_propagate and dt.is_float and op in ("max", "min"):
-            out = np.where(np.isnan(tile).any(axis), np.asarray(np.nan).astype(out.dtype), out)
-        out = out.reshape(env.shape(self.dst))
-        if not self.clear:
-            out = binary_function(op, dt)(env.read(self.dst), out)
+            lost = np.isnan(tile).any(axis).reshape(out.shape)
+            lost = lost if old is None else lost | np.isnan(old)
+            out = np.where(lost, np.asarray(np.nan).astype(out.dtype), out)
         env.write(self.dst, out)
 
     def infer_layout(self, known: Any) -> dict[Buffer, Any]:

@@ -43,8 +43,9 @@ class Scan(TileOp):
         combine = binary_function({"sum": "add", "max": "max"}[self.kind], dt)
         tile = np.moveaxis(to_dtype(env.read(self.src), dt), self.dim, 0)
         tile = tile[::-1].copy() if self.reverse else tile.copy()
-        for i in range(1, len(tile)):
-            tile[i] = combine(tile[i - 1], tile[i])
+        before = to_dtype(np.full(tile.shape[1:], identity(self.kind, dt)), dt)
+        for i in range(len(tile)):
+            before = tile[i] = combine(before, tile[i])
         tile = np.moveaxis(tile[::-1] if self.reverse else tile, 0, self.dim)
         env.write(self.dst, fit(tile, env.shape(self.dst), self.span))
 

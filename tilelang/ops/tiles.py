@@ -8,7 +8,7 @@ import numpy as np
 
 from tilelang.errors import error, register
 from tilelang.ir import dtype, numpy_dtype
-from tilelang.ir.evaluate import binary_function
+from tilelang.ir.evaluate import binary_function, to_dtype
 
 register("tile-extents", ValueError, "the operands of a tile operation have different extents when it runs")
 
@@ -32,7 +32,7 @@ def combine(op: str, dt: dtype, x: np.ndarray, axis: int, initial: Any) -> np.nd
         half = len(x) // 2
         pairs = fn(x[:half], x[half:2 * half])
         x = pairs if len(x) % 2 == 0 else np.concatenate([pairs, x[2 * half:]])
-    start = np.asarray(initial).astype(numpy_dtype(dt))
+    start = to_dtype(np.asarray(initial, None if dt.is_float else numpy_dtype(dt)), dt)
     return fn(x[0], start) if len(x) else np.broadcast_to(start, x.shape[1:]).copy()
 
 

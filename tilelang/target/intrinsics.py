@@ -96,7 +96,9 @@ def _fma(a: Any, b: Any, c: Any) -> Any:
 
 
 def _sigmoid(x: Any) -> Any:
-    return 1.0 / (1.0 + np.exp(-x))
+    """By exp(-|x|), which does not overflow: small results keep their bits."""
+    t = np.exp(-np.abs(x))
+    return np.where(x < 0, t, 1).astype(t.dtype) / (1 + t)
 
 
 for _name, _fn, _llvm, _fast in (
@@ -124,7 +126,7 @@ _math("fma", _fma, 3, llvm="llvm.fma")
 add_intrinsic(Intrinsic("rsqrt", 1, PURE, lambda x: 1.0 / np.sqrt(x),
                         {"float32": "rsqrtf({0})", "float64": "rsqrt({0})"}))
 add_intrinsic(Intrinsic("sigmoid", 1, PURE, _sigmoid, {
-    "float32": "(1.0f / (1.0f + expf(-({0}))))", "float64": "(1.0 / (1.0 + exp(-({0}))))"},
+    "float32": "tl::sigmoid({0})", "float64": "tl::sigmoid({0})"},
     fast="__fdividef(1.0f, 1.0f + __expf(-({0})))"))
 add_intrinsic(Intrinsic("nextafter", 2, PURE, np.nextafter, {
     "float32": "nextafterf({0}, {1})", "float64": "nextafter({0}, {1})", "float16": "tl::next_after({0}, {1})",

@@ -19,7 +19,8 @@ def binary(f: Fn, op: str, a: str, b: str, dt: dtype, flags: str = "") -> str:
         return compare(f, op, a, b, dt)
     if dt.is_float:
         if op in ("min", "max"):
-            return float_extremum(f, op, a, b, ty)
+            best = float_extremum(f, op, a, b, ty)
+            return rounded(f, dt, best) if dt.is_float8 else best  # infinities saturate like other results
         # Narrow types round after every operation; on processors that compute in them a contraction would not.
         fused = "contract " if dt.bits >= 32 else ""
         return rounded(f, dt, f.let(f"{_FLOAT[op]} {flags}{fused}{ty} {a}, {b}"))
@@ -95,6 +96,8 @@ def compare(f: Fn, op: str, a: str, b: str, dt: dtype) -> str:
 def negate(f: Fn, a: str, dt: dtype) -> str:
     """-a, wrapping for integers."""
     ty = value_type(dt)
+    if dt.is_float8:  # infinities saturate like other results
+        return rounded(f, dt, f.let(f"fneg {ty} {a}"))
     return f.let(f"fneg {ty} {a}") if dt.is_float else f.let(f"sub {ty} {splat('0', ty)}, {a}")
 
 

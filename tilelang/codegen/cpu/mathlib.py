@@ -106,11 +106,15 @@ def _rcp(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
 
 
 def _sigmoid(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
-    ty = value_type(dt)
-    one = splat(float_literal(1.0), ty)
+    """By exp(-|x|), which does not overflow: small results keep their bits."""
+    ty, mask = value_type(dt), value_type(dtype("bool").with_lanes(dt.lanes))
+    double = dt.bits == 64
+    one, zero = (splat(float_literal(v, double), ty) for v in (1.0, 0.0))
     wide = dt if dt.bits >= 32 else dtype("float32").with_lanes(dt.lanes)
-    grown = _float_call(f, "exp", [f.let(f"fneg {ty} {a[0]}")], wide, e)
-    return rounded(f, dt, f.let(f"fdiv {ty} {one}, {f.let(f'fadd {ty} {one}, {grown}')}"))
+    t = _float_call(f, "exp", [f.let(f"fneg {ty} {intrinsic(f, 'llvm.fabs', ty, a[0])}")], wide, e)
+    below = f.let(f"fcmp olt {ty} {a[0]}, {zero}")
+    top = f.let(f"select {mask} {below}, {ty} {t}, {ty} {one}")
+    return rounded(f, dt, f.let(f"fdiv {ty} {top}, {f.let(f'fadd {ty} {one}, {t}')}"))
 
 
 def _classify(mask: int) -> Any:

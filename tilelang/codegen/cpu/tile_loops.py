@@ -17,7 +17,7 @@ from . import arithmetic
 from .effects import atomic_update
 from .exprs import Expressions
 from .text import is_literal
-from .types import convert, intrinsic, load, store, unsupported, value_type
+from .types import convert, intrinsic, load, rounded, store, unsupported, value_type
 
 
 @dataclass
@@ -315,7 +315,8 @@ def emit_reduce(cx: Expressions, op: Reduce) -> None:
 
 def _combine(f: Any, op: Reduce, a: str, b: str, dt: dtype) -> str:
     if op.nan_propagate and dt.is_float and op.kind in ("max", "absmax", "min"):
-        return intrinsic(f, "llvm.minimum" if op.kind == "min" else "llvm.maximum", value_type(dt), a, b)
+        name = "llvm.minimum" if op.kind == "min" else "llvm.maximum"
+        return rounded(f, dt, intrinsic(f, name, value_type(dt), a, b))
     return arithmetic.combine(f, op.kind, a, b, dt, reassociate=True)
 
 

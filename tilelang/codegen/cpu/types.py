@@ -19,6 +19,7 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.ir import dtype, numpy_dtype
+from tilelang.ir.evaluate import to_dtype
 
 from .text import Fn
 
@@ -103,8 +104,8 @@ def literal(value: Any, dt: dtype) -> str:
         return splat("true" if value else "false", ty)
     if dt.is_float:
         if dt.bits < 32:
-            with np.errstate(over="ignore"):
-                value = float(np.asarray(value, numpy_dtype(dt)).astype(np.float64))
+            with np.errstate(all="ignore"):
+                value = float(to_dtype(np.asarray(value, np.float64), dt).astype(np.float64))
         return splat(float_literal(float(value), dt.bits == 64), ty)
     if dt.is_handle:
         return f"inttoptr (i64 {int(value)} to ptr)" if value else "null"
@@ -176,7 +177,7 @@ def to_memory(f: Fn, dt: dtype, v: str) -> str:
         high = f.let(f"lshr {it} {bits}, {splat('16', it)}")
         return f.let(f"trunc {it} {high} to {mt}")
     if dt.base in _FLOAT8:
-        return _encode8(f, dt, v)
+        return _encode8(f, dt, v, saturate=False)
     return v
 
 
@@ -208,7 +209,8 @@ def _decode8(f: Fn, dt: dtype, v: str) -> str:
     def table() -> str:
         with np.errstate(all="ignore"):
             values = np.arange(256, dtype=np.uint8).view(numpy_dtype(base)).astype(np.float32)
-        body = ", ".join(f"float {float_literal(float(x))}" if x == x else "float 0x7FF8000000000000" for x in values)
+        nan = ("float 0x7FF8000000000000", "float 0xFFF8000000000000")
+        body = ", ".join(f"float {float_literal(float(x))}" if x == x else nan[int(np.signbit(x))] for x in values)
         return f"@{base}_values = private unnamed_addr constant [256 x float] [{body}], align 64"
 
     f.module.need(f"{base}_values", table)
@@ -231,8 +233,11 @@ def per_lane(f: Fn, lanes: int, source: str, result: str, v: str, one: Any) -> s
     return out
 
 
-def _encode8(f: Fn, dt: dtype, v: str) -> str:
-    """float32 to float8, nearest even; beyond the greatest value: infinity where the type has it, else NaN."""
+def _encode8(f: Fn, dt: dtype, v: str, saturate: bool = True) -> str:
+    """float32 to float8, nearest even; beyond the greatest value, infinities included, that value.
+
+    saturate: False for values of the type, whose infinities stay.
+    """
     ebits, mbits, bias, has_inf, fnuz = _FLOAT8[dt.base]
     n, vt = dt.lanes, value_type(dt)
     it, bt = _lanes("i32", n), _lanes("i1", n)
@@ -257,11 +262,11 @@ def _encode8(f: Fn, dt: dtype, v: str) -> str:
     is_small = f.let(f"icmp ult {it} {mag}, {k((128 - bias) << 23)}")
     code = f.let(f"select {bt} {is_small}, {it} {small}, {it} {normal}")
     top = 0x7F if fnuz else (((1 << ebits) - 1) << mbits) - 1 if has_inf else 0x7E
-    over = 0x80 if fnuz else top + 1
     infinite = f.let(f"icmp uge {it} {mag}, {k(0x7F800000)}")
     too_big = f.let(f"or {bt} {f.let(f'icmp sgt {it} {code}, {k(top)}')}, {infinite}")
     nan = f.let(f"fcmp uno {vt} {v}, {v}")
     nan_code = 0x80 if fnuz else 0x7F if not has_inf else 0x7E
+    over = top if saturate or not has_inf else top + 1
     code = f.let(f"select {bt} {too_big}, {it} {k(over)}, {it} {code}")
     code = f.let(f"select {bt} {nan}, {it} {k(nan_code)}, {it} {code}")
     if fnuz:  # no negative zero: 0x80 is the NaN
@@ -292,19 +297,38 @@ def convert(f: Fn, v: str, src: dtype, dst: dtype) -> str:
             return convert(f, f.let(f"ptrtoint ptr {v} to i64"), dtype("int64"), dst)
         return f.let(f"inttoptr i64 {convert(f, v, src, dtype('int64'))} to ptr")
     if dst.is_float:
-        if src.is_float:
-            return _float_to_float(f, v, src, dst)
-        unsigned = src.is_unsigned or src.is_bool
-        return rounded(f, dst, f.let(f"{'uitofp' if unsigned else 'sitofp'} {st} {v} to {dt}"))
+        return _float_to_float(f, v, src, dst) if src.is_float else _int_to_float(f, v, src, dst)
     if src.is_float:
-        # Out of range is undefined in the language but must stay a value: freeze stops LLVM's poison.
-        return f.let(f"freeze {dt} {f.let(f'''fpto{'u' if dst.is_unsigned else 's'}i {st} {v} to {dt}''')}")
+        # Beyond the range its nearest end, NaN zero.
+        name = f"llvm.fpto{'u' if dst.is_unsigned else 's'}i.sat"
+        fn = f.module.declare(f"{overloaded(name, dt)}{overloaded('', st)}", dt, st)
+        return f.let(f"call {dt} {fn}({st} {v})")
     if src.is_bool:
         return f.let(f"zext {st} {v} to {dt}")
     if src.bits == dst.bits:
         return v
     op = "trunc" if dst.bits < src.bits else "zext" if src.is_unsigned else "sext"
     return f.let(f"{op} {st} {v} to {dt}")
+
+
+def _int_to_float(f: Fn, v: str, src: dtype, dst: dtype) -> str:
+    """An integer rounded once to a float, also where float32 would round it before."""
+    st, dt = value_type(src), value_type(dst)
+    op = "uitofp" if src.is_unsigned or src.is_bool else "sitofp"
+    if dst.bits >= 32 or src.bits <= 16 or dst.base == "float16":  # what float32 rounds is infinite in float16
+        return rounded(f, dst, f.let(f"{op} {st} {v} to {dt}"))
+    double = dtype("float64").with_lanes(src.lanes)
+    wide = value_type(double)
+    if src.bits == 64:  # beyond 53 bits the low ones only say "not exact": bit 12 stands for them
+        bt = _lanes("i1", src.lanes)
+        low = f.let(f"and {st} {v}, {splat('4095', st)}")
+        some = f.let(f"icmp ne {st} {low}, {splat('0', st)}")
+        sticky = f.let(f"select {bt} {some}, {st} {splat('4096', st)}, {st} {splat('0', st)}")
+        cut = f.let(f"or {st} {f.let(f'sub {st} {v}, {low}')}, {sticky}")
+        size = v if src.is_unsigned else intrinsic(f, "llvm.abs", st, v, arg_tail="i1 false")
+        exact = f.let(f"icmp ult {st} {size}, {splat(str(1 << 53), st)}")
+        v = f.let(f"select {bt} {exact}, {st} {v}, {st} {cut}")
+    return _float_to_float(f, f.let(f"{op} {st} {v} to {wide}"), double, dst)
 
 
 def _float_to_float(f: Fn, v: str, src: dtype, dst: dtype) -> str:

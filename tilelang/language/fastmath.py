@@ -1,0 +1,72 @@
+"""Fast, IEEE-rounded and packed arithmetic: functions that name the device's own instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang.ir import Expr, call, cast, promote
+
+from .math import float_function, value_of
+from .regions import BufferSlice
+from .state import describe, error
+
+_FAST = {f"__{n}": float_function(f"__{n}", True) for n in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}
+globals().update(_FAST)
+fast_rcp = float_function("fast_rcp")
+
+
+def _ieee(name: str, arity: int) -> Callable[..., Expr]:
+    def fn(*args: Any, rounding_mode: str = "rn") -> Expr:
+        if len(args) == arity + 1 and isinstance(args[-1], str):
+            rounding_mode, args = args[-1], args[:-1]
+        if len(args) != arity:
+            raise TypeError(f"T.ieee_{name} takes {arity} operands, found {len(args)}")
+        if rounding_mode not in ("rn", "rz", "ru", "rd"):
+            raise error("rounding-mode", f"Invalid rounding mode {rounding_mode!r}, expected rn, rz, ru or rd")
+        dt = None
+        vs = [value_of(a) for a in args]
+        for v in vs:
+            dt = v.dtype if dt is None else promote(dt, v.dtype)
+        assert dt is not None  # arity is at least one
+        if dt.bits == 16 and rounding_mode != "rn":
+            raise error("rounding-mode", f"T.ieee_{name} of {dt} rounds to nearest only (rounding_mode='rn'), found "
+                        f"{rounding_mode!r}", hint="cast the operands to float32")
+        if name == "frsqrt":
+            return call("ieee_frsqrt", [cast(v, dt) for v in vs], dt)
+        return call(f"ieee_{name}", [cast(v, dt) for v in vs], dt, rounding_mode=rounding_mode)
+
+    fn.__name__ = fn.__qualname__ = f"ieee_{name}"
+    fn.__doc__ = f"IEEE {name} with a given rounding mode (rn, rz, ru, rd)."
+    return fn
+
+
+ieee_add, ieee_sub, ieee_mul, ieee_fdiv = (_ieee(n, 2) for n in ("add", "sub", "mul", "fdiv"))
+ieee_fmaf = _ieee("fmaf", 3)
+ieee_frcp, ieee_fsqrt, ieee_frsqrt = (_ieee(n, 1) for n in ("frcp", "fsqrt", "frsqrt"))
+
+
+def _packed(name: str, arity: int) -> Callable[..., Expr]:
+    def fn(*args: Any) -> Expr:
+        if len(args) != arity:
+            raise TypeError(f"T.{name} takes {arity} operands, found {len(args)}")
+        vs = [a.vector() if isinstance(a, BufferSlice) else a for a in args]
+        for v in vs:
+            if not isinstance(v, Expr):
+                raise error("math-type", f"T.{name} needs vector expressions, found {describe(v)}")
+            if v.dtype not in ("float32x2", "bfloat16x2", "float16x2"):
+                raise error("packed-type", f"Expected dtype in float32x2, bfloat16x2, float16x2, found {v.dtype}")
+        if any(v.dtype != vs[0].dtype for v in vs):
+            raise error("packed-type", f"T.{name}: operands must have the same dtype")
+        return call(name, vs, vs[0].dtype)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{name} on a pair of floats at once."
+    return fn
+
+
+add2, sub2, mul2, max2, min2 = (_packed(n, 2) for n in ("add2", "sub2", "mul2", "max2", "min2"))
+fma2, abs2 = _packed("fma2", 3), _packed("abs2", 1)
+
+__all__ = ["abs2", "add2", "fast_rcp", "fma2", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt",
+           "ieee_mul", "ieee_sub", "max2", "min2", "mul2", "sub2", *_FAST]

@@ -1,0 +1,84 @@
+"""How far the functions of section 14 may be from the exact result, on every execution.
+
+A unit is the distance of neighbouring numbers of the result's type at the exact result (of the subnormals below the
+least normal number); 0.5 units is correct rounding.  float16, bfloat16 and the 8-bit floats are computed in float32 and
+rounded once, so one bound holds for all of them.  The bounds of float32 and float64 hold for the device's functions (CUDA
+C++ Programming Guide, "Mathematical Functions", plus half a unit: there the correctly rounded result counts as exact),
+for the CPU target's and for NumPy's, which the simulators call.  `tl.enable_fast_math` replaces them by those of the fast
+functions.  tests/numerics measures every entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilelang.ir import dtype
+
+NARROW = 0.51  # half a unit, and what an error of 8 units of float32 adds to it
+
+# function: (float32, float64), units in the last place
+UNITS: dict[str, tuple[float, float]] = {
+    "exp": (2.5, 1.5), "exp2": (2.5, 1.5), "exp10": (2.5, 2.5), "log": (3.0, 1.5), "log2": (2.5, 1.5), "log10": (2.5, 2.5),
+    "log1p": (2.5, 1.5), "sqrt": (0.5, 0.5), "rsqrt": (2.5, 1.5), "sigmoid": (5.0, 4.0), "sin": (2.5, 2.5),
+    "cos": (2.5, 2.5), "tan": (4.5, 2.5), "sinh": (3.5, 2.5), "cosh": (2.5, 1.5), "tanh": (2.5, 2.5), "asin": (3.0, 2.5),
+    "acos": (2.5, 2.5), "atan": (2.5, 2.5), "asinh": (3.5, 3.5), "acosh": (4.5, 3.5), "atanh": (3.5, 2.5), "erf": (2.5, 2.5),
+    "pow": (4.5, 2.5), "atan2": (3.5, 2.5), "fmod": (0.0, 0.0), "hypot": (3.5, 2.5), "copysign": (0.0, 0.0),
+    "nextafter": (0.0, 0.0), "ldexp": (0.5, 0.5), "floor": (0.0, 0.0), "ceil": (0.0, 0.0), "trunc": (0.0, 0.0),
+    "nearbyint": (0.0, 0.0), "round": (0.0, 0.0), "abs": (0.0, 0.0),
+}
+
+
+def units(name: str, dt: str) -> float:
+    """The bound of a function in a float type, in units in the last place.  Raises KeyError for other functions."""
+    single, double = UNITS[name]
+    bits = dtype(dt).bits
+    if bits == 64:
+        return double
+    return single if bits == 32 else min(NARROW, max(single, 0.5)) if single else 0.0
+
+
+def stated(name: str) -> str:
+    """The bounds of a function as a sentence for its docstring."""
+    single, double = UNITS[name]
+    if single == double == 0.0:
+        return "Exact."
+    if single == double == 0.5:
+        return "Correctly rounded."
+    return (f"At most {single:g} units in the last place from the exact result in float32, {double:g} in float64, "
+            f"{NARROW:g} in narrower types.")
+
+
+@dataclass(frozen=True)
+class Fast:
+    """The bound of a fast function of float32, for results that are normal numbers (smaller ones may be zero).
+
+    units: in the last place, growing by `slope` with |x|; where low <= x <= high the error is below `absolute` instead.
+    Without units nothing is promised elsewhere.
+    """
+
+    units: float | None
+    slope: float = 0.0
+    low: float = 1.0
+    high: float = 0.0
+    absolute: float = 0.0
+
+    def stated(self) -> str:
+        """The bound as a sentence."""
+        parts = []
+        if self.low <= self.high:
+            parts.append(f"off by at most {self.absolute:.2g} for {self.low:g} <= x <= {self.high:g}")
+        if self.units is not None:
+            grows = f" + {self.slope:g} |x|" if self.slope else ""
+            parts.append(f"{'else' if parts else 'off'} by at most {self.units:g}{grows} units in the last place")
+        return f"In float32 {', '.join(parts)}; results below 2**-126 may be zero."
+
+
+# CUDA C++ Programming Guide, "Intrinsic Functions", plus half a unit.  The CPU and the simulators compute the function above.
+FAST: dict[str, Fast] = {
+    "__exp": Fast(2.5, 1.173), "__exp10": Fast(2.5, 2.97), "__log": Fast(3.5, 0, 0.5, 2, 2.0**-21.41),
+    "__log2": Fast(2.5, 0, 0.5, 2, 2.0**-22), "__log10": Fast(3.5, 0, 0.5, 2, 2.0**-23),
+    "__sin": Fast(None, 0, -3.14, 3.14, 2.0**-21.41), "__cos": Fast(None, 0, -3.14, 3.14, 2.0**-21.19),
+    "__tan": Fast(None, 0, -1, 1, 2.0**-19), "fast_rcp": Fast(1.5),
+}
+
+__all__ = ["FAST", "Fast", "NARROW", "UNITS", "stated", "units"]
