@@ -180,7 +180,7 @@ def product_bound(a: np.ndarray, b: np.ndarray, dtype: str, out: str, acc: str =
 
 @dataclass(frozen=True)
 class Comparison:
-    """The element nearest to (or furthest over) its bound."""
+    """The element that uses the largest part of its bound."""
 
     name: str
     error: float
@@ -208,7 +208,9 @@ def compare(name: str, got: Any, want: Any, bound: Any = 0.0) -> Comparison:
     error = np.where(np.isnan(error), np.inf, error)
     if not error.size:
         return Comparison(name, 0.0, 0.0)
-    at = np.unravel_index(int(np.argmax(error - limit)), error.shape)
+    with np.errstate(over="ignore"):
+        used = np.where(error == 0, 0.0, error / np.maximum(limit, np.finfo(np.float64).tiny))
+    at = np.unravel_index(int(np.argmax(used)), error.shape)
     return Comparison(name, float(error[at]), float(limit[at] if np.ndim(bound) else limit))
 
 
