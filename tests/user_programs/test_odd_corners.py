@@ -1,5 +1,6 @@
 """Corners where executions are most likely to disagree: types, scopes, lifetimes, loops (language.md 3-14, 19)."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from user_harness import BF, F8, agree, mark, refused
@@ -593,3 +594,34 @@ def test_statement_in_the_condition_of_while_says_what_to_do():
         return f
 
     refused(build, "end of (its|the) body")
+
+
+@pytest.mark.spec("L3.2:float8")
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_saturates_in_copies_stores_and_arithmetic(name):
+    n = 12
+
+    @T.prim_func
+    def f(X: T.Tensor((n,), "float32"), E: T.Tensor((n,), name), O: T.Tensor((5, n), name)):
+        with T.Kernel(1, threads=32):
+            x = T.alloc_fragment((n,), "float32")
+            T.copy(X, x)
+            T.copy(x, O[0, :])
+            for i in T.Parallel(n):
+                O[1, i] = X[i]
+                O[2, i] = E[i] + E[i]
+                O[3, i] = E[i] * E[i]
+                O[4, i] = T.cast(X[i] * 4.0, "bfloat16")
+
+    small = np.dtype(getattr(ml_dtypes, name))
+    limit = float(ml_dtypes.finfo(small).max)
+    x = np.array([1e6, -1e6, 448, 464, 465, 57344, 61439, 61440, np.inf, -np.inf, np.nan, 1e-9], np.float32)
+
+    def sat(v):
+        return np.clip(v, -limit, limit).astype(small)
+
+    with np.errstate(all="ignore"):
+        e = sat(x)
+        w = e.astype(np.float32)
+        want = np.stack([sat(x), sat(x), sat(w + w), sat(w * w), sat((x * 4).astype(BF).astype(F32))])
+    agree(f, [x, e, mark((5, n), small)], {2: want})
