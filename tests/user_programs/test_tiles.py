@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from user_harness import BF, F8, agree, mark, refused
 
+import tilelang
 import tilelang.language as T
 
 RNG = np.random.default_rng(11)
@@ -761,3 +762,29 @@ def test_negative_slice_bounds_mean_those_of_python():
     p = mark((16, 8), I32)
     p[-4:, 1:4] = a[-6:-2, -3:]
     agree(f, [a, mark((4, 8), I32), mark((16, 8), I32)], {1: a[-4:], 2: p})
+
+
+def test_long_parallel_loops_are_unrolled_in_part():
+    """2048 points a thread: unrolled whole, ptxas took half a minute; loops that pick registers are unrolled whole."""
+
+    @T.prim_func
+    def f(X: T.Tensor((2048, 32), "float32"), O: T.Tensor((2, 32), "float32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_fragment((32,), "float32")
+            g = T.alloc_fragment((128, 32), "float32")
+            T.clear(s)
+            for i, j in T.Parallel(2048, 32):
+                s[j] += X[i, j]
+            T.copy(s, O[0, :])
+            for i, j in T.Parallel(128, 32):
+                g[i, j] = X[i, j]
+            T.reduce_max(g, s, dim=0)
+            T.copy(s, O[1, :])
+
+    source = tilelang.lower(f, target={"kind": "cuda", "arch": "sm_80"}).kernel_source
+    pragma = {after.split(";")[1].split("<")[1].strip(): before.strip() for before, after in
+              zip(source.splitlines(), source.splitlines()[1:]) if "#pragma unroll" in before and "<" in after}
+    assert pragma["2048"] == "#pragma unroll 8", pragma
+    assert pragma.get("128", "#pragma unroll") == "#pragma unroll", pragma
+    x = RNG.standard_normal((2048, 32)).astype(np.float32)
+    agree(f, [x, mark((2, 32), np.float32)], {1: np.stack([x.sum(0), x[:128].max(0)])}, tol=1e-3)

@@ -15,8 +15,8 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.arith import known_divisor
-from tilelang.ir import (EMPTY, Bind, Buffer, Const, Expr, For, If, Load, Node, Seq, Stmt, Store, Var, While, binary,
-                         cast, const, fresh, load, seq, substitute, unary, walk)
+from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Const, Expr, For, If, Load, Node, Seq, Stmt, Store, Var, While,
+                         binary, cast, const, fresh, load, seq, substitute, unary, walk)
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, private
 
 from .distributed_loop import Loop, accesses, in_order, is_memory
@@ -27,6 +27,8 @@ from .vector_lanes import at_lane, emit_lanes
 from .vectorize import power_of_two_in, stride_along
 
 UNROLL_LIMIT = 16  # longer loops over memory only stay loops: code size, not registers, is what they would cost
+STEPS_UNROLLED = 64  # longer loops whose variable picks no register are unrolled in part: else ptxas takes minutes
+PART_UNROLLED = 8
 
 for _name, _about, _hint in (
     ("parallel-carried", "a variable carries a value from one T.Parallel iteration to the next",
@@ -87,9 +89,26 @@ def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> S
     for v, n in reversed(dist.axes):
         unroll = isinstance(n, int) and (registers or count * n <= UNROLL_LIMIT)
         count *= n if isinstance(n, int) else 1 << 30
+        attrs: tuple[tuple[str, Any], ...] = (("independent", True),)
+        if unroll and count > STEPS_UNROLLED and not _picks_register(inner, v):
+            attrs = (*attrs, ("factor", PART_UNROLLED))
         inner = For(v, const(0), n if isinstance(n, Expr) else const(n), "unroll" if unroll else "serial", inner,
-                    (("independent", True),), span)
+                    attrs, span)
     return inner
+
+
+def _picks_register(body: Stmt, v: Var) -> bool:
+    """Whether an index of a thread's own array depends on v: such a loop must vanish, or the array leaves the registers."""
+    depend = {v}
+    for x in walk(body):
+        if isinstance(x, (Bind, For)):
+            parts = (x.value,) if isinstance(x, Bind) else (x.start, x.extent)
+            if any(y in depend for p in parts for y in walk(p) if isinstance(y, Var)):
+                depend.add(x.var)
+        elif isinstance(x, (Load, Store, AddressOf)) and x.buffer.scope_name.startswith("local") and \
+                any(y in depend for i in x.indices for y in walk(i) if isinstance(y, Var)):
+            return True
+    return False
 
 
 def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
