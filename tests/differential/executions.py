@@ -1,0 +1,214 @@
+"""Runs a program on every execution and says how it ended.
+
+Executions: "tile" (the meaning), "sm_80" and "sm_90a" (lowered, in the device simulator), "cpu", "cuda" (on a device).
+The first is the judge of the others; all tensors are compared after the call, also those a program must not write.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+SIMULATED = ("sm_80", "sm_90a")
+HERE = ("tile", *SIMULATED, "cpu")
+
+AGREES, REFUSED, FAILED, INVALID = "agrees", "refused", "failed", "invalid"
+
+
+@dataclass
+class Outcome:
+    """How one execution ended.
+
+    status: "agrees"; "refused" by a named error; "failed": it disagrees, or raises what no program should.
+    kind: the error's kind, or "mismatch" or the exception's type.  text: one line.
+    """
+
+    status: str
+    kind: str = ""
+    text: str = ""
+    seconds: float = 0.0
+
+    @property
+    def same(self) -> tuple[str, str]:
+        """What must stay the same while a failing program is cut down."""
+        return self.status, self.kind
+
+
+@dataclass
+class Result:
+    """The outcomes of a program by execution; `trace` stands for what happens before any of them."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> list[str]:
+        return [k for k, o in self.outcomes.items() if o.status == FAILED]
+
+    def plain(self) -> dict[str, Any]:
+        return {k: {"status": o.status, "kind": o.kind, "text": o.text, "seconds": round(o.seconds, 4)}
+                for k, o in self.outcomes.items()}
+
+
+def numpy_type(name: str) -> Any:
+    return np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
+
+
+def inputs(seed: int, tensors: Sequence[Any]) -> list[np.ndarray]:
+    """Arrays of small integers: (name, shape, dtype, low, high) each."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for _, shape, dt, low, high in tensors:
+        out.append(rng.integers(low, high + 1, shape).astype(np.float64 if dt.startswith(("f", "b")) else np.int64)
+                   .astype(numpy_type(dt)))
+    return out
+
+
+def load(path: pathlib.Path) -> Any:
+    """The module of a program's file."""
+    spec = importlib.util.spec_from_file_location(f"generated_{path.stem}_{time.monotonic_ns()}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def difference(got: np.ndarray, want: np.ndarray) -> str:
+    """Empty, or where two arrays differ; NaN equals NaN, zeros of both signs are equal."""
+    g, w = (x.astype(np.float64) if x.dtype.kind not in "iub" else x for x in (got, want))
+    bad = ~((g == w) | ((g != g) & (w != w)))
+    if not bad.any():
+        return ""
+    at = tuple(int(x) for x in np.argwhere(bad)[0])
+    return f"{int(bad.sum())} of {bad.size} differ, first at {at}: {got[at]}, meaning {want[at]}"
+
+
+def compare(tensors: Sequence[Any], got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> Outcome:
+    for t, g, w in zip(tensors, got, want):
+        said = difference(np.asarray(g), w)
+        if said:
+            return Outcome(FAILED, "mismatch", f"{t[0]}: {said}")
+    return Outcome(AGREES)
+
+
+def judged(error: BaseException, running: bool) -> Outcome:
+    """The outcome an exception stands for.  running: the program was compiled, so nothing may be refused any more."""
+    from tilelang.errors import TileLangError
+
+    line = (str(error).splitlines() or [""])[0][:300]
+    if isinstance(error, TileLangError):
+        found = error.kind.startswith(("sim-", "eval-")) and error.kind not in ("sim-unsupported",)
+        return Outcome(FAILED if found or running else REFUSED, error.kind, line)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return Outcome(FAILED, type(error).__name__, f"{line} ({os.path.basename(where.filename)}:{where.lineno})")
+
+
+def run(path: pathlib.Path, executions: Sequence[str] = HERE) -> Result:
+    """Every execution of a program's file."""
+    result = Result()
+    try:
+        module = load(path)
+    except Exception as e:  # whatever it raises is the result
+        result.outcomes["trace"] = judged(e, False)
+        return result
+    return run_func(module.program.func, module.program, module.SEED, module.TENSORS, module.CONFIGS, executions)
+
+
+def run_func(func: Any, prim: Any, seed: int, tensors: Sequence[Any], configs: dict[str, Any],
+             executions: Sequence[str] = HERE) -> Result:
+    """Every execution of a traced program."""
+    from tilelang.simulator import run_tile
+    from tilelang.target import Target
+    from tilelang.transform.pipeline import legalized
+
+    result = Result()
+    args = inputs(seed, tensors)
+    begin = time.process_time()
+    try:
+        meaning = run_tile(legalized(func, Target("cpu")), args)
+        want = [np.asarray(meaning[t[0]]) for t in tensors]
+        result.outcomes["tile"] = Outcome(AGREES)
+    except Exception as e:
+        # A fault found while the meaning runs is the generator's, or the oracle's.
+        result.outcomes["tile"] = judged(e, False)
+        return result
+    finally:
+        if "tile" in result.outcomes:
+            result.outcomes["tile"].seconds = time.process_time() - begin
+    for name in executions:
+        if name == "tile":
+            continue
+        begin, running = time.process_time(), [False]
+        try:
+            got = _execute(name, func, prim, args, tensors, configs, running)
+            result.outcomes[name] = compare(tensors, got, want)
+        except Exception as e:
+            result.outcomes[name] = judged(e, running[0])
+        result.outcomes[name].seconds = time.process_time() - begin
+    return result
+
+
+def _execute(name: str, func: Any, prim: Any, args: list[np.ndarray], tensors: Sequence[Any], configs: dict[str, Any],
+             running: list[bool]) -> list[np.ndarray]:
+    if name in SIMULATED:
+        from tilelang.simulator import run_device
+        from tilelang.target import Target
+        from tilelang.transform.pipeline import lower
+
+        program = lower(func, Target({"kind": "cuda", "arch": name}), configs)
+        running[0] = True
+        outputs = run_device(program, args).outputs
+        return [np.asarray(outputs[t[0]]) for t in tensors]
+    import tilelang
+
+    kernel = tilelang.compile(prim, target=name, pass_configs=configs or None)
+    running[0] = True
+    own = [a.copy() for a in args]
+    if name == "cpu":
+        kernel(*own)
+        return own
+    import torch
+
+    moved = [_to_device(a, torch) for a in own]
+    kernel(*moved)
+    torch.cuda.synchronize()
+    return [_from_device(m, a.dtype) for m, a in zip(moved, own)]
+
+
+_BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+
+
+def _to_device(a: np.ndarray, torch: Any) -> Any:
+    """A tensor of the same bits on the device."""
+    names = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
+             "uint16": getattr(torch, "uint16", None), "uint32": getattr(torch, "uint32", None)}
+    dt = names.get(a.dtype.name)
+    if dt is None:
+        return torch.from_numpy(np.ascontiguousarray(a)).cuda()
+    return torch.from_numpy(np.ascontiguousarray(a).view(_BITS[a.dtype.itemsize])).cuda().view(dt)
+
+
+def _from_device(x: Any, dt: np.dtype) -> np.ndarray:
+    import torch
+
+    bits = getattr(torch, _BITS[dt.itemsize])
+    return x.view(bits).cpu().numpy().view(dt)
+
+
+def main(func: Any, seed: int, tensors: Sequence[Any], configs: dict[str, Any]) -> None:
+    """What a program's file does when it is run: all executions, one line each."""
+    names = sys.argv[1:] or HERE
+    module = sys.modules["__main__"]
+    result = run_func(func, module.program, seed, tensors, configs, names)
+    for name, o in result.outcomes.items():
+        print(f"{name:8} {o.status:8} {o.kind} {o.text}")
+    sys.exit(bool(result.failed))

@@ -1,0 +1,174 @@
+"""Whole programs: tensors, launches, what they start from and what they write at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gen_control import assign, block, condition
+from gen_state import Buf, Node, Profile, Scope, State, counter, node
+from gen_tiles import new_buffer
+from gen_values import EXACT
+
+FEW = ("float16", "float32", "int32")
+ANY = (*FEW, *FEW, "float16", "float32", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int16", "float64",
+       "int64")
+PROFILES = (
+    Profile("small", (1, 2, 3, 4, 5, 7, 8, 12, 13, 16), (32, 64, 64, 96, 128, 1, 16, 48, 100), ANY, (2, 8)),
+    Profile("middle", (4, 8, 16, 16, 20, 24, 32, 32, 40, 48, 64), (32, 64, 96, 128, 128, 160, 256), ANY, (2, 8)),
+    Profile("loops", (4, 8, 12, 16, 32), (32, 64, 128), FEW, (2, 7),
+            {"serial": 3.0, "pipelined": 3.0, "while": 1.5, "branch": 2.0, "ordered": 1.5, "assign": 1.5, "gemm": 1.0}),
+    Profile("products", (16, 16, 32, 32, 48, 64, 64, 8, 24, 40), (64, 128, 128, 256),
+            ("float16", "float16", "bfloat16", "int8", "float32", "float8_e4m3fn", "float8_e5m2"), (2, 6),
+            {"gemm": 5.0, "pipelined": 2.5, "ordered": 1.2, "thread": 0.3}),
+    Profile("tensor", (64, 64, 128, 64, 32), (128, 128, 256, 384),
+            ("float16", "float16", "bfloat16", "int8", "float8_e4m3fn", "float32"), (2, 6),
+            {"gemm": 5.0, "pipelined": 4.0, "ordered": 1.2, "inner": 0.2, "scan": 0.2, "atomic": 0.4}),
+)
+_CONFIGS = ({}, {}, {}, {}, {"tl.disable_warp_specialized": True}, {"tl.enable_hopper": False},
+            {"tl.disable_tma_lower": True},
+            {"tl.disable_wgmma": True}, {"tl.persistent": False}, {"tl.persistent": 2},
+            {"tl.disable_shared_memory_reuse": True},
+            {"tl.global_alignment": 1}, {"tl.config_index_bitwidth": 64}, {"tl.enable_aggressive_shared_memory_merge": True},
+            {"tl.cluster": 2})
+
+Program = dict[str, Any]
+"""seed, profile, dims {name: extent}, symbols {name: extent}, tensors [{name, shape, dtype, low, high}], configs, kernels
+[{grid [text], blocks [name], threads, body [Node]}]."""
+
+
+def make_program(seed: int, profile: str | None = None) -> Program:
+    """The program of a seed."""
+    st = State(seed, PROFILES[0])
+    st.profile = next(p for p in PROFILES if p.name == profile) if profile else st.rng.choices(PROFILES, (4, 5, 4, 4, 2))[0]
+    st.inputs, kernels = [], []
+    for _ in range(2 if st.chance(0.12) else 1):
+        kernels.append(_kernel(st, kernels))
+    return {"seed": seed, "profile": st.profile.name, "dims": st.dims, "symbols": st.symbols, "tensors": st.tensors,
+            "configs": dict(st.pick(_CONFIGS)), "kernels": kernels}
+
+
+def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
+    st.threads = st.pick(st.profile.threads)
+    st.allocs, st.prologue, st.top, st.mutable = [], [], [], []
+    st.shared_bytes = st.register_bits = 0
+    if before:  # what the first kernel wrote is read by the second
+        st.inputs = [*st.inputs, *[Buf(o.name, "global", o.shape, o.dims, o.dtype, o.low, o.high, writable=False)
+                                   for o in st.outputs if not o.atomic]]
+    tm, tn = st.extent(), st.extent()
+    gm, gn = st.between(1, 3), st.between(1, 2)
+    persistent = st.chance(0.12)
+    st.outputs = []
+    m = tm * gm - (st.between(0, tm - 1) if st.chance(0.5) else 0)
+    n = tn * gn - (st.between(0, tn - 1) if st.chance(0.5) else 0)
+    mt, nt = st.dim(tm), st.dim(tn)
+    tiled = st.between(0, 2)
+    rows, columns = (_size(st, m), _size(st, n)) if tiled else (str(m), str(n))
+    head: list[Node] = []
+    if persistent:
+        workers = st.between(1, gm * gn + 1)
+        names, grid, bm, bn = ["bx"], [str(workers)], st.fresh("b"), st.fresh("b")
+        grid_values = [counter(bm, gm), counter(bn, gn)]
+        st.blocks = gm * gn
+    else:
+        names, grid = ["bx", "by"], [f"T.ceildiv({columns}, {nt})", f"T.ceildiv({rows}, {mt})"]
+        bm, bn = "by", "bx"
+        grid_values = [counter("bx", gn), counter("by", gm)]
+        st.blocks = gm * gn
+        if not tiled and st.chance(0.3):
+            gz = st.between(1, 2)
+            names.append("bz")
+            grid.append(str(gz))
+            st.blocks *= gz
+    st.grid_values = grid_values
+    flat = f"({bm} * {gn} + {bn})" if len(names) < 3 else f"((bz * {gm} + {bm}) * {gn} + {bn})"
+    s = Scope([*st.inputs], list(grid_values), [])
+    if len(names) < 3 or tiled == 0:
+        for _ in range(tiled):
+            dt = st.pick(st.profile.dtypes)
+            o = st.tensor((m, n), (rows, columns), dt, prefix="O", base=(f"{bm} * {mt}", f"{bn} * {nt}"), part=(tm, tn))
+            st.outputs.append(o)
+            s.buffers.append(o)
+    if st.chance(0.4):
+        dt = st.pick(["int32", "float32", "float32", "int32", "float16", "int64"])
+        op = st.pick(["add", "add", "max", "min"])
+        shape = (st.pick([5, 16, 32]), st.pick([8, 16, 33])) if st.chance(0.7) else (st.pick([7, 64]),)
+        low, high = (-(EXACT[dt] // 4), EXACT[dt] // 4) if dt != "int64" else (-2**24, 2**24)
+        o = st.tensor(shape, tuple(map(str, shape)), dt, prefix="O", zero=True, atomic=op, readable=False, writable=False,
+                      room=high // 2)
+        o.low, o.high = low, high
+        st.outputs.append(o)
+        s.buffers.append(o)
+    for _ in range(st.between(1, 3)):
+        shape = (st.extent(), st.extent()) if st.chance(0.75) else (st.extent(),) if st.chance(0.7) else (
+            st.between(1, 4), st.extent(), st.extent())
+        size = 1
+        for e in shape:
+            size *= e
+        if size <= 8192:
+            new_buffer(st, s, st.pick(["shared", "shared", "fragment", "fragment"]), shape, st.pick(st.profile.dtypes))
+    if st.chance(0.25):
+        shape = (st.extent(),) if st.chance(0.5) else (st.extent(), st.extent())
+        new_buffer(st, s, st.pick(["shared", "shared", "fragment"]), shape, st.pick(["int32", "float32"]), room=0)
+    if st.chance(0.3):
+        assign(st, s)
+    body = block(st, s, st.between(*st.profile.statements))
+    if st.chance(0.06) and not persistent:
+        at = st.between(0, len(body))
+        plain = Scope([], list(grid_values), [])
+        body.insert(at, node(f"if {condition(st, plain)}:", [node("T.thread_return()")], None, "return"))
+    tail = _results(st, s, flat)
+    options: list[Node] = []
+    if st.chance(0.1) and len(names) > 1:
+        order = st.pick(["", ", order='column'"])
+        options.append(node(f"T.use_swizzle({st.between(1, 3)}{order})", None, None, "use_swizzle"))
+    if any("tx" in str(x) for x in (*st.prologue, *body)):
+        head.append(node("tx = T.get_thread_binding()"))
+    whole = [*st.prologue, *body, *tail]
+    if persistent:
+        group = st.pick(["", f", group_size={st.between(1, 4)}"])
+        whole = [node(f"for {bm}, {bn} in T.Persistent([{gm}, {gn}], {grid[0]}, bx{group}):", whole, None, "loop:T.Persistent")]
+    return {"grid": grid, "blocks": names, "threads": st.threads, "body": [*options, *head, *st.allocs, *whole]}
+
+
+def _size(st: State, n: int) -> str:
+    """The text of a tensor's extent: a number or a symbol of run time."""
+    if st.chance(0.25):
+        name = st.fresh("M")
+        st.symbols[name] = n
+        return name
+    return str(n)
+
+
+def _results(st: State, s: Scope, flat: str) -> list[Node]:
+    """Everything a block holds at its end goes to tensors of its own."""
+    out: list[Node] = []
+    live = [b for b in st.top if b.scope in ("shared", "fragment")]
+    st.rng.shuffle(live)
+    for b in live[:5]:
+        o = st.tensor((st.blocks, *b.shape), (str(st.blocks), *b.dims), b.dtype, b.bound if b.bound < 5000 else 31, prefix="O")
+        o.low, o.high = b.low, b.high
+        st.outputs.append(o)
+        if st.chance(0.6):
+            slices = ", ".join(f"0:{d}" if st.chance(0.5) else ":" for d in b.dims)
+            out.append(node(f"T.copy({b.name}, {o.name}[{flat}, {slices}])", None, None, f"copy:{b.scope}->global"))
+        else:
+            vars = [st.fresh("i") for _ in b.shape]
+            out.append(node(f"for {', '.join(vars)} in T.Parallel({', '.join(b.dims)}):",
+                            [node(f"{o.name}[{flat}, {', '.join(vars)}] = {b.name}[{', '.join(vars)}]")]))
+    if st.mutable:
+        k = len(st.mutable)
+        o = st.tensor((st.blocks, k), (str(st.blocks), str(k)), "int32", prefix="O")
+        st.outputs.append(o)
+        for j, v in enumerate(st.mutable):
+            i = st.fresh("i")
+            out.append(node(f"for {i} in T.Parallel(1):", [node(f"{o.name}[{flat}, {j}] = {v.text}")]))
+    local = [b for b in st.top if b.scope == "local"]
+    for b in local[:2]:
+        o = st.tensor((st.blocks, st.threads, b.shape[0]), (str(st.blocks), str(st.threads), b.dims[0]), b.dtype, 7, prefix="O")
+        st.outputs.append(o)
+        r = st.fresh("r")
+        out.append(node(f"for {r} in T.serial({b.dims[0]}):", [node(f"{o.name}[{flat}, tx, {r}] = {b.name}[{r}]")]))
+    return out
+
+
+

@@ -1,0 +1,141 @@
+"""The source text of a program: a Python file that runs by itself and compares the executions."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gen_state import Node
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_ASSIGNED = re.compile(r"^([A-Za-z_]\w*)(?:, ([A-Za-z_]\w*))? = ")
+_LOOP = re.compile(r"^for (.+?) in ")
+
+
+def source(program: dict[str, Any], note: str = "") -> str:
+    """The whole file: extents, macros, the program, its inputs, and the comparison when it is run."""
+    macros: list[str] = []
+    body: list[str] = []
+    named = {*program["dims"], *program["symbols"]}
+    params = {t["name"] for t in program["tensors"]}
+    for k in program["kernels"]:
+        blocks = k["blocks"]
+        bound = blocks[0] if len(blocks) == 1 else f"({', '.join(blocks)})"
+        body.append(f"    with T.Kernel({', '.join(k['grid'])}, threads={k['threads']}) as {bound}:")
+        mutable = {m.group(1) for n in k["body"] if (m := _ASSIGNED.match(n["t"])) and "T.alloc_var" in n["t"]}
+        _write(k["body"], 2, body, macros, params | set(blocks), named, mutable)
+    head = [f'"""{note or "A generated program"}: seed {program["seed"]}, profile {program["profile"]}."""', "",
+            "import tilelang.language as T", ""]
+    head += [f"{name} = {value}" for name, value in program["dims"].items() if _uses(body + macros + _shapes(program), name)]
+    head += [f"{name} = T.dynamic('{name}')" for name in program["symbols"] if _uses(_shapes(program), name)]
+    shapes = [f"{t['name']}: T.Tensor(({', '.join(t['shape'])},), '{t['dtype']}')" for t in program["tensors"]]
+    params_text = (",\n" + 12 * " ").join(shapes)
+    text = "\n".join([*head, "", "", *macros, "@T.prim_func", f"def program({params_text}):", *body])
+    return text + "\n" + _footer(program)
+
+
+def _shapes(program: dict[str, Any]) -> list[str]:
+    return [" ".join(t["shape"]) for t in program["tensors"]]
+
+
+def _uses(lines: list[str], name: str) -> bool:
+    return any(re.search(rf"\b{name}\b", x) for x in lines)
+
+
+def _footer(program: dict[str, Any]) -> str:
+    rows = [repr((t["name"], tuple(_number(program, d) for d in t["shape"]), t["dtype"], t["low"], t["high"]))
+            for t in program["tensors"]]
+    table = (",\n" + 11 * " ").join(rows)
+    return f"""
+
+SEED = {program["seed"]}
+CONFIGS = {program["configs"]!r}
+# name, shape, dtype, lowest and highest value of the inputs
+TENSORS = [{table}]
+
+if __name__ == "__main__":
+    import sys
+
+    sys.path.insert(0, "tests/differential")
+    from executions import main
+
+    main(program.func, SEED, TENSORS, CONFIGS)
+"""
+
+
+def _number(program: dict[str, Any], d: str) -> int:
+    return int(d) if d.isdigit() else program["dims"].get(d, program["symbols"].get(d))
+
+
+def _write(nodes: list[Node], depth: int, out: list[str], macros: list[str], known: set[str], named: set[str],
+           mutable: set[str]) -> None:
+    """Lines of the statements.  known: names bound so far; mutable: those of T.alloc_var."""
+    pad = "    " * depth
+    known = set(known)
+    if not nodes:
+        out.append(pad + "pass")
+    for n in nodes:
+        if n["t"] == "#macro":
+            _macro(n, depth, out, macros, known, named, mutable)
+            continue
+        out.append(pad + n["t"])
+        if "b" in n:
+            inner = set(known)
+            if m := _LOOP.match(n["t"]):
+                inner |= {x.strip() for x in m.group(1).split(",")}
+            _write(n["b"], depth + 1, out, macros, inner, named, mutable)
+            if n.get("e"):
+                _else(n["e"], depth, out, macros, known, named, mutable)
+        elif m := _ASSIGNED.match(n["t"]):
+            known.add(m.group(1))
+
+
+def _else(nodes: list[Node], depth: int, out: list[str], macros: list[str], known: set[str], named: set[str],
+          mutable: set[str]) -> None:
+    pad = "    " * depth
+    if len(nodes) == 1 and nodes[0]["t"].startswith("if "):
+        n = nodes[0]
+        out.append(pad + "el" + n["t"])
+        _write(n["b"], depth + 1, out, macros, known, named, mutable)
+        if n.get("e"):
+            _else(n["e"], depth, out, macros, known, named, mutable)
+        return
+    out.append(pad + "else:")
+    _write(nodes, depth + 1, out, macros, known, named, mutable)
+
+
+def _macro(n: Node, depth: int, out: list[str], macros: list[str], known: set[str], named: set[str], mutable: set[str]) -> None:
+    lines: list[str] = []
+    _write(n["b"], 1, lines, macros, known, named, mutable)
+    used = []
+    for name in _NAME.findall("\n".join(lines)):
+        if name in known and name not in used and name not in named:
+            used.append(name)
+    assigned = {g for t in _texts(n["b"]) if (m := _ASSIGNED.match(t)) for g in m.groups() if g in mutable}
+    name = f"part{sum(x == '@T.macro' for x in macros)}"
+    params = [f"{x}: T.Ref" if x in assigned else x for x in used]
+    macros += ["@T.macro", f"def {name}({', '.join(params)}):", *lines, "", ""]
+    out.append("    " * depth + f"{name}({', '.join(used)})")
+
+
+def _texts(nodes: list[Node]) -> list[str]:
+    """The texts of all statements inside."""
+    return [t for n in nodes for t in (n["t"], *_texts(n.get("b", [])), *_texts(n.get("e", [])))]
+
+
+def features(program: dict[str, Any]) -> list[str]:
+    """What a program contains, by the names its statements carry."""
+    def inside(nodes: list[Node]) -> set[str]:
+        return {f for n in nodes for f in (*n.get("f", ()), *inside(n.get("b", [])), *inside(n.get("e", [])))}
+
+    out: set[str] = set()
+    for k in program["kernels"]:
+        out |= inside(k["body"]) | {f"grid:{len(k['grid'])}d"}
+        if k["threads"] % 32:
+            out.add("threads:odd")
+    if len(program["kernels"]) > 1:
+        out.add("kernels:2")
+    if any(not d.isdigit() and d in program["symbols"] for t in program["tensors"] for d in t["shape"]):
+        out.add("shape:dynamic")
+    out |= {f"config:{k}" for k in program["configs"]} | {f"dtype:{t['dtype']}" for t in program["tensors"]}
+    return sorted(out)

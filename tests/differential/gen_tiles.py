@@ -1,0 +1,469 @@
+"""Statements of whole tiles: copies, fills, products, reductions, scans, views."""
+
+from __future__ import annotations
+
+from gen_parallel import Nodes, parallel, writable
+from gen_state import Buf, Scope, State, node
+from gen_values import BITS, BOUNDS, EXACT, INTS, is_float, is_unsigned
+
+
+def holds(dst: Buf, src: Buf) -> bool:
+    """Whether a copy from src to dst keeps every value."""
+    return dst.low <= src.low and src.high <= dst.high
+
+
+def region(b: Buf, start: list[str], extents: list[int], st: State, base: bool = False) -> str:
+    """The operand's text: whole buffer, element base, or slices."""
+    if b.base is None and list(b.shape) == extents and all(x == "0" for x in start) and not base and (
+            b.scope != "global" or not any(d.startswith("M") for d in b.dims)):
+        return b.name
+    if b.base:
+        start = [p if x == "0" else x if p == "0" else f"{p} + {x}" for p, x in zip(b.base, start)]
+    if base:
+        return f"{b.name}[{', '.join(start)}]"
+    parts = []
+    for x, e in zip(start, extents):
+        if e == 1 and st.chance(0.8):
+            parts.append(x)
+        elif x.isdigit():
+            parts.append(f"{x}:{int(x) + e}")
+        else:
+            parts.append(f"{x}:{x} + {e}")
+    return f"{b.name}[{', '.join(parts)}]"
+
+
+def _window(st: State, s: Scope, b: Buf, extents: tuple[int, ...]) -> tuple[list[str], list[int]] | None:
+    """Starts and extents in b (units where b has more dimensions) of a window of these extents; None when none fits."""
+    want = [e for e in extents if e != 1]
+    tile = b.tile
+    free = b.scope == "global" and not b.base  # inputs are guarded: the window may hang over
+    spots: list[int] = []
+    for d in range(len(tile)):
+        left = len(want) - len(spots)
+        if left and (free or tile[d] >= want[len(spots)]) and (len(tile) - d == left or st.chance(0.75)):
+            spots.append(d)
+    if len(spots) < len(want):
+        return None
+    start, ext = [], []
+    for d, n in enumerate(tile):
+        if d in spots:
+            e = want[spots.index(d)]
+            ext.append(e)
+            known = [v for v in s.uniform if v.low >= 0]
+            if free and known and st.chance(0.75):
+                u = st.pick(known[-3:])
+                start.append(f"{u.text} * {e}" if u.high * e < 4 * n + 8 else st.uniform_index(s, n))
+            elif n > e and st.chance(0.5):
+                start.append(st.uniform_index(s, n - e + 1) if not free else str(st.between(0, n - e)))
+            else:
+                start.append("0")
+        else:
+            ext.append(1)
+            start.append(st.uniform_index(s, n))
+    return start, ext
+
+
+def copy(st: State, s: Scope, dst: Buf | None = None, src: Buf | None = None) -> Nodes | None:
+    """T.copy between any two scopes, of a part or the whole, converting where the types differ."""
+    if dst is None:
+        good = writable(s, "shared", "shared", "fragment", "global")
+        if not good:
+            return None
+        dst = st.pick(good)
+    if src is None:
+        good = [b for b in s.buffers if b.scope in ("global", "shared", "fragment") and b.readable and b.root is not dst.root
+                and holds(dst, b)]
+        if not good:
+            return None
+        same = [b for b in good if b.tile == dst.tile]
+        src = st.pick(same if same and st.chance(0.6) else good)
+    ext = list(dst.tile)
+    if st.chance(0.25):
+        ext = [st.between(1, e) if st.chance(0.5) else e for e in ext]
+    if src.scope != "global" or src.base:
+        # both sides finite: no larger than the source where ranks agree
+        if len(src.tile) == len(ext):
+            ext = [min(a, b) for a, b in zip(ext, src.tile)]
+    to = _window(st, s, dst, tuple(ext))
+    of = _window(st, s, src, tuple(ext))
+    if to is None or of is None:
+        return None
+    if len([e for e in ext if e != 1]) == 0:
+        return None
+    base_src = base_dst = False
+    roll = st.rng.random()
+    n = len([e for e in ext if e != 1])
+    if roll < 0.45 and src.scope == "global" and [e for e in of[1]][-n:] == to[1][-n:] and len(to[1]) <= len(of[1]) \
+            and of[1][-len(to[1]):] == to[1]:
+        base_src = True
+    elif roll < 0.45 and dst.scope == "global" and len(of[1]) <= len(to[1]) and to[1][-len(of[1]):] == of[1]:
+        base_dst = True
+    a = region(src, of[0], of[1], st, base_src)
+    b = region(dst, to[0], to[1], st, base_dst)
+    if "[" not in a and "[" not in b and src.shape != dst.shape:  # whole buffers must have one shape, unit extents too
+        a = f"{src.name}[{', '.join(f'0:{n}' for n in src.shape)}]"
+    options = []
+    if st.chance(0.06):
+        options.append(f"coalesced_width={st.pick([1, 2, 4])}")
+    if st.chance(0.06):
+        options.append("disable_tma=True")
+    if st.chance(0.04):
+        options.append(f"eviction_policy='{st.pick(['evict_normal', 'evict_first', 'evict_last'])}'")
+    conv = "same" if src.dtype == dst.dtype else f"{src.dtype}->{dst.dtype}"
+    tag = f"copy:{src.scope}->{dst.scope}"
+    if src.dtype == dst.dtype and src.scope == "global" and not src.base and dst.scope == "shared" and st.chance(0.15) \
+            and BITS[src.dtype] * ext[-1] % 32 == 0 and not s.pipelined:
+        return [node(f"T.async_copy({a}, {b})", None, None, "copy:async"), node("T.ptx_wait_group(0)")]
+    tags = (tag, f"{tag}:{conv}", *(f"copy-option:{o.split('=')[0]}" for o in options))
+    return [node(f"T.copy({', '.join([a, b, *options])})", None, None, *tags)]
+
+
+def fill(st: State, s: Scope) -> Nodes | None:
+    """T.fill or T.clear of a buffer or a part of one."""
+    good = writable(s, "shared", "fragment", "global")
+    if not good:
+        return None
+    dst = st.pick(good)
+    part = dst.base is not None or st.chance(0.25)
+    if part:
+        ext = [st.between(1, n) if st.chance(0.5) else n for n in dst.tile]
+        at = _window(st, s, dst, tuple(ext))
+        if at is None:
+            return None
+        text = region(dst, at[0], at[1], st)
+    else:
+        text = dst.name
+    if st.chance(0.4):
+        return [node(f"T.clear({text})", None, None, f"clear:{dst.scope}")]
+    known = [v for v in s.uniform if v.low >= dst.low and v.high <= dst.high]
+    value = st.pick(known).text if known and st.chance(0.4) else str(st.between(dst.low, dst.high) if dst.bound < 5000 else 3)
+    return [node(f"T.fill({text}, {value})", None, None, f"fill:{dst.scope}" + (":part" if part else ""))]
+
+
+# -- getting buffers
+
+def new_input(st: State, s: Scope, shape: tuple[int, ...], dt: str, bound: int) -> Buf:
+    """An input tensor in which windows of that shape lie, the last ones over its edge."""
+    dims, nums = [], []
+    for e in shape:
+        n = e * st.pick([1, 1, 2, 3])
+        if st.chance(0.45):
+            n = max(1, n - st.between(1, max(1, e - 1)))
+        if st.chance(0.2):
+            m = st.fresh("M")
+            st.symbols[m] = n
+            dims.append(m)
+        else:
+            dims.append(str(n))
+        nums.append(n)
+    if st.chance(0.25):
+        lead = st.between(1, 3)
+        dims.insert(0, str(lead))
+        nums.insert(0, lead)
+    b = st.tensor(tuple(nums), tuple(dims), dt, bound, writable=False)
+    st.inputs.append(b)
+    s.buffers.append(b)
+    return b
+
+
+def find_input(st: State, s: Scope, dst: Buf, dt: str | None = None) -> Buf:
+    """An input that dst can be filled from."""
+    dt = dt or dst.dtype
+    rank = len([e for e in dst.shape if e != 1])
+    good = [b for b in st.inputs if b.dtype == dt and holds(dst, b) and len(b.shape) >= rank]
+    if good and st.chance(0.6):
+        b = st.pick(good)
+        if b not in s.buffers:
+            s.buffers.append(b)
+        return b
+    allowed = [x for x in BOUNDS[dt] if x <= dst.bound] or [1]
+    return new_input(st, s, dst.shape, dt, st.pick(allowed))
+
+
+def refill(st: State, s: Scope, b: Buf) -> Nodes:
+    """Statements that set the whole buffer anew, most often from global memory."""
+    if st.chance(0.75):
+        for _ in range(3):
+            done = copy(st, s, b, find_input(st, s, b))
+            if done and "coalesced" not in done[0]["t"]:
+                return done
+    done = parallel(st, s, b, whole=True) if b.scope != "local" else None
+    if done:
+        return done
+    return [node(f"T.fill({b.name}, {st.between(0 if is_unsigned(b.dtype) else -1, 1)})", None, None, f"fill:{b.scope}")]
+
+
+def start(st: State, s: Scope, b: Buf) -> Nodes:
+    """Statements that set every element of a new buffer."""
+    if b.room is not None:
+        return [node(f"T.clear({b.name})", None, None, f"clear:{b.scope}")] if st.chance(0.8) else [
+            node(f"T.fill({b.name}, {st.between(0, 5)})", None, None, f"fill:{b.scope}")]
+    if st.chance(0.7):
+        src = find_input(st, s, b)
+        at = _window(st, s, src, b.shape)
+        if at is not None and (src.shape == b.shape or list(src.shape) != at[1]):
+            return [node(f"T.copy({region(src, at[0], at[1], st)}, {b.name})", None, None, f"copy:global->{b.scope}")]
+    done = parallel(st, s, b, whole=True)
+    if done:
+        return done
+    return [node(f"T.fill({b.name}, {st.between(0, 1)})", None, None, f"fill:{b.scope}")]
+
+
+def new_buffer(st: State, s: Scope, scope: str, shape: tuple[int, ...], dt: str, *, bound: int | None = None,
+               room: int | None = None, here: bool = False) -> tuple[Buf, Nodes] | None:
+    """A new buffer, started at the kernel's beginning or here; None when the block has no space for it."""
+    if not st.fits(scope, shape, dt):
+        return None
+    b, alloc = st.allocate(scope, shape, dt, bound=bound, room=room)
+    if here and s.depth:
+        nodes = [alloc, *start(st, s, b)]
+        s.buffers.append(b)
+        return b, nodes
+    st.allocs.append(alloc)
+    top = Scope([*st.inputs, *st.top], list(st.grid_values), [])
+    st.prologue += start(st, top, b)
+    st.top.append(b)
+    s.buffers.append(b)
+    return b, []
+
+
+def operand(st: State, s: Scope, scope: str, shape: tuple[int, ...], dt: str, bound: int) -> tuple[Buf, Nodes] | None:
+    """A live buffer of that shape with values no larger, or a new one; most often filled right here."""
+    good = [b for b in s.buffers if b.scope == scope and b.shape == shape and b.dtype == dt and b.bound <= bound
+            and b.room is None]
+    if good and st.chance(0.6):
+        b, nodes = st.pick(good), []
+    else:
+        made = new_buffer(st, s, scope, shape, dt, bound=max([x for x in BOUNDS[dt] if x <= bound], default=1),
+                          here=st.chance(0.2))
+        if made is None:
+            return None
+        b, nodes = made
+    if b.writable and st.chance(0.6):
+        nodes = nodes + refill(st, s, b)
+    return b, nodes
+
+
+PRODUCTS = {"float16": ("float32", "float32", "float16"), "bfloat16": ("float32",), "float32": ("float32",), "int8": ("int32",),
+            "uint8": ("int32",), "float8_e4m3fn": ("float32",), "float8_e5m2": ("float32",), "float64": ("float64",)}
+
+
+def _legal(st: State, m: int, n: int, k: int, dt: str) -> bool:
+    """Whether the spec promises the product on tensor cores (other types have no shape they cannot do)."""
+    if dt == "float64":
+        return True
+    step = {"float32": 8, "float16": 16, "bfloat16": 16}.get(dt, 32)
+    if m % 16 or n % 8 or k % step or st.threads % 32:
+        return False
+    warps = st.threads // 32
+    return any(warps % w == 0 and m % (16 * w) == 0 and n % (8 * (warps // w)) == 0 for w in range(1, warps + 1))
+
+
+def gemm(st: State, s: Scope) -> Nodes | None:
+    """T.gemm in any form, its accumulator cleared or added to."""
+    dt = st.pick([d for d in st.profile.dtypes if d in PRODUCTS])
+    other = dt
+    if dt.startswith("float8") and st.chance(0.3):
+        other = st.pick(["float8_e4m3fn", "float8_e5m2"])
+    acc = st.pick(PRODUCTS[dt])
+    for _ in range(12):
+        m, n, k = st.extent(), st.extent(), st.extent()
+        if _legal(st, m, n, k, dt):
+            break
+    if m * n * k > 70000 and st.profile.name != "tensor":
+        return None
+    live = [b for b in s.buffers if b.scope == "fragment" and b.room is not None and b.dtype == acc and len(b.shape) == 2]
+    nodes: Nodes = []
+    if live and st.chance(0.65):
+        c = st.pick(live)
+        m, n = c.shape
+        k = next((e for e in st.rng.sample(st.profile.extents, len(st.profile.extents)) if _legal(st, m, n, e, dt)), k)
+    else:
+        made = new_buffer(st, s, "fragment", (m, n), acc, room=0, here=st.chance(0.15))
+        if made is None:
+            return None
+        c, nodes = made
+    if not _legal(st, m, n, k, dt) and not st.chance(0.04):
+        return None
+    limit = {"float16": 3, "float8_e4m3fn": 7, "float8_e5m2": 7}.get(dt if acc != "float16" else acc, 31)
+    ta, tb = st.chance(0.3), st.chance(0.35)
+    a = operand(st, s, "fragment" if st.chance(0.12) else "shared", (k, m) if ta else (m, k), dt, limit)
+    if a is None:
+        return None
+    b = operand(st, s, "fragment" if st.chance(0.05) else "shared", (n, k) if tb else (k, n), other, limit)
+    if b is None or a[0].root is b[0].root and a[0] is not b[0]:
+        return None
+    delta = k * a[0].bound * b[0].bound
+    top = 2**12 if dt.startswith("float8") else min(c.high, EXACT[acc])
+    options = []
+    if ta:
+        options.append("transpose_A=True")
+    if tb:
+        options.append("transpose_B=True")
+    if st.chance(0.3):
+        options.append(f"policy=T.GemmWarpPolicy.{st.pick(['Square', 'FullRow', 'FullCol'])}")
+    if delta > top or dt.startswith("float8") and c.room < c.high - 4096 - 2**12:
+        return None
+    if delta * s.times <= c.room and st.chance(0.8):
+        c.room -= delta * s.times
+    elif s.uniform and st.chance(0.2) and delta * s.times <= c.room:
+        c.room -= delta * s.times
+        options.append(f"clear_accum=({st.pick(s.uniform).text} == 0)")
+    else:
+        options.append("clear_accum=True")
+    kind = f"gemm:{a[0].scope[0]}{b[0].scope[0]}:{'T' if ta else 'N'}{'T' if tb else 'N'}"
+    text = f"T.gemm({', '.join([a[0].name, b[0].name, c.name, *options])})"
+    return [*nodes, *a[1], *b[1], node(text, None, None, "gemm", kind, f"gemm:{dt}->{acc}")]
+
+
+def reduction(st: State, s: Scope) -> Nodes | None:
+    """A reduction of any kind over any dimension, into a live or new buffer, cleared or combined."""
+    good = [b for b in s.buffers if b.scope in ("fragment", "shared") and not b.base and len(b.shape) in (1, 2, 3)
+            and not b.dtype.startswith("float8")]
+    if not good:
+        return None
+    src = st.pick(good)
+    kinds = ["sum", "sum", "max", "min", "absmax", "abssum"]
+    if src.dtype in INTS and not is_unsigned(src.dtype):
+        kinds += ["bitand", "bitor", "bitxor"]
+    kind = st.pick(kinds)
+    dim = st.between(0, len(src.shape) - 1)
+    n = src.shape[dim]
+    out = tuple(e for d, e in enumerate(src.shape) if d != dim) or (1,)
+    if len(src.shape) > 1 and st.chance(0.12):
+        out = tuple(1 if d == dim else e for d, e in enumerate(src.shape))
+    need = src.bound * n if "sum" in kind else 2 * src.bound if kind.startswith("bit") else src.bound
+    clear = kind == "abssum" or st.chance(0.65)
+    fits = [b for b in writable(s, "fragment", "shared") if b.shape == out and b.root is not src.root and b.bound >= need
+            and b.low <= -need * (not is_unsigned(src.dtype)) and not b.dtype.startswith("float8")
+            and (not kind.startswith("bit") or b.dtype == src.dtype) and EXACT[b.dtype] >= need]
+    if not clear:
+        fits = [b for b in fits if "sum" not in kind or (b.room is not None and b.room >= need * s.times)]
+    nodes: Nodes = []
+    if fits and st.chance(0.7):
+        dst = st.pick(fits)
+    else:
+        dts = [d for d in ("float32", "int32", src.dtype) if EXACT[d] // 4 >= need and not is_unsigned(d)
+               and (not kind.startswith("bit") or d == src.dtype) and not (d in INTS and is_float(src.dtype))]
+        if not dts:
+            return None
+        dt = st.pick(dts)
+        made = new_buffer(st, s, "fragment" if st.chance(0.75) else "shared", out, dt, room=0, here=st.chance(0.15))
+        if made is None:
+            return None
+        dst, nodes = made
+        if dst.bound < need:
+            return None
+    if "sum" in kind and not clear:
+        if dst.room is None or dst.room < need * s.times:
+            clear = True
+        else:
+            dst.room -= need * s.times
+    options = "" if kind == "abssum" or (clear and st.chance(0.5)) else f", clear={clear}"
+    where = f"dim={dim if st.chance(0.7) else dim - len(src.shape)}"
+    tags = (f"reduce:{kind}", f"reduce:{src.scope}->{dst.scope}", f"reduce:dim{dim}/{len(src.shape)}")
+    return [*nodes, node(f"T.reduce_{kind}({src.name}, {dst.name}, {where}{options})", None, None, *tags)]
+
+
+def scan(st: State, s: Scope) -> Nodes | None:
+    """T.cumsum or T.cummax, in place or into another buffer."""
+    good = [b for b in s.buffers if b.scope in ("fragment", "shared") and not b.base and len(b.shape) in (1, 2)
+            and b.dtype in ("float32", "int32", "float16") and b.size <= 4096]
+    if not good:
+        return None
+    src = st.pick(good)
+    dim = st.between(0, len(src.shape) - 1)
+    reverse = ", reverse=True" if st.chance(0.4) else ""
+    kind = st.pick(["cumsum", "cumsum", "cummax"])
+    if kind == "cummax" and src.writable and st.chance(0.5):
+        return [node(f"T.cummax({src.name}, dim={dim}{reverse})", None, None, "scan:cummax-in-place")]
+    need = src.bound * (src.shape[dim] if kind == "cumsum" else 1)
+    fits = [b for b in writable(s, "fragment", "shared") if b.shape == src.shape and b.root is not src.root
+            and b.dtype == src.dtype and b.bound >= need and EXACT[b.dtype] >= need]
+    nodes: Nodes = []
+    if fits:
+        dst = st.pick(fits)
+    else:
+        made = new_buffer(st, s, st.pick(["fragment", "shared"]), src.shape, src.dtype, room=0)
+        if made is None:
+            return None
+        dst, nodes = made
+        if dst.bound < need:
+            return None
+    return [*nodes, node(f"T.{kind}({src.name}, {dst.name}, dim={dim}{reverse})", None, None,
+                         f"scan:{kind}", f"scan:{src.scope}->{dst.scope}")]
+
+
+BIT_VIEWS = {"uint8": ("int8",), "int8": ("uint8",), "int16": ("uint16", "int8"), "int32": ("int8", "int16", "uint8")}
+
+
+def view(st: State, s: Scope) -> Nodes | None:
+    """A reshape of a live buffer, or a view of its bits as another type."""
+    good = [b for b in s.buffers if b.scope in ("shared", "shared", "fragment") and b.root is b and not b.base]
+    if not good:
+        return None
+    b = st.pick(good)
+    name = st.fresh("W")
+    if st.chance(0.3) and b.scope == "shared" and b.dtype in BIT_VIEWS:
+        dt = st.pick(BIT_VIEWS[b.dtype])  # integers only: which zero a float is depends on the order of its sums
+        k = BITS[b.dtype] // BITS[dt]
+        shape = (*b.shape[:-1], b.shape[-1] * k)
+        low, high = (0 if is_unsigned(dt) else -(2 ** (BITS[dt] - 1))), 2 ** (BITS[dt] - (not is_unsigned(dt))) - 1
+        if k == 1 and b.dtype == "uint8":
+            low, high = b.low, b.high
+        v = Buf(name, b.scope, shape, tuple(str(e) for e in shape), dt, low, high, root=b.root, writable=False)
+        s.buffers.append(v)
+        return [node(f"{name} = T.view({b.name}, ({', '.join(map(str, shape))},), dtype='{dt}')", None, None, "view:bits")]
+    n = b.size
+    if n == 1:
+        return None
+    shapes = [(n,)] + [(a, n // a) for a in (2, 3, 4, 8, 16) if n % a == 0] + [(2, n // 4, 2)] * (n % 4 == 0)
+    shape = st.pick([x for x in shapes if x != b.shape] or [b.shape])
+    v = Buf(name, b.scope, shape, tuple(str(e) for e in shape), b.dtype, b.low, b.high, root=b.root, writable=b.writable)
+    s.buffers.append(v)
+    return [node(f"{name} = T.{st.pick(['reshape', 'view'])}({b.name}, ({', '.join(map(str, shape))},))", None, None,
+                 f"view:{b.scope}")]
+
+
+def transpose(st: State, s: Scope) -> Nodes | None:
+    """T.transpose of a shared tile."""
+    pairs = [(a, b) for a in s.buffers for b in writable(s, "shared") if a.scope == "shared" and len(a.shape) == 2
+             and b.shape == a.shape[::-1] and a.root is not b.root and a.dtype == b.dtype and holds(b, a)]
+    if pairs:
+        a, b = st.pick(pairs)
+    else:
+        tiles = [a for a in s.buffers if a.scope == "shared" and len(a.shape) == 2 and a.root is a and a.room is None]
+        a = st.pick(tiles) if tiles else None
+        made = a and new_buffer(st, s, "shared", a.shape[::-1], a.dtype, bound=a.bound)
+        if not made:
+            return None
+        b = made[0]
+    return [node(f"T.transpose({a.name}, {b.name})", None, None, "transpose")]
+
+
+def reducer(st: State, s: Scope) -> Nodes | None:
+    """A deferred reducer: started, updated by every iteration of a loop, finalised into a fragment."""
+    from gen_expr import Point
+    from gen_parallel import header, readable
+
+    good = [b for b in writable(s, "fragment") if b.root is b and b.dtype in ("float32", "int32") and b.bound > 900]
+    if not good:
+        return None
+    dst = st.pick(good)
+    op = st.pick(["sum", "max", "min"])
+    name = st.fresh("R")
+    vars = [(st.fresh("i"), e) for e in dst.shape]
+    n = st.between(2, 20)
+    vars.append((st.fresh("i"), n))
+    if dst.size * n > 4000:
+        return None
+    p = Point(st, s, vars, [b for b in readable(s) if b.root is not dst.root])
+    v = p.fit(p.value(2), -31, 31)
+    pre, p.pre = p.pre, []
+    line, features = header(st, vars)
+    idx = ", ".join(x for x, _ in vars[:-1])
+    # max and min start from an element of the right range: no identity may remain
+    return [node(f"{name} = T.alloc_reducer(({', '.join(st.dim(e) for e in dst.shape)},), '{dst.dtype}', op='{op}')"),
+            node(f"T.reducer_init({name})"),
+            node(line, [*pre, node(f"T.reducer_update({name}[{idx}], {v.text})")], None, *features),
+            node(f"T.finalize_reducer({name}, {dst.name})", None, None, f"reducer:{op}")]

@@ -1,0 +1,83 @@
+"""Generated whole programs agree between tile meaning, device simulator, CPU and (with one at hand) the GPU."""
+
+import json
+
+import numpy as np
+import pytest
+from executions import run
+from gen_program import PROFILES, make_program
+from gen_text import features, source
+from run import executions_of, program_seed, status_of
+from shrinking import shrink
+
+CHUNKS, PROGRAMS = 6, 10
+
+
+def check(tmp_path, seed, executions=None):
+    path = tmp_path / f"p{seed}.py"
+    path.write_text(source(make_program(seed)))
+    result = run(path, executions or executions_of(seed))
+    assert not result.failed, f"seed {seed}: {result.plain()}\n{path.read_text()}"
+    return result
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_programs_of_a_fixed_seed_agree(chunk, tmp_path):
+    results = [check(tmp_path, program_seed(11, chunk * PROGRAMS + i)) for i in range(PROGRAMS)]
+    agreeing = [r for r in results if status_of(r.plain()) == "agrees"]
+    assert len(agreeing) >= PROGRAMS * 0.6, [r.plain() for r in results]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("chunk", range(CHUNKS // 2))
+def test_programs_of_a_fresh_seed_agree(chunk, tmp_path):
+    seed = int(np.random.default_rng().integers(1000, 2**31))
+    print(f"seed {seed}")
+    for i in range(PROGRAMS):
+        check(tmp_path, program_seed(seed, i))
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_programs_agree_on_the_device(chunk, tmp_path):
+    for i in range(PROGRAMS):
+        check(tmp_path, program_seed(12, chunk * PROGRAMS + i), ("tile", "cuda"))
+
+
+def test_the_same_seed_writes_the_same_program():
+    assert source(make_program(5)) == source(make_program(5))
+    assert json.loads(json.dumps(make_program(5))) == make_program(5)
+
+
+def test_programs_cover_the_language():
+    """Every statement kind, loop, pair of scopes and dtype comes up in a few hundred programs."""
+    found = {f for seed in range(400) for f in features(make_program(seed))}
+    scopes = ("global", "shared", "fragment")
+    expected = """loop:T.serial loop:T.unroll loop:T.Pipelined loop:while loop:T.grid loop:T.Persistent loop:ordered loop:break
+        loop:continue loop:down loop:step loop:runtime stages:0 stages:4 branch:else scalar:assign scalar:let gemm:ss:NN
+        gemm:ss:TT gemm:fs:NN scan:cumsum reduce:absmax reduce:bitxor atomic:add:int32 atomic:tile-add:float32
+        atomic:shared-add:int32 view:bits view:shared transpose macro reducer:sum shape:dynamic kernels:2 return threads:odd
+        thread:shuffle thread:stride thread:barrier-in-if parallel:inner-loop parallel:two-stores parallel:spread-sum
+        index:outside index:negative copy:async use_swizzle""".split()
+    for f in (*expected, *(f"copy:{a}->{b}" for a in scopes for b in scopes)):
+        assert f in found, f
+    assert {p.name for p in PROFILES} <= {make_program(seed)["profile"] for seed in range(100)}
+
+
+def test_a_failing_program_is_cut_down():
+    program = make_program(7)
+
+    def fails(p):
+        text = source(p)
+        try:
+            compile(text, "program", "exec")
+        except SyntaxError:
+            return False
+        return "T.Pipelined" in text
+
+    seed = next(s for s in range(100) if fails(make_program(s)))
+    program = make_program(seed)
+    small = shrink(program, fails, 300)
+    assert fails(small) and len(source(small)) < len(source(program)) / 2
