@@ -126,16 +126,11 @@ def run(path: pathlib.Path, executions: Sequence[str] = HERE) -> Result:
 def run_func(func: Any, prim: Any, seed: int, tensors: Sequence[Any], configs: dict[str, Any],
              executions: Sequence[str] = HERE) -> Result:
     """Every execution of a traced program."""
-    from tilelang.simulator import run_tile
-    from tilelang.target import Target
-    from tilelang.transform.pipeline import legalized
-
     result = Result()
     args = inputs(seed, tensors)
     begin = time.process_time()
     try:
-        meaning = run_tile(legalized(func, Target("cpu")), args)
-        want = [np.asarray(meaning[t[0]]) for t in tensors]
+        want = _execute("tile", func, prim, args, tensors, configs, [False])
         result.outcomes["tile"] = Outcome(AGREES)
     except Exception as e:
         # A fault found while the meaning runs is the generator's, or the oracle's.
@@ -159,6 +154,13 @@ def run_func(func: Any, prim: Any, seed: int, tensors: Sequence[Any], configs: d
 
 def _execute(name: str, func: Any, prim: Any, args: list[np.ndarray], tensors: Sequence[Any], configs: dict[str, Any],
              running: list[bool]) -> list[np.ndarray]:
+    if name == "tile":
+        from tilelang.simulator import run_tile
+        from tilelang.target import Target
+        from tilelang.transform.pipeline import legalized
+
+        meaning = run_tile(legalized(func, Target("cpu")), args)
+        return [np.asarray(meaning[t[0]]) for t in tensors]
     if name in SIMULATED:
         from tilelang.simulator import run_device
         from tilelang.target import Target
@@ -202,6 +204,21 @@ def _from_device(x: Any, dt: np.dtype) -> np.ndarray:
 
     bits = getattr(torch, _BITS[dt.itemsize])
     return x.view(bits).cpu().numpy().view(dt)
+
+
+def disagreements(prim: Any, args: list[np.ndarray], want: list[np.ndarray],
+                  executions: Sequence[str] = HERE) -> dict[str, str]:
+    """What every execution of a program says against the arrays expected after the call; empty when all agree."""
+    tensors = [(b.name, b.shape) for b in prim.buffer_map.values()]
+    said = {}
+    for name in executions:
+        try:
+            o = compare(tensors, _execute(name, prim.func, prim, args, tensors, {}, [False]), want)
+        except Exception as e:  # all are reported together
+            o = judged(e, True)
+        if o.status != AGREES:
+            said[name] = f"{o.kind} {o.text}"
+    return said
 
 
 def main(func: Any, seed: int, tensors: Sequence[Any], configs: dict[str, Any]) -> None:

@@ -163,18 +163,23 @@ class ParallelLoop:
                 self._leave(f.slots[p.slot], g.slots[p.slot], only)
 
     def _enter(self, p: _Private, f: LaneFrame, lanes: int) -> Storage:
-        """The private buffer as each iteration sees it: what all threads agree on."""
+        """The private buffer as each iteration sees it: what all threads that come here agree on.
+
+        Rows of others differ for good reason: lanes that fill up a warp, threads that have returned.
+        """
         store: Storage = f.slots[p.slot]
-        same = store.lanes == 1 or bool((store.raw == store.raw[0]).all())
+        here = slice(None) if store.lanes == 1 or f.mask is None else f.mask
+        raw = store.raw[here]
+        same = store.lanes == 1 or bool((raw == raw[0]).all())
         if not same and p.read and not p.written:
             raise fault("sim-thread-dependent", f"{p.buffer.name} differs between threads and is read inside "
                         "T.Parallel", span=self.s.span,
                         hint="which thread runs an iteration is not fixed: index by the loop variable")
         out = Storage(store.name, store.nbytes, store.granule, lanes if p.written else 1, known=store.known is None)
-        out.raw[...] = store.raw[0]
+        out.raw[...] = raw[0]
         if store.known is not None:
             out.known = np.zeros((out.lanes, out.nbytes // out.granule), bool)
-            out.known[...] = store.known.all(0) if same else False
+            out.known[...] = store.known[here].all(0) if same else False
         elif not same:
             out.known = np.zeros((out.lanes, out.nbytes // out.granule), bool)
         return out
