@@ -25,7 +25,6 @@ PROFILES = (
             {"gemm": 5.0, "pipelined": 4.0, "ordered": 1.2, "inner": 0.2, "scan": 0.2, "atomic": 0.4}),
 )
 _CONFIGS = ({}, {}, {}, {}, {"tl.disable_warp_specialized": True}, {"tl.enable_hopper": False},
-            
             {"tl.disable_wgmma": True}, {"tl.persistent": False}, {"tl.persistent": 2},
             {"tl.disable_shared_memory_reuse": True},
             {"tl.global_alignment": 1}, {"tl.config_index_bitwidth": 64}, {"tl.enable_aggressive_shared_memory_merge": True},
