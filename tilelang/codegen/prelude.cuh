@@ -418,6 +418,12 @@ TL_DEVICE void mbarrier_init(void* bar, unsigned count) {
 TL_DEVICE void mbarrier_arrive(void* bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
+//@ cp_async_mbarrier_arrive
+// The barrier gets an arrival when this thread's cp.async copies so far have landed; COUNTED: one of those it waits for.
+template <bool COUNTED> TL_DEVICE void cp_async_mbarrier_arrive(void* bar) {
+  if constexpr (COUNTED) asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
+  else asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
+}
 //@ mbarrier_expect_tx
 TL_DEVICE void mbarrier_expect_tx(void* bar, unsigned bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes) : "memory");

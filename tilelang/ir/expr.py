@@ -392,7 +392,9 @@ class Buffer(Node):
         return self is not other
 
     def scope(self) -> str:
-        return self.scope_name
+        """The scope as users see it: a variable that holds a hardware descriptor says so."""
+        kind = self.attr("descriptor")
+        return f"local.descriptor.{kind}" if kind else self.scope_name
 
     @property
     def ndim(self) -> int:

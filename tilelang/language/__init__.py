@@ -38,6 +38,9 @@ from .hopper import (annotate_consumer_reg_alloc, annotate_producer_reg_dealloc,
                      copy_cluster, dec_max_nreg, inc_max_nreg, pdl_sync, pdl_trigger, set_max_nreg, tma_copy,
                      tma_store_arrive, tma_store_wait, wait_wgmma, warpgroup_arrive, warpgroup_commit_batch,
                      warpgroup_fence_operand, warpgroup_wait, wgmma_gemm, wgmma_mma)
+from .hopper_raw import (alloc_descriptor, alloc_wgmma_desc, cp_async_barrier_noinc, create_tma_descriptor,
+                         increase_descriptor_offset, initialize_wgmma_descriptor, ptx_cp_async_barrier, ptx_wgmma_rs,
+                         ptx_wgmma_ss, tma_load)
 from .kernel import (ClusterKernel, Kernel, KernelLaunchFrame, WarpSpecialize, WarpSpecializeFrame, annotate_min_blocks_per_sm,
                      get_block_binding, get_block_bindings, get_block_extent, get_block_extents, get_thread_binding,
                      get_thread_bindings, get_thread_extent, get_thread_extents, import_source, thread_binding,

@@ -18,9 +18,8 @@ HOST = "host plumbing of another runtime, not available"
 LATER = "is not available yet"
 
 _TABLE: dict[str, str] = {
-    HOPPER: """alloc_descriptor alloc_wgmma_desc initialize_wgmma_descriptor increase_descriptor_offset wgmma_gemm_sp
-        cp_async_barrier_noinc ptx_cp_async_barrier ptx_wgmma_rs ptx_wgmma_ss ptx_wgmma_sp_rs ptx_wgmma_sp_ss""",
-    TMA: "tma_load create_tma_descriptor ptx_cp_async_bulk",
+    HOPPER: """wgmma_gemm_sp ptx_wgmma_sp_rs ptx_wgmma_sp_ss""",
+    TMA: "ptx_cp_async_bulk",
     BLACKWELL_COPY: """tma_load_2sm tma_gather4 tma_gather4_bytes tma_scatter4 clc_get_first_ctaid_x clc_get_first_ctaid_y
         clc_get_first_ctaid_z clc_is_canceled clc_try_cancel clc_try_cancel_multicast""",
     BLACKWELL: """alloc_tmem deallocate_tmem alloc_tcgen05_instr_desc alloc_tcgen05_instruction_desc

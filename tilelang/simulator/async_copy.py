@@ -5,6 +5,7 @@ Source: PTX ISA, "Data movement and conversion instructions: cp.async", `.commit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from tilelang.ir.evaluate import Closure, Value
 from .faults import fault
 from .lane_ops import spread
 from .lanes import LaneFrame
+from .mbarrier import Barrier
 
 
 @dataclass
@@ -28,6 +30,7 @@ class _Copy:
     data: np.ndarray
     site: int
     slot: int  # of the buffer written
+    number: int  # of the instruction, in the order of issue
 
 
 class AsyncCopies:
@@ -36,6 +39,7 @@ class AsyncCopies:
     def __init__(self, lanes: int) -> None:
         self.committed = np.zeros(lanes, np.int32)
         self.open: list[_Copy] = []
+        self.issued = 0
 
     def commit(self, f: LaneFrame) -> None:
         """The copies each active thread issued since its last commit become its next group."""
@@ -44,17 +48,25 @@ class AsyncCopies:
     def wait(self, f: LaneFrame, pending: int, check: bool) -> None:
         """All but the `pending` newest groups of each active thread land."""
         active = f.active()
+        self._finish(f, lambda c: active[c.lanes] & (c.group < self.committed[c.lanes] - pending), check)
+
+    def signalled(self, f: LaneFrame, active: np.ndarray, until: int, check: bool) -> None:
+        """The copies of some threads, the first `until` ever issued, land; an mbarrier tells who may see them."""
+        self._finish(f, lambda c: active[c.lanes] & (c.number < until), check, False)
+
+    def _finish(self, f: LaneFrame, ended: Callable[[_Copy], np.ndarray], check: bool, ordered: bool = True) -> None:
         rest: list[_Copy] = []
         for c in self.open:
-            done = active[c.lanes] & (c.group < self.committed[c.lanes] - pending)
+            done = ended(c)
             if done.any():
-                self._land(f, c, done, check)
+                self._land(f, c, done, check, ordered)
             if not done.all():
                 left = ~done
-                rest.append(_Copy(c.lanes[left], c.group[left], c.address[left], c.data[left], c.site, c.slot))
+                rest.append(_Copy(c.lanes[left], c.group[left], c.address[left], c.data[left], c.site, c.slot, c.number))
         self.open = rest
 
-    def _land(self, f: LaneFrame, c: _Copy, done: np.ndarray, check: bool) -> None:
+    def _land(self, f: LaneFrame, c: _Copy, done: np.ndarray, check: bool, ordered: bool) -> None:
+        """ordered: the issuing threads see the copies from here on."""
         shared = f.block.shared
         width = c.data.shape[1]
         at, t = c.address[done], c.lanes[done]
@@ -63,7 +75,8 @@ class AsyncCopies:
             g = (at // shared.granule)[:, None] + np.arange(width // shared.granule)
             shared.pending[g] = False
             shared.owner[g] = c.slot
-            shared.table.record_write(f.block.clocks, g, t, c.site)
+            if ordered:
+                shared.table.record_write(f.block.clocks, g, t, c.site)
             if shared.proxy is not None:
                 shared.proxy.dirty[g] = True
 
@@ -102,7 +115,9 @@ def _cp_async(c: Any, e: Call) -> Closure:
             block.shared.table.write(block.clocks, g, t, dst_site)
             shared.pending[g] = True
             shared.pending_site[g] = dst_site
-        block.copies.open.append(_Copy(t, block.copies.committed[t], address[t], data[t], dst_site, dst_slot))
+        copies = block.copies
+        copies.open.append(_Copy(t, copies.committed[t], address[t], data[t], dst_site, dst_slot, copies.issued))
+        copies.issued += 1
         return np.int32(0)
 
     return run
@@ -128,6 +143,33 @@ def _wait(c: Any, e: Call) -> Closure:
     return run
 
 
-ASYNC_OPS = {"cp_async": _cp_async, "cp_async_commit": _commit, "cp_async_wait": _wait}
+def _signal(c: Any, e: Call) -> Closure:
+    """cp_async_mbarrier_arrive: the threads arrive when their copies so far have landed, as late as that may be."""
+    at, counted, check = Barrier(c, e.args[0], e.span), bool(e.attr("noinc")), c.check
+
+    def run(f: LaneFrame) -> Value:
+        if not f.any_active():
+            return np.int32(0)
+        block = f.block
+        block.counters.count("cp_async_mbarrier_arrive", int(f.active().reshape(-1, 32).any(1).sum()))
+        for address, lanes in at.each(f):
+            bar, n, until = at.get(f, address, lanes), int(lanes.sum()), block.copies.issued
+            seen = block.clocks.arrive(lanes)
+            if not counted:
+                bar.pending += n  # the phase waits for these arrivals beside those it counts
+
+            def land(bar: Any = bar, n: int = n, lanes: np.ndarray = lanes, until: int = until, seen: Any = seen) -> None:
+                block.copies.signalled(f, lanes, until, check)
+                bar.know(seen)
+                bar.arrive(n, e.span)
+
+            block.asynchronous.signal(bar, land, e.span)
+        return np.int32(0)
+
+    return run
+
+
+ASYNC_OPS = {"cp_async": _cp_async, "cp_async_commit": _commit, "cp_async_wait": _wait,
+             "cp_async_mbarrier_arrive": _signal}
 
 __all__ = ["ASYNC_OPS", "AsyncCopies"]

@@ -131,6 +131,10 @@ class Asynchronous:
         self.loads.append(_Load(bar, nbytes, clock, land, span, name))
         return clock
 
+    def signal(self, bar: MBarrier, land: Callable[[], None], span: Any) -> None:
+        """Copies of threads that signal an mbarrier: `land()` ends them and arrives."""
+        self.loads.append(_Load(bar, 0, 0, land, span, "shared memory"))
+
     def land(self, parts: list[Part]) -> bool:
         """All parts wait: the oldest load lands."""
         if not self.loads:

@@ -160,7 +160,7 @@ class MachineCompiler(StmtCompiler):
 
             def local(f: LaneFrame) -> None:
                 # A variable without an initial value starts at zero.
-                store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes, known=scope == "local.var")
+                store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes, known=b.scope_name == "local.var")
                 if guards:
                     store.guard = Guard(b.name, store.nbytes // granule)
                 f.slots[at] = store

@@ -167,12 +167,12 @@ class TileCompiler(StmtCompiler):
             raise fault("sim-unsupported", f"{b.scope()} buffers are not simulated", span=s.span)
         at, geo, item = self.slot(b.data), geometry(self, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
         init = self.expr(s.init) if s.init is not None else None
-        private, granule = b.scope() in PRIVATE, self.granules[id(b.data)]
+        private, granule = b.scope_name in PRIVATE, self.granules[id(b.data)]
 
         def make(f: LaneFrame) -> Storage:
             nbytes = span_of(*geo(f)) * item
             # A variable without an initial value starts at zero.
-            store = Storage(b.name, nbytes, granule, f.lanes if private else 1, known=b.scope() == "local.var")
+            store = Storage(b.name, nbytes, granule, f.lanes if private else 1, known=b.scope_name == "local.var")
             if init is not None:
                 store.view(numpy_dtype(b.dtype))[...] = spread(init(f), store.lanes)[:, None]
             return store
@@ -240,14 +240,14 @@ class TileCompiler(StmtCompiler):
 
     def compile_parallel(self, s: Parallel) -> Action:
         action = ParallelLoop(self, s).action()
-        private = any(isinstance(n, Store) and n.buffer.scope() in PRIVATE for n in walk(s.body))
+        private = any(isinstance(n, Store) and n.buffer.scope_name in PRIVATE for n in walk(s.body))
         return action if private else together(self, s, action)
 
     def compile_tile_op(self, s: TileOp) -> Action:
         if not hasattr(s, "reference"):
             raise fault("sim-unsupported", f"T.{s.op_name} has no reference meaning", span=s.span)
         env = TileEnv.compile(self, s)
-        private = any(isinstance(n, Region) and n.buffer.scope() in PRIVATE for n in walk(s))
+        private = any(isinstance(n, Region) and n.buffer.scope_name in PRIVATE for n in walk(s))
 
         def run(f: LaneFrame) -> None:
             if not f.any_active():

@@ -57,7 +57,7 @@ class ParallelLoop:
         found: dict[int, _Private] = {}
         for n in walk(self.s.body):
             b = getattr(n, "buffer", None)
-            if isinstance(b, Buffer) and b.scope() in PRIVATE and id(b.data) not in inside:
+            if isinstance(b, Buffer) and b.scope_name in PRIVATE and id(b.data) not in inside:
                 p = found.setdefault(id(b.data), _Private(b, self.compiler.slot(b.data), False, False))
                 p.read |= isinstance(n, (Load, AddressOf))
                 p.written |= isinstance(n, (Store, AddressOf))
@@ -76,7 +76,7 @@ class ParallelLoop:
         for n in walk(self.s.body):
             if not isinstance(n, Store) or id(n.buffer.data) not in loaded or id(n.buffer.data) in alloced:
                 continue
-            if n.buffer.scope() in PRIVATE:
+            if n.buffer.scope_name in PRIVATE:
                 continue
             indices = [_inline(i, binds) for i in n.indices]
             if self._distinct(indices, inner):

@@ -68,6 +68,7 @@ _device("mbarrier_arrive", 1, SYNC, "tl::mbarrier_arrive({0})")
 _device("mbarrier_expect_tx", 2, SYNC, "tl::mbarrier_expect_tx({0}, {1})")
 _device("mbarrier_arrive_expect_tx", 2, SYNC, "tl::mbarrier_arrive_expect_tx({0}, {1})")
 _device("mbarrier_wait", 2, SYNC, "tl::mbarrier_wait({0}, {1})")
+_device("cp_async_mbarrier_arrive", 1, SYNC, "tl::cp_async_mbarrier_arrive<{counted}>({0})")  # attr noinc
 for _name in ("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global"):
     _device(_name, 0, SYNC, f"tl::{_name}()")
 
@@ -160,6 +161,8 @@ def call_fields(op: str, attrs: dict[str, Any]) -> dict[str, Any]:
         out["read_suffix"] = "_read" if attrs.get("read") else ""
     elif op == "cluster_arrive":
         out["relaxed_suffix"] = "_relaxed" if attrs.get("relaxed") else ""
+    elif op == "cp_async_mbarrier_arrive":
+        out["counted"] = "true" if attrs.get("noinc") else "false"
     elif op == "set_max_nreg":
         out["increase"] = "true" if attrs["inc"] else "false"
     elif op == "mma":

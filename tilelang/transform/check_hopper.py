@@ -21,12 +21,14 @@ _SM90 = {
     "mbarrier_init": "T.ptx_init_barrier_thread_count", "mbarrier_arrive": "T.mbarrier_arrive",
     "mbarrier_wait": "T.mbarrier_wait_parity", "mbarrier_expect_tx": "T.mbarrier_expect_tx",
     "mbarrier_arrive_expect_tx": "T.mbarrier_arrive_expect_tx", "mbarrier_arrive_remote": "T.mbarrier_arrive",
+    "cp_async_mbarrier_arrive": "T.cp_async_barrier_noinc", "tma_load": "T.tma_load",
     "fence_proxy_async": "T.fence_proxy_async", "fence_mbarrier_init": "T.ptx_fence_barrier_init",
     "bulk_commit": "T.tma_store_arrive", "bulk_wait": "T.tma_store_wait", "cluster_rank": "T.block_rank_in_cluster",
     "cluster_arrive": "T.cluster_arrive", "cluster_wait": "T.cluster_wait", "cluster_sync": "T.cluster_sync",
     "cluster_store": "T.copy_cluster", "cluster_load": "cluster_load",
 }  # fmt: skip
 _SM90A = {"wgmma_wait": "T.wait_wgmma", "wgmma_fence": "T.warpgroup_arrive", "wgmma_commit": "T.warpgroup_commit_batch",
+          "wgmma": "T.ptx_wgmma_ss", "wgmma_descriptor": "T.initialize_wgmma_descriptor",
           "wgmma_pin": "T.warpgroup_fence_operand", "set_max_nreg": "T.set_max_nreg"}
 
 

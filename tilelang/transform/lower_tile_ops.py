@@ -34,6 +34,7 @@ from .hopper import hopper
 from .lower_parallel import lower_loop, private_loop, run_loop
 from .pass_ import PassContext, pass_
 from .plan_shared_memory import planned_bytes
+from .raw_hopper import alignment_by_hand
 from .tma_stores import TmaStores
 from .vector_lanes import scalar_async
 from .vectorize import Widths
@@ -114,6 +115,7 @@ class Lowering:
         self.widths = Widths(self.layout_of, int(cx.option(PassConfigKey.TL_GLOBAL_ALIGNMENT)))
         self.maps: dict[tuple[Any, ...], str] = {}  # (buffer, box, swizzle, fill, l2) -> name
         self.panelled = _read_by_hardware(launch)
+        self.aligned = alignment_by_hand(launch)
         self.stores = TmaStores(launch, hopper(cx).tma, panels, hopper(cx).strides)
         self.guarded = not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS)
         for v, n in zip(launch.thread_vars, launch.threads):
@@ -133,7 +135,7 @@ class Lowering:
             tx, ty, tz = self.launch.thread_vars
             body = seq(Bind(self.thread, tx + ty * x + tz * (x * y)), body)
         body = seq(*self._prefetched(), body)
-        maps = tuple((name, *key) for key, name in self.maps.items()) or None
+        maps = (*self.launch.attr("tensor_maps", ()), *((name, *key) for key, name in self.maps.items())) or None
         report = (*self.launch.attr("report", ()), *self.stores.reports) or None
         return with_attrs(replace(self.launch, body=body), layouts=None, tensor_maps=maps, compute_threads=None,
                           report=report)
@@ -174,6 +176,8 @@ class Lowering:
                          attrs=buffer.attrs, span=buffer.span)
             if buffer.data in self.panelled:  # the hardware swizzles bits of the address
                 got = with_attrs(got, align=max(int(buffer.attr("align", 0) or 0), 8 * layout.swizzle.bytes))
+            if buffer.data in self.aligned:
+                got = with_attrs(got, align=max(int(got.attr("align", 0) or 0), self.aligned[buffer.data]))
             self.lowered[buffer] = got
         return got
 
@@ -238,7 +242,7 @@ class Lowering:
         promotion = next((n for n in (256, 128, 64) if row_bytes >= n), 0)
         key = (buffer, box, swizzle, "zero", promotion, *([True] if tf32 else []))
         if key not in self.maps:
-            names = set(self.maps.values())
+            names = {*self.maps.values(), *(entry[0] for entry in self.launch.attr("tensor_maps", ()))}
             base = name = f"{buffer.name}_map"
             while name in names:
                 name = f"{base}_{len(names)}"

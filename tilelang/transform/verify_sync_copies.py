@@ -230,6 +230,11 @@ def _cp_async_wait(st: Any, c: Call, span: Any) -> None:
 
 
 @event
+def _cp_async_mbarrier_arrive(st: Any, c: Call, span: Any) -> None:
+    raise Undecided("copies of cp.async signal an mbarrier")
+
+
+@event
 def _bulk_copy_cluster(st: Any, c: Call, span: Any) -> None:
     n = st.uniform(c.args[2], "the size of a copy")
     for block in peers(st, c.args[4], span):

@@ -26,6 +26,7 @@ from tilelang.target.cluster import cluster_of
 from .check_hopper import linear_thread
 from .effects import effects, inner
 from .pass_ import TILE, PassContext, pass_
+from .raw_hopper import check_raw_loads, pin_raw_products
 from .rings import do
 
 register("role-fragment", ValueError, "a fragment used by more than one role of warp groups",
@@ -35,7 +36,8 @@ register("role-place", ValueError, "roles of warp groups inside each other, or f
 
 BARRIER, FRAGMENT = "shared.barrier", "local.fragment"
 GROUP = 128
-_OWN = ("in_warp_groups", "wgmma_wait", "bulk_wait", "bulk_commit", "mbarrier_init")
+_OWN = ("in_warp_groups", "wgmma", "wgmma_wait", "bulk_wait", "bulk_commit", "mbarrier_init", "tma_load",
+        "cp_async_mbarrier_arrive")
 SLOTS = 8  # groups of products told apart; older ones are taken together
 
 
@@ -67,6 +69,8 @@ def _written(launch: Launch) -> Launch:
         _check_roles(launch)
     if any(isinstance(n, Gemm) and n.attr("wait") == -1 for n in nodes):
         launch = replace(launch, body=_Pins(launch.body).body())
+    check_raw_loads(launch)
+    launch = pin_raw_products(launch)
     made = [n.buffer for n in nodes if isinstance(n, Alloc) and n.buffer.scope_name == BARRIER]
     remote = any(isinstance(n, Call) and n.op in ("mbarrier_arrive_remote", "cluster_store", "cluster_load") or
                  isinstance(n, Copy) and (n.attr("dst_block") is not None or n.attr("cluster_mask")) for n in nodes)

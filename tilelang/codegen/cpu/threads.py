@@ -45,7 +45,7 @@ _PRIVATE = ("local", "local.var")
 
 def is_private(b: Buffer) -> bool:
     """Whether each thread has its own b."""
-    return b.scope() in _PRIVATE
+    return b.scope_name in _PRIVATE
 
 
 @dataclass

@@ -1,0 +1,329 @@
+"""Hopper's raw forms (sm_90a): matrix descriptors and wgmma by hand, TMA through a descriptor, cp.async on an mbarrier.
+
+What the hardware calls by a number keeps that number: byte offsets in descriptors count 16 bytes, and swizzles are 0 none,
+1 of 128, 2 of 64, 3 of 32 bytes in a matrix descriptor, 0 none, 1 of 32, 2 of 64, 3 of 128 bytes in a tensor map.
+Shared memory that is named here by address lies row by row unless T.annotate_layout says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang.arith import Analyzer
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, Load, as_bool, as_dim, binary, call, cast, const, convert,
+                         load)
+from tilelang.target.mma import PTX_TYPES, operand_dtype
+from tilelang.target.tensor_map import TensorMap, refusal
+from tilelang.target.wgmma import WGMMA_ROWS
+
+from .barriers import barrier_of
+from .builder import Emitted
+from .kernel import need_kernel
+from .raw import buffer_at
+from .regions import BufferSlice, operand
+from .state import describe, error, need_builder
+from .tensor import dtype_of
+from .thread import emit_call
+
+DESCRIPTOR = "descriptor"  # Buffer attr: what a variable describes
+_MATRIX_SWIZZLES = {0: 0, 1: 128, 2: 64, 3: 32}
+_MAP_SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}
+_MAP_L2 = {0: 0, 1: 64, 2: 128, 3: 256}
+_FIELD = 1 << 14  # of a matrix descriptor
+_SHORT = {"fp16": "float16", "f16": "float16", "bf16": "bfloat16", "fp32": "float32", "f32": "float32", "tf32": "tfloat32",
+          "e4m3": "float8_e4m3", "e5m2": "float8_e5m2", "s8": "int8", "u8": "uint8", "s32": "int32"}
+
+
+# ---- matrix descriptors ---------------------------------------------------------------------------------------------
+
+
+def alloc_descriptor(kind: str = "wgmma", dtype: Any = "uint64") -> Buffer:
+    """A variable of each thread that holds a matrix descriptor.  kind: "wgmma"; Blackwell's are refused (not-available)."""
+    b = need_builder("T.alloc_descriptor")
+    need_kernel("T.alloc_descriptor")
+    if kind != "wgmma":
+        raise error("not-available", f"descriptors of kind {kind!r} are for Blackwell, which is not available yet")
+    dt = dtype_of(dtype, "T.alloc_descriptor")
+    if dt != "uint64":
+        raise error("descriptor-operand", f"a wgmma descriptor has 64 bits, found {dt}")
+    return b.allocate(Buffer(b.fresh_name("desc"), (1,), dt, "local.var", attrs=((DESCRIPTOR, kind),), span=b.here()))
+
+
+def alloc_wgmma_desc(dtype: Any = "uint64") -> Buffer:
+    """T.alloc_descriptor("wgmma")."""
+    return alloc_descriptor("wgmma", dtype)
+
+
+def _descriptor(x: Any, what: str) -> Buffer:
+    if not isinstance(x, Buffer) and isinstance(x, Expr) and not isinstance(x, Load):
+        x = buffer_at(x)
+    if isinstance(x, Load):
+        x = x.buffer
+    if not isinstance(x, Buffer) or not x.attr(DESCRIPTOR):
+        raise error("descriptor-operand", f"{what} takes a descriptor, found {describe(x)}",
+                    hint="desc = T.alloc_wgmma_desc()")
+    return x
+
+
+def _shared_address(x: Any, what: str) -> AddressOf:
+    """The shared element that a pointer, element, region or buffer starts at."""
+    if not isinstance(x, AddressOf):
+        if not isinstance(x, (Buffer, Load, BufferSlice)):
+            raise error("extern-argument", f"{what} takes the address of shared memory, found {describe(x)}",
+                        hint="S.access_ptr('r'), T.address_of(S[i, j])")
+        o = operand(x, f"the address of {what}")
+        x = AddressOf(o.buffer, tuple(convert(m) for m in o.mins))
+    if x.buffer.scope_name not in ("shared", "shared.dyn"):
+        raise error("extern-argument", f"{what} takes the address of shared memory, `{x.buffer.name}` is {x.buffer.scope_name}")
+    return x
+
+
+def _number(x: Any, what: str, limit: int) -> int:
+    """A number known while compiling, from 0 up to below limit."""
+    x = x.value if isinstance(x, Const) else x
+    if isinstance(x, bool) or not isinstance(x, (int, np.integer)) or not 0 <= x < limit:
+        raise error("descriptor-operand", f"{what} is a number from 0 to {limit - 1} known while compiling, found "
+                    f"{describe(x)}")
+    return int(x)
+
+
+def initialize_wgmma_descriptor(descriptor: Any, start_address: Any, layout_type_: int = 0, leading_byte_offset: int = 0,
+                                stride_byte_offset: int = 0) -> Emitted:
+    """Let a descriptor name the matrix at a shared address (PTX ISA, "Matrix Descriptor Format").
+
+    layout_type_: 0 no swizzle, 1 of 128, 2 of 64, 3 of 32 bytes.  leading_byte_offset, stride_byte_offset: the fields of the
+    descriptor, in units of 16 bytes.  Raises descriptor-operand, extern-argument.
+    """
+    b, what = need_builder("T.initialize_wgmma_descriptor"), "T.initialize_wgmma_descriptor"
+    d, at = _descriptor(descriptor, what), _shared_address(start_address, what)
+    swizzle = _MATRIX_SWIZZLES[_number(layout_type_, f"layout_type_ of {what}", 4)]
+    lbo, sbo = (_number(x, f"{n} of {what}", _FIELD) for x, n in (
+        (leading_byte_offset, "leading_byte_offset"), (stride_byte_offset, "stride_byte_offset")))
+    value = call("wgmma_descriptor", (at,), "uint64", span=b.here(), lbo=16 * lbo, sbo=16 * sbo, swizzle=swizzle)
+    b.store(d, (const(0),), value)
+    return Emitted()
+
+
+def increase_descriptor_offset(descriptor: Any, offset: Any) -> Emitted:
+    """Move a descriptor by `offset` bytes, a multiple of 16."""
+    b = need_builder("T.increase_descriptor_offset")
+    d = _descriptor(descriptor, "T.increase_descriptor_offset")
+    if isinstance(offset, (int, Const)) and _number(offset, "the offset of a descriptor", 1 << 18) % 16:
+        raise error("descriptor-operand", f"a descriptor moves by multiples of 16 bytes, found {offset}")
+    b.store(d, (const(0),), _moved(d, binary("shr", convert(offset), const(4, convert(offset).dtype))))
+    return Emitted()
+
+
+def _moved(d: Buffer, units: Any) -> Expr:
+    """A descriptor's value moved by units of 16 bytes."""
+    value = load(d, (const(0),))
+    if isinstance(units, int) and units == 0 or isinstance(units, Const) and units.value == 0:
+        return value
+    return binary("add", value, cast(convert(units), "uint64"))
+
+
+# ---- products ---------------------------------------------------------------------------------------------------------
+
+
+def _type(name: Any, what: str) -> Any:
+    return operand_dtype(dtype_of(_SHORT.get(str(name), name), what))
+
+
+def _row(what: str, prefix: str, a: Any, b: Any, c: Any) -> Any:
+    types = [_type(x, what) for x in (a, b)] + [dtype_of(_SHORT.get(str(c), c), what)]
+    row = next((r for r in map(WGMMA_ROWS.get, (_row_name(prefix, types),)) if r is not None), None)
+    if row is None:
+        raise error("gemm-types", f"{what}: no wgmma instruction {prefix!r} of {types[0]} and {types[1]} into {types[2]}",
+                    hint="m64nNkK with K of 32 bytes, N a multiple of 8 up to 256")
+    return row
+
+
+def _row_name(prefix: str, types: list[Any]) -> str:
+    a, b, c = (PTX_TYPES.get(str(t), str(t)) for t in types)
+    return f"wgmma.{prefix}.{c}.{a}.{b}"
+
+
+def _registers(x: Any, offset: Any, count: int, what: str) -> AddressOf:
+    """`count` registers of a thread from element `offset` of a local buffer (or its `.data`)."""
+    buffer = x if isinstance(x, Buffer) else buffer_at(x)
+    if buffer.scope_name != "local" or len(buffer.shape) != 1:
+        raise error("descriptor-operand", f"{what} takes registers of T.alloc_local((n,), ...), `{buffer.name}` is "
+                    f"{buffer.scope_name} of shape {list(buffer.shape)}")
+    first = _number(offset, f"the first register of {what}", 1 << 16)
+    if first + count > int(buffer.shape[0]):
+        raise error("descriptor-operand", f"{what} uses {count} elements of `{buffer.name}` from {first} on, which has "
+                    f"{buffer.shape[0]}")
+    return AddressOf(buffer, (const(first),))
+
+
+def _product(what: str, row: Any, a: Any, a_major: bool, b: Any, b_major: bool, c: AddressOf, scale_out: Any,
+             scales: tuple[Any, Any]) -> Emitted:
+    for x in scales:
+        if not isinstance(x, (int, np.integer, Const)) or int(getattr(x, "value", x)) != 1:
+            raise error("not-available", f"{what} with scale_in {describe(x)}: operands are taken as they are (1)")
+    majors = ["k" if m else "mn" for m in (a_major, b_major)]
+    if any(m not in row.majors for m in majors):
+        raise error("gemm-types", f"{what}: {row.name} takes operands with k contiguous only")
+    keep = scale_out if isinstance(scale_out, bool) else as_bool(binary("ne", convert(scale_out), const(0)))
+    return emit_call("wgmma", (c, a, b, as_bool(keep)), "void", row=row.name, a_major=majors[0], b_major=majors[1])
+
+
+def ptx_wgmma_ss(dtype: Any, wgmma_prefix: str, a_is_k_major: bool, b_is_k_major: bool, a_dtype_abbrv: Any, b_dtype_abbrv: Any,
+                 accum_dtype_abbrv: Any, A_desc: Any, A_offset: Any, B_desc: Any, B_offset: Any, C_data: Any, C_offset: Any,
+                 scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Emitted:
+    """One wgmma of a warp group with both operands in shared memory: C = A @ B + (C if scale_out).
+
+    wgmma_prefix: "m64n128k16".  A_offset, B_offset: added to the descriptors, in units of 16 bytes.  C_data: `.data` of a
+    T.alloc_local buffer, C_offset its first element; registers as in PTX ISA, "Register Fragments".  T.warpgroup_arrive
+    comes before, T.warpgroup_commit_batch and T.warpgroup_wait after: until then operands and registers must not be touched.
+    Raises gemm-types, descriptor-operand; not-available for scale_in other than 1.
+    """
+    what = "T.ptx_wgmma_ss"
+    need_kernel(what)
+    row = _row(what, wgmma_prefix, a_dtype_abbrv, b_dtype_abbrv, accum_dtype_abbrv)
+    c = _registers(C_data, C_offset, row.c.registers, what)
+    a, b = (_moved(_descriptor(d, what), o) for d, o in ((A_desc, A_offset), (B_desc, B_offset)))
+    return _product(what, row, a, bool(a_is_k_major), b, bool(b_is_k_major), c, scale_out, (scale_in_a, scale_in_b))
+
+
+def ptx_wgmma_rs(dtype: Any, wgmma_prefix: str, b_is_k_major: bool, a_dtype_abbrv: Any, b_dtype_abbrv: Any,
+                 accum_dtype_abbrv: Any, A_buf: Any, A_offset: Any, B_desc: Any, B_offset: Any, C_data: Any, C_offset: Any,
+                 scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Emitted:
+    """T.ptx_wgmma_ss with A in registers: `.data` of a T.alloc_local buffer and its first element."""
+    what = "T.ptx_wgmma_rs"
+    need_kernel(what)
+    row = _row(what, wgmma_prefix, a_dtype_abbrv, b_dtype_abbrv, accum_dtype_abbrv)
+    c = _registers(C_data, C_offset, row.c.registers, what)
+    a = _registers(A_buf, A_offset, row.a.registers, what)
+    b = _moved(_descriptor(B_desc, what), B_offset)
+    return _product(what, row, a, True, b, bool(b_is_k_major), c, scale_out, (scale_in_a, scale_in_b))
+
+
+# ---- TMA --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TmaDescriptor:
+    """What T.create_tma_descriptor gives: the map of a tensor, for T.tma_load.  It exists while the program is traced."""
+
+    map: TensorMap
+
+
+def create_tma_descriptor(*args: Any) -> TmaDescriptor:
+    """The tensor map of a tensor parameter, in the order of cuTensorMapEncodeTiled.
+
+    (type, rank, A.data, extents, strides in bytes, box, element strides, interleave, swizzle, L2 promotion, fill): `rank`
+    values each of extents, strides, box and element strides, innermost first.  type: a dtype, or the driver's number.  Extents
+    and strides are those of the tensor; element strides are 1 and interleave is 0.  Raises tma-descriptor; tensor-map for a
+    box that TMA cannot move.
+    """
+    what = "T.create_tma_descriptor"
+    need_builder(what)
+    rank = args[1].value if len(args) > 1 and isinstance(args[1], Const) else args[1] if len(args) > 1 else None
+    if not isinstance(rank, int) or not 1 <= rank <= 5 or len(args) != 3 + 4 * rank + 4:
+        raise error("tma-descriptor", f"{what} takes a type, a rank of 1 to 5, an address, 4 values a dimension and 4 options, "
+                    f"found {len(args)} arguments")
+    buffer = args[2] if isinstance(args[2], Buffer) else buffer_at(args[2])
+    groups = [list(args[3 + k * rank:3 + (k + 1) * rank]) for k in range(4)]
+    interleave, swizzle, l2, fill = (_number(x, n, 4) for x, n in zip(args[-4:], (
+        "interleave", "swizzle", "the L2 promotion", "the fill")))
+    box = tuple(_number(x, "an extent of a box", 257) for x in groups[2])
+    m = TensorMap(f"{buffer.name}_raw_map", buffer, box, _MAP_SWIZZLES[swizzle], "nan" if fill else "zero", _MAP_L2[l2])
+    _check_tensor(m, args[0], groups)
+    if interleave or any(_number(x, "an element stride", 9) != 1 for x in groups[3]):
+        raise error("tma-descriptor", f"{what}: element strides are 1 and interleave is 0")
+    why = refusal(buffer, box, m.swizzle, m.fill, m.l2)
+    if why is not None:
+        raise error("tensor-map", f"TMA cannot move boxes {box} of `{buffer.name}`: {why}")
+    return TmaDescriptor(m)
+
+
+def _check_tensor(m: TensorMap, kind: Any, groups: list[list[Any]]) -> None:
+    """A map describes the tensor as it was declared."""
+    buffer, size = m.buffer, m.buffer.dtype.bytes
+    if isinstance(kind, Const):
+        kind = kind.value
+    number = isinstance(kind, (int, np.integer))
+    same = kind == m.codes[0] if number else dtype_of(kind, "T.create_tma_descriptor") == buffer.dtype
+    if buffer.scope_name != "global" or len(buffer.shape) != m.rank or not same:
+        raise error("tma-descriptor", f"`{buffer.name}` is a {len(buffer.shape)}-dimensional {buffer.scope_name} tensor of "
+                    f"{buffer.dtype}, described as {kind} with {m.rank} dimensions")
+    strides = [as_dim(binary("mul", convert(s), convert(size))) if isinstance(s, Expr) else s * size
+               for s in (1, *m.strides())]
+    for given, want, name in ((groups[0], m.extents(), "extents"), (groups[1], strides, "strides in bytes")):
+        for g, w in zip(given, want):
+            if not _equal(g, w):
+                raise error("tma-descriptor", f"the {name} of `{buffer.name}` are {_shown(want)} innermost first, found "
+                            f"{_shown(given)}")
+
+
+def _equal(x: Any, y: Any) -> bool:
+    x, y = (v.value if isinstance(v, Const) else v for v in (x, y))
+    if isinstance(x, Expr) and isinstance(y, Expr):
+        return _is_zero(Analyzer().simplify(binary("sub", cast(x, "int64"), cast(y, "int64"))))
+    return bool(x == y) if not isinstance(x, Expr) and not isinstance(y, Expr) else False
+
+
+def _is_zero(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value == 0
+
+
+def _shown(values: Any) -> str:
+    return "(" + ", ".join(str(v) for v in values) + ")"
+
+
+def tma_load(*args: Any) -> Emitted:
+    """One box by TMA: (descriptor, barrier, shared address, coordinates innermost first), by each thread that executes it.
+
+    descriptor: of T.create_tma_descriptor.  The box lies at the address without gaps, swizzled as the descriptor says, and
+    counts its bytes on the barrier, which T.mbarrier_expect_tx announces.  A further argument is a cache policy: 0
+    evict_normal, 1 evict_first, 2 evict_last.  Raises tma-descriptor, barrier-operand, extern-argument.
+    """
+    what = "T.tma_load"
+    k = need_kernel(what)
+    if len(args) < 3 or not isinstance(args[0], TmaDescriptor):
+        raise error("tma-descriptor", f"{what} takes (descriptor, barrier, shared address, coordinates), found "
+                    f"{describe(args[0]) if args else 'nothing'}", hint="descriptor = T.create_tma_descriptor(...)")
+    m, at = args[0].map, args[3:]
+    if len(at) not in (m.rank, m.rank + 1):
+        raise error("tma-descriptor", f"{what} takes {m.rank} coordinates for `{m.buffer.name}`, found {len(at)}")
+    policy = {} if len(at) == m.rank else {
+        "cache_hint": ("evict_normal", "evict_first", "evict_last")[_number(at[-1], "a cache policy", 3)]}
+    bar, dst = barrier_of(args[1], what), _shared_address(args[2], what)
+    coordinates = tuple(cast(convert(c), "int32") for c in at[:m.rank])
+    return emit_call("tma_load", (dst, bar, *coordinates), "void", map=_registered(k, m), **policy)
+
+
+def _registered(k: Any, m: TensorMap) -> str:
+    """The name of a map among those of the launch."""
+    maps = k.attrs.get("tensor_maps", ())
+    for entry in maps:
+        if entry[1:] == m.entry[1:]:
+            return str(entry[0])
+    taken = {e[0] for e in maps}
+    name, n = m.name, 1
+    while name in taken:
+        name, n = f"{m.name}_{n}", n + 1
+    k.attrs["tensor_maps"] = (*maps, (name, *m.entry[1:]))
+    return name
+
+
+# ---- cp.async on an mbarrier ------------------------------------------------------------------------------------------
+
+
+def cp_async_barrier_noinc(barrier: Any) -> Emitted:
+    """This thread arrives on the barrier when its cp.async copies so far have landed; counted like T.mbarrier_arrive."""
+    return emit_call("cp_async_mbarrier_arrive", (barrier_of(barrier, "T.cp_async_barrier_noinc"),), noinc=True)
+
+
+def ptx_cp_async_barrier(barrier: Any) -> Emitted:
+    """The barrier's phase also waits until this thread's cp.async copies so far have landed; no arrival of its count."""
+    return emit_call("cp_async_mbarrier_arrive", (barrier_of(barrier, "T.ptx_cp_async_barrier"),), noinc=False)
+
+
+__all__ = ["TmaDescriptor", "alloc_descriptor", "alloc_wgmma_desc", "cp_async_barrier_noinc", "create_tma_descriptor",
+           "increase_descriptor_offset", "initialize_wgmma_descriptor", "ptx_cp_async_barrier", "ptx_wgmma_rs", "ptx_wgmma_ss",
+           "tma_load"]
