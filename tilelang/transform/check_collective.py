@@ -1,12 +1,16 @@
-"""Tile operations and parallel loops are work of the whole block: code that only some threads reach cannot hold them."""
+"""Tile operations and parallel loops are work of the whole block: code that only some threads reach cannot hold them.
+
+The reverse as well: what all threads do to one element of global or shared memory must not build on its old value.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tilelang.arith import simplify
 from tilelang.errors import error, register
-from tilelang.ir import (Bind, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, Var, While,
-                         walk)
+from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, Var,
+                         While, binary, walk)
 from tilelang.ir.expr import Call
 from tilelang.ir.visitor import children
 
@@ -22,6 +26,9 @@ register("collective-divergent", NotImplementedError,
 
 register("collective-outside-kernel", NotImplementedError, "a tile operation or T.Parallel stands outside T.Kernel",
          "move it into the T.Kernel block")
+
+register("update-by-every-thread", ValueError, "each thread of the block reads one element and writes it back changed",
+         "write it in T.Parallel, under `if T.get_thread_binding() == 0:`, or with T.atomic_add")
 
 _PRIVATE = ("local", "local.var")
 BLOCK_BARRIERS = ("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid")
@@ -40,6 +47,7 @@ def check_collective(func: Func, cx: PassContext) -> Func:
     for s in statements(func.body):
         if isinstance(s, Launch) and s.num_threads > 1:
             _stmt(s.body, _ByThread(s), None)
+            _updates(s.body, _ByThread(s), s.num_threads)
     return func
 
 
@@ -93,6 +101,39 @@ def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
                 raise error("collective-divergent", f"T.{c.op} waits for all threads of the block, and only some threads get "
                             "here", span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),),
                             hint="move it out of the branch, or wait at a named barrier: T.sync_threads(id, threads)")
+
+
+def _updates(s: Stmt, d: _ByThread, threads: int) -> None:
+    """Refuse `A[i] = f(A[i])` outside T.Parallel that all threads reach with one and the same i: how many of them see
+    what the others wrote is chance, and every other execution does it once."""
+    if isinstance(s, (Parallel, TileOp)) or isinstance(s, If) and (d.divergent(s.cond) or _by_lane(s.cond)):
+        return
+    if isinstance(s, For) and (d.divergent(s.start) or d.divergent(s.extent)):
+        return
+    if isinstance(s, While) and d.divergent(s.cond):
+        return
+    for x in inner(s):
+        _updates(x, d, threads)
+    if not isinstance(s, Store) or not s.buffer.scope_name.startswith(("global", "shared")):
+        return
+    if any(d.divergent(i) for i in s.indices):
+        return
+    for x in walk(s.value):
+        if isinstance(x, Load) and x.buffer is s.buffer and all(map(_equal, x.indices, s.indices)):
+            raise error("update-by-every-thread", f"each of the {threads} threads of the block reads an element of "
+                        f"`{s.buffer.name}` here and writes it back changed: some see what others wrote", span=s.span)
+
+
+def _by_lane(cond: Expr) -> bool:
+    """Whether a condition holds calls that answer threads differently."""
+    return any(isinstance(x, Call) and x.op not in BLOCK_BARRIERS for x in walk(cond))
+
+
+def _equal(a: Expr, b: Expr) -> bool:
+    if a is b:
+        return True
+    d = simplify(binary("sub", a, b)) if a.dtype == b.dtype else None
+    return isinstance(d, Const) and d.value == 0
 
 
 def _barriers(s: Stmt) -> list[Call]:

@@ -20,6 +20,9 @@ from .verify_sync_plan import follows
 from .verify_sync_trials import check_model
 
 register("sync-unordered", ValueError, "two threads touch one shared element without a barrier in between")
+_TWO = "order them with T.sync_threads, or wait for the copy's group"
+_ONE = ("the iterations of one T.Parallel or copy run in no order: read from another buffer than the statement writes, "
+        "or split it in two")
 
 
 @pass_(needs=DEVICE)
@@ -36,8 +39,8 @@ def verify_sync(func: Func, cx: PassContext) -> Func:
             for f in faults:
                 if f.exact and strict:
                     notes = ((f.other, "the other access"),) if f.other is not None else ()
-                    raise error("sync-unordered", f.message, span=f.span, notes=notes,
-                                hint="order them with T.sync_threads, or wait for the copy's group")
+                    one = f.other is not None and f.other == f.span
+                    raise error("sync-unordered", f.message, span=f.span, notes=notes, hint=_ONE if one else _TWO)
             return with_attrs(x, sync_report=text)
         if isinstance(x, tuple):
             out = tuple(map(visit, x))
