@@ -77,6 +77,7 @@ def load(path: pathlib.Path) -> Any:
     """The module of a program's file."""
     spec = importlib.util.spec_from_file_location(f"generated_{path.stem}_{time.monotonic_ns()}", path)
     assert spec is not None and spec.loader is not None
+    sys.dont_write_bytecode = True
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import os
 import pathlib
@@ -138,9 +139,13 @@ def cut_down(program: dict[str, Any], executions: tuple[str, ...], out: pathlib.
     worker = Worker({"TILELANG_CACHE_DIR": str(out / "cache"), "TILELANG_VERIFY": "1"}, timeout=60)
     path = folder / f"p{program['seed']}.py"
 
+    trials = itertools.count()
+
     def outcome(p: dict[str, Any], names: tuple[str, ...]) -> set[tuple[str, str]]:
-        path.write_text(source(p, "Cut down from a generated program"))
-        found = worker.run(path, names)
+        trial = folder / f"trial{os.getpid()}_{next(trials)}.py"  # a name of its own: source lines are cached by name
+        trial.write_text(source(p, "Cut down from a generated program"))
+        found = worker.run(trial, names)
+        trial.unlink()
         return {(k, o["kind"]) for k, o in found.items() if o["status"] == wanted}
 
     first = outcome(program, executions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,8 @@ class _Emitter:
             s = self.items[i].stmt
             used |= free_vars(s)
             stmts.append(with_attrs(s, async_group=True) if i in self.plan.ahead else s)
-        binds = needed_binds(self.parts.pure, used)
+        binds = self.early(used)
+        stmts = self.with_late(stmts)
         if not clone and r.stage == self.depth:
             binds = []  # bound once at the top of the main loop's body
         else:
@@ -109,6 +111,25 @@ class _Emitter:
         k = self.loop.start + iteration
         stmts = [self.at(s, k, iteration) for s in stmts]
         return rename(stmts) if clone else stmts
+
+    def early(self, used: Iterable[Any]) -> list[Bind]:
+        """Bindings for these values that may stand in front of all statements."""
+        return [b for b in needed_binds(self.parts.pure, used) if b.var not in self.parts.late]
+
+    def with_late(self, stmts: list[Stmt]) -> list[Stmt]:
+        """The statements, bindings of values that scheduled bindings give each in front of the first that needs it."""
+        if not self.parts.late:
+            return stmts
+        out: list[Stmt] = []
+        done: dict[Any, Any] = {}
+        for s in stmts:
+            for b in needed_binds(self.parts.pure, free_vars(s)):
+                if b.var in self.parts.late and b.var not in done:
+                    value = substitute(b.value, done)
+                    done[b.var] = fresh(b.var.name, b.var.dtype)
+                    out.append(Bind(done[b.var], value, span=b.span))
+            out.append(substitute(s, done))
+        return out
 
     def at(self, s: Stmt, k: Any, iteration: Any) -> Stmt:
         """s for the given iteration: loop variable replaced, buffers indexed by their slot."""
@@ -177,8 +198,8 @@ class _Emitter:
             out += self.step(lambda r, u=u: self.prologue_run(r, u))
         k = loop.var
         base: Expr = k if isinstance(loop.start, Const) and loop.start.value == 0 else k - loop.start
-        top = needed_binds(self.parts.pure, {v for r in self.runs if r.stage == self.depth for i in r.items
-                                             for v in free_vars(self.items[i].stmt)})
+        top = self.early({v for r in self.runs if r.stage == self.depth for i in r.items
+                          for v in free_vars(self.items[i].stmt)})
 
         def main_run(r: _Run) -> list[Stmt]:
             ahead = self.depth - r.stage
@@ -193,8 +214,8 @@ class _Emitter:
         return seq(*out, span=loop.span)
 
     def plain_run(self, r: _Run) -> list[Stmt]:
-        return [with_attrs(self.items[i].stmt, async_group=True) if i in self.plan.ahead else self.items[i].stmt
-                for i in r.items]
+        return self.with_late([with_attrs(self.items[i].stmt, async_group=True) if i in self.plan.ahead
+                               else self.items[i].stmt for i in r.items])
 
     def prologue_run(self, r: _Run, u: int) -> list[Stmt]:
         if r.stage > u:

@@ -33,13 +33,15 @@ class Item:
 class Body:
     """A loop body taken apart.
 
-    items: scheduled statements in source order.  pure: bindings that may be computed anywhere in their iteration.
+    items: scheduled statements in source order.  pure: bindings that may be computed anywhere in their iteration; late: those
+    of their variables that stand for values of scheduled bindings, and so come behind them.
     allocs: allocations that may move in front of the loop.  listed: per source statement that a user's order/stage
     list may count, the item's index or None for a pure binding.
     """
 
     items: list[Item] = field(default_factory=list)
     pure: list[Bind] = field(default_factory=list)
+    late: set[Var] = field(default_factory=set)
     allocs: list[Alloc] = field(default_factory=list)
     listed: list[int | None] = field(default_factory=list)
 
@@ -75,6 +77,8 @@ def take_apart(stmts: Iterable[Stmt]) -> Body:
             if not any(e.writes or e.storage in written for e in reads):
                 body.pure.append(s)
                 pure_needs[s.var] = needs
+                if needs:
+                    body.late.add(s.var)
                 body.listed.append(None)
                 continue
         defines = s.var if isinstance(s, Bind) else s.buffer if isinstance(s, Alloc) else None
