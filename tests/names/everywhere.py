@@ -14,7 +14,9 @@ from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 
 SM80 = {"kind": "cuda", "arch": "sm_80"}
+SM90A = {"kind": "cuda", "arch": "sm_90a"}
 EXECUTIONS = {"tile": ("cpu", "tile"), "simulator": (SM80, "simulator"), "cpu": ("cpu", None)}
+WITH_HOPPER = {**EXECUTIONS, "sm_90a": (SM90A, "simulator")}  # Hopper's schedules beside the older device's
 
 
 def run(program: Any, *args: Any, on: str) -> list[np.ndarray]:
@@ -24,7 +26,7 @@ def run(program: Any, *args: Any, on: str) -> list[np.ndarray]:
     for p in func.params[len(full):]:
         b = func.buffer_of(p)
         full.append(np.zeros(tuple(int(d) for d in b.shape), numpy_dtype(b.dtype)))
-    target, backend = EXECUTIONS[on]
+    target, backend = WITH_HOPPER[on]
     tilelang.compile(program, target=target, execution_backend=backend)(*full)
     return [a for a in full if isinstance(a, np.ndarray)]
 
