@@ -30,6 +30,14 @@ def test_programs_written_for_hopper_assemble_clean(example, kernel):
     assert "C75" not in cubin.log and cubin.spills == 0, cubin.log
 
 
+def test_tiles_dealt_out_by_hand_are_multiplied_by_wgmma(example):
+    """T.Persistent: a loop of each block's own length, which the check of the synchronisation follows."""
+    program = example("gemm/gemm.py").persistent(4096, 4096, 1024)
+    (k,) = lower(program.func, Target(SM90A)).kernels
+    text = print_kernel(k)
+    assert "wgmma.mma_async" in text and not any("without the Hopper path" in line for line in k.launch.attr("report", ()))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("check", ["check_roles", "check_cluster"])
 @pytest.mark.parametrize("sizes", [{}, {"m": 1000, "n": 1048, "k": 328}])

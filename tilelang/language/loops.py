@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilelang.ir import (I32, Attrs, Bind, Break, Const, Expr, For, If, Stmt, Var, binary, cast, const, convert,
+from tilelang.ir import (I32, Attrs, Bind, Const, Expr, For, If, Stmt, Var, binary, cast, const, convert,
                          is_const, promote, select, seq)
 from tilelang.ir import Parallel as ParallelStmt
 
@@ -183,10 +183,10 @@ class PersistentFrame(Frame):
         for s in sizes:
             total = total * s
         self.wave = Var("wave", I32, span=self.span)
-        self.waves = (total + (self.wave_size - 1)) // self.wave_size
+        # Waves in which this index has a tile: a loop of that length needs no way out under a condition.
+        self.waves = binary("max", (total - self.index + (self.wave_size - 1)) // self.wave_size, 0)
         linear = Var("tile_id", I32, span=self.span)
         self.stmts.append(Bind(linear, binary("add", self.wave * self.wave_size, self.index), span=self.span))
-        self.stmts.append(If(binary("ge", linear, total), Break(span=self.span), None, span=self.span))
         rest: Any = linear
         coords: list[Any] = []
         for s in reversed(sizes):
