@@ -156,7 +156,7 @@ def normal(shape: Any, dtype: str = "float32", seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     if dtype.startswith("int"):
         return rng.integers(-8, 8, shape).astype(NUMPY[dtype])
-    return rng.standard_normal(shape).astype(np.float32).astype(NUMPY[dtype])
+    return rng.standard_normal(shape, np.float32).astype(NUMPY[dtype])
 
 
 def product(a: Any, b: Any) -> Any:

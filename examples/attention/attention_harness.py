@@ -13,6 +13,7 @@ import numpy as np
 from harness import EPS, HERE, NUMPY, Comparison, Place, compare, main, wide  # the examples take them from here
 
 LOG2E = 1.4426950408889634
+MOST_SCORES = 1 << 26  # that a reference holds at once: many examples may run beside each other
 
 
 def random(rng: np.random.Generator, shape: Sequence[int], dtype: str = "float16", scale: float = 1.0) -> np.ndarray:
@@ -26,6 +27,13 @@ def run(program: Any, inputs: Sequence[Any], outputs: Sequence[int], on: Place) 
     return [wide(x) for x in (got if isinstance(got, (list, tuple)) else [got])]
 
 
+def _of_heads(x: Any, first: int, count: int) -> Any:
+    """The part of a mask or bias, (..., heads or 1, m, n) or without heads, that concerns some of the heads."""
+    if x is None or np.ndim(x) < 3 or x.shape[-3] == 1:
+        return x
+    return x[..., first:first + count, :, :]
+
+
 def attention(q: Any, k: Any, v: Any, keep: Any = None, scale: float | None = None, bias: Any = 0.0, sink: Any = None,
               cap: float = 0.0) -> tuple[Any, Any]:
     """softmax(q k^T scale + bias) v in float64 and the log of the row sums.
@@ -34,7 +42,15 @@ def attention(q: Any, k: Any, v: Any, keep: Any = None, scale: float | None = No
     broadcastable is False where a score is masked; `sink` (heads,) is one more score a row whose value is zero.
     Rows that see nothing give 0 and -inf.
     """
-    group = q.shape[1] // k.shape[1]
+    heads, group = q.shape[1], q.shape[1] // k.shape[1]
+    each = max(1, MOST_SCORES // max(1, q.shape[0] * q.shape[2] * k.shape[2]))
+    if each < heads:  # a part of the heads at a time: whole groups, or equal parts of one
+        each = each - each % group if each >= group else max(n for n in range(1, each + 1) if group % n == 0)
+        parts = [attention(q[:, h:h + each], k[:, h // group:(h + each - 1) // group + 1],
+                           v[:, h // group:(h + each - 1) // group + 1], _of_heads(keep, h, each), scale,
+                           _of_heads(bias, h, each), None if sink is None else sink[h:h + each], cap)
+                 for h in range(0, heads, each)]
+        return np.concatenate([o for o, _ in parts], 1), np.concatenate([lse for _, lse in parts], 1)
     k, v = (np.repeat(x, group, axis=1) for x in (k, v))
     s = q @ k.swapaxes(-1, -2) * (q.shape[-1]**-0.5 if scale is None else scale)
     if cap:

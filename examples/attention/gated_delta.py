@@ -80,7 +80,7 @@ def gated_delta(batch, heads, seq, dim_k, dim_v, chunk=32, bv=32, dtype="float16
     return delta
 
 
-def check(batch=1, heads=16, seq=2048, dim_k=128, dim_v=128, chunk=32, dtype="bfloat16", seed=0, on=harness.HERE):
+def check(batch=1, heads=32, seq=1024, dim_k=128, dim_v=128, chunk=32, dtype="bfloat16", seed=0, on=harness.HERE):
     rng = np.random.default_rng(seed)
     q, k = (rng.standard_normal((batch, seq, heads, dim_k)) for _ in range(2))
     q, k = ((x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32).astype(harness.NUMPY[dtype]) for x in (q, k))

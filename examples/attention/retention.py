@@ -105,7 +105,7 @@ def check(batch=2, heads=8, seq=2048, dim_k=128, dim_v=256, chunk=64, dtype="bfl
     return harness.compare("retention", got, want, bound)
 
 
-def check_backward(batch=2, heads=8, seq=2048, dim_k=128, dim_v=128, chunk=64, dtype="bfloat16", seed=0, on=harness.HERE):
+def check_backward(batch=4, heads=8, seq=1024, dim_k=128, dim_v=128, chunk=64, dtype="bfloat16", seed=0, on=harness.HERE):
     q, k, v, do, log_gamma, gamma = inputs(batch, heads, seq, dim_k, dim_v, dtype, seed)
     results = []
     for name, operands, reverse in (("dq", (do, v, k), False), ("dk", (v, do, q), True), ("dv", (k, q, do), True)):

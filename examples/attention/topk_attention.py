@@ -1,8 +1,9 @@
 """Attention to the top-k keys that a small indexer finds: scores, selection and the sparse attention itself.
 
 1. The indexer rates key s for query t by sum_h weight[t, h] * relu(qi[t, h] . ki[s]), with few short heads.
-2. The `topk` best among the keys up to t are selected.  The rank of a key is the number of better ones (earlier ones win
-   ties): every rank occurs once, so rank r writes slot r, and no sorting is needed.  Simple, quadratic in the length.
+2. The `topk` best among the keys up to t are selected without sorting.  Ratings become unsigned numbers of the same order;
+   the smallest number that is still among the best is found bit by bit from the highest, counting 32 times how many keys reach
+   a trial.  Keys above it are taken, and of those at it the first, each at the place that a running sum gives it.
 3. All heads of a query attend to the gathered rows of a shared latent cache, which is key and value at once.
 
 The three kernels belong to one program and run in order.
@@ -40,19 +41,36 @@ def topk_attention(seq, heads, dim, index_heads, index_dim, topk, bm=64, bn=64, 
             T.copy(sum_, rating[by * bm, bx * bn])
 
         with T.Kernel(seq, threads=threads) as t:
-            r = T.alloc_shared((seq,), "float32")
-            rank = T.alloc_fragment((seq,), "int32")
-            T.copy(rating[t, 0:seq], r)
-            T.clear(rank)
+            key = T.alloc_fragment((seq,), "uint32")
+            flag = T.alloc_fragment((seq,), "int32")
+            count = T.alloc_fragment((1,), "int32")
+            above = T.alloc_shared((seq,), "int32")
+            level = T.alloc_shared((seq,), "int32")
+            least = T.alloc_var("uint32", init=0)
+            wanted = T.min(topk, t + 1)
+            for i in T.Parallel(seq):
+                bits = T.reinterpret(rating[t, i], "uint32")
+                ordered = T.if_then_else(bits >> T.uint32(31) == 0, bits | T.uint32(1 << 31), ~bits)
+                key[i] = T.if_then_else(i <= t, ordered, T.uint32(0))
+            for bit in T.serial(32):
+                trial = least | (T.uint32(1 << 31) >> T.cast(bit, "uint32"))
+                for i in T.Parallel(seq):
+                    flag[i] = T.if_then_else(key[i] >= trial, 1, 0)
+                T.reduce_sum(flag, count)
+                least = T.if_then_else(count[0] >= wanted, trial, least)
+            for i in T.Parallel(seq):
+                above[i] = T.if_then_else(key[i] > least, 1, 0)
+                level[i] = T.if_then_else(key[i] == least, 1, 0)
+            T.cumsum(above)
+            T.cumsum(level)
             for i in T.Parallel(topk):
-                chosen[t, i] = -1
+                if i >= wanted:
+                    chosen[t, i] = -1
             for i in T.Parallel(seq):
-                for j in T.serial(t + 1):
-                    better = r[j] > r[i] or (r[j] == r[i] and j < i)
-                    rank[i] += T.if_then_else(better, 1, 0)
-            for i in T.Parallel(seq):
-                if i <= t and rank[i] < topk:
-                    chosen[t, rank[i]] = i
+                if key[i] > least:
+                    chosen[t, above[i] - 1] = i
+                if key[i] == least and above[seq - 1] + level[i] <= wanted:
+                    chosen[t, above[seq - 1] + level[i] - 1] = i
 
         with T.Kernel(seq, threads=threads) as t:
             Qs = T.alloc_shared((rows, dim), dtype)
@@ -79,7 +97,7 @@ def topk_attention(seq, heads, dim, index_heads, index_dim, topk, bm=64, bn=64, 
     return attend
 
 
-def check(seq=150, heads=16, dim=64, index_heads=4, index_dim=32, topk=40, dtype="float16", seed=0, on=harness.HERE):
+def check(seq=2048, heads=64, dim=256, index_heads=16, index_dim=128, topk=512, dtype="float16", seed=0, on=harness.HERE):
     rng = np.random.default_rng(seed)
     qi, ki = harness.random(rng, (seq, index_heads, index_dim), dtype), harness.random(rng, (seq, index_dim), dtype)
     weight = harness.random(rng, (seq, index_heads), "float32")
@@ -97,7 +115,7 @@ def check(seq=150, heads=16, dim=64, index_heads=4, index_dim=32, topk=40, dtype
         return ratings
     # Ratings may lie closer together than their error, so the selection is judged by what it must satisfy: it holds the
     # right number of different keys up to t, none of them worse than the k-th best by more than the error of two ratings.
-    keep = np.zeros((seq, seq), bool)
+    keep, want_rating, chosen = np.zeros((seq, seq), bool), np.asarray(want_rating), np.asarray(chosen)
     for t in range(seq):
         count = min(topk, t + 1)
         picked = chosen[t, :count].astype(int)

@@ -22,7 +22,7 @@ NORMAL_FLOAT = np.array([-1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138
                          0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0], np.float32)
 
 
-def int4(m: int, n: int, k: int, group: int = 32, bm: int = 64, bn: int = 64, bk: int = 64, stages: int = 2):
+def int4(m: int, n: int, k: int, group: int = 32, bm: int = 64, bn: int = 128, bk: int = 64, stages: int = 2):
     """A: (m, k) float16; W: (n, k / 2) uint8; scales: (n, k / group) float16; zeros: the same, uint8; C: (m, n)."""
     @T.prim_func
     def program(A: T.Tensor((m, k), "float16"), W: T.Tensor((n, k // 2), "uint8"),
@@ -48,7 +48,7 @@ def int4(m: int, n: int, k: int, group: int = 32, bm: int = 64, bn: int = 64, bk
     return program
 
 
-def table(m: int, n: int, k: int, group: int = 64, bm: int = 64, bn: int = 64, bk: int = 64, stages: int = 2):
+def table(m: int, n: int, k: int, group: int = 64, bm: int = 64, bn: int = 128, bk: int = 64, stages: int = 2):
     """values: (16,) float16, copied to shared memory once per block; scales: (n, k / group) float16."""
     @T.prim_func
     def program(A: T.Tensor((m, k), "float16"), W: T.Tensor((n, k // 2), "uint8"), values: T.Tensor((16,), "float16"),
@@ -85,7 +85,7 @@ def _finish(name: str, a: np.ndarray, w: np.ndarray, got: np.ndarray) -> Compari
     return compare(name, got, a @ w, bound)
 
 
-def check_int4(m: int = 1024, n: int = 1024, k: int = 2048, group: int = 32, on: Place = HERE) -> Comparison:
+def check_int4(m: int = 1024, n: int = 4096, k: int = 4096, group: int = 32, on: Place = HERE) -> Comparison:
     """Random nibbles, scales and zeros."""
     rng = np.random.default_rng(0)
     a, q = normal((m, k), "float16"), rng.integers(0, 16, (n, k)).astype(np.uint8)
@@ -96,7 +96,7 @@ def check_int4(m: int = 1024, n: int = 1024, k: int = 2048, group: int = 32, on:
     return _finish("dequantize int4", a, w, got)
 
 
-def check_table(m: int = 1024, n: int = 1024, k: int = 2048, group: int = 64, on: Place = HERE) -> Comparison:
+def check_table(m: int = 1024, n: int = 4096, k: int = 4096, group: int = 64, on: Place = HERE) -> Comparison:
     """The quantised form of a normal weight matrix, by the nearest entry of the table."""
     a, original = normal((m, k), "float16"), wide(normal((n, k), "float32", 1))
     scales = abs(original).reshape(n, -1, group).max(2).astype(np.float16)

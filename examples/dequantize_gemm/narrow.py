@@ -46,7 +46,7 @@ def ternary(m: int, n: int, k: int, bm: int = 64, bn: int = 128, bk: int = 128, 
     return program
 
 
-def fp4(m: int, n: int, k: int, group: int = 32, bm: int = 64, bn: int = 64, bk: int = 64, stages: int = 2):
+def fp4(m: int, n: int, k: int, group: int = 32, bm: int = 64, bn: int = 128, bk: int = 64, stages: int = 2):
     """A: (m, k) float16; W: (n, k) float4_e2m1fn; scales, zeros: (n, k / group) float16; w = (q - zero) * scale."""
     @T.prim_func
     def program(A: T.Tensor((m, k), "float16"), W: T.Tensor((n, k), "float4_e2m1fn"),

@@ -16,13 +16,13 @@ from harness import HERE, Comparison, Place, compare, main, normal, product, pro
 import tilelang.language as T
 
 
-def gemm(bm: int = 64, bn: int = 64, bk: int = 32, dtype: str = "float16"):
+def gemm(bm: int = 128, bn: int = 128, bk: int = 64, dtype: str = "float16"):
     """The same symbol in two shapes is a condition that every call checks: A's columns are B's rows."""
     m, n, k = T.dynamic("m, n, k")
 
     @T.prim_func
     def program(A: T.Tensor((m, k), dtype), B: T.Tensor((k, n), dtype), C: T.Tensor((m, n), dtype)):
-        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=128) as (bx, by):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=256) as (bx, by):
             As = T.alloc_shared((bm, bk), dtype)
             Bs = T.alloc_shared((bk, bn), dtype)
             Cf = T.alloc_fragment((bm, bn), "float32")
@@ -36,13 +36,13 @@ def gemm(bm: int = 64, bn: int = 64, bk: int = 32, dtype: str = "float16"):
     return program
 
 
-def padded(n: int, k: int, bm: int = 64, bn: int = 64, bk: int = 32, dtype: str = "float16"):
+def padded(n: int, k: int, bm: int = 128, bn: int = 128, bk: int = 64, dtype: str = "float16"):
     """C[:tokens] = A[:tokens] @ B.T; the other rows of C keep their values."""
     rows = T.dynamic("rows")
 
     @T.prim_func
     def program(A: T.Tensor((rows, k), dtype), B: T.Tensor((n, k), dtype), tokens: T.int32, C: T.Tensor((rows, n), "float32")):
-        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(rows, bm), threads=128) as (bx, by):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(rows, bm), threads=256) as (bx, by):
             if by * bm < tokens:
                 As = T.alloc_shared((bm, bk), dtype)
                 Bs = T.alloc_shared((bn, bk), dtype)
@@ -59,7 +59,7 @@ def padded(n: int, k: int, bm: int = 64, bn: int = 64, bk: int = 32, dtype: str 
     return program
 
 
-def check_gemm(m: int = 1000, n: int = 777, k: int = 600, on: Place = HERE) -> list[Comparison]:
+def check_gemm(m: int = 4000, n: int = 4100, k: int = 1000, on: Place = HERE) -> list[Comparison]:
     """One kernel, called with four sizes."""
     kernel = on.compile(gemm(), out_idx=[2])
     results = []
@@ -70,7 +70,7 @@ def check_gemm(m: int = 1000, n: int = 777, k: int = 600, on: Place = HERE) -> l
     return results
 
 
-def check_padded(rows: int = 1000, tokens: int = 300, n: int = 512, k: int = 512, on: Place = HERE) -> list[Comparison]:
+def check_padded(rows: int = 4000, tokens: int = 1300, n: int = 2048, k: int = 2048, on: Place = HERE) -> list[Comparison]:
     """Rows past the tokens are not written."""
     a, b = normal((rows, k), "float16"), normal((n, k), "float16", 1)
     c = np.full((rows, n), 7, np.float32)

@@ -19,17 +19,17 @@ import tilelang.language as T
 F8 = "float8_e4m3fn"
 
 
-def per_tensor(m: int, n: int, k: int, bm: int = 64, bn: int = 64, bk: int = 64):
+def per_tensor(m: int, n: int, k: int, bm: int = 128, bn: int = 128, bk: int = 128, threads: int = 256):
     """A: (m, k), B: (n, k) float8; scales: (2,) float32, of A and of B; C: (m, n) bfloat16."""
     @T.prim_func
     def program(A: T.Tensor((m, k), F8), B: T.Tensor((n, k), F8), scales: T.Tensor((2,), "float32"),
                 C: T.Tensor((m, n), "bfloat16")):
-        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=128) as (bx, by):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
             As = T.alloc_shared((bm, bk), F8)
             Bs = T.alloc_shared((bn, bk), F8)
             Cf = T.alloc_fragment((bm, bn), "float32")
             T.clear(Cf)
-            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=2):
+            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=3):
                 T.copy(A[by * bm, ko * bk], As)
                 T.copy(B[bx * bn, ko * bk], Bs)
                 T.gemm(As, Bs, Cf, transpose_B=True)
@@ -40,21 +40,21 @@ def per_tensor(m: int, n: int, k: int, bm: int = 64, bn: int = 64, bk: int = 64)
     return program
 
 
-def by_block(m: int, n: int, k: int, bm: int = 64, bn: int = 64, group: int = 128):
+def by_block(m: int, n: int, k: int, bm: int = 128, bn: int = 128, group: int = 128, threads: int = 256):
     """sa: (m, k / group), one scale for group elements of a row; sb: (n / group, k / group), one for a square block."""
     groups = -(-k // group)
 
     @T.prim_func
     def program(A: T.Tensor((m, k), F8), B: T.Tensor((n, k), F8), sa: T.Tensor((m, groups), "float32"),
                 sb: T.Tensor((-(-n // group), groups), "float32"), C: T.Tensor((m, n), "bfloat16")):
-        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=128) as (bx, by):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
             As = T.alloc_shared((bm, group), F8)
             Bs = T.alloc_shared((bn, group), F8)
-            scale = T.alloc_shared((bm,), "float32")
+            scale = T.alloc_fragment((bm,), "float32")
             part = T.alloc_fragment((bm, bn), "float32")
             total = T.alloc_fragment((bm, bn), "float32")
             T.clear(total)
-            for g in T.Pipelined(groups, num_stages=2):
+            for g in T.Pipelined(groups, num_stages=3):
                 T.copy(A[by * bm, g * group], As)
                 T.copy(B[bx * bn, g * group], Bs)
                 for i in T.Parallel(bm):
@@ -74,19 +74,19 @@ def scaled_mm(a, b, scales):
     return torch._scaled_mm(a, b.T, scales[0], scales[1], out_dtype=torch.bfloat16)
 
 
-def check_per_tensor(m: int = 4096, n: int = 4096, k: int = 4096, on: Place = HERE) -> Comparison:
+def check_per_tensor(m: int = 4096, n: int = 4096, k: int = 4096, tile: int = 128, on: Place = HERE) -> Comparison:
     """The reference multiplies the float8 values themselves: what the cast lost is not counted."""
     a, b = normal((m, k), F8), normal((n, k), F8, 1)
     scales = np.array([0.5, 1.75], np.float32)
     wa, wb = wide(a), wide(b).T
     want = wa @ wb * 0.875
     bound = product_bound(wa, wb, F8, "bfloat16") * 0.875 + 2 * EPS["float32"] * abs(want)
-    got = on.compile(per_tensor(m, n, k), out_idx=[3])(a, b, scales)
+    got = on.compile(per_tensor(m, n, k, tile, tile, threads=2 * tile), out_idx=[3])(a, b, scales)
     on.peer("torch._scaled_mm", scaled_mm, a, b, scales)
     return compare("gemm fp8 per_tensor", got, want, bound)
 
 
-def check_by_block(m: int = 4096, n: int = 4096, k: int = 4096, on: Place = HERE) -> Comparison:
+def check_by_block(m: int = 4096, n: int = 4096, k: int = 4096, tile: int = 128, on: Place = HERE) -> Comparison:
     """Scaling is part of the reference's operands; the roundings of part and total are both of float32 sums."""
     group = 128
     groups = -(-k // group)
@@ -97,7 +97,8 @@ def check_by_block(m: int = 4096, n: int = 4096, k: int = 4096, on: Place = HERE
     wa = wide(a) * wide(sa).repeat(group, 1)[:, :k]
     wb = wide(b) * wide(sb).repeat(group, 0)[:n].repeat(group, 1)[:, :k]
     bound = product_bound(wa, wb.T, F8, "bfloat16") + 3 * EPS["float32"] * (abs(wa) @ abs(wb.T))
-    return compare("gemm fp8 by_block", on.compile(by_block(m, n, k), out_idx=[4])(a, b, sa, sb), wa @ wb.T, bound)
+    got = on.compile(by_block(m, n, k, tile, tile, threads=2 * tile), out_idx=[4])(a, b, sa, sb)
+    return compare("gemm fp8 by_block", got, wa @ wb.T, bound)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from harness import HERE, NUMPY, Comparison, Place, compare, main, normal, produ
 import tilelang.language as T
 
 
-def gemm(m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False, bm: int = 128, bn: int = 128,
-         bk: int = 32, stages: int = 3, threads: int = 128, dtype: str = "float16", acc: str = "float32",
+def gemm(m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False, bm: int = 128, bn: int = 256,
+         bk: int = 64, stages: int = 3, threads: int = 256, dtype: str = "float16", acc: str = "float32",
          out: str = "float16"):
     """A: (m, k) or (k, m); B: (k, n) or (n, k) of dtype; C: (m, n) of out; products summed in acc."""
     a_shape, a_tile = ((k, m), (bk, bm)) if trans_a else ((m, k), (bm, bk))
@@ -47,12 +47,12 @@ def gemm(m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False, b
     return program
 
 
-def persistent(m: int, n: int, k: int, workers: int = 132, bm: int = 128, bn: int = 128, bk: int = 32, stages: int = 3,
+def persistent(m: int, n: int, k: int, workers: int = 132, bm: int = 128, bn: int = 128, bk: int = 64, stages: int = 3,
                dtype: str = "float16"):
     """As many blocks as processors; each takes every workers-th tile, in groups that share operands."""
     @T.prim_func
     def program(A: T.Tensor((m, k), dtype), B: T.Tensor((k, n), dtype), C: T.Tensor((m, n), dtype)):
-        with T.Kernel(workers, threads=128) as worker:
+        with T.Kernel(workers, threads=256) as worker:
             As = T.alloc_shared((bm, bk), dtype)
             Bs = T.alloc_shared((bk, bn), dtype)
             Cf = T.alloc_fragment((bm, bn), "float32")
@@ -67,7 +67,7 @@ def persistent(m: int, n: int, k: int, workers: int = 132, bm: int = 128, bn: in
     return program
 
 
-def batched(batch: int, m: int, n: int, k: int, bm: int = 64, bn: int = 64, bk: int = 32, stages: int = 2,
+def batched(batch: int, m: int, n: int, k: int, bm: int = 128, bn: int = 128, bk: int = 64, stages: int = 2,
             dtype: str = "float16"):
     """C[b] = A[b] @ B[b].T for b < batch; the batch is the third dimension of the grid."""
     @T.prim_func
@@ -87,7 +87,7 @@ def batched(batch: int, m: int, n: int, k: int, bm: int = 64, bn: int = 64, bk: 
     return program
 
 
-def strided(A, B, C, bm: int = 64, bn: int = 64, bk: int = 32):
+def strided(A, B, C, bm: int = 64, bn: int = 64, bk: int = 64):
     """C = A @ B where rows lie any distance apart (views of larger matrices): strides are read at the call."""
     M, N, K = T.const("M N K")
     sa, sb, sc = T.dynamic("sa, sb, sc")
@@ -118,7 +118,8 @@ def check_gemm(m: int = 4096, n: int = 4096, k: int = 4096, trans_a: bool = Fals
                dtype: str = "float16", on: Place = HERE) -> Comparison:
     """Integer types sum exactly in int32; float32 operands are rounded to tf32 on tensor cores."""
     exact = dtype == "int8"
-    acc, out, bk = ("int32", "int32", 64) if exact else ("float32", dtype, 32)
+    acc, out = ("int32", "int32") if exact else ("float32", dtype)
+    bk = 128 // np.dtype(NUMPY[dtype]).itemsize  # a row of a tile in shared memory is 128 bytes
     a, b = normal((k, m) if trans_a else (m, k), dtype), normal((n, k) if trans_b else (k, n), dtype, 1)
     kernel = on.compile(gemm(m, n, k, trans_a, trans_b, bk=bk, dtype=dtype, acc=acc, out=out), out_idx=[2])
     got, a, b = kernel(a, b), a.T if trans_a else a, b.T if trans_b else b

@@ -15,11 +15,11 @@ from harness import HERE, Comparison, Place, compare, main, product
 import tilelang.language as T
 
 
-def int4(m: int, n: int, k: int, bm: int = 128, bn: int = 128, bk: int = 64, stages: int = 3):
+def int4(m: int, n: int, k: int, bm: int = 128, bn: int = 128, bk: int = 128, stages: int = 2):
     """A: (m, k), B: (n, k) int4, k even; C: (m, n) int32."""
     @T.prim_func
     def program(A: T.Tensor((m, k), "int4"), B: T.Tensor((n, k), "int4"), C: T.Tensor((m, n), "int32")):
-        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=128) as (bx, by):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=256) as (bx, by):
             As = T.alloc_shared((bm, bk), "int4")
             Bs = T.alloc_shared((bn, bk), "int4")
             Cf = T.alloc_fragment((bm, bn), "int32")

@@ -17,7 +17,7 @@ from harness import HERE, Comparison, Place, compare, main, normal, product, pro
 import tilelang.language as T
 
 
-def split_k(A, B, C, parts: int = 8, bm: int = 64, bn: int = 64, bk: int = 32):
+def split_k(A, B, C, parts: int = 8, bm: int = 64, bn: int = 64, bk: int = 64):
     """C: (M, N) float32, zero before the call; A: (M, K), B: (K, N) float16."""
     M, N, K = T.const("M N K")
     A: T.Tensor((M, K), "float16")
@@ -36,7 +36,7 @@ def split_k(A, B, C, parts: int = 8, bm: int = 64, bn: int = 64, bk: int = 32):
         T.atomic_add(C[by * bm, bx * bn], Cf)
 
 
-def stream_k(m: int, n: int, k: int, workers: int = 132, bm: int = 64, bn: int = 64, bk: int = 32):
+def stream_k(m: int, n: int, k: int, workers: int = 132, bm: int = 128, bn: int = 128, bk: int = 64):
     """Worker w does the steps [w * share, (w + 1) * share) of the list of all (tile, step) pairs."""
     columns, steps = -(-n // bn), -(-k // bk)
     total = columns * -(-m // bm) * steps

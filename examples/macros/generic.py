@@ -35,7 +35,7 @@ def bias_then(activation, tile, bias, bm, bn, column):
         tile[i, j] = activation(tile[i, j] + bias[column + j])
 
 
-def linear(m: int, n: int, k: int, activation, bm: int = 64, bn: int = 64, bk: int = 32, dtype: str = "float16"):
+def linear(m: int, n: int, k: int, activation, bm: int = 64, bn: int = 64, bk: int = 64, dtype: str = "float16"):
     """Y = activation(X @ W.T + bias) with any macro of one number as the activation."""
     @T.prim_func
     def program(X: T.Tensor((m, k), dtype), W: T.Tensor((n, k), dtype), bias: T.Tensor((n,), "float32"),

@@ -93,3 +93,17 @@ def test_examples_agree_with_references_on_a_device(device, check):
         assert result.ok, str(result)
     assert not harness.compare("wrong", np.full(4, np.nan), harness.wide(np.zeros(4)), 1.0).ok
     assert not harness.compare("one", [0, 0, 1.5], harness.wide(np.zeros(3)), harness.wide(np.array([2.0, 2, 1]))).ok
+
+
+def test_attention_of_some_heads_at_a_time_is_that_of_all(monkeypatch):
+    visible = load("attention/flash_forward.py").visible
+    import attention_harness  # beside it
+
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((2, 8, 5, 4)), rng.standard_normal((2, 2, 6, 4)), rng.standard_normal((2, 2, 6, 4))
+    options = dict(keep=visible(5, 6, True, 0), bias=rng.standard_normal((1, 8, 1, 1)), sink=rng.standard_normal(8))
+    whole = attention_harness.attention(q, k, v, **options)
+    for most in (60, 130, 240, 300, 400):
+        monkeypatch.setattr(attention_harness, "MOST_SCORES", most)
+        for got, want in zip(attention_harness.attention(q, k, v, **options), whole):
+            same(got, want)

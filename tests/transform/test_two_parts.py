@@ -21,7 +21,8 @@ SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 F8 = "float8_e4m3fn"
 
 
-def scaled(m=64, n=64, k=512, bm=64, bn=64, bk=128, stages=3, threads=128, group=1, clear=True, keep=False, triangular=False):
+def scaled(m=64, n=64, k=512, bm=64, bn=64, bk=128, stages=3, threads=128, group=1, clear=True, keep=False, triangular=False,
+           shared=False):
     """C = sum over blocks of k of (A B) * S[block of rows, block of k]; triangular: row tile y has y blocks."""
     blocks = k // bk
 
@@ -31,7 +32,7 @@ def scaled(m=64, n=64, k=512, bm=64, bn=64, bk=128, stages=3, threads=128, group
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
             As, Bs = T.alloc_shared((bm, bk), F8), T.alloc_shared((bn, bk), F8)
             part, total = T.alloc_fragment((bm, bn), "float32"), T.alloc_fragment((bm, bn), "float32")
-            row = T.alloc_fragment((bm,), "float32")
+            row = T.alloc_shared((bm,), "float32") if shared else T.alloc_fragment((bm,), "float32")
             T.clear(total)
             T.clear(part)
             for ko in T.Pipelined(by if triangular else blocks, num_stages=stages):
@@ -167,6 +168,19 @@ def test_groups_start_one_after_another():
     assert barriers(free(bm=192, m=192, threads=384)) == sorted([*one, ("named_barrier", 6), ("named_barrier_arrive", 6)])
     for name in ("staggered", "wait_for_turn", "give_turn", "has_iterations"):
         assert callable(getattr(stagger, name))
+
+
+def test_groups_that_share_what_they_write_do_not_take_turns():
+    """The barrier behind `row` in front of the product waited for the group that waited for its turn: a standstill that the
+    check of the synchronisation found, and the roles were given up."""
+    rng = np.random.default_rng(2)
+    a, b = (rng.integers(-3, 4, (n, 512)).astype(ml_dtypes.float8_e4m3fn) for n in (128, 64))
+    s = rng.integers(1, 4, (128, 4)).astype(np.float32)
+    low = compiled(scaled(m=128, bm=128, threads=256, shared=True))
+    assert not any("without warp roles" in line for line in low.kernels[0].launch.attr("report", ()))
+    got = run_device(low, {"A": a, "B": b, "S": s}).outputs
+    parts = [a[:, i:i + 128].astype(float) @ b[:, i:i + 128].astype(float).T for i in range(0, 512, 128)]
+    assert np.array_equal(got["C"], sum(p * s[:, i:i + 1] for i, p in enumerate(parts)))
 
 
 @pytest.mark.parametrize("bn, threads", [(64, 384), (192, 256), (128, 384)])

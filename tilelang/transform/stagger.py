@@ -23,8 +23,15 @@ BARRIERS = 5  # first of the named barriers 5 and 6; block barriers of roles hav
 
 
 def staggered(r: RoleLoop) -> bool:
-    """Whether a loop is one product and work on its sums, by several groups."""
-    rest = [x.stmt for i, x in enumerate(r.body.items) if i not in r.loads]
+    """Whether a loop is one product and work on its sums, by several groups.
+
+    Not where the groups share a tile that one of them writes: the barrier of all groups that orders it takes the lead
+    back, and in front of the product it would wait for groups that wait for their turn.
+    """
+    items = [x for i, x in enumerate(r.body.items) if i not in r.loads]
+    if any(e.writes and e.buffer.scope_name in ("shared", "shared.dyn") for x in items for e in x.effects):
+        return False
+    rest = [x.stmt for x in items]
     products: list[Any] = [x for x in rest if isinstance(x, Gemm)]
     if r.groups < 2 or len(products) != 1:
         return False
