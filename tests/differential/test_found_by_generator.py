@@ -62,3 +62,40 @@ def test_a_value_made_of_a_value_read_in_a_pipelined_loop_comes_behind_it():
         sums = sums * 2 + a[k]
         o[k] = sums[np.arange(32) ^ 1]
     agree(f, [a, np.zeros_like(a)], {1: o}, on=("tile", "sm_80", "sm_90a"))
+
+
+def test_a_column_chosen_at_run_time_goes_from_registers_to_shared_memory():
+    @T.prim_func
+    def f(A: T.Tensor((48, 16), "int32"), P: T.Tensor((1,), "int32"), O: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=128):
+            F = T.alloc_fragment((48, 16), "int32")
+            S = T.alloc_shared((8,), "float32")
+            v = T.alloc_var("int32")
+            v = P[0]
+            T.copy(A, F)
+            T.clear(S)
+            T.copy(F[0:8, v + 3], S)
+            T.copy(S, O)
+
+    a = np.arange(48 * 16, dtype=I32).reshape(48, 16)
+    agree(f, [a, np.array([4], I32), np.zeros(8, np.float32)], {2: a[:8, 7].astype(np.float32)})
+
+
+def test_branches_on_a_number_read_exclude_each_other():
+    @T.prim_func
+    def f(A: T.Tensor((64,), "int32"), O: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((64,), "int32")
+            L = T.alloc_local((1,), "int32")
+            L[0] = 0
+            T.copy(A, S)
+            if A[0] > 5:
+                L[0] = S[63 - tx]
+            else:
+                for i in T.Parallel(64):
+                    S[i] = i
+            O[tx] = S[tx] + L[0]
+
+    a = np.arange(64, dtype=I32) * 7 + 6
+    agree(f, [a, np.zeros(64, I32)], {1: a + a[::-1]}, on=("tile", "sm_80", "sm_90a"))

@@ -8,7 +8,6 @@ a fault; so is any touch of a piece under a copy in flight.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import gcd, lcm
 from typing import Any
@@ -20,26 +19,24 @@ from tilelang.ir import (Assert, Bind, Binary, Buffer, Cast, Const, Evaluate, Ex
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.visitor import children
 
+from .divergence import Divergence
 from .sync_fault import SHARED, Fault
+from .verify_sync_shadow import Shadow, combined, widest_piece
 
 BUDGET = 6000  # access evaluations; loops are cut short beyond
+# What numbers that all threads read alike, but nobody knows here, are taken for: one walk each where a condition asks.
+SAMPLES = (0, 1, 3, 6)
 _WRITES_FIRST = ("cp_async", "ldmatrix", "stmatrix")
 _ORDERING = frozenset(("sync_threads", "cp_async_commit", "cp_async_wait"))
-_OPS: dict[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
-    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "shl": np.left_shift,
-    "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-    "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
-}
 
 
 def check_barriers(launch: Launch, buffers: list[Buffer]) -> tuple[str, list[Fault]]:
     """(one-paragraph verdict, faults found); buffers: the shared ones, with planned places."""
     extents = (1, None) if _has_unknown_loops(launch) else (None,)
     try:  # in pieces as wide as the accesses, where they are aligned to that
-        runs = [_Follower(launch, buffers, n, widest_piece(launch)).run() for n in extents]
+        runs = _walks(launch, buffers, extents, widest_piece(launch))
     except _Misaligned:
-        runs = [_Follower(launch, buffers, n, 1 << 10).run() for n in extents]
+        runs = _walks(launch, buffers, extents, 1 << 10)
     last = runs[-1]
     faults = [f for r in runs for f in r.faults]
     names = ", ".join(sorted({b.name for b in buffers}))
@@ -53,6 +50,17 @@ def check_barriers(launch: Launch, buffers: list[Buffer]) -> tuple[str, list[Fau
     return f"not cleared: {faults[0].message} ({faults[0].span}); {scope}", faults
 
 
+def _walks(launch: Launch, buffers: list[Buffer], extents: tuple[int | None, ...], piece: int) -> list[_Follower]:
+    """Walks with every extent, and where conditions on unknown numbers were met, with every sample of those."""
+    out = []
+    for n in extents:
+        for trial in range(len(SAMPLES)):
+            out.append(_Follower(launch, buffers, n, piece, trial).run())
+            if not out[-1].sampled:
+                break
+    return out
+
+
 def _has_unknown_loops(launch: Launch) -> bool:
     return any(isinstance(x, For) and not isinstance(x.extent, Const) for x in walk(launch.body))
 
@@ -61,55 +69,20 @@ class _Misaligned(Exception):
     """An access starts inside a piece of shared memory."""
 
 
-def widest_piece(launch: Launch) -> int:
-    """Bytes that divide the width of every shared access."""
-    piece = 0
-    for x in walk(launch.body):
-        if isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED:
-            piece = gcd(piece, x.buffer.dtype.bytes * max([i.dtype.lanes for i in x.indices], default=1))
-        elif isinstance(x, Call):
-            for a in x.args:
-                if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED:
-                    size = {"cp_async": int(x.attr("bytes", 16)), "ldmatrix": 16, "stmatrix": 16}.get(x.op)
-                    piece = gcd(piece, size or a.buffer.dtype.bytes)
-    return -piece or -1  # negative: not to be cut further
-
-
-class _Shadow:
-    """Who touched each granule of the block's shared memory, and when (epoch: number of barriers before)."""
-
-    def __init__(self, size: int) -> None:
-        self.when = {m: np.full(size, -1, np.int32) for m in "rwa"}
-        self.who = {m: np.zeros(size, np.int32) for m in "rwa"}
-        self.site = {m: np.zeros(size, np.int32) for m in "rwa"}
-        self.flying = np.zeros(size, np.int32)  # site + 1 of the copy in flight
-
-    def clash(self, mode: str, g: Any, t: Any, epoch: int) -> int | None:
-        """Site of an access that an access in `mode` of threads t to granules g is not ordered with."""
-        for m in {"r": "wa", "w": "rwa", "a": "rw"}[mode]:
-            bad = (self.when[m][g] == epoch) & (self.who[m][g] != t)
-            if bad.any():
-                return int(self.site[m][g[int(np.argmax(bad))]])
-        return None
-
-    def note(self, mode: str, g: Any, t: Any, epoch: int, site: int) -> None:
-        when, who = self.when[mode], self.who[mode]
-        several = (when[g] == epoch) & (who[g] != t)
-        who[g] = t
-        several |= who[g] != t
-        who[g[several]] = -2
-        when[g] = epoch
-        self.site[mode][g] = site
-
-
 @dataclass
 class _Follower:
-    """One walk through the program of a block.  extent: trip count given to loops of unknown extent."""
+    """One walk through the program of a block.
+
+    extent: trip count given to loops of unknown extent.  trial: which of SAMPLES unknown numbers are taken for where a
+    condition asks; conditions that all threads answer alike hold in the first walk and fail in the second.
+    """
 
     launch: Launch
     buffers: list[Buffer]
     extent: int | None
     piece: int  # bytes of a granule when negative, else an upper limit of them
+    trial: int = 0
+    sampled: bool = False
     faults: list[Fault] = field(default_factory=list)
     accesses: int = 0
     unknown: int = 0
@@ -130,7 +103,7 @@ class _Follower:
             if self.piece > 0:
                 self.granule = gcd(self.granule, b.dtype.bytes)
         total = max(self.offset.get(b.data, 0) + b.size * b.dtype.bytes for b in self.buffers)
-        self.shadow = _Shadow(total // self.granule + 1)
+        self.shadow = Shadow(total // self.granule + 1)
         self.size = {b.data: b.size * b.dtype.bytes for b in self.buffers}
         self.sites: list[Any] = []
         self.open: list[tuple[Any, Any, int]] = []  # copies of the group not yet committed
@@ -139,6 +112,8 @@ class _Follower:
         self.shared_use: dict[int, bool] = {}
         self.constant: dict[int, bool] = {}
         self.known: dict[int, tuple[Any]] = {}
+        self.guessing = False
+        self.divergence: Divergence | None = None
         self.stmt(self.launch.body, None)
         return self
 
@@ -191,7 +166,7 @@ class _Follower:
 
     def branch(self, s: If, mask: Any) -> None:
         self.reads(s.cond, mask, s)
-        c = self.value(s.cond)
+        c = self.truth(s.cond)
         if c is None:  # either way may be taken by any thread
             self.stmt(s.then, mask)
             if s.orelse is not None:
@@ -302,7 +277,7 @@ class _Follower:
                 self.touch("r", e.buffer, e.indices, 1, mask, s)
         elif isinstance(e, Select) and e.lazy:
             self.reads(e.cond, mask, s)
-            c = self.value(e.cond)
+            c = self.truth(e.cond)
             for side, value in ((e.a, True), (e.b, False)):
                 way = mask
                 if c is not None:
@@ -404,12 +379,29 @@ class _Follower:
 
     # ---- values ---------------------------------------------------------------------------------------------------
 
+    def truth(self, e: Expr) -> Any:
+        """Value of a condition; where it hangs on numbers that are unknown but the same for all threads, of this trial."""
+        c = self.value(e)
+        if c is not None:
+            return c
+        self.divergence = self.divergence or Divergence(self.launch)
+        self.guessing = True
+        c = self.value(e)
+        self.guessing = False
+        alike = not self.divergence.divergent(e)
+        self.sampled |= alike or c is not None
+        return self.trial == 0 if alike and (self.trial < 2 or c is None) else c
+
     def value(self, e: Expr) -> Any:
         """Value of an integer expression per thread (or one for all), None when unknown."""
         if isinstance(e, Const):
             return e.value if not e.dtype.is_float else None
         if isinstance(e, Var):
             return self.env.get(e)
+        if isinstance(e, Load):
+            if self.guessing and not e.dtype.is_float and self.divergence and not self.divergence.divergent(e):
+                return SAMPLES[self.trial]
+            return None
         if isinstance(e, Binary):
             if self.same_everywhere(e):
                 hit = self.known.get(id(e))
@@ -433,16 +425,7 @@ class _Follower:
         a, b = self.value(e.a), self.value(e.b)
         if a is None or b is None:
             return None
-        if e.op in _OPS:
-            return _OPS[e.op](a, b)
-        if not (b if isinstance(b, int) else np.all(b)):
-            return None
-        if e.op in ("floordiv", "floormod"):
-            return a // b if e.op == "floordiv" else a % b
-        if e.op in ("truncdiv", "truncmod"):
-            q = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
-            return q if e.op == "truncdiv" else a - q * b
-        return None
+        return combined(e.op, a, b)
 
     def same_everywhere(self, e: Expr) -> bool:
         """Whether a value depends on the thread alone, so that it is computed once."""
