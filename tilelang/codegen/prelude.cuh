@@ -574,6 +574,15 @@ template <int COUNT, typename T> TL_DEVICE void wgmma_pin(T* c) {
 #pragma unroll
   for (int i = 0; i < COUNT * (int)sizeof(T) / 4; ++i) asm volatile("" : "+r"(r[i]) :: "memory");
 }
+//@ wgmma_hold
+// Waits that follow stay behind the computation of x: ptxas moves a wait up past arithmetic, but not past a branch that
+// hangs on it.  (The branch is taken by whole warps, and never by numbers.)
+template <int COUNT> TL_DEVICE void wgmma_hold(const float* x) {
+  bool some = false;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) some |= x[i] == __int_as_float(0x7f800000);
+  if (__any_sync(0xffffffffu, some)) asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
+}
 //@ wgmma_descriptor
 // Operand in shared memory, `bytes` + OFFSET behind p.  Only 18 bits of the address: above them stands the rank in a
 // cluster.  OFFSET is added to the finished half (no carry leaves the field: shared memory ends below 256 KB), so that

@@ -25,6 +25,7 @@ from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention, packed_
 
 LAYOUTS = ("bshd", "bhsd")
 _MOST_RUNS = 4096  # forms of calls that are remembered
+_MOST_SCALES = 8  # that kernels are compiled for: multiplying by a constant saves a register an element
 _MOST_SHAPES = 16  # kernels made for one shape; beyond, one for all shapes
 
 
@@ -57,7 +58,8 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     + 2^-25 seq_k in float16): weights and result are rounded to 16 bits, a score is a float32 sum of d products.
     Results are the same bits for the same inputs.
 
-    The first call with new shapes compiles a kernel; after 16 shapes of one configuration a kernel for any is used.
+    The first call with new shapes compiles a kernel; after 16 shapes of one configuration a kernel for any is used.  So
+    do the first calls with a scale of their own, up to 8 scales.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
     >>> rng = np.random.default_rng(0)
@@ -65,20 +67,22 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     >>> flash_attention(q, k, v, causal=True).shape
     (1, 100, 4, 64)
     """
+    scale = None if scale is None else check_scale(scale)
+    fixed = _fixed(scale)
     try:
-        key = (facts(q), facts(k), facts(v), causal, window, layout, return_lse, target,
+        key = (facts(q), facts(k), facts(v), causal, window, layout, return_lse, target, fixed,
                *(None if x is None else facts(x) for x in (cu_seqlens_q, cu_seqlens_k, out)))
         run = _runs.get(key)
     except (AttributeError, TypeError):
         key = run = None
     if run is None:
-        run = _prepare(q, k, v, causal, window, cu_seqlens_q, cu_seqlens_k, return_lse, layout, out, target)
+        run = _prepare(q, k, v, causal, window, cu_seqlens_q, cu_seqlens_k, return_lse, layout, out, target, fixed)
         if key is not None:
             if len(_runs) >= _MOST_RUNS:
                 _runs.clear()
             _runs[key] = run
     check_gradient(run.torch, "flash_attention", q, k, v)
-    scale = run.scale if scale is None else check_scale(scale)
+    scale = run.scale if scale is None else scale
     result = out if out is not None else empty(q, run.shape, run.element)
     lse = empty(q, run.lse_shape, "float32") if return_lse else None
     run(q, k, v, scale, cu_seqlens_q, cu_seqlens_k, result, lse)
@@ -126,7 +130,7 @@ _runs: dict[Any, _Run] = {}
 
 
 def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k: Any, with_lse: bool, layout: str, out: Any,
-             target: Any) -> _Run:
+             target: Any, fixed: float | None) -> _Run:
     """Check the arguments and find or make the kernel for them."""
     given = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "out": out}
     torch = framework("flash_attention", {n: x for n, x in given.items() if x is not None or n in "qkv"}, ("q", "k", "v"))
@@ -158,7 +162,8 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
     if min(sizes) > 0:
         shapes = tuple(tuple(x.shape) for x in arrays) + (shape,)
         form = "packed" if packed else layout
-        kernel = _kernel(sizes, shapes, laid, form, type_name(q), mask, tile, with_lse, where, backend)
+        fixed = sizes.dim**-0.5 if fixed == 0 else fixed
+        kernel = _kernel(sizes, shapes, laid, form, type_name(q), mask, tile, with_lse, where, backend, fixed)
     tiles = sizes.seq_q // tile.rows + sizes.batch if packed else 0
     return _Run(kernel, shape, lse_shape, type_name(q), sizes.dim**-0.5, tiles, torch, usable,
                 torch is not None and where.is_cuda)
@@ -242,6 +247,18 @@ def _tile(machine: Machine, sizes: Sizes, mask: Mask, packed: bool) -> Tile:
 
 
 _shapes: dict[Any, set[Any]] = {}
+_scales: set[float] = set()
+
+
+def _fixed(scale: float | None) -> float | None:
+    """The scale to compile in (0: the default one), None to read it in each call: there were too many."""
+    if scale is None:
+        return 0.0
+    if scale not in _scales:
+        if len(_scales) >= _MOST_SCALES:
+            return None
+        _scales.add(scale)
+    return scale
 
 
 def _kernel(sizes: Sizes, shapes: Any, strides: Any, *options: Any) -> JITKernel:
@@ -260,16 +277,16 @@ def _kernel(sizes: Sizes, shapes: Any, strides: Any, *options: Any) -> JITKernel
 
 @lru_cache(maxsize=1024)
 def _made(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile: Tile, with_lse: bool, target: Target,
-          backend: str | None) -> JITKernel:
+          backend: str | None, fixed: float | None) -> JITKernel:
     """Compile; None among sizes and strides is a value known at calls."""
     sizes = Sizes(*(T.dynamic(name) if n is None else n for name, n in zip(Sizes._fields, sizes)))
     # Strides are multiples of 16 bytes, which TMA and vectors need: the program says so.
     strides = tuple(tuple(T.dynamic(f"{array}_step_{d}") * UNIT if n is None else n for d, n in enumerate(s))
                     for array, s in zip("qkvo", strides))
     if layout == "packed":
-        program = packed_attention(sizes, strides, dtype, mask, tile, with_lse)
+        program = packed_attention(sizes, strides, dtype, mask, tile, with_lse, fixed)
     else:
-        program = dense_attention(sizes, strides, layout, dtype, mask, tile, with_lse)
+        program = dense_attention(sizes, strides, layout, dtype, mask, tile, with_lse, fixed)
     return compile(program, target=target, execution_backend=backend, pass_configs=configs(target))
 
 

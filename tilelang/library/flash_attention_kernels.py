@@ -10,9 +10,9 @@ exceed 2^8, so that most tiles rescale nothing.  The quotient acc / total is the
 16-bit type with the same relative error at any magnitude, at most 2^8 in float16 (whose largest is 65504), and sums in
 float32 keep theirs; smaller weights round to a float16 denormal later, not earlier, than with slack = 0.
 
-Keys a row does not see have the score -inf.  A row that has seen nothing yet has top = -inf, for which 0 stands in the
-exponents: its weights and its factor are 2^-inf = 0.  A row that sees nothing at all ends with 0 and the logarithm -inf.
-NaN goes through: no comparison hides one.
+Keys a row does not see have the score -inf, and the weight 2^-inf = 0: `top` starts at the lowest number whose product
+with c is finite, which no score that counts lies below.  A row that sees nothing at all ends with 0 and the logarithm
+-inf.  NaN goes through: no comparison hides one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 
 LOG2E = 1.4426950408889634
+LOWEST = -3.4028234663852886e38  # of float32
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class Tile:
     slack: int = 0
 
 
+def lowest(c: Any) -> Any:
+    """What `top` starts from."""
+    return LOWEST / T.max(c, 1.0)
+
+
 @T.macro
 def absorb(S, P, acc, top, raised, factor, total, part, c, slack):
     """Take the weights of a tile of scores S: into P (16 bit), `total` and, as a factor per row, into `acc`."""
@@ -66,7 +72,7 @@ def absorb(S, P, acc, top, raised, factor, total, part, c, slack):
         old = top[i] * c
         new = raised[i] if slack == 0 else T.if_then_else(raised[i] * c - old > slack, raised[i], top[i])
         top[i] = new
-        raised[i] = T.if_then_else(new == -T.infinity("float32"), 0.0, new * c)
+        raised[i] = new * c
         factor[i] = T.exp2(old - raised[i])
     for i, j in T.Parallel(rows, keys):
         S[i, j] = T.exp2(T.ieee_fmaf(S[i, j], c, -raised[i]))
@@ -90,10 +96,11 @@ def finish(acc, top, total, factor, c):
         total[i] = T.if_then_else(total[i] == 0, -T.infinity("float32"), (T.log2(total[i]) + top[i] * c) / LOG2E)
 
 
-def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile: Tile, with_lse: bool) -> Any:
+def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile: Tile, with_lse: bool,
+                    fixed: float | None = None) -> Any:
     """Q (batch, seq_q, heads, dim), K (batch, seq_k, kv_heads, dim), V (…, dim_v), O (batch, seq_q, heads, dim_v) where
     layout is "bshd", with heads before sequences where it is "bhsd"; strides: four tuples, in elements, the last one 1.
-    LSE (batch, heads, seq_q) float32, or None without with_lse.
+    LSE (batch, heads, seq_q) float32, or None without with_lse.  fixed: the scale of every call, None to read it in each.
 
     Query i stands at key position i + seq_k - seq_q.  sizes and strides: ints, or symbols for what is known at calls.
     """
@@ -121,14 +128,14 @@ def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: M
             P = T.alloc_fragment((rows, keys), dtype)
             acc = T.alloc_fragment((rows, dim_v), "float32")
             top, raised, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
-            c = scale * LOG2E
+            c = (scale if fixed is None else fixed) * LOG2E
             row = bx * rows
             at = row + seq_k - seq_q  # position of the tile's first query among the keys
             first, last = key_tiles(mask, at, rows, seq_k, keys)
             T.copy(part(Q, b, h, row, rows), Qs)
             T.clear(acc)
             T.clear(total)
-            T.fill(top, -T.infinity("float32"))
+            T.fill(top, lowest(c))
             for k in T.Pipelined(first, last, num_stages=tile.stages):
                 T.copy(part(K, b, h // group, k * keys, keys), Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
@@ -145,7 +152,8 @@ def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: M
     return flash_attention
 
 
-def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: Tile, with_lse: bool) -> Any:
+def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: Tile, with_lse: bool,
+                     fixed: float | None = None) -> Any:
     """Sequences one after another: Q (tokens_q, heads, dim), K (tokens_k, kv_heads, dim), V (…, dim_v), O like Q; strides as in
     dense_attention.  cu_q, cu_k (sequences + 1): the first token of each and the last end.  LSE (heads, tokens_q) or None.
     Tiles (tiles, 2): room for the sequence and the first row of every tile; tiles >= tokens_q // rows + sequences.
@@ -187,7 +195,7 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
             P = T.alloc_fragment((rows, keys), dtype)
             acc = T.alloc_fragment((rows, dim_v), "float32")
             top, raised, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
-            c = scale * LOG2E
+            c = (scale if fixed is None else fixed) * LOG2E
             row = Tiles[bx, 1]
             q0 = cu_q[Tiles[bx, 0]]
             k0 = cu_k[Tiles[bx, 0]]
@@ -198,7 +206,7 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
             T.copy(Q[q0 + row:q0 + row + rows, h, :], Qs)
             T.clear(acc)
             T.clear(total)
-            T.fill(top, -T.infinity("float32"))
+            T.fill(top, lowest(c))
             for k in T.Pipelined(first, last, num_stages=tile.stages):
                 T.copy(K[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
@@ -237,4 +245,4 @@ def seen(mask: Mask, key: Any, seq_k: Any, position: Any) -> Any:
     return out
 
 
-__all__ = ["Mask", "Sizes", "Tile", "dense_attention", "packed_attention"]
+__all__ = ["Mask", "Sizes", "Tile", "absorb", "dense_attention", "finish", "lowest", "packed_attention"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from .flash_attention_kernels import LOG2E, Tile, absorb, finish
+from .flash_attention_kernels import LOG2E, Tile, absorb, finish, lowest
 
 
 class DecodeSizes(NamedTuple):
@@ -91,7 +91,7 @@ def decode_attention(sizes: DecodeSizes, strides: Any, dtype: str, left: int | N
                 Qs[i, j] = T.if_then_else(r < used, Q[b, r // group, h * group + r % group, j], T.cast(0, dtype))
             T.clear(acc)
             T.clear(total)
-            T.fill(top, -T.infinity("float32"))
+            T.fill(top, lowest(c))
             for k in T.Pipelined(first, last, num_stages=tile.stages):
                 T.copy(part(K, Table, b, k * keys, h), Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)

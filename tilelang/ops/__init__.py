@@ -7,7 +7,8 @@ from .fill import Fill
 from .gemm import Gemm, GemmWarpPolicy
 from .reduce import Reduce
 from .scan import Scan
+from .sum_copies import SumCopies
 from .transpose import Transpose
 
 __all__ = ["Access", "AtomicTile", "Copy", "Fill", "Gemm", "GemmWarpPolicy", "LowerContext", "Reduce", "Scan",
-           "Transpose"]
+           "SumCopies", "Transpose"]

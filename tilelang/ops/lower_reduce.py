@@ -41,8 +41,8 @@ class ReduceLowering:
             count *= n if d != self.axis else 1
         self.partials: Buffer = self.cx.new_local(f"{self.dst.name}_part", count, self.acc_dtype)
         across = [m for m in self.share.modes[self.axis] if m.to == THREAD and m.size > 1]
-        lanes, warps = _split_at_warp(across) if self._in_whole_warps() else ([], across)
-        partial = self.partial(lanes)
+        lanes, warps = split_at_warp(across) if self._in_whole_warps() else ([], across)
+        partial = self.partial([] if self.op.attr("spread") else lanes)
         return seq(partial, self.direct(lanes) if not warps else self.through_shared(lanes, warps), span=self.op.span)
 
     def _in_whole_warps(self) -> bool:
@@ -114,7 +114,7 @@ class ReduceLowering:
         for m in lanes:
             mask = m.stride * m.size // 2
             while mask >= m.stride:
-                exchange.append(Store(self.partials, at, self.combine(mine, _from_lane(mine, mask)), span=span))
+                exchange.append(Store(self.partials, at, self.combine(mine, from_lane(mine, mask)), span=span))
                 mask //= 2
         if exchange and cx.num_threads % WARP:  # the threads past the last whole warp hold nothing
             exchange = [If(cx.thread < cx.num_threads // WARP * WARP, seq(*exchange))]
@@ -195,7 +195,7 @@ class ReduceLowering:
         return seq(clear, nest(add, own, [*kept, self.axis]), span=span)
 
 
-def _from_lane(value: Expr, mask: int) -> Expr:
+def from_lane(value: Expr, mask: int) -> Expr:
     """The value of the lane whose number differs in mask."""
     dt = value.dtype
     if dt.is_bool or (dt.is_int and dt.bits < 32):  # shuffles move 32-bit registers
@@ -203,7 +203,7 @@ def _from_lane(value: Expr, mask: int) -> Expr:
     return call("shfl_xor", (value, const(mask)), dt, width=WARP)
 
 
-def _split_at_warp(modes: list[Mode]) -> tuple[list[Mode], list[Mode]]:
+def split_at_warp(modes: list[Mode]) -> tuple[list[Mode], list[Mode]]:
     """Thread digits that butterflies of one warp can sum over, and the rest."""
     lanes: list[Mode] = []
     rest: list[Mode] = []
@@ -242,4 +242,4 @@ def share_of_memory(shape: tuple[int, ...], axis: int, threads: int) -> Fragment
     return Fragment(shape, modes, threads=threads)
 
 
-__all__ = ["ReduceLowering", "share_of_memory"]
+__all__ = ["ReduceLowering", "from_lane", "share_of_memory", "split_at_warp"]

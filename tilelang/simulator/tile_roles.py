@@ -30,7 +30,8 @@ GROUP = 128
 # counts of attr `arrive`, where their buffer is allocated.)
 NO_EFFECT = frozenset({
     "mbarrier_init", "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "wgmma_fence",
-    "wgmma_commit", "wgmma_wait", "wgmma_pin", "set_max_nreg", "bulk_commit", "bulk_wait", "tma_prefetch"})  # fmt: skip
+    "wgmma_commit", "wgmma_wait", "wgmma_pin", "wgmma_hold", "set_max_nreg", "bulk_commit", "bulk_wait",
+    "tma_prefetch"})  # fmt: skip
 
 
 @dataclass

@@ -274,6 +274,7 @@ def _nothing(c: Any, e: Call) -> Closure:
 
 WGMMA_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     "wgmma": _wgmma, "wgmma_fence": _fence, "wgmma_commit": _commit, "wgmma_wait": _wait, "wgmma_pin": _nothing,
+    "wgmma_hold": _nothing,
     "wgmma_descriptor": _descriptor, "set_max_nreg": _set_max_nreg, "elect_one": _elect, "in_warp_groups": _in_groups,
 }  # fmt: skip
 

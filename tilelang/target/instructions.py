@@ -110,6 +110,7 @@ for _name in ("wgmma_fence", "wgmma_commit"):
     _device(_name, 0, SYNC, f"tl::{_name}()")
 _device("wgmma_wait", 0, SYNC, "tl::wgmma_wait<{n}>()")
 _device("wgmma_pin", 1, WRITES, "tl::wgmma_pin<{count}>({0})")
+_device("wgmma_hold", 1, WARP, "tl::wgmma_hold<{count}>({0})")
 add_intrinsic(Intrinsic("wgmma_descriptor", -1, PURE))  # address and, if any, bytes to add; attrs lbo, sbo, swizzle
 
 # Others.

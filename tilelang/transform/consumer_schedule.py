@@ -12,12 +12,12 @@ from typing import Any
 
 from tilelang.ir import (Buffer, Expr, If, Stmt, binary, const, convert, is_const, replace, seq, stmts_of,
                          substitute, walk, with_attrs)
-from tilelang.ops import Gemm
+from tilelang.ops import Gemm, Reduce
 
 from .hopper import hopper
-from .overlap_products import Pair, two_products
+from .overlap_products import FRAGMENT, Pair, two_products
 from .pipeline_emit import rename, select_version
-from .rings import GROUP, Ring, RoleLoop, do, pin
+from .rings import GROUP, Ring, RoleLoop, do, hold, pin
 from .stagger import give_turn, has_iterations, staggered, wait_for_turn
 from .two_parts import alternate, two_parts
 
@@ -126,7 +126,7 @@ def _rotated(r: RoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
     opening = [*of(before, start), *started(product, pair.first, start, False), *released(pair.first, start),
                *of(free, start), *of(bound, start)]
     turn = [*of(before, k), *started(product, pair.first, k, True), *started(second, pair.second, k - 1, True),
-            do("wgmma_wait", n=1), pin(a.c.buffer), *released(pair.first, k), *of(free, k),
+            do("wgmma_wait", n=1), pin(a.c.buffer), *released(pair.first, k), *_held(of(free, k)),
             do("wgmma_wait", n=0), pin(b.c.buffer), pin(b.a.buffer), *released(pair.second, k - 1), *of(bound, k)]
     extent = convert(r.loop.extent)
     loop = with_attrs(replace(r.loop, kind="serial", start=start + 1, extent=extent - 1, body=seq(*turn)), **_SERIAL)
@@ -134,6 +134,21 @@ def _rotated(r: RoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
     closing = [*started(second, pair.second, last, False), *released(pair.second, last)]
     return [If(binary("gt", extent, const(0, extent.dtype)), seq(*rename(opening), loop, *finished, *closing),
                seq(*finished) if finished else None, span=r.loop.span)]
+
+
+def _held(stmts: list[Stmt]) -> list[Stmt]:
+    """Work that runs under a product, in the order in which it does so to the end.
+
+    Left to itself ptxas moves the wait for that product to the front: registers of the product are free sooner then, and
+    it counts no cycles of waiting.  A maximum over the lanes of a row is the work that waits most by itself, so the wait
+    is held behind it.
+    """
+    at = next((n for n, s in enumerate(stmts) if isinstance(s, Reduce) and s.dst.buffer.scope_name == FRAGMENT and
+               s.dst.dtype == "float32"), None)
+    if at is None:
+        return stmts
+    made: Any = stmts[at]
+    return [*stmts[:at + 1], hold(made.dst.buffer), *stmts[at + 1:]]
 
 
 def _overlapped(r: RoleLoop) -> bool:

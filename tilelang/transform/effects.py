@@ -27,6 +27,7 @@ _ARGUMENT_MODES = {
     "cluster_store": ("write",),
     "wgmma_descriptor": ("read",),
     "wgmma_pin": ("readwrite",),
+    "wgmma_hold": ("read",),
 }
 # Operations that order threads or asynchronous work; nothing may be moved across them.
 SYNC_CALLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "sync_warp", "sync_grid",

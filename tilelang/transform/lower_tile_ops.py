@@ -494,7 +494,7 @@ class Lowering:
 
     def _evaluate(self, s: Evaluate) -> Stmt:
         out: Stmt = replace(s, call=self._call(s.call))
-        if s.call.op == "wgmma_pin" and isinstance(s.call.args[0], AddressOf) and \
+        if s.call.op in ("wgmma_pin", "wgmma_hold") and isinstance(s.call.args[0], AddressOf) and \
                 s.call.args[0].buffer.scope_name == "local.fragment":
             count = int(self.local_of(s.call.args[0].buffer).shape[0])
             out = replace(s, call=with_attrs(self._call(s.call), count=count))
@@ -524,7 +524,7 @@ class Lowering:
         if isinstance(e, Load):
             return self._load(e)
         if isinstance(e, AddressOf):
-            if e.buffer.scope_name == "local.fragment":  # the registers that hold it (wgmma_pin)
+            if e.buffer.scope_name == "local.fragment":  # the registers that hold it (wgmma_pin, wgmma_hold)
                 return AddressOf(self.local_of(e.buffer), (const(0),), e.dtype, span=e.span)
             buffer, at = self.physical(e.buffer, self.exprs(e.indices))
             return AddressOf(buffer, at, e.dtype, span=e.span)

@@ -15,6 +15,7 @@ from .check_collective import check_collective
 from .check_hopper import check_hopper
 from .check_pipelines import check_pipelines
 from .config import PassConfigKey
+from .defer_sums import defer_sums
 from .device_program import DeviceKernel, LoweredProgram, split_host
 from .flatten import flatten
 from .guard_masks import guard_masks
@@ -51,6 +52,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     plan_pipelines,  # before layouts: it gives shared buffers their versions
     tma_copies,  # of what the two before left; before layouts: it says which tiles lie in panels
     infer_layouts,
+    defer_sums,  # after layouts: it must know which lanes hold copies
     lower_tile_ops,  # TILE -> THREADS_BOUND
     place_sync,  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
     flatten,

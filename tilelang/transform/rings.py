@@ -125,6 +125,11 @@ def pin(b: Buffer) -> Stmt:
     return Evaluate(call("wgmma_pin", (AddressOf(b, tuple(const(0) for _ in b.shape)),), "void"))
 
 
+def hold(b: Buffer) -> Stmt:
+    """wgmma_hold on a fragment."""
+    return Evaluate(call("wgmma_hold", (AddressOf(b, tuple(const(0) for _ in b.shape)),), "void"))
+
+
 def asked_registers(launch: Launch, groups: int) -> tuple[int, int] | None:
     """(producer's, consumers') registers of a thread that the program asks for, None where it does not or they do not fit
     what the launch gets: raising a count waits for registers, which then never come."""
@@ -143,4 +148,4 @@ def do(name: str, *args: Expr, **attrs: Any) -> Stmt:
     return Evaluate(call(name, args, "void", **attrs))
 
 
-__all__ = ["GROUP", "ROLE_REGISTERS", "Ring", "RoleLoop", "asked_registers", "barriers", "do", "pin"]
+__all__ = ["GROUP", "ROLE_REGISTERS", "Ring", "RoleLoop", "asked_registers", "barriers", "do", "hold", "pin"]
