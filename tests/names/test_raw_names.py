@@ -176,3 +176,32 @@ def test_bytes_are_added_to_an_address():
     x = np.arange(8, dtype=np.float32)
     assert np.array_equal(run(f, x, on="cpu")[1], x[2:6])
     cuda_text(f)
+
+
+@pytest.mark.spec("T.call_extern", "T.call_pure_extern", "L19:extern")
+@pytest.mark.parametrize("on", EXECUTIONS)
+@pytest.mark.parametrize("form", ["statement", "value", "pure value", "address"])
+def test_functions_of_the_user_are_refused_where_their_source_cannot_run(form, on):
+    """Their C++ text is for the device's compiler: elsewhere the error names the function and the place."""
+    @T.prim_func
+    def f(X: T.Tensor((4,), "float32"), Y: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=4):
+            T.import_source("TL_DEVICE float twice(float x) { return 2 * x; } TL_DEVICE void put(float* p) { *p = 1; }")
+            t = T.get_thread_binding()
+            S = T.alloc_shared((4,), "float32")
+            S[t] = X[t]
+            if form == "statement":
+                T.call_extern("handle", "put", T.address_of(Y[t]))
+            elif form == "address":
+                T.call_extern("handle", "put", S.access_ptr("rw"))
+                Y[t] = S[t]
+            elif form == "value":
+                Y[t] = T.call_extern("float32", "twice", X[t])
+            else:
+                Y[t] = T.call_pure_extern("float32", "twice", X[t])
+
+    with pytest.raises(TileLangError) as e:
+        run(f, np.ones(4, np.float32), on=on)
+    name = "twice" if "value" in form else "put"
+    assert e.value.kind in ("eval-unsupported", "sim-unsupported", "cpu-unsupported"), e.value.kind
+    assert "extern" in str(e.value) and name in str(e.value) and "-->" in str(e.value), str(e.value)

@@ -84,6 +84,19 @@ def test_a_launch_gets_its_grid_block_shared_memory_and_arguments():
     assert driver.pushed == 1 and driver.loads == [0]
 
 
+@pytest.mark.spec("L6:alloc_shared")
+def test_shared_memory_of_run_time_size_beyond_the_device_is_refused():
+    m = Var("m", I64)
+    a = tensor("A", (4,))
+    call, driver = built(function((a, m), launch((const(1),), copy_stmt(a, a), shared_bytes=m * 4)), [(P,)])
+    call(gpu(4), 56 * 1024)
+    assert driver.launches[-1][3] == 224 * 1024
+    for n in (57 * 1024 + 1, 2**30 + 16, -1):  # 2**32 + 64 bytes would be 64 in the word that the driver takes
+        with pytest.raises(RuntimeError, match="needs more shared memory than the 232448 bytes a block may have"):
+            call(gpu(4), n)
+    assert len(driver.launches) == 1
+
+
 @pytest.mark.spec("L7:Kernel")
 def test_an_empty_grid_launches_nothing():
     m = Var("m", I32)

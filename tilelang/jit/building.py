@@ -132,7 +132,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
         program, sources, watch = device_source(request, start)
         if not started or started[0][0] != sources:
             start(sources)
-        host = host_text(request, sig, CudaLauncher(program.host, program.kernels))
+        host = host_text(request, sig, CudaLauncher(program.host, program.kernels, request.target.max_shared_bytes))
         host_object = compile_object(host)
         watch.lap("host")
         cubins = started[0][1].result()

@@ -66,7 +66,8 @@ class Fragment:
             for m in sorted(self._all_modes(to), key=lambda m: m.stride):
                 if m.stride < at:
                     raise error("layout-not-injective", f"fragment {self.shape}: {to} digits overlap at stride "
-                                f"{m.stride} ({self.modes}, copies {self.copies})")
+                                f"{m.stride} ({self.modes}, copies {self.copies}) "
+                                "(Loop layout is not injective, where a loop has it)")
                 at = m.stride * m.size
 
     def _all_modes(self, to: str) -> list[Mode]:

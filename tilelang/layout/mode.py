@@ -117,7 +117,8 @@ def fit(values: dict[str, np.ndarray], what: str) -> Modes:
         delta = f[:, step]
         moved = np.flatnonzero(delta)
         if len(moved) == 0:
-            raise error("layout-not-injective", f"{what}: indices 0 and {step} of a dimension fall on one place")
+            raise error("layout-not-injective", f"{what}: indices 0 and {step} of a dimension fall on one place "
+                        "(Loop layout is not injective, where a loop has it)")
         if len(moved) > 1:
             raise error("layout-no-structure", f"{what}: index {step} moves thread and register at once, expected one "
                         "of them", hint="write thread and register as sums of digits of the indices")

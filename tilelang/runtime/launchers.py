@@ -43,6 +43,7 @@ from .tensor_maps import DECLARATION, TensorMapCode
 register("host-statement", NotImplementedError, "a statement outside T.Kernel that a GPU kernel's host cannot run")
 
 MAX_DEVICES = 64
+MAX_SHARED = 227 * 1024  # of any device so far
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
 
 
@@ -127,8 +128,9 @@ class CudaLauncher:
 
     device = CUDA
 
-    def __init__(self, host: Func, kernels: tuple[Any, ...]) -> None:
-        self.host, self.kernels = host, kernels
+    def __init__(self, host: Func, kernels: tuple[Any, ...], shared_limit: int = MAX_SHARED) -> None:
+        """shared_limit: bytes of shared memory that a block of the target may have."""
+        self.host, self.kernels, self.shared_limit = host, kernels, shared_limit
         self.of_name = {kernel.name: k for k, kernel in enumerate(kernels)}
         self._align = _alignments(kernels)
         self.maps = {kernel.name: [TensorMapCode(f"{k}_{i}", m) for i, m in enumerate(kernel.tensor_maps)]
@@ -207,7 +209,10 @@ class _CudaStatements(HostStatements):
         shape = [w.ins(f"trunc i64 {g} to i32") for g in grid] + [str(t) for t in s.threads]
         shared = kernel.shared_bytes
         if isinstance(shared, Expr):
-            shared = w.ins(f"trunc i64 {self.wide(shared)} to i32")
+            size = self.wide(shared)
+            w.check(w.ins(f"icmp ule i64 {size}, {self.owner.shared_limit}"), "RuntimeError",
+                    f"kernel {fn} needs more shared memory than the {self.owner.shared_limit} bytes a block may have")
+            shared = w.ins(f"trunc i64 {size} to i32")
         attributes = launch_attributes(s)
         config = self._config([*shape, str(shared)], attributes) if attributes else ""
 
