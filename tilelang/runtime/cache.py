@@ -13,10 +13,8 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import sys
 import time
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -38,6 +36,13 @@ class Entry:
 
     meta: dict[str, Any]
     files: dict[str, bytes] = field(default_factory=dict)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and what is in it, as far as that can be done."""
+    import shutil  # it loads the compression modules
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def digest(parts: Iterable[Any]) -> str:
@@ -127,7 +132,7 @@ class DiskCache:
 
     def store(self, key: str, entry: Entry) -> bool:
         """Write an entry; False when that was not possible (which never stops a compilation)."""
-        temporary = self.staging / f"{os.getpid()}-{uuid.uuid4().hex}"
+        temporary = self.staging / f"{os.getpid()}-{os.urandom(16).hex()}"
         try:
             temporary.mkdir(parents=True)
             self._sweep()
@@ -143,7 +148,7 @@ class DiskCache:
             logger.warning("cannot write the kernel cache under %s: %s", self.root, e)
             return False
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_folder(temporary)
 
     def _publish(self, temporary: Path, key: str) -> bool:
         final = self.path(key)
@@ -158,11 +163,11 @@ class DiskCache:
 
     def _discard(self, folder: Path, why: str) -> None:
         logger.warning("cache entry %s is damaged (%s): it is rebuilt", folder.name, why)
-        aside = self.staging / f"bad-{uuid.uuid4().hex}"
+        aside = self.staging / f"bad-{os.urandom(16).hex()}"
         try:
             aside.parent.mkdir(parents=True, exist_ok=True)
             os.rename(folder, aside)  # atomic, so that no reader meets a half-removed entry
-            shutil.rmtree(aside, ignore_errors=True)
+            remove_folder(aside)
         except OSError:
             pass
 
@@ -174,11 +179,11 @@ class DiskCache:
         for folder in self.staging.iterdir():
             try:
                 if time.time() - folder.stat().st_mtime > STALE_STAGING_SECONDS:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_folder(folder)
             except OSError:
                 pass
 
     def clear(self) -> None:
         """Remove every entry."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        remove_folder(self.root)
         self._swept.clear()

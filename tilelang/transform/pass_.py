@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
-import platform
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -184,6 +181,10 @@ def save_report(func: Func, pass_name: str, cx: PassContext, what: str) -> str:
 
     Returns a note instead when nothing can be written: the failure itself must still be told.
     """
+    import json
+    import platform
+    import tempfile
+
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"tilelang-{func.name}-{pass_name}-"))
         (folder / "before.tl").write_text(text_of(func) + "\n", encoding="utf-8")

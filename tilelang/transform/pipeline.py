@@ -32,7 +32,6 @@ from .specialize_warps import specialize_warps
 from .tma_copies import tma_copies
 from .unpack_small_types import unpack_small_types
 from .verify_sync import verify_sync
-from .verify_sync_plan import follows
 from .written_roles import written_roles
 
 log = logging.getLogger("tilelang.transform")
@@ -103,7 +102,7 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
             first, why = first or e, why or e.message
             continue
         doubt = _doubt(out)
-        if doubt is None or follows(list(walk(func.body))):  # ordered by hand: no schedule of ours is in question
+        if doubt is None or _asynchronous(func):  # ordered by hand: no schedule of ours is in question
             if why:
                 log.warning("`%s` is compiled without %s: %s", func.name, given_up, why)
                 out = _told(out, f"compiled without {given_up}: {why}")
@@ -140,9 +139,16 @@ def _doubt(func: Func) -> str | None:
     for x in walk(func.body):
         if isinstance(x, Launch):
             verdict = str(x.attr("sync_report", ""))
-            if verdict.startswith(("not checked", "not cleared")) and follows(list(walk(x.body))):
+            if verdict.startswith(("not checked", "not cleared")) and _asynchronous(x):
                 return verdict
     return None
+
+
+def _asynchronous(n: Func | Launch) -> bool:
+    """Whether the verifier needs its model: threads are ordered by more than block barriers and cp.async groups."""
+    from .verify_sync_plan import follows
+
+    return follows(list(walk(n.body)))
 
 
 def _told(func: Func, line: str) -> Func:

@@ -15,9 +15,6 @@ from tilelang.ir import Alloc, Func, Launch, Stmt, rebuild, replace, walk, with_
 from .config import PassConfigKey
 from .pass_ import DEVICE, PassContext, pass_
 from .sync_fault import SHARED, Fault
-from .verify_sync_barriers import check_barriers
-from .verify_sync_plan import follows
-from .verify_sync_trials import check_model
 
 register("sync-unordered", ValueError, "two threads touch one shared element without a barrier in between")
 _TWO = "order them with T.sync_threads, or wait for the copy's group"
@@ -52,6 +49,11 @@ def verify_sync(func: Func, cx: PassContext) -> Func:
 
 def check_launch(launch: Launch) -> tuple[str, list[Fault]]:
     """(one-paragraph verdict, faults found) for a launch with planned shared memory."""
+    # Loaded when the device compiler is at work already (jit/building.py).
+    from .verify_sync_barriers import check_barriers
+    from .verify_sync_plan import follows
+    from .verify_sync_trials import check_model
+
     nodes = list(walk(launch.body))
     buffers = [x.buffer for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name in SHARED]
     model = follows(nodes)
