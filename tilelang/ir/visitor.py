@@ -24,8 +24,8 @@ def node_fields(cls: type) -> tuple[str, ...]:
     return got
 
 
-def children(n: Node) -> Iterator[Node]:
-    """Direct child nodes, in field order; Buffers and Vars included, a Buffer's own fields not."""
+def _below(n: Node) -> tuple[Node, ...]:
+    """Direct child nodes from the last to the first, kept on the node: nodes never change, and many passes walk them."""
     out: list[Node] = []
     for f in node_fields(type(n)):
         v = getattr(n, f)
@@ -33,7 +33,16 @@ def children(n: Node) -> Iterator[Node]:
             out.append(v)
         elif type(v) is tuple and v:
             _nodes_in(v, out)
-    return iter(out)
+    out.reverse()
+    below = tuple(out)
+    object.__setattr__(n, "_below", below)
+    return below
+
+
+def children(n: Node) -> Iterator[Node]:
+    """Direct child nodes, in field order; Buffers and Vars included, a Buffer's own fields not."""
+    below = n.__dict__.get("_below")
+    return reversed(_below(n) if below is None else below)
 
 
 def _nodes_in(values: tuple[Any, ...], out: list[Node]) -> None:
@@ -47,21 +56,17 @@ def _nodes_in(values: tuple[Any, ...], out: list[Node]) -> None:
 def walk(n: Node) -> Iterator[Node]:
     """All nodes below n, n first (pre-order).  Does not descend into Buffers."""
     stack = [n]
+    pop = stack.pop
     while stack:
-        at = stack.pop()
+        at = pop()
         yield at
         kind = type(at)
         if kind is Var or kind is Buffer:
             continue
-        below: list[Node] = []
-        for f in node_fields(kind):
-            v = getattr(at, f)
-            if isinstance(v, Node):
-                below.append(v)
-            elif type(v) is tuple and v:
-                _nodes_in(v, below)
+        below = at.__dict__.get("_below")
+        if below is None:
+            below = _below(at)
         if below:
-            below.reverse()
             stack += below
 
 
@@ -77,14 +82,17 @@ def rewrite(n: Any, fn: Callable[[Node], Node | None]) -> Any:
             hit = memo.get(id(v))
             if hit is not None:
                 return hit[1]
-            new = v if isinstance(v, (Buffer, Var)) else rebuild(v, visit)
+            kind = type(v)
+            new = v if kind is Var or kind is Buffer else rebuild(v, visit)
             got = fn(new)
             out = new if got is None else got
             memo[id(v)] = (v, out)
             return out
-        if isinstance(v, tuple):
-            out_t = tuple(visit(x) for x in v)
-            return v if all(a is b for a, b in zip(out_t, v)) else out_t
+        if type(v) is tuple and v:
+            values = [visit(x) for x in v]
+            for a, b in zip(values, v):
+                if a is not b:
+                    return tuple(values)
         return v
 
     return visit(n)
@@ -92,10 +100,17 @@ def rewrite(n: Any, fn: Callable[[Node], Node | None]) -> Any:
 
 def rebuild(n: Node, visit: Callable[[Any], Any]) -> Any:
     """n with visit applied to each field; n itself when no field changed."""
-    names = fields_of(type(n))
-    old = [getattr(n, f) for f in names]
-    new = [visit(v) if isinstance(v, (Node, tuple)) else v for v in old]
-    if all(a is b for a, b in zip(old, new)):
+    new = []
+    same = True
+    for f in fields_of(type(n)):
+        old = getattr(n, f)
+        if isinstance(old, (Node, tuple)):
+            got = visit(old)
+            same = same and got is old
+            new.append(got)
+        else:
+            new.append(old)
+    if same:
         return n
     if isinstance(n, Seq):
         return seq(*new[0], span=n.span)
@@ -118,20 +133,22 @@ def free_vars(n: Any) -> set[Var]:
     used: set[Var] = set()
     bound: set[Var] = set()
     for x in walk(n):
-        if isinstance(x, Var):
-            used.add(x)
-        elif isinstance(x, Buffer):
-            for d in (*x.shape, *(x.strides_ or ()), x.offset):
+        kind = type(x)
+        if kind is Var:
+            used.add(x)  # type: ignore[arg-type]
+        elif kind is Buffer:
+            for d in (*x.shape, *(x.strides_ or ()), x.offset):  # type: ignore[attr-defined]
                 if isinstance(d, Expr):
                     used |= free_vars(d)
-        t = type(x).__name__
-        if t in ("Bind", "For"):
-            bound.add(x.var)  # type: ignore[attr-defined]
-        elif t == "Parallel":
-            bound.update(x.vars)  # type: ignore[attr-defined]
-        elif t == "Launch":
-            bound.update(x.block_vars)  # type: ignore[attr-defined]
-            bound.update(x.thread_vars)  # type: ignore[attr-defined]
+        elif isinstance(x, Stmt):
+            t = kind.__name__
+            if t in ("Bind", "For"):
+                bound.add(x.var)  # type: ignore[attr-defined]
+            elif t == "Parallel":
+                bound.update(x.vars)  # type: ignore[attr-defined]
+            elif t == "Launch":
+                bound.update(x.block_vars)  # type: ignore[attr-defined]
+                bound.update(x.thread_vars)  # type: ignore[attr-defined]
     return used - bound
 
 

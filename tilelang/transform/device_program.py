@@ -110,8 +110,10 @@ def _source_kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
 def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
     if launch.attr("cuda_source"):
         return _source_kernel(func, launch, name)
-    own: set[Buffer] = {x.buffer for x in walk(launch.body) if isinstance(x, Alloc)}
-    computed = {x.var for x in walk(launch.body) if isinstance(x, Bind) and x.var.dtype.is_handle}  # addresses
+    nodes = list(walk(launch.body))
+    calls = [x for x in nodes if isinstance(x, Call)]
+    own: set[Buffer] = {x.buffer for x in nodes if isinstance(x, Alloc)}
+    computed = {x.var for x in nodes if isinstance(x, Bind) and x.var.dtype.is_handle}  # addresses
     outer: dict[Var, Buffer] = {}
     written: set[Var] = set()
     for e in effects(launch.body):
@@ -129,11 +131,11 @@ def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
         for d in (*b.shape, *(b.strides_ or ()), b.offset):
             if isinstance(d, Expr):
                 scalars |= free_vars(d)
-    if any(isinstance(x, Call) and x.op == "sync_grid" for x in walk(launch.body)):
+    if any(x.op == "sync_grid" for x in calls):
         workspaces = (GRID_BARRIER, *workspaces)
     ordered = _ordered(func, scalars)
     maps = tuple(m.check() for m in tensor_maps_of(launch))
-    stored = {x.attr("map") for x in walk(launch.body) if isinstance(x, Call) and x.op in ("tma_store", "tma_reduce_add")}
+    stored = {x.attr("map") for x in calls if x.op in ("tma_store", "tma_reduce_add")}
     return DeviceKernel(name, (*buffers, *ordered), launch, launch.grid, launch.threads, launch.attr("shared_bytes", 0),
                         frozenset(b for b in buffers if b.data in written) | {m.buffer for m in maps if m.name in stored},
                         maps, workspaces)

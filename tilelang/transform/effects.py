@@ -76,25 +76,49 @@ def argument_mode(call: Call, k: int) -> str:
 
 def expr_effects(e: Node) -> Iterator[Effect]:
     """Accesses made while a value is computed, in evaluation order."""
+    return iter(_collected(e)) if touches(e) else iter(())
+
+
+def touches(e: Node) -> bool:
+    """Whether computing a value touches memory; kept on the node, which never changes."""
+    known = e.__dict__.get("_touches")
+    if known is None:
+        known = isinstance(e, (Load, AddressOf)) or not isinstance(e, (Var, Buffer)) and any(map(touches, children(e)))
+        object.__setattr__(e, "_touches", known)
+    return known
+
+
+def _collected(e: Node) -> list[Effect]:
+    out: list[Effect] = []
+    _collect(e, out)
+    return out
+
+
+def _collect(e: Node, out: list[Effect]) -> None:
     if isinstance(e, Load):
         for i in e.indices:
-            yield from expr_effects(i)
-        yield Effect(e.buffer, "read", e, e.indices)
+            _inside(i, out)
+        out.append(Effect(e.buffer, "read", e, e.indices))
     elif isinstance(e, Call):
         for k, a in enumerate(e.args):
             if isinstance(a, AddressOf):
                 for i in a.indices:
-                    yield from expr_effects(i)
-                yield Effect(a.buffer, argument_mode(e, k), e, a.indices)
+                    _inside(i, out)
+                out.append(Effect(a.buffer, argument_mode(e, k), e, a.indices))
             else:
-                yield from expr_effects(a)
+                _inside(a, out)
     elif isinstance(e, AddressOf):  # an address that escapes: anything may be done through it
         for i in e.indices:
-            yield from expr_effects(i)
-        yield Effect(e.buffer, "readwrite", e, None)
-    elif not isinstance(e, (Var, Buffer)):
+            _inside(i, out)
+        out.append(Effect(e.buffer, "readwrite", e, None))
+    else:
         for c in children(e):
-            yield from expr_effects(c)
+            _inside(c, out)
+
+
+def _inside(e: Node, out: list[Effect]) -> None:
+    if touches(e):
+        _collect(e, out)
 
 
 def own_effects(s: Stmt) -> Iterator[Effect]:
@@ -147,9 +171,13 @@ def inner(s: Stmt) -> tuple[Stmt, ...]:
 
 def effects(s: Stmt) -> Iterator[Effect]:
     """Every access below a statement, in program order."""
-    yield from own_effects(s)
-    for x in inner(s):
-        yield from effects(x)
+    stack = [s]
+    while stack:
+        at = stack.pop()
+        yield from own_effects(at)
+        below = inner(at)
+        if below:
+            stack += reversed(below)
 
 
 def statements(s: Stmt) -> Iterator[Stmt]:

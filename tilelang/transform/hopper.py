@@ -38,8 +38,9 @@ def hopper(cx: PassContext) -> Hopper:
 
 def placed_in_kernel(launch: Launch) -> set[Var]:
     """Storage of tensors whose address only the kernel knows: no host can describe them to TMA."""
-    return {x.buffer.data for x in walk(launch.body) if isinstance(x, Alloc) and x.buffer.scope_name == "global"} | {
-        x.var for x in walk(launch.body) if isinstance(x, Bind) and x.var.dtype.is_handle}
+    nodes = [x for x in walk(launch.body) if isinstance(x, (Alloc, Bind))]
+    return {x.buffer.data for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name == "global"} | {
+        x.var for x in nodes if isinstance(x, Bind) and x.var.dtype.is_handle}
 
 
 __all__ = ["Hopper", "hopper", "placed_in_kernel"]

@@ -51,12 +51,13 @@ class Place:
     @cached_property
     def storages(self) -> frozenset[Var]:
         """Memory that is accessed inside."""
-        return frozenset(a.buffer.data for a in self.all_accesses())
+        return frozenset(a.buffer.data for a in self.accesses).union(*(x.storages for x in self.inner))
 
     @cached_property
     def orders(self) -> bool:
         """Whether something inside orders threads or asynchronous work."""
-        return any(isinstance(x.stmt, Evaluate) and is_sync(x.stmt.call) or barrier_in(x.stmt) for x in self.all())
+        return isinstance(self.stmt, Evaluate) and is_sync(self.stmt.call) or barrier_in(self.stmt) or any(
+            x.orders for x in self.inner)
 
     @property
     def has_barrier(self) -> bool:
