@@ -35,8 +35,8 @@ def flash_backward(batch, heads, kv_heads, seq, dim, causal=True, window=0, bm=6
     def gradients(Q: T.Tensor(q_shape, dtype), K: T.Tensor(kv_shape, dtype), V: T.Tensor(kv_shape, dtype),
                   O: T.Tensor(q_shape, dtype), dO: T.Tensor(q_shape, dtype), LSE: T.Tensor(rows, "float32"),
                   sink: T.Tensor((heads,), "float32"), slopes: T.Tensor((heads,), "float32"),
-                  dsink: T.Tensor((heads,), "float32"), delta: T.Tensor(rows, "float32"), dQ: T.Tensor(q_shape, "float32"), dK: T.Tensor(kv_shape, dtype),
-                  dV: T.Tensor(kv_shape, dtype)):
+                  dsink: T.Tensor((heads,), "float32"), delta: T.Tensor(rows, "float32"),
+                  dQ: T.Tensor(q_shape, "float32"), dK: T.Tensor(kv_shape, dtype), dV: T.Tensor(kv_shape, dtype)):
         with T.Kernel(T.ceildiv(seq, bm), heads, batch, threads=threads) as (bx, h, b):
             o = T.alloc_fragment((bm, dim), "float32")
             do = T.alloc_fragment((bm, dim), "float32")
