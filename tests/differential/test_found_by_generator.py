@@ -99,3 +99,17 @@ def test_branches_on_a_number_read_exclude_each_other():
 
     a = np.arange(64, dtype=I32) * 7 + 6
     agree(f, [a, np.zeros(64, I32)], {1: a + a[::-1]}, on=("tile", "sm_80", "sm_90a"))
+
+
+def test_one_column_of_a_fragment_goes_to_a_fragment():
+    @T.prim_func
+    def f(A: T.Tensor((9, 2), "float16"), O: T.Tensor((8,), "float64")):
+        with T.Kernel(1, threads=64):
+            F = T.alloc_fragment((9, 2), "float16")
+            G = T.alloc_fragment((8,), "float64")
+            T.copy(A, F)
+            T.copy(F[0:8, 1], G)
+            T.copy(G, O)
+
+    a = np.arange(18).reshape(9, 2).astype(np.float16)
+    agree(f, [a, np.zeros(8)], {1: a[:8, 1].astype(np.float64)})

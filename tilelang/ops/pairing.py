@@ -68,6 +68,9 @@ def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[
     extents, of_dst, of_src = iteration_space(dst, src)
     base = base_side(dst, src)
     whole = base.buffer.scope_name == "local.fragment" and not base.is_full
+    if base is src and dst.buffer.scope_name == "local.fragment" and dst.is_full and tuple(
+            n for n in dst.buffer.shape if not unit(n)) == tuple(e for e in extents if not unit(e)):
+        whole = False  # the owners of all that is written execute it: nothing of the old values has to be kept
     if not whole:
         def body(at: tuple[Var, ...]) -> Stmt:
             got = None if src is None else load(src.buffer, matched_indices(src, of_src, at), span=src.span)

@@ -70,9 +70,9 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
     grid = Grid(dist, vars, lw.thread) if dist.is_static and vars else None
     loop = Loop(vars, dist, grid, is_async, loose=loose)
     try:
+        before, after = _stage(lw, loop, body, span, outside=saved[0])
         if grid is not None:
             _refuse_races(loop, body, span)
-        before, after = _stage(lw, loop, body, span, outside=saved[0])
         lw.loop = loop
         inner = _emit_points(lw, loop, body)
     finally:
@@ -197,7 +197,7 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
         writes = not isinstance(x, Load)
         touch = loop.touch(lw, x.buffer, x.indices, writes)
         if touch.register is None:
-            if writes and touch.repeated and loop.grid is not None:
+            if writes and touch.repeated and loop.grid is not None and not isinstance(x, Store):
                 raise errors.error("parallel-race", f"iterations of the parallel loop accumulate into one element of "
                                    f"`{x.buffer.name}` from several threads", span=x.span or span)
             need.setdefault(x.buffer, touch)
@@ -221,7 +221,7 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
 
 
 def _refuse_races(loop: Loop, body: Stmt, span: Any) -> None:
-    """Raise parallel-race where threads accumulate into one element of shared or global memory.
+    """Raise parallel-race where threads accumulate into one element of memory, or of a fragment that goes through it.
 
     What the block and serial loops around contribute to an index is the same for all points: any value will do.
     """
@@ -237,7 +237,7 @@ def _refuse_races(loop: Loop, body: Stmt, span: Any) -> None:
                 visit(s.orelse, (*conds, unary("not", s.cond)))
         elif isinstance(s, (For, While)):
             visit(s.body, conds)
-        elif isinstance(s, Store) and is_memory(s.buffer) and shared_elements(grid, s, conds):
+        elif isinstance(s, Store) and (is_memory(s.buffer) or s.buffer in loop.staged) and shared_elements(grid, s, conds):
             raise errors.error("parallel-race", f"iterations of the parallel loop accumulate into one element of "
                                f"`{s.buffer.name}` from several threads", span=s.span or span)
 
