@@ -72,6 +72,12 @@ class Place:
         if self.measured is not None and self.on_gpu:
             self.measured.beside(name, partial(function, *(to_gpu(a) if isinstance(a, np.ndarray) else a for a in arrays)))
 
+    def work(self, flops: float | None = None, nbytes: float | None = None) -> None:
+        """What the kernel called last computes and moves, where its own report cannot say: eager and library functions."""
+        if self.measured is not None and self.measured.calls:
+            last = self.measured.calls[-1]
+            last.flops, last.bytes = last.flops or flops, last.bytes or nbytes
+
     @property
     def on_gpu(self) -> bool:
         """Whether tensors must lie in GPU memory."""

@@ -261,7 +261,7 @@ def main() -> int:
     cpus = len(os.sched_getaffinity(0))
     p.add_argument("--only", default="", help="comma-separated parts of file names")
     p.add_argument("--jobs", type=int, default=max(1, min(12, cpus)), help="examples at a time (default %(default)s)")
-    p.add_argument("--limit", type=float, default=0.0, help="seconds an example's checks may take (60 on a GPU, else 600)")
+    p.add_argument("--limit", type=float, default=0.0, help="seconds an example's checks may take (80 on a GPU, else 600)")
     p.add_argument("--no-times", action="store_true", help="check only")
     p.add_argument("--out", default="", help="folder for DATE-DEVICE-examples.json")
     options = p.parse_args()
@@ -286,7 +286,7 @@ def main() -> int:
             if states != {"ok"} or not progress.live.is_started:
                 progress.console.print(f"{escape(example.file)}: {', '.join(sorted(states))} ({took:.1f} s)")
 
-        run(examples, options.jobs, options.limit or (60.0 if device else 600.0), 20.0, done)
+        run(examples, options.jobs, options.limit or (80.0 if device else 600.0), 20.0, done)
     rows = [r for file in groups for r in groups[file]]
     console.print(table(rows))
     seconds = time.monotonic() - start

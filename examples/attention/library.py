@@ -70,6 +70,8 @@ def check_attention(batch=1, heads=32, kv_heads=8, seq=4096, dim=128, window=0, 
     k, v = (harness.random(rng, (batch, seq, kv_heads, dim), dtype) for _ in range(2))
     options = {"window": (window - 1, 0)} if window else {"causal": True}
     got = call(flash_attention, on, q, k, v, **options)
+    seen = seq * (seq + 1) / 2 if not window else window * seq - window * (window - 1) / 2
+    on.work(4.0 * batch * heads * dim * seen)
     if not window:
         on.peer("torch sdpa", sdpa, *(np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (q, k, v)), True)
     want, _ = harness.attention(*(harness.wide(x).transpose(0, 2, 1, 3) for x in (q, k, v)), visible(seq, seq, True, window))
@@ -84,6 +86,7 @@ def check_packed(lengths="3000,1,128,4096", heads=16, kv_heads=4, dim=128, dtype
     q = harness.random(rng, (starts[-1], heads, dim), dtype)
     k, v = (harness.random(rng, (starts[-1], kv_heads, dim), dtype) for _ in range(2))
     got = call(flash_attention, on, q, k, v, causal=True, cu_seqlens_q=starts)
+    on.work(4.0 * heads * dim * sum(n * (n + 1) / 2 for n in np.diff(starts).tolist()))
     parts = []
     for lo, hi in zip(starts, starts[1:]):
         one = [harness.wide(x[lo:hi]).transpose(1, 0, 2)[None] for x in (q, k, v)]
@@ -100,6 +103,7 @@ def check_decode(lengths="8000,1,777,4097", heads=32, kv_heads=8, page=64, dim=1
     q = harness.random(rng, (n.size, heads, dim), dtype)
     k, v = (harness.random(rng, (n.size * most + 2, page, kv_heads, dim), dtype) for _ in range(2))
     got = call(flash_decode, on, q, k, v, n, block_table=table)
+    on.work(nbytes=4.0 * kv_heads * dim * float(n.sum()))
     want = []
     for b, length in enumerate(n):
         kb, vb = (harness.wide(x[table[b]]).reshape(-1, kv_heads, dim)[:length].transpose(1, 0, 2)[None] for x in (k, v))

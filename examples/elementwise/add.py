@@ -45,6 +45,7 @@ def check_add(n: int = 2**24 + 3, on: Place = HERE) -> Comparison:
     a, b = normal(n, "float16"), normal(n, "float16", seed=1)
     want = wide(a) + wide(b)
     got = on.jit(add)(a, b)
+    on.work(nbytes=3 * a.nbytes)
     on.peer("a + b", lambda a, b: a + b, a, b)
     return compare("add", got, want, EPS["float16"] * abs(want))
 
@@ -59,6 +60,7 @@ def check_add_any(n: int = 2**24 + 3, dtype: str = "float32", on: Place = HERE) 
         result = compare(f"add_any {dtype}", kernel(a, b), want, EPS[dtype] * abs(want))
         if not result.ok:
             break
+    on.work(nbytes=3 * a.nbytes)
     on.peer("a + b", lambda a, b: a + b, a, b)
     return result
 

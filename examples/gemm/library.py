@@ -31,6 +31,7 @@ def check_layer(m: int = 4096, n: int = 4096, k: int = 4096, dtype: str = "float
     """A layer, relu(x @ w + b), with w stored (n, k) as torch.nn.Linear does."""
     x, w, b = normal((m, k), dtype), normal((n, k), dtype, 1), normal((n,), dtype, 2)
     got = on.library(matmul)(x, w, transpose_b=True, bias=b, activation="relu")
+    on.work(2.0 * m * n * k)
     on.peer("torch linear, relu", torch_layer, x, w, b)
     want = np.maximum(wide(x) @ wide(w).T + wide(b), 0)
     bound = product_bound(wide(x), wide(w).T, dtype, dtype) + 2 * EPS[dtype] * abs(wide(b)).max()
@@ -43,6 +44,7 @@ def check_experts(tokens: int = 8192, n: int = 2048, k: int = 2048, experts: int
     sizes = np.diff([0, *cuts, tokens]).astype(np.int32)
     x, w = normal((tokens, k), "float16"), normal((experts, k, n), "float16", 1)
     got = on.library(grouped_matmul)(x, w, sizes)
+    on.work(2.0 * tokens * n * k)
     rows = np.split(x, np.cumsum(sizes)[:-1])
     want = np.concatenate([wide(part) @ wide(one) for part, one in zip(rows, w)])
     bound = max(product_bound(wide(x), wide(one), "float16", "float16") for one in w)

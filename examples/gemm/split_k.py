@@ -70,6 +70,7 @@ def stream_k(m: int, n: int, k: int, workers: int = 132, bm: int = 128, bn: int 
 def _check(name: str, m: int, n: int, k: int, on: Place, run) -> Comparison:
     a, b, c = normal((m, k), "float16"), normal((k, n), "float16", 1), np.zeros((m, n), np.float32)
     run(a, b, c)
+    on.work(2.0 * m * n * k)
     on.peer("a @ b", lambda a, b: a @ b, a, b)
     return compare(name, c, product(a, b), product_bound(wide(a), wide(b), "float16", "float32"))
 

@@ -89,7 +89,13 @@ def test_calls_are_measured_afterwards():
     calls.beside("numpy", lambda: ran.append(2))
     call, = calls.calls
     assert (call.kernel, call.flops, call.bytes, call.peer) == ("k", 2e9, 2e6, "numpy") and ran == []
+    from harness import Place
+
+    Place(measured=calls).work(flops=7.0, nbytes=3.0)  # the kernel's own report comes first
+    assert (call.flops, call.bytes) == (2e9, 2e6)
     calls.called(len, lambda: None)
+    Place(measured=calls).work(nbytes=3.0)
+    assert calls.calls[1].bytes == 3.0
     assert (calls.calls[1].kernel, calls.calls[1].flops) == ("len", None)
 
 
