@@ -1,7 +1,8 @@
 """Runs a program on every execution and says how it ended.
 
-Executions: "tile" (the meaning), "sm_80" and "sm_90a" (lowered, in the device simulator), "cpu", "cuda" (on a device).
-The first is the judge of the others; all tensors are compared after the call, also those a program must not write.
+Executions: "tile" (the meaning), "sm_80" and "sm_90a" (lowered, in the device simulator), "cpu", "cuda" (on a device);
+"cubin" runs nothing: the CUDA source must compile.  The first is the judge of the others; all tensors are compared after
+the call, also those a program must not write.
 """
 
 from __future__ import annotations
@@ -162,6 +163,17 @@ def _execute(name: str, func: Any, prim: Any, args: list[np.ndarray], tensors: S
 
         meaning = run_tile(legalized(func, Target("cpu")), args)
         return [np.asarray(meaning[t[0]]) for t in tensors]
+    if name == "cubin":
+        from tilelang.codegen.cuda import print_kernel
+        from tilelang.runtime.nvrtc import compile_cubin
+        from tilelang.target import Target
+        from tilelang.transform.pipeline import lower
+
+        lowered = lower(func, Target({"kind": "cuda", "arch": "sm_90a"}), configs)
+        running[0] = True
+        for kernel in lowered.kernels:
+            compile_cubin(print_kernel(kernel), "sm_90a")
+        return []
     if name in SIMULATED:
         from tilelang.simulator import run_device
         from tilelang.target import Target

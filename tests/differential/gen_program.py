@@ -111,7 +111,7 @@ def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
     if st.chance(0.3):
         assign(st, s)
     body = block(st, s, st.between(*st.profile.statements))
-    if st.chance(0.06) and not persistent:
+    if st.chance(0.03) and not persistent:
         at = st.between(0, len(body))
         plain = Scope([], list(grid_values), [])
         body.insert(at, node(f"if {condition(st, plain)}:", [node("T.thread_return()")], None, "return"))

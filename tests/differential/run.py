@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import pathlib
+import platform
 import sys
 import time
 from typing import Any
@@ -35,9 +36,11 @@ def program_seed(seed: int, index: int) -> int:
     return seed * 1_000_003 + index
 
 
-def executions_of(seed: int, gpu: bool = False) -> tuple[str, ...]:
+def executions_of(seed: int, gpu: bool = False, cubin: bool = False) -> tuple[str, ...]:
     """What a program runs on: the meaning, and the device, or the CPU and the simulator of one architecture in turn."""
-    return ("tile", "cuda") if gpu else ("tile", ("sm_80", "sm_90a", "sm_90a")[seed % 3], "cpu")
+    if gpu or cubin:
+        return ("tile", "cuda") if gpu else ("tile", "cubin")
+    return ("tile", ("sm_80", "sm_90a", "sm_90a")[seed % 3], "cpu")
 
 
 def status_of(outcomes: dict[str, Any]) -> str:
@@ -65,6 +68,17 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
+def machine(gpu: bool) -> dict[str, Any]:
+    """Where a run was made."""
+    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "cores": os.cpu_count(),
+                             "python": platform.python_version()}
+    if gpu:
+        import torch
+
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--programs", type=int, default=300)
@@ -73,6 +87,8 @@ def main() -> int:
     p.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     p.add_argument("--out", type=pathlib.Path, default=pathlib.Path("differential-out"))
     p.add_argument("--gpu", action="store_true", help="compare the CUDA device with the tile meaning")
+    p.add_argument("--cubin", action="store_true", help="only compile the CUDA source of every program, no device needed")
+    p.add_argument("--record", type=pathlib.Path, help="also write the summary, with the machine it was made on, to this file")
     p.add_argument("--profile", help="draw all programs from one profile")
     p.add_argument("--shrink", type=int, default=0, help="cut down the first N programs that fail")
     p.add_argument("--cut", help="cut down the program of this seed or .json file, and do nothing else")
@@ -120,11 +136,13 @@ def main() -> int:
                 path.unlink()
             bar.advance(task)
 
-        run_all([(s, lambda s=s: write(s), executions_of(s, a.gpu)) for s in seeds], a.jobs, done,
+        run_all([(s, lambda s=s: write(s), executions_of(s, a.gpu, a.cubin)) for s in seeds], a.jobs, done,
                 {"TILELANG_CACHE_DIR": str(a.out / "cache"), "TILELANG_VERIFY": os.environ.get("TILELANG_VERIFY", "1")})
     out = summary(rows)
     out.update(seed=a.seed, seconds=round(time.time() - start, 1))
     (a.out / "summary.json").write_text(json.dumps(out, indent=1) + "\n")
+    if a.record:
+        a.record.write_text(json.dumps({"machine": machine(a.gpu), **out}, indent=1) + "\n")
     print(json.dumps({k: out[k] for k in ("programs", "status", "executions", "kinds")}, indent=1))
     for seed in failures[:a.shrink]:
         cut_down(make_program(seed, a.profile), executions_of(seed, a.gpu), a.out)

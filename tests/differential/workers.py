@@ -43,7 +43,10 @@ class Worker:
             if not part:
                 return self._lost("crash")
             line += part
-        return json.loads(line)
+        outcomes: dict[str, Any] = json.loads(line)
+        if outcomes.get("cuda", {}).get("status") == "failed" and outcomes["cuda"]["kind"] != "mismatch":
+            self.close()  # after a fault on the device every later call of the process fails too
+        return outcomes
 
     def _lost(self, kind: str) -> dict[str, Any]:
         code = self.close()
