@@ -1,7 +1,7 @@
 """Attention over a packed batch: sequences of different lengths lie one after another, no padding.
 
 `cu_q` and `cu_k` (batch + 1 each) hold where each sequence starts and ends.  The grid is made for the longest one; blocks
-past the end of a shorter sequence have nothing to do.  A tile may reach into the next sequence: scores beyond the own
+past the end of a shorter sequence run a loop of no iterations.  A tile may reach into the next sequence: scores beyond the own
 keys are masked, rows beyond the own queries are not stored.  Queries are right-aligned to the keys, as in decoding with a
 prefix.  The number of tokens is dynamic: one compiled kernel serves every packing.
 """
@@ -35,23 +35,23 @@ def flash_varlen(batch, heads, kv_heads, longest, dim, causal=True, bm=64, bn=64
             len_q = cu_q[b + 1] - q0
             len_k = cu_k[b + 1] - k0
             shift = len_k - len_q
-            if bx * bm < len_q:
-                T.copy(Q[q0 + bx * bm:q0 + (bx + 1) * bm, h, :], Qs)
-                reset(acc, top, total)
-                end = T.min(len_k, (bx + 1) * bm + shift) if causal else len_k
-                for k in T.Pipelined(T.ceildiv(T.max(end, 0), bn), num_stages=stages):
-                    T.copy(K[k0 + k * bn:k0 + (k + 1) * bn, h // group, :], Ks)
-                    T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-                    for i, j in T.Parallel(bm, bn):
-                        seen = (k * bn + j < len_k) and ((not causal) or k * bn + j <= bx * bm + i + shift)
-                        S[i, j] = T.if_then_else(seen, S[i, j], -T.infinity("float32"))
-                    T.copy(V[k0 + k * bn:k0 + (k + 1) * bn, h // group, :], Vs)
-                    absorb(S, P, acc, top, before, rescale, total, row, scale)
-                    T.gemm(P, Vs, acc)
-                finish(acc, total)
-                for i, j in T.Parallel(bm, dim):
-                    if bx * bm + i < len_q:
-                        O[q0 + bx * bm + i, h, j] = acc[i, j]
+            T.copy(Q[q0 + bx * bm:q0 + (bx + 1) * bm, h, :], Qs)
+            reset(acc, top, total)
+            end = T.min(len_k, (bx + 1) * bm + shift) if causal else len_k
+            steps = T.if_then_else(bx * bm < len_q, T.ceildiv(T.max(end, 0), bn), 0)
+            for k in T.Pipelined(steps, num_stages=stages):
+                T.copy(K[k0 + k * bn:k0 + (k + 1) * bn, h // group, :], Ks)
+                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(bm, bn):
+                    seen = (k * bn + j < len_k) and ((not causal) or k * bn + j <= bx * bm + i + shift)
+                    S[i, j] = T.if_then_else(seen, S[i, j], -T.infinity("float32"))
+                T.copy(V[k0 + k * bn:k0 + (k + 1) * bn, h // group, :], Vs)
+                absorb(S, P, acc, top, before, rescale, total, row, scale)
+                T.gemm(P, Vs, acc)
+            finish(acc, total)
+            for i, j in T.Parallel(bm, dim):
+                if bx * bm + i < len_q:
+                    O[q0 + bx * bm + i, h, j] = acc[i, j]
 
     return attend
 

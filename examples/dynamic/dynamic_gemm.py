@@ -1,8 +1,8 @@
 """Shapes known only at the call: one compiled kernel for every size.
 
 gemm      A: (m, k) and C: (m, n) with run-time m, n and k; weights and activations of any size, zero included.
-padded    rows of A lie stride elements apart, and the number of tokens is less than the buffer holds: a scalar argument
-          bounds the work, and blocks past it return at once.
+padded    the number of tokens is less than the buffer holds: a scalar argument bounds the work, and blocks past it run a
+          loop of no iterations (a condition around a pipelined loop would keep the compiler from giving warps roles).
 """
 
 import sys
@@ -43,18 +43,17 @@ def padded(n: int, k: int, bm: int = 128, bn: int = 128, bk: int = 64, dtype: st
     @T.prim_func
     def program(A: T.Tensor((rows, k), dtype), B: T.Tensor((n, k), dtype), tokens: T.int32, C: T.Tensor((rows, n), "float32")):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(rows, bm), threads=256) as (bx, by):
-            if by * bm < tokens:
-                As = T.alloc_shared((bm, bk), dtype)
-                Bs = T.alloc_shared((bn, bk), dtype)
-                Cf = T.alloc_fragment((bm, bn), "float32")
-                T.clear(Cf)
-                for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=2):
-                    T.copy(A[by * bm, ko * bk], As)
-                    T.copy(B[bx * bn, ko * bk], Bs)
-                    T.gemm(As, Bs, Cf, transpose_B=True)
-                for i, j in T.Parallel(bm, bn):
-                    if by * bm + i < tokens:
-                        C[by * bm + i, bx * bn + j] = Cf[i, j]
+            As = T.alloc_shared((bm, bk), dtype)
+            Bs = T.alloc_shared((bn, bk), dtype)
+            Cf = T.alloc_fragment((bm, bn), "float32")
+            T.clear(Cf)
+            for ko in T.Pipelined(T.if_then_else(by * bm < tokens, T.ceildiv(k, bk), 0), num_stages=2):
+                T.copy(A[by * bm, ko * bk], As)
+                T.copy(B[bx * bn, ko * bk], Bs)
+                T.gemm(As, Bs, Cf, transpose_B=True)
+            for i, j in T.Parallel(bm, bn):
+                if by * bm + i < tokens:
+                    C[by * bm + i, bx * bn + j] = Cf[i, j]
 
     return program
 

@@ -2,7 +2,7 @@
 
 Tokens are not moved: `order` lists the (token, choice) pairs sorted by expert, each expert's part filled up to whole tiles,
 and a tile of rows gathers its tokens through that list.  So every tile belongs to one expert, whose number it reads from
-`expert_of`; the grid is made for the most tiles there can be, and tiles past the last have nothing to do.
+`expert_of`; the grid is made for the most tiles there can be, and tiles past the last run loops of no iterations.
 
 up_kernel    two products with one gathered tile of tokens, silu(gate) * up, stored in the sorted order;
 down_kernel  one product, multiplied by the routing weight and added to the token's row with atomics.
@@ -19,7 +19,7 @@ from harness import EPS, HERE, Comparison, Place, compare, main, normal, wide
 import tilelang.language as T
 
 
-def experts_up(tokens: int, dim: int, hidden: int, experts: int, slots: int, k: int, bm: int = 64, bn: int = 64, bk: int = 64,
+def experts_up(tokens: int, dim: int, hidden: int, experts: int, slots: int, k: int, bm: int = 64, bn: int = 128, bk: int = 64,
                dtype: str = "float16"):
     """X: (tokens, dim); W: (experts, 2 hidden, dim), rows of gate, then of up; order: (slots,) pair numbers, -1 where there
     is none; expert_of: (slots / bm,), -1 past the last tile; H: (slots, hidden)."""
@@ -34,26 +34,26 @@ def experts_up(tokens: int, dim: int, hidden: int, experts: int, slots: int, k: 
             pair = T.alloc_shared((bm,), "int32")
             gate = T.alloc_fragment((bm, bn), "float32")
             up = T.alloc_fragment((bm, bn), "float32")
-            e = expert_of[by]
-            if e >= 0:
-                T.copy(order[by * bm], pair)
-                T.clear(gate)
-                T.clear(up)
-                for ko in T.Pipelined(T.ceildiv(dim, bk), num_stages=2):
-                    for i, j in T.Parallel(bm, bk):
-                        Xs[i, j] = T.if_then_else(pair[i] >= 0, X[pair[i] // k, ko * bk + j], 0)
-                    T.copy(W[e, bx * bn, ko * bk], Gs)
-                    T.copy(W[e, hidden + bx * bn, ko * bk], Us)
-                    T.gemm(Xs, Gs, gate, transpose_B=True)
-                    T.gemm(Xs, Us, up, transpose_B=True)
-                for i, j in T.Parallel(bm, bn):
-                    gate[i, j] = gate[i, j] / (1 + T.exp(-gate[i, j])) * up[i, j]
-                T.copy(gate, H[by * bm, bx * bn])
+            e = T.max(expert_of[by], 0)
+            steps = T.if_then_else(expert_of[by] >= 0, T.ceildiv(dim, bk), 0)
+            T.copy(order[by * bm], pair)
+            T.clear(gate)
+            T.clear(up)
+            for ko in T.Pipelined(steps, num_stages=2):
+                for i, j in T.Parallel(bm, bk):
+                    Xs[i, j] = T.if_then_else(pair[i] >= 0, X[pair[i] // k, ko * bk + j], 0)
+                T.copy(W[e, bx * bn, ko * bk], Gs)
+                T.copy(W[e, hidden + bx * bn, ko * bk], Us)
+                T.gemm(Xs, Gs, gate, transpose_B=True)
+                T.gemm(Xs, Us, up, transpose_B=True)
+            for i, j in T.Parallel(bm, bn):
+                gate[i, j] = gate[i, j] / (1 + T.exp(-gate[i, j])) * up[i, j]
+            T.copy(gate, H[by * bm, bx * bn])
 
     return up_kernel
 
 
-def experts_down(tokens: int, dim: int, hidden: int, experts: int, slots: int, k: int, bm: int = 64, bn: int = 64, bk: int = 64,
+def experts_down(tokens: int, dim: int, hidden: int, experts: int, slots: int, k: int, bm: int = 64, bn: int = 128, bk: int = 64,
                  dtype: str = "float16"):
     """W: (experts, dim, hidden); weights: (tokens, k) float32; Y: (tokens, dim) float32, zero before the call."""
     @T.prim_func
@@ -65,17 +65,17 @@ def experts_down(tokens: int, dim: int, hidden: int, experts: int, slots: int, k
             Ws = T.alloc_shared((bn, bk), dtype)
             pair = T.alloc_shared((bm,), "int32")
             y = T.alloc_fragment((bm, bn), "float32")
-            e = expert_of[by]
-            if e >= 0:
-                T.copy(order[by * bm], pair)
-                T.clear(y)
-                for ko in T.Pipelined(T.ceildiv(hidden, bk), num_stages=2):
-                    T.copy(H[by * bm, ko * bk], Hs)
-                    T.copy(W[e, bx * bn, ko * bk], Ws)
-                    T.gemm(Hs, Ws, y, transpose_B=True)
-                for i, j in T.Parallel(bm, bn):
-                    if pair[i] >= 0 and bx * bn + j < dim:
-                        T.atomic_add(Y[pair[i] // k, bx * bn + j], y[i, j] * weights[pair[i] // k, pair[i] % k])
+            e = T.max(expert_of[by], 0)
+            steps = T.if_then_else(expert_of[by] >= 0, T.ceildiv(hidden, bk), 0)
+            T.copy(order[by * bm], pair)
+            T.clear(y)
+            for ko in T.Pipelined(steps, num_stages=2):
+                T.copy(H[by * bm, ko * bk], Hs)
+                T.copy(W[e, bx * bn, ko * bk], Ws)
+                T.gemm(Hs, Ws, y, transpose_B=True)
+            for i, j in T.Parallel(bm, bn):
+                if pair[i] >= 0 and bx * bn + j < dim:
+                    T.atomic_add(Y[pair[i] // k, bx * bn + j], y[i, j] * weights[pair[i] // k, pair[i] % k])
 
     return down_kernel
 
