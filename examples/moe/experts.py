@@ -53,8 +53,8 @@ def experts_up(tokens: int, dim: int, hidden: int, experts: int, slots: int, k: 
     return up_kernel
 
 
-def experts_down(tokens: int, dim: int, hidden: int, experts: int, slots: int, k: int, bm: int = 64, bn: int = 128, bk: int = 64,
-                 dtype: str = "float16"):
+def experts_down(tokens: int, dim: int, hidden: int, experts: int, slots: int, k: int, bm: int = 64, bn: int = 128,
+                 bk: int = 64, dtype: str = "float16"):
     """W: (experts, dim, hidden); weights: (tokens, k) float32; Y: (tokens, dim) float32, zero before the call."""
     @T.prim_func
     def down_kernel(H: T.Tensor((slots, hidden), dtype), W: T.Tensor((experts, dim, hidden), dtype),
