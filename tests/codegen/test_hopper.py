@@ -291,3 +291,26 @@ def test_wrong_uses_are_told():
     assert "int64" not in REDUCE_ADD
     with pytest.raises(NotImplementedError, match="reduction of int64"):
         text(evaluate("tma_reduce_add", at(tile, 0), const(0), map="m"))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dt", ["float16", "bfloat16"])
+def test_floats_in_registers_become_words_of_two_halves(dt):
+    """pack_half and pack_bfloat16: only for whole words of registers, and the same instructions as conversion and store."""
+    tv, inp, out = thread_vars(), tensor("I", (128, 8), "float32"), tensor("O", (128, 8), dt)
+    floats, halves = local("floats", 8, "float32"), local("halves", 10, dt)
+    short = {"float16": "half", "bfloat16": "bfloat16"}[dt]
+
+    def text(first: int) -> str:
+        return print_kernel(kernel((inp, out), seq(
+            Alloc(floats), Alloc(halves), Store(floats, (ramp(0, 8),), load(inp, (tv[0], ramp(0, 8)))),
+            Store(halves, (ramp(first, 8),), cast(load(floats, (ramp(0, 8),)), f"{dt}x8")),
+            Store(out, (tv[0], ramp(0, 8)), load(halves, (ramp(first, 8),)))), tvars=tv))
+
+    packed = f"tl::pack_{short}<8>(&halves[0], &floats[0])"
+    assert packed in text(0) and f"tl::cast_{short}(" in text(1).split("__global__")[1] and "pack_" not in text(1)
+    own = {"float16": "half_t", "bfloat16": "bfloat16_t"}[dt]
+    plain = text(0).replace(packed, f"tl::store<{own}, 8>(&halves[0], tl::cast_{short}(tl::load<float, 8>(&floats[0])))")
+    assert plain != text(0)
+    words, apart = (sass.opcodes(sass.disassemble(nvrtc.compile_cubin(x, "sm_90a").bytes)) for x in (text(0), plain))
+    assert words == apart and words["F2FP"] == 4

@@ -279,8 +279,25 @@ class CudaPrinter(HopperCalls, CLikePrinter):
         source = self._vector_base(v.indices, v.buffer) if isinstance(v, Load) else None
         if source is not None:
             self.emit(f"tl::copy<{args}>({to}, {self.address(v.buffer, source)});")  # type: ignore[attr-defined]
+        elif (floats := self._packed_floats(s)) is not None:
+            name = "pack_half" if s.buffer.dtype == "float16" else "pack_bfloat16"
+            self.emit(f"tl::{name}<{v.dtype.lanes}>({to}, {floats});")
         else:
             self.emit(f"tl::store<{args}>({to}, {self.top(v)});")
+
+    def _packed_floats(self, s: Store) -> str | None:
+        """Address of the floats whose halves a store puts into registers, in whole pairs; None for other stores."""
+        v = s.value
+        if not isinstance(v, Cast) or not isinstance(v.value, Load) or v.dtype.base not in HALVES or v.dtype.lanes % 2 or \
+                v.value.dtype.base != "float32" or {s.buffer.scope_name, v.value.buffer.scope_name} != {"local"}:
+            return None
+        if any(self.storage.get(b.data) != b.dtype for b in (s.buffer, v.value.buffer)):  # another view: of what alignment?
+            return None
+        at, base = self._vector_base(s.indices, s.buffer), self._vector_base(v.value.indices, v.value.buffer)
+        even = at is not None and self.flat_index(s.buffer, at)
+        if base is None or not isinstance(even, Const) or even.value % 2:
+            return None
+        return self.address(v.value.buffer, base)
 
     def _scatter(self, s: Store) -> None:
         name = self.namer(s, f"{s.buffer.name}_lanes")
