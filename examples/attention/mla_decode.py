@@ -17,7 +17,7 @@ from paged_decode import join_parts
 import tilelang.language as T
 
 
-def mla_decode(batch, heads, seq, dim=512, pe=64, splits=2, bh=64, bn=32, stages=1, dtype="float16", threads=256):
+def mla_decode(batch, heads, seq, dim=512, pe=64, splits=2, bh=64, bn=64, stages=2, dtype="float16", threads=256):
     scale = (dim + pe)**-0.5
 
     @T.prim_func
@@ -62,7 +62,7 @@ def mla_decode(batch, heads, seq, dim=512, pe=64, splits=2, bh=64, bn=32, stages
     return decode
 
 
-def check(batch=16, heads=128, seq=4096, dim=512, pe=64, splits=4, bh=64, bn=32, stages=1, dtype="float16", seed=0,
+def check(batch=16, heads=128, seq=4096, dim=512, pe=64, splits=4, bh=64, bn=64, stages=2, dtype="float16", seed=0,
           on=harness.HERE):
     rng = np.random.default_rng(seed)
     q, qpe = harness.random(rng, (batch, heads, dim), dtype), harness.random(rng, (batch, heads, pe), dtype)
