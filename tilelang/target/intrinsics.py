@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from .rounding import rounded
+
 # effect: PURE value only; READS, WRITES memory through an AddressOf argument; SYNC orders threads;
 # WARP exchanges values between the lanes of a warp: orders no memory, but must not move into or out of divergent code.
 PURE, READS, WRITES, SYNC, WARP = "pure", "reads", "writes", "sync", "warp"
@@ -89,10 +91,8 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c rounded once: the product of two float32 is exact in float64."""
-    dt = np.result_type(a, b, c)
-    wide = np.float64 if dt == np.float32 else np.longdouble
-    return (np.asarray(a, wide) * np.asarray(b, wide) + np.asarray(c, wide)).astype(dt)
+    """a * b + c rounded once, also when the caller rounds to a narrower type."""
+    return rounded("fmaf", "rn", a, b, c)
 
 
 def _sigmoid(x: Any) -> Any:
@@ -195,30 +195,9 @@ add_intrinsic(Intrinsic("reinterpret", 1, PURE, None, {"*": "tl::reinterpret<{dt
 
 # ---- IEEE-rounded arithmetic ---------------------------------------------------------------------------------------
 
-def _round_to(x: np.ndarray, residual: np.ndarray, mode: str) -> np.ndarray:
-    """x, a nearest-rounded result, moved by one unit where `residual` (exact minus x) and the mode say so."""
-    up, down = np.nextafter(x, np.asarray(np.inf, x.dtype)), np.nextafter(x, np.asarray(-np.inf, x.dtype))
-    if mode == "rn":
-        return x
-    if mode == "ru":
-        return np.where(residual > 0, up, x)
-    if mode == "rd":
-        return np.where(residual < 0, down, x)
-    return np.where((x > 0) & (residual < 0), down, np.where((x < 0) & (residual > 0), up, x))
-
-
 def _ieee(op: str) -> Callable[..., Any]:
-    """Correctly rounded float32 in any mode through exact or nearly exact longdouble; float64 in mode rn."""
-    wide: dict[str, Callable[..., Any]] = {
-        "add": np.add, "sub": np.subtract, "mul": np.multiply, "fdiv": np.divide, "fmaf": lambda a, b, c: a * b + c,
-        "frcp": lambda a: 1 / a, "fsqrt": np.sqrt, "frsqrt": lambda a: 1 / np.sqrt(a)}
-    fn = wide[op]
-
     def meaning(*args: Any, rounding_mode: str = "rn") -> Any:
-        dt = np.result_type(*args)
-        exact = fn(*(np.asarray(a, np.longdouble) for a in args))
-        near = exact.astype(dt)
-        return _round_to(near, exact - near, rounding_mode)
+        return rounded(op, rounding_mode, *args)
 
     return meaning
 

@@ -164,6 +164,32 @@ def _isnull(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
     return f.let(f"icmp eq {ty} {a[0]}, {'null' if ty == 'ptr' else '0'}")
 
 
+def _fused(f: Fn, dt: dtype, a: list[str]) -> str:
+    """a[0] * a[1] + a[2] rounded once.  Narrow floats in float64, where the product is exact and the sum is rounded to odd:
+    two roundings, of float32 and of the type, could differ from one."""
+    if dt.bits >= 32:
+        return intrinsic(f, "llvm.fma", value_type(dt), *a)
+    wide, bits = (value_type(dtype(n).with_lanes(dt.lanes)) for n in ("float64", "int64"))
+    mask = value_type(dtype("bool").with_lanes(dt.lanes))
+    x, y, z = (convert(f, v, dtype("float32").with_lanes(dt.lanes), dtype("float64").with_lanes(dt.lanes)) for v in a)
+    p = f.let(f"fmul {wide} {x}, {y}")
+    s = f.let(f"fadd {wide} {p}, {z}")
+    t = f.let(f"fsub {wide} {s}, {p}")
+    rest = f.let(f"fadd {wide} {f.let(f'fsub {wide} {p}, ' + f.let(f'fsub {wide} {s}, {t}'))}, "
+                 f"{f.let(f'fsub {wide} {z}, {t}')}")
+    zero, one = splat(float_literal(0.0), wide), splat("1", bits)
+    code = f.let(f"bitcast {wide} {s} to {bits}")
+    inexact = f.let(f"fcmp one {wide} {rest}, {zero}")  # NaN, of infinite sums, is none
+    even = f.let(f"icmp eq {bits} {f.let(f'and {bits} {code}, {one}')}, {splat('0', bits)}")
+    signs = f.let(f"xor {bits} {f.let(f'bitcast {wide} {rest} to {bits}')}, {code}")
+    outwards = f.let(f"icmp sge {bits} {signs}, {splat('0', bits)}")
+    step = f.let(f"select {mask} {outwards}, {bits} {one}, {bits} {splat('-1', bits)}")
+    moved = f.let(f"add {bits} {code}, {step}")
+    odd = f.let(f"select {mask} {f.let(f'and {mask} {inexact}, {even}')}, {bits} {moved}, {bits} {code}")
+    near = f.let(f"bitcast {bits} {odd} to {wide}")
+    return convert(f, near, dtype("float64").with_lanes(dt.lanes), dt)
+
+
 def _ieee(op: str) -> Any:
     """Rounding to nearest is what the hardware does; the other modes are refused."""
 
@@ -178,6 +204,8 @@ def _ieee(op: str) -> Any:
             out = f.let(f"fdiv {ty} {splat(float_literal(1.0), ty)}, {a[0]}")
         elif op == "frsqrt":
             return _rsqrt(f, e, a, dt)
+        elif op == "llvm.fma":
+            return _fused(f, dt, a)
         else:
             out = intrinsic(f, op, ty, *a)
         return rounded(f, dt, out)
@@ -188,7 +216,7 @@ def _ieee(op: str) -> Any:
 def _packed(op: str) -> Any:
     def emit(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
         if op == "fma":
-            return rounded(f, dt, intrinsic(f, "llvm.fma", value_type(dt), *a))
+            return _fused(f, dt, a)
         return arithmetic.absolute(f, a[0], dt) if op == "abs" else arithmetic.binary(f, op, a[0], a[1], dt)
 
     return emit

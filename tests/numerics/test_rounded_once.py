@@ -1,0 +1,147 @@
+"""T.ieee_* and the packed functions against exact fractions, in every direction; halves with all their near-ties."""
+
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numbers_of import BLOCK, EVERYWHERE, assert_same, every, rounded, run_on
+
+import tilelang.language as T
+from tilelang.ir import numpy_dtype
+from tilelang.target import rounding
+
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow", "ignore:divide by zero")
+N = 4 * BLOCK
+MODES = ("rn", "rz", "ru", "rd")
+IEEE = {"add": T.ieee_add, "sub": T.ieee_sub, "mul": T.ieee_mul, "fdiv": T.ieee_fdiv, "fmaf": T.ieee_fmaf, "frcp": T.ieee_frcp,
+        "fsqrt": T.ieee_fsqrt}
+ARITY = {"fmaf": 3, "frcp": 1, "fsqrt": 1}
+
+
+def operands(name, seed=0):
+    """Three rows: samples of all magnitudes, and products that are ties or nearly numbers of the type with tiny addends."""
+    rng = np.random.default_rng(seed)
+    x = np.stack([rng.permutation(every(name))[:N] for _ in range(3)])
+    x[:, np.isnan(x.astype(np.float64)).any(0)] = 1
+    m = ml_dtypes.finfo(numpy_dtype(name)).nmant
+    if name == "float64":  # rests of products must not underflow
+        x[(np.abs(x) < 1e-70) & (x != 0) | (np.abs(x) > 1e70) & np.isfinite(x)] = 3
+    k = slice(0, N // 2)
+    x[0, k] = (1 + rng.integers(0, 2**m, N // 2) * 2.0**-m) * np.exp2(rng.integers(-3, 4, N // 2))
+    x[1, k] = (1 + rng.integers(0, 2, N // 2) * 2.0**-rng.integers(1, m + 1, N // 2)) * rng.choice([-1, 1], N // 2)
+    x[2, k] = rng.choice([-1, 1], N // 2) * np.exp2(-rng.integers(m, 24 if m == 10 else 60, N // 2).astype(float))
+    return x
+
+
+def exactly(op, args, kind):
+    """(nearest, below, above) of the exact result among the numbers of float32 or float64, for finite operands."""
+    values = [Fraction(float(a)) for a in args]
+    if op == "fsqrt":
+        near = np.sqrt(args[0])
+        square = Fraction(float(near)) ** 2
+        below = near if square <= values[0] else np.nextafter(near, kind(-np.inf))
+        above = near if square >= values[0] else np.nextafter(near, kind(np.inf))
+        return near, below, above
+    exact = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "fdiv": lambda a, b: a / b,
+             "fmaf": lambda a, b, c: a * b + c, "frcp": lambda a: 1 / a}[op](*values)
+    near = kind(float(exact))  # of float32: rounded twice, so look around
+    around = [kind(v) for v in (np.nextafter(near, kind(-np.inf)), near, np.nextafter(near, kind(np.inf)))]
+    below = max(v for v in around if Fraction(float(v)) <= exact)
+    above = min(v for v in around if Fraction(float(v)) >= exact)
+    low, high = exact - Fraction(float(below)), Fraction(float(above)) - exact
+    even = below if int(np.asarray(below).view(f"u{below.itemsize}")) & 1 == 0 else above
+    return (even if low == high else below if low < high else above), below, above
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("op", IEEE)
+def test_the_meaning_is_the_rounded_exact_result(op, kind):
+    name = np.dtype(kind).name
+    x = operands(name)[:, [*range(300), *range(N // 2, N, 8)]]
+    size = np.abs(x.astype(np.float64))
+    x = x[:, np.all((size > 1e-12) & (size < 1e12), 0)]
+    x[0] = np.abs(x[0])
+    args = x[:ARITY.get(op, 2)]
+    got = {m: np.asarray(rounding.rounded(op, m, *args)).astype(kind) for m in MODES}
+    assert len(x[0]) > 100
+    for i in range(len(x[0])):
+        near, below, above = exactly(op, [a[i] for a in args], kind)
+        want = {"rn": near, "rd": below, "ru": above, "rz": below if near > 0 or near == 0 and below == 0 else above}
+        for m in MODES:
+            assert got[m][i] == want[m], (op, m, [repr(a[i]) for a in args], got[m][i], want[m])
+
+
+def test_sums_and_products_without_error():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 500)) * np.exp2(rng.integers(-60, 60, (2, 500)))
+    for got, exact in ((rounding.two_sum(a, b), lambda x, y: x + y), (rounding.two_product(a, b), lambda x, y: x * y)):
+        for s, e, x, y in zip(*got, a, b):
+            assert Fraction(s) + Fraction(float(e)) == exact(Fraction(x), Fraction(y))
+    odd = rounding.sum_odd(a, b)
+    inexact = rounding.two_sum(a, b)[1] != 0
+    assert (odd.view(np.int64)[inexact] & 1).all() and np.array_equal(odd[~inexact], (a + b)[~inexact])
+    assert np.array_equal(rounding.to_odd(a, np.zeros(500)), a)
+    tie = rounding.fused_odd(np.float32(1 + 2.0**-12), np.float32(1), np.float32(2.0**-100))
+    assert tie > 1 + 2.0**-12 and np.float32(tie) == np.float32(1 + 2.0**-12)
+
+
+def test_a_sum_of_zero_is_negative_when_rounded_down():
+    zeros = [(1.0, -1.0, True), (0.0, 0.0, False), (0.0, -0.0, True), (-0.0, -0.0, True)]
+    for a, b, negative in zeros:
+        got = rounding.rounded("add", "rd", np.float32(a), np.float32(b))
+        assert got == 0 and bool(np.signbit(got)) == negative
+        assert bool(np.signbit(rounding.rounded("add", "ru", np.float32(a), np.float32(b)))) == (a == b == 0 and np.signbit(a))
+
+
+def ieee_program(name, modes):
+    jobs = [(fn, ARITY.get(op, 2), m) for op, fn in IEEE.items() for m in modes]
+
+    def apply(X, Y, i):
+        for k, (fn, n, m) in enumerate(jobs):
+            T.buffer_store(Y, fn(*(X[j, i] for j in range(n)), rounding_mode=m), (k, i))
+
+    @T.prim_func
+    def f(X: T.Tensor((3, N), name), Y: T.Tensor((len(jobs), N), name)):
+        with T.Kernel(N // BLOCK, threads=256) as b:
+            for i in T.Parallel(BLOCK):
+                apply(X, Y, b * BLOCK + i)
+
+    return f, [(op, m) for op in IEEE for m in modes]
+
+
+@pytest.mark.spec("L14:ieee")
+@pytest.mark.parametrize("on", EVERYWHERE)
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_ieee_functions_round_once(name, on):
+    modes = MODES if name in ("float32", "float64") and on != "cpu" else ("rn",)  # the CPU rounds to nearest: others refused
+    f, jobs = ieee_program(name, modes)
+    x = operands(name)
+    y = run_on(f, x, on=on)[1]
+    for got, (op, m) in zip(y, jobs):
+        args = x[:ARITY.get(op, 2)]
+        if name in ("float32", "float64"):
+            want = np.asarray(rounding.rounded(op, m, *args)).astype(x.dtype)
+        else:
+            want = rounded(np.asarray(rounding.rounded(op, m, *(a.astype(np.float32) for a in args)), np.longdouble), name)
+        assert_same(got, want, f"{op} {m} of {name}", *args)
+
+
+@pytest.mark.spec("L14:packed", "T.fma2", "T.add2", "T.mul2")
+@pytest.mark.parametrize("on", EVERYWHERE)
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_packed_functions_round_once(name, on):
+    @T.prim_func
+    def f(X: T.Tensor((3, N), name), Y: T.Tensor((3, N), name)):
+        with T.Kernel(N // BLOCK, threads=BLOCK // 2) as b:
+            i = b * BLOCK + T.get_thread_binding() * 2
+            Y[0, i:i + 2] = T.add2(X[0, i:i + 2], X[1, i:i + 2])
+            Y[1, i:i + 2] = T.mul2(X[0, i:i + 2], X[1, i:i + 2])
+            Y[2, i:i + 2] = T.fma2(X[0, i:i + 2], X[1, i:i + 2], X[2, i:i + 2])
+
+    x = operands(name, 1)
+    y = run_on(f, x, on=on)[1]
+    a, b, c = x.astype(np.float32)
+    for got, exact, what in zip(y, (rounding.sum_odd(a, b), a.astype(np.float64) * b, rounding.fused_odd(a, b, c)),
+                                ("add2", "mul2", "fma2")):
+        assert_same(got, rounded(exact, name), f"{what} of {name}", *x)

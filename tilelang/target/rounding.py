@@ -1,0 +1,140 @@
+"""Arithmetic rounded once, in any of the four IEEE directions, from sums and products without error.
+
+A sum a + b of floats is s + e with s the rounded sum and e the rest, itself a float; a product likewise (Dekker, "A
+floating-point technique for extending the available precision"; the fused product-sum after Boldo and Melquiond,
+"Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd").  Near the ends of the range the
+rests of float64 products may underflow: directions there are those of the rounded operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+_SPLIT = 2.0**27 + 1
+
+
+def two_sum(a: Any, b: Any) -> tuple[Any, Any]:
+    """(rounded sum, what it leaves out) of float64 numbers; the rest of an infinite sum is 0."""
+    s = a + b
+    t = s - a
+    return s, _known((a - (s - t)) + (b - t))
+
+
+def two_product(a: Any, b: Any) -> tuple[Any, Any]:
+    """(rounded product, what it leaves out) of float64 numbers; the rest of an infinite product is 0."""
+    p = a * b
+    a_high = _SPLIT * a
+    a_high = a_high - (a_high - a)
+    b_high = _SPLIT * b
+    b_high = b_high - (b_high - b)
+    a_low, b_low = a - a_high, b - b_high
+    rest = a_low * b_low - (((p - a_high * b_high) - a_low * b_high) - a_high * b_low)
+    return p, _known(rest)
+
+
+def _known(rest: Any) -> Any:
+    """The rest of an operation; of infinities and NaN there is none."""
+    return np.where(np.isfinite(rest), rest, 0.0)
+
+
+def to_odd(s: Any, rest: Any) -> Any:
+    """s + rest as the float64 with an odd last bit next to it, or s where rest is 0.
+
+    Rounded to a type of at most 51 bits this gives what the exact sum does.
+    """
+    s = np.asarray(s, np.float64)
+    bits = s.view(np.int64)
+    even = (bits & 1 == 0) & (rest != 0) & np.isfinite(s)
+    outwards = np.where(s == 0, True, (rest > 0) == (s > 0))
+    start = np.where(s == 0, np.copysign(0.0, rest), s).view(np.int64)
+    return np.where(even, start + np.where(outwards, 1, -1), bits).astype(np.int64).view(np.float64)
+
+
+def sum_odd(a: Any, b: Any) -> Any:
+    """a + b of float64 numbers, rounded to odd."""
+    return to_odd(*two_sum(np.asarray(a, np.float64), np.asarray(b, np.float64)))
+
+
+def fused_odd(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c of float32 (or narrower) numbers as a float64 rounded to odd: the product of two is exact in float64."""
+    return sum_odd(np.asarray(a, np.float64) * np.asarray(b, np.float64), c)
+
+
+def _fused(a: Any, b: Any, c: Any) -> tuple[Any, Any]:
+    """(a * b + c rounded once, a number with the sign of what that leaves out) of float64 numbers."""
+    p, e = two_product(a, b)
+    high, low = two_sum(np.asarray(c), e)
+    top, rest = two_sum(p, high)
+    s, left = two_sum(top, sum_odd(rest, low))
+    plain = a * b + c
+    plain = np.where((plain == 0) & (c == 0) & (a != 0) & (b != 0), p, plain)  # a product below all numbers keeps its sign
+    return np.where(np.isfinite(plain) & np.isfinite(s) & (s != 0), s, plain), left
+
+
+def _quotient(a: Any, b: Any) -> tuple[Any, Any]:
+    q = np.divide(a, b)
+    p, e = two_product(q, np.asarray(b))
+    return q, _known(((a - p) - e) * np.sign(b))
+
+
+def _root(a: Any) -> tuple[Any, Any]:
+    q = np.sqrt(a)
+    p, e = two_product(q, q)
+    return q, _known((a - p) - e)
+
+
+# operation: float64 operands -> (rounded to nearest, a number with the sign of what that leaves out)
+_DOUBLE: dict[str, Callable[..., tuple[Any, Any]]] = {
+    "add": two_sum, "sub": lambda a, b: two_sum(a, -b), "mul": two_product, "fdiv": _quotient, "fmaf": _fused,
+    "frcp": lambda a: _quotient(np.ones_like(a), a), "fsqrt": _root, "frsqrt": lambda a: (1 / np.sqrt(a), np.zeros_like(a))}
+# operation: operands of float32 or less -> float64 that rounds like the exact result
+_SINGLE: dict[str, Callable[..., Any]] = {
+    "add": sum_odd, "sub": lambda a, b: sum_odd(a, -np.asarray(b)), "mul": lambda a, b: a * b,
+    "fdiv": lambda a, b: to_odd(*_quotient(a, b)), "fmaf": fused_odd, "frcp": lambda a: to_odd(*_quotient(np.ones_like(a), a)),
+    "fsqrt": lambda a: to_odd(*_root(a)), "frsqrt": lambda a: 1 / np.sqrt(a)}
+
+
+def rounded(op: str, mode: str, *args: Any) -> Any:
+    """The result of an operation (add, sub, mul, fdiv, fmaf, frcp, fsqrt, frsqrt) in a direction (rn, rz, ru, rd).
+
+    args: NumPy floats of one type.  Operands of float32 give float64 where mode is rn, which rounds to float32, float16 and
+    bfloat16 as the exact result does.
+    """
+    kind = np.result_type(*args)
+    wide = [np.asarray(a, np.float64) for a in args]
+    with np.errstate(all="ignore"):
+        if kind == np.float64:
+            near, rest = _DOUBLE[op](*wide)
+            return near if mode == "rn" else _directed(near, rest, mode, _negative_zero(op, wide))
+        exact = _SINGLE[op](*wide)
+        if mode == "rn":
+            return exact
+        near = exact.astype(kind)
+        beyond = np.isinf(near) & np.isfinite(exact)  # overflow: the greatest number is what lies inside
+        rest = np.where(beyond, -np.sign(exact), np.where(np.isfinite(near), exact - near.astype(np.float64), 0.0))
+        return _directed(near, rest, mode, _negative_zero(op, wide))
+
+
+def _negative_zero(op: str, args: list[Any]) -> Any:
+    """Where a sum that is exactly zero is -0 when rounded down: everywhere but for +0 + +0."""
+    if op not in ("add", "sub", "fmaf"):
+        return False
+    a, b = (args[0] * args[1], args[2]) if op == "fmaf" else (args[0], args[1] if op == "add" else -args[1])
+    return (a + b == 0) & ~((a == 0) & (b == 0) & ~np.signbit(a) & ~np.signbit(b))
+
+
+def _directed(near: Any, rest: Any, mode: str, negative_zero: Any) -> Any:
+    """near moved to its neighbour where the rest (exact minus near, by its sign) and the direction say so."""
+    up, down = np.nextafter(near, np.asarray(np.inf, near.dtype)), np.nextafter(near, np.asarray(-np.inf, near.dtype))
+    if mode == "ru":
+        return np.where(rest > 0, up, near)
+    if mode == "rd":
+        return np.where(rest < 0, down, np.where((rest == 0) & (near == 0) & negative_zero, -np.abs(near), near))
+    inwards = np.where(near > 0, rest < 0, rest > 0)
+    return np.where((rest != 0) & inwards, np.where(near > 0, down, up), near)
+
+
+__all__ = ["fused_odd", "rounded", "sum_odd", "to_odd", "two_product", "two_sum"]
