@@ -35,7 +35,7 @@ def bits_of(name: str) -> tuple[int, int, float]:
 
 def count(name: str, operands: int = 1) -> int:
     """How many points show a type: all of 16 bits, be it one operand or two, else samples."""
-    return N if operands * dtype(name).bits <= 16 else N // 8
+    return N if operands * dtype(name).bits <= 16 else N // 16
 
 
 def every(name: str, n: int | None = None) -> np.ndarray:

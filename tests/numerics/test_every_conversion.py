@@ -12,6 +12,9 @@ TYPES = ("bool", *INTEGERS, *FLOAT8, *HALVES, "float32", "float64", "tfloat32")
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
 
 
+COPIED = ("uint8", "int32", *FLOAT8, *HALVES, "float32")  # the vector forms of copies
+
+
 def meaning(x, source, to):
     """Exact value, then what the type keeps of it."""
     kind = numpy_dtype(to)
@@ -72,18 +75,16 @@ def by_copy(source):
 
 @pytest.mark.spec("T.cast", "L4.3:casts")
 @pytest.mark.parametrize("on", EVERYWHERE)
-@pytest.mark.parametrize("form", [by_cast, by_copy], ids=["cast", "copy"])
-@pytest.mark.parametrize("source", TYPES)
+@pytest.mark.parametrize("form,source", [(by_cast, s) for s in TYPES] + [(by_copy, s) for s in COPIED])
 def test_conversions_to_every_type(source, form, on):
     x = every(source)
     for to, got in zip(TYPES, run_on(form(source), x, on=on)[1:]):
         assert_same(got, meaning(x, source, to), f"{source} to {to}", x)
 
 
-@pytest.mark.parametrize("source", ["bool", "uint64", "float8_e5m2", "bfloat16", "float64"])
-def test_conversions_assemble_for_a_gpu(source):
-    cuda_text(by_cast(source))
-    cuda_text(by_copy(source))
+def test_conversions_assemble_for_a_gpu():
+    cuda_text(by_cast("float64"), "sm_90a")  # older devices convert 8-bit floats in software: slow to compile
+    cuda_text(by_copy("bfloat16"), "sm_90a")
 
 
 def test_a_float_outside_the_range_of_an_integer_gives_its_nearest_end():

@@ -149,6 +149,6 @@ def test_operators_of_floats_round_once(name, on):
         assert_same(b[k], fn(x.astype(np.float64), z.astype(np.float64)), f"{op} of {name}", x, z)
 
 
-@pytest.mark.parametrize("name", ["int8", "uint16", "int64", "float8_e4m3fn", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", ["int8", "int64", "bfloat16"])
 def test_operators_assemble_for_a_gpu(name):
     cuda_text(float_program(name) if dtype(name).is_float else whole_program(name)[0])

@@ -12,7 +12,7 @@ from tilelang.ir import numpy_dtype
 from tilelang.target import rounding
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow", "ignore:divide by zero")
-N = 4 * BLOCK
+N = 2 * BLOCK
 MODES = ("rn", "rz", "ru", "rd")
 IEEE = {"add": T.ieee_add, "sub": T.ieee_sub, "mul": T.ieee_mul, "fdiv": T.ieee_fdiv, "fmaf": T.ieee_fmaf, "frcp": T.ieee_frcp,
         "fsqrt": T.ieee_fsqrt}
