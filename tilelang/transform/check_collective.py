@@ -118,8 +118,8 @@ def _updates(s: Stmt, d: _ByThread, threads: int) -> None:
         return
     if any(d.divergent(i) for i in s.indices):
         return
-    for x in walk(s.value):
-        if isinstance(x, Load) and x.buffer is s.buffer and all(map(_equal, x.indices, s.indices)):
+    for e in walk(s.value):
+        if isinstance(e, Load) and e.buffer is s.buffer and all(map(_equal, e.indices, s.indices)):
             raise error("update-by-every-thread", f"each of the {threads} threads of the block reads an element of "
                         f"`{s.buffer.name}` here and writes it back changed: some see what others wrote", span=s.span)
 
