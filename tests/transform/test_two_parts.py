@@ -205,3 +205,15 @@ def test_nothing_is_serialised(k):
     (kernel,) = compiled(free(m=4096, n=4096, k=k, bm=128, bn=128, threads=256, stages=6)).kernels
     cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
     assert cubin.spills == 0 and not re.findall(r"C75\d\d", cubin.log), cubin.log
+
+
+def test_scales_of_an_iteration_are_loaded_before_its_product_is_started():
+    """In a second copy: those of the iteration before are still in use."""
+    text = print_kernel(lower(free(k=1024, bn=128, n=128).func, SM90).kernels[0])
+    loop = text[text.rindex("for (int ko_4"):]
+    loads = [m.start() for m in re.finditer(r"row(_2)?\[r\] = S\[", loop)]
+    starts = [m.start() for m in re.finditer(r"wgmma_commit", loop)]
+    waits = [m.start() for m in re.finditer(r"wgmma_wait", loop)]
+    assert len(loads) == len(starts) == len(waits) == module.TURN
+    assert all(a < b for a, b in zip(loads, starts)) and all(a < b for a, b in zip(loads[1:], waits))
+    assert re.search(r"part_2\[[^;]*\* row_2\[", loop) and not re.search(r"part_2\[[^;]*\* row\[", loop)

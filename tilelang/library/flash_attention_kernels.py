@@ -1,14 +1,8 @@
 """The programs behind `flash_attention`: one pass over the keys for a tile of queries, dense or packed.
 
-A tile of scores S = Q K^T never leaves the registers.  Per row, `top` is the score that exponents are taken against, `total`
-the sum of 2^(c s - c top) and `acc` the sum of these weights times V; c = scale log2(e), so that a weight is one multiply-add
-and one exp2.  When a row's scores exceed its `top` by more than `slack` (in powers of two), `top` moves there and both sums
-are multiplied by 2^(c old - c new).
-
-slack = 0 moves `top` with every new maximum: weights are at most 1.  slack = 8 leaves it where it is until weights would
-exceed 2^8, so that most tiles rescale nothing.  The quotient acc / total is the same number: weights are rounded to the
-16-bit type with the same relative error at any magnitude, at most 2^8 in float16 (whose largest is 65504), and sums in
-float32 keep theirs; smaller weights round to a float16 denormal later, not earlier, than with slack = 0.
+A tile of scores S = Q K^T never leaves the registers.  Per row, `top` is the largest score so far, `total` the sum of
+2^(c s - c top) and `acc` the sum of these weights times V; c = scale log2(e), so that a weight is one multiply-add and
+one exp2.  When `top` rises, both sums are multiplied by 2^(c old - c new).
 
 Keys a row does not see have the score -inf, and the weight 2^-inf = 0: `top` starts at the lowest number whose product
 with c is finite, which no score that counts lies below.  A row that sees nothing at all ends with 0 and the logarithm
@@ -48,13 +42,12 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of queries and of keys a block works on, stages of K and V, threads, and powers of two `top` may lag behind."""
+    """Rows of queries and of keys a block works on, stages of K and V, and threads."""
 
     rows: int = 64
     keys: int = 64
     stages: int = 2
     threads: int = 128
-    slack: int = 0
 
 
 def lowest(c: Any) -> Any:
@@ -63,19 +56,15 @@ def lowest(c: Any) -> Any:
 
 
 @T.macro
-def absorb(S, P, acc, top, raised, factor, total, part, c, slack):
+def absorb(S, P, acc, top, before, factor, total, part, c):
     """Take the weights of a tile of scores S: into P (16 bit), `total` and, as a factor per row, into `acc`."""
     rows, keys = S.shape
-    T.copy(top, raised)
-    T.reduce_max(S, raised, dim=1, clear=False)
+    T.copy(top, before)
+    T.reduce_max(S, top, dim=1, clear=False)
     for i in T.Parallel(rows):
-        old = top[i] * c
-        new = raised[i] if slack == 0 else T.if_then_else(raised[i] * c - old > slack, raised[i], top[i])
-        top[i] = new
-        raised[i] = new * c
-        factor[i] = T.exp2(old - raised[i])
+        factor[i] = T.exp2(before[i] * c - top[i] * c)
     for i, j in T.Parallel(rows, keys):
-        S[i, j] = T.exp2(T.ieee_fmaf(S[i, j], c, -raised[i]))
+        S[i, j] = T.exp2(S[i, j] * c - top[i] * c)
     T.reduce_sum(S, part, dim=1)
     for i in T.Parallel(rows):
         total[i] = total[i] * factor[i] + part[i]
@@ -127,7 +116,7 @@ def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: M
             S = T.alloc_fragment((rows, keys), "float32")
             P = T.alloc_fragment((rows, keys), dtype)
             acc = T.alloc_fragment((rows, dim_v), "float32")
-            top, raised, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            top, before, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
             c = (scale if fixed is None else fixed) * LOG2E
             row = bx * rows
             at = row + seq_k - seq_q  # position of the tile's first query among the keys
@@ -142,7 +131,7 @@ def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: M
                 for i, j in T.Parallel(rows, keys):
                     S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
                 T.copy(part(V, b, h // group, k * keys, keys), Vs)
-                absorb(S, P, acc, top, raised, factor, total, more, c, tile.slack)
+                absorb(S, P, acc, top, before, factor, total, more, c)
                 T.gemm(P, Vs, acc)
             finish(acc, top, total, factor, c)
             T.copy(acc, part(O, b, h, row, rows))
@@ -194,7 +183,7 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
             S = T.alloc_fragment((rows, keys), "float32")
             P = T.alloc_fragment((rows, keys), dtype)
             acc = T.alloc_fragment((rows, dim_v), "float32")
-            top, raised, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            top, before, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
             c = (scale if fixed is None else fixed) * LOG2E
             row = Tiles[bx, 1]
             q0 = cu_q[Tiles[bx, 0]]
@@ -213,7 +202,7 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
                 for i, j in T.Parallel(rows, keys):
                     S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
                 T.copy(V[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Vs)
-                absorb(S, P, acc, top, raised, factor, total, more, c, tile.slack)
+                absorb(S, P, acc, top, before, factor, total, more, c)
                 T.gemm(P, Vs, acc)
             finish(acc, top, total, factor, c)
             for i, j in T.Parallel(rows, dim_v):

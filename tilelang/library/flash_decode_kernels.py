@@ -5,7 +5,7 @@ are read once for all of them.  `splits` blocks share the keys of a sequence; ea
 of its sum, and a second launch weighs these against each other.  With one split the first launch writes the result itself.
 
 Keys lie in pages that a table names, in any order; a tile of keys lies in one page.  See flash_attention_kernels.py for the
-running maximum and its slack.
+running maximum.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def decode_attention(sizes: DecodeSizes, strides: Any, dtype: str, left: int | N
             S = T.alloc_fragment((rows, keys), "float32")
             P = T.alloc_fragment((rows, keys), dtype)
             acc = T.alloc_fragment((rows, dim_v), "float32")
-            top, raised, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            top, before, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
             c = scale * LOG2E
             h = hb // blocks
             row = hb % blocks * rows  # row r is query r // group of head h * group + r % group
@@ -101,7 +101,7 @@ def decode_attention(sizes: DecodeSizes, strides: Any, dtype: str, left: int | N
                     sees = key <= position if left is None else T.And(key <= position, key >= position - left)
                     S[i, j] = T.if_then_else(sees, S[i, j], -T.infinity("float32"))
                 T.copy(part(V, Table, b, k * keys, h), Vs)
-                absorb(S, P, acc, top, raised, factor, total, more, c, tile.slack)
+                absorb(S, P, acc, top, before, factor, total, more, c)
                 T.gemm(P, Vs, acc)
             finish(acc, top, total, factor, c)
             for i, j in T.Parallel(rows, dim_v):

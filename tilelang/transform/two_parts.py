@@ -1,13 +1,16 @@
 """A product that starts anew in every iteration: of two iterations the second's runs under the work on the first's sums.
 
-    for k: P = A[k] B[k]; …P…     ->     for k in steps of 2:
-                                             start P = A[k] B[k]; start Q = A[k+1] B[k+1]
-                                             wait for P; …P…; wait for Q; …Q…
-                                         the last iteration, of an odd number
+    for k: P = A[k] B[k]; …P…     ->     for k in steps of 4:
+                                             start P = A[k] B[k]
+                                             start Q = A[k+1] B[k+1]; wait for P; …P…
+                                             start P = A[k+2] B[k+2]; wait for Q; …Q…
+                                             …; wait for Q; …Q…
+                                         the iterations that are left, in the same way
 
 So go sums of parts that are scaled or promoted before they are added to a total (float8 with block scales).  Two parts
 are in registers instead of one; the arithmetic and its order are those of the loop.  No product is under way from one
-turn to the next: ptxas gives up on accumulators that take turns over a loop's end and serialises them (C7514).
+turn of the new loop to the next: ptxas gives up on accumulators that take turns over a loop's end and serialises them
+(C7514).  So the matrix unit is left alone once a turn, and turns are long.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from .rings import GROUP, RoleLoop, do, pin
 from .stagger import give_turn, staggered, wait_for_turn
 
 FRAGMENT = "local.fragment"
+TURN = 4  # iterations of a turn
 _BESIDE = 32  # registers of a thread for addresses, barriers and loop state
 
 
@@ -73,45 +77,82 @@ def _registers(r: RoleLoop, part: Buffer) -> int:
     return size // (r.groups * GROUP) + _BESIDE
 
 
+def _early(r: RoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffer] | None:
+    """The fragments that the statements before the product make for those after it, where that may be done an iteration
+    ahead, with a second copy of each; None where it may not.  So loads (of scales) have a whole product to arrive."""
+    made: dict[Var, Buffer] = {}
+    for s in before:
+        for e in effects(s):
+            if e.writes and (e.buffer.scope_name != FRAGMENT or e.storage not in made and e.reads):
+                return None
+            if e.writes:
+                made[e.storage] = e.buffer
+    inside = {id(x) for x in (*before, *after)}
+    touched = {e.storage for e in (x for s in before for x in effects(s))}
+    if any(e.writes and e.storage in touched for s in after for e in effects(s)):
+        return None
+    others = (s for s in (*stmts_of(r.launch.body), *stmts_of(r.loop.body)) if s is not r.loop and id(s) not in inside)
+    if any(e.storage in made for s in others for e in effects(s)):
+        return None
+    annotated = {b for b, _ in r.launch.attr("layouts") or ()}
+    return None if annotated & set(made.values()) else list(made.values())
+
+
 def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
-    """The loop without its copies, two iterations at a time, and what ends it."""
+    """The loop without its copies, in turns of several iterations, and what ends it."""
     items, new, k = r.body.items, r.versions, r.loop.var
     copies = {id(items[i].stmt) for i in r.loads}
     kept = [s for s in stmts_of(r.loop.body) if id(s) not in copies]
     at = next(n for n, s in enumerate(kept) if s is items[parts.item].stmt)
+    early = _early(r, kept[:at], kept[at + 1:])
+    twins = [(b, replace(b, name=f"{b.name}_2", data=Var(f"{b.name}_2", b.data.dtype))) for b in early or ()]
+    second: dict[Any, Any] = {parts.first: parts.second, **dict(twins)}
 
-    def of(stmts: list[Stmt], it: Expr, part: Buffer) -> list[Stmt]:
-        mapping: dict[Any, Any] = {k: it, parts.first: part}
-        return [select_version(substitute(s, mapping), new, r.step(it)) for s in stmts]
-
-    def start(it: Expr, part: Buffer) -> list[Stmt]:
-        return [*r.filled(parts.item, it), *(with_attrs(s, wait=-1) for s in of([kept[at]], it, part))]
-
-    def rest(it: Expr, part: Buffer, running: int, *after_wait: Stmt) -> list[Stmt]:
-        """The work of an iteration, its product done; `running` products stay under way."""
+    def iteration(it: Expr, odd: int, running: int, after_wait: list[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
+        """(what starts its product, the work when that is done); `running` products stay under way meanwhile."""
+        mapping: dict[Any, Any] = {k: it, **(second if odd else {})}
+        done = [select_version(substitute(s, mapping), new, r.step(it)) for s in kept]
+        product = [*r.filled(parts.item, it), with_attrs(done[at], wait=-1)]
         slot, _ = r.slot(it)
         released = [s for ring in r.rings for s in r.release(ring, slot)]
-        return rename([*of(kept[:at], it, part), do("wgmma_wait", n=running), pin(part), *released, *after_wait,
-                       *of(kept[at + 1:], it, part)])
+        rest = [do("wgmma_wait", n=running), pin(parts.second if odd else parts.first), *released, *after_wait, *done[at + 1:]]
+        if early is None:
+            return product, rename([*done[:at], *rest])
+        whole = rename([*done[:at], *rest])
+        return [*whole[:at], *product], whole[at:]
 
-    p, q = parts.first, parts.second
-    first, extent = convert(r.loop.start), convert(r.loop.extent)
-    zero, pairs = const(0, extent.dtype), extent // 2
-    turn = fresh(f"{k.name}_2", k.dtype)
-    it, last = first + turn * 2, first + extent - 1
-    turns = [give_turn(r, binary("eq", turn, zero))] if staggered(r) else []
-    body = seq(*start(it, p), *start(it + 1, q), *rest(it, p, 1, *turns), *rest(it + 1, q, 0))
-    loop = For(turn, zero, pairs, "serial", body, span=r.loop.span)
-    if isinstance(extent, Const):  # for verify_sync, which leaves out the same iterations of all loops
-        loop = with_attrs(loop, ring_steps=(2, int(extent.value)))
-    opening = [If(binary("gt", pairs, zero), wait_for_turn(r))] if turns else []
-    out: list[Stmt] = [Alloc(q), *opening, loop]
-    single = seq(*start(last, p), *rest(last, p, 0))
-    if not isinstance(extent, Const):
-        out.append(If(logical("and", binary("gt", extent, zero), binary("eq", extent % 2, const(1, extent.dtype))), single))
-    elif int(extent.value) % 2:
-        out.append(single)
-    return out
+    def turn(it: Expr, count: int, once: list[Stmt]) -> Stmt:
+        """`count` iterations from `it` on.  once: what follows the first product."""
+        found = [iteration(it + n if n else it, n % 2, int(n + 1 < count), once if n == 0 else []) for n in range(count)]
+        out = list(found[0][0])
+        for n in range(count):
+            if n + 1 < count:
+                out += found[n + 1][0]
+            out += found[n][1]
+        return seq(*out)
+
+    def turns(begin: Expr, number: Expr, count: int, lead: bool) -> For:
+        v = fresh(f"{k.name}_{count}", k.dtype)
+        once = [give_turn(r, binary("eq", v, const(0, v.dtype)))] if lead else []
+        return For(v, const(0, number.dtype), number, "serial", turn(begin + v * count, count, once), span=r.loop.span)
+
+    first, extent, lead = convert(r.loop.start), convert(r.loop.extent), staggered(r)
+    made = [Alloc(parts.second), *(Alloc(b) for _, b in twins)]
+    if isinstance(extent, Const):
+        whole, left = divmod(int(extent.value), TURN)
+        out = list(made)
+        if lead and whole:
+            out.append(wait_for_turn(r))
+        if whole:  # ring_steps is for verify_sync, which leaves out the same iterations of all loops
+            out.append(with_attrs(turns(first, const(whole, extent.dtype), TURN, lead), ring_steps=(TURN, int(extent.value))))
+        if left:
+            out.append(turn(first + whole * TURN, left, []))
+        return out
+    zero, one = const(0, extent.dtype), const(1, extent.dtype)
+    whole_turns, done = extent // TURN, extent // TURN * TURN
+    return [*made, *([If(binary("gt", whole_turns, zero), wait_for_turn(r))] if lead else []),
+            turns(first, whole_turns, TURN, lead), turns(first + done, extent % TURN // 2, 2, False),
+            If(logical("and", binary("gt", extent, zero), binary("eq", extent % 2, one)), turn(first + (extent - 1), 1, []))]
 
 
 __all__ = ["Parts", "alternate", "two_parts"]
