@@ -112,8 +112,8 @@ def _updates(s: Stmt, d: _ByThread, threads: int) -> None:
         return
     if isinstance(s, While) and d.divergent(s.cond):
         return
-    for x in inner(s):
-        _updates(x, d, threads)
+    for part in inner(s):
+        _updates(part, d, threads)
     if not isinstance(s, Store) or not s.buffer.scope_name.startswith(("global", "shared")):
         return
     if any(d.divergent(i) for i in s.indices):
