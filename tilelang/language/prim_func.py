@@ -225,7 +225,7 @@ def run_rewritten(b: Builder, fn: Callable[..., Any], rw: Rewritten, args: dict[
         except errors.TileLangError as e:
             e.span = refine(b, e) if e.span is None or e.span is b.span() else e.span
             raise
-        except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError) as e:
+        except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError, NameError) as e:
             placed = place_error(b, e)
             if placed is None:
                 raise
@@ -235,7 +235,20 @@ def run_rewritten(b: Builder, fn: Callable[..., Any], rw: Rewritten, args: dict[
 _PLACED: tuple[tuple[type[Exception], str], ...] = (
     (errors.InternalError, ""), (errors.JITNoBuilderError, ""), (NotImplementedError, ""), (RecursionError, ""),
     (OverflowError, "overflow"), (TypeError, "type"), (ValueError, "value"), (AttributeError, "attribute"),
-    (RuntimeError, "operation"))
+    (RuntimeError, "operation"), (NameError, "undefined-name"))
+errors.register("undefined-name", NameError, "a kernel function uses a name that is not defined where it is traced",
+                "define it before the kernel function, or give it as a parameter")
+
+# What to write instead of Python's own functions, which need their values while tracing.
+_INSTEAD = (
+    ("Cannot use and / or / not operator to Expr", "min, max, bool and sorted of Python need values while tracing: use "
+     "T.min, T.max, T.if_then_else; `if` and `while` of a kernel function take run-time conditions"),
+    ("bad operand type for abs()", "use T.abs"),
+    ("a Python integer is needed here", "int, float, range bounds in comprehensions and the functions of math need values "
+     "while tracing: use T.cast(x, dtype), or the function of that name in T, such as T.sqrt"),
+    ("loop of ufunc", "NumPy's functions need values while tracing: use the function of that name in T, such as T.exp"),
+    ("has no len()", "use its shape: A.shape[0]"),
+)
 
 
 def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
@@ -248,9 +261,10 @@ def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
     here = last is not None and (last.tb_frame.f_code is b.ctx.code or last.tb_frame.f_code in b.ctx.code.co_consts)
     for cls, kind in _PLACED:
         if isinstance(e, cls):
-            if not kind or not ours and not (here and isinstance(e, TypeError)):
+            if not kind or not ours and not (here and isinstance(e, (TypeError, NameError))):
                 return None
-            hint = "see help() of the function for its parameters" if " argument" in str(e) else ""
+            hint = next((h for part, h in _INSTEAD if part in str(e)), "")
+            hint = hint or ("see help() of the function for its parameters" if " argument" in str(e) else "")
             return errors.error(kind, str(e), span=refine(b, e), hint=hint)
     return None
 

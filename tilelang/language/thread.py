@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (I32, AddressOf, Buffer, Call, Evaluate, Expr, If, Load, StringConst, Var, While, binary, call,
+from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Call, Evaluate, Expr, If, Load, StringConst, Var, While, binary, call,
                          cast, const, convert)
 from tilelang.ir import dtype as DType
 
@@ -192,9 +192,20 @@ def ptx_wait_group(n: int) -> Emitted:
 
 # ---- extern calls --------------------------------------------------------------------------------------------------
 
+def _whose_data(pointer: Var) -> Buffer | None:
+    """The parameter, output or allocation of which this is `.data`: the buffer knows the type of its elements."""
+    b = need_builder("T.call_extern")
+    known = [*(buffer for _, buffer in b.params.values() if buffer is not None), *b.outputs,
+             *(s.buffer for f in b.frames for s in f.stmts if isinstance(s, Alloc))]
+    return next((k for k in known if k.data is pointer), None)
+
+
 def _extern_arg(x: Any) -> Expr:
     if isinstance(x, (Buffer, BufferSlice)):
         return address_of(x)
+    if isinstance(x, Var) and x.dtype.is_handle:
+        buffer = _whose_data(x)
+        return address_of(buffer) if buffer is not None else x
     try:
         return convert(x)
     except TypeError:

@@ -79,9 +79,11 @@ class Asynchronous:
     """State of one block, or of the blocks of a cluster.
 
     threads: of a block.  first: number of the first agent: the lanes are before it.  barriers: how many mbarriers.
+    raised: the greatest count that the program's set_max_nreg raises to, None without one.
     """
 
-    def __init__(self, block: Any, threads: int, first: int, barriers: int, tables: list[AccessTable]) -> None:
+    def __init__(self, block: Any, threads: int, first: int, barriers: int, tables: list[AccessTable],
+                 raised: int | None = None) -> None:
         self.block, self.tables = block, tables
         self.barriers: dict[int, MBarrier] = {}
         self.loads: list[_Load] = []
@@ -91,7 +93,8 @@ class Asynchronous:
         self.first_storer = self.first_group + self.groups
         for g in range(self.groups):
             self._name(self.first_group + g, f"a wgmma of warp group {g}")
-        per_thread = min(65536 // max(threads, GROUP) // 8 * 8, 255)
+        # As ptxas sets them: what the launch has room for, counted in whole warp groups, and no more than is asked for.
+        per_thread = min(65536 // (-(-threads // GROUP) * GROUP) // 8 * 8, 255 if raised is None else raised)
         self.warps = -(-threads // 32)
         self.registers = {w: per_thread for w in range(-(-first // 32))}
         self.allocated = per_thread * self.warps

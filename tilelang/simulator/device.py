@@ -141,6 +141,8 @@ class DeviceCompiler(MachineCompiler):
         # Barriers of single warps: who has read global memory must then be known by warp.
         group = WARP if roles or contains(s.body, (), ("sync_warp",)) else lanes
         agents = Asynchronous.agents(size * lanes, barriers) if hopper else 0
+        raised = max((int(n.attr("n")) for n in walk(s.body)
+                      if isinstance(n, Call) and n.op == "set_max_nreg" and n.attr("inc")), default=None)
         t = np.arange(size * lanes) % lanes
         mask = None if lanes == threads else t < threads
         thread_values = [v.astype(np.int32) for v in (t % x, t // x % y, t // (x * y))]
@@ -155,7 +157,7 @@ class DeviceCompiler(MachineCompiler):
                 return Roles(parts, body).run()
             block = frames[0].block
             assert block.shared is not None, "a Hopper launch has an arena of shared memory"
-            work = Asynchronous(block, threads, size * lanes, barriers, [block.shared.table, *tables])
+            work = Asynchronous(block, threads, size * lanes, barriers, [block.shared.table, *tables], raised)
             block.shared.proxy = Proxy(block.shared.table)
             for g in frames:
                 g.block.asynchronous = work
