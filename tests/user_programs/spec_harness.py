@@ -14,14 +14,14 @@ SETTINGS = {"tile": ("cpu", "tile"), "simulator": (A100, "simulator"), "hopper":
             "gpu": ("cuda", "auto")}  # fmt: skip
 
 
-def on(*executions: str) -> Any:
-    """The executions a test is run on; "hopper" is the simulator of sm_90a."""
-    marks = {"gpu": pytest.mark.gpu}
+def on(*executions: str, slow: tuple[str, ...] = ()) -> Any:
+    """The executions a test is run on; "hopper" is the simulator of sm_90a.  slow: those of the nightly run."""
+    marks = {"gpu": pytest.mark.gpu, **dict.fromkeys(slow, pytest.mark.slow)}
     return pytest.mark.parametrize("case", [pytest.param(e, marks=marks.get(e, ())) for e in executions], indirect=True)
 
 
 EVERY = on("tile", "simulator", "cpu", "gpu")
-EVERY_ARCH = on("tile", "simulator", "hopper", "cpu", "gpu")
+HEAVY = on("tile", "simulator", "hopper", "cpu", "gpu", slow=("simulator", "hopper", "cpu"))
 
 
 class Case:

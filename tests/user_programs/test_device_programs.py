@@ -296,13 +296,13 @@ def dropout(X, p: float, seed: int):
 
 @EVERY
 def test_dropout_rng(case):
-    x = torch.ones(4000)
+    x = torch.ones(1500)
     k = dropout.compile(x, 0.25, 42)
     y, m = case.call(k, x)[0]
     m2 = case.call(k, x)[0][1]
     assert torch.equal(m, m2)
     close(y, m.float() / 0.75, 1e-6, 0)
-    assert abs(m.float().mean() - 0.75) < 0.03, m.float().mean()
+    assert abs(m.float().mean() - 0.75) < 0.05, m.float().mean()
 
 
 @tilelang.jit(out_idx=[1, 2])

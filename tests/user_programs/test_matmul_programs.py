@@ -2,7 +2,7 @@
 
 
 import torch
-from spec_harness import EVERY
+from spec_harness import EVERY, HEAVY
 
 import tilelang
 import tilelang.language as T
@@ -55,9 +55,9 @@ def gemm_all(
     return main
 
 
-@EVERY
+@HEAVY
 def test_gemm_transposes(case):
-    M, N, K = 100, 72, 56
+    M, N, K = 66, 50, 40
     for ta in (False, True):
         for tb in (False, True):
             a, b = case.randn(M, K).half(), case.randn(K, N).half()
@@ -70,17 +70,15 @@ def test_gemm_transposes(case):
             )
 
 
-@EVERY
+@HEAVY
 def test_gemm_dtypes(case):
-    M, N, K = 32, 40, 64
+    M, N, K = 32, 32, 40
     for dt, acc, od in (
         ("bfloat16", "float32", "float32"),
         ("float32", "float32", "float32"),
         ("int8", "int32", "int32"),
         ("float64", "float64", "float64"),
-        ("float16", "float16", "float16"),
         ("float8_e4m3fn", "float32", "float32"),
-        ("uint8", "int32", "int32"),
     ):
         td = getattr(torch, dt)
         if td.is_floating_point:
@@ -95,7 +93,7 @@ def test_gemm_dtypes(case):
         case.run(gemm_all(M, N, K, False, True, dt, acc, 32, 32, 32, 64, od=od), [a, b], ref, tol, tol)
 
 
-@EVERY
+@HEAVY
 def test_gemm_odd_warps(case):
     for th, pol, BM, BN in (
         (192, T.GemmWarpPolicy.FullRow, 96, 32),
@@ -147,13 +145,13 @@ def splitk_ws(M, N, K, split, BM=32, BN=32, BK=16):
     return main
 
 
-@EVERY
+@HEAVY
 def test_splitk_workspace(case):
-    a, b = case.randn(40, 100).half(), case.randn(100, 50).half()
-    w = torch.zeros(3, 40, 50)
-    case.run(splitk_ws(40, 50, 100, 3), [a, b, w], (a.float() @ b.float()).half(), 1e-2, 1e-2)
-    w = torch.zeros(7, 40, 50)  # the last slices are empty: zero-iteration pipelines
-    case.run(splitk_ws(40, 50, 100, 7, BK=32), [a, b, w], (a.float() @ b.float()).half(), 1e-2, 1e-2)
+    a, b = case.randn(20, 100).half(), case.randn(100, 40).half()
+    w = torch.zeros(3, 20, 40)
+    case.run(splitk_ws(20, 40, 100, 3), [a, b, w], (a.float() @ b.float()).half(), 1e-2, 1e-2)
+    w = torch.zeros(7, 20, 40)  # the last slices are empty: zero-iteration pipelines
+    case.run(splitk_ws(20, 40, 100, 7, BK=32), [a, b, w], (a.float() @ b.float()).half(), 1e-2, 1e-2)
 
 
 @tilelang.jit
@@ -335,7 +333,7 @@ def fp8_block(A, B, SA, SB, BM: int = 32, BN: int = 32, BK: int = 64):
     return C
 
 
-@EVERY
+@HEAVY
 def test_fp8_blockscale(case):
     M, N, K = 33, 40, 128
     a, b = case.randn(M, K).to(torch.float8_e4m3fn), case.randn(N, K).to(torch.float8_e4m3fn)
@@ -477,10 +475,10 @@ def persistent(A, B, sms: int = 3, order: str = "column"):
     return C
 
 
-@EVERY
+@HEAVY
 def test_persistent_gemm(case):
     a, b = case.randn(70, 40).half(), case.randn(40, 90).half()
-    for s in (1, 5, 40):
+    for s in (1, 5):
         case.run(persistent.compile(a, b, sms=s), [a, b], a.float() @ b.float(), 1e-2, 1e-2)
 
 
@@ -509,7 +507,7 @@ def swz(A, B, order: str, panel: int):
 
 @EVERY
 def test_swizzle_manual_pipeline(case):
-    a, b = case.randn(112, 50).half(), case.randn(50, 80).half()
+    a, b = case.randn(112, 20).half(), case.randn(20, 80).half()
     for o, p in (("row", 2), ("column", 3)):
         ids = (torch.arange(5)[None] * 100 + torch.arange(7)[:, None]).int()
         case.run(swz.compile(a, b, o, p), [a, b], [ids, a.float() @ b.float()], 1e-2, 1e-2)
@@ -540,7 +538,7 @@ def conv(N, C, H, W, F, K, S, D, P, BM=32, BN=32, BK=32, dt="float16"):
     return main
 
 
-@EVERY
+@HEAVY
 def test_conv_im2col(case):
     for N, C, H, W, F, K, S, D, P in (
         (1, 8, 9, 7, 16, 3, 1, 1, 1),
