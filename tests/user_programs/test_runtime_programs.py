@@ -435,3 +435,12 @@ def test_env_and_cache(case, monkeypatch):
     finally:
         tilelang.enable_cache()
     assert tilelang.is_cache_enabled()
+
+
+def test_the_simulator_needs_no_target_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setenv("TILELANG_DEFAULT_TARGET", "auto")
+    a = torch.ones(4, 8)
+    kernel = tilelang.compile(pf(4, 8), out_idx=-1, execution_backend="simulator")
+    assert kernel.execution_backend == "simulator" and "cuda" in str(kernel.target)
+    close(kernel(a, 1, 2.0), a * 3)
+    refuse(lambda: tilelang.compile(pf(4, 8), target="cpu", execution_backend="simulator"), ValueError, 'target="cuda"')

@@ -788,3 +788,25 @@ def test_long_parallel_loops_are_unrolled_in_part():
     assert pragma.get("128", "#pragma unroll") == "#pragma unroll", pragma
     x = RNG.standard_normal((2048, 32)).astype(np.float32)
     agree(f, [x, mark((2, 32), np.float32)], {1: np.stack([x.sum(0), x[:128].max(0)])}, tol=1e-3)
+
+
+def test_a_copy_onto_a_part_of_its_source_is_refused():
+    def program(at):
+        @T.prim_func
+        def f(A: T.Tensor((64,), "float32"), n: T.int32):
+            with T.Kernel(1, threads=32):
+                s = T.alloc_shared((64,), "float32")
+                T.copy(A, s)
+                for k in T.serial(n):
+                    T.copy(s[k : k + 16], s[k + at : k + at + 16])
+                T.copy(s, A)
+
+        return f
+
+    for at in (1, 15, -8):
+        refused(lambda at=at: program(at), "source and destination overlap in `s`")
+    a = np.arange(64, dtype=F32)
+    moved = a.copy()
+    for k in range(2):
+        moved[k + 16:k + 32] = moved[k:k + 16].copy()
+    agree(program(16), [a, 2], {0: moved})

@@ -27,13 +27,14 @@ register("compile-not-a-program", AssertionError, "tilelang.compile is given som
 register("backend-name", ValueError, "an execution backend that the target does not have")
 
 SIMULATOR = "simulator"
-BACKENDS = {"cuda": ("tvm_ffi", "nvrtc", "cython", *INTERPRETED), "cpu": ("tvm_ffi", "cython", *INTERPRETED)}
+BACKENDS = {"cuda": ("tvm_ffi", "nvrtc", "cython", *INTERPRETED), "cpu": ("tvm_ffi", "cython", "tile")}
 
 
 def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
     """(target, execution backend) of what the user gave; None means the environment's default.
 
-    target="simulator" is the device simulator for the default CUDA architecture.
+    target="simulator" is the device simulator for the default CUDA architecture, and so is the backend of that name where
+    the target is left to be found and there is no GPU.
     Raises AssertionError for an unknown target, ValueError for a backend the target does not have.
     """
     if isinstance(target, str) and target == SIMULATOR:
@@ -42,6 +43,8 @@ def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
         target = env.get_default_target()
     resolved = target if isinstance(target, Target) else Target(target)
     name = backend if backend is not None else env.get_default_execution_backend()
+    if name == SIMULATOR and target == "auto" and not resolved.is_cuda and Target.current() is None:
+        resolved = Target("cuda")
     if not isinstance(name, str):
         raise TypeError(f"execution_backend must be a string, found {type(name).__name__}")
     allowed = BACKENDS["cuda" if resolved.is_cuda else "cpu"]
@@ -50,7 +53,8 @@ def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
         name = allowed[0]
     if name not in allowed:
         raise error("backend-name", f"Invalid execution backend '{name}' for target '{resolved.kind}'. Allowed: "
-                    f"{', '.join(allowed)}. Tip: use execution_backend='auto'.", hint="leave execution_backend out")
+                    f"{', '.join(allowed)}. Tip: use execution_backend='auto'.", hint="leave execution_backend out"
+                    if name != SIMULATOR else "the simulator runs GPU programs: target=\"cuda\", or a dict with the arch")
     return resolved, name
 
 

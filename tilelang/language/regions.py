@@ -377,7 +377,15 @@ def _checked(src: Region, dst: Region, what: str) -> tuple[Region, Region]:
         check_inside(r)
     if src.buffer is dst.buffer and all(a.same(b) for a, b in zip(src.mins, dst.mins)):
         raise error("copy-overlap", f"T.{what}: source and destination are the same region of `{src.buffer.name}`")
+    if src.buffer is dst.buffer and all(map(_meet, src.mins, src.extents, dst.mins, dst.extents)):
+        raise error("copy-overlap", f"T.{what}: source and destination overlap in `{src.buffer.name}`")
     return src, dst
+
+
+def _meet(a: Expr, n: Any, b: Expr, m: Any) -> bool:
+    """Whether a : a+n and b : b+m have an index in common, as far as their distance is known."""
+    d = difference(b, a)
+    return isinstance(d, int) and isinstance(n, int) and isinstance(m, int) and -m < d < n
 
 
 def check_inside(r: Region) -> None:
