@@ -28,7 +28,9 @@ def place(request):
 
 @pytest.fixture
 def gpu():
-    """The GPU, for tests marked gpu."""
+    """The GPU, for tests marked gpu; what references took there is given back, for other processes' tests."""
     import harness
+    from run_one import release
 
-    return harness.Place("cuda")
+    yield harness.Place("cuda")
+    release()
