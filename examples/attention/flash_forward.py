@@ -107,7 +107,7 @@ def check(batch=1, heads=32, kv_heads=8, seq_q=4096, seq_kv=4096, dim=128, causa
     rng = np.random.default_rng(seed)
     q = harness.random(rng, (batch, seq_q, heads, dim), dtype)
     k, v = (harness.random(rng, (batch, seq_kv, kv_heads, dim), dtype) for _ in range(2))
-    program = flash_forward(batch, heads, kv_heads, seq_q, seq_kv, dim, causal, window, bm, bn, stages, dtype)
+    program = flash_forward(batch, heads, kv_heads, seq_q, seq_kv, dim, causal, window, bm, bn, stages, dtype, 2 * bm)
     got, lse = harness.run(program, [q, k, v], [3, 4], on)
     want, want_lse = harness.attention(*(harness.wide(x).transpose(0, 2, 1, 3) for x in (q, k, v)),
                                        keep=visible(seq_q, seq_kv, causal, window))
