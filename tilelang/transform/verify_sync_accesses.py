@@ -102,8 +102,11 @@ class Accesses:
         at = np.asarray(at)
         at = np.broadcast_to(at, (*at.shape[:-1], self.n)) if at.ndim else np.full(self.n, at)
         threads = np.broadcast_to(self.ids, at.shape)
-        if self.mask is not None:
+        if self.mask is not None and np.ndim(self.mask) == 1:
             at, threads = at[..., self.mask], threads[..., self.mask]
+        elif self.mask is not None:  # other threads in other iterations of a loop that is taken all at once
+            at, threads, mask = np.broadcast_arrays(at, threads, self.mask)
+            at, threads = at[mask], threads[mask]
         at, threads = at.ravel(), threads.ravel()
         span = max(1, width * b.dtype.bytes // granule)
         g = at // granule
