@@ -2,7 +2,8 @@
 
 `flash_attention` and `flash_decode` choose tiles by a cost model, compile once and keep the kernel.  Their programs are
 plain text of the language in tilelang/library/flash_attention_kernels.py; the running softmax in it is two macros, absorb
-and finish, which any kernel may use: prefix_attention does, for a mask that the library does not have.
+and finish, which any kernel may use: prefix_attention does, for a mask that the library does not have.  `lowest` is what a
+row's maximum starts from: -inf would make the first weights NaN (-inf - -inf) where a row's first keys are all hidden.
 """
 
 import attention_harness as harness
@@ -11,7 +12,7 @@ from flash_forward import sdpa, visible
 
 import tilelang.language as T
 from tilelang.library import flash_attention, flash_decode
-from tilelang.library.flash_attention_kernels import absorb, finish
+from tilelang.library.flash_attention_kernels import absorb, finish, lowest
 
 
 def prefix_attention(batch, heads, seq, dim, prefix, bm=128, bn=64, stages=2, dtype="float16", threads=256):
@@ -27,12 +28,12 @@ def prefix_attention(batch, heads, seq, dim, prefix, bm=128, bn=64, stages=2, dt
             S = T.alloc_fragment((bm, bn), "float32")
             P = T.alloc_fragment((bm, bn), dtype)
             acc = T.alloc_fragment((bm, dim), "float32")
-            top, raised, factor, total, more = [T.alloc_fragment((bm,), "float32") for _ in (0, 1, 2, 3, 4)]
+            top, before, factor, total, more = [T.alloc_fragment((bm,), "float32") for _ in (0, 1, 2, 3, 4)]
             c = dim**-0.5 * harness.LOG2E
             T.copy(Q[b, bx * bm:(bx + 1) * bm, h, :], Qs)
             T.clear(acc)
             T.clear(total)
-            T.fill(top, -T.infinity("float32"))
+            T.fill(top, lowest(c))
             end = T.min(seq, T.max(prefix, (bx + 1) * bm))
             for k in T.Pipelined(T.ceildiv(end, bn), num_stages=stages):
                 T.copy(K[b, k * bn:(k + 1) * bn, h, :], Ks)
@@ -41,7 +42,7 @@ def prefix_attention(batch, heads, seq, dim, prefix, bm=128, bn=64, stages=2, dt
                     seen = k * bn + j < seq and (k * bn + j < prefix or k * bn + j <= bx * bm + i)
                     S[i, j] = T.if_then_else(seen, S[i, j], -T.infinity("float32"))
                 T.copy(V[b, k * bn:(k + 1) * bn, h, :], Vs)
-                absorb(S, P, acc, top, raised, factor, total, more, c, 0)
+                absorb(S, P, acc, top, before, factor, total, more, c)
                 T.gemm(P, Vs, acc)
             finish(acc, top, total, factor, c)
             T.copy(acc, O[b, bx * bm:(bx + 1) * bm, h, :])
