@@ -53,3 +53,13 @@ def get_shared_memory_per_block(device_id: int = 0, format: str = "bytes") -> in
 def get_max_dynamic_shared_size_bytes(device_id: int = 0, format: str = "bytes") -> int:
     """Dynamic shared memory a block may opt in to."""
     return _in_unit(_properties(device_id).max_shared_optin, format)
+
+
+def get_registers_per_block(device_id: int = 0) -> int:
+    """32-bit registers a block may have."""
+    return get_device_attribute("registers_per_block", device_id)
+
+
+def get_persisting_l2_cache_max_size(device_id: int = 0) -> int:
+    """Bytes of L2 that may be set aside for persisting accesses."""
+    return get_device_attribute("persisting_l2_bytes", device_id)

@@ -1,0 +1,79 @@
+"""What every architecture that is tiled for tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.language.state import error
+
+
+class TileDevice:
+    """An architecture: platform, bytes of shared memory, registers, cores, bandwidth [L2, memory] in MB/s.
+
+    clock: cycles a second.  latency: cycles of a load from memory.  tensor_rate: multiply-adds of half precision a cycle
+    on the matrix units of a multiprocessor; fma_rate: of float32 on its ordinary units.
+    """
+
+    platform = ""
+    warp_size, reg_cap, sm_partition, sm_version = 1, 65536, 1, 0
+    smem_cap = smem_per_sm = max_smem_usage = l2_cache_size_bytes = 0
+    compute_max_core, threads_per_sm = 1, 2048
+    compute_capability = ""
+    transaction_size: list[int] = [32, 128]
+    bandwidth: list[int] = [1, 1]
+    clock, latency, tensor_rate, fma_rate = 1.5e9, 700.0, 0.0, 64.0
+    target: Any = None
+
+    def get_avaliable_tensorintrin_shapes(self) -> list[list[int]]:
+        """[m, n] of tiles that the matrix instructions make up; empty without matrix units."""
+        return []
+
+
+def _missing(name: str) -> TileDevice:
+    raise error("not-available", f"architecture {name} is not available: no target of this version is {name}",
+                hint="kernels are compiled for CUDA and for the CPU: carver.arch.CUDA, carver.arch.CPU")
+
+
+class CDNA(TileDevice):
+    """AMD's data-centre GPUs: not available, raises NotImplementedError."""
+
+    def __init__(self, target: Any = "hip") -> None:
+        _missing("CDNA")
+
+
+class RDNA(TileDevice):
+    """AMD's other GPUs: not available, raises NotImplementedError."""
+
+    def __init__(self, target: Any = "hip") -> None:
+        _missing("RDNA")
+
+
+class METAL(TileDevice):
+    """Apple's GPUs: not available, raises NotImplementedError."""
+
+    def __init__(self, target: Any = "metal") -> None:
+        _missing("METAL")
+
+
+class CPU(TileDevice):
+    """The processor at hand: a core is a multiprocessor of one thread."""
+
+    platform = "CPU"
+
+    def __init__(self, target: Any = "cpu") -> None:
+        from tilelang.runtime.cpus import usable_cpus
+        from tilelang.target import Target
+
+        self.target = target if isinstance(target, Target) else Target(target)
+        if not self.target.is_cpu:
+            raise ValueError(f"carver.arch.CPU describes CPU targets, found {self.target}")
+        self.name, self.device = "CPU", None
+        self.compute_max_core = usable_cpus()
+        self.smem_cap = self.smem_per_sm = self.max_smem_usage = int(self.target.max_shared_bytes)
+        self.bandwidth, self.clock, self.latency = [100_000, 20_000], 3e9, 200.0
+
+    def __repr__(self) -> str:
+        return f"CPU({self.compute_max_core})"
+
+
+__all__ = ["CDNA", "CPU", "METAL", "RDNA", "TileDevice"]

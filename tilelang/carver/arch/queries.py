@@ -1,0 +1,90 @@
+"""Questions about architectures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import dtype
+from tilelang.target import Target, determine_target
+
+from .cuda import CUDA
+from .device import CPU, TileDevice
+
+
+def get_arch(target: Any = "cuda") -> TileDevice:
+    """The architecture of a target.  Raises AssertionError for a target this version does not compile for."""
+    found = target if isinstance(target, Target) else Target(target)
+    return CUDA(target) if found.is_cuda else CPU(found)
+
+
+def auto_infer_current_arch() -> TileDevice:
+    """The architecture of the current target or device.  Raises ValueError when there is neither."""
+    return get_arch(determine_target("auto", return_object=True))
+
+
+def is_cuda_arch(arch: TileDevice) -> bool:
+    """NVIDIA's."""
+    return isinstance(arch, CUDA)
+
+
+def _between(arch: TileDevice, low: int, high: int) -> bool:
+    return is_cuda_arch(arch) and low <= arch.sm_version < high
+
+
+def is_volta_arch(arch: TileDevice) -> bool:
+    """sm_70 and sm_72."""
+    return _between(arch, 70, 75)
+
+
+def is_ampere_arch(arch: TileDevice) -> bool:
+    """sm_80 up to sm_88."""
+    return _between(arch, 80, 89)
+
+
+def is_ada_arch(arch: TileDevice) -> bool:
+    """sm_89."""
+    return _between(arch, 89, 90)
+
+
+def is_hopper_arch(arch: TileDevice) -> bool:
+    """sm_90."""
+    return _between(arch, 90, 91)
+
+
+def is_cdna_arch(arch: TileDevice) -> bool:
+    """AMD's data-centre GPUs: none here."""
+    return arch.platform == "CDNA"
+
+
+def is_rdna_arch(arch: TileDevice) -> bool:
+    """AMD's other GPUs: none here."""
+    return arch.platform == "RDNA"
+
+
+def has_mma_support(arch: TileDevice) -> bool:
+    """Whether a warp multiplies matrices by mma.sync."""
+    return is_cuda_arch(arch) and arch.sm_version >= 80
+
+
+_HALF = {("float16", "float16"), ("float16", "float32")}
+_WHOLE = {("int8", "int32"), ("uint8", "int32")}
+_SINCE = ((70, _HALF), (75, _WHOLE), (80, {("bfloat16", "float32"), ("int4", "int32")}),
+          (89, {(f, a) for f in ("float8_e4m3fn", "float8_e5m2") for a in ("float32", "float16")}))
+
+
+def is_tensorcore_supported_precision(in_dtype: Any, accum_dtype: Any, arch: TileDevice) -> bool:
+    """Whether matrix units multiply these element types without rounding them first (so not float32)."""
+    pair = str(dtype(in_dtype)), str(dtype(accum_dtype))
+    pair = pair[0].replace("float8_e4m3", "float8_e4m3fn").replace("fnfn", "fn"), pair[1]
+    return is_cuda_arch(arch) and any(arch.sm_version >= since and pair in pairs for since, pairs in _SINCE)
+
+
+def check_sm_version(arch: str) -> int:
+    """"sm_80" -> 80; -1 for other text."""
+    digits = arch.removeprefix("sm_").rstrip("af")
+    return int(digits) if arch.startswith("sm_") and digits.isdigit() else -1
+
+
+__all__ = ["auto_infer_current_arch", "check_sm_version", "get_arch", "has_mma_support", "is_ada_arch", "is_ampere_arch",
+           "is_cdna_arch", "is_cuda_arch", "is_hopper_arch", "is_rdna_arch", "is_tensorcore_supported_precision",
+           "is_volta_arch"]

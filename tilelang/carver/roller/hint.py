@@ -1,0 +1,193 @@
+"""Hint: one way to tile a computation for an architecture."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .rasterization import NoRasterization
+
+
+@dataclass
+class TensorCoreExtraConfig:
+    """Strides of staged operands and the axes of the instruction; outer dimensions come first."""
+
+    AS_shape: tuple[int, ...] = ()
+    BS_shape: tuple[int, ...] = ()
+    AF_shape: tuple[int, ...] = ()
+    BF_shape: tuple[int, ...] = ()
+    tc_axis: tuple[int, ...] = ()
+
+
+@dataclass
+class Stride:
+    """A padded stride of a staged tensor.  stride: elements; ax: the axis it belongs to, -1 for a plain layout."""
+
+    stride: int = 1
+    ax: int = -1
+
+    def is_valid(self) -> bool:
+        """Whether it changes anything."""
+        return self.ax >= 0
+
+    def compute_strides_from_shape(self, shape: list[int]) -> list[int]:
+        """Strides of every dimension of a tensor of this shape, elements."""
+        strides = [1] * len(shape)
+        for i in range(len(shape) - 2, -1, -1):
+            strides[i] = self.stride if self.is_valid() and i == self.ax else int(shape[i + 1]) * strides[i + 1]
+        return strides
+
+    def compute_elements_from_shape(self, shape: list[int]) -> int:
+        """Elements of storage of a tensor of this shape."""
+        if not shape:
+            return 1
+        return int(shape[0]) * self.compute_strides_from_shape(shape)[0]
+
+
+@dataclass
+class TileDict:
+    """What a tile of the output costs.  smem_cost: bytes; block_per_SM, num_wave: counts; traffic: bytes of memory."""
+
+    output_tile: tuple[int, ...]
+    smem_cost: int = 0
+    block_per_SM: int = 1
+    num_wave: int = 1
+    grid_size: int = 1
+    traffic: float = 0.0
+    valid: bool = True
+
+    def get_tile(self) -> tuple[int, ...]:
+        """The tile of the output, elements."""
+        return self.output_tile
+
+
+@dataclass
+class IntrinInfo:
+    """The matrix instruction a hint counts on.  micro_size: (m, n, k) of one instruction, elements."""
+
+    in_dtype: str
+    out_dtype: str
+    trans_b: bool
+    trans_a: bool = False
+    micro_size: tuple[int, int, int] = (16, 8, 16)
+
+    @property
+    def smooth_a(self) -> bool:
+        """No special order of A in storage is asked for."""
+        return False
+
+    @property
+    def smooth_b(self) -> bool:
+        """No special order of B in storage is asked for."""
+        return False
+
+
+_ALWAYS = ("block", "rstep")
+_PLAIN = ("use_tc", "thread", "warp", "reduce_thread", "vectorize", "step", "raxis_order", "pipeline_stage", "use_async",
+          "block_reduction_depth", "split_k_factor", "shared_scope")
+
+
+@dataclass(repr=False)
+class Hint:
+    """One way to tile: what a block, a warp and a step of the reduction cover, in elements.
+
+    block: along each axis of the output.  warp (matrix units only): what a warp covers, so a block has
+    prod(block) / prod(warp) warps.  thread (without matrix units): threads along each axis.  reduce_thread: threads along
+    each reduced axis.  rstep: along each reduced axis.  step: contiguous elements a thread takes along each axis.
+    pipeline_stage: buffers of each staged operand, 1 for no overlap.  use_async: stages are filled by asynchronous copies.
+    smem_bytes, registers: what was counted of the tile: bytes of shared memory a block, 32-bit registers a thread.
+    """
+
+    arch: Any = None
+    use_tc: bool = False
+    block: list[int] = field(default_factory=list)
+    thread: list[int] = field(default_factory=list)
+    warp: list[int] = field(default_factory=list)
+    rstep: list[int] = field(default_factory=list)
+    reduce_thread: list[int] = field(default_factory=list)
+    rasterization_plan: Any = NoRasterization
+    cached_tensors: list[str] = field(default_factory=list)
+    output_strides: dict[int, Stride] = field(default_factory=dict)
+    schedule_stages: list[str] | None = None
+    block_reduction_depth: int | None = None
+    split_k_factor: int = 1
+    vectorize: dict[str, int] = field(default_factory=dict)
+    pipeline_stage: int = 1
+    use_async: bool = False
+    opt_shapes: dict[str, int] = field(default_factory=dict)
+    intrin_info: IntrinInfo | None = None
+    shared_scope: str = "shared"
+    pass_context: dict[str, Any] = field(default_factory=dict)
+    smem_bytes: int = 0
+    registers: int = 0
+    _step: list[int] = field(default_factory=list)
+    _raxis_order: list[int] = field(default_factory=list)
+
+    @property
+    def step(self) -> list[int]:
+        """Contiguous elements a thread takes along each axis of the output: ones where none were set."""
+        return list(self._step) or [1] * len(self.block)
+
+    @step.setter
+    def step(self, value: list[int]) -> None:
+        self._step = list(value)
+
+    @property
+    def raxis_order(self) -> list[int]:
+        """Order in which the reduced axes are walked."""
+        return list(self._raxis_order) or list(range(len(self.rstep)))
+
+    @raxis_order.setter
+    def raxis_order(self, value: list[int]) -> None:
+        self._raxis_order = list(value)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        count = 1
+        for b, w in zip(self.block, self.warp, strict=False):
+            count *= b // w
+        if self.warp:
+            return count * 32
+        for t in (*self.thread, *self.reduce_thread):
+            count *= t
+        return count
+
+    def to_dict(self) -> dict[str, Any]:
+        """What differs from an empty hint, as plain values; `from_dict` reads it back."""
+        plain = Hint()
+        out: dict[str, Any] = {}
+        for name in (*_ALWAYS, *_PLAIN):
+            value = getattr(self, name)
+            if name in _ALWAYS or value != getattr(plain, name) and not (name == "step" and set(value) <= {1}) \
+                    and not (name == "raxis_order" and not self._raxis_order):
+                out[name] = value
+        if self.intrin_info is not None:
+            out["intrin_info"] = asdict(self.intrin_info)
+        if self.rasterization_plan is not NoRasterization:
+            plan = self.rasterization_plan
+            out["rasterization_plan"] = (type(plan).__name__, plan.panel_width)
+        return out
+
+    @classmethod
+    def from_dict(cls, entries: dict[str, Any]) -> Hint:
+        """The hint `to_dict` described.  Raises ValueError for an unknown entry."""
+        from . import rasterization
+
+        hint = cls()
+        for name, value in entries.items():
+            if name == "intrin_info":
+                hint.intrin_info = IntrinInfo(**{**value, "micro_size": tuple(value["micro_size"])})
+            elif name == "rasterization_plan":
+                hint.rasterization_plan = getattr(rasterization, value[0])(value[1])
+            elif name in (*_ALWAYS, *_PLAIN):
+                setattr(hint, name, value)
+            else:
+                raise ValueError(f"{name!r} is no entry of a Hint; expected one of {', '.join((*_ALWAYS, *_PLAIN))}")
+        return hint
+
+    def __repr__(self) -> str:
+        return str(self.to_dict())
+
+
+__all__ = ["Hint", "IntrinInfo", "Stride", "TensorCoreExtraConfig", "TileDict"]

@@ -1,0 +1,293 @@
+"""Tiles that fit an architecture, best first by a count of its clocks.
+
+Every hint that leaves here has been counted: shared memory of a block, registers of a thread, threads, shapes of the
+matrix instruction.  The order is an estimate (waves of blocks times the slowest of matrix units, shared memory, L2 and
+memory); it ranks candidates for a tuner and promises no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product as every
+from math import ceil, prod
+from typing import Any
+
+from tilelang.carver.arch import TileDevice, is_tensorcore_supported_precision
+from tilelang.ir import dtype
+
+from .hint import Hint, IntrinInfo, TileDict
+from .rasterization import NoRasterization, Rasterization2DRow
+from .work import Attention, Map, Product, Work
+
+_SIZES = (16, 32, 64, 128, 256)
+_SPARE_REGISTERS = 40  # addresses, loop variables and predicates of a tiled loop
+_SHARED_BYTES_PER_CLOCK = 128
+
+
+def _pow2(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _registers(elements: int, name: str, threads: int) -> int:
+    return ceil(elements * dtype(name).bits / 32 / threads)
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """Clocks of all blocks, and what a block takes."""
+
+    clocks: float
+    shared: int
+    registers: int
+    resident: int
+
+
+class _Policy:
+    """Candidates for a Work on an arch, in the order of their estimated clocks."""
+
+    def __init__(self, work: Work, arch: TileDevice) -> None:
+        self.work, self.arch = work, arch
+
+    @classmethod
+    def from_work(cls, work: Work, arch: TileDevice) -> Any:
+        """The policy for a computation given by its sizes."""
+        return cls(work, arch)
+
+    @classmethod
+    def from_prim_func(cls, func: Any, arch: TileDevice, tags: dict[str, Any] | None = None) -> Any:
+        """The policy for the program of a template.  Raises ValueError for other programs."""
+        return cls(work_of(func), arch)
+
+    @classmethod
+    def from_output_nodes(cls, nodes: list[Any], arch: TileDevice, tags: dict[str, Any] | None = None) -> Any:
+        """The policy for the node that computes the output."""
+        if len(nodes) != 1:
+            raise ValueError(f"one output is tiled at a time, found {len(nodes)}")
+        return cls(getattr(nodes[0], "work", None) or work_of(nodes[0]), arch)
+
+    def candidates(self) -> Iterator[tuple[float, Hint]]:
+        """(estimated clocks, hint) of every tile that fits."""
+        raise NotImplementedError
+
+    def emit_config(self, topk: int = 10) -> list[Hint]:
+        """The `topk` hints of least estimated time; fewer when fewer tiles fit."""
+        found = sorted(self.candidates(), key=lambda x: x[0])
+        return [hint for _, hint in found[:max(0, topk)]]
+
+    def tile_dict(self, hint: Hint) -> TileDict:
+        """What a hint's tile costs on this architecture."""
+        space = _space(self.work)
+        grid = prod(ceil(s / b) for s, b in zip(space, hint.block, strict=True)) * _repeats(self.work)
+        resident = max(1, _resident(self.arch, hint.threads, hint.smem_bytes, hint.registers))
+        return TileDict(tuple(hint.block), hint.smem_bytes, resident, ceil(grid / (resident * self.arch.compute_max_core)),
+                        grid)
+
+
+def work_of(func: Any) -> Work:
+    """The sizes of a template's program.  Raises ValueError for a program that no template made."""
+    work = getattr(func, "carver_work", None)
+    if work is None:
+        raise ValueError("hints are derived for programs that a carver template makes (equivalent_function); "
+                         "for another program choose the template that computes the same")
+    return work
+
+
+def _space(work: Work) -> tuple[int, ...]:
+    if isinstance(work, Product):
+        return work.m, work.n
+    return (work.rows, work.keys) if isinstance(work, Attention) else work.space
+
+
+def _repeats(work: Work) -> int:
+    return work.batch if isinstance(work, Product) else work.heads if isinstance(work, Attention) else 1
+
+
+def _resident(arch: TileDevice, threads: int, shared: int, registers: int) -> int:
+    """Blocks of a multiprocessor at once; 0 when one does not fit."""
+    if shared > arch.smem_cap or registers > 255 or threads > 1024:
+        return 0
+    by_registers = arch.reg_cap // (threads * max(16, -(-registers // 8) * 8))
+    return min(by_registers, arch.threads_per_sm // threads, arch.smem_per_sm // max(1, shared + 1024), 16)
+
+
+class TensorCorePolicy(_Policy):
+    """Tiles of products and attention on matrix units."""
+
+    def candidates(self) -> Iterator[tuple[float, Hint]]:
+        work = self.work
+        if isinstance(work, Map) or not is_tensorcore_supported_precision(work.in_dtype, work.accum_dtype, self.arch):
+            return
+        yield from self._attention(work) if isinstance(work, Attention) else self._product(work)
+
+    def _micro(self, name: str) -> tuple[int, int, int]:
+        k = 256 // dtype(name).bits
+        return 16, 8, k if self.arch.sm_version >= 80 else max(8, k // 2)
+
+    def _rate(self, name: str) -> float:
+        """Multiply-adds a clock of a multiprocessor's matrix units."""
+        return self.arch.tensor_rate * 16 / dtype(name).bits
+
+    def _stages(self) -> tuple[int, ...]:
+        return (1, 2, 3, 4) if self.arch.sm_version >= 80 else (1, 2)
+
+    def _product(self, w: Product) -> Iterator[tuple[float, Hint]]:
+        micro = self._micro(w.in_dtype)
+        limit_m, limit_n = (max(16, _pow2(x)) for x in (w.m, w.n))
+        steps = [k for k in (micro[2], 2 * micro[2], 4 * micro[2], 8 * micro[2]) if k <= max(micro[2], _pow2(w.k))]
+        for bm, bn, bk in every(_SIZES, _SIZES, steps):
+            if bm > limit_m or bn > limit_n:
+                continue
+            for wm, wn in every((1, 2, 4, 8), (1, 2, 4, 8)):
+                if bm % (wm * 16) or bn % (wn * 16) or wm * wn > 16:
+                    continue
+                for stages in self._stages():
+                    if stages > max(1, ceil(w.k / bk)):
+                        continue
+                    cost = self._product_cost(w, (bm, bn, bk), (bm // wm, bn // wn), stages)
+                    if cost is not None:
+                        yield cost.clocks, self._product_hint(w, (bm, bn, bk), (bm // wm, bn // wn), stages, micro, cost)
+
+    def _product_cost(self, w: Product, tile: tuple[int, int, int], warp: tuple[int, int], stages: int) -> _Cost | None:
+        (bm, bn, bk), arch, size = tile, self.arch, dtype(w.in_dtype).bits / 8
+        warps = bm * bn // (warp[0] * warp[1])
+        threads = warps * 32
+        shared = int(stages * (bm + bn) * bk * size)
+        registers = _SPARE_REGISTERS + _registers(bm * bn, w.accum_dtype, threads) \
+            + _registers((warp[0] + warp[1]) * self._micro(w.in_dtype)[2], w.in_dtype, 32)
+        resident = _resident(arch, threads, shared, registers)
+        if resident == 0:
+            return None
+        blocks = ceil(w.m / bm) * ceil(w.n / bn) * w.batch
+        steps = ceil(w.k / bk)
+        at_once = min(resident, ceil(blocks / arch.compute_max_core))
+        # Clocks of one block's share of a multiprocessor.  Without a second stage a load's latency is waited for.
+        matrix = bm * bn * bk * steps / self._rate(w.in_dtype)
+        operands = warps * (warp[0] + warp[1]) * bk * size * steps / _SHARED_BYTES_PER_CLOCK
+        moved = (bm + bn) * bk * size * steps / (arch.bandwidth[0] * 1e6 / arch.clock / arch.compute_max_core)
+        stall = steps * arch.latency / max(1, (stages - 1) * at_once * 2) + 2 * arch.latency
+        few = 4 / min(4, warps * at_once)  # a multiprocessor has four partitions, each wants a warp
+        block = max(matrix * few, operands, moved) * at_once + stall
+        memory = ((w.m + w.n) * w.k * size + w.m * w.n * dtype(w.out_dtype).bits / 8) * w.batch
+        waves = ceil(blocks / (at_once * arch.compute_max_core))
+        clocks = max(waves * block, memory / (arch.bandwidth[1] * 1e6 / arch.clock))
+        return _Cost(clocks, shared, registers, resident)
+
+    def _product_hint(self, w: Product, tile: tuple[int, int, int], warp: tuple[int, int], stages: int,
+                      micro: tuple[int, int, int], cost: _Cost) -> Hint:
+        rows = ceil(w.m / tile[0])
+        one_wave = rows * ceil(w.n / tile[1]) <= cost.resident * self.arch.compute_max_core
+        operands = (w.m + w.n) * w.k * dtype(w.in_dtype).bits // 8
+        plan = NoRasterization if one_wave or operands <= self.arch.l2_cache_size_bytes // 2 or rows < 8 \
+            else Rasterization2DRow(8)
+        return Hint(arch=self.arch, use_tc=True, block=list(tile[:2]), warp=list(warp), rstep=[tile[2]],
+                    rasterization_plan=plan, pipeline_stage=stages, use_async=stages > 1 and self.arch.sm_version >= 80,
+                    vectorize=_loads(w.in_dtype, tile[2], "A", "B"), cached_tensors=["A", "B"],
+                    intrin_info=IntrinInfo(w.in_dtype, w.accum_dtype, w.trans_b, w.trans_a, micro),
+                    smem_bytes=cost.shared, registers=cost.registers)
+
+    def _attention(self, w: Attention) -> Iterator[tuple[float, Hint]]:
+        size, micro, width = dtype(w.in_dtype).bits / 8, self._micro(w.in_dtype), max(16, _pow2(w.width))
+        for bq, bk, warps, stages in every((64, 128, 256, 16, 32), (16, 32, 64, 128), (1, 2, 4, 8), self._stages()):
+            if bq % (warps * 16) or bq > max(16, _pow2(w.rows)) or bk > max(16, _pow2(w.keys)):
+                continue
+            if stages > max(1, ceil(w.keys / bk)):
+                continue
+            threads = warps * 32
+            shared = int((bq * width + stages * 2 * bk * width) * size)
+            registers = _SPARE_REGISTERS + _registers(bq * (width + bk), w.accum_dtype, threads) \
+                + _registers(bq * bk, w.in_dtype, threads)
+            resident = _resident(self.arch, threads, shared, registers)
+            if resident == 0:
+                continue
+            blocks, steps = ceil(w.rows / bq) * w.heads, ceil(w.keys / bk)
+            at_once = min(resident, ceil(blocks / self.arch.compute_max_core))
+            matrix = 2 * bq * bk * width * steps / self._rate(w.in_dtype) * 4 / min(4, warps * at_once)
+            operands = warps * 2 * bk * width * size * steps / _SHARED_BYTES_PER_CLOCK
+            powers = bq * bk * steps / 16  # exponentials a clock of a multiprocessor
+            stall = steps * self.arch.latency / max(1, (stages - 1) * at_once * 2)
+            waves = ceil(blocks / (at_once * self.arch.compute_max_core))
+            clocks = waves * ((max(matrix, operands) + powers) * at_once + stall)
+            yield clocks, Hint(arch=self.arch, use_tc=True, block=[bq, bk], warp=[bq // warps, bk], rstep=[width],
+                               pipeline_stage=stages, use_async=stages > 1 and self.arch.sm_version >= 80,
+                               cached_tensors=["Q", "K", "V"], vectorize=_loads(w.in_dtype, width, "Q", "K", "V"),
+                               intrin_info=IntrinInfo(w.in_dtype, w.accum_dtype, True, False, micro),
+                               smem_bytes=shared, registers=registers)
+
+
+def _loads(name: str, row: int, *tensors: str) -> dict[str, int]:
+    """Elements of one load of up to 16 bytes from rows of this many elements."""
+    width = max(1, 128 // dtype(name).bits)
+    while row % width:
+        width //= 2
+    return dict.fromkeys(tensors, width)
+
+
+class DefaultPolicy(_Policy):
+    """Tiles of maps, sums and products on the ordinary units: each thread computes elements of the output."""
+
+    def candidates(self) -> Iterator[tuple[float, Hint]]:
+        if isinstance(self.work, Attention):
+            return
+        yield from self._plain_product(self.work) if isinstance(self.work, Product) else self._map(self.work)
+
+    def _plain_product(self, w: Product) -> Iterator[tuple[float, Hint]]:
+        arch, size = self.arch, dtype(w.in_dtype).bits / 8
+        for bm, bn, bk, tm, tn in every((8, 16, 32, 64, 128), (8, 16, 32, 64, 128), (8, 16, 32), (4, 8, 16), (8, 16, 32)):
+            if bm % tm or bn % tn or bm > max(8, _pow2(w.m)) or bn > max(8, _pow2(w.n)) or tm * tn % arch.warp_size:
+                continue
+            threads, shared = tm * tn, int((bm + bn) * bk * size)
+            each = bm // tm, bn // tn
+            registers = _SPARE_REGISTERS + _registers(bm * bn, w.accum_dtype, threads) + sum(each)
+            resident = _resident(arch, threads, shared, registers)
+            if resident == 0:
+                continue
+            blocks, steps = ceil(w.m / bm) * ceil(w.n / bn) * w.batch, ceil(w.k / bk)
+            at_once = min(resident, ceil(blocks / arch.compute_max_core))
+            work = bm * bn * bk * steps / arch.fma_rate * max(1, 128 / (threads * at_once))
+            read = bm * bn * bk * steps * size * (1 / each[0] + 1 / each[1]) / _SHARED_BYTES_PER_CLOCK
+            waves = ceil(blocks / (at_once * arch.compute_max_core))
+            clocks = waves * (max(work, read) * at_once + steps * arch.latency / at_once)
+            yield clocks, Hint(arch=arch, block=[bm, bn], thread=[tm, tn], rstep=[bk], cached_tensors=["A", "B"],
+                               vectorize=_loads(w.in_dtype, bk, "A", "B"), smem_bytes=shared, registers=registers)
+
+    def _map(self, w: Map) -> Iterator[tuple[float, Hint]]:
+        arch, bits = self.arch, dtype(w.dtype).bits
+        outer, space, reduced = [1] * max(0, len(w.space) - 1), w.space or (1,), prod(w.reduced)
+        for threads, vector, along in every((32, 64, 128, 256, 512), (1, 2, 4, 8, 16), (1, 8, 32, 128, 256)):
+            if vector * bits > 128 or along > threads or (along > 1 and along > _pow2(reduced)):
+                continue
+            last = w.reduced[-1] if w.inner else space[-1]
+            if last % vector:
+                continue
+            across, each = threads // along, 1 if w.inner else vector
+            block = across * each
+            if block > _pow2(space[-1]) and across > 1:
+                continue
+            rest = [1] * max(0, len(w.reduced) - 1)
+            rstep = [*rest, along * (vector if w.inner else 1)] if w.reduced else []
+            if w.reduced and rstep[-1] > max(vector, _pow2(w.reduced[-1])):
+                continue
+            registers = _SPARE_REGISTERS + 2 * _registers(block * (1 if w.reduced else 2), w.accum_dtype, threads) + vector
+            shared = threads * dtype(w.accum_dtype).bits // 8 if along > 32 else 0
+            resident = _resident(arch, threads, shared, registers)
+            if resident == 0:
+                continue
+            blocks = prod(space[:-1]) * ceil(space[-1] / block)
+            busy = min(1.0, blocks * threads / (arch.compute_max_core * 512))  # threads that keep memory busy
+            run = min(last, (along * vector if w.inner else block)) * bits / 8  # contiguous bytes a block asks for at once
+            moved = w.points * bits / 8 / (arch.bandwidth[1] * 1e6 / arch.clock)
+            chain = ceil(reduced / (rstep[-1] if rstep else 1)) * 8 + (along.bit_length() * 30 if along > 1 else 0)
+            waves = ceil(blocks / (resident * arch.compute_max_core))
+            clocks = moved / max(busy, 1e-3) * max(1.0, 32 / run) + waves * (chain + arch.latency) + 64 / vector
+            yield clocks, Hint(arch=arch, block=[*outer, block], thread=[*outer, across], rstep=rstep,
+                               reduce_thread=[*rest, along] if w.reduced else [], _step=[*outer, each],
+                               vectorize={"A": vector} if vector > 1 else {}, smem_bytes=shared, registers=registers)
+
+
+def hints_for(work: Work, arch: TileDevice, topk: int = 10) -> list[Hint]:
+    """Hints for a computation: matrix units where the types have them, else the ordinary ones."""
+    return TensorCorePolicy(work, arch).emit_config(topk) or DefaultPolicy(work, arch).emit_config(topk)
+
+
+__all__ = ["DefaultPolicy", "TensorCorePolicy", "hints_for", "work_of"]

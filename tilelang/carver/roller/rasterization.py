@@ -1,0 +1,59 @@
+"""Orders in which the blocks of a grid run, as a hint asks for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class _Single(type):
+    """A class that is its own only instance, so that `is NoRasterization` and `isinstance` both answer."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return instance is cls
+
+    def __repr__(cls) -> str:
+        return "<NoRasterization>"
+
+
+class NoRasterization(metaclass=_Single):
+    """Blocks run row by row: no T.use_swizzle."""
+
+    panel_width = 0
+
+    @classmethod
+    def get_code(cls) -> list[str]:
+        """Statements of the language that ask for it: none."""
+        return []
+
+
+@dataclass(frozen=True)
+class _Rasterization2D:
+    panel_width: int = 4
+
+    order = "row"
+
+    def get_code(self) -> list[str]:
+        """Statements of the language that ask for it."""
+        return [f"T.use_swizzle(panel_size={self.panel_width}, order={self.order!r})"]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}({self.panel_width})>"
+
+
+@dataclass(frozen=True, repr=False)
+class Rasterization2DRow(_Rasterization2D):
+    """Panels of `panel_width` rows of blocks run one after another."""
+
+
+@dataclass(frozen=True, repr=False)
+class Rasterization2DColumn(_Rasterization2D):
+    """Panels of `panel_width` columns of blocks run one after another."""
+
+    order = "column"
+
+
+__all__ = ["NoRasterization", "Rasterization2DColumn", "Rasterization2DRow"]

@@ -1,0 +1,59 @@
+"""What is tiled: a computation as sizes and element types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True)
+class Product:
+    """C[b] = A[b] @ B[b]: m x n x k, `batch` times.  traffic is counted for operands of these types."""
+
+    m: int
+    n: int
+    k: int
+    in_dtype: str
+    out_dtype: str
+    accum_dtype: str
+    batch: int = 1
+    trans_a: bool = False
+    trans_b: bool = True
+
+
+@dataclass(frozen=True)
+class Attention:
+    """softmax(Q @ K^T) @ V for `heads` (batch times heads): rows of queries, keys, width of a head."""
+
+    heads: int
+    rows: int
+    keys: int
+    width: int
+    in_dtype: str
+    out_dtype: str
+    accum_dtype: str
+    causal: bool = False
+
+
+@dataclass(frozen=True)
+class Map:
+    """Values over `space`, each a sum over `reduced` (empty: none).  loads: bytes read for one term, stores: written a value.
+
+    inner: the innermost axis of storage is a reduced one.  weight: the operand whose rows are read once each.
+    """
+
+    space: tuple[int, ...]
+    reduced: tuple[int, ...]
+    dtype: str
+    accum_dtype: str
+    inner: bool = False
+
+    @property
+    def points(self) -> int:
+        """Terms in all."""
+        return prod(self.space) * prod(self.reduced)
+
+
+Work = Product | Attention | Map
+
+__all__ = ["Attention", "Map", "Product", "Work"]

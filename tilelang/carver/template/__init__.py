@@ -1,0 +1,164 @@
+"""Templates: common computations by their sizes, and the tiles that fit an architecture.
+
+    hints = MatmulTemplate(M=1024, N=1024, K=1024).with_arch(CUDA("cuda")).recommend_hints(topk=10)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.carver.roller.hint import Hint
+from tilelang.carver.roller.work import Attention, Map, Product
+from tilelang.language.state import error
+
+from . import programs
+from .base import BaseTemplate
+
+
+@dataclass
+class MatmulTemplate(BaseTemplate):
+    """C (M, N) = A @ B, A (M, K) or with trans_A (K, M), B (K, N) or with trans_B (N, K), plus a bias (N,)."""
+
+    M: int = 1
+    N: int = 1
+    K: int = 1
+    trans_A: bool = False
+    trans_B: bool = True
+    in_dtype: str = "float16"
+    out_dtype: str = "float16"
+    accum_dtype: str = "float16"
+    with_bias: bool = False
+
+    @property
+    def work(self) -> Product:
+        return Product(self.M, self.N, self.K, str(self.in_dtype), str(self.out_dtype), str(self.accum_dtype), 1,
+                       self.trans_A, self.trans_B)
+
+    def program(self, hint: Hint) -> Any:
+        return programs.product_program(self.work, hint, self.with_bias)
+
+
+@dataclass
+class ConvTemplate(BaseTemplate):
+    """Out (N, OH, OW, F) of data (N, H, W, C) and weights (K, K, C, F); stride S, dilation D, padding P.
+
+    Hints tile the product over windows: (N * OH * OW) x F x (K * K * C).
+    """
+
+    N: int = 1
+    C: int = 1
+    H: int = 1
+    W: int = 1
+    F: int = 1
+    K: int = 1
+    S: int = 1
+    D: int = 1
+    P: int = 0
+    in_dtype: str = "float16"
+    out_dtype: str = "float16"
+    accum_dtype: str = "float16"
+    with_bias: bool = False
+
+    @property
+    def work(self) -> Product:
+        oh, ow = (programs.output_size(x, self.K, self.S, self.D, self.P) for x in (self.H, self.W))
+        if oh < 1 or ow < 1:
+            raise ValueError(f"ConvTemplate: a window of {self.K} does not fit {self.H} x {self.W} with padding {self.P}")
+        return Product(self.N * oh * ow, self.F, self.K * self.K * self.C, str(self.in_dtype), str(self.out_dtype),
+                       str(self.accum_dtype), 1, False, False)
+
+    def program(self, hint: Hint) -> Any:
+        if self.with_bias:
+            raise error("not-available", "ConvTemplate: a program with bias is not available",
+                        hint="its hints are those of the convolution without bias: tile your own program by them")
+        sizes = self.N, self.C, self.H, self.W, self.F, self.K, self.S, self.D, self.P
+        return programs.convolution_program(self.work, sizes, hint)
+
+
+@dataclass
+class GEMVTemplate(BaseTemplate):
+    """C (1, N) = A (1, K) @ B, B (N, K) or without trans_B (K, N), plus a bias (N,) when with_bias."""
+
+    N: int = 1
+    K: int = 1
+    trans_B: bool = True
+    in_dtype: str = "float16"
+    out_dtype: str = "float16"
+    accum_dtype: str = "float16"
+    with_bias: bool = False
+
+    @property
+    def work(self) -> Map:
+        return Map((self.N,), (self.K,), str(self.in_dtype), str(self.accum_dtype), self.trans_B)
+
+    def program(self, hint: Hint) -> Any:
+        return programs.gemv_program(self.work, str(self.out_dtype), self.with_bias, hint)
+
+
+@dataclass
+class ElementwiseTemplate(BaseTemplate):
+    """B = f(A) element by element, both of `shape`."""
+
+    shape: Any = (1,)
+    dtype: str = "float16"
+
+    @property
+    def work(self) -> Map:
+        return Map(tuple(self.shape), (), str(self.dtype), str(self.dtype))
+
+    def program(self, hint: Hint) -> Any:
+        return programs.elementwise_program(self.work, hint)
+
+
+@dataclass
+class GeneralReductionTemplate(BaseTemplate):
+    """The sum over some axes.  structure: "S" for an axis that stays, "R" for one that is summed, as in "SSR"."""
+
+    structure: str = "SR"
+    shape: Any = (1, 1)
+    dtype: str = "float16"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.structure, (list, tuple)):
+            self.structure = "".join(self.structure)
+        if len(self.structure) != len(self.shape) or set(self.structure) - set("SR") or "R" not in self.structure:
+            raise ValueError(f"GeneralReductionTemplate: structure wants one of S and R for each of {len(self.shape)} axes, "
+                             f"and some R, found {self.structure!r}")
+
+    @property
+    def work(self) -> Map:
+        axes = list(zip(self.structure, self.shape, strict=True))
+        return Map(tuple(n for s, n in axes if s == "S"), tuple(n for s, n in axes if s == "R"), str(self.dtype), "float32"
+                   if "float" in str(self.dtype) else str(self.dtype), self.structure.endswith("R"))
+
+    def program(self, hint: Hint) -> Any:
+        return programs.reduction_program(self.work, self.structure, hint)
+
+
+@dataclass
+class FlashAttentionTemplate(BaseTemplate):
+    """softmax(Q @ K^T / sqrt(head_dim)) @ V.  Hints: block = (queries, keys) of a step, rstep = width of a head."""
+
+    batch_size: int = 1
+    num_heads: int = 1
+    head_dim: int = 1
+    seq_length: int = 1
+    seq_kv_length: int = 1
+    is_causal: bool = False
+    in_dtype: str = "float16"
+    out_dtype: str = "float16"
+    accum_dtype: str = "float16"
+
+    @property
+    def work(self) -> Attention:
+        return Attention(self.batch_size * self.num_heads, self.seq_length, self.seq_kv_length, self.head_dim,
+                         str(self.in_dtype), str(self.out_dtype), str(self.accum_dtype), self.is_causal)
+
+    def program(self, hint: Hint) -> Any:
+        return programs.attention_program(self.work, hint)
+
+
+__all__ = ["BaseTemplate", "ConvTemplate", "ElementwiseTemplate", "FlashAttentionTemplate", "GEMVTemplate",
+           "GeneralReductionTemplate", "MatmulTemplate"]
