@@ -27,9 +27,9 @@ _HINTS = {2: "free memory on the device, or use smaller tensors", 100: "check nv
           218: "the cubin is damaged or newer than the driver: compile again, or update the driver",
           701: "the kernel needs more registers or shared memory than a block may have: use smaller tiles"}
 # CUdevice_attribute
-ATTRIBUTES = {"max_threads_per_block": 1, "max_shared_per_block": 8, "warp_size": 10, "registers_per_block": 12, "clock_khz": 13,
-              "sm_count": 16, "memory_clock_khz": 36, "bus_width_bits": 37, "l2_bytes": 38, "threads_per_sm": 39, "cc_major": 75,
-              "cc_minor": 76, "shared_per_sm": 81, "registers_per_sm": 82, "max_shared_optin": 97,
+ATTRIBUTES = {"max_threads_per_block": 1, "max_shared_per_block": 8, "warp_size": 10, "registers_per_block": 12,
+              "clock_khz": 13, "sm_count": 16, "memory_clock_khz": 36, "bus_width_bits": 37, "l2_bytes": 38,
+              "threads_per_sm": 39, "cc_major": 75, "cc_minor": 76, "shared_per_sm": 81, "registers_per_sm": 82, "max_shared_optin": 97,
               "persisting_l2_bytes": 108}
 # CUfunction_attribute
 _FUNC_MAX_DYNAMIC_SHARED, _FUNC_NON_PORTABLE_CLUSTER = 8, 14
