@@ -31,6 +31,8 @@ def tma_refusal(op: Any, strides: bool = False) -> str:
     src, dst = op.src, op.dst
     if op.attr("disable_tma") or op.attr("prefer_instruction") not in (None, "tma"):
         return "the copy asks for another way"
+    if op.attr("unaligned_columns"):
+        return unaligned(src)
     if src.dtype != dst.dtype:
         return "the copy converts"
     b = dst.buffer
@@ -52,6 +54,11 @@ def tma_refusal(op: Any, strides: bool = False) -> str:
     if not strides and not all(divisible(s, unit) for s in unknown):
         return f"run-time strides of `{src.buffer.name}` may be no multiples of {STRIDE_ALIGN} bytes"
     return refusal(src.buffer, _box(src, p, rows, columns), p.swizzle) or ""
+
+
+def unaligned(tile: Region) -> str:
+    """What speaks against TMA where a tile's first column is not surely a multiple of 16 bytes (transform/tma_columns.py)."""
+    return f"the tile of `{tile.buffer.name}` may start at a column that is no multiple of {STRIDE_ALIGN} bytes"
 
 
 def tma_bytes(op: Any) -> int:
@@ -173,4 +180,5 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     return seq(*out, span=op.span)
 
 
-__all__ = ["lower_tma_load", "row_parts", "tma_bytes", "tma_parts", "tma_refusal"]
+__all__ = ["lower_tma_load", "row_parts", "tma_bytes", "tma_parts", "tma_refusal",
+           "unaligned"]

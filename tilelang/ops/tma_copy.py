@@ -16,7 +16,7 @@ from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, bi
 
 from tilelang.target.tensor_map import refusal
 
-from .tma import lower_tma_load, tma_bytes, tma_refusal
+from .tma import lower_tma_load, tma_bytes, tma_refusal, unaligned
 from .tma_store import moved_tile, store_tile
 
 register("tma-copy", ValueError, "a tile that TMA cannot move",
@@ -58,6 +58,8 @@ def _row_refusal(op: Any) -> str:
     other = op.src if tile is op.dst else op.dst
     if tile.dtype != other.dtype:
         return "the copy converts"
+    if op.attr("unaligned_columns"):
+        return unaligned(other)
     k = _row_box(op)
     if not k:
         return f"the row of `{tile.buffer.name}` is not whole, or no equal boxes of multiples of 16 bytes"
@@ -101,7 +103,8 @@ def _refusal(op: Any) -> str:
     one = Buffer(b.name, tuple(b.shape[-2:]), b.dtype, b.scope_name, b.strides_ and b.strides_[-2:])
     whole = Region(one, (const(0), const(0)), tuple(b.shape[-2:]))
     other = op.src if tile is op.dst else op.dst
-    return tma_refusal(replace(op, src=other, dst=whole, attrs=tuple(a for a in op.attrs if a[0] == "tf32")))
+    kept = tuple(a for a in op.attrs if a[0] in ("tf32", "unaligned_columns"))
+    return tma_refusal(replace(op, src=other, dst=whole, attrs=kept))
 
 
 def lower_tma_copy(op: Any, cx: Any) -> Stmt:

@@ -30,6 +30,7 @@ from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, refusal
 from .distribute import conjunction, digit
 from .gemm.wgmma import shared_panels
 from .ldmatrix import PAIRS, ROWS, Outer, outer_digits
+from .tma import unaligned
 
 GROUP, WARP, ROWS_OF_STEP, PANEL = 128, 32, 64, 128  # threads, threads, rows, bytes of a panel's row
 GROUP_BARRIERS = 8  # number of the named barrier of warp group 0; lower ones belong to roles and programs
@@ -160,6 +161,8 @@ class _Store:
         t = self.dst.buffer
         if self.reduce and str(self.dt) not in REDUCE_ADD:
             return f"TMA cannot add elements of {self.dt}"
+        if self.op.attr("unaligned_columns"):
+            return unaligned(self.dst)
         why = tensor_refusal(t, self.cx.stores.strides)
         for box in sorted({self._box(p) for p in range(self._panels())}):
             why = why or refusal(t, box, PANEL) or ""
@@ -337,6 +340,8 @@ def tile_refusal(op: Any, src: Region, dst: Region, reduce: bool = False, stride
     b, t = src.buffer, dst.buffer
     if op.attr("disable_tma") or op.attr("prefer_instruction") not in (None, "tma"):
         return "the copy asks for another way"
+    if op.attr("unaligned_columns"):
+        return unaligned(dst)
     if src.dtype != dst.dtype:
         return "the copy converts"
     if b.ndim < 2 or not b.is_static or b.strides_ is not None or any(not is_const(n, 1) for n in src.extents[:-2]) or \

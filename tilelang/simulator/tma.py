@@ -19,7 +19,7 @@ import numpy as np
 from tilelang.ir import AddressOf, Call, Launch, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.mma import round_tf32
-from tilelang.target.tensor_map import REDUCE_ADD, TensorMap, tensor_maps_of
+from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, TensorMap, tensor_maps_of
 
 from .faults import fault
 from .lane_ops import WARP, spread
@@ -200,7 +200,16 @@ def _coordinates(c: Any, e: Call, m: _Map, args: tuple[Any, ...]) -> Callable[[L
     if len(args) != len(m.map.box):
         raise fault("sim-tma", f"{e.op}: {len(args)} coordinates for a map of {len(m.map.box)} dimensions", span=e.span)
     fns = [c.expr(a) for a in args]
-    return lambda f, t: tuple(int(spread(fn(f), f.lanes)[t]) for fn in reversed(fns))
+    bits = m.map.buffer.dtype.bits
+
+    def at(f: LaneFrame, t: int) -> tuple[int, ...]:
+        out = tuple(int(spread(fn(f), f.lanes)[t]) for fn in reversed(fns))
+        if out[-1] * bits % (STRIDE_ALIGN * 8):  # seen on an H200: "illegal instruction", for loads and stores
+            raise fault("sim-tma", f"{e.op} of {m.map.buffer.name} at column {out[-1]}: boxes start at multiples of "
+                        f"{STRIDE_ALIGN} bytes", span=e.span)
+        return out
+
+    return at
 
 
 def _leaving(c: Any, f: LaneFrame, units: np.ndarray, t: int, b: Any, site: int, span: Any) -> np.ndarray:

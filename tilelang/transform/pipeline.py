@@ -29,6 +29,7 @@ from .plan_pipelines import plan_pipelines
 from .plan_shared_memory import plan_shared_memory
 from .simplify import simplify
 from .specialize_warps import specialize_warps
+from .tma_columns import tma_columns
 from .tma_copies import tma_copies
 from .unpack_small_types import unpack_small_types
 from .verify_sync import verify_sync
@@ -45,6 +46,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
 )
 DEVICE_PASSES: tuple[PassFn, ...] = (
     check_collective,  # before roles and layouts: it sees the user's branches
+    tma_columns,  # before written_roles, the first that asks for TMA
     written_roles,
     guard_masks,  # before specialize_warps, which reorders the statements of a loop
     specialize_warps,  # before plan_pipelines, which keeps what it leaves
