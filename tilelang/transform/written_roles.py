@@ -27,6 +27,7 @@ from .check_hopper import linear_thread
 from .effects import effects, inner
 from .pass_ import TILE, PassContext, pass_
 from .raw_hopper import check_raw_loads, pin_raw_products
+from .repeated_products import separate_repeated_products
 from .rings import do
 
 register("role-fragment", ValueError, "a fragment used by more than one role of warp groups",
@@ -70,7 +71,7 @@ def _written(launch: Launch) -> Launch:
     if any(isinstance(n, Gemm) and n.attr("wait") == -1 for n in nodes):
         launch = replace(launch, body=_Pins(launch.body).body())
     check_raw_loads(launch)
-    launch = pin_raw_products(launch)
+    launch = separate_repeated_products(pin_raw_products(launch))
     made = [n.buffer for n in nodes if isinstance(n, Alloc) and n.buffer.scope_name == BARRIER]
     remote = any(isinstance(n, Call) and n.op in ("mbarrier_arrive_remote", "cluster_store", "cluster_load") or
                  isinstance(n, Copy) and (n.attr("dst_block") is not None or n.attr("cluster_mask")) for n in nodes)
