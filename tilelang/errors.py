@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,39 @@ def render(err: TileLangError) -> str:
     if err.hint:
         out.append(f"hint: {err.hint}")
     return "\n".join(out)
+
+
+_MARK = re.compile(r"\n?[ \t]*--> (?P<file>[^\n]+?):(?P<line>\d+)(?::(?P<col>\d+))?\s*\Z")
+
+
+@dataclass(frozen=True)
+class _Place:
+    file: str
+    line: int
+    col: int = 0
+    end_line: int = 0
+    end_col: int = 0
+
+
+def enrich_error(exc: BaseException) -> BaseException:
+    """Show the source at the place that the message of an exception ends with (`--> file:line[:col]`).
+
+    Rewrites the message in place and returns the exception; one without such an end, or whose file cannot be read, stays.
+    """
+    if isinstance(exc, TileLangError) or not exc.args or not isinstance(exc.args[0], str):
+        return exc
+    found = _MARK.search(exc.args[0])
+    if found is None:
+        return exc
+    column = int(found["col"]) - 1 if found["col"] else 0
+    text = linecache.getline(found["file"], int(found["line"])).rstrip("\n")
+    if not text:
+        return exc
+    if not found["col"]:
+        column = len(text) - len(text.lstrip())
+    shown = _snippet(_Place(found["file"], int(found["line"]), max(0, column)), "")
+    exc.args = ("\n".join([exc.args[0][:found.start()], *shown]).lstrip("\n"), *exc.args[1:])
+    return exc
 
 
 class JITNoBuilderError(RuntimeError):

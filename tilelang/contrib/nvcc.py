@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 from tilelang.env import env
@@ -111,3 +112,77 @@ def have_cudagraph() -> bool:
 def is_hopper(target: Any) -> bool:
     """An sm_90 target."""
     return Target(target).arch_number == 90
+
+
+def get_nvcc_compiler() -> str:
+    """Path of nvcc.  Raises RuntimeError without a toolkit: nothing here runs it, NVRTC compiles."""
+    found = shutil.which("nvcc") or os.path.join(find_cuda_path(), "bin", "nvcc")
+    if not os.access(found, os.X_OK):
+        raise RuntimeError(f"Cannot find nvcc at {found}; none is needed: NVRTC compiles kernels")
+    return found
+
+
+def get_cuda_library_dirs() -> list[str]:
+    """Folders that hold the CUDA libraries in use: of NVRTC, then of a toolkit.  Empty without any."""
+    from tilelang.runtime.nvrtc import find_nvrtc
+
+    folders = [os.path.dirname(c.library) for c in find_nvrtc()]
+    if env.CUDA_HOME:
+        folders += [os.path.join(env.CUDA_HOME, d) for d in ("lib64", "lib", os.path.join("targets", "x86_64-linux", "lib"))]
+    return [d for d in dict.fromkeys(folders) if os.path.isdir(d)]
+
+
+def _arch(arch: Any) -> str:
+    """"sm_80" of any way to say it; of the current target or the device when None."""
+    if arch is None:
+        current = Target.current()
+        if current is not None and current.is_cuda:
+            return current.arch
+        return "sm_" + get_target_arch(get_target_compute_version())
+    if isinstance(arch, (list, tuple)):
+        if len(arch) != 1:
+            raise ValueError(f"one architecture is compiled for at a time, found {list(arch)}")
+        arch = arch[0]
+    text = str(arch).removeprefix("-arch=").removeprefix("compute_").removeprefix("sm_")
+    return f"sm_{text}"
+
+
+def compile_cuda(code: str, target_format: str = "ptx", arch: Any = None, options: str | list[str] | None = None,
+                 path_target: str | None = None, verbose: bool = False) -> bytearray:
+    """CUDA C++ source compiled to "ptx" (text as bytes) or "cubin", by NVRTC.
+
+    arch: "sm_80", "80", None for the current target or the device.  options: further options of the compiler.
+    path_target: a file to write the result to as well.  Raises ValueError for another format, RuntimeError with the
+    compiler's output and the source where it is refused.
+    """
+    from tilelang.runtime.nvrtc import compile_cubin, compile_ptx
+
+    flags = [options] if isinstance(options, str) else list(options or ())
+    if target_format not in ("ptx", "cubin"):
+        raise ValueError(f"target_format must be in ptx, cubin; found {target_format!r} (fatbin is not available)")
+    name = _arch(arch)
+    if target_format == "ptx":
+        data = compile_ptx(code, name, flags).encode()
+    else:
+        cubin = compile_cubin(code, name, flags)
+        data = cubin.bytes
+        if verbose:
+            print(cubin.log)
+    if path_target:
+        with open(path_target, "wb") as f:
+            f.write(data)
+    return bytearray(data)
+
+
+def get_ptx_from_source(code: str, compile_flags: str | list[str] | None = None, verbose: bool = False,
+                        arch: Any = None) -> str:
+    """PTX of CUDA C++ source."""
+    return compile_cuda(code, "ptx", arch, compile_flags, verbose=verbose).decode()
+
+
+def get_sass_from_source(code: str, compile_flags: str | list[str] | None = None, verbose: bool = False,
+                         arch: Any = None) -> str:
+    """Machine code of CUDA C++ source as text.  Needs nvdisasm: RuntimeError without it."""
+    from tilelang.runtime.sass import disassemble
+
+    return disassemble(bytes(compile_cuda(code, "cubin", arch, compile_flags, verbose=verbose)))

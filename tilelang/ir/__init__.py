@@ -42,6 +42,8 @@ from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL,
                    Unary, Var, as_bool, as_dim, binary, call, cast, const, convert, fields_of, fresh, is_const, load,
                    logical, match, node, select, unary)
 from .parser import ParseError, parse, register_literal
+from .places import (get_buffer_span, get_prim_func_span, get_stmt_span, make_span, set_buffer_span, set_stmt_span,
+                     span_coverage, span_to_location)
 from .printer import to_text
 from .span import Span
 from .stmt import (EMPTY, TILE_OPS, Alloc, Assert, Attrs, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel,
