@@ -12,6 +12,7 @@ from tilelang.ir import Func, Launch, rewrite, walk, with_attrs
 from tilelang.ir import replace as replaced
 
 from .check_collective import check_collective
+from .check_divisors import check_divisors
 from .check_hopper import check_hopper
 from .check_pipelines import check_pipelines
 from .config import PassConfigKey
@@ -40,6 +41,7 @@ log = logging.getLogger("tilelang.transform")
 # Order matters where a line says so.
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
+    check_divisors,
     check_hopper,
     check_pipelines,  # before unpack_small_types: it counts the statements of the user
     unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
