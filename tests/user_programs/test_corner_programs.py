@@ -355,6 +355,8 @@ def test_class_and_numpy_ints(case):
     k = like(x.shape, x.dtype)
     case.run(k, [x], x + 1)
     case.run(k, [torch.nn.Parameter(x)], x + 1)
+    if case.device == "cuda":  # NumPy arrays lie on the host
+        return
     n = case.randn(3, 5).numpy()
     k32 = like((3, 5), np.float32)
     r = k32(n)

@@ -151,11 +151,11 @@ def ptr_table(addrs, sizes, O, N: int = 16):
 
 @on("cpu", "gpu")
 def test_pointer_table(case):
-    xs = [case.randn(n, 16) for n in (3, 1, 0, 6)]
+    xs = [case.randn(n, 16).to(case.device) for n in (3, 1, 0, 6)]
     addrs = torch.tensor([x.data_ptr() for x in xs])
     sz = torch.tensor([3, 1, 0, 6], dtype=torch.int32)
     o = torch.zeros(4, 16)
-    case.run(ptr_table.compile(addrs, sz, o), [addrs, sz, o], None, inplace={2: torch.stack([x.sum(0) for x in xs])})
+    case.run(ptr_table.compile(addrs, sz, o), [addrs, sz, o], None, inplace={2: torch.stack([x.sum(0).cpu() for x in xs])})
 
 
 def ptr_arg(N):

@@ -188,6 +188,16 @@ class TileCompiler(StmtCompiler):
                 got = f.block.stores[id(b.data)] = make(f)
             return got
 
+        launched: list[Storage] = []
+
+        def workspace(f: LaneFrame) -> Storage:
+            """The launch's: its first block makes it."""
+            if not launched or not np.any(f.block.where):
+                launched[:] = [make(f)]
+            return launched[0]
+
+        if b.scope() == "global":
+            return self._once(s, workspace)
         return run if private else self._once(s, shared if b.scope().startswith("shared") else make)
 
     def _once(self, s: Alloc, make: Callable[[LaneFrame], Any]) -> Action:

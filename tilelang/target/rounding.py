@@ -133,7 +133,7 @@ def _directed(near: Any, rest: Any, mode: str, negative_zero: Any) -> Any:
         return np.where(rest > 0, up, near)
     if mode == "rd":
         return np.where(rest < 0, down, np.where((rest == 0) & (near == 0) & negative_zero, -np.abs(near), near))
-    inwards = np.where(near > 0, rest < 0, rest > 0)
+    inwards = np.where(near > 0, rest < 0, (near < 0) & (rest > 0))  # what is rounded to zero is there
     return np.where((rest != 0) & inwards, np.where(near > 0, down, up), near)
 
 
