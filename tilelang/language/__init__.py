@@ -98,7 +98,8 @@ _LAZY = {
     "Layout": "tilelang.layout", "Fragment": "tilelang.layout", "JITFunc": "tilelang.jit:JITImpl",
     "make_swizzled_layout": "tilelang.layout", "make_linear_layout": "tilelang.layout",
 }
-_SUBMODULES = ("eager", "dtypes", "fp8")
+_SUBMODULES = ("eager", "dtypes", "fp8", "common", "experimental", "overrides", "proxy", "tile_schedule", "tir", "utils",
+               "ws_schedule")
 
 
 def var(name: str = "v", dtype: _typing.Any = "int32") -> _ir.Var:  # noqa: F811 - dtype is also a public name

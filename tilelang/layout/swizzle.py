@@ -202,3 +202,16 @@ def make_wgmma_swizzled_layout(buf: Any, continuity: int | None = None, k_major:
         if row % nbytes == 0:
             return panel_layout(shape, bits, nbytes)
     return linear_layout(shape)
+
+
+def make_volta_swizzled_layout(buf: Any, is_a: bool = True, k_inner: bool = True) -> Layout:
+    """The layout of an operand for sm_70, which reads rows by plain wide loads: XOR-swizzled chunks of 16 bytes.
+
+    is_a, k_inner: which operand, and whether its rows run along k; one layout serves them all here.
+    """
+    return make_swizzled_layout(buf)
+
+
+def make_cutlass_metadata_layout(buf: Any, mma_dtype: Any = "float16", arch: Any = None, **kwargs: Any) -> Layout:
+    """The layout of 2:4 metadata in shared memory: row-major, which is how T.gemm_sp reads it on every architecture."""
+    return make_linear_layout(buf)

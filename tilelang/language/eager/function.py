@@ -16,12 +16,12 @@ from tilelang import errors
 from tilelang.ir import Var
 from tilelang.ir import dtype as DType
 
-from .ast_rewrite import rewrite_function
-from .builder import Builder
-from .prim_func import (PrimFunc, Unannotated, check_signature, closure_names, declare_param, finish, function_span,
+from ..ast_rewrite import rewrite_function
+from ..builder import Builder
+from ..prim_func import (PrimFunc, Unannotated, check_signature, closure_names, declare_param, finish, function_span,
                         outer_locals, param_span, resolve_annotation, run_rewritten, trace_prim_func)
-from .state import error, place
-from .tensor import PointerFactory, TensorFactory, TensorSpec
+from ..state import error, place
+from ..tensor import PointerFactory, TensorFactory, TensorSpec
 
 TENSOR, SCALAR, COMPILE_TIME = "tensor", "scalar", "compile_time"
 

@@ -1,0 +1,5 @@
+"""Raw expressions and statements of the language: `ir` statements, `op` functions."""
+
+from . import ir, op
+
+__all__ = ["ir", "op"]
