@@ -284,10 +284,16 @@ class CLikePrinter:
             a, b = (self._clear(x, level) for x in (e.a, e.b))
         else:
             a, b = self.at(e.a, level), self.at(e.b, level + 1)
+        if symbol in ("/", "%") and e.dtype.is_int:
+            b = self.divisor(e.b, b)
         text = f"{a} {symbol} {b}"
         if e.dtype.is_int and e.op not in COMPARISONS:
             return self._narrow(text, e.dtype, level)
         return text, level
+
+    def divisor(self, e: Expr, text: str) -> str:
+        """The text of an integer that is divided by."""
+        return text
 
     def _clear(self, e: Expr, level: int) -> str:
         """An operand of a shift or bit operator: anything but a simple operand in parentheses, for the reader."""

@@ -380,6 +380,11 @@ class CudaPrinter(HopperCalls, CLikePrinter):
             return f"{self.type_name(e.dtype)}(-(float){self.at(e.a, PREFIX)})", POSTFIX
         return super()._unary(e)
 
+    def divisor(self, e: Expr, text: str) -> str:
+        """Narrow quotients are packed into words as if they could not overflow: one by 0 would reach its neighbours."""
+        narrow = e.dtype.lanes == 1 and e.dtype.bits < 32
+        return f"tl::nonzero({self.top(e)})" if narrow and not (isinstance(e, Const) and e.value) else text
+
     def minmax(self, e: Binary) -> Text:
         dt, f = e.dtype.scalar, e.op
         if dt.base in ("float32", "tfloat32", "float64"):

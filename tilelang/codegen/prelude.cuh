@@ -232,14 +232,20 @@ template <typename V> TL_DEVICE V abs2(const V& a) {
   using T = decltype(a.v[0] + a.v[0]);
   return map([](T x) { return T(fabsf(float(x))); }, a);
 }
+//@ nonzero
+// What an integer may be divided by.  x / 0 is undefined in C: compilers pack 8- and 16-bit quotients into words as if none
+// overflowed, so that one lane's division by 0 changed the lanes beside it.
+template <typename T> TL_DEVICE T nonzero(T b) { return b == 0 ? T(1) : b; }
 //@ floordiv
 // Quotient and remainder that round to minus infinity; C's round to zero.
 template <typename T> TL_DEVICE T floordiv(T a, T b) {
+  if (sizeof(T) < 4) b = nonzero(b);
   T q = a / b;
   return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
 }
 //@ floormod
 template <typename T> TL_DEVICE T floormod(T a, T b) {
+  if (sizeof(T) < 4) b = nonzero(b);
   T r = a % b;
   return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r;
 }

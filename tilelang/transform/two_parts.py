@@ -137,7 +137,7 @@ def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
         return For(v, const(0, number.dtype), number, "serial", turn(begin + v * count, count, once), span=r.loop.span)
 
     first, extent, lead = convert(r.loop.start), convert(r.loop.extent), staggered(r)
-    made = [Alloc(parts.second), *(Alloc(b) for _, b in twins)]
+    made: list[Stmt] = [Alloc(parts.second), *(Alloc(b) for _, b in twins)]
     if isinstance(extent, Const):
         whole, left = divmod(int(extent.value), TURN)
         out = list(made)
