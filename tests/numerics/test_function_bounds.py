@@ -131,7 +131,7 @@ def pairs(dtype):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_functions_of_two_numbers(dtype, on):
     x, z = pairs(dtype)
-    if dtype.startswith("float8"):  # the processor's conversions know one NaN: it has no sign
+    if dtype.startswith("float8") and on == "gpu":  # the processor's conversions know one NaN: it has no sign
         z = np.where(np.isnan(z.astype(np.float32)), np.zeros_like(z), z)
     y = run_on(of_two(dtype), x, z, on=on)[2]
     with np.errstate(all="ignore"):
