@@ -120,7 +120,10 @@ def test_copy_to_private_memory_uses_each_threads_region():
 @pytest.mark.parametrize("body, what", [
     ("if tx < 8:\n    T.fill(dst=T.region(S[0], 32), value=1.0)", "tile operation"),
     ("if tx < 8:\n    T.evaluate(T.call('sync_threads', 'int32'))", "sync_threads"),
-    ("if tx < 8:\n    S[tx] = 1.0\n    A[tx] = S[15 - tx]", "reading and writing one shared buffer"),
+    ("for k in T.serial(tx):\n    S[tx] = 1.0\n    A[tx] = S[15 - tx]", "reading and writing one shared buffer"),
+    ("for k in T.serial(4):\n    if tx < k:\n        T.evaluate(T.call('thread_return', 'void'))", "thread_return"),
+    ("if tx < 8:\n    T.evaluate(T.call('thread_return', 'void'))\nT.fill(dst=T.region(S[0], 32), value=1.0)",
+     "tile operation"),
     ("if tx < 8:\n    A[tx] = T.call('shfl_xor', 'float32', A[tx], 1)", "shfl_xor"),
     ("for i, in T.Parallel(8):\n    A[i] = T.cast(tx, 'float32')", "thread-dependent value tx"),
 ])
@@ -129,6 +132,82 @@ def test_what_one_cpu_thread_cannot_do_is_refused(body, what):
     with pytest.raises(TileLangError, match=what) as e:
         Compiled(f)
     assert e.value.kind == "cpu-unsupported" and e.value.hint
+
+
+def test_threads_of_a_branch_see_what_others_of_it_wrote():
+    f = tile_program({"A": ((32,), "int32"), "B": ((32,), "int32")}, f"""
+        {alloc("S", (32,), "int32", "shared.dyn")}
+        {alloc("r", (1,), "int32", "local.var")}
+        S[tx] = 0 - tx
+        if tx < 16:
+            v: T.int32 = tx * 2
+            S[tx] = v
+            w: T.int32 = S[15 - tx] + v
+            r[0] = w
+            if S[tx] < 10:
+                S[tx] = w + 1
+                r[0] = r[0] + S[(tx + 1) % 4]
+            else:
+                S[tx] = 7
+                r[0] = r[0] - S[tx + 1]
+            for k in T.serial(3):
+                S[tx] = r[0] + k
+                r[0] = S[15 - tx]
+        else:
+            S[tx] = tx
+            r[0] = S[47 - tx]
+        A[tx] = r[0]
+        B[tx] = S[tx]
+    """, grid="1", threads=32)
+    got = run_cpu(f, [np.zeros(32, np.int32)] * 2)
+    tx = np.arange(16)
+    s = np.append(tx * 2, -16)
+    w = s[15 - tx] + tx * 2
+    low = s[:16] < 10
+    s1 = np.where(low, w + 1, s[:16])
+    r = np.where(low, w + s1[(tx + 1) % 4], w)
+    s2 = np.append(np.where(low, s1, 7), -16)
+    r = np.where(low, r, r - s2[tx + 1])
+    for k in range(3):
+        s3 = r + k
+        r = s3[15 - tx]
+    assert np.array_equal(got["A"], [*r, *np.arange(31, 15, -1)])
+    assert np.array_equal(got["B"], [*s3, *np.arange(16, 32)])
+
+
+@pytest.mark.parametrize("leave, stays", [("bx == 1", lambda b, t: b != 1), ("tx % 3 == bx", lambda b, t: t % 3 != b)])
+def test_threads_that_returned_do_nothing_more(leave, stays):
+    f = tile_program({"A": ((2, 32), "int32"), "B": ((2, 32), "int32")}, f"""
+        {alloc("S", (32,), "int32", "shared.dyn")}
+        S[tx] = 0
+        if {leave}:
+            A[bx, tx] = 5
+            T.evaluate(T.call("thread_return", "void"))
+        S[tx] = tx + 1
+        A[bx, tx] = 1
+        if tx < 8:
+            B[bx, tx] = S[7 - tx]
+    """, grid="2", threads=32)
+    got = run_cpu(f, [np.zeros((2, 32), np.int32)] * 2)
+    left = np.array([[stays(b, t) for t in range(32)] for b in range(2)])
+    seen = np.where(left, np.arange(32) + 1, 0)[:, 7::-1]
+    assert np.array_equal(got["A"], np.where(left, 1, 5))
+    assert np.array_equal(got["B"][:, :8], np.where(left[:, :8], seen, 0)) and not got["B"][:, 8:].any()
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (5, 1), (1, 1), (3, 1, 5), (3, 5, 1), (1, 4, 6), (3, 4, 6)])
+def test_a_transpose_with_unit_dimensions_keeps_the_others_in_order(shape):
+    turned = (*shape[:-2], shape[-1], shape[-2])
+    copies = [f"{', '.join(['0'] * len(shape))}], {', '.join(map(str, s))}" for s in (shape, turned)]
+    f = tile_program({"A": (shape, "int32"), "B": (turned, "int32")}, f"""
+        {alloc("S", shape, "int32", "shared.dyn")}
+        {alloc("R", turned, "int32", "shared.dyn")}
+        T.copy(src=T.region(A[{copies[0]}), dst=T.region(S[{copies[0]}))
+        T.transpose(src=T.region(S[{copies[0]}), dst=T.region(R[{copies[1]}))
+        T.copy(src=T.region(R[{copies[1]}), dst=T.region(B[{copies[1]}))
+    """, grid="1", threads=32)
+    a = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    assert np.array_equal(agrees(f, [a, np.zeros(turned, np.int32)])["B"], a.swapaxes(-1, -2))
 
 
 def big_blocks(blocks):

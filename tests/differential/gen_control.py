@@ -211,8 +211,8 @@ def ordered(st: State, s: Scope) -> Nodes | None:
         before = [(x, len(x)) for x in (inner.buffers, inner.uniform)]
         made = st.pick([parallel, parallel, gemm, reduction])(st, inner)
         if made is None or len(made) > 1:
-            for x, n in before:
-                _forget(st, x, n)
+            for x, count in before:
+                _forget(st, x, count)
         elif any(b.name in str(made) for b in filled):
             consumers += made
     for b in filled:

@@ -399,7 +399,7 @@ def test_thread_return_and_guarded_threads():
 
     t = np.arange(40)
     want = np.stack([np.where(t % 3 == b, t, t * 100 + b) for b in (0, 1)])
-    agree(f, [mark((2, 40), I32)], {0: want}, on=("tile", "simulator"))
+    agree(f, [mark((2, 40), I32)], {0: want})
 
 
 @pytest.mark.spec("L15:automatic-sync")
@@ -415,7 +415,7 @@ def test_divergent_shared_exchange():
                 O[tx] = y * 2
 
     a = ints(32)
-    agree(f, [a, mark(32, I32)], {1: a[::-1] * 2}, on=("tile", "simulator"))
+    agree(f, [a, mark(32, I32)], {1: a[::-1] * 2})
 
 
 def test_serial_ping_pong_through_shared():

@@ -170,6 +170,15 @@ def _ordered_already(cx: Any, e: Call) -> str:
     return "0"
 
 
+def _thread_return(cx: Any, e: Call) -> str:
+    """All threads of the block are done; what only some leave was rewritten before (straighten.py)."""
+    if cx.tid is not None or cx.in_parallel:
+        raise unsupported("thread_return in a loop that depends on the thread", span=e.span or cx.span,
+                          hint="end the loop with break, and return behind it")
+    cx.f.end("ret void")
+    return "0"
+
+
 def _ldg(cx: Any, e: Call) -> str:
     where, at = _target(cx, e)
     dt = where.buffer.dtype
@@ -183,7 +192,7 @@ EFFECTS: dict[str, Callable[[Any, Call], str]] = {
     "atomic_store": _atomic_store, "printf": _printf, "ldg": _ldg,
     **{op: _ordered_already for op in ("sync_threads", "sync_warp", "fence_gpu", "fence_block", "cp_async_commit",
                                        "cp_async_wait", "named_barrier", "named_barrier_arrive")},
-    "assume": lambda cx, e: "0",
+    "assume": lambda cx, e: "0", "thread_return": _thread_return,
 }
 
 # Effects that happen once per thread even when nothing in them depends on the thread.

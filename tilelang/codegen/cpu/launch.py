@@ -40,6 +40,7 @@ from tilelang.ir import (
 
 from .exprs import Bound, Expressions, Storage
 from .stmts import Statements, on_stack
+from .straighten import straighten
 from .text import Fn, Module, clean
 from .threads import analyse_threads
 from .types import literal, memory_type, unsupported, value_type
@@ -174,6 +175,7 @@ def emit_launch(cx: Host, s: Launch) -> None:
     """The block and blocks functions of a launch, and its call."""
     number, cx.launches = cx.launches, cx.launches + 1
     name = f"{clean(cx.func.name)}_kernel" + (f"_{number}" if number else "")
+    s = straighten(s)
     threads = analyse_threads(s)
     for n in walk(s.body):
         if isinstance(n, Alloc) and n.buffer.scope() == "global":
@@ -293,7 +295,8 @@ def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Sl
         body.analyzer = body.analyzer.bind(v, 0, n - 1)
         body.swept.add(v)
     body.stmt(s.body)
-    f.end("ret void")
+    if not f.ended:
+        f.end("ret void")
     f.finish()
     return f.name, body.scratch_bytes
 

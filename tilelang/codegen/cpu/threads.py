@@ -39,7 +39,7 @@ from .effects import PER_THREAD
 from .lanes import EXCHANGES, LANE_OPS
 from .types import unsupported
 
-_PER_LANE = (*LANE_OPS, "match_any_sync", "match_all_sync", "activemask", "thread_return")
+_PER_LANE = (*LANE_OPS, "match_any_sync", "match_all_sync", "activemask")
 _PRIVATE = ("local", "local.var")
 
 
@@ -79,6 +79,14 @@ class Threads:
 
 def analyse_threads(launch: Launch) -> Threads:
     """Find what depends on the thread index.  Raises cpu-unsupported for tile operations under such conditions."""
+    out = spread(launch)
+    if out.count > 1:
+        _mark(out, launch.body)
+    return out
+
+
+def spread(launch: Launch) -> Threads:
+    """What depends on the thread index, no statement chosen to be a loop yet."""
     out = Threads(launch.num_threads, set(launch.thread_vars))
     if out.count == 1:
         out.varying.clear()
@@ -87,9 +95,7 @@ def analyse_threads(launch: Launch) -> Threads:
         before = len(out.varying) + len(out.private)
         _spread(out, launch.body, False)
         if len(out.varying) + len(out.private) == before:
-            break
-    _mark(out, launch.body)
-    return out
+            return out
 
 
 def _spread(t: Threads, s: Stmt, divergent: bool) -> None:
@@ -189,8 +195,6 @@ def _mark(t: Threads, s: Stmt) -> None:
 
 def _loop(t: Threads, s: Stmt) -> None:
     """A statement whose control depends on the thread runs thread after thread: refuse what that would break."""
-    read: dict[Var, set[tuple[Expr, ...]]] = {}
-    written: dict[Var, set[tuple[Expr, ...]]] = {}
     for n in walk(s):
         if isinstance(n, (Parallel, TileOp)):
             raise unsupported("a tile operation or T.Parallel under a condition that depends on the thread",
@@ -198,16 +202,24 @@ def _loop(t: Threads, s: Stmt) -> None:
         if isinstance(n, Call) and n.op in EXCHANGES:
             raise unsupported(f"{n.op} under a condition or loop that depends on the thread", span=n.span or s.span,
                               hint="all lanes of a warp must reach it: move it out of the branch")
-        if isinstance(n, Load) and n.buffer.scope().startswith("shared"):
-            read.setdefault(n.buffer.data, set()).add(n.indices)
-        elif isinstance(n, Store) and n.buffer.scope().startswith("shared"):
-            written.setdefault(n.buffer.data, set()).add(n.indices)
-    for data in read.keys() & written.keys():
-        if len(read[data] | written[data]) > 1:
-            raise unsupported("reading and writing one shared buffer at different places inside a branch or loop that "
-                              "depends on the thread", span=s.span,
-                              hint="split the branch into one that writes and one that reads")
+    if meets_itself([s]):
+        raise unsupported("reading and writing one shared buffer at different places inside a branch or loop that "
+                          "depends on the thread", span=s.span,
+                          hint="split the branch into one that writes and one that reads")
     t.looped.add(id(s))
+
+
+def meets_itself(stmts: list[Stmt]) -> bool:
+    """Whether the statements write a shared buffer that they read at another place: threads may see each other's writes."""
+    read: dict[Var, set[tuple[Expr, ...]]] = {}
+    written: dict[Var, set[tuple[Expr, ...]]] = {}
+    for s in stmts:
+        for n in walk(s):
+            if isinstance(n, Load) and n.buffer.scope().startswith("shared"):
+                read.setdefault(n.buffer.data, set()).add(n.indices)
+            elif isinstance(n, Store) and n.buffer.scope().startswith("shared"):
+                written.setdefault(n.buffer.data, set()).add(n.indices)
+    return any(len(read[data] | written[data]) > 1 for data in read.keys() & written.keys())
 
 
 def _check_uniform(t: Threads, s: Stmt) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang.ir import Buffer, Region, dtype
+from tilelang.ir import Buffer, Const, Region, dtype
 from tilelang.ops import AtomicTile, Copy, Fill, Reduce, Scan, Transpose
 
 from . import arithmetic
@@ -208,9 +208,8 @@ def emit_transpose(cx: Expressions, op: Transpose) -> None:
     extents, dst, src = sides(cx, op.dst, op.src, op.span)
     assert src is not None, "sides() gives two sides for two regions"
     n = len(extents)
-    if n < 2:
-        raise unsupported("T.transpose of fewer than two non-unit dimensions", span=op.span)
-    src.loop_of = {d: {n - 2: n - 1, n - 1: n - 2}.get(k, k) for d, k in src.loop_of.items()}
+    if not any(isinstance(e, int | Const) and int(e) == 1 for e in op.dst.extents[-2:]):  # else the order stays
+        src.loop_of = {d: {n - 2: n - 1, n - 1: n - 2}.get(k, k) for d, k in src.loop_of.items()}
     _copy(cx, op, extents, dst, src)
 
 
