@@ -101,7 +101,8 @@ class Environment:
     TILELANG_AUTO_TUNING_CPU_COUNTS = EnvVar("TILELANG_AUTO_TUNING_CPU_COUNTS", "-1", "CPUs that compile candidates")
     TILELANG_AUTO_TUNING_MAX_CPU_COUNT = EnvVar("TILELANG_AUTO_TUNING_MAX_CPU_COUNT", "-1", "upper bound of that")
     # -- looking inside
-    TL_LOWER_TRACE = EnvVar("TL_LOWER_TRACE", "0", "trace passes: 0, 1, terminal, html, both")
+    TL_LOWER_TRACE = EnvVar("TL_LOWER_TRACE", "0", "trace passes: 0, html (report.html in TL_LOWER_TRACE_DIR), 1 and "
+                            "terminal (printed), both")
     TL_LOWER_TRACE_DIR = EnvVar("TL_LOWER_TRACE_DIR", "./tmp/lower_trace_dir", "where the trace is written")
     TILELANG_PASS_DIFF = EnvVar("TILELANG_PASS_DIFF", "0", "older form of the pass trace")
     TILELANG_PASS_DIFF_OUTPUT = EnvVar("TILELANG_PASS_DIFF_OUTPUT", "tmp/pass_diff_output", "its folder")
@@ -136,6 +137,13 @@ class Environment:
     def settings(self) -> dict[str, EnvVar]:
         """Name -> EnvVar, in the order of the table."""
         return {n: v for n, v in vars(type(self)).items() if isinstance(v, EnvVar)}
+
+    def forget(self, name: str) -> None:
+        """Take an override back: the environment decides again.  Raises AttributeError for an unknown setting."""
+        setting = getattr(type(self), name, None)
+        if not isinstance(setting, EnvVar):
+            raise AttributeError(f"no setting {name!r}; see env.settings()")
+        self._overrides.pop(setting.key, None)
 
     @contextmanager
     def using(self, **values: Any) -> Iterator[Environment]:

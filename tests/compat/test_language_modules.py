@@ -40,7 +40,6 @@ def test_layouts_of_volta_and_of_metadata_place_every_element_once():
 
 @pytest.mark.spec("L1:submodules")
 def test_dialects():
-    from tilelang.cuda import intrinsics
     from tilelang.cuda import language as cuda
     from tilelang.language import common
 
@@ -50,5 +49,32 @@ def test_dialects():
         assert hasattr(T, name) and not hasattr(common, name), name
     for name in ("ptx_arrive_barrier", "ptx_cp_async", "ptx_commit_group", "ptx_wait_group"):
         assert getattr(common, name) is getattr(T, name), name
-    with pytest.raises(NotImplementedError, match="not available"):
-        intrinsics.get_ldmatrix_offset("A", 0, 0, 16)
+
+
+@pytest.mark.spec("L1:submodules")
+def test_dialects_of_other_targets():
+    from tilelang.language import common
+
+    own = {"rocm": "tvm_mfma rdna_wmma MatrixCoreIntrinEmitter ds_read_tr8_b64", "cpu": "", "webgpu": "",
+           "metal": "simdgroup_load cooperative_tensor_fill make_filled_simdgroup_matrix"}
+    for name, words in own.items():
+        found = import_module(f"tilelang.{name}.language")
+        assert found.__tilelang_dialect__ == name and found.copy is T.copy and not hasattr(found, "ptx_mma")
+        assert set(common.__all__) | set(words.split()) <= set(found.__all__)
+        for word in words.split():
+            assert not hasattr(T, word) and not hasattr(common, word)
+            with pytest.raises(NotImplementedError, match=f"{word} is for .* GPUs, which are not available"):
+                getattr(found, word)(1)
+
+
+@pytest.mark.spec("R11:others")
+def test_questions_about_targets_of_other_makers():
+    from tilelang.metal import target as metal
+    from tilelang.rocm import target as rocm
+
+    for ask in (rocm.target_is_hip, rocm.target_is_rocm, rocm.target_is_cdna, rocm.target_is_rdna, rocm.target_is_gfx950,
+                metal.target_is_metal):
+        assert ask("cpu") is ask({"kind": "cuda", "arch": "sm_90"}) is False
+        with pytest.raises(AssertionError, match="not supported"):
+            ask("hip")
+    assert not rocm.check_hip_availability() and not metal.check_metal_availability()

@@ -29,9 +29,11 @@ def test_every_name_of_the_package_loads():
     for name in tilelang.__all__:
         assert getattr(tilelang, name) is not None, name
     for name in ("autotuner", "backend", "cache", "carver", "contrib", "engine", "env", "errors", "ir", "jit",
-                 "language", "layout", "math", "profiler", "testing", "tileop", "transform", "tvm", "utils"):
+                 "language", "layout", "math", "profiler", "testing", "tileop", "transform", "tvm", "utils", "analysis",
+                 "cpu", "cuda", "instrumentation", "libinfo", "metal", "rocm", "tools", "webgpu"):
         assert getattr(tilelang, name) is not None, name
-    assert not hasattr(tilelang, "no_such_name") and not hasattr(tilelang, "webgpu")
+        assert name in dir(tilelang)
+    assert not hasattr(tilelang, "no_such_name")
 
 
 def test_import_is_light_and_fast():
@@ -238,3 +240,13 @@ def test_do_bench_forms():
     for bad in ({"backend": "x"}, {"device": "xpu"}):
         with pytest.raises(ValueError):
             do_bench(nothing, **bad)
+
+
+def test_libraries_are_found_by_name():
+    from tilelang import libinfo
+
+    assert Path(libinfo.package_path()) == ROOT / "tilelang" and libinfo.__version__ == tilelang.__version__
+    assert any("llvmlite" in p for p in libinfo.find_lib_path("llvmlite"))
+    assert libinfo.find_lib_path("no_such_library", optional=True) == []
+    with pytest.raises(RuntimeError, match="no library no_such_library is found"):
+        libinfo.find_lib_path("no_such_library")

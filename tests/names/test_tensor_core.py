@@ -198,3 +198,42 @@ def test_kinds_of_execution_without_warps_refuse_the_instructions():
             run(f, *args, on=on)
         assert e.value.kind in ("cpu-unsupported", "eval-unsupported", "sim-unsupported")
     assert SM80["arch"] == "sm_80"
+
+
+@pytest.mark.spec("L22:layout-functions", "T.get_ldmatrix_offset")
+@pytest.mark.parametrize("matrix,transposed,dtype", [
+    ("A", False, "float16"), ("A", True, "float16"), ("B", False, "float16"), ("B", True, "bfloat16"),
+    ("A", False, "int8"), ("B", True, "int8"), ("A", False, "float32"), ("B", True, "float32")])
+def test_ldmatrix_gives_the_operand_where_its_offsets_say(matrix, transposed, dtype):
+    k = T.get_mma_micro_size(dtype)[2]
+    wide = (matrix == "A") != transposed  # k runs along a row as it is kept
+    shape, size = ((16, k) if wide else (k, 16)), k // 2
+
+    @T.prim_func
+    def main(X: T.Tensor(shape, dtype), Y: T.Tensor((32, size), dtype)):
+        with T.Kernel(1, threads=32):
+            S = T.alloc_shared((shape[0], shape[1] + 16), dtype)
+            R = T.alloc_local((size,), dtype)
+            t = T.get_thread_binding()
+            T.copy(X, S[0:shape[0], 0:shape[1]])
+            flat = T.reshape(S, (shape[0] * (shape[1] + 16),))
+            at = T.get_ldmatrix_offset(matrix, t, 0, shape[1] + 16, dtype, transposed)
+            T.ptx_ldmatrix(not wide, 4, T.access_ptr(flat[at], "r"), R.access_ptr("w"))
+            for r in T.serial(size):
+                Y[t, r] = R[r]
+
+    x = np.arange(shape[0] * shape[1]).reshape(shape).astype(TYPES[dtype])
+    y = run(main, x, on="simulator")[1]
+    for lane in range(32):
+        for r in range(size):
+            i, j = fragment_element(matrix, lane, r, k)
+            assert y[lane, r] == (x[i, j] if wide else x[j, i]), (lane, r)
+    cuda_text(main)
+
+
+def test_offsets_of_operands_that_ldmatrix_cannot_turn_are_refused():
+    for args, words in ((("C", 0, 0, 16), '"A" or "B"'), (("A", 0, 0, 16, "int8", True), r"A of int8 kept \(k, m\)"),
+                        (("B", 0, 0, 16, "float32"), r"B of float32 kept \(k, n\)")):
+        with pytest.raises(ValueError, match=words):
+            T.get_ldmatrix_offset(*args)
+    assert T.get_ldmatrix_offset("A", 17, 3, 40) == 40 + 8 + 3

@@ -104,11 +104,13 @@ def test_places_in_errors_can_be_left_out(monkeypatch):
     ("TILELANG_PASS_PROFILE", "1", r"infer_layouts: \d+\.\d+ ms"), ("TL_LOWER_TRACE", "terminal", "# after infer_layouts"),
     ("TL_LOWER_TRACE", "both", "# after simplify"), ("TILELANG_PASS_DIFF", "1", "# after infer_layouts"),
     ("TL_LOWER_TRACE", "html", None)])
-def test_passes_can_be_watched(monkeypatch, name, value, shown):
+def test_passes_can_be_watched(monkeypatch, tmp_path, name, value, shown):
     said = []
     monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TL_LOWER_TRACE_DIR", str(tmp_path))
     lower(scaled().func, cx=PassContext(Target(SM80), {}, report=said.append))
     assert re.search(shown, "\n".join(map(str, said))) if shown else not said
+    assert bool(list(tmp_path.glob("*/report.html"))) == (value in ("html", "both"))
     if name == "TILELANG_PASS_PROFILE":
         monkeypatch.setenv("TILELANG_PASS_PROFILE_THRESHOLD_MS", "1e9")
         said.clear()

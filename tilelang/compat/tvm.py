@@ -89,4 +89,8 @@ def __getattr__(name: str) -> Any:
         from tilelang import testing
 
         return testing
+    if name == "script":
+        from tilelang import language
+
+        return SimpleNamespace(tirx=language, tir=language, ir=ir)
     raise AttributeError(f"the tvm names of tilelang have no {name!r}")

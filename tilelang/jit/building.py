@@ -18,6 +18,7 @@ from tilelang.runtime.launchers import CpuLauncher, CudaLauncher
 from tilelang.runtime.signature import Signature, host_assumptions, signature_of
 from tilelang.target.cluster import cluster_size
 from tilelang.target import Target
+from tilelang.transform.observe import announce_code
 
 from .artifact import KERNEL_SEPARATOR, Artifact, Request
 from .diagnostics import jit_phase
@@ -90,6 +91,8 @@ def device_source(request: Request, early: Callable[[list[str]], None] | None = 
     sources = given or [apply_hook("cuda", s, request.target) for s in printed(program)]
     if sources is not given:
         watch.lap("print")
+    for kernel, source in zip(program.kernels, sources):
+        announce_code(kernel.name, source, "cuda", request.target)
     return program, sources, watch
 
 
@@ -174,6 +177,7 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
         program = compile_tile(legalized(request))
     watch.lap("lower")
     source = apply_hook("c", program.llvm_ir, request.target)
+    announce_code(request.func.name, source, "llvm", request.target)
     kernel_object = compile_cpu_object(source)
     watch.lap("llvm")
     host = host_text(request, sig, CpuLauncher(program.signature))

@@ -16,6 +16,7 @@ from tilelang.runtime.cache import DiskCache, compiler_stamp, digest
 from tilelang.runtime.signature import OUT_IDX_HINT, resolve_out_idx
 from tilelang.target import Target
 from tilelang.transform.config import normalize_config
+from tilelang.transform.observe import is_watched
 from tilelang.transform.scope import current_config
 
 from .artifact import Artifact, Request, program_of
@@ -123,9 +124,14 @@ def clear_memory() -> None:
         _key_locks.clear()
 
 
+def is_cached(request: Request) -> bool:
+    """Whether a request may come from a cache: not with sources that a hook edits, nor while somebody watches passes."""
+    return env.is_cache_enabled() and not has_hook(hook_kind(request)) and not is_watched()
+
+
 def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:
     """(artifact, where it came from: "disk" or "compiled")."""
-    caching = env.is_cache_enabled() and request.backend not in INTERPRETED and not has_hook(hook_kind(request))
+    caching = is_cached(request) and request.backend not in INTERPRETED
     if caching:
         key = key or cache_key(request)
         entry = disk.load(key)
@@ -142,7 +148,7 @@ def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:
 
 def compile_request(request: Request) -> JITKernel:
     """The kernel of a request: from memory, from disk, or compiled now."""
-    if not env.is_cache_enabled() or has_hook(hook_kind(request)):
+    if not is_cached(request):
         return _compile_now(request, None)
     key = cache_key(request)
     name = (key, request.backend)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.runtime.params import KernelParam, params_of
+from tilelang.transform.observe import announce_code
 
 from .artifact import KERNEL_SEPARATOR, CompiledArtifact, Request, program_of
 from .building import device_source, legalized
@@ -44,4 +45,6 @@ def source_of(request: Request) -> str:
         return KERNEL_SEPARATOR.join(device_source(request)[1])
     from tilelang.codegen.cpu import compile_tile
 
-    return compile_tile(legalized(request)).llvm_ir
+    source = compile_tile(legalized(request)).llvm_ir
+    announce_code(request.func.name, source, "llvm", request.target)
+    return source

@@ -61,9 +61,9 @@ from .sparse import gemm_sp
 from .symbolics import const, dynamic, symbolic
 from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, access_ptr, address_of,
                      handle, make_tensor, make_tensor_from_addr, match_buffer, ptr, reshape, view)
-from .tensor_core import (TensorCoreIntrinEmitter, TensorCoreIntrinEmitterWithLadderTransform, get_mma_micro_size,
-                          get_swizzle_layout, make_mma_swizzle_layout, mma_store_index_map, ptx_cp_async, ptx_ldmatrix,
-                          ptx_mma)
+from .tensor_core import (TensorCoreIntrinEmitter, TensorCoreIntrinEmitterWithLadderTransform, get_ldmatrix_offset,
+                          get_mma_micro_size, get_swizzle_layout, make_mma_swizzle_layout, mma_store_index_map,
+                          ptx_cp_async, ptx_ldmatrix, ptx_mma)
 from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_sync, buffer_store, call_extern,
                      call_pure_extern, evaluate, get_lane_idx, get_warp_group_idx, get_warp_idx, get_warp_idx_sync,
                      match_all_sync, match_any_sync, named_barrier_arrive, ptx_commit_group, ptx_wait_group, shfl_down,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilelang.errors import register
 from tilelang.ir import AddressOf, Buffer, Expr, Load, cast, convert, load
 from tilelang.ir import dtype as DType
 from tilelang.layout import Fragment, make_swizzled_layout
@@ -23,6 +24,9 @@ from .state import describe, error, need_builder
 from .tensor import dtype_of
 from .thread import emit_call
 from .tile import EMITTED
+
+register("ldmatrix-operand", ValueError, "an operand that ldmatrix cannot read in the order it is kept",
+         "16-bit operands can be read in either order")
 
 WARP = 32
 _K = {8: 32, 16: 16, 32: 8}  # columns of a micro tile by operand bits
@@ -78,6 +82,31 @@ def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any,
     outer, inside = col_idx // (chunk * n), col_idx // chunk % n
     moved = inside ^ (row_idx // (8 // n) % n)
     return row_idx, (outer * n + moved) * chunk + col_idx % chunk
+
+
+def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dtype: Any = "float16",
+                        transposed: bool = False) -> Any:
+    """Elements from the start of a micro tile to what a lane hands ldmatrix (four matrices), so that the registers are
+    the operand's: A is kept (m, k), or (k, m) when transposed; B (k, n), or (n, k) when transposed.
+
+    matrix: "A" or "B".  row_idx: the lane.  col_idx: elements into its row of 16 bytes, 0 for the address.  stride:
+    elements of a row of the tile.  16-bit operands kept (k, m) or (k, n) are read with trans=True.
+    Raises ValueError for another matrix and for 8- and 32-bit operands kept (k, m) or (k, n): ldmatrix turns 16-bit
+    elements only.  Source: PTX ISA, "ldmatrix".
+    """
+    bits = DType(dtype).bits
+    if matrix not in ("A", "B"):
+        raise error("ldmatrix-operand", f'matrix is "A" or "B", found {matrix!r}')
+    get_mma_micro_size(dtype)
+    if bits != 16 and transposed != (matrix == "B"):
+        kept = "(k, m)" if matrix == "A" else "(k, n)"
+        raise error("ldmatrix-operand", f"ldmatrix cannot read {matrix} of {DType(dtype)} kept {kept}",
+                    hint=f"keep it {'(m, k)' if matrix == 'A' else '(n, k), with transposed=True'}")
+    run = 128 // bits
+    rows, columns = row_idx % 16, row_idx // 16 * run
+    if transposed:
+        rows, columns = row_idx // 16 * 8 + row_idx % 8, row_idx % 16 // 8 * run
+    return rows * stride + columns + col_idx % run
 
 
 def make_mma_swizzle_layout(shared_buf: Any, is_smooth: bool = False) -> Any:

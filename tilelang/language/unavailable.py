@@ -31,7 +31,7 @@ _TABLE: dict[str, str] = {
         TensorCoreIntrinEmitterSM120""",
     EMITTER: """SparseTensorCoreIntrinEmitter
         WGMMADescriptorParams WGMMATensorCoreIntrinEmitter WGSparseTensorCoreIntrinEmitter
-        compute_gmma_descriptor get_ldmatrix_offset mma_fill mma_store ptx_mma_block_scale ptx_mma_sm70 ptx_mma_sp
+        compute_gmma_descriptor mma_fill mma_store ptx_mma_block_scale ptx_mma_sm70 ptx_mma_sp
         tvm_bmma_sync tvm_fill_fragment
         tvm_load_matrix_sync tvm_mma_sync tvm_store_matrix_sync""",
     RAW: """CallEffectKind IterVar ProducerLoad Range Reduce arg axis block_name_suffix_context
@@ -56,6 +56,11 @@ def _refusal(name: str, reason: str) -> Callable[..., Any]:
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__doc__ = f"Not available: {reason}."
     return refuse
+
+
+def refusals(reason: str, names: str) -> dict[str, Callable[..., Any]]:
+    """Functions of these names (words of a text) that raise not-available with the reason."""
+    return {name: _refusal(name, reason) for name in names.split()}
 
 
 UNAVAILABLE: dict[str, Callable[..., Any]] = {

@@ -14,6 +14,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 
+from .detect import detected, normalized, register_target_detector
 from .probe import device_capability
 
 register("target-unknown", AssertionError, "the target is no kind this version compiles for, or its options are bad")
@@ -236,15 +237,27 @@ def _parse(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
     if isinstance(spec, Target):
         return spec.kind, spec.arch, spec.options
     if isinstance(spec, Mapping):
-        return _parse_dict(dict(spec))
+        known = spec.get("kind") in KINDS
+        other = None if known else normalized(dict(spec))
+        return _parse_once(other, spec) if other is not None else _parse_dict(dict(spec))
     if not isinstance(spec, str):
         return _parse_foreign(spec)
     if spec == "auto":
         return _detect()
     if spec not in KINDS:
+        other = normalized(spec)
+        if other is not None:
+            return _parse_once(other, spec)
         raise _bad(spec, "Pass target options as a dict when the target needs attributes.",
                    'for example {"kind": "cuda", "arch": "sm_80"}' if spec.startswith("cuda") else "")
     return (spec, device_arch() or DEFAULT_CUDA_ARCH, ()) if spec == "cuda" else (spec, "", ())
+
+
+def _parse_once(found: Any, spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
+    """What a normalizer made of `spec`; it must be a form that needs none."""
+    if isinstance(found, str) and found not in KINDS or isinstance(found, Mapping) and found.get("kind") not in KINDS:
+        raise _bad(f"{found!r}, which a normalizer made of {spec!r},", "Pass a valid target config dict.")
+    return _parse(found)
 
 
 def _parse_dict(d: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
@@ -320,8 +333,16 @@ def _detect() -> tuple[str, str, tuple[tuple[str, Any], ...]]:
     current = Target.current()
     if current is not None:
         return current.kind, current.arch, current.options
+    return _parse(detected())
+
+
+@register_target_detector("cuda")
+def _find_cuda() -> Target | None:
     arch = device_arch()
-    return ("cuda", arch, ()) if arch else ("cpu", "", ())
+    return Target({"kind": "cuda", "arch": arch}) if arch else None
+
+
+register_target_detector("cpu", lambda: "cpu", priority=-100)
 
 
 def determine_target(target: Any = "auto", return_object: bool = False) -> Any:

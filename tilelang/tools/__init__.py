@@ -1,6 +1,19 @@
-"""Looking at programs and layouts: plot_layout draws, Analyzer counts."""
+"""Looking at programs and layouts: plot_layout and plot_fragment_tv draw, Analyzer counts, lower_trace shows what passes
+do, pass_timing how long they take, pass_visualizer both on a page."""
+
+from importlib import import_module as _import_module
+from typing import Any as _Any
 
 from .analyzer import AnalysisResult, Analyzer
-from .plot_layout import plot_layout
+from .plot_layout import plot_fragment_tv, plot_layout
 
-__all__ = ["AnalysisResult", "Analyzer", "plot_layout"]
+_MODULES = ("cuda", "lower_trace", "pass_timing", "pass_visualizer")
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _import_module(f"{__name__}.{name}")
+
+
+__all__ = ["AnalysisResult", "Analyzer", "plot_fragment_tv", "plot_layout"]

@@ -1,16 +1,13 @@
-"""Pictures of layouts: SVG and PDF written here, PNG through matplotlib."""
+"""Pictures of layouts and fragments, in files."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
 from tilelang.layout import Fragment, Layout
-
-CELL_W, CELL_H, MARGIN = 46, 30, 24  # points
-FORMATS = ("pdf", "png", "svg")
+from tilelang.layout.picture import cells, colours_of, draw_files, wanted_formats
 
 
 def plot_layout(layout: Any, save_directory: str = "./tmp", name: str = "layout", colormap: Any = None, verbose: bool = False,
@@ -23,133 +20,39 @@ def plot_layout(layout: Any, save_directory: str = "./tmp", name: str = "layout"
     """
     if not isinstance(layout, (Layout, Fragment)):
         raise TypeError(f"plot_layout draws a Layout or a Fragment, found {type(layout).__name__}")
-    wanted = FORMATS if formats == "all" else tuple(f.strip() for f in formats.split(","))
-    unknown = [f for f in wanted if f not in FORMATS]
-    if unknown or view not in ("input", "output"):
-        raise ValueError(f"unknown format {', '.join(unknown)}" if unknown else f"view is 'input' or 'output', found {view!r}")
-    labels, colours = _cells(layout, view, grid_shape, colormap)
+    wanted = wanted_formats(formats)
+    if view not in ("input", "output"):
+        raise ValueError(f"view is 'input' or 'output', found {view!r}")
+    labels, colours = cells(layout, view, grid_shape, colormap)
     if verbose:
         print(layout)
-    os.makedirs(save_directory, exist_ok=True)
-    for kind in wanted:
-        path = os.path.join(save_directory, f"{name}.{kind}")
-        {"svg": _svg, "pdf": _pdf, "png": _png}[kind](path, labels, colours)
+    _write(labels, colours, save_directory, name, wanted)
+
+
+def plot_fragment_tv(fragment: Any, save_directory: str = "./tmp", name: str = "fragment_tv", colormap: Any = None,
+                     verbose: bool = False, formats: str = "pdf") -> None:
+    """Draw what each thread of a Fragment holds: a row a thread, a column a register, in each cell the element's index.
+
+    A register that holds nothing stays empty.  colormap: a function of (thread, register, flat element) -> (r, g, b).
+    Other arguments, files and errors are those of plot_layout.
+    """
+    if not isinstance(fragment, Fragment):
+        raise TypeError(f"plot_fragment_tv draws a Fragment, found {type(fragment).__name__}")
+    wanted = wanted_formats(formats)
+    held = np.full((fragment.threads, fragment.registers), -1)
+    registers = np.asarray(fragment.register_table())
+    elements = np.arange(registers.size).reshape(registers.shape)
+    for owner in np.asarray(fragment.owners()):
+        held[owner, registers] = elements
+    labels = [[[",".join(map(str, np.unravel_index(e, registers.shape)))] if e >= 0 else [""] for e in row] for row in held]
+    if verbose:
+        print(fragment)
+    _write(labels, colours_of(held, colormap), save_directory, name, wanted)
+
+
+def _write(labels: list[list[list[str]]], colours: np.ndarray, directory: str, name: str, formats: tuple[str, ...]) -> None:
+    for kind, path in zip(formats, draw_files(labels, colours, directory, name, formats)):
         print(f"Saved {kind} format into {path}")
 
 
-def _cells(layout: Any, view: str, grid_shape: Any, colormap: Any) -> tuple[list[list[list[str]]], np.ndarray]:
-    """Lines of text and colour of each cell, by row and column."""
-    if isinstance(layout, Fragment):
-        owners = layout.owners()
-        registers = _flat(layout.register_table(), grid_shape)
-        who = np.stack([_flat(o, grid_shape) for o in owners])
-        labels = [[["T" + ",".join(str(t) for t in who[:2, i, j]) + (",…" if len(who) > 2 else ""), f"L{registers[i, j]}"]
-                   for j in range(registers.shape[1])] for i in range(registers.shape[0])]
-        return labels, _colours(who[0], colormap)
-    table = np.asarray(layout.table())
-    if view == "output":
-        inverse = np.full(max(int(layout.size), int(table.max()) + 1), -1)
-        inverse[table.reshape(-1)] = np.arange(table.size)
-        columns = table.shape[-1] if table.ndim > 1 else len(inverse)
-        table = np.concatenate([inverse, np.full(-len(inverse) % columns, -1)]).reshape(-1, columns)
-    values = _flat(table, grid_shape)
-    return [[[str(v) if v >= 0 else ""] for v in row] for row in values], _colours(values, colormap)
-
-
-def _flat(table: np.ndarray, grid_shape: Any) -> np.ndarray:
-    table = np.asarray(table)
-    if grid_shape is not None:
-        return table.reshape(grid_shape)
-    return table.reshape(-1, table.shape[-1] if table.ndim else 1)
-
-
-def _colours(values: np.ndarray, colormap: Any) -> np.ndarray:
-    """RGB of each cell: light, the same for equal values, by thread in groups of eight hues."""
-    rows, columns = values.shape
-    out = np.ones((rows, columns, 3))
-    for i in range(rows):
-        for j in range(columns):
-            v = int(values[i, j])
-            if colormap is not None:
-                out[i, j] = colormap(i, j, v)
-            elif v >= 0:
-                hue = (v // 4 % 8) / 8 * 6
-                ramp = [max(0.0, min(1.0, abs((hue + k) % 6 - 3) - 1)) for k in (0, 4, 2)]
-                out[i, j] = [0.72 + 0.28 * c - 0.05 * (v % 4) for c in ramp]
-    return np.clip(out, 0, 1)
-
-
-def _svg(path: str, labels: list[list[list[str]]], colours: np.ndarray) -> None:
-    rows, columns = colours.shape[:2]
-    w, h = columns * CELL_W + MARGIN, rows * CELL_H + MARGIN
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" font-family="Helvetica" font-size="9" '
-           f'text-anchor="middle">']
-    out += [f'<text x="{MARGIN + (j + 0.5) * CELL_W}" y="{MARGIN - 8}">{j}</text>' for j in range(columns)]
-    out += [f'<text x="{MARGIN / 2}" y="{MARGIN + (i + 0.6) * CELL_H}">{i}</text>' for i in range(rows)]
-    for i in range(rows):
-        for j in range(columns):
-            x, y = MARGIN + j * CELL_W, MARGIN + i * CELL_H
-            r, g, b = (int(255 * c) for c in colours[i, j])
-            out.append(f'<rect x="{x}" y="{y}" width="{CELL_W}" height="{CELL_H}" fill="rgb({r},{g},{b})" stroke="gray"/>')
-            for k, line in enumerate(labels[i][j]):
-                out.append(f'<text x="{x + CELL_W / 2}" y="{y + 13 + 11 * k}">{line}</text>')
-    with open(path, "w", encoding="utf-8") as f:
-        f.write("\n".join([*out, "</svg>", ""]))
-
-
-def _pdf(path: str, labels: list[list[list[str]]], colours: np.ndarray) -> None:
-    """One page (ISO 32000-1, 7.5): rectangles and Helvetica text."""
-    rows, columns = colours.shape[:2]
-    w, h = columns * CELL_W + MARGIN, rows * CELL_H + MARGIN
-    draw: list[str] = ["0.5 w"]
-
-    def text(x: float, y: float, words: str) -> None:
-        clean = words.replace("…", "...").replace("\\", "\\\\").replace("(", "\\(").replace(")", "\\)")
-        draw.append(f"BT /F 8 Tf {x - 2.1 * len(clean):.1f} {h - y:.1f} Td ({clean}) Tj ET")
-
-    for i in range(rows):
-        text(MARGIN / 2, MARGIN + (i + 0.6) * CELL_H, str(i))
-        for j in range(columns):
-            x, y = MARGIN + j * CELL_W, MARGIN + i * CELL_H
-            r, g, b = colours[i, j]
-            draw.append(f"{r:.3f} {g:.3f} {b:.3f} rg 0.6 G {x} {h - y - CELL_H} {CELL_W} {CELL_H} re B 0 g")
-            for k, line in enumerate(labels[i][j]):
-                text(x + CELL_W / 2, y + 13 + 11 * k, line)
-    for j in range(columns):
-        text(MARGIN + (j + 0.5) * CELL_W, MARGIN - 8, str(j))
-    stream = "\n".join(draw)
-    objects = ["<< /Type /Catalog /Pages 2 0 R >>", "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-               f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 {w} {h}] /Contents 4 0 R "
-               "/Resources << /Font << /F 5 0 R >> >> >>",
-               f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream",
-               "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
-    body, places = "%PDF-1.4\n", []
-    for k, obj in enumerate(objects, 1):
-        places.append(len(body))
-        body += f"{k} 0 obj\n{obj}\nendobj\n"
-    table = "".join(f"{p:010d} 00000 n \n" for p in places)
-    body += (f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}trailer\n"
-             f"<< /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(body)}\n%%EOF\n")
-    with open(path, "wb") as f:
-        f.write(body.encode("latin-1"))
-
-
-def _png(path: str, labels: list[list[list[str]]], colours: np.ndarray) -> None:
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise ImportError("PNG pictures need matplotlib: pip install tilelang-py[vis], or draw svg or pdf") from None
-    rows, columns = colours.shape[:2]
-    figure, axes = pyplot.subplots(figsize=(columns * CELL_W / 72 + 0.4, rows * CELL_H / 72 + 0.4))
-    axes.imshow(colours, aspect="auto")
-    for i in range(rows):
-        for j in range(columns):
-            axes.text(j, i, "\n".join(labels[i][j]), ha="center", va="center", fontsize=6)
-    figure.savefig(path, bbox_inches="tight", dpi=150)
-    pyplot.close(figure)
-
-
-__all__ = ["plot_layout"]
+__all__ = ["plot_fragment_tv", "plot_layout"]

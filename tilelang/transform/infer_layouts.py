@@ -53,6 +53,7 @@ from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_store import moved_tile
 
 from .config import PassConfigKey
+from .draw_layouts import draw_layouts
 from .hopper import hopper
 from .loop_layouts import Loop, Touch, over_loops, projected, row_groups, serial_dims, touch, usable, with_registers
 from .loop_shares import rereads, spread_thin
@@ -165,8 +166,7 @@ class _Inference:
             for b, lay in layouts:
                 self.cx.report(f"# layout of {b.name} ({self.known.why[b]}): {lay!r}")
         if self.cx.option(PassConfigKey.TL_LAYOUT_VISUALIZATION_ENABLE):
-            for b, lay in layouts:
-                self.cx.report(f"# {b.name}\n{lay}")
+            draw_layouts([(b.name, lay) for b, lay in layouts], self.cx)
 
     # ---- what is there --------------------------------------------------------------------------------------------
 

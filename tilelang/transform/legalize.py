@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Container
 from typing import Any
 
 from tilelang.arith import Analyzer
@@ -48,7 +49,7 @@ def legalize(func: Func, cx: PassContext) -> Func:
     func = widen_indices(rewrite(wrap_negative(func), _legal_node))
     check_symbols(func)
     if not cx.option(PassConfigKey.TL_DISABLE_PRELOWER_SEMANTIC_CHECK):
-        _Checker().stmt(func.body, ())
+        check_parallel(func)
     if not cx.option(PassConfigKey.TL_DISABLE_BUFFER_INIT_CHECK):
         warn_uninitialized(func)
     check_tma_sums(func, cx.target)
@@ -169,8 +170,24 @@ def check_symbols(func: Func) -> None:
                     span=func.span, hint="use it in the shape of a tensor parameter, or make it a parameter")
 
 
+def check_parallel(func: Func, kinds: Container[str] | None = None) -> None:
+    """Parallel loops hold only element-wise code that carries nothing between iterations.
+
+    kinds: error kinds to look for (parallel-nested, parallel-pipelined, parallel-tile-op, parallel-symbolic,
+    parallel-local, parallel-carried, break-in-parallel), None for all.  Raises the first found, at the user's line.
+    """
+    _Checker(kinds).stmt(func.body, ())
+
+
 class _Checker:
     """Walks with the parallel loops around."""
+
+    def __init__(self, kinds: Container[str] | None = None) -> None:
+        self.kinds = kinds
+
+    def refuse(self, kind: str, message: str, **place: Any) -> None:
+        if self.kinds is None or kind in self.kinds:
+            raise error(kind, message, **place)
 
     def stmt(self, s: Stmt, around: tuple[Parallel, ...]) -> None:
         if around:
@@ -185,18 +202,18 @@ class _Checker:
         loop = around[-1]
         notes = ((loop.span, "the parallel loop"),)
         if isinstance(s, Parallel):
-            raise error("parallel-nested", f"{CHECK} Nested parallel loops are not allowed. Put both into one header: "
+            self.refuse("parallel-nested", f"{CHECK} Nested parallel loops are not allowed. Put both into one header: "
                         "for i, j in T.Parallel(m, n)", span=s.span, notes=notes,
                         hint="use T.serial or T.unroll for the inner loop")
         if isinstance(s, For) and s.kind == "pipelined":
-            raise error("parallel-pipelined", f"{CHECK} Pipelined loop cannot be nested inside a parallel loop",
+            self.refuse("parallel-pipelined", f"{CHECK} Pipelined loop cannot be nested inside a parallel loop",
                         span=s.span, notes=notes, hint="put the pipelined loop outside")
         if isinstance(s, TileOp):
-            raise error("parallel-tile-op", f"{CHECK} Only elementwise operations are allowed inside a parallel loop. "
+            self.refuse("parallel-tile-op", f"{CHECK} Only elementwise operations are allowed inside a parallel loop. "
                         f"Got a tile-op {s.op_name}", span=s.span, notes=notes,
                         hint="move the operation out of the loop: it works on whole tiles")
         if isinstance(s, Break) and not self.loop_between(s, loop):
-            raise error("break-in-parallel", "break cannot leave a T.Parallel loop: its iterations have no order",
+            self.refuse("break-in-parallel", "break cannot leave a T.Parallel loop: its iterations have no order",
                         span=s.span, notes=notes, hint="guard the body with if, or use T.serial")
         variables = {v: e for p in around for v, e in zip(p.vars, p.extents)}
         for e in own_effects(s):
@@ -212,11 +229,11 @@ class _Checker:
             used = [v for v in variables if v in free_vars(i)]
             for v in used:
                 if b.scope_name == "local.fragment" and not isinstance(variables[v], Const):
-                    raise error("parallel-symbolic", f"{CHECK} Loop variable `{v.name}` with symbolic range "
+                    self.refuse("parallel-symbolic", f"{CHECK} Loop variable `{v.name}` with symbolic range "
                                 f"[0, {variables[v]!r}) is used to index a fragment buffer `{b.name}`", span=span,
                                 hint="give the loop the fragment's extent and guard the body with if")
                 if b.scope_name == "local":
-                    raise error("parallel-local", f"{CHECK} Local buffer `{b.name}` is indexed by T.Parallel loop "
+                    self.refuse("parallel-local", f"{CHECK} Local buffer `{b.name}` is indexed by T.Parallel loop "
                                 f"variable `{v.name}`: each thread has its own copy of it", span=span,
                                 hint="use T.serial, T.unroll or T.vectorized for the loop, or a fragment")
 
@@ -226,7 +243,7 @@ class _Checker:
         written = {e.buffer: e for e in effects(p.body) if e.writes}
         for b, e in written.items():
             if b.scope_name == "local.var" and b not in own and _reads_old(b, p.body):
-                raise error("parallel-carried",
+                self.refuse("parallel-carried",
                             f"`{b.name}` carries a value from one iteration of T.Parallel to the next",
                             span=getattr(e.node, "span", None) or p.span, notes=((p.span, "the parallel loop"),))
 
@@ -278,4 +295,4 @@ def _accumulates(op: TileOp) -> bool:
     return clear is None or isinstance(clear, Const) and not clear.value
 
 
-__all__ = ["check_symbols", "legalize", "warn_uninitialized"]
+__all__ = ["CHECK", "check_parallel", "check_symbols", "legalize", "warn_uninitialized"]

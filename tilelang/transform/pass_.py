@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tilelang.ir import Func, with_attrs
 from tilelang.ir.verify import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE, verify
 
 from .config import PassConfigKey, default_of, normalize_config
+from .observe import PassEvent, PassEventObserver, current_pass_phase, trace_mode, watchers
 
 
 @dataclass(frozen=True)
@@ -104,15 +105,36 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
     """Run passes in order, timing each, verifying between them when cx.verify, tracing when cx.debug >= 3.
 
     A TileLangError (the user's mistake) passes through.  Any other failure, and a program that does not verify, is an
-    InternalError that names the folder with the program before the pass.
+    InternalError that names the folder with the program before the pass.  Observers (observe.py) see every pass.
     """
+    seen_by = watchers()
+    for o in seen_by:
+        o.on_pipeline_start(func, cx.target)
+    last = func
+    try:
+        for k, (name, before, after, seconds, changed) in enumerate(_steps(func, passes, cx, seen_by)):
+            last = after
+            event = PassEvent(name, before, after, seconds, changed, k, cx.target, current_pass_phase())
+            for o in seen_by:
+                o.on_pass(event)
+    finally:
+        for o in seen_by:
+            o.on_pipeline_end(last, cx.target)
+    return last
+
+
+def _steps(func: Func, passes: Iterable[PassFn], cx: PassContext,
+           seen_by: Sequence[PassEventObserver]) -> Iterator[tuple[str, Func, Func, float, bool]]:
+    """The passes run one after another: (name, program before, program after, seconds, whether it changed)."""
     # A program in TILE is the user's: the first pass tells mistakes better than the verifier, which runs after it.
     checked = cx.verify and func.attr("phase", TILE) != TILE
-    traced = env.get_lower_trace_mode().lower() in ("1", "true", "terminal", "both") or is_truthy(env.get_pass_diff_mode())
+    traced = trace_mode() in ("1", "terminal", "both") or is_truthy(env.get_pass_diff_mode())
     if checked:
         _check(func, None, func, cx)
     for p in passes:
         info: PassInfo = p.info  # type: ignore[attr-defined]
+        for o in seen_by:
+            o.on_pass_start(info.name, func)
         started = time.perf_counter()
         try:
             out = p(func, cx)
@@ -138,8 +160,8 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
         if cx.verify and (changed or not checked):
             _check(out, info.name, func, cx)
             checked = True
+        yield info.name, func, out, seconds, changed
         func = out
-    return func
 
 
 def _dump(func: Func, name: str, cx: PassContext) -> None:

@@ -120,11 +120,11 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
 def _announce(early: Callable[[LoweredProgram], None]) -> PassFn:
     """A pass that changes nothing and calls `early`."""
     @pass_(needs=DEVICE)
-    def announce(func: Func, cx: PassContext) -> Func:
+    def print_kernels(func: Func, cx: PassContext) -> Func:
         early(split_host(func))
         return func
 
-    return announce
+    return print_kernels
 
 
 def _schedules(cx: PassContext) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
+
+from .observe import PassEvent, PassEventObserver, observing
 
 _local = threading.local()
 
@@ -12,19 +16,61 @@ _local = threading.local()
 class PassContext:
     """with PassContext(config={"tl.enable_fast_math": True}): compilations inside use these pass configs.
 
-    What a program or a call sets itself wins over them.  opt_level and other arguments are accepted and change
-    nothing.  (What passes are given is transform.pass_.PassContext, another class.)
+    What a program or a call sets itself wins over them.  instruments: observers of the passes that run inside
+    (transform/observe.py), or objects with some of run_before_pass(program, info), run_after_pass(program, info),
+    enter_pass_ctx() and exit_pass_ctx().  opt_level and other arguments are accepted and change nothing.  (What passes
+    are given is transform.pass_.PassContext, another class.)
     """
 
-    def __init__(self, opt_level: int = 2, config: Mapping[Any, Any] | None = None, **_: Any) -> None:
+    def __init__(self, opt_level: int = 2, config: Mapping[Any, Any] | None = None,
+                 instruments: Iterable[Any] | None = None, **_: Any) -> None:
         self.opt_level, self.config = opt_level, dict(config or {})
+        self.instruments = list(instruments or ())
+        self._watch = ExitStack()
 
     def __enter__(self) -> PassContext:
+        self._watch.enter_context(observing(*map(as_observer, self.instruments)))
         _stack().append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
         _stack().pop()
+        self._watch.close()
+
+
+class _Instrument(PassEventObserver):
+    """An object with run_before_pass and run_after_pass, seen as an observer."""
+
+    def __init__(self, instrument: Any) -> None:
+        self.instrument = instrument
+
+    def _call(self, method: str, *args: Any) -> None:
+        getattr(self.instrument, method, lambda *_: None)(*args)
+
+    def on_pipeline_start(self, func: Any, target: Any) -> None:
+        self._call("enter_pass_ctx")
+
+    def on_pipeline_end(self, func: Any, target: Any) -> None:
+        self._call("exit_pass_ctx")
+
+    def on_pass_start(self, name: str, func: Any) -> None:
+        self._call("run_before_pass", func, SimpleNamespace(name=name))
+
+    def on_pass(self, event: PassEvent) -> None:
+        self._call("run_after_pass", event.after, SimpleNamespace(name=event.name))
+
+
+def as_observer(instrument: Any) -> PassEventObserver:
+    """An observer as it is; an instrument that has run_before_pass or run_after_pass in its form.
+
+    Raises TypeError for objects that are neither.
+    """
+    if isinstance(instrument, PassEventObserver):
+        return instrument
+    if not any(callable(getattr(instrument, m, None)) for m in ("run_before_pass", "run_after_pass")):
+        raise TypeError(f"an instrument observes passes (run_before_pass, run_after_pass), found "
+                        f"{type(instrument).__name__}")
+    return _Instrument(instrument)
 
 
 def _stack() -> list[PassContext]:

@@ -3,17 +3,15 @@
 from tilelang.language.tensor_core import (
     TensorCoreIntrinEmitter,
     TensorCoreIntrinEmitterWithLadderTransform,
+    get_ldmatrix_offset,
     get_mma_micro_size,
     get_swizzle_layout,
     make_mma_swizzle_layout,
     mma_store_index_map,
 )
-from tilelang.language.unavailable import UNAVAILABLE
 
 from . import sparse_layout
 from .layout import mma_layout
-
-get_ldmatrix_offset = UNAVAILABLE["get_ldmatrix_offset"]
 
 __all__ = ["TensorCoreIntrinEmitter", "TensorCoreIntrinEmitterWithLadderTransform", "get_ldmatrix_offset", "get_mma_micro_size",
            "get_swizzle_layout", "make_mma_swizzle_layout", "mma_layout", "mma_store_index_map", "sparse_layout"]

@@ -1,0 +1,1 @@
+"""Names for Apple GPUs: this version compiles for none, and each name says so."""

@@ -1,0 +1,122 @@
+"""What "auto" finds, and spellings of targets that users add: registers of detectors and normalizers.
+
+A detector answers whether a kind of machine is at hand; they are asked in order of priority, then of registration.  A
+normalizer turns a spelling of its own into a target; those the package knows need none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.errors import error, register
+
+register("target-not-found", ValueError, 'no target detector finds a machine for target="auto"',
+         'name the target: target="cpu", or {"kind": "cuda", "arch": "sm_90a"} to compile for a GPU that is not here')
+register("target-detector", ValueError, "a target detector or normalizer is registered under a name that is taken",
+         "pass override=True to replace it")
+
+Detector = Callable[[], Any]
+Normalizer = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    run: Callable[..., Any]
+    priority: int
+
+
+_detectors: dict[str, _Entry] = {}
+_normalizers: dict[str, _Entry] = {}
+_guard = threading.Lock()
+
+
+def _add(table: dict[str, _Entry], what: str, name: str, fn: Any, priority: int, override: bool) -> Any:
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"the name of a target {what} is a string, found {name!r}")
+    if fn is None:
+        return lambda f: _add(table, what, name, f, priority, override)
+    if not callable(fn):
+        raise TypeError(f"a target {what} is a function, found {type(fn).__name__}")
+    with _guard:
+        if name in table and not override:
+            raise error("target-detector", f"a target {what} named {name!r} is registered already")
+        table[name] = _Entry(name, fn, priority)
+    return fn
+
+
+def register_target_detector(name: str, detector: Detector | None = None, *, priority: int = 0,
+                             override: bool = False) -> Any:
+    """Add what "auto" asks: a function without arguments that gives a target (any form but "auto"), or None.
+
+    Also a decorator: `@register_target_detector("mine", priority=10)`.  The package's own are "cuda" (priority 0) and
+    "cpu" (-100, always there).  Returns the detector.  Raises TypeError for what is no function, ValueError for a name
+    that is taken without override.
+    """
+    return _add(_detectors, "detector", name, detector, priority, override)
+
+
+def register_target_normalizer(name: str, normalizer: Normalizer | None = None, *, priority: int = 0,
+                               override: bool = False) -> Any:
+    """Add a spelling of targets: a function of what the user gave that returns a target in a known form, or None when
+    the spelling is not its own.  It sees strings and dicts that the package itself would refuse.
+
+    Also a decorator.  Returns the normalizer.  Raises as register_target_detector does.
+    """
+    return _add(_normalizers, "normalizer", name, normalizer, priority, override)
+
+
+def unregister_target_detector(name: str) -> None:
+    """Take a detector away; nothing happens when there is none."""
+    with _guard:
+        _detectors.pop(name, None)
+
+
+def unregister_target_normalizer(name: str) -> None:
+    """Take a normalizer away; nothing happens when there is none."""
+    with _guard:
+        _normalizers.pop(name, None)
+
+
+def _ordered(table: dict[str, _Entry]) -> list[_Entry]:
+    with _guard:
+        return sorted(table.values(), key=lambda e: -e.priority)
+
+
+def list_target_detectors() -> list[str]:
+    """Names of the detectors, in the order "auto" asks them."""
+    return [e.name for e in _ordered(_detectors)]
+
+
+def list_target_normalizers() -> list[str]:
+    """Names of the normalizers, in the order they are asked."""
+    return [e.name for e in _ordered(_normalizers)]
+
+
+def detected() -> Any:
+    """What the first detector that finds something gives.  Raises target-not-found."""
+    asked = _ordered(_detectors)
+    for e in asked:
+        found = e.run()
+        if found is not None:
+            if isinstance(found, str) and found == "auto":
+                raise error("target-not-found", f'the target detector {e.name!r} answers "auto", which is the question')
+            return found
+    raise error("target-not-found", "No registered target detector found an available target; asked: "
+                f"{', '.join(e.name for e in asked) or 'none'}")
+
+
+def normalized(spec: Any) -> Any:
+    """A spelling that the package does not know, by the first normalizer that does; None without one."""
+    for e in _ordered(_normalizers):
+        found = e.run(spec)
+        if found is not None:
+            return found
+    return None
+
+
+__all__ = ["detected", "list_target_detectors", "list_target_normalizers", "normalized", "register_target_detector",
+           "register_target_normalizer", "unregister_target_detector", "unregister_target_normalizer"]

@@ -1,0 +1,147 @@
+"""What passes do to a program, as differences of its text: on the terminal, on a page, or as data.
+
+    from tilelang.tools.lower_trace import lower_trace
+    for step in lower_trace(program, None, mode="none"):
+        print(step["name"], step["insertions"], step["deletions"])
+
+`enable` traces every compilation that follows, as TL_LOWER_TRACE does.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tilelang.env import env
+from tilelang.ir import Func
+from tilelang.jit.inspect import program_of
+from tilelang.target import Target
+from tilelang.transform import trace
+from tilelang.transform.observe import TRACE_MODES
+from tilelang.transform.pass_ import PassContext, text_of
+from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
+from tilelang.transform.scope import current_config
+
+PIPELINE = (*TILE_PASSES, *DEVICE_PASSES)
+_SHOWN = ("terminal", "html", "both", "none")
+
+
+def lower_trace(func_or_mod: Any, passes: Iterable[Any] | None = None, mode: str = "terminal", context: int = 3,
+                html_path: Any = "lower_trace_report.html", target: Any = None) -> list[dict[str, Any]]:
+    """Run passes on a program one by one and record what each changed.
+
+    passes: names of passes of the pipeline, passes themselves, or functions of a program; None: the whole pipeline.
+    mode: "terminal" prints the differences, "html" writes html_path, "both" does both, "none" neither.  context: lines
+    around a change.  target: default the current target scope, else CUDA.
+    Returns a record a pass: name, before_script, after_script, diff_lines, insertions, deletions, changed.
+    Raises ValueError for an unknown mode or name, TypeError for what is no pass, and what the passes raise.
+    """
+    if mode not in _SHOWN:
+        raise ValueError(f"mode is one of {', '.join(_SHOWN)}, found {mode!r}")
+    func = only_program(func_or_mod)
+    cx = PassContext(target_of(target), current_config())
+    records = []
+    for p in PIPELINE if passes is None else passes:
+        name, run = resolve_pass(p)
+        before = text_of(func)
+        out = run(func, cx)
+        func = program_of(out) if out is not None else func
+        record = trace.difference(name, before, text_of(func), context)
+        records.append(record)
+        if mode in ("terminal", "both"):
+            _print(record)
+    if mode in ("html", "both"):
+        path = Path(html_path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(trace.page_of([(func.name, records)], "Lowering"), encoding="utf-8")
+        print(f"lower trace written to {path}")
+    return records
+
+
+def only_program(func_or_mod: Any) -> Func:
+    """The program of a PrimFunc, a Func, or a module that holds one.  Raises TypeError for anything else."""
+    if hasattr(func_or_mod, "functions"):
+        found = list(func_or_mod.functions.values())
+        if len(found) != 1:
+            raise ValueError(f"a module with one program is expected, found {len(found)}")
+        func_or_mod = found[0]
+    func = func_or_mod if isinstance(func_or_mod, Func) else getattr(func_or_mod, "func", None)
+    if not isinstance(func, Func):
+        raise TypeError(f"a PrimFunc is expected, found {type(func_or_mod).__name__}")
+    return func
+
+
+def target_of(target: Any = None) -> Target:
+    """The CUDA target that passes run for: the given one, the current scope, the device, else sm_80."""
+    if target is not None:
+        return Target(target)
+    return Target.current() or Target("cuda")
+
+
+def resolve_pass(p: Any) -> tuple[str, Any]:
+    """(name, function of program and context) of a pass: its name, the pass, or a function of a program."""
+    if isinstance(p, str):
+        named = {q.__name__: q for q in PIPELINE}
+        if p not in named:
+            raise ValueError(f"no pass {p!r}: passes are {', '.join(named)}")
+        return p, named[p]
+    if hasattr(p, "info"):
+        return p.info.name, p
+    if not callable(p):
+        raise TypeError(f"a pass is a name or a function of a program, found {type(p).__name__}")
+    name = getattr(p, "name", None) or getattr(p, "__name__", type(p).__name__)
+    return str(name), lambda func, cx: p(func)
+
+
+def _print(record: dict[str, Any]) -> None:
+    changed = f"+{record['insertions']} -{record['deletions']}" if record["changed"] else "(unchanged)"
+    print(f"# {record['name']} {changed}")
+    if record["changed"]:
+        print("\n".join(record["diff_lines"]))
+
+
+def enable(mode: str = "html", trace_dir: Any = None, codegen_output: Any = None) -> None:
+    """Trace every compilation from now on; kernels then come from no cache.
+
+    mode: "terminal" (also "1") prints programs after passes, "html" writes <trace_dir>/<script>/report.html, "both".
+    trace_dir: default TL_LOWER_TRACE_DIR.  codegen_output: file of the generated sources (default codegen.cpp beside
+    the report), kept as <file>.original of the first run and <file>.latest of the last; an edited <file> is left alone.
+    """
+    if mode not in TRACE_MODES or mode == "0":
+        raise ValueError(f"mode is one of {', '.join(TRACE_MODES[1:])}, found {mode!r}")
+    env.TL_LOWER_TRACE = mode
+    if trace_dir is not None:
+        env.TL_LOWER_TRACE_DIR = str(trace_dir)
+    trace.start(str(codegen_output) if codegen_output is not None else None)
+
+
+def disable() -> None:
+    """Trace no more, whatever the environment says; what was recorded stays."""
+    env.TL_LOWER_TRACE = "0"
+
+
+def reset() -> None:
+    """Forget what was recorded and what enable and disable set: the environment decides again."""
+    for key in ("TL_LOWER_TRACE", "TL_LOWER_TRACE_DIR"):
+        env.forget(key)
+    trace.start(None)
+
+
+def get_last_session() -> trace.TraceSession | None:
+    """The session written last: directory, report_path, code_path, record_path, pipelines, sources.  None before one."""
+    return trace.last_session()
+
+
+class _CallableModule(types.ModuleType):
+    """`tilelang.tools.lower_trace(...)` works too."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        return lower_trace(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule
+
+__all__ = ["disable", "enable", "get_last_session", "lower_trace", "only_program", "reset", "resolve_pass", "target_of"]

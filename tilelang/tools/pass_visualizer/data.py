@@ -1,0 +1,98 @@
+"""The passes of a program as data, the page made of them, and the outline of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tilelang.ir import Alloc, Buffer, Func, Node, Region, Stmt, children
+from tilelang.tools.lower_trace import only_program, resolve_pass, target_of
+from tilelang.transform.observe import PassEvent, PassEventObserver, observing
+from tilelang.transform.pass_ import PassContext, run_passes, text_of
+from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
+from tilelang.transform.scope import current_config
+from tilelang.transform.trace import difference, page_of
+
+
+class _Collect(PassEventObserver):
+    def __init__(self) -> None:
+        self.events: list[PassEvent] = []
+
+    def on_pass(self, event: PassEvent) -> None:
+        self.events.append(event)
+
+
+def build_pass_data(func_or_mod: Any, target: Any = None, passes: Iterable[Any] | None = None,
+                    context: int = 3) -> list[dict[str, Any]]:
+    """Run the passes of the GPU pipeline on a program.
+
+    Returns a record a pass: those of tools.lower_trace, seconds, phase (of the program after it) and structure (its
+    outline, see inspect_structure).  passes: names or passes of the pipeline, in order; None: all.
+    """
+    func = only_program(func_or_mod)
+    wanted = (*TILE_PASSES, *DEVICE_PASSES) if passes is None else tuple(resolve_pass(p)[1] for p in passes)
+    seen = _Collect()
+    with observing(seen):
+        run_passes(func, wanted, PassContext(target_of(target), current_config()))
+    out = []
+    for e in seen.events:
+        record = difference(e.name, text_of(e.before), text_of(e.after), context)
+        out.append({**record, "seconds": e.seconds, "phase": e.after.attr("phase", "TILE"),
+                    "structure": inspect_structure(e.after)})
+    return out
+
+
+def emit_html(data: list[dict[str, Any]], out: Any = None, title: str = "Passes") -> str:
+    """The page of build_pass_data's records; also written to `out` when it is given."""
+    page = page_of([(title, data)], title)
+    if out is not None:
+        path = Path(out)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    return page
+
+
+def inspect_structure(func_or_mod: Any) -> dict[str, Any]:
+    """Outline of a program: name, phase, params (name -> "dtype[shape]"), buffers (those allocated: name -> scope, dtype,
+    shape), and body: nested {kind, line, children} of its statements.  line: of the source, 0 where unknown."""
+    func = only_program(func_or_mod)
+    buffers: dict[str, str] = {}
+    body = _outline(func.body, buffers)
+    params = {(b.name if (b := func.buffer_of(p)) is not None else p.name):
+              _shape(b) if b is not None else str(p.dtype) for p in func.params}
+    return {"name": func.name, "phase": func.attr("phase", "TILE"), "params": params, "buffers": buffers, "body": body}
+
+
+def _shape(b: Buffer) -> str:
+    return f"{b.dtype}[{', '.join(map(str, b.shape))}]"
+
+
+def _outline(s: Node, buffers: dict[str, str]) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    if isinstance(s, Alloc):
+        buffers[s.buffer.name] = f"{s.buffer.scope_name} {_shape(s.buffer)}"
+    inner = [o for c in children(s) if isinstance(c, (Stmt, Region)) for o in _outline(c, buffers)]
+    if isinstance(s, Stmt) and type(s).__name__ != "Seq":
+        out.append({"kind": type(s).__name__, "line": getattr(s.span, "line", 0) or 0, "children": inner})
+        return out
+    return inner
+
+
+def outline_text(func: Func) -> str:
+    """inspect_structure as indented lines."""
+    found = inspect_structure(func)
+    lines = [f"{found['name']} ({found['phase']})"]
+    lines += [f"  param {n}: {t}" for n, t in found["params"].items()]
+    lines += [f"  buffer {n}: {t}" for n, t in found["buffers"].items()]
+
+    def add(nodes: list[dict[str, Any]], depth: int) -> None:
+        for n in nodes:
+            lines.append("  " * depth + n["kind"] + (f"  line {n['line']}" if n["line"] else ""))
+            add(n["children"], depth + 1)
+
+    add(found["body"], 1)
+    return "\n".join(lines)
+
+
+__all__ = ["build_pass_data", "emit_html", "inspect_structure", "outline_text"]

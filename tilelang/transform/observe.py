@@ -1,0 +1,157 @@
+"""Who watches the passes: events of each run of a pass and of each printed kernel, and the observers they go to.
+
+Observers see programs, they do not change them.  Those of this module's register hold for the whole process, those of
+`observing` for the thread and block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.env import env, is_truthy
+from tilelang.ir import Func
+
+TRACE_MODES = ("0", "1", "terminal", "html", "both")
+_WORDS = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0", "": "0"}
+
+
+@dataclass(frozen=True)
+class PassEvent:
+    """One run of a pass.  before, after: the programs.  seconds: its time.  changed: whether after differs.
+
+    index: place in its pipeline, from 0.  phase: the name that `pass_phase` gave the block, "" without one.
+    """
+
+    name: str
+    before: Func
+    after: Func
+    seconds: float
+    changed: bool
+    index: int
+    target: Any = None
+    phase: str = ""
+
+
+@dataclass(frozen=True)
+class CodegenEvent:
+    """Source printed of one device kernel (language "cuda"), or of a whole program (language "llvm")."""
+
+    name: str
+    code: str
+    language: str
+    target: Any = None
+
+
+class PassEventObserver:
+    """Base of observers: override what is of interest.  What a method raises ends the compilation."""
+
+    def on_pipeline_start(self, func: Func, target: Any) -> None:
+        """A list of passes is about to run on a program."""
+
+    def on_pass_start(self, name: str, func: Func) -> None:
+        """A pass is about to run."""
+
+    def on_pass(self, event: PassEvent) -> None:
+        """A pass has run."""
+
+    def on_pipeline_end(self, func: Func, target: Any) -> None:
+        """All passes of the list have run; func: the result."""
+
+    def on_codegen(self, event: CodegenEvent) -> None:
+        """A kernel has been printed."""
+
+
+_local = threading.local()
+_everywhere: list[PassEventObserver] = []
+_guard = threading.Lock()
+
+
+def _stack() -> list[PassEventObserver]:
+    if not hasattr(_local, "stack"):
+        _local.stack, _local.phases = [], []
+    return _local.stack
+
+
+def add_observer(observer: PassEventObserver) -> None:
+    """Watch all compilations of the process, until remove_observer.  Adding one twice changes nothing."""
+    with _guard:
+        if observer not in _everywhere:
+            _everywhere.append(observer)
+
+
+def remove_observer(observer: PassEventObserver) -> None:
+    """Stop watching; nothing happens when it does not watch."""
+    with _guard:
+        if observer in _everywhere:
+            _everywhere.remove(observer)
+
+
+@contextmanager
+def observing(*observers: PassEventObserver) -> Iterator[tuple[PassEventObserver, ...]]:
+    """Observers of the compilations of this thread inside the block."""
+    stack = _stack()
+    stack.extend(observers)
+    try:
+        yield observers
+    finally:
+        del stack[len(stack) - len(observers):]
+
+
+def observers() -> tuple[PassEventObserver, ...]:
+    """Who watches now: the process's observers, then those of this thread's open blocks."""
+    return (*_everywhere, *getattr(_local, "stack", ()))
+
+
+def trace_mode() -> str:
+    """TL_LOWER_TRACE as one of TRACE_MODES.  Raises ValueError for a word it does not know."""
+    word = str(env.get_lower_trace_mode()).strip().lower()
+    word = _WORDS.get(word, word)
+    if word not in TRACE_MODES:
+        raise ValueError(f"TL_LOWER_TRACE is one of {', '.join(TRACE_MODES)}, found {word!r}")
+    return word
+
+
+def watchers() -> tuple[PassEventObserver, ...]:
+    """Observers, and the writer of the trace that TL_LOWER_TRACE asks for."""
+    if trace_mode() not in ("html", "both"):
+        return observers()
+    from .trace import tracer  # what writes pages is loaded for those who ask
+
+    return (*observers(), tracer())
+
+
+def is_watched() -> bool:
+    """Whether somebody wants to see the passes run: then nothing may come from a cache."""
+    return (bool(observers()) or trace_mode() != "0" or is_truthy(env.get_pass_diff_mode())
+            or env.is_pass_profile_enabled())
+
+
+@contextmanager
+def pass_phase(name: str) -> Iterator[str]:
+    """Name the passes that run inside the block; blocks nest as "outer/inner"."""
+    _stack()
+    _local.phases.append(name)
+    try:
+        yield name
+    finally:
+        _local.phases.pop()
+
+
+def current_pass_phase() -> str:
+    """The name of the open pass_phase blocks, "" outside them."""
+    return "/".join(getattr(_local, "phases", ()))
+
+
+def announce_code(name: str, code: str, language: str, target: Any) -> None:
+    """Tell the observers that source was printed."""
+    for o in watchers():
+        o.on_codegen(CodegenEvent(name, code, language, target))
+
+
+__all__ = ["TRACE_MODES", "CodegenEvent", "PassEvent", "PassEventObserver", "add_observer", "announce_code",
+           "current_pass_phase", "is_watched", "observers", "observing", "pass_phase", "remove_observer", "trace_mode",
+           "watchers"]

@@ -1,0 +1,1 @@
+"""Names for WebGPU: this version does not compile for it."""
