@@ -215,6 +215,12 @@ class Fragment:
         return Fragment([self.shape[d] for d in dims], [self.modes[d] for d in dims], replicate=self.copies,
                         threads=self.threads)
 
+    def cut(self, shape: Sequence[int]) -> Fragment:
+        """The elements below `shape`, where they are: the digits count further, as padding."""
+        if tuple(shape) == self.shape:
+            return self
+        return Fragment(shape, self.modes, replicate=self.copies, threads=self.threads)
+
     def reshape(self, shape: Sequence[int], old_bits: int = 1, new_bits: int = 1) -> Fragment:
         """The same registers seen as a tile of another shape (row-major order of elements), or of other element bits.
 

@@ -312,8 +312,9 @@ class _Inference:
         arch = getattr(self.cx.target, "arch_number", 0) or 80
         self._by_tma()
         by_groups = self._by_wgmma(gemms)
-        for op in gemms:
-            plan = by_groups.get(id(op)) or choose_gemm(op, arch, self._for(op).threads, op.c.buffer in rows_first)
+        plans = [(op, by_groups.get(id(op)) or choose_gemm(op, arch, self._for(op).threads, op.c.buffer in rows_first))
+                 for op in gemms]
+        for op, plan in sorted(plans, key=lambda p: p[1].instruction == SIMT):  # which takes what layout there is
             new = with_attrs(op, instruction=plan.instruction, warps=plan.warps)
             self.gemms[id(op)] = new
             for b, lay in new.infer_layout(self._for(op)).items():

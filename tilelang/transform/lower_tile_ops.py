@@ -23,6 +23,7 @@ from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.distribute import Distribution, conjunction
+from tilelang.ops.gemm.mma import padded_operands
 from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_store import moved_tile
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -115,6 +116,7 @@ class Lowering:
         self.widths = Widths(self.layout_of, int(cx.option(PassConfigKey.TL_GLOBAL_ALIGNMENT)))
         self.maps: dict[tuple[Any, ...], str] = {}  # (buffer, box, swizzle, fill, l2) -> name
         self.panelled = _read_by_hardware(launch)
+        self.padded = padded_operands(launch.body, self.layout_of)
         self.aligned = alignment_by_hand(launch)
         self.stores = TmaStores(launch, hopper(cx).tma, panels, hopper(cx).strides)
         self.guarded = not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS)
@@ -445,7 +447,11 @@ class Lowering:
     def _alloc(self, s: Alloc) -> Stmt:
         scope = s.buffer.scope_name
         if scope == "local.fragment":
-            return replace(s, buffer=self.local_of(s.buffer))
+            local = self.local_of(s.buffer)
+            r = fresh("r")
+            zeros = For(r, const(0), const(int(local.shape[0])), "unroll",
+                        Store(local, (r,), cast(const(0), local.dtype))) if s.buffer.data in self.padded else None
+            return seq(replace(s, buffer=local), zeros)
         if scope in ("shared", "shared.dyn"):
             return replace(s, buffer=self.shared_of(s.buffer))
         return s if s.init is None else replace(s, init=self.expr(s.init))

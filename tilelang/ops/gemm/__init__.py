@@ -14,7 +14,7 @@ from ..layouts import FRAGMENT, carried
 from ..tiles import widest_product
 from .mma import lower_mma
 from .policy import GemmWarpPolicy
-from .select import operand_fragments, simt_fragment
+from .select import ACCUMULATORS, multiplies, operand_fragments, simt_fragment
 from .simt import lower_simt
 from .wgmma import lower_wgmma, wgmma_fragments
 
@@ -26,13 +26,6 @@ errors.register("gemm-scope", ValueError, "an operand of a gemm in a memory scop
                 "copy the tile to shared memory first")
 errors.register("gemm-types", ValueError, "element types no gemm exists for",
                 "cast the operands, or choose another accumulator type")
-
-# (operand types, accumulator types) that are computed; the two operands are equal but for the fp8 family.
-_FP8 = ("float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-_ACCUMULATORS: dict[str, tuple[str, ...]] = {
-    "float16": ("float16", "float32"), "bfloat16": ("float32",), "float32": ("float32",), "tfloat32": ("float32",),
-    "float64": ("float64",), "int8": ("int32",), "uint8": ("int32",), "int4": ("int32",),
-    **{f: ("float32", "float16") for f in _FP8}}
 
 
 @tile_op("gemm")
@@ -69,13 +62,13 @@ class Gemm(TileOp):
                     hint=f"A is {tuple(self.a.extents)}{' transposed' if self.transpose_a else ''}, B is "
                     f"{tuple(self.b.extents)}{' transposed' if self.transpose_b else ''}, C is {tuple(self.c.extents)}")
         da, db, dc = self.a.dtype, self.b.dtype, self.c.dtype
-        if da != db and not (da in _FP8 and db in _FP8) or dc not in _ACCUMULATORS.get(da, ()):
+        if not multiplies(da, db, dc):
             if da != db:
                 hint = "A and B need one element type"
-            elif da in _ACCUMULATORS:
-                hint = f"accumulators for {da}: {', '.join(_ACCUMULATORS[da])}"
+            elif da in ACCUMULATORS:
+                hint = f"accumulators for {da}: {', '.join(ACCUMULATORS[da])}"
             else:
-                hint = f"element types of products: {', '.join(_ACCUMULATORS)}"
+                hint = f"element types of products: {', '.join(ACCUMULATORS)}"
             raise errors.error("gemm-types", f"T.gemm of {da} and {db} into {dc} is not supported", span=self.span,
                                hint=hint)
 

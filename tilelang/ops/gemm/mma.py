@@ -9,33 +9,43 @@ Which tiles a warp owns, and in which registers, is read off the accumulator's F
 elements (l/4, 2*(l%4)..) of 8x8 16-bit matrices whose rows the lanes point at (PTX ISA, "Warp-level matrix load
 instruction: ldmatrix"); `trans` serves operands stored with k outermost.  It moves 32-bit units, so wider and narrower
 types work as long as k is contiguous; other cases load element by element.
+
+Tiles that the instructions do not divide: rows and columns beyond the edge repeat the last ones (what they give lies in
+registers that stand for no element), elements of k beyond the edge are zeros in both operands, since NaN and infinity in
+one would not be cancelled by zeros of the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil, prod
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Region, Stmt, Store, Var, call, cast, const,
-                         convert, dtype, fresh, load, seq, substitute)
+from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Node, Region, Stmt, Store, TileOp, Var, binary,
+                         call, cast, const, convert, dtype, fresh, load, select, seq, substitute, walk)
 from tilelang.layout import REGISTER, THREAD, Mode
+from tilelang.target.mma import MMA_ROWS
 
 from ..distribute import digit
 from ..ldmatrix import outer_digits, threads_used
 
 WARP = 32
+FRAGMENT = "local.fragment"
 
 
 class WarpTiles:
     """The instruction tiles along one dimension (m or n) of the accumulator that a warp owns.
 
-    offset: index of the warp's first tile.  reps: digits that walk its tiles, outermost first.
+    offset: index of the warp's first tile.  reps: digits that walk its tiles, outermost first.  extent: elements that
+    there are, fewer than the tiles count where is_padded.
     """
 
-    def __init__(self, modes: tuple[Mode, ...], inner: int, cx: Any) -> None:
-        self.inside, outside = outer_digits(modes, inner)
+    def __init__(self, modes: tuple[Mode, ...], inner: int, extent: int, cx: Any) -> None:
+        self.extent = extent
+        self.is_padded = prod(m.size for m in modes) > extent
+        self.instruction, outside = outer_digits(modes, inner)
         self.warps = [o for o in outside if o.to == THREAD]
         self.reps = [o for o in outside if o.to == REGISTER]
         self.offset: Expr = const(0)
@@ -44,6 +54,10 @@ class WarpTiles:
         self.count = 1
         for o in self.reps:
             self.count *= o.size
+
+    def inside(self, index: Expr, run: int = 1) -> Expr:
+        """The index, or that of the last `run` elements where it lies beyond them."""
+        return binary("min", index, const(self.extent - run)) if self.is_padded else index
 
     def loops(self) -> tuple[list[tuple[Var, int]], Expr, Expr, Expr]:
         """Fresh loops over the tiles: (loops, tile number, index offset, register offset in the accumulator)."""
@@ -56,6 +70,14 @@ class WarpTiles:
             index = index + v * o.weight
             register = register + v * o.stride
         return vs, number, index, register
+
+
+def padded_operands(body: Node, layout_of: Callable[[Buffer], Any]) -> set[Var]:
+    """Storage of the fragments in a launch's body that warp matrix instructions use and whose registers are more than
+    their elements: those registers are given a value where the fragment is allocated."""
+    found = [r.buffer for op in walk(body) if isinstance(op, TileOp) and op.attr("instruction") in MMA_ROWS
+             for r in (op.a, op.b, op.c)]  # type: ignore[attr-defined]
+    return {b.data for b in found if b.scope_name == FRAGMENT and layout_of(b).is_padded}
 
 
 def unrolled(loops: list[tuple[Var, int]], body: Stmt) -> Stmt:
@@ -94,13 +116,14 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
     """The statements of one thread for a gemm on instruction `row`."""
     m, n, k = row.shape
     frag_c = cx.layout_of(op.c.buffer)
-    rows, cols = WarpTiles(frag_c.modes[-2], m, cx), WarpTiles(frag_c.modes[-1], n, cx)
+    rows, cols = WarpTiles(frag_c.modes[-2], m, op.m, cx), WarpTiles(frag_c.modes[-1], n, op.n, cx)
     for tiles, want in ((rows, row.c.modes[0]), (cols, row.c.modes[1])):
-        if tiles.inside != _exact(want):
+        if tiles.instruction != _exact(want):
             raise InternalError(f"the layout of accumulator `{op.c.buffer.name}` does not hold tiles of {row.name}")
-    steps = op.k // k
-    a, get_a = _operand(op, cx, row, "a", rows, k)
-    b, get_b = _operand(op, cx, row, "b", cols, k)
+    steps = ceil(op.k / k)
+    busy = threads_used(frag_c)
+    a, get_a = _operand(op, cx, row, "a", rows, k, busy)
+    b, get_b = _operand(op, cx, row, "b", cols, k, busy)
     local_c = cx.local_of(op.c.buffer)
 
     def multiply(step: int) -> Stmt:
@@ -112,7 +135,7 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
         return unrolled(i_loops + j_loops, do)
 
     def fetch(step: int) -> Stmt | None:
-        parts = [_fetch(cx, o, step, k, op.span) for o in (a, b) if o.stage]
+        parts = [_fetch(cx, o, step, k, op.k, op.span) for o in (a, b) if o.stage]
         return seq(*parts) if parts else None
 
     out: list[Stmt | None] = [_cleared(op, cx, local_c), fetch(0)]
@@ -121,7 +144,6 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
             out.append(fetch(step + 1))
         out.append(multiply(step))
     body = seq(*[s for s in out if s is not None], span=op.span)
-    busy = threads_used(frag_c)
     return body if busy >= cx.num_threads else If(cx.thread < busy, body)
 
 
@@ -140,8 +162,8 @@ def _cleared(op: Any, cx: Any, local: Buffer) -> Stmt | None:
     return fill if isinstance(clear, Const) else If(cx.expr(clear), fill)
 
 
-def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles,
-             k: int) -> tuple[Operand, Callable[[int, Expr], Expr]]:
+def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles, k: int,
+             busy: int) -> tuple[Operand, Callable[[int, Expr], Expr]]:
     """(how the operand is fetched, its first register for (k step, tile))."""
     region = op.a if side == "a" else op.b
     frag = row.a if side == "a" else row.b
@@ -149,14 +171,15 @@ def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles,
     transposed = op.transpose_a if side == "a" else op.transpose_b
     dt = row.a_dtype if side == "a" else row.b_dtype
     k_first = transposed if side == "a" else not transposed
-    if region.buffer.scope_name == "local.fragment":
-        direct = _in_registers(op, cx, region, frag, k_dim, k_first, tiles, dt)
+    if region.buffer.scope_name == FRAGMENT:
+        # Registers that stand for elements of K beyond the edge may hold anything.
+        direct = None if op.k % k else _in_registers(op, cx, region, frag, k_dim, k_first, tiles, dt, busy)
         if direct is not None:
             return direct
         region = _staged(cx, region, op.span)
     size = frag.registers
     stage = tiles.count * size
-    depth = 2 if op.k // k > 1 else 1
+    depth = 2 if op.k > k else 1
     local = cx.new_local(f"{region.buffer.name}_{side}", stage * depth, dt)
     operand = Operand(region, k_first, frag, k_dim, tiles, local, stage, dt)
     return operand, lambda step, tile: tile * size + (step % depth) * stage
@@ -171,7 +194,7 @@ def _staged(cx: Any, region: Region, span: Any) -> Region:
 
 
 def _in_registers(op: Any, cx: Any, region: Region, frag: Any, k_dim: int, k_first: bool, tiles: WarpTiles,
-                  dt: dtype) -> tuple[Operand, Callable[[int, Expr], Expr]] | None:
+                  dt: dtype, busy: int) -> tuple[Operand, Callable[[int, Expr], Expr]] | None:
     """The operand used where it lies; None when its layout is not the instruction's, repeated like the accumulator."""
     layout = cx.layout_of(region.buffer)
     if region.buffer.dtype.bits != dt.bits or not region.is_full or region.buffer.ndim != 2:
@@ -183,7 +206,7 @@ def _in_registers(op: Any, cx: Any, region: Region, frag: Any, k_dim: int, k_fir
             [o for o in outer_out if o.to == THREAD] == tiles.warps and
             [(o.size, o.weight) for o in outer_out if o.to == REGISTER] == [(o.size, o.weight) for o in tiles.reps] and
             all(o.to == REGISTER for o in k_out))
-    if not same or not _copies_cover(layout, tiles, cx):
+    if not same or not _copies_cover(layout, busy):
         return None
     local = cx.local_of(region.buffer)
     if dt == "tfloat32":  # float32 registers enter a tf32 instruction rounded
@@ -208,22 +231,22 @@ def _in_registers(op: Any, cx: Any, region: Region, frag: Any, k_dim: int, k_fir
     return Operand(region, k_first, frag, k_dim, tiles, local, 0, dt), register
 
 
-def _copies_cover(layout: Any, tiles: WarpTiles, cx: Any) -> bool:
-    """Whether every thread of the block that works holds its elements: all thread digits are used or copied."""
+def _copies_cover(layout: Any, busy: int) -> bool:
+    """Whether each of the threads that work holds its elements: all thread digits are used or copied."""
     covered = 1
     for m in [m for ms in layout.modes for m in ms if m.to == THREAD] + list(layout.copies):
         covered *= m.size
-    return covered >= cx.num_threads
+    return covered >= busy
 
 
 def _to_tf32(value: Expr, dt: dtype) -> Expr:
     return cast(call("to_tf32", (value,), "float32"), dt) if dt == "tfloat32" else cast(value, dt)
 
 
-def _fetch(cx: Any, o: Operand, step: int, k: int, span: Any) -> Stmt:
-    """Registers of k step `step` of an operand, for all its tiles."""
+def _fetch(cx: Any, o: Operand, step: int, k: int, end: int, span: Any) -> Stmt:
+    """Registers of k step `step` of an operand, for all its tiles.  end: elements of k that there are."""
     at = (step % (int(o.local.shape[0]) // o.stage)) * o.stage
-    if _ldmatrix_fits(cx, o):
+    if step * k + k <= end and _ldmatrix_fits(cx, o):
         out = _by_ldmatrix(cx, o, step * k, at, span)
         if o.dt == "tfloat32":
             v = fresh("r")
@@ -231,7 +254,7 @@ def _fetch(cx: Any, o: Operand, step: int, k: int, span: Any) -> Stmt:
             out = seq(out, For(v, const(0), const(o.stage), "unroll",
                                Store(o.local, place, _to_tf32(cast(load(o.local, place), "float32"), o.dt))))
         return out
-    return _by_element(cx, o, step * k, at, span)
+    return _by_element(cx, o, step * k, k, end, at, span)
 
 
 def _ldmatrix_fits(cx: Any, o: Operand) -> bool:
@@ -240,6 +263,8 @@ def _ldmatrix_fits(cx: Any, o: Operand) -> bool:
     if o.region.buffer.dtype.bits != bits or bits not in (8, 16, 32) or (o.k_first and bits != 16):
         return False
     run = 128 // bits
+    if o.k_first and o.tiles.is_padded and o.tiles.extent % run:
+        return False
     return cx.contiguous_width(o.region.buffer) >= run and cx.divisor(convert(o.region.mins[-1])) % run == 0
 
 
@@ -271,6 +296,7 @@ def _by_ldmatrix(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
         kk = kk + lane % 8
     else:
         outer = outer + lane % 8
+    run = 128 // o.dt.bits if o.k_first else 1
     loops = list(vs)
     if together > 1:  # the last loop walks groups of tiles
         v, n = loops[-1]
@@ -278,7 +304,7 @@ def _by_ldmatrix(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
         loops[-1] = (group, n // together)
         mapping = {v: group * together}
         number, index = substitute(number, mapping), substitute(index, mapping)
-    src = o.shared_index(outer + index, kk)
+    src = o.shared_index(o.tiles.inside(outer + index, run), kk)
     buffer, physical = cx.physical(o.region.buffer, tuple(cx.expr(i) for i in src))
     dst = AddressOf(o.local, (number * size + at,))
     num = matrices * together
@@ -298,8 +324,8 @@ def _corner(o: Operand, register: int) -> tuple[int, int]:
     return pair[1 - o.k_dim], pair[o.k_dim]
 
 
-def _by_element(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
-    """Each lane loads its own elements one by one."""
+def _by_element(cx: Any, o: Operand, k0: int, k: int, end: int, at: int, span: Any) -> Stmt:
+    """Each lane loads its own elements one by one; zeros for those of k from `end` on."""
     size = o.frag.registers
     lane = cx.thread % WARP
     vs, number, index, _ = o.tiles.loops()
@@ -307,10 +333,12 @@ def _by_element(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
     for r in range(size):
         pair, _ = o.frag.index_at(lane, r)
         outer, kk = pair[1 - o.k_dim], pair[o.k_dim]
-        where = o.shared_index(o.tiles.offset + index + outer, const(k0) + kk)
+        where = o.shared_index(o.tiles.inside(o.tiles.offset + index + outer), const(k0) + kk)
         value = cx.expr(load(o.region.buffer, where, span=span))
+        if k0 + k > end:
+            value = select(const(k0) + kk < end, value, cast(const(0), value.dtype))
         stores.append(Store(o.local, (number * size + (at + r),), _to_tf32(value, o.dt), span=span))
     return unrolled(vs, seq(*stores))
 
 
-__all__ = ["Operand", "WarpTiles", "lower_mma"]
+__all__ = ["Operand", "WarpTiles", "lower_mma", "padded_operands"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from math import ceil
 
 
 class GemmWarpPolicy(IntEnum):
@@ -30,17 +31,45 @@ class GemmWarpPolicy(IntEnum):
         >>> GemmWarpPolicy.Square.compute_warp_partition(128, 128, 4)
         (2, 2)
         """
-        options = [(m, num_warps // m) for m in range(1, num_warps + 1)
-                   if num_warps % m == 0 and M % (tile[0] * m) == 0 and N % (tile[1] * (num_warps // m)) == 0]
-        if not options:
+        best = self.even_partition(M, N, num_warps, tile)
+        if best is None:
             raise ValueError(f"No valid warp partition for T.gemm: M={M}, N={N} cannot be evenly covered by "
                              f"{tile[0]}x{tile[1]} tiles of {num_warps} warps")
+        return best
+
+    def even_partition(self, m: int, n: int, warps: int, tile: tuple[int, int]) -> tuple[int, int] | None:
+        """(warps along M, warps along N) where all warps get the same number of whole tiles; None where they cannot."""
+        options = [(i, warps // i) for i in range(1, warps + 1)
+                   if warps % i == 0 and m % (tile[0] * i) == 0 and n % (tile[1] * (warps // i)) == 0]
+        if not options:
+            return None
         if self is GemmWarpPolicy.FullRow:
             return max(options)
         if self is GemmWarpPolicy.FullCol:
             return min(options)
         # A warp reads M/m rows of A and N/n columns of B per step: their sum is the shared-memory traffic.
-        return min(options, key=lambda p: (M // p[0] + N // p[1], -p[0]))
+        return min(options, key=lambda p: (m // p[0] + n // p[1], -p[0]))
+
+    def cover(self, m: int, n: int, warps: int, tile: tuple[int, int]) -> tuple[int, int]:
+        """(warps along M, warps along N), at most `warps`, whose tiles cover an accumulator of any size.
+
+        Each takes as many tiles as the others, the last ones partly beyond the edge; none is wholly beyond it.
+
+        >>> GemmWarpPolicy.Square.cover(16, 104, 12, (16, 8))
+        (1, 7)
+        """
+        best: tuple[tuple[int, ...], tuple[int, int]] | None = None
+        down, across = ceil(m / tile[0]), ceil(n / tile[1])  # tiles
+        for i in range(1, min(warps, down) + 1):
+            rows, cols = ceil(down / i), ceil(across / min(warps // i, across))  # tiles of a warp
+            used = ceil(down / rows), ceil(across / cols)
+            work, traffic = rows * cols, rows * tile[0] + cols * tile[1]
+            first = {GemmWarpPolicy.FullRow: rows, GemmWarpPolicy.FullCol: cols}.get(self, 0)
+            key = (first, work, traffic, used[0] * used[1])
+            if best is None or key < best[0]:
+                best = (key, used)
+        assert best is not None  # i = 1 is always tried
+        return best[1]
 
     @staticmethod
     def to_prime_factors(n: int) -> list[int]:

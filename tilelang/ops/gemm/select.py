@@ -1,4 +1,9 @@
-"""Which matrix instruction a gemm uses, and how the warps of the block share the accumulator."""
+"""Which matrix instruction a gemm uses, and how the warps of the block share the accumulator.
+
+Tiles of any size are multiplied.  Where the instructions do not divide them the fragments count further than the tile:
+rows and columns beyond it are computed from repeated elements and read by nobody, elements of K beyond it are zeros in
+both operands (mma.py).  Warps that no instruction is left for are idle.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +13,28 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.layout import Fragment, Mode, tile_fragment
-from tilelang.target.instructions import MMA_ROWS, MmaRow, mma_rows, operand_dtype
+from tilelang.target.instructions import MmaRow, mma_rows
 
 from .policy import GemmWarpPolicy
 
-register("gemm-tile", ValueError, "the tile of a T.gemm does not divide into matrix instructions")
-register("gemm-warps", ValueError, "the warps of the block cannot share out the accumulator of a T.gemm")
 register("gemm-accumulator", AssertionError, "the accumulator of a tensor-core T.gemm is not a fragment")
 
 SIMT = "simt"
 WARP = 32
-# Computed by plain multiply-adds where no matrix instruction fits: nothing is lost but speed.
-_SIMT_ALWAYS = {("float32", "float32", "float32"), ("float64", "float64", "float64")}
+# Computed by plain multiply-adds where no matrix instruction fits: nothing is lost but speed, and float32 gains bits.
+_SIMT_ODD = {("float32", "float32", "float32"), ("float64", "float64", "float64")}
+
+_FP8 = ("float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+# Element types of operands -> accumulators; the two operands are equal but for the fp8 family.
+ACCUMULATORS: dict[str, tuple[str, ...]] = {
+    "float16": ("float16", "float32"), "bfloat16": ("float32",), "float32": ("float32",), "tfloat32": ("float32",),
+    "float64": ("float64",), "int8": ("int32",), "uint8": ("int32",), "int4": ("int32",),
+    **{f: ("float32", "float16") for f in _FP8}}
+
+
+def multiplies(a: Any, b: Any, c: Any) -> bool:
+    """Whether a gemm of these element types exists."""
+    return (a == b or a in _FP8 and b in _FP8) and c in ACCUMULATORS.get(a, ())
 
 
 @dataclass(frozen=True)
@@ -35,16 +50,13 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
 
     rows_first: under the Square policy, put warps along M as far as they go (the accumulator is reduced along its rows
     or becomes the A operand of another gemm, so whole rows should stay in one warp).
-    Raises gemm-types, gemm-tile, gemm-warps (ValueError), gemm-accumulator (AssertionError) at the op.
+    Raises gemm-types (ValueError), gemm-accumulator (AssertionError) at the op.
     """
     a, b, c = op.a.dtype, op.b.dtype, op.c.dtype
-    types = (str(operand_dtype(a)), str(operand_dtype(b)), str(c))
-    plain = (str(a), str(b), str(c))
-    if plain not in _SIMT_ALWAYS and not any((str(r.a_dtype), str(r.b_dtype), str(r.c_dtype)) == types
-                                             for r in MMA_ROWS.values()):
+    if not multiplies(a, b, c):
         raise error("gemm-types", f"T.gemm does not multiply {a} by {b} into {c}", span=op.span, hint="accumulate "
                     "float16 in float16 or float32, bfloat16 and fp8 in float32, int8 in int32")
-    optional = plain in _SIMT_ALWAYS
+    optional = (str(a), str(b), str(c)) in _SIMT_ODD
     rows = mma_rows(arch_number, a, b, c)
     if not rows or threads % WARP or op.c.buffer.scope_name != "local.fragment":
         if rows and not optional and op.c.buffer.scope_name != "local.fragment":
@@ -52,46 +64,45 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
                         f"{op.c.buffer.scope_name}", span=op.span,
                         hint="accumulate into T.alloc_fragment and copy it out")
         return GemmPlan(SIMT, (1, 1))
-    row = rows[0]
-    try:
-        return GemmPlan(row.name, partition(op, row, threads // WARP, rows_first))
-    except ValueError:
-        if optional:
-            return GemmPlan(SIMT, (1, 1))
-        raise
-
-
-def partition(op: Any, row: MmaRow, warps: int, rows_first: bool = False) -> tuple[int, int]:
-    """(warps along M, warps along N) by the op's policy.  Raises gemm-tile or gemm-warps."""
-    rm, rn, rk = row.shape
-    if op.m % rm:
-        raise error("gemm-tile", f"T.gemm: M must be divisible by {rm}, but M = {op.m}", span=op.span,
-                    hint=f"{row.name} computes tiles of {rm} x {rn}: round the tile up")
-    if op.k % rk:
-        raise error("gemm-tile", f"T.gemm: block_K ({op.k}) must be a multiple of micro_size_k ({rk})", span=op.span,
-                    hint=f"{row.name} multiplies {rk} elements of K at a time: round the tile up")
     policy = op.policy
     if rows_first and policy is GemmWarpPolicy.Square:
         policy = GemmWarpPolicy.FullRow
-    try:
-        return policy.compute_warp_partition(op.m, op.n, warps, (rm, rn))
-    except ValueError as e:
-        raise error("gemm-warps", str(e), span=op.span, hint="use fewer threads, or a larger tile") from None
+    row = rows[0] if optional else _row(rows, op.k)
+    tile = row.shape[:2]
+    if op.k % row.shape[2] == 0 or not optional:
+        even = policy.even_partition(op.m, op.n, threads // WARP, tile)
+        if even is not None:
+            return GemmPlan(row.name, even)
+        if not optional:
+            return GemmPlan(row.name, policy.cover(op.m, op.n, threads // WARP, tile))
+    return GemmPlan(SIMT, (1, 1))
+
+
+def _row(rows: tuple[MmaRow, ...], k: int) -> MmaRow:
+    """The longest instruction that divides K; where none does, the one that takes fewest steps, shortest first.
+
+    Of the first row's M and N: gemms of several K into one accumulator need one layout of it.
+    """
+    rows = tuple(r for r in rows if r.shape[:2] == rows[0].shape[:2])
+    return next((r for r in rows if k % r.shape[2] == 0), None) or \
+        min(rows, key=lambda r: (ceil(k / r.shape[2]), r.shape[2]))
 
 
 def operand_fragments(op: Any, row: MmaRow, warps: tuple[int, int],
                       threads: int) -> tuple[Fragment, Fragment, Fragment]:
-    """Fragments of a, b and c as the warps' instructions use them, in the shape of each region's last two dimensions.
+    """Fragments of a, b and c as the warps' instructions use them, in the shape of each region's last two dimensions;
+    padded where the instructions count further.
 
     Every warp row holds a copy of its part of a for each warp column, and the other way round for b.  Registers: one
     instruction tile after another, a and b with K slowest, c with M slowest.
     """
     mw, nw = warps
     rm, rn, rk = row.shape
-    m, n, k = op.m // (rm * mw), op.n // (rn * nw), op.k // rk
+    m, n, k = ceil(op.m / (rm * mw)), ceil(op.n / (rn * nw)), ceil(op.k / rk)
     a = tile_fragment(row.a, (m, k), (mw, 1), (1, 0), ((nw, mw),), order=(1, 0), threads=threads)
     b = tile_fragment(row.b, (k, n), (1, nw), (0, mw), ((mw, 1),), order=(0, 1), threads=threads)
     c = tile_fragment(row.c, (m, n), (mw, nw), (1, mw), threads=threads)
+    a, b, c = a.cut((op.m, op.k)), b.cut((op.k, op.n)), c.cut((op.m, op.n))
     return (a.permuted((1, 0)) if op.transpose_a else a, b.permuted((1, 0)) if op.transpose_b else b, c)
 
 
