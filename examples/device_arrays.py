@@ -241,6 +241,12 @@ def _broadcast(self: DeviceArray, x: Any, shape: Any) -> DeviceArray:
     return DeviceArray(self._tensor(x).broadcast_to(shape))
 
 
+def _linalg() -> Any:
+    import torch
+
+    return torch.linalg
+
+
 def _new(value: float) -> Callable[..., DeviceArray]:
     def call(self: DeviceArray, x: Any) -> DeviceArray:
         import torch
@@ -256,6 +262,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "where": _where, "concatenate": _joined("cat"), "stack": _joined("stack"), "einsum": _einsum, "pad": _pad,
     "broadcast_to": _broadcast, "zeros_like": _new(0.0), "ones_like": _new(1.0),
     "cumsum": lambda self, x, axis: DeviceArray(self._tensor(x).cumsum(axis)),
+    "solve": lambda self, a, b: DeviceArray(_linalg().solve(self._tensor(a), self._tensor(b))),
     "tril": lambda self, x, k=0: DeviceArray(self._tensor(x).tril(k)),
     "flip": lambda self, x, axis: DeviceArray(self._tensor(x).flip(axis)),
     "repeat": lambda self, x, count, axis: x.repeat(count, axis),

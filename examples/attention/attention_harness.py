@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,5 +84,39 @@ def attention_bound(q: np.ndarray, k: np.ndarray, v: np.ndarray, dtype: str, sca
     return float(np.abs(v).max(initial=0.0)) * (2 * EPS[dtype] + 2 * score + 2.0**-18)
 
 
-__all__ = ["EPS", "HERE", "LOG2E", "NUMPY", "Comparison", "Place", "attention", "attention_bound", "compare", "main",
-           "random", "run", "wide"]
+def rounding(dtype: str, scale: float = 1.0) -> Callable[[Any], Any]:
+    """Rounds float64 numbers to the significant bits of `dtype`, to nearest, by Veltkamp's splitting.
+
+    scale: numbers are multiplied by it for the rounding, so that another one gives an independent error.
+    """
+    split = 2.0**53 * EPS[dtype] + 1  # 2 ** (bits that go) + 1
+
+    def rounded(x: Any) -> Any:
+        x = x * scale
+        return (split * x - (split * x - x)) / scale
+
+    return rounded
+
+
+def compare_rough(names: Sequence[str], got: Sequence[Any], wants: Sequence[Any], samples: Sequence[Sequence[Any]],
+                  dtypes: Sequence[str]) -> list[Comparison]:
+    """Compare results of a kernel that rounds intermediate values with exact ones.
+
+    What roundings do to a result is found by making them: each of `samples` holds the results of the reference with such
+    values rounded.  Every number is a sum of the effects of many independent roundings, so kernel and sample are off by
+    draws from one distribution.  Its spread is taken over the last axis, or over all steps and channels of a head where
+    that is larger (few roundings may be lucky ones); the kernel, which rounds in other places too, may be off by ten times
+    that, beside the rounding of the result itself to its dtype.  Shapes: (batch, seq, heads, dim), (batch, heads, seq) or
+    (heads,).
+    """
+    def spread(errors: Sequence[Any]) -> Any:
+        squares = sum(e**2 for e in errors[1:]) / len(errors) + errors[0]**2 / len(errors)
+        overall = squares.mean((1, 3), keepdims=True) if squares.ndim == 4 else squares.mean(-1, keepdims=True)
+        return np.sqrt(np.maximum(squares.mean(-1, keepdims=True), overall))
+
+    return [compare(name, g, want, 10 * spread([r - want for r in roughs]) + EPS[dtype] * np.abs(want) + 2.0**-24)
+            for name, g, want, roughs, dtype in zip(names, got, wants, zip(*samples), dtypes)]
+
+
+__all__ = ["EPS", "HERE", "LOG2E", "NUMPY", "Comparison", "Place", "attention", "attention_bound", "compare", "compare_rough",
+           "main", "random", "rounding", "run", "wide"]
