@@ -113,3 +113,99 @@ def test_one_column_of_a_fragment_goes_to_a_fragment():
 
     a = np.arange(18).reshape(9, 2).astype(np.float16)
     agree(f, [a, np.zeros(8)], {1: a[:8, 1].astype(np.float64)})
+
+
+def test_views_of_a_fragment_whose_first_use_has_a_layout_they_cannot_follow():
+    @T.prim_func
+    def f(A: T.Tensor((4, 7, 6), "int32"), O: T.Tensor((14, 2), "int32"), P: T.Tensor((3, 4), "int32")):
+        with T.Kernel(1, threads=64):
+            F = T.alloc_fragment((4, 7, 6), "int32")
+            R = T.alloc_fragment((4, 7), "int32")
+            G = T.alloc_fragment((12,), "int32")
+            T.copy(A, F)
+            T.reduce_sum(F, R, dim=2)
+            V = T.reshape(R, (14, 2))
+            T.copy(V, O)
+            for i in T.Parallel(12):
+                G[i] = V[i, 1] * 2
+            T.copy(T.reshape(G, (3, 4)), P)
+
+    a = np.arange(4 * 7 * 6, dtype=I32).reshape(4, 7, 6)
+    r = a.sum(2, dtype=I32).reshape(14, 2)
+    agree(f, [a, np.zeros((14, 2), I32), np.zeros((3, 4), I32)], {1: r, 2: (r[:12, 1] * 2).reshape(3, 4)})
+
+
+def test_reductions_scans_and_transposes_in_a_branch_of_a_pipelined_loop():
+    n = 5
+
+    @T.prim_func
+    def f(A: T.Tensor((n, 8, 16), "int32"), P: T.Tensor((n,), "int32"), O: T.Tensor((n, 16), "int32"),
+          C: T.Tensor((n, 8, 16), "int32"), R: T.Tensor((n, 16, 8), "int32")):
+        with T.Kernel(1, threads=64):
+            sums = T.alloc_fragment((16,), "int32")
+            running = T.alloc_shared((8, 16), "int32")
+            turned = T.alloc_shared((16, 8), "int32")
+            T.clear(sums)
+            T.clear(running)
+            T.clear(turned)
+            for k in T.Pipelined(n, num_stages=3):
+                S = T.alloc_shared((8, 16), "int32")
+                T.copy(A[k, 0:8, 0:16], S)
+                if P[k] > 0:
+                    T.reduce_sum(S, sums, dim=0)
+                    T.cumsum(S, running, dim=0)
+                    T.transpose(S, turned)
+                T.copy(sums, O[k, 0:16])
+                T.copy(running, C[k, 0:8, 0:16])
+                T.copy(turned, R[k, 0:16, 0:8])
+
+    a = np.arange(n * 128, dtype=I32).reshape(n, 8, 16)
+    p = np.array([0, 1, 0, 1, 1], I32)
+    last = [a[:0], a[1], a[1], a[3], a[4]]
+    o = np.stack([np.zeros(16, I32), *(x.sum(0, dtype=I32) for x in last[1:])])
+    c = np.stack([np.zeros((8, 16), I32), *(np.cumsum(x, 0, dtype=I32) for x in last[1:])])
+    agree(f, [a, p, np.zeros_like(o), np.zeros_like(c), np.zeros((n, 16, 8), I32)],
+          {2: o, 3: c, 4: np.stack([np.zeros((16, 8), I32), *(x.T for x in last[1:])])})
+
+
+def test_the_other_part_of_a_branch_is_decided_before_the_first_one_writes():
+    @T.prim_func
+    def f(A: T.Tensor((16,), "int32"), O: T.Tensor((16,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((16,), "int32")
+            T.copy(A, S)
+            if tx < 16:
+                if S[15 - tx] >= 8:
+                    S[tx] = 0
+                else:
+                    S[tx] = S[tx] + 100
+            T.copy(S, O)
+
+    a = np.arange(16, dtype=I32)
+    agree(f, [a, np.zeros(16, I32)], {1: np.where(a[::-1] >= 8, 0, a + 100)})
+
+
+def test_an_element_updated_and_read_in_one_iteration_that_several_threads_own():
+    @T.prim_func
+    def f(A: T.Tensor((16, 24), "int32"), B: T.Tensor((16,), "int32"), O: T.Tensor((16, 24), "int32"),
+          P: T.Tensor((16,), "int32")):
+        with T.Kernel(1, threads=64):
+            F = T.alloc_fragment((16, 24), "int32")
+            G = T.alloc_fragment((16,), "int32")
+            R = T.alloc_fragment((16,), "int32")
+            T.copy(A, F)
+            T.copy(B, G)
+            T.reduce_sum(F, R, dim=1)
+            for i in T.Parallel(2):
+                F[i + 2, 9] = F[i + 2, 9] + R[0]
+                G[i] = F[i + 2, 9]
+            T.copy(F, O)
+            T.copy(G, R)
+            T.copy(R, P)
+
+    a, b = np.arange(16 * 24, dtype=I32).reshape(16, 24), np.arange(16, dtype=I32)
+    o, p = a.copy(), b.copy()
+    o[2:4, 9] += a[0].sum()
+    p[:2] = o[2:4, 9]
+    agree(f, [a, b, np.zeros_like(a), np.zeros_like(b)], {2: o, 3: p})

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, Store, TileOp, Var, cast, load, tile_op
+from tilelang.ir import Attrs, Buffer, Expr, Region, Span, Stmt, Store, TileOp, Var, cast, convert, load, tile_op
 from tilelang.ir.evaluate import to_dtype
 
 from .base import Access, LowerContext
 from .layouts import FRAGMENT
-from .pairing import offset_indices
 from .tiles import fit
 
 errors.register("transpose-shape", ValueError, "a transpose whose tiles do not match",
@@ -47,11 +46,23 @@ class Transpose(TileOp):
     def lower(self, cx: LowerContext) -> Stmt:
         """An element loop over the destination."""
         def body(at: tuple[Var, ...]) -> Stmt:
-            src = (*at[:-2], at[-1], at[-2])
-            value = load(self.src.buffer, offset_indices(self.src, src))
-            return Store(self.dst.buffer, offset_indices(self.dst, at), cast(value, self.dst.dtype), span=self.span)
+            dst, src = self.places(at)
+            value = load(self.src.buffer, src)
+            return Store(self.dst.buffer, dst, cast(value, self.dst.dtype), span=self.span)
 
-        return cx.parallel(tuple(self.dst.extents), body, span=self.span)
+        return cx.parallel(self.space, body, span=self.span)
+
+    @property
+    def space(self) -> tuple[Any, ...]:
+        """Extents of the loop over the destination.  A tile that is one version of a pipelined buffer has leading ones."""
+        n = min(len(self.src.extents), len(self.dst.extents))
+        return tuple(self.dst.extents[-n:])
+
+    def places(self, at: tuple[Var, ...]) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+        """Indices of dst and of src at a point of `space`."""
+        turned = (*at[:-2], at[-1], at[-2])
+        return tuple((*r.mins[:-len(at)], *(convert(m) + i for m, i in zip(r.mins[-len(at):], v)))  # type: ignore[return-value]
+                     for r, v in ((self.dst, at), (self.src, turned)))
 
     def check(self) -> None:
         """The last two extents are exchanged, leading ones equal; two buffers; no global tile."""

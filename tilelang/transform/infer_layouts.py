@@ -319,6 +319,8 @@ class _Inference:
             self.gemms[id(op)] = new
             for b, lay in new.infer_layout(self._for(op)).items():
                 old = self.known.layouts.get(b)
+                if old is None and b is not op.c.buffer and not self._suits_views(b, lay):
+                    continue  # an operand: staged
                 if old is None:
                     self.known.settle(b, lay, f"{plan.instruction} on {plan.warps[0]}x{plan.warps[1]} warps"
                                       f"{_at(op)}")
@@ -399,7 +401,8 @@ class _Inference:
                 if isinstance(op, Gemm) or not hasattr(op, "infer_layout"):
                     continue
                 for b, lay in op.infer_layout(self._for(op)).items():
-                    if b.scope_name == FRAGMENT and b not in self.known.layouts and b not in self.alone:
+                    if b.scope_name == FRAGMENT and b not in self.known.layouts and b not in self.alone \
+                            and self._suits_views(b, lay):
                         self.known.settle(b, lay, f"follows T.{op.op_name}{_at(op)}")
                         changed = True
             for loop in self.loops.values():
@@ -414,6 +417,10 @@ class _Inference:
             if b.scope_name == FRAGMENT:
                 groups.setdefault(b.data, []).append(b)
         return [g for g in groups.values() if len(g) > 1]
+
+    def _suits_views(self, b: Buffer, lay: Any) -> bool:
+        """Whether all other shapes that b is seen in have a form of this layout."""
+        return all(_seen_as(lay, b, v) is not None for v in self.buffers if v.data is b.data and v is not b)
 
     def _through_views(self, group: list[Buffer]) -> bool:
         have = next((b for b in group if b in self.known.layouts), None)
@@ -451,7 +458,7 @@ class _Inference:
             if t.buffer in self.known.layouts:
                 continue
             lay = projected(layout, t)
-            if lay is not None:
+            if lay is not None and self._suits_views(t.buffer, lay):
                 self.known.settle(t.buffer, lay, f"follows the parallel loop{_at(loop.node)}")
                 changed = True
         return changed
@@ -503,8 +510,10 @@ class _Inference:
         for t in loop.touches:
             whole = t.plain and t.exact and not t.inside
             if t.writes and whole and t.buffer not in self.known.layouts and t.buffer not in self.alone:
-                self.known.settle(t.buffer, row_fragment(t.buffer.shape, self._for(t.buffer).threads),
-                                  f"free; accumulated along a loop{_at(loop.node)}")
+                rows = row_fragment(t.buffer.shape, self._for(t.buffer).threads)
+                if not self._suits_views(t.buffer, rows):
+                    continue
+                self.known.settle(t.buffer, rows, f"free; accumulated along a loop{_at(loop.node)}")
                 self._common()
                 return
 
@@ -515,7 +524,9 @@ class _Inference:
         inside = {d for lp in self.loops.values() for t in lp.touches if t.buffer is b and t.plain for d in t.inside}
         if inside and len(inside) < len(shape):
             kept = [d for d in range(len(shape)) if d not in inside]
-            return with_registers(row_fragment([shape[d] for d in kept], threads), shape, inside, kept)
+            rows = with_registers(row_fragment([shape[d] for d in kept], threads), shape, inside, kept)
+            if self._suits_views(b, rows):
+                return rows
         fast, vector = vector_elements(b, self.ops, [lp.node for lp in self.loops.values()], self.analyzer)
         total = b.size
         while vector > 1 and total < threads * vector:
@@ -524,8 +535,7 @@ class _Inference:
             vector //= 2
         order = [d for d in range(len(shape)) if d != fast] + [fast] if shape else []
         out = row_fragment(shape, threads, vector, order)
-        views = [v for v in self.buffers if v.data is b.data and v is not b]
-        return out if all(_seen_as(out, b, v) for v in views) else replicated_fragment(shape, threads)
+        return out if self._suits_views(b, out) else replicated_fragment(shape, threads)
 
     # ---- loops and shared -----------------------------------------------------------------------------------------
 

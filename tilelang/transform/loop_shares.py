@@ -27,11 +27,11 @@ class LoopShare:
 
 
 def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, loop_layout: Any,
-                        width: int | None, is_async: bool) -> tuple[Distribution, bool]:
+                        width: int | None, is_async: bool, once: bool = False) -> tuple[Distribution, bool]:
     """(share of the loop, loose): loop_layout if there is one, else the share of a fragment the body writes or reads,
-    else a flat share.  loose: its lanes pass the ends of rows (Loop.loose)."""
+    else a flat share.  loose: its lanes pass the ends of rows (Loop.loose).  once: one thread an iteration."""
     static = all(isinstance(n, int) for n in extents)
-    once = rereads(body)
+    once = once or rereads(body)
     if not static:
         lane_dim, w = wanted_width(lw, vars, extents, body, is_async)
         return flat(extents, lw.thread, lw.num_threads, w, lane_dim), False

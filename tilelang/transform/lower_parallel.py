@@ -50,7 +50,23 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     refuse_carried(body, span)
     body = inline_index_binds(body)
     dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async)
+    if dist.first is not None and _rereads_staged(lw, vars, dist, body):
+        dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async, once=True)
     return run_loop(lw, vars, dist, body, is_async=is_async, loose=loose, span=span)
+
+
+def _rereads_staged(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt) -> bool:
+    """Whether the loop reads and writes a fragment that this distribution makes it go to shared memory for.  Threads that
+    run an iteration together would not see what the one of them that stores has stored."""
+    found = [(x, inner) for x, inner in accesses(body) if x.buffer.scope_name == "local.fragment"]
+    both = {x.buffer for x, _ in found if isinstance(x, Load)} & {x.buffer for x, _ in found if not isinstance(x, Load)}
+    loop = Loop(vars, dist, Grid(dist, vars, lw.thread) if dist.is_static and vars else None)
+    for x, inner in found:
+        if x.buffer in both:
+            loop.inner = inner
+            if loop.touch(lw, x.buffer, x.indices, not isinstance(x, Load)).register is None:
+                return True
+    return False
 
 
 def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, is_async: bool = False,

@@ -7,8 +7,8 @@ from typing import Any
 
 from tilelang.errors import InternalError, error, register
 from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Region, Seq, Stmt, Var,
-                         While, rebuild, replace, seq, stmts_of, with_attrs)
-from tilelang.ops import Copy
+                         While, rebuild, replace, seq, stmts_of, walk, with_attrs)
+from tilelang.ops import Copy, Reduce, Scan
 
 from .config import PassConfigKey
 from .effects import effects, orders, statements
@@ -258,7 +258,8 @@ def unversionable(launch: Launch, loop: For, items: list[Item], b: Buffer) -> st
     if has_views(b, launch.body):
         return f"`{b.name}` has views"
     for x in items:
-        if x.touches(b.data) and hasattr(x.stmt, "dim"):
+        if x.touches(b.data) and any(isinstance(n, (Reduce, Scan)) and b.data in (n.src.buffer.data, n.dst.buffer.data)
+                                     for n in walk(x.stmt)):  # their dimensions are counted; also those in a branch
             return f"`{b.name}` is reduced or scanned in shared memory"
         if any(e.storage is b.data and e.indices is None and e.region is None for e in x.effects):
             return f"the address of `{b.name}` is taken"

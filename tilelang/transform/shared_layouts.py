@@ -53,13 +53,11 @@ def memory_accesses(s: Node, analyzer: Analyzer) -> list[Access]:
         vars, extents, sides = copy_loops(s)
         frag = next((b for b, _ in sides if b.scope_name == FRAGMENT), None)
         return _loop_accesses(vars, extents, sides, frag, analyzer)
-    if isinstance(s, Transpose) and all(isinstance(_static(e), int) for e in s.dst.extents):
-        vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(len(s.dst.extents)))
-        turned = (*vars[:-2], vars[-1], vars[-2])
-        sides = [(s.dst.buffer, tuple(m + v for m, v in zip(s.dst.mins, vars))),
-                 (s.src.buffer, tuple(m + v for m, v in zip(s.src.mins, turned)))]
+    if isinstance(s, Transpose) and all(isinstance(_static(e), int) for e in s.space):
+        vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(len(s.space)))
+        sides = list(zip((s.dst.buffer, s.src.buffer), s.places(vars)))
         frag = next((b for b, _ in sides if b.scope_name == FRAGMENT), None)
-        return _loop_accesses(vars, tuple(_static(e) for e in s.dst.extents), sides, frag, analyzer)
+        return _loop_accesses(vars, tuple(_static(e) for e in s.space), sides, frag, analyzer)
     if isinstance(s, Parallel):
         sides = [(x.buffer, x.indices) for x in walk(s.body) if isinstance(x, (Load, Store))]
         return _loop_accesses(s.vars, tuple(_static(n) for n in s.extents), sides, s, analyzer)

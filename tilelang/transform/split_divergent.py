@@ -73,8 +73,8 @@ class Splitter:
                 out.append(Bind(inner, logical("and", pred, s.cond), span=s.span))
                 out += self.under(x.inner[0], inner, branch)
                 if s.orelse is not None:
-                    other = fresh("taken", "bool")
-                    out.append(Bind(other, logical("and", pred, unary("not", s.cond)), span=s.span))
+                    other = fresh("taken", "bool")  # from what was decided: the first part may change what s.cond reads
+                    out.append(Bind(other, logical("and", pred, unary("not", inner)), span=s.span))
                     out += self.under(x.inner[1], other, branch)
             elif isinstance(s, For) and _pure(s.start) and _pure(s.extent):
                 self.check_loop(x)
