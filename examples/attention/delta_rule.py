@@ -1,4 +1,5 @@
-"""What the delta rules share (gated_delta.py, kda.py and their gradients): triangular systems, inputs, the reference.
+"""What the delta rules share (gated_delta.py, kda.py and their gradients): triangular systems, products over the value
+columns, the reference and the checks.
 
 The recurrence, with a decay alpha_t of one number, or of one for every channel of the key:
     w_t = v_t - (diag(alpha_t) state_(t-1))^T k_t,      the value that is missing under k_t
@@ -29,6 +30,30 @@ def solve_transposed(L, R, chunk, columns):
         for j in T.Parallel(columns):
             for r in T.serial(step):
                 R[i, j] -= L[i + 1 + r, i] * R[i + 1 + r, j]
+
+
+@T.macro
+def products_of_values(dOs, dVs, Us, beta, rw, Ss, Gs, A, B, dq, read, write, dbeta, edges):
+    """Everything that gradients of a chunk sum over the value columns, for one part of these columns.
+
+    In shared memory dO and dV, w in Us, which becomes U = beta w, the states Ss before and Gs after the chunk (dim_k, columns);
+    in registers R in rw, which is used up.  Added to are A = dO U^T, B = dV U^T, dq = dO Ss^T, read = dV Ss^T,
+    write = U Gs^T, dbeta = the rows of R * w, edges = the rows of Ss * Gs.
+    """
+    both = T.alloc_fragment(Ss.shape, "float32")
+    for i, j in T.Parallel(*rw.shape):
+        rw[i, j] *= Us[i, j]
+    T.reduce_sum(rw, dbeta, dim=1, clear=False)
+    for i, j in T.Parallel(*rw.shape):
+        Us[i, j] *= beta[i]
+    for i, j in T.Parallel(*Ss.shape):
+        both[i, j] = T.cast(Ss[i, j], "float32") * Gs[i, j]
+    T.reduce_sum(both, edges, dim=1, clear=False)
+    T.gemm(dOs, Us, A, transpose_B=True)
+    T.gemm(dVs, Us, B, transpose_B=True)
+    T.gemm(dOs, Ss, dq, transpose_B=True)
+    T.gemm(dVs, Ss, read, transpose_B=True)
+    T.gemm(Us, Gs, write, transpose_B=True)
 
 
 def inputs(batch, heads, seq, dim_k, dim_v, dtype, seed, channels):
@@ -86,3 +111,27 @@ def reference(q, k, v, log_alpha, beta, do, rough=lambda x: x):
     dlog = np.flip(np.cumsum(np.flip(steps, -2), -2), -2)
     back = [x.transpose(0, 2, 1, 3) for x in (o, dq, read + write, dv)]
     return [*back, dlog.transpose(0, 2, 1, 3) if channels else dlog.sum(-1), (r * w).sum(-1)]
+
+
+def check_forward(name, kernel, sizes, chunk, dtype, seed, on, channels=False):
+    """sizes: batch, heads, seq, dim_k, dim_v.  channels: a decay for every channel of the key."""
+    *operands, do = inputs(*sizes, dtype, seed, channels)
+    got, *_ = harness.run(kernel(*sizes, chunk=chunk, dtype=dtype), operands, [5, 6, 7], on)
+    exact = [harness.wide(x) for x in (*operands, do)]
+    want, *_ = reference(*exact)
+    rough, *_ = reference(*exact, harness.rounding(dtype))
+    return harness.compare_rough([name], [got], [want], [[rough]], [dtype])
+
+
+def check_backward(name, forward, backward, sizes, chunk, dtype, seed, on, channels=False):
+    """The gradients, from what the forward kernel keeps."""
+    q, k, v, log_alpha, beta, do = inputs(*sizes, dtype, seed, channels)
+    kernel = on.compile(forward(*sizes, keep=True, chunk=chunk, dtype=dtype), out_idx=[5, 6, 7])
+    _, before, w = kernel(q, k, v, log_alpha, beta)
+    program = backward(*sizes, chunk=chunk, dtype=dtype)
+    _, _, *got = harness.run(program, [q, k, log_alpha, beta, before, w, do], range(7, 14), on)
+    exact = [harness.wide(x) for x in (q, k, v, log_alpha, beta, do)]
+    _, *wants = reference(*exact)
+    _, *roughs = reference(*exact, harness.rounding(dtype))
+    names = [f"{name}, {gradient}" for gradient in ("dq", "dk", "dv", "dlog_alpha", "dbeta")]
+    return harness.compare_rough(names, got, wants, [roughs], [dtype] * 3 + ["float32"] * 2)

@@ -8,16 +8,17 @@ Two kernels run one after the other:
 1. delta, zeros in dQ, and the gradient of the sinks: a sink is a score whose value is zero, so dsink_h = sum over rows of
    -exp(sink_h - lse_i) delta_i;
 2. a block of keys a block of threads: it walks over the queries (of all heads of its group) that see those keys, keeps
-   dK and dV in registers, and adds its part of dQ with atomics, since other blocks add to the same rows.  Everything is
-   computed transposed (keys as rows), so that P^T and dS^T come out of the tensor cores as the next products need them.
+   dK and dV in registers, and adds its part of dQ with atomics, since other blocks add to the same rows.
 
 Any mask or change of the scores belongs into the line that recomputes P: here causal, a sliding window, and ALiBi's slopes.
+What follows from P is the same for every mask and stands in flash_gradients.py.
 """
 
 import attention_harness as harness
 import numpy as np
 from attention_harness import LOG2E
 from flash_forward import visible
+from flash_gradients import from_weights, row_deltas
 
 import tilelang.language as T
 
@@ -44,9 +45,7 @@ def flash_backward(batch, heads, kv_heads, seq, dim, causal=True, window=0, bm=6
             part = T.alloc_fragment((1,), "float32")
             T.copy(O[b, bx * bm:(bx + 1) * bm, h, :], o)
             T.copy(dO[b, bx * bm:(bx + 1) * bm, h, :], do)
-            for i, j in T.Parallel(bm, dim):
-                o[i, j] *= do[i, j]
-            T.reduce_sum(o, d, dim=1)
+            row_deltas(o, do, d)
             T.copy(d, delta[b, h, bx * bm:(bx + 1) * bm])
             for i in T.Parallel(bm):
                 d[i] = T.if_then_else(bx * bm + i < seq, -T.exp(sink[h] - LSE[b, h, bx * bm + i]) * d[i], 0.0)
@@ -61,13 +60,10 @@ def flash_backward(batch, heads, kv_heads, seq, dim, causal=True, window=0, bm=6
             Vs = T.alloc_shared((bn, dim), dtype)
             Qs = T.alloc_shared((bm, dim), dtype)
             dOs = T.alloc_shared((bm, dim), dtype)
-            dSs = T.alloc_shared((bn, bm), dtype)
             lse = T.alloc_shared((bm,), "float32")
             dl = T.alloc_shared((bm,), "float32")
             P = T.alloc_fragment((bn, bm), "float32")
-            dS = T.alloc_fragment((bn, bm), "float32")
-            Ph = T.alloc_fragment((bn, bm), dtype)
-            dSh = T.alloc_fragment((bn, bm), dtype)
+            dP = T.alloc_fragment((bn, bm), "float32")
             dk = T.alloc_fragment((bn, dim), "float32")
             dv = T.alloc_fragment((bn, dim), "float32")
             dq = T.alloc_fragment((bm, dim), "float32")
@@ -85,21 +81,14 @@ def flash_backward(batch, heads, kv_heads, seq, dim, causal=True, window=0, bm=6
                     T.copy(LSE[b, h, q * bm:(q + 1) * bm], lse)
                     T.copy(delta[b, h, q * bm:(q + 1) * bm], dl)
                     T.gemm(Ks, Qs, P, transpose_B=True, clear_accum=True)
-                    T.gemm(Vs, dOs, dS, transpose_B=True, clear_accum=True)
+                    T.gemm(Vs, dOs, dP, transpose_B=True, clear_accum=True)
                     for i, j in T.Parallel(bn, bm):
                         key = bx * bn + i
                         query = q * bm + j
                         seen = (query < seq) and ((not causal) or key <= query) and ((not window) or key > query - window)
                         score = P[i, j] * scale + slopes[h] * T.cast(key - query, "float32")
                         P[i, j] = T.if_then_else(seen, T.exp2((score - lse[j]) * LOG2E), 0.0)
-                    for i, j in T.Parallel(bn, bm):
-                        dS[i, j] = P[i, j] * (dS[i, j] - dl[j])
-                    T.copy(P, Ph)
-                    T.gemm(Ph, dOs, dv)
-                    T.copy(dS, dSh)
-                    T.gemm(dSh, Qs, dk)
-                    T.copy(dSh, dSs)
-                    T.gemm(dSs, Ks, dq, transpose_A=True, clear_accum=True)
+                    from_weights(P, dP, dl, Ks, Qs, dOs, dq, dk, dv)
                     for i, j in T.Parallel(bm, dim):
                         if q * bm + i < seq:
                             T.atomic_add(dQ[b, q * bm + i, h, j], dq[i, j] * scale)

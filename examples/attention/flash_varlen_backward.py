@@ -9,6 +9,7 @@ import attention_harness as harness
 import numpy as np
 from attention_harness import LOG2E
 from flash_backward import reference
+from flash_gradients import from_weights, row_deltas
 
 import tilelang.language as T
 
@@ -34,9 +35,7 @@ def flash_varlen_backward(batch, heads, kv_heads, longest, dim, causal=True, bm=
             d = T.alloc_fragment((bm,), "float32")
             T.copy(O[bx * bm:(bx + 1) * bm, h, :], o)
             T.copy(dO[bx * bm:(bx + 1) * bm, h, :], do)
-            for i, j in T.Parallel(bm, dim):
-                o[i, j] *= do[i, j]
-            T.reduce_sum(o, d, dim=1)
+            row_deltas(o, do, d)
             T.copy(d, delta[h, bx * bm:(bx + 1) * bm])
             T.clear(do)
             T.copy(do, dQ[bx * bm:(bx + 1) * bm, h, :])
@@ -46,13 +45,10 @@ def flash_varlen_backward(batch, heads, kv_heads, longest, dim, causal=True, bm=
             Vs = T.alloc_shared((bn, dim), dtype)
             Qs = T.alloc_shared((bm, dim), dtype)
             dOs = T.alloc_shared((bm, dim), dtype)
-            dSs = T.alloc_shared((bn, bm), dtype)
             lse = T.alloc_shared((bm,), "float32")
             dl = T.alloc_shared((bm,), "float32")
             P = T.alloc_fragment((bn, bm), "float32")
-            dS = T.alloc_fragment((bn, bm), "float32")
-            Ph = T.alloc_fragment((bn, bm), dtype)
-            dSh = T.alloc_fragment((bn, bm), dtype)
+            dP = T.alloc_fragment((bn, bm), "float32")
             dk = T.alloc_fragment((bn, dim), "float32")
             dv = T.alloc_fragment((bn, dim), "float32")
             dq = T.alloc_fragment((bm, dim), "float32")
@@ -76,20 +72,13 @@ def flash_varlen_backward(batch, heads, kv_heads, longest, dim, causal=True, bm=
                         T.copy(LSE[h, row:row + bm], lse)
                         T.copy(delta[h, row:row + bm], dl)
                         T.gemm(Ks, Qs, P, transpose_B=True, clear_accum=True)
-                        T.gemm(Vs, dOs, dS, transpose_B=True, clear_accum=True)
+                        T.gemm(Vs, dOs, dP, transpose_B=True, clear_accum=True)
                         for i, j in T.Parallel(bn, bm):
                             key = bx * bn + i
                             query = q * bm + j
                             seen = (query < len_q) and (key < len_k) and ((not causal) or key <= query + shift)
                             P[i, j] = T.if_then_else(seen, T.exp2((P[i, j] * scale - lse[j]) * LOG2E), 0.0)
-                        for i, j in T.Parallel(bn, bm):
-                            dS[i, j] = P[i, j] * (dS[i, j] - dl[j])
-                        T.copy(P, Ph)
-                        T.gemm(Ph, dOs, dv)
-                        T.copy(dS, dSh)
-                        T.gemm(dSh, Qs, dk)
-                        T.copy(dSh, dSs)
-                        T.gemm(dSs, Ks, dq, transpose_A=True, clear_accum=True)
+                        from_weights(P, dP, dl, Ks, Qs, dOs, dq, dk, dv)
                         for i, j in T.Parallel(bm, dim):
                             if q * bm + i < len_q:
                                 T.atomic_add(dQ[row + i, h, j], dq[i, j] * scale)

@@ -12,7 +12,7 @@ kept when gradients will be asked for (gated_delta_backward.py).
 
 import attention_harness as harness
 from attention_harness import LOG2E
-from delta_rule import inputs, reference, solve
+from delta_rule import check_forward, solve
 
 import tilelang.language as T
 
@@ -89,12 +89,7 @@ def gated_delta(batch, heads, seq, dim_k, dim_v, keep=False, chunk=32, bv=32, dt
 
 
 def check(batch=1, heads=32, seq=1024, dim_k=128, dim_v=128, chunk=32, dtype="bfloat16", seed=0, on=harness.HERE):
-    *operands, do = inputs(batch, heads, seq, dim_k, dim_v, dtype, seed, channels=False)
-    got, *_ = harness.run(gated_delta(batch, heads, seq, dim_k, dim_v, chunk=chunk, dtype=dtype), operands, [5, 6, 7], on)
-    exact = [harness.wide(x) for x in (*operands, do)]
-    want, *_ = reference(*exact)
-    rough, *_ = reference(*exact, harness.rounding(dtype))
-    return harness.compare_rough(["gated delta"], [got], [want], [[rough]], [dtype])
+    return check_forward("gated delta", gated_delta, (batch, heads, seq, dim_k, dim_v), chunk, dtype, seed, on)
 
 
 if __name__ == "__main__":

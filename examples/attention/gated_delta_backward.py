@@ -20,7 +20,7 @@ Two kernels: one walks back for R and G, a block a part of the value columns; th
 
 import attention_harness as harness
 from attention_harness import LOG2E
-from delta_rule import inputs, reference, solve_transposed
+from delta_rule import check_backward, products_of_values, solve_transposed
 from gated_delta import gated_delta
 
 import tilelang.language as T
@@ -115,7 +115,6 @@ def gated_delta_backward(batch, heads, seq, dim_k, dim_v, chunk=32, bv=32, dtype
             steps = T.alloc_fragment((chunk,), "float32")
             rw = T.alloc_fragment((chunk, bv), "float32")
             db = T.alloc_fragment((chunk,), "float32")
-            both = T.alloc_fragment((dim_k, bv), "float32")
             edges = T.alloc_fragment((dim_k,), "float32")
             edge = T.alloc_fragment((1,), "float32")
             last = T.alloc_shared((1,), "float32")
@@ -138,19 +137,7 @@ def gated_delta_backward(batch, heads, seq, dim_k, dim_v, chunk=32, bv=32, dtype
                 T.copy(R[b, c * chunk:(c + 1) * chunk, h, p * bv:(p + 1) * bv], rw)
                 T.copy(before[b, h, c, :, p * bv:(p + 1) * bv], Ss)
                 T.copy(after[b, h, c, :, p * bv:(p + 1) * bv], Gs)
-                for i, j in T.Parallel(chunk, bv):
-                    rw[i, j] *= Us[i, j]
-                T.reduce_sum(rw, db, dim=1, clear=False)
-                for i, j in T.Parallel(chunk, bv):
-                    Us[i, j] *= bt[i]
-                for i, j in T.Parallel(dim_k, bv):
-                    both[i, j] = T.cast(Ss[i, j], "float32") * Gs[i, j]
-                T.reduce_sum(both, edges, dim=1, clear=False)
-                T.gemm(dOs, Us, A, transpose_B=True)
-                T.gemm(dVs, Us, B, transpose_B=True)
-                T.gemm(dOs, Ss, dq, transpose_B=True)
-                T.gemm(dVs, Ss, read, transpose_B=True)
-                T.gemm(Us, Gs, write, transpose_B=True)
+                products_of_values(dOs, dVs, Us, bt, rw, Ss, Gs, A, B, dq, read, write, db, edges)
             T.copy(db, dbeta[b, h, c * chunk:(c + 1) * chunk])
 
             for i, j in T.Parallel(chunk, chunk):
@@ -186,17 +173,8 @@ def gated_delta_backward(batch, heads, seq, dim_k, dim_v, chunk=32, bv=32, dtype
 
 
 def check(batch=1, heads=16, seq=1024, dim_k=128, dim_v=128, chunk=32, dtype="bfloat16", seed=0, on=harness.HERE):
-    q, k, v, log_alpha, beta, do = inputs(batch, heads, seq, dim_k, dim_v, dtype, seed, channels=False)
     sizes = batch, heads, seq, dim_k, dim_v
-    forward = on.compile(gated_delta(*sizes, keep=True, chunk=chunk, dtype=dtype), out_idx=[5, 6, 7])
-    _, before, w = forward(q, k, v, log_alpha, beta)
-    program = gated_delta_backward(*sizes, chunk, dtype=dtype)
-    _, _, *got = harness.run(program, [q, k, log_alpha, beta, before, w, do], range(7, 14), on)
-    exact = [harness.wide(x) for x in (q, k, v, log_alpha, beta, do)]
-    _, *wants = reference(*exact)
-    _, *roughs = reference(*exact, harness.rounding(dtype))
-    names = [f"gated delta backward, {name}" for name in ("dq", "dk", "dv", "dlog_alpha", "dbeta")]
-    return harness.compare_rough(names, got, wants, [roughs], [dtype] * 3 + ["float32"] * 2)
+    return check_backward("gated delta backward", gated_delta, gated_delta_backward, sizes, chunk, dtype, seed, on)
 
 
 if __name__ == "__main__":

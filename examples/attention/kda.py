@@ -14,7 +14,7 @@ gated_delta.py, and what gradients need is kept in the same form (kda_backward.p
 
 import attention_harness as harness
 from attention_harness import LOG2E
-from delta_rule import inputs, reference, solve
+from delta_rule import check_forward, solve
 
 import tilelang.language as T
 
@@ -98,12 +98,7 @@ def kda(batch, heads, seq, dim_k, dim_v, keep=False, chunk=32, bv=32, dtype="bfl
 
 
 def check(batch=1, heads=32, seq=1024, dim_k=128, dim_v=128, chunk=32, dtype="bfloat16", seed=0, on=harness.HERE):
-    *operands, do = inputs(batch, heads, seq, dim_k, dim_v, dtype, seed, channels=True)
-    got, *_ = harness.run(kda(batch, heads, seq, dim_k, dim_v, chunk=chunk, dtype=dtype), operands, [5, 6, 7], on)
-    exact = [harness.wide(x) for x in (*operands, do)]
-    want, *_ = reference(*exact)
-    rough, *_ = reference(*exact, harness.rounding(dtype))
-    return harness.compare_rough(["kda"], [got], [want], [[rough]], [dtype])
+    return check_forward("kda", kda, (batch, heads, seq, dim_k, dim_v), chunk, dtype, seed, on, channels=True)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,45 @@ class DecodeSizes(NamedTuple):
     width: Any
 
 
+@T.macro
+def join(Means, Sums, O, LSE, b, i, h, splits, dim_v, with_lse):
+    """O[b, i, h, :] from the means of all splits, weighed by their sums, whose logarithms Sums holds; -inf: no key seen."""
+    mean = T.alloc_fragment((dim_v,), "float32")
+    largest = T.alloc_var("float32", init=-T.infinity("float32"))
+    weights = T.alloc_var("float32", init=0.0)
+    for s in T.serial(splits):
+        largest = T.max(largest, Sums[s, b, h, i])
+    base = T.if_then_else(largest == -T.infinity("float32"), 0.0, largest)
+    T.clear(mean)
+    for s in T.serial(splits):
+        weight = T.exp2((Sums[s, b, h, i] - base) * LOG2E)
+        weights = weights + weight
+        for j in T.Parallel(dim_v):
+            mean[j] += weight * Means[s, b, i, h, j]
+    for j in T.Parallel(dim_v):
+        O[b, i, h, j] = T.if_then_else(weights == 0, 0.0, mean[j] / weights)
+    if with_lse and T.get_thread_binding() == 0:
+        LSE[b, h, i] = largest + T.log2(weights) / LOG2E
+
+
+@T.macro
+def give(acc, total, mean, log, at, row, used, group, h, with_log):
+    """The rows of a tile that are queries (`used`): acc to mean[*at, query, head, :], total to log[*at, head, query].
+
+    Row r of the tile that starts at `row` is query r // group of head h * group + r % group.
+    """
+    rows, dim_v = acc.shape
+    for i, j in T.Parallel(rows, dim_v):
+        r = row + i
+        if r < used:
+            mean[(*at, r // group, h * group + r % group, j)] = acc[i, j]
+    if with_log:
+        for i in T.Parallel(rows):
+            r = row + i
+            if r < used:
+                log[(*at, h * group + r % group, r // group)] = total[i]
+
+
 def decode_attention(sizes: DecodeSizes, strides: Any, dtype: str, left: int | None, tile: Tile, split: bool,
                      with_lse: bool) -> Any:
     """Q (batch, seq_q, heads, dim); K (pages, page_size, kv_heads, dim), V (…, dim_v) with Table (batch, width), or without
@@ -104,38 +143,13 @@ def decode_attention(sizes: DecodeSizes, strides: Any, dtype: str, left: int | N
                 absorb(S, P, acc, top, before, factor, total, more, c)
                 T.gemm(P, Vs, acc)
             finish(acc, top, total, factor, c)
-            for i, j in T.Parallel(rows, dim_v):
-                r = row + i
-                if r < used:
-                    if split:
-                        Means[s, b, r // group, h * group + r % group, j] = acc[i, j]
-                    else:
-                        O[b, r // group, h * group + r % group, j] = acc[i, j]
-            for i in T.Parallel(rows):
-                r = row + i
-                if r < used:
-                    if split:
-                        Sums[s, b, h * group + r % group, r // group] = total[i]
-                    elif with_lse:
-                        LSE[b, h * group + r % group, r // group] = total[i]
+            if split:
+                give(acc, total, Means, Sums, (s, b), row, used, group, h, True)
+            else:
+                give(acc, total, O, LSE, (b,), row, used, group, h, with_lse)
         if split:
             with T.Kernel(heads, seq_q, batch, threads=128) as (h, i, b):
-                mean = T.alloc_fragment((dim_v,), "float32")
-                largest = T.alloc_var("float32", init=-T.infinity("float32"))
-                weights = T.alloc_var("float32", init=0.0)
-                for s in T.serial(splits):
-                    largest = T.max(largest, Sums[s, b, h, i])
-                base = T.if_then_else(largest == -T.infinity("float32"), 0.0, largest)
-                T.clear(mean)
-                for s in T.serial(splits):
-                    weight = T.exp2((Sums[s, b, h, i] - base) * LOG2E)
-                    weights = weights + weight
-                    for j in T.Parallel(dim_v):
-                        mean[j] += weight * Means[s, b, i, h, j]
-                for j in T.Parallel(dim_v):
-                    O[b, i, h, j] = T.if_then_else(weights == 0, 0.0, mean[j] / weights)
-                if with_lse and T.get_thread_binding() == 0:
-                    LSE[b, h, i] = largest + T.log2(weights) / LOG2E
+                join(Means, Sums, O, LSE, b, i, h, splits, dim_v, with_lse)
 
     return flash_decode
 

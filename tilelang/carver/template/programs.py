@@ -17,46 +17,41 @@ def product_program(w: Product, hint: Hint, with_bias: bool = False) -> Any:
     ta, tb = w.trans_a, w.trans_b
     width = hint.rasterization_plan.panel_width
 
+    a_shape, a_tile = ((k, m), (bk, bm)) if ta else ((m, k), (bm, bk))
+    b_shape, b_tile = ((n, k), (bn, bk)) if tb else ((k, n), (bk, bn))
+
+    @T.macro
+    def multiplied(A, B, bx, by):
+        """The tile (by, bx) of A @ B, in registers."""
+        As = T.alloc_shared(a_tile, w.in_dtype)
+        Bs = T.alloc_shared(b_tile, w.in_dtype)
+        acc = T.alloc_fragment((bm, bn), w.accum_dtype)
+        if width:
+            T.use_swizzle(panel_size=width)
+        T.clear(acc)
+        for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=stages if stages > 1 else 0):
+            if ta:
+                T.copy(A[ko * bk, by * bm], As)
+            else:
+                T.copy(A[by * bm, ko * bk], As)
+            if tb:
+                T.copy(B[bx * bn, ko * bk], Bs)
+            else:
+                T.copy(B[ko * bk, bx * bn], Bs)
+            T.gemm(As, Bs, acc, transpose_A=ta, transpose_B=tb)
+        return acc
+
     @T.prim_func
-    def product(A: T.Tensor((k, m) if ta else (m, k), w.in_dtype), B: T.Tensor((n, k) if tb else (k, n), w.in_dtype),
-                C: T.Tensor((m, n), w.out_dtype)):
+    def product(A: T.Tensor(a_shape, w.in_dtype), B: T.Tensor(b_shape, w.in_dtype), C: T.Tensor((m, n), w.out_dtype)):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
-            As = T.alloc_shared((bk, bm) if ta else (bm, bk), w.in_dtype)
-            Bs = T.alloc_shared((bn, bk) if tb else (bk, bn), w.in_dtype)
-            acc = T.alloc_fragment((bm, bn), w.accum_dtype)
-            if width:
-                T.use_swizzle(panel_size=width)
-            T.clear(acc)
-            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=stages if stages > 1 else 0):
-                if ta:
-                    T.copy(A[ko * bk, by * bm], As)
-                else:
-                    T.copy(A[by * bm, ko * bk], As)
-                if tb:
-                    T.copy(B[bx * bn, ko * bk], Bs)
-                else:
-                    T.copy(B[ko * bk, bx * bn], Bs)
-                T.gemm(As, Bs, acc, transpose_A=ta, transpose_B=tb)
+            acc = multiplied(A, B, bx, by)
             T.copy(acc, C[by * bm, bx * bn])
 
     @T.prim_func
-    def product_bias(A: T.Tensor((k, m) if ta else (m, k), w.in_dtype), B: T.Tensor((n, k) if tb else (k, n), w.in_dtype),
-                     Bias: T.Tensor((n,), w.out_dtype), C: T.Tensor((m, n), w.out_dtype)):
+    def product_bias(A: T.Tensor(a_shape, w.in_dtype), B: T.Tensor(b_shape, w.in_dtype), Bias: T.Tensor((n,), w.out_dtype),
+                     C: T.Tensor((m, n), w.out_dtype)):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
-            As = T.alloc_shared((bk, bm) if ta else (bm, bk), w.in_dtype)
-            Bs = T.alloc_shared((bn, bk) if tb else (bk, bn), w.in_dtype)
-            acc = T.alloc_fragment((bm, bn), w.accum_dtype)
-            T.clear(acc)
-            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=stages if stages > 1 else 0):
-                if ta:
-                    T.copy(A[ko * bk, by * bm], As)
-                else:
-                    T.copy(A[by * bm, ko * bk], As)
-                if tb:
-                    T.copy(B[bx * bn, ko * bk], Bs)
-                else:
-                    T.copy(B[ko * bk, bx * bn], Bs)
-                T.gemm(As, Bs, acc, transpose_A=ta, transpose_B=tb)
+            acc = multiplied(A, B, bx, by)
             for i, j in T.Parallel(bm, bn):
                 if by * bm + i < m and bx * bn + j < n:
                     C[by * bm + i, bx * bn + j] = acc[i, j] + Bias[bx * bn + j]
@@ -171,12 +166,9 @@ def gemv_program(w: Map, out_dtype: str, with_bias: bool, hint: Hint) -> Any:
             for ko in T.serial(ceil(k / step)):
                 for i, r in T.Parallel(block, step):
                     inside = (ko * step + r < k) & (bx * block + i < n)
-                    if along:
-                        terms[i, r] = T.if_then_else(inside, T.cast(A[0, ko * step + r], w.accum_dtype) * T.cast(
-                            B[bx * block + i, ko * step + r], w.accum_dtype), T.cast(0, w.accum_dtype))
-                    else:
-                        terms[i, r] = T.if_then_else(inside, T.cast(A[0, ko * step + r], w.accum_dtype) * T.cast(
-                            B[ko * step + r, bx * block + i], w.accum_dtype), T.cast(0, w.accum_dtype))
+                    at = (bx * block + i, ko * step + r) if along else (ko * step + r, bx * block + i)
+                    terms[i, r] = T.if_then_else(inside, T.cast(A[0, ko * step + r], w.accum_dtype) * T.cast(
+                        B[at], w.accum_dtype), T.cast(0, w.accum_dtype))
                 T.reduce_sum(terms, total, dim=1, clear=False)
             for i in T.Parallel(block):
                 if bx * block + i < n:
