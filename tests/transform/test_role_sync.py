@@ -208,3 +208,53 @@ def test_buffers_of_roles_that_run_side_by_side_share_no_memory():
     assert np.array_equal(got, a[:, ::-1]) and text.count("__syncthreads()") == 1
     at = dict((b.name, o) for b, o in lower(f.func, SM90A).kernels[0].launch.attr("shared_offsets"))
     assert abs(at["P"] - at["Q"]) >= 512
+
+
+def test_what_threads_load_from_a_stage_has_arrived_before_it_is_given_back():
+    """A in registers, loaded by threads from a stage of a ring: on an H200 the next copy into the stage overtook the loads.
+    Stages that matrix instructions alone read need no fence."""
+    def program(registers):
+        @T.prim_func
+        def f(A: T.Tensor((512, 1024), "float16"), B: T.Tensor((1024, 512), "float16"), C: T.Tensor((512, 512), "float16")):
+            with T.Kernel(4, 4, threads=256) as (bx, by):
+                As, Bs = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 128), "float16")
+                Af, Cf = T.alloc_fragment((128, 64), "float16"), T.alloc_fragment((128, 128), "float32")
+                T.clear(Cf)
+                for k in T.Pipelined(16, num_stages=3):
+                    T.copy(A[by * 128, k * 64], As)
+                    T.copy(B[k * 64, bx * 128], Bs)
+                    if registers:
+                        T.copy(As, Af)
+                    T.gemm(Af if registers else As, Bs, Cf)
+                T.copy(Cf, C[by * 128, bx * 128])
+
+        return print_kernel(lower(f.func, SM90A).kernels[0])
+
+    with_loads, without = program(True), program(False)
+    loop = with_loads[with_loads.rindex("for (int k"):]
+    assert loop.index("ldmatrix") < loop.index("fence_proxy_async") < loop.index("mbarrier_arrive(&As_empty")
+    loop = without[without.rindex("for (int k"):without.rindex("stmatrix")]
+    assert "mbarrier_arrive" in loop and "fence_proxy_async" not in loop[:loop.index("mbarrier_arrive")]
+
+
+def test_roles_by_hand_wait_for_their_loads_before_they_give_a_tile_back():
+    @T.prim_func
+    def f(A: T.Tensor((512, 64), "float32"), B: T.Tensor((512, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            S = T.alloc_shared((2, 64, 64), "float32")
+            full, empty = T.alloc_barrier([128, 128]), T.alloc_barrier([128, 128])
+            with T.ws(1):
+                for k in T.serial(8):
+                    T.mbarrier_wait_parity(empty[k % 2], (k // 2 + 1) % 2)
+                    T.tma_copy(A[k * 64, 0], S[k % 2, :, :], barrier=full[k % 2])
+                    T.mbarrier_arrive(full[k % 2])
+            with T.ws(0):
+                for k in T.serial(8):
+                    T.mbarrier_wait_parity(full[k % 2], k // 2 % 2)
+                    for i, j in T.Parallel(64, 64):
+                        B[k * 64 + i, j] = S[k % 2, i, j] * 2.0
+                    T.mbarrier_arrive(empty[k % 2])
+
+    text = print_kernel(lower(f.func, SM90A).kernels[0])
+    loop = text[text.rindex("for (int k"):]
+    assert loop.index("fence_proxy_async") < loop.index("mbarrier_arrive(&empty")

@@ -7,8 +7,10 @@ from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, For, If, Launch, Stmt, Var, binary, call, cast, const,
                          dtype, is_const, logical)
+from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_bytes
 
+from .effects import effects
 from .pass_ import PassContext
 from .schedule import Body, Item
 
@@ -92,7 +94,17 @@ class RoleLoop:
 
     def release(self, ring: Ring, slot: Expr) -> list[Stmt]:
         """One arrival a warp: its threads have read the stage."""
-        return [do("sync_warp"), self.released(ring, slot)]
+        return [*self.read_out(set(ring.buffers)), do("sync_warp"), self.released(ring, slot)]
+
+    def read_out(self, tiles: set[Buffer]) -> list[Stmt]:
+        """In front of an arrival that gives tiles back: a thread's own loads from them are over.
+
+        An arrival does not wait for loads under way, and the next copy into the tile is another proxy's.  Seen on an H200:
+        where wgmma took all of the bandwidth of shared memory the copy came first, in a third of the launches."""
+        storage = {b.data for b in tiles}
+        own = any(e.storage in storage and not isinstance(e.node, (Copy, Gemm)) or _by_threads(e.node, storage)
+                  for e in effects(self.launch.body))
+        return [do("fence_proxy_async")] if own else []
 
     def released(self, ring: Ring, slot: Expr, when: Expr | None = None) -> Stmt:
         """The arrival of a warp whose threads are known to be here; when: only then."""
@@ -113,6 +125,11 @@ class RoleLoop:
     def leader(self) -> Expr:
         """One thread of each warp."""
         return binary("eq", self.thread % 32, const(0, self.thread.dtype))
+
+
+def _by_threads(op: Any, storage: set[Var]) -> bool:
+    """Whether a copy's threads load from one of these themselves."""
+    return isinstance(op, Copy) and op.src.buffer.data in storage
 
 
 def barriers(name: str, counts: tuple[int, ...]) -> Buffer:

@@ -89,7 +89,7 @@ class WholeTile:
         empty = self.empty
         if empty is None:
             return []
-        return [do("sync_warp"), If(r.leader(), seq(*self._each(
+        return [*r.read_out({self.copies[0].dst.buffer}), do("sync_warp"), If(r.leader(), seq(*self._each(
             lambda g: do("mbarrier_arrive", AddressOf(empty, (const(g),))))))]
 
     def _each(self, work: Callable[[int], Stmt]) -> list[Stmt]:
