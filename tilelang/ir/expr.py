@@ -245,12 +245,16 @@ class Binary(Expr):
     dtype: dtype
     span: Span | None = None
 
+    # Set by the language module: refuses a user's `bool(a == b)` of sides whose values only the kernel knows.
+    unlike: ClassVar[Any] = None
+
     def __bool__(self) -> bool:
-        if self.op == "eq":
-            return self.a.same(self.b)
-        if self.op == "ne":
-            return not self.a.same(self.b)
-        return Expr.__bool__(self)
+        if self.op not in ("eq", "ne"):
+            return Expr.__bool__(self)
+        alike = self.a.same(self.b)
+        if not alike and Binary.unlike is not None:
+            Binary.unlike(self)
+        return alike == (self.op == "eq")
 
 
 @node
@@ -549,7 +553,7 @@ def convert(value: Any, dt: Any = None) -> Expr:
     if isinstance(value, Expr):
         return value if dt is None or value.dtype == dt else cast(value, dt)
     if isinstance(value, str) and not isinstance(value, dtype):
-        return StringConst(str(value))
+        return StringConst(str(value)) if dt is None else cast(StringConst(str(value)), dt)
     if isinstance(value, (bool, int, float, np.generic)):
         return const(value, dt)
     as_expr = getattr(value, "__tilelang_expr__", None)  # alloc_var names, element aliases of the frontend
@@ -564,6 +568,8 @@ def cast(value: Any, dt: Any) -> Expr:
     value = convert(value)
     if value.dtype == dt:
         return value
+    if isinstance(value, StringConst):
+        raise TypeError(f"the string {value.value!r} cannot be used as a {dt}")
     if dt.lanes > 1 and value.dtype.lanes == 1:
         inner = cast(value, dt.scalar)
         return Broadcast(inner, dt.lanes, dt)
@@ -704,6 +710,8 @@ def _equality(op: str, a: Any, b: Any) -> Any:
     try:
         a, b = match(a, b)
     except TypeError:
+        if isinstance(b, Expr):  # values of types that do not go together: no answer is right
+            raise
         return op == "ne"
     if isinstance(a, Const) and isinstance(b, Const):
         return TRUE if (a.value == b.value) == (op == "eq") else FALSE

@@ -136,6 +136,14 @@ def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
 
 def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
     """tvm_ffi refused an argument before the stub saw it."""
+    for a, x in zip(sig.inputs, args):
+        if not str(getattr(x, "layout", "torch.strided")).endswith("strided"):
+            return error("kernel-argument", f"kernel {sig.name} input {a.name} layout mismatch, expected a dense tensor, "
+                         f"got {str(x.layout).removeprefix('torch.')} {str(x.dtype).removeprefix('torch.')} tensor of "
+                         f"shape {tuple(x.shape)}", hint="pass x.to_dense()")
+        if getattr(x, "is_meta", False):
+            return error("kernel-argument", f"kernel {sig.name} input {a.name} device_type mismatch, expected a device "
+                         f"with memory, got {describe(x)}", hint="move the tensor to the kernel's device")
     if isinstance(e, (BufferError, TypeError)):
         for a, x in zip(sig.inputs, args):
             if isinstance(x, np.ndarray) and not exports_itself(x):

@@ -14,6 +14,7 @@ from . import kinds as _kinds
 from . import math as _math
 from . import nodes as _nodes
 from . import thread as _thread
+from . import trace_equality as _trace_equality
 from .alloc import (alloc_buffer, alloc_fragment, alloc_global, alloc_local, alloc_shared, alloc_var, allocate, empty,
                     sblock_alloc_buffer)
 from .allreduce import CommReducer, comm_reducer, tvm_thread_allreduce

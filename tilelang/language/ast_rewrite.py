@@ -486,8 +486,17 @@ class _Rewriter(ast.NodeTransformer):
         return ast.copy_location(_call("ternary", self.expr(e.test), _thunk(self.expr(e.body)),
                                        _thunk(self.expr(e.orelse))), e)
 
+    def visit_Yield(self, e: ast.expr) -> ast.expr:
+        raise self.error("unsupported-syntax", "a kernel function cannot yield or await: its body would never run", e,
+                         hint="write to an output tensor; return T.empty tensors at the end")
+
+    visit_YieldFrom = visit_Await = visit_Yield  # type: ignore[assignment]
+
     def visit_Compare(self, e: ast.Compare) -> ast.expr:
         if len(e.ops) == 1:
+            if isinstance(e.ops[0], (ast.In, ast.NotIn)):
+                return ast.copy_location(_call("contains", self.expr(e.left), self.expr(e.comparators[0]),
+                                               _const(isinstance(e.ops[0], ast.NotIn))), e)
             return self.generic_visit(e)  # type: ignore[return-value]
         rest = [_tuple((_const(_CMP[type(op)]), _thunk(self.expr(c)))) for op, c in zip(e.ops, e.comparators)]
         return ast.copy_location(_call("compare", self.expr(e.left), *rest), e)

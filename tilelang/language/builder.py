@@ -109,12 +109,34 @@ class Builder(Recorder):
         result: Any = True
         for k, (op, thunk) in enumerate(rest):
             right = thunk() if self._static(result) else self.lazily(thunk)
-            part = OPS[op](left, right)
+            part = self.contains(left, right, op == "not in") if op.endswith("in") else OPS[op](left, right)
             result = part if k == 0 else self._conjunction(result, part)
             if self._static(result) and not self.truth(result):
                 return result
             left = right
         return result
+
+    def contains(self, item: Any, items: Any, absent: bool = False) -> Any:
+        """`item in items`, or `not in`: where a value is known only at run time, the comparisons joined by `or`."""
+        found: Any
+        if isinstance(items, dict):
+            items = list(items)
+        if isinstance(items, range) and not self._static(item):
+            low, high = (min(items), max(items)) if items else (1, 0)
+            found = logical("and", item >= low, item <= high)
+            if abs(items.step) != 1:
+                found = logical("and", found, OPS["=="]((item - low) % abs(items.step), 0))
+        elif isinstance(items, (tuple, list, set, frozenset)) and not all(map(self._static, (item, *items))):
+            found = False
+            for x in items:
+                part = OPS["=="](item, x)
+                found = logical("or", found, const(self.truth(part)) if self._static(part) else self.truth(part))
+        elif self._static(item) or isinstance(items, (Buffer, BufferSlice)):
+            found = item in items
+        else:
+            raise errors.error("condition", f"`in` of a run-time value and a {type(items).__name__}: its value is known "
+                               "only when the kernel runs", span=self.span(), hint="use a tuple or list of the values")
+        return self.not_(found) if absent else found
 
     def _conjunction(self, a: Any, b: Any) -> Any:
         if self._static(b):

@@ -16,12 +16,39 @@ declare i32 @TVMFFIEnvTensorAlloc(ptr, ptr)
 declare i32 @TVMFFIFunctionCall(ptr, ptr, i32, ptr)
 declare ptr @TVMFFIEnvGetStream(i32, i32)
 declare double @llvm.fabs.f64(double)
+declare double @llvm.copysign.f64(double, double)
 @tl_make_array = external global ptr
 @tl_default_device = external global i32
 """
 WEIGHTS = '!0 = !{!"branch_weights", i32 2000, i32 1}\n'
 
 _FLOATS = {"float16": "half", "bfloat16": "bfloat", "float32": "float", "float64": "double", "tfloat32": "float"}
+
+
+def rounded_to(w: Writer, dt: dtype, value: str) -> str:
+    """A double rounded to nearest even to a value of the float type dt, as a double; beyond its range, infinity.
+
+    bfloat16 is done in double arithmetic: LLVM calls a library function for it that most processes do not have.
+    Adding and taking away 1.5 * 2**52 units of the last place rounds to whole units.
+    """
+    if dt.bits >= 64:
+        return value
+    if dt.base != "bfloat16":
+        ty = scalar_type(dt)
+        return w.ins(f"fpext {ty} {w.ins(f'fptrunc double {value} to {ty}')} to double")
+    size = w.ins(f"call double @llvm.fabs.f64(double {value})")
+    finite = w.ins(f"fcmp olt double {size}, 0x7FF0000000000000")
+    exponent = w.ins(f"lshr i64 {w.ins(f'bitcast double {size} to i64')}, 52")
+    least = w.ins(f"icmp ugt i64 {exponent}, {1023 - 126}")  # below the least normal number the unit stays
+    exponent = w.ins(f"select i1 {least}, i64 {exponent}, i64 {1023 - 126}")
+    shifted = w.ins(f"shl i64 {w.ins(f'add i64 {exponent}, {52 - 7}')}, 52")
+    big = w.ins(f"bitcast i64 {w.ins(f'or i64 {shifted}, {1 << 51}')} to double")
+    near = w.ins(f"fsub double {w.ins(f'fadd double {value}, {big}')}, {big}")
+    near = w.ins(f"call double @llvm.copysign.f64(double {near}, double {value})")  # -0.0 stays
+    beyond = w.ins(f"fcmp oge double {w.ins(f'call double @llvm.fabs.f64(double {near})')}, 0x47F0000000000000")
+    infinite = w.ins(f"call double @llvm.copysign.f64(double 0x7FF0000000000000, double {value})")
+    near = w.ins(f"select i1 {beyond}, double {infinite}, double {near}")
+    return w.ins(f"select i1 {finite}, double {near}, double {value}")
 
 
 def scalar_type(dt: dtype) -> str:
@@ -181,11 +208,7 @@ class HostExpr:
 
     def _round(self, v: str, dt: dtype) -> str:
         """v rounded to a narrower float type."""
-        if dt.bits >= 64:
-            return v
-        ty = scalar_type(dt)
-        narrow = self.w.ins(f"fptrunc double {v} to {ty}")
-        return self.w.ins(f"fpext {ty} {narrow} to double")
+        return rounded_to(self.w, dt, v)
 
     def _var(self, e: Var) -> str:
         if e not in self.values:

@@ -80,6 +80,7 @@ class DeviceCompiler(MachineCompiler):
         super().__init__(func, check)
         self.printer = Printer()
         self.globals: list[int] = []  # slots that hold Globals
+        self.workspaces: list[Action] | None = None  # inside a launch: what makes its buffers in global memory
         self.maps: dict[str, Any] = {}  # tensor maps of the launch being compiled
         self.shared_sizes: dict[int, int] = {}  # bytes of a shared buffer, by id of its data
         self.split = False  # warps of one group run on their own
@@ -111,7 +112,10 @@ class DeviceCompiler(MachineCompiler):
         def workspace(f: LaneFrame) -> None:
             f.slots[at] = Global(Storage(b.name, span_of(*geo(f)) * item, self.granules[id(b.data)]))
 
-        return workspace
+        if self.workspaces is None:
+            return workspace
+        self.workspaces.append(workspace)  # one for all blocks of the launch, which makes it
+        return lambda f: None
 
     def operand_site(self, span: Any) -> int:
         """Number of a place whose buffer is known at run time only (an operand given by a descriptor)."""
@@ -126,7 +130,9 @@ class DeviceCompiler(MachineCompiler):
     def compile_launch(self, s: Launch) -> Action:
         self.maps = launch_maps(s)
         grid, place = [self.expr(g) for g in s.grid], self._place_shared(s)
+        self.workspaces = workspaces = list[Action]()
         body = self.stmt(s.body)
+        self.workspaces = None
         dims = whole_grid(s) if has_grid_barrier(s) else cluster_of(s)
         size = math.prod(dims or (1,))
         hopper = size > 1 or contains(s.body, (), tuple(HOPPER_OPS))
@@ -171,6 +177,8 @@ class DeviceCompiler(MachineCompiler):
             extents = [int(g(f)) for g in grid]
             nbytes, offsets = place(f)
             arena = nbytes if size == 1 else -(-max(nbytes, 1) // 1024) * 1024
+            for make in workspaces:
+                make(f)
             tables = self._start_launch(f, size * lanes, group, hopper)
             for number, at in enumerate(clusters(extents, dims, s.span)):
                 names = [f"({', '.join(map(str, index))})" for index in at]

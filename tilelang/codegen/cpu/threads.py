@@ -209,16 +209,24 @@ def _loop(t: Threads, s: Stmt) -> None:
     t.looped.add(id(s))
 
 
+Places = dict[Var, set[tuple[Expr, ...]]]
+
+
+def places_of(stmts: list[Stmt]) -> tuple[Places, Places]:
+    """Where the statements read and where they write shared memory, by storage."""
+    read: Places = {}
+    written: Places = {}
+    for n in (n for s in stmts for n in walk(s)):
+        if isinstance(n, Load) and n.buffer.scope().startswith("shared"):
+            read.setdefault(n.buffer.data, set()).add(n.indices)
+        elif isinstance(n, Store) and n.buffer.scope().startswith("shared"):
+            written.setdefault(n.buffer.data, set()).add(n.indices)
+    return read, written
+
+
 def meets_itself(stmts: list[Stmt]) -> bool:
     """Whether the statements write a shared buffer that they read at another place: threads may see each other's writes."""
-    read: dict[Var, set[tuple[Expr, ...]]] = {}
-    written: dict[Var, set[tuple[Expr, ...]]] = {}
-    for s in stmts:
-        for n in walk(s):
-            if isinstance(n, Load) and n.buffer.scope().startswith("shared"):
-                read.setdefault(n.buffer.data, set()).add(n.indices)
-            elif isinstance(n, Store) and n.buffer.scope().startswith("shared"):
-                written.setdefault(n.buffer.data, set()).add(n.indices)
+    read, written = places_of(stmts)
     return any(len(read[data] | written[data]) > 1 for data in read.keys() & written.keys())
 
 

@@ -1,0 +1,46 @@
+"""`==` of expressions as a Python truth value: structural, and refused where only the kernel knows the answer.
+
+`if bx == 0` in a helper function that is not a macro, `match bx:`, `any([a == b])` and `list.index` ask Python for the
+truth of `==` while tracing.  Two spellings of a value that differ are then "not equal", whatever they are at run time:
+the program would silently take that way for every block and every element.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tilelang import errors
+from tilelang.ir import Binary, Call, Expr, Load, Var, walk
+
+from .state import current
+
+
+def refuse_unlike(e: Binary) -> None:
+    """Called with `a == b` or `a != b` used as a truth value, where a and b are not the same expression.
+
+    Two plain variables are told apart by identity, and expressions of shape symbols by structure.  Raises condition
+    when the user's code asks about anything that differs between threads, blocks, iterations or calls.
+    """
+    b = current()
+    if b is None or isinstance(e.a, Var) and isinstance(e.b, Var):
+        return
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    if caller.startswith("tilelang.") and not caller.startswith("tilelang.library"):
+        return
+    scalars = {id(var) for var, buffer in b.params.values() if buffer is None}
+    for x in walk(e):
+        if isinstance(x, (Load, Call)) or isinstance(x, Var) and (x.span is not None or id(x) in scalars):
+            raise errors.error("condition", f"`{_text(e)}` is asked for a Python truth value, and only the kernel knows it",
+                               span=b.here(), hint="match, any, all, list.index and helper functions that are not "
+                               "macros decide while tracing: use `if` in the kernel or a T.macro, T.if_then_else, or "
+                               "join conditions with `and` and `or`")
+
+
+def _text(e: Expr) -> str:
+    text = repr(e)
+    return text if len(text) < 60 else text[:57] + "..."
+
+
+Binary.unlike = staticmethod(refuse_unlike)
+
+__all__ = ["refuse_unlike"]
