@@ -233,7 +233,28 @@ class Environment:
         return is_truthy(self.TILELANG_VERBOSE)
 
     def get_default_layout_cost_model(self) -> str | None:
-        return self.TILELANG_LAYOUT_COST_MODEL
+        """"register-count", "io-aware", or None.  Raises ValueError for anything else."""
+        model = self.TILELANG_LAYOUT_COST_MODEL or None
+        if model not in (None, "register-count", "io-aware"):
+            raise ValueError(f"TILELANG_LAYOUT_COST_MODEL is register-count or io-aware, found {model!r}")
+        return model
+
+    def tuning_workers(self, cpus: int) -> int:
+        """Threads that compile candidates of the autotuner: TILELANG_AUTO_TUNING_CPU_COUNTS where it is positive, else the
+        fraction TILELANG_AUTO_TUNING_CPU_UTILITIES of the usable CPUs; never more than
+        TILELANG_AUTO_TUNING_MAX_CPU_COUNT where that is positive.  Raises ValueError for what are no numbers."""
+        def number(name: str, parse: Callable[[str], Any]) -> Any:
+            text = str(getattr(self, name))
+            try:
+                return parse(text)
+            except ValueError:
+                raise ValueError(f"{name} must be a number, found {text!r}") from None
+
+        fixed = number("TILELANG_AUTO_TUNING_CPU_COUNTS", int)
+        most = number("TILELANG_AUTO_TUNING_MAX_CPU_COUNT", int)
+        share = number("TILELANG_AUTO_TUNING_CPU_UTILITIES", float)
+        workers = fixed if fixed > 0 else max(1, int(cpus * share))
+        return min(workers, most) if most > 0 else workers
 
     def is_light_import(self) -> bool:
         return True

@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path):
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # tuning writes its log there
     with env.using(TILELANG_CACHE_DIR=str(tmp_path)):
         yield
 

@@ -57,6 +57,7 @@ class AutoTuneImpl:
         if given:
             logger.warning("tuning is skipped: %s given explicitly", ", ".join(sorted(given)))
             return impl.compile(*args, **kwargs), runtime
+        self._check_arguments(bound.arguments, tunable, lazy)
         values = tuple((n, freeze_tensor(v)) for n, v in bound.arguments.items() if n not in self.skipped)
         key = (values, impl.surroundings())
         result = self.results.get(key)
@@ -67,6 +68,14 @@ class AutoTuneImpl:
                 early_stop_factor=self.early_stop_factor)
         assert result.kernel is not None
         return result.kernel, runtime
+
+    def _check_arguments(self, given: dict[str, Any], tunable: set[str], lazy: bool) -> None:
+        """A parameter that neither the call nor a configuration gives fails here, not once a candidate."""
+        if lazy:
+            empty, variadic = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            for name, p in self.jit_impl.signature.parameters.items():
+                if p.default is empty and p.kind not in variadic and name not in given and name not in tunable:
+                    raise TypeError(f"missing a required argument: {name!r}")
 
     def _configs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
         configs = list(self.configs(*args, **kwargs) if callable(self.configs) else self.configs)

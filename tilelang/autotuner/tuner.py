@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tilelang.env import env
@@ -15,8 +17,9 @@ from tilelang.jit.compare import is_float8_dtype, torch_assert_close
 from tilelang.jit.compiling import run_parallel
 from tilelang.jit.supply import get_tensor_supply
 from tilelang.jit.timing import do_bench
-from tilelang.log import logger
+from tilelang.log import FORMAT, logger
 from tilelang.runtime.cache import DiskCache, Entry
+from tilelang.runtime.cpus import usable_cpus
 
 from .capture import get_autotune_inputs
 from .param import AutotuneResult, ProfileArgs
@@ -151,6 +154,31 @@ def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any
         if kept is not None:
             return kept
     measurement = Measurement(profile, inputs)
+    with log_file():
+        return _best(configs, compile_one, profile, measurement, early_stop, early_stop_factor,
+                     key if cacheable else None)
+
+
+@contextmanager
+def log_file(path: str = "autotuner.log") -> Iterator[None]:
+    """The package's log lines also go to a file of the working directory; where it cannot be written, they do not."""
+    try:
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError:
+        yield
+        return
+    handler.setFormatter(logging.Formatter(FORMAT, "%Y-%m-%d %H:%M:%S"))
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def _best(configs: list[dict[str, Any]], compile_one: Callable[[dict[str, Any]], JITKernel], profile: ProfileArgs,
+          measurement: Measurement, early_stop: bool, early_stop_factor: float, key: str | None) -> AutotuneResult:
+    """Compile and measure all; the quickest.  key: where the result is kept on disk."""
     kernels, failures = _compile_all(configs, compile_one, profile.timeout)
     best: AutotuneResult | None = None
     for config, kernel in zip(configs, kernels):
@@ -175,8 +203,8 @@ def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any
                     hint="compile one configuration by itself to see its error in full")
     best.failures = failures
     best.kernel.update_tuner_result(best.latency or 0.0, best.config or {}, best.ref_latency)
-    if cacheable and _is_json(best.config):
-        disk.store(key or "", Entry({"config": best.config, "latency": best.latency}))
+    if key is not None and _is_json(best.config):
+        disk.store(key, Entry({"config": best.config, "latency": best.latency}))
     return best
 
 
@@ -192,7 +220,8 @@ def _compile_all(configs: list[dict[str, Any]], compile_one: Callable[[dict[str,
             logger.warning("tuning: configuration %s does not compile: %s", config, str(e).split("\n", 1)[0])
             return None
 
-    return run_parallel([lambda c=c: job(c) for c in configs], None, False), failures
+    workers = min(len(configs), env.tuning_workers(usable_cpus()))
+    return run_parallel([lambda c=c: job(c) for c in configs], workers, False), failures
 
 
 def _kept(key: str, compile_one: Callable[[dict[str, Any]], JITKernel]) -> AutotuneResult | None:

@@ -114,6 +114,7 @@ class CLikePrinter:
         self.data_vars: set[Var] = set()  # variables whose value comes from memory: their arithmetic may wrap
         self._data: dict[int, tuple[Expr, bool]] = {}
         self._printed_place: tuple[str, int] | None = None
+        self.line_directives = False  # print #line directives of the user's file
 
     # ---- given by the backend -------------------------------------------------------------------------------------
     def type_name(self, dt: dtype, span: Span | None = None) -> str:
@@ -159,6 +160,9 @@ class CLikePrinter:
         text = linecache.getline(span.file, span.line).strip().replace("\\", "/")
         where = f"{os.path.basename(span.file)}:{span.line}"
         self.emit(f"// {text}  ({where})" if text else f"// {where}")
+        if self.line_directives and text:
+            file = span.file.replace("\\", "/").replace('"', "'")
+            self.lines.append(f'#line {span.line} "{file}"')
 
     def unsupported(self, what: str, n: Node | None, hint: str = "", span: Span | None = None) -> Exception:
         """The error for a construct without a form on this target, at the node's place or the span."""

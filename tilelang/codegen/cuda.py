@@ -64,13 +64,14 @@ class DeviceKernel(Protocol):
     launch: Launch
 
 
-def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False) -> str:
+def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False, line_directives: bool = False) -> str:
     """CUDA C++ source of a kernel: header, user's injected source, kernel.
 
-    fast_math: print the fast variants of float32 functions (`tl.enable_fast_math`).
+    fast_math: print the fast variants of float32 functions (`tl.enable_fast_math`).  line_directives: each statement's
+    line of the user's file as a #line directive, so that tools show it (`tl.emit_line_directives`).
     Raises NotImplementedError at the user's line for what CUDA has no form for.
     """
-    return CudaPrinter(kernel, fast_math).source()
+    return CudaPrinter(kernel, fast_math, line_directives).source()
 
 
 class CudaPrinter(HopperCalls, CLikePrinter):
@@ -80,8 +81,9 @@ class CudaPrinter(HopperCalls, CLikePrinter):
     reserved = frozenset(KEYWORDS) | {w for row in INTRINSICS.values() for t in (row.cuda or {}).values()
                                        for w in re.findall(r"(?<![\w:{])([A-Za-z_]\w*)\(", t)}
 
-    def __init__(self, kernel: DeviceKernel, fast_math: bool = False) -> None:
+    def __init__(self, kernel: DeviceKernel, fast_math: bool = False, line_directives: bool = False) -> None:
         super().__init__()
+        self.line_directives = line_directives
         self.namer.used.add(kernel.name)
         self.kernel, self.launch, self.fast_math = kernel, kernel.launch, fast_math
         self.offsets = {b.data: offset for b, offset in (kernel.launch.attr("shared_offsets") or ())}

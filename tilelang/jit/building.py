@@ -7,10 +7,13 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tilelang.env import env
+from tilelang.errors import error, register
 from tilelang.ir import EMPTY, Evaluate, Func, Launch, rewrite, stmts_of, walk
 from tilelang.runtime.host_engine import compile_object
 from tilelang.runtime.host_stub import stub_text
@@ -25,6 +28,9 @@ from .diagnostics import jit_phase
 from .hooks import apply_hook, has_hook
 from .kernel import needed_symbols
 from .report import facts_of
+
+register("compile-timeout", TimeoutError, "the device compiler takes longer than TILELANG_COMPILE_TIMEOUT_SECONDS",
+         "set TILELANG_COMPILE_TIMEOUT_SECONDS to more seconds, or leave it empty")
 
 INTERPRETED = ("tile", "simulator")  # execution backends without binaries
 
@@ -69,10 +75,11 @@ def device_source(request: Request, early: Callable[[list[str]], None] | None = 
     checked = surely == sum(isinstance(x, Launch) for x in walk(request.func.body))
     config = {"tl.assume_aligned_strides": checked, **request.config}
     fast = bool(request.config.get("tl.enable_fast_math"))
+    lines = bool(request.config.get("tl.emit_line_directives"))
     given: list[str] = []
 
     def printed(p: Any) -> list[str]:
-        return [print_kernel(k, fast_math=fast) for k in p.kernels]
+        return [print_kernel(k, fast_math=fast, line_directives=lines) for k in p.kernels]
 
     def announce(p: Any) -> None:
         watch.lap("lower")
@@ -138,7 +145,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
         host = host_text(request, sig, CudaLauncher(program.host, program.kernels, request.target.max_shared_bytes))
         host_object = compile_object(host)
         watch.lap("host")
-        cubins = started[0][1].result()
+        cubins = _within_time(started[0][1])
         watch.lap("nvrtc")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -155,6 +162,18 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
     meta = {"kernels": kernels, "times": watch.times, "sync_report": _sync_text(program),
             "facts": facts_of(program, request.func, request.target, kernels)}
     return Artifact("cuda", KERNEL_SEPARATOR.join(sources), host, files, meta)
+
+
+def _within_time(work: Future[Any]) -> Any:
+    """What the device compiler gives, within TILELANG_COMPILE_TIMEOUT_SECONDS from when it is waited for.
+
+    NVRTC runs in this process and cannot be stopped: its thread is left behind.
+    """
+    seconds = env.get_compile_timeout_seconds()
+    try:
+        return work.result(seconds)
+    except FutureTimeout:
+        raise error("compile-timeout", f"the device compiler takes longer than {seconds:g} s") from None
 
 
 def _sync_text(program: Any) -> str:

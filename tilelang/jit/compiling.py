@@ -6,6 +6,7 @@ import shlex
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tilelang.env import env
@@ -19,7 +20,7 @@ from tilelang.transform.config import normalize_config
 from tilelang.transform.observe import is_watched
 from tilelang.transform.scope import current_config
 
-from .artifact import Artifact, Request, program_of
+from .artifact import KERNEL_SEPARATOR, Artifact, Request, program_of
 from .building import INTERPRETED, build, toolchain_stamp
 from .hooks import has_hook
 from .kernel import JITKernel
@@ -137,13 +138,32 @@ def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:
         entry = disk.load(key)
         if entry is not None:
             try:
-                return Artifact.from_entry(entry), "disk"
+                artifact = Artifact.from_entry(entry)
             except (KeyError, UnicodeDecodeError):
                 logger.warning("cache entry %s is of an unknown form: it is rebuilt", key)
+            else:
+                keep_sources(request, artifact)
+                return artifact, "disk"
     artifact = build(request)
+    keep_sources(request, artifact)
     if caching and key is not None:
         disk.store(key, artifact.to_entry())
     return artifact, "compiled"
+
+
+def keep_sources(request: Request, artifact: Artifact) -> None:
+    """Write what the device compiler got and made: into the folder of cuda.kernels_output_dir, and into TILELANG_TMP_DIR
+    when TILELANG_CLEANUP_TEMP_FILES is 0."""
+    folders = [request.config.get("cuda.kernels_output_dir") or "",
+               "" if env.should_cleanup_temp_files() else env.TILELANG_TMP_DIR]
+    if artifact.kind != "cuda" or not any(folders):
+        return
+    sources = artifact.kernel_source.split(KERNEL_SEPARATOR)
+    for folder in (Path(f) for f in folders if f):
+        folder.mkdir(parents=True, exist_ok=True)
+        for facts, source in zip(artifact.meta["kernels"], sources):
+            (folder / f"{facts['name']}.cu").write_text(source, encoding="utf-8")
+            (folder / f"{facts['name']}.cubin").write_bytes(artifact.files[facts["file"]])
 
 
 def compile_request(request: Request) -> JITKernel:

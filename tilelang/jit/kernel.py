@@ -33,6 +33,9 @@ class Adapter:
     def __init__(self, kernel: JITKernel) -> None:
         self._kernel = kernel
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._kernel(*args, **kwargs)
+
     @property
     def func(self) -> Any:
         return self._kernel

@@ -102,9 +102,9 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_DISABLE_TMA_LOWER: _flag("no implicit TMA", deprecated="use disable_tma=True of T.copy"),
     _K.TL_ENABLE_FAST_MATH: _flag("approximate math functions on the device"),
     _K.TL_DISABLE_THREAD_STORAGE_SYNC: _flag("no automatic block barriers"),
-    _K.TL_PTXAS_REGISTER_USAGE_LEVEL: ConfigRow((int,), None, "ptxas register usage level, 0 to 10"),
+    _K.TL_PTXAS_REGISTER_USAGE_LEVEL: ConfigRow((int,), None, "ptxas register usage level, 0 to 10", choices=tuple(range(11))),
     _K.TL_DEVICE_COMPILE_FLAGS: ConfigRow((str, list, tuple), (), "extra flags of the device compiler"),
-    _K.TL_ENABLE_AGGRESSIVE_SHARED_MEMORY_MERGE: _flag("reuse shared memory across loop bodies"),
+    _K.TL_ENABLE_AGGRESSIVE_SHARED_MEMORY_MERGE: _flag("accepted, no effect: buffers share space wherever their lives allow"),
     _K.TL_ENABLE_ASYNC_COPY: _flag("cp.async for eligible copies inside pipelined loops", True),
     _K.TL_DISABLE_WGMMA: _flag("no wgmma"),
     _K.TL_ENABLE_HOPPER: _flag("wgmma, TMA and warp roles on sm_90a", True),
@@ -115,34 +115,36 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_ASSUME_ALIGNED_STRIDES: _flag("run-time strides are taken to suit TMA (calls check it)"),
     _K.TL_PERSISTENT: ConfigRow((int,), None, "launches with warp roles loop over tiles; a number above 1: in so many blocks"),
     _K.TL_DISABLE_SAFE_MEMORY_ACCESS: _flag("no out-of-bounds guards (changes what out-of-range accesses mean)"),
-    _K.TL_DISABLE_OUT_OF_BOUND_WARNING: _flag("no warning about accesses that may be out of range", True),
-    _K.TL_DISABLE_VECTORIZE_256: _flag("no 32-byte vector accesses"),
-    _K.TL_ENABLE_LOWER_LDGSTG: _flag("explicit ld.global/st.global"),
-    _K.TL_ENABLE_LOWER_LDGSTG_PREDICATED: _flag("explicit predicated ld.global/st.global"),
-    _K.TL_ENABLE_VECTORIZE_PLANNER_VERBOSE: _flag("report the vectorisation of loops"),
+    _K.TL_DISABLE_OUT_OF_BOUND_WARNING: _flag("accepted, no effect: accesses that may be out of range are guarded", True),
+    _K.TL_DISABLE_VECTORIZE_256: _flag("accepted, no effect: accesses are at most 16 bytes wide"),
+    _K.TL_ENABLE_LOWER_LDGSTG: _flag("accepted, no effect: NVRTC chooses ld.global and st.global"),
+    _K.TL_ENABLE_LOWER_LDGSTG_PREDICATED: _flag("accepted, no effect: NVRTC chooses predicated accesses"),
+    _K.TL_ENABLE_VECTORIZE_PLANNER_VERBOSE: _flag("accepted, no effect: TILELANG_DEBUG=3 shows the loops"),
     _K.TL_DISABLE_SHARED_MEMORY_REUSE: _flag("give every shared buffer its own storage"),
-    _K.TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS: _flag("report the shared memory plan"),
-    _K.TL_DISABLE_DATA_RACE_CHECK: _flag("no warning about racing parallel iterations", True),
+    _K.TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS: _flag("report where each shared buffer lies"),
+    _K.TL_DISABLE_DATA_RACE_CHECK: _flag("no warning about racing parallel iterations (TILELANG_ENABLE_DATA_RACE_CHECK)", True),
     _K.TL_DISABLE_BUFFER_INIT_CHECK: _flag("no warning about reads before writes"),
     _K.TL_DISABLE_PRELOWER_SEMANTIC_CHECK: _flag("no semantic checks before lowering"),
-    _K.TL_SIMPLIFY: ConfigRow((dict,), {}, "options of the simplifier"),
-    _K.TL_SIMPLIFY_TRANSITIVELY_PROVE_INEQUALITIES: _flag("sub-key of tl.Simplify"),
-    _K.TL_SIMPLIFY_CONVERT_BOOLEAN_TO_AND_OF_ORS: _flag("sub-key of tl.Simplify"),
-    _K.TL_SIMPLIFY_APPLY_CONSTRAINTS_TO_BOOLEAN_BRANCHES: _flag("sub-key of tl.Simplify"),
-    _K.TL_SIMPLIFY_PROPAGATE_KNOWNS_TO_PROVE_CONDITIONAL: _flag("sub-key of tl.Simplify"),
-    _K.TL_SIMPLIFY_PROPAGATE_KNOWNS_TO_SIMPLIFY_EXPRESSIONS: _flag("sub-key of tl.Simplify"),
-    _K.TL_SIMPLIFY_ENABLE_LET_INLINE: _flag("sub-key of tl.Simplify"),
-    _K.TL_CONFIG_INDEX_BITWIDTH: ConfigRow((int,), None, "width of index arithmetic", choices=(32, 64)),
-    _K.TL_ENABLE_REDUCER_PLAN_VERBOSE: _flag("report how reducers are planned"),
-    _K.TL_REDUCER_FORCE_BASELINE: _flag("plain lowering of reducers"),
-    _K.TL_LAYOUT_COST_MODEL: ConfigRow((str,), None, "choice of free layouts", choices=("register-count", "io-aware")),
-    _K.TL_DISABLE_SHUFFLE_ELECT: _flag("elect a thread by index instead of by elect.sync"),
-    _K.TL_DISABLE_LOOP_UNSWITCHING: _flag("no loop unswitching"),
-    _K.TL_LOOP_UNSWITCHING_ALLOW_NON_TRIVIAL_ELSE: _flag("unswitch loops with an else branch too"),
-    _K.TL_IF_STMT_BINDING_INLINE_REPLAYABLE_BINDS: _flag("inline cheap binds into split ifs", True),
-    _K.TL_FORCE_LET_INLINE: _flag("inline every bind"),
-    _K.TL_STORAGE_REWRITE_DETECT_INPLACE: _flag("reuse the storage of an operand that dies"),
-    _K.TL_AST_PRINT_ENABLE: _flag("print the rewritten source of the user's function"),
+    _K.TL_SIMPLIFY: ConfigRow((dict,), {}, "options of the simplifier: its sub-keys are accepted, no effect"),
+    _K.TL_SIMPLIFY_TRANSITIVELY_PROVE_INEQUALITIES: _flag("sub-key of tl.Simplify, no effect"),
+    _K.TL_SIMPLIFY_CONVERT_BOOLEAN_TO_AND_OF_ORS: _flag("sub-key of tl.Simplify, no effect"),
+    _K.TL_SIMPLIFY_APPLY_CONSTRAINTS_TO_BOOLEAN_BRANCHES: _flag("sub-key of tl.Simplify, no effect"),
+    _K.TL_SIMPLIFY_PROPAGATE_KNOWNS_TO_PROVE_CONDITIONAL: _flag("sub-key of tl.Simplify, no effect"),
+    _K.TL_SIMPLIFY_PROPAGATE_KNOWNS_TO_SIMPLIFY_EXPRESSIONS: _flag("sub-key of tl.Simplify, no effect"),
+    _K.TL_SIMPLIFY_ENABLE_LET_INLINE: _flag("sub-key of tl.Simplify, no effect"),
+    _K.TL_CONFIG_INDEX_BITWIDTH: ConfigRow((int,), None, "accepted, no effect: each index is as wide as its tensor needs",
+                                           choices=(32, 64)),
+    _K.TL_ENABLE_REDUCER_PLAN_VERBOSE: _flag("accepted, no effect: reducers have one lowering"),
+    _K.TL_REDUCER_FORCE_BASELINE: _flag("accepted, no effect: reducers have one lowering"),
+    _K.TL_LAYOUT_COST_MODEL: ConfigRow((str,), None, "accepted, no effect: accesses and registers decide together",
+                                       choices=("register-count", "io-aware")),
+    _K.TL_DISABLE_SHUFFLE_ELECT: _flag("accepted, no effect: T.shuffle_elect is elect.sync where it exists"),
+    _K.TL_DISABLE_LOOP_UNSWITCHING: _flag("accepted, no effect: loops are unswitched by NVRTC and LLVM only"),
+    _K.TL_LOOP_UNSWITCHING_ALLOW_NON_TRIVIAL_ELSE: _flag("accepted, no effect: loops are unswitched by NVRTC and LLVM only"),
+    _K.TL_IF_STMT_BINDING_INLINE_REPLAYABLE_BINDS: _flag("accepted, no effect: binds are inlined by NVRTC and LLVM", True),
+    _K.TL_FORCE_LET_INLINE: _flag("accepted, no effect: binds are inlined by NVRTC and LLVM"),
+    _K.TL_STORAGE_REWRITE_DETECT_INPLACE: _flag("accepted, no effect: registers are given by NVRTC and LLVM"),
+    _K.TL_AST_PRINT_ENABLE: _flag("print the program before the first pass"),
     _K.TL_LAYOUT_VISUALIZATION_ENABLE: _flag("draw the layouts"),
     _K.TL_LAYOUT_VISUALIZATION_FORMATS: ConfigRow((str,), "txt", "comma list of txt, pdf, png, svg, all"),
     _K.TL_EMIT_LINE_DIRECTIVES: _flag("#line directives in device source"),
@@ -152,15 +154,15 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_PASS_PROFILE_THRESHOLD_MS: ConfigRow((int, float), 0.0, "leave out passes quicker than this, in ms"),
     _K.CUDA_KERNELS_OUTPUT_DIR: ConfigRow((str,), "", "keep the CUDA sources in this folder"),
     _K.TIR_ENABLE_EQUIV_TERMS_IN_CSE: _flag("inherited switch, no effect"),
-    _K.TIR_DISABLE_CSE: _flag("no common subexpression elimination"),
+    _K.TIR_DISABLE_CSE: _flag("accepted, no effect: common subexpressions are left to NVRTC and LLVM"),
     _K.TIR_SIMPLIFY: ConfigRow((dict,), {}, "inherited switch, no effect"),
     _K.TIR_DISABLE_STORAGE_REWRITE: _flag("inherited switch, no effect"),
-    _K.TIR_DISABLE_VECTORIZE: _flag("no vectorised accesses"),
+    _K.TIR_DISABLE_VECTORIZE: _flag("accepted, no effect: tl.global_alignment=1 gives accesses no wider than an element"),
     _K.TIR_USE_ASYNC_COPY: _flag("inherited switch, no effect", True),
     _K.TIR_ENABLE_DEBUG: _flag("inherited switch, no effect"),
     _K.TIR_MERGE_STATIC_SMEM: _flag("inherited switch, no effect"),
     _K.TIR_ADD_LOWER_PASS: ConfigRow((list, tuple), (), "inherited switch, no effect"),
-    _K.TIR_NOALIAS: _flag("assume that parameters do not alias", True),
+    _K.TIR_NOALIAS: _flag("parameters do not alias; False: any may, and none is __restrict__", True),
 }
 
 
@@ -185,8 +187,18 @@ def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
             raise TypeError(f"pass config {name} takes {wanted}, found {type(value).__name__} {value!r}")
         if value is not None and row.choices and value not in row.choices:
             raise ValueError(f"pass config {name} takes one of {', '.join(map(repr, row.choices))}, found {value!r}")
+        if name == PassConfigKey.TL_SIMPLIFY.value and isinstance(value, Mapping):
+            _check_parts(value)
         out[name] = bool(value) if row.types is _FLAG else value
     return out
+
+
+def _check_parts(value: Mapping[Any, Any]) -> None:
+    """Sub-keys of tl.Simplify."""
+    known = [k.value for k in PassConfigKey if k.name.startswith("TL_SIMPLIFY_")]
+    for part in value:
+        if (part.value if isinstance(part, PassConfigKey) else part) not in known:
+            raise AttributeError(f"Invalid config option 'tl.Simplify.{part}' candidates are: {', '.join(known)}")
 
 
 def default_of(key: PassConfigKey | str) -> Any:

@@ -10,7 +10,7 @@ from tilelang.arith import Analyzer
 from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel,
                          Region, Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, is_const, rebuild, replace,
-                         rewrite, stmts_of, walk)
+                         rewrite, stmts_of, walk, with_attrs)
 from tilelang.ir.expr import AddressOf
 from tilelang.ops import AtomicTile
 from tilelang.target.tensor_map import REDUCE_ADD
@@ -44,7 +44,7 @@ def legalize(func: Func, cx: PassContext) -> Func:
     indices of dimensions that may be longer than 32 bits count are computed in 64.
     Checks (off with tl.disable_prelower_semantic_check): parallel loops hold only element-wise code that carries
     nothing between iterations; variables have values.  Warns about buffers that are read before they are written
-    (off with tl.disable_buffer_init_check).
+    (off with tl.disable_buffer_init_check).  With tirx.noalias = False every tensor parameter may alias others.
     """
     func = widen_indices(rewrite(wrap_negative(func), _legal_node))
     check_symbols(func)
@@ -53,6 +53,8 @@ def legalize(func: Func, cx: PassContext) -> Func:
     if not cx.option(PassConfigKey.TL_DISABLE_BUFFER_INIT_CHECK):
         warn_uninitialized(func)
     check_tma_sums(func, cx.target)
+    if not cx.option(PassConfigKey.TIR_NOALIAS):
+        func = with_attrs(func, may_alias=tuple(b.name for _, b in func.buffers))
     return func
 
 

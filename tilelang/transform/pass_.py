@@ -131,6 +131,8 @@ def _steps(func: Func, passes: Iterable[PassFn], cx: PassContext,
     traced = trace_mode() in ("1", "terminal", "both") or is_truthy(env.get_pass_diff_mode())
     if checked:
         _check(func, None, func, cx)
+    if cx.option(PassConfigKey.TL_AST_PRINT_ENABLE) and func.attr("phase", TILE) == TILE:
+        cx.report(f"# {func.name} before the first pass\n{text_of(func)}")
     for p in passes:
         info: PassInfo = p.info  # type: ignore[attr-defined]
         for o in seen_by:

@@ -15,6 +15,7 @@ from .check_collective import check_collective
 from .check_divisors import check_divisors
 from .check_hopper import check_hopper
 from .check_pipelines import check_pipelines
+from .check_races import check_races
 from .config import PassConfigKey
 from .defer_sums import defer_sums
 from .device_program import DeviceKernel, LoweredProgram, split_host
@@ -43,6 +44,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
     check_divisors,
     check_hopper,
+    check_races,  # only where asked for
     check_pipelines,  # before unpack_small_types: it counts the statements of the user
     unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
 )

@@ -45,20 +45,32 @@ def plan_shared_memory(func: Func, cx: PassContext) -> Func:
     `align` attribute.  Where users order roles and asynchronous work themselves (launch attr `by_hand`) nothing is shared:
     what a statement began may go on beside later ones.  Buffers of run-time size come last, each behind the other, with
     offsets as expressions.
-    Raises "shared-memory" beyond the target's limit.  tl.disable_shared_memory_reuse gives each buffer its own space.
+    Raises "shared-memory" beyond the target's limit.  tl.disable_shared_memory_reuse gives each buffer its own space,
+    tl.debug_merge_shared_memory_allocations reports the plan.
     """
     reuse = not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE)
     limit = getattr(cx.target, "max_shared_bytes", None)
 
     def visit(x: Any) -> Any:
         if isinstance(x, Launch):
-            return _planned(x, reuse, limit)
+            planned = _planned(x, reuse, limit)
+            if cx.option(PassConfigKey.TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS):
+                _report(planned, cx)
+            return planned
         if isinstance(x, tuple):
             out = tuple(map(visit, x))
             return x if all(a is b for a, b in zip(out, x)) else out
         return rebuild(x, visit) if isinstance(x, Stmt) else x
 
     return replace(func, body=visit(func.body))
+
+
+def _report(launch: Launch, cx: PassContext) -> None:
+    """tl.debug_merge_shared_memory_allocations: a line a buffer."""
+    cx.report(f"# shared memory: {launch.attr('shared_bytes')} bytes")
+    for b, offset in launch.attr("shared_offsets", ()):
+        size = f"{b.size * b.dtype.bytes} bytes" if b.is_static else "run-time size"
+        cx.report(f"#   {b.name}: {b.dtype}{list(b.shape)} at byte {offset}, {size}")
 
 
 def planned_bytes(launch: Launch, cx: PassContext) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from tilelang.jit.supply import TensorSupplyType
@@ -20,6 +21,12 @@ from .language import (
 )
 from .scopes import is_fragment, is_global, is_local, is_shared, is_shared_dynamic, is_tensor_memory
 from .tensor import torch_assert_close
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("device", "language", "pass_diff", "tensor"):
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def get_prim_func_name(func: Any, default: str = "main") -> str:
