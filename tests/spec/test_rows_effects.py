@@ -218,7 +218,7 @@ def test_an_adapter_is_called_like_its_kernel():
 def test_a_tensor_without_data_is_refused_by_name(backend):
     torch = pytest.importorskip("torch")
     kernel = tilelang.compile(staged, target="cpu", execution_backend=backend)
-    with pytest.raises(RuntimeError, match="kernel staged input B device_type mismatch, got float32 tensor .* on meta"):
+    with pytest.raises(RuntimeError, match="kernel staged input B device_type mismatch, .*got float32 tensor .* on meta"):
         kernel(torch.zeros(64), torch.zeros(64, device="meta"))
 
 
