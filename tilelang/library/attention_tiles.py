@@ -1,6 +1,6 @@
 """Tile shapes of attention from a cost model: what the matrix unit, exp2 and the start of a tile take, in cycles.
 
-    time of a tile of queries = start + (tiles of keys it sees) * step + store
+    time of a tile of queries = start + (tiles of keys it sees) * step + (tiles it sees in part) * mask + store
     step  = max(matrix instructions of all its warp groups, one group's chain of products and softmax) + a fixed cost
     whole = rounds of tiles over the processors where tiles are equal; else their mean load and half the longest tile
 
@@ -22,10 +22,11 @@ from .flash_attention_kernels import Mask, Sizes, Tile
 GROUP = 128  # threads of a warp group, which has 64 rows of a product
 PANEL = 8192  # bytes through which a warp group stores results: 64 rows of 128 bytes
 _LIMITS = {1: 255, 2: 240, 3: 160}  # registers of a thread of so many computing groups beside one that loads
-_BESIDE = 48  # registers beside scores, weights and accumulators: row statistics, addresses, loop state
+_BESIDE = 44  # registers beside scores, weights and accumulators: row statistics, addresses, loop state
 _BESIDE_MMA = 70  # the same for mma.sync, which holds fragments of K and V too
-_STEP = 150.0  # cycles a step costs beside its arithmetic: barriers, the ends of products, quad reductions
-_ALIKE = 1.015  # prices that are told apart: 128 and 160 keys, 1.4 % apart here, ran at the same speed on an H200
+_STEP = 190.0  # cycles a step costs beside its arithmetic: barriers, the ends of products, quad reductions
+_MASK = 5.0  # cycles a key of a tile that some queries see in part: index, comparison and selection for each score
+_ALIKE = 1.002  # prices that are not told apart: 176 keys, 0.9 % cheaper than 128 here, ran 1.4 % faster on an H200
 _LATENCY = 1400.0  # cycles from asking for a tile of keys to having it
 _START, _STORE = 1300.0, 19.0  # cycles until the first scores; bytes a cycle stored
 _MOST_TILES = 512  # tiles of one head that are priced one by one; more are sampled
@@ -69,15 +70,21 @@ def shared_bytes(tile: Tile, dim: int, dim_v: int) -> int:
     return 2 * (tile.rows * dim + tile.stages * tile.keys * (dim + dim_v)) + 1024
 
 
-def steps(sizes: Sizes, mask: Mask, tile: Tile) -> list[int]:
-    """Tiles of keys that the tiles of queries of one head see, in order (of many heads' tiles, evenly taken ones)."""
+def steps(sizes: Sizes, mask: Mask, tile: Tile) -> list[tuple[int, int]]:
+    """Tiles of keys that the tiles of queries of one head see, and how many of them not with every query; in order (of many
+    heads' tiles, evenly taken ones)."""
     count = ceil(sizes.seq_q / tile.rows)
     out = []
     for i in range(0, count, ceil(count / _MOST_TILES)):
         at = i * tile.rows + sizes.seq_k - sizes.seq_q
         end = sizes.seq_k if mask.right is None else max(0, min(sizes.seq_k, at + tile.rows + mask.right))
         first = 0 if mask.left is None else max(0, at - mask.left) // tile.keys
-        out.append(max(0, ceil(end / tile.keys) - first))
+        last = max(first, ceil(end / tile.keys))
+        # Keys from `whole` to `limit` are seen by all: the first query sees the fewest to the right, the last to the left.
+        whole = 0 if mask.left is None else max(0, at + tile.rows - 1 - mask.left)
+        limit = sizes.seq_k if mask.right is None else max(0, min(sizes.seq_k, at + 1 + mask.right))
+        inner = max(0, limit // tile.keys - max(first, ceil(whole / tile.keys)))
+        out.append((last - first, last - first - min(inner, last - first)))
     return out
 
 
@@ -108,7 +115,7 @@ def price(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> float:
     seen = steps(sizes, mask, tile)
     step = step_cycles(m, tile, sizes.dim, sizes.dim_v)
     beside = _START + 2 * tile.rows * sizes.dim_v / _STORE
-    times = [beside + n * step for n in seen]
+    times = [beside + n * step + masked * _MASK * tile.keys for n, masked in seen]
     tiles = ceil(sizes.seq_q / tile.rows) * sizes.heads * sizes.batch
     longest, mean = max(times), sum(times) / len(times)
     if min(times) == longest:

@@ -11,6 +11,7 @@ with c is finite, which no score that counts lies below.  A row that sees nothin
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -225,13 +226,17 @@ def key_tiles(mask: Mask, at: Any, rows: int, seq_k: Any, keys: int) -> tuple[An
 
 
 def seen(mask: Mask, key: Any, seq_k: Any, position: Any) -> Any:
-    """Whether a query at `position` sees `key`."""
-    out = key < seq_k
+    """Whether a query at `position`, among the keys, sees `key`.
+
+    A query that sees nothing to its right sees no key beyond the last one: that condition would be a second one to test for
+    every tile of keys.  (Rows of a tile beyond the last query see them, and are not stored.)
+    """
+    ends = [] if mask.right is not None and mask.right <= 0 else [key < seq_k]
     if mask.right is not None:
-        out = T.And(out, key <= position + mask.right)
+        ends.append(key <= position + mask.right)
     if mask.left is not None:
-        out = T.And(out, key >= position - mask.left)
-    return out
+        ends.append(key >= position - mask.left)
+    return functools.reduce(T.And, ends)
 
 
 __all__ = ["Mask", "Sizes", "Tile", "absorb", "dense_attention", "finish", "lowest", "packed_attention"]

@@ -21,6 +21,9 @@ from .schedule import Body, Item, violations
 FRAGMENT = "local.fragment"
 
 
+_BESIDE = 44  # registers of a thread for addresses, row statistics and loop state
+
+
 @dataclass(frozen=True)
 class Pair:
     """Items of the loop body: the first product; the second; the first between them that must wait for the second."""
@@ -53,7 +56,7 @@ def two_products(body: Body, loads: set[int], rings: set[Buffer], registers: int
     if any(e.writes and e.storage is a.a.buffer.data for i in rest for e in items[i].effects):
         return None
     held = sum(r.buffer.size * r.dtype.bits // 32 for r in (a.c, b.c, b.a)) // threads
-    if held + 48 > registers or not _allowed(items, rest, second):
+    if held + _BESIDE > registers or not _allowed(items, rest, second):
         return None
     waits = next((i for i in rest if first < i < second and any(items[i].touches(v) for v in private)), second)
     return Pair(first, second, waits)

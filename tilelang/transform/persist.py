@@ -294,7 +294,7 @@ def _heads(launch: Launch, work: Work, growing: int) -> int | None:
     longest = _sampled(work.extent, work.block_vars, {v: (n or 1) - 1})
     if longest is None:
         return None
-    return max(1, L2_SHARE // max(1, longest * sum(b for b, at in work.loads if not _names(at, v))))
+    return max(1, round(L2_SHARE / max(1, longest * sum(b for b, at in work.loads if not _names(at, v)))))
 
 
 def _sampled(e: Any, block_vars: tuple[Var, ...], values: dict[Var, int]) -> int | None:
