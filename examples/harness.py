@@ -8,8 +8,8 @@ reference.  References are written with NumPy's functions; where there is a GPU,
 
 from __future__ import annotations
 
-import argparse
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,10 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import ml_dtypes
 import numpy as np
+from command_line import Run, parser, runs, working
 from device_arrays import DeviceArray
 from measuring import Measured
 
 import tilelang
+from tilelang.errors import TileLangError
 from tilelang.target import determine_target
 
 # Half a unit in the last place of 1.0: rounding to the type changes x by at most EPS * |x|.
@@ -41,7 +43,7 @@ class Place:
     """Where kernels run: a target ("auto" is the GPU if there is one, else the CPU) and an execution backend.
 
     backend "tile" interprets the tile program, "simulator" the lowered GPU program; None runs compiled code.  measured,
-    where it is given, collects the calls made on a GPU, to be timed later.
+    where it is given, collects the calls of kernels: on a GPU to be timed later, elsewhere with the time they took.
     """
 
     target: Any = "auto"
@@ -51,11 +53,11 @@ class Place:
     def compile(self, program: Any, out_idx: Any = None, **options: Any) -> Callable[..., Any]:
         """The kernel of a prim_func; it takes and gives NumPy arrays."""
         return self._numpy(tilelang.compile(program, out_idx=out_idx, target=self.target,
-                                            execution_backend=self.backend, **options))
+                                            execution_backend=self.backend, **options), compiled=True)
 
     def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """An eager function or a factory under tilelang.jit; calls take and give NumPy arrays."""
-        return self._numpy(self.jit_raw(function, **options))
+        return self._numpy(self.jit_raw(function, **options), compiled=self.backend is None)
 
     def jit_raw(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """The same for tensors of the place itself: NumPy arrays, or torch tensors on the GPU."""
@@ -65,7 +67,8 @@ class Place:
         """A function of tilelang.library, which compiles for the device its tensors are on; NumPy arrays in and out."""
         if self.on_gpu:
             return self._numpy(function)
-        return partial(function, target="cpu" if self.target == "auto" else self.target, execution_backend=self.backend)
+        given = partial(function, target="cpu" if self.target == "auto" else self.target, execution_backend=self.backend)
+        return self._numpy(given, compiled=self.backend is None)
 
     def peer(self, name: str, function: Callable[..., Any], *arrays: Any) -> None:
         """What torch does with the same arrays: timed beside the kernel called last, where calls are measured."""
@@ -74,7 +77,7 @@ class Place:
 
     def work(self, flops: float | None = None, nbytes: float | None = None) -> None:
         """What the kernel called last computes and moves, where its own report cannot say: eager and library functions."""
-        if self.measured is not None and self.measured.calls:
+        if self.measured is not None and self.measured.calls and self.backend is None:  # calls that interpret may be missing
             last = self.measured.calls[-1]
             last.flops, last.bytes = last.flops or flops, last.bytes or nbytes
 
@@ -84,9 +87,18 @@ class Place:
         return self.backend not in ("tile", "simulator") and \
             determine_target(self.target, return_object=True).kind.name == "cuda"
 
-    def _numpy(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def __str__(self) -> str:
+        target = determine_target(self.target, return_object=True)
+        name = "the CPU" if target.kind.name == "cpu" else f"the GPU, {target.arch}"
+        interpreters = {"tile": "the interpreter of tile programs", "simulator": f"the simulator of {name}"}
+        return interpreters.get(self.backend or "", name)
+
+    def _numpy(self, kernel: Callable[..., Any], compiled: bool = False) -> Callable[..., Any]:
+        """compiled: a call's time is the kernel's, but for what the first one loads and makes."""
         if not self.on_gpu:
-            return kernel
+            if self.measured is None or not compiled:
+                return kernel
+            return self.measured.watched(kernel, warm=self.backend is None)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             sent, options = ([to_gpu(a) if isinstance(a, np.ndarray) else a for a in x] for x in (args, kwargs.values()))
@@ -140,6 +152,8 @@ LEAST_ON_DEVICE = 1 << 14  # elements; smaller arrays are not worth the way
 @cache
 def reference_device() -> Any:
     """The torch device that references are computed on; None: NumPy on the CPU."""
+    if determine_target("auto", return_object=True).kind.name != "cuda":  # importing torch takes seconds
+        return None
     try:
         import torch
     except ImportError:
@@ -221,29 +235,46 @@ def compare(name: str, got: Any, want: Any, bound: Any = 0.0) -> Comparison:
 
 
 def main(*checks: Callable[..., Any], argv: Sequence[str] | None = None) -> None:
-    """Run the checks of an example; every size is an option (--m 4096).  Exits with status 1 if one is wrong."""
-    parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(checks[0])),
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="auto", help="auto, cuda, cpu")
-    parser.add_argument("--backend", default=None, help="tile or simulator: interpret instead of running compiled code")
-    sizes: dict[str, Any] = {}
-    for check in checks:
-        for name, parameter in inspect.signature(check).parameters.items():
-            if name != "on" and name not in sizes:
-                sizes[name] = parameter.default
-                if isinstance(parameter.default, bool):
-                    parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None)
-                else:
-                    parser.add_argument(f"--{name}", type=type(parameter.default), default=None,
-                                        help=f"default {parameter.default}")
-    given = vars(parser.parse_args(argv))
-    on = Place(given.pop("target"), given.pop("backend"))
-    good = True
-    for check in checks:
-        taken = inspect.signature(check).parameters
-        result = check(on=on, **{k: v for k, v in given.items() if v is not None and k in taken})
-        for comparison in [result] if isinstance(result, Comparison) else result:
-            print(comparison)
-            good &= comparison.ok
+    """Run the checks of an example; every size is an option (--m 4096).
+
+    Prints errors beside what they may be, and how long kernels took.  Exits with status 1 if a result is wrong, with 2 if
+    the kernel cannot be made or run as asked.
+    """
+    given = vars(parser(checks, {"dtype": tuple(NUMPY)}).parse_args(argv))
+    os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")  # what is being done is said here
+    measured = Measured()
+    on = Place(given.pop("target"), given.pop("backend"), measured)
+    try:
+        sizes, there = given.pop("sizes"), on.on_gpu
+        small = sizes == "small" or sizes == "auto" and not there
+        if there and reference_device() is None:
+            print("On a GPU the examples need torch with CUDA, for its memory; --target cpu does without.", file=sys.stderr)
+            sys.exit(2)
+        print((inspect.getdoc(inspect.getmodule(checks[0])) or "").partition("\n")[0])
+        print(f"Runs on {on}{', in small sizes (--sizes real for those of a GPU)' if small else ''}.")
+        good = all([_run(run, on) for run in runs(checks, given, small)])
+    except (TileLangError, ModuleNotFoundError) as e:
+        print(e, file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
     if not good:
         sys.exit(1)
+
+
+def _run(run: Run, on: Place) -> bool:
+    """Check and time one row."""
+    measured = on.measured
+    assert measured is not None
+    measured.calls.clear()
+    if run.hopper and not determine_target(on.target, return_object=True).has_wgmma:
+        on = Place({"kind": "cuda", "arch": "sm_90a"}, on.backend or "simulator", measured)
+    with working(str(run)) as seconds:
+        result = run.check(on=on, **run.sizes)
+    found = [result] if isinstance(result, Comparison) else list(result)
+    for comparison in found:
+        print(f"  {comparison}")
+    for call in measured.calls:
+        print("  " + ", ".join(x for x in (f"{call.kernel}: {call.figures()[0]}", *call.figures()[1:]) if x))
+    print(f"  {seconds[0]:.1f} s with compilation and reference")
+    return all(c.ok for c in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,14 @@ class Call:
     bytes: float | None = None
     peer: str = ""
     run_peer: Callable[[], Any] | None = None
+    took: float | None = None  # milliseconds of the call itself, where it cannot be repeated
+
+    def figures(self) -> tuple[str, str, str]:
+        """(time, rate, peer) as text; times it, but for calls that were timed when they were made."""
+        if self.took is None:
+            return figures(self.timed())
+        rate = f"{self.flops / self.took * 1e-6:.2g} GFLOP/s" if self.flops else ""
+        return f"{self.took:.3g} ms", rate, ""
 
     def timed(self, budget_ms: float = 40.0) -> dict[str, Any]:
         """Median milliseconds of kernel and peer, with the L2 cache flushed before every run; rates; JSON facts."""
@@ -40,6 +49,20 @@ class Call:
         return facts
 
 
+def figures(call: dict[str, Any]) -> tuple[str, str, str]:
+    """(time, rate, peer) as text, of what Call.timed gives."""
+    rate = peer = ""
+    if call["tflops"] and call["tflops"] >= 1:
+        rate = f"{call['tflops']:.0f} TFLOP/s"
+    elif call["gb_per_s"]:
+        rate = f"{call['gb_per_s']:.0f} GB/s"
+    if call.get("peer_ms"):
+        peer = f"{call['peer']} {call['peer_ms'] * 1e3:.1f} us, {call['peer_ms'] / call['ms']:.2f}x"
+    elif call.get("peer_error"):
+        peer = f"{call['peer']}: {call['peer_error'][:40]}"
+    return f"{call['ms'] * 1e3:.1f} us", rate, peer
+
+
 @dataclass
 class Measured:
     """The calls of one check, in order."""
@@ -50,6 +73,19 @@ class Measured:
         """A kernel ran; `run` runs it again on the same tensors."""
         self.calls.append(Call(_name(kernel), run, *_work(kernel)))
 
+    def watched(self, kernel: Any, warm: bool) -> Callable[..., Any]:
+        """The kernel, whose calls are timed as they are made.  warm: a call with copies of the arrays goes before, which
+        loads and makes what first calls need."""
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if warm:
+                kernel(*(a.copy() if hasattr(a, "copy") else a for a in args), **kwargs)
+            start = time.perf_counter()
+            result = kernel(*args, **kwargs)
+            self.calls.append(Call(_name(kernel), lambda: None, *_work(kernel), took=(time.perf_counter() - start) * 1e3))
+            return result
+
+        return call
+
     def beside(self, name: str, run: Callable[[], Any]) -> None:
         """What the kernel called last is compared with."""
         if self.calls:
@@ -58,6 +94,7 @@ class Measured:
 
 def _name(kernel: Any) -> str:
     data = getattr(kernel, "report_data", None)
+    kernel = getattr(kernel, "func", kernel)  # of a partial
     return str(data["name"] if data else getattr(kernel, "__name__", type(kernel).__name__))
 
 

@@ -34,6 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
 from checks import CHECKS, EXAMPLES, Check
+from measuring import figures
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -203,24 +204,6 @@ def rows_of(checks: list[Check], on_gpu: bool, has_hopper: bool) -> dict[str, li
     return found
 
 
-def figures(row: Row) -> list[tuple[str, str, str]]:
-    """(time, rate, peer) of every call of a row."""
-    out = []
-    for call in row.calls:
-        rates = []
-        if call["tflops"] and call["tflops"] >= 1:
-            rates.append(f"{call['tflops']:.0f} TFLOP/s")
-        elif call["gb_per_s"]:
-            rates.append(f"{call['gb_per_s']:.0f} GB/s")
-        peer = ""
-        if call.get("peer_ms"):
-            peer = f"{call['peer']} {call['peer_ms'] * 1e3:.1f} us, {call['peer_ms'] / call['ms']:.2f}x"
-        elif call.get("peer_error"):
-            peer = f"{call['peer']}: {call['peer_error'][:40]}"
-        out.append((f"{call['ms'] * 1e3:.1f} us", "".join(rates), peer))
-    return out
-
-
 def table(rows: list[Row]) -> Table:
     """What is printed at the end."""
     t = Table(title="examples", title_justify="left")
@@ -237,7 +220,7 @@ def table(rows: list[Row]) -> Table:
         else:
             text = f"{row.state}: {row.error}"
         text = escape(text) if row.state == "ok" else f"[bold red]{escape(text)}[/]"
-        for k, (ms, rate, peer) in enumerate(figures(row) or [("", "", "")]):
+        for k, (ms, rate, peer) in enumerate([figures(c) for c in row.calls] or [("", "", "")]):
             t.add_row(*((escape(name), escape(sizes), text) if k == 0 else ("", "", "")), ms, rate, escape(peer))
     return t
 

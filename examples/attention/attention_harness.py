@@ -87,9 +87,10 @@ def attention_bound(q: np.ndarray, k: np.ndarray, v: np.ndarray, dtype: str, sca
 def rounding(dtype: str, scale: float = 1.0) -> Callable[[Any], Any]:
     """Rounds float64 numbers to the significant bits of `dtype`, to nearest, by Veltkamp's splitting.
 
-    scale: numbers are multiplied by it for the rounding, so that another one gives an independent error.
+    scale: numbers are multiplied by it for the rounding, so that another one gives an independent error.  float32: products
+    take it rounded to tf32.
     """
-    split = 2.0**53 * EPS[dtype] + 1  # 2 ** (bits that go) + 1
+    split = 2.0**53 * EPS["tf32" if dtype == "float32" else dtype] + 1  # 2 ** (bits that go) + 1
 
     def rounded(x: Any) -> Any:
         x = x * scale

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 from checks import EXAMPLES
-from run_all import Example, Row, figures, rows_of, run, share, table
+from measuring import figures
+from run_all import Example, Row, rows_of, run, share, table
 
 GOOD = """
 from harness import HERE, Comparison
@@ -71,7 +72,7 @@ def test_times_become_rates_beside_torch():
     exact = {"name": "c", "error": 0.0, "bound": 0.0, "ok": True}
     row = Row("gemm.py", "check_gemm", {"m": 4}, state="ok", comparisons=[exact], calls=[
         call, call | {"tflops": 0.1, "peer_ms": None, "peer_error": "no"}])
-    assert figures(row) == [
+    assert [figures(c) for c in row.calls] == [
         ("500.0 us", "300 TFLOP/s", "torch.matmul 250.0 us, 0.50x"),
         ("500.0 us", "80 GB/s", "torch.matmul: no")]
     assert table([row, Row("a.py", "check", {}, state="failed", error="[x] y")]).row_count == 3
