@@ -248,8 +248,8 @@ PRODUCTS = {"float16": ("float32", "float32", "float16"), "bfloat16": ("float32"
             "uint8": ("int32",), "float8_e4m3fn": ("float32",), "float8_e5m2": ("float32",), "float64": ("float64",)}
 
 
-def _legal(st: State, m: int, n: int, k: int, dt: str) -> bool:
-    """Whether the spec promises the product on tensor cores (other types have no shape they cannot do)."""
+def _even(st: State, m: int, n: int, k: int, dt: str) -> bool:
+    """Whether matrix instructions and the warps divide the tiles; others are padded."""
     if dt == "float64":
         return True
     step = {"float32": 8, "float16": 16, "bfloat16": 16}.get(dt, 32)
@@ -266,9 +266,10 @@ def gemm(st: State, s: Scope) -> Nodes | None:
     if dt.startswith("float8") and st.chance(0.3):
         other = st.pick(["float8_e4m3fn", "float8_e5m2"])
     acc = st.pick(PRODUCTS[dt])
+    even = st.chance(0.6)
     for _ in range(12):
         m, n, k = st.extent(), st.extent(), st.extent()
-        if _legal(st, m, n, k, dt):
+        if not even or _even(st, m, n, k, dt):
             break
     if m * n * k > 70000 and st.profile.name != "tensor":
         return None
@@ -277,14 +278,12 @@ def gemm(st: State, s: Scope) -> Nodes | None:
     if live and st.chance(0.65):
         c = st.pick(live)
         m, n = c.shape
-        k = next((e for e in st.rng.sample(st.profile.extents, len(st.profile.extents)) if _legal(st, m, n, e, dt)), k)
+        k = next((e for e in st.rng.sample(st.profile.extents, len(st.profile.extents)) if _even(st, m, n, e, dt)), k)
     else:
         made = new_buffer(st, s, "fragment", (m, n), acc, room=0, here=st.chance(0.15))
         if made is None:
             return None
         c, nodes = made
-    if not _legal(st, m, n, k, dt) and not st.chance(0.04):
-        return None
     limit = {"float16": 3, "float8_e4m3fn": 7, "float8_e5m2": 7}.get(dt if acc != "float16" else acc, 31)
     ta, tb = st.chance(0.3), st.chance(0.35)
     a = operand(st, s, "fragment" if st.chance(0.12) else "shared", (k, m) if ta else (m, k), dt, limit)

@@ -133,6 +133,7 @@ CASES = {
     "fp64": Case(9, 7, 5, TYPES[4], ta=True), "int8": Case(24, 20, 48, TYPES[5], threads=192, use="columns"),
     "uint8": Case(5, 36, 17, TYPES[6], tb=True), "fp8_mixed": Case(31, 8, 33, TYPES[7], a_in="fragment"),
     "fp8_half_sums": Case(16, 16, 32, TYPES[8]), "shared_after": Case(40, 12, 24, use="shared", threads=256),
+    "idle_warp_group": Case(64, 32, 16, threads=384, policy=Policy.FullRow),
     "wgmma_rows": Case(80, 40, 24, threads=256, steps=2, stages=2), "few_rows_many_warps": Case(8, 24, 16, threads=512),
 }
 
@@ -329,3 +330,82 @@ def test_a_padded_accumulator_has_no_other_shape():
     with pytest.raises(TileLangError) as e:
         cuda_text(f)
     assert e.value.kind == "layout-no-structure"
+
+
+@pytest.mark.spec("L11:gemm")
+@pytest.mark.parametrize("dt, acc, scopes", [("float32", "float32", ("local", "shared", "local")),
+                                             ("float16", "float32", ("local", "shared", "fragment")),
+                                             ("float16", "float32", ("shared", "local", "fragment")),
+                                             ("int8", "int32", ("local", "local", "fragment"))])
+def test_operands_in_memory_of_each_thread(dt, acc, scopes):
+    """Every thread has all of a tile in `local` memory: an accumulator there is computed by each."""
+    make = {"local": T.alloc_local, "shared": T.alloc_shared, "fragment": T.alloc_fragment}
+    a_in, b_in, c_in = scopes
+
+    @T.macro
+    def move(X, Y, rows, columns, one_by_one):
+        if one_by_one:
+            for i in T.serial(rows):
+                for j in T.serial(columns):
+                    Y[i, j] = X[i, j]
+        else:
+            T.copy(X, Y)
+
+    @T.prim_func
+    def f(A: T.Tensor((16, 17), dt), B: T.Tensor((17, 12), dt), C: T.Tensor((16, 12), acc)):
+        with T.Kernel(1, threads=32):
+            a, b, c = make[a_in]((16, 17), dt), make[b_in]((17, 12), dt), make[c_in]((16, 12), acc)
+            move(A, a, 16, 17, a_in == "local")
+            move(B, b, 17, 12, b_in == "local")
+            T.clear(c)
+            T.gemm(a, b, c)
+            move(c, C, 16, 12, c_in == "local")
+
+    a, b = small((16, 17), dt, 1), small((17, 12), dt, 2)
+    for on in WITH_HOPPER:
+        assert np.array_equal(run(f, a, b, on=on)[2], a.astype(float) @ b.astype(float)), on
+
+
+def part_of_an_accumulator(dt):
+    @T.prim_func
+    def f(A: T.Tensor((16, 16), dt), B: T.Tensor((16, 16), dt), C: T.Tensor((32, 16), "float32")):
+        with T.Kernel(1, threads=64):
+            a, b = T.alloc_shared((16, 16), dt), T.alloc_shared((16, 16), dt)
+            c = T.alloc_fragment((32, 16), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.clear(c)
+            T.gemm(a, b, c[16:32, :])
+            T.copy(c, C)
+
+    return f
+
+
+def test_part_of_an_accumulator_is_for_multiply_adds_alone():
+    a, b = small((16, 16), "float32", 1), small((16, 16), "float32", 2)
+    for on in WITH_HOPPER:
+        got = run(part_of_an_accumulator("float32"), a, b, on=on)[2]
+        assert np.array_equal(got, np.concatenate([np.zeros((16, 16)), a @ b])), on
+    for arch in ("sm_80", "sm_90a"):
+        with pytest.raises(AssertionError, match="local_buf must be a fragment, but `c` is accumulated in parts"):
+            cuda_text(part_of_an_accumulator("float16"), arch)
+
+
+@pytest.mark.parametrize("threads, m, n", [(192, 48, 40), (256, 128, 256)])
+def test_products_of_several_policies_add_to_one_accumulator(threads, m, n):
+    """The warps are shared out once; warp-group instructions are used where one layout serves all products."""
+    @T.prim_func
+    def f(A: T.Tensor((m, 32), "float16"), B: T.Tensor((32, n), "float16"), C: T.Tensor((m, n), "float32")):
+        with T.Kernel(1, threads=threads):
+            a, b = T.alloc_shared((m, 32), "float16"), T.alloc_shared((32, n), "float16")
+            c = T.alloc_fragment((m, n), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.clear(c)
+            T.gemm(a, b, c, policy=Policy.FullRow)
+            T.gemm(a, b, c, policy=Policy.FullCol)
+            T.copy(c, C)
+
+    a, b = small((m, 32), "float16", 1), small((32, n), "float16", 2)
+    for on in ("simulator", "sm_90a"):
+        assert np.array_equal(run(f, a, b, on=on)[2], 2 * a.astype(np.float32) @ b.astype(np.float32)), on

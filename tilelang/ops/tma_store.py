@@ -29,7 +29,7 @@ from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, refusal
 
 from .distribute import conjunction, digit
 from .gemm.wgmma import shared_panels
-from .ldmatrix import PAIRS, ROWS, Outer, outer_digits
+from .ldmatrix import PAIRS, ROWS, Outer, outer_digits, threads_used
 from .tma import unaligned
 
 GROUP, WARP, ROWS_OF_STEP, PANEL = 128, 32, 64, 128  # threads, threads, rows, bytes of a panel's row
@@ -54,7 +54,8 @@ class Pieces:
 
 def accumulator_pieces(frag: Any, threads: int) -> Pieces | None:
     """The pieces of a fragment that has the layout of wgmma accumulators in `threads` threads; None for others."""
-    if len(frag.modes) != 2 or frag.is_padded or frag.copies or frag.threads != threads or threads % GROUP:
+    if len(frag.modes) != 2 or frag.is_padded or frag.copies or frag.threads != threads or threads % GROUP or \
+            threads_used(frag) != threads:
         return None
     (rows, out_rows), (columns, out_columns) = (outer_digits(ms, 8) for ms in frag.modes)
     if (rows, columns) != (ROWS, PAIRS):

@@ -47,10 +47,11 @@ from tilelang.ir import (
 )
 from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment
 from tilelang.ops import AtomicTile, Copy, Gemm
-from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm
+from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, with_warps_of
 from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout
 from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_store import moved_tile
+from tilelang.target.wgmma import WGMMA_ROWS
 
 from .config import PassConfigKey
 from .draw_layouts import draw_layouts
@@ -314,7 +315,9 @@ class _Inference:
         by_groups = self._by_wgmma(gemms)
         plans = [(op, by_groups.get(id(op)) or choose_gemm(op, arch, self._for(op).threads, op.c.buffer in rows_first))
                  for op in gemms]
+        first: dict[Buffer, GemmPlan] = {}
         for op, plan in sorted(plans, key=lambda p: p[1].instruction == SIMT):  # which takes what layout there is
+            plan = with_warps_of(plan, first.setdefault(op.c.buffer, plan))
             new = with_attrs(op, instruction=plan.instruction, warps=plan.warps)
             self.gemms[id(op)] = new
             for b, lay in new.infer_layout(self._for(op)).items():
@@ -364,6 +367,14 @@ class _Inference:
                                 f"satisfied: {why}", span=op.span)
                 declined.add(op.c.buffer.data)
                 self.reasons.append(f"T.gemm{_at(op)} by mma.sync: {why}")
+        shared_out: dict[Var, tuple[Any, ...]] = {}
+        for op in gemms:
+            if id(op) in plans and op.attr("wait") != -1:
+                plan = plans[id(op)]
+                how = WGMMA_ROWS[plan.instruction].shape[:2], plan.warps
+                if shared_out.setdefault(op.c.buffer.data, how) != how:
+                    declined.add(op.c.buffer.data)
+                    self.reasons.append(f"T.gemm{_at(op)} by mma.sync: other products lay out its accumulator in another way")
         for op in gemms:
             if op.c.buffer.data in declined:
                 plans.pop(id(op), None)

@@ -258,9 +258,12 @@ def _fetch(cx: Any, o: Operand, step: int, k: int, end: int, span: Any) -> Stmt:
 
 
 def _ldmatrix_fits(cx: Any, o: Operand) -> bool:
-    """ldmatrix needs 16-byte rows, contiguous and aligned, of k; or of 16-bit elements with k outermost."""
+    """ldmatrix needs 16-byte rows of shared memory, contiguous and aligned, of k; or of 16-bit elements with k outermost."""
     bits = o.dt.bits
-    if o.region.buffer.dtype.bits != bits or bits not in (8, 16, 32) or (o.k_first and bits != 16):
+    buffer = o.region.buffer
+    if not buffer.scope_name.startswith("shared") or buffer.dtype.bits != bits or bits not in (8, 16, 32):
+        return False
+    if o.k_first and bits != 16:
         return False
     run = 128 // bits
     if o.k_first and o.tiles.is_padded and o.tiles.extent % run:

@@ -13,11 +13,11 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.layout import Fragment, Mode, tile_fragment
-from tilelang.target.instructions import MmaRow, mma_rows
+from tilelang.target.instructions import MMA_ROWS, MmaRow, mma_rows
 
 from .policy import GemmWarpPolicy
 
-register("gemm-accumulator", AssertionError, "the accumulator of a tensor-core T.gemm is not a fragment")
+register("gemm-accumulator", AssertionError, "the accumulator of a tensor-core T.gemm is not a whole fragment")
 
 SIMT = "simt"
 WARP = 32
@@ -58,11 +58,12 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
                     "float16 in float16 or float32, bfloat16 and fp8 in float32, int8 in int32")
     optional = (str(a), str(b), str(c)) in _SIMT_ODD
     rows = mma_rows(arch_number, a, b, c)
-    if not rows or threads % WARP or op.c.buffer.scope_name != "local.fragment":
-        if rows and not optional and op.c.buffer.scope_name != "local.fragment":
+    whole = op.c.buffer.scope_name == "local.fragment" and op.c.is_full
+    if not rows or threads % WARP or not whole:
+        if rows and not optional and not whole:
             raise error("gemm-accumulator", f"local_buf must be a fragment, but `{op.c.buffer.name}` is "
-                        f"{op.c.buffer.scope_name}", span=op.span,
-                        hint="accumulate into T.alloc_fragment and copy it out")
+                        f"{'accumulated in parts' if op.c.buffer.scope_name == 'local.fragment' else op.c.buffer.scope_name}",
+                        span=op.span, hint="accumulate into a whole T.alloc_fragment and copy it out")
         return GemmPlan(SIMT, (1, 1))
     policy = op.policy
     if rows_first and policy is GemmWarpPolicy.Square:
@@ -76,6 +77,13 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
         if not optional:
             return GemmPlan(row.name, policy.cover(op.m, op.n, threads // WARP, tile))
     return GemmPlan(SIMT, (1, 1))
+
+
+def with_warps_of(plan: GemmPlan, first: GemmPlan) -> GemmPlan:
+    """The plan with the warps of the first product into the same accumulator, where both are by warp instructions whose
+    accumulators are alike: one layout for both, whatever their policies."""
+    a, b = MMA_ROWS.get(plan.instruction), MMA_ROWS.get(first.instruction)
+    return GemmPlan(plan.instruction, first.warps) if a and b and a.c == b.c else plan
 
 
 def _row(rows: tuple[MmaRow, ...], k: int) -> MmaRow:

@@ -9,7 +9,7 @@ from tilelang.ir import Buffer, Const, For, If, Region, Stmt, Store, cast, const
 
 def lower_simt(op: Any, cx: Any) -> Stmt:
     """c[i, j] += a[i, k] * b[k, j]: k outermost, so that a thread's accumulators stay in registers and the operands it
-    uses for several of them are read once a step."""
+    uses for several of them are read once a step.  Where c is memory of each thread, each computes all of it."""
     dt = op.c.dtype
     a, b = (_readable(cx, r, op.span) for r in (op.a, op.b))
     k = fresh("k")
@@ -29,17 +29,17 @@ def lower_simt(op: Any, cx: Any) -> Stmt:
         return Store(op.c.buffer, where, load(op.c.buffer, where) + cast(x, dt) * cast(y, dt), span=op.span)
 
     extents = (int(op.m), int(op.n))
+    each = cx.private if op.c.buffer.scope_name == "local" else cx.parallel
     out: list[Stmt] = []
     if not isinstance(op.clear_accum, Const):
-        out.append(If(cx.expr(op.clear_accum), cx.parallel(extents, clear, span=op.span)))
+        out.append(If(cx.expr(op.clear_accum), each(extents, clear, span=op.span)))
     elif op.clear_accum.value:
-        out.append(cx.parallel(extents, clear, span=op.span))
+        out.append(each(extents, clear, span=op.span))
     if op.c.buffer.scope_name == "local.fragment":
-        step = cx.parallel(extents, add, span=op.span)
+        step = each(extents, add, span=op.span)
         out.append(For(k, const(0), const(int(op.k)), "serial", step, span=op.span))
     else:
-        out.append(cx.parallel(extents, lambda p: For(k, const(0), const(int(op.k)), "serial", add(p), span=op.span),
-                               span=op.span))
+        out.append(each(extents, lambda p: For(k, const(0), const(int(op.k)), "serial", add(p), span=op.span), span=op.span))
     return seq(*out, span=op.span)
 
 
