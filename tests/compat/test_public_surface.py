@@ -30,7 +30,7 @@ def test_every_name_of_the_package_loads():
         assert getattr(tilelang, name) is not None, name
     for name in ("autotuner", "backend", "cache", "carver", "contrib", "engine", "env", "errors", "ir", "jit",
                  "language", "layout", "math", "profiler", "testing", "tileop", "transform", "tvm", "utils", "analysis",
-                 "cpu", "cuda", "instrumentation", "libinfo", "metal", "rocm", "tools", "webgpu"):
+                 "autodd", "cpu", "cuda", "instrumentation", "libinfo", "metal", "rocm", "tools", "webgpu"):
         assert getattr(tilelang, name) is not None, name
         assert name in dir(tilelang)
     assert not hasattr(tilelang, "no_such_name")

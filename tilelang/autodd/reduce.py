@@ -1,0 +1,105 @@
+"""Delta debugging of a script: smaller and smaller candidates are run, and those that still fail are kept."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+from .edits import Edit, edited, removable, remove, replacements, source_of, statement_lists
+from .freeze import mark_frozen
+
+Check = Callable[[str], bool]
+
+
+class Reduction:
+    """The state of a reduction.
+
+    check: whether a text still shows the failure; called from `jobs` threads at once.  improved: called with each smaller
+    text.  text: the smallest found.  tried: how many candidates were run.
+    """
+
+    def __init__(self, source: str, check: Check, jobs: int = 1, improved: Callable[[str], None] | None = None) -> None:
+        self.tree = ast.parse(source)
+        mark_frozen(self.tree, source)
+        self.text = source
+        self.check, self.jobs = check, max(1, jobs)
+        self.improved = improved or (lambda text: None)
+        self.seen: set[str] = set()
+        self.tried = 0
+        self.pool = ThreadPoolExecutor(max_workers=self.jobs)
+
+    def run(self) -> str:
+        """Reduce until nothing more goes."""
+        try:
+            while True:
+                before = self.text
+                self._statements()
+                self._nodes()
+                if self.text == before:
+                    return self.text
+        finally:
+            self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def _take(self, edits: Iterator[Edit]) -> int | None:
+        """Try edits of the present tree, some at once; keep the first that still fails and give its number."""
+        numbered = enumerate(edits)
+        while batch := list(islice(numbered, self.jobs)):
+            trees = [(k, edited(self.tree, e)) for k, e in batch]
+            texts = [(k, tree, source_of(tree)) for k, tree in trees]
+            new = [(k, tree, t) for k, tree, t in texts if t is not None and t not in self.seen]
+            self.seen.update(t for _, _, t in new)
+            self.tried += len(new)
+            for (k, tree, text), fails in zip(new, self.pool.map(self.check, [t for _, _, t in new])):
+                if fails:
+                    self.tree, self.text = tree, text
+                    self.improved(text)
+                    return k
+        return None
+
+    def _statements(self) -> None:
+        """Remove runs of statements: halves, quarters, … single ones, outer lists first."""
+        done = 0
+        while done < len(lists := statement_lists(self.tree)):
+            path, name = lists[done]
+            size = len(removable(self.tree, path, name))
+            while size >= 1:
+                at = 0
+                while True:
+                    indices = removable(self.tree, path, name)
+                    part = set(indices[at:at + size])
+                    if not part:
+                        break
+                    if self._take(iter([remove(path, name, part)])) is None:
+                        at += size
+                    if (path, name) not in statement_lists(self.tree):
+                        break
+                if (path, name) not in statement_lists(self.tree):
+                    break
+                size //= 2
+            done += 1
+
+    def _nodes(self) -> None:
+        """Replace single nodes by less."""
+        start = 0
+        while True:
+            taken = self._take(islice(replacements(self.tree), start, None))
+            if taken is None:
+                return
+            start += taken
+
+
+def reduce_source(source: str, check: Check, jobs: int = 1, improved: Callable[[str], None] | None = None) -> str:
+    """The smallest text found for which check is still true.
+
+    Raises ValueError when it is not true of the source itself or the marks in it do not pair up, SyntaxError when it
+    is no program.
+    """
+    reduction = Reduction(source, check, jobs, improved)
+    if not check(source):
+        raise ValueError("the source does not show the failure")
+    return reduction.run()
+
+
+__all__ = ["Reduction", "reduce_source"]
