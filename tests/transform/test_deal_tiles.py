@@ -6,7 +6,7 @@ import pytest
 
 from tilelang.ir import Var, convert, dtype, substitute
 from tilelang.ir.evaluate import evaluate
-from tilelang.transform.deal_tiles import Deal, deal_tiles
+from tilelang.transform.deal_tiles import Deal, deal_tiles, panel_rows
 
 
 def value(e, **values):
@@ -42,3 +42,27 @@ def test_causal_tiles_are_dealt_out_evenly(rows, columns, width):
 
 def test_few_tiles_are_not_dealt():
     assert deal_tiles([3, 2, 1], 50, 132, 50) is None and deal_tiles([1.0] * 8, 64, 132, 1) is None
+
+
+def waves(blocks, rows, columns, panel):
+    """(rows, columns) of tiles that each wave of blocks works on, in panels walked column by column."""
+    order = [(r, c) for p in range(0, rows, panel) for c in range(columns) for r in range(p, min(p + panel, rows))]
+    for at in range(0, len(order) - blocks + 1, blocks):
+        wave = order[at:at + blocks]
+        yield {r for r, _ in wave}, {c for _, c in wave}
+
+
+@pytest.mark.parametrize("blocks, row, column", [(132, 128, 256), (132, 128, 128), (114, 128, 256), (78, 128, 256),
+                                                 (127, 64, 64)])
+def test_panels_load_about_the_fewest_bytes(blocks, row, column):
+    """Counted tile by tile, against every other height; a block keeps its row where the blocks fill whole columns."""
+    def loaded(panel):
+        found = [len(r) * row + len(c) * column for r, c in waves(blocks, panel * 4, 400, panel)]
+        return sum(found) / len(found)
+
+    chosen = panel_rows(blocks, row, column)
+    assert loaded(chosen) <= 1.12 * min(loaded(p) for p in range(1, 41))
+    if blocks in (132, 78):
+        assert blocks % chosen == 0
+    if blocks == 127:  # a prime: panels of 1 or 127 rows would be whole, and load far more
+        assert 8 <= chosen <= 16

@@ -18,6 +18,7 @@ from math import ceil, gcd, inf
 from tilelang.runtime import cuda_driver
 from tilelang.target import Target
 from tilelang.target.probe import device_capability
+from tilelang.transform.deal_tiles import panel_rows
 
 _OUTPUT_STAGING = 32 * 1024  # shared bytes left to the copy of a tile out through shared memory
 _BARRIER_BYTES = 1024
@@ -243,7 +244,8 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
         if stages < 1 + (chip.kind != "cpu"):
             continue
         for parts in _parts(chip, p, bm, bn, bk):
-            yield Tile(bm, bn, bk, stages, threads, parts, max(1, 2048 // bm))
+            panel = panel_rows(chip.units, bm, bn) if chip.kind == "wgmma" else max(1, 2048 // bm)
+            yield Tile(bm, bn, bk, stages, threads, parts, panel)
 
 
 def _warp_group_tiles(p: Problem) -> Iterator[tuple[int, int, int, int]]:

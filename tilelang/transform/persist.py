@@ -10,7 +10,6 @@ time share what they load.  Where the work of a tile grows with a block variable
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Launch, Select, Stmt,
 from tilelang.ir.expr import Call
 
 from .config import PassConfigKey
-from .deal_tiles import Deal, deal_tiles
+from .deal_tiles import Deal, deal_tiles, panel_rows
 from .pass_ import PassContext
 
 TILE_START = 1.5  # what beginning and ending a tile costs, in iterations
@@ -167,9 +166,8 @@ def _order(launch: Launch, work: Work, teams: int, paired: int | None, cx: PassC
         bx, by = work.block_vars[:2]
         x = sum(n for n, at in work.loads if _names(at, bx) and not _names(at, by))
         y = sum(n for n, at in work.loads if _names(at, by) and not _names(at, bx))
-        if x and y:  # a wave of `panel` rows and teams / panel columns loads least
-            x, y = x * (2 if paired == 0 else 1), y * (2 if paired == 1 else 1)
-            panel = max(1, round(math.sqrt(teams * x / y)))
+        if x and y:
+            panel = panel_rows(teams, y * (2 if paired == 1 else 1), x * (2 if paired == 0 else 1))
             return lambda t: _panels(launch, t, 0, 1, panel), f"in panels of {panel} rows"
     return lambda t: _plain(launch, t), "in order"
 
