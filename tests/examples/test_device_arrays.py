@@ -85,7 +85,8 @@ def test_methods_and_indices(device):
 
 
 @pytest.mark.parametrize("check", [c for c in CHECKS if c.file in (
-    "gemm/fp8.py", "normalization/layer_norm.py", "attention/flash_backward.py", "attention/gated_delta.py", "scan/scan.py")],
+    "gemm/fp8.py", "normalization/layer_norm.py", "attention/flash_backward.py", "attention/gated_delta.py",
+    "attention/kda_backward.py", "attention/mamba2_backward.py", "scan/scan.py")],
     ids=lambda c: c.id)
 def test_examples_agree_with_references_on_a_device(device, check):
     """And a wrong result is still seen."""

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from everywhere import cuda_text
-from numbers_of import BLOCK, EVERYWHERE, FLOATS, bits_of, check, count, every, run_on, unit, wide
+from numbers_of import BLOCK, EVERYWHERE, FLOATS, THREADS, bits_of, check, count, every, run_on, unit, wide
 
 import tilelang.language as T
 from tilelang.ir import numpy_dtype
@@ -58,7 +58,7 @@ def of_one(dtype, names=tuple(UNARY), result=None):
 
     @T.prim_func
     def f(X: T.Tensor((N,), dtype), Y: T.Tensor((len(fns), N), result or dtype)):
-        with T.Kernel(N // BLOCK, threads=256) as b:
+        with T.Kernel(N // BLOCK, threads=THREADS) as b:
             for i in T.Parallel(BLOCK):
                 apply(X, Y, b * BLOCK + i)
 
@@ -100,7 +100,7 @@ def of_two(dtype):
 
     @T.prim_func
     def f(X: T.Tensor((N,), dtype), Z: T.Tensor((N,), dtype), Y: T.Tensor((len(fns), N), dtype)):
-        with T.Kernel(N // BLOCK, threads=256) as b:
+        with T.Kernel(N // BLOCK, threads=THREADS) as b:
             for i in T.Parallel(BLOCK):
                 apply(X, Z, Y, b * BLOCK + i)
 
@@ -146,7 +146,7 @@ def test_neighbours_and_powers_of_two(dtype, on):
 
     @T.prim_func
     def f(X: T.Tensor((N,), dtype), Z: T.Tensor((N,), dtype), K: T.Tensor((N,), "int32"), Y: T.Tensor((2, N), dtype)):
-        with T.Kernel(N // BLOCK, threads=256) as b:
+        with T.Kernel(N // BLOCK, threads=THREADS) as b:
             for i in T.Parallel(BLOCK):
                 Y[0, b * BLOCK + i] = T.nextafter(X[b * BLOCK + i], Z[b * BLOCK + i])
                 Y[1, b * BLOCK + i] = T.ldexp(X[b * BLOCK + i], K[b * BLOCK + i])
@@ -187,7 +187,7 @@ def fast():
 
     @T.prim_func
     def f(X: T.Tensor((len(fns), N), "float32"), Y: T.Tensor((len(fns), N), "float32")):
-        with T.Kernel(N // BLOCK, threads=256) as b:
+        with T.Kernel(N // BLOCK, threads=THREADS) as b:
             for i in T.Parallel(BLOCK):
                 apply(X, Y, b * BLOCK + i)
 
@@ -220,7 +220,7 @@ def test_predicates_and_ties(dtype, on):
 
     @T.prim_func
     def f(X: T.Tensor((N,), dtype), Y: T.Tensor((3, N), "bool"), Z: T.Tensor((2, N), dtype)):
-        with T.Kernel(N // BLOCK, threads=256) as b:
+        with T.Kernel(N // BLOCK, threads=THREADS) as b:
             for i in T.Parallel(BLOCK):
                 Y[0, b * BLOCK + i] = T.isnan(X[b * BLOCK + i])
                 Y[1, b * BLOCK + i] = T.isinf(X[b * BLOCK + i])

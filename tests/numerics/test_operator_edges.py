@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 from everywhere import cuda_text
-from numbers_of import BLOCK, EVERYWHERE, FLOATS, INTEGERS, assert_same, count, every, rounded, run_on
+from numbers_of import BLOCK, EVERYWHERE, FLOATS, INTEGERS, THREADS, assert_same, count, every, rounded, run_on
 from test_function_bounds import pairs
 
 import tilelang.language as T
@@ -49,7 +49,7 @@ def whole_program(name):
     def f(X: T.Tensor((N,), name), Z: T.Tensor((N,), name), S: T.Tensor((N,), name),
           Y: T.Tensor((len(WHOLE) + len(SHIFTS) + len(ones), N), name), B: T.Tensor((len(COMPARISONS), N), "bool"),
           C: T.Tensor((len(BITS), N), "int32")):
-        with T.Kernel(N // BLOCK, threads=256) as b:
+        with T.Kernel(N // BLOCK, threads=THREADS) as b:
             for i in T.Parallel(BLOCK):
                 apply(X, Z, S, Y, B, C, b * BLOCK + i)
 
@@ -122,7 +122,7 @@ def float_program(name):
     @T.prim_func
     def f(X: T.Tensor((N,), name), Z: T.Tensor((N,), name), Y: T.Tensor((len(ARITHMETIC), N), name),
           B: T.Tensor((len(COMPARISONS), N), "bool")):
-        with T.Kernel(N // BLOCK, threads=256) as b:
+        with T.Kernel(N // BLOCK, threads=THREADS) as b:
             for i in T.Parallel(BLOCK):
                 apply(X, Z, Y, B, b * BLOCK + i)
 

@@ -5,14 +5,14 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from numbers_of import BLOCK, EVERYWHERE, assert_same, every, rounded, run_on
+from numbers_of import BLOCK, EVERYWHERE, THREADS, assert_same, every, rounded, run_on
 
 import tilelang.language as T
 from tilelang.ir import numpy_dtype
 from tilelang.target import rounding
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow", "ignore:divide by zero")
-N = 2 * BLOCK
+N = BLOCK
 MODES = ("rn", "rz", "ru", "rd")
 IEEE = {"add": T.ieee_add, "sub": T.ieee_sub, "mul": T.ieee_mul, "fdiv": T.ieee_fdiv, "fmaf": T.ieee_fmaf, "frcp": T.ieee_frcp,
         "fsqrt": T.ieee_fsqrt}
@@ -103,7 +103,7 @@ def ieee_program(name, modes):
 
     @T.prim_func
     def f(X: T.Tensor((3, N), name), Y: T.Tensor((len(jobs), N), name)):
-        with T.Kernel(N // BLOCK, threads=256) as b:
+        with T.Kernel(N // BLOCK, threads=THREADS) as b:
             for i in T.Parallel(BLOCK):
                 apply(X, Y, b * BLOCK + i)
 
@@ -133,8 +133,8 @@ def test_ieee_functions_round_once(name, on):
 def test_packed_functions_round_once(name, on):
     @T.prim_func
     def f(X: T.Tensor((3, N), name), Y: T.Tensor((3, N), name)):
-        with T.Kernel(N // BLOCK, threads=BLOCK // 2) as b:
-            i = b * BLOCK + T.get_thread_binding() * 2
+        with T.Kernel(N // (2 * THREADS), threads=THREADS) as b:
+            i = b * 2 * THREADS + T.get_thread_binding() * 2
             Y[0, i:i + 2] = T.add2(X[0, i:i + 2], X[1, i:i + 2])
             Y[1, i:i + 2] = T.mul2(X[0, i:i + 2], X[1, i:i + 2])
             Y[2, i:i + 2] = T.fma2(X[0, i:i + 2], X[1, i:i + 2], X[2, i:i + 2])
