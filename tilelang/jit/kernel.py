@@ -19,7 +19,6 @@ from .artifact import KERNEL_SEPARATOR, Artifact, CompiledArtifact, Request
 from .outputs import OutputCall
 from .report import text_of
 
-register("kernel-export", NotImplementedError, "a kernel is to be written as a shared library")
 register("kernel-no-sources", ValueError, "export_sources is asked to write nothing")
 register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that was not tuned is asked for")
 
@@ -168,17 +167,20 @@ class JITKernel:
     def _first_run(self, *args: Any) -> Any:
         """Load the code, then become the fast path."""
         with self._lock:
-            if self._entry is None:
-                from .diagnostics import jit_phase
-                from .loading import load
-
-                with jit_phase("adapter", self.signature.name):
-                    self._entry = load(self._built, self.signature, self.request)
+            self._load()
             if not self.signature.outputs or self._built.kind == "interpreted":
                 self._run = self._entry.call if self.execution_backend != "cython" else _empty_list(self._entry.call)
             else:
                 self._run = OutputCall(self)
         return self._run(*args)
+
+    def _load(self) -> None:
+        if self._entry is None:
+            from .diagnostics import jit_phase
+            from .loading import load
+
+            with jit_phase("adapter", self.signature.name):
+                self._entry = load(self._built, self.signature, self.request)
 
     def written(self) -> frozenset[str]:
         """Names of the tensor parameters the program may write."""
@@ -322,12 +324,19 @@ class JITKernel:
         return self._built.meta.get("sync_report") or "no device synchronisation: blocks run one thread each"
 
     def export_library(self, path: Any) -> None:
-        """Not available: a shared library needs a linker, which this package does without."""
+        """Write a CPU kernel as a shared library, by the system's linker.
+
+        `tvm_ffi.load_module(path)["name"]` is the kernel in programs without this package; JITKernel.from_database reads
+        it back here.  It runs on processors that have the features of this one.
+        Raises AttributeError for other execution backends than tvm_ffi, ValueError for an empty path, kernel-export
+        (NotImplementedError) for CUDA kernels and where there is no linker, kernel-link when linking fails.
+        """
         if self.execution_backend != "tvm_ffi":
             raise AttributeError(f"export_library exists for the tvm_ffi backend, this kernel runs by "
                                  f"{self.execution_backend}")
-        raise error("kernel-export", "a kernel cannot be written as a shared library: this package has no linker",
-                    hint="the disk cache keeps compiled kernels; export_sources writes their sources")
+        from .exporting import export_library
+
+        self.library_path = export_library(path, self.request, self._built)
 
     # ---- ptx and sass ---------------------------------------------------------------------------------------------
     def _assembly(self, what: str) -> str:
@@ -393,6 +402,32 @@ class JITKernel:
     def from_tilelang_function(cls, func: Any, **kwargs: Any) -> JITKernel:
         """Compile a PrimFunc."""
         return cls(func, **kwargs)
+
+    @classmethod
+    def from_database(cls, func: Any, host_kernel_source: str = "", device_kernel_source: str = "",
+                      kernel_lib_path: Any = None, params: Any = None, target: Any = "auto", target_host: Any = None,
+                      out_idx: Any = None, execution_backend: str | None = "tvm_ffi", pass_configs: Any = None,
+                      compile_flags: Any = None) -> JITKernel:
+        """A kernel that was saved: nothing is compiled.
+
+        kernel_lib_path: a library by export_library, or the folder of an entry of the disk cache (or a file in it), wherever
+        it lies now.  func and the other arguments are those it was compiled with; the sources are what get_kernel_source
+        and get_host_source say of a library.  params: accepted, and made from func.
+        Raises FileNotFoundError, and kernel-library (ValueError) for what was saved of another program or with other options.
+        """
+        from .compiling import make_request  # lower in the same room: that module builds kernels
+        from .exporting import saved_artifact
+
+        if kernel_lib_path is None:
+            raise ValueError("from_database needs kernel_lib_path")
+        request = make_request(func, out_idx, execution_backend, target, False, pass_configs, compile_flags)
+        kernel = cls(_request=request, _artifact=saved_artifact(kernel_lib_path, request, device_kernel_source,
+                                                                host_kernel_source))
+        kernel.target_host = target_host
+        kernel.library_path = kernel._built.meta.get("library")
+        if kernel.library_path:
+            kernel._load()
+        return kernel
 
     def __repr__(self) -> str:
         return f"<JITKernel {self.signature.name} for {self.target}>"

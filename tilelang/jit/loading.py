@@ -143,8 +143,14 @@ def _on_current_device(call: Callable[..., Any], driver: Any) -> Callable[..., A
 
 
 def load_cpu(artifact: Artifact, sig: Signature) -> Entry:
-    """The kernel object in the CPU engine, and the host object that calls it."""
+    """The kernel object in the CPU engine, and the host object that calls it; or the library both were written to."""
     from tilelang.runtime.cpu_engine import load_cpu_object
+
+    if "library" in artifact.meta:
+        from tilelang.runtime.shared_library import open_library
+
+        found = open_library(artifact.meta["library"], modes_of(sig), artifact.meta["fingerprint"])
+        return Entry(found["call"], found.get("full"), found.get("check"))
 
     code = load_cpu_object(artifact.files["kernel.o"], artifact.meta["entry"])
     library = HostLibrary(artifact.files["host.o"], tuple(f"tl_{m}" for m in modes_of(sig)),

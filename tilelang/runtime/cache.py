@@ -115,6 +115,13 @@ class DiskCache:
             self._discard(folder, str(e) or type(e).__name__)
             return None
 
+    def read_folder(self, folder: Path) -> Entry | None:
+        """The entry kept in a folder, which may lie anywhere but has its key as its name; None for a damaged one."""
+        try:
+            return self._read(folder, folder.name, json.loads((folder / _MANIFEST).read_bytes()))
+        except (ValueError, KeyError, TypeError, OSError, AttributeError):
+            return None
+
     def _read(self, folder: Path, key: str, manifest: dict[str, Any]) -> Entry:
         stated = manifest.pop("digest")
         if stated != digest([manifest]):

@@ -1,3 +1,5 @@
+import os
+
 import tilelang
 import tilelang.language as T
 
@@ -8,4 +10,9 @@ def main(A: T.Tensor((4,), "float32")):
         A[0] = 1.0
 
 
-tilelang.compile(main, target="cpu").export_library("main.so")
+compiler = os.environ.get("CC")
+os.environ["CC"] = "no-such-compiler"
+try:
+    tilelang.compile(main, target="cpu").export_library("main.so")
+finally:
+    os.environ.pop("CC") if compiler is None else os.environ.update(CC=compiler)

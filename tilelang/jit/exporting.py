@@ -1,0 +1,57 @@
+"""Kernels written to files and read back: export_library, from_database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tilelang.errors import error
+from tilelang.ir.printer import to_text
+from tilelang.runtime.cache import digest
+from tilelang.runtime.shared_library import export_name, write_library
+from tilelang.runtime.signature import signature_of
+
+from .artifact import Artifact, Request
+
+
+def fingerprint(request: Request) -> str:
+    """What a saved kernel belongs to: the program's text and its outputs."""
+    return digest(["library", to_text(request.func), list(signature_of(request.func, request.out_idx).out_idx)])
+
+
+def export_library(path: Any, request: Request, artifact: Artifact) -> str:
+    """Write a CPU kernel as a shared library; returns its path.  Raises kernel-export, kernel-link, ValueError."""
+    if not str(path or ""):
+        raise ValueError("the path of the library is empty")
+    if artifact.kind != "cpu" or "kernel.o" not in artifact.files:
+        raise error("kernel-export", f"a kernel for {request.target} cannot be written as a shared library: only one for the "
+                    "CPU that was compiled here can",
+                    hint="export_sources writes its sources; its entry in the disk cache is read by JITKernel.from_database")
+    name = export_name(request.func.name)
+    write_library(path, name, artifact.host_source, artifact.files["kernel.o"], artifact.meta["entry"], fingerprint(request))
+    return str(Path(path).resolve())
+
+
+def saved_artifact(path: Any, request: Request, kernel_source: str, host_source: str) -> Artifact:
+    """The artifact of a saved kernel: of a library by export_library, or of a folder of the disk cache.
+
+    Raises FileNotFoundError, and kernel-library for one of another program, other options or another version.
+    """
+    from .compiling import cache_key, disk
+
+    place = Path(path)
+    if not place.exists():
+        raise FileNotFoundError(f"{place} does not exist")
+    folder = place if place.is_dir() else place.parent if (place.parent / "manifest.json").exists() else None
+    if folder is None:
+        if request.target.is_cuda:
+            raise error("kernel-library", f"{place} is a library of the CPU, the target is {request.target}")
+        return Artifact("cpu", kernel_source, host_source, {}, {"kernels": [], "library": str(place.resolve()),
+                                                                "fingerprint": fingerprint(request)})
+    entry = disk.read_folder(folder)
+    if entry is None or folder.name != cache_key(request):
+        raise error("kernel-library", f"{folder} keeps no kernel of this program with these options by this version")
+    return Artifact.from_entry(entry)
+
+
+__all__ = ["export_library", "fingerprint", "saved_artifact"]

@@ -1,0 +1,168 @@
+"""CPU kernels as shared libraries that the module loader of TVM-FFI opens: objects, glue and the system's linker.
+
+The library holds the kernel, its host part (checks, outputs) and a thread pool of its own, and needs libtvm_ffi and the
+C library only.  It stays mapped once loaded: its workers run in its code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tilelang.errors import error, register
+
+from .cpu_engine import cpu_engine
+from .cpu_pool import pool_ir
+from .host_engine import ffi_state
+
+register("kernel-export", NotImplementedError, "a kernel is to be written as a shared library, and cannot be")
+register("kernel-link", RuntimeError, "the system's linker refuses a kernel's shared library",
+         "check the compiler that CC names: it must link shared libraries for this machine")
+register("kernel-library", ValueError, "a saved kernel is of another program, or no saved kernel at all",
+         "export it again with export_library")
+
+FINGERPRINT = "tl_fingerprint"
+_COMPILERS = ("cc", "gcc", "clang")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+# What the process gives a kernel compiled in it, for one that is loaded from a file: the array constructor, the default
+# device, workers for the pool (TILELANG_NUM_THREADS, else the CPUs this process may use), a new pool after fork.
+_GLUE = """
+@tl_text_array = private unnamed_addr constant [10 x i8] c"ffi.Array\\00"
+@tl_text_threads = private unnamed_addr constant [21 x i8] c"TILELANG_NUM_THREADS\\00"
+@{fingerprint} = constant [{length} x i8] c"{text}\\00"
+declare i32 @TVMFFIFunctionGetGlobal(ptr, ptr)
+declare ptr @getenv(ptr)
+declare i32 @atoi(ptr)
+declare void @tl_pool_want(i32)
+declare void @tl_pool_reset()
+declare i32 @pthread_atfork(ptr, ptr, ptr)
+{cpu_declarations}
+define internal void @tl_start() {{
+entry:
+  %name = alloca {{ ptr, i64 }}
+  store ptr @tl_text_array, ptr %name
+  %size = getelementptr i8, ptr %name, i64 8
+  store i64 9, ptr %size
+  %found = call i32 @TVMFFIFunctionGetGlobal(ptr %name, ptr @tl_make_array)
+  %text = call ptr @getenv(ptr @tl_text_threads)
+  %given = icmp ne ptr %text, null
+  br i1 %given, label %read, label %count
+read:
+  %asked = call i32 @atoi(ptr %text)
+  %some = icmp sgt i32 %asked, 0
+  br i1 %some, label %start, label %count
+count:
+{cpu_count}
+  br label %start
+start:
+  %threads = phi i32 [ %asked, %read ], [ %cpus, %count ]
+  %workers = sub i32 %threads, 1
+  call void @tl_pool_want(i32 %workers)
+  %hook = call i32 @pthread_atfork(ptr null, ptr null, ptr @tl_pool_reset)
+  ret void
+}}
+@llvm.global_ctors = appending global [1 x {{ i32, ptr, ptr }}] [{{ i32, ptr, ptr }} {{ i32 65535, ptr @tl_start, ptr null }}]
+@__tvm_ffi_{name} = alias i32 (ptr, ptr, i32, ptr), ptr @tl_call
+"""
+_LINUX = ("declare i32 @sched_getaffinity(i32, i64, ptr)\ndeclare i32 @__sched_cpucount(i64, ptr)",
+          "  %mask = alloca [128 x i8], align 8\n  %got = call i32 @sched_getaffinity(i32 0, i64 128, ptr %mask)\n"
+          "  %cpus = call i32 @__sched_cpucount(i64 128, ptr %mask)")
+_OTHER = ("declare i64 @sysconf(i32)", "  %online = call i64 @sysconf(i32 58)\n  %cpus = trunc i64 %online to i32")
+
+
+def export_name(name: str) -> str:
+    """The name under which a program is found in its library.  Raises kernel-export for one that is no C identifier."""
+    if not _NAME.fullmatch(name):
+        raise error("kernel-export", f"{name!r} cannot be the name of a function in a library",
+                    hint="give the function a name of letters, digits and underscores")
+    return name
+
+
+def write_library(path: Any, name: str, host_ir: str, kernel_object: bytes, entry: str, fingerprint: str) -> None:
+    """Link a CPU kernel.
+
+    host_ir: text of the host module.  entry: function of kernel_object that it calls.  fingerprint: kept in the file and
+    asked by open_library.  Raises kernel-export where there is no compiler, kernel-link when linking fails.
+    """
+    compiler = find_compiler()
+    declarations, count = _LINUX if sys.platform.startswith("linux") else _OTHER
+    text = host_ir.replace("@tl_make_array = external global ptr", "@tl_make_array = internal global ptr null")
+    text = text.replace("@tl_default_device = external global i32", "@tl_default_device = internal global i32 0")
+    text = re.sub(r"@tl_cpu_entry\b", f"@{entry}", text)
+    glue = _GLUE.format(fingerprint=FINGERPRINT, length=len(fingerprint) + 1, text=fingerprint, name=export_name(name),
+                        cpu_declarations=declarations, cpu_count=count)
+    engine, libtvm_ffi = cpu_engine(), Path(_libtvm_ffi())
+    with tempfile.TemporaryDirectory(prefix="tilelang-link-") as folder:
+        objects = {"kernel.o": kernel_object, "host.o": engine.emit_object(text + glue, opt=1),
+                   "pool.o": engine.emit_object(pool_ir("x86_64" in engine.triple), opt=1)}
+        for file, data in objects.items():
+            (Path(folder) / file).write_bytes(data)
+        out = Path(folder) / "library"
+        flags = ["-shared", "-o", str(out), *(str(Path(folder) / f) for f in objects), str(libtvm_ffi), "-lm", "-lpthread",
+                 f"-Wl,-rpath,{libtvm_ffi.parent}"]
+        if sys.platform.startswith("linux"):
+            script = Path(folder) / "exports"
+            script.write_text(f"{{ global: __tvm_ffi_*; tl_call; tl_full; tl_check; {FINGERPRINT}; local: *; }};\n")
+            flags += [f"-Wl,--version-script={script}", "-Wl,-z,nodelete", "-Wl,-z,noexecstack"]
+        done = subprocess.run([*compiler, *flags], capture_output=True, text=True)
+        if done.returncode:
+            raise error("kernel-link", f"{shlex.join(compiler)} cannot link the library of `{name}`:\n"
+                        f"{(done.stderr or done.stdout).strip() or '(no output)'}")
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copyfile(out, temporary)
+        os.replace(temporary, target)  # a library in use keeps its old file
+
+
+def find_compiler() -> list[str]:
+    """The command that links: CC, else cc, gcc or clang.  Raises kernel-export without one."""
+    given = shlex.split(os.environ.get("CC", ""))
+    found = [given] if given else [[c] for c in _COMPILERS]
+    for command in found:
+        if shutil.which(command[0]):
+            return command
+    raise error("kernel-export", "a shared library needs the system's linker: there is no "
+                f"{shlex.join(given) if given else ', '.join(_COMPILERS)}",
+                hint="install a C compiler, or name one in CC; the disk cache keeps compiled kernels without any")
+
+
+def _libtvm_ffi() -> str:
+    ffi_state()
+    from tvm_ffi import libinfo
+
+    return str(libinfo.find_libtvm_ffi())
+
+
+def open_library(path: Any, modes: tuple[str, ...], fingerprint: str) -> dict[str, Callable[..., Any]]:
+    """The entry points ("call", …) of a library written by write_library, as TVM-FFI functions.
+
+    Raises kernel-library for a file that is none, or one made of another program.
+    """
+    ffi = ffi_state()
+    try:
+        library = ctypes.CDLL(str(Path(path).resolve()))
+        kept = (ctypes.c_char * (len(fingerprint) + 1)).in_dll(library, FINGERPRINT).value.decode("ascii", "replace")
+        addresses = {m: ctypes.cast(getattr(library, f"tl_{m}"), ctypes.c_void_p).value for m in modes}
+    except (OSError, ValueError, AttributeError) as e:
+        raise error("kernel-library", f"{path} is no library of a kernel with these entry points: {e}") from None
+    if kept != fingerprint:
+        raise error("kernel-library", f"{path} was made of another program, or for other outputs")
+    out = {}
+    for mode, address in addresses.items():
+        out[mode] = ffi.make_function(address, keep_alive_object=(library,))
+        out[mode].release_gil = True
+    return out
+
+
+__all__ = ["export_name", "find_compiler", "open_library", "write_library"]
