@@ -147,9 +147,9 @@ CHECKS = [
     Check("attention/retention.py", "check", dict(batch=1, heads=1, seq=100, dim_k=32, dim_v=64)),
     Check("attention/retention.py", "check_backward", dict(batch=1, heads=2, seq=100, dim_k=32, dim_v=64)),
     Check("attention/mamba2.py", "check", dict(seq=128, heads=2, groups=1, P=32, N=32)),
-    Check("attention/mamba2_backward.py", "check", dict(seq=128, heads=2, groups=1, P=32, N=32)),
+    Check("attention/mamba2_backward.py", "check", dict(seq=96, heads=2, groups=1, P=16, N=32, chunk=32)),
     Check("attention/gated_delta.py", "check", dict(heads=1, seq=70, dim_k=32, dim_v=32)),
-    Check("attention/gated_delta_backward.py", "check", dict(heads=1, seq=70, dim_k=16, dim_v=40)),
+    Check("attention/gated_delta_backward.py", "check", dict(heads=1, seq=40, dim_k=32, dim_v=40, chunk=16)),
     Check("attention/kda.py", "check", dict(heads=1, seq=70, dim_k=32, dim_v=32)),
-    Check("attention/kda_backward.py", "check", dict(heads=1, seq=40, dim_k=32, dim_v=40)),
+    Check("attention/kda_backward.py", "check", dict(heads=1, seq=40, dim_k=32, dim_v=40, chunk=16)),
 ]

@@ -21,6 +21,27 @@ def test_programs_written_for_hopper_agree_with_the_reference(example, check, si
         assert result.ok, str(result)
 
 
+@pytest.mark.parametrize("name", ["mamba2", "gated_delta", "kda"])
+def test_gradients_of_linear_attentions_on_hopper(example, name):
+    """Walks back over chunks by TMA and bulk copies."""
+    import checks
+    import harness
+
+    row, = [c for c in checks.CHECKS if c.file == f"attention/{name}_backward.py"]
+    for result in example(row.file).check(on=harness.Place(target=SM90A, backend="simulator"), **row.small):
+        assert result.ok, str(result)
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("name, sizes", [("mamba2", (1, 1024, 32, 1, 64, 128)), ("gated_delta", (1, 16, 1024, 128, 128)),
+                                         ("kda", (1, 16, 1024, 128, 128))])
+def test_gradients_of_linear_attentions_assemble_clean(example, name, sizes):
+    program = getattr(example(f"attention/{name}_backward.py"), f"{name}_backward")(*sizes)
+    for k in lower(program.func, Target(SM90A)).kernels:
+        cubin = nvrtc.compile_cubin(print_kernel(k), "sm_90a")
+        assert "C75" not in cubin.log and cubin.spills == 0, cubin.log
+
+
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 @pytest.mark.parametrize("kernel", ["gemm_roles", "gemm_cluster"])
 def test_programs_written_for_hopper_assemble_clean(example, kernel):
