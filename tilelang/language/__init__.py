@@ -76,6 +76,8 @@ from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cumsum, fill
 from .wide import (ldg32, ldg64, ldg128, ldg256, lds32, lds64, lds128, stg32, stg64, stg128, stg256, sts32, sts64,
                    sts128)
 from .unavailable import UNAVAILABLE as _UNAVAILABLE
+from .ws_schedule import (WSInstr, WSOpRef, WSPipeline, WSRole, WSSchedule, WSScope, WSSync, WSSyncKind,
+                          annotate_ws_schedule, ws_op)
 
 _own = [n for n in globals() if not n.startswith("_")
         and n not in ("annotations", "math", "fastmath", "kernel", "nodes", "Buffer_")]

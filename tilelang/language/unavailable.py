@@ -43,9 +43,7 @@ _TABLE: dict[str, str] = {
         tvm_call_packed_lowered tvm_stack_alloca tvm_stack_make_array tvm_stack_make_shape tvm_struct_get
         tvm_struct_set tvm_throw_last_error tvm_tuple call_llvm_intrin call_llvm_pure_intrin
         llvm_lookup_intrinsic_id""",
-    LATER: """WSInstr WSOpRef WSPipeline WSRole WSSchedule WSScope WSSync WSSyncKind
-        annotate_ws_schedule ws_op start_profile_intrinsic
-        end_profile_intrinsic q_multiply_shift q_multiply_shift_per_axis""",
+    LATER: """start_profile_intrinsic end_profile_intrinsic q_multiply_shift q_multiply_shift_per_axis""",
 }
 
 

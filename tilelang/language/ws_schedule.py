@@ -1,10 +1,233 @@
-"""Objects of warp-specialisation schedules for Blackwell: each says that it is not available."""
+"""Schedules of warp specialisation as objects: which warps play which role, and what passes between them.
 
-from .unavailable import UNAVAILABLE
+A schedule is a wish about speed.  This compiler finds roles, rings and their barriers itself
+(transform/specialize_warps.py): a schedule is checked and noted in the launch's report, and the kernel means what its
+statements say in the order in which they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+from tilelang.errors import register
+from tilelang.ir import Buffer
+
+from .kernel import need_kernel
+from .state import describe, error, need_builder
+
+register("ws-schedule", AssertionError, "a warp-specialisation schedule whose parts do not fit together",
+         "roles are ranges of the schedule's warps, operations and pipelines are named by what it holds")
+register("ws-name", ValueError, "an operation or a part of a schedule needs a name", 'write with T.ws_op("load"):')
+
+WSID = "ws_id"
+
+
+def _named(name: Any, what: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise error("ws-name", f"{what} is a text that is not empty, found {describe(name)}")
+    return name
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise error("ws-schedule", message)
+
+
+@dataclass(frozen=True)
+class WSRole:
+    """Warps warps_lo up to (and without) warps_hi do one thing.  max_nreg: registers a thread, 0 for the compiler's choice."""
+
+    name: str
+    warps_lo: int = field(kw_only=True)
+    warps_hi: int = field(kw_only=True)
+    max_nreg: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _named(self.name, "the name of a role")
+        _require(0 <= self.warps_lo < self.warps_hi,
+                 f"role {self.name!r} has warps {self.warps_lo} up to {self.warps_hi}: none")
+        _require(0 <= self.max_nreg <= 255, f"role {self.name!r} wants {self.max_nreg} registers a thread, 255 are the most")
+
+
+@dataclass(frozen=True)
+class WSPipeline:
+    """Buffers handed from a producer to consumers, `depth` versions of each."""
+
+    name: str
+    buffers: tuple[Any, ...]
+    depth: int
+
+    def __init__(self, name: str, buffers: Any, depth: int) -> None:
+        _named(name, "the name of a pipeline")
+        held = (buffers,) if isinstance(buffers, (Buffer, str)) else tuple(buffers)
+        _require(isinstance(depth, int) and depth >= 1, f"pipeline {name!r} has depth {depth!r}, at least 1 is needed")
+        for attribute, value in (("name", name), ("buffers", held), ("depth", depth)):
+            object.__setattr__(self, attribute, value)
+
+
+class WSInstr:
+    """Base of what a role does in turn: WSOpRef and WSSync."""
+
+
+@dataclass(frozen=True)
+class WSOpRef(WSInstr):
+    """The operation of the kernel that T.ws_op or annotations={T.WSID: …} gave this name."""
+
+    id: str
+
+    def __post_init__(self) -> None:
+        _named(self.id, "the name of an operation")
+
+
+class WSSyncKind(Enum):
+    """What a WSSync waits for or says."""
+
+    PRODUCER_ACQUIRE = "producer_acquire"
+    PRODUCER_COMMIT = "producer_commit"
+    CONSUMER_WAIT = "consumer_wait"
+    CONSUMER_RELEASE = "consumer_release"
+
+
+@dataclass(frozen=True)
+class WSSync(WSInstr):
+    """A step of the protocol of a pipeline.  pipeline: its name, or the WSPipeline.  stage: how many iterations ahead."""
+
+    kind: WSSyncKind
+    pipeline: Any
+    stage: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", WSSyncKind(self.kind))
+        _named(self.pipeline_name, "the name of a pipeline")
+
+    @property
+    def pipeline_name(self) -> str:
+        return getattr(self.pipeline, "name", self.pipeline)
+
+    @classmethod
+    def producer_acquire(cls, pipeline: Any, stage: int = 0) -> WSSync:
+        """Wait until the version may be filled."""
+        return cls(WSSyncKind.PRODUCER_ACQUIRE, pipeline, stage)
+
+    @classmethod
+    def producer_commit(cls, pipeline: Any, stage: int = 0) -> WSSync:
+        """Say that the version is filled."""
+        return cls(WSSyncKind.PRODUCER_COMMIT, pipeline, stage)
+
+    @classmethod
+    def consumer_wait(cls, pipeline: Any, stage: int = 0) -> WSSync:
+        """Wait until the version is filled."""
+        return cls(WSSyncKind.CONSUMER_WAIT, pipeline, stage)
+
+    @classmethod
+    def consumer_release(cls, pipeline: Any, stage: int = 0) -> WSSync:
+        """Say that the version may be filled again."""
+        return cls(WSSyncKind.CONSUMER_RELEASE, pipeline, stage)
+
+
+@dataclass(frozen=True)
+class WSScope:
+    """What each role does in a part of the kernel: WSScope.ROOT, or the operation (a loop) of that name.
+
+    bodies: role name -> its instructions in turn; texts mean WSOpRef.
+    """
+
+    id: str
+    bodies: Any = ()
+
+    ROOT: ClassVar[str] = "root"
+
+    def __post_init__(self) -> None:
+        _named(self.id, "the name of a scope")
+        items = self.bodies.items() if isinstance(self.bodies, Mapping) else self.bodies
+        bodies = tuple((_named(role, "the name of a role"), tuple(map(_instruction, steps))) for role, steps in items)
+        object.__setattr__(self, "bodies", bodies)
+
+
+def _instruction(x: Any) -> WSInstr:
+    if isinstance(x, WSInstr):
+        return x
+    if isinstance(x, str):
+        return WSOpRef(x)
+    raise TypeError(f"an instruction of a role is a WSOpRef, a WSSync or a name, found {type(x).__name__}")
+
+
+@dataclass(frozen=True)
+class WSSchedule:
+    """Roles of a block of num_warps warps (a multiple of 4), the pipelines between them, and what they do in each scope.
+
+    Raises AssertionError where the parts do not fit: roles that overlap or go beyond the warps, names used twice, bodies of
+    roles or steps of pipelines that are not there.
+    """
+
+    num_warps: int
+    roles: tuple[WSRole, ...]
+    pipelines: tuple[WSPipeline, ...]
+    scopes: tuple[WSScope, ...]
+
+    def __init__(self, num_warps: int, roles: Iterable[WSRole], pipelines: Iterable[WSPipeline] = (),
+                 scopes: Iterable[WSScope] = ()) -> None:
+        _require(isinstance(num_warps, int) and not isinstance(num_warps, bool) and num_warps > 0 and num_warps % 4 == 0,
+                 f"num_warps must be a positive multiple of 4, found {num_warps!r}")
+        parts: tuple[tuple[str, Sequence[Any], type], ...] = (
+            ("roles", tuple(roles), WSRole), ("pipelines", tuple(pipelines), WSPipeline), ("scopes", tuple(scopes), WSScope))
+        object.__setattr__(self, "num_warps", num_warps)
+        for name, values, wanted in parts:
+            for v in values:
+                if not isinstance(v, wanted):
+                    raise TypeError(f"{name} holds {wanted.__name__} objects, found {type(v).__name__}")
+            keys = [v.id if wanted is WSScope else v.name for v in values]
+            _require(len(set(keys)) == len(keys), f"{name} of a schedule have names of their own, found {keys}")
+            object.__setattr__(self, name, values)
+        self._check()
+
+    def _check(self) -> None:
+        owners: dict[int, str] = {}
+        for r in self.roles:
+            _require(r.warps_hi <= self.num_warps, f"role {r.name!r} has warps up to {r.warps_hi}, of {self.num_warps}")
+            for w in range(r.warps_lo, r.warps_hi):
+                _require(w not in owners, f"warp {w} has two roles: {owners.get(w)!r} and {r.name!r}")
+                owners[w] = r.name
+        known, held = {r.name for r in self.roles}, {p.name for p in self.pipelines}
+        for s in self.scopes:
+            for role, steps in s.bodies:
+                _require(role in known, f"scope {s.id!r} has a body of role {role!r}, which is not there")
+                for step in steps:
+                    _require(not isinstance(step, WSSync) or step.pipeline_name in held,
+                             f"scope {s.id!r} synchronises pipeline {getattr(step, 'pipeline_name', '')!r}, which is not there")
+
+
+def annotate_ws_schedule(schedule: WSSchedule) -> None:
+    """Wish for a schedule of the kernel around.  It is checked and noted in the report; the kernel means what its statements
+    say in their order, and this compiler schedules it itself.  Raises TypeError for anything but a WSSchedule."""
+    need_builder("T.annotate_ws_schedule")
+    if not isinstance(schedule, WSSchedule):
+        raise TypeError(f"T.annotate_ws_schedule takes a WSSchedule, found {type(schedule).__name__}")
+    roles = ", ".join(f"{r.name} {r.warps_lo}-{r.warps_hi - 1}" for r in schedule.roles)
+    attrs = need_kernel("T.annotate_ws_schedule").attrs
+    attrs["report"] = (*attrs.get("report", ()), f"the annotated schedule of roles ({roles}): the compiler's own is used")
+
+
+class ws_op:
+    """`with T.ws_op("load"):` names the operations inside for a WSSchedule.
+
+    Raises ValueError for a name that is empty or no text.
+    """
+
+    def __init__(self, id: str) -> None:
+        need_builder("T.ws_op")
+        self.id = _named(id, "the name of an operation")
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
 
 _NAMES = ["WSInstr", "WSOpRef", "WSPipeline", "WSRole", "WSSchedule", "WSScope", "WSSync", "WSSyncKind",
           "annotate_ws_schedule", "ws_op"]
-globals().update({n: UNAVAILABLE[n] for n in _NAMES})
-WSID = "ws_id"
-
 __all__ = [*_NAMES, "WSID"]
