@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gen_more import MORE, WEIGHTS
 from gen_parallel import Nodes, atomic, inner_sum, parallel, per_thread, spread_sum
 from gen_state import Scope, State, counter, node
 from gen_tiles import copy, fill, find_input, gemm, new_buffer, operand, reducer, reduction, scan, transpose, view
@@ -62,7 +63,7 @@ def _weights(st: State, s: Scope) -> list[tuple[str, float]]:
     w = {"parallel": 5.0, "copy": 4.0, "fill": 1.0, "gemm": 1.8, "reduce": 1.6, "scan": 0.5, "atomic": 1.5, "inner": 0.8,
          "spread": 0.4, "thread": 1.2, "view": 0.4, "transpose": 0.2, "reducer": 0.5, "let": 0.5, "assign": 0.7, "serial": 1.2,
          "pipelined": 1.3, "branch": 1.0, "while": 0.4, "grid": 0.3, "macro": 0.5, "leave": 0.0, "alloc": 0.3, "ordered": 0.4,
-         "swap": 0.15}
+         "swap": 0.15, **WEIGHTS}
     w.update(st.profile.weights)
     if s.in_loop and not s.pipelined:
         w["leave"] = 1.4
@@ -225,8 +226,18 @@ def ordered(st: State, s: Scope) -> Nodes | None:
     order = list(range(p + q))
     if st.chance(0.5):
         order = [q + i for i in range(p)] + list(range(q))
-    return [node(f"for {k} in T.Pipelined({n}, order={order}, stage={stage}):", producers + consumers, None,
-                 "loop:ordered", f"stages:user{last}")]
+    text, tags = f"T.Pipelined({n}, order={order}, stage={stage})", ["loop:ordered", f"stages:user{last}"]
+    roll = st.rng.random()
+    if roll < 0.2:
+        text = f"T.Pipelined({n}, order={order}, stage={stage}, group={[list(range(p)), list(range(p, p + q))]})"
+        tags.append("loop:ordered-group")
+    elif roll < 0.35:
+        marks = f"{{'software_pipeline_stage': {stage}, 'software_pipeline_order': {order}}}"
+        text = f"T.serial({n}, annotations={marks})"
+        tags.append("loop:ordered-annotations")
+    elif roll < 0.5:
+        text = f"T.Pipelined({n}, num_stages={st.between(1, 3)}, order={order}, stage={stage})"
+    return [node(f"for {k} in {text}:", producers + consumers, None, *tags)]
 
 
 def branch(st: State, s: Scope) -> Nodes | None:
@@ -244,7 +255,7 @@ def branch(st: State, s: Scope) -> Nodes | None:
 
 def leave(st: State, s: Scope) -> Nodes | None:
     """break or continue of the innermost loop under a condition of the block."""
-    word = st.pick(["break", "continue"])
+    word = st.pick(["break", "continue", "T.loop_break()"])
     return [node(f"if {condition(st, s)}:", [node(word)], None, f"loop:{word}")]
 
 
@@ -326,4 +337,4 @@ STATEMENTS = {"parallel": parallel, "copy": copy, "fill": fill, "gemm": gemm, "r
               "atomic": atomic, "inner": inner_sum, "spread": spread_sum, "thread": per_thread, "view": view,
               "transpose": transpose, "reducer": reducer, "let": let, "assign": assign, "serial": serial,
               "pipelined": pipelined, "branch": branch, "while": while_loop, "grid": grid, "macro": macro, "leave": leave,
-              "alloc": alloc, "ordered": ordered, "swap": swap}
+              "alloc": alloc, "ordered": ordered, "swap": swap, **MORE}

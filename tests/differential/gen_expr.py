@@ -78,7 +78,7 @@ class Point:
             if e <= b.shape[d] and st.chance(0.8):
                 c = st.between(1, 3)
                 shifted = [*idx[:d], f"{name} - {c}", *idx[d + 1:]]
-                v = Value(f"T.if_then_else({name} >= {c}, {b.at(shifted)}, 0)", b.dtype, min(0, b.low),
+                v = Value(f"T.if_then_else({name} >= {c}, {b.at(shifted)}, 0)", promote(b.dtype, "int32"), min(0, b.low),
                           max(0, b.high))
                 self.features.add("index:guarded")
         self.features.add(f"load:{b.scope}")
@@ -151,7 +151,7 @@ class Point:
     def _combine(self, depth: int) -> Value | None:
         st = self.state
         op = st.pick(["+", "+", "-", "*", "max", "min", "abs", "neg", "choose", "choose", "floordiv", "mod", "bits", "shift",
-                      "floor", "cast", "select", "trunc", "round"])
+                      "floor", "cast", "select", "trunc", "round", "invert", "square", "named"])
         a = self.value(depth - 1)
         self.features.add(f"expr:{op}")
         if op in "+-*" or op in ("max", "min", "choose", "select"):
@@ -186,6 +186,20 @@ class Point:
             return None
         c = st.between(2, 9)
         match op:
+            case "invert":
+                return Value(f"(~{a.text})", a.dtype, -a.high - 1, -a.low - 1)
+            case "square":
+                a = self.fit(a, -31, 31)
+                return Value(f"T.pow({a.text}, 2)", a.dtype, 0, a.bound ** 2)
+            case "named":
+                fn = st.pick(["T.floordiv", "T.floormod", "T.bitwise_and", "T.shift_right"])
+                dt = promote(a.dtype, "int32")
+                if fn == "T.floordiv":
+                    return Value(f"T.floordiv({a.text}, {c})", dt, a.low // c, a.high // c)
+                if fn == "T.shift_right":
+                    return Value(f"T.shift_right({a.text}, 2)", dt, a.low >> 2, a.high >> 2)
+                high = c - 1 if fn == "T.floormod" else c
+                return Value(f"{fn}({a.text}, {c})", dt, 0, high)
             case "floordiv":
                 if st.chance(0.2):
                     return Value(f"T.truncdiv({a.text}, {c})", promote(a.dtype, "int32"), -(-a.low // c),

@@ -42,8 +42,8 @@ def make_program(seed: int, profile: str | None = None) -> Program:
     st.inputs, kernels = [], []
     for _ in range(2 if st.chance(0.12) else 1):
         kernels.append(_kernel(st, kernels))
-    return {"seed": seed, "profile": st.profile.name, "dims": st.dims, "symbols": st.symbols, "tensors": st.tensors,
-            "configs": dict(st.pick(_CONFIGS)), "kernels": kernels}
+    return {"seed": seed, "profile": st.profile.name, "dims": st.dims, "symbols": st.symbols, "steps": st.steps,
+            "tensors": st.tensors, "configs": dict(st.pick(_CONFIGS)), "kernels": kernels}
 
 
 def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
@@ -80,6 +80,7 @@ def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
             st.blocks *= gz
     st.grid_values = grid_values
     flat = f"({bm} * {gn} + {bn})" if len(names) < 3 else f"((bz * {gm} + {bm}) * {gn} + {bn})"
+    st.flat, st.workspaces = flat, []
     s = Scope([*st.inputs], list(grid_values), [])
     if len(names) < 3 or tiled == 0:
         for _ in range(tiled):

@@ -117,11 +117,15 @@ class State:
         self.counters: dict[str, int] = {}
         self.dims: dict[str, int] = {}
         self.symbols: dict[str, int] = {}
+        self.steps: dict[str, str] = {}  # symbols of strides, and what they are
         self.tensors: list[dict[str, Any]] = []
         self.scalars: list[dict[str, Any]] = []
         self.allocs: list[Node] = []
         self.prologue: list[Node] = []
         self.blocks = 1
+        self.flat = "0"  # text of the block's number
+        self.workspaces: list[Buf] = []
+        self.top_outputs: list[Buf] = []
         self.shared_bytes = 0
         self.register_bits = 0
         self.threads = 128
@@ -170,9 +174,25 @@ class State:
         """A global tensor, a parameter of the program."""
         low, high = self.limits(dt, bound)
         name = self.fresh(prefix)
-        self.tensors.append({"name": name, "shape": list(dims), "dtype": dt, "low": 0 if zero else low,
-                             "high": 0 if zero else high})
+        t = {"name": name, "shape": list(dims), "dtype": dt, "low": 0 if zero else low, "high": 0 if zero else high}
+        if self.chance(0.14) and not zero:
+            t["strides"] = self.strides(dims)
+        self.tensors.append(t)
         return Buf(name, "global", shape, dims, dt, low, high, **more)
+
+    def strides(self, dims: tuple[str, ...]) -> list[str]:
+        """Texts of strides with space between rows, tiles or elements: numbers, or symbols of run time."""
+        inner = self.pick([1, 1, 1, 1, 2, 3])
+        out, step = [str(inner)], str(inner)
+        for d in reversed(dims[1:]):
+            step = f"({d} * {step} + {self.pick([0, 0, 1, 3, 8, 16])})" if step != "1" else \
+                f"({d} + {self.pick([0, 0, 1, 3, 4, 8, 16])})"
+            text = step
+            if any(m in step for m in self.symbols) or self.chance(0.4):
+                text = self.fresh("X")
+                self.steps[text] = step
+            out.insert(0, text)
+        return out
 
     def allocate(self, scope: str, shape: tuple[int, ...], dt: str, *, bound: int | None = None,
                  room: int | None = None) -> tuple[Buf, Node]:

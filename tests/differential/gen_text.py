@@ -21,21 +21,38 @@ def source(program: dict[str, Any], note: str = "") -> str:
     for k in program["kernels"]:
         blocks = k["blocks"]
         bound = blocks[0] if len(blocks) == 1 else f"({', '.join(blocks)})"
-        body.append(f"    with T.Kernel({', '.join(k['grid'])}, threads={k['threads']}) as {bound}:")
+        body.append(f"    with T.Kernel({', '.join(k['grid'])}, threads={k.get('split') or k['threads']}) as {bound}:")
         mutable = {m.group(1) for n in k["body"] if (m := _ASSIGNED.match(n["t"])) and "T.alloc_var" in n["t"]}
         _write(k["body"], 2, body, macros, params | set(blocks), named, mutable)
     head = [f'"""{note or "A generated program"}: seed {program["seed"]}, profile {program["profile"]}."""', "",
             "import tilelang.language as T", ""]
     head += [f"{name} = {value}" for name, value in program["dims"].items() if _uses(body + macros + _shapes(program), name)]
-    head += [f"{name} = T.dynamic('{name}')" for name in program["symbols"] if _uses(_shapes(program), name)]
-    shapes = [f"{t['name']}: T.Tensor(({', '.join(t['shape'])},), '{t['dtype']}')" for t in program["tensors"]]
+    head += [f"{name} = T.dynamic('{name}')" for name in (*program["symbols"], *program.get("steps", {}))
+             if _uses(_shapes(program), name)]
+    if any(f"{use}(" in line for use in LIBRARY for line in body + macros):
+        head += [x for texts in LIBRARY.values() for x in texts]
+    shapes = [_annotation(t) for t in program["tensors"]]
     params_text = (",\n" + 12 * " ").join(shapes)
     text = "\n".join([*head, "", "", *macros, "@T.prim_func", f"def program({params_text}):", *body])
     return text + "\n" + _footer(program)
 
 
+# Macros a program may call, and the lines that define them.
+_ADDED = ["", "", "@T.macro", "def added(x: T.Ref, v, w=2):", "    x = x + v * w", "    return x, v + 1"]
+LIBRARY = {"added": _ADDED,
+           "added_twice": ["", "", "@T.macro", "def added_twice(x: T.Ref, v):", "    a, b = added(x, v, w=1)",
+                           "    added(x, b - 1)"]}
+
+
+def _annotation(t: dict[str, Any]) -> str:
+    """A parameter: row after row, or with strides."""
+    if "strides" in t:
+        return f"{t['name']}: T.StridedTensor(({', '.join(t['shape'])},), ({', '.join(t['strides'])},), '{t['dtype']}')"
+    return f"{t['name']}: T.Tensor(({', '.join(t['shape'])},), '{t['dtype']}')"
+
+
 def _shapes(program: dict[str, Any]) -> list[str]:
-    return [" ".join(t["shape"]) for t in program["tensors"]]
+    return [" ".join((*t["shape"], *t.get("strides", ()))) for t in program["tensors"]]
 
 
 def _uses(lines: list[str], name: str) -> bool:
@@ -43,8 +60,13 @@ def _uses(lines: list[str], name: str) -> bool:
 
 
 def _footer(program: dict[str, Any]) -> str:
-    rows = [repr((t["name"], tuple(_number(program, d) for d in t["shape"]), t["dtype"], t["low"], t["high"]))
-            for t in program["tensors"]]
+    rows = []
+    for t in program["tensors"]:
+        more = {k: t[k] for k in ("normal", "tol") if k in t}
+        if "strides" in t:
+            more["strides"] = tuple(_number(program, d) for d in t["strides"])
+        row = (t["name"], tuple(_number(program, d) for d in t["shape"]), t["dtype"], t["low"], t["high"])
+        rows.append(repr((*row, more) if more else row))
     table = (",\n" + 11 * " ").join(rows)
     return f"""
 
@@ -64,7 +86,10 @@ if __name__ == "__main__":
 
 
 def _number(program: dict[str, Any], d: str) -> int:
-    return int(d) if d.isdigit() else program["dims"].get(d, program["symbols"].get(d))
+    """The value of an extent or stride: arithmetic on numbers and names."""
+    steps = program.get("steps", {})
+    known = {**program["dims"], **program["symbols"]}
+    return int(eval(steps.get(d, d), {"__builtins__": {}}, known))
 
 
 def _write(nodes: list[Node], depth: int, out: list[str], macros: list[str], known: set[str], named: set[str],
@@ -137,5 +162,11 @@ def features(program: dict[str, Any]) -> list[str]:
         out.add("kernels:2")
     if any(not d.isdigit() and d in program["symbols"] for t in program["tensors"] for d in t["shape"]):
         out.add("shape:dynamic")
+    for t in program["tensors"]:
+        if "strides" in t:
+            out.add(f"strides:{'dynamic' if any(d in program.get('steps', {}) for d in t['strides']) else 'static'}"
+                    f":{'input' if t['name'][0] == 'A' else 'output'}")
+            if t["strides"][-1] != "1":
+                out.add("strides:inner")
     out |= {f"config:{k}" for k in program["configs"]} | {f"dtype:{t['dtype']}" for t in program["tensors"]}
     return sorted(out)

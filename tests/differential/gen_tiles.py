@@ -107,6 +107,10 @@ def copy(st: State, s: Scope, dst: Buf | None = None, src: Buf | None = None) ->
         options.append(f"coalesced_width={st.pick([1, 2, 4])}")
     if st.chance(0.06):
         options.append("disable_tma=True")
+    if st.chance(0.05):
+        options.append(f"prefer_instruction='{st.pick(['tma', 'cp_async', 'sync'])}'")
+    if st.chance(0.03):
+        options = ["annotations={'coalesced_width': 2}"]
     if st.chance(0.04):
         options.append(f"eviction_policy='{st.pick(['evict_normal', 'evict_first', 'evict_last'])}'")
     conv = "same" if src.dtype == dst.dtype else f"{src.dtype}->{dst.dtype}"
@@ -360,7 +364,17 @@ def reduction(st: State, s: Scope) -> Nodes | None:
             dst.room -= need * s.times
     options = "" if kind == "abssum" or (clear and st.chance(0.5)) else f", clear={clear}"
     where = f"dim={dim if st.chance(0.7) else dim - len(src.shape)}"
-    tags = (f"reduce:{kind}", f"reduce:{src.scope}->{dst.scope}", f"reduce:dim{dim}/{len(src.shape)}")
+    more = []
+    if st.chance(0.15):
+        options += ", batch=1"
+        more.append("reduce:batch")
+    if kind in ("max", "min", "absmax") and st.chance(0.3) and dst.dtype in ("float16", "bfloat16", "float32"):
+        options += ", nan_propagate=True"
+        more.append("reduce:nan_propagate")
+    if st.chance(0.15):
+        text = f"T.reduce({src.name}, {dst.name}, '{kind}', {dim}, {clear})"
+        return [*nodes, node(text, None, None, "reduce:generic", f"reduce:{kind}")]
+    tags = (*more, f"reduce:{kind}", f"reduce:{src.scope}->{dst.scope}", f"reduce:dim{dim}/{len(src.shape)}")
     return [*nodes, node(f"T.reduce_{kind}({src.name}, {dst.name}, {where}{options})", None, None, *tags)]
 
 
@@ -398,12 +412,12 @@ BIT_VIEWS = {"uint8": ("int8",), "int8": ("uint8",), "int16": ("uint16", "int8")
 
 def view(st: State, s: Scope) -> Nodes | None:
     """A reshape of a live buffer, or a view of its bits as another type."""
-    good = [b for b in s.buffers if b.scope in ("shared", "shared", "fragment") and b.root is b and not b.base]
+    good = [b for b in s.buffers if b.scope in ("shared", "shared", "fragment") and not b.base]
     if not good:
         return None
     b = st.pick(good)
     name = st.fresh("W")
-    if st.chance(0.3) and b.scope == "shared" and b.dtype in BIT_VIEWS:
+    if st.chance(0.3) and b.scope == "shared" and b.dtype in BIT_VIEWS and b.root is b:
         dt = st.pick(BIT_VIEWS[b.dtype])  # integers only: which zero a float is depends on the order of its sums
         k = BITS[b.dtype] // BITS[dt]
         shape = (*b.shape[:-1], b.shape[-1] * k)
@@ -421,7 +435,7 @@ def view(st: State, s: Scope) -> Nodes | None:
     v = Buf(name, b.scope, shape, tuple(str(e) for e in shape), b.dtype, b.low, b.high, root=b.root, writable=b.writable)
     s.buffers.append(v)
     return [node(f"{name} = T.{st.pick(['reshape', 'view'])}({b.name}, ({', '.join(map(str, shape))},))", None, None,
-                 f"view:{b.scope}")]
+                 f"view:{b.scope}", *(["view:of-view"] if b.root is not b else []))]
 
 
 def transpose(st: State, s: Scope) -> Nodes | None:

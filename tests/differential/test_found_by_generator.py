@@ -1,7 +1,7 @@
 """Programs the generator found executions to disagree on, or to refuse: the smallest form of each, named by what was wrong."""
 
 import numpy as np
-from executions import HERE, disagreements
+from executions import HERE, _execute, between_rows, disagreements, laid_out
 
 import tilelang.language as T
 
@@ -209,3 +209,64 @@ def test_an_element_updated_and_read_in_one_iteration_that_several_threads_own()
     o[2:4, 9] += a[0].sum()
     p[:2] = o[2:4, 9]
     agree(f, [a, b, np.zeros_like(a), np.zeros_like(b)], {2: o, 3: p})
+
+
+def test_tiles_stored_by_tma_after_atomic_updates_by_threads_of_other_warps():
+    @T.prim_func
+    def f(O: T.Tensor((48, 32), "int32")):
+        with T.Kernel(1, threads=256):
+            S = T.alloc_shared((48, 32), "int32")
+            T.clear(S)
+            T.atomic_add(S[21:39, 16:20], 3)
+            T.copy(S, O)
+
+    o = np.zeros((48, 32), I32)
+    o[21:39, 16:20] = 3
+    agree(f, [np.zeros_like(o)], {0: o})
+
+
+def test_what_the_whole_block_voted_is_one_value():
+    @T.prim_func
+    def f(A: T.Tensor((64,), "int32"), O: T.Tensor((3, 64), "int32")):
+        with T.Kernel(1, threads=48):
+            tx = T.get_thread_binding()
+            v = T.alloc_var("int32")
+            w = T.alloc_var("int32", init=0)
+            v = T.syncthreads_count(tx < 17) - 15
+            while w < v:
+                T.copy(A, O[w, 0:64])
+                w = w + 1
+            w = T.syncthreads_and(A[tx] >= 0) * 10 + T.syncthreads_or(tx == 47)
+            for i in T.Parallel(64):
+                O[2, i] = w
+
+    a = np.arange(64, dtype=I32)
+    agree(f, [a, np.zeros((3, 64), I32)], {1: np.stack([a, a, np.full(64, 11, I32)])})
+
+
+def test_bytes_of_int4_and_strides_are_what_the_call_says():
+    s = T.dynamic("s")
+
+    @T.prim_func
+    def f(A: T.StridedTensor((6, 8), (s, 2), "float16"), P: T.Tensor((6, 8), "int4"),
+          O: T.StridedTensor((6, 8), (11, 1), "float16")):
+        with T.Kernel(1, threads=32):
+            S = T.alloc_shared((6, 8), "int4")
+            F = T.alloc_fragment((6, 8), "float16")
+            T.copy(P, S)
+            T.copy(A, F)
+            for i, j in T.Parallel(6, 8):
+                F[i, j] += T.cast(S[i, 7 - j], "float16")
+            T.copy(F, O)
+
+    rng = np.random.default_rng(1)
+    a = laid_out(rng.integers(-9, 9, (6, 8)).astype(np.float16), (19, 2))
+    p = rng.integers(-8, 8, (6, 8))
+    packed = (p[:, 0::2] & 15 | (p[:, 1::2] & 15) << 4).astype(np.uint8).view(np.int8)
+    want = a + p[:, ::-1].astype(np.float16)
+    tensors = [(b.name, b.shape, str(b.dtype)) for b in (x for _, x in f.func.buffers)]
+    tensors[1] = (tensors[1][0], (6, 8), "int4")
+    args = [a, packed, laid_out(np.zeros((6, 8), np.float16), (11, 1))]
+    for name in HERE:
+        got = _execute(name, f.func, f, args, tensors, {}, [False])
+        assert np.array_equal(got[2], want) and not between_rows(got[2]), name

@@ -114,6 +114,28 @@ def test_planted_fault_of_a_copy_is_found(fault, kind, texts):
     refused(tma_copy(**fault), [a, np.zeros_like(a)], kind, *texts)
 
 
+@pytest.mark.parametrize("fence, found", [("True", False), ("tx < 64", True), ("tx >= 64", True), ("tx < 0", True)])
+def test_every_thread_that_updated_a_tile_atomically_fences_before_the_bulk_store(fence, found):
+    f = program({"B": ((128,), "int32")}, f"""
+{alloc("S", (128,), "int32", "shared.dyn")}
+S[tx] = 1
+{do("fence_proxy_async")}
+{SYNC}
+{do("atomic_add", addr("S[127 - tx]"), 2)}
+if {fence}:
+    {do("fence_proxy_async")}
+{SYNC}
+if tx == 0:
+    {do("bulk_store", addr("B[0]"), addr("S[0]"), 512)}
+    {do("bulk_commit")}
+    {do("bulk_wait", n=0)}
+""", threads=128)
+    if found:
+        refused(f, [np.zeros(128, np.int32)], "sim-proxy", "updated atomically")
+    else:
+        assert (run_device(f, [np.zeros(128, np.int32)]).outputs["B"] == 3).all()
+
+
 # ---- A from registers, fences, descriptors ------------------------------------------------------------------------
 
 

@@ -26,12 +26,30 @@ class Proxy:
     """Which granules of a memory ordinary stores have written and no proxy fence has made visible to the async proxy.
 
     dirty: written, not fenced by the writer.  stamp: clock of the writer's first fence after the write.
+    atomics: (granules, threads, stamps) of atomic updates since the last plain write; a stamp below 0: not fenced yet.
     """
 
     def __init__(self, table: AccessTable) -> None:
         self.table = table
         self.dirty = np.zeros(table.shape[0], bool)
         self.stamp = np.zeros(table.shape[0], np.int32)
+        self.atomics: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def write(self, g: np.ndarray) -> None:
+        """An ordinary store of granules g; what was there before does not matter any more."""
+        self.dirty[g] = True
+        if self.atomics:
+            kept = [~np.isin(e[0], g) for e in self.atomics]
+            self.atomics = [(a[k], t[k], s[k]) for (a, t, s), k in zip(self.atomics, kept) if k.any()]
+
+    def update(self, g: np.ndarray, t: np.ndarray) -> None:
+        """Atomic updates of granules g[n] by threads t[n]: each must fence for itself."""
+        if len(self.atomics) >= 64:
+            whole = [np.concatenate(x) for x in zip(*self.atomics)]
+            _, last = np.unique((whole[0].astype(np.int64) * 2**20 + whole[1])[::-1], return_index=True)
+            self.atomics = [(a[::-1][last], b[::-1][last], c[::-1][last]) for a, b, c in (whole,)]
+        who = np.repeat(t.astype(np.int32), g.shape[1])
+        self.atomics.append((g.ravel(), who, np.full(who.shape, -1, np.int32)))
 
     def fence(self, clocks: Clocks, active: np.ndarray) -> None:
         """fence.proxy.async by these threads."""
@@ -40,6 +58,9 @@ class Proxy:
             at = at[active[self.table.writer[at]]]
             self.stamp[at] = clocks.now[self.table.writer[at]]
             self.dirty[at] = False
+        for _, t, stamps in self.atomics:
+            first = (stamps < 0) & active[t]
+            stamps[first] = clocks.now[t[first]]
 
     def require(self, clocks: Clocks, g: np.ndarray, members: np.ndarray, site: int, what: str) -> None:
         """The threads `members` let an agent read granules g.  Raises sim-proxy."""
@@ -52,6 +73,12 @@ class Proxy:
             raise fault("sim-proxy", f"{what} reads {here.name}, which thread {int(self.table.writer[at])} wrote with "
                         "ordinary stores, and that thread executed no fence_proxy_async between its store and the "
                         "barrier", span=here.span, notes=((there.span, "written here"),))
+        for a, t, stamps in self.atomics:
+            found = np.isin(a, g) & ((stamps < 0) | (stamps > clocks.common(members)[t]))
+            if found.any():
+                here = self.table.sites[site]
+                raise fault("sim-proxy", f"{what} reads {here.name}, which thread {int(t[found][0])} updated atomically, and "
+                            "that thread executed no fence_proxy_async between its update and the barrier", span=here.span)
 
 
 @dataclass

@@ -379,8 +379,10 @@ class MachineCompiler(StmtCompiler):
                 table.atomic(block.clocks, g, t, site)
             else:
                 table.write(block.clocks, g, t, site, same)
-        if proxy is not None and mode != "read":
-            proxy.dirty[g] = True
+        if proxy is not None and mode == "write":
+            proxy.write(g)
+        elif proxy is not None and mode == "atomic":
+            proxy.update(g, t)
         return store
 
     def refuse_pending(self, shared: Shared, g: np.ndarray, b: Buffer, site: int) -> None:

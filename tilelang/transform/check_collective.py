@@ -71,6 +71,8 @@ class _ByThread(Divergence):
             return e in self.vars
         if isinstance(e, Load) and e.buffer.data in self.locals:
             return True
+        if isinstance(e, Call) and e.op in BLOCK_BARRIERS:
+            return False  # what all threads of the block answered together
         if isinstance(e, Call) and e.op.startswith("get_") and not e.args:
             return True
         return any(self.divergent(c) for c in children(e) if isinstance(c, Expr))

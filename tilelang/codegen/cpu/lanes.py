@@ -17,18 +17,19 @@ from .types import load, memory_type, splat, store, unsupported, value_type
 
 WARP = 32
 EXCHANGES = ("shfl_xor", "shfl_up", "shfl_down", "shfl_idx", "any_sync", "all_sync", "ballot_sync", "ballot")
+BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 NUMBERS = ("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "shuffle_elect")
 LANE_OPS = EXCHANGES + NUMBERS
 
 
 def exchanges_in(s: Any) -> list[Call]:
     """Calls in a statement that read other lanes, inner ones first."""
-    return [n for n in reversed(list(walk(s))) if isinstance(n, Call) and n.op in EXCHANGES]
+    return [n for n in reversed(list(walk(s))) if isinstance(n, Call) and n.op in (*EXCHANGES, *BLOCK_VOTES)]
 
 
 def publish(cx: Any, e: Call) -> None:
     """Evaluate the operand of an exchange for all threads."""
-    if cx.threads.count % WARP:
+    if cx.threads.count % WARP and e.op not in BLOCK_VOTES:
         raise unsupported(f"{e.op} in a block of {cx.threads.count} threads", span=e.span or cx.span,
                           hint=f"use a multiple of {WARP} threads")
     dt = e.args[0].dtype
@@ -84,6 +85,27 @@ def _vote(cx: Any, e: Call) -> str:
     return hit if ty == "i1" else f.let(f"zext i1 {hit} to {ty}")
 
 
+def _block_vote(cx: Any, e: Call) -> str:
+    """How many threads of the block answer yes; whether all do, or any: one value for the block."""
+    where = cx.exchanged.get(id(e))
+    if where is None:
+        raise unsupported(f"{e.op} inside another statement", span=e.span or cx.span, hint="give its result a name first")
+    f, dt = cx.f, e.args[0].dtype
+    total = f.alloca("i32", hint="votes")
+    f.do(f"store i32 0, ptr {total}")
+    with f.loop("0", str(cx.threads.count), hint="voter") as i:
+        v = load(f, dt, f.at(where.base, memory_type(dt), i))
+        yes = v if dt.is_bool else f.let(f"icmp ne {value_type(dt)} {v}, 0")
+        one = f.let(f"zext i1 {yes} to i32")
+        so_far = f.let(f"load i32, ptr {total}")
+        f.do(f"store i32 {f.let(f'add i32 {so_far}, {one}')}, ptr {total}")
+    count = f.let(f"load i32, ptr {total}")
+    if e.op == "syncthreads_count":
+        return str(count)
+    least = cx.threads.count if e.op == "syncthreads_and" else 1
+    return str(f.let(f"zext i1 {f.let(f'icmp sge i32 {count}, {least}')} to i32"))
+
+
 def _number(cx: Any, e: Call) -> str:
     """Lane, warp, warp group of the thread, or whether it is the elected one."""
     f = cx.f
@@ -106,6 +128,7 @@ def _number(cx: Any, e: Call) -> str:
 
 LANE_EFFECTS: dict[str, Callable[[Any, Call], str]] = {
     **{op: _shuffle for op in EXCHANGES[:4]}, **{op: _vote for op in EXCHANGES[4:]}, **{op: _number for op in NUMBERS},
+    **{op: _block_vote for op in BLOCK_VOTES},
 }
 
-__all__ = ["EXCHANGES", "LANE_EFFECTS", "LANE_OPS", "exchanges_in", "publish"]
+__all__ = ["BLOCK_VOTES", "EXCHANGES", "LANE_EFFECTS", "LANE_OPS", "exchanges_in", "publish"]

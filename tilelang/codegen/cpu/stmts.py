@@ -36,7 +36,7 @@ from . import gemm, tile_loops
 from .effects import EFFECTS
 from .exprs import Bound, Expressions, Storage
 from .guards import plan_guards
-from .lanes import LANE_EFFECTS, exchanges_in, publish
+from .lanes import BLOCK_VOTES, LANE_EFFECTS, exchanges_in, publish
 from .text import Fn, Loop, clean
 from .threads import Threads
 from .types import literal, load, memory_type, store, unsupported, value_type
@@ -85,6 +85,10 @@ class Statements(Expressions):
                     publish(self, e)
             self.over_threads(lambda: self._emit(s))
         else:
+            if self.tid is None and isinstance(s, (Bind, Store, Evaluate)):
+                for e in exchanges_in(s):
+                    if e.op in BLOCK_VOTES:
+                        publish(self, e)
             self._emit(s)
 
     def at_line(self, span: Any) -> None:

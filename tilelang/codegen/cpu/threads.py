@@ -36,7 +36,7 @@ from tilelang.ir import (
 )
 
 from .effects import PER_THREAD
-from .lanes import EXCHANGES, LANE_OPS
+from .lanes import BLOCK_VOTES, EXCHANGES, LANE_OPS
 from .types import unsupported
 
 _PER_LANE = (*LANE_OPS, "match_any_sync", "match_all_sync", "activemask")
@@ -67,7 +67,10 @@ class Threads:
             return any(self.varies(x) for x in e)
         if not isinstance(e, Node):
             return False
+        agreed = {id(x) for n in walk(e) if isinstance(n, Call) and n.op in BLOCK_VOTES for x in walk(n)}
         for n in walk(e):
+            if id(n) in agreed:
+                continue  # one answer for the block, whoever voted how
             if isinstance(n, Var) and n in self.varying:
                 return True
             if isinstance(n, Load) and n.buffer.data in self.private:
@@ -199,7 +202,7 @@ def _loop(t: Threads, s: Stmt) -> None:
         if isinstance(n, (Parallel, TileOp)):
             raise unsupported("a tile operation or T.Parallel under a condition that depends on the thread",
                               span=n.span, hint="move it out of the branch: all threads of the block take part in it")
-        if isinstance(n, Call) and n.op in EXCHANGES:
+        if isinstance(n, Call) and n.op in (*EXCHANGES, *BLOCK_VOTES):
             raise unsupported(f"{n.op} under a condition or loop that depends on the thread", span=n.span or s.span,
                               hint="all lanes of a warp must reach it: move it out of the branch")
     if meets_itself([s]):
