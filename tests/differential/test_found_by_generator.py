@@ -244,6 +244,27 @@ def test_what_the_whole_block_voted_is_one_value():
     agree(f, [a, np.zeros((3, 64), I32)], {1: np.stack([a, a, np.full(64, 11, I32)])})
 
 
+def test_a_vote_of_a_block_whose_warps_the_simulator_runs_on_their_own():
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"), O: T.Tensor((64, 64), "float32"),
+          P: T.Tensor((3, 128), "int32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            S, R = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            F = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, S)
+            T.copy(B, R)
+            T.gemm(S, R, F, clear_accum=True)
+            for k in T.serial(3):
+                P[k, tx] = T.syncthreads_count(tx % (k + 2) == 0)
+            T.copy(F, O)
+
+    a, b = (np.random.default_rng(k).integers(-3, 4, (64, 64)).astype(np.float16) for k in (0, 1))
+    p = np.repeat([[64], [43], [32]], 128, 1).astype(I32)
+    agree(f, [a, b, np.zeros((64, 64), np.float32), np.zeros((3, 128), I32)],
+          {2: a.astype(np.float32) @ b.astype(np.float32), 3: p})
+
+
 def test_bytes_of_int4_and_strides_are_what_the_call_says():
     s = T.dynamic("s")
 

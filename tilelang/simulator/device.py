@@ -290,9 +290,9 @@ def _block_vote(c: DeviceCompiler, e: Call) -> Closure:
     barrier, vote = _sync_threads(c, e), block_vote(c, e)
 
     def run(f: LaneFrame) -> Value:
-        x = vote(f)
+        answer = vote(f)
         barrier(f)
-        return x
+        return answer()
 
     return run
 

@@ -196,16 +196,23 @@ def _vote(c: Any, e: Call) -> Closure:
 BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 
 
-def block_vote(c: Any, e: Call) -> Closure:
-    """Value of syncthreads_count, _and, _or: over the predicate of all active threads of the block."""
+def block_vote(c: Any, e: Call) -> Callable[[LaneFrame], Callable[[], Value]]:
+    """Value of syncthreads_count, _and, _or: a function that takes the votes of the active threads and gives the function
+    for the answer, which is called behind the barrier: warps that run on their own come there one after another."""
     combiners: dict[str, Callable[[np.ndarray], Any]] = {"count": np.count_nonzero, "and": np.all, "or": np.any}
     value, combine = c.expr(e.args[0]), combiners[e.op.split("_")[1]]
 
-    def run(f: LaneFrame) -> Value:
-        if getattr(f.block, "roles", None) is not None:
-            raise fault("sim-unsupported", f"{e.op} in a kernel whose warps run on their own", span=e.span,
+    def run(f: LaneFrame) -> Callable[[], Value]:
+        given = spread(value(f), f.lanes)[f.active()] != 0
+        roles = getattr(f.block, "roles", None)
+        if roles is None or not f.any_active():
+            return lambda: np.int32(combine(given))
+        if not hasattr(roles, "votes"):
+            raise fault("sim-unsupported", f"{e.op} in a tile program whose warp groups run on their own", span=e.span,
                         hint="vote within warps, and combine through shared memory")
-        return np.int32(combine(spread(value(f), f.lanes)[f.active()] != 0))
+        votes = roles.votes(f)
+        votes.append(given)
+        return lambda: np.int32(combine(np.concatenate(votes)))
 
     return run
 

@@ -57,6 +57,14 @@ class Roles(Scheduler):
         for f in frames:
             f.block.roles = self
         self.barriers: dict[tuple[int, int], _Barrier] = {}  # by rank of the block in its cluster, and number
+        self.voted: dict[tuple[int, int], int] = {}  # how often a part took part in a vote of its block
+        self.ballots: dict[tuple[int, int], list[np.ndarray]] = {}  # by rank, and number of the vote
+
+    def votes(self, f: LaneFrame) -> list[np.ndarray]:
+        """Where a part that comes to the next vote of its block puts what its threads say."""
+        me = f.block.rank, int(np.flatnonzero(f.active())[0]) // self.unit
+        number = self.voted[me] = self.voted.get(me, -1) + 1
+        return self.ballots.setdefault((f.block.rank, number), [])
 
     def idle(self) -> bool:
         return self.asynchronous is not None and self.asynchronous.land(self.parts)

@@ -245,7 +245,8 @@ class TileCompiler(StmtCompiler):
         if e.op in LANE_OPS:
             return LANE_OPS[e.op](self, e)
         if e.op in BLOCK_VOTES:
-            return block_vote(self, e)
+            vote = block_vote(self, e)
+            return lambda f: vote(f)()
         return super().compile_call(e)
 
     def compile_parallel(self, s: Parallel) -> Action:
