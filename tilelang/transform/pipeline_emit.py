@@ -232,8 +232,8 @@ def _wait(pending: int) -> Stmt:
     return Evaluate(call("cp_async_wait", (), "void", n=pending))
 
 
-def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any) -> Any:
-    """s with every access of a versioned buffer going to slot iteration mod its number of versions."""
+def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any, known: Expr | None = None) -> Any:
+    """s with every access of a versioned buffer going to slot iteration mod its number of versions; known: that slot."""
     if not versions:
         return s
 
@@ -242,7 +242,8 @@ def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any) -> An
         new = versions.get(b) if isinstance(b, Buffer) else None
         if new is None:
             return None
-        slot = iteration % new.shape[0] if isinstance(iteration, Expr) else const(iteration % new.shape[0])
+        step = iteration % new.shape[0] if isinstance(iteration, Expr) else const(iteration % new.shape[0])
+        slot = step if known is None else known
         match x:
             case Load():
                 return load(new, (slot, *x.indices), span=x.span)
