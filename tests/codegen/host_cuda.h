@@ -350,6 +350,12 @@ template <typename T, typename S> TL_DEVICE T to_int(S x) {
   const unsigned long long most = ~0ull >> (64 - BITS + SIGNED);
   return v != v ? T(0) : v >= high ? T(most) : v < low ? T(SIGNED ? ~most : 0) : T(v);
 }
+//@ pack_half
+template <int N> TL_DEVICE void pack_half(half_t* to, const float* from) { for (int i = 0; i < N; ++i) to[i] = half_t(from[i]); }
+//@ pack_bfloat16
+template <int N> TL_DEVICE void pack_bfloat16(bfloat16_t* to, const float* from) {
+  for (int i = 0; i < N; ++i) to[i] = bfloat16_t(from[i]);
+}
 //@ warp_uniform
 TL_DEVICE int warp_uniform(int x) { return x; }
 //@ fast_exp2

@@ -21,6 +21,7 @@ from tilelang.ir import (
     Cast,
     Const,
     Expr,
+    For,
     Launch,
     Load,
     Ramp,
@@ -36,6 +37,7 @@ from tilelang.ir import (
     dtype,
     is_const,
     rebuild,
+    stmts_of,
     walk,
 )
 from tilelang.target import INTRINSICS
@@ -44,7 +46,8 @@ from tilelang.target.cluster import cluster_of
 from tilelang.target.tensor_map import tensor_maps_of
 
 from .c_like import ADD, EQ, POSTFIX, PREFIX, CLikePrinter, Text, quote
-from .cuda_types import HALVES, HEADERS, KEYWORDS, TYPES, is_small_float, literal
+from .cuda_types import HALVES, KEYWORDS, TYPES, is_small_float, literal
+from .halves import Halves
 from .hopper import HopperCalls, tensor_map_parameters
 from .prelude import device_header
 
@@ -74,7 +77,7 @@ def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False, line_directiv
     return CudaPrinter(kernel, fast_math, line_directives).source()
 
 
-class CudaPrinter(HopperCalls, CLikePrinter):
+class CudaPrinter(HopperCalls, Halves, CLikePrinter):
     """Prints one kernel; see print_kernel."""
 
     # A variable must not hide a function that a row's text calls.
@@ -90,6 +93,7 @@ class CudaPrinter(HopperCalls, CLikePrinter):
         self.storage: dict[Var, dtype] = {}  # element type with which a storage was declared
         self.scalars: set[Var] = set()  # storages that are plain variables (local.var)
         self.extra: set[str] = set()  # prelude sections used without being named (operators)
+        self.valued = set()
 
     # ---- the kernel ---------------------------------------------------------------------------------------------
     def source(self) -> str:
@@ -112,8 +116,7 @@ class CudaPrinter(HopperCalls, CLikePrinter):
         words = set(_WORD.findall(body)) | set(_WORD.findall(injected)) | self.extra
         functions = device_header(words)
         words |= set(_WORD.findall(functions))
-        used = [(h, t) for name, (h, t) in HEADERS.items() if name in words]
-        out = [f"#include <{h}>" for h in dict.fromkeys(h for h, _ in used) if h] + [t for _, t in used]
+        out = self.headers(words, injected, functions, body)
         out.append("#define TL_DEVICE __device__ __forceinline__")
         if functions:
             out += ["namespace tl {", functions.rstrip(), "}  // namespace tl"]
@@ -193,6 +196,14 @@ class CudaPrinter(HopperCalls, CLikePrinter):
                 f"const int {names[1]} = cy_ * {cy}u + blockIdx.y % {cy}u;"):
             self.emit(line)
 
+    def _for(self, s: For) -> None:
+        packed = self.packed_loop(s)
+        if packed is None:
+            super()._for(s)
+        else:
+            self.source_comment(next(iter(stmts_of(s.body))).span)
+            self.emit(packed)
+
     # ---- types and literals -----------------------------------------------------------------------------------------
     def type_name(self, dt: dtype, span: Span | None = None) -> str:
         name = TYPES.get(dt.base)
@@ -271,7 +282,7 @@ class CudaPrinter(HopperCalls, CLikePrinter):
 
     def store(self, s: Store) -> None:
         if all(i.dtype.lanes == 1 for i in s.indices):
-            self.emit(f"{self._element(s.buffer, s.indices)} = {self.top(s.value)};")
+            self.emit(f"{self._element(s.buffer, s.indices)} = {self.moved(s) or self.top(s.value)};")
             return
         base, v = self._vector_base(s.indices, s.buffer), s.value
         if base is None:
@@ -281,25 +292,10 @@ class CudaPrinter(HopperCalls, CLikePrinter):
         source = self._vector_base(v.indices, v.buffer) if isinstance(v, Load) else None
         if source is not None:
             self.emit(f"tl::copy<{args}>({to}, {self.address(v.buffer, source)});")  # type: ignore[attr-defined]
-        elif (floats := self._packed_floats(s)) is not None:
-            name = "pack_half" if s.buffer.dtype == "float16" else "pack_bfloat16"
-            self.emit(f"tl::{name}<{v.dtype.lanes}>({to}, {floats});")
+        elif (floats := self.packed_floats(s)) is not None:
+            self.emit(self.packing(v.dtype, v.dtype.lanes, to, floats))
         else:
             self.emit(f"tl::store<{args}>({to}, {self.top(v)});")
-
-    def _packed_floats(self, s: Store) -> str | None:
-        """Address of the floats whose halves a store puts into registers, in whole pairs; None for other stores."""
-        v = s.value
-        if not isinstance(v, Cast) or not isinstance(v.value, Load) or v.dtype.base not in HALVES or v.dtype.lanes % 2 or \
-                v.value.dtype.base != "float32" or {s.buffer.scope_name, v.value.buffer.scope_name} != {"local"}:
-            return None
-        if any(self.storage.get(b.data) != b.dtype for b in (s.buffer, v.value.buffer)):  # another view: of what alignment?
-            return None
-        at, base = self._vector_base(s.indices, s.buffer), self._vector_base(v.value.indices, v.value.buffer)
-        even = at is not None and self.flat_index(s.buffer, at)
-        if base is None or not isinstance(even, Const) or even.value % 2:
-            return None
-        return self.address(v.value.buffer, base)
 
     def _scatter(self, s: Store) -> None:
         name = self.namer(s, f"{s.buffer.name}_lanes")
@@ -310,9 +306,7 @@ class CudaPrinter(HopperCalls, CLikePrinter):
 
     # ---- values ---------------------------------------------------------------------------------------------------
     def expr(self, e: Expr) -> Text:
-        if isinstance(e, AddressOf):
-            return self.address(e.buffer, e.indices), PREFIX
-        return super().expr(e)
+        return (self.address(e.buffer, e.indices), PREFIX) if isinstance(e, AddressOf) else super().expr(e)
 
     def convert(self, e: Cast) -> Text:
         source, to = e.value.dtype, e.dtype

@@ -117,7 +117,9 @@ template <int N> TL_DEVICE void pack_half(half_t* to, const float* from) {
   for (int i = 0; i < N; i += 2)
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(reinterpret_cast<unsigned*>(to)[i / 2]) : "f"(from[i + 1]), "f"(from[i]));
 #else
-  store<half_t, N>(to, cast_half(load<float, N>(from)));
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(reinterpret_cast<unsigned short*>(to)[i]) : "f"(from[i]));
 #endif
 }
 //@ pack_bfloat16
@@ -127,7 +129,11 @@ template <int N> TL_DEVICE void pack_bfloat16(bfloat16_t* to, const float* from)
   for (int i = 0; i < N; i += 2)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(reinterpret_cast<unsigned*>(to)[i / 2]) : "f"(from[i + 1]), "f"(from[i]));
 #else
-  store<bfloat16_t, N>(to, cast_bfloat16(load<float, N>(from)));
+#pragma unroll
+  for (int i = 0; i < N; ++i) {  // to the nearest, ties to even; NaN as the headers give it
+    const unsigned bits = __float_as_uint(from[i]);
+    reinterpret_cast<unsigned short*>(to)[i] = from[i] != from[i] ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  }
 #endif
 }
 //@ map

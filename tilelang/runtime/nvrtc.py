@@ -214,7 +214,12 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
     nvrtc = choose_nvrtc(_arch_number(arch), driver_cuda_major())
     flags = [f"-arch={arch}", "-std=c++17", "-default-device", "--ptxas-options=-v",
              *(f"-I{d}" for d in nvrtc.includes), *options]
-    rc, log, cubin = nvrtc.compile(source, flags)
+    # Without headers nearly half of what the front end reads are NVRTC's own declarations, most of them left out by --minimal.
+    small = [] if "#include" in source else ["--minimal"]
+    rc, log, cubin = nvrtc.compile(source, [*flags, *small])
+    if rc != 0 and small:  # it may name what is left out, or this NVRTC may not know the option
+        small = []
+        rc, log, cubin = nvrtc.compile(source, flags)
     if rc != 0 or not cubin:
         message = f"NVRTC refused the CUDA source for {arch}:\n{log}\n\nsource:\n{_numbered(source)}"
         hint = "if the source contains no T.import_source or call_extern of yours, this is a compiler bug"
@@ -223,7 +228,7 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
         raise error("nvrtc-compile", message, hint=hint)
     kernels = parse_resources(log)
     if not kernels:  # the driver's compiler cache answered, which keeps no word of registers, spills and serialisation
-        again, full, fresh = nvrtc.compile(source, [*flags, "--no-cache"])
+        again, full, fresh = nvrtc.compile(source, [*flags, *small, "--no-cache"])
         if again == 0 and fresh:
             log, cubin, kernels = full, fresh, parse_resources(full)
     values = kernels.values()
