@@ -83,7 +83,7 @@ def rewrite(n: Any, fn: Callable[[Node], Node | None]) -> Any:
             if hit is not None:
                 return hit[1]
             kind = type(v)
-            new = v if kind is Var or kind is Buffer else rebuild(v, visit)
+            new = v if kind is Var or kind is Buffer or v.__dict__.get("_below") == () else rebuild(v, visit)
             got = fn(new)
             out = new if got is None else got
             memo[id(v)] = (v, out)
@@ -99,22 +99,21 @@ def rewrite(n: Any, fn: Callable[[Node], Node | None]) -> Any:
 
 
 def rebuild(n: Node, visit: Callable[[Any], Any]) -> Any:
-    """n with visit applied to each field; n itself when no field changed."""
-    new = []
-    same = True
-    for f in fields_of(type(n)):
-        old = getattr(n, f)
+    """n with visit applied to each field that may hold nodes; n itself when no field changed."""
+    held, changed = n.__dict__, None
+    for f in node_fields(type(n)):
+        old = held[f]
         if isinstance(old, (Node, tuple)):
             got = visit(old)
-            same = same and got is old
-            new.append(got)
-        else:
-            new.append(old)
-    if same:
+            if got is not old:
+                if changed is None:
+                    changed = {}
+                changed[f] = got
+    if changed is None:
         return n
     if isinstance(n, Seq):
-        return seq(*new[0], span=n.span)
-    return type(n)(*new, span=n.span)  # type: ignore[call-arg]
+        return seq(*changed["stmts"], span=n.span)
+    return type(n)(*(changed[f] if f in changed else held[f] for f in fields_of(type(n))), span=n.span)  # type: ignore[call-arg]
 
 
 def substitute(n: Any, mapping: dict[Any, Any]) -> Any:

@@ -121,8 +121,17 @@ def _inside(e: Node, out: list[Effect]) -> None:
         _collect(e, out)
 
 
-def own_effects(s: Stmt) -> Iterator[Effect]:
-    """Accesses a statement makes itself: conditions and bounds, but not the statements inside it."""
+def own_effects(s: Stmt) -> tuple[Effect, ...]:
+    """Accesses a statement makes itself: conditions and bounds, but not the statements inside it; kept on the statement,
+    which never changes."""
+    known: tuple[Effect, ...] | None = s.__dict__.get("_effects")
+    if known is None:
+        known = tuple(_made_by(s))
+        object.__setattr__(s, "_effects", known)
+    return known
+
+
+def _made_by(s: Stmt) -> Iterator[Effect]:
     match s:
         case Store():
             for i in s.indices:
