@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
+from tilelang.ir.record import record
 from tilelang.target.instructions import MMA_ROWS, MmaRow, function_name
 
 from .hopper import hopper_function
@@ -15,7 +15,7 @@ _WORD = re.compile(r"\w+")
 _FILE = os.path.join(os.path.dirname(__file__), "prelude.cuh")
 
 
-@dataclass(frozen=True)
+@record
 class Section:
     """One definition of prelude.cuh.  needs: other sections named in its text."""
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Launch, Load, Ramp, Select, Unary, Var, walk
 from tilelang.ir.expr import Call
+from tilelang.ir.record import record
 from tilelang.ir.visitor import children
 
 from .divergence import Divergence
@@ -75,7 +76,7 @@ class Access:
         return self.buffer.scope_name.startswith("shared")
 
 
-@dataclass(frozen=True)
+@record
 class Relation:
     """How the run of an earlier access relates to that of a later one.
 

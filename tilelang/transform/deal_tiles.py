@@ -16,11 +16,11 @@ Nothing is counted while the kernel runs: the same block computes the same tiles
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from tilelang.ir import Expr, Select, binary, cast, const
+from tilelang.ir.record import record
 
 ALIGNED = 1.1  # what a panel may load more whose waves are whole columns
 SLACK = 1.005  # an order that is worse by less is taken when it shares more
@@ -41,7 +41,7 @@ def panel_rows(blocks: int, row: float, column: float) -> int:
     return whole if loaded(whole) <= ALIGNED * loaded(best) else best
 
 
-@dataclass(frozen=True)
+@record
 class Deal:
     """rows x columns tiles in groups `width` columns wide, for `blocks` blocks.
 

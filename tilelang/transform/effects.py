@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Evaluate, Expr, For, If, Launch, Load, Node,
                          Parallel, Region, Seq, Stmt, Store, TileOp, Var, While, children)
+from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE, READS
 
 # Mode of each argument of device operations that take addresses (contract: docs/architecture.md, device intrinsics).
@@ -34,7 +34,7 @@ SYNC_CALLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive",
                         "cp_async_commit", "cp_async_wait", "ptx_commit_group", "ptx_wait_group", "thread_return"))
 
 
-@dataclass(frozen=True)
+@record
 class Effect:
     """One access.  indices: of an element access, else None.  region: of a tile op's operand, else None.
 

@@ -7,18 +7,18 @@ register loops are unrolled).  An access that is not direct goes through shared 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.ir import Buffer, Const, Expr, Load, Store, Var, const, walk, substitute
+from tilelang.ir.record import record
 from tilelang.layout import REGISTER
 from tilelang.ops.distribute import Distribution, index_values
 
 
-@dataclass(frozen=True)
+@record
 class Touch:
     """Result of `resolve`.  register: index into the thread's local array.  None with `why` when not direct.
 

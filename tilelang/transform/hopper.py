@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
 from tilelang.target.tensor_map import ADDRESS_ALIGN
 
 from tilelang.ir import Alloc, Bind, Launch, Var, walk
+from tilelang.ir.record import record
 
 from .config import PassConfigKey
 from .pass_ import PassContext
 
 
-@dataclass(frozen=True)
+@record
 class Hopper:
     """What may be used: warp-group matrix instructions; tensor memory copies; separate warps for them."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import Const, Expr, Load, Stmt, Store, Var, const, fresh, walk
+from tilelang.ir.record import record
 from tilelang.layout import Mode
 from tilelang.ops.distribute import Distribution, flat, from_fragment
 
@@ -16,7 +16,7 @@ from .fragment_access import Grid
 from .vectorize import power_of_two_in, stride_along
 
 
-@dataclass(frozen=True)
+@record
 class LoopShare:
     """A Fragment-like share of a loop nest: `modes` per loop, `copies`, `threads` (ops.distribute.from_fragment)."""
 

@@ -10,10 +10,10 @@ The arithmetic and its order are those of the loop: only the waiting moves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import Buffer, Var, free_vars
+from tilelang.ir.record import record
 from tilelang.ops import Gemm
 
 from .schedule import Body, Item, violations
@@ -24,7 +24,7 @@ FRAGMENT = "local.fragment"
 _BESIDE = 44  # registers of a thread for addresses, row statistics and loop state
 
 
-@dataclass(frozen=True)
+@record
 class Pair:
     """Items of the loop body: the first product; the second; the first between them that must wait for the second."""
 

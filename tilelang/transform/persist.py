@@ -10,7 +10,6 @@ time share what they load.  Where the work of a tile grows with a block variable
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.arith import Analyzer
@@ -18,6 +17,7 @@ from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Launch, Select, Stmt,
                          free_vars,
                          replace, seq, substitute, walk)
 from tilelang.ir.expr import Call
+from tilelang.ir.record import record
 
 from .config import PassConfigKey
 from .deal_tiles import Deal, deal_tiles, panel_rows
@@ -33,7 +33,7 @@ OFF_LINES = 1.6  # what 128 bytes cost that lie in two cache lines
 _SAMPLE = 4096  # stands for extents that are known at run time only, where an order is chosen
 
 
-@dataclass(frozen=True)
+@record
 class Work:
     """What decides the order: loads = ((bytes of an iteration, their source's index expressions), …), the extent of the
     loop that does them, in terms of the block variables."""
@@ -45,7 +45,7 @@ class Work:
     traffic: float = 0  # from L2, an iteration, in bytes of whole lines
 
 
-@dataclass(frozen=True)
+@record
 class Tiles:
     """A launch's tiles, dealt out to fewer blocks.
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, If, Load, Node,
                          Parallel, Region, Seq, Stmt, Store, Var, call, const, free_vars, fresh, load, replace, rewrite,
                          seq, stmts_of, substitute, walk, with_attrs)
+from tilelang.ir.record import record
 
 from .schedule import Body, needed_binds
 
 
-@dataclass(frozen=True)
+@record
 class Plan:
     """A checked schedule.
 
@@ -28,7 +28,7 @@ class Plan:
     report: str
 
 
-@dataclass(frozen=True)
+@record
 class _Run:
     """Statements next to each other in the schedule that work on one iteration.  group: index of its async group."""
 

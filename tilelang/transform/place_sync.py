@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tilelang.ir import (AddressOf, Break, Call, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt,
                          While, call, rebuild, walk)
+from tilelang.ir.record import record
 from tilelang.ir import replace as with_fields
 
 from .access_table import Access, Loop, Relation, Tables
@@ -108,7 +109,7 @@ def _overwritten(body: Stmt, calls: list[Call]) -> bool:
         isinstance(e.node, Call) and e.node.op in ASYNC_WRITERS) for e in effects(body))
 
 
-@dataclass(frozen=True)
+@record
 class _Pending:
     """An access that is not yet ordered before what follows, and how its run relates to what follows."""
 

@@ -12,12 +12,13 @@ commit, and its instructions differ in their offsets.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Bind, Binary, Break, Call, Const, Continue, Evaluate, Expr, For, If, Launch, Load, Seq,
                          Stmt, TileOp, Var, While, rebuild, seq, substitute, walk)
+from tilelang.ir.record import record
 
 from .effects import effects
 from .rings import do
@@ -26,7 +27,7 @@ TURNS = 64  # iterations of nested loops that are looked at one by one; of longe
 _SEPARATORS = ("wgmma_fence", "wgmma_commit")
 
 
-@dataclass(frozen=True)
+@record
 class _Product:
     """call: with its values at that point.  stale: what the call names may have changed since."""
 

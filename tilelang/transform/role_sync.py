@@ -11,12 +11,12 @@ Between the parts mbarriers and named barriers order the accesses, placed by the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Bind, Call, Const, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call,
                          const, rebuild, replace, rewrite, seq, stmts_of, substitute, walk)
+from tilelang.ir.record import record
 
 from .effects import effects
 
@@ -39,7 +39,7 @@ def has_roles(s: Stmt) -> bool:
     return any(isinstance(x, If) and role_of(x) is not None for x in walk(s))
 
 
-@dataclass(frozen=True)
+@record
 class _Piece:
     """Statements in a row.  plain: without roles.  touches: memory that other threads see, outside of roles."""
 

@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tilelang.ir import Alloc, Bind, Buffer, Expr, Stmt, Var, free_vars
+from tilelang.ir.record import record
 
 from .effects import Effect, effects, expr_effects
 
 
-@dataclass(frozen=True)
+@record
 class Item:
     """One scheduled statement: its accesses, the values it needs from scheduled bindings, and what it defines."""
 
@@ -46,7 +47,7 @@ class Body:
     listed: list[int | None] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@record
 class Violation:
     """A dependence that a schedule breaks: between items first and second, on `what`."""
 

@@ -6,13 +6,13 @@ exactly on them (banks of 4 bytes, phases of 128 bytes), so "free of conflicts" 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilelang.arith import Analyzer
 from tilelang.ir import Buffer, Expr, Load, Node, Parallel, Region, Store, Var, const, dtype, walk
+from tilelang.ir.record import record
 from tilelang.layout import Fragment, Layout, linear_layout, padded_layout, phase_conflicts, swizzled_layout
 from tilelang.layout.mode import evaluate_index
 from tilelang.ops import Copy, Gemm, Transpose
@@ -25,7 +25,7 @@ FRAGMENT = "local.fragment"
 WARP = 32
 
 
-@dataclass(frozen=True)
+@record
 class Access:
     """Uses of a shared buffer by one statement.
 
@@ -212,7 +212,7 @@ def _simt_accesses(op: Gemm) -> list[Access]:
 # ---- choice ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@record
 class Sample:
     """Elements that the lanes of a warp touch at once.
 

@@ -15,11 +15,11 @@ turn of the new loop to the next: ptxas gives up on accumulators that take turns
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import (Alloc, Buffer, Const, Expr, For, If, Stmt, Var, binary, const, convert, free_vars, fresh, is_const,
                          logical, replace, seq, stmts_of, substitute, with_attrs)
+from tilelang.ir.record import record
 from tilelang.ops import Gemm
 
 from .effects import effects
@@ -32,7 +32,7 @@ TURN = 4  # iterations of a turn
 _BESIDE = 32  # registers of a thread for addresses, barriers and loop state
 
 
-@dataclass(frozen=True)
+@record
 class Parts:
     """item: of the loop body, the product.  first, second: what it is summed in, in turns."""
 
