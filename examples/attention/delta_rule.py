@@ -119,8 +119,8 @@ def check_forward(name, kernel, sizes, chunk, dtype, seed, on, channels=False):
     got, *_ = harness.run(kernel(*sizes, chunk=chunk, dtype=dtype), operands, [5, 6, 7], on)
     exact = [harness.wide(x) for x in (*operands, do)]
     want, *_ = reference(*exact)
-    rough, *_ = reference(*exact, harness.rounding(dtype))
-    return harness.compare_rough([name], [got], [want], [[rough]], [dtype])
+    samples = [reference(*exact, harness.rounding(dtype, scale))[:1] for scale in (1.17, 1.73)]
+    return harness.compare_rough([name], [got], [want], samples, [dtype])
 
 
 def check_backward(name, forward, backward, sizes, chunk, dtype, seed, on, channels=False):
@@ -132,6 +132,7 @@ def check_backward(name, forward, backward, sizes, chunk, dtype, seed, on, chann
     _, _, *got = harness.run(program, [q, k, log_alpha, beta, before, w, do], range(7, 14), on)
     exact = [harness.wide(x) for x in (q, k, v, log_alpha, beta, do)]
     _, *wants = reference(*exact)
-    _, *roughs = reference(*exact, harness.rounding(dtype))
+    samples = [reference(*exact, harness.rounding(dtype, scale))[1:] for scale in (1.17, 1.73)]
     names = [f"{name}, {gradient}" for gradient in ("dq", "dk", "dv", "dlog_alpha", "dbeta")]
-    return harness.compare_rough(names, got, wants, [roughs], [dtype] * 3 + ["float32"] * 2)
+    # the last two come in float32, but may be one large term that is a product of rounded numbers
+    return harness.compare_rough(names, got, wants, samples, [dtype] * 5)
