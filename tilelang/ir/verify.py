@@ -38,6 +38,7 @@ class Finding:
     rule: str
     message: str
     span: Span | None = None
+    what: Node | None = None  # the variable or buffer it is about, where it is about one
 
     def __str__(self) -> str:
         place = f"  ({self.span})" if self.span is not None else ""
@@ -67,8 +68,8 @@ class _Verifier:
     def at_least(self, phase: str) -> bool:
         return self.level >= PHASES.index(phase)
 
-    def say(self, rule: str, message: str, span: Span | None) -> None:
-        self.findings.append(Finding(rule, message, span))
+    def say(self, rule: str, message: str, span: Span | None, what: Node | None = None) -> None:
+        self.findings.append(Finding(rule, message, span, what))
 
     # ---- scopes -----------------------------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ class _Verifier:
             if ("defined", id(what)) not in self.told:
                 self.told.add(("defined", id(what)))
                 kind = "buffer" if isinstance(what, Buffer) else "variable"
-                self.say("defined", f"{kind} `{_name(what)}` is used outside the scope that defines it", span)
+                self.say("defined", f"{kind} `{_name(what)}` is used outside the scope that defines it", span, what)
 
     def of_phase(self, b: Buffer, span: Span | None) -> None:
         """Scope and rank of b belong to the phase."""
@@ -249,7 +250,7 @@ class _Verifier:
     # ---- expressions ------------------------------------------------------------------------------------------
 
     def value(self, e: Expr, span: Span | None) -> None:
-        self.used(self.expr(e), e.span or span)
+        self.used(self.expr(e), span or e.span)
 
     def condition(self, e: Expr, span: Span | None) -> None:
         self.value(e, span)

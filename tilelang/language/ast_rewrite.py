@@ -42,6 +42,8 @@ _AUG = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "
 _CMP = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is",
         ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"}
 
+_KEEPS = ("append", "appendleft", "insert", "add", "setdefault")  # methods of containers that keep their arguments
+
 
 @dataclass(frozen=True)
 class Rewritten:
@@ -417,10 +419,10 @@ class _Rewriter(ast.NodeTransformer):
 
     def do_With(self, s: ast.With) -> list[ast.stmt]:
         body = None
+        scoped = [i.optional_vars for i in s.items if i.optional_vars is not None]
+        names = assigned_names([*scoped, *s.body])  # before the body is rewritten: that adds names of ours
         for item in reversed(s.items):
             inner = self.block(s.body) if body is None else body
-            scoped = [i.optional_vars for i in s.items if i.optional_vars is not None]
-            names = assigned_names([*scoped, *s.body])
             f = self.fresh("s")
             begin = _call("scope", self.expr(item.context_expr), _const(tuple(names)), _tuple(_name(n) for n in names))
             target: list[ast.stmt] = []
@@ -485,6 +487,23 @@ class _Rewriter(ast.NodeTransformer):
     def visit_IfExp(self, e: ast.IfExp) -> ast.expr:
         return ast.copy_location(_call("ternary", self.expr(e.test), _thunk(self.expr(e.body)),
                                        _thunk(self.expr(e.orelse))), e)
+
+    def visit_List(self, e: ast.List) -> ast.expr:
+        new = self.generic_visit(e)
+        if not isinstance(e.ctx, ast.Load) or all(isinstance(x, ast.Constant) for x in e.elts):
+            return new  # type: ignore[return-value]
+        return ast.copy_location(_call("collected", new), e)  # type: ignore[arg-type]
+
+    def visit_ListComp(self, e: ast.expr) -> ast.expr:
+        return ast.copy_location(_call("collected", self.generic_visit(e)), e)  # type: ignore[arg-type]
+
+    visit_Dict = visit_DictComp = visit_ListComp  # type: ignore[assignment]
+
+    def visit_Call(self, e: ast.Call) -> ast.expr:
+        self.generic_visit(e)
+        if isinstance(e.func, ast.Attribute) and e.func.attr in _KEEPS and not any(isinstance(a, ast.Starred) for a in e.args):
+            e.args = [ast.copy_location(_call("as_it_is_now", a), a) for a in e.args]
+        return e
 
     def visit_Yield(self, e: ast.expr) -> ast.expr:
         raise self.error("unsupported-syntax", "a kernel function cannot yield or await: its body would never run", e,

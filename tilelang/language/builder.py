@@ -143,6 +143,15 @@ class Builder(Recorder):
             b = const(self.truth(b))
         return logical("and", self.truth(a), self.truth(b))
 
+    def collected(self, made: Any) -> Any:
+        """A list or dict that was just made: what its elements read, they read now."""
+        if not self.lazy:
+            for key, value in made.items() if isinstance(made, dict) else enumerate(made):
+                kept = self.as_it_is_now(value)
+                if kept is not value:
+                    made[key] = kept
+        return made
+
     # ---- control flow ----------------------------------------------------------------------------------------------
 
     def if_(self, test: Any, names: tuple[str, ...], now: tuple[Any, ...], has_else: bool) -> Guard:

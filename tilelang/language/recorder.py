@@ -270,13 +270,17 @@ class Recorder:
             if reads_memory(value) or self.kernel is not None and not value.dtype.is_handle:
                 v = self.let("t", value)
                 self.unnamed[id(v)] = v
+                if isinstance(value, Load) and not any(reads_memory(i) for i in value.indices):
+                    self.elements[id(v)] = (v, value)
                 return v
         if isinstance(value, tuple) and type(value) is tuple:
             return tuple(self.freeze(v) for v in value)
         return value
 
     def as_it_is_now(self, value: Any) -> Any:
-        """An element of a tuple: an expression that reads memory is read here, not where the tuple is used."""
+        """An element of a Python container: an expression that reads memory is read here, not where it is used."""
+        if isinstance(value, tuple) and type(value) is tuple:
+            return tuple(self.as_it_is_now(v) for v in value)
         if isinstance(value, Expr) and not self._is_fresh_handle(value) and reads_memory(value):
             return self.freeze(value)
         return value
@@ -332,7 +336,7 @@ class Recorder:
             raise errors.error("store-target", f"{describe(target)} does not support item assignment", span=self.span(),
                                hint="index the buffer itself; a T.alloc_var is assigned by its name, without [0]")
         else:
-            target[key] = value
+            self._keep(target, key, value)
 
     def _store_item(self, buffer: Buffer, key: Any, value: Any) -> None:
         where = subscript(buffer, key, storing=True)
@@ -368,7 +372,14 @@ class Recorder:
         elif isinstance(target, Load) and id(target) in self.handles and id(target) not in self.named:
             self.store(target.buffer, target.indices, OPS[op](target, value))
         else:
-            target[key] = OPS[op](target[key], value)
+            self._keep(target, key, OPS[op](target[key], value))
+
+    def _keep(self, container: Any, key: Any, value: Any) -> None:
+        """`container[key] = value` of Python: once, while tracing."""
+        if isinstance(value, SCALARS) and not all(f.once for f in self.frames):
+            log.warning("%s: an element of a Python %s is assigned a number in a run-time loop or branch; that happens "
+                        "once, while tracing: use T.alloc_var for a value that changes", self.span(), type(container).__name__)
+        container[key] = self.as_it_is_now(value)
 
     def getitem(self, target: Any, key: Any) -> Any:
         """`target[key]` where target is an attribute or an element of a container (it may hold a variable)."""

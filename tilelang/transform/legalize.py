@@ -12,6 +12,7 @@ from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, F
                          Region, Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, is_const, rebuild, replace,
                          rewrite, stmts_of, walk, with_attrs)
 from tilelang.ir.expr import AddressOf
+from tilelang.ir.verify import verify
 from tilelang.ops import AtomicTile
 from tilelang.target.tensor_map import REDUCE_ADD
 
@@ -28,6 +29,7 @@ register("parallel-local", ValueError, "a per-thread array is indexed by a paral
 register("break-in-parallel", ValueError, "break in T.Parallel, whose iterations have no order", "use T.serial")
 register("parallel-carried", ValueError, "a variable carries a value from one T.Parallel iteration to the next",
          "accumulate into a fragment and reduce it with T.reduce_*, or use T.serial")
+register("out-of-scope", RuntimeError, "a value is used outside the loop, branch or block that defines it")
 register("undefined-symbol", ValueError, "a variable has no value: it is no parameter and in no tensor's shape")
 
 CHECK = "[Tilelang Semantic Check]"
@@ -170,6 +172,11 @@ def check_symbols(func: Func) -> None:
         raise error("undefined-symbol",
                     f"In PrimFunc {func.name} variables ({names},) are used, but are not passed in as API arguments",
                     span=func.span, hint="use it in the shape of a tensor parameter, or make it a parameter")
+    for f in verify(func):
+        if f.rule == "defined":
+            at = getattr(f.what, "span", None)
+            raise error("out-of-scope", f.message, span=f.span, notes=((at, "defined here"),) if at else (), hint="Python lists, attributes and closures keep "
+                        "expressions, not values: carry a value out of a loop or branch with T.alloc_var")
 
 
 def check_parallel(func: Func, kinds: Container[str] | None = None) -> None:
