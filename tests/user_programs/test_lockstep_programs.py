@@ -206,3 +206,72 @@ def test_tensors_that_have_no_memory_to_read_are_refused_by_name():
         kernel(a.to_sparse())
     with pytest.raises(RuntimeError, match="kernel main input A device_type mismatch"):
         kernel(a.to("meta"))
+
+
+def _voting(kind):
+    """Branches and loops of the block whose conditions are elements of fragments."""
+    @T.prim_func
+    def main(A: T.Tensor((4, 64), "float32"), B: T.Tensor((4, 64), "float32"), n: T.Tensor((4,), "int32")):
+        with T.Kernel(4, threads=96) as b:
+            x, m, s = T.alloc_fragment((64,), "float32"), T.alloc_fragment((1,), "float32"), T.alloc_shared((64,), "float32")
+            it = T.alloc_var("int32", init=0)
+            T.copy(A[b, :], x)
+            T.reduce_max(x, m)
+            if kind == "while":
+                while m[0] > 1.0:
+                    for i in T.Parallel(64):
+                        x[i] = x[i] * 0.5
+                    T.reduce_max(x, m)
+                    it += 1
+            elif kind == "break":
+                for _ in T.serial(100):
+                    for i in T.Parallel(64):
+                        x[i] = x[i] * 0.5
+                    T.reduce_max(x, m)
+                    it += 1
+                    if m[0] <= 1.0:
+                        break
+            elif kind == "branches":
+                if m[0] > 100.0:
+                    T.copy(x, s)
+                    for i in T.Parallel(64):
+                        x[i] = s[63 - i]
+                    it = 1
+                elif m[0] > 10.0:
+                    T.clear(x)
+                    it = 2
+            else:
+                limit = m[0]
+                for k in T.serial(8):
+                    if limit > T.cast(k, "float32"):
+                        for i in T.Parallel(64):
+                            s[i] = x[i]
+                        for i in T.Parallel(64):
+                            x[i] = s[(i + 1) % 64]
+                        it += 1
+            T.copy(x, B[b, :])
+            if T.get_thread_binding() == 0:
+                n[b] = it
+    return main
+
+
+@pytest.mark.parametrize("kind", ["while", "break", "branches", "rotations"])
+def test_conditions_on_elements_of_fragments_take_the_whole_block(kind):
+    a = (np.random.default_rng(3).random((4, 64)) * [[1], [200], [50], [5]]).astype(np.float32)
+    want, count = a.copy(), np.zeros(4, np.int32)
+    for b in range(4):
+        if kind == "while":
+            while want[b].max() > 1:
+                want[b] *= np.float32(0.5)
+                count[b] += 1
+        elif kind == "break":
+            while not count[b] or want[b].max() > 1:
+                want[b] *= np.float32(0.5)
+                count[b] += 1
+        elif kind == "branches":
+            count[b] = 1 if a[b].max() > 100 else 2 if a[b].max() > 10 else 0
+            want[b] = (a[b], a[b][::-1], 0 * a[b])[count[b]]
+        else:
+            count[b] = sum(a[b].max() > k for k in range(8))
+            want[b] = np.roll(a[b], -count[b])
+    agree(_voting(kind), [a, mark((4, 64), np.float32), mark(4, np.int32)], {1: want, 2: count})

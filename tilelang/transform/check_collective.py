@@ -10,7 +10,7 @@ from typing import Any
 from tilelang.arith import simplify
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, Var,
-                         While, binary, walk)
+                         While, binary, cast, dtype, replace, rewrite, walk)
 from tilelang.ir.expr import Call
 from tilelang.ir.visitor import children
 
@@ -44,11 +44,57 @@ def check_collective(func: Func, cx: PassContext) -> Func:
     each thread's own and stay.
     """
     _outside(func.body)
+    voted: dict[int, Launch] = {}
     for s in statements(func.body):
         if isinstance(s, Launch) and s.num_threads > 1:
-            _stmt(s.body, _ByThread(s), None)
-            _updates(s.body, _ByThread(s), s.num_threads)
-    return func
+            by_thread = _ByThread(s)
+            _stmt(s.body, by_thread, None)
+            _updates(s.body, by_thread, s.num_threads)
+            if any(map(_reads_tile, statements(s.body))):
+                body = _voted(s.body, by_thread, Divergence(s))
+                if body is not s.body:
+                    voted[id(s)] = replace(s, body=body)
+    return rewrite(func, lambda n: voted.get(id(n))) if voted else func
+
+
+def _reads_tile(s: Stmt) -> bool:
+    """Whether a statement of the threads reads elements of a fragment."""
+    return not isinstance(s, (Seq, Parallel, TileOp)) and any(
+        isinstance(n, Load) and n.buffer.scope_name == "local.fragment"
+        for e in children(s) if isinstance(e, Expr) for n in walk(e))
+
+
+def _voted(s: Stmt, d: _ByThread, strict: Divergence) -> Stmt:
+    """Conditions around block-wide work that rest on elements of fragments are put to the vote of the block: every thread
+    has the element, and the passes that place barriers then know that all go the same way."""
+    match s:
+        case Seq():
+            new = tuple(_voted(x, d, strict) for x in s.stmts)
+            return s if all(a is b for a, b in zip(new, s.stmts)) else replace(s, stmts=new)
+        case If():
+            if d.divergent(s.cond) or any(isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s.cond)):
+                return s  # a vote takes all threads
+            then, orelse = _voted(s.then, d, strict), s.orelse and _voted(s.orelse, d, strict)
+            cond = _vote(s, strict)
+            same = then is s.then and orelse is s.orelse and cond is s.cond
+            return s if same else replace(s, cond=cond, then=then, orelse=orelse)
+        case While():
+            if d.divergent(s.cond):
+                return s
+            body, cond = _voted(s.body, d, strict), _vote(s, strict)
+            return s if body is s.body and cond is s.cond else replace(s, cond=cond, body=body)
+        case For():
+            body = s.body if d.divergent(s.start) or d.divergent(s.extent) else _voted(s.body, d, strict)
+            return s if body is s.body else replace(s, body=body)
+    return s
+
+
+def _vote(s: If | While, strict: Divergence) -> Expr:
+    work = any(isinstance(x, (Parallel, TileOp)) and not _is_private(x) for p in inner(s) for x in statements(p))
+    if not work or not strict.divergent(s.cond):
+        return s.cond
+    vote = Call("syncthreads_or", (cast(s.cond, "int32"),), dtype("int32"), span=s.span)
+    return binary("ne", vote, Const(0, vote.dtype))
 
 
 def _outside(s: Stmt) -> None:
@@ -69,8 +115,8 @@ class _ByThread(Divergence):
     def _expr(self, e: Expr) -> bool:
         if isinstance(e, Var):
             return e in self.vars
-        if isinstance(e, Load) and e.buffer.data in self.locals:
-            return True
+        if isinstance(e, Load) and e.buffer.data in self.locals and e.buffer.scope_name != "local.fragment":
+            return True  # an element of a fragment is one value, whichever threads hold it
         if isinstance(e, Call) and e.op in BLOCK_BARRIERS:
             return False  # what all threads of the block answered together
         if isinstance(e, Call) and e.op.startswith("get_") and not e.args:

@@ -175,8 +175,9 @@ def check_symbols(func: Func) -> None:
     for f in verify(func):
         if f.rule == "defined":
             at = getattr(f.what, "span", None)
-            raise error("out-of-scope", f.message, span=f.span, notes=((at, "defined here"),) if at else (), hint="Python lists, attributes and closures keep "
-                        "expressions, not values: carry a value out of a loop or branch with T.alloc_var")
+            raise error("out-of-scope", f.message, span=f.span, notes=((at, "defined here"),) if at else (),
+                        hint="Python lists, attributes and closures keep expressions, not values: carry a value out of a "
+                        "loop or branch with T.alloc_var")
 
 
 def check_parallel(func: Func, kinds: Container[str] | None = None) -> None:
