@@ -303,7 +303,8 @@ def test_warps_cover_any_accumulator(policy):
 @pytest.mark.parametrize("m, n, k", [(1, 1, 1), (16, 104, 32), (23, 39, 20), (8, 24, 24), (130, 72, 72)])
 def test_padded_fragments_hold_every_element_once_a_copy(m, n, k):
     def tile(b, ext):
-        return SimpleNamespace(dtype=b, buffer=SimpleNamespace(name="x", scope_name="local.fragment"), extents=ext, is_full=True)
+        buffer = SimpleNamespace(name="x", scope_name="local.fragment")
+        return SimpleNamespace(dtype=b, buffer=buffer, extents=ext, is_full=True)
 
     op = SimpleNamespace(a=tile("float16", (m, k)), b=tile("float16", (k, n)), c=tile("float32", (m, n)), m=m, n=n, k=k,
                          policy=Policy.Square, transpose_a=False, transpose_b=False, span=None)
