@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilelang.language as T
-from tilelang.errors import TileLangError
 from tilelang.ir import numpy_dtype
 from tilelang.ops.gemm.select import GemmPlan, choose_gemm, operand_fragments
 from tilelang.target.mma import MMA_ROWS
@@ -316,21 +315,106 @@ def test_padded_fragments_hold_every_element_once_a_copy(m, n, k):
             assert len(np.unique(owners * frag.registers + frag.register_table())) == shape[0] * shape[1]
 
 
-def test_a_padded_accumulator_has_no_other_shape():
+@pytest.mark.parametrize("clear", ("no", "before", "first"))
+@pytest.mark.parametrize("shape", ((240,), (10, 24), (1, 20, 12)), ids=str)
+def test_an_accumulator_seen_in_another_shape(shape, clear):
+    """The instruction's layout has no form of the other shape: the product moves the accumulator."""
+    before, first = clear == "before", clear == "first"
+
     @T.prim_func
-    def f(A: T.Tensor((20, 16), "float16"), B: T.Tensor((16, 12), "float16"), C: T.Tensor((240,), "float32")):
-        with T.Kernel(1, threads=64):
+    def f(A: T.Tensor((40, 16), "float16"), B: T.Tensor((16, 12), "float16"), C: T.Tensor(shape, "float32")):
+        with T.Kernel(1, threads=96):
             F = T.alloc_fragment((20, 12), "float32")
             As, Bs = T.alloc_shared((20, 16), "float16"), T.alloc_shared((16, 12), "float16")
+            T.copy(B, Bs)
+            if before:
+                T.clear(F)
+            elif not first:
+                for i, j in T.Parallel(20, 12):
+                    F[i, j] = i + j
+            for k in T.serial(2):
+                T.copy(A[k * 20, 0], As)
+                T.gemm(As, Bs, F, clear_accum=(k == 0) if first else False)
+            T.copy(T.reshape(F, shape), C)
+
+    a, b = small((40, 16), "float16", 1), small((16, 12), "float16", 2)
+    want = (a[:20].astype(np.float32) + a[20:]) @ b.astype(np.float32)
+    if clear == "no":
+        want += np.add.outer(np.arange(20), np.arange(12))
+    for on in WITH_HOPPER:
+        assert np.array_equal(run(f, a, b, on=on)[2], want.reshape(shape)), on
+
+
+def test_a_wgmma_accumulator_seen_in_another_shape():
+    """wgmma is left to programs whose accumulators have its layout; the report says so."""
+    @T.prim_func
+    def f(A: T.Tensor((64, 16), "float16"), B: T.Tensor((16, 24), "float16"), C: T.Tensor((12, 128), "float32")):
+        with T.Kernel(1, threads=128):
+            F = T.alloc_fragment((64, 24), "float32")
+            As, Bs = T.alloc_shared((64, 16), "float16"), T.alloc_shared((16, 24), "float16")
             T.copy(A, As)
             T.copy(B, Bs)
             T.clear(F)
             T.gemm(As, Bs, F)
-            T.copy(T.reshape(F, (240,)), C)
+            T.copy(T.reshape(F, (12, 128)), C)
 
-    with pytest.raises(TileLangError) as e:
-        cuda_text(f)
-    assert e.value.kind == "layout-no-structure"
+    a, b = small((64, 16), "float16", 1), small((16, 24), "float16", 2)
+    want = (a.astype(np.float32) @ b.astype(np.float32)).reshape(12, 128)
+    for on in ("simulator", "sm_90a"):
+        assert np.array_equal(run(f, a, b, on=on)[2], want), on
+
+
+@pytest.mark.parametrize("dt", ("float32", "float64"))
+def test_an_operand_that_is_an_accumulator_too(dt):
+    """F is multiplied before it is accumulated into: its layout is the accumulator's, the operand is staged."""
+    @T.prim_func
+    def f(A: T.Tensor((32, 24), dt), B: T.Tensor((24, 32), dt), C: T.Tensor((2, 32, 24), dt)):
+        with T.Kernel(1, threads=128):
+            F, G = T.alloc_fragment((32, 24), dt), T.alloc_fragment((32, 32), dt)
+            As, Bs = T.alloc_shared((32, 24), dt), T.alloc_shared((24, 32), dt)
+            T.copy(A, As)
+            T.copy(B, Bs)
+            T.copy(As, F)
+            T.gemm(F, Bs, G, clear_accum=True)
+            T.gemm(G, As, F)
+            T.copy(F, C[0, :, :])
+            T.gemm(G, F, F)
+            T.copy(F, C[1, :, :])
+
+    a, b = small((32, 24), dt, 1), small((24, 32), dt, 2)
+    first = a + a @ b @ a
+    for on in WITH_HOPPER:
+        got = run(f, a, b, on=on)[2]
+        assert np.array_equal(got[0], first), on
+        assert dt == "float32" or np.array_equal(got[1], first + a @ b @ first), on  # tf32 rounds the large ones
+
+
+@pytest.mark.parametrize("threads", (32, 128, 256))
+@pytest.mark.parametrize("side", ("a", "b"))
+@pytest.mark.parametrize("dt, scope", [("float16", "fragment"), ("float32", "fragment"), ("float32", "shared"),
+                                       ("float64", "shared"), ("float16", "wide")])
+def test_a_product_in_place_reads_what_was_there(dt, scope, side, threads):
+    """c += c @ b and c += a @ c; also where the registers of c are in the order of an operand."""
+    m = n = 64 if scope == "wide" else 16
+    where = T.alloc_shared if scope == "shared" else T.alloc_fragment
+    left = side == "a"
+
+    @T.prim_func
+    def f(A: T.Tensor((m, n), dt), C: T.Tensor((m, n), dt)):
+        with T.Kernel(1, threads=threads):
+            As, F = T.alloc_shared((m, n), dt), where((m, n), dt)
+            T.copy(A, As)
+            T.copy(A, F)
+            if left:
+                T.gemm(F, As, F, policy=Policy.FullRow)
+            else:
+                T.gemm(As, F, F, policy=Policy.FullCol)
+            T.copy(F, C)
+
+    a = np.clip(small((m, n), dt, 1), -1, 1)
+    want = a.astype(np.float64) + a.astype(np.float64) @ a.astype(np.float64)
+    for on in WITH_HOPPER:
+        assert np.array_equal(run(f, a, on=on)[1].astype(np.float64), want), on
 
 
 @pytest.mark.spec("L11:gemm")

@@ -91,6 +91,9 @@ class LowerContext(Protocol):
     def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
         """Shared memory for values that threads hand to each other within one op; ops of one shape take turns in it."""
 
+    def new_fragment(self, name: str, layout: Any, dtype: Any) -> Buffer:
+        """A fresh fragment of a given layout, allocated around the op."""
+
     def new_shared(self, name: str, shape: tuple[int, ...], dtype: Any, layout: Any = None) -> Buffer:
         """A fresh shared buffer (staging, cross-warp exchange), allocated around the op."""
 

@@ -48,7 +48,7 @@ from tilelang.ir import (
 from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, with_warps_of
-from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout
+from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout, wgmma_fragments
 from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_store import moved_tile
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -316,20 +316,28 @@ class _Inference:
         plans = [(op, by_groups.get(id(op)) or choose_gemm(op, arch, self._for(op).threads, op.c.buffer in rows_first))
                  for op in gemms]
         first: dict[Buffer, GemmPlan] = {}
+        asked: list[tuple[Gemm, GemmPlan, dict[Buffer, Any]]] = []
         for op, plan in sorted(plans, key=lambda p: p[1].instruction == SIMT):  # which takes what layout there is
             plan = with_warps_of(plan, first.setdefault(op.c.buffer, plan))
-            new = with_attrs(op, instruction=plan.instruction, warps=plan.warps)
-            self.gemms[id(op)] = new
-            for b, lay in new.infer_layout(self._for(op)).items():
-                old = self.known.layouts.get(b)
-                if old is None and b is not op.c.buffer and not self._suits_views(b, lay):
-                    continue  # an operand: staged
-                if old is None:
-                    self.known.settle(b, lay, f"{plan.instruction} on {plan.warps[0]}x{plan.warps[1]} warps"
-                                      f"{_at(op)}")
-                    self.demanded[b] = (lay, op)
-                elif b is op.c.buffer and plan.instruction != SIMT and old != lay:
-                    self._conflict(b, old, lay, op)
+            new = self.gemms[id(op)] = with_attrs(op, instruction=plan.instruction, warps=plan.warps)
+            asked.append((op, plan, new.infer_layout(self._for(op))))
+        for op, plan, layouts in asked:  # accumulators before operands: those can be staged
+            lay, old = layouts.get(op.c.buffer), self.known.layouts.get(op.c.buffer)
+            if old is None:
+                self._demand(op, plan, op.c.buffer, lay)
+            elif plan.instruction != SIMT and old != lay:
+                self._conflict(op.c.buffer, old, lay, op)
+        for op, plan, layouts in asked:
+            for b, lay in layouts.items():
+                if b not in self.known.layouts:
+                    self._demand(op, plan, b, lay)
+
+    def _demand(self, op: Gemm, plan: GemmPlan, b: Buffer, lay: Any) -> None:
+        """Give a fragment the layout an instruction works on; where it is seen in shapes that have no form of that, the
+        product moves it."""
+        if lay is not None and self._suits_views(b, lay):
+            self.known.settle(b, lay, f"{plan.instruction} on {plan.warps[0]}x{plan.warps[1]} warps{_at(op)}")
+            self.demanded[b] = (lay, op)
 
     def _by_tma(self) -> None:
         """What TMA fills or reads lies in panels."""
@@ -372,7 +380,11 @@ class _Inference:
             if id(op) in plans and op.attr("wait") != -1:
                 plan = plans[id(op)]
                 how = WGMMA_ROWS[plan.instruction].shape[:2], plan.warps
-                if shared_out.setdefault(op.c.buffer.data, how) != how:
+                acc = wgmma_fragments(op, WGMMA_ROWS[plan.instruction], plan.warps, self._for(op).threads)[2]
+                if not self._suits_views(op.c.buffer, acc):
+                    declined.add(op.c.buffer.data)
+                    self.reasons.append(f"T.gemm{_at(op)} by mma.sync: its accumulator is seen in another shape")
+                elif shared_out.setdefault(op.c.buffer.data, how) != how:
                     declined.add(op.c.buffer.data)
                     self.reasons.append(f"T.gemm{_at(op)} by mma.sync: other products lay out its accumulator in another way")
         for op in gemms:

@@ -204,6 +204,13 @@ class Lowering:
         self.allocs.append(out)
         return out
 
+    def new_fragment(self, name: str, layout: Any, dt: Any) -> Buffer:
+        """A fresh fragment of that layout, allocated around the op."""
+        out = Buffer(name, layout.shape, dtype(dt), "local.fragment")
+        self.layouts[out] = layout
+        self.allocs.append(self.local_of(out))
+        return out
+
     def new_shared(self, name: str, shape: tuple[int, ...], dt: Any, layout: Any = None) -> Buffer:
         out = Buffer(name, shape, dtype(dt), "shared.dyn")
         dims = tuple(int(n) for n in shape)

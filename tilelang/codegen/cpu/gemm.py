@@ -2,8 +2,8 @@
 
 The tiles of a block are small and static, so their strides are constants of the kernel: A is read by broadcasting
 single elements, B by vectors along n, both where they are.  Only an operand whose elements are not of the computing
-type (16- and 8-bit floats, int8) or whose n is not contiguous (transposed B) is first converted into scratch space of
-the block.
+type (16- and 8-bit floats, int8), whose n is not contiguous (transposed B) or that is the accumulator too is first
+converted into scratch space of the block.
 
     for j in panels of nv vectors:  for i in groups of mr rows:
         acc[mr][nv] = C;   for k: acc[r][v] += A[i + r, k] * B[k, j + v];   C = acc
@@ -100,12 +100,12 @@ def emit_gemm(cx: Any, op: Gemm) -> None:
         b_at, bk = _pairs_b(cx, op, scratch, b_at, b0, n, k), n
         k = -(-k // 2)
     else:
-        if memory_type(op.a.dtype) != value_type(ct):
+        if memory_type(op.a.dtype) != value_type(ct) or op.a.buffer.data is op.c.buffer.data:
             rows, cols = (k, m) if op.transpose_a else (m, k)
             dst = scratch.take(rows * cols * ct.bytes)
             convert_rows(f, cx.host, op.a.dtype, ct, a_at, a0, a1, dst, rows, cols)
             a_at, ai, ak = (dst, 1, m) if op.transpose_a else (dst, k, 1)
-        if memory_type(op.b.dtype) != value_type(ct) or bn != 1:
+        if memory_type(op.b.dtype) != value_type(ct) or bn != 1 or op.b.buffer.data is op.c.buffer.data:
             dst = scratch.take(k * n * ct.bytes)
             if bn == 1:
                 convert_rows(f, cx.host, op.b.dtype, ct, b_at, bk, 1, dst, k, n)

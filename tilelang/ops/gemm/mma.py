@@ -22,14 +22,15 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Node, Region, Stmt, Store, TileOp, Var, binary,
-                         call, cast, const, convert, dtype, fresh, load, select, seq, substitute, walk)
+                         call, cast, const, convert, dtype, fresh, is_const, load, replace, select, seq, substitute,
+                         unary, walk)
 from tilelang.layout import REGISTER, THREAD, Mode
 from tilelang.target.mma import MMA_ROWS
 
 from ..distribute import digit
 from ..ldmatrix import outer_digits, threads_used
+from .select import operand_fragments
 
 WARP = 32
 FRAGMENT = "local.fragment"
@@ -113,13 +114,17 @@ class Operand:
 
 
 def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
-    """The statements of one thread for a gemm on instruction `row`."""
+    """The statements of one thread for a gemm on instruction `row`.
+
+    An accumulator of another layout (seen in a shape that the instruction's layout has no form of, say) is moved to one
+    of the instruction's and back, through shared memory.
+    """
     m, n, k = row.shape
     frag_c = cx.layout_of(op.c.buffer)
     rows, cols = WarpTiles(frag_c.modes[-2], m, op.m, cx), WarpTiles(frag_c.modes[-1], n, op.n, cx)
-    for tiles, want in ((rows, row.c.modes[0]), (cols, row.c.modes[1])):
-        if tiles.instruction != _exact(want):
-            raise InternalError(f"the layout of accumulator `{op.c.buffer.name}` does not hold tiles of {row.name}")
+    if (rows.instruction, cols.instruction) != (_exact(row.c.modes[0]), _exact(row.c.modes[1])) or not _in_tiles(
+            frag_c, row, rows, cols):
+        return _moved(op, cx, row)
     steps = ceil(op.k / k)
     busy = threads_used(frag_c)
     a, get_a = _operand(op, cx, row, "a", rows, k, busy)
@@ -147,6 +152,31 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
     return body if busy >= cx.num_threads else If(cx.thread < busy, body)
 
 
+def _in_tiles(frag: Any, row: Any, rows: WarpTiles, cols: WarpTiles) -> bool:
+    """Whether whole warps hold whole instruction tiles, registers of a tile in a row, and nobody holds a copy."""
+    warps, reps = [*rows.warps, *cols.warps], [*rows.reps, *cols.reps]
+    return not frag.copies and all(o.stride % WARP == 0 for o in warps) and all(
+        o.stride % row.c.registers == 0 for o in reps)
+
+
+def _moved(op: Any, cx: Any, row: Any) -> Stmt:
+    """The gemm on an accumulator of the instruction's layout, between copies from and to the program's."""
+    layout = operand_fragments(op, row, op.attr("warps"), cx.num_threads)[2]
+    c = op.c.buffer
+    part = cx.new_fragment(f"{c.name}_t", layout, c.dtype)
+    local = cx.local_of(part)
+    r, lead = fresh("r"), (const(0),) * (c.ndim - 2)
+    zeros = For(r, const(0), const(int(local.shape[0])), "unroll", Store(local, (r,), cast(const(0), local.dtype)))
+    into: Stmt | None = None
+    if not is_const(op.clear_accum, True):  # what is cleared may never have been written
+        into = cx.parallel(layout.shape, lambda p: Store(part, p, load(c, (*lead, *p))), layout, span=op.span)
+        into = into if isinstance(op.clear_accum, Const) else If(unary("not", cast(cx.expr(op.clear_accum), "bool")), into)
+    back = cx.parallel(layout.shape, lambda p: Store(c, (*lead, *p), load(part, p)), cx.layout_of(c).project(
+        (c.ndim - 2, c.ndim - 1)), span=op.span)
+    whole = Region(part, (const(0), const(0)), tuple(layout.shape), span=op.c.span)
+    return seq(zeros, into, lower_mma(replace(op, c=whole), cx, row), back, span=op.span)
+
+
 def _exact(modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
     return tuple(m for m in modes if m.size > 1)
 
@@ -172,8 +202,9 @@ def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles, k: int,
     dt = row.a_dtype if side == "a" else row.b_dtype
     k_first = transposed if side == "a" else not transposed
     if region.buffer.scope_name == FRAGMENT:
-        # Registers that stand for elements of K beyond the edge may hold anything.
-        direct = None if op.k % k else _in_registers(op, cx, region, frag, k_dim, k_first, tiles, dt, busy)
+        # Registers that stand for elements of K beyond the edge may hold anything; those of the accumulator change.
+        usable = op.k % k == 0 and region.buffer.data is not op.c.buffer.data
+        direct = _in_registers(op, cx, region, frag, k_dim, k_first, tiles, dt, busy) if usable else None
         if direct is not None:
             return direct
         region = _staged(cx, region, op.span)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilelang.errors import error
 from tilelang.ir import Buffer, Const, For, If, Region, Stmt, Store, cast, const, convert, fresh, load, seq
 
 
@@ -11,7 +12,7 @@ def lower_simt(op: Any, cx: Any) -> Stmt:
     """c[i, j] += a[i, k] * b[k, j]: k outermost, so that a thread's accumulators stay in registers and the operands it
     uses for several of them are read once a step.  Where c is memory of each thread, each computes all of it."""
     dt = op.c.dtype
-    a, b = (_readable(cx, r, op.span) for r in (op.a, op.b))
+    a, b = (_readable(cx, r, op) for r in (op.a, op.b))
     k = fresh("k")
 
     def at(r: Region, i: Any, j: Any) -> tuple[Any, ...]:
@@ -43,13 +44,18 @@ def lower_simt(op: Any, cx: Any) -> Stmt:
     return seq(*out, span=op.span)
 
 
-def _readable(cx: Any, region: Region, span: Any) -> Region:
-    """The operand where every thread can read it: a fragment is copied to shared memory."""
+def _readable(cx: Any, region: Region, op: Any) -> Region:
+    """The operand where every thread can read it as it was: a fragment, and what is the accumulator too, is copied to
+    shared memory."""
     source: Buffer = region.buffer
-    if source.scope_name != "local.fragment":
+    own = source.data is not op.c.buffer.data
+    if own and source.scope_name != "local.fragment":
         return region
+    if source.scope_name == "local":
+        raise error("gemm-accumulator", f"`{source.name}`, in memory of each thread, is an operand and the accumulator of a "
+                    "T.gemm", span=op.span, hint="accumulate into a buffer of its own")
     scratch = cx.new_shared(f"{source.name}_s", tuple(source.shape), source.dtype)
-    cx.prepend(cx.parallel(tuple(source.shape), lambda p: Store(scratch, p, load(source, p)), span=span))
+    cx.prepend(cx.parallel(tuple(source.shape), lambda p: Store(scratch, p, load(source, p)), span=op.span))
     return Region(scratch, region.mins, region.extents, span=region.span)
 
 

@@ -280,7 +280,8 @@ def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | No
     if region.buffer.scope_name != FRAGMENT:
         return None, _Matrix(cx, region, major)
     source = region.buffer
-    if region.is_full and source.ndim == 2 and cx.layout_of(source) == want:
+    own = source.data is not op.c.buffer.data  # the accumulator's registers change
+    if own and region.is_full and source.ndim == 2 and cx.layout_of(source) == want:
         local = cx.local_of(source)
         return (local if not is_tf32(op) else _rounded(cx, local)), None
     shape = tuple(int(n) for n in region.extents[-2:])
