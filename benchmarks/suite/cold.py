@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import compileall
+import importlib.util
 import json
 import os
 import subprocess
@@ -29,6 +31,7 @@ def measure(names: Iterable[str], workloads: Iterable[Workload], repeat: int = 2
     The compile ends with a loaded kernel, for kernels that compile when they are called with their first result.
     """
     out = []
+    write_bytecode()
     for w in workloads:
         for name in names:
             provider = provider_table.get(name)
@@ -44,6 +47,14 @@ def measure(names: Iterable[str], workloads: Iterable[Workload], repeat: int = 2
                         "import_seconds": [f.get("import_seconds") for f in found],
                         "errors": [f["error"] for f in found if "error" in f]})
     return out
+
+
+def write_bytecode(package: str = "tilelang") -> None:
+    """The modules' bytecode, which installing a package writes: peers are installed, a checkout has none at first, and never
+    where PYTHONDONTWRITEBYTECODE is set.  Raises nothing: what cannot be written is only slower."""
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        compileall.compile_dir(folder, quiet=2)
 
 
 def once(provider: str, workload: str, label: str) -> dict[str, Any]:

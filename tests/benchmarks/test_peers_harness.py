@@ -11,7 +11,7 @@ import mock_providers
 import peers
 import pytest
 import torch
-from suite import bars, compiling, problems, programs, providers, report, supervising
+from suite import bars, cold, compiling, problems, programs, providers, report, supervising
 from suite import record as rec
 from suite.measuring import HostMeter
 from suite.provider_cubin import Launch, argument
@@ -228,3 +228,15 @@ def test_a_prebuilt_kernel_is_launched_as_its_entry_says(monkeypatch):
 def test_shapes_are_said():
     assert Gemm("x", (), 1, 2, 3, False, "bfloat16").shape == "1x2x3 NN bf16"
     assert Attention("x", (), 1, 8, 16, 64, True, 2).shape == "b1 h8/2 s16 d64 f16 causal"
+
+
+def test_cold_compiles_find_the_bytecode_that_an_installed_package_has(tmp_path, monkeypatch):
+    package = tmp_path / "some_package"
+    (package / "inner").mkdir(parents=True)
+    for path in (package / "__init__.py", package / "inner" / "a.py"):
+        path.write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    cold.write_bytecode("some_package")
+    assert len(list(package.rglob("*.pyc"))) == 2
+    cold.write_bytecode("no_such_package")
