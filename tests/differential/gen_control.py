@@ -61,7 +61,7 @@ def _forget(st: State, items: list, n: int) -> None:
 
 def _weights(st: State, s: Scope) -> list[tuple[str, float]]:
     w = {"parallel": 5.0, "copy": 4.0, "fill": 1.0, "gemm": 1.8, "reduce": 1.6, "scan": 0.5, "atomic": 1.5, "inner": 0.8,
-         "spread": 0.4, "thread": 1.2, "view": 0.4, "transpose": 0.2, "reducer": 0.5, "let": 0.5, "assign": 0.7, "serial": 1.2,
+         "spread": 0.4, "thread": 1.2, "view": 0.7, "transpose": 0.2, "reducer": 0.5, "let": 0.5, "assign": 0.7, "serial": 1.2,
          "pipelined": 1.3, "branch": 1.0, "while": 0.4, "grid": 0.3, "macro": 0.5, "leave": 0.0, "alloc": 0.3, "ordered": 0.4,
          "swap": 0.15, **WEIGHTS}
     w.update(st.profile.weights)
@@ -256,7 +256,7 @@ def branch(st: State, s: Scope) -> Nodes | None:
 def leave(st: State, s: Scope) -> Nodes | None:
     """break or continue of the innermost loop under a condition of the block."""
     word = st.pick(["break", "continue", "T.loop_break()"])
-    return [node(f"if {condition(st, s)}:", [node(word)], None, f"loop:{word}")]
+    return [node(f"if {condition(st, s)}:", [node(word)], None, f"loop:{word.strip('()')}")]
 
 
 def let(st: State, s: Scope) -> Nodes | None:

@@ -358,6 +358,6 @@ def by_hand_ring(st: State, s: Scope) -> Nodes | None:
 MORE = {"returned": returned, "bits": bits, "pairs": pairs, "warps": warps, "vectors": vectors, "drawn": drawn, "mask": mask,
         "run_time_extent": run_time_extent, "by_reference": by_reference, "stated": stated, "workspace": workspace,
         "counted": counted, "scalar_atomic": scalar_atomic, "small_types": small_types, "by_hand_ring": by_hand_ring}
-WEIGHTS = {"returned": 0.4, "bits": 0.4, "pairs": 0.25, "warps": 0.4, "vectors": 0.3, "drawn": 0.25, "mask": 0.4,
-           "run_time_extent": 0.3, "by_reference": 0.5, "stated": 0.4, "workspace": 0.25, "counted": 0.25,
+WEIGHTS = {"returned": 0.4, "bits": 0.4, "pairs": 0.25, "warps": 0.8, "vectors": 0.3, "drawn": 0.25, "mask": 0.6,
+           "run_time_extent": 0.3, "by_reference": 0.9, "stated": 0.4, "workspace": 0.25, "counted": 0.4,
            "scalar_atomic": 0.3, "small_types": 0.3, "by_hand_ring": 0.25}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gen_control import assign, block, condition
+from gen_hopper import hopper_program, is_hopper
 from gen_state import Buf, Node, Profile, Scope, State, counter, node
 from gen_tiles import new_buffer
 from gen_values import EXACT
@@ -37,6 +38,8 @@ Program = dict[str, Any]
 
 def make_program(seed: int, profile: str | None = None) -> Program:
     """The program of a seed."""
+    if profile == "hopper" or profile is None and is_hopper(seed):
+        return hopper_program(seed)
     st = State(seed, PROFILES[0])
     st.profile = next(p for p in PROFILES if p.name == profile) if profile else st.rng.choices(PROFILES, (4, 5, 4, 4, 2))[0]
     st.inputs, kernels = [], []

@@ -21,7 +21,9 @@ def source(program: dict[str, Any], note: str = "") -> str:
     for k in program["kernels"]:
         blocks = k["blocks"]
         bound = blocks[0] if len(blocks) == 1 else f"({', '.join(blocks)})"
-        body.append(f"    with T.Kernel({', '.join(k['grid'])}, threads={k.get('split') or k['threads']}) as {bound}:")
+        launch = f"T.ClusterKernel({', '.join(k['grid'])}, cluster_dims={k['cluster']}, " if k.get("cluster") else \
+            f"T.Kernel({', '.join(k['grid'])}, "
+        body.append(f"    with {launch}threads={k['threads']}) as {bound}:")
         mutable = {m.group(1) for n in k["body"] if (m := _ASSIGNED.match(n["t"])) and "T.alloc_var" in n["t"]}
         _write(k["body"], 2, body, macros, params | set(blocks), named, mutable)
     head = [f'"""{note or "A generated program"}: seed {program["seed"]}, profile {program["profile"]}."""', "",

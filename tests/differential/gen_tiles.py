@@ -415,7 +415,8 @@ def view(st: State, s: Scope) -> Nodes | None:
     good = [b for b in s.buffers if b.scope in ("shared", "shared", "fragment") and not b.base]
     if not good:
         return None
-    b = st.pick(good)
+    views = [b for b in good if b.root is not b]
+    b = st.pick(views if views and st.chance(0.4) else good)
     name = st.fresh("W")
     if st.chance(0.3) and b.scope == "shared" and b.dtype in BIT_VIEWS and b.root is b:
         dt = st.pick(BIT_VIEWS[b.dtype])  # integers only: which zero a float is depends on the order of its sums

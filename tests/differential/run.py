@@ -24,6 +24,7 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+from gen_hopper import is_hopper  # noqa: E402
 from gen_program import make_program  # noqa: E402
 from gen_text import features, source  # noqa: E402
 from shrinking import shrink  # noqa: E402
@@ -40,6 +41,8 @@ def executions_of(seed: int, gpu: bool = False, cubin: bool = False) -> tuple[st
     """What a program runs on: the meaning, and the device, or the CPU and the simulator of one architecture in turn."""
     if gpu or cubin:
         return ("tile", "cuda") if gpu else ("tile", "cubin")
+    if is_hopper(seed):
+        return ("tile", "sm_90a")
     return ("tile", ("sm_80", "sm_90a", "sm_90a")[seed % 3], "cpu")
 
 
@@ -64,8 +67,36 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             found[f][r["status"]] += 1
     out["executions"] = {k: dict(v) for k, v in sorted(by.items())}
     out["kinds"] = {k: dict(v.most_common()) for k, v in sorted(kinds.items())}
+    drawn = coverage({f: sum(c.values()) for f, c in found.items()})
+    out["never drawn"] = [f for f, n in drawn.items() if not n]
     out["features"] = {k: dict(v) for k, v in sorted(found.items())}
     return out
+
+
+EXPECTED = """
+    accumulate:shared alloc:global alloc:shared:bool alloc:shared:int4 atomic:add:int32 atomic:addx2 atomic:load
+    atomic:or atomic:order atomic:return atomic:store atomic:tile-add atomic:tile-scalar atomic:shared-add branch:else
+    branch:loaded copy:async copy:fragment->fragment copy:global->fragment copy:global->global copy:global->shared
+    copy:shared->fragment copy:shared->shared copy-option:prefer_instruction copy-option:annotations expr:clamp
+    expr:invert expr:named expr:square gemm:ff gemm:fs gemm:sf gemm:ss gemm:slice gemm:float8 gemm:int8
+    hopper:cluster-bulk hopper:cluster-elements hopper:handed hopper:multicast hopper:nreg hopper:one-thread
+    hopper:tma hopper:wgmma hopper:ws index:guarded index:negative index:outside int4:copy int4:elements kernels:2
+    loop:T.Persistent loop:T.Pipelined loop:T.grid loop:T.unroll loop:T.loop_break loop:break loop:continue
+    loop:ordered loop:ordered-annotations loop:ordered-group loop:while loop:while-break macro macro:ref-added
+    macro:ref-added_twice macro:ref-results mask:any_of mask:read parallel:run-time parallel:spread-sum
+    parallel:two-stores random:integer reduce:absmax reduce:abssum reduce:batch reduce:bitxor reduce:dim0/1
+    reduce:dim0/2 reduce:dim0/3 reduce:dim1/2 reduce:dim1/3 reduce:dim2/3 reduce:generic reduce:nan_propagate
+    reducer:sum return scalar:assign scan:cummax scan:cumsum shape:dynamic stages:0 stages:4 stages:user1 stages:user3
+    stated:assert stated:assume strides:dynamic strides:inner strides:static thread:T.vectorized thread:barrier-in-if
+    thread:shuffle threads:odd transpose use_swizzle vector:abs2 vector:slice view:bits view:of-view view:fragment
+    view:shared warp:any warp:ballot warp:shfl warp:sum warp:syncthreads-count workspace:copy
+""".split()
+
+
+def coverage(counts: dict[str, int]) -> dict[str, int]:
+    """How many programs drew each part of the language that the generator means to cover (names are beginnings)."""
+    return {e: sum(n for f, n in counts.items() if f == e or f.startswith((e + ":", e + "->"))
+                   or (e in ("atomic:addx2", "gemm:float8", "atomic:order") and f.startswith(e))) for e in EXPECTED}
 
 
 def machine(gpu: bool) -> dict[str, Any]:
@@ -92,12 +123,20 @@ def main() -> int:
     p.add_argument("--profile", help="draw all programs from one profile")
     p.add_argument("--shrink", type=int, default=0, help="cut down the first N programs that fail")
     p.add_argument("--cut", help="cut down the program of this seed or .json file, and do nothing else")
+    p.add_argument("--coverage", action="store_true", help="only draw the programs, and print how often what is drawn")
     p.add_argument("--wanted", default="failed", choices=("failed", "refused"), help="the outcome that --cut keeps")
     a = p.parse_args()
     if a.cut is not None:
         program = make_program(int(a.cut), a.profile) if a.cut.isdigit() else json.loads(pathlib.Path(a.cut).read_text())
         cut_down(program, ("tile", "cuda") if a.gpu else EXECUTIONS, a.out, wanted=a.wanted)
         return 0
+    if a.coverage:
+        drawn = collections.Counter(f for i in range(a.programs)
+                                    for f in features(make_program(program_seed(a.seed, a.first + i), a.profile)))
+        found = coverage(drawn)
+        for name, n in sorted(found.items(), key=lambda x: x[1]):
+            print(f"{n:6} {name}")
+        return 1 if not all(found.values()) else 0
     (a.out / "programs").mkdir(parents=True, exist_ok=True)
     log = a.out / "results.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
@@ -143,7 +182,7 @@ def main() -> int:
     (a.out / "summary.json").write_text(json.dumps(out, indent=1) + "\n")
     if a.record:
         a.record.write_text(json.dumps({"machine": machine(a.gpu), **out}, indent=1) + "\n")
-    print(json.dumps({k: out[k] for k in ("programs", "status", "executions", "kinds")}, indent=1))
+    print(json.dumps({k: out[k] for k in ("programs", "status", "executions", "kinds", "never drawn")}, indent=1))
     for seed in failures[:a.shrink]:
         cut_down(make_program(seed, a.profile), executions_of(seed, a.gpu), a.out)
     return 1 if out["status"].get("failed") else 0

@@ -1,5 +1,6 @@
 """Generated whole programs agree between tile meaning, device simulator, CPU and (with one at hand) the GPU."""
 
+import collections
 import json
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from executions import run
 from gen_program import PROFILES, make_program
 from gen_text import features, source
-from run import executions_of, program_seed, status_of
+from run import coverage, executions_of, program_seed, status_of
 from shrinking import shrink
 
 CHUNKS, PROGRAMS = 6, 10
@@ -52,8 +53,10 @@ def test_the_same_seed_writes_the_same_program():
 
 
 def test_programs_cover_the_language():
-    """Every statement kind, loop, pair of scopes and dtype comes up in a few hundred programs."""
-    found = {f for seed in range(400) for f in features(make_program(seed))}
+    """Every statement kind, loop, pair of scopes and dtype comes up in a thousand programs."""
+    drawn = collections.Counter(f for seed in range(1000) for f in features(make_program(program_seed(3, seed))))
+    assert [f for f, n in coverage(drawn).items() if not n] == []
+    found = set(drawn)
     scopes = ("global", "shared", "fragment")
     expected = """loop:T.serial loop:T.unroll loop:T.Pipelined loop:while loop:T.grid loop:T.Persistent loop:ordered loop:break
         loop:continue loop:down loop:step loop:runtime stages:0 stages:4 branch:else scalar:assign scalar:let gemm:ss:NN
