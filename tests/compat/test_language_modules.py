@@ -77,3 +77,27 @@ def test_questions_about_targets_of_other_makers():
         with pytest.raises(AssertionError, match="not supported"):
             ask("hip")
     assert not rocm.check_hip_availability() and not metal.check_metal_availability()
+
+
+@pytest.mark.spec("L18:constructors", "L22:layout-functions")
+def test_layouts_and_emitters_of_other_hardware_are_refused_by_name():
+    from tilelang.cuda import intrinsics
+    from tilelang.layout import cute
+
+    for refuse, words in ((layout.make_tcgen05mma_swizzled_layout, "Blackwell"), (cute.composition, "layout.cute.composition"),
+                          (cute.make_layout, "no CuTe algebra"), (intrinsics.INT4TensorCoreIntrinEmitter, "int8 instructions")):
+        with pytest.raises(NotImplementedError, match=words):
+            refuse(1)
+    assert cute.Layout is layout.Layout and {"coalesce", "complement", "restrict"} <= set(cute.__all__)
+
+
+@pytest.mark.spec("L22:layout-functions")
+def test_registers_of_4_bit_operands():
+    """PTX ISA, m16n8k64: a lane holds runs of 8 columns, rows g and g + 8, then the same 32 columns on."""
+    from tilelang.cuda.intrinsics.layout.mma_layout import mma_load_a_32x32_to_shared_16x64_layout as place
+
+    found = {place(lane, r) for lane in range(32) for r in range(32)}
+    assert found == {(i, j) for i in range(16) for j in range(64)}
+    for lane, r, at in ((0, 0, (0, 0)), (0, 7, (0, 7)), (0, 8, (8, 0)), (1, 0, (0, 8)), (4, 0, (1, 0)), (0, 16, (0, 32)),
+                        (31, 31, (15, 63))):
+        assert place(lane, r) == at

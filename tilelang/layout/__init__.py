@@ -11,6 +11,7 @@ from .fragment import Fragment
 from .layout import Layout, Swizzle
 from .mode import ADDRESS, REGISTER, THREAD, Mode
 from .panels import Box, Descriptor, Panels, panel_layout, panel_width, panels
+from .refused import make_tcgen05mma_swizzled_layout
 from .row_major import RowMajor
 from .swizzle import (
                       SwizzleMode,

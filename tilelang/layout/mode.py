@@ -16,11 +16,14 @@ from tilelang.ir import Binary, Cast, Const, Expr, Select, Span, Unary, Var
 _HINTS = {
     "layout-invalid": "check the shape and the indices that the layout was given",
     "layout-not-injective": "give every element its own place: let each index add a digit of its own",
+    "layout-not-available": "Layout and Fragment take any function of the indices",
     "layout-no-structure": "write thread and register as sums of digits (i // a % b * c) of single indices",
 }
 errors.register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here")
 errors.register("layout-not-injective", ValueError, "a layout maps two elements to one place")
 errors.register("layout-no-structure", ValueError, "a fragment function is not a product of thread and register digits")
+
+errors.register("layout-not-available", NotImplementedError, "a constructor of layouts that this version does not have")
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 

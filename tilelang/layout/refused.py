@@ -1,0 +1,29 @@
+"""Constructors of layouts that programs for other hardware or other compilers name: each says that it is not available."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .mode import error
+
+CUTE = """IntTuple E ScaledBasis ComposedLayout Swizzle make_layout make_identity_layout make_row_major_layout
+    make_column_major_layout size rank cosize coshape coalesce composition complement left_inverse right_inverse
+    logical_divide logical_product blocked_product tiled_product product filter flatten flatten_to_tuple congruent
+    compatible restrict from_python to_python"""
+
+
+def refused(name: str, reason: str) -> Callable[..., Any]:
+    """A function that raises layout-not-available."""
+    def refuse(*args: Any, **kw: Any) -> Any:
+        raise error("layout-not-available", f"{name} {reason}")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"Not available: {reason}."
+    return refuse
+
+
+make_tcgen05mma_swizzled_layout = refused("make_tcgen05mma_swizzled_layout",
+                                          "is for Blackwell (sm_100), which is not available")
+
+__all__ = ["CUTE", "make_tcgen05mma_swizzled_layout", "refused"]
