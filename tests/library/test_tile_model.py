@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tilelang.library.tiles import (Problem, Tile, candidates, chip_of, choose_tile, matrix_cycles, price, shared_bytes,
-                                    without_wgmma)
+from tilelang.library.tiles import (Problem, Tile, candidates, chip_of, choose_tile, column_parts, matrix_cycles, price,
+                                    shared_bytes, without_wgmma)
 from tilelang.target import Target
 
 H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), units=132)
@@ -60,6 +60,20 @@ def test_float8_is_near_what_was_measured(size, measured):
     assert rate(H200, replace(p, two_level=True)) > 0.8 * rate(H200, p)
 
 
+@pytest.mark.parametrize("size, block, bn, measured", [
+    (4096, 0, 256, 1423), (8192, 0, 256, 1474), (4096, 128, 256, 1251), (8192, 128, 256, 1267), (4096, 0, 128, 1327),
+    (8192, 0, 128, 1362), (4096, 128, 128, 1188), (8192, 128, 128, 1239)])
+def test_float8_in_two_levels_is_near_what_was_measured(size, block, bn, measured):
+    """Parts of 128 columns in turn where a whole part does not fit beside the totals."""
+    p = Problem(size, size, size, kind="fp8", bits=8, b_k=True, two_level=True, may_split=False, column_block=block)
+    t = Tile(128, bn, 128, 4 if bn == 256 else 5, 256)
+    assert column_parts(t) == bn // 128
+    assert 2e-12 * size**3 / price(H200, p, t) == pytest.approx(measured, rel=0.1)
+    best = choose_tile(H200, p)
+    assert (best.bm, best.bn, best.threads) == (128, 256, 256) and column_parts(Tile(128, 240, 128, 4, 256)) == 2
+    assert column_parts(Tile(256, 256, 128, 4, 256)) == 0
+
+
 def test_matrix_instructions_have_the_measured_rates():
     """Cycles of m64nNk with both operands in shared memory."""
     for n, cycles in ((8, 18.1), (16, 20.1), (32, 24.1), (64, 32.1), (96, 48.1), (128, 64.1), (192, 96.2), (256, 128.2)):
@@ -89,7 +103,9 @@ def test_every_choice_fits_the_machine(chip):
         assert t.parts == 1 or p.may_split and t.parts * t.bk * 4 <= p.k + t.bk * 4
         if chip.kind == "wgmma" and p.kind != "float":
             assert t.threads % 128 == 0 and t.bm % (64 * t.threads // 128) == 0 and t.bn % 16 == 0
-            assert t.bm * t.bn // t.threads * (2 if p.two_level else 1) <= 192
+            parts = column_parts(t) if p.two_level else 0  # what a thread holds: totals, and a part of the sums beside them
+            assert parts > 0 or not p.two_level
+            assert t.bm * t.bn // t.threads + (t.bm * t.bn // t.threads // parts if parts else 0) <= 192
 
 
 def test_tiles_that_are_no_powers_of_two_are_offered_and_taken():

@@ -617,15 +617,16 @@ template <int COUNT> TL_DEVICE void wgmma_hold(const float* x) {
   if (__any_sync(0xffffffffu, some)) asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
 }
 //@ wgmma_descriptor
-// Operand in shared memory, `bytes` + OFFSET behind p.  Only 18 bits of the address: above them stands the rank in a
-// cluster.  OFFSET is added to the finished half (no carry leaves the field: shared memory ends below 256 KB), so that
-// the descriptors of one tile differ by one addition each: longer chains between two wgmma leave the matrix unit idle.
+// Operand in shared memory, `bytes` + `more` + OFFSET behind p, all of them multiples of 16.  Only 18 bits of the address:
+// above them stands the rank in a cluster.  What is behind p is added to the finished half (no carry leaves the field:
+// shared memory ends below 256 KB), so that that of p is computed once and the descriptors of one tile differ by one
+// addition each: longer chains between two wgmma leave the matrix unit idle.
 template <int LBO, int SBO, int SWIZZLE, int OFFSET = 0>
-TL_DEVICE unsigned long long wgmma_descriptor(const void* p, unsigned bytes = 0) {
+TL_DEVICE unsigned long long wgmma_descriptor(const void* p, unsigned bytes = 0, unsigned more = 0) {
   static_assert(OFFSET % 16 == 0, "operands start at multiples of 16 bytes");
   constexpr unsigned LOW = (unsigned)(LBO >> 4 & 0x3fff) << 16;
   constexpr unsigned HIGH = (unsigned)(SBO >> 4 & 0x3fff) | (unsigned)SWIZZLE << 30;
-  const unsigned low = ((shared_address(p) + bytes) >> 4 & 0x3fff | LOW) + (OFFSET >> 4);
+  const unsigned low = (shared_address(p) >> 4 & 0x3fff | LOW) + (bytes >> 4) + (more >> 4) + (OFFSET >> 4);
   return (unsigned long long)HIGH << 32 | low;
 }
 //@ shuffled

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Const, Evaluate, Stmt
+from tilelang.ir import AddressOf, Call, Const, Evaluate, Stmt, const
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
 
 from .c_like import POSTFIX, Text
@@ -76,10 +76,16 @@ class WgmmaCalls:
         return f"tl::{self._function(e)}({', '.join(map(self.top, e.args))})", POSTFIX
 
     def _call_wgmma_descriptor(self: Any, e: Call) -> Text:
-        """attr `offset` and the second argument both add bytes."""
+        """attr `offset` and the second argument both add bytes; so does an index that is no constant: the half that does not
+        change is then computed once, and what is left of a loop's descriptors is one addition."""
         swizzle = {0: 0, 128: 1, 64: 2, 32: 3}[e.attr("swizzle")]
         offset = f", {e.attr('offset')}" if e.attr("offset") else ""
-        args = ", ".join(self.top(a) for a in e.args)
+        at: Any = e.args[0]
+        parts = list(e.args)
+        if isinstance(at, AddressOf) and len(at.indices) == 1 and not isinstance(at.indices[0], Const):
+            zero = const(0, at.indices[0].dtype)
+            parts[:1] = [AddressOf(at.buffer, (zero,)), at.indices[0] * at.buffer.dtype.bytes]
+        args = ", ".join(map(self.top, parts))
         return f"tl::wgmma_descriptor<{e.attr('lbo')}, {e.attr('sbo')}, {swizzle}{offset}>({args})", POSTFIX
 
 

@@ -22,6 +22,8 @@ from tilelang.transform.deal_tiles import panel_rows
 
 _OUTPUT_STAGING = 32 * 1024  # shared bytes left to the copy of a tile out through shared memory
 _BARRIER_BYTES = 1024
+_ISSUE = {1: 1.36, 2: 1.25, 3: 1.29}  # by warp groups that compute: cycles for one of the matrix unit
+_SUMS = {1: 168, 2: 192, 3: 128}  # registers of a thread for totals and sums of a part
 
 
 @dataclass(frozen=True)
@@ -145,11 +147,7 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     load = _loaded(p, t) / rate
     stage = max(matrix, load)
     if p.two_level and chip.kind == "wgmma":
-        groups = t.threads // 128
-        # 1.5 cycles an accumulator to add, 280 to wait and start again: half of it under the products of other groups,
-        # and again half where a second part runs meanwhile.
-        sums = t.bm * t.bn / t.threads
-        stage += (1.5 * sums + 280) / (4 if 3 * sums + 32 <= {1: 255, 2: 240}.get(groups, 160) else 2)
+        stage = _promoted(chip, p, t, stage)
     out_bytes = 4 if t.parts > 1 else p.out_bits / 8
     outside = 1100 + 700 + t.bm * t.bn * out_bytes / chip.store * busy
     if chip.kind != "cpu":
@@ -170,6 +168,33 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     return seconds
 
 
+def _promoted(chip: Chip, p: Problem, t: Tile, stage: float) -> float:
+    """Cycles of a stage whose sums are added to totals.
+
+    Whole parts: 1.5 cycles an accumulator to add, 280 to wait and start again: half of it under the products of other
+    groups, and again half where a second part runs meanwhile.  Parts of the columns in turn: 1.2 cycles and 170, what
+    is longer than the other groups' products shows; A is read again for each of them, and shared memory moves 128 bytes a
+    cycle for instructions and loads together.
+    """
+    groups, pieces = t.threads // 128, column_parts(t)
+    sums = t.bm * t.bn / t.threads
+    if pieces == 1:
+        return stage + (1.5 * sums + 280) / (4 if 3 * sums + 32 <= {1: 255, 2: 240}.get(groups, 160) else 2)
+    n, steps = t.bn / pieces, t.bk * p.bits / 256
+    one = t.bm / groups / 64 * steps * max(n / 2, 16 + n / 4)
+    read = t.bm / 64 * steps * pieces * (2048 + 32 * n)
+    moved = (read + (t.bm + t.bn) * t.bk * p.bits / 8) / 128
+    return max(stage, moved * _ISSUE[groups]) + pieces * max(0.0, 1.2 * sums / pieces + 170 - (groups - 1) * one)
+
+
+def column_parts(t: Tile) -> int:
+    """In how many parts of its columns a tile's product is computed so that the sums of one fit beside the totals; 0 for none
+    (transform/split_products.py)."""
+    most, sums = _SUMS[t.threads // 128], t.bm * t.bn // t.threads
+    return next((s for s in range(1, max(1, t.bn // 64) + 1) if t.bn % s == 0 and t.bn // s % 8 == 0 and
+                 sums + sums // s <= most), 0)
+
+
 def _issue(chip: Chip, t: Tile, traffic: float) -> float:
     """Cycles of a main loop for one of its matrix instructions, with all loads in time: measured on an H200.
 
@@ -177,7 +202,7 @@ def _issue(chip: Chip, t: Tile, traffic: float) -> float:
     """
     if chip.kind != "wgmma":
         return 1.0
-    return {1: 1.36, 2: 1.25, 3: 1.29}[t.threads // 128] * (1 + 0.06 * max(0.0, traffic / 48 - 1))
+    return _ISSUE[t.threads // 128] * (1 + 0.06 * max(0.0, traffic / 48 - 1))
 
 
 def _seconds(chip: Chip, cycles: float) -> float:
@@ -250,11 +275,10 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
 
 def _warp_group_tiles(p: Problem) -> Iterator[tuple[int, int, int, int]]:
     """(bm, bn, bk, threads): 1 to 3 groups of 64 or 128 rows.  Accumulators leave room for addresses and the epilogue."""
-    sums = 2 if p.two_level else 1
-    for groups, most in ((1, 168), (2, 192), (3, 128)) if p.two_level else ((1, 168), (2, 168), (3, 96)):
+    for groups, most in ((1, 168), (2, 168), (3, 96)):
         for rows in (64, 128):
             for bn in range(16, 257, 16):
-                if rows * bn // 128 * sums <= most:
+                if column_parts(Tile(rows * groups, bn, 0, 0, 128 * groups)) if p.two_level else rows * bn // 128 <= most:
                     for bytes_ in (128, 256) if not p.two_level else (128,):
                         yield rows * groups, bn, bytes_ * 8 // p.bits, 128 * groups
 
@@ -283,5 +307,5 @@ def choose_tile(chip: Chip, p: Problem) -> Tile:
     return replace(t, seconds=seconds)
 
 
-__all__ = ["Chip", "Problem", "Tile", "candidates", "chip_of", "choose_tile", "matrix_cycles", "price", "shared_bytes",
-           "without_wgmma"]
+__all__ = ["Chip", "Problem", "Tile", "candidates", "chip_of", "choose_tile", "column_parts", "matrix_cycles", "price",
+           "shared_bytes", "without_wgmma"]

@@ -1,8 +1,8 @@
 """What the computing warp groups run of a pipelined loop whose tiles another warp group loads.
 
 Either the loop as it stands, with waits and releases; or with one product left running while the next stage is waited
-for; with the second of two products under the next iteration (overlap_products.py); or with a product that starts anew under
-the work on the one before (two_parts.py).
+for; with the second of two products under the next iteration (overlap_products.py); with a product that starts anew under
+the work on the one before (two_parts.py); or with several that start anew in the same registers (part_loop.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tilelang.ops import Gemm, Reduce
 
 from .hopper import hopper
 from .overlap_products import FRAGMENT, Pair, two_products
+from .part_loop import chained, product_chain
 from .pipeline_emit import rename, select_version
 from .rings import GROUP, Ring, RoleLoop, do, hold, pin
 from .stagger import give_turn, has_iterations, staggered, wait_for_turn
@@ -35,6 +36,9 @@ def consumer(r: RoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer]
         return [*_rotated(r, pair, [] if late else list(finished)), *(finished if late else ())]
     if _overlapped(r):
         return [*_one_running(r), *finished]
+    chain = product_chain(r)
+    if chain is not None:
+        return [*chained(r, chain), *finished]
     parts = two_parts(r)
     return [*(_plain(r) if parts is None else alternate(r, parts)), *finished]
 

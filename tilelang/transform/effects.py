@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Evaluate, Expr, For, If, Launch, Load, Node,
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Node,
                          Parallel, Region, Seq, Stmt, Store, TileOp, Var, While, children)
 from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE, READS
@@ -196,6 +196,19 @@ def statements(s: Stmt) -> Iterator[Stmt]:
         yield from statements(x)
 
 
+def fills_whole(s: Stmt) -> bool:
+    """Whether a statement writes one buffer alone, and all of it whatever it held: a whole tile op, or a store for each of
+    its elements in a parallel loop."""
+    writes = [e for e in effects(s) if e.writes]
+    if isinstance(s, TileOp):
+        return len(writes) == 1 and writes[0].mode == "write" and writes[0].region is not None and writes[0].region.is_full
+    if not isinstance(s, Parallel) or not isinstance(s.body, Store):
+        return False
+    b = s.body.buffer
+    return s.body.indices == s.vars and len(b.shape) == len(s.extents) and all(
+        isinstance(n, Const) and n.value == m for n, m in zip(s.extents, b.shape))
+
+
 def orders(s: Stmt) -> bool:
     """Whether a statement below (or s) orders threads or asynchronous work."""
     return any(isinstance(x, Evaluate) and is_sync(x.call) for x in statements(s))
@@ -207,5 +220,5 @@ def is_sync(call: Any) -> bool:
     return call.op in SYNC_CALLS or (row is not None and row.effect == "sync")
 
 
-__all__ = ["SYNC_CALLS", "Effect", "argument_mode", "effects", "expr_effects", "inner", "is_sync", "orders",
+__all__ = ["SYNC_CALLS", "Effect", "argument_mode", "effects", "expr_effects", "fills_whole", "inner", "is_sync", "orders",
            "own_effects", "statements"]

@@ -31,6 +31,7 @@ from .plan_pipelines import plan_pipelines
 from .plan_shared_memory import plan_shared_memory
 from .simplify import simplify
 from .specialize_warps import specialize_warps
+from .split_products import split_products
 from .tma_columns import tma_columns
 from .tma_copies import tma_copies
 from .unpack_small_types import unpack_small_types
@@ -53,6 +54,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     tma_columns,  # before written_roles, the first that asks for TMA
     written_roles,
     guard_masks,  # before specialize_warps, which reorders the statements of a loop
+    split_products,  # after guard_masks, which makes products that clear; before specialize_warps, which schedules them
     specialize_warps,  # before plan_pipelines, which keeps what it leaves
     plan_pipelines,  # before layouts: it gives shared buffers their versions
     tma_copies,  # of what the two before left; before layouts: it says which tiles lie in panels

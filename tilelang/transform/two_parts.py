@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (Alloc, Buffer, Const, Expr, For, If, Stmt, Var, binary, const, convert, free_vars, fresh, is_const,
-                         logical, replace, seq, stmts_of, substitute, with_attrs)
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, If, Stmt, Var, binary, const, convert, free_vars, fresh,
+                         is_const, logical, replace, seq, stmts_of, substitute, with_attrs)
 from tilelang.ir.record import record
 from tilelang.ops import Gemm
 
-from .effects import effects
+from .effects import effects, fills_whole
 from .pipeline_emit import rename, select_version
 from .rings import GROUP, RoleLoop, do, pin
 from .stagger import give_turn, staggered, wait_for_turn
@@ -80,6 +80,8 @@ def _registers(r: RoleLoop, part: Buffer) -> int:
 def _early(r: RoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffer] | None:
     """The fragments that the statements before the product make for those after it, where that may be done an iteration
     ahead, with a second copy of each; None where it may not.  So loads (of scales) have a whole product to arrive."""
+    if not all(isinstance(s, Bind) or fills_whole(s) for s in before):
+        return None
     made: dict[Var, Buffer] = {}
     for s in before:
         for e in effects(s):

@@ -1,0 +1,209 @@
+"""Products that start anew, one after another in the same registers: each starts as soon as the one before is summed.
+
+    for k:                                     start P = A[k] B[k, 0]
+        P = A[k] B[k, 0]; …P…                  for k:
+        P = A[k] B[k, 1]; …P…          ->          wait for P; …P…
+                                                   start P = A[k] B[k, 1]; wait for stage k+1; wait for P; …P…
+                                                   start P = A[k+1] B[k+1, 0]
+                                               the last iteration, without a start at its end
+
+(split_products.py makes such loops.)  One part is in registers at a time, so a warp group multiplies or adds up; the
+matrix unit is kept busy by another group's product meanwhile, if a group needs less time from one product to its next than
+that one takes.  So all that can be done under a product is: what fills small fragments for the next iteration (scales) is
+loaded an iteration ahead, the next stage is waited for while the last product of this one runs, and the body starts in the
+middle of an iteration: where the next product starts right behind the sums of the last, its descriptors are computed
+under them.  The arithmetic and its order are those of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, If, Region, Stmt, Store, Var, binary, const, convert, free_vars,
+                         is_const, load, replace, seq, stmts_of, substitute, with_attrs)
+from tilelang.ir.record import record
+from tilelang.ops import Copy, Gemm
+
+from .effects import effects, fills_whole, touches
+from .pipeline_emit import rename, select_version
+from .rings import RoleLoop, do, pin
+from .schedule import needed_binds
+
+FRAGMENT = "local.fragment"
+_SERIAL = {"num_stages": None, "order": None, "stage": None, "sync": None, "group": None}
+
+
+@record
+class Chain:
+    """items: of the loop body, the products.  part: what they are summed in.  ahead: fragments that the statements in front
+    of the first product fill, which may be done an iteration ahead."""
+
+    items: tuple[int, ...]
+    part: Buffer
+    ahead: tuple[Buffer, ...]
+
+
+def product_chain(r: RoleLoop) -> Chain | None:
+    """The products of a loop that are summed in one part in turn; None when it has no two of them."""
+    items = r.body.items
+    rest = [i for i in range(len(items)) if i not in r.loads]
+    found = [i for i in rest if isinstance(items[i].stmt, Gemm)]
+    if len(found) < 2 or r.body.allocs or any(items[i].defines is not None for i in rest):
+        return None
+    ops: list[Any] = [items[i].stmt for i in found]
+    part = ops[0].c.buffer
+    pure = {s.var for s in r.body.pure}
+    for op in ops:
+        if op.c.buffer is not part or not is_const(op.clear_accum, True) or free_vars(op) & pure or \
+                not {op.a.buffer, op.b.buffer} <= set(r.versions):
+            return None
+    if any(x.first not in found or x.last not in found for x in r.rings):
+        return None
+    others = [i for i in rest if i not in found]
+    read = {e.storage for i in found for e in items[i].effects} - {part.data}
+    if any(e.writes and e.storage in read for i in others for e in items[i].effects) or any(
+            items[i].touches(part.data) for i in others if i < found[0]):
+        return None
+    outside = (s for s in stmts_of(r.launch.body) if s is not r.loop)
+    if any(e.storage is part.data for s in outside for e in effects(s)):
+        return None
+    return Chain(tuple(found), part, _ahead(r, found[0]))
+
+
+def _ahead(r: RoleLoop, first: int) -> tuple[Buffer, ...]:
+    """The fragments that the statements before the first product make for those after it; () where they may not run an
+    iteration ahead of these, in second copies."""
+    items = r.body.items
+    before = [x for i, x in enumerate(items) if i < first and i not in r.loads]
+    after = [x for i, x in enumerate(items) if i >= first and i not in r.loads]
+    made: dict[Var, Buffer] = {}
+    if not all(fills_whole(x.stmt) for x in before):
+        return ()
+    for x in before:
+        for e in x.effects:
+            if e.writes and (e.buffer.scope_name != FRAGMENT or e.storage not in made and e.reads):
+                return ()
+            if e.writes:
+                made[e.storage] = e.buffer
+    touched = {e.storage for x in before for e in x.effects}
+    if any(e.writes and e.storage in touched for x in after for e in x.effects):
+        return ()
+    outside = (s for s in stmts_of(r.launch.body) if s is not r.loop)
+    if any(e.storage in made for s in outside for e in effects(s)):
+        return ()
+    annotated = {b for b, _ in r.launch.attr("layouts") or ()}
+    return () if annotated & set(made.values()) else tuple(made.values())
+
+
+def chained(r: RoleLoop, chain: Chain) -> list[Stmt]:
+    """The loop without its copies, and what ends it."""
+    return _Loop(r, chain).code()
+
+
+class _Loop:
+    """The code of a chain.
+
+    ahead: whether what stands before the first product is done an iteration ahead.  copies: (fragment that it fills, that of
+    the next iteration).  loaded: bindings whose values are loaded, each with variables for both.  ptxas moves loads down
+    to their uses: so they end a turn of the loop, two iterations before they are used, and have all of the next turn to
+    arrive.
+    """
+
+    def __init__(self, r: RoleLoop, chain: Chain) -> None:
+        self.r, self.chain = r, chain
+        copies = {id(r.body.items[i].stmt) for i in r.loads}
+        kept = [s for s in stmts_of(r.loop.body) if id(s) not in copies]
+        products = {id(r.body.items[i].stmt) for i in chain.items}
+        places = [n for n, s in enumerate(kept) if id(s) in products]
+        pure = {id(s) for s in r.body.pure}
+        self.products = [kept[n] for n in places]
+        self.before, *self.work = ([s for s in kept[a + 1:b] if id(s) not in pure]
+                                   for a, b in zip([-1, *places], [*places, len(kept)]))
+        self.copies = [(b, _copy(b, "next")) for b in chain.ahead]
+        self.ahead = bool(chain.ahead) or not self.before
+        used = _used(x for w in self.work for x in w)
+        self.loaded = [(s, _variable(s.var.name, s), _variable(f"{s.var.name}_next", s)) for s in r.body.pure
+                       if s.var in used and touches(s.value)]
+        self.values: dict[Any, Any] = {s.var: load(b, _ZERO) for s, b, _ in self.loaded}
+
+    def code(self) -> list[Stmt]:
+        loop, extent = self.r.loop, convert(self.r.loop.extent)
+        start, k, one = convert(loop.start), loop.var, const(1, extent.dtype)
+        self.last = start + extent - one
+        opening = [*self.fill(start, 0), *(self.fill(self.within(start + one), 1) if self.ahead else ()),
+                   *self.r.filled(self.chain.items[0], start), *self.start(0, start)]
+        turn = [*self.rest(k, False), *self.start(0, k + one),
+                *(self.fill(self.within(k + one + one), 1) if self.ahead else ())]
+        body = with_attrs(replace(loop, kind="serial", extent=extent - one, body=seq(*turn)), **_SERIAL)
+        made: list[Stmt] = [Alloc(b) for _, b in self.copies]
+        made += [Alloc(b) for _, now, after in self.loaded for b in ((now, after) if self.ahead else (now,))]
+        whole = [*opening, body, *self.rest(self.last, True)]
+        if isinstance(extent, Const):
+            return [*made, *whole] if extent.value > 0 else []
+        return [*made, If(binary("gt", extent, const(0, extent.dtype)), seq(*whole), span=loop.span)]
+
+    def of(self, stmts: list[Stmt], it: Expr) -> list[Stmt]:
+        """Statements of iteration `it`, behind the bindings that they need."""
+        binds = needed_binds([s for s in self.r.body.pure if s.var not in self.values], _used(stmts))
+        mapping = {**self.values, self.r.loop.var: it}
+        return rename([select_version(substitute(s, mapping), self.r.versions, self.r.step(it)) for s in (*binds, *stmts)])
+
+    def fill(self, it: Expr, which: int) -> list[Stmt]:
+        """What stands before the first product, for iteration `it`; which: 0 for this one, 1 for the next."""
+        values: list[Stmt] = [Store(now, _ZERO, s.value, span=s.span) for s, now, _ in self.loaded]
+        out = self.of([*values, *self.before], it)
+        after = {**dict(self.copies), **{now: b for _, now, b in self.loaded}} if which else {}
+        return [substitute(s, after) for s in out]
+
+    def within(self, it: Expr) -> Expr:
+        """An iteration that there is."""
+        return binary("min", it, self.last)
+
+    def start(self, n: int, it: Expr) -> list[Stmt]:
+        """Product n, which runs on."""
+        return [with_attrs(s, wait=-1) for s in self.of([self.products[n]], it)]
+
+    def rest(self, it: Expr, last: bool) -> list[Stmt]:
+        """An iteration whose first product runs, up to where the next one's starts."""
+        r = self.r
+        slot, _ = r.slot(it)
+        one = const(1, convert(r.loop.extent).dtype)
+        out: list[Stmt] = []
+        for n, item in enumerate(self.chain.items):
+            if n:
+                out += [*r.filled(item, it), *self.start(n, it)]
+            if not last and n + 1 == len(self.chain.items):
+                out += r.filled(self.chain.items[0], it + one)
+            out += [do("wgmma_wait", n=0), pin(self.chain.part)]
+            out += [s for ring in r.rings if ring.last == item for s in r.release(ring, slot)]
+            out += self.of(self.work[n], it)
+        if not last and self.ahead:
+            out += [Copy(_whole(after), _whole(now)) for now, after in self.copies]
+            out += [Store(now, _ZERO, load(after, _ZERO)) for _, now, after in self.loaded]
+        elif not last:
+            out += self.fill(it + one, 0)
+        return out
+
+
+_ZERO = (const(0),)
+
+
+def _used(stmts: Iterable[Stmt]) -> set[Any]:
+    return set().union(*(free_vars(s) for s in stmts))
+
+
+def _variable(name: str, s: Bind) -> Buffer:
+    return Buffer(name, (1,), s.var.dtype, "local.var", span=s.span)
+
+
+def _copy(b: Buffer, what: str) -> Buffer:
+    name = f"{b.name}_{what}"
+    return replace(b, name=name, data=Var(name, b.data.dtype))
+
+
+def _whole(b: Buffer) -> Region:
+    return Region(b, tuple(const(0) for _ in b.shape), tuple(b.shape))
+
+
+__all__ = ["Chain", "chained", "product_chain"]
