@@ -442,8 +442,13 @@ class _Inference:
         return [g for g in groups.values() if len(g) > 1]
 
     def _suits_views(self, b: Buffer, lay: Any) -> bool:
-        """Whether all other shapes that b is seen in have a form of this layout."""
-        return all(_seen_as(lay, b, v) is not None for v in self.buffers if v.data is b.data and v is not b)
+        """Whether all other shapes that b is seen in have a form of this layout, and none has got another one."""
+        for v in self.buffers:
+            if v.data is b.data and v is not b:
+                seen = _seen_as(lay, b, v)
+                if seen is None or self.known.layouts.get(v, seen) != seen:
+                    return False
+        return True
 
     def _through_views(self, group: list[Buffer]) -> bool:
         have = next((b for b in group if b in self.known.layouts), None)
