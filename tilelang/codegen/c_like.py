@@ -51,10 +51,6 @@ from tilelang.ir import (
     cast,
     const,
     dtype,
-    is_const,
-    seq,
-    stmts_of,
-    unary,
     walk,
 )
 from tilelang.target import INTRINSICS
@@ -223,28 +219,8 @@ class CLikePrinter:
         self.namer.open_scope()
         name = self.namer(s.var, s.var.name)
         self.loop_pragma(s)
-        tail = self._tail(s)
-        if tail is None:
-            self.block(f"for ({self.type_name(s.var.dtype)} {name} = {start}; {name} < {end}; ++{name})", s.body)
-        else:
-            self.block(f"for ({self.type_name(s.var.dtype)} {name} = {start};; ++{name})",
-                       seq(*stmts_of(s.body)[:-1], If(unary("not", tail.cond), Break()), tail.then))
+        self.block(f"for ({self.type_name(s.var.dtype)} {name} = {start}; {name} < {end}; ++{name})", s.body)
         self.namer.close_scope()
-
-    def _tail(self, s: For) -> If | None:
-        """What ends the body of a loop that runs at least once, in all iterations but the last one.
-
-        Printed as a loop that is left in front of it, it stands under no condition of its own: compilers do not find out
-        that the last iteration is the one without it.
-        """
-        end = stmts_of(s.body)[-1:]
-        if not s.attr("nonempty") or not end or not isinstance(end[0], If) or end[0].orelse is not None:
-            return None
-        cond = end[0].cond
-        if not isinstance(cond, Binary) or cond.op != "lt":
-            return None
-        left = self.facts.simplify(cond.b - cond.a - (s.start + s.extent - 1 - s.var))
-        return end[0] if is_const(left, 0) else None
 
     def _once(self, end: Expr, s: For) -> str:
         """The end of a loop as text that is evaluated once: constants and variables as they are."""

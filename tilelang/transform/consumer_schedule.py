@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Buffer, Expr, If, Stmt, Store, Var, binary, const, convert, dtype, is_const, load,
-                         replace, seq, stmts_of, substitute, walk, with_attrs)
+from tilelang.ir import (Buffer, Expr, If, Stmt, binary, const, convert, is_const, replace, seq, stmts_of,
+                         substitute, walk, with_attrs)
 from tilelang.ops import Gemm, Reduce
 
 from .hopper import hopper
@@ -106,8 +106,7 @@ def _one_running(r: RoleLoop) -> list[Stmt]:
 def _rotated(r: RoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
     """The loop with the second product of an iteration under the next one (overlap_products.py).
 
-    What is done with the results stands once in the text; the products are started at the end of an iteration, where the
-    last one is left.  finished: what follows the last first product.
+    finished: what follows the last first product.
     """
     items, k, start, new = r.body.items, r.loop.var, convert(r.loop.start), r.versions
     kept, index = _kept(r)
@@ -118,37 +117,26 @@ def _rotated(r: RoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
     a: Any = items[pair.first].stmt
     b: Any = items[pair.second].stmt
 
-    def of(stmts: list[Stmt], it: Expr, known: Expr | None = None) -> list[Stmt]:
-        return [select_version(s if it is k else substitute(s, {k: it}), new, r.step(it), known) for s in stmts]
+    def of(stmts: list[Stmt], it: Expr) -> list[Stmt]:
+        return [select_version(s if it is k else substitute(s, {k: it}), new, r.step(it)) for s in stmts]
 
-    def started(s: Stmt, item: int, it: Expr, running: bool, known: Expr | None = None) -> list[Stmt]:
-        return [*r.filled(item, it, known), *(with_attrs(x, wait=-1) if running else x for x in of([s], it, known))]
+    def started(s: Stmt, item: int, it: Expr, running: bool) -> list[Stmt]:
+        return [*r.filled(item, it), *(with_attrs(x, wait=-1) if running else x for x in of([s], it))]
 
-    def released(item: int, slot: Expr, when: Expr | None = None) -> list[Stmt]:
-        return [x for ring in r.rings if ring.last == item for x in r.release(ring, slot, when)]
+    def released(item: int, it: Expr) -> list[Stmt]:
+        slot, _ = r.slot(it)
+        return [x for ring in r.rings if ring.last == item for x in r.release(ring, slot)]
 
-    def stage(it: Expr) -> Expr:
-        return r.slot(it)[0]
-
-    # The stages in use are known from the end of an iteration on: worked out behind the waits they would be released
-    # late, as ptxas puts off what no arithmetic needs, and the loads that wait for them come late.
-    now, last_one = (Buffer(f"stage_{n}", (1,), dtype("int32"), "local.var") for n in ("now", "before"))
-    zero = (const(0),)
+    opening = [*of(before, start), *started(product, pair.first, start, False), *released(pair.first, start),
+               *of(free, start), *of(bound, start)]
+    turn = [*of(before, k), *started(product, pair.first, k, True), *started(second, pair.second, k - 1, True),
+            do("wgmma_wait", n=1), pin(a.c.buffer), *released(pair.first, k), *_held(of(free, k)),
+            do("wgmma_wait", n=0), pin(b.c.buffer), pin(b.a.buffer), *released(pair.second, k - 1), *of(bound, k)]
     extent = convert(r.loop.extent)
+    loop = with_attrs(replace(r.loop, kind="serial", start=start + 1, extent=extent - 1, body=seq(*turn)), **_SERIAL)
     last = start + extent - 1
-    later = Var(k.name, k.dtype)
-    opening = [*rename([*of(before, start), *started(product, pair.first, start, False)]), Alloc(now), Alloc(last_one),
-               Store(now, zero, stage(start)), Store(last_one, zero, const(0, "int32"))]
-    work = [do("wgmma_wait", n=1), pin(a.c.buffer), *released(pair.first, load(now, zero)), *_held(of(free, k)),
-            do("wgmma_wait", n=0), pin(b.c.buffer), pin(b.a.buffer),
-            *released(pair.second, load(last_one, zero), binary("gt", k, start)), *of(bound, k)]
-    next_ones = [Bind(later, k + 1), *of(before, later), *started(product, pair.first, later, True),
-                 *started(second, pair.second, k, True, load(now, zero)),
-                 Store(last_one, zero, load(now, zero)), Store(now, zero, stage(later))]
-    loop = with_attrs(replace(r.loop, kind="serial", body=seq(*work, If(binary("lt", k, last), seq(*next_ones)))),
-                      **_SERIAL, nonempty=True)
-    closing = [*started(second, pair.second, last, False), *released(pair.second, stage(last))]
-    return [If(binary("gt", extent, const(0, extent.dtype)), seq(*opening, loop, *finished, *closing),
+    closing = [*started(second, pair.second, last, False), *released(pair.second, last)]
+    return [If(binary("gt", extent, const(0, extent.dtype)), seq(*rename(opening), loop, *finished, *closing),
                seq(*finished) if finished else None, span=r.loop.span)]
 
 

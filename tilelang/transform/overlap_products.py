@@ -1,8 +1,8 @@
 """Two products in one loop, the second of what was made from the first: which schedule keeps the matrix unit busy.
 
-    for k: S = A B[k]; …S…; C += P V[k]       ->     S = A B[0]
-                                                     for k: wait for S; …S… up to what touches C or P; wait for C; …rest…
-                                                            but in the last one: start S = A B[k+1]; start C += P V[k]
+    for k: S = A B[k]; …S…; C += P V[k]       ->     S = A B[0]; …S…
+                                                     for k >= 1: start S = A B[k]; start C += P V[k-1]; wait for S
+                                                                 …S… up to what touches C or P; wait for C; …rest…
                                                      C += P V[last]
 
 The arithmetic and its order are those of the loop: only the waiting moves.

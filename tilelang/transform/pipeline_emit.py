@@ -232,8 +232,8 @@ def _wait(pending: int) -> Stmt:
     return Evaluate(call("cp_async_wait", (), "void", n=pending))
 
 
-def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any, known: Expr | None = None) -> Any:
-    """s with every access of a versioned buffer going to slot iteration mod its number of versions; known: that slot."""
+def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any) -> Any:
+    """s with every access of a versioned buffer going to slot iteration mod its number of versions."""
     if not versions:
         return s
 
@@ -242,8 +242,7 @@ def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any, known
         new = versions.get(b) if isinstance(b, Buffer) else None
         if new is None:
             return None
-        step = iteration % new.shape[0] if isinstance(iteration, Expr) else const(iteration % new.shape[0])
-        slot = step if known is None else known
+        slot = iteration % new.shape[0] if isinstance(iteration, Expr) else const(iteration % new.shape[0])
         match x:
             case Load():
                 return load(new, (slot, *x.indices), span=x.span)

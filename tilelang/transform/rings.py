@@ -86,15 +86,15 @@ class RoleLoop:
         step = self.step(k)
         return step % self.stages, cast(step // self.stages % 2, "uint32")
 
-    def filled(self, item: int, k: Expr, known: Expr | None = None) -> list[Stmt]:
-        """Waits for the stages that `item` is the first to use in iteration k.  known: which stage that is."""
+    def filled(self, item: int, k: Expr) -> list[Stmt]:
+        """Waits for the stages that `item` is the first to use in iteration k."""
         slot, parity = self.slot(k)
-        return [do("mbarrier_wait", AddressOf(r.full, (slot if known is None else known,)), parity) for r in self.rings
+        return [do("mbarrier_wait", AddressOf(r.full, (slot,)), parity) for r in self.rings
                 if r.first == item and r.full is not None]
 
-    def release(self, ring: Ring, slot: Expr, when: Expr | None = None) -> list[Stmt]:
-        """One arrival a warp: its threads have read the stage.  when: only then."""
-        return [*self.read_out(set(ring.buffers)), do("sync_warp"), self.released(ring, slot, when)]
+    def release(self, ring: Ring, slot: Expr) -> list[Stmt]:
+        """One arrival a warp: its threads have read the stage."""
+        return [*self.read_out(set(ring.buffers)), do("sync_warp"), self.released(ring, slot)]
 
     def read_out(self, tiles: set[Buffer]) -> list[Stmt]:
         """In front of an arrival that gives tiles back: a thread's own loads from them are over.
