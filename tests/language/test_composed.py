@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_semantics import nodes, out, run
+from semantics_harness import nodes, out, run
 
 import tilelang.language as T
 from tilelang.ir import Store

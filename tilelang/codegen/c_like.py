@@ -70,6 +70,21 @@ _PLAIN = ATOM, POSTFIX, PREFIX, MUL, ADD  # levels that need no parentheses for 
 Text = tuple[str, int]  # source text and its precedence
 
 
+MOST_COPIES = 512  # of a body in the code: what has more elements a thread is in no registers, and compilers choke on it
+
+
+def _copies(s: Stmt | None) -> int:
+    """How often the innermost statements of s stand in the code when the loops in it are unrolled."""
+    if isinstance(s, Seq):
+        return max(map(_copies, s.stmts), default=1)
+    if isinstance(s, If):
+        return max(_copies(s.then), _copies(s.orelse))
+    if not isinstance(s, For):
+        return 1
+    unrolled = s.kind in ("unroll", "vectorized") and isinstance(s.extent, Const)
+    return _copies(s.body) * (int(s.extent.value) if unrolled else 1)  # type: ignore[attr-defined]
+
+
 class Namer:
     """Distinct identifiers that a C compiler takes, close to the user's names and stable between runs."""
 
@@ -232,7 +247,7 @@ class CLikePrinter:
 
     def loop_pragma(self, s: For) -> None:
         if s.kind in ("unroll", "vectorized"):
-            factor = s.attr("factor")
+            factor = s.attr("factor") or (1 if _copies(s) > MOST_COPIES else None)
             self.emit(f"#pragma unroll {factor}" if factor else "#pragma unroll")
 
     def _while(self, s: While) -> None:

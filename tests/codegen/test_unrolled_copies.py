@@ -1,0 +1,44 @@
+"""Loops that are unrolled, and those that would be unrolled into more copies than a compiler takes (codegen/c_like.py)."""
+
+import pytest
+
+import tilelang.language as T
+from tilelang.codegen.c_like import MOST_COPIES
+from tilelang.codegen.cuda import print_kernel
+from tilelang.runtime import nvrtc
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
+
+
+def filled(n, m):
+    @T.prim_func
+    def program(A: T.Tensor((n, m), "float32"), B: T.Tensor((n, m), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            own = T.alloc_local((n, m), "float32")
+            for i in T.unroll(n):
+                for j in T.unroll(m):
+                    own[i, j] = A[i, j] * 2.0
+            for i in T.unroll(n):
+                for j in T.unroll(m):
+                    B[i, j] = own[n - 1 - i, j]
+
+    return program
+
+
+def text_of(program):
+    kernel, = lower(program.func, Target({"kind": "cuda", "arch": "sm_90a"})).kernels
+    return print_kernel(kernel)
+
+
+def test_an_array_that_fits_registers_is_unrolled_whole():
+    text = text_of(filled(8, 8))
+    assert "#pragma unroll\n" in text and "#pragma unroll 1" not in text
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
+def test_an_array_of_64_times_64_elements_a_thread_compiles():
+    """Unrolled into 4096 copies it kept NVRTC busy for minutes, and gigabytes of memory."""
+    program = filled(64, 64)
+    text = text_of(program)
+    assert 64 * 64 > MOST_COPIES and text.count("#pragma unroll 1") == 2
+    assert nvrtc.compile_cubin(text, "sm_90a").bytes
