@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -124,8 +125,25 @@ TINY: dict[str, Workload] = {w.name: w for w in (
     Attention("tiny-fa", ("tiny",), 1, 2, 100, 64), Attention("tiny-fa-c", ("tiny",), 2, 4, 70, 32, True, kv_heads=2))}
 
 
+_GEMM = re.compile(r"gemm:(\d+)x(\d+)x(\d+)(?::(nt|nn))?(?::(f16|bf16))?")
+_ATTENTION = re.compile(r"attention:b(\d+)h(\d+)(?:/(\d+))?s(\d+)d(\d+)(:causal)?(?::(f16|bf16))?")
+_DTYPE = {None: "float16", "f16": "float16", "bf16": "bfloat16"}
+
+
+def of_shape(text: str) -> Workload | None:
+    """The workload a shape describes: "gemm:MxNxK[:nt|:nn][:f16|:bf16]" or
+    "attention:b2h32/8s4096d128[:causal][:f16|:bf16]"; None for any other text."""
+    if m := _GEMM.fullmatch(text):
+        sizes, dtype = [int(x) for x in m.groups()[:3]], _DTYPE[m[5]]
+        return Gemm(text, (), sizes[0], sizes[1], sizes[2], m[4] != "nn", dtype, dtype)
+    if m := _ATTENTION.fullmatch(text):
+        return Attention(text, (), int(m[1]), int(m[2]), int(m[4]), int(m[5]), m[6] is not None, int(m[3] or 0), _DTYPE[m[7]])
+    return None
+
+
 def select(patterns: str, registry: dict[str, Any] | None = None) -> list[Workload]:
-    """Workloads named by comma-separated patterns: names ("M*-nt-f16"), "@group" ("@fp8"), "!pattern" taken out again.
+    """Workloads named by comma-separated patterns: names ("M*-nt-f16"), "@group" ("@fp8"), "!pattern" taken out again,
+    or shapes (``of_shape``).
 
     Raises ValueError for a pattern that names nothing, with the groups there are.
     """
@@ -134,6 +152,9 @@ def select(patterns: str, registry: dict[str, Any] | None = None) -> list[Worklo
     for pattern in filter(None, (p.strip() for p in patterns.split(","))):
         out = pattern.startswith("!")
         word = pattern.removeprefix("!")
+        if described := of_shape(word):
+            chosen[word] = described
+            continue
         if word.startswith("@"):
             found = [w for w in known.values() if any(fnmatchcase(g, word[1:]) for g in w.groups)]
         else:
@@ -141,7 +162,7 @@ def select(patterns: str, registry: dict[str, Any] | None = None) -> list[Worklo
         if not found:
             groups = sorted({g for w in known.values() for g in w.groups})
             raise ValueError(f"no workload is called {pattern!r}; groups: {', '.join('@' + g for g in groups)}; "
-                             "names: --list")
+                             "names: --list; shapes: gemm:MxNxK:nt:f16, attention:b2h32/8s4096d128:causal:bf16")
         for w in found:
             if out:
                 chosen.pop(w.name, None)

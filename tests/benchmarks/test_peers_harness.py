@@ -40,6 +40,12 @@ def test_the_registry_holds_what_the_bars_are_about():
 def test_selection():
     assert [w.name for w in select("M0-nt-*, M1-nt-f16, !*-bf16")] == ["M0-nt-f16", "M1-nt-f16"]
     assert {w.kind for w in select("@FA")} == {"attention"}
+    gemm, attention = select("gemm:64x4096x512:nn:bf16, attention:b2h8/4s100d64:causal")
+    assert (gemm.m, gemm.n, gemm.k, gemm.trans_b, gemm.dtype, gemm.out) == (64, 4096, 512, False, "bfloat16", "bfloat16")
+    assert (attention.batch, attention.heads, attention.kv, attention.seq, attention.dim) == (2, 8, 4, 100, 64)
+    assert attention.causal and attention.dtype == "float16"
+    with pytest.raises(ValueError, match="no workload is called 'gemm:64x64'.*gemm:MxNxK"):
+        select("gemm:64x64")
     with pytest.raises(ValueError, match="no workload is called 'M9'.*@odd"):
         select("M9")
     with pytest.raises(ValueError, match="no provider is called 'cutlass'"):
