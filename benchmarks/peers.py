@@ -38,8 +38,8 @@ COLD = ("SQ4096-nt-f16", "FA-8k-c")
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--workloads", default="*,!@tiny", help="names, patterns, @groups and shapes (gemm:4096x512x4096:nn:bf16, attention:b2h32/8s4096d64:causal),"
-                   " comma-separated; ! takes out")
+    p.add_argument("--workloads", default="*,!@tiny", help="names, patterns, @groups and shapes (gemm:4096x512x4096:nn:bf16,"
+                   " attention:b2h32/8s4096d64:causal), comma-separated; ! takes out")
     p.add_argument("--providers", default="", help=f"of {', '.join(providers.MODULES)}; default "
                    f"{','.join(providers.DEFAULT)}")
     p.add_argument("--rounds", type=int, default=5)
