@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hopper_text import ELECT, SYNC, addr, call, do, gemm, groups, init, maps, tma_copy
+from hopper_text import ELECT, SYNC, addr, call, do, gemm, groups, indent, init, maps, tma_copy
 from sim_programs import alloc, program
 
 from tilelang.errors import TileLangError
@@ -75,10 +75,13 @@ def test_planted_fault_of_a_gemm_is_found(fault, kind, texts):
     assert e.hint
 
 
-def test_a_slot_filled_again_before_its_readers_are_done_is_a_race():
-    # Ordinary reads: the consumer takes the tile, the producer does not wait for that before the next load.
-    def ring(wait: str) -> object:
-        return program({"A": ((256,), "float32"), "B": ((256,), "float32")}, f"""
+FENCE, ARRIVE = do("fence_proxy_async"), do("mbarrier_arrive", addr("empty[0]"))
+
+
+def ring_read_by_threads(wait: str = do("mbarrier_wait", addr("empty[0]"), "(k + 1) % 2"),
+                         release: tuple[str, ...] = (FENCE, ARRIVE)) -> object:
+    """B = A, each half of 128 backwards.  A producer copies halves into one slot, threads read it and give it back."""
+    return program({"A": ((256,), "float32"), "B": ((256,), "float32")}, f"""
 {alloc("S", (128,), "float32", "shared.dyn")}
 {init({"full": [1], "empty": [128]})}
 if {groups(1)}:
@@ -92,12 +95,53 @@ else:
     for k in T.serial(2):
         {do("mbarrier_wait", addr("full[0]"), "k % 2")}
         B[k * 128 + tx] = S[127 - tx]
-        {do("mbarrier_arrive", addr("empty[0]"))}
+{indent(chr(10).join(release), 8)}
 """, threads=256)
+
+
+def test_a_slot_filled_again_before_its_readers_are_done_is_a_race():
+    # Ordinary reads: the consumer takes the tile, the producer does not wait for that before the next load.
     a = rng.standard_normal(256).astype(np.float32)
-    got = run_device(ring(do("mbarrier_wait", addr("empty[0]"), "(k + 1) % 2")), [a, np.zeros_like(a)]).outputs["B"]
+    got = run_device(ring_read_by_threads(), [a, np.zeros_like(a)]).outputs["B"]
     assert np.array_equal(got, a.reshape(2, 128)[:, ::-1].ravel())
-    refused(ring("pass"), [a, np.zeros_like(a)], "sim-race", "starts a copy over S")
+    refused(ring_read_by_threads("pass"), [a, np.zeros_like(a)], "sim-race", "starts a copy over S")
+
+
+UNFENCED = {  # releases, and the first thread that the fault names
+    "none": ((ARRIVE,), 0), "too late": ((ARRIVE, FENCE), 0),
+    "all but one": ((f"if tx != 37:\n    {FENCE}", ARRIVE), 37), "one": ((f"if tx == 37:\n    {FENCE}", ARRIVE), 0),
+}
+
+
+@pytest.mark.parametrize("how", UNFENCED)
+def test_every_reader_of_a_slot_fences_before_it_gives_the_slot_back(how):
+    """An arrival does not wait for loads under way, and the copy is another proxy's."""
+    release, reader = UNFENCED[how]
+    a = rng.standard_normal(256).astype(np.float32)
+    refused(ring_read_by_threads(release=release), [a, np.zeros_like(a)], "sim-proxy", "the bulk copy overwrites S",
+            f"thread {reader} read with ordinary loads")
+
+
+def test_a_tile_that_several_lanes_read_is_fenced_by_them():
+    """All threads read one element of a tile, which the next copy overwrites."""
+    def f(fence: str) -> object:
+        return program({"A": ((8,), "float32"), "B": ((256,), "float32")}, f"""
+{alloc("S", (4,), "float32", "shared.dyn")}
+{init({"full": [1]})}
+for k in T.serial(2):
+    if tx == 0:
+        {do("mbarrier_arrive_expect_tx", addr("full[0]"), 16)}
+        {do("bulk_load", addr("S[0]"), addr("A[k * 4]"), 16, addr("full[0]"))}
+    {do("mbarrier_wait", addr("full[0]"), "k")}
+    B[k * 128 + tx] = S[3]
+    {fence}
+    {SYNC}
+""", threads=128)
+
+    a = np.arange(8, dtype=np.float32)
+    got = run_device(f(FENCE), [a, np.zeros(256, np.float32)]).outputs["B"]
+    assert (got == np.repeat([3.0, 7.0], 128)).all()
+    refused(f("pass"), [a, np.zeros(256, np.float32)], "sim-proxy", "several threads read with ordinary loads")
 
 
 @pytest.mark.parametrize("fault, kind, texts", [

@@ -235,7 +235,17 @@ def test_what_was_written_is_fenced_before_tma_writes_over_it():
     loop = next(x for x in walk(launch_of(main)) if isinstance(x, For) and "tma_load" in ops(x.body))
     calls = [x.call.op for x in walk(loop) if isinstance(x, Evaluate)]
     assert all(calls[k - 1] == "fence_proxy_async" for k, op in enumerate(calls) if op == "sync_threads")
-    assert "fence_proxy_async" not in ops(launch_of(loads("loop")))
+    assert "fence_proxy_async" not in ops(launch_of(loads("once")))
+
+
+def test_what_was_read_is_fenced_before_tma_writes_over_it():
+    """A block barrier waits for loads under way no more than an arrival at an mbarrier does: ptxas puts BAR.SYNC before the
+    arrival of what was loaded."""
+    launch = launch_of(loads("loop"))
+    loop = next(x for x in walk(launch) if isinstance(x, For) and "tma_load" in ops(x.body))
+    calls = [x.call.op for x in walk(loop) if isinstance(x, Evaluate)]
+    assert "sync_threads" in calls
+    assert all(calls[k - 1] == "fence_proxy_async" for k, op in enumerate(calls) if op == "sync_threads")
 
 
 def test_the_tile_meaning_is_kept():

@@ -7,6 +7,7 @@ Source: PTX ISA, "Asynchronous operations", "Proxies"; "Parallel synchronization
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,12 @@ STORERS = 16  # threads of a block that have agents of their own for bulk stores
 
 
 class Proxy:
-    """Which granules of a memory ordinary stores have written and no proxy fence has made visible to the async proxy.
+    """Which granules of a memory ordinary stores have written and no proxy fence has made visible to the async proxy, and
+    which fences have followed ordinary loads.
 
     dirty: written, not fenced by the writer.  stamp: clock of the writer's first fence after the write.
     atomics: (granules, threads, stamps) of atomic updates since the last plain write; a stamp below 0: not fenced yet.
+    fences: of each warp, (clock, lanes) in order.
     """
 
     def __init__(self, table: AccessTable) -> None:
@@ -34,6 +37,7 @@ class Proxy:
         self.dirty = np.zeros(table.shape[0], bool)
         self.stamp = np.zeros(table.shape[0], np.int32)
         self.atomics: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self.fences: dict[int, list[tuple[int, np.ndarray]]] = {}
 
     def write(self, g: np.ndarray) -> None:
         """An ordinary store of granules g; what was there before does not matter any more."""
@@ -61,24 +65,60 @@ class Proxy:
         for _, t, stamps in self.atomics:
             first = (stamps < 0) & active[t]
             stamps[first] = clocks.now[t[first]]
+        size = self.table.reads.group
+        for w in np.unique(np.flatnonzero(active) // size).tolist():
+            lanes = np.flatnonzero(active[w * size:(w + 1) * size]) + w * size
+            self.fences.setdefault(w, []).append((int(clocks.now[lanes[0]]), lanes))
 
-    def require(self, clocks: Clocks, g: np.ndarray, members: np.ndarray, site: int, what: str) -> None:
-        """The threads `members` let an agent read granules g.  Raises sim-proxy."""
+    def overwrite(self, clocks: Clocks, g: np.ndarray, thread: int, site: int, what: str) -> None:
+        """A thread lets an agent write granules g, whose earlier accesses it has seen.  Raises sim-proxy.
+
+        A barrier tells of loads that may still be under way; the loader's fence waits for them (seen on an H200)."""
+        members = np.zeros(clocks.lanes, bool)
+        members[thread] = True
+        self.require(clocks, g, members, site, what, "overwrites")
+        reads, known = self.table.reads, clocks.common(members)
+        read_at = reads.clock[g]
+        for w in np.flatnonzero(read_at.any(0)).tolist():
+            for clock in np.unique(read_at[:, w]).tolist():
+                rows = read_at[:, w] == clock
+                for reader in np.unique(reads.who[g[rows], w]).tolist() if clock else ():
+                    if not self._fenced(w, clock, reader, known):
+                        at = g[rows][reads.who[g[rows], w] == reader][0]
+                        here, there = self.table.sites[site], self.table.sites[int(reads.site[at, w])]
+                        who = f"thread {reader}" if reader >= 0 else "several threads"
+                        raise fault("sim-proxy", f"{what} overwrites {here.name}, which {who} read with ordinary loads, with "
+                                    "no fence_proxy_async between the load and the barrier: it may still be under way",
+                                    span=here.span, notes=((there.span, "read here"),), hint="each thread that read "
+                                    "executes fence_proxy_async(), then a barrier, then the copy is issued")
+
+    def _fenced(self, warp: int, clock: int, reader: int, known: np.ndarray) -> bool:
+        """Whether the first fence of a reader after this clock is known.  reader below 0: several lanes of the warp, any of
+        which stands for them."""
+        fences = self.fences.get(warp, [])
+        for at, lanes in fences[bisect_left(fences, clock, key=lambda x: x[0]):]:
+            if reader < 0 or reader in lanes:
+                return bool((known[lanes] >= at).any() if reader < 0 else known[reader] >= at)
+        return False
+
+    def require(self, clocks: Clocks, g: np.ndarray, members: np.ndarray, site: int, what: str,
+                does: str = "reads") -> None:
+        """The threads `members` let an agent read (or overwrite) granules g.  Raises sim-proxy."""
         writer = self.table.writer[g]
         ordinary = (writer >= 0) & (writer < clocks.lanes)
         late = ordinary & (self.dirty[g] | (self.stamp[g] > clocks.common(members)[np.maximum(writer, 0)]))
         if late.any():
             at = g[late][0]
             here, there = self.table.sites[site], self.table.sites[int(self.table.wsite[at])]
-            raise fault("sim-proxy", f"{what} reads {here.name}, which thread {int(self.table.writer[at])} wrote with "
+            raise fault("sim-proxy", f"{what} {does} {here.name}, which thread {int(self.table.writer[at])} wrote with "
                         "ordinary stores, and that thread executed no fence_proxy_async between its store and the "
                         "barrier", span=here.span, notes=((there.span, "written here"),))
         for a, t, stamps in self.atomics:
             found = np.isin(a, g) & ((stamps < 0) | (stamps > clocks.common(members)[t]))
             if found.any():
                 here = self.table.sites[site]
-                raise fault("sim-proxy", f"{what} reads {here.name}, which thread {int(t[found][0])} updated atomically, and "
-                            "that thread executed no fence_proxy_async between its update and the barrier", span=here.span)
+                raise fault("sim-proxy", f"{what} {does} {here.name}, which thread {int(t[found][0])} updated atomically, "
+                            "and that thread executed no fence_proxy_async between its update and the barrier", span=here.span)
 
 
 @dataclass

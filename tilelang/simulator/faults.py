@@ -32,7 +32,7 @@ _kind("sim-nreg", RuntimeError, "set_max_nreg asks for registers that the block 
       "multiples of 8 from 24 to 256 whose sum over the warp groups fits the launch")
 _kind("sim-out-of-bounds", IndexError, "an access outside a buffer while simulated",
       "check the extent of the loop or region that indexes it")
-_kind("sim-proxy", RuntimeError, "TMA or wgmma reads what ordinary stores wrote, with no proxy fence between",
+_kind("sim-proxy", RuntimeError, "TMA or wgmma touches what ordinary stores wrote or loads read, with no proxy fence between",
       "each thread that wrote executes fence_proxy_async(), then a barrier, then the read is issued")
 _kind("sim-race", RuntimeError, "two threads access the same memory, one of them writing, with no barrier between",
       "put T.sync_threads() between the two accesses")

@@ -233,14 +233,19 @@ class AccessTable:
 
     # what agents do, on behalf of the thread that starts them; g: granules (n,)
 
-    def agent_writes(self, clocks: Clocks, g: np.ndarray, t: int, agent: int, site: int) -> None:
-        """Thread t starts an agent that writes granules g.  Raises sim-race when an earlier access may still go on."""
+    def agent_writes(self, clocks: Clocks, g: np.ndarray, t: int, agent: int, site: int,
+                     proxy: Callable[..., None] | None = None) -> None:
+        """Thread t starts an agent that writes granules g.  Raises sim-race when an earlier access may still go on.
+
+        proxy: called with (clocks, g, t, site) to look at the accesses that t has seen, before they are forgotten."""
         rows, who = g[:, None], np.full(len(g), t)
         self._after_write(clocks, rows, who, site, "starts a copy over")
         self._after(self.reads, "read", clocks, rows, who, site, "starts a copy over")
         self._after(self.atomics, "accessed atomically", clocks, rows, who, site, "starts a copy over")
         if self.agent_reads:
             self._after_agents(clocks, rows, who, site)
+        if proxy is not None:
+            proxy(clocks, g, t, site)
         self.record_write(clocks, g[None], np.array([agent]), site)
 
     def agent_reads_of(self, clocks: Clocks, g: np.ndarray, members: np.ndarray, agent: int, site: int) -> None:

@@ -12,6 +12,7 @@ bytes, those of a store are dropped.  Sources: PTX ISA, "cp.async.bulk.tensor", 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,8 +124,8 @@ def _granules(f: LaneFrame, units: np.ndarray) -> np.ndarray:
 
 
 def _arriving(c: Any, f: LaneFrame, units: np.ndarray, bar: Any, data: np.ndarray, t: int, b: Any, site: int,
-              span: Any) -> None:
-    """Thread t starts a load of bytes `data` (units, 16) into shared units."""
+              span: Any, what: str) -> None:
+    """Thread t starts a load of bytes `data` (units, 16) into shared units.  what: it is, for messages."""
     block, shared = f.block, f.block.shared
     if not bar.fenced:
         raise fault("sim-mbarrier", f"a copy signals {bar.name}, whose initialisation it may not see", span=span,
@@ -132,7 +133,7 @@ def _arriving(c: Any, f: LaneFrame, units: np.ndarray, bar: Any, data: np.ndarra
     flat = units.reshape(-1)
     if c.check:
         g = _granules(f, units)
-        shared.table.agent_writes(block.clocks, g, t, bar.agent, site)
+        shared.table.agent_writes(block.clocks, g, t, bar.agent, site, partial(shared.proxy.overwrite, what=what))
         shared.owner[g] = c.slot(b.data)
         shared.proxy.dirty[g] = False
         shared.proxy.stamp[g] = 0
@@ -165,7 +166,7 @@ def _load(c: Any, e: Call) -> Closure:
             data = box.reshape(-1).view(U8).reshape(-1, UNIT)
             for shift in [0] if mask is None else _targets(f, lanes, int(spread(mask(f), f.lanes)[t]), e.span):
                 bar = at.get(f, int(at.reach(f)[t]) + shift, lanes)
-                _arriving(c, f, units + shift // UNIT, bar, data, int(t), dst.buffer, site, e.span)
+                _arriving(c, f, units + shift // UNIT, bar, data, int(t), dst.buffer, site, e.span, "TMA")
         return np.int32(0)
 
     return run
@@ -285,7 +286,7 @@ def _bulk_load(c: Any, e: Call) -> Closure:
                 memory.proxy.require(f.block.clocks, g, lanes, source, "the bulk copy")
             data = memory.store.flat(U8)[first:first + n].reshape(-1, UNIT).copy()
             bar = at.get(f, int(at.reach(f)[t]), lanes)
-            _arriving(c, f, units, bar, data, t, dst.buffer, site, e.span)
+            _arriving(c, f, units, bar, data, t, dst.buffer, site, e.span, "the bulk copy")
         return np.int32(0)
 
     return run
@@ -344,7 +345,7 @@ def _bulk_copy_cluster(c: Any, e: Call) -> Closure:
                 shared.table.agent_reads_of(block.clocks, g, lanes, bar.agent, source)
                 shared.proxy.require(block.clocks, g, lanes, source, "the bulk copy")
             data = shared.store.flat(U8).reshape(-1, UNIT)[units.reshape(-1)].copy()
-            _arriving(c, f, there + shift // UNIT, bar, data, t, dst.buffer, site, e.span)
+            _arriving(c, f, there + shift // UNIT, bar, data, t, dst.buffer, site, e.span, "the bulk copy")
         return np.int32(0)
 
     return run

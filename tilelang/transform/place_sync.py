@@ -5,22 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tilelang.ir import (AddressOf, Break, Call, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt,
-                         While, call, rebuild, walk)
+from tilelang.ir import (Break, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt,
+                         While, rebuild)
 from tilelang.ir.record import record
 from tilelang.ir import replace as with_fields
 
 from .access_table import Access, Loop, Relation, Tables
 from .config import PassConfigKey
 from .divergence import Divergence
-from .effects import effects
 from .pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
-from .role_sync import RoleSync, fenced, has_roles
+from .proxy_fences import fence_arrivals, fence_barriers
+from .role_sync import RoleSync, has_roles
 from .split_divergent import Splitter
 from .sync_tree import Place, TreeBuilder, Unplaceable, barrier, barrier_in, is_leaf, refused
 
-ASYNC_READERS = frozenset(("wgmma_descriptor", "tma_store", "tma_reduce_add", "bulk_store", "bulk_copy_cluster"))
-ASYNC_WRITERS = frozenset(("tma_load", "bulk_load"))
 CAP = 12  # iterations and async groups counted apart; beyond, "any"
 
 
@@ -44,7 +42,7 @@ def place_sync(func: Func, cx: PassContext) -> Func:
     def visit(x: Any) -> Any:
         if isinstance(x, Launch):
             done = synchronized(x)
-            return fenced(done) if x.attr("by_hand") else done
+            return fence_arrivals(done) if x.attr("by_hand") else done
         if isinstance(x, tuple):
             out = tuple(map(visit, x))
             return x if all(a is b for a, b in zip(out, x)) else out
@@ -70,9 +68,9 @@ def synchronized(launch: Launch) -> Launch:
         for k in ignored:
             places[k].before = places[k].body_end = False
         if not tree.root.before and not tree.root.has_barrier:
-            return with_fields(launch, body=_fenced(launch.body))
+            return with_fields(launch, body=fence_barriers(launch.body))
         try:
-            return with_fields(launch, body=_fenced(_Writer(divergence).body(tree.root)))
+            return with_fields(launch, body=fence_barriers(_Writer(divergence).body(tree.root)))
         except Unplaceable as e:
             # The order of a thread's accesses to global memory is its own affair where threads run apart.
             inside = set(map(id, e.place.all()))
@@ -80,33 +78,6 @@ def synchronized(launch: Launch) -> Launch:
             if not drop:
                 raise refused(e.place) from None
             ignored |= drop
-
-
-def _fenced(body: Stmt) -> Stmt:
-    """Where matrix instructions or TMA read shared memory, or TMA writes what others have written, every thread makes
-    its writes known to them before a barrier (PTX ISA: another proxy)."""
-    calls = [x for x in walk(body) if isinstance(x, Call)]
-    if not any(x.op in ASYNC_READERS for x in calls) and not _overwritten(body, calls):
-        return body
-
-    def visit(x: Any) -> Any:
-        if isinstance(x, Evaluate):
-            if x.call.op != "sync_threads":
-                return x
-            return Seq((Evaluate(call("fence_proxy_async", (), "void"), span=x.span), x), span=x.span)
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
-
-    return visit(body)
-
-
-def _overwritten(body: Stmt, calls: list[Call]) -> bool:
-    """Whether TMA writes where ordinary stores write too."""
-    by_tma = {a.buffer.data for c in calls if c.op in ASYNC_WRITERS for a in c.args[:1] if isinstance(a, AddressOf)}
-    return bool(by_tma) and any(e.writes and e.storage in by_tma and not (
-        isinstance(e.node, Call) and e.node.op in ASYNC_WRITERS) for e in effects(body))
 
 
 @record

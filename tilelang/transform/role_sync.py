@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Bind, Call, Const, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call,
-                         const, rebuild, replace, rewrite, seq, stmts_of, substitute, walk)
+from tilelang.ir import (Bind, Call, Const, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call, const,
+                         rebuild, replace, rewrite, seq, stmts_of, substitute, walk)
 from tilelang.ir.record import record
 
 from .effects import effects
@@ -183,55 +183,6 @@ class RoleSync:
         return start + 1 if start + 1 in NUMBERS and not used else free[at]
 
 
-ASYNC_READERS = frozenset(("wgmma_descriptor", "tma_store", "tma_reduce_add", "bulk_store", "bulk_copy_cluster"))
-ASYNC_FILLERS = frozenset(("tma_load", "bulk_load", "bulk_copy_cluster"))
-_TELLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "mbarrier_arrive", "mbarrier_arrive_expect_tx",
-                    "mbarrier_arrive_remote", "cluster_arrive", "cluster_sync"))
-
-
-def fenced(launch: Launch) -> Launch:
-    """In a launch whose barriers users place: what a role writes with ordinary stores is made known to wgmma and TMA
-    before the role tells others of it (PTX ISA: another proxy), and what it loads from tiles that TMA fills has arrived:
-    to arrive at a barrier does not wait for loads under way."""
-    calls = [x for x in walk(launch.body) if isinstance(x, Call)]
-    filled = {a.buffer.data for x in calls if x.op in ASYNC_FILLERS for a in x.args[:1] if isinstance(a, AddressOf)}
-    if not filled and not any(x.op in ASYNC_READERS for x in calls):
-        return launch
-
-    return replace(launch, body=_told(launch.body, False, filled)[0])
-
-
-def _told(s: Any, dirty: bool, filled: set[Var]) -> tuple[Any, bool]:
-    """(s with its fences, whether ordinary accesses may stand behind it that no fence covers).  dirty: before it."""
-    if isinstance(s, Evaluate) and s.call.op == "fence_proxy_async":
-        return s, False
-    if isinstance(s, Evaluate) and s.call.op in _TELLS:
-        return (seq(Evaluate(call("fence_proxy_async", (), "void"), span=s.span), s), False) if dirty else (s, False)
-    if isinstance(s, Seq):
-        out = []
-        for x in s.stmts:
-            x, dirty = _told(x, dirty, filled)
-            out.append(x)
-        return seq(*out, span=s.span), dirty
-    if isinstance(s, (For, While)):
-        body, after = _told(s.body, dirty or _uses_shared(s.body, filled), filled)
-        return replace(s, body=body), dirty or after
-    if isinstance(s, If):
-        outside = False if role_of(s) is not None else dirty
-        then, one = _told(s.then, dirty, filled)
-        orelse, other = (None, outside) if s.orelse is None else _told(s.orelse, dirty, filled)
-        return replace(s, then=then, orelse=orelse), one or other or outside
-    return s, dirty or _uses_shared(s, filled)
-
-
-def _uses_shared(s: Stmt, filled: set[Var]) -> bool:
-    """Whether ordinary stores write shared memory, or ordinary loads read what TMA fills."""
-    return any(isinstance(x, Store) and x.buffer.scope_name in ("shared", "shared.dyn") or
-               isinstance(x, Load) and x.buffer.data in filled or
-               isinstance(x, Call) and (x.op in ("stmatrix", "cp_async", "cluster_store") or x.op == "ldmatrix" and any(
-                   isinstance(a, AddressOf) and a.buffer.data in filled for a in x.args)) for x in walk(s))
-
-
 def _of_role(part: Stmt, count: int) -> Stmt:
     """A barrier that the user numbered and all threads of the role pass is one like those placed here."""
 
@@ -254,4 +205,4 @@ def _barrier(s: Stmt) -> Stmt:
     return Evaluate(call("sync_threads", (), "void"), span=s.span)
 
 
-__all__ = ["RoleSync", "fenced", "has_roles", "role_of"]
+__all__ = ["RoleSync", "has_roles", "role_of"]

@@ -48,7 +48,8 @@ class Clocks:
 class Warp:
     """The lanes of a warp.  Rows are kept by the lanes (bits of a mask) that learned them together.
 
-    seen: what is ordered before.  fenced: the ordinary writes among it that the async proxy sees.
+    seen: what is ordered before.  fenced: the ordinary accesses among it behind which their thread has fenced: stores that the
+    async proxy sees, loads that are over.
     """
 
     def __init__(self, clocks: Clocks, number: int, lanes: int, name: str) -> None:

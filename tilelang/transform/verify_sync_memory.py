@@ -23,7 +23,9 @@ MESSAGES = {"order": "is touched by two threads without a barrier in between",
             "early": "is read by a copy or a matrix instruction before what was written there is known to be complete",
             "late": "is written while a copy or a matrix instruction may still read it",
             "proxy": "was written by ordinary stores that no fence_proxy_async of the writer follows: copies and matrix "
-                     "instructions may not see them"}
+                     "instructions may not see them",
+            "unread": "is overwritten by a copy after ordinary loads that no fence_proxy_async of the reader follows: they may "
+                      "still be under way"}
 
 
 @dataclass
@@ -123,14 +125,13 @@ class Memory:
         a, b = lo // self.granule, -(-hi // self.granule)
         for m in _CONFLICTS[mode]:
             got = self.touched.get(m)
-            # Ordinary reads before a copy overwrites need no fence.
-            for what, known in (("order", seen), ("proxy", fenced)) if m != "r" else (("order", seen),):
+            for what, known in (("order", seen), ("unread" if m == "r" else "proxy", fenced)):
                 if got is None or b <= got.lo or got.hi <= a or (known >= got.latest).all():
                     continue
                 bad = known[got.component[:, a:b]] < got.when[:, a:b]
                 if bad.any():
                     row, at = (int(x[0]) for x in np.nonzero(bad))
-                    text = what if what == "proxy" else "again" if mode == "w" else "early"
+                    text = what if known is fenced else "again" if mode == "w" else "early"
                     raise self._fault(text, (a + at) * self.granule, span, *self.sites[got.site[row, a + at]])
 
     # ---- cp.async ---------------------------------------------------------------------------------------------------
