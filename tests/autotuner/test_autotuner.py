@@ -62,6 +62,7 @@ def test_explicit_parameters_skip_tuning():
     assert scale(256, blk=8).latency is None and scale(256, 8) is scale(256, blk=8)
 
 
+@pytest.mark.spec("must:R7-keys")
 def test_configs_are_checked_and_may_be_computed():
     with pytest.raises(ValueError, match="Unused keys in config: bogus"):
         tuned([{"bogus": 1}])(16)

@@ -319,3 +319,26 @@ def test_a_fragment_and_its_view_that_two_loops_ask_for_differently():
     a = np.arange(256, dtype=I32).reshape(8, 32)
     w = a.reshape(16, 16).sum(1, dtype=I32)
     agree(f, [a, np.zeros(8, I32), np.zeros(16, I32)], {1: a.sum(1, dtype=I32) * 2 + 2 * w[:7:-1], 2: w})
+
+
+def test_one_iteration_under_a_condition_of_what_it_reads_is_the_work_of_one_thread():
+    """The verifier gave the branch, behind a barrier for what its condition reads, to every thread."""
+    @T.prim_func
+    def f(A: T.Tensor((6, 4, 8), "float32"), O: T.Tensor((6, 4, 8), "float32")):
+        with T.Kernel(1, threads=64) as bx:
+            S = T.alloc_shared((4, 8), "float32")
+            for b, c in T.Persistent([3, 2], 1, bx):
+                T.copy(A[b * 2 + c, 0:4, 0:8], S)
+                for i in T.Parallel(1):
+                    if not (-16 <= S[c, i] < 16):
+                        S[c, i] = S[c + 1, i] * 2
+                    else:
+                        S[c, i] = S[c, i] + 1
+                T.copy(S, O[b * 2 + c, 0:4, 0:8])
+
+    a = np.random.default_rng(5).integers(-40, 40, (6, 4, 8)).astype(np.float32)
+    o = a.copy()
+    for k in range(6):
+        x = a[k, k % 2, 0]
+        o[k, k % 2, 0] = x + 1 if -16 <= x < 16 else a[k, k % 2 + 1, 0] * 2
+    agree(f, [a, np.zeros_like(a)], {1: o})

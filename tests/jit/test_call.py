@@ -210,6 +210,7 @@ def test_messages_say_what_was_found_and_what_to_do(scale):
     assert "hint: pass x.contiguous()" in str(e.value)
 
 
+@pytest.mark.spec("must:R4-scalar-kinds")
 @pytest.mark.spec("R4:scalar")
 def test_scalar_arguments():
     @T.prim_func
@@ -377,6 +378,7 @@ def test_interpreted_backends_give_the_same(scale):
         tile(a.double())
 
 
+@pytest.mark.spec("must:R6-static-shape")
 @pytest.mark.spec("R6:profiler")
 def test_profiler_on_the_cpu(scale):
     profiler = scale.get_profiler()

@@ -8,8 +8,12 @@ import pytest
 import tilelang
 import tilelang.language as T
 from tilelang.env import env
+from tilelang.jit.artifact import Request
+from tilelang.jit.building import nvrtc_options
 from tilelang.runtime import nvrtc
+from tilelang.target import Target
 from tilelang.target.probe import device_capability
+from tilelang.transform.config import normalize_config
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 SM80 = {"kind": "cuda", "arch": "sm_80"}
@@ -90,9 +94,15 @@ def test_a_program_with_several_launches_has_a_binary_for_each():
 def test_compiler_options_reach_nvrtc():
     with pytest.raises(RuntimeError, match="no-such-option"):
         tilelang.compile(matmul(64, 64, 32), target=SM80, compile_flags=["--no-such-option"])
-    fast = tilelang.compile(matmul(64, 64, 32), target=SM80, pass_configs={"tl.enable_fast_math": True,
-                                                                          "tl.ptxas_register_usage_level": 5})
-    assert fast.n_regs > 0
+    for flags in ("-lineinfo --no-such-option", ["--no-such-option"]):
+        with pytest.raises(RuntimeError, match="no-such-option"):
+            tilelang.compile(matmul(64, 64, 32), target=SM80, pass_configs={"tl.device_compile_flags": flags})
+    program = matmul(64, 64, 32)
+    asked = {"tl.enable_fast_math": True, "tl.ptxas_register_usage_level": 5, "tl.device_compile_flags": "-DONE=1 -DTWO"}
+    request = Request(program.func, None, Target(SM80), "tvm_ffi", normalize_config(asked), ("-DTHREE",))
+    assert nvrtc_options(request) == ["--use_fast_math", "--ptxas-options=--register-usage-level=5",
+                                      "-DONE=1", "-DTWO", "-DTHREE"]
+    assert tilelang.compile(program, target=SM80, pass_configs=asked).n_regs > 0
 
 
 @pytest.mark.spec("R5:lower")

@@ -158,6 +158,7 @@ def test_par_compile_keeps_order_and_may_ignore_errors():
         tilelang.par_compile([scale_program(), 3], target="cpu")
 
 
+@pytest.mark.spec("must:R2-program")
 @pytest.mark.spec("R2.1:compile")
 def test_compile_refuses_what_it_does_not_know():
     program = scale_program()

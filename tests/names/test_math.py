@@ -297,6 +297,7 @@ def test_fns_finds_the_nth_set_bit(on):
             run(f, m, b, o, on="cpu")
 
 
+@pytest.mark.spec("must:14-integers")
 @pytest.mark.spec("L14:unary")
 def test_integers_are_promoted_to_float32_or_refused():
     i = T.Var("i", T.int32)

@@ -36,6 +36,7 @@ def test_the_reference_is_philox():
     assert philox([M32] * 4, (M32, M32)) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 
 
+@pytest.mark.spec("must:20-random")
 @pytest.mark.spec("T.rng_init", "T.rng_rand", "L20:rng")
 @pytest.mark.parametrize("seed,off", [(42, 0), (2 ** 40 + 5, 6), (0, 2 ** 34 + 3)])
 def test_words_are_those_of_philox(seed, off):

@@ -349,6 +349,7 @@ def test_register_hints_do_not_change_results():
     assert np.array_equal(everywhere(f, x)[1], x + 1)
 
 
+@pytest.mark.spec("must:10-async-wait")
 @pytest.mark.spec("T.async_copy")
 @pytest.mark.spec("L10:async_copy", "L16:cp-async")
 def test_asynchronous_copies_are_grouped_and_waited_for():

@@ -466,6 +466,7 @@ def part_of_an_accumulator(dt):
     return f
 
 
+@pytest.mark.spec("must:11-accumulator-whole")
 def test_part_of_an_accumulator_is_for_multiply_adds_alone():
     a, b = small((16, 16), "float32", 1), small((16, 16), "float32", 2)
     for on in WITH_HOPPER:

@@ -4,8 +4,9 @@
     python tests/spec/spec_status.py             print what is missing
 
 A test names the rows it shows: `@pytest.mark.spec("L8:Pipelined", "T.copy")`.  Rows stand in rows.txt, names of the
-language (tiers A and B) in names.txt; a name without a mark is credited to a test that uses `T.name`.  Executions are
-read from the helpers that a test calls, so nothing is run here.
+language (tiers A and B) in names.txt; a name without a mark is credited to a test that uses `T.name`.  What must be
+computed or refused stands in musts.txt, with its outcome.  Executions are read from the helpers that a test calls, so
+nothing is run here.
 """
 
 from __future__ import annotations
@@ -21,44 +22,52 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TESTS, HERE = ROOT / "tests", pathlib.Path(__file__).resolve().parent
 STATUS = ROOT / "docs" / "spec-status.md"
 SHOWN = 4  # tests listed per row
+_ALL = r"\beverywhere\(|\bagree\(|\bEXECUTIONS\b|\bWITH_HOPPER\b"
 # execution -> what the source of a test (and of the helpers it calls) says when it uses it
 _USES = {
-    "tile": r"\beverywhere\(|\bagree\(|\bEXECUTIONS\b|run_tile\(|\"tile\"",
-    "simulator": r"\beverywhere\(|\bagree\(|\bEXECUTIONS\b|run_device\(|\"simulator\"|\bsimulate",
-    "cpu": r"\beverywhere\(|\bagree\(|\bEXECUTIONS\b|\"cpu\"|compile_cpu|compile_tile\(",
+    "tile": _ALL + r"|run_tile\(|\"tile\"",
+    "simulator": _ALL + r"|run_device\(|\"simulator\"|\bsimulate",
+    "cpu": _ALL + r"|\"cpu\"|compile_cpu|compile_tile\(",
     "cuda text": r"\bcuda_text\(|print_kernel\(|compile_cubin\(|get_kernel_source\(|\bassembled?\(",
     "gpu": r"mark\.gpu",
     "refusal": r"pytest\.raises\(|\brefused\(|\bfailure\(",
 }
 
+_ELSEWHERE = {"pytest.mark.gpu", "pytest.mark.slow"}  # not in a default run
+
 
 @dataclass
 class Test:
-    """One test function."""
+    """One test function.  daily: a default run has it, on a machine without a GPU."""
 
     id: str
     rows: tuple[str, ...]
     names: frozenset[str]
     executions: tuple[str, ...]
+    daily: bool = True
 
 
 @dataclass
 class Status:
-    """rows: id -> (tier, text).  names: name -> tier.  shown: row or T.name -> tests.  unknown: marks of no row."""
+    """rows: id -> (tier, text).  names: name -> tier.  musts: id -> (outcome, text).
+
+    shown: row, T.name or must -> tests.  unknown: marks of no row.
+    """
 
     rows: dict[str, tuple[str, str]]
     names: dict[str, str]
+    musts: dict[str, tuple[str, str]]
     shown: dict[str, list[Test]] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
 
     def missing(self) -> list[str]:
-        """Rows and names of tiers A and B without a test."""
-        wanted = [r for r, (tier, _) in self.rows.items() if tier in "AB"] + [f"T.{n}" for n in self.names]
-        return [r for r in wanted if not self.shown.get(r)]
+        """Rows and names of tiers A and B, and musts, without a test."""
+        wanted = [r for r, (tier, _) in self.rows.items() if tier in "AB"] + [f"T.{n}" for n in self.names] + [*self.musts]
+        return [r for r in wanted if not any(t.daily for t in self.shown.get(r, ()))]
 
 
-def read_rows() -> dict[str, tuple[str, str]]:
-    lines = (HERE / "rows.txt").read_text(encoding="utf-8").splitlines()
+def read_rows(file: str = "rows.txt") -> dict[str, tuple[str, str]]:
+    lines = (HERE / file).read_text(encoding="utf-8").splitlines()
     cells = [[c.strip() for c in line.split("|", 2)] for line in lines if line and not line.startswith("#")]
     return {row: (tier, text) for row, tier, text in cells}
 
@@ -81,15 +90,18 @@ def collect(tests: pathlib.Path = TESTS) -> list[Test]:
             if beside != path and beside.exists():
                 other = ast.parse(beside.read_text(encoding="utf-8")).body
                 defined.update({f.name: f for f in other if isinstance(f, ast.FunctionDef) and f.name not in defined})
-        module_rows = _marked([n.value for n in tree.body if isinstance(n, ast.Assign)
-                               and getattr(n.targets[0], "id", "") == "pytestmark"])
+        module_values = [n.value for n in tree.body if isinstance(n, ast.Assign)
+                         and getattr(n.targets[0], "id", "") == "pytestmark"]
+        module_rows = _marked(module_values)
+        module_marks = {ast.unparse(e) for v in module_values for e in getattr(v, "elts", [v])}
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 text = _source(node, defined)
                 used = tuple(e for e, pattern in _USES.items() if re.search(pattern, text))
                 names = frozenset(re.findall(r"\bT\.(\w+)", text))
                 rows = (*module_rows, *_marked(node.decorator_list))
-                out.append(Test(f"{path.relative_to(tests)}::{node.name}", rows, names, used))
+                marks = {ast.unparse(d) for d in node.decorator_list} | module_marks
+                out.append(Test(f"{path.relative_to(tests)}::{node.name}", rows, names, used, not marks & _ELSEWHERE))
     return out
 
 
@@ -116,11 +128,12 @@ def _source(node: ast.FunctionDef, defined: dict[str, ast.stmt]) -> str:
 
 def status(tests: pathlib.Path = TESTS) -> Status:
     """What is shown today."""
-    out = Status(read_rows(), read_names())
+    out = Status(read_rows(), read_names(), read_rows("musts.txt"))
     found = collect(tests)
     for t in found:
         for row in t.rows:
-            if row not in out.rows and row.removeprefix("T.") not in out.names and not row.startswith("T."):
+            known = row in out.rows or row in out.musts or row.startswith("T.")
+            if not known:
                 out.unknown.append(f"{t.id}: {row}")
             out.shown.setdefault(row, []).append(t)
     for name in out.names:
@@ -141,16 +154,21 @@ def _line(row: str, tier: str, text: str, tests: list[Test]) -> str:
 def render(s: Status) -> str:
     """The text of docs/spec-status.md."""
     missing = s.missing()
-    upper = len([r for r in s.rows.values() if r[0] in "AB"]) + len(s.names)
+    upper = len([r for r in s.rows.values() if r[0] in "AB"]) + len(s.names) + len(s.musts)
     rows = [_line(r, tier, text, s.shown.get(r, [])) for r, (tier, text) in s.rows.items()]
     names = [_line(f"T.{n}", tier, "", s.shown.get(f"T.{n}", [])) for n, tier in s.names.items()]
+    musts = [_line(m, outcome, text, s.shown.get(m, [])) for m, (outcome, text) in s.musts.items()]
     head = ["| row | tier | about | runs on | tests |", "|---|---|---|---|---|"]
     return "\n".join([
         "# Status of the specification", "",
         "Generated by `python tests/spec/spec_status.py --write` from the marks of the tests; a test fails when it is",
-        "stale.  Rows: L language, R runtime (section:row), M known shapes of silent failure.  \"Runs on\" lists what the",
-        "tests of a row use: tile meaning, device simulator, CPU, CUDA text (assembled where NVRTC is), a GPU, refusals.",
-        "", f"Rows and names of tiers A and B: {upper}, without a test: {', '.join(missing) or 'none'}.", "",
+        "stale.  Rows: L language, R runtime (section:row).  \"Runs on\" lists what the tests use: tile meaning, device",
+        "simulator, CPU, CUDA text (assembled where NVRTC is), a GPU, refusals.",
+        "", f"Rows and names of tiers A and B, and musts: {upper}, without a test: {', '.join(missing) or 'none'}.", "",
+        "## What must be computed or refused", "",
+        "The known shapes of silent failure (M) and every \"must\" of the specification.  Each computes right on every",
+        "execution, or is refused by a named error.", "",
+        head[0].replace("tier", "outcome"), head[1], *musts, "",
         "## Rows", "", *head, *rows, "", "## Names", "", *head, *names, ""])
 
 

@@ -86,7 +86,7 @@ def test_source_lines_as_directives():
         assert nvrtc.compile_cubin(source, "sm_80").bytes
 
 
-@pytest.mark.spec("R10:keys", "R9:TILELANG_CLEANUP_TEMP_FILES")
+@pytest.mark.spec("R10:keys", "R9:TILELANG_CLEANUP_TEMP_FILES", "R9:TILELANG_TMP_DIR")
 @pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
 def test_sources_and_binaries_are_kept_where_asked(tmp_path):
     kernel = tilelang.compile(staged, target=SM80, pass_configs={"cuda.kernels_output_dir": str(tmp_path / "k")})

@@ -25,6 +25,7 @@ def ints(*shape):
     return RNG.integers(-9, 10, shape).astype(np.int32)
 
 
+@pytest.mark.spec("must:8-pipeline-sequential")
 @pytest.mark.spec("M:stages-read-overwrite")
 @pytest.mark.parametrize("stages", (2, 3, 4))
 def test_a_shared_buffer_is_read_and_then_overwritten_in_a_pipeline(stages):
@@ -63,6 +64,7 @@ def test_a_copy_of_what_an_atomic_of_the_iteration_before_changed(stages):
     assert np.array_equal(everywhere(f, x)[1][:4], want[:4])
 
 
+@pytest.mark.spec("must:15-back-edge")
 @pytest.mark.spec("M:back-edge-war", "L15:automatic-sync")
 @pytest.mark.parametrize("loop", ("for", "while"))
 def test_the_next_iteration_does_not_overwrite_what_this_one_still_reads(loop):
@@ -110,6 +112,7 @@ def test_pipelines_of_no_and_one_iteration(n, on):
         assert np.array_equal(run(program(count), n, x, on=on)[1], x[:n, ::-1].sum(0))
 
 
+@pytest.mark.spec("must:12-threads")
 @pytest.mark.spec("M:odd-threads", "M:odd-tile-width")
 @pytest.mark.parametrize("threads", (1, 7, 33, 48, 100))
 @pytest.mark.parametrize("width", (1, 5, 37))
@@ -133,6 +136,7 @@ def test_any_number_of_threads_and_any_width(threads, width):
     assert np.array_equal(y, x.sum(1)) and np.array_equal(z, x - x.sum(1)[:, None])
 
 
+@pytest.mark.spec("must:15-divergent-if")
 @pytest.mark.spec("M:barrier-in-branch", "L15:automatic-sync")
 def test_a_barrier_under_a_thread_condition_is_split_or_refused():
     @T.prim_func
@@ -165,8 +169,9 @@ def test_a_barrier_under_a_thread_condition_is_split_or_refused():
     with pytest.raises(TileLangError) as e:
         lower(g.func, Target(SM90A), {})
     assert e.value.kind in ("collective-divergent", "sync-divergent")
-    with pytest.raises(TileLangError):
+    with pytest.raises(TileLangError) as e:
         tilelang.compile(g, target="cpu")
+    assert e.value.kind == "cpu-unsupported"
 
 
 @pytest.mark.spec("M:pipeline-in-while")

@@ -56,6 +56,7 @@ def right_or_refused(program, want, *args, kinds=(), on=WITH_HOPPER):
 # ---- 2 statements ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("must:2.3-rebound-constant")
 @pytest.mark.spec("L2.3:rebind-constant")
 @pytest.mark.parametrize("form", ["loop", "branch"])
 def test_2_a_rebound_python_constant_that_is_read_later_is_refused(form):
@@ -77,6 +78,7 @@ def test_2_a_rebound_python_constant_that_is_read_later_is_refused(form):
     refused(build, "loop-carried-value")
 
 
+@pytest.mark.spec("must:2.3-range-once")
 @pytest.mark.spec("L2.3:range")
 def test_2_bounds_of_a_range_are_read_once():
     @T.prim_func
@@ -92,6 +94,7 @@ def test_2_bounds_of_a_range_are_read_once():
     assert everywhere_(f)[0].tolist() == [3]
 
 
+@pytest.mark.spec("must:2.3-range-step")
 @pytest.mark.spec("L2.3:range")
 @pytest.mark.parametrize("start,stop,step", [(10, 0, -3), (10, 1, -3), (0, 10, 4), (3, 3, -1), (0, -7, -2), (5, 9, 7)])
 def test_2_a_run_time_step_is_pythons_or_refused(start, stop, step):
@@ -109,6 +112,7 @@ def test_2_a_run_time_step_is_pythons_or_refused(start, stop, step):
     assert right_or_refused(f, want, start, stop, step)
 
 
+@pytest.mark.spec("must:2.3-return")
 @pytest.mark.spec("L2.3:return")
 def test_2_a_bare_return_under_a_condition_ends_the_thread_or_is_refused():
     def build():
@@ -125,6 +129,7 @@ def test_2_a_bare_return_under_a_condition_ends_the_thread_or_is_refused():
     refused(build, "return-in-control-flow")
 
 
+@pytest.mark.spec("must:2.3-host-assert")
 @pytest.mark.spec("L2.3:assert")
 @pytest.mark.parametrize("on", WITH_HOPPER)
 def test_2_an_assert_before_the_kernel_is_checked_at_each_call(on):
@@ -142,6 +147,7 @@ def test_2_an_assert_before_the_kernel_is_checked_at_each_call(on):
     assert (y == -1).all(), "nothing was launched"
 
 
+@pytest.mark.spec("must:2.3-device-assert")
 @pytest.mark.spec("L2.3:assert")
 def test_2_an_assert_in_a_kernel_is_a_device_assertion():
     @T.prim_func
@@ -158,6 +164,7 @@ def test_2_an_assert_in_a_kernel_is_a_device_assertion():
             run(f, np.zeros(4, np.int32), on=on)
 
 
+@pytest.mark.spec("must:2.3-negative-slice")
 @pytest.mark.spec("L2.3:negative-index")
 def test_2_a_negative_slice_bound_is_pythons_or_refused():
     def build():
@@ -178,6 +185,7 @@ def helper(A, S):
     T.copy(A, S)
 
 
+@pytest.mark.spec("must:2.3-helper")
 @pytest.mark.spec("L2.3:helper")
 def test_2_a_tile_operation_in_a_plain_helper_happens_once():
     @T.prim_func
@@ -194,6 +202,7 @@ def test_2_a_tile_operation_in_a_plain_helper_happens_once():
 # ---- 3, 4 types and expressions -------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("must:3.1-vector-elements")
 @pytest.mark.spec("L3.1:dtype")
 def test_3_elements_of_a_packed_vector_are_cast_to_its_type():
     @T.prim_func
@@ -206,6 +215,7 @@ def test_3_elements_of_a_packed_vector_are_cast_to_its_type():
     assert np.array_equal(everywhere_(f, x)[1], np.stack([x.astype(np.float16), np.full(4, 3, np.float16)], 1).ravel())
 
 
+@pytest.mark.spec("must:4.3-ceildiv")
 @pytest.mark.spec("L4.3:casts")
 def test_4_ceildiv_of_python_integers_is_a_python_integer():
     n = T.ceildiv(10, 4)
@@ -215,6 +225,7 @@ def test_4_ceildiv_of_python_integers_is_a_python_integer():
 # ---- 6, 7 allocation and launch -------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("must:6-variable-zero")
 @pytest.mark.spec("L6:alloc_var")
 def test_6_a_variable_without_a_value_starts_at_zero():
     @T.prim_func
@@ -229,6 +240,7 @@ def test_6_a_variable_without_a_value_starts_at_zero():
     assert not everywhere_(f)[0].any()
 
 
+@pytest.mark.spec("must:6-barrier-whole")
 @pytest.mark.spec("L6:alloc_barrier")
 def test_6_a_buffer_of_several_barriers_is_no_barrier():
     def build():
@@ -243,6 +255,7 @@ def test_6_a_buffer_of_several_barriers_is_no_barrier():
     refused(build, "barrier-operand")
 
 
+@pytest.mark.spec("must:7-empty-grid")
 @pytest.mark.spec("L7:Kernel")
 @pytest.mark.parametrize("on", WITH_HOPPER)
 @pytest.mark.parametrize("static", [True, False])
@@ -255,8 +268,9 @@ def test_7_an_empty_grid_does_nothing(static, on):
     assert run(f, 0, on=on)[0].tolist() == [0] * 4
 
 
+@pytest.mark.spec("must:7-threads", "must:7-negative-grid")
 @pytest.mark.spec("L7:Kernel")
-@pytest.mark.parametrize("grid,threads", [(-1, 32), (1, 1025), (1, (64, 32))])
+@pytest.mark.parametrize("grid,threads", [(-1, 32), (1, 1025), (1, (64, 32)), (1, 0), (1, -32)])
 def test_7_impossible_launches_are_refused(grid, threads):
     def build():
         @T.prim_func
@@ -269,6 +283,7 @@ def test_7_impossible_launches_are_refused(grid, threads):
     refused(build, "kernel-grid" if grid == -1 else "kernel-threads")
 
 
+@pytest.mark.spec("must:7-launch-dim")
 @pytest.mark.spec("L7:bindings")
 @pytest.mark.parametrize("ask", [lambda: T.get_block_binding(1), lambda: T.get_block_extent(2)])
 def test_7_a_dimension_outside_the_grid_is_refused(ask):
@@ -286,6 +301,7 @@ def test_7_a_dimension_outside_the_grid_is_refused(ask):
 # ---- 8 loops --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("must:8-fragment-sum", "must:8-shared-sum")
 @pytest.mark.spec("L8:Parallel")
 @pytest.mark.parametrize("scope", ["fragment", "shared", "global"])
 def test_8_a_sum_over_a_parallel_dimension_adds_every_element(scope):
@@ -309,6 +325,7 @@ def test_8_a_sum_over_a_parallel_dimension_adds_every_element(scope):
     right_or_refused(build, x.sum(1), x)
 
 
+@pytest.mark.spec("must:8-parallel-carried")
 @pytest.mark.spec("L8:Parallel")
 def test_8_a_variable_carried_over_parallel_iterations_is_refused_and_a_temporary_is_not():
     def build():
@@ -336,6 +353,7 @@ def test_8_a_variable_carried_over_parallel_iterations_is_refused_and_a_temporar
     right_or_refused(g, 2 * x + 1, x)
 
 
+@pytest.mark.spec("must:8-parallel-break", "must:8-parallel-continue")
 @pytest.mark.spec("L8:Parallel", "L2.3:break-continue")
 def test_8_break_of_a_parallel_loop_is_refused_and_continue_skips_the_iteration():
     def build():
@@ -363,6 +381,7 @@ def test_8_break_of_a_parallel_loop_is_refused_and_continue_skips_the_iteration(
     right_or_refused(g, np.where(k % 3 == 0, 0, k))
 
 
+@pytest.mark.spec("must:8-negative-stages")
 @pytest.mark.spec("L8:Pipelined")
 def test_8_a_negative_number_of_stages_is_refused():
     def build():
@@ -381,6 +400,7 @@ def test_8_a_negative_number_of_stages_is_refused():
 # ---- 9 regions ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("must:9-base-extents")
 @pytest.mark.spec("L9:pairing")
 @pytest.mark.parametrize("n", [5, 16, 32, 40])
 def test_9_extents_that_differ_take_the_base_never_the_minimum(n):
@@ -398,6 +418,7 @@ def test_9_extents_that_differ_take_the_base_never_the_minimum(n):
         assert np.array_equal(y[:32], x[:32]) and not y[32:].any(), on
 
 
+@pytest.mark.spec("must:9-guard-zero")
 @pytest.mark.spec("L9:guards")
 @pytest.mark.parametrize("m,n", [(0, 4), (4, 0), (0, 0), (3, 5)])
 def test_9_guards_hold_for_dimensions_of_no_elements(m, n):
@@ -420,6 +441,7 @@ def test_9_guards_hold_for_dimensions_of_no_elements(m, n):
         assert np.array_equal(y, want)
 
 
+@pytest.mark.spec("must:9-guard-dimension")
 @pytest.mark.spec("L9:guards")
 def test_9_an_index_past_a_row_does_not_reach_into_the_next():
     @T.prim_func
@@ -436,6 +458,7 @@ def test_9_an_index_past_a_row_does_not_reach_into_the_next():
 # ---- 11 products ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("must:11-types")
 @pytest.mark.spec("L11:gemm")
 @pytest.mark.parametrize("a,c", [("int8", "float32"), ("float16", "int32"), ("bfloat16", "bfloat16"), ("int32", "int32"),
                                  ("float16", "float64"), ("float64", "float32"), ("uint16", "int32")])
@@ -460,6 +483,7 @@ def test_11_types_that_no_instruction_multiplies_are_refused_or_computed(a, c):
     right_or_refused(build, want, x.astype(numpy_dtype(a)), y.astype(numpy_dtype(a)), kinds=("gemm-types",))
 
 
+@pytest.mark.spec("must:11-shapes")
 @pytest.mark.spec("L11:gemm")
 @pytest.mark.parametrize("m,n,k", [(16, 16, 8), (16, 16, 24), (24, 16, 16), (1, 1, 1), (17, 9, 33)])
 def test_11_shapes_that_the_instruction_does_not_cover_are_computed(m, n, k):
@@ -485,6 +509,7 @@ def test_11_shapes_that_the_instruction_does_not_cover_are_computed(m, n, k):
 # ---- 12, 13, 14, 15 -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("must:12-kept-dimension")
 @pytest.mark.spec("L12.2:reduce")
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("scope", ["fragment", "shared"])
@@ -504,6 +529,7 @@ def test_12_a_kept_dimension_is_reduced(dim, scope):
     assert np.array_equal(everywhere_(f, x)[1], x.sum(dim, keepdims=True))
 
 
+@pytest.mark.spec("must:13-types")
 @pytest.mark.spec("L13:scalar")
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "bool", "float8_e4m3fn"])
 @pytest.mark.parametrize("op", [T.atomic_add, T.atomic_max, T.atomic_min])
@@ -519,6 +545,7 @@ def test_13_atomics_of_types_that_have_none_are_refused(op, dtype):
     refused(build, "atomic-dtype")
 
 
+@pytest.mark.spec("must:14-integers", "must:14-bfloat16-predicates")
 @pytest.mark.spec("L14:unary", "L14:predicates")
 def test_14_integers_become_float32_and_bfloat16_has_predicates():
     @T.prim_func
@@ -545,6 +572,7 @@ def test_14_integers_become_float32_and_bfloat16_has_predicates():
         assert np.array_equal(z, [np.isnan(w), np.isinf(w), np.isfinite(w)])
 
 
+@pytest.mark.spec("must:15-divergent-loop")
 @pytest.mark.spec("L15:automatic-sync")
 @pytest.mark.parametrize("kind", ["loop", "while"])
 def test_15_a_barrier_needed_where_threads_part_is_refused(kind):
@@ -573,6 +601,7 @@ def test_15_a_barrier_needed_where_threads_part_is_refused(kind):
 # ---- the runtime ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("must:R2-outputs-twice", "must:R2-output-scalar")
 @pytest.mark.spec("R2.1:compile")
 @pytest.mark.parametrize("out", [[1, 1], [1, -2], [0, -3], [2], [-1]])
 def test_outputs_named_twice_and_scalars_as_outputs_are_refused(out):
@@ -586,6 +615,7 @@ def test_outputs_named_twice_and_scalars_as_outputs_are_refused(out):
             tilelang.compile(f, out_idx=out, target=target, execution_backend=backend)
 
 
+@pytest.mark.spec("must:R4-scalar-range")
 @pytest.mark.spec("R4:scalar")
 @pytest.mark.parametrize("on", WITH_HOPPER)
 def test_numbers_that_a_parameter_cannot_hold_are_refused(on):
@@ -611,6 +641,7 @@ def test_numbers_that_a_parameter_cannot_hold_are_refused(on):
         assert y.tolist() == [int(one), 255, 2]
 
 
+@pytest.mark.spec("must:R4-whole-solution")
 @pytest.mark.spec("R4:calls")
 @pytest.mark.parametrize("on", WITH_HOPPER)
 def test_a_shape_whose_equation_has_no_whole_solution_is_refused(on):

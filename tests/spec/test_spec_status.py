@@ -21,6 +21,17 @@ def test_the_status_is_up_to_date():
     assert written == spec_status.render(spec_status.status()), "run python tests/spec/spec_status.py --write"
 
 
+def test_what_must_be_refused_is_asked_for_and_what_must_be_computed_is_run():
+    s = spec_status.status()
+    for row, (outcome, _) in s.musts.items():
+        assert outcome in ("computed", "refused", "either"), row
+        runs = {e for t in s.shown[row] if t.daily for e in t.executions}
+        if outcome == "refused":
+            assert "refusal" in runs, row
+        elif row.startswith("M:"):
+            assert "cpu" in runs and runs & {"simulator", "cuda text"}, (row, runs)
+
+
 def test_executions_are_read_from_the_helpers_a_test_calls(tmp_path):
     (tmp_path / "test_x.py").write_text("""
 import pytest
@@ -38,5 +49,6 @@ def test_b():
         T.gemm()
 """)
     a, b = spec_status.collect(tmp_path)
+    assert not a.daily and b.daily
     assert a.rows == ("L5:ptr", "T.copy") and a.executions == ("tile", "simulator", "cpu", "gpu")
     assert b.names == {"gemm"} and b.executions == ("refusal",)

@@ -76,6 +76,7 @@ def test_foreign_target_objects_are_read():
     assert Target(Foreign()).arch == "sm_89"
 
 
+@pytest.mark.spec("must:R11-code")
 @pytest.mark.spec("R11:forms")
 @pytest.mark.parametrize("spec, raises, text", [
     ("foo", AssertionError, "Target foo is not supported. Pass target options as a dict when the target needs"),

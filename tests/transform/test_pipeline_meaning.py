@@ -116,6 +116,7 @@ def test_any_trip_count(stages):
     assert stages == 0 or report == [f"pipelined: {stages} stage{'s' * (stages > 1)} of t"]  # s is used after the loop
 
 
+@pytest.mark.spec("must:8-pipeline-sequential")
 @pytest.mark.spec("L8:Pipelined")
 @settings(max_examples=25, deadline=None, derandomize=True, phases=PHASES)
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=5), st.integers(1, 4), st.data())

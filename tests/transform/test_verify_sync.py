@@ -144,3 +144,22 @@ def test_a_program_that_is_not_cleared_is_compiled_plainer(monkeypatch, caplog):
     monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*pipeline.DEVICE_PASSES[:-1], never))
     with pytest.raises(ValueError, match="always"):
         pipeline.lower(gemm(3), SM80)
+
+
+@pytest.mark.parametrize("first", (1, 2))
+def test_a_condition_that_is_half_known_leaves_out_the_threads_it_surely_leaves_out(first):
+    """One thread may pass `tx < 1 and unknown`; two that update one element are found."""
+    @T.prim_func
+    def f(X: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((64,), "int32")
+            tx = T.get_thread_binding()
+            S[tx] = X[tx]
+            some = tx < first and X[tx] > 3
+            other = tx < first and not some
+            if other:
+                S[2] = S[2] + 1
+            X[tx] = S[63 - tx]
+
+    _, faults = check_launch(lowered(f.func))
+    assert [m.message for m in faults] == ([] if first == 1 else ["`S` is touched by two threads without a barrier in between"])

@@ -240,6 +240,7 @@ def test_prim_func_with_returned_outputs(where):
         tilelang.compile(f, out_idx=[0], **where)
 
 
+@pytest.mark.spec("must:6-empty-returned")
 @pytest.mark.spec("L2.1:prim_func")
 def test_definition_errors_name_what_is_wrong():
     with pytest.raises(Exception, match="T.empty"):

@@ -21,7 +21,7 @@ from tilelang.ir.visitor import children
 
 from .divergence import Divergence
 from .sync_fault import SHARED, Fault
-from .verify_sync_shadow import Shadow, combined, widest_piece
+from .verify_sync_shadow import Shadow, combined, possible, widest_piece
 
 BUDGET = 6000  # access evaluations; loops are cut short beyond
 # What numbers that all threads read alike, but nobody knows here, are taken for: one walk each where a condition asks.
@@ -112,6 +112,7 @@ class _Follower:
         self.shared_use: dict[int, bool] = {}
         self.constant: dict[int, bool] = {}
         self.known: dict[int, tuple[Any]] = {}
+        self.maybe: dict[Var, tuple[Any, Any]] = {}
         self.guessing = False
         self.divergence: Divergence | None = None
         self.stmt(self.launch.body, None)
@@ -143,6 +144,9 @@ class _Follower:
                 self.reads(s.value, mask, s)
                 if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
                     self.env[s.var] = self.value(s.value)
+                    if s.value.dtype.is_bool and self.env[s.var] is None:
+                        f, t = (possible(s.value, w, self.value, self.maybe) for w in (False, True))
+                        self.maybe[s.var] = (f, t)
                 self.barrier_value(s.value, mask, s)
             case Store():
                 for e in (*s.indices, s.value):
@@ -167,14 +171,12 @@ class _Follower:
     def branch(self, s: If, mask: Any) -> None:
         self.reads(s.cond, mask, s)
         c = self.truth(s.cond)
-        if c is None:  # either way may be taken by any thread
-            self.stmt(s.then, mask)
-            if s.orelse is not None:
-                self.stmt(s.orelse, mask)
-            return
-        c = np.broadcast_to(np.asarray(c, dtype=bool), self.n)
-        for way, body in ((c, s.then), (~c, s.orelse)):
+        # Where the condition is not known a thread may take either way, unless a part of it that is known says no.
+        ways = [possible(s.cond, w, self.value, self.maybe) if c is None else np.asarray(c, dtype=bool) == w
+                for w in (True, False)]
+        for way, body in zip(ways, (s.then, s.orelse)):
             if body is not None:
+                way = np.broadcast_to(way, self.n)
                 taken = way if mask is None else way & mask
                 if taken.all():
                     self.stmt(body, None)

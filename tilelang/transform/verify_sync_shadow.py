@@ -1,5 +1,5 @@
 """Who touched which piece of shared memory since the last block barrier, how large those pieces may be, and arithmetic
-on numbers of all threads at once."""
+on numbers and conditions of all threads at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Launch, Load, Store, walk
+from tilelang.ir import Binary, Expr, Launch, Load, Store, Unary, Var, walk
 from tilelang.ir.expr import AddressOf, Call
 
 from .sync_fault import SHARED
@@ -77,4 +77,22 @@ def combined(op: str, a: Any, b: Any) -> Any:
     return None
 
 
-__all__ = ["Shadow", "combined", "widest_piece"]
+def possible(e: Expr, want: bool, value: Callable[[Expr], Any], bound: dict[Var, tuple[Any, Any]]) -> Any:
+    """The threads (a bool each, or one for all) for which a condition may have the truth value `want`.
+
+    value: a condition's value where it is known, else None.  bound: this function's results for False and True, of names.
+    """
+    known = value(e)
+    if known is not None:
+        return np.asarray(known, dtype=bool) == want
+    if isinstance(e, Var) and e in bound:
+        return bound[e][want]
+    if isinstance(e, Unary) and e.op == "not":
+        return possible(e.a, not want, value, bound)
+    if isinstance(e, Binary) and e.op in ("and", "or"):
+        a, b = (possible(x, want, value, bound) for x in (e.a, e.b))
+        return a & b if (e.op == "and") == want else a | b
+    return np.True_
+
+
+__all__ = ["Shadow", "combined", "possible", "widest_piece"]
