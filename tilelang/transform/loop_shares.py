@@ -47,7 +47,7 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
             return dist, False
     serial = accumulated_dims(vars, extents, body)
     if serial:
-        return _serial_inside(lw, extents, serial), False
+        return serial_inside(lw, extents, serial), False
     loose = False
     if w == 1 and width is None and not is_async:
         dim, more = wanted_width(lw, vars, extents, body, is_async, loose=True)
@@ -178,7 +178,8 @@ def accumulated_dims(vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt
     return sorted(out)
 
 
-def _serial_inside(lw: Any, extents: tuple[int, ...], serial: list[int]) -> Distribution:
+def serial_inside(lw: Any, extents: tuple[int, ...], serial: list[int]) -> Distribution:
+    """The points dealt out to the threads but for some dimensions, which a thread runs in order."""
     kept = [d for d in range(len(extents)) if d not in serial]
     base = flat(tuple(extents[d] for d in kept) or (1,), lw.thread, lw.num_threads)
     indices: list[Expr] = [const(0)] * len(extents)
@@ -191,4 +192,4 @@ def _serial_inside(lw: Any, extents: tuple[int, ...], serial: list[int]) -> Dist
     return dataclasses.replace(base, extents=extents, axes=axes, indices=tuple(indices))
 
 
-__all__ = ["LoopShare", "choose_distribution"]
+__all__ = ["LoopShare", "choose_distribution", "serial_inside"]

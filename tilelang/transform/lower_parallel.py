@@ -22,7 +22,8 @@ from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, priv
 from .distributed_loop import Loop, accesses, in_order, is_memory
 from .fragment_access import Grid, Touch, shared_elements
 from .loop_body import drop_continue, inline_index_binds, refuse_carried, renamed
-from .loop_shares import choose_distribution
+from .loop_shares import choose_distribution, serial_inside
+from .sum_loops import accumulates, serial_dims, split_sums
 from .vector_lanes import at_lane, emit_lanes
 from .vectorize import power_of_two_in, stride_along
 
@@ -49,6 +50,36 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     body = drop_continue(body, span)
     refuse_carried(body, span)
     body = inline_index_binds(body)
+    allocated, laid_out = len(lw.allocs), set(lw.layouts)
+    try:
+        return _shared_out(lw, vars, extents, body, loop_layout, is_async, width, span)
+    except errors.TileLangError as e:
+        if e.kind != "parallel-race" or not vars or not all(isinstance(n, int) for n in extents) or \
+                not any(accumulates(x) for x in walk(body)):
+            raise
+    del lw.allocs[allocated:]
+    for buffer in set(lw.layouts) - laid_out:
+        del lw.layouts[buffer]
+    return _sums(lw, vars, extents, body, is_async, span)
+
+
+def _sums(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, is_async: bool, span: Any) -> Stmt:
+    """A loop that accumulates into fragments where their layouts bring several threads to one element."""
+    parts = split_sums(vars, body)
+    if len(parts) == 1:
+        dist = serial_inside(lw, extents, serial_dims(vars, extents, body))
+        return run_loop(lw, vars, dist, body, is_async=is_async, span=span)
+    out: list[Stmt] = []
+    for part in parts:
+        own = tuple(fresh(v.name, v.dtype) for v in vars)
+        part = renamed(substitute(part, dict(zip(vars, own))))
+        out.append(lower_loop(lw, own, extents, part, is_async=is_async, span=span))
+    return seq(*out)
+
+
+def _shared_out(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, loop_layout: Any, is_async: bool,
+                width: int | None, span: Any) -> Stmt:
+    """The loop under the share that suits its accesses.  Raises parallel-race where threads accumulate into one element."""
     dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async)
     if dist.first is not None and _rereads_staged(lw, vars, dist, body):
         dist, loose = choose_distribution(lw, vars, extents, body, loop_layout, width, is_async, once=True)

@@ -129,9 +129,10 @@ def _spread(t: Threads, s: Stmt, divergent: bool) -> None:
             if s.orelse is not None:
                 _spread(t, s.orelse, inner)
         case TileOp():
-            for a in s.accesses():  # type: ignore[attr-defined]
-                if a.writes and is_private(a.region.buffer) and (divergent or t.varies(s)):
-                    t.private.add(a.region.buffer.data)
+            touched = s.accesses()  # type: ignore[attr-defined]
+            # what is computed of private memory differs between threads as that memory does
+            varied = divergent or t.varies(s) or any(a.region.buffer.data in t.private for a in touched)
+            t.private.update(a.region.buffer.data for a in touched if varied and a.writes and is_private(a.region.buffer))
         case _:
             pass  # a Parallel shares its iterations out itself: private storage in it is a temporary of one iteration
 
