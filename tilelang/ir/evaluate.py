@@ -278,7 +278,7 @@ class ExprCompiler:
         fn = round_tf32 if e.op == "to_tf32" else self._meaning(e.op)
         if fn is None:
             raise error("eval-unsupported", f"intrinsic {e.op} has no executable meaning here", span=e.span,
-                        hint="give its row in tilelang.target a `meaning`")
+                        hint="it runs on a GPU alone: compile for a CUDA target, or write it in T.* operations")
         keywords = {k: v for k, v in e.attrs if k in getattr(self.rows.get(e.op), "attrs", ())}
         if keywords:
             fn = functools.partial(fn, **keywords)

@@ -156,8 +156,13 @@ class EagerCalls:
             tensor = values.get(site[0], _MISSING)
             found = None if tensor is _MISSING or tensor is None else _site_value(tensor, site, trace.packed)
             if found is None:
-                raise error("eager-const", f"Cannot find value for constexpr variable `{name}`: `{site[0]}` has no "
-                            f"{site[1]}[{site[2]}]", hint=f"pass the tensor, or the value by keyword: {name}=…")
+                what = f"`{site[0]}` has no {site[1]}[{site[2]}]"
+                if tensor is _MISSING:
+                    what = f"it is {site[1]}[{site[2]}] of `{site[0]}`, which is not passed"
+                elif not hasattr(tensor, "shape"):
+                    what = f"it is {site[1]}[{site[2]}] of the tensor `{site[0]}`, found {type(tensor).__name__}"
+                raise error("eager-const", f"Cannot find value for constexpr variable `{name}`: {what}",
+                            hint=f"pass the tensor, or the value by keyword: {name}=…")
             out[name] = found
         return out
 

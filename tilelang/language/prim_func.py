@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from tilelang import errors
@@ -162,7 +164,9 @@ def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any])
         return text
     scope = {**fn.__globals__, **names}
     try:
-        return eval(text, scope)
+        value = eval(text, scope)
+        # written as a string in a module whose annotations are strings already
+        return eval(value, scope) if isinstance(value, str) and not isinstance(value, DType) else value
     except NameError as e:
         try:
             return DType(text.removeprefix("T."))
@@ -264,9 +268,20 @@ def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
             if not kind or not ours and not (here and isinstance(e, (TypeError, NameError))):
                 return None
             hint = next((h for part, h in _INSTEAD if part in str(e)), "")
-            hint = hint or ("see help() of the function for its parameters" if " argument" in str(e) else "")
+            hint = hint or ("see help() of the function for its parameters" if " argument" in str(e) else _meant(e))
             return errors.error(kind, str(e), span=refine(b, e), hint=hint)
     return None
+
+
+def _meant(e: Exception) -> str:
+    """A hint that names what is spelt almost like the attribute that was not found."""
+    if not isinstance(e, AttributeError) or not e.name:
+        return ""
+    known = {x.lower(): x for x in reversed(dir(e.obj)) if not x.startswith("__")}
+    owner = e.obj.__name__.rpartition(".")[2] if isinstance(e.obj, ModuleType) else type(e.obj).__name__
+    owner = "T" if owner == "language" else owner
+    found = difflib.get_close_matches(e.name.lower(), known, n=3)
+    return f"did you mean {' or '.join(f'{owner}.{known[x]}' for x in found)}?" if found else ""
 
 
 def refine(b: Builder, e: BaseException) -> Span | None:

@@ -178,7 +178,8 @@ class Unplaceable(Exception):
 def refused(p: Place) -> Exception:
     """The error for a barrier that cannot be placed inside p."""
     at = next((x for x in p.all() if x.before), p)
-    what = next((a.buffer.name for a in at.all_accesses()), "shared memory")
+    touched = sorted(at.all_accesses(), key=lambda a: a.buffer.scope_name not in _SHARED)
+    what = next((a.buffer.name for a in touched), "shared memory")
     kind = "loop" if p.loop is not None else "branch"
     return error("sync-divergent",
                  f"the accesses of `{what}` need a block barrier inside a {kind} that not all threads run alike",

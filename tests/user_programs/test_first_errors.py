@@ -1,0 +1,57 @@
+"""What a user meets in the first hour: names spelt almost right, annotations that are strings twice, whose access waits."""
+
+import numpy as np
+import pytest
+
+import tilelang
+import tilelang.language as T
+from tilelang import errors
+
+SM80 = {"kind": "cuda", "arch": "sm_80"}
+
+
+def test_a_name_spelt_almost_right_is_suggested():
+    with pytest.raises(AttributeError, match=r"did you mean T\.Parallel\?"):
+        @T.prim_func
+        def main(A: T.Tensor((8,), "int32")):
+            with T.Kernel(1):
+                for i in T.parallell(8):
+                    A[i] = 0
+
+
+def test_annotations_may_be_strings_of_strings():
+    def main(A: "'T.Tensor((4,), T.int32)'", n: "T.int32"):
+        with T.Kernel(1, threads=4):
+            A[T.get_thread_binding()] = n
+
+    a = np.zeros(4, np.int32)
+    tilelang.compile(T.prim_func(main), target="cpu")(a, 3)
+    assert (a == 3).all()
+
+
+def test_the_shared_buffer_that_needs_the_barrier_is_named():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            S = T.alloc_shared((64,), "float32")
+            for k in T.serial(t):
+                S[t] = A[t] + k
+                A[t] = S[63 - t]
+
+    with pytest.raises(errors.TileLangError, match="the accesses of `S` need a block barrier"):
+        tilelang.compile(main, target=SM80)
+
+
+def test_an_eager_call_says_what_was_passed_for_a_tensor(monkeypatch):
+    @tilelang.jit(target="cpu")
+    def f(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "float32")
+        with T.Kernel(1, threads=32):
+            A[0] = 0
+
+    with pytest.raises(ValueError, match=r"it is shape\[0\] of the tensor `A`, found int"):
+        f(3)
+    with pytest.raises(ValueError, match=r"it is shape\[0\] of `A`, which is not passed"):
+        f.compile()
