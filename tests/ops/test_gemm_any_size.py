@@ -17,7 +17,8 @@ from tilelang.target.mma import MMA_ROWS
 Policy = T.GemmWarpPolicy
 TYPES = (("float16", "float16", "float32"), ("float16", "float16", "float16"), ("bfloat16", "bfloat16", "float32"),
          ("float32", "float32", "float32"), ("float64", "float64", "float64"), ("int8", "int8", "int32"),
-         ("uint8", "uint8", "int32"), ("float8_e4m3", "float8_e5m2", "float32"), ("float8_e5m2", "float8_e5m2", "float16"))
+         ("uint8", "uint8", "int32"), ("float8_e4m3", "float8_e5m2", "float32"), ("float8_e5m2", "float8_e5m2", "float16"),
+         ("bfloat16", "bfloat16", "float16"))
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,9 @@ CASES = {
     "bf16": Case(15, 31, 33, TYPES[2], steps=2, stages=4), "fp32": Case(7, 9, 12, TYPES[3], threads=64),
     "fp64": Case(9, 7, 5, TYPES[4], ta=True), "int8": Case(24, 20, 48, TYPES[5], threads=192, use="columns"),
     "uint8": Case(5, 36, 17, TYPES[6], tb=True), "fp8_mixed": Case(31, 8, 33, TYPES[7], a_in="fragment"),
-    "fp8_half_sums": Case(16, 16, 32, TYPES[8]), "shared_after": Case(40, 12, 24, use="shared", threads=256),
+    "fp8_half_sums": Case(16, 16, 32, TYPES[8]), "bf16_half_sums": Case(20, 24, 40, TYPES[9], clear="flag", steps=2, stages=2),
+    "bf16_half_moved": Case(17, 25, 8, TYPES[9], threads=40, clear="ones", use="rows"),
+    "shared_after": Case(40, 12, 24, use="shared", threads=256),
     "idle_warp_group": Case(64, 32, 16, threads=384, policy=Policy.FullRow),
     "wgmma_rows": Case(80, 40, 24, threads=256, steps=2, stages=2), "few_rows_many_warps": Case(8, 24, 16, threads=512),
 }
@@ -168,7 +171,7 @@ def test_drawn_sizes_are_computed_everywhere(p):
 
 
 @pytest.mark.parametrize("name", ("12_warps", "k_tail_of_ldmatrix", "rows_beyond_ldmatrix", "fragments", "int8", "fp8_mixed",
-                                  "fp8_half_sums", "fp64"))
+                                  "fp8_half_sums", "bf16_half_sums", "fp64"))
 def test_the_text_is_accepted(name):
     """Also where a float8 product goes by multiply-adds: sm_80 has no instruction for it."""
     for arch in ("sm_80", "sm_90a"):
@@ -204,6 +207,17 @@ def test_what_lies_in_padding_reaches_no_element(on):
 
     a, b = small((20, 10), "float16", 3), small((10, 12), "float16", 4)
     assert np.array_equal(run(f, a, b, on=on)[2], 1 + a.astype(np.float32) @ b.astype(np.float32))
+
+
+@pytest.mark.spec("L11:gemm")
+@pytest.mark.parametrize("on", WITH_HOPPER)
+def test_half_sums_of_operands_that_half_does_not_hold(on):
+    """bfloat16 reaches further than float16: products are formed and added in float32, the sum is rounded once."""
+    p = Case(16, 16, 32, TYPES[9])
+    a, b = operands(p)
+    a, b = (a.astype(np.float32) * 2.0**20).astype(a.dtype), (b.astype(np.float32) * 2.0**-24).astype(b.dtype)
+    for threads in (128, 40):  # by the instruction, and by multiply-adds
+        assert np.array_equal(run(program(replace(p, threads=threads)), a, b, on=on)[2].astype(float), expected(p, a, b))
 
 
 @pytest.mark.parametrize("on", WITH_HOPPER)

@@ -24,6 +24,7 @@ from tilelang.ir import (
     const,
     dtype,
     load,
+    numpy_dtype,
     seq,
 )
 from tilelang.runtime.host_engine import HostLibrary, compile_object
@@ -82,6 +83,33 @@ def test_a_launch_gets_its_grid_block_shared_memory_and_arguments():
     driver.current = 7000
     call(u, v, 1, 1)
     assert driver.pushed == 1 and driver.loads == [0]
+
+
+@pytest.mark.spec("R4:scalar")
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+                                  "float8_e5m2fnuz"])
+def test_small_floats_are_passed_as_their_bits(name):
+    """Nearest even from the Python float, as ml_dtypes rounds; what is beyond the type's range is refused."""
+    dt, x, a = dtype(name), Var("x", dtype(name)), tensor("A", (4,))
+    kind = numpy_dtype(dt)
+    words = ctypes.c_uint8 if dt.bits == 8 else ctypes.c_uint16
+    call, driver = built(function((a, x), launch((const(1),), Store(a, (const(0),), x.astype("float32")))), [(P, words)])
+    codes = np.arange(2**dt.bits, step=1 if dt.bits == 8 else 37).astype(f"uint{dt.bits}").view(kind)
+    values = np.unique(codes[np.isfinite(codes.astype(np.float32))].astype(np.float64))
+    between = ((values[:-1] + values[1:]) / 2).astype(np.float32)  # ml_dtypes rounds a double to float32 first
+    up, down = np.nextafter(between, np.float32(np.inf)), np.nextafter(between, np.float32(-np.inf))
+    given = [*values, *between, *up, *down, -0.0, float("nan"), 1, True]
+    given += [float("inf"), float("-inf")] * bool(np.isinf(kind.type(float("inf"))))
+    array = gpu(4)
+    for v in given:
+        call(array, v if isinstance(v, int) else float(v))
+    got = np.array([x[5][1] for x in driver.launches], np.uint64).astype(f"uint{dt.bits}").view(kind).astype(np.float64)
+    want = np.array(given, np.float64).astype(kind).astype(np.float64)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(np.signbit(got[want == 0]), np.signbit(want[want == 0]))
+    for v in (float(values.max()) * 1.1, -1e30 if dt.bits == 8 else -1e39):
+        with pytest.raises(ValueError, match=f"scalar x expected float of {name}, the value is too large"):
+            call(array, v)
 
 
 @pytest.mark.spec("L6:alloc_shared")

@@ -8,6 +8,7 @@ import pytest
 from everywhere import on_gpu, run
 from test_random_numbers import THREADS, words
 from test_raw_names import allreduce
+from test_rows_calls import SMALL_FLOATS, scaled
 from test_source_kernel import program as source_program
 from test_sparse import compressed
 from test_sparse import program as sparse
@@ -67,6 +68,29 @@ def test_workspaces():
             Y[b * 64 + t] = W[511 - b * 64 - t]
 
     same(f, RNG.standard_normal(512).astype(np.float32))
+
+
+@pytest.mark.spec("R4:scalar")
+@pytest.mark.parametrize("dt", SMALL_FLOATS)
+def test_scalars_of_small_types(dt):
+    same(scaled(dt), 1.3, np.arange(8).astype(np.float32).astype(numpy_dtype(dt)))
+
+
+@pytest.mark.spec("L11:gemm")
+def test_half_sums_of_bfloat16():
+    a, b = (RNG.integers(-2, 3, (64, 64)).astype(numpy_dtype("bfloat16")) for _ in range(2))
+
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "bfloat16"), B: T.Tensor((64, 64), "bfloat16"), C: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            As, Bs = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((64, 64), "bfloat16")
+            F = T.alloc_fragment((64, 64), "float16")
+            T.copy(A, As)
+            T.copy(B, Bs)
+            T.gemm(As, Bs, F, clear_accum=True)
+            T.copy(F, C)
+
+    same(f, a, b)
 
 
 @pytest.mark.spec("L6:alloc_shared")

@@ -8,6 +8,7 @@ from everywhere import EXECUTIONS, SM80, cuda_text, run
 
 import tilelang
 import tilelang.language as T
+from tilelang.ir import numpy_dtype
 
 
 def program():
@@ -95,6 +96,31 @@ def test_conditions_of_the_host_are_checked_before_anything_runs():
     with pytest.raises(RuntimeError, match="Assume: "):
         kernel(np.zeros(6, np.int32), 5)
     assert (y == 3).all()
+
+
+SMALL_FLOATS = {"float16": 1.2998046875, "bfloat16": 1.296875, "float8_e4m3fn": 1.25, "float8_e5m2": 1.25}  # nearest to 1.3
+
+
+def scaled(dt):
+    """y = x * s, and s as it arrived, for a scalar of a small type."""
+    @T.prim_func
+    def f(s: T.dtype(dt), X: T.Tensor((8,), dt), Y: T.Tensor((8,), "float32"), Z: T.Tensor((8,), dt)):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                Y[i] = T.cast(s, "float32") * T.cast(X[i], "float32")
+                Z[i] = s
+
+    return f
+
+
+@pytest.mark.spec("R4:scalar")
+@pytest.mark.parametrize("dt", SMALL_FLOATS)
+def test_scalars_of_small_types_are_rounded_once(dt):
+    x = np.arange(8).astype(np.float32).astype(numpy_dtype(dt))
+    for on in EXECUTIONS:
+        y, z = run(scaled(dt), 1.3, x, on=on)[1:]
+        assert np.array_equal(y, SMALL_FLOATS[dt] * np.arange(8)) and (z.astype(np.float32) == SMALL_FLOATS[dt]).all(), on
+    cuda_text(scaled(dt), "sm_90a")
 
 
 REDUCTIONS = {

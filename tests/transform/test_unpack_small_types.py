@@ -59,15 +59,16 @@ def test_int4_elements_and_tiles(on):
 
 
 @pytest.mark.spec("L3.2:int4", "T.gemm")
+@pytest.mark.parametrize("dt,value", [("int4", signed), ("uint4", np.asarray)])
 @pytest.mark.parametrize("on", EXECUTIONS)
-def test_int4_matrices(on):
+def test_products_of_packed_integers(on, dt, value):
     M, N, K = 32, 32, 64
 
     @T.prim_func
-    def f(A: T.Tensor((M, K), "int4"), B: T.Tensor((N, K), "int4"), C: T.Tensor((M, N), "int32")):
+    def f(A: T.Tensor((M, K), dt), B: T.Tensor((N, K), dt), C: T.Tensor((M, N), "int32")):
         with T.Kernel(1, threads=64):
-            S = T.alloc_shared((M, 32), "int4")
-            R = T.alloc_shared((N, 32), "int4")
+            S = T.alloc_shared((M, 32), dt)
+            R = T.alloc_shared((N, 32), dt)
             F = T.alloc_fragment((M, N), "int32")
             T.clear(F)
             for k in T.Pipelined(K // 32, num_stages=2):
@@ -77,8 +78,9 @@ def test_int4_matrices(on):
             T.copy(F, C)
 
     a, b = RNG.integers(0, 16, (M, K)), RNG.integers(0, 16, (N, K))
-    assert np.array_equal(call(f, pack(a), pack(b), np.zeros((M, N), np.int32), on=on)[2], signed(a) @ signed(b).T)
-    cuda_text(f)
+    assert np.array_equal(call(f, pack(a), pack(b), np.zeros((M, N), np.int32), on=on)[2], value(a) @ value(b).T)
+    for arch in ("sm_80", "sm_90a") if on == "tile" else ():
+        cuda_text(f, arch)
 
 
 @pytest.mark.spec("L3.2:int4")

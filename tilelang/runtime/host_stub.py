@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from tilelang.ir import Expr, Var, dtype, free_vars, int_range
 
-from .llvm_text import HEADER, WEIGHTS, HostExpr, Writer, rounded_to, text_of
+from .llvm_text import HEADER, WEIGHTS, HostExpr, Writer, has_infinity, rounded_to, text_of
 from .signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
 
 NONE, INT, BOOL, FLOAT, POINTER, DLTENSOR, TENSOR = 0, 1, 2, 3, 4, 7, 70
@@ -183,7 +183,8 @@ class Prepare:
             back = rounded_to(w, dt, value)
             lost = w.ins(f"fcmp oeq double {w.ins(f'call double @llvm.fabs.f64(double {back})')}, 0x7FF0000000000000")
             was = w.ins(f"fcmp oeq double {w.ins(f'call double @llvm.fabs.f64(double {value})')}, 0x7FF0000000000000")
-            good = w.ins(f"or i1 {was}, {w.ins(f'xor i1 {lost}, true')}")
+            kept = w.ins(f"xor i1 {lost}, true")
+            good = w.ins(f"or i1 {was}, {kept}") if has_infinity(dt) else kept
             w.check(good, "ValueError", f"{what} expected float of {dt}, the value is too large")
             value = back  # what host expressions and every target see
         self.scalars[a.var] = value

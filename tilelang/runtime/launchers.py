@@ -36,7 +36,7 @@ from tilelang.target.cluster import check_cluster, cluster_of
 
 from . import workspaces
 from .host_stub import CPU, CUDA, Frame
-from .llvm_text import HostExpr, Writer, scalar_type, text_of
+from .llvm_text import HostExpr, Writer, code_of, scalar_type, text_of
 from .signature import Signature, TensorArg
 from .tensor_maps import DECLARATION, TensorMapCode
 
@@ -347,10 +347,9 @@ def launch_attributes(s: Launch) -> list[tuple[int, tuple[int, ...]]]:
 def narrow(w: Writer, var: Var, value: str) -> tuple[str, str]:
     """(type, value) of a scalar in the width its variable declares, from the i64 or double the frame holds."""
     dt = var.dtype
+    if dt.is_float and (dt.base == "bfloat16" or dt.is_float8):
+        return code_of(w, dt, value)
     ty = "i8" if dt.is_bool else scalar_type(dt)
-    if dt.base == "bfloat16":  # the frame's value is one of bfloat16: its upper half as a float
-        bits = w.ins(f"bitcast float {w.ins(f'fptrunc double {value} to float')} to i32")
-        return "i16", w.ins(f"trunc i32 {w.ins(f'lshr i32 {bits}, 16')} to i16")
     if dt.is_float:
         return ty, value if ty == "double" else w.ins(f"fptrunc double {value} to {ty}")
     return ty, value if ty == "i64" else w.ins(f"trunc i64 {value} to {ty}")

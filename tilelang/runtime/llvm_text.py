@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from tilelang.errors import error, register
@@ -25,30 +26,74 @@ WEIGHTS = '!0 = !{!"branch_weights", i32 2000, i32 1}\n'
 _FLOATS = {"float16": "half", "bfloat16": "bfloat", "float32": "float", "float64": "double", "tfloat32": "float"}
 
 
+# Float types that LLVM converts by library functions, or not at all: bits of the fraction, least normal exponent,
+# greatest value, code of infinity (None: there is none), code of a NaN.
+_SMALL: dict[str, tuple[int, int, float, int | None, int]] = {
+    "bfloat16": (7, -126, float.fromhex("0x1.fep127"), 0x7F80, 0x7FC0),
+    "float8_e4m3": (3, -6, 448.0, None, 0x7F), "float8_e4m3fn": (3, -6, 448.0, None, 0x7F),
+    "float8_e5m2": (2, -14, 57344.0, 0x7C, 0x7F),
+    "float8_e4m3fnuz": (3, -7, 240.0, None, 0x80), "float8_e5m2fnuz": (2, -15, 57344.0, None, 0x80)}
+
+
 def rounded_to(w: Writer, dt: dtype, value: str) -> str:
     """A double rounded to nearest even to a value of the float type dt, as a double; beyond its range, infinity.
 
-    bfloat16 is done in double arithmetic: LLVM calls a library function for it that most processes do not have.
-    Adding and taking away 1.5 * 2**52 units of the last place rounds to whole units.
+    The types of _SMALL are done in double arithmetic: adding and taking away 1.5 * 2**52 units of the last place rounds
+    to whole units.
     """
     if dt.bits >= 64:
         return value
-    if dt.base != "bfloat16":
+    if dt.base not in _SMALL:
         ty = scalar_type(dt)
         return w.ins(f"fpext {ty} {w.ins(f'fptrunc double {value} to {ty}')} to double")
+    fraction, least_exponent, greatest, _, _ = _SMALL[dt.base]
     size = w.ins(f"call double @llvm.fabs.f64(double {value})")
     finite = w.ins(f"fcmp olt double {size}, 0x7FF0000000000000")
     exponent = w.ins(f"lshr i64 {w.ins(f'bitcast double {size} to i64')}, 52")
-    least = w.ins(f"icmp ugt i64 {exponent}, {1023 - 126}")  # below the least normal number the unit stays
-    exponent = w.ins(f"select i1 {least}, i64 {exponent}, i64 {1023 - 126}")
-    shifted = w.ins(f"shl i64 {w.ins(f'add i64 {exponent}, {52 - 7}')}, 52")
+    least = w.ins(f"icmp ugt i64 {exponent}, {1023 + least_exponent}")  # below the least normal number the unit stays
+    exponent = w.ins(f"select i1 {least}, i64 {exponent}, i64 {1023 + least_exponent}")
+    shifted = w.ins(f"shl i64 {w.ins(f'add i64 {exponent}, {52 - fraction}')}, 52")
     big = w.ins(f"bitcast i64 {w.ins(f'or i64 {shifted}, {1 << 51}')} to double")
     near = w.ins(f"fsub double {w.ins(f'fadd double {value}, {big}')}, {big}")
     near = w.ins(f"call double @llvm.copysign.f64(double {near}, double {value})")  # -0.0 stays
-    beyond = w.ins(f"fcmp oge double {w.ins(f'call double @llvm.fabs.f64(double {near})')}, 0x47F0000000000000")
+    near_size = w.ins(f"call double @llvm.fabs.f64(double {near})")
+    beyond = w.ins(f"fcmp ogt double {near_size}, {double_text(greatest)}")
     infinite = w.ins(f"call double @llvm.copysign.f64(double 0x7FF0000000000000, double {value})")
     near = w.ins(f"select i1 {beyond}, double {infinite}, double {near}")
     return w.ins(f"select i1 {finite}, double {near}, double {value}")
+
+
+def has_infinity(dt: dtype) -> bool:
+    """Whether a float type has infinities."""
+    return dt.base not in _SMALL or _SMALL[dt.base][3] is not None
+
+
+def code_of(w: Writer, dt: dtype, value: str) -> tuple[str, str]:
+    """(integer type, bits) of a value of a type of _SMALL that is held in a double."""
+    fraction, least_exponent, _, infinity, nan = _SMALL[dt.base]
+    ty = f"i{dt.bits}"
+    size = w.ins(f"call double @llvm.fabs.f64(double {value})")
+    top = w.ins(f"lshr i64 {w.ins(f'bitcast double {size} to i64')}, {52 - fraction}")
+    normal = w.ins(f"sub i64 {top}, {1022 + least_exponent << fraction}")
+    units = w.ins(f"fmul double {size}, {double_text(2.0 ** (fraction - least_exponent))}")
+    low = w.ins(f"fcmp olt double {size}, {double_text(2.0 ** least_exponent)}")
+    small = w.ins(f"select i1 {low}, double {units}, double 0.0")
+    code = w.ins(f"select i1 {low}, i64 {w.ins(f'fptoui double {small} to i64')}, i64 {normal}")
+    if infinity is not None:
+        is_infinite = w.ins(f"fcmp oeq double {size}, 0x7FF0000000000000")
+        code = w.ins(f"select i1 {is_infinite}, i64 {infinity}, i64 {code}")
+    negative = w.ins(f"icmp slt i64 {w.ins(f'bitcast double {value} to i64')}, 0")
+    if nan == 0x80:  # these types have one zero
+        negative = w.ins(f"and i1 {negative}, {w.ins(f'icmp ne i64 {code}, 0')}")
+    sign = w.ins(f"select i1 {negative}, i64 {1 << dt.bits - 1}, i64 0")
+    is_nan = w.ins(f"fcmp uno double {value}, {value}")
+    code = w.ins(f"select i1 {is_nan}, i64 {nan}, i64 {w.ins(f'or i64 {code}, {sign}')}")
+    return ty, w.ins(f"trunc i64 {code} to {ty}")
+
+
+def double_text(value: float) -> str:
+    """A double as LLVM writes it exactly."""
+    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
 
 
 def scalar_type(dt: dtype) -> str:
@@ -217,9 +262,7 @@ class HostExpr:
 
     def _const(self, e: Any) -> str:
         if e.dtype.is_float:
-            import struct
-
-            return f"0x{struct.unpack('<Q', struct.pack('<d', float(e.value)))[0]:016X}"
+            return double_text(float(e.value))
         return str(int(e.value))
 
     def _cast(self, e: Any) -> str:

@@ -129,7 +129,9 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
     busy = threads_used(frag_c)
     a, get_a = _operand(op, cx, row, "a", rows, k, busy)
     b, get_b = _operand(op, cx, row, "b", cols, k, busy)
-    local_c = cx.local_of(op.c.buffer)
+    held = cx.local_of(op.c.buffer)
+    size = int(held.shape[0])
+    local_c = held if held.dtype == row.c_dtype else cx.new_local(f"{op.c.buffer.name}_w", size, row.c_dtype)
 
     def multiply(step: int) -> Stmt:
         i_loops, i_tile, _, i_reg = rows.loops()
@@ -143,11 +145,19 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
         parts = [_fetch(cx, o, step, k, op.k, op.span) for o in (a, b) if o.stage]
         return seq(*parts) if parts else None
 
-    out: list[Stmt | None] = [_cleared(op, cx, local_c), fetch(0)]
+    def converted(into: Buffer, source: Buffer) -> Stmt:
+        v = fresh("r")
+        return For(v, const(0), const(size), "unroll", Store(into, (v,), cast(load(source, (v,)), into.dtype), span=op.span))
+
+    out: list[Stmt | None] = [_cleared(op, cx, held), fetch(0)]
+    if local_c is not held:  # an accumulator that the instruction does not have: rounded once, when all is added
+        out.insert(1, converted(local_c, held))
     for step in range(steps):
         if step + 1 < steps:
             out.append(fetch(step + 1))
         out.append(multiply(step))
+    if local_c is not held:
+        out.append(converted(held, local_c))
     body = seq(*[s for s in out if s is not None], span=op.span)
     return body if busy >= cx.num_threads else If(cx.thread < busy, body)
 

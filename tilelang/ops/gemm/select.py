@@ -27,8 +27,9 @@ _SIMT_ODD = {("float32", "float32", "float32"), ("float64", "float64", "float64"
 _FP8 = ("float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 # Element types of operands -> accumulators; the two operands are equal but for the fp8 family.
 ACCUMULATORS: dict[str, tuple[str, ...]] = {
-    "float16": ("float16", "float32"), "bfloat16": ("float32",), "float32": ("float32",), "tfloat32": ("float32",),
+    "float16": ("float16", "float32"), "bfloat16": ("float32", "float16"), "float32": ("float32",), "tfloat32": ("float32",),
     "float64": ("float64",), "int8": ("int32",), "uint8": ("int32",), "int4": ("int32",),
+    "uint4": ("int32",),
     **{f: ("float32", "float16") for f in _FP8}}
 
 
@@ -58,6 +59,8 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
                     "float16 in float16 or float32, bfloat16 and fp8 in float32, int8 in int32")
     optional = (str(a), str(b), str(c)) in _SIMT_ODD
     rows = mma_rows(arch_number, a, b, c)
+    if not rows and c == "float16":  # summed in float32 and rounded once a product (mma.py)
+        rows = mma_rows(arch_number, a, b, "float32")
     whole = op.c.buffer.scope_name == "local.fragment" and op.c.is_full
     if not rows or threads % WARP or not whole:
         if rows and not optional and not whole:

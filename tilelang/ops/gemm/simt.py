@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.ir import Buffer, Const, For, If, Region, Stmt, Store, cast, const, convert, fresh, load, seq
+from tilelang.ir import Buffer, Const, For, If, Region, Stmt, Store, cast, const, convert, dtype, fresh, load, seq
 
 
 def lower_simt(op: Any, cx: Any) -> Stmt:
     """c[i, j] += a[i, k] * b[k, j]: k outermost, so that a thread's accumulators stay in registers and the operands it
     uses for several of them are read once a step.  Where c is memory of each thread, each computes all of it."""
     dt = op.c.dtype
+    wide = dtype("float32") if op.a.dtype == "bfloat16" else dt  # float16 does not hold every bfloat16
     a, b = (_readable(cx, r, op) for r in (op.a, op.b))
     k = fresh("k")
 
@@ -27,7 +28,8 @@ def lower_simt(op: Any, cx: Any) -> Stmt:
         x = load(a.buffer, at(a, k, i) if op.transpose_a else at(a, i, k))
         y = load(b.buffer, at(b, j, k) if op.transpose_b else at(b, k, j))
         where = at(op.c, i, j)
-        return Store(op.c.buffer, where, load(op.c.buffer, where) + cast(x, dt) * cast(y, dt), span=op.span)
+        total = cast(load(op.c.buffer, where), wide) + cast(x, wide) * cast(y, wide)
+        return Store(op.c.buffer, where, cast(total, dt), span=op.span)
 
     extents = (int(op.m), int(op.n))
     each = cx.private if op.c.buffer.scope_name == "local" else cx.parallel
