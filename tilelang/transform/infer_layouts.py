@@ -126,6 +126,7 @@ class _Inference:
         self.launch, self.cx = launch, cx
         self.whole = self.role = launch.attr("compute_threads") or launch.num_threads
         self.by_hand = launch.attr("compute_threads") is None  # roles are the user's: each has threads of its own
+        self.forced: dict[Var, GemmPlan] = {}  # accumulators of T.wgmma_gemm: the plan that lays each out
         self.threads_of: dict[int, int] = {}  # of the role that an op or parallel loop belongs to
         self.known = Known(self.whole)
         self.ops: list[TileOp] = []
@@ -317,7 +318,8 @@ class _Inference:
                  for op in gemms]
         first: dict[Buffer, GemmPlan] = {}
         asked: list[tuple[Gemm, GemmPlan, dict[Buffer, Any]]] = []
-        for op, plan in sorted(plans, key=lambda p: p[1].instruction == SIMT):  # which takes what layout there is
+        # Those that take what layout there is come last; mma.sync works on the rows that wgmma gives each warp.
+        for op, plan in sorted(plans, key=lambda p: (p[1].instruction == SIMT, p[1].instruction not in WGMMA_ROWS)):
             plan = with_warps_of(plan, first.setdefault(op.c.buffer, plan))
             new = self.gemms[id(op)] = with_attrs(op, instruction=plan.instruction, warps=plan.warps)
             asked.append((op, plan, new.infer_layout(self._for(op))))
@@ -325,7 +327,8 @@ class _Inference:
             lay, old = layouts.get(op.c.buffer), self.known.layouts.get(op.c.buffer)
             if old is None:
                 self._demand(op, plan, op.c.buffer, lay)
-            elif plan.instruction != SIMT and old != lay:
+            elif plan.instruction != SIMT and old != lay and (plan.instruction in WGMMA_ROWS or op.c.buffer.data not in
+                                                              self.forced):  # mma.sync moves what lies in another way
                 self._conflict(op.c.buffer, old, lay, op)
         for op, plan, layouts in asked:
             for b, lay in layouts.items():
@@ -364,20 +367,24 @@ class _Inference:
         plans: dict[int, GemmPlan] = {}
         declined: set[Var] = set()
         rounded = rounded_tiles(self.ops)
-        for op in gemms:
-            plan = choose_wgmma(op, self._for(op).threads, rounded)
+        for op in sorted(gemms, key=lambda op: not self._is_forced(op)):
+            first = self.forced.get(op.c.buffer.data)
+            plan = choose_wgmma(op, self._for(op).threads, rounded, first)
             why = plan if isinstance(plan, str) else self._unpanelled(op)
             if isinstance(plan, GemmPlan) and not why:
                 plans[id(op)] = plan
-            else:
-                if op.attr("wait") == -1 and self.by_hand:
-                    raise error("wgmma-gemm", "T.wgmma_gemm() requires Hopper WGMMA lowering, but constraints were not "
-                                f"satisfied: {why}", span=op.span)
+                if self._is_forced(op):
+                    self.forced.setdefault(op.c.buffer.data, plan)
+                continue
+            if self._is_forced(op):
+                raise error("wgmma-gemm", "T.wgmma_gemm() requires Hopper WGMMA lowering, but constraints were not "
+                            f"satisfied: {why}", span=op.span)
+            if first is None:
                 declined.add(op.c.buffer.data)
-                self.reasons.append(f"T.gemm{_at(op)} by mma.sync: {why}")
+            self.reasons.append(f"T.gemm{_at(op)} by mma.sync: {why}")
         shared_out: dict[Var, tuple[Any, ...]] = {}
         for op in gemms:
-            if id(op) in plans and op.attr("wait") != -1:
+            if id(op) in plans and op.attr("wait") != -1 and op.c.buffer.data not in self.forced:
                 plan = plans[id(op)]
                 how = WGMMA_ROWS[plan.instruction].shape[:2], plan.warps
                 acc = wgmma_fragments(op, WGMMA_ROWS[plan.instruction], plan.warps, self._for(op).threads)[2]
@@ -394,6 +401,10 @@ class _Inference:
                 for b, lay in operand_layouts(op).items():
                     self.known.settle(b, lay, f"{plans[id(op)].instruction}{_at(op)}")
         return plans
+
+    def _is_forced(self, op: Gemm) -> bool:
+        """Whether the user wrote T.wgmma_gemm."""
+        return self.by_hand and bool(op.attr("wait") == -1)
 
     def _unpanelled(self, op: Gemm) -> str:
         """Why the shared operands of a gemm cannot lie in panels; "" when they can."""

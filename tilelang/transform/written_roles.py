@@ -215,6 +215,7 @@ class _Pins:
         self.after: dict[int, frozenset[Buffer]] = {}
         self.before: dict[int, frozenset[Buffer]] = {}
         self.flying: set[int] = set()  # products into accumulators that may be in use
+        self.behind: set[int] = set()  # products that are done when they end, while others may be under way before them
         self.loops: list[tuple[Stmt, _Running]] = []
         self.roles: dict[tuple[int, ...], _Running] = {}
 
@@ -267,6 +268,8 @@ class _Pins:
         if s.attr("wait") != -1:
             state, ended = state.wait(0)
             self.note(self.after, s, ended)
+            if ended:
+                self.behind.add(id(s))
             return state
         if s.c.buffer in state.all():
             self.flying.add(id(s))
@@ -288,6 +291,7 @@ class _Pins:
         new = s
         if isinstance(s, Gemm):
             new = with_attrs(s, in_flight=True) if id(s) in self.flying else s
+            new = with_attrs(new, behind=True) if id(s) in self.behind else new
         elif not isinstance(s, TileOp):
             new = rebuild(s, self.rewritten)
         before, after = self.before.get(id(s)), self.after.get(id(s))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Attrs, Buffer, Expr, Region, Span, Stmt, TileOp, is_const, numpy_dtype, register_literal, tile_op
+from tilelang.ir import Attrs, Buffer, Expr, Region, Span, Stmt, TileOp, is_const, numpy_dtype, register_literal, seq, tile_op
 from tilelang.target.mma import MMA_ROWS
 from tilelang.target.wgmma import WGMMA_ROWS
 
@@ -16,7 +16,7 @@ from .mma import lower_mma
 from .policy import GemmWarpPolicy
 from .select import ACCUMULATORS, multiplies, operand_fragments, simt_fragment
 from .simt import lower_simt
-from .wgmma import lower_wgmma, wgmma_fragments
+from .wgmma import drained, lower_wgmma, wgmma_fragments
 
 errors.register("gemm-shape", AssertionError, "operands of a gemm whose shapes do not fit together",
                 "C[M, N] += op(A)[M, K] @ op(B)[K, N]")
@@ -144,7 +144,9 @@ class Gemm(TileOp):
         name = self.attr("instruction", "simt")
         if name in WGMMA_ROWS:
             return lower_wgmma(self, cx, WGMMA_ROWS[name])
-        return lower_simt(self, cx) if name == "simt" else lower_mma(self, cx, MMA_ROWS[name])
+        out = lower_simt(self, cx) if name == "simt" else lower_mma(self, cx, MMA_ROWS[name])
+        # Products by wgmma that users started may be adding to the same registers.
+        return seq(drained(cx.local_of(self.c.buffer)), out) if self.attr("behind") else out
 
 
 register_literal("policy", GemmWarpPolicy)

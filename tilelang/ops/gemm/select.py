@@ -14,6 +14,7 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.layout import Fragment, Mode, tile_fragment
 from tilelang.target.instructions import MMA_ROWS, MmaRow, mma_rows
+from tilelang.target.wgmma import WGMMA_ROWS
 
 from .policy import GemmWarpPolicy
 
@@ -84,8 +85,11 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
 
 def with_warps_of(plan: GemmPlan, first: GemmPlan) -> GemmPlan:
     """The plan with the warps of the first product into the same accumulator, where both are by warp instructions whose
-    accumulators are alike: one layout for both, whatever their policies."""
+    accumulators are alike: one layout for both, whatever their policies.  A warp of a warp group has the rows and columns
+    of an m16n8 instruction in the same registers, so the first product may be by wgmma."""
     a, b = MMA_ROWS.get(plan.instruction), MMA_ROWS.get(first.instruction)
+    if a and a.shape[:2] == (16, 8) and first.instruction in WGMMA_ROWS:
+        return GemmPlan(plan.instruction, first.warps)
     return GemmPlan(plan.instruction, first.warps) if a and b and a.c == b.c else plan
 
 

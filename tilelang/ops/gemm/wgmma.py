@@ -23,7 +23,7 @@ from tilelang.ir import (AddressOf, Binary, Buffer, Const, Evaluate, Expr, For, 
                          const, convert, fresh, load, seq, unary)
 from tilelang.layout import Fragment, Layout, Panels, panel_layout, panel_width, panels, tile_fragment
 from tilelang.target.mma import operand_dtype
-from tilelang.target.wgmma import WgmmaRow, wgmma_row, wgmma_sizes
+from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow, wgmma_row, wgmma_sizes
 
 from .policy import GemmWarpPolicy
 from .select import GemmPlan
@@ -37,11 +37,12 @@ MOST_REGISTERS = 208  # of the accumulator, a thread: beyond, there is no room f
 # ---- choice -----------------------------------------------------------------------------------------------------------
 
 
-def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = ()) -> GemmPlan | str:
+def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: GemmPlan | None = None) -> GemmPlan | str:
     """The row and the warps (along M, along N) for a Gemm in a block of `threads` threads, or why wgmma is not used.
 
     Warps are counted in fours: a warp group stays whole.  rounded: storages in shared memory whose values are rounded
-    to tf32: the instruction would cut others.
+    to tf32: the instruction would cut others.  like: the plan of a product into the same accumulator, which is to lie as
+    that one lays it out.
     """
     if is_tf32(op) and any(r.buffer.scope_name in SHARED and r.buffer.data not in rounded for r in (op.a, op.b)):
         return "float32 operands in shared memory would be cut to tf32, not rounded"
@@ -61,7 +62,11 @@ def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = ()) -> GemmPla
     if op.a.dtype.bits != 16 and (op.transpose_a or not op.transpose_b):
         return f"operands of {op.a.dtype} need K contiguous"
     best: GemmPlan | None = None
-    for groups in _partitions(op, threads // GROUP):
+    partitions = _partitions(op, threads // GROUP)
+    if like is not None:
+        partitions = [p for p in partitions if (p[0] * 4, p[1]) == like.warps]
+        sizes = tuple(n for n in sizes if n == WGMMA_ROWS[like.instruction].shape[1])
+    for groups in partitions:
         row = _row(op, groups, sizes)
         if row is not None:
             best = GemmPlan(row.name, (groups[0] * 4, groups[1]))
@@ -256,6 +261,11 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     return seq(*stmts, span=op.span)
 
 
+def drained(local: Buffer) -> Stmt:
+    """All products under way are waited for; ordinary accesses of a register array stay behind that."""
+    return seq(_do("wgmma_wait", n=0), _pin(local))
+
+
 def _do(name: str, **attrs: Any) -> Stmt:
     return Evaluate(call(name, (), "void", **attrs))
 
@@ -310,5 +320,5 @@ def to_tf32(value: Expr) -> Expr:
     return cast(call("to_tf32", (cast(value, "float32"),), "float32"), value.dtype)
 
 
-__all__ = ["choose_wgmma", "is_tf32", "lower_wgmma", "operand_layouts", "shared_layout", "shared_panels", "wgmma_cycles",
-           "wgmma_fragments"]
+__all__ = ["choose_wgmma", "drained", "is_tf32", "lower_wgmma", "operand_layouts", "shared_layout", "shared_panels",
+           "wgmma_cycles", "wgmma_fragments"]
