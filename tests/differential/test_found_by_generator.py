@@ -293,32 +293,21 @@ def test_bytes_of_int4_and_strides_are_what_the_call_says():
         assert np.array_equal(got[2], want) and not between_rows(got[2]), name
 
 
-def test_a_fragment_and_its_view_that_two_loops_ask_for_differently():
+def test_a_fragment_and_its_view_that_a_loop_asks_for_differently():
+    """G tells where the loop runs; F and W, the same registers, would each follow it in a way of their own."""
     @T.prim_func
-    def f(A: T.Tensor((8, 32), "int32"), O: T.Tensor((8,), "int32"), P: T.Tensor((16,), "int32")):
+    def f(A: T.Tensor((4, 8), "int32"), O: T.Tensor((4, 8, 32), "int32")):
         with T.Kernel(1, threads=128):
-            F = T.alloc_fragment((8, 32), "int32")
-            G = T.alloc_fragment((8,), "int32")
-            H = T.alloc_fragment((16,), "int32")
-            v = T.alloc_var("int32")
+            F = T.alloc_fragment((4, 8), "int32")
+            G = T.alloc_fragment((4, 8, 32), "int32")
             T.copy(A, F)
-            W = T.reshape(F, (16, 16))
-            for i in T.Parallel(16):
-                v = 0
-                for r in T.serial(16):
-                    v = v + W[i, r]
-                H[i] = v
-            for i in T.Parallel(8):
-                v = 0
-                for r in T.serial(32):
-                    v = v + F[i, r] * 2 + W[15 - i, 15 - r // 2]
-                G[i] = v
+            W = T.reshape(F, (32,))
+            for i, j, k in T.Parallel(4, 8, 32):
+                G[i, j, k] = F[i, j] * 100 + W[k]
             T.copy(G, O)
-            T.copy(H, P)
 
-    a = np.arange(256, dtype=I32).reshape(8, 32)
-    w = a.reshape(16, 16).sum(1, dtype=I32)
-    agree(f, [a, np.zeros(8, I32), np.zeros(16, I32)], {1: a.sum(1, dtype=I32) * 2 + 2 * w[:7:-1], 2: w})
+    a = np.arange(32, dtype=I32).reshape(4, 8)
+    agree(f, [a, np.zeros((4, 8, 32), I32)], {1: a[:, :, None] * 100 + a.reshape(32)})
 
 
 def test_one_iteration_under_a_condition_of_what_it_reads_is_the_work_of_one_thread():

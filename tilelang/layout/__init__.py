@@ -37,6 +37,7 @@ from .tiled import (
                       replicated_fragment,
                       row_fragment,
                       tile_fragment,
+                      viewed_fragment,
 )
 
 __all__ = [n for n in dir() if not n.startswith("_")]

@@ -226,7 +226,7 @@ class Fragment:
 
         Raises layout-no-structure when a digit would be cut by a dimension of the new shape, or an element by a thread.
         """
-        digits = [m for d in self.modes for m in d]
+        digits = list(merged(tuple(m for d in self.modes for m in d)))
         what = f"Fragment {self.shape} seen as {tuple(shape)}"
         if self.is_padded:
             raise error("layout-no-structure", f"{what}: a padded fragment has no row-major order of digits")

@@ -92,6 +92,35 @@ def row_fragment(shape: Sequence[int], threads: int, vector: int = 1, order: Seq
     return Fragment(shape, [tuple(m) for m in modes], threads=threads)
 
 
+def viewed_fragment(shape: Sequence[int], cuts: Sequence[int], threads: int, vector: int = 1) -> Fragment:
+    """A tile dealt out to threads so that it is a fragment in other shapes too.
+
+    cuts: numbers of elements that the dimensions of those shapes and what is inside them count (row-major); a digit of the
+    layout crosses none of them.  Between two that do not divide each other all is in the threads or all in registers.
+    vector: consecutive elements that each thread takes.  With enough common cuts no thread holds more than its part; else up to
+    the whole tile, as replicated_fragment.
+    """
+    total = 1
+    for n in shape:
+        total *= n
+    known = sorted({c for c in (*cuts, vector) if 1 < c < total})
+    clean = [1, *(c for c in known if total % c == 0 and all(c % d == 0 or d % c == 0 for d in known)), total]
+    digits: list[Mode] = []  # outermost first
+    left, reg, step = threads, 1, 1
+    for low, high in zip(clean, clean[1:]):
+        size, whole = high // low, any(low < c < high for c in known)
+        if high <= vector:
+            t = 1
+        elif whole:
+            t = size if size <= left else 1
+        else:
+            t = max(k for k in range(1, min(left, size) + 1) if size % k == 0)
+        digits = [Mode(size // t, REGISTER, reg), Mode(t, THREAD, step), *digits]
+        left, reg, step = left // t, reg * (size // t), step * t
+    copies = (Mode(threads, THREAD, 1),) if step == 1 else ()
+    return Fragment((total,), (tuple(digits),), replicate=copies, threads=threads).reshape(shape)
+
+
 def _split_threads(units: Sequence[int], threads: int) -> list[int]:
     """Threads per dimension (slowest first): fewest rounds, then powers of two, then most threads on the fast side, but
     not beyond a warp: 32 neighbours already fill whole lines, and a reduction along it stays inside the warp."""

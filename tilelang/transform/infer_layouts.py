@@ -10,7 +10,8 @@ buffer first, dealt out so that memory is read in the widest vectors; after each
 Then shared buffers are laid out by the accesses made to them (shared_layouts.py).
 
 Where a fragment is asked for in two ways the first wins and the other use goes through shared memory when it is
-lowered: no program is left without a layout.  A Parallel that touches fragments carries `loop_layout`; without one the
+lowered: no program is left without a layout.  A large fragment that every thread would hold whole is kept in shared memory
+where that means the same (staged_fragments.py).  A Parallel that touches fragments carries `loop_layout`; without one the
 lowering deals its points out in turn.
 """
 
@@ -45,7 +46,7 @@ from tilelang.ir import (
     walk,
     with_attrs,
 )
-from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment
+from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment, viewed_fragment
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, with_warps_of
 from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout, wgmma_fragments
@@ -60,6 +61,7 @@ from .loop_layouts import Loop, Touch, over_loops, projected, row_groups, serial
 from .loop_shares import rereads, spread_thin
 from .pass_ import TILE, PassContext, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
+from .staged_fragments import is_large, staged
 from .tf32_tiles import rounded_tiles
 from .written_roles import role_of
 
@@ -79,7 +81,11 @@ def infer_layouts(func: Func, cx: PassContext) -> Func:
 
     def visit(s: Any) -> Any:
         if isinstance(s, Launch):
-            return _Inference(s, cx).run()
+            while True:
+                try:
+                    return _Inference(s, cx).run()
+                except _Staged as e:
+                    s = e.launch
         if isinstance(s, (Seq, If, For)):
             return rebuild(s, lambda v: visit_field(v))
         return s
@@ -119,8 +125,15 @@ class Known:
         return self.layouts.get(buffer)
 
 
+class _Staged(Exception):
+    """No layout deals a large fragment out: `launch` has it in shared memory."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+
+
 class _Inference:
-    """Layouts of one launch."""
+    """Layouts of one launch.  Raises _Staged."""
 
     def __init__(self, launch: Launch, cx: PassContext) -> None:
         self.launch, self.cx = launch, cx
@@ -559,7 +572,7 @@ class _Inference:
     def _choose(self, b: Buffer) -> Fragment:
         shape, threads = tuple(b.shape), self._for(b).threads
         if b in self.alone:  # every thread may ask for any element
-            return replicated_fragment(shape, threads)
+            return self._whole(b)
         inside = {d for lp in self.loops.values() for t in lp.touches if t.buffer is b and t.plain for d in t.inside}
         if inside and len(inside) < len(shape):
             kept = [d for d in range(len(shape)) if d not in inside]
@@ -574,7 +587,29 @@ class _Inference:
             vector //= 2
         order = [d for d in range(len(shape)) if d != fast] + [fast] if shape else []
         out = row_fragment(shape, threads, vector, order)
-        return out if self._suits_views(b, out) else replicated_fragment(shape, threads)
+        if not self._suits_views(b, out):
+            out = viewed_fragment(shape, self._cuts(b), threads, vector if fast == len(shape) - 1 else 1)
+        return out if self._suits_views(b, out) and not out.replicas == threads > 1 else self._whole(b)
+
+    def _whole(self, b: Buffer) -> Fragment:
+        """Every thread holds the tile.  Raises _Staged for one that is better kept in shared memory."""
+        if is_large(b):
+            launch = staged(self.launch, b.data, getattr(self.cx.target, "max_shared_bytes", None))
+            if launch is not None:
+                raise _Staged(launch)
+        return replicated_fragment(b.shape, self._for(b).threads)
+
+    def _cuts(self, b: Buffer) -> list[int]:
+        """Elements inside the dimensions of b and of its views, in elements of b."""
+        out = []
+        for v in self.buffers:
+            if v.data is b.data:
+                bits = _bits(v)
+                out.append(bits // _bits(b))
+                for n in reversed(v.shape):
+                    bits *= n
+                    out.append(bits // _bits(b))
+        return out
 
     # ---- loops and shared -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,137 @@
+"""Fragments that no layout deals out to threads, kept in shared memory instead.
+
+    F = alloc_fragment((34, 60))                   F = alloc_shared((34, 60))
+    W = reshape(F, (60, 34))              ->       W = reshape(F, (60, 34))
+    F[3, k] = F[4, k] + 1                          for _ in T.Parallel(1): F[3, k] = F[4, k] + 1
+
+Every thread would hold the whole tile where it is seen in shapes that have no common digits, or where every thread reads any
+element of it.  Up to REGISTERS that is quickest; beyond, the registers of a thread are few and every thread would fill its own
+copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Region, Stmt,
+                         Store, TileOp, Var, While, const, fresh, rebuild, replace, stmts_of, substitute, walk)
+from tilelang.ops import Copy, Fill
+
+from .effects import inner
+
+FRAGMENT, SHARED = "local.fragment", ("shared", "shared.dyn")
+REGISTERS = 128  # of 32 bits a thread, of a tile that every thread holds
+
+
+def is_large(b: Buffer) -> bool:
+    """Whether a thread should not hold all of a fragment."""
+    return b.is_static and b.size * b.dtype.bits * b.dtype.lanes > 32 * REGISTERS
+
+
+def staged(launch: Launch, data: Var, limit: int | None) -> Launch | None:
+    """The launch with a fragment in shared memory; None where that could mean something else.
+
+    data: the fragment's storage.  limit: bytes of shared memory of a block.
+
+    In shared memory threads see each other's elements.  So that is for fragments that tiles are copied to and from, that
+    parallel loops write an element an iteration, reading no other one of it, and that other statements write alike in every
+    thread: not under conditions that threads may judge differently, and not where users order the threads.
+    """
+    if launch.attr("by_hand") or launch.num_threads == 1 or any(b.data is data for b, _ in launch.attr("layouts", ())):
+        return None
+    if not _same_for_all(launch.body, data, _apart(launch)):
+        return None
+    views = {b for x in walk(launch.body) for b in ([x] if isinstance(x, Buffer) else []) if b.data is data}
+    room = sum(x.buffer.size * x.buffer.dtype.bytes for x in walk(launch.body)
+               if isinstance(x, Alloc) and x.buffer.scope_name in SHARED and x.buffer.is_static)
+    root = next((x.buffer for x in walk(launch.body) if isinstance(x, Alloc) and x.buffer.data is data), None)
+    if root is None or limit is not None and room + root.size * root.dtype.bytes > limit:
+        return None
+    there = Var(data.name, data.dtype)
+    body = substitute(launch.body, {b: replace(b, scope_name="shared.dyn", data=there) for b in views})
+    return replace(launch, body=_once(body, there))
+
+
+def _once(s: Any, data: Var) -> Any:
+    """s with one thread for stores that every thread would make."""
+    if isinstance(s, Store) and s.buffer.data is data:
+        return Parallel((fresh("once"),), (const(1),), s, span=s.span)
+    if isinstance(s, Parallel) or not inner(s):
+        return s
+    return rebuild(s, lambda v: _once(v, data) if isinstance(v, Stmt) else tuple(_once(x, data) for x in v) if isinstance(
+        v, tuple) and v and isinstance(v[0], Stmt) else v)
+
+
+def _apart(launch: Launch) -> set[Var]:
+    """Variables that threads may see differently."""
+    out = set(launch.thread_vars)
+    for x in walk(launch.body):
+        if isinstance(x, Bind) and _differs(x.value, out):
+            out.add(x.var)
+    return out
+
+
+def _differs(e: Expr, apart: set[Var]) -> bool:
+    """Whether threads may get different values of an expression."""
+    return any(isinstance(x, Call) or x in apart if isinstance(x, (Call, Var)) else
+               isinstance(x, Load) and x.buffer.scope_name.startswith("local") and x.buffer.scope_name != FRAGMENT
+               for x in walk(e))
+
+
+def _same_for_all(s: Stmt, data: Var, apart: set[Var]) -> bool:
+    """Whether the accesses below s are as `staged` wants them.  apart: variables that threads see differently."""
+    if not _uses(s, data):
+        return True
+    match s:
+        case Parallel():
+            return _by_element(s, data)
+        case TileOp():
+            own = sum(isinstance(x, Region) and x.buffer.data is data for x in walk(s))
+            return isinstance(s, (Copy, Fill)) and own == 1 and not any(_accesses(s, data))
+        case Store() if s.buffer.data is data:
+            return not any(_differs(e, apart) for e in (*s.indices, s.value)) and not _escapes(s, data)
+        case If() | While():
+            if _differs(s.cond, apart) or any(isinstance(x, Load) for x in walk(s.cond)):
+                return False
+        case For():
+            if any(_differs(e, apart) or any(isinstance(x, Load) for x in walk(e)) for e in (s.start, s.extent)):
+                return False
+    below = inner(s)
+    if not below:
+        return not _escapes(s, data)
+    return all(_same_for_all(x, data, apart) for x in below)
+
+
+def _uses(s: Any, data: Var) -> bool:
+    return any(isinstance(x, Buffer) and x.data is data for x in walk(s))
+
+
+def _escapes(s: Stmt, data: Var) -> bool:
+    """Whether the address of an element is taken, or a whole tile is handed to a call."""
+    return any(isinstance(x, (AddressOf, Region)) and x.buffer.data is data or
+               isinstance(x, Call) and any(isinstance(a, Buffer) and a.data is data for a in x.args) for x in walk(s))
+
+
+def _by_element(s: Parallel, data: Var) -> bool:
+    """Whether the iterations of a loop that writes the tile each write one element of it and touch no other one."""
+    accesses = list(_accesses(s, data))
+    if _escapes(s.body, data) or any(isinstance(x, Parallel) for y in stmts_of(s.body) for x in walk(y)):
+        return False
+    writes = [x for x in accesses if isinstance(x, Store)]
+    if not writes:
+        return True
+    first = writes[0]
+    if any(x.buffer is not first.buffer or x.indices != first.indices for x in accesses):
+        return False
+    used = [i for i in first.indices if not isinstance(i, Const)]
+    wanted = [v for v, n in zip(s.vars, s.extents) if not (isinstance(n, Const) and n.value == 1)]
+    return len(set(used)) == len(used) and set(used) == set(wanted)
+
+
+def _accesses(s: Stmt, data: Var) -> Iterator[Load | Store]:
+    """Of single elements of the tile."""
+    return (x for x in walk(s) if isinstance(x, (Load, Store)) and x.buffer.data is data)
+
+
+__all__ = ["REGISTERS", "is_large", "staged"]
