@@ -369,6 +369,27 @@ def test_the_cython_backend_words_its_errors_differently():
     assert kernel(good, good, skip_tensor_validation=True) == []
 
 
+def test_views_that_negate_their_memory_are_refused():
+    m, n, sx, sy = T.dynamic("m, n, sx, sy")
+
+    @T.prim_func
+    def main(X: T.StridedTensor((m, n), (sx, sy), "float32"), Y: T.Tensor((m, n), "float32")):
+        with T.Kernel(m, threads=32) as b:
+            for j in T.Parallel(n):
+                Y[b, j] = X[b, j]
+
+    kernel, z = tilelang.compile(main, target="cpu", out_idx=[1]), torch.randn(3, 5, dtype=torch.complex64)
+    assert torch.equal(kernel(z.imag), z.imag) and torch.equal(kernel(z.conj().real), z.real)
+    with pytest.raises(RuntimeError, match="kernel main input X is a view that negates what its memory holds"):
+        kernel(z.conj().imag)
+    assert torch.equal(kernel(z.conj().imag.resolve_neg()), -z.imag)
+    assert np.array_equal(kernel(z.numpy().imag), z.numpy().imag)
+    with pytest.raises(ValueError, match="expected 1 inputs|num_args|Expected 1"):
+        kernel()
+    with pytest.raises(RuntimeError, match="compact"):  # declared strides rule such views out
+        tilelang.compile(dynamic_program(), out_idx=[1], target="cpu")(z[:, :4].conj().imag)
+
+
 @pytest.mark.spec("R11:backends")
 def test_interpreted_backends_give_the_same(scale):
     a = torch.randn(4, 8)
@@ -376,6 +397,31 @@ def test_interpreted_backends_give_the_same(scale):
     assert torch.equal(tile(a), scale(a)) and np.array_equal(tile(a.numpy()), scale(a.numpy()))
     with pytest.raises(RuntimeError, match="dtype mismatch"):
         tile(a.double())
+
+
+@pytest.mark.parametrize("backend", [None, "tile", "simulator"])
+def test_tensors_that_share_memory(backend):
+    """What is written through one parameter is read through the other, at whatever distance they overlap."""
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32"), C: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                B[i] = A[i] + 1
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                C[i] = A[i] * 2
+
+    target = {"kind": "cuda", "arch": "sm_80"} if backend == "simulator" else "cpu"
+    kernel = tilelang.compile(main, target=target, execution_backend=backend)
+    x, c = torch.arange(8).float(), torch.zeros(8)
+    kernel(x, x, c)
+    assert torch.equal(x, torch.arange(8) + 1.0) and torch.equal(c, 2 * x)
+    x = np.arange(24, dtype=np.float32)
+    kernel(x[:8], x[8:16], x[16:])
+    assert np.array_equal(x[8:16], x[:8] + 1) and np.array_equal(x[16:], 2 * x[:8])
+    y, c = np.zeros(10, np.float32), np.zeros(8, np.float32)
+    kernel(y[2:], y[:8], c)
+    assert np.array_equal(y, [1] * 8 + [0] * 2) and np.array_equal(c, 2 * y[2:])
 
 
 @pytest.mark.spec("must:R6-static-shape")

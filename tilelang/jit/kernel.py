@@ -14,7 +14,7 @@ from tilelang.log import logger
 from tilelang.runtime.params import KernelParam, params_of
 from tilelang.runtime.signature import Signature, TensorArg, signature_of
 
-from .arguments import adapted, explain, explain_cython, was_refused, was_unaligned
+from .arguments import adapted, explain, explain_cython, refusing_negated, was_refused, was_unaligned
 from .artifact import KERNEL_SEPARATOR, Artifact, CompiledArtifact, Request
 from .outputs import OutputCall
 from .report import text_of
@@ -65,7 +65,9 @@ class JITKernel:
     """A compiled program.  Call it with its inputs, in order; outputs (out_idx, T.empty) are returned.
 
     Tensors: torch, NumPy and any DLPack object on the kernel's device.  Raises the errors of spec/runtime.md §4 before
-    anything runs.  A kernel may be called from several threads.
+    anything runs.  A kernel may be called from several threads.  Memory is taken as it lies: of torch's negated views
+    (x.conj().imag) those with strides are refused, pass x.resolve_neg(); those of one element, and what the private
+    torch._neg_view makes of compact tensors, are read with the sign of their memory.
     """
 
     def __init__(self, func: Any = None, out_idx: Any = None, execution_backend: str | None = "tvm_ffi",
@@ -172,6 +174,7 @@ class JITKernel:
                 self._run = self._entry.call if self.execution_backend != "cython" else _empty_list(self._entry.call)
             else:
                 self._run = OutputCall(self)
+            self._run = refusing_negated(self.signature, self._run)
         return self._run(*args)
 
     def _load(self) -> None:

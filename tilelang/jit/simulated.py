@@ -83,10 +83,10 @@ class SimulatedEntry:
         if self.request.backend == TILE:
             from tilelang.simulator.tile import run_tile
 
-            return run_tile(self.program, given)
+            return run_tile(self.program, given, aliased=True)
         from tilelang.simulator.device import run_device
 
-        self.last_report = run_device(self.program, given)
+        self.last_report = run_device(self.program, given, aliased=True)
         return self.last_report.outputs
 
 

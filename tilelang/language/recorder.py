@@ -17,6 +17,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, 
 from tilelang.ir import dtype as DType
 from tilelang.target.intrinsics import is_pure
 
+from .containers import settle
 from .regions import BufferSlice, store_slice, subscript
 from .scope import Context, Frame, Poison, RootFrame, Undefined
 from .state import describe
@@ -208,12 +209,12 @@ class Recorder:
             self.name_value(name, value)
         elif isinstance(value, BufferSlice):
             return self.freeze_slice(value)
-        elif type(value) is tuple:
-            return tuple(self.as_it_is_now(v) for v in value)
         elif isinstance(value, Undefined):
             raise errors.error("scope", f"`{name}` is assigned from a name that has no value yet", span=self.span())
         elif isinstance(value, Poison):
             value._raise()  # assigning from a dead name is a use
+        elif not self.lazy:
+            return settle(value, self.as_it_is_now)
         return value
 
     def _is_fresh_handle(self, value: Any) -> bool:
@@ -281,6 +282,8 @@ class Recorder:
         """An element of a Python container: an expression that reads memory is read here, not where it is used."""
         if isinstance(value, tuple) and type(value) is tuple:
             return tuple(self.as_it_is_now(v) for v in value)
+        if isinstance(value, BufferSlice):
+            return self.freeze_slice(value)
         if isinstance(value, Expr) and not self._is_fresh_handle(value) and reads_memory(value):
             return self.freeze(value)
         return value

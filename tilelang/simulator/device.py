@@ -333,28 +333,28 @@ _SYNC_OPS: dict[str, Callable[[Any, Call], Closure]] = {
 }  # fmt: skip
 
 
-def run_device(program: Any, args: Arguments, *, check: bool = True) -> Report:
+def run_device(program: Any, args: Arguments, *, check: bool = True, aliased: bool = False) -> Report:
     """Run a lowered program on NumPy arrays and scalars.
 
     program: a Func or PrimFunc whose launches need no lowering, or what `transform.lower` gives (its `host`).  args: by
     name or in parameter order; outputs (`tilelang_out_idx`) may be left out; the arrays given are not changed.
     check: raise at the first race, uninitialised read or touch of a copy under way (bounds, alignment, barriers and
-    warp divergence are always checked).
+    warp divergence are always checked).  aliased: arrays that share memory are one memory.
     Raises sim-race, sim-async, sim-uninitialized, sim-out-of-bounds, sim-misaligned, sim-barrier, sim-warp-divergence,
     sim-argument, sim-unsupported; on Hopper sim-mbarrier, sim-proxy, sim-wgmma, sim-tma, sim-nreg.
     """
     func: Func = getattr(program, "host", None) or getattr(program, "func", program)
     try:
-        return _run(func, args, check, False)
+        return _run(func, args, check, aliased, False)
     except SplitGroups:
-        return _run(func, args, check, True)
+        return _run(func, args, check, aliased, True)
 
 
-def _run(func: Func, args: Arguments, check: bool, split: bool) -> Report:
+def _run(func: Func, args: Arguments, check: bool, aliased: bool, split: bool) -> Report:
     """split: each warp of a warp group runs on its own: slower, and needed where they wait in different places."""
     compiler = DeviceCompiler(func, check)
     compiler.split = split
-    binding = bind_arguments(func, args, compiler.granules)
+    binding = bind_arguments(func, args, compiler.granules, aliased)
     compiler.globals += [compiler.slot(t.buffer.data) for t in binding.tensors]
     action = compiler.stmt(func.body)
     slots = compiler.new_slots(binding.values)

@@ -65,12 +65,14 @@ class Binding:
         return {t.buffer.name: np.array(t.array()) for t in self.tensors}
 
 
-def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int]) -> Binding:
+def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], aliased: bool = False) -> Binding:
     """Bind args to func's parameters.
 
     args: by name (of the buffer or the parameter) or in order; parameters listed in `tilelang_out_idx` may be left
     out and are then allocated, unwritten.  Arrays are copied: the caller's stay as they are.  A pointer parameter takes
-    an address; what the program makes of it is read from there, and written back by `outputs`.  Raises sim-argument.
+    an address; what the program makes of it is read from there, and written back by `outputs`.  aliased: arrays that
+    share memory share their copy too, so that what is written through one is read through the other.
+    Raises sim-argument.
     """
     given = _by_param(func, args)
     values: dict[Var, Any] = {}
@@ -83,6 +85,8 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int]) -> B
     arrays = {p: np.asarray(given[p]) for p, _ in func.buffers if p in given}
     _solve(func, arrays, values)
     tensors = [_tensor(func, b, arrays.get(p), values, granule) for p, b in func.buffers]
+    if aliased:
+        _share([(t, arrays[p]) for t, (p, _) in zip(tensors, func.buffers) if p in arrays and arrays[p].size])
     for p in func.params:
         if p.dtype.is_handle and func.buffer_of(p) is None:
             tensors += _pointer(func, p, int(given[p]), values, granule)
@@ -159,6 +163,27 @@ def _tensor(func: Func, b: Buffer, a: np.ndarray | None, values: dict[Var, Any],
     if a is not None:
         t.array()[...] = a
     return t
+
+
+def _share(given: list[tuple[Tensor, np.ndarray]]) -> None:
+    """One copy for the storages of tensors whose arrays overlap."""
+    def start(t: Tensor, a: np.ndarray) -> int:
+        return int(a.ctypes.data) - t.offset * a.itemsize * t.buffer.dtype.lanes
+
+    given = sorted(given, key=lambda x: start(*x))
+    while given:
+        first = start(*given[0])
+        end, group = first, []
+        while given and (not group or start(*given[0]) < end):
+            t, a = given.pop(0)
+            group.append((t, a))
+            end = max(end, int(a.ctypes.data) + sum((n - 1) * s for n, s in zip(a.shape, a.strides)) + a.itemsize)
+        if len(group) > 1:
+            memory = np.zeros((1, end - first + 16), np.uint8)
+            for t, a in group:
+                at = start(t, a) - first
+                t.storage.place(memory[:, at:at + t.storage.nbytes])
+                t.array()[...] = a
 
 
 def _pointer(func: Func, p: Var, address: int, values: dict[Var, Any], granule: Mapping[int, int]) -> list[Tensor]:

@@ -35,6 +35,11 @@ class Storage:
         self.guard: Any = None
         self._views: dict[Any, np.ndarray] = {}
 
+    def place(self, raw: np.ndarray) -> None:
+        """Let the bytes be those of other memory, shape (lanes, nbytes)."""
+        self.raw = raw
+        self._views.clear()
+
     def view(self, dt: np.dtype) -> np.ndarray:
         """All rows as elements of a NumPy type: shape (lanes, elements)."""
         got = self._views.get(dt)

@@ -342,19 +342,19 @@ def uninitialized(b: Buffer, span: Any) -> Exception:
                  hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
 
 
-def run_tile(func: Any, args: Arguments, *, check: bool = True) -> dict[str, np.ndarray]:
+def run_tile(func: Any, args: Arguments, *, check: bool = True, aliased: bool = False) -> dict[str, np.ndarray]:
     """Run a tile program on NumPy arrays and scalars.
 
     func: a Func, or the PrimFunc of the language.  args: by name or in parameter order; outputs (`tilelang_out_idx`)
     may be left out.  Returns every tensor parameter after the run, by name; the arrays given are not changed.  check:
-    refuse reads of memory never written.
+    refuse reads of memory never written.  aliased: arrays that share memory are one memory for the program.
     Raises sim-argument, sim-out-of-bounds, sim-uninitialized, sim-thread-dependent, sim-unsupported, sim-assert; with
     roles or mbarriers sim-barrier (a deadlock) and sim-mbarrier.
     """
     program: Func = getattr(func, "func", func)
     compiler = TileCompiler(program, check)
     action = compiler.stmt(program.body)
-    binding = bind_arguments(program, args, compiler.granules)
+    binding = bind_arguments(program, args, compiler.granules, aliased)
     for t in binding.tensors:
         compiler.slot(t.buffer.data)
     slots = compiler.new_slots(binding.values)
