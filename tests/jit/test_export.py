@@ -91,13 +91,11 @@ def test_a_library_is_read_back(tmp_path):
     (tmp_path / "text.so").write_text("no library")
     with pytest.raises(ValueError, match="no library of a kernel"):
         load(kernel_lib_path=tmp_path / "text.so")
-    with pytest.raises(ValueError, match="library of the CPU, the target is cuda"):
-        load(target={"kind": "cuda", "arch": "sm_90"})
     with pytest.raises(FileNotFoundError):
         load(kernel_lib_path=tmp_path / "none.so")
     with pytest.raises(ValueError, match="needs kernel_lib_path"):
         tilelang.JITKernel.from_database(program(), target="cpu")
-    with pytest.raises(NotImplementedError, match="only one for the CPU"):
+    with pytest.raises(NotImplementedError, match="was not compiled here"):
         again.export_library(tmp_path / "v.so")
 
 
@@ -119,9 +117,6 @@ def test_an_entry_of_the_cache_is_read_wherever_it_lies(tmp_path, target):
     if target == "cpu":
         a, c = np.ones((3, 64), np.float32), np.zeros(6, np.int32)
         assert np.array_equal(again(a, c, 1), kernel(a, c, 1))
-    else:
-        with pytest.raises(NotImplementedError, match="kernel for cuda -arch=sm_90a cannot be written as a shared library"):
-            again.export_library(tmp_path / "k.so")
     with pytest.raises(ValueError, match="keeps no kernel of this program with these options"):
         load(program("kept", 2.5), kernel_lib_path=place, out_idx=[1], target=target)
     with pytest.raises(ValueError, match="keeps no kernel"):

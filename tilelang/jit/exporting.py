@@ -15,20 +15,28 @@ from .artifact import Artifact, Request
 
 
 def fingerprint(request: Request) -> str:
-    """What a saved kernel belongs to: the program's text and its outputs."""
-    return digest(["library", to_text(request.func), list(signature_of(request.func, request.out_idx).out_idx)])
+    """What a saved kernel belongs to: the program's text, its outputs and where it runs."""
+    return digest(["library", to_text(request.func), list(signature_of(request.func, request.out_idx).out_idx),
+                   "cuda" if request.target.is_cuda else "cpu"])
 
 
 def export_library(path: Any, request: Request, artifact: Artifact) -> str:
-    """Write a CPU kernel as a shared library; returns its path.  Raises kernel-export, kernel-link, ValueError."""
+    """Write a kernel as a shared library; returns its path.  Raises kernel-export, kernel-link, ValueError."""
     if not str(path or ""):
         raise ValueError("the path of the library is empty")
-    if artifact.kind != "cpu" or "kernel.o" not in artifact.files:
-        raise error("kernel-export", f"a kernel for {request.target} cannot be written as a shared library: only one for the "
-                    "CPU that was compiled here can",
-                    hint="export_sources writes its sources; its entry in the disk cache is read by JITKernel.from_database")
     name = export_name(request.func.name)
-    write_library(path, name, artifact.host_source, artifact.files["kernel.o"], artifact.meta["entry"], fingerprint(request))
+    if artifact.kind == "cpu" and "kernel.o" in artifact.files:
+        write_library(path, name, artifact.host_source, artifact.files["kernel.o"], artifact.meta["entry"],
+                      fingerprint(request))
+    elif artifact.kind == "cuda" and "library" not in artifact.meta:
+        from tilelang.runtime.cuda_library import write_cuda_library
+
+        kernels = artifact.meta["kernels"]
+        images = {k["file"]: artifact.files[k["file"]] for k in kernels}
+        write_cuda_library(path, name, artifact.host_source, kernels, images, fingerprint(request))
+    else:
+        raise error("kernel-export", f"a kernel for {request.target} that was not compiled here cannot be written as a shared "
+                    "library", hint="copy the library that it was read from, or compile the program")
     return str(Path(path).resolve())
 
 
@@ -44,10 +52,8 @@ def saved_artifact(path: Any, request: Request, kernel_source: str, host_source:
         raise FileNotFoundError(f"{place} does not exist")
     folder = place if place.is_dir() else place.parent if (place.parent / "manifest.json").exists() else None
     if folder is None:
-        if request.target.is_cuda:
-            raise error("kernel-library", f"{place} is a library of the CPU, the target is {request.target}")
-        return Artifact("cpu", kernel_source, host_source, {}, {"kernels": [], "library": str(place.resolve()),
-                                                                "fingerprint": fingerprint(request)})
+        return Artifact("cuda" if request.target.is_cuda else "cpu", kernel_source, host_source, {},
+                        {"kernels": [], "library": str(place.resolve()), "fingerprint": fingerprint(request)})
     entry = disk.read_folder(folder)
     if entry is None or folder.name != cache_key(request):
         raise error("kernel-library", f"{folder} keeps no kernel of this program with these options by this version")

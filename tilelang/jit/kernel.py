@@ -327,12 +327,13 @@ class JITKernel:
         return self._built.meta.get("sync_report") or "no device synchronisation: blocks run one thread each"
 
     def export_library(self, path: Any) -> None:
-        """Write a CPU kernel as a shared library, by the system's linker.
+        """Write the kernel as a shared library, by the system's linker.
 
         `tvm_ffi.load_module(path)["name"]` is the kernel in programs without this package; JITKernel.from_database reads
-        it back here.  It runs on processors that have the features of this one.
+        it back here.  It runs on processors that have the features of this one, on GPUs of the target's architecture; CUDA
+        kernels refuse there what this object would compile anew: addresses and strides that are no multiples of 16 bytes.
         Raises AttributeError for other execution backends than tvm_ffi, ValueError for an empty path, kernel-export
-        (NotImplementedError) for CUDA kernels and where there is no linker, kernel-link when linking fails.
+        (NotImplementedError) for what was not compiled here and where there is no linker, kernel-link when linking fails.
         """
         if self.execution_backend != "tvm_ffi":
             raise AttributeError(f"export_library exists for the tvm_ffi backend, this kernel runs by "

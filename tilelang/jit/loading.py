@@ -115,7 +115,10 @@ class CudaModules:
 
 
 def load_cuda(artifact: Artifact, sig: Signature) -> Entry:
-    """The host object with the driver's entry points; device code is loaded at the first call on a device."""
+    """The host object with the driver's entry points; device code is loaded at the first call on a device.  Or the library
+    both were written to."""
+    if "library" in artifact.meta:
+        return _from_library(artifact, sig)
     modules = CudaModules(artifact)
     library = HostLibrary(artifact.files["host.o"], tuple(f"tl_{m}" for m in modes_of(sig)), modules.symbols())
     # A launch is short: keeping the GIL is cheaper than giving it up.
@@ -123,6 +126,13 @@ def load_cuda(artifact: Artifact, sig: Signature) -> Entry:
     if not any(isinstance(a, TensorArg) and a.used for a in sig.inputs):
         entry.call = _on_current_device(entry.call, modules.driver)
     return entry
+
+
+def _from_library(artifact: Artifact, sig: Signature) -> Entry:
+    from tilelang.runtime.shared_library import open_library
+
+    found = open_library(artifact.meta["library"], modes_of(sig), artifact.meta["fingerprint"])
+    return Entry(found["call"], found.get("full"), found.get("check"))
 
 
 def _on_current_device(call: Callable[..., Any], driver: Any) -> Callable[..., Any]:
@@ -147,11 +157,7 @@ def load_cpu(artifact: Artifact, sig: Signature) -> Entry:
     from tilelang.runtime.cpu_engine import load_cpu_object
 
     if "library" in artifact.meta:
-        from tilelang.runtime.shared_library import open_library
-
-        found = open_library(artifact.meta["library"], modes_of(sig), artifact.meta["fingerprint"])
-        return Entry(found["call"], found.get("full"), found.get("check"))
-
+        return _from_library(artifact, sig)
     code = load_cpu_object(artifact.files["kernel.o"], artifact.meta["entry"])
     library = HostLibrary(artifact.files["host.o"], tuple(f"tl_{m}" for m in modes_of(sig)),
                           {"tl_cpu_entry": code.address})

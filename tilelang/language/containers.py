@@ -29,7 +29,7 @@ def settle(value: Any, now: Callable[[Any], Any], depth: int = 0) -> Any:
         kept = [settle(x, now, depth + 1) for x in value]
         if all(x is y for x, y in zip(kept, value)):
             return value
-        return tuple(kept) if type(value) is tuple else value._make(kept)
+        return tuple(kept) if type(value) is tuple else value._make(kept)  # type: ignore[attr-defined]
     if not _is_open(value):
         return value
     inside = value if isinstance(value, (list, dict)) else vars(value)

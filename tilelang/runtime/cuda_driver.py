@@ -32,7 +32,7 @@ ATTRIBUTES = {"max_threads_per_block": 1, "max_shared_per_block": 8, "warp_size"
               "threads_per_sm": 39, "cc_major": 75, "cc_minor": 76, "shared_per_sm": 81, "registers_per_sm": 82,
               "max_shared_optin": 97, "persisting_l2_bytes": 108}
 # CUfunction_attribute
-_FUNC_MAX_DYNAMIC_SHARED, _FUNC_NON_PORTABLE_CLUSTER = 8, 14
+FUNC_MAX_DYNAMIC_SHARED, FUNC_NON_PORTABLE_CLUSTER = 8, 14
 FUNC_ATTRIBUTES = {"max_threads": 0, "shared_bytes": 1, "const_bytes": 2, "local_bytes": 3, "registers": 4}
 
 
@@ -222,9 +222,9 @@ class Module:
             dynamic_shared = self.driver.attribute("max_shared_optin", device) - static
         f = Function(self, name, handle, dynamic_shared)
         if dynamic_shared > 48 * 1024:
-            self.driver.call("cuFuncSetAttribute", handle, _FUNC_MAX_DYNAMIC_SHARED, dynamic_shared)
+            self.driver.call("cuFuncSetAttribute", handle, FUNC_MAX_DYNAMIC_SHARED, dynamic_shared)
         if cluster > PORTABLE:
-            self.driver.call("cuFuncSetAttribute", handle, _FUNC_NON_PORTABLE_CLUSTER, 1)
+            self.driver.call("cuFuncSetAttribute", handle, FUNC_NON_PORTABLE_CLUSTER, 1)
         return f
 
     def __del__(self) -> None:

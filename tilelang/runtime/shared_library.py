@@ -1,7 +1,7 @@
-"""CPU kernels as shared libraries that the module loader of TVM-FFI opens: objects, glue and the system's linker.
+"""Kernels as shared libraries that the module loader of TVM-FFI opens: objects, glue and the system's linker.
 
-The library holds the kernel, its host part (checks, outputs) and a thread pool of its own, and needs libtvm_ffi and the
-C library only.  It stays mapped once loaded: its workers run in its code.
+Of a CPU kernel (CUDA kernels: cuda_library.py).  The library holds the kernel, its host part (checks, outputs) and a thread
+pool of its own, and needs libtvm_ffi and the C library only.  It stays mapped once loaded: its workers run in its code.
 """
 
 from __future__ import annotations
@@ -94,21 +94,25 @@ def write_library(path: Any, name: str, host_ir: str, kernel_object: bytes, entr
     host_ir: text of the host module.  entry: function of kernel_object that it calls.  fingerprint: kept in the file and
     asked by open_library.  Raises kernel-export where there is no compiler, kernel-link when linking fails.
     """
-    compiler = find_compiler()
     declarations, count = _LINUX if sys.platform.startswith("linux") else _OTHER
     text = host_ir.replace("@tl_make_array = external global ptr", "@tl_make_array = internal global ptr null")
     text = text.replace("@tl_default_device = external global i32", "@tl_default_device = internal global i32 0")
     text = re.sub(r"@tl_cpu_entry\b", f"@{entry}", text)
     glue = _GLUE.format(fingerprint=FINGERPRINT, length=len(fingerprint) + 1, text=fingerprint, name=export_name(name),
                         cpu_declarations=declarations, cpu_count=count)
-    engine, libtvm_ffi = cpu_engine(), Path(_libtvm_ffi())
+    engine = cpu_engine()
+    link(path, name, {"kernel.o": kernel_object, "host.o": engine.emit_object(text + glue, opt=1),
+                      "pool.o": engine.emit_object(pool_ir("x86_64" in engine.triple), opt=1)}, ("-lm", "-lpthread"))
+
+
+def link(path: Any, name: str, objects: dict[str, bytes], libraries: tuple[str, ...]) -> None:
+    """Link objects and libtvm_ffi into a shared library at `path`.  Raises kernel-export, kernel-link."""
+    compiler, libtvm_ffi = find_compiler(), Path(_libtvm_ffi())
     with tempfile.TemporaryDirectory(prefix="tilelang-link-") as folder:
-        objects = {"kernel.o": kernel_object, "host.o": engine.emit_object(text + glue, opt=1),
-                   "pool.o": engine.emit_object(pool_ir("x86_64" in engine.triple), opt=1)}
         for file, data in objects.items():
             (Path(folder) / file).write_bytes(data)
         out = Path(folder) / "library"
-        flags = ["-shared", "-o", str(out), *(str(Path(folder) / f) for f in objects), str(libtvm_ffi), "-lm", "-lpthread",
+        flags = ["-shared", "-o", str(out), *(str(Path(folder) / f) for f in objects), str(libtvm_ffi), *libraries,
                  f"-Wl,-rpath,{libtvm_ffi.parent}"]
         if sys.platform.startswith("linux"):
             script = Path(folder) / "exports"
@@ -165,4 +169,4 @@ def open_library(path: Any, modes: tuple[str, ...], fingerprint: str) -> dict[st
     return out
 
 
-__all__ = ["export_name", "find_compiler", "open_library", "write_library"]
+__all__ = ["FINGERPRINT", "export_name", "find_compiler", "link", "open_library", "write_library"]

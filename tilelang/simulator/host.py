@@ -172,8 +172,8 @@ def _share(given: list[tuple[Tensor, np.ndarray]]) -> None:
 
     given = sorted(given, key=lambda x: start(*x))
     while given:
-        first = start(*given[0])
-        end, group = first, []
+        first = end = start(*given[0])
+        group: list[tuple[Tensor, np.ndarray]] = []
         while given and (not group or start(*given[0]) < end):
             t, a = given.pop(0)
             group.append((t, a))

@@ -1,0 +1,191 @@
+"""CUDA kernels as shared libraries that the module loader of TVM-FFI opens.
+
+The library holds the device code and its host part, and finds the driver (libcuda.so.1) when it is loaded: where there is
+none, calls are refused as they are for a device that cannot be used.  Code is loaded on a device at its first call there.
+What it cannot do is compile: tensors at addresses that the kernel's wide accesses do not suit are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tilelang.target.cluster import PORTABLE
+
+from .cpu_engine import cpu_engine
+from .cuda_driver import ATTRIBUTES, FUNC_ATTRIBUTES, FUNC_MAX_DYNAMIC_SHARED, FUNC_NON_PORTABLE_CLUSTER
+from .launchers import MAX_DEVICES
+from .llvm_text import Writer
+from .shared_library import FINGERPRINT, export_name, link
+
+NO_DRIVER = 500  # CUDA_ERROR_NOT_FOUND: what a driver function that is not there returns
+_DECLARED = re.compile(r"^declare i32 @(cu\w+)\(([^)]*)\)$", re.MULTILINE)
+_LOADING = {"cuInit": "i32", "cuDeviceGet": "ptr, i32", "cuDevicePrimaryCtxRetain": "ptr, i32", "cuModuleLoadData": "ptr, ptr",
+            "cuModuleGetFunction": "ptr, ptr, ptr", "cuFuncSetAttribute": "ptr, i32, i32",
+            "cuFuncGetAttribute": "ptr, i32, ptr", "cuDeviceGetAttribute": "ptr, i32, i32", "cuCtxGetDevice": "ptr"}
+
+_GLUE = """
+@tl_text_array = private unnamed_addr constant [10 x i8] c"ffi.Array\\00"
+@tl_text_driver = private unnamed_addr constant [13 x i8] c"libcuda.so.1\\00"
+@{fingerprint} = constant [{length} x i8] c"{text}\\00"
+@tl_lock = internal global i32 0
+declare i32 @TVMFFIFunctionGetGlobal(ptr, ptr)
+declare ptr @dlopen(ptr, i32)
+declare ptr @dlsym(ptr, ptr)
+declare i32 @sched_yield()
+define internal i32 @tl_current_device() {{
+  %device = alloca i32
+  store i32 0, ptr %device
+  %rc = call i32 @cuCtxGetDevice(ptr %device)
+  %got = load i32, ptr %device
+  %good = icmp eq i32 %rc, 0
+  %out = select i1 %good, i32 %got, i32 0
+  ret i32 %out
+}}
+define internal i32 @tl_load(i32 %device) {{
+entry:
+  %index = zext i32 %device to i64
+  %slot = getelementptr ptr, ptr @tl_contexts, i64 %index
+  br label %try
+try:
+  %pair = cmpxchg ptr @tl_lock, i32 0, i32 1 acquire monotonic
+  %mine = extractvalue {{ i32, i1 }} %pair, 1
+  br i1 %mine, label %held, label %wait
+wait:
+  %ignored = call i32 @sched_yield()
+  br label %try
+held:
+  %there = load ptr, ptr %slot
+  %done = icmp ne ptr %there, null
+  br i1 %done, label %leave, label %load
+load:
+  %rc = call i32 @tl_load_now(i32 %device, ptr %slot)
+  br label %leave
+leave:
+  %out = phi i32 [ 0, %held ], [ %rc, %load ]
+  store atomic i32 0, ptr @tl_lock release, align 4
+  ret i32 %out
+}}
+define internal void @tl_start() {{
+  %name = alloca {{ ptr, i64 }}
+  store ptr @tl_text_array, ptr %name
+  %size = getelementptr i8, ptr %name, i64 8
+  store i64 9, ptr %size
+  %found = call i32 @TVMFFIFunctionGetGlobal(ptr %name, ptr @tl_make_array)
+  %driver = call ptr @dlopen(ptr @tl_text_driver, i32 2)
+  %none = icmp eq ptr %driver, null
+  br i1 %none, label %out, label %find
+find:
+{finds}
+  br label %out
+out:
+  ret void
+}}
+@llvm.global_ctors = appending global [1 x {{ i32, ptr, ptr }}] [{{ i32, ptr, ptr }} {{ i32 65535, ptr @tl_start, ptr null }}]
+@__tvm_ffi_{name} = alias i32 (ptr, ptr, i32, ptr), ptr @tl_call
+"""
+
+
+def write_cuda_library(path: Any, name: str, host_ir: str, kernels: list[dict[str, Any]], images: dict[str, bytes],
+                       fingerprint: str) -> None:
+    """Link the kernels of a program.
+
+    host_ir: text of the host module.  kernels: for each its name, file (of images), shared_bytes (None: of run-time size)
+    and cluster.  fingerprint: kept in the file and asked by open_library.  Raises kernel-export, kernel-link.
+    """
+    text = library_text(export_name(name), host_ir, kernels, images, fingerprint)
+    link(path, name, {"host.o": cpu_engine().emit_object(text, opt=1)}, ("-ldl",))
+
+
+def library_text(name: str, host_ir: str, kernels: list[dict[str, Any]], images: dict[str, bytes], fingerprint: str) -> str:
+    """LLVM IR of the library."""
+    called = dict(_LOADING)
+
+    def note(m: re.Match[str]) -> str:
+        called[m[1]] = m[2]
+        return ""
+
+    text = _DECLARED.sub(note, host_ir).replace("declare i32 @tl_load(i32)\n", "")
+    functions, contexts = (f"internal global [{n * MAX_DEVICES} x ptr] zeroinitializer" for n in (max(1, len(kernels)), 1))
+    for old, new in (("@tl_make_array = external global ptr", "@tl_make_array = internal global ptr null"),
+                     ("@tl_default_device = external global i32\n", ""),
+                     ("load i32, ptr @tl_default_device", "call i32 @tl_current_device()"),
+                     ("@tl_functions = external global ptr", f"@tl_functions = {functions}"),
+                     ("@tl_contexts = external global ptr", f"@tl_contexts = {contexts}"),
+                     ("@tl_status = external global i32", "@tl_status = internal global i32 0")):
+        text = text.replace(old, new)
+    glue = _GLUE.format(fingerprint=FINGERPRINT, length=len(fingerprint) + 1, text=fingerprint, name=name,
+                        finds="".join(f"  %at_{n} = call ptr @dlsym(ptr %driver, ptr @tl_name_{n})\n"
+                                      f"  store ptr %at_{n}, ptr @tl_at_{n}\n" for n in called))
+    return "\n".join([text, *(_forwarder(n, types) for n, types in called.items()),
+                      *(_constant(f"tl_image_{k}", images[f], 16) for k, f in enumerate(images)),
+                      _loader(kernels, list(images)), glue])
+
+
+def _constant(name: str, data: bytes, align: int = 1) -> str:
+    body = "".join(f"\\{b:02X}" for b in data)
+    return f'@{name} = private unnamed_addr constant [{len(data)} x i8] c"{body}", align {align}'
+
+
+def _forwarder(name: str, types: str) -> str:
+    """A function of the driver, called where the driver has it."""
+    args = [t.strip() for t in types.split(",")]
+    given = ", ".join(f"{t} %a{k}" for k, t in enumerate(args))
+    return "\n".join([_constant(f"tl_name_{name}", name.encode() + b"\0"), f"@tl_at_{name} = internal global ptr null",
+                      f"define internal i32 @{name}({given}) {{", f"  %f = load ptr, ptr @tl_at_{name}",
+                      "  %none = icmp eq ptr %f, null", "  br i1 %none, label %missing, label %there", "there:",
+                      f"  %rc = call i32 %f({given})", "  ret i32 %rc", "missing:", f"  ret i32 {NO_DRIVER}", "}"])
+
+
+def _loader(kernels: list[dict[str, Any]], files: list[str]) -> str:
+    """tl_load_now: the modules loaded on a device, its functions noted, then its context: the sign that all is there."""
+    w, names = Writer(), []
+
+    def must(call: str, pop: bool = True) -> None:
+        rc = w.ins(f"call i32 {call}")
+        good, bad = w.name("good"), w.name("bad")
+        w.branch(w.ins(f"icmp eq i32 {rc}, 0"), good, bad)
+        w.begin(bad)
+        if pop:
+            w.do(f"call i32 @cuCtxPopCurrent_v2(ptr {held})")
+        w.do(f"store i32 {rc}, ptr @tl_status")
+        w.do(f"ret i32 {rc}")
+        w.begin(good)
+
+    device, context, held = w.slot("i32"), w.slot("ptr"), w.slot("ptr")
+    must("@cuInit(i32 0)", False)
+    must(f"@cuDeviceGet(ptr {device}, i32 %device)", False)
+    ordinal = w.ins(f"load i32, ptr {device}")
+    must(f"@cuDevicePrimaryCtxRetain(ptr {context}, i32 {ordinal})", False)
+    made = w.ins(f"load ptr, ptr {context}")
+    must(f"@cuCtxPushCurrent_v2(ptr {made})", False)
+    modules = []
+    for k, _ in enumerate(files):
+        module = w.slot("ptr")
+        must(f"@cuModuleLoadData(ptr {module}, ptr @tl_image_{k})")
+        modules.append(w.ins(f"load ptr, ptr {module}"))
+    index = w.ins("zext i32 %device to i64")
+    for k, kernel in enumerate(kernels):
+        names.append(_constant(f"tl_kernel_{k}", kernel["name"].encode() + b"\0"))
+        at, size = w.slot("ptr"), w.slot("i32")
+        must(f"@cuModuleGetFunction(ptr {at}, ptr {modules[files.index(kernel['file'])]}, ptr @tl_kernel_{k})")
+        function = w.ins(f"load ptr, ptr {at}")
+        shared = kernel["shared_bytes"]
+        if shared is None:  # all that the device gives a block, less what is static
+            must(f"@cuDeviceGetAttribute(ptr {size}, i32 {ATTRIBUTES['max_shared_optin']}, i32 {ordinal})")
+            most = w.ins(f"load i32, ptr {size}")
+            must(f"@cuFuncGetAttribute(ptr {size}, i32 {FUNC_ATTRIBUTES['shared_bytes']}, ptr {function})")
+            shared = w.ins(f"sub i32 {most}, {w.ins(f'load i32, ptr {size}')}")
+        if not isinstance(shared, int) or shared > 48 * 1024:
+            must(f"@cuFuncSetAttribute(ptr {function}, i32 {FUNC_MAX_DYNAMIC_SHARED}, i32 {shared})")
+        if kernel.get("cluster", 1) > PORTABLE:
+            must(f"@cuFuncSetAttribute(ptr {function}, i32 {FUNC_NON_PORTABLE_CLUSTER}, i32 1)")
+        slot = w.ins(f"getelementptr ptr, ptr @tl_functions, i64 {w.ins(f'add i64 {index}, {k * MAX_DEVICES}')}")
+        w.do(f"store ptr {function}, ptr {slot}")
+    w.do(f"call i32 @cuCtxPopCurrent_v2(ptr {held})")
+    w.do(f"store atomic ptr {made}, ptr %slot release, align 8")
+    w.do("ret i32 0")
+    return "\n".join([*names, w.function("tl_load_now", "i32 %device, ptr %slot", "internal ")])
+
+
+__all__ = ["library_text", "write_cuda_library"]
