@@ -51,6 +51,14 @@ def was_unaligned(e: Exception) -> bool:
     return not isinstance(e, TileLangError) and _UNALIGNED.match(str(e)) is not None
 
 
+_OVERLAP = re.compile(r"^kernel \S+ input \S+ overlaps input ")
+
+
+def was_overlapping(e: Exception) -> bool:
+    """Whether a call was refused, before anything ran, for tensors that the kernel takes to lie apart."""
+    return not isinstance(e, TileLangError) and _OVERLAP.match(str(e)) is not None
+
+
 def describe(x: Any) -> str:
     """A short account of an argument: type, shape, strides, device, value."""
     if x is None:

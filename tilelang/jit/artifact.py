@@ -36,6 +36,13 @@ class Request:
     given: Any = None  # the PrimFunc the user passed
 
 
+def kept_apart(request: Request) -> tuple[tuple[str, str], ...]:
+    """Pairs of tensors that the compiled kernel takes to lie apart and that a call may pass as one (JITKernel.in_order)."""
+    from tilelang.transform.aliasing import read_after_write
+
+    return () if request.config.get("tirx.noalias") is False else read_after_write(request.func)
+
+
 @dataclass(frozen=True)
 class Artifact:
     """kind: "cpu" or "cuda".  files: binaries by name.  meta: JSON facts (kernels, resources, reports).

@@ -23,7 +23,7 @@ from tilelang.target.cluster import cluster_size
 from tilelang.target import Target
 from tilelang.transform.observe import announce_code
 
-from .artifact import KERNEL_SEPARATOR, Artifact, Request
+from .artifact import KERNEL_SEPARATOR, Artifact, Request, kept_apart
 from .diagnostics import jit_phase
 from .hooks import apply_hook, has_hook
 from .kernel import needed_symbols
@@ -105,7 +105,8 @@ def device_source(request: Request, early: Callable[[list[str]], None] | None = 
 
 def host_text(request: Request, sig: Signature, launcher: Any) -> str:
     """LLVM IR of the host part."""
-    return stub_text(sig, launcher, needed_symbols(request.func, sig), (), host_assumptions(request.func, sig))
+    return stub_text(sig, launcher, needed_symbols(request.func, sig), (), host_assumptions(request.func, sig),
+                     kept_apart(request))
 
 
 def nvrtc_options(request: Request) -> list[str]:

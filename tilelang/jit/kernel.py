@@ -14,7 +14,7 @@ from tilelang.log import logger
 from tilelang.runtime.params import KernelParam, params_of
 from tilelang.runtime.signature import Signature, TensorArg, signature_of
 
-from .arguments import adapted, explain, explain_cython, refusing_negated, was_refused, was_unaligned
+from .arguments import adapted, explain, explain_cython, refusing_negated, was_overlapping, was_refused, was_unaligned
 from .artifact import KERNEL_SEPARATOR, Artifact, CompiledArtifact, Request
 from .outputs import OutputCall
 from .report import text_of
@@ -24,6 +24,7 @@ register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that wa
 
 
 _ALIGNMENT = "tl.global_alignment"
+_NOALIAS = "tirx.noalias"
 
 
 class Adapter:
@@ -95,6 +96,7 @@ class JITKernel:
         self._lock = threading.Lock()
         self._written: frozenset[str] | None = None
         self._unaligned: JITKernel | None = None
+        self._in_order: JITKernel | None = None
         self._entry: Any = None
         self._run: Any = self._first_run
 
@@ -115,21 +117,27 @@ class JITKernel:
             problem, entry.error = entry.error, None
             raise problem from None
         if len(args) == len(self.signature.inputs) and was_refused(problem):
-            if self._needs_unaligned(problem):
-                return self.unaligned(*args)
+            fitting = self._fitting(problem)
+            if fitting is not None:
+                return fitting(*args)
             other = adapted(self.signature, args, self.written)
             if other is not None:
                 try:
                     return self._run(*other)
                 except Exception as e:
                     problem = e
-                if self._needs_unaligned(problem):
-                    return self.unaligned(*other)
+                fitting = self._fitting(problem)
+                if fitting is not None:
+                    return fitting(*other)
         tell = explain_cython if self.execution_backend == "cython" else explain
         raise tell(self.signature, args, problem) from None
 
-    def _needs_unaligned(self, problem: Exception) -> bool:
-        return self.target.is_cuda and was_unaligned(problem) and self.request.config.get(_ALIGNMENT, 16) > 1
+    def _fitting(self, problem: Exception) -> JITKernel | None:
+        """The kernel for arguments that this one refused though the program takes them."""
+        config = self.request.config
+        if self.target.is_cuda and was_unaligned(problem) and config.get(_ALIGNMENT, 16) > 1:
+            return self.unaligned
+        return self.in_order if was_overlapping(problem) and config.get(_NOALIAS, True) is not False else None
 
     @property
     def unaligned(self) -> JITKernel:
@@ -138,11 +146,23 @@ class JITKernel:
         Compiled when a call first needs it: one whose addresses or strides are no multiples of 16 bytes.
         """
         with self._lock:
-            if self._unaligned is None:
-                from .compiling import compile_request  # lower in the same room: that module builds kernels
-
-                self._unaligned = compile_request(replace(self.request, config={**self.request.config, _ALIGNMENT: 1}))
+            self._unaligned = self._unaligned or self._with(_ALIGNMENT, 1)
             return self._unaligned
+
+    @property
+    def in_order(self) -> JITKernel:
+        """The same program for tensors that may overlap: reads do not pass writes (transform/aliasing.py).
+
+        Compiled when a call first needs it: one that passes memory twice that is written and then read by another name.
+        """
+        with self._lock:
+            self._in_order = self._in_order or self._with(_NOALIAS, False)
+            return self._in_order
+
+    def _with(self, key: str, value: Any) -> JITKernel:
+        from .compiling import compile_request  # lower in the same room: that module builds kernels
+
+        return compile_request(replace(self.request, config={**self.request.config, key: value}))
 
     def _call_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """stream= and skip_tensor_validation= of the cython backend; nothing else is taken by name."""

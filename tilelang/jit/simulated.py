@@ -18,7 +18,7 @@ from tilelang.runtime.host_stub import CPU, Frame, stub_text
 from tilelang.runtime.llvm_text import Writer
 from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, TensorArg, host_assumptions
 
-from .artifact import Request
+from .artifact import Request, kept_apart
 
 TILE, DEVICE = "tile", "simulator"
 
@@ -48,7 +48,8 @@ class SimulatedEntry:
     def __init__(self, request: Request, sig: Signature, lowered: Func | None) -> None:
         self.request, self.sig = request, sig
         self.program = with_attrs(lowered or request.func, tilelang_out_idx=sig.out_idx or None)
-        text = stub_text(sig, _NoLaunch(), set(), ("check",), host_assumptions(request.func, sig))
+        apart = kept_apart(request) if lowered is not None and request.backend != TILE else ()
+        text = stub_text(sig, _NoLaunch(), set(), ("check",), host_assumptions(request.func, sig), apart)
         self.library = HostLibrary(compile_object(text), ("tl_check",))
         self.checks = self.library.function("tl_check")
         self.last_report: Any = None

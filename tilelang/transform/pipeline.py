@@ -11,6 +11,7 @@ from tilelang.errors import TileLangError, error
 from tilelang.ir import Func, Launch, rewrite, walk, with_attrs
 from tilelang.ir import replace as replaced
 
+from .aliasing import keep_order, overlapping
 from .check_collective import check_collective
 from .check_divisors import check_divisors
 from .check_hopper import check_hopper
@@ -50,6 +51,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
 )
 DEVICE_PASSES: tuple[PassFn, ...] = (
+    keep_order,  # before all that moves a read in front of a write
     check_collective,  # before roles and layouts: it sees the user's branches
     tma_columns,  # before written_roles, the first that asks for TMA
     written_roles,
@@ -96,6 +98,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
     the attrs `sync_report` and `report`.  Whoever starts work on it then throws that away when this function raises.
     """
     cx = cx or PassContext(target, config or {})
+    if overlapping(func, bool(cx.option(PassConfigKey.TIR_NOALIAS))):
+        cx = replace(cx, config={**cx.config, **_PLAINER[-1][1]})
     passes = (*TILE_PASSES, *DEVICE_PASSES)
     if early is not None:
         passes = (*passes[:-1], _announce(early), passes[-1])

@@ -9,13 +9,14 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch,
-                         Parallel, Ramp, Seq, Stmt, Store, Var, While, call, unary)
+                         Parallel, Ramp, Seq, Stmt, Store, Var, While, call, dtype, unary)
 from tilelang.ir.expr import Call, Load
 
 from .access_table import Access, Loop
 from .effects import Effect, effects, is_sync, own_effects
 
 _SHARED = ("shared", "shared.dyn")
+_ANYWHERE = Buffer("tensors that may overlap", (1,), dtype("uint8"))  # stands for all of them (transform/aliasing.py)
 register("sync-divergent", ValueError, "a block barrier is needed where only some threads of the block arrive")
 
 BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid"))
@@ -73,6 +74,9 @@ class TreeBuilder:
         # Global memory matters when this launch writes it and somebody then reads or writes it again.
         self.watched = {e.storage for e in effects(launch.body)
                         if e.writes and e.buffer.scope_name == "global"}
+        self.overlapping = {b.data for b in launch.attr("overlapping") or ()}
+        if self.overlapping & self.watched:
+            self.watched |= self.overlapping
         self.root = self.place(launch.body, (), ())
 
     def place(self, s: Stmt, loops: tuple[Loop, ...], conds: tuple[Expr, ...]) -> Place:
@@ -109,6 +113,9 @@ class TreeBuilder:
         b = e.buffer
         if b.scope_name not in _SHARED and e.storage not in self.watched or b.attr("ordered"):
             return None
+        if e.storage in self.overlapping:  # wherever each of them lies
+            return Access(_ANYWHERE, e.reads, e.writes, e.mode == "atomic", None, 1, loops, conds, False,
+                          getattr(e.node, "span", None))
         indices, width, lanes, is_async, signals = e.indices, 1, 32, False, None
         node = e.node
         if isinstance(node, Call):

@@ -1,0 +1,99 @@
+"""Tensor parameters that may be the same memory: what a launch writes by one name and then reads by another.
+
+Tensors are taken to lie apart, which lets reads pass writes: pipelines load ahead, `__restrict__` tells the device compiler.
+A call may pass one tensor twice all the same.  Where a launch reads a tensor behind a write of another, the host
+therefore looks whether the two overlap (`read_after_write` names the pairs), and a kernel of which every tensor may
+overlap every other (tirx.noalias = False) answers such calls: one that runs in the order of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilelang.ir import Buffer, For, Func, Launch, Stmt, Var, While, rebuild, replace, walk, with_attrs
+
+from .config import PassConfigKey
+from .effects import Effect, inner, own_effects
+from .pass_ import TILE, PassContext, pass_
+from .plan_pipelines import is_pipelined
+
+
+def read_after_write(func: Func) -> tuple[tuple[str, str], ...]:
+    """(written, read) names of tensor parameters that some launch reads behind a write of the other, less those that the
+    program lets overlap itself (T.annotate_restrict_buffers)."""
+    free = set(func.attr("may_alias") or ())
+    out: dict[tuple[str, str], None] = {}
+    for x in walk(func.body):
+        if isinstance(x, Launch):
+            for w, r in _pairs(func, x):
+                if not {w.name, r.name} <= free:
+                    out[w.name, r.name] = None
+    return tuple(out)
+
+
+def overlapping(func: Func, noalias: bool) -> bool:
+    """Whether a launch must run in the order of the program, since tensors it writes and then reads may overlap."""
+    free = {b.name for _, b in func.buffers} if not noalias else set(func.attr("may_alias") or ())
+    return bool(free) and any(isinstance(x, Launch) and _free_pairs(func, x, free) for x in walk(func.body))
+
+
+@pass_(needs=TILE)
+def keep_order(func: Func, cx: PassContext) -> Func:
+    """Loops of launches whose tensors may overlap are not pipelined; launch attr `overlapping`: the tensors that conflict
+    with each other (place_sync)."""
+    noalias = bool(cx.option(PassConfigKey.TIR_NOALIAS))
+    free = {b.name for _, b in func.buffers} if not noalias else set(func.attr("may_alias") or ())
+
+    def visit(x: Any) -> Any:
+        if isinstance(x, Launch):
+            found = _free_pairs(func, x, free)
+            if not found:
+                return x
+            them = tuple({b: None for pair in found for b in pair})
+            return with_attrs(replace(x, body=_serial(x.body)), overlapping=them)
+        if isinstance(x, tuple):
+            out = tuple(map(visit, x))
+            return x if all(a is b for a, b in zip(out, x)) else out
+        return rebuild(x, visit) if isinstance(x, Stmt) else x
+
+    return replace(func, body=visit(func.body)) if free else func
+
+
+def _serial(s: Any) -> Any:
+    if isinstance(s, tuple):
+        return tuple(map(_serial, s))
+    if isinstance(s, For) and is_pipelined(s):
+        return For(s.var, s.start, s.extent, "serial", _serial(s.body), (), s.span)
+    return rebuild(s, _serial) if isinstance(s, Stmt) else s
+
+
+def _free_pairs(func: Func, launch: Launch, free: set[str]) -> list[tuple[Buffer, Buffer]]:
+    return [p for p in _pairs(func, launch) if {p[0].name, p[1].name} <= free]
+
+
+def _pairs(func: Func, launch: Launch) -> list[tuple[Buffer, Buffer]]:
+    """(written, read) tensor parameters, the read behind the write in the order of the program."""
+    params = {b.data: b for _, b in func.buffers}
+    out: dict[tuple[Var, Var], None] = {}
+    written: dict[Var, None] = {}
+    for e in _in_order(launch.body):
+        if e.storage not in params:
+            continue
+        if e.mode in ("read", "readwrite"):
+            out.update({(w, e.storage): None for w in written if w is not e.storage})
+        if e.writes:
+            written[e.storage] = None
+    return [(params[w], params[r]) for w, r in out]
+
+
+def _in_order(s: Stmt) -> Iterator[Effect]:
+    """Effects in order; the body of a serial loop twice, since its beginning follows its end.  Iterations of T.Parallel do
+    not follow each other."""
+    yield from own_effects(s)
+    for _ in range(2 if isinstance(s, (For, While)) else 1):
+        for x in inner(s):
+            yield from _in_order(x)
+
+
+__all__ = ["keep_order", "overlapping", "read_after_write"]
