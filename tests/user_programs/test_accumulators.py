@@ -35,6 +35,26 @@ def test_private_arrays_differ_between_threads_through_tile_operations():
     agree(main, [A, mark((8, 4), np.float32)], {1: want}, 1e-5)
 
 
+def test_private_arrays_under_a_condition_on_the_thread():
+    @T.prim_func
+    def main(A: T.Tensor((8, 20), F32), O: T.Tensor((8, 20), F32)):
+        with T.Kernel(1, threads=8) as _:
+            t = T.get_thread_binding()
+            own = T.alloc_local((20,), F32)
+            T.fill(own, -1)
+            if t % 3 == 0:
+                T.copy(A[t, :], own)
+                for k in T.serial(t):
+                    own[k] += 1
+            T.copy(own, O[t, :])
+
+    want = np.full((8, 20), -1, np.float32)
+    for t in range(0, 8, 3):
+        want[t] = A[t]
+        want[t, :t] += 1
+    agree(main, [A, mark((8, 20), np.float32)], {1: want}, 1e-6)
+
+
 def test_one_loop_feeds_reducers_of_rows_columns_and_all():
     @T.prim_func
     def main(A: T.Tensor((8, 20), F32), O: T.Tensor((20,), F32), P: T.Tensor((8,), F32), X: T.Tensor((1,), I32)):

@@ -55,3 +55,16 @@ def test_an_eager_call_says_what_was_passed_for_a_tensor(monkeypatch):
         f(3)
     with pytest.raises(ValueError, match=r"it is shape\[0\] of `A`, which is not passed"):
         f.compile()
+
+
+def test_a_stride_too_long_for_its_symbol_asks_for_more_bits():
+    s = T.dynamic("s")
+
+    @T.prim_func
+    def main(A: T.StridedTensor((2, 4), (s, 1), "int8")):
+        with T.Kernel(1, threads=4):
+            A[0, T.get_thread_binding()] = 0
+
+    far = np.lib.stride_tricks.as_strided(np.zeros(1, np.int8), (2, 4), (2**31, 1), writeable=True)
+    with pytest.raises(errors.TileLangError, match='T.dynamic\\("…", dtype="int64"\\)'):
+        tilelang.compile(main, target="cpu")(far)

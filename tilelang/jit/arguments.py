@@ -195,6 +195,8 @@ def _wanted(a: Any) -> str:
 
 
 def _hint(text: str) -> str:
+    if " is int32, from " in text:
+        return 'give the symbol more bits: T.dynamic("…", dtype="int64")'
     if "strides[" in text:
         return "pass x.contiguous() (torch) or numpy.ascontiguousarray(x)"
     if "byte_offset" in text:

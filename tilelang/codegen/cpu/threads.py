@@ -200,7 +200,7 @@ def _mark(t: Threads, s: Stmt) -> None:
 def _loop(t: Threads, s: Stmt) -> None:
     """A statement whose control depends on the thread runs thread after thread: refuse what that would break."""
     for n in walk(s):
-        if isinstance(n, (Parallel, TileOp)):
+        if isinstance(n, Parallel) or isinstance(n, TileOp) and not _own_work(n):
             raise unsupported("a tile operation or T.Parallel under a condition that depends on the thread",
                               span=n.span, hint="move it out of the branch: all threads of the block take part in it")
         if isinstance(n, Call) and n.op in (*EXCHANGES, *BLOCK_VOTES):
@@ -211,6 +211,12 @@ def _loop(t: Threads, s: Stmt) -> None:
                           "depends on the thread", span=s.span,
                           hint="split the branch into one that writes and one that reads")
     t.looped.add(id(s))
+
+
+def _own_work(s: TileOp) -> bool:
+    """Whether a tile operation is every thread's own: between its private arrays, and global memory."""
+    buffers = [a.region.buffer for a in s.accesses()]  # type: ignore[attr-defined]
+    return any(map(is_private, buffers)) and all(is_private(b) or b.scope() == "global" for b in buffers)
 
 
 Places = dict[Var, set[tuple[Expr, ...]]]
