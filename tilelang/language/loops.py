@@ -242,6 +242,9 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
              prefer_async: bool | None = None, annotations: dict[str, Any] | None = None) -> ParallelFrame:
     """Independent iterations over a product space, shared out over the block's threads.
 
+    Two iterations that store different values in one element of global or shared memory race.  Where that shows at compile time
+    the program is refused (parallel-overwrite); where the values are read from memory it is not: a GPU keeps any of them,
+    the CPU the last, the simulator reports the race (sim-race), and TILELANG_ENABLE_DATA_RACE_CHECK=1 warns.
     prefer_async is accepted and has no effect: stores of a loop are synchronous, T.copy is what becomes asynchronous.
     """
     return ParallelFrame(extents, attrs_of(annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,

@@ -30,6 +30,7 @@ from .pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
 from .place_sync import place_sync
 from .plan_pipelines import plan_pipelines
 from .plan_shared_memory import plan_shared_memory
+from .refuse_races import refuse_races
 from .simplify import simplify
 from .specialize_warps import specialize_warps
 from .split_products import split_products
@@ -47,6 +48,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     check_divisors,
     check_hopper,
     check_races,  # only where asked for
+    refuse_races,  # after it: what is refused has been told of
     check_pipelines,  # before unpack_small_types: it counts the statements of the user
     unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
 )
