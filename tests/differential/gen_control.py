@@ -5,7 +5,8 @@ from __future__ import annotations
 from gen_more import MORE, WEIGHTS
 from gen_parallel import Nodes, atomic, inner_sum, parallel, per_thread, spread_sum
 from gen_state import Scope, State, counter, node
-from gen_tiles import copy, fill, find_input, gemm, new_buffer, operand, reducer, reduction, scan, transpose, view
+from gen_tile_ops import gemm, reducer, reduction, scan, transpose, view
+from gen_tiles import copy, fill, find_input, new_buffer, operand
 from gen_values import integer
 
 MAX_TIMES = 24
