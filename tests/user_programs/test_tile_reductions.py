@@ -1,26 +1,15 @@
 """Reductions, scans, reducers, votes and atomics of tiles (language.md 12, 13, 15)."""
 
-import ml_dtypes
 import numpy as np
 import pytest
-from user_harness import BF, F8, agree, mark
+from user_harness import NP, agree, drawn, mark
 
 import tilelang.language as T
 
 
 RNG = np.random.default_rng(11)
+data = drawn(RNG)
 I32, F32, F16 = np.int32, np.float32, np.float16
-NP = {"float16": F16, "bfloat16": BF, "float32": F32, "float64": np.float64, "int8": np.int8, "int32": I32, "uint8": np.uint8,
-      "int64": np.int64, "int16": np.int16, "float8_e4m3fn": F8, "float8_e5m2": ml_dtypes.float8_e5m2, "bool": np.bool_}
-
-
-def data(shape, dtype="float32", low=-9, high=9):
-    dt = np.dtype(NP.get(dtype, dtype))
-    if dt == np.bool_:
-        return RNG.random(shape) < 0.5
-    if dt.kind in "iu":
-        return RNG.integers(max(low, 0) if dt.kind == "u" else low, high, shape).astype(dt)
-    return RNG.standard_normal(shape).astype(F32).astype(dt)
 
 
 REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "abssum": lambda x, axis: np.abs(x).sum(axis),

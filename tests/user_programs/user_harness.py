@@ -5,6 +5,7 @@ Outputs are handed in filled with a mark, so that what a program must not write 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +15,9 @@ import tilelang
 
 F8 = ml_dtypes.float8_e4m3fn
 BF = ml_dtypes.bfloat16
+NP = {"float16": np.float16, "bfloat16": BF, "float32": np.float32, "float64": np.float64, "int8": np.int8, "int32": np.int32,
+      "uint8": np.uint8, "int64": np.int64, "int16": np.int16, "float8_e4m3fn": F8, "float8_e5m2": ml_dtypes.float8_e5m2,
+      "bool": np.bool_}  # types by the names of the language
 SIM = {"kind": "cuda", "arch": "sm_80"}
 EXECUTIONS: dict[str, tuple[Any, str | None]] = {"tile": ("cpu", "tile"), "simulator": (SIM, "simulator"), "cpu": ("cpu", None)}
 
@@ -21,6 +25,19 @@ EXECUTIONS: dict[str, tuple[Any, str | None]] = {"tile": ("cpu", "tile"), "simul
 def mark(shape: Any, dtype: Any) -> np.ndarray:
     """An array no program writes by accident."""
     return np.full(shape, True if dtype is bool else 77, dtype)
+
+
+def drawn(rng: np.random.Generator) -> Callable[..., np.ndarray]:
+    """data(shape, dtype="float32", low=-9, high=9): arrays of numbers from rng, normal ones for floats."""
+    def data(shape: Any, dtype: Any = "float32", low: int = -9, high: int = 9) -> np.ndarray:
+        dt = np.dtype(NP.get(dtype, dtype))
+        if dt == np.bool_:
+            return rng.random(shape) < 0.5
+        if dt.kind in "iu":
+            return rng.integers(max(low, 0) if dt.kind == "u" else low, high, shape).astype(dt)
+        return rng.standard_normal(shape).astype(np.float32).astype(dt)
+
+    return data
 
 
 def run(f: Any, args: list[Any], execution: str) -> list[Any]:
