@@ -5,7 +5,8 @@ from pass_programs import F32, program
 
 from tilelang.ir import (Alloc, Bind, Buffer, Evaluate, For, If, Store, While, const, fresh, load, parse, seq,
                          to_text, walk, with_attrs)
-from tilelang.ir.expr import AddressOf, call
+from tilelang.ir.build import call
+from tilelang.ir.expr import AddressOf
 from tilelang.transform.pass_ import PassContext, run_passes
 from tilelang.transform.place_sync import place_sync
 

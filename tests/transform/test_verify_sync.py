@@ -4,7 +4,7 @@ import pytest
 
 import tilelang.language as T
 from tilelang.ir import Binary, Const, Evaluate, Store, const, load, replace, rewrite, seq, walk
-from tilelang.ir.expr import call
+from tilelang.ir.build import call
 from tilelang.target import Target
 from tilelang.transform.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES

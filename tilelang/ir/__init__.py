@@ -37,10 +37,11 @@ Semantics, settled once:
 
 from .dtype import dtype, int_range, numpy_dtype, promote
 from .equal import alpha_equal
-from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, SCOPES, TRUE, AddressOf, Binary,
-                   Broadcast, Buffer, Call, Cast, Const, Expr, Load, Node, Ramp, Region, Select, Shuffle, StringConst,
-                   Unary, Var, as_bool, as_dim, binary, call, cast, const, convert, fields_of, fresh, is_const, load,
-                   logical, match, node, select, unary)
+from .build import as_bool, binary, call, cast, const, convert, fresh, logical, match, select, unary
+from .buffer import SCOPES, Buffer, Region, load
+from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, AddressOf, Binary, Broadcast, Call, Cast,
+                   Const, Expr, Load, Ramp, Select, Shuffle, StringConst, Unary, Var, as_dim, is_const)
+from .nodes import Node, fields_of, node
 from .parser import ParseError, parse, register_literal
 from .places import (get_buffer_span, get_prim_func_span, get_stmt_span, make_span, set_buffer_span, set_stmt_span,
                      span_coverage, span_to_location)

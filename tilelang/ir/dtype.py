@@ -146,7 +146,7 @@ class dtype(str):
 
     def __call__(self, *values: object) -> object:
         """Constant of this type, cast of an expression, or (no argument) a fresh scalar variable."""
-        from .expr import construct  # the one call from types up to expressions: a dtype is callable in the language
+        from .build import construct  # the one call from types up to expressions: a dtype is callable in the language
 
         return construct(self, values)
 

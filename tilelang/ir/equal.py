@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from .expr import Buffer, Node, Var, fields_of
+from .buffer import Buffer
+from .expr import Var
+from .nodes import Node, fields_of
 
 
 def alpha_equal(a: Any, b: Any) -> bool:

@@ -19,8 +19,7 @@ import numpy as np
 
 from ..errors import error, register
 from .dtype import dtype, numpy_dtype
-from .expr import (AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, StringConst,
-                   Unary, Var)
+from .expr import AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, StringConst, Unary, Var
 from .visitor import walk
 
 Value = Any  # np.ndarray | np.generic

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .dtype import dtype
-from .expr import (BOOL, COMPARISONS, I32, LOGICAL, AddressOf, Binary, Broadcast, Buffer, Call, Cast, Const, Expr,
-                   Load, Ramp, Region, Select, Shuffle, StringConst, Unary, Var)
+from .buffer import Buffer, Region
+from .expr import (BOOL, COMPARISONS, I32, LOGICAL, AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select,
+                   Shuffle, StringConst, Unary, Var)
 from .printer import LOOPS, SYMBOLS, literal_dtype
 from .stmt import (TILE_OPS, Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq,
                    Stmt, Store, While, seq)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .expr import Buffer
+from .buffer import Buffer
 from .span import Span
 from .stmt import Func, Stmt
 from .visitor import walk

@@ -8,8 +8,9 @@ import re
 from typing import Any
 
 from .dtype import dtype
-from .expr import (AddressOf, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Load, Node, Ramp, Region, Select,
-                   Shuffle, StringConst, Unary, Var, fields_of)
+from .buffer import Buffer, Region
+from .expr import AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, StringConst, Unary, Var
+from .nodes import Node, fields_of
 from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
                    TileOp, While)
 from .visitor import walk

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from .equal import alpha_equal
-from .expr import Buffer, Call, Expr, Node, Region, Var, dataclass_transform, fields_of, node
+from .buffer import Buffer, Region
+from .expr import Call, Expr, Var
+from .nodes import Node, dataclass_transform, fields_of, node
 from .span import Span
 
 Attrs = tuple[tuple[str, Any], ...]

@@ -19,8 +19,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .expr import (COMPARISONS, LOGICAL, AddressOf, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Load, Node, Ramp,
-                   Region, Select, StringConst, Unary, Var)
+from .buffer import Buffer, Region
+from .expr import (COMPARISONS, LOGICAL, AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, StringConst,
+                   Unary, Var)
+from .nodes import Node
 from .span import Span
 from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
                    TileOp, While)

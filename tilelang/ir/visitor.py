@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .expr import Buffer, Expr, Node, Var, fields_of
+from .buffer import Buffer
+from .expr import Expr, Var
+from .nodes import Node, fields_of
 from .stmt import Seq, Stmt, seq
 
 # Definition sites (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func) are fields too: a rewriter sees them.

@@ -10,7 +10,7 @@ from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, S
                          cast, const, convert, int_range, logical, match, numpy_dtype, select,
                          unary)
 from tilelang.ir import dtype as DType
-from tilelang.ir.expr import _float_max as float_max
+from tilelang.ir.build import float_max
 from tilelang.target.accuracy import FAST, stated
 
 from .regions import BufferSlice
