@@ -27,7 +27,8 @@ def form(m, n, k, types=HALF, kind="half", **more):
     bits = {"float16": 16, "bfloat16": 16, "float32": 32}.get(types[0], 8)
     two = more.pop("two", False)
     p = Problem(m, n, k, max(1, more.get("batch", 0)), kind, bits, 32 if types[2] in ("float32", "int32") else 16, two,
-                not more.get("ta"), more.get("tb", False), not two, 128 if more.get("scaling") == "block" else 0)
+                not more.get("ta"), more.get("tb", False), not two, 128 if more.get("scaling") == "block" else 0,
+                may_turn=not more.get("groups") and more.get("scaling") != "block")
     return Form(m, n, k, types, choose_tile(H200, p), **more)
 
 
@@ -47,7 +48,9 @@ CASES = {
     "fp8_blocks": (4096, 4096, 4096, F8, "fp8", {"tb": True, "scaling": "block", "two": True}),
     "tf32": (4096, 4096, 4096, ("float32",) * 4, "tf32", {"tb": True}),
     "int8": (4096, 4096, 4096, ("int8", "int8", "int32", "int32"), "int8", {"tb": True}),
-    "split": (256, 256, 16384, HALF, "half", {}),
+    "split": (256, 256, 16384, HALF, "half", {}), "few_rows": (40, 4096, 4096, HALF, "half", {}),
+    "few_rows_split": (16, 1024, 16384, HALF, "half", {"tb": True, "bias": "float16"}),
+    "few_rows_fp8": (16, 4096, 4096, F8, "fp8", {"tb": True, "scaling": "tensor", "two": True}),
     "bias_silu": (4096, 4096, 4096, HALF, "half", {"tb": True, "bias": "float16", "activation": "silu"}),
     "open_rows": (4096, 1024, 4096, HALF, "half", {"tb": True, "open_rows": True}),
     "batched": (1024, 1024, 1024, HALF, "half", {"batch": 8}), "grouped": (4096, 4096, 4096, HALF, "half", {"groups": 8}),

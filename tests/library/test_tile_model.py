@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tilelang.library.tiles import (Problem, Tile, candidates, chip_of, choose_tile, column_parts, matrix_cycles, price,
-                                    shared_bytes, without_wgmma)
+                                    shared_bytes, turned, without_wgmma)
 from tilelang.target import Target
 
 H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), units=132)
@@ -26,6 +26,23 @@ OURS = {(1024, "half", 64, 128, 64, 8, 128): 402, (1024, "half", 128, 64, 64, 8,
         (4096, "fp8", 192, 176, 128, 4, 384): 1425, (4096, "fp8", 128, 256, 128, 4, 256): 1503,
         (4096, "fp8", 256, 128, 128, 4, 256): 1477}
 
+# The same, microseconds: (m, n, k, "nt" or "nn", bm, bn, bk, stages, threads, turned); few rows, and rows across cache lines.
+SMALL = {(16, 4096, 4096, "nt", 64, 16, 128, 8, 128, True): 7.4, (16, 4096, 4096, "nt", 64, 64, 128, 6, 128, False): 16.8,
+         (64, 8192, 8192, "nt", 64, 64, 64, 8, 128, True): 34.8, (64, 8192, 8192, "nt", 64, 64, 64, 8, 128, False): 36.6,
+         (64, 8192, 8192, "nt", 128, 64, 64, 8, 256, False): 69.0, (72, 8192, 8192, "nt", 64, 80, 128, 5, 128, True): 35.7,
+         (72, 8192, 8192, "nt", 128, 64, 64, 8, 256, False): 60.5, (128, 4096, 14336, "nt", 64, 64, 128, 6, 128, True): 34.4,
+         (128, 4096, 14336, "nt", 64, 128, 64, 8, 128, True): 40.7, (4096, 128, 4096, "nt", 64, 64, 64, 8, 128, False): 11.7,
+         (4096, 128, 4096, "nt", 128, 128, 64, 6, 256, False): 23.0, (8192, 64, 8192, "nn", 64, 64, 64, 8, 128, False): 35.6,
+         (1000, 1000, 1000, "nt", 64, 128, 64, 8, 128, False): 8.8, (1024, 1024, 8192, "nt", 64, 128, 128, 4, 128, False): 26.2,
+         (2000, 3000, 5000, "nt", 128, 192, 64, 4, 256, False): 97.6, (2000, 3000, 5000, "nt", 192, 160, 64, 4, 384, False): 130.4,
+         (2000, 3000, 5120, "nt", 192, 160, 64, 4, 384, False): 101.2, (4096, 4096, 4120, "nt", 128, 256, 64, 4, 256, False): 199.1,
+         (4088, 4104, 4120, "nt", 128, 256, 64, 4, 256, False): 236.1, (5120, 5120, 5120, "nn", 192, 192, 64, 4, 384, False): 370.5}
+
+
+def lined(m, n, k, order, **more):
+    """A product of 16-bit operands stored without gaps."""
+    return Problem(m, n, k, b_k=order == "nt", a_lined=k % 64 == 0, b_lined=(k if order == "nt" else n) % 64 == 0, **more)
+
 
 def rate(chip, p):
     return 2e-12 * p.m * p.n * p.k * p.batch / choose_tile(chip, p).seconds
@@ -42,6 +59,26 @@ def test_prices_are_near_what_kernels_take(kernel):
     p = Problem(size, size, size, kind=kind, bits=8 if kind == "fp8" else 16, b_k=True)
     assert 2e-12 * size**3 / price(H200, p, Tile(*tile)) == pytest.approx(OURS[kernel], rel=0.1)
     assert choose_tile(H200, p).seconds <= 1.05 * min(price(H200, p, Tile(*k[2:])) for k in OURS if k[:2] == kernel[:2])
+
+
+@pytest.mark.parametrize("kernel", SMALL, ids=str)
+def test_prices_of_few_rows_and_of_rows_across_lines_are_near_what_kernels_take(kernel):
+    p = lined(*kernel[:4])
+    t = Tile(*kernel[4:9], turned=kernel[9])
+    assert price(H200, p, t) * 1e6 == pytest.approx(SMALL[kernel], rel=0.33 if min(p.m, p.n) < 128 else 0.15)
+    seen = [us for other, us in SMALL.items() if other[:4] == kernel[:4]]
+    assert choose_tile(H200, replace(p, may_turn=True)).seconds * 1e6 <= 1.33 * min(seen)
+
+
+def test_few_rows_take_turned_tiles():
+    """64 rows of an instruction are columns of the result then: nothing is computed or loaded for rows there are not."""
+    for m in (1, 16, 40, 72):
+        t = choose_tile(H200, lined(m, 8192, 8192, "nt", may_turn=True))
+        assert t.turned and t.bn - m < 16
+        assert not choose_tile(H200, lined(m, 8192, 8192, "nt")).turned
+    assert not choose_tile(H200, lined(1024, 8192, 8192, "nt", may_turn=True)).turned
+    p = lined(72, 4096, 1024, "nn", batch=3)
+    assert turned(turned(p)) == p
 
 
 def test_mma_sync_is_near_what_was_measured():

@@ -78,12 +78,27 @@ class Form:
         return T.Tensor(blocks, "float32")
 
     @property
-    def a_tile(self) -> tuple[int, int]:
-        return (self.tile.bk, self.tile.bm) if self.ta else (self.tile.bm, self.tile.bk)
+    def t_left(self) -> bool:
+        """Whether the left operand of a tile's product is stored (k, bm).  In turned tiles B is the left one."""
+        return not self.tb if self.tile.turned else self.ta
 
     @property
-    def b_tile(self) -> tuple[int, int]:
-        return (self.tile.bn, self.tile.bk) if self.tb else (self.tile.bk, self.tile.bn)
+    def t_right(self) -> bool:
+        """Whether the right operand of a tile's product is stored (bn, k)."""
+        return not self.ta if self.tile.turned else self.tb
+
+    @property
+    def left_tile(self) -> tuple[int, int]:
+        return (self.tile.bk, self.tile.bm) if self.t_left else (self.tile.bm, self.tile.bk)
+
+    @property
+    def right_tile(self) -> tuple[int, int]:
+        return (self.tile.bn, self.tile.bk) if self.t_right else (self.tile.bk, self.tile.bn)
+
+    def tiles(self, m: Any) -> tuple[Any, Any]:
+        """Numbers of tiles side by side and one below the other."""
+        across, down = (m, self.n) if self.tile.turned else (self.n, m)
+        return T.ceildiv(across, self.tile.bn), T.ceildiv(down, self.tile.bm)
 
     @property
     def steps(self) -> int:
@@ -107,6 +122,14 @@ class Form:
 
     def at_c(self, b: Any, m: Any, n: Any) -> list[Any]:
         return [*([b] if self.batch else []), m, n]
+
+    def left(self, A: Any, B: Any, b: Any, row: Any, k: Any) -> Any:
+        """Where the left operand of a tile's product begins."""
+        return B[self.at_b(b, k, row)] if self.tile.turned else A[self.at_a(b, row, k)]
+
+    def right(self, A: Any, B: Any, b: Any, k: Any, column: Any) -> Any:
+        """Where the right operand of a tile's product begins."""
+        return A[self.at_a(b, column, k)] if self.tile.turned else B[self.at_b(b, k, column)]
 
     @property
     def finish(self) -> Callable[..., Any]:
@@ -155,17 +178,22 @@ def gemm(f: Form) -> Any:
 
     @T.prim_func
     def matmul(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
-        with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(m, t.bm), f.batch or 1, threads=t.threads) as (bx, by, bz):
-            As = T.alloc_shared(f.a_tile, f.types[0])
-            Bs = T.alloc_shared(f.b_tile, f.types[1])
+        with T.Kernel(*f.tiles(m), f.batch or 1, threads=t.threads) as (bx, by, bz):
+            As = T.alloc_shared(f.left_tile, f.types[t.turned])
+            Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
             Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
             T.use_swizzle(t.panel)
             T.clear(Cf)
             for ko in T.Pipelined(f.steps, num_stages=t.stages):
-                T.copy(A[f.at_a(bz, by * t.bm, ko * t.bk)], As)
-                T.copy(B[f.at_b(bz, ko * t.bk, bx * t.bn)], Bs)
-                T.gemm(As, Bs, Cf, transpose_A=f.ta, transpose_B=f.tb)
-            if f.finishes:
+                T.copy(f.left(A, B, bz, by * t.bm, ko * t.bk), As)
+                T.copy(f.right(A, B, bz, ko * t.bk, bx * t.bn), Bs)
+                T.gemm(As, Bs, Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+            if t.turned:
+                for i, j in T.Parallel(t.bm, t.bn):
+                    if bx * t.bn + j < m and by * t.bm + i < f.n:
+                        C[f.at_c(bz, bx * t.bn + j, by * t.bm + i)] = T.cast(
+                            finish(Cf[i, j], bias, sa, sb, by * t.bm + i), f.types[2])
+            elif f.finishes:
                 D = Cf if f.result == f.types[3] else T.alloc_fragment((t.bm, t.bn), f.result)
                 for i, j in T.Parallel(t.bm, t.bn):
                     D[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)
@@ -184,30 +212,36 @@ def gemm_two_level(f: Form) -> Any:
 
     @T.prim_func
     def matmul_two_level(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
-        with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(m, t.bm), f.batch or 1, threads=t.threads) as (bx, by, bz):
-            As = T.alloc_shared(f.a_tile, f.types[0])
-            Bs = T.alloc_shared(f.b_tile, f.types[1])
+        with T.Kernel(*f.tiles(m), f.batch or 1, threads=t.threads) as (bx, by, bz):
+            As = T.alloc_shared(f.left_tile, f.types[t.turned])
+            Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
             part = T.alloc_fragment((t.bm, t.bn), "float32")
             Cf = T.alloc_fragment((t.bm, t.bn), "float32")
             row = T.alloc_fragment((t.bm,), "float32")
             T.use_swizzle(t.panel)
             T.clear(Cf)
             for ko in T.Pipelined(f.steps, num_stages=t.stages):
-                T.copy(A[f.at_a(bz, by * t.bm, ko * t.bk)], As)
-                T.copy(B[f.at_b(bz, ko * t.bk, bx * t.bn)], Bs)
+                T.copy(f.left(A, B, bz, by * t.bm, ko * t.bk), As)
+                T.copy(f.right(A, B, bz, ko * t.bk, bx * t.bn), Bs)
                 if f.scaling == "block":  # loaded here, used after the product: they arrive under it
                     for i in T.Parallel(t.bm):
                         row[i] = sa[by * t.bm + i, ko]
                     here, beyond = sb[bx * t.bn // 128, ko], sb[T.min(bx * t.bn // 128 + 1, last), ko]
                     left = 128 - bx * t.bn % 128  # columns of the tile in the first of two blocks
                     scales = [T.if_then_else(c * width < left, here, beyond) for c in range(chunks)]
-                T.gemm(As, Bs, part, transpose_A=f.ta, transpose_B=f.tb, clear_accum=True)
+                T.gemm(As, Bs, part, transpose_A=f.t_left, transpose_B=f.t_right, clear_accum=True)
                 for i, j in T.Parallel(t.bm, t.bn):
                     Cf[i, j] += part[i, j] * (row[i] * _chosen(scales, j // width)) if f.scaling == "block" else part[i, j]
-            if f.finishes:
+            if t.turned:
                 for i, j in T.Parallel(t.bm, t.bn):
-                    Cf[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)
-            T.copy(Cf, C[f.at_c(bz, by * t.bm, bx * t.bn)])
+                    if bx * t.bn + j < m and by * t.bm + i < f.n:
+                        C[f.at_c(bz, bx * t.bn + j, by * t.bm + i)] = T.cast(
+                            finish(Cf[i, j], bias, sa, sb, by * t.bm + i), f.types[2])
+            else:
+                if f.finishes:
+                    for i, j in T.Parallel(t.bm, t.bn):
+                        Cf[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)
+                T.copy(Cf, C[f.at_c(bz, by * t.bm, bx * t.bn)])
 
     return matmul_two_level
 
@@ -224,17 +258,22 @@ def gemm_split(f: Form) -> Any:
     @T.prim_func
     def matmul_split(A: f.a(f.m), B: f.b, bias: f.bias_vector, sa: f.sa(f.m), sb: f.sb,
                      W: T.Tensor((t.parts * lead, f.m, f.n), f.types[3]), C: f.c(f.m)):
-        with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(f.m, t.bm), t.parts * lead, threads=t.threads) as (bx, by, bz):
-            As = T.alloc_shared(f.a_tile, f.types[0])
-            Bs = T.alloc_shared(f.b_tile, f.types[1])
+        with T.Kernel(*f.tiles(f.m), t.parts * lead, threads=t.threads) as (bx, by, bz):
+            As = T.alloc_shared(f.left_tile, f.types[t.turned])
+            Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
             Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
             first = bz // lead * share
             T.clear(Cf)
             for ko in T.Pipelined(share, num_stages=t.stages):
-                T.copy(A[f.at_a(bz % lead, by * t.bm, (first + ko) * t.bk)], As)
-                T.copy(B[f.at_b(bz % lead, (first + ko) * t.bk, bx * t.bn)], Bs)
-                T.gemm(As, Bs, Cf, transpose_A=f.ta, transpose_B=f.tb)
-            T.copy(Cf, W[bz, by * t.bm, bx * t.bn])
+                T.copy(f.left(A, B, bz % lead, by * t.bm, (first + ko) * t.bk), As)
+                T.copy(f.right(A, B, bz % lead, (first + ko) * t.bk, bx * t.bn), Bs)
+                T.gemm(As, Bs, Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+            if t.turned:
+                for i, j in T.Parallel(t.bm, t.bn):
+                    if bx * t.bn + j < f.m and by * t.bm + i < f.n:
+                        W[bz, bx * t.bn + j, by * t.bm + i] = Cf[i, j]
+            else:
+                T.copy(Cf, W[bz, by * t.bm, bx * t.bn])
         with T.Kernel(T.ceildiv(f.n, columns), T.ceildiv(f.m, rows), lead, threads=256) as (bx, by, bz):
             total = T.alloc_fragment((rows, columns), f.types[3])
             D = T.alloc_fragment((rows, columns), f.result)
@@ -277,8 +316,8 @@ def gemm_grouped(f: Form) -> Any:
                 where[tile + s, 1] = 0
                 where[tile + s, 2] = 0
         with T.Kernel(T.ceildiv(f.n, t.bn), tiles, threads=t.threads) as (bx, by):
-            As = T.alloc_shared(f.a_tile, f.types[0])
-            Bs = T.alloc_shared(f.b_tile, f.types[1])
+            As = T.alloc_shared(f.left_tile, f.types[0])
+            Bs = T.alloc_shared(f.right_tile, f.types[1])
             Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
             group = where[by, 0]
             first = where[by, 1]

@@ -24,6 +24,12 @@ _OUTPUT_STAGING = 32 * 1024  # shared bytes left to the copy of a tile out throu
 _BARRIER_BYTES = 1024
 _ISSUE = {1: 1.36, 2: 1.25, 3: 1.29}  # by warp groups that compute: cycles for one of the matrix unit
 _SUMS = {1: 168, 2: 192, 3: 128}  # registers of a thread for totals and sums of a part
+_OWN = 35.0  # bytes a cycle from L2 of what one unit asks for, with all units loading; of s units s ** (1 / 3) as many
+_OUTSIDE = 2e12  # bytes a second, of all units, of boxes outside their tensor, which TMA fills with zeros
+_ACROSS = 2.5  # cost of rows that lie across cache lines
+_PAIRING = 68.0  # bytes a cycle of matrix work above which neighbours share loads in a cluster (transform/persist.py)
+_PAIRED = 1.08  # what waiting for the other block of a cluster costs
+_FEW_ROWS = 128  # rows up to which turned tiles are thought of
 
 
 @dataclass(frozen=True)
@@ -55,9 +61,9 @@ class Problem:
 
     bits: of an operand's element.  kind: "half", "tf32", "fp8", "int8" or "float" (no matrix instructions).  two_level:
     partial sums of 128 of k are added to a second accumulator.  out_bits: of a result.  a_k, b_k: k is contiguous.
-    may_split: k may be shared out over blocks.  column_block: a tile's columns lie in at most two
-    blocks of so many, which bn divides or overlaps evenly (0: any bn).  a_lined, b_lined: rows start at multiples of 128
-    bytes.
+    may_split: k may be shared out over blocks.  column_block: a tile's columns lie in at most two blocks of so many,
+    which bn divides or overlaps evenly (0: any bn).  a_lined, b_lined: rows start at multiples of 128 bytes.
+    may_turn: tiles may be turned (Tile.turned).
     """
 
     m: int
@@ -74,13 +80,15 @@ class Problem:
     column_block: int = 0
     a_lined: bool = True
     b_lined: bool = True
+    may_turn: bool = False
 
 
 @dataclass(frozen=True)
 class Tile:
     """A tile of bm x bn, bk of k at a time in `stages` stages, by `threads` threads; k shared out over `parts` blocks.
 
-    panel: rows of tiles that are worked on together (T.use_swizzle).  seconds: what the model expects.
+    panel: rows of tiles that are worked on together (T.use_swizzle).  seconds: what the model expects.  turned: bm counts
+    columns of the result and bn its rows, so few rows fill a tile: instructions have 64 x 8 n.
     """
 
     bm: int
@@ -91,6 +99,7 @@ class Tile:
     parts: int = 1
     panel: int = 8
     seconds: float = inf
+    turned: bool = False
 
 
 def chip_of(target: Target) -> Chip:
@@ -102,8 +111,8 @@ def chip_of(target: Target) -> Chip:
     same = here is not None and here[0] * 10 + here[1] == target.arch_number
     if target.has_wgmma:
         units = _units() if same else 132
-        # Tiles that neighbours ask for at the same time reach 77 bytes a cycle and more from L2; data of one's own 35.
-        return Chip("wgmma", units, 1.98e9, 4096, 80, 95, 19, 4.4e12, 60 << 20, limits.shared_per_block,
+        # Tiles that neighbours ask for at the same time reach 77 bytes a cycle and more from L2 (of one's own: _OWN).
+        return Chip("wgmma", units, 1.98e9, 4096, 80, 95, 19, 4e12, 60 << 20, limits.shared_per_block,
                     limits.shared_per_sm, 1.3e-6)
     units = _units() if same else 108
     flops = 2540 if target.arch_number == 90 else 2048 if target.arch_number >= 80 else 1024
@@ -134,6 +143,13 @@ def matrix_cycles(chip: Chip, p: Problem, bm: int, bn: int) -> float:
 
 def price(chip: Chip, p: Problem, t: Tile) -> float:
     """Seconds the model expects of a tile."""
+    return _price(chip, p, t)[0]
+
+
+def _price(chip: Chip, p: Problem, t: Tile) -> tuple[float, float]:
+    """(seconds, seconds if memory were free)."""
+    if t.turned:
+        return _price(chip, turned(p), replace(t, turned=False))
     size = p.bits / 8
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     depth = ceil(ceil(p.k / t.bk) / t.parts)  # stages of a block
@@ -142,9 +158,10 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     rounds = ceil(tiles / chip.units)  # of a unit, one after another or side by side
     busy = min(1.0, tiles / chip.units)
     matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
+    shared = _shared(chip, p, t, matrix)
+    load = _load(chip, p, t, shared, busy)
+    matrix *= _PAIRED if shared else 1.0
     matrix *= _issue(chip, t, (t.bm + t.bn) * t.bk * size / matrix)
-    rate = min(chip.alone, chip.l2 / busy)
-    load = _loaded(p, t) / rate
     stage = max(matrix, load)
     if p.two_level and chip.kind == "wgmma":
         stage = _promoted(chip, p, t, stage)
@@ -162,10 +179,10 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     if chip.kind == "wgmma":  # where power limits, units that are done early leave theirs to the others
         idle = (1 - tiles / chip.units / rounds) * depth * stage * rounds
         cycles -= 0.5 * _long(cycles / chip.clock) * idle
-    seconds = max(_seconds(chip, cycles), _memory(chip, p, t) / chip.memory) + chip.start
+    own, moved, more = max(_seconds(chip, cycles), _outside(chip, p, t)), _memory(chip, p, t) / chip.memory, chip.start
     if t.parts > 1:
-        seconds += chip.start + p.batch * p.m * p.n * (4 * t.parts + p.out_bits / 8) / (1.5 * chip.memory)
-    return seconds
+        more += chip.start + p.batch * p.m * p.n * (4 * t.parts + p.out_bits / 8) / (1.5 * chip.memory)
+    return max(own, moved) + more, own + more
 
 
 def _promoted(chip: Chip, p: Problem, t: Tile, stage: float) -> float:
@@ -216,10 +233,44 @@ def _long(seconds: float) -> float:
     return min(1.0, max(0.0, (seconds - 4e-5) / 6e-5))
 
 
-def _loaded(p: Problem, t: Tile) -> float:
-    """Bytes of a stage; rows that lie across cache lines cost more (measured, in clusters of two)."""
-    size, across = p.bits / 8, 2.5
-    return t.bk * size * (t.bm * (1 if p.a_lined else across) + t.bn * (1 if p.b_lined else across))
+def _lines(p: Problem, t: Tile) -> tuple[float, float]:
+    """Bytes of a stage of A and of B that come from L2, rows across cache lines counted as what they cost."""
+    row = t.bk * p.bits / 8
+    return min(t.bm, p.m) * row * (1 if p.a_lined else _ACROSS), min(t.bn, p.n) * row * (1 if p.b_lined else _ACROSS)
+
+
+def _shared(chip: Chip, p: Problem, t: Tile, matrix: float) -> str:
+    """Which operand clusters of two load once, "a" or "b"; "" for launches without (transform/persist.py)."""
+    rows, columns, (a, b) = ceil(p.m / t.bm), ceil(p.n / t.bn), _lines(p, t)
+    if chip.kind != "wgmma" or p.a_lined and p.b_lined or rows * columns * p.batch <= chip.units or a + b <= _PAIRING * matrix:
+        return ""
+    if rows % 2 == 0 and (columns % 2 or b >= a):
+        return "b"
+    return "" if columns % 2 else "a"
+
+
+def _load(chip: Chip, p: Problem, t: Tile, shared: str, busy: float) -> float:
+    """Cycles until a stage is loaded: what many units ask for at the same time comes at the rate of L2, what one has for
+    itself at less than half of it."""
+    a, b = _lines(p, t)
+    a, b = a / 2 if shared == "a" else a, b / 2 if shared == "b" else b
+    rate = min(chip.alone, chip.l2 / busy)
+    if chip.kind != "wgmma":
+        return (a + b) / rate
+    own = _OWN / busy**0.5
+    return a / min(rate, own * ceil(p.n / t.bn) ** (1 / 3)) + b / min(rate, own * ceil(p.m / t.bm) ** (1 / 3))
+
+
+def _outside(chip: Chip, p: Problem, t: Tile) -> float:
+    """Seconds of boxes outside their tensor."""
+    rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
+    beyond = (rows * t.bm - p.m) * columns + (columns * t.bn - p.n) * rows
+    return beyond * p.k * p.bits / 8 * p.batch / _OUTSIDE if chip.kind == "wgmma" else 0.0
+
+
+def turned(p: Problem) -> Problem:
+    """The product whose result is the transposed one."""
+    return replace(p, m=p.n, n=p.m, a_k=p.b_k, b_k=p.a_k, a_lined=p.b_lined, b_lined=p.a_lined, may_turn=False)
 
 
 def _resident(chip: Chip, p: Problem, t: Tile) -> int:
@@ -249,6 +300,8 @@ def shared_bytes(p: Problem, t: Tile) -> int:
 
 def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
     """Tiles that the machine can hold, unpriced."""
+    if p.may_turn and chip.kind == "wgmma" and p.kind != "float" and p.m <= _FEW_ROWS:
+        yield from (replace(t, turned=True) for t in candidates(chip, turned(p)))
     if chip.kind == "wgmma" and p.kind != "float":
         shapes = list(_warp_group_tiles(p))
     elif chip.kind == "cpu":
@@ -294,18 +347,20 @@ def _parts(chip: Chip, p: Problem, bm: int, bn: int, bk: int) -> tuple[int, ...]
 
 @lru_cache(maxsize=1024)
 def choose_tile(chip: Chip, p: Problem) -> Tile:
-    """Of the candidates within 1 % of the cheapest the one that moves the fewest bytes a product.
+    """Of the candidates within 1 % of the cheapest the one that moves the fewest bytes a product; where memory is what
+    limits, the one whose own work takes the least.
 
     Raises ValueError where no tile fits (column_block).
     """
-    priced = [(price(chip, p, t), t) for t in candidates(chip, p)]
+    priced = [(*_price(chip, p, t), t) for t in candidates(chip, p)]
     if not priced:
         raise ValueError(f"no tile of {chip.kind} suits {p}")
-    best = min(seconds for seconds, _ in priced)
-    near = [(t.parts, (t.bm + t.bn) / (t.bm * t.bn), seconds, t) for seconds, t in priced if seconds <= 1.01 * best]
+    best, own, _ = min(priced, key=lambda x: x[:2])
+    near = [(t.parts, x if own < best else (t.bm + t.bn) / (t.bm * t.bn), seconds, t)
+            for seconds, x, t in priced if seconds <= 1.01 * best]
     _, _, seconds, t = min(near, key=lambda x: x[:3])
     return replace(t, seconds=seconds)
 
 
 __all__ = ["Chip", "Problem", "Tile", "candidates", "chip_of", "choose_tile", "column_parts", "matrix_cycles", "price",
-           "shared_bytes", "without_wgmma"]
+           "shared_bytes", "turned", "without_wgmma"]
