@@ -1,6 +1,6 @@
 """CUDA C++ for kernels in phase DEVICE.  `print_kernel(kernel)` is the whole interface.
 
-A kernel is an `extern "C" __global__` function; what it needs of prelude.cuh stands before it.  Shared memory is one
+A kernel is an `extern "C" __global__` function; what it needs of prelude_*.cuh stands before it.  Shared memory is one
 dynamic array with the offsets planned by transform/plan_shared_memory.py.
 """
 

@@ -1,7 +1,7 @@
 """CUDA text of Hopper's own operations: tensor maps, TMA, warp groups; products are in wgmma.py.
 
 Functions whose form depends on a rank or an instruction row are written out when a kernel names them
-(`hopper_function`); all others are sections of prelude.cuh.
+(`hopper_function`); all others are sections of prelude_*.cuh.
 """
 
 from __future__ import annotations

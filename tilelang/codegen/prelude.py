@@ -1,4 +1,8 @@
-"""The device header of generated kernels: the sections of prelude.cuh that a text uses, and wrappers of mma rows."""
+"""The device header of generated kernels: the sections of prelude_*.cuh that a text uses, and wrappers of mma rows.
+
+Only the sections a kernel needs are printed before it: each starts with a line "//@ name" of what it defines, and uses only
+earlier ones.  Instructions: PTX ISA.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from tilelang.target.instructions import MMA_ROWS, MmaRow, function_name
 from .hopper import hopper_function
 
 _WORD = re.compile(r"\w+")
-_FILE = os.path.join(os.path.dirname(__file__), "prelude.cuh")
+_FILES = ("prelude_values.cuh", "prelude_memory.cuh", "prelude_threads.cuh")  # what a section uses stands before it
 
 
 @record
 class Section:
-    """One definition of prelude.cuh.  needs: other sections named in its text."""
+    """One definition.  words: all that stands in its text, other sections' names among them."""
 
     name: str
     text: str
@@ -26,11 +30,14 @@ class Section:
 
 @lru_cache(maxsize=1)
 def sections() -> dict[str, Section]:
-    """Sections of prelude.cuh by name, in file order: a section uses only earlier ones."""
-    with open(_FILE, encoding="utf-8") as f:
-        parts = re.split(r"^//@ (\w+)\n", f.read(), flags=re.M)[1:]
-    return {name: Section(name, text.rstrip() + "\n", frozenset(_WORD.findall(text)) - {name})
-            for name, text in zip(parts[::2], parts[1::2])}
+    """Sections by name, in the order of the files: a section uses only earlier ones."""
+    out: dict[str, Section] = {}
+    for name in _FILES:
+        with open(os.path.join(os.path.dirname(__file__), name), encoding="utf-8") as f:
+            parts = re.split(r"^//@ (\w+)\n", f.read(), flags=re.M)[1:]
+        out.update((part, Section(part, text.rstrip() + "\n", frozenset(_WORD.findall(text)) - {part}))
+                   for part, text in zip(parts[::2], parts[1::2]))
+    return out
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
 """Device operations: barriers, async copies, matrix moves, shuffles, votes, atomics.  Joined into INTRINSICS.
 
 The CUDA text of a row is a format string over {0}, {1}, … (arguments), {args} (all of them), {dtype} (result type) and
-the Call's attrs by name; it calls the functions of codegen/prelude.cuh, which hold the PTX.  A pointer argument
+the Call's attrs by name; it calls the functions of codegen/prelude_*.cuh, which hold the PTX.  A pointer argument
 (AddressOf) prints as a typed pointer.
 """
 

@@ -15,7 +15,7 @@ from tilelang.target.tensor_map import TensorMap, tensor_maps_of
 from .effects import effects
 
 
-# The counter that T.sync_grid waits on (codegen/prelude.cuh, sync_grid); the name is kept free for it.
+# The counter that T.sync_grid waits on (codegen/prelude_memory.cuh, sync_grid); the name is kept free for it.
 GRID_BARRIER = Buffer("grid_barrier_", (1,), dtype("uint32"), attrs=(("zeroed", True),))
 
 

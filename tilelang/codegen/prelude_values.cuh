@@ -1,0 +1,325 @@
+// Device functions that generated kernels use: vectors, conversions, arithmetic (prelude.py).
+//@ vec
+// N elements that move as one access.
+template <typename T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) vec {
+  T v[N];
+};
+//@ raw_bytes
+// An integer type of BYTES bytes, for accesses of that width.
+template <int BYTES> struct raw_bytes { using type = uint4; };
+template <> struct raw_bytes<1> { using type = unsigned char; };
+template <> struct raw_bytes<2> { using type = unsigned short; };
+template <> struct raw_bytes<4> { using type = unsigned; };
+template <> struct raw_bytes<8> { using type = uint2; };
+//@ load
+template <typename T, int N> TL_DEVICE vec<T, N> load(const void* p) {
+  constexpr int BYTES = sizeof(T) * N, STEP = BYTES < 16 ? BYTES : 16;
+  using R = typename raw_bytes<STEP>::type;
+  vec<T, N> out;
+#pragma unroll
+  for (int i = 0; i < BYTES / STEP; ++i) reinterpret_cast<R*>(&out)[i] = reinterpret_cast<const R*>(p)[i];
+  return out;
+}
+//@ store
+template <typename T, int N> TL_DEVICE void store(void* p, const vec<T, N>& x) {
+  constexpr int BYTES = sizeof(T) * N, STEP = BYTES < 16 ? BYTES : 16;
+  using R = typename raw_bytes<STEP>::type;
+#pragma unroll
+  for (int i = 0; i < BYTES / STEP; ++i) reinterpret_cast<R*>(p)[i] = reinterpret_cast<const R*>(&x)[i];
+}
+//@ copy
+// N elements from one place to another in the widest accesses.
+template <typename T, int N> TL_DEVICE void copy(void* to, const void* from) { store<T, N>(to, load<T, N>(from)); }
+//@ splat
+template <typename T, int N> TL_DEVICE vec<T, N> splat(T x) {
+  vec<T, N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) out.v[i] = x;
+  return out;
+}
+//@ ramp
+template <typename T, int N> TL_DEVICE vec<T, N> ramp(T base, T stride) {
+  vec<T, N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) out.v[i] = base + T(i) * stride;
+  return out;
+}
+//@ cast
+template <typename T, typename S, int N> TL_DEVICE vec<T, N> cast(const vec<S, N>& x) {
+  vec<T, N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) out.v[i] = T(x.v[i]);
+  return out;
+}
+//@ to_int
+// A float cut to an integer: beyond the range its nearest end, NaN zero.  C++ leaves both undefined.
+template <typename T> TL_DEVICE T to_int(float x) {
+  constexpr bool SIGNED = T(-1) < T(0);
+  if constexpr (sizeof(T) == 8) {
+    if constexpr (SIGNED) return x != x ? T(0) : T(__float2ll_rz(x));
+    else return T(x != x ? 0ull : __float2ull_rz(x));
+  } else if constexpr (sizeof(T) == 4) {
+    if constexpr (SIGNED) return T(__float2int_rz(x));
+    else return T(__float2uint_rz(x));
+  } else {
+    int y;
+    if constexpr (sizeof(T) == 1 && SIGNED) asm("cvt.rzi.s8.f32 %0, %1;" : "=r"(y) : "f"(x));
+    else if constexpr (sizeof(T) == 1) asm("cvt.rzi.u8.f32 %0, %1;" : "=r"(y) : "f"(x));
+    else if constexpr (SIGNED) asm("cvt.rzi.s16.f32 %0, %1;" : "=r"(y) : "f"(x));
+    else asm("cvt.rzi.u16.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return T(y);
+  }
+}
+template <typename T> TL_DEVICE T to_int(double x) {
+  constexpr bool SIGNED = T(-1) < T(0);
+  if (x != x) return T(0);
+  if constexpr (sizeof(T) == 8 && SIGNED) return T(__double2ll_rz(x));
+  else if constexpr (sizeof(T) == 8) return T(__double2ull_rz(x));
+  else if constexpr (sizeof(T) == 4 && SIGNED) return T(__double2int_rz(x));
+  else if constexpr (sizeof(T) == 4) return T(__double2uint_rz(x));
+  else {
+    constexpr int BITS = 8 * sizeof(T), HIGH = (1 << (BITS - SIGNED)) - 1, LOW = SIGNED ? -HIGH - 1 : 0;
+    return T(::max(::min(__double2int_rz(x), HIGH), LOW));
+  }
+}
+//@ cast_int
+template <typename T, typename S, int N> TL_DEVICE vec<T, N> cast_int(const vec<S, N>& x) {
+  vec<T, N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) out.v[i] = to_int<T>(x.v[i]);
+  return out;
+}
+//@ cast_half
+// float -> half in pairs: one cvt.rn.f16x2 for two elements.
+template <int N> TL_DEVICE vec<half_t, N> cast_half(const vec<float, N>& x) {
+  static_assert(N % 2 == 0, "pairs");
+  vec<half_t, N> out;
+#pragma unroll
+  for (int i = 0; i < N; i += 2)
+    *reinterpret_cast<__half2*>(&out.v[i]) = __floats2half2_rn(x.v[i], x.v[i + 1]);
+  return out;
+}
+//@ cast_bfloat16
+template <int N> TL_DEVICE vec<bfloat16_t, N> cast_bfloat16(const vec<float, N>& x) {
+  static_assert(N % 2 == 0, "pairs");
+  vec<bfloat16_t, N> out;
+#pragma unroll
+  for (int i = 0; i < N; i += 2)
+    *reinterpret_cast<__nv_bfloat162*>(&out.v[i]) = __floats2bfloat162_rn(x.v[i], x.v[i + 1]);
+  return out;
+}
+//@ pack_half
+// N floats in registers to halves in registers, a pair a word: the compiler takes less time over words than over halves.
+template <int N> TL_DEVICE void pack_half(half_t* to, const float* from) {
+#if __CUDA_ARCH__ >= 800
+#pragma unroll
+  for (int i = 0; i < N; i += 2)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(reinterpret_cast<unsigned*>(to)[i / 2]) : "f"(from[i + 1]), "f"(from[i]));
+#else
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(reinterpret_cast<unsigned short*>(to)[i]) : "f"(from[i]));
+#endif
+}
+//@ pack_bfloat16
+template <int N> TL_DEVICE void pack_bfloat16(bfloat16_t* to, const float* from) {
+#if __CUDA_ARCH__ >= 800
+#pragma unroll
+  for (int i = 0; i < N; i += 2)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(reinterpret_cast<unsigned*>(to)[i / 2]) : "f"(from[i + 1]), "f"(from[i]));
+#else
+#pragma unroll
+  for (int i = 0; i < N; ++i) {  // to the nearest, ties to even; NaN as the headers give it
+    const unsigned bits = __float_as_uint(from[i]);
+    reinterpret_cast<unsigned short*>(to)[i] = from[i] != from[i] ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  }
+#endif
+}
+//@ map
+template <typename F, typename T, int N> TL_DEVICE auto map(F f, const vec<T, N>& x) {
+  vec<decltype(f(x.v[0])), N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) out.v[i] = f(x.v[i]);
+  return out;
+}
+template <typename F, typename T, typename U, int N> TL_DEVICE auto map(F f, const vec<T, N>& x, const vec<U, N>& y) {
+  vec<decltype(f(x.v[0], y.v[0])), N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) out.v[i] = f(x.v[i], y.v[i]);
+  return out;
+}
+template <typename F, typename T, typename U, typename W, int N>
+TL_DEVICE auto map(F f, const vec<T, N>& x, const vec<U, N>& y, const vec<W, N>& z) {
+  vec<decltype(f(x.v[0], y.v[0], z.v[0])), N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) out.v[i] = f(x.v[i], y.v[i], z.v[i]);
+  return out;
+}
+//@ wraps_as
+// The type in which arithmetic on T wraps around instead of being undefined.
+template <typename T> struct wraps_as { using type = T; };
+template <> struct wraps_as<int> { using type = unsigned; };
+template <> struct wraps_as<long long> { using type = unsigned long long; };
+//@ vec_arithmetic
+#define TL_VEC_ARITHMETIC(op)                                                                        \
+  template <typename T, int N> TL_DEVICE vec<T, N> operator op(const vec<T, N>& a, const vec<T, N>& b) { \
+    using W = typename wraps_as<T>::type;                                                            \
+    vec<T, N> out;                                                                                   \
+    _Pragma("unroll") for (int i = 0; i < N; ++i) out.v[i] = T(W(a.v[i]) op W(b.v[i]));              \
+    return out;                                                                                      \
+  }
+TL_VEC_ARITHMETIC(+) TL_VEC_ARITHMETIC(-) TL_VEC_ARITHMETIC(*)
+//@ vec_bits
+#define TL_VEC_BITS(op)                                                                              \
+  template <typename T, int N> TL_DEVICE vec<T, N> operator op(const vec<T, N>& a, const vec<T, N>& b) { \
+    vec<T, N> out;                                                                                   \
+    _Pragma("unroll") for (int i = 0; i < N; ++i) out.v[i] = T(a.v[i] op b.v[i]);                    \
+    return out;                                                                                      \
+  }
+TL_VEC_BITS(/) TL_VEC_BITS(%) TL_VEC_BITS(<<) TL_VEC_BITS(>>) TL_VEC_BITS(&) TL_VEC_BITS(|) TL_VEC_BITS(^)
+//@ vec_compare
+#define TL_VEC_COMPARE(op)                                                                           \
+  template <typename T, int N> TL_DEVICE vec<bool, N> operator op(const vec<T, N>& a, const vec<T, N>& b) { \
+    vec<bool, N> out;                                                                                \
+    _Pragma("unroll") for (int i = 0; i < N; ++i) out.v[i] = a.v[i] op b.v[i];                       \
+    return out;                                                                                      \
+  }
+TL_VEC_COMPARE(<) TL_VEC_COMPARE(<=) TL_VEC_COMPARE(>) TL_VEC_COMPARE(>=) TL_VEC_COMPARE(==) TL_VEC_COMPARE(!=)
+TL_VEC_COMPARE(&&) TL_VEC_COMPARE(||)
+//@ vec_half
+// Pairs of halves in one instruction.
+#define TL_VEC_HALF(op, fn)                                                                          \
+  template <int N> TL_DEVICE vec<half_t, N> operator op(const vec<half_t, N>& a, const vec<half_t, N>& b) { \
+    static_assert(N % 2 == 0, "pairs");                                                              \
+    vec<half_t, N> out;                                                                              \
+    _Pragma("unroll") for (int i = 0; i < N / 2; ++i) reinterpret_cast<__half2*>(&out)[i] =          \
+        fn(reinterpret_cast<const __half2*>(&a)[i], reinterpret_cast<const __half2*>(&b)[i]);        \
+    return out;                                                                                      \
+  }
+TL_VEC_HALF(+, __hadd2) TL_VEC_HALF(-, __hsub2) TL_VEC_HALF(*, __hmul2)
+//@ vec_bfloat16
+#define TL_VEC_BFLOAT16(op, fn)                                                                      \
+  template <int N> TL_DEVICE vec<bfloat16_t, N> operator op(const vec<bfloat16_t, N>& a, const vec<bfloat16_t, N>& b) { \
+    static_assert(N % 2 == 0, "pairs");                                                              \
+    vec<bfloat16_t, N> out;                                                                          \
+    _Pragma("unroll") for (int i = 0; i < N / 2; ++i) reinterpret_cast<__nv_bfloat162*>(&out)[i] =   \
+        fn(reinterpret_cast<const __nv_bfloat162*>(&a)[i], reinterpret_cast<const __nv_bfloat162*>(&b)[i]); \
+    return out;                                                                                      \
+  }
+TL_VEC_BFLOAT16(+, __hadd2) TL_VEC_BFLOAT16(-, __hsub2) TL_VEC_BFLOAT16(*, __hmul2)
+//@ add2
+// The packed functions work on pairs of float, half or bfloat16; sections vec_half, vec_bfloat16 give theirs in one step.
+template <typename V> TL_DEVICE V add2(const V& a, const V& b) { return a + b; }  // vec_arithmetic
+//@ sub2
+template <typename V> TL_DEVICE V sub2(const V& a, const V& b) { return a - b; }  // vec_arithmetic vec_half vec_bfloat16
+//@ mul2
+template <typename V> TL_DEVICE V mul2(const V& a, const V& b) { return a * b; }  // vec_arithmetic vec_half vec_bfloat16
+//@ fma_of
+TL_DEVICE float fma_of(float x, float y, float z) { return fmaf(x, y, z); }
+TL_DEVICE half_t fma_of(half_t x, half_t y, half_t z) { return __hfma(x, y, z); }
+TL_DEVICE bfloat16_t fma_of(bfloat16_t x, bfloat16_t y, bfloat16_t z) { return __hfma(x, y, z); }
+//@ fma2
+template <typename V> TL_DEVICE V fma2(const V& a, const V& b, const V& c) {
+  return map([](auto x, auto y, auto z) { return fma_of(x, y, z); }, a, b, c);
+}
+//@ max2
+template <typename V> TL_DEVICE V max2(const V& a, const V& b) {
+  using T = decltype(a.v[0] + a.v[0]);
+  return map([](T x, T y) { return T(fmaxf(float(x), float(y))); }, a, b);
+}
+//@ min2
+template <typename V> TL_DEVICE V min2(const V& a, const V& b) {
+  using T = decltype(a.v[0] + a.v[0]);
+  return map([](T x, T y) { return T(fminf(float(x), float(y))); }, a, b);
+}
+//@ abs2
+template <typename V> TL_DEVICE V abs2(const V& a) {
+  using T = decltype(a.v[0] + a.v[0]);
+  return map([](T x) { return T(fabsf(float(x))); }, a);
+}
+//@ nonzero
+// What an integer may be divided by.  x / 0 is undefined in C: compilers pack 8- and 16-bit quotients into words as if none
+// overflowed, so that one lane's division by 0 changed the lanes beside it.
+template <typename T> TL_DEVICE T nonzero(T b) { return b == 0 ? T(1) : b; }
+//@ floordiv
+// Quotient and remainder that round to minus infinity; C's round to zero.
+template <typename T> TL_DEVICE T floordiv(T a, T b) {
+  if (sizeof(T) < 4) b = nonzero(b);
+  T q = a / b;
+  return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
+}
+//@ floormod
+template <typename T> TL_DEVICE T floormod(T a, T b) {
+  if (sizeof(T) < 4) b = nonzero(b);
+  T r = a % b;
+  return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r;
+}
+//@ abs
+template <typename T> TL_DEVICE T abs(T x) { return x < T(0) ? T(-x) : x; }
+//@ select_both
+template <typename T> struct select_both {  // its fields are evaluated in order, by all lanes
+  bool c;
+  T a, b;
+  TL_DEVICE T pick() const { return c ? a : b; }
+};
+//@ popcount
+template <typename T> TL_DEVICE T popcount(T x) {
+  constexpr unsigned long long MASK = sizeof(T) == 8 ? ~0ull : (1ull << (8 * (sizeof(T) % 8))) - 1;
+  return T(sizeof(T) == 8 ? __popcll((unsigned long long)x) : __popc((unsigned)((unsigned long long)x & MASK)));
+}
+//@ clz
+template <typename T> TL_DEVICE T clz(T x) {
+  constexpr unsigned long long MASK = sizeof(T) == 8 ? ~0ull : (1ull << (8 * (sizeof(T) % 8))) - 1;
+  return T(__clzll((long long)((unsigned long long)x & MASK)) - (64 - 8 * (int)sizeof(T)));
+}
+//@ ffs
+template <typename T> TL_DEVICE int ffs(T x) {
+  constexpr unsigned long long MASK = sizeof(T) == 8 ? ~0ull : (1ull << (8 * (sizeof(T) % 8))) - 1;
+  return __ffsll((long long)((unsigned long long)x & MASK));
+}
+//@ reinterpret
+template <typename T, typename S> TL_DEVICE T reinterpret(const S& x) {
+  static_assert(sizeof(T) == sizeof(S), "reinterpret keeps the size");
+  T out;
+  memcpy(&out, &x, sizeof(T));
+  return out;
+}
+//@ sigmoid
+// By exp(-|x|), which does not overflow: small results keep their bits.
+TL_DEVICE float sigmoid(float x) {
+  const float t = expf(-fabsf(x));
+  return (x < 0.0f ? t : 1.0f) / (1.0f + t);
+}
+TL_DEVICE double sigmoid(double x) {
+  const double t = exp(-fabs(x));
+  return (x < 0.0 ? t : 1.0) / (1.0 + t);
+}
+//@ fast_exp2
+TL_DEVICE float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+//@ fast_rcp
+TL_DEVICE float fast_rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+//@ to_tf32
+TL_DEVICE float to_tf32(float x) {
+  unsigned y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return __uint_as_float(y);
+}
+//@ next_after
+// The neighbour of a 16-bit float towards y.
+template <typename T> TL_DEVICE T next_after(T x, T y) {
+  const float a = float(x), b = float(y);
+  if (a != a || b != b) return T(a + b);
+  if (a == b) return y;
+  unsigned short bits = reinterpret<unsigned short>(x);
+  if (a == 0.0f) bits = b > 0.0f ? 0x0001 : 0x8001;
+  else bits += ((b > a) == (a > 0.0f)) ? 1 : -1;
+  return reinterpret<T>(bits);
+}
