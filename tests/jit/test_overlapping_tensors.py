@@ -6,7 +6,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 from tilelang.ir import Call, For, Launch, walk
-from tilelang.transform.aliasing import keep_order, overlapping, read_after_write
+from tilelang.transform.aliasing import keep_order, made_of_pointers, overlapping, parameter_names, read_after_write
 from tilelang.transform.pass_ import PassContext
 from tilelang.transform.pipeline import lower
 
@@ -111,6 +111,32 @@ def test_parts_of_one_array(execution):
     np.testing.assert_allclose(right, kept + 1 + kept[::-1], rtol=1e-6, atol=1e-6)
 
 
+M = T.dynamic("m")
+
+
+@T.prim_func
+def pointers(p: T.ptr, A: T.Tensor((M,), F32), q: T.ptr, rows: T.int32, C: T.Tensor((M,), F32)):
+    with T.Kernel(1, threads=32) as _:
+        P, Q = T.make_tensor(p, (rows, 8), F32, strides=(8, 1)), T.make_tensor(q, (M,), F32)
+        for i in T.Parallel(M):
+            P[i // 8, i % 8] = 7
+        for i in T.Parallel(M):
+            C[i] = A[i] + Q[i]
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_memory_behind_pointers(execution):
+    assert read_after_write(pointers.func) == (("p", "A"), ("p", "q"))
+    k = kernel(pointers, execution)
+    for shift in (-24, 0, 5, 32):
+        buf, ones, c = random(128), np.ones(32, np.float32), np.zeros(32, np.float32)
+        want = buf.copy()
+        want[48 + shift:80 + shift] = 7
+        for a, q in ((buf[48:80], ones), (ones, buf[48:80])):
+            k(buf[48 + shift:80 + shift], a, q, 4, c)
+            np.testing.assert_array_equal(c, want[48:80] + 1)
+
+
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_element_by_element_in_place_needs_no_other_kernel(execution):
     a = random(64)
@@ -133,6 +159,8 @@ def test_which_tensors_must_lie_apart():
             T.copy(A, C)
 
     assert read_after_write(declared.func) == () and overlapping(declared.func, True)
+    assert parameter_names(crossing.func) == ("A", "B", "C") and parameter_names(pointers.func) == ("A", "C", "P", "Q")
+    assert {n: [b.name for b in made] for n, made in made_of_pointers(pointers.func).items()} == {"p": ["P"], "q": ["Q"]}
     assert not overlapping(crossing.func, True) and overlapping(crossing.func, False)
 
 

@@ -36,11 +36,13 @@ class Request:
     given: Any = None  # the PrimFunc the user passed
 
 
-def kept_apart(request: Request) -> tuple[tuple[str, str], ...]:
-    """Pairs of tensors that the compiled kernel takes to lie apart and that a call may pass as one (JITKernel.in_order)."""
-    from tilelang.transform.aliasing import read_after_write
+def kept_apart(request: Request) -> tuple[tuple[tuple[str, str], ...], dict[str, Any]]:
+    """Pairs of tensors that the compiled kernel takes to lie apart and that a call may pass as one (JITKernel.in_order), and
+    what the program makes of pointers."""
+    from tilelang.transform.aliasing import made_of_pointers, read_after_write
 
-    return () if request.config.get("tirx.noalias") is False else read_after_write(request.func)
+    pairs = () if request.config.get("tirx.noalias") is False else read_after_write(request.func)
+    return pairs, made_of_pointers(request.func) if pairs else {}
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def device_source(request: Request, early: Callable[[list[str]], None] | None = 
 def host_text(request: Request, sig: Signature, launcher: Any) -> str:
     """LLVM IR of the host part."""
     return stub_text(sig, launcher, needed_symbols(request.func, sig), (), host_assumptions(request.func, sig),
-                     kept_apart(request))
+                     *kept_apart(request))
 
 
 def nvrtc_options(request: Request) -> list[str]:

@@ -49,7 +49,7 @@ class SimulatedEntry:
         self.request, self.sig = request, sig
         self.program = with_attrs(lowered or request.func, tilelang_out_idx=sig.out_idx or None)
         apart = kept_apart(request) if lowered is not None and request.backend != TILE else ()
-        text = stub_text(sig, _NoLaunch(), set(), ("check",), host_assumptions(request.func, sig), apart)
+        text = stub_text(sig, _NoLaunch(), set(), ("check",), host_assumptions(request.func, sig), *apart)
         self.library = HostLibrary(compile_object(text), ("tl_check",))
         self.checks = self.library.function("tl_check")
         self.last_report: Any = None

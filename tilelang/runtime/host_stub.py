@@ -19,10 +19,12 @@ and of DLPack.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-from tilelang.ir import Expr, Var, dtype, free_vars, int_range
+from tilelang.ir import Buffer, Expr, Var, dtype, free_vars, int_range
 
+from .host_overlap import refuse_overlaps
 from .llvm_text import HEADER, WEIGHTS, HostExpr, Writer, has_infinity, rounded_to, text_of
 from .signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
 
@@ -102,8 +104,10 @@ class Prepare:
     """Text of `prepare`: every check of the inputs, then the frame."""
 
     def __init__(self, sig: Signature, launcher: Launcher, needed: set[Var],
-                 assumptions: tuple[Expr, ...] = (), apart: tuple[tuple[str, str], ...] = ()) -> None:
-        self.sig, self.launcher, self.needed, self.assumptions, self.apart = sig, launcher, needed, assumptions, apart
+                 assumptions: tuple[Expr, ...] = (), apart: tuple[tuple[str, str], ...] = (),
+                 made: Mapping[str, tuple[Buffer, ...]] | None = None) -> None:
+        self.sig, self.launcher, self.needed, self.assumptions = sig, launcher, needed, assumptions
+        self.apart, self.made = apart, made or {}
         self.data: dict[int, str] = {}  # parameter index -> address of its first element
         self.w = Writer()
         self.scalars: dict[Var, str] = {}
@@ -133,7 +137,7 @@ class Prepare:
         for a in self.sig.inputs:
             if isinstance(a, TensorArg):
                 self._late_checks(a)
-        self._lie_apart()
+        refuse_overlaps(self)
         exact = HostExpr(w, self.scalars, self.sig.name, wrap=True)
         for e in self.assumptions:
             w.check(exact.boolean(e), "RuntimeError", f"{self.sig.name}: Assume: {text_of(e)}")
@@ -208,6 +212,7 @@ class Prepare:
         w.jump(join)
         w.begin(join)
         address = w.ins(f"phi ptr [ {raw}, %{before} ], [ {p}, %{tensor} ]")
+        self.data[a.index] = address
         self._put(self.frame.of_arg(a.index), "ptr", address)
 
     def _is_tensor(self, kind: str) -> str:
@@ -466,38 +471,6 @@ class Prepare:
         self._put(self.frame.of_arg(a.index), "ptr", data)
         self.data[a.index] = data
 
-    def _lie_apart(self) -> None:
-        """What is written by one name and then read by another is not the same memory."""
-        w = self.w
-        named = {a.name: a for a in self.sig.inputs if isinstance(a, TensorArg) and a.index in self.data}
-        bounds: dict[str, tuple[str, str]] = {}
-        for pair in self.apart:
-            if not all(n in named for n in pair):
-                continue  # the caller does not pass it, or the program never touches it
-            for n in pair:
-                if n not in bounds:
-                    bounds[n] = self._bounds(named[n])
-            (low, high), (other_low, other_high) = (bounds[n] for n in pair)
-            before = w.ins(f"icmp ule i64 {high}, {other_low}")
-            behind = w.ins(f"icmp ule i64 {other_high}, {low}")
-            w.check(w.ins(f"or i1 {before}, {behind}"), "RuntimeError",
-                    f"kernel {self.sig.name} input {pair[1]} overlaps input {pair[0]}, which is written before it is read")
-
-    def _bounds(self, a: TensorArg) -> tuple[str, str]:
-        """Addresses of the first byte of a tensor and of the first behind it."""
-        w, dt = self.w, a.buffer.dtype
-        low = w.ins(f"ptrtoint ptr {self.data[a.index]} to i64")
-        high = low
-        for d in range(len(a.buffer.shape)):
-            last = w.ins(f"sub i64 {self._extent(a, d)}, 1")
-            reach = w.ins(f"mul i64 {last}, {w.ins(f'mul i64 {self._stride(a, d)}, {dt.bits * dt.lanes}')}")
-            reach = w.ins(f"sdiv i64 {reach}, 8")  # of packed types less than a byte may be lost, which is added below
-            back = w.ins(f"icmp slt i64 {reach}, 0")
-            low = w.ins(f"add i64 {low}, {w.ins(f'select i1 {back}, i64 {reach}, i64 0')}")
-            high = w.ins(f"add i64 {high}, {w.ins(f'select i1 {back}, i64 0, i64 {reach}')}")
-        high = w.ins(f"add i64 {high}, {max(1, dt.bytes)}")
-        return low, w.ins(f"select i1 {self.empty[a.index]}, i64 {low}, i64 {high}")
-
     def _compact_strides(self, a: TensorArg) -> None:
         w, fn = self.w, self.sig.name
         base = self.strides[a.index]
@@ -639,14 +612,15 @@ def modes_of(sig: Signature) -> tuple[str, ...]:
 
 
 def stub_text(sig: Signature, launcher: Launcher, needed: set[Var], modes: tuple[str, ...] = (),
-              assumptions: tuple[Expr, ...] = (), apart: tuple[tuple[str, str], ...] = ()) -> str:
+              assumptions: tuple[Expr, ...] = (), apart: tuple[tuple[str, str], ...] = (),
+              made: Mapping[str, tuple[Buffer, ...]] | None = None) -> str:
     """LLVM IR of the host module; the entry point of a mode is named tl_<mode>.
 
     needed: symbols the program or its outputs cannot do without (they must get a value even if tensors are None).
-    assumptions: conditions on scalars and symbols that every call must meet.  apart: names of tensors that must not overlap,
-    (written, read) each.
+    assumptions: conditions on scalars and symbols that every call must meet.  apart: names of tensors and pointers that
+    must not overlap, (written, read) each.  made: what the program makes of pointers, by name.
     """
-    prepare = Prepare(sig, launcher, needed, assumptions, apart)
+    prepare = Prepare(sig, launcher, needed, assumptions, apart, made)
     parts: list[tuple[Writer, str]] = [(prepare.w, prepare.build("tl_prepare")), _launch_text(sig, launcher)]
     for mode in modes or modes_of(sig):
         wrapper = Wrapper(sig, mode)

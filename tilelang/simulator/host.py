@@ -85,12 +85,12 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], alia
     arrays = {p: np.asarray(given[p]) for p, _ in func.buffers if p in given}
     _solve(func, arrays, values)
     tensors = [_tensor(func, b, arrays.get(p), values, granule) for p, b in func.buffers]
+    made = [t for p in func.params if p.dtype.is_handle and func.buffer_of(p) is None
+            for t in _pointer(func, p, int(given[p]), values, granule)]
     if aliased:
-        _share([(t, arrays[p]) for t, (p, _) in zip(tensors, func.buffers) if p in arrays and arrays[p].size])
-    for p in func.params:
-        if p.dtype.is_handle and func.buffer_of(p) is None:
-            tensors += _pointer(func, p, int(given[p]), values, granule)
-    return Binding(values, tensors)
+        _share([(t, arrays[p]) for t, (p, _) in zip(tensors, func.buffers) if p in arrays and arrays[p].size] +
+               [(t, t.array_at(t.address)) for t in made if t.address and 0 not in t.shape])
+    return Binding(values, tensors + made)
 
 
 def _by_param(func: Func, args: Arguments) -> dict[Var, Any]:

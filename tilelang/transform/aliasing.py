@@ -20,21 +20,37 @@ from .plan_pipelines import is_pipelined
 
 
 def read_after_write(func: Func) -> tuple[tuple[str, str], ...]:
-    """(written, read) names of tensor parameters that some launch reads behind a write of the other, less those that the
-    program lets overlap itself (T.annotate_restrict_buffers)."""
+    """(written, read) names of tensor and pointer parameters that some launch reads behind a write of the other, less those
+    that the program lets overlap itself (T.annotate_restrict_buffers)."""
     free = set(func.attr("may_alias") or ())
+    names = {b.data: b.name for _, b in func.buffers} | {p: p.name for p in func.params if func.buffer_of(p) is None}
     out: dict[tuple[str, str], None] = {}
     for x in walk(func.body):
         if isinstance(x, Launch):
             for w, r in _pairs(func, x):
                 if not {w.name, r.name} <= free:
-                    out[w.name, r.name] = None
+                    out[names[w.data], names[r.data]] = None
     return tuple(out)
+
+
+def made_of_pointers(func: Func) -> dict[str, tuple[Buffer, ...]]:
+    """What the program makes of each pointer parameter, by the parameter's name."""
+    pointers = {p: p.name for p in func.params if p.dtype.is_handle and func.buffer_of(p) is None}
+    out: dict[str, dict[Buffer, None]] = {}
+    for x in walk(func.body) if pointers else ():
+        if isinstance(x, Buffer) and x.data in pointers:
+            out.setdefault(pointers[x.data], {})[x] = None
+    return {name: tuple(found) for name, found in out.items()}
+
+
+def parameter_names(func: Func) -> tuple[str, ...]:
+    """Names of the tensor parameters, and of what is made of pointer parameters."""
+    return (*(b.name for _, b in func.buffers), *(b.name for made in made_of_pointers(func).values() for b in made))
 
 
 def overlapping(func: Func, noalias: bool) -> bool:
     """Whether a launch must run in the order of the program, since tensors it writes and then reads may overlap."""
-    free = {b.name for _, b in func.buffers} if not noalias else set(func.attr("may_alias") or ())
+    free = set(func.attr("may_alias") or ()) if noalias else set(parameter_names(func))
     return bool(free) and any(isinstance(x, Launch) and _free_pairs(func, x, free) for x in walk(func.body))
 
 
@@ -43,7 +59,7 @@ def keep_order(func: Func, cx: PassContext) -> Func:
     """Loops of launches whose tensors may overlap are not pipelined; launch attr `overlapping`: the tensors that conflict
     with each other (place_sync)."""
     noalias = bool(cx.option(PassConfigKey.TIR_NOALIAS))
-    free = {b.name for _, b in func.buffers} if not noalias else set(func.attr("may_alias") or ())
+    free = set(func.attr("may_alias") or ()) if noalias else set(parameter_names(func))
 
     def visit(x: Any) -> Any:
         if isinstance(x, Launch):
@@ -73,11 +89,15 @@ def _free_pairs(func: Func, launch: Launch, free: set[str]) -> list[tuple[Buffer
 
 
 def _pairs(func: Func, launch: Launch) -> list[tuple[Buffer, Buffer]]:
-    """(written, read) tensor parameters, the read behind the write in the order of the program."""
+    """(written, read) tensor parameters and tensors made of pointers, the read behind the write in the order of the
+    program."""
     params = {b.data: b for _, b in func.buffers}
+    pointers = {p for p in func.params if p.dtype.is_handle and func.buffer_of(p) is None}
     out: dict[tuple[Var, Var], None] = {}
     written: dict[Var, None] = {}
     for e in _in_order(launch.body):
+        if e.storage in pointers:
+            params.setdefault(e.storage, e.buffer)
         if e.storage not in params:
             continue
         if e.mode in ("read", "readwrite"):
@@ -96,4 +116,4 @@ def _in_order(s: Stmt) -> Iterator[Effect]:
             yield from _in_order(x)
 
 
-__all__ = ["keep_order", "overlapping", "read_after_write"]
+__all__ = ["keep_order", "made_of_pointers", "overlapping", "parameter_names", "read_after_write"]

@@ -16,6 +16,7 @@ from tilelang.ir.verify import verify
 from tilelang.ops import AtomicTile
 from tilelang.target.tensor_map import REDUCE_ADD
 
+from .aliasing import parameter_names
 from .config import PassConfigKey
 from .effects import effects, inner, own_effects, statements
 from .index_width import widen_indices
@@ -56,7 +57,7 @@ def legalize(func: Func, cx: PassContext) -> Func:
         warn_uninitialized(func)
     check_tma_sums(func, cx.target)
     if not cx.option(PassConfigKey.TIR_NOALIAS):
-        func = with_attrs(func, may_alias=tuple(b.name for _, b in func.buffers))
+        func = with_attrs(func, may_alias=parameter_names(func))
     return func
 
 
