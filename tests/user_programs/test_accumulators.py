@@ -118,6 +118,31 @@ def test_elements_of_a_reducer_that_points_far_apart_meet_in(update, size, want)
     agree(main, [A, mark(size, np.float32)], {1: want.astype(np.float32)}, 1e-5)
 
 
+def test_elements_of_a_reducer_chosen_by_the_data():
+    where = RNG.integers(0, 4, 20).astype(np.int32)
+
+    @T.prim_func
+    def main(A: T.Tensor((8, 20), F32), where: T.Tensor((20,), I32), O: T.Tensor((4,), F32), P: T.Tensor((20,), F32)):
+        with T.Kernel(1, threads=32) as _:
+            acc, o = T.alloc_reducer((4,), F32), T.alloc_fragment((4,), F32)
+            turned = T.alloc_fragment((20,), F32)
+            T.reducer_init(acc)
+            T.clear(turned)
+            for j in T.Parallel(20):
+                T.reducer_update(acc[where[j]], A[0, j])
+            for j in T.Parallel(20):
+                if where[j] > 1:
+                    turned[19 - j] += A[1, j]
+            T.finalize_reducer(acc, o)
+            T.copy(o, O)
+            T.copy(turned, P)
+
+    sums = np.zeros(4, np.float32)
+    np.add.at(sums, where, A[0])
+    args = [A, where, mark(4, np.float32), mark(20, np.float32)]
+    agree(main, args, {2: sums, 3: np.where(where > 1, A[1], 0)[::-1]}, 1e-5)
+
+
 @T.macro
 def _writes_first(p, rows, columns, counts, where, i, j):
     p[i, j] = p[i, j] * 2

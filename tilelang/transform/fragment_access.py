@@ -158,7 +158,8 @@ def _by_structure(frag: Any, indices: tuple[Expr, ...], grid: Grid, is_write: bo
 def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
     """Whether several threads update one element by the store `X[i] = f(X[i], …)` under conditions.
 
-    False also for stores that do not read their element, and for indices or conditions read from memory.
+    False also for stores that do not read their element.  Of indices and conditions read from memory the best is taken where
+    X is memory, which the program shares out itself, and the worst where X is a fragment.
     """
     if not any(isinstance(y, Load) and y.buffer is s.buffer and y.indices == s.indices for y in walk(s.value)):
         return False
@@ -167,8 +168,10 @@ def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
     values = [index_values(i, env) for i in s.indices]
     masks = [index_values(c, env) for c in conds] + ([] if grid.valid is None else [grid.valid])
     masks += [] if grid.dist.first is None else [index_values(grid.dist.first, env)]
+    if s.buffer.scope_name == "local.fragment":
+        masks = [m for m in masks if m is not None]
     if any(v is None for v in values) or any(m is None for m in masks):
-        return False
+        return s.buffer.scope_name == "local.fragment" and _several_threads(grid)
     full = np.broadcast_arrays(*values, *masks, *[  # type: ignore[arg-type]
                                grid.env[v] for v in grid.env if v in dict(grid.loops)],
                                grid.env[grid.thread])
@@ -180,6 +183,15 @@ def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
     element = np.ravel_multi_index(tuple(at - low), tuple((at.max(axis=1) - low[:, 0] + 1).tolist()))[live]
     pairs = np.unique(np.stack([element, full[-1].ravel()[live]]), axis=1)
     return pairs.shape[1] > len(np.unique(pairs[0]))
+
+
+def _several_threads(grid: Any) -> bool:
+    """Whether more than one thread has points of the loop."""
+    masks = [np.asarray(True)] + ([] if grid.valid is None else [grid.valid])
+    first = None if grid.dist.first is None else index_values(grid.dist.first, grid.env)
+    masks += [] if first is None else [first]
+    thread, *live = np.broadcast_arrays(grid.env[grid.thread], *masks)
+    return len(np.unique(thread[np.logical_and.reduce(live)])) > 1
 
 
 def _points(grid: Grid) -> np.ndarray:
