@@ -85,6 +85,12 @@ def _copies(s: Stmt | None) -> int:
     return _copies(s.body) * (int(s.extent.value) if unrolled else 1)  # type: ignore[attr-defined]
 
 
+def _only_loads(s: Stmt) -> bool:
+    """Whether a loop asks for tiles and waits for room, as a warp with few registers does: copies of it would spill."""
+    ops = {n.op for n in walk(s) if isinstance(n, Call)}
+    return "tma_load" in ops and "mbarrier_wait" in ops and not ops & {"wgmma", "wgmma_wait"}
+
+
 class Namer:
     """Distinct identifiers that a C compiler takes, close to the user's names and stable between runs."""
 
@@ -249,6 +255,8 @@ class CLikePrinter:
         if s.kind in ("unroll", "vectorized"):
             factor = s.attr("factor") or (1 if _copies(s) > MOST_COPIES else None)
             self.emit(f"#pragma unroll {factor}" if factor else "#pragma unroll")
+        elif s.kind == "serial" and _only_loads(s.body):
+            self.emit("#pragma unroll 1")
 
     def _while(self, s: While) -> None:
         self.block(f"while ({self.top(s.cond)})", s.body)
