@@ -163,3 +163,36 @@ def test_a_condition_that_is_half_known_leaves_out_the_threads_it_surely_leaves_
 
     _, faults = check_launch(lowered(f.func))
     assert [m.message for m in faults] == ([] if first == 1 else ["`S` is touched by two threads without a barrier in between"])
+
+
+def several(place, threads):
+    """Iterations of a parallel loop that store what they read from A in the same elements of S."""
+    @T.prim_func
+    def main(A: T.Tensor((64, 8), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=threads):
+            S = T.alloc_shared((64,), "float32")
+            for i, j in T.Parallel(64, 8):
+                S[place(i, j)] = A[i, j]
+            T.copy(S, B)
+
+    return main.func
+
+
+@pytest.mark.parametrize("threads", [64, 256])
+@pytest.mark.parametrize("place", [lambda i, j: i % 16, lambda i, j: j, lambda i, j: i], ids=["turns", "columns", "rows"])
+def test_threads_that_store_in_one_place_in_one_instruction(place, threads):
+    _, faults = check_launch(lowered(several(place, threads)))
+    assert any("written by two threads at once" in f.message and f.exact for f in faults)
+
+
+def test_threads_that_store_one_value_in_one_place():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), n: T.int32):
+        with T.Kernel(1, threads=128):
+            S = T.alloc_shared((64,), "float32")
+            T.copy(A, S)
+            S[n % 64] = A[n % 32] + 1.0
+            T.copy(S, B)
+
+    text, faults = check_launch(lowered(main.func))
+    assert faults == [] and text.startswith("ordered: "), text

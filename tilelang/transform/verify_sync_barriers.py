@@ -9,7 +9,7 @@ a fault; so is any touch of a piece under a copy in flight.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import gcd, lcm
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from tilelang.ir.visitor import children
 
 from .divergence import Divergence
 from .sync_fault import SHARED, Fault
-from .verify_sync_shadow import Shadow, combined, possible, widest_piece
+from .verify_sync_shadow import AT_ONCE, Shadow, combined, held, possible, slot_turns, widest_piece, written_differently
 
 BUDGET = 6000  # access evaluations; loops are cut short beyond
 # What numbers that all threads read alike, but nobody knows here, are taken for: one walk each where a condition asks.
@@ -109,6 +109,7 @@ class _Follower:
         self.open: list[tuple[Any, Any, int]] = []  # copies of the group not yet committed
         self.groups: list[list[tuple[Any, Any, int]]] = []
         self.independent = 0
+        self.stored: set[int] = set()  # stores followed at least once
         self.shared_use: dict[int, bool] = {}
         self.constant: dict[int, bool] = {}
         self.known: dict[int, tuple[Any]] = {}
@@ -153,6 +154,7 @@ class _Follower:
                     self.reads(e, mask, s)
                 if s.buffer.scope_name in SHARED:
                     self.touch("w", s.buffer, s.indices, 1, mask, s)
+                    self.at_once(s, mask)
             case Evaluate():
                 self.call(s, mask)
             case For():
@@ -191,11 +193,11 @@ class _Follower:
         start, extent = self.value(s.start), self.value(s.extent)
         start = 0 if start is None else start
         if extent is None:
-            extent = self.extent if self.extent is not None else self.limit(s)[0]
+            extent = self.extent if self.extent is not None else slot_turns(s)[0]
             if isinstance(s.extent, Var):
                 self.env[s.extent] = extent
         most = int(np.max(extent))
-        first, period = self.limit(s)
+        first, period = slot_turns(s)
         steps = list(range(most))
         if most > 2 * first + period and (self.accesses > BUDGET or most > 64 or not self.places_by(s)):
             # The first rounds and the last, leaving out whole turns of the slots in between.
@@ -214,12 +216,6 @@ class _Follower:
             self.stmt(s.body, inside)
         self.independent -= bool(s.attr("independent"))
         self.env.pop(s.var, None)
-
-    def limit(self, s: For) -> tuple[int, int]:
-        """(iterations after which slots chosen modulo small numbers have all met each other, turns of the slots)."""
-        mods = [int(x.b.value) for x in walk(s.body) if isinstance(x, Binary) and x.op in ("floormod", "truncmod")
-                and isinstance(x.b, Const) and 0 < x.b.value <= 16 and any(y is s.var for y in walk(x.a))]
-        return max(mods, default=1) + 1, lcm(1, *mods)
 
     def places_by(self, s: For) -> bool:
         """Whether shared addresses depend on the loop's variable otherwise than through a small modulus."""
@@ -347,6 +343,13 @@ class _Follower:
             self.open.append((g, t, site))
         else:
             self.shadow.note(kind, g, t, self.epoch, site)
+
+    def at_once(self, s: Store, mask: Any) -> None:
+        if id(s) not in self.stored:
+            self.stored.add(id(s))
+            g, t, exact = self.granules(s.buffer, s.indices, 1, mask)
+            if exact and written_differently(s, g, t, self.value, lambda: held(self.launch)):
+                self.fault(s.buffer, AT_ONCE, s, len(self.sites) - 1, True)
 
     def fault(self, b: Buffer, what: str, s: Stmt, other: int, exact: bool) -> None:
         if len(self.faults) < 8:

@@ -4,13 +4,14 @@ on numbers and conditions of all threads at once."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import gcd
+from math import gcd, lcm
 from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Binary, Expr, Launch, Load, Store, Unary, Var, walk
+from tilelang.ir import Bind, Binary, Const, Expr, For, Launch, Load, Ramp, Store, Unary, Var, walk
 from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.visitor import children
 
 from .sync_fault import SHARED
 
@@ -27,6 +28,13 @@ def widest_piece(launch: Launch) -> int:
                     size = {"cp_async": int(x.attr("bytes", 16)), "ldmatrix": 16, "stmatrix": 16}.get(x.op)
                     piece = gcd(piece, size or a.buffer.dtype.bytes)
     return -piece or -1  # negative: not to be cut further
+
+
+def slot_turns(s: For) -> tuple[int, int]:
+    """(iterations of a loop after which slots chosen modulo small numbers have all met each other, turns of the slots)."""
+    mods = [int(x.b.value) for x in walk(s.body) if isinstance(x, Binary) and x.op in ("floormod", "truncmod")
+            and isinstance(x.b, Const) and 0 < x.b.value <= 16 and any(y is s.var for y in walk(x.a))]
+    return max(mods, default=1) + 1, lcm(1, *mods)
 
 
 class Shadow:
@@ -54,6 +62,61 @@ class Shadow:
         who[g[several]] = -2
         when[g] = epoch
         self.site[mode][g] = site
+
+
+AT_ONCE = "is written by two threads at once with what they read from different places"
+
+
+def written_differently(s: Store, g: Any, t: Any, known: Callable[[Expr], Any], names: Callable[[], dict[Var, Expr]]) -> bool:
+    """Whether two threads store in one place, in one instruction, what they have read from different places.
+
+    g, t: granules and the places of their threads in what `known` gives for an integer expression: a number, one per thread,
+    or None.  names: what other names, and storages of registers, hold.  Values of which that does not show are taken to be
+    equal.
+    """
+    order = np.argsort(g, kind="stable")
+    g, t = g[order], t[order]
+    shared = (g[1:] == g[:-1]) & (t[1:] != t[:-1])
+    made_of: list[Any] = []
+    if not shared.any() or not _made_of(s.value, known, names(), made_of):
+        return False
+    return any(bool((shared & (v[t[1:]] != v[t[:-1]])).any()) for v in made_of if np.ndim(v))
+
+
+def _made_of(e: Expr, known: Callable[[Expr], Any], names: dict[Var, Expr], out: list[Any]) -> bool:
+    """Whether all that a value is made of is known: numbers, and the indices of what it reads."""
+    if isinstance(e, Const):
+        return True
+    if isinstance(e, Load):
+        at = [i.base if isinstance(i, Ramp) else i for i in e.indices]
+        if not e.buffer.scope_name.startswith("local"):
+            return all(_made_of(i, known, names, out) for i in at)
+        alike = all((n := known(i)) is not None and not np.ndim(n) for i in at)
+        return alike and e.buffer.data in names and _made_of(names[e.buffer.data], known, names, out)
+    if e.dtype.lanes == 1 and not e.dtype.is_float:
+        v = known(e)
+        if v is not None:
+            out.append(v)
+            return True
+    if isinstance(e, Var):
+        return e in names and _made_of(names[e], known, names, out)
+    if isinstance(e, (Call, AddressOf)):
+        return False
+    return all(_made_of(c, known, names, out) for c in children(e) if isinstance(c, Expr))
+
+
+def held(launch: Launch) -> dict[Var, Expr]:
+    """What names stand for, and what registers hold that one statement alone writes."""
+    out: dict[Var, Any] = {}
+    for x in walk(launch.body):
+        if isinstance(x, Bind):
+            out[x.var] = x.value
+        elif isinstance(x, Store) and x.buffer.scope_name == "local":
+            out[x.buffer.data] = None if x.buffer.data in out else x.value
+        elif isinstance(x, AddressOf):
+            out[x.buffer.data] = None
+    return {k: v for k, v in out.items() if v is not None}
+
 
 _OPS: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
@@ -95,4 +158,4 @@ def possible(e: Expr, want: bool, value: Callable[[Expr], Any], bound: dict[Var,
     return np.True_
 
 
-__all__ = ["Shadow", "combined", "possible", "widest_piece"]
+__all__ = ["AT_ONCE", "Shadow", "combined", "held", "possible", "slot_turns", "widest_piece", "written_differently"]
