@@ -235,6 +235,21 @@ def test_hand_built_programs_are_cleared():
         ordered(launch_of(hopper_programs.copy(100, 200, **options)))
 
 
+@pytest.mark.parametrize("place", [lambda i, j: i % 16, lambda i, j: j, lambda i, j: i], ids=["turns", "columns", "rows"])
+def test_threads_that_store_in_one_place_in_one_instruction(place):
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), C: T.Tensor((64, 64), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=256):
+            S, Q = T.alloc_shared((64,), "float32"), T.alloc_shared((64, 64), "float32")
+            T.copy(A, Q)
+            for i, j in T.Parallel(64, 8):
+                S[place(i, j)] = Q[i, j]
+            T.copy(S, B)
+            T.copy(Q, C)
+
+    assert "is written by two threads at once" in fault_of(unchecked(main))
+
+
 def test_warps_of_one_group_that_wait_for_each_other():
     ordered(launch_of(simulated.two_warps()))
     assert "standstill" in fault_of(launch_of(simulated.two_warps(count=2)))

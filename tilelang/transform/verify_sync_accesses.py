@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Buffer, Const, Expr, Load, Node, Ramp, Select
+from tilelang.ir import Buffer, Const, Expr, Load, Node, Ramp, Select, Store
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.visitor import children
 
-from .sync_fault import SHARED
+from .sync_fault import SHARED, Fault, Found
 from .verify_sync_copies import EVENT_RULES
+from .verify_sync_shadow import AT_ONCE, differ, held, made_of
 
 
 class Accesses:
@@ -20,6 +21,7 @@ class Accesses:
     plan: Any
     values: Any
     block: Any
+    first: int
     threads: Any
     ids: Any
     mask: Any
@@ -83,6 +85,25 @@ class Accesses:
         if len(g):
             into = memory or self.block.memory
             into.threads(mode, g, t, self.active, s.span, exact and not self.guess, bool(self.independent))
+
+    def at_once(self, s: Store) -> None:
+        """Several threads store in one place in one instruction.  Raises Found where they store different things."""
+        i = s.indices[0]
+        at = self.values.address(s.buffer, (i.base if isinstance(i, Ramp) else i,), self)
+        if (id(s), self.first) in self.plan.stored or self.guess or not isinstance(at, np.ndarray):
+            return
+        self.plan.stored.add((id(s), self.first))
+        rows, who = np.broadcast_arrays(at, self.ids)
+        if not differ(rows.ravel(), who.ravel(), lambda: [np.arange(rows.size)]):
+            return
+        parts = made_of(s.value, lambda e: self.values(e, self), held(self.plan.launch))
+        # In loops whose iterations are followed all at once each is compared with itself.
+        at, who, active, *parts = np.broadcast_arrays(at, self.ids, True if self.mask is None else self.mask, *parts)
+        turn = np.arange(at.size) // at.shape[-1]
+        on = active.ravel()
+        key = (at.ravel().astype(np.int64) * (turn[-1] + 1) + turn)[on]
+        if differ(key, who.ravel()[on], lambda: [p.ravel()[on] for p in parts]):
+            raise Found(Fault(f"`{s.buffer.name}` {AT_ONCE}", s.span, s.span))
 
     def granules(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int) -> tuple[Any, Any, bool]:
         """(granules, their threads, whether the addresses are known) of an access by the active threads."""

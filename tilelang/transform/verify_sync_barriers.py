@@ -21,7 +21,7 @@ from tilelang.ir.visitor import children
 
 from .divergence import Divergence
 from .sync_fault import SHARED, Fault
-from .verify_sync_shadow import AT_ONCE, Shadow, combined, held, possible, slot_turns, widest_piece, written_differently
+from .verify_sync_shadow import AT_ONCE, Shadow, combined, differ, held, made_of, possible, slot_turns, widest_piece
 
 BUDGET = 6000  # access evaluations; loops are cut short beyond
 # What numbers that all threads read alike, but nobody knows here, are taken for: one walk each where a condition asks.
@@ -345,10 +345,11 @@ class _Follower:
             self.shadow.note(kind, g, t, self.epoch, site)
 
     def at_once(self, s: Store, mask: Any) -> None:
+        """Several threads store in one place in one instruction."""
         if id(s) not in self.stored:
             self.stored.add(id(s))
             g, t, exact = self.granules(s.buffer, s.indices, 1, mask)
-            if exact and written_differently(s, g, t, self.value, lambda: held(self.launch)):
+            if exact and differ(g, t, lambda: [v[t] for v in made_of(s.value, self.value, held(self.launch))]):
                 self.fault(s.buffer, AT_ONCE, s, len(self.sites) - 1, True)
 
     def fault(self, b: Buffer, what: str, s: Stmt, other: int, exact: bool) -> None:

@@ -67,20 +67,25 @@ class Shadow:
 AT_ONCE = "is written by two threads at once with what they read from different places"
 
 
-def written_differently(s: Store, g: Any, t: Any, known: Callable[[Expr], Any], names: Callable[[], dict[Var, Expr]]) -> bool:
-    """Whether two threads store in one place, in one instruction, what they have read from different places.
+def differ(at: Any, who: Any, values: Callable[[], list[Any]]) -> bool:
+    """Whether two threads store different things in one place, in one instruction.
 
-    g, t: granules and the places of their threads in what `known` gives for an integer expression: a number, one per thread,
-    or None.  names: what other names, and storages of registers, hold.  Values of which that does not show are taken to be
-    equal.
+    at, who: places and threads, in rows.  values: what the things are made of, each a row.
     """
-    order = np.argsort(g, kind="stable")
-    g, t = g[order], t[order]
-    shared = (g[1:] == g[:-1]) & (t[1:] != t[:-1])
-    made_of: list[Any] = []
-    if not shared.any() or not _made_of(s.value, known, names(), made_of):
-        return False
-    return any(bool((shared & (v[t[1:]] != v[t[:-1]])).any()) for v in made_of if np.ndim(v))
+    order = np.argsort(at, kind="stable")
+    at, who = at[order], who[order]
+    both = (at[1:] == at[:-1]) & (who[1:] != who[:-1])
+    return bool(both.any()) and any(bool((both & (np.diff(v[order]) != 0)).any()) for v in values())
+
+
+def made_of(value: Expr, known: Callable[[Expr], Any], names: dict[Var, Expr]) -> list[Any]:
+    """The numbers and the indices of what is read that a value is made of, per thread; none where that does not show.
+
+    known: gives them for an integer expression: a number, one per thread, or None.  names: what other names, and storages of
+    registers, hold (`held`).
+    """
+    out: list[Any] = []
+    return [v for v in out if np.ndim(v)] if _made_of(value, known, names, out) else []
 
 
 def _made_of(e: Expr, known: Callable[[Expr], Any], names: dict[Var, Expr], out: list[Any]) -> bool:
@@ -158,4 +163,4 @@ def possible(e: Expr, want: bool, value: Callable[[Expr], Any], bound: dict[Var,
     return np.True_
 
 
-__all__ = ["AT_ONCE", "Shadow", "combined", "held", "possible", "slot_turns", "widest_piece", "written_differently"]
+__all__ = ["AT_ONCE", "Shadow", "combined", "differ", "held", "made_of", "possible", "slot_turns", "widest_piece"]

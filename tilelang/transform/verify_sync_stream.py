@@ -201,6 +201,7 @@ class Stream(Accesses):
         scope = s.buffer.scope_name
         if scope in SHARED:
             self.touch("w", s.buffer, s.indices, 1, s)
+            self.at_once(s)
         elif scope == "local.var" and not s.buffer.dtype.is_float:
             self._set(s.buffer, tuple(self.values(i, self) for i in s.indices), s.value)
 
