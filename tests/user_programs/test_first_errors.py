@@ -68,3 +68,17 @@ def test_a_stride_too_long_for_its_symbol_asks_for_more_bits():
     far = np.lib.stride_tricks.as_strided(np.zeros(1, np.int8), (2, 4), (2**31, 1), writeable=True)
     with pytest.raises(errors.TileLangError, match='T.dynamic\\("…", dtype="int64"\\)'):
         tilelang.compile(main, target="cpu")(far)
+
+
+def test_a_call_that_does_not_fit_shows_the_parameters():
+    with pytest.raises(TypeError, match=r"hint: T\.Pipelined\(start, stop=None, num_stages=0, "):
+        @T.prim_func
+        def main(A: T.Tensor((8,), "int32")):
+            with T.Kernel(1):
+                for i in T.Pipelined(8, stages=2):
+                    A[i] = 0
+
+
+def test_jit_decorates_functions_alone():
+    with pytest.raises(TypeError, match="tilelang.jit decorates a function, found int"):
+        tilelang.jit(3)

@@ -277,6 +277,8 @@ def jit(func: Any = None, *, out_idx: Any = None, target: Any = None, target_hos
         return main
     """
     def wrap(f: Any) -> JITImpl:
+        if not callable(f) and program_of(f) is None:
+            raise TypeError(f"tilelang.jit decorates a function, found {type(f).__name__}")
         return JITImpl(f, out_idx, target, target_host, execution_backend, verbose, pass_configs, debug_root_path,
                        compile_flags)
 

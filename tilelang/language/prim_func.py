@@ -268,9 +268,26 @@ def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
             if not kind or not ours and not (here and isinstance(e, (TypeError, NameError))):
                 return None
             hint = next((h for part, h in _INSTEAD if part in str(e)), "")
-            hint = hint or ("see help() of the function for its parameters" if " argument" in str(e) else _meant(e))
+            hint = hint or (_parameters(e) if " argument" in str(e) else _meant(e))
             return errors.error(kind, str(e), span=refine(b, e), hint=hint)
     return None
+
+
+def _parameters(e: Exception) -> str:
+    """A hint that shows the parameters of the function of T that a call does not fit."""
+    name = str(e).partition("(")[0]
+    found = getattr(sys.modules["tilelang.language"], name, None) if name.isidentifier() else None
+    try:
+        return f"T.{name}{_bare(found)}"
+    except (TypeError, ValueError):
+        return "see help() of the function for its parameters"
+
+
+def _bare(fn: Any) -> str:
+    """The parameters of a function as written, without their types."""
+    signature = inspect.signature(fn)
+    return str(signature.replace(return_annotation=inspect.Signature.empty, parameters=[
+        p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]))
 
 
 def _meant(e: Exception) -> str:

@@ -212,7 +212,7 @@ def vector_indices(r: Region) -> tuple[Expr, ...]:
     if d != last or not isinstance(r.extents[d], int):
         raise error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have a static extent along the "
                                    "last "
-                     "dimension", hint="use T.copy, or loop over the elements")
+                     "dimension", hint="use T.copy, T.fill for a constant, or loop over the elements")
     start = r.mins[d]
     ramp = Ramp(start, Const(1, start.dtype), r.extents[d], start.dtype.with_lanes(r.extents[d]))
     return (*r.mins[:d], ramp)
