@@ -1,7 +1,8 @@
 """`from tilelang import tvm`: the few names of another compiler's package that programs written for it use.
 
 Target, DataType, PassContext(config=…), IRModule, error classes and expression classes are ours under those names.
-There is no top-level `tvm`, and no pass infrastructure behind these names.
+Where no package `tvm` is installed, `import tvm` finds them too (top_level.py).  There is no pass infrastructure behind
+these names.
 """
 
 from __future__ import annotations
