@@ -264,6 +264,25 @@ def test_transpose_op_and_broadcast_in_parallel():
     agree(f, [a, v, mark((n, m), F16)], {2: (a * v).T})
 
 
+@pytest.mark.spec("T.transpose", "T.grid")
+def test_transpose_of_one_version_of_a_tile():
+    """Leading extents of 1 belong to neither matrix, as in T.copy and T.gemm."""
+    @T.prim_func
+    def f(A: T.Tensor((2, 8, 12), "float16"), O: T.Tensor((2, 12, 8), "float16"), P: T.Tensor((8, 12), "float16")):
+        with T.Kernel(1, threads=64):
+            S, R = T.alloc_shared((2, 8, 12), "float16"), T.alloc_shared((1, 8, 12), "float16")
+            Z = T.alloc_shared((12, 8), "float16")
+            T.copy(A, S)
+            for k in T.grid(2):
+                T.transpose(S[k, :, :], Z)
+                T.copy(Z, O[k, :, :])
+            T.transpose(Z, R)
+            T.copy(R[0, :, :], P)
+
+    a = data((2, 8, 12), "float16")
+    agree(f, [a, mark((2, 12, 8), F16), mark((8, 12), F16)], {1: a.swapaxes(1, 2), 2: a[1]})
+
+
 @pytest.mark.spec("L2.3:negative-index")
 def test_negative_slice_bounds_mean_those_of_python():
     @T.prim_func

@@ -150,7 +150,7 @@ class GridFrame(Frame):
 
     def open(self, b: Builder) -> Any:
         self.vars = tuple(b.new_var("ijklmn"[k % 6], e.dtype) for k, e in enumerate(self.extents))
-        return self.vars
+        return self.vars[0] if len(self.vars) == 1 else self.vars
 
     def close(self, b: Builder) -> Stmt:
         out = self.body()

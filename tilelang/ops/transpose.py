@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import Attrs, Buffer, Expr, Region, Span, Stmt, Store, TileOp, Var, cast, convert, load, tile_op
+from tilelang.ir import Attrs, Buffer, Expr, Region, Span, Stmt, Store, TileOp, Var, cast, convert, is_const, load, tile_op
 from tilelang.ir.evaluate import to_dtype
 
 from .base import Access, LowerContext
@@ -65,9 +65,12 @@ class Transpose(TileOp):
                      for r, v in ((self.dst, at), (self.src, turned)))
 
     def check(self) -> None:
-        """The last two extents are exchanged, leading ones equal; two buffers; no global tile."""
+        """The last two extents are exchanged, leading ones equal where both have them, else 1; two buffers; no global tile."""
         a, b = tuple(self.src.extents), tuple(self.dst.extents)
-        if a[:-2] != b[:-2] or (a[-2], a[-1]) != (b[-1], b[-2]):
+        n = min(len(a), len(b)) - 2
+        more, less = (a, b) if len(a) > len(b) else (b, a)
+        units = all(is_const(e, 1) for e in more[:len(more) - len(less)])
+        if not units or a[len(a) - 2 - n:-2] != b[len(b) - 2 - n:-2] or (a[-2], a[-1]) != (b[-1], b[-2]):
             raise errors.error("transpose-shape", f"T.transpose of `{self.src.buffer.name}` {a} needs a destination "
                                f"{(*a[:-2], a[-1], a[-2])}, `{self.dst.buffer.name}` is {b}", span=self.span)
         for r in (self.src, self.dst):

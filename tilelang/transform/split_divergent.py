@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Expr, For, If, Load, Seq, Stmt, Store, Var, While, const,
@@ -76,7 +77,7 @@ class Splitter:
                     other = fresh("taken", "bool")  # from what was decided: the first part may change what s.cond reads
                     out.append(Bind(other, logical("and", pred, unary("not", inner)), span=s.span))
                     out += self.under(x.inner[1], other, branch)
-            elif isinstance(s, For) and _pure(s.start) and _pure(s.extent):
+            elif isinstance(s, For) and self.same(s.start) and self.same(s.extent):
                 self.check_loop(x)
                 if any(isinstance(y.stmt, (Break, Continue)) for y in x.all()):
                     raise Unplaceable(branch)
@@ -86,6 +87,11 @@ class Splitter:
                 raise Unplaceable(branch)
         close()
         return out
+
+    def same(self, e: Expr) -> bool:
+        """Whether threads that would not have computed a loop's bound can: besides pure values those of variables that all
+        threads hold alike."""
+        return _pure(e, lambda x: x.buffer.scope_name == "local.var") and not self.d.divergent(e)
 
     def check_loop(self, p: Place) -> None:
         """Raises Unplaceable when threads may run a loop that holds a barrier differently often."""
@@ -106,10 +112,10 @@ class Splitter:
                 y.stmt = substitute(y.stmt, {var: value})
 
 
-def _pure(e: Any) -> bool:
-    """Whether a value can be computed by threads that would not have computed it."""
+def _pure(e: Any, allowed: Callable[[Load], bool] = lambda _: False) -> bool:
+    """Whether a value can be computed by threads that would not have computed it.  allowed: what it may read."""
     for x in walk(e):
-        if isinstance(x, (Load, Call)):
+        if isinstance(x, Call) or isinstance(x, Load) and not allowed(x):
             return False
         if getattr(x, "op", None) in ("floordiv", "floormod", "truncdiv", "truncmod"):
             if not (hasattr(x.b, "value") and x.b.value):  # type: ignore[attr-defined]

@@ -14,25 +14,28 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Assert, Bind, Binary, Buffer, Cast, Const, Evaluate, Expr, For, If, Launch, Load, Node, Ramp,
-                         Select, Seq, Stmt, Store, Unary, Var, While, walk)
+from tilelang.ir import (Alloc, Assert, Bind, Binary, Buffer, Cast, Const, Evaluate, Expr, For, If, Launch, Load, Node, Ramp,
+                         Select, Seq, Stmt, Store, Unary, Var, While)
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.visitor import children
 
 from .divergence import Divergence
 from .sync_fault import SHARED, Fault
+from .verify_sync_locals import Locals
 from .verify_sync_shadow import AT_ONCE, Shadow, combined, differ, held, made_of, possible, slot_turns, widest_piece
+from .verify_sync_turns import has_unknown_loops, places_by
 
 BUDGET = 6000  # access evaluations; loops are cut short beyond
 # What numbers that all threads read alike, but nobody knows here, are taken for: one walk each where a condition asks.
 SAMPLES = (0, 1, 3, 6)
+MOST_TURNS = 64  # of a while loop
 _WRITES_FIRST = ("cp_async", "ldmatrix", "stmatrix")
 _ORDERING = frozenset(("sync_threads", "cp_async_commit", "cp_async_wait"))
 
 
 def check_barriers(launch: Launch, buffers: list[Buffer]) -> tuple[str, list[Fault]]:
     """(one-paragraph verdict, faults found); buffers: the shared ones, with planned places."""
-    extents = (1, None) if _has_unknown_loops(launch) else (None,)
+    extents = (1, None) if has_unknown_loops(launch) else (None,)
     try:  # in pieces as wide as the accesses, where they are aligned to that
         runs = _walks(launch, buffers, extents, widest_piece(launch))
     except _Misaligned:
@@ -59,10 +62,6 @@ def _walks(launch: Launch, buffers: list[Buffer], extents: tuple[int | None, ...
             if not out[-1].sampled:
                 break
     return out
-
-
-def _has_unknown_loops(launch: Launch) -> bool:
-    return any(isinstance(x, For) and not isinstance(x.extent, Const) for x in walk(launch.body))
 
 
 class _Misaligned(Exception):
@@ -113,9 +112,13 @@ class _Follower:
         self.shared_use: dict[int, bool] = {}
         self.constant: dict[int, bool] = {}
         self.known: dict[int, tuple[Any]] = {}
+        self.following = False
         self.maybe: dict[Var, tuple[Any, Any]] = {}
         self.guessing = False
         self.divergence: Divergence | None = None
+        self.locals = Locals(self.launch, self.matters)
+        self.shared_use.clear()  # setting a variable that is followed matters too
+        self.following = True
         self.stmt(self.launch.body, None)
         return self
 
@@ -125,6 +128,8 @@ class _Follower:
         if hit is None:
             if isinstance(x, Buffer):
                 hit = x.scope_name in SHARED
+            elif self.following and self.locals.changes(x):
+                hit = True
             elif isinstance(x, Call) and (x.op in _ORDERING or x.op.startswith("syncthreads_")):
                 hit = True
             else:
@@ -155,16 +160,16 @@ class _Follower:
                 if s.buffer.scope_name in SHARED:
                     self.touch("w", s.buffer, s.indices, 1, mask, s)
                     self.at_once(s, mask)
+                elif self.locals.changes(s):
+                    self.locals.store(s, self.value(s.value), mask)
+            case Alloc() if self.locals.changes(s):
+                self.locals.begin(s, None if s.init is None else self.value(s.init))
             case Evaluate():
                 self.call(s, mask)
             case For():
                 self.loop(s, mask)
             case While():
-                for _ in range(3):
-                    self.reads(s.cond, mask, s)
-                    self.stmt(s.body, mask)
-                self.cut = max(self.cut, 3)
-                self.reads(s.cond, mask, s)
+                self.while_loop(s, mask)
             case If():
                 self.branch(s, mask)
             case Assert():
@@ -185,6 +190,22 @@ class _Follower:
                 elif taken.any():
                     self.stmt(body, taken)
 
+    def while_loop(self, s: While, mask: Any) -> None:
+        """As often as its condition holds where that is known, else three times."""
+        for k in range(MOST_TURNS + 1):
+            self.reads(s.cond, mask, s)
+            c = self.value(s.cond)
+            if c is not None:
+                inside = np.broadcast_to(np.asarray(c, dtype=bool), self.n) & (True if mask is None else mask)
+                if not inside.any():
+                    return
+                mask = None if inside.all() else inside
+            if k == MOST_TURNS or k >= 3 and (c is None or self.accesses > BUDGET):
+                break
+            self.stmt(s.body, mask)
+        self.cut = max(self.cut, k)
+        self.locals.forget(s)
+
     def loop(self, s: For, mask: Any) -> None:
         if not self.matters(s.body):
             return
@@ -192,6 +213,7 @@ class _Follower:
         self.reads(s.extent, mask, s)
         start, extent = self.value(s.start), self.value(s.extent)
         start = 0 if start is None else start
+        guessed = extent is None
         if extent is None:
             extent = self.extent if self.extent is not None else slot_turns(s)[0]
             if isinstance(s.extent, Var):
@@ -199,13 +221,15 @@ class _Follower:
         most = int(np.max(extent))
         first, period = slot_turns(s)
         steps = list(range(most))
-        if most > 2 * first + period and (self.accesses > BUDGET or most > 64 or not self.places_by(s)):
+        if most > 2 * first + period and (self.accesses > BUDGET or most > 64 or not places_by(s, self.locals.followed)):
             # The first rounds and the last, leaving out whole turns of the slots in between.
             left_out = (most - 2 * first) // period * period
             steps = [k for k in steps if k < first or k >= first + left_out]
             self.cut = max(self.cut, len(steps))
         self.independent += bool(s.attr("independent"))
-        for k in steps:
+        for at, k in enumerate(steps):
+            if k != at:  # turns were left out
+                self.locals.forget(s)
             self.env[s.var] = start + k
             inside = mask
             if np.ndim(extent):
@@ -216,24 +240,8 @@ class _Follower:
             self.stmt(s.body, inside)
         self.independent -= bool(s.attr("independent"))
         self.env.pop(s.var, None)
-
-    def places_by(self, s: For) -> bool:
-        """Whether shared addresses depend on the loop's variable otherwise than through a small modulus."""
-        def plain(e: Node) -> bool:
-            if isinstance(e, Var):
-                return e is s.var or e in self.follows
-            if isinstance(e, Binary) and e.op == "floormod" and isinstance(e.b, Const) and 0 < e.b.value <= 16:
-                return False
-            return any(map(plain, children(e)))
-
-        self.follows: set[Var] = set()
-        for x in walk(s.body):
-            if isinstance(x, Bind) and plain(x.value):
-                self.follows.add(x.var)
-            elif isinstance(x, (Load, Store, AddressOf)) and x.buffer.scope_name in SHARED and any(
-                    map(plain, x.indices)):
-                return True
-        return False
+        if guessed or len(steps) < most:
+            self.locals.forget(s)
 
     def call(self, s: Evaluate, mask: Any) -> None:
         c = s.call
@@ -325,7 +333,7 @@ class _Follower:
         if not exact:
             self.unknown += 1
         site = len(self.sites)
-        self.sites.append(s.span)
+        self.sites.append((s.span, exact))
         kind = "w" if mode == "async" else mode
         if not exact and self.independent:  # iterations of a parallel loop: the program says they do not meet
             return
@@ -354,7 +362,8 @@ class _Follower:
 
     def fault(self, b: Buffer, what: str, s: Stmt, other: int, exact: bool) -> None:
         if len(self.faults) < 8:
-            self.faults.append(Fault(f"`{b.name}` {what}", s.span, self.sites[other], exact))
+            span, known = self.sites[other]
+            self.faults.append(Fault(f"`{b.name}` {what}", s.span, span, exact and known))
 
     def granules(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any) -> tuple[Any, Any, bool]:
         """(granules, their threads, whether exact) of an access."""
@@ -405,6 +414,9 @@ class _Follower:
         if isinstance(e, Var):
             return self.env.get(e)
         if isinstance(e, Load):
+            held = self.locals.values.get(e.buffer.data)
+            if held is not None:
+                return held
             if self.guessing and not e.dtype.is_float and self.divergence and not self.divergence.divergent(e):
                 return SAMPLES[self.trial]
             return None

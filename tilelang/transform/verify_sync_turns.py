@@ -1,0 +1,41 @@
+"""Which loops have to be followed turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from tilelang.ir import Bind, Binary, Const, For, Launch, Load, Node, Store, Var, walk
+from tilelang.ir.expr import AddressOf
+from tilelang.ir.visitor import children
+
+from .sync_fault import SHARED
+
+
+def has_unknown_loops(launch: Launch) -> bool:
+    """Whether some loop's number of turns is known only at run time."""
+    return any(isinstance(x, For) and not isinstance(x.extent, Const) for x in walk(launch.body))
+
+
+def places_by(s: For, followed: Container[Var]) -> bool:
+    """Whether shared addresses depend on the loop's variable otherwise than through a small modulus, or may hang on variables
+    of threads (followed: their storage) that change from turn to turn."""
+    follows: set[Var] = set()
+
+    def plain(e: Node) -> bool:
+        if isinstance(e, Var):
+            return e is s.var or e in follows
+        if isinstance(e, Binary) and e.op == "floormod" and isinstance(e.b, Const) and 0 < e.b.value <= 16:
+            return False
+        return any(map(plain, children(e)))
+
+    for x in walk(s.body):
+        if isinstance(x, Bind) and plain(x.value):
+            follows.add(x.var)
+        elif isinstance(x, Store) and x.buffer.data in followed:
+            return True
+        elif isinstance(x, (Load, Store, AddressOf)) and x.buffer.scope_name in SHARED and any(map(plain, x.indices)):
+            return True
+    return False
+
+
+__all__ = ["has_unknown_loops", "places_by"]
