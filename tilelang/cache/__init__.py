@@ -7,6 +7,7 @@ from typing import Any
 from tilelang.env import env
 from tilelang.jit.compiling import clear_memory, compile
 from tilelang.jit.compiling import disk as _disk
+from tilelang.runtime.cuda_cache import CUDABinaryCache
 
 
 def enable_cache() -> None:
@@ -25,9 +26,10 @@ def is_cache_enabled() -> bool:
 
 
 def clear_cache() -> None:
-    """Forget the kernels of this process and remove those on disk."""
+    """Forget the kernels of this process and remove those on disk, compiled CUDA binaries too."""
     clear_memory()
     _disk.clear()
+    CUDABinaryCache().clear_cache()
 
 
 def cached(func: Any = None, out_idx: Any = None, *args: Any, target: Any = "auto", target_host: Any = None,
@@ -37,4 +39,4 @@ def cached(func: Any = None, out_idx: Any = None, *args: Any, target: Any = "aut
     return compile(func, out_idx, execution_backend, target, target_host, verbose, pass_configs, compile_flags)
 
 
-__all__ = ["cached", "clear_cache", "disable_cache", "enable_cache", "is_cache_enabled"]
+__all__ = ["CUDABinaryCache", "cached", "clear_cache", "disable_cache", "enable_cache", "is_cache_enabled"]

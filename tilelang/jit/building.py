@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import lru_cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from tilelang.env import env
@@ -125,9 +126,12 @@ def nvrtc_options(request: Request) -> list[str]:
 def build_cuda(request: Request, sig: Signature) -> Artifact:
     """CUDA source through NVRTC to cubins.  NVRTC works without the GIL: it loads under the lowering, and compiles while
     the synchronisation is verified and the host part is made.  Nothing it made of a refused program is kept."""
+    from tilelang.runtime.cuda_cache import CUDABinaryCache
     from tilelang.runtime.nvrtc import Cubin, compile_cubin, warm
 
     options = nvrtc_options(request)
+    binaries = CUDABinaryCache()
+    compiled = binaries.compile if env.is_cache_enabled() else compile_cubin
     arch = request.target.arch
     started: list[tuple[list[str], Future[list[Cubin]]]] = []
     pool = ThreadPoolExecutor(max_workers=1)
@@ -138,7 +142,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
             for _, late in started:
                 late.cancel()
             texts = list(sources)
-            started[:] = [(texts, pool.submit(lambda: [compile_cubin(s, arch, options) for s in texts]))]
+            started[:] = [(texts, pool.submit(lambda: [compiled(s, arch, options) for s in texts]))]
 
         program, sources, watch = device_source(request, start)
         if not started or started[0][0] != sources:
@@ -150,6 +154,8 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
         watch.lap("nvrtc")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+    if binaries.made:
+        Thread(target=binaries.flush).start()  # nobody waits for the disk
     files = {"host.o": host_object}
     kernels = []
     for k, (kernel, cubin) in enumerate(zip(program.kernels, cubins)):

@@ -205,13 +205,18 @@ def _arch_number(arch: str) -> int:
     return int(re.sub(r"\D", "", arch))
 
 
+def compiler_for(arch: str) -> Nvrtc:
+    """The NVRTC that compiles for arch ("sm_90a") on this machine.  Raises RuntimeError when none does."""
+    return choose_nvrtc(_arch_number(arch), driver_cuda_major())
+
+
 def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
     """Compile CUDA C++ source to a cubin for arch ("sm_80", "sm_90a").
 
     options: further NVRTC options.  Raises RuntimeError with the compiler's output and the source when it is refused,
     and when no NVRTC is installed.
     """
-    nvrtc = choose_nvrtc(_arch_number(arch), driver_cuda_major())
+    nvrtc = compiler_for(arch)
     flags = [f"-arch={arch}", "-std=c++17", "-default-device", "--ptxas-options=-v",
              *(f"-I{d}" for d in nvrtc.includes), *options]
     # Without headers nearly half of what the front end reads are NVRTC's own declarations, most of them left out by --minimal.
@@ -238,7 +243,7 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
 
 def compile_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
     """PTX text of CUDA C++ source for arch.  Raises RuntimeError as compile_cubin does."""
-    nvrtc = choose_nvrtc(_arch_number(arch), driver_cuda_major())
+    nvrtc = compiler_for(arch)
     flags = [f"-arch={arch.replace('sm_', 'compute_')}", "-std=c++17", "-default-device",
              *(f"-I{d}" for d in nvrtc.includes), *options]
     rc, log, ptx = nvrtc.compile(source, flags, "PTX")
