@@ -30,7 +30,13 @@ def doubled(source=None):
 def compiled(monkeypatch, tmp_path):
     """Sources that NVRTC has been given (without the empty one that warms it up); the cache is a folder of the test's own."""
     seen, plain = [], nvrtc.Nvrtc.compile
-    monkeypatch.setattr(nvrtc.Nvrtc, "compile", lambda self, source, *rest: (source and seen.append(source)) or plain(self, source, *rest))
+
+    def compile(self, source, *rest):
+        if source:
+            seen.append(source)
+        return plain(self, source, *rest)
+
+    monkeypatch.setattr(nvrtc.Nvrtc, "compile", compile)
     with env.using(TILELANG_CACHE_DIR=str(tmp_path), TILELANG_DISABLE_CACHE="0"):
         yield seen
 

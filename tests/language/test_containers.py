@@ -65,6 +65,10 @@ def test_variables_in_objects_stay_variables(on):
             r = [p]
             r[0].first[0] = 11
             A[1] = q.first
-            A[2] = p.first + 1
+            v = p.first
+            s = q
+            v = 20
+            A[2] = s.first + 1
+            A[3] = v
 
-    assert run(f, on=on)[0].tolist() == [9, 11, 12, 0]
+    assert run(f, on=on)[0].tolist() == [9, 11, 21, 20]

@@ -58,6 +58,7 @@ class Recorder:
         self.pos = 0
         self.handles: dict[int, Load] = {}
         self.named: set[int] = set()
+        self.kept: set[int] = set()  # variables that a container or object was made with
         self.unnamed: dict[int, Any] = {}
         self.buffer_names: dict[str, int] = {}
         self.temporaries: dict[int, Var] = {}
@@ -213,8 +214,8 @@ class Recorder:
             raise errors.error("scope", f"`{name}` is assigned from a name that has no value yet", span=self.span())
         elif isinstance(value, Poison):
             value._raise()  # assigning from a dead name is a use
-        elif not self.lazy:
-            return settle(value, self.as_it_is_now)
+        elif not self.lazy:  # variables made for a container stay in it, whatever else they are called later
+            return settle(value, lambda x: x if id(x) in self.kept else self.as_it_is_now(x))
         return value
 
     def _is_fresh_handle(self, value: Any) -> bool:
@@ -284,7 +285,9 @@ class Recorder:
             return tuple(self.as_it_is_now(v) for v in value)
         if isinstance(value, BufferSlice):
             return self.freeze_slice(value)
-        if isinstance(value, Expr) and not self._is_fresh_handle(value) and reads_memory(value):
+        if self._is_fresh_handle(value):
+            self.kept.add(id(value))
+        elif isinstance(value, Expr) and reads_memory(value):
             return self.freeze(value)
         return value
 
