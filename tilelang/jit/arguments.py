@@ -6,6 +6,7 @@ import ctypes
 import re
 import sys
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -127,16 +128,27 @@ def refusing_negated(sig: Signature, run: Callable[..., Any]) -> Callable[..., A
     Such a view of complex numbers has even strides only.  Where a parameter's declared strides rule that out, the call
     itself checks them; only the other parameters are asked, since that takes 0.1 us each.
     """
-    asked = [(k, a) for k, a in enumerate(sig.inputs) if isinstance(a, TensorArg) and a.used and _may_be_negated(a)]
+    asked = [k for k, a in enumerate(sig.inputs) if isinstance(a, TensorArg) and a.used and _may_be_negated(a)]
     if not asked:
         return run
+    only = asked[0]
+    picked: Callable[[Any], Any] = itemgetter(*asked) if len(asked) > 1 else lambda args: (args[only],)
+    never: set[type] = set()  # types without such views
 
     def call(*args: Any) -> Any:
-        for k, a in asked:
-            negated = getattr(args[k], "is_neg", None) if k < len(args) else None
-            if negated is not None and negated():
-                raise error("kernel-argument", f"kernel {sig.name} input {a.name} is a view that negates what its memory "
-                            f"holds, got {describe(args[k])}", hint="pass x.resolve_neg()")
+        if len(args) > asked[-1]:
+            for x in picked(args):
+                if x.__class__ not in never:
+                    try:
+                        if x.is_neg():
+                            break
+                    except AttributeError:
+                        never.add(x.__class__)
+            else:
+                return run(*args)
+            name = next(sig.inputs[k].name for k in asked if args[k] is x)
+            raise error("kernel-argument", f"kernel {sig.name} input {name} is a view that negates what its memory holds, "
+                        f"got {describe(x)}", hint="pass x.resolve_neg()")
         return run(*args)
 
     return call
