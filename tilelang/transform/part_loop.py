@@ -1,18 +1,21 @@
 """Products that start anew, one after another in the same registers: each starts as soon as the one before is summed.
 
-    for k:                                     start P = A[k] B[k, 0]
-        P = A[k] B[k, 0]; …P…                  for k:
-        P = A[k] B[k, 1]; …P…          ->          wait for P; …P…
-                                                   start P = A[k] B[k, 1]; wait for stage k+1; wait for P; …P…
-                                                   start P = A[k+1] B[k+1, 0]
-                                               the last iteration, without a start at its end
+    for k:                                     fill row for the first k
+        fill row                               for k:
+        P = A[k] B[k, 0]; …P * row…     ->         start P = A[k] B[k, 0]; take row, fill it for k+1; wait for P; …P…
+        P = A[k] B[k, 1]; …P * row…                start P = A[k] B[k, 1]; wait for stage k+1; wait for P; …P…
+                                               the last iteration, without what is for a next one
 
 (split_products.py makes such loops.)  One part is in registers at a time, so a warp group multiplies or adds up; the
 matrix unit is kept busy by another group's product meanwhile, if a group needs less time from one product to its next than
 that one takes.  So all that can be done under a product is: what fills small fragments for the next iteration (scales) is
-loaded an iteration ahead, the next stage is waited for while the last product of this one runs, and the body starts in the
-middle of an iteration: where the next product starts right behind the sums of the last, its descriptors are computed
-under them.  The arithmetic and its order are those of the loop.
+loaded an iteration ahead, what they are used for is computed from them (row_factors.py), and the next stage is waited for
+while the last product of this one runs.  The arithmetic and its order are those of the loop.
+
+A product is waited for in the turn of the loop that starts it: where it was started in the turn before, ptxas lets a warp
+issue its sums in one go (no instruction of them gives way), and the other group's next product waits for them.  Sums with
+factors then cost 5 % of the time.  Plain sums do not: without anything to fill, each turn starts the first product of the next
+one behind its last sums, whose descriptors are then computed under them.
 """
 
 from __future__ import annotations
@@ -20,14 +23,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, If, Region, Stmt, Store, Var, binary, const, convert, free_vars,
-                         is_const, load, replace, seq, stmts_of, substitute, with_attrs)
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, If, Load, Region, Stmt, Store, Var, binary, const, convert,
+                         free_vars, is_const, load, replace, seq, stmts_of, substitute, walk, with_attrs)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Gemm
 
 from .effects import effects, fills_whole, touches
 from .pipeline_emit import rename, select_version
 from .rings import RoleLoop, do, pin
+from .row_factors import row_factors
 from .schedule import needed_binds
 
 FRAGMENT = "local.fragment"
@@ -104,10 +108,10 @@ def chained(r: RoleLoop, chain: Chain) -> list[Stmt]:
 class _Loop:
     """The code of a chain.
 
-    ahead: whether what stands before the first product is done an iteration ahead.  copies: (fragment that it fills, that of
-    the next iteration).  loaded: bindings whose values are loaded, each with variables for both.  ptxas moves loads down
-    to their uses: so they end a turn of the loop, two iterations before they are used, and have all of the next turn to
-    arrive.
+    early: whether what stands before the first product is done an iteration ahead.  factors: what the work has in common
+    along rows, [(fragment, loop that fills it)].  copies: (fragment that the work reads itself, where it is filled ahead).
+    loaded: bindings whose values are loaded, each with a variable, and another to load it ahead where the work reads it
+    itself.
     """
 
     def __init__(self, r: RoleLoop, chain: Chain) -> None:
@@ -120,25 +124,43 @@ class _Loop:
         self.products = [kept[n] for n in places]
         self.before, *self.work = ([s for s in kept[a + 1:b] if id(s) not in pure]
                                    for a, b in zip([-1, *places], [*places, len(kept)]))
-        self.copies = [(b, _copy(b, "next")) for b in chain.ahead]
-        self.ahead = bool(chain.ahead) or not self.before
         used = _used(x for w in self.work for x in w)
-        self.loaded = [(s, _variable(s.var.name, s), _variable(f"{s.var.name}_next", s)) for s in r.body.pure
-                       if s.var in used and touches(s.value)]
+        loaded = [s for s in r.body.pure if s.var in used and touches(s.value)]
+        self.early = bool(chain.ahead or loaded and not self.before)
+        self.factors: list[tuple[Buffer, Stmt]] = []
+        if self.early:
+            self._take_factors()
+            used = _used(x for w in self.work for x in w)
+        read = {x.buffer for w in self.work for s in w for x in walk(s) if isinstance(x, (Load, Region))}
+        self.copies = [(b, _copy(b, "next")) for b in chain.ahead if b in read]
+        self.loaded = [(s, _variable(s.var.name, s),
+                        _variable(f"{s.var.name}_next", s) if self.early and s.var in used else None) for s in loaded]
         self.values: dict[Any, Any] = {s.var: load(b, _ZERO) for s, b, _ in self.loaded}
+
+    def _take_factors(self) -> None:
+        simple = [s for s in self.r.body.pure if not touches(s.value)]
+        for w in self.work:
+            for n, s in enumerate(w):
+                w[n], made = row_factors(s, self.chain.ahead, simple)
+                self.factors += made
 
     def code(self) -> list[Stmt]:
         loop, extent = self.r.loop, convert(self.r.loop.extent)
         start, k, one = convert(loop.start), loop.var, const(1, extent.dtype)
-        self.last = start + extent - one
-        opening = [*self.fill(start, 0), *(self.fill(self.within(start + one), 1) if self.ahead else ()),
-                   *self.r.filled(self.chain.items[0], start), *self.start(0, start)]
-        turn = [*self.rest(k, False), *self.start(0, k + one),
-                *(self.fill(self.within(k + one + one), 1) if self.ahead else ())]
+        last = start + extent - one
+        opening = self.fill(start)
+        if self.early:
+            opening += self.r.filled(self.chain.items[0], start)
+            turn = [*self.start(0, k), *self.take(k), *self.fill(k + one), *self.rest(k, k + one)]
+            closing = [*self.start(0, last), *self.take(last), *self.rest(last, None)]
+        else:
+            opening += [*self.r.filled(self.chain.items[0], start), *self.start(0, start)]
+            turn = [*self.rest(k, k + one), *self.fill(k + one), *self.start(0, k + one)]
+            closing = self.rest(last, None)
         body = with_attrs(replace(loop, kind="serial", extent=extent - one, body=seq(*turn)), **_SERIAL)
-        made: list[Stmt] = [Alloc(b) for _, b in self.copies]
-        made += [Alloc(b) for _, now, after in self.loaded for b in ((now, after) if self.ahead else (now,))]
-        whole = [*opening, body, *self.rest(self.last, True)]
+        made: list[Stmt] = [Alloc(b) for b in (*(b for _, b in self.copies), *(b for b, _ in self.factors))]
+        made += [Alloc(b) for _, now, after in self.loaded for b in (now, after) if b is not None]
+        whole = [*opening, body, *closing]
         if isinstance(extent, Const):
             return [*made, *whole] if extent.value > 0 else []
         return [*made, If(binary("gt", extent, const(0, extent.dtype)), seq(*whole), span=loop.span)]
@@ -149,40 +171,35 @@ class _Loop:
         mapping = {**self.values, self.r.loop.var: it}
         return rename([select_version(substitute(s, mapping), self.r.versions, self.r.step(it)) for s in (*binds, *stmts)])
 
-    def fill(self, it: Expr, which: int) -> list[Stmt]:
-        """What stands before the first product, for iteration `it`; which: 0 for this one, 1 for the next."""
+    def fill(self, it: Expr) -> list[Stmt]:
+        """What stands before the first product, for iteration `it`."""
         values: list[Stmt] = [Store(now, _ZERO, s.value, span=s.span) for s, now, _ in self.loaded]
-        out = self.of([*values, *self.before], it)
-        after = {**dict(self.copies), **{now: b for _, now, b in self.loaded}} if which else {}
-        return [substitute(s, after) for s in out]
+        ahead = {**dict(self.copies), **{now: b for _, now, b in self.loaded if b is not None}}
+        return [substitute(s, ahead) for s in self.of([*values, *self.before], it)]
 
-    def within(self, it: Expr) -> Expr:
-        """An iteration that there is."""
-        return binary("min", it, self.last)
+    def take(self, it: Expr) -> list[Stmt]:
+        """What has been filled for iteration `it` becomes what the work reads, and may be filled anew."""
+        return [*(Copy(_whole(after), _whole(now)) for now, after in self.copies),
+                *(Store(now, _ZERO, load(after, _ZERO)) for _, now, after in self.loaded if after is not None),
+                *self.of([s for _, s in self.factors], it)]
 
     def start(self, n: int, it: Expr) -> list[Stmt]:
         """Product n, which runs on."""
         return [with_attrs(s, wait=-1) for s in self.of([self.products[n]], it)]
 
-    def rest(self, it: Expr, last: bool) -> list[Stmt]:
-        """An iteration whose first product runs, up to where the next one's starts."""
-        r = self.r
+    def rest(self, it: Expr, after: Expr | None) -> list[Stmt]:
+        """An iteration whose first product runs.  after: the next one, None for the last."""
+        r, end = self.r, len(self.chain.items) - 1
         slot, _ = r.slot(it)
-        one = const(1, convert(r.loop.extent).dtype)
         out: list[Stmt] = []
         for n, item in enumerate(self.chain.items):
             if n:
                 out += [*r.filled(item, it), *self.start(n, it)]
-            if not last and n + 1 == len(self.chain.items):
-                out += r.filled(self.chain.items[0], it + one)
+            if after is not None and n == end:
+                out += r.filled(self.chain.items[0], after)
             out += [do("wgmma_wait", n=0), pin(self.chain.part)]
             out += [s for ring in r.rings if ring.last == item for s in r.release(ring, slot)]
             out += self.of(self.work[n], it)
-        if not last and self.ahead:
-            out += [Copy(_whole(after), _whole(now)) for now, after in self.copies]
-            out += [Store(now, _ZERO, load(after, _ZERO)) for _, now, after in self.loaded]
-        elif not last:
-            out += self.fill(it + one, 0)
         return out
 
 

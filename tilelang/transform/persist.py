@@ -200,11 +200,11 @@ def _panels(launch: Launch, t: Expr, across: int, along: int, panel: int) -> lis
     number = _bound("panel", flat.var // (ga * panel))
     inside = _bound("in_panel", flat.var % (ga * panel))
     rows = _bound("rows", _minimum(const(panel), gl - number.var * panel))
-    column = _bound("column", inside.var // rows.var)
+    column = _bound("column", _minimum(inside.var // rows.var, ga - 1))
     turned = binary("sub", ga - 1, column.var)
     out = [flat, rest, number, inside, rows, column,
            Bind(b, _minimum(number.var * panel + inside.var % rows.var, gl - 1)),
-           Bind(a, _select(binary("eq", number.var % 2, const(0)), column.var, turned, ga))]
+           Bind(a, Select(binary("eq", number.var % 2, const(0)), column.var, turned, turned.dtype, lazy=False))]
     over: Expr = rest.var
     others = [k for k in range(len(launch.grid)) if k not in (across, along)]
     for k in others[:-1]:
@@ -310,10 +310,6 @@ def _bound(name: str, value: Expr) -> Bind:
 
 def _minimum(a: Expr, b: Expr) -> Expr:
     return binary("min", a, b)
-
-
-def _select(cond: Expr, a: Expr, b: Expr, extent: Expr) -> Expr:
-    return _minimum(Select(cond, a, b, a.dtype, lazy=False), extent - 1)
 
 
 def _product(xs: list[Expr]) -> Expr:

@@ -1,0 +1,88 @@
+"""Factors that the elements of a row have in common: computed once a row, apart from the loop over the elements.
+
+    for i, j in Parallel(128, 128):                     for i in Parallel(128): f[i] = row[i] * s
+        C[i, j] += P[i, j] * (row[i] * s)        ->     for i, j in Parallel(128, 128): C[i, j] += P[i, j] * f[i]
+
+What makes the factors may then stand where there is time for it, and what they are made of may be loaded anew at once.
+Only whole factors of a product are taken: the sums around them are contracted with what they were contracted with, so that
+every element keeps its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilelang.arith import simplify_stmt
+from tilelang.ir import (Bind, Binary, Buffer, Cast, Const, Expr, Load, Parallel, Select, Stmt, Store, Unary, Var, free_vars,
+                         fresh, load, rebuild, replace, substitute, walk, with_attrs)
+
+_MADE_OF = (Binary, Cast, Const, Load, Select, Unary, Var)
+
+
+def row_factors(s: Stmt, known: Sequence[Buffer], pure: list[Bind]) -> tuple[Stmt, list[tuple[Buffer, Stmt]]]:
+    """(the loop with its factors read from fragments, [(fragment, loop that fills it)]); (s, []) when it has none.
+
+    known: the fragments that factors may be made of, one of them at least.  pure: bindings without loads that the loop may use.
+    """
+    if not isinstance(s, Parallel) or not isinstance(s.body, Store) or len(s.vars) < 2:
+        return s, []
+    inline: dict[Any, Any] = {}
+    for b in pure:
+        inline[b.var] = substitute(b.value, inline)
+    plain = simplify_stmt(substitute(s, inline))
+    if not isinstance(plain, Parallel) or plain.vars != s.vars or not isinstance(plain.body, Store):
+        return s, []
+    finder = _Factors(plain, known)
+    value = finder.visit(plain.body.value)
+    if not finder.made:
+        return s, []
+    return replace(plain, body=replace(plain.body, value=value)), list(finder.made.values())
+
+
+class _Factors:
+    """made: expression -> (fragment, loop that fills it)."""
+
+    def __init__(self, loop: Parallel, known: Sequence[Buffer]) -> None:
+        self.loop, self.known = loop, known
+        self.made: dict[Expr, tuple[Buffer, Stmt]] = {}
+
+    def visit(self, x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(self.visit, x))
+        if not isinstance(x, Expr) or isinstance(x, Load):
+            return x
+        if isinstance(x, Binary) and x.op == "mul" and x.dtype.is_float:
+            a, b = (self.taken(e) if (v := self.row(e)) is None else self.kept(e, v) for e in (x.a, x.b))
+            return x if a is x.a and b is x.b else replace(x, a=a, b=b)
+        return rebuild(x, self.visit)
+
+    def taken(self, e: Expr) -> Expr:
+        out: Expr = self.visit(e)
+        return out
+
+    def row(self, e: Expr) -> int | None:
+        """Which variable of the loop a factor depends on, alone; None for what is no factor worth computing."""
+        nodes = list(walk(e))
+        if not isinstance(e, Binary) or not e.dtype.is_float or e.dtype.lanes != 1 or any(
+                not isinstance(x, _MADE_OF) and not isinstance(x, Buffer) for x in nodes):
+            return None
+        used = [n for n, v in enumerate(self.loop.vars) if v in free_vars(e)]
+        loads = [x for x in nodes if isinstance(x, Load)]
+        if len(used) != 1 or any(x.buffer not in self.known or x.indices != (self.loop.vars[used[0]],) for x in loads):
+            return None
+        return used[0] if loads else None
+
+    def kept(self, e: Expr, n: int) -> Expr:
+        v = self.loop.vars[n]
+        if e not in self.made:
+            name = f"{next(x.buffer.name for x in walk(e) if isinstance(x, Load))}_factor"
+            b = Buffer(name, (self.loop.extents[n],), e.dtype, "local.fragment", span=self.loop.span)
+            i = fresh(v.name, v.dtype)
+            fill = with_attrs(replace(self.loop, vars=(i,), extents=(self.loop.extents[n],),
+                                      body=Store(b, (i,), substitute(e, {v: i}), span=e.span)), loop_layout=None)
+            self.made[e] = b, fill
+        return load(self.made[e][0], (v,))
+
+
+__all__ = ["row_factors"]
