@@ -104,6 +104,18 @@ def render(err: TileLangError) -> str:
     return "\n".join(out)
 
 
+def told(err: BaseException) -> BaseException:
+    """The error as it leaves the package: without the frames and causes inside it, which say nothing to a user.
+
+    `raise told(e)` at the border; TILELANG_DEBUG above 0 keeps everything.  Where an InternalError came from stands in its
+    report.
+    """
+    if os.environ.get("TILELANG_DEBUG", "0") in ("", "0"):
+        err.__cause__, err.__suppress_context__ = None, True
+        return err.with_traceback(None)
+    return err
+
+
 _MARK = re.compile(r"\n?[ \t]*--> (?P<file>[^\n]+?):(?P<line>\d+)(?::(?P<col>\d+))?\s*\Z")
 
 

@@ -331,3 +331,23 @@ def test_one_iteration_under_a_condition_of_what_it_reads_is_the_work_of_one_thr
         x = a[k, k % 2, 0]
         o[k, k % 2, 0] = x + 1 if -16 <= x < 16 else a[k, k % 2 + 1, 0] * 2
     agree(f, [a, np.zeros_like(a)], {1: o})
+
+
+def test_indices_of_64_bits_into_tiles():
+    """Layouts put the indices of a tile together as they stand: one of 64 bits beside others of 32 was no program."""
+    @T.prim_func
+    def f(A: T.Tensor((8, 16), "int32"), O: T.Tensor((8, 16), "int32"), P: T.Tensor((8, 16), "int32")):
+        with T.Kernel(2, threads=32) as b:
+            S = T.alloc_shared((8, 16), "int32")
+            F = T.alloc_fragment((8, 16), "int32")
+            T.copy(A, S)
+            T.copy(A, F)
+            for i, j in T.Persistent([T.int64(2), 2], 2, b):
+                for x, y in T.Parallel(4, 8):
+                    O[i * 4 + x, j * 8 + y] = S[(i * 4 + x + T.int64(3)) % 8, (j * 8 + y) % (1 << 40)]
+                    P[i * 4 + x, j * 8 + y] = F[(x * 3 + 1) % 8, (T.int64(3) + y + 4) % 16]
+
+    a = np.arange(128, dtype=I32).reshape(8, 16)
+    x, y = np.meshgrid(range(4), range(8), indexing="ij")
+    p = np.tile(a[(x * 3 + 1) % 8, (y + 7) % 16], (2, 2))
+    agree(f, [a, np.zeros_like(a), np.zeros_like(a)], {1: np.roll(a, -3, 0), 2: p})

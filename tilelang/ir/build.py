@@ -85,6 +85,8 @@ def cast(value: Any, dt: Any) -> Expr:
     if dt.lanes > 1 and value.dtype.lanes == 1:
         inner = cast(value, dt.scalar)
         return Broadcast(inner, dt.lanes, dt)
+    if value.dtype.lanes != dt.lanes:
+        raise TypeError(f"Cannot match type {value.dtype} vs {dt}: lane counts differ")
     if isinstance(value, Const) and not value.dtype.is_handle and not dt.is_handle:
         if dt.is_int and value.dtype.is_int:
             low, high = int_range(dt)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.env import env
-from tilelang.errors import error, register
+from tilelang.errors import InternalError, TileLangError, error, register, told
 from tilelang.ir.printer import to_text
 from tilelang.log import logger
 from tilelang.runtime.cache import DiskCache, compiler_stamp, digest
@@ -22,6 +22,7 @@ from tilelang.transform.scope import current_config
 
 from .artifact import KERNEL_SEPARATOR, Artifact, Request, program_of
 from .building import INTERPRETED, build, toolchain_stamp
+from .failures import internal
 from .hooks import has_hook
 from .kernel import JITKernel
 
@@ -93,9 +94,14 @@ def _refuse_out_idx(out_idx: Any) -> Any:
 
 
 def _as_dict(config: Any) -> dict[Any, Any]:
-    if not config:
+    if config is None:
         return {}
-    return dict(config) if isinstance(config, (Mapping, tuple, list)) else dict(config.items())
+    if isinstance(config, (str, bytes)) or not isinstance(config, (Mapping, tuple, list)) and not hasattr(config, "items"):
+        raise TypeError(f"pass_configs is a dict of keys and values, found {config!r}")
+    try:
+        return dict(config) if isinstance(config, (Mapping, tuple, list)) else dict(config.items())
+    except (TypeError, ValueError):
+        raise TypeError(f"pass_configs is a dict of keys and values, found {config!r}") from None
 
 
 def cache_key(request: Request) -> str:
@@ -144,11 +150,22 @@ def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:
             else:
                 keep_sources(request, artifact)
                 return artifact, "disk"
-    artifact = build(request)
+    artifact = _built(request)
     keep_sources(request, artifact)
     if caching and key is not None:
         disk.store(key, artifact.to_entry())
     return artifact, "compiled"
+
+
+def _built(request: Request) -> Artifact:
+    """The artifact of a request.  A fault of the compiler is an InternalError with a report."""
+    try:
+        return build(request)
+    except Exception as e:
+        fault = internal(request, "the compiler", e)
+        if fault is None:
+            raise
+        raise fault from e
 
 
 def keep_sources(request: Request, artifact: Artifact) -> None:
@@ -221,8 +238,11 @@ def compile(func: Any = None, out_idx: Any = None, execution_backend: str | None
     Raises AssertionError when func is no PrimFunc, ValueError for a bad out_idx or backend, AttributeError for unknown
     pass configs, and whatever the compiler refuses, at the user's line.
     """
-    kernel = compile_request(make_request(func, out_idx, execution_backend, target, verbose, pass_configs,
-                                          compile_flags))
+    try:
+        kernel = compile_request(make_request(func, out_idx, execution_backend, target, verbose, pass_configs,
+                                              compile_flags))
+    except (TileLangError, InternalError) as e:
+        raise told(e)  # noqa: B904 - told decides what goes with it
     kernel.target_host = target_host
     return kernel
 

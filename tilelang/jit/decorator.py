@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.env import env
-from tilelang.errors import error, register
+from tilelang.errors import InternalError, TileLangError, error, register, told
 from tilelang.target import Target
 from tilelang.transform.scope import current_config
 
@@ -152,11 +152,14 @@ class JITImpl:
 
     # ---- calling ----------------------------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.mode == "auto":
-            self.initialize_jit_mode(*args, **kwargs)
-        if self.mode == "eager":
-            return self.eager.call(args, kwargs)
-        return self._lazy(args, kwargs)
+        try:
+            if self.mode == "auto":
+                self.initialize_jit_mode(*args, **kwargs)
+            if self.mode == "eager":
+                return self.eager.call(args, kwargs)
+            return self._lazy(args, kwargs)
+        except (TileLangError, InternalError) as e:
+            raise told(e)  # noqa: B904 - told decides what goes with it
 
     @property
     def eager(self) -> EagerCalls:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-from tilelang.errors import error, register
+from tilelang.errors import InternalError, TileLangError, error, register, told
 from tilelang.ir import Expr, Func, free_vars
 from tilelang.log import logger
 from tilelang.runtime.params import KernelParam, params_of
@@ -16,6 +16,7 @@ from tilelang.runtime.signature import Signature, TensorArg, signature_of
 
 from .arguments import adapted, explain, explain_cython, refusing_negated, was_overlapping, was_refused, was_unaligned
 from .artifact import KERNEL_SEPARATOR, Artifact, CompiledArtifact, Request
+from .failures import internal
 from .outputs import OutputCall
 from .report import text_of
 
@@ -108,7 +109,10 @@ class JITKernel:
             return self._run(*args)
         except Exception as e:
             problem = e
-        return self._again(args, problem)
+        try:
+            return self._again(args, problem)
+        except (TileLangError, InternalError) as e:
+            raise told(e)  # noqa: B904 - told decides what goes with it
 
     def _again(self, args: tuple[Any, ...], problem: Exception) -> Any:
         """A call that failed: once more with adapted arguments, or the error in full."""
@@ -130,7 +134,12 @@ class JITKernel:
                 if fitting is not None:
                     return fitting(*other)
         tell = explain_cython if self.execution_backend == "cython" else explain
-        raise tell(self.signature, args, problem) from None
+        out = tell(self.signature, args, problem)
+        interpreted = out is problem and self._built.lowered is not None
+        fault = internal(self.request, "the interpreter", out) if interpreted else None
+        if fault is not None:
+            raise fault from out
+        raise out from None
 
     def _fitting(self, problem: Exception) -> JITKernel | None:
         """The kernel for arguments that this one refused though the program takes them."""

@@ -34,6 +34,12 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: 
     if o.extents is None or len(o.extents) < 2 or o.buffer.dtype != img.dtype:
         raise error("im2col-operand", f"T.im2col writes a tile of at least 2 dimensions and type {img.dtype}, found "
                     f"{describe(col)}")
+    for name, value, least in (("kernel", kernel, 1), ("stride", stride, 1), ("dilation", dilation, 1), ("pad", pad, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**15:
+            raise error("im2col-operand", f"{name} of T.im2col is an integer from {least} to {2**15 - 1}, found {value!r}")
+    for name, value in (("nhw_step", nhw_step), ("c_step", c_step)):
+        if not convert(value).dtype.is_int or convert(value).dtype.lanes != 1:
+            raise error("im2col-operand", f"{name} of T.im2col is an integer, found {describe(value)}")
     rows, columns = o.extents[-2:]
     _, height, width, channels = img.shape
     out_h, out_w = ((d + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for d in (height, width))
@@ -41,8 +47,9 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: 
     r, c = b.enter(frame)
 
     def let(name: str, e: Any) -> Var:
-        v = Var(name, I32, span=b.here())
-        b.emit(Bind(v, convert(e), span=b.here()))
+        value = convert(e)
+        v = Var(name, value.dtype, span=b.here())
+        b.emit(Bind(v, value, span=b.here()))
         return v
 
     pixel, entry = let("pixel", nhw_step * rows + r), let("entry", c_step * columns + c)

@@ -17,7 +17,7 @@ from .loops import Parallel, attrs_of
 from .regions import check_inside, non_unit, operand, pair, whole_region
 from .state import describe, error, need_builder
 from .thread import emit_call
-from .tile import EVICTION_POLICIES, emit_op
+from .tile import EVICTION_POLICIES, emit_op, warp_policy
 
 SHARED = ("shared", "shared.dyn")
 
@@ -168,7 +168,7 @@ def wgmma_gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: b
     for r in (a, b_, c):
         check_inside(r)
     attrs = attrs_of(annotations, wait=-1)
-    return emit_op(b, Gemm(a, b_, c, bool(transpose_A), bool(transpose_B), GemmWarpPolicy(policy), as_bool(clear_accum),
+    return emit_op(b, Gemm(a, b_, c, bool(transpose_A), bool(transpose_B), warp_policy(policy), as_bool(clear_accum),
                            attrs, span=b.here()))
 
 

@@ -89,6 +89,7 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
     ("tensor-dtype", TypeError, "a bad element type of a tensor", "write T.float32, T.int32, …"),
     ("tensor-strides", ValueError, "strides that do not go with the shape", "give one stride per dimension, in "
                                                                             "elements"),
+    ("tensor-arguments", TypeError, "arguments that T.Tensor and its kin do not take", "write T.Tensor((m, n), dtype)"),
     ("tensor-subscript", AssertionError, "T.Tensor[...] with one lone number", "write T.Tensor((n,), dtype)"),
     ("pointer", TypeError, "something that is not a pointer where one is needed", "declare the parameter as `p: "
                                                                                   "T.ptr`"),
@@ -118,6 +119,8 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
     ("empty-shape", TypeError, "a bad shape of T.empty", "write T.empty((m, n), dtype) or T.empty(m, n, dtype=dtype)"),
     # launches and loops
     ("kernel-grid", ValueError, "a bad grid of T.Kernel", "give one to three extents that are not negative"),
+    ("named-barrier", ValueError, "a number or count that named barriers do not have", "use a number from 1 to 15 and a "
+                                                                                      "multiple of 32 threads"),
     ("kernel-threads", ValueError, "a bad thread extent of T.Kernel", "use one to three positive integers, at most "
                                                                       "1024 in all"),
     ("nested-kernel", ValueError, "T.Kernel inside T.Kernel", "close the first kernel's block before the second"),
@@ -137,7 +140,7 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
     ("unroll-options", ValueError, "T.unroll with explicit and unroll_factor together", "choose one of them"),
     ("pipeline-arguments", ValueError, "T.Pipelined with a bad num_stages, order or stage",
      "give num_stages >= 0, or order and stage with one entry per scheduled statement"),
-    ("parallel-extents", ValueError, "T.Parallel without extents", "give one extent per loop variable"),
+    ("parallel-extents", ValueError, "T.Parallel without extents, or with too large ones", "give one extent per loop variable"),
     # tile ops
     ("region-operand", TypeError, "a tile op's operand that is not a buffer, region or element",
      "pass a buffer, a slice A[a:b, k] or a start element A[i, j]"),
@@ -151,6 +154,7 @@ _KINDS: tuple[tuple[str, type[Exception], str, str], ...] = (
                                                                                   "size"),
     ("copy-overlap", ValueError, "a copy whose source and destination overlap", "copy through another buffer"),
     ("copy-option", ValueError, "a bad option of a tile op", "leave it out"),
+    ("option-type", TypeError, "an option of a tile op or loop of another type", "leave it out"),
     ("eviction-policy", KeyError, "an unknown eviction policy", "use evict_normal, evict_first or evict_last"),
     ("gemm-clear", TypeError, "clear_accum that is not a bool", "write a comparison such as k == 0"),
     ("reduce-operand", AttributeError, "a reduction of something that is not a whole buffer",

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from math import prod
 from typing import Any
 
 from tilelang.ir import (I32, Attrs, Bind, Const, Expr, For, If, Stmt, Var, binary, cast, const, convert,
                          is_const, promote, select, seq)
 from tilelang.ir import Parallel as ParallelStmt
+from tilelang.layout import Fragment
 
 from .builder import Builder, log, reads_memory
 from .scope import Frame
 from .state import error, need_builder
+
+MOST = 2**28  # iterations of T.Parallel and T.vectorized in one block
 
 
 def freeze_attr(v: Any) -> Any:
@@ -24,7 +29,18 @@ def freeze_attr(v: Any) -> Any:
 
 
 def attrs_of(annotations: dict[str, Any] | None, **own: Any) -> Attrs:
-    """Sorted attrs from keyword values (None left out) and a user's annotations, which win."""
+    """Sorted attrs from keyword values (None left out) and a user's annotations, which win.
+
+    Raises option-type for annotations that are no dict, and for a coalesced width or loop layout that is none.
+    """
+    if annotations is not None and not isinstance(annotations, Mapping):
+        raise error("option-type", f"annotations are a dict of names and values, found {annotations!r}")
+    for given in (own, annotations or {}):
+        width, layout = given.get("coalesced_width"), given.get("loop_layout", given.get("parallel_loop_layout"))
+        if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width <= 0):
+            raise error("option-type", f"coalesced_width is a positive number of elements, found {width!r}")
+        if layout is not None and not isinstance(layout, Fragment):
+            raise error("option-type", f"loop_layout is a T.Fragment over the loops, found {layout!r}")
     d = {k: freeze_attr(v) for k, v in own.items() if v is not None}
     d.update({str(k): freeze_attr(v) for k, v in (annotations or {}).items()})
     return tuple(sorted(d.items()))
@@ -51,6 +67,14 @@ def fixed(b: Builder, e: Expr) -> Expr:
     return v
 
 
+def few_enough(what: str, *extents: Expr) -> None:
+    """Refuse loops that are shared out or unrolled by tables of their iterations where no table can hold them."""
+    n = prod(e.value for e in extents if isinstance(e, Const))
+    if n > MOST:
+        raise error("parallel-extents", f"{what} has {n} iterations, expected at most {MOST} in one block",
+                    hint="give each block a part: T.Kernel(T.ceildiv(n, part))")
+
+
 class LoopFrame(Frame):
     """One For.  start, stop, step as Python's range; a step other than 1 runs a counter from 0."""
 
@@ -73,6 +97,8 @@ class LoopFrame(Frame):
         self.start, self.stop, self.step = (cast(e, dt) for e in (self.start, self.stop, self.step))
         if is_const(self.step, 1):
             self.extent = binary("sub", self.stop, self.start)
+            if self.kind == "vectorized":
+                few_enough("T.vectorized", self.extent)
             self.counter = b.new_var("i", dt)
             return self.counter
         # The bounds are read in every iteration now: fix what may change.
@@ -121,6 +147,7 @@ class ParallelFrame(Frame):
         if not extents:
             raise error("parallel-extents", "T.Parallel needs at least one extent")
         self.extents = tuple(loop_bound(e, "an extent") for e in extents)
+        few_enough("T.Parallel", *self.extents)
         self.attrs = attrs
 
     def open(self, b: Builder) -> Any:
@@ -170,8 +197,10 @@ class PersistentFrame(Frame):
         super().__init__()
         self.domain = [loop_bound(d, "a domain size") for d in domain]
         self.wave_size, self.index = loop_bound(wave_size, "wave_size"), loop_bound(index, "the index")
-        last = self.domain[-1]
-        self.group = binary("min", binary("max", convert(group_size), 1), last)
+        self.group = binary("min", binary("max", loop_bound(group_size, "group_size"), 1), self.domain[-1])
+        self.dtype = reduce(promote, (e.dtype for e in (*self.domain, self.wave_size, self.index, self.group)))
+        self.domain = [cast(d, self.dtype) for d in self.domain]
+        self.wave_size, self.index, self.group = (cast(e, self.dtype) for e in (self.wave_size, self.index, self.group))
 
     def open(self, b: Builder) -> Any:
         self.domain = [fixed(b, d) for d in self.domain]
@@ -182,10 +211,10 @@ class PersistentFrame(Frame):
         total: Any = 1
         for s in sizes:
             total = total * s
-        self.wave = Var("wave", I32, span=self.span)
+        self.wave = Var("wave", self.dtype, span=self.span)
         # Waves in which this index has a tile: a loop of that length needs no way out under a condition.
         self.waves = binary("max", (total - self.index + (self.wave_size - 1)) // self.wave_size, 0)
-        linear = Var("tile_id", I32, span=self.span)
+        linear = Var("tile_id", self.dtype, span=self.span)
         self.stmts.append(Bind(linear, binary("add", self.wave * self.wave_size, self.index), span=self.span))
         rest: Any = linear
         coords: list[Any] = []
@@ -194,7 +223,7 @@ class PersistentFrame(Frame):
             rest = rest // s
         coords.reverse()
         values = [*coords[1:-1], coords[0] * group + coords[-1]]
-        self.vars = tuple(b.new_var(f"p{k}", I32) for k in range(len(self.domain)))
+        self.vars = tuple(b.new_var(f"p{k}", self.dtype) for k in range(len(self.domain)))
         self.head = [*self.stmts, *(Bind(v, convert(e), span=self.span) for v, e in zip(self.vars, values))]
         self.stmts = []
         return self.vars[0] if len(self.vars) == 1 else self.vars
@@ -203,7 +232,7 @@ class PersistentFrame(Frame):
         for v in self.vars:
             b.unnamed.pop(id(v), None)
         inside = If(binary("lt", self.vars[-1], self.domain[-1]), self.body(), None, span=self.span)
-        return For(self.wave, Const(0, I32), self.waves, "serial", seq(*self.head, inside), (), span=self.span)
+        return For(self.wave, Const(0, self.dtype), self.waves, "serial", seq(*self.head, inside), (), span=self.span)
 
 
 class IfThreadFrame(Frame):

@@ -265,6 +265,8 @@ def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
     here = last is not None and (last.tb_frame.f_code is b.ctx.code or last.tb_frame.f_code in b.ctx.code.co_consts)
     for cls, kind in _PLACED:
         if isinstance(e, cls):
+            if kind == "undefined-name" and module.startswith("tilelang."):  # a name of ours: no mistake of the user's
+                return None
             if not kind or not ours and not (here and isinstance(e, (TypeError, NameError))):
                 return None
             hint = next((h for part, h in _INSTEAD if part in str(e)), "")
@@ -385,8 +387,16 @@ def param_span(rw: Rewritten, name: str) -> Span:
 def prim_func(func: Callable[..., Any] | None = None, *, eager_jit: bool = False) -> Any:
     """Decorator: trace a fully annotated function into a PrimFunc (errors of its definition surface here)."""
     if func is None:
-        return lambda f: trace_prim_func(f, outer_locals(2, f))
-    return trace_prim_func(func, outer_locals(2, func))
+        return lambda f: _told(f, outer_locals(2, f))
+    return _told(func, outer_locals(2, func))
+
+
+def _told(func: Callable[..., Any], names: dict[str, Any] | None) -> PrimFunc:
+    """The traced function; errors without the frames of the tracer."""
+    try:
+        return trace_prim_func(func, names)
+    except (errors.TileLangError, errors.InternalError) as e:
+        raise errors.told(e)  # noqa: B904 - told decides what goes with it
 
 
 __all__ = ["PrimFunc", "Unannotated", "check_signature", "closure_names", "declare_param", "finish", "function_span",

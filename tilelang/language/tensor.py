@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -89,8 +90,14 @@ class TensorFactory:
     def __init__(self, name: str, scope: str, strided: bool = False, compact: bool = True) -> None:
         self.name, self.default_scope, self.strided, self.compact = name, scope, strided, compact
 
-    def __call__(self, shape: Any, *args: Any, **kw: Any) -> TensorSpec:
-        return self._strided(shape, *args, **kw) if self.strided else self._plain(shape, *args, **kw)
+    def __call__(self, *args: Any, **kw: Any) -> TensorSpec:
+        make = self._strided if self.strided else self._plain
+        signature = inspect.signature(make)
+        try:
+            signature.bind(*args, **kw)
+        except TypeError as e:
+            raise error("tensor-arguments", f"T.{self.name} takes ({', '.join(signature.parameters)}), found {e}") from None
+        return make(*args, **kw)
 
     def _plain(self, shape: Any, dtype: Any = "float32", data: Any = None, scope: str | None = None) -> TensorSpec:
         return TensorSpec(shape, dtype, None, scope or self.default_scope, self.compact)

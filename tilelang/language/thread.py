@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Call, Evaluate, Expr, If, Load, StringConst, Var, While, binary, call,
-                         cast, const, convert)
+from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, If, Load, StringConst, Var, While, binary,
+                         call, cast, const, convert)
 from tilelang.ir import dtype as DType
 
 from .builder import Emitted
@@ -41,12 +41,26 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> Emitted:
     if barrier_id is None and arrive_count is None:
         return emit_call("sync_threads")
     count = need_kernel("T.sync_threads").num_threads if arrive_count is None else arrive_count
-    return emit_call("named_barrier", (convert(0 if barrier_id is None else barrier_id), convert(count)))
+    number, _ = _named("sync_threads", 0 if barrier_id is None else barrier_id, 32 if arrive_count is None else arrive_count)
+    return emit_call("named_barrier", (number, convert(count)))
 
 
 def named_barrier_arrive(barrier_id: Any, count: Any) -> Emitted:
     """Arrive at a named barrier without waiting."""
-    return emit_call("named_barrier_arrive", (convert(barrier_id), convert(count)))
+    return emit_call("named_barrier_arrive", _named("named_barrier_arrive", barrier_id, count))
+
+
+def _named(name: str, number: Any, count: Any) -> tuple[Expr, Expr]:
+    """Number and count of a named barrier.  Raises named-barrier."""
+    i, n = convert(number), convert(count)
+    for e, what in ((i, "number"), (n, "count of threads")):
+        if not e.dtype.is_int or e.dtype.lanes != 1:
+            raise error("named-barrier", f"T.{name}: the {what} of a named barrier is an integer, found {describe(e)}")
+    if isinstance(i, Const) and not 0 <= i.value <= 15:
+        raise error("named-barrier", f"T.{name}: named barriers have the numbers 0 to 15, found {i.value}")
+    if isinstance(n, Const) and not (0 < n.value <= 1024 and n.value % 32 == 0):
+        raise error("named-barrier", f"T.{name}: whole warps meet at a named barrier, found a count of {n.value} threads")
+    return i, n
 
 
 def sync_warp(mask: Any = None) -> Emitted:

@@ -42,6 +42,7 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
     src, dst: buffers, regions or start elements in any scope; extents are paired as spec §9 says.
     """
     b = _builder("copy")
+    attrs_of(annotations)
     notes = dict(annotations or {})
     if "parallel_loop_layout" in notes:
         loop_layout = notes.pop("parallel_loop_layout")
@@ -97,6 +98,13 @@ def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> Emitted:
     return fill(buffer, 0, annotations)
 
 
+def warp_policy(policy: Any) -> GemmWarpPolicy:
+    """The policy of a gemm.  Raises option-type."""
+    if isinstance(policy, bool) or not isinstance(policy, int) or policy not in list(GemmWarpPolicy):
+        raise error("option-type", f"policy is one of T.GemmWarpPolicy.Square, FullRow and FullCol, found {policy!r}")
+    return GemmWarpPolicy(policy)
+
+
 def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,
          policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Any = False, k_pack: int = 1, mbar: Any = None,
          annotations: dict[str, Any] | None = None) -> Emitted:
@@ -117,7 +125,7 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
     for r in (a, b_, c):
         check_inside(r)
     attrs = attrs_of(annotations, k_pack=k_pack if k_pack != 1 else None)
-    return emit_op(b, Gemm(a, b_, c, bool(transpose_A), bool(transpose_B), GemmWarpPolicy(policy), as_bool(clear_accum),
+    return emit_op(b, Gemm(a, b_, c, bool(transpose_A), bool(transpose_B), warp_policy(policy), as_bool(clear_accum),
                            attrs, span=b.here()))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.arith.width import widened
-from tilelang.ir import Broadcast, Buffer, Const, Expr, Ramp, Shuffle, binary, const, logical
+from tilelang.ir import Broadcast, Buffer, Const, Expr, Ramp, Shuffle, binary, cast, const, logical
 
 
 def bounds_guard(analyzer: Analyzer, shape: tuple[Any, ...], indices: tuple[Expr, ...],
@@ -46,4 +46,15 @@ def is_guarded(buffer: Buffer) -> bool:
     return buffer.scope_name == "global"
 
 
-__all__ = ["bounds_guard", "is_guarded", "vector_lanes_of"]
+def tile_indices(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Indices of a tile in int32, which is enough for one: formulas of layouts put indices together as they stand."""
+    def narrow(i: Expr) -> Expr:
+        if isinstance(i, Ramp):
+            base, stride = narrow(i.base), narrow(i.stride)
+            return Ramp(base, stride, i.lanes, base.dtype.with_lanes(i.lanes))
+        return i if i.dtype == "int32" or i.dtype.lanes > 1 else cast(i, "int32")
+
+    return tuple(map(narrow, indices))
+
+
+__all__ = ["bounds_guard", "is_guarded", "tile_indices", "vector_lanes_of"]

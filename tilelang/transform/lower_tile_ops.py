@@ -30,7 +30,7 @@ from tilelang.target.wgmma import WGMMA_ROWS
 
 from .config import PassConfigKey
 from .distributed_loop import Loop
-from .guards import bounds_guard, vector_lanes_of
+from .guards import bounds_guard, tile_indices, vector_lanes_of
 from .hopper import hopper
 from .lower_parallel import lower_loop, private_loop, run_loop
 from .pass_ import PassContext, pass_
@@ -188,6 +188,7 @@ class Lowering:
             if self.loop is not None and self.loop.values:
                 # The offset shows its invariant parts only in terms of the thread and the loops.
                 indices = tuple(substitute(i, self.loop.values) for i in indices)
+            indices = tile_indices(indices)
             last = indices[-1] if indices else None
             if isinstance(last, Ramp):  # one aligned run (see _pieces): contiguous in storage too
                 first = self.analyzer.simplify(convert(self.layout_of(buffer).offset((*indices[:-1], last.base))))
@@ -590,7 +591,7 @@ class Lowering:
             raise self._not_owned(buffer, touch.why, span)
         frag = self.layout_of(buffer)
         if frag.replicas == frag.threads and not any(m.to == "thread" for ms in frag.modes for m in ms):
-            at = frag.register(self.exprs(indices))
+            at = frag.register(tile_indices(self.exprs(indices)))
             return self.local_of(buffer), (at if isinstance(at, Expr) else const(int(at)),)
         raise self._not_owned(buffer, "each element lives in the registers of some threads only", span)
 

@@ -8,6 +8,7 @@ a fault; so is any touch of a piece under a copy in flight.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
@@ -220,11 +221,11 @@ class _Follower:
                 self.env[s.extent] = extent
         most = int(np.max(extent))
         first, period = slot_turns(s)
-        steps = list(range(most))
+        steps: Sequence[int] = range(most)
         if most > 2 * first + period and (self.accesses > BUDGET or most > 64 or not places_by(s, self.locals.followed)):
             # The first rounds and the last, leaving out whole turns of the slots in between.
             left_out = (most - 2 * first) // period * period
-            steps = [k for k in steps if k < first or k >= first + left_out]
+            steps = [*range(first), *range(first + left_out, most)]
             self.cut = max(self.cut, len(steps))
         self.independent += bool(s.attr("independent"))
         for at, k in enumerate(steps):

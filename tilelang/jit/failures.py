@@ -1,0 +1,37 @@
+"""Faults of the package itself: an InternalError that names a report, instead of a trace from inside the compiler."""
+
+from __future__ import annotations
+
+import traceback
+
+from tilelang.errors import InternalError, TileLangError
+from tilelang.transform.pass_ import PassContext, save_report
+
+from .artifact import Request
+
+_SETTINGS = ("tilelang.env", "tilelang.transform.config", "tilelang.runtime.nvrtc")  # refuse by Python's own exceptions
+_CALL_USERS = ("tilelang.jit.hooks", "tilelang.transform.observe", "tilelang.transform.scope", "tilelang.instrumentation")
+
+
+def internal(request: Request, what: str, e: Exception) -> InternalError | None:
+    """The InternalError for an exception, with its report; None for errors told by name, of the system, a setting or a
+    function of the user.
+
+    what: who failed, at the start of the message.
+    """
+    if isinstance(e, (TileLangError, InternalError, OSError, MemoryError)):
+        return None
+    names, at = [], e.__traceback__
+    while at is not None:
+        names.append(str(at.tb_frame.f_globals.get("__name__", "")))
+        at = at.tb_next
+    if not names or names[-1] in _SETTINGS or any(n.startswith(_CALL_USERS) for n in names):
+        return None
+    text = "".join(traceback.format_exception(e))
+    folder = save_report(request.func, "build", PassContext(request.target, dict(request.config)), text)
+    said = (str(e).splitlines() or [""])[0][:200]
+    return InternalError(f"{what} failed on `{request.func.name}` for {request.target}: {type(e).__name__}: {said}\n"
+                         f"report: {folder}")
+
+
+__all__ = ["internal"]
