@@ -50,6 +50,7 @@ from .cuda_types import HALVES, KEYWORDS, TYPES, is_small_float, literal
 from .halves import Halves
 from .hopper import HopperCalls, tensor_map_parameters
 from .prelude import device_header
+from .wgmma import declared_registers
 
 SHARED_SCOPES = ("shared", "shared.dyn", "shared.barrier")
 _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
@@ -94,6 +95,8 @@ class CudaPrinter(HopperCalls, Halves, CLikePrinter):
         self.scalars: set[Var] = set()  # storages that are plain variables (local.var)
         self.extra: set[str] = set()  # prelude sections used without being named (operators)
         self.valued = set()
+        self.own_registers: dict[str, tuple[str, int]] = {}  # PTX type and number by array (wgmma.py)
+        self.own_functions: dict[str, str] = {}  # definitions that name them
 
     # ---- the kernel ---------------------------------------------------------------------------------------------
     def source(self) -> str:
@@ -107,14 +110,19 @@ class CudaPrinter(HopperCalls, Halves, CLikePrinter):
         self._thread_indices()
         if self.offsets:
             self.emit("extern __shared__ __align__(1024) unsigned char smem[];")
+        top = len(self.lines)
         self.stmt(self.launch.body)
+        declared = declared_registers(self.own_registers)
+        if declared:
+            self.lines.insert(top, f"  {declared}")
         body = "\n".join([signature + " {", *self.lines, "}"]) + "\n"
         injected = "".join(t.rstrip() + "\n" for t in (self.launch.attr("import_source") or ()) if t)
         return self._header(body, injected) + injected + body
 
     def _header(self, body: str, injected: str) -> str:
         words = set(_WORD.findall(body)) | set(_WORD.findall(injected)) | self.extra
-        functions = device_header(words)
+        own = "".join(self.own_functions.values())
+        functions = device_header(words | set(_WORD.findall(own))) + own
         words |= set(_WORD.findall(functions))
         out = self.headers(words, injected, functions, body)
         out.append("#define TL_DEVICE __device__ __forceinline__")

@@ -2,16 +2,17 @@
 
 The compiler in front of the assembler pays for each `asm` with all its operands (up to 128 accumulators, read and
 written): the eight products of one k-block of attention written as one took a third off its time, with the same
-instructions out.
+instructions out.  Registers that only products name (transform/product_registers.py) are declared in PTX at the start of the
+kernel and are no operands at all.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Const, Evaluate, Stmt, const
+from tilelang.ir import AddressOf, Buffer, Call, Const, Evaluate, Stmt, const, dtype
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
 
 from .c_like import POSTFIX, Text
@@ -67,13 +68,65 @@ class WgmmaCalls:
     def _products(self: Any, calls: list[Call], s: Stmt) -> None:
         """One call for a run of products: accumulator, whether it is kept, then a and b of each."""
         self.source_comment(s.span)
-        c, _, _, keep = calls[0].args
-        self.emit(f"tl::{self._function(calls[0])}_x{len(calls)}({self.top(c)}, {self.top(keep)},")
-        for i, e in enumerate(calls):
-            self.emit(f"    {self.top(e.args[1])}, {self.top(e.args[2])}{');' if i + 1 == len(calls) else ','}")
+        if calls[0].attr("registers"):
+            name, given = self._own_products(calls)
+            self.emit(f"tl::{name}({given[0][0]},")
+            given = given[1:]
+        else:
+            c, _, _, keep = calls[0].args
+            self.emit(f"tl::{self._function(calls[0])}_x{len(calls)}({self.top(c)}, {self.top(keep)},")
+            given = [[self.top(e.args[1]), self.top(e.args[2])] for e in calls]
+        for i, each in enumerate(given):
+            self.emit(f"    {', '.join(each)}{');' if i + 1 == len(given) else ','}")
 
     def _call_wgmma(self: Any, e: Call) -> Text:
+        if e.attr("registers"):
+            name, given = self._own_products([e])
+            return f"tl::{name}({', '.join(x for each in given for x in each)})", POSTFIX
         return f"tl::{self._function(e)}({', '.join(map(self.top, e.args))})", POSTFIX
+
+    # ---- registers of their own (transform/product_registers.py) --------------------------------------------------
+    def _own(self: Any, b: Buffer) -> str:
+        """The common part of the names of a buffer's registers, which the kernel declares."""
+        name: str = self.namer(b.data, b.name)
+        self.own_registers[name] = (register_type(b.dtype), b.size * b.dtype.bits // 32)
+        return name
+
+    def _own_products(self: Any, calls: list[Call]) -> tuple[str, list[list[str]]]:
+        """(function of a run of products that names registers, its arguments: whether the accumulator is kept, then per
+        product what is no register of its own)."""
+        own = calls[0].attr("registers")
+        row = WGMMA_ROWS[calls[0].attr("row")]
+        c = calls[0].args[0]
+        given, sources = [[self.top(calls[0].args[3])]], []
+        parts = [f"{self._function(calls[0])}_x{len(calls)}"]
+        if "c" in own:
+            parts.append(f"{self._own(c.buffer)}_{_word(c)}")
+        else:
+            given[0].insert(0, self.top(c))
+        for e in calls:
+            a = e.args[1]
+            if "a" in own:
+                sources.append((self._own(a.buffer), _word(a)))
+                parts.append(f"{sources[-1][0]}_{sources[-1][1]}" if len(sources) == 1 else str(sources[-1][1]))
+            given.append([self.top(x) for x in (e.args[2:3] if "a" in own else e.args[1:3])])
+        name = "_".join(parts)
+        if name not in self.own_functions:
+            m = _NAME.match(name)
+            assert m is not None
+            target = (self._own(c.buffer), _word(c)) if "c" in own else None
+            self.own_functions[name] = _definition(name, row, m.group(2) == "rs", m.group(3), len(calls), True,
+                                                   target, sources)
+        return name, given
+
+    def _call_wgmma_pin(self: Any, e: Call) -> Text:
+        way = e.attr("move")
+        if way is None:
+            return f"tl::wgmma_pin<{e.attr('count')}>({self.top(e.args[0])})", POSTFIX
+        array = self._own(e.args[0].buffer)
+        name = f"registers_{way}_{array}"
+        self.own_functions[name] = move_function(name, array, *self.own_registers[array], way == "in")
+        return f"tl::{name}({self.top(e.args[0])})", POSTFIX
 
     def _call_wgmma_descriptor(self: Any, e: Call) -> Text:
         """attr `offset` and the second argument both add bytes; so does an index that is no constant: the half that does not
@@ -106,37 +159,73 @@ def wgmma_function(name: str) -> str | None:
     return _definition(name, row, m.group(2) == "rs", m.group(3), int(run or 1), run is not None)
 
 
-def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, products: int, run: bool) -> str:
-    n = row.c_registers
+def _word(a: AddressOf) -> int:
+    """Which register an element of a register array lies in."""
+    return int(a.indices[0].value) * a.buffer.dtype.bits // 32  # type: ignore[attr-defined]
+
+
+def register_type(dt: dtype) -> str:
+    """PTX type of the registers of an array's elements."""
+    return "f32" if dt == "float32" else "b32"
+
+
+def declared_registers(own: Mapping[str, tuple[str, int]]) -> str | None:
+    """The statement that declares registers by name: (PTX type, how many); None without any."""
+    lines = "\\n".join(f".reg .{ty} tl_{name}<{n}>;" for name, (ty, n) in own.items())
+    return f'asm volatile("{lines}");' if own else None
+
+
+def move_function(name: str, array: str, ty: str, count: int, into: bool) -> str:
+    """Definition of a function that moves a register array into the registers named after it, or out of them."""
+    c_type, kind = ("float", "f") if ty == "f32" else ("unsigned", "r")
+    moves = "".join(f"mov.{ty} tl_{array}{i}, %{i};\\n" if into else f"mov.{ty} %{i}, tl_{array}{i};\\n" for i in range(count))
+    operands = ", ".join(f'"{"" if into else "="}{kind}"(C[{i}])' for i in range(count))
+    return (f"TL_DEVICE void {name}({'const ' if into else ''}void* c) {{\n"
+            f"  {'const ' if into else ''}{c_type}* C = reinterpret_cast<{'const ' if into else ''}{c_type}*>(c);\n"
+            f'  asm volatile("{moves}" :{":" if into else ""} {operands});\n}}\n')
+
+
+def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, products: int, run: bool,
+                target: tuple[str, int] | None = None, sources: Sequence[tuple[str, int]] = ()) -> str:
+    """target, sources: (array, first register) of accumulators and of each product's A with registers of their own."""
     ty, kind = ("float", "+f") if row.c_dtype == "float32" else ("unsigned", "+r")
-    each = 5 if in_registers else 2
+    n = 0 if target else row.c_registers
+    each = 1 if sources else 5 if in_registers else 2
     flags = ""
     if not row.c_dtype.is_int:
         transposed = [str(int(o == "m")) for o in orders] if row.a_dtype.bits == 16 else []
         flags = ", " + ", ".join(["1", "1", *transposed])
-    c = ", ".join(f"%{i}" for i in range(n))
+    c = ", ".join(f"tl_{target[0]}{target[1] + i}" for i in range(row.c_registers)) if target else \
+        ", ".join(f"%{i}" for i in range(n))
     numbers = range(products) if run else [""]
     lines, inputs = [], []
     for i, number in enumerate(numbers):
         at = n + i * each
-        a = "{" + ", ".join(f"%{at + j}" for j in range(4)) + "}" if in_registers else f"%{at}"
+        if sources:
+            array, first = sources[i]
+            a = "{" + ", ".join(f"tl_{array}{first + j}" for j in range(4)) + "}"
+        else:
+            a = "{" + ", ".join(f"%{at + j}" for j in range(4)) + "}" if in_registers else f"%{at}"
         lines.append(f'      "{row.ptx} {{{c}}}, {a}, %{at + each - 1}, {"q" if i else "p"}{flags};\\n"\n')
-        inputs += [f'"r"(A{number}[{j}])' for j in range(4)] if in_registers else [f'"l"(a{number})']
+        if not sources:
+            inputs += [f'"r"(A{number}[{j}])' for j in range(4)] if in_registers else [f'"l"(a{number})']
         inputs.append(f'"l"(b{number})')
     inputs.append('"r"((int)keep)')
     outputs = ", ".join(f'"{kind}"(C[{i}])' for i in range(n))
     a_type = f"const {C_TYPES[str(row.a_dtype)]}*" if in_registers else "unsigned long long"
-    operands = [f"{a_type} a{k}, unsigned long long b{k}" for k in numbers]
+    operands = [f"unsigned long long b{k}" if sources else f"{a_type} a{k}, unsigned long long b{k}" for k in numbers]
     params = ", ".join(["bool keep", *operands] if run else [*operands, "bool keep"])
     registers = "".join(f"  const unsigned* A{k} = reinterpret_cast<const unsigned*>(a{k});\n" for k in numbers) \
-        if in_registers else ""
+        if in_registers and not sources else ""
     predicates = f".reg .pred p{', q' if products > 1 else ''};\\nsetp.ne.b32 p, %{n + products * each}, 0;\\n"
     if products > 1:
         predicates += "setp.eq.u32 q, 0, 0;\\n"
-    return (f"TL_DEVICE void {name}({C_TYPES[str(row.c_dtype)]}* c, {params}) {{\n"
-            f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n{registers}"
+    c_param = "" if target else f"{C_TYPES[str(row.c_dtype)]}* c, "
+    c_array = "" if target else f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n"
+    return (f"TL_DEVICE void {name}({c_param}{params}) {{\n"
+            f"{c_array}{registers}"
             f'  asm volatile("{{\\n{predicates}"\n{"".join(lines)}      "}}"\n'
             f"      : {outputs}\n      : {', '.join(inputs)});\n}}\n")
 
 
-__all__ = ["MOST", "WgmmaCalls", "product_runs", "wgmma_function"]
+__all__ = ["MOST", "WgmmaCalls", "declared_registers", "move_function", "product_runs", "register_type", "wgmma_function"]

@@ -30,6 +30,7 @@ from .pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
 from .place_sync import place_sync
 from .plan_pipelines import plan_pipelines
 from .plan_shared_memory import plan_shared_memory
+from .product_registers import product_registers
 from .refuse_races import refuse_races
 from .simplify import simplify
 from .specialize_warps import specialize_warps
@@ -69,6 +70,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     flatten,
     plan_shared_memory,  # SYNCED -> DEVICE; its reuse needs the barriers
     simplify,
+    product_registers,  # after simplify: it follows values through the final program
     verify_sync,  # last: it checks what is printed, with the planned offsets
 )
 

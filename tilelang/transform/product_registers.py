@@ -1,0 +1,347 @@
+"""Accumulators and A operands of wgmma in registers that only products name; arrays hold their values elsewhere.
+
+    for r: acc[r] = 0                            for r: acc[r] = 0
+    wgmma_pin(acc)                               wgmma_pin(acc, move="in")
+    for k:                                       for k:
+      wgmma_fence(); wgmma(acc, …)        ->       wgmma_fence(); wgmma(acc, …, registers=("c",))
+    wgmma_wait(0); wgmma_pin(acc)                wgmma_wait(0); wgmma_pin(acc, move="out")
+    out[…] = acc[…]                              out[…] = acc[…]
+
+The compiler in front of the assembler pays for every operand of an `asm` and for every value that a loop carries: a
+third of the time NVRTC took for a plain product went into 128 accumulators that nothing but products touch.  Registers
+declared in PTX (codegen/wgmma.py) are no operands.  Moves stand where values pass between the two: into the registers
+behind the last write of the array that a product may see, out of them at the pin behind the wait, when the array is read
+before the next product.  The assembler makes one register of both sides of a move.
+
+A buffer whose values cannot be followed (a pin of a part, an index that is no constant, a write while its products may
+run) stays an array with its pins.  What holds is computed by data flow over the final program, per buffer:
+A: the array is up to date; R: the registers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.ir import (AddressOf, Alloc, Break, Buffer, Call, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt,
+                         Var, While, const, rebuild, rewrite, seq, with_attrs)
+from tilelang.ir import replace as replaced
+from tilelang.target.wgmma import WGMMA_ROWS
+
+from .effects import Effect, effects, inner, own_effects
+from .pass_ import DEVICE, PassContext, pass_
+from .rings import do
+
+_FLOW = (Break, Continue)
+_WAITING = frozenset(("wgmma_wait", "wgmma_commit", "thread_return"))
+_NEVER = 99  # groups committed since the last product of a buffer, when none is under way
+
+
+@pass_(needs=DEVICE)
+def product_registers(func: Func, cx: PassContext) -> Func:
+    """Marks products (attr `registers`: "c", "a") and replaces pins by moves (attr `move`: "in", "out")."""
+    return replaced(func, body=rewrite(func.body, lambda x: _own_registers(x) if isinstance(x, Launch) else None))
+
+
+def _own_registers(launch: Launch) -> Launch:
+    if not any(e.node.op == "wgmma" for e in effects(launch.body) if isinstance(e.node, Call)):
+        return launch
+    launch = replaced(launch, body=_distinct(launch.body, set()))
+    found = _candidates(effects(launch.body))
+    graph = _Graph(frozenset(found))
+    graph.build(launch.body, [graph.node()])
+    moves = _Moves()
+    for b in found.values():
+        plan = _plan(graph, b)
+        if plan is not None:
+            moves.own.add(b.data)
+            moves.after.update((id(s), [*moves.after.get(id(s), ()), b]) for s in plan[0])
+            moves.out.update((id(s), b) for s in plan[1])
+    return rebuild(launch, moves.visit) if moves.own else launch  # type: ignore[return-value]
+
+
+def _distinct(s: Any, seen: set[int]) -> Any:
+    """The statement with copies of statements that stand in several places: they are told apart by identity."""
+    if isinstance(s, tuple):
+        return tuple(_distinct(x, seen) for x in s)
+    if not isinstance(s, Stmt):
+        return s
+    if id(s) in seen:
+        s = copy(s)
+    seen.add(id(s))
+    return rebuild(s, lambda x: _distinct(x, seen)) if inner(s) else s
+
+
+def _candidates(every: Iterable[Effect]) -> dict[Var, Buffer]:
+    """Register arrays that products name at constant places and that are pinned whole."""
+    found: dict[Var, Buffer] = {}
+    refused: set[Var] = set()
+    for e in every:
+        if not isinstance(e.node, Call) or e.node.op not in ("wgmma", "wgmma_pin") or e.buffer.scope_name != "local":
+            continue
+        b = e.buffer
+        whole = len(b.shape) == 1 and b.is_static and b.size * b.dtype.bits % 32 == 0
+        at = e.indices[0] if e.indices and len(e.indices) == 1 else None
+        if e.node.op == "wgmma_pin":
+            whole = whole and isinstance(at, Const) and at.value == 0 and e.node.attr("count") == b.size
+        if not whole or not isinstance(at, Const) or found.get(b.data, b) is not b and e.node.op == "wgmma":
+            refused.add(b.data)
+        elif e.node.op == "wgmma":
+            found[b.data] = b
+    return {v: b for v, b in found.items() if v not in refused}
+
+
+# ---- the program as a graph -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Node:
+    """One statement without products, waits, pins and jumps inside, or a run of products."""
+
+    stmts: tuple[Stmt, ...] = ()
+    kind: str = ""  # "products" | "pin" | "wait" | "commit" | "alloc" | "" (ordinary)
+    reads: frozenset[Var] = frozenset()
+    writes: frozenset[Var] = frozenset()
+    after: list[int] = field(default_factory=list)
+
+
+class _Graph:
+    """Control flow between the statements that matter; storages: those looked at."""
+
+    def __init__(self, storages: frozenset[Var]) -> None:
+        self.storages = storages
+        self.nodes: list[_Node] = []
+        self.loops: list[tuple[int, list[int]]] = []  # (where an iteration ends, nodes that leave)
+
+    def node(self, *stmts: Stmt, kind: str = "", touched: tuple[Effect, ...] = (), before: list[int] | None = None) -> int:
+        seen = [e for e in touched if e.storage in self.storages]
+        self.nodes.append(_Node(stmts, kind, frozenset(e.storage for e in seen if e.reads),
+                                frozenset(e.storage for e in seen if e.writes)))
+        for k in before or ():
+            self.nodes[k].after.append(len(self.nodes) - 1)
+        return len(self.nodes) - 1
+
+    def build(self, s: Stmt, before: list[int]) -> list[int]:
+        """Adds a statement behind nodes; returns those that it ends with."""
+        match s:
+            case Seq():
+                return self._sequence(s.stmts, before)
+            case Break() | Continue():
+                end, left = self.loops[-1]
+                at = self.node(before=before)
+                left.append(at) if isinstance(s, Break) else self.nodes[at].after.append(end)
+                return []
+            case If() if not self._plain(s):
+                head = self._own(s, before)
+                orelse = [head] if s.orelse is None else self.build(s.orelse, [head])
+                return [*self.build(s.then, [head]), *orelse]
+            case (For() | While()) if not self._plain(s):
+                return self._loop(s, before)
+            case Evaluate() if s.call.op == "thread_return":
+                self.node(before=before)
+                return []
+            case Evaluate() if s.call.op in ("wgmma_wait", "wgmma_commit"):
+                return [self.node(s, kind=s.call.op[6:], before=before)]
+            case Evaluate() if s.call.op in ("wgmma", "wgmma_pin"):
+                kind = "pin" if s.call.op == "wgmma_pin" else "products"
+                return [self.node(s, kind=kind, touched=own_effects(s), before=before)]
+            case Alloc() if s.buffer.data in self.storages:
+                return [self.node(s, kind="alloc", before=before)]
+        touched = tuple(effects(s))
+        return [self.node(s, touched=touched, before=before)] if any(e.storage in self.storages for e in touched) else before
+
+    def _sequence(self, stmts: tuple[Stmt, ...], before: list[int]) -> list[int]:
+        run: list[Stmt] = []
+        for s in (*stmts, None):
+            if isinstance(s, Evaluate) and s.call.op == "wgmma":
+                run.append(s)
+                continue
+            if run:
+                touched = tuple(e for r in run for e in own_effects(r))
+                before = [self.node(*run, kind="products", touched=touched, before=before)]
+                run = []
+            if s is not None:
+                before = self.build(s, before)
+        return before
+
+    def _loop(self, s: For | While, before: list[int]) -> list[int]:
+        head = self._own(s, before)
+        end = self.node()
+        self.loops.append((end, []))
+        first = self.node(before=[head, end])
+        for k in self.build(s.body, [first]):
+            self.nodes[k].after.append(end)
+        _, left = self.loops.pop()
+        runs = isinstance(s, For) and isinstance(s.extent, Const) and s.extent.value > 0
+        return [end, *left] if runs else [head, end, *left]
+
+    def _own(self, s: Stmt, before: list[int]) -> int:
+        """What a condition or a bound reads."""
+        return self.node(touched=own_effects(s), before=before)
+
+    def _plain(self, s: Stmt) -> bool:
+        """Whether a statement is one node: no product, wait, pin or declaration of those looked at, and no jump, is in it."""
+        for x in _below(s):
+            if isinstance(x, _FLOW) or isinstance(x, Alloc) and x.buffer.data in self.storages:
+                return False
+            if isinstance(x, Evaluate) and (x.call.op in _WAITING or x.call.op in ("wgmma", "wgmma_pin")):
+                return False
+        return True
+
+
+def _below(s: Stmt) -> Iterator[Stmt]:
+    stack = [s]
+    while stack:
+        x = stack.pop()
+        yield x
+        stack += inner(x)
+
+
+# ---- what holds ---------------------------------------------------------------------------------------------------------
+
+
+def _plan(graph: _Graph, b: Buffer) -> tuple[list[Stmt], list[Stmt]] | None:
+    """(statements behind which the array moves into the registers, pins at which they move out), None: it stays an array."""
+    nodes, v = graph.nodes, b.data
+    product = [n.kind == "products" and v in n.reads | n.writes for n in nodes]
+    adds = [product[k] and v in n.writes for k, n in enumerate(nodes)]
+    pin = [n.kind == "pin" and v in n.writes for n in nodes]
+    plain = [not product[k] and not pin[k] for k in range(len(nodes))]
+    wants = [product[k] and _needed(n, b) for k, n in enumerate(nodes)]
+    reads = [plain[k] and v in n.reads | n.writes for k, n in enumerate(nodes)]  # to write a part is to need the others
+    writes = [plain[k] and v in n.writes for k, n in enumerate(nodes)]
+    fresh = [n.kind == "alloc" and n.stmts[0].buffer.data is v for n in nodes]  # type: ignore[attr-defined]
+    # Whether registers and array are wanted after a node, before something else gives them their values.
+    r_later = _later(nodes, wants, [writes[k] or fresh[k] or adds[k] for k in range(len(nodes))])
+    a_later = _later(nodes, reads, [adds[k] or pin[k] or fresh[k] for k in range(len(nodes))])
+    goes_in = [writes[k] and r_later[k] for k in range(len(nodes))]
+
+    def step(k: int, state: tuple[bool, bool, int]) -> tuple[bool, bool, int]:
+        array, registers, running = state
+        n = nodes[k]
+        if fresh[k]:
+            array = registers = True  # neither holds anything yet
+        elif writes[k]:
+            array, registers = True, goes_in[k]
+        elif adds[k]:
+            array, registers = False, True
+        elif pin[k] and a_later[k] and registers:
+            array = True
+        if product[k]:
+            running = 0
+        elif n.kind == "commit" and running != _NEVER:
+            running = min(running + 1, _NEVER - 1)
+        elif n.kind == "wait" and running > int(n.stmts[0].call.attr("n", 0)):  # type: ignore[attr-defined]
+            running = _NEVER
+        return array, registers, running
+
+    before = _states(nodes, step)
+    for k, state in enumerate(before):
+        if state is None:
+            continue  # never reached
+        array, registers, running = state
+        if goes_in[k] and not nodes[k].stmts:
+            return None
+        if wants[k] and not registers or reads[k] and not array or goes_in[k] and running != _NEVER:
+            return None
+    out = [n.stmts[0] for k, n in enumerate(nodes)
+           if pin[k] and a_later[k] and (at := before[k]) is not None and not at[0] and at[1]]
+    return [n.stmts[0] for k, n in enumerate(nodes) if goes_in[k]], out
+
+
+def _needed(n: _Node, b: Buffer) -> bool:
+    """Whether products read what the registers held: as A, by adding to them, or by leaving some as they are."""
+    held: set[int] = set()
+    for s in n.stmts:
+        c, a, _, keep = s.call.args  # type: ignore[attr-defined]
+        row = WGMMA_ROWS[s.call.attr("row")]  # type: ignore[attr-defined]
+        if isinstance(a, AddressOf) and a.buffer.data is b.data:
+            return True
+        if c.buffer.data is b.data:
+            mine = set(range(at := int(c.indices[0].value), at + row.c.registers))
+            if not (isinstance(keep, Const) and not keep.value) and not mine <= held:
+                return True
+            held |= mine
+    return len(held) < b.size
+
+
+def _later(nodes: list[_Node], uses: list[bool], ends: list[bool]) -> list[bool]:
+    """For each node: whether a use follows it on some path, with no end before it."""
+    before = _predecessors(nodes)
+    out = [False] * len(nodes)
+    todo = [k for k in range(len(nodes)) if uses[k]]
+    seen = set(todo)
+    while todo:
+        for p in before[todo.pop()]:
+            out[p] = True
+            if p not in seen and not ends[p]:
+                seen.add(p)
+                todo.append(p)
+    return out
+
+
+def _predecessors(nodes: list[_Node]) -> list[list[int]]:
+    out: list[list[int]] = [[] for _ in nodes]
+    for k, n in enumerate(nodes):
+        for j in n.after:
+            out[j].append(k)
+    return out
+
+
+def _states(nodes: list[_Node], step: Any) -> list[tuple[bool, bool, int] | None]:
+    """The state in front of each node: what holds on every path, the latest of products under way."""
+    out: list[tuple[bool, bool, int] | None] = [None] * len(nodes)
+    out[0] = (True, True, _NEVER)
+    todo = [0]
+    while todo:
+        k = todo.pop()
+        gives = step(k, out[k])
+        for j in nodes[k].after:
+            old = out[j]
+            new = gives if old is None else (old[0] and gives[0], old[1] and gives[1], min(old[2], gives[2]))
+            if new != old:
+                out[j] = new
+                todo.append(j)
+    return out
+
+
+# ---- rewriting ----------------------------------------------------------------------------------------------------------
+
+
+class _Moves:
+    """own: storages with registers of their own; after, out: moves by the id of the statement they belong to."""
+
+    def __init__(self) -> None:
+        self.own: set[Var] = set()
+        self.after: dict[int, list[Buffer]] = {}
+        self.out: dict[int, Buffer] = {}
+
+    def visit(self, x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(self.visit, x))
+        if not isinstance(x, Stmt):
+            return x
+        more = [_move(b, "in") for b in self.after.get(id(x), ())]
+        if isinstance(x, Evaluate):
+            return seq(self._evaluate(x), *more) if more else self._evaluate(x)
+        return seq(x, *more) if more else rebuild(x, self.visit)
+
+    def _evaluate(self, s: Evaluate) -> Stmt:
+        if s.call.op == "wgmma":
+            own = tuple(what for what, a in zip("ca", s.call.args) if isinstance(a, AddressOf) and a.buffer.data in self.own)
+            return replaced(s, call=with_attrs(s.call, registers=own)) if own else s
+        if s.call.op != "wgmma_pin":
+            return s
+        b = s.call.args[0].buffer  # type: ignore[attr-defined]
+        if id(s) in self.out:
+            return _move(self.out[id(s)], "out")
+        return seq() if b.data in self.own else s
+
+
+def _move(b: Buffer, way: str) -> Stmt:
+    return do("wgmma_pin", AddressOf(b, (const(0),)), count=b.size, move=way)
+
+
+__all__ = ["product_registers"]
