@@ -49,8 +49,8 @@ from .c_like import ADD, EQ, POSTFIX, PREFIX, CLikePrinter, Text, quote
 from .cuda_types import HALVES, KEYWORDS, TYPES, is_small_float, literal
 from .halves import Halves
 from .hopper import HopperCalls, tensor_map_parameters
+from .own_registers import declared_registers
 from .prelude import device_header
-from .wgmma import declared_registers
 
 SHARED_SCOPES = ("shared", "shared.dyn", "shared.barrier")
 _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
@@ -95,8 +95,7 @@ class CudaPrinter(HopperCalls, Halves, CLikePrinter):
         self.scalars: set[Var] = set()  # storages that are plain variables (local.var)
         self.extra: set[str] = set()  # prelude sections used without being named (operators)
         self.valued = set()
-        self.own_registers: dict[str, tuple[str, int]] = {}  # PTX type and number by array (wgmma.py)
-        self.own_functions: dict[str, str] = {}  # definitions that name them
+        self.own_registers, self.own_functions = {}, {}
 
     # ---- the kernel ---------------------------------------------------------------------------------------------
     def source(self) -> str:
@@ -205,6 +204,9 @@ class CudaPrinter(HopperCalls, Halves, CLikePrinter):
             self.emit(line)
 
     def _for(self, s: For) -> None:
+        if s.attr("registers"):
+            self.on_registers(s)
+            return
         packed = self.packed_loop(s)
         if packed is None:
             super()._for(s)

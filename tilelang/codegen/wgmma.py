@@ -9,13 +9,14 @@ kernel and are no operands at all.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilelang.ir import AddressOf, Buffer, Call, Const, Evaluate, Stmt, const, dtype
+from tilelang.ir import AddressOf, Call, Const, Evaluate, Stmt, const
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
 
 from .c_like import POSTFIX, Text
+from .own_registers import OwnRegisters
 
 C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "float32": "float", "int8": "signed char",
            "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
@@ -51,7 +52,7 @@ def _continues(first: Call, more: Call) -> bool:
             and isinstance(more.args[1], AddressOf) == isinstance(first.args[1], AddressOf))
 
 
-class WgmmaCalls:
+class WgmmaCalls(OwnRegisters):
     """Text of products and descriptors; part of CudaPrinter."""
 
     def sequence(self: Any, stmts: Sequence[Stmt]) -> None:
@@ -85,19 +86,12 @@ class WgmmaCalls:
             return f"tl::{name}({', '.join(x for each in given for x in each)})", POSTFIX
         return f"tl::{self._function(e)}({', '.join(map(self.top, e.args))})", POSTFIX
 
-    # ---- registers of their own (transform/product_registers.py) --------------------------------------------------
-    def _own(self: Any, b: Buffer) -> str:
-        """The common part of the names of a buffer's registers, which the kernel declares."""
-        name: str = self.namer(b.data, b.name)
-        self.own_registers[name] = (register_type(b.dtype), b.size * b.dtype.bits // 32)
-        return name
-
     def _own_products(self: Any, calls: list[Call]) -> tuple[str, list[list[str]]]:
         """(function of a run of products that names registers, its arguments: whether the accumulator is kept, then per
         product what is no register of its own)."""
         own = calls[0].attr("registers")
         row = WGMMA_ROWS[calls[0].attr("row")]
-        c = calls[0].args[0]
+        c: Any = calls[0].args[0]
         given, sources = [[self.top(calls[0].args[3])]], []
         parts = [f"{self._function(calls[0])}_x{len(calls)}"]
         if "c" in own:
@@ -105,7 +99,7 @@ class WgmmaCalls:
         else:
             given[0].insert(0, self.top(c))
         for e in calls:
-            a = e.args[1]
+            a: Any = e.args[1]
             if "a" in own:
                 sources.append((self._own(a.buffer), _word(a)))
                 parts.append(f"{sources[-1][0]}_{sources[-1][1]}" if len(sources) == 1 else str(sources[-1][1]))
@@ -118,15 +112,6 @@ class WgmmaCalls:
             self.own_functions[name] = _definition(name, row, m.group(2) == "rs", m.group(3), len(calls), True,
                                                    target, sources)
         return name, given
-
-    def _call_wgmma_pin(self: Any, e: Call) -> Text:
-        way = e.attr("move")
-        if way is None:
-            return f"tl::wgmma_pin<{e.attr('count')}>({self.top(e.args[0])})", POSTFIX
-        array = self._own(e.args[0].buffer)
-        name = f"registers_{way}_{array}"
-        self.own_functions[name] = move_function(name, array, *self.own_registers[array], way == "in")
-        return f"tl::{name}({self.top(e.args[0])})", POSTFIX
 
     def _call_wgmma_descriptor(self: Any, e: Call) -> Text:
         """attr `offset` and the second argument both add bytes; so does an index that is no constant: the half that does not
@@ -159,30 +144,9 @@ def wgmma_function(name: str) -> str | None:
     return _definition(name, row, m.group(2) == "rs", m.group(3), int(run or 1), run is not None)
 
 
-def _word(a: AddressOf) -> int:
+def _word(a: Any) -> int:
     """Which register an element of a register array lies in."""
-    return int(a.indices[0].value) * a.buffer.dtype.bits // 32  # type: ignore[attr-defined]
-
-
-def register_type(dt: dtype) -> str:
-    """PTX type of the registers of an array's elements."""
-    return "f32" if dt == "float32" else "b32"
-
-
-def declared_registers(own: Mapping[str, tuple[str, int]]) -> str | None:
-    """The statement that declares registers by name: (PTX type, how many); None without any."""
-    lines = "\\n".join(f".reg .{ty} tl_{name}<{n}>;" for name, (ty, n) in own.items())
-    return f'asm volatile("{lines}");' if own else None
-
-
-def move_function(name: str, array: str, ty: str, count: int, into: bool) -> str:
-    """Definition of a function that moves a register array into the registers named after it, or out of them."""
-    c_type, kind = ("float", "f") if ty == "f32" else ("unsigned", "r")
-    moves = "".join(f"mov.{ty} tl_{array}{i}, %{i};\\n" if into else f"mov.{ty} %{i}, tl_{array}{i};\\n" for i in range(count))
-    operands = ", ".join(f'"{"" if into else "="}{kind}"(C[{i}])' for i in range(count))
-    return (f"TL_DEVICE void {name}({'const ' if into else ''}void* c) {{\n"
-            f"  {'const ' if into else ''}{c_type}* C = reinterpret_cast<{'const ' if into else ''}{c_type}*>(c);\n"
-            f'  asm volatile("{moves}" :{":" if into else ""} {operands});\n}}\n')
+    return int(a.indices[0].value) * int(a.buffer.dtype.bits) // 32
 
 
 def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, products: int, run: bool,
@@ -228,4 +192,4 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, produ
             f"      : {outputs}\n      : {', '.join(inputs)});\n}}\n")
 
 
-__all__ = ["MOST", "WgmmaCalls", "declared_registers", "move_function", "product_runs", "register_type", "wgmma_function"]
+__all__ = ["MOST", "WgmmaCalls", "product_runs", "wgmma_function"]

@@ -13,6 +13,8 @@ declared in PTX (codegen/wgmma.py) are no operands.  Moves stand where values pa
 behind the last write of the array that a product may see, out of them at the pin behind the wait, when the array is read
 before the next product.  The assembler makes one register of both sides of a move.
 
+Loops with a form (target/register_forms.py: fill, scale, pack) work on the registers themselves (attr `registers`).
+
 A buffer whose values cannot be followed (a pin of a part, an index that is no constant, a write while its products may
 run) stays an array with its pins.  What holds is computed by data flow over the final program, per buffer:
 A: the array is up to date; R: the registers are.
@@ -28,6 +30,8 @@ from typing import Any
 from tilelang.ir import (AddressOf, Alloc, Break, Buffer, Call, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt,
                          Var, While, const, rebuild, rewrite, seq, with_attrs)
 from tilelang.ir import replace as replaced
+from tilelang.ir.record import record
+from tilelang.target.register_forms import Form, register_form
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from .effects import Effect, effects, inner, own_effects
@@ -41,7 +45,8 @@ _NEVER = 99  # groups committed since the last product of a buffer, when none is
 
 @pass_(needs=DEVICE)
 def product_registers(func: Func, cx: PassContext) -> Func:
-    """Marks products (attr `registers`: "c", "a") and replaces pins by moves (attr `move`: "in", "out")."""
+    """Marks products (attr `registers`: "c", "a") and loops (attr `registers`), and replaces pins by moves (attr `move`: "in",
+    "out")."""
     return replaced(func, body=rewrite(func.body, lambda x: _own_registers(x) if isinstance(x, Launch) else None))
 
 
@@ -57,8 +62,9 @@ def _own_registers(launch: Launch) -> Launch:
         plan = _plan(graph, b)
         if plan is not None:
             moves.own.add(b.data)
-            moves.after.update((id(s), [*moves.after.get(id(s), ()), b]) for s in plan[0])
-            moves.out.update((id(s), b) for s in plan[1])
+            moves.after.update((id(s), [*moves.after.get(id(s), ()), b]) for s in plan.goes_in)
+            moves.out.update((id(s), b) for s in plan.comes_out)
+            moves.direct.update(map(id, plan.direct))
     return rebuild(launch, moves.visit) if moves.own else launch  # type: ignore[return-value]
 
 
@@ -105,6 +111,7 @@ class _Node:
     reads: frozenset[Var] = frozenset()
     writes: frozenset[Var] = frozenset()
     after: list[int] = field(default_factory=list)
+    form: Form | None = None
 
 
 class _Graph:
@@ -150,7 +157,11 @@ class _Graph:
             case Alloc() if s.buffer.data in self.storages:
                 return [self.node(s, kind="alloc", before=before)]
         touched = tuple(effects(s))
-        return [self.node(s, touched=touched, before=before)] if any(e.storage in self.storages for e in touched) else before
+        if not any(e.storage in self.storages for e in touched):
+            return before
+        at = self.node(s, touched=touched, before=before)
+        self.nodes[at].form = register_form(s)
+        return [at]
 
     def _sequence(self, stmts: tuple[Stmt, ...], before: list[int]) -> list[int]:
         run: list[Stmt] = []
@@ -202,21 +213,42 @@ def _below(s: Stmt) -> Iterator[Stmt]:
 # ---- what holds ---------------------------------------------------------------------------------------------------------
 
 
-def _plan(graph: _Graph, b: Buffer) -> tuple[list[Stmt], list[Stmt]] | None:
-    """(statements behind which the array moves into the registers, pins at which they move out), None: it stays an array."""
+@record
+class _Plan:
+    """goes_in: statements behind which the array moves into the registers; comes_out: pins at which they move out; direct:
+    loops that work on the registers themselves."""
+
+    goes_in: tuple[Stmt, ...]
+    comes_out: tuple[Stmt, ...]
+    direct: tuple[Stmt, ...]
+
+
+def _plan(graph: _Graph, b: Buffer) -> _Plan | None:
+    """How a buffer's values pass, None when it stays an array."""
+    direct = {k for k, n in enumerate(graph.nodes) if n.form is not None and n.form.buffer is b}
+    while True:
+        plan, wrong = _follow(graph, b, direct)
+        if plan is not None or not direct:
+            return plan
+        direct -= wrong or direct
+
+
+def _follow(graph: _Graph, b: Buffer, direct: set[int]) -> tuple[_Plan | None, set[int]]:
+    """(the plan with these loops on the registers, or None; those among them that cannot be)."""
     nodes, v = graph.nodes, b.data
+    every = range(len(nodes))
     product = [n.kind == "products" and v in n.reads | n.writes for n in nodes]
-    adds = [product[k] and v in n.writes for k, n in enumerate(nodes)]
     pin = [n.kind == "pin" and v in n.writes for n in nodes]
-    plain = [not product[k] and not pin[k] for k in range(len(nodes))]
-    wants = [product[k] and _needed(n, b) for k, n in enumerate(nodes)]
+    plain = [not product[k] and not pin[k] and k not in direct for k in every]
+    wants = [product[k] and _needed(n, b) or k in direct and n.form is not None and n.form.reads for k, n in enumerate(nodes)]
+    sets = [not plain[k] and not pin[k] and v in n.writes for k, n in enumerate(nodes)]
     reads = [plain[k] and v in n.reads | n.writes for k, n in enumerate(nodes)]  # to write a part is to need the others
     writes = [plain[k] and v in n.writes for k, n in enumerate(nodes)]
     fresh = [n.kind == "alloc" and n.stmts[0].buffer.data is v for n in nodes]  # type: ignore[attr-defined]
     # Whether registers and array are wanted after a node, before something else gives them their values.
-    r_later = _later(nodes, wants, [writes[k] or fresh[k] or adds[k] for k in range(len(nodes))])
-    a_later = _later(nodes, reads, [adds[k] or pin[k] or fresh[k] for k in range(len(nodes))])
-    goes_in = [writes[k] and r_later[k] for k in range(len(nodes))]
+    r_later = _later(nodes, wants, [writes[k] or fresh[k] or sets[k] for k in every])
+    a_later = _later(nodes, reads, [sets[k] or pin[k] or fresh[k] for k in every])
+    goes_in = [writes[k] and r_later[k] for k in every]
 
     def step(k: int, state: tuple[bool, bool, int]) -> tuple[bool, bool, int]:
         array, registers, running = state
@@ -225,7 +257,7 @@ def _plan(graph: _Graph, b: Buffer) -> tuple[list[Stmt], list[Stmt]] | None:
             array = registers = True  # neither holds anything yet
         elif writes[k]:
             array, registers = True, goes_in[k]
-        elif adds[k]:
+        elif sets[k]:
             array, registers = False, True
         elif pin[k] and a_later[k] and registers:
             array = True
@@ -238,17 +270,23 @@ def _plan(graph: _Graph, b: Buffer) -> tuple[list[Stmt], list[Stmt]] | None:
         return array, registers, running
 
     before = _states(nodes, step)
+    wrong: set[int] = set()
+    fails = False
     for k, state in enumerate(before):
         if state is None:
             continue  # never reached
         array, registers, running = state
-        if goes_in[k] and not nodes[k].stmts:
-            return None
-        if wants[k] and not registers or reads[k] and not array or goes_in[k] and running != _NEVER:
-            return None
-    out = [n.stmts[0] for k, n in enumerate(nodes)
-           if pin[k] and a_later[k] and (at := before[k]) is not None and not at[0] and at[1]]
-    return [n.stmts[0] for k, n in enumerate(nodes) if goes_in[k]], out
+        if k in direct:
+            if wants[k] and not registers or running != _NEVER:
+                wrong.add(k)
+        elif wants[k] and not registers or reads[k] and not array or goes_in[k] and (running != _NEVER or not nodes[k].stmts):
+            fails = True
+    if fails or wrong:
+        return None, wrong
+    out = tuple(n.stmts[0] for k, n in enumerate(nodes)
+                if pin[k] and a_later[k] and (at := before[k]) is not None and not at[0] and at[1])
+    return _Plan(tuple(n.stmts[0] for k, n in enumerate(nodes) if goes_in[k]), out,
+                 tuple(nodes[k].stmts[0] for k in sorted(direct))), wrong
 
 
 def _needed(n: _Node, b: Buffer) -> bool:
@@ -311,12 +349,14 @@ def _states(nodes: list[_Node], step: Any) -> list[tuple[bool, bool, int] | None
 
 
 class _Moves:
-    """own: storages with registers of their own; after, out: moves by the id of the statement they belong to."""
+    """own: storages with registers of their own; after, out: moves by the id of the statement they belong to; direct: ids
+    of loops that are printed on registers."""
 
     def __init__(self) -> None:
         self.own: set[Var] = set()
         self.after: dict[int, list[Buffer]] = {}
         self.out: dict[int, Buffer] = {}
+        self.direct: set[int] = set()
 
     def visit(self, x: Any) -> Any:
         if isinstance(x, tuple):
@@ -326,6 +366,8 @@ class _Moves:
         more = [_move(b, "in") for b in self.after.get(id(x), ())]
         if isinstance(x, Evaluate):
             return seq(self._evaluate(x), *more) if more else self._evaluate(x)
+        if id(x) in self.direct:
+            return seq(with_attrs(x, registers=True), *more)
         return seq(x, *more) if more else rebuild(x, self.visit)
 
     def _evaluate(self, s: Evaluate) -> Stmt:

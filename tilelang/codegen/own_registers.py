@@ -1,0 +1,157 @@
+"""CUDA text of registers that only products and loops with a form name: declarations, moves, loops.
+
+transform/product_registers.py says which they are, target/register_forms.py what the loops are.  The registers are declared
+at the start of the kernel: functions that name them are always inlined there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilelang.errors import InternalError
+from tilelang.ir import Buffer, Call, For, Store, dtype, stmts_of
+from tilelang.target.register_forms import Form, constant, packed_source, register_form
+
+from .c_like import POSTFIX, Text
+
+
+class OwnRegisters:
+    """Part of CudaPrinter.  own_registers: PTX type and number by array; own_functions: definitions that name them."""
+
+    own_registers: dict[str, tuple[str, int]]
+    own_functions: dict[str, str]
+
+    def _own(self: Any, b: Buffer) -> str:
+        """The common part of the names of a buffer's registers, which the kernel declares."""
+        name: str = self.namer(b.data, b.name)
+        self.own_registers[name] = (register_type(b.dtype), b.size * b.dtype.bits // 32)
+        return name
+
+    def _call_wgmma_pin(self: Any, e: Call) -> Text:
+        way = e.attr("move")
+        if way is None:
+            return f"tl::wgmma_pin<{e.attr('count')}>({self.top(e.args[0])})", POSTFIX
+        pinned: Any = e.args[0]
+        array = self._own(pinned.buffer)
+        name = f"registers_{way}_{array}"
+        ty, count = self.own_registers[array]
+        self.own_functions[name] = move_function(name, array, ty, count, way == "in")
+        return f"tl::{name}({self.top(e.args[0])})", POSTFIX
+
+    def on_registers(self: Any, s: For) -> None:
+        """A loop with the attr `registers`."""
+        form = register_form(s)
+        if form is None:
+            raise InternalError("a loop marked for registers of their own has no form")
+        first = s
+        while isinstance(first, For):
+            first = first.body  # type: ignore[assignment]
+        self.source_comment(next(iter(stmts_of(first) or (first,))).span)
+        if form.kind == "read":
+            self._read(s, form)
+        elif form.kind == "halves":
+            self._halves(form)
+        else:
+            self._values(form)
+
+    def _values(self: Any, form: Form) -> None:
+        """fill and scale: operands are the different values, elements the lines."""
+        array = self._own(form.buffer)
+        ty, _ = self.own_registers[array]
+        op = f"mov.{ty}" if form.kind == "fill" else "mul.ftz.f32" if self.fast_math else "mul.f32"
+        values: dict[str, int] = {}
+        lines = []
+        for k, x in form.points:
+            at = values.setdefault(self.top(x), len(values))
+            register = f"tl_{array}{k}"
+            lines.append(f"{op} {register}, {'' if form.kind == 'fill' else register + ', '}%{at};")
+        c_type, letter = ("float", "f") if ty == "f32" else ("int", "r")
+        operands = ", ".join(f'"{letter}"(x{i})' for i in range(len(values)))
+        params = ", ".join(f"{c_type} x{i}" for i in range(len(values)))
+        self._call_own(f"{form.kind}_{array}", f"({params})", f'asm volatile("{_joined(lines)}" :: {operands});',
+                       ", ".join(values))
+
+    def _halves(self: Any, form: Form) -> None:
+        array, source = self._own(form.buffer), form.points[0][1]
+        read = sorted({j for _, _, a, b in form.points for j in (a, b)})
+        at = {j: i for i, j in enumerate(read)}
+        cvt = _cvt(form.buffer.dtype.base)
+        lines = [f"{cvt} tl_{array}{w}, %{at[b]}, %{at[a]};" for w, _, a, b in form.points]
+        operands = ", ".join(f'"f"(x[{j}])' for j in read)
+        name = self.namer(source.data, source.name)
+        self._call_own(f"halves_{array}", "(const float* x)", f'asm volatile("{_joined(lines)}" :: {operands});', f"&{name}[0]")
+
+    def _read(self: Any, s: For, form: Form) -> None:
+        """The body once per iteration, its variable a constant."""
+        array = self._own(form.buffer)
+        for k in range(int(s.extent.value)):  # type: ignore[attr-defined]
+            self.emit("{")
+            self.depth += 1
+            self.namer.open_scope()
+            self.emit(f"const {self.type_name(s.var.dtype)} {self.namer(s.var, s.var.name)} = {k};")
+            self.facts.bind(s.var, k, k)
+            for x in stmts_of(s.body):
+                floats = packed_source(x) if isinstance(x, Store) else None
+                if floats is None:
+                    self.stmt(x)
+                    continue
+                first = constant(floats.indices[0].base, {s.var: k})  # type: ignore[attr-defined]
+                if first is None:
+                    raise InternalError("a loop marked for registers of their own has no form")
+                self._packed(x, array, first)
+            self.namer.close_scope()
+            self.depth -= 1
+            self.emit("}")
+
+    def _packed(self: Any, s: Store, array: str, first: int) -> None:
+        dt = s.value.dtype
+        words, cvt = dt.lanes // 2, _cvt(dt.base)
+        lines = [f"{cvt} %{w}, tl_{array}{first + 2 * w + 1}, tl_{array}{first + 2 * w};" for w in range(words)]
+        operands = ", ".join(f'"=r"(to[{w}])' for w in range(words))
+        place = self.address(s.buffer, (s.indices[0].base,))  # type: ignore[attr-defined]
+        self._call_own(f"pack_{array}_{first}", "(void* p)", "unsigned* to = reinterpret_cast<unsigned*>(p); "
+                       f'asm volatile("{_joined(lines)}" : {operands});', place)
+
+    def _call_own(self: Any, name: str, params: str, body: str, args: str) -> None:
+        """A call of a function with this body; its name has a number when another has the name already."""
+        k, full = 0, name
+        while True:
+            text = f"TL_DEVICE void {full}{params} {{ {body} }}\n"
+            if self.own_functions.setdefault(full, text) == text:
+                break
+            k += 1
+            full = f"{name}_v{k}"
+        self.emit(f"tl::{full}({args});")
+
+
+def register_type(dt: dtype) -> str:
+    """PTX type of the registers of an array's elements."""
+    return "f32" if dt == "float32" else "b32"
+
+
+def declared_registers(own: Mapping[str, tuple[str, int]]) -> str | None:
+    """The statement that declares registers by name: (PTX type, how many); None without any."""
+    lines = "\\n".join(f".reg .{ty} tl_{name}<{n}>;" for name, (ty, n) in own.items())
+    return f'asm volatile("{lines}");' if own else None
+
+
+def move_function(name: str, array: str, ty: str, count: int, into: bool) -> str:
+    """Definition of a function that moves a register array into the registers named after it, or out of them."""
+    c_type, kind = ("float", "f") if ty == "f32" else ("unsigned", "r")
+    moves = "".join(f"mov.{ty} tl_{array}{i}, %{i};\\n" if into else f"mov.{ty} %{i}, tl_{array}{i};\\n" for i in range(count))
+    operands = ", ".join(f'"{"" if into else "="}{kind}"(C[{i}])' for i in range(count))
+    return (f"TL_DEVICE void {name}({'const ' if into else ''}void* c) {{\n"
+            f"  {'const ' if into else ''}{c_type}* C = reinterpret_cast<{'const ' if into else ''}{c_type}*>(c);\n"
+            f'  asm volatile("{moves}" :{":" if into else ""} {operands});\n}}\n')
+
+
+def _cvt(base: str) -> str:
+    return f"cvt.rn.{'f16x2' if base == 'float16' else 'bf16x2'}.f32"
+
+
+def _joined(lines: list[str]) -> str:
+    return "\\n".join(lines)
+
+
+__all__ = ["OwnRegisters", "declared_registers", "move_function", "register_type"]
