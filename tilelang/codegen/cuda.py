@@ -95,7 +95,7 @@ class CudaPrinter(HopperCalls, Halves, CLikePrinter):
         self.scalars: set[Var] = set()  # storages that are plain variables (local.var)
         self.extra: set[str] = set()  # prelude sections used without being named (operators)
         self.valued = set()
-        self.own_registers, self.own_functions = {}, {}
+        self.own_names, self.own_registers, self.own_functions = {}, {}, {}
 
     # ---- the kernel ---------------------------------------------------------------------------------------------
     def source(self) -> str:

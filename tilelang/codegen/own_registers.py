@@ -6,26 +6,33 @@ at the start of the kernel: functions that name them are always inlined there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import Buffer, Call, For, Store, dtype, stmts_of
+from tilelang.ir import Buffer, Call, For, Store, Var, dtype, stmts_of
 from tilelang.target.register_forms import Form, constant, packed_source, register_form
 
 from .c_like import POSTFIX, Text
 
 
 class OwnRegisters:
-    """Part of CudaPrinter.  own_registers: PTX type and number by array; own_functions: definitions that name them."""
+    """Part of CudaPrinter.  own_names: by storage; own_registers: PTX type and number by name; own_functions: definitions that
+    name them."""
 
+    own_names: dict[Var, str]
     own_registers: dict[str, tuple[str, int]]
     own_functions: dict[str, str]
 
     def _own(self: Any, b: Buffer) -> str:
-        """The common part of the names of a buffer's registers, which the kernel declares."""
-        name: str = self.namer(b.data, b.name)
-        self.own_registers[name] = (register_type(b.dtype), b.size * b.dtype.bits // 32)
+        """The common part of the names of a buffer's registers, which the kernel declares: no other buffer has it."""
+        name: str | None = self.own_names.get(b.data)
+        if name is None:
+            name = base = self.namer(b.data, b.name)
+            while name in self.own_registers:
+                name = f"{base}_v{len(self.own_registers)}"
+            self.own_names[b.data] = name
+            self.own_registers[name] = (register_type(b.dtype), b.size * b.dtype.bits // 32)
         return name
 
     def _call_wgmma_pin(self: Any, e: Call) -> Text:
@@ -34,9 +41,8 @@ class OwnRegisters:
             return f"tl::wgmma_pin<{e.attr('count')}>({self.top(e.args[0])})", POSTFIX
         pinned: Any = e.args[0]
         array = self._own(pinned.buffer)
-        name = f"registers_{way}_{array}"
         ty, count = self.own_registers[array]
-        self.own_functions[name] = move_function(name, array, ty, count, way == "in")
+        name = self.own_function(f"registers_{way}_{array}", lambda name: move_function(name, array, ty, count, way == "in"))
         return f"tl::{name}({self.top(e.args[0])})", POSTFIX
 
     def on_registers(self: Any, s: For) -> None:
@@ -64,7 +70,7 @@ class OwnRegisters:
         lines = []
         for k, x in form.points:
             at = values.setdefault(self.top(x), len(values))
-            register = f"tl_{array}{k}"
+            register = f"tl_{array}_{k}"
             lines.append(f"{op} {register}, {'' if form.kind == 'fill' else register + ', '}%{at};")
         c_type, letter = ("float", "f") if ty == "f32" else ("int", "r")
         operands = ", ".join(f'"{letter}"(x{i})' for i in range(len(values)))
@@ -77,7 +83,7 @@ class OwnRegisters:
         read = sorted({j for _, _, a, b in form.points for j in (a, b)})
         at = {j: i for i, j in enumerate(read)}
         cvt = _cvt(form.buffer.dtype.base)
-        lines = [f"{cvt} tl_{array}{w}, %{at[b]}, %{at[a]};" for w, _, a, b in form.points]
+        lines = [f"{cvt} tl_{array}_{w}, %{at[b]}, %{at[a]};" for w, _, a, b in form.points]
         operands = ", ".join(f'"f"(x[{j}])' for j in read)
         name = self.namer(source.data, source.name)
         self._call_own(f"halves_{array}", "(const float* x)", f'asm volatile("{_joined(lines)}" :: {operands});', f"&{name}[0]")
@@ -107,22 +113,23 @@ class OwnRegisters:
     def _packed(self: Any, s: Store, array: str, first: int) -> None:
         dt = s.value.dtype
         words, cvt = dt.lanes // 2, _cvt(dt.base)
-        lines = [f"{cvt} %{w}, tl_{array}{first + 2 * w + 1}, tl_{array}{first + 2 * w};" for w in range(words)]
+        lines = [f"{cvt} %{w}, tl_{array}_{first + 2 * w + 1}, tl_{array}_{first + 2 * w};" for w in range(words)]
         operands = ", ".join(f'"=r"(to[{w}])' for w in range(words))
         place = self.address(s.buffer, (s.indices[0].base,))  # type: ignore[attr-defined]
         self._call_own(f"pack_{array}_{first}", "(void* p)", "unsigned* to = reinterpret_cast<unsigned*>(p); "
                        f'asm volatile("{_joined(lines)}" : {operands});', place)
 
     def _call_own(self: Any, name: str, params: str, body: str, args: str) -> None:
-        """A call of a function with this body; its name has a number when another has the name already."""
+        full = self.own_function(name, lambda full: f"TL_DEVICE void {full}{params} {{ {body} }}\n")
+        self.emit(f"tl::{full}({args});")
+
+    def own_function(self: Any, name: str, text: Callable[[str], str]) -> str:
+        """The name under which a function is defined: another one when a function with another text has it."""
         k, full = 0, name
-        while True:
-            text = f"TL_DEVICE void {full}{params} {{ {body} }}\n"
-            if self.own_functions.setdefault(full, text) == text:
-                break
+        while self.own_functions.setdefault(full, text(full)) != text(full):
             k += 1
             full = f"{name}_v{k}"
-        self.emit(f"tl::{full}({args});")
+        return full
 
 
 def register_type(dt: dtype) -> str:
@@ -132,14 +139,15 @@ def register_type(dt: dtype) -> str:
 
 def declared_registers(own: Mapping[str, tuple[str, int]]) -> str | None:
     """The statement that declares registers by name: (PTX type, how many); None without any."""
-    lines = "\\n".join(f".reg .{ty} tl_{name}<{n}>;" for name, (ty, n) in own.items())
+    lines = "\\n".join(f".reg .{ty} tl_{name}_<{n}>;" for name, (ty, n) in own.items())
     return f'asm volatile("{lines}");' if own else None
 
 
 def move_function(name: str, array: str, ty: str, count: int, into: bool) -> str:
     """Definition of a function that moves a register array into the registers named after it, or out of them."""
     c_type, kind = ("float", "f") if ty == "f32" else ("unsigned", "r")
-    moves = "".join(f"mov.{ty} tl_{array}{i}, %{i};\\n" if into else f"mov.{ty} %{i}, tl_{array}{i};\\n" for i in range(count))
+    pairs = [(f"tl_{array}_{i}", f"%{i}") for i in range(count)]
+    moves = "".join(f"mov.{ty} {to}, {of};\\n" for to, of in (pairs if into else [p[::-1] for p in pairs]))
     operands = ", ".join(f'"{"" if into else "="}{kind}"(C[{i}])' for i in range(count))
     return (f"TL_DEVICE void {name}({'const ' if into else ''}void* c) {{\n"
             f"  {'const ' if into else ''}{c_type}* C = reinterpret_cast<{'const ' if into else ''}{c_type}*>(c);\n"

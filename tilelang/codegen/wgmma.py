@@ -104,13 +104,12 @@ class WgmmaCalls(OwnRegisters):
                 sources.append((self._own(a.buffer), _word(a)))
                 parts.append(f"{sources[-1][0]}_{sources[-1][1]}" if len(sources) == 1 else str(sources[-1][1]))
             given.append([self.top(x) for x in (e.args[2:3] if "a" in own else e.args[1:3])])
-        name = "_".join(parts)
-        if name not in self.own_functions:
-            m = _NAME.match(name)
-            assert m is not None
-            target = (self._own(c.buffer), _word(c)) if "c" in own else None
-            self.own_functions[name] = _definition(name, row, m.group(2) == "rs", m.group(3), len(calls), True,
-                                                   target, sources)
+        form = _NAME.fullmatch(self._function(calls[0]))
+        assert form is not None
+        in_registers, orders = form.group(2) == "rs", form.group(3)
+        target = (self._own(c.buffer), _word(c)) if "c" in own else None
+        name = self.own_function("_".join(parts), lambda name: _definition(
+            name, row, in_registers, orders, len(calls), True, target, sources))
         return name, given
 
     def _call_wgmma_descriptor(self: Any, e: Call) -> Text:
@@ -159,7 +158,7 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, produ
     if not row.c_dtype.is_int:
         transposed = [str(int(o == "m")) for o in orders] if row.a_dtype.bits == 16 else []
         flags = ", " + ", ".join(["1", "1", *transposed])
-    c = ", ".join(f"tl_{target[0]}{target[1] + i}" for i in range(row.c_registers)) if target else \
+    c = ", ".join(f"tl_{target[0]}_{target[1] + i}" for i in range(row.c_registers)) if target else \
         ", ".join(f"%{i}" for i in range(n))
     numbers = range(products) if run else [""]
     lines, inputs = [], []
@@ -167,7 +166,7 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, produ
         at = n + i * each
         if sources:
             array, first = sources[i]
-            a = "{" + ", ".join(f"tl_{array}{first + j}" for j in range(4)) + "}"
+            a = "{" + ", ".join(f"tl_{array}_{first + j}" for j in range(4)) + "}"
         else:
             a = "{" + ", ".join(f"%{at + j}" for j in range(4)) + "}" if in_registers else f"%{at}"
         lines.append(f'      "{row.ptx} {{{c}}}, {a}, %{at + each - 1}, {"q" if i else "p"}{flags};\\n"\n')
