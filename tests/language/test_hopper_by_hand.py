@@ -532,5 +532,5 @@ def test_accumulators_are_pinned_by_the_role_that_waits_for_them():
     got = both(f, a, np.zeros((2, 64, 64), np.float32))
     assert np.array_equal(got[0], product(a, a, np.float32)) and np.array_equal(got[1], product(a, a.T, np.float32))
     text = kernel_text(f)
-    first, second = (text.index(f"tl::wgmma_wait<0>();\n    tl::registers_out_{x}(&{x}[0])") for x in "FG")
-    assert first < second and text.count("registers_out_F(&F[0])") == text.count("registers_out_G(&G[0])") == 1
+    first, second = (text.index(f"tl::wgmma_wait<0>();\n    tl::wgmma_pin<32>(&{x}[0])") for x in "FG")
+    assert first < second and text.count("wgmma_pin<32>(&F[0])") == text.count("wgmma_pin<32>(&G[0])") == 2
