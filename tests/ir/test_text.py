@@ -40,7 +40,8 @@ def sample() -> Func:
         Store(view, (Ramp(tx * 8, const(1), 8, dtype("int32x8")),), Broadcast(const(1.0, F16), 8, dtype("float16x8"))),
         Evaluate(call("cp_async", [AddressOf(s, (tx, const(0))), AddressOf(a, (tx, const(0)))], "void", bytes=16)),
         Store(c, (tx, ty), call("exp", [load(c, (tx, tz))], F32)),
-        Store(v, (const(0),), cast(Shuffle((const(1, "int8"), const(-2, "int8")), (0, 1), dtype("int8x2")), "int32")),
+        Store(v, (const(0),), call("reinterpret", [Shuffle((const(1, "int16"), const(-2, "int16")), (0, 1),
+                                                           dtype("int16x2"))], "int32")),
     )
     launch = Launch(((n + 31) // 32,), (bx,), (128, 1, 1), (tx, ty, tz), body,
                     attrs=(("safe_values", ((a, const(1.0, F16)),)),))

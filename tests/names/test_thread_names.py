@@ -82,7 +82,7 @@ def test_votes_of_a_warp():
 
     for x in (RNG.integers(-99, 99, N), np.full(N, 91), np.zeros(N), np.arange(N)):
         x = x.astype(np.int32)
-        _, v, b = everywhere(f, x, on=["simulator"])
+        _, v, b = everywhere(f, x)
         bits = np.uint64(1) << LANE.astype(np.uint64)
 
         def mask(p, bits=bits):
@@ -127,7 +127,7 @@ def test_matches_of_a_warp():
 
     x = RNG.integers(0, 4, N).astype(np.int32)
     x[32:] = 7
-    y = everywhere(f, x, on=["simulator"])[1]
+    y = everywhere(f, x)[1]
     same = [[sum(1 << k for k in range(32) if w[k] == v) for v in w] for w in warps(x)]
     assert y[0].tolist() == sum(same, [])
     assert y[1].tolist() == [0] * 32 + [2**32 - 1] * 32

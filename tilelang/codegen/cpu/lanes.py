@@ -16,7 +16,10 @@ from .exprs import Storage
 from .types import load, memory_type, splat, store, unsupported, value_type
 
 WARP = 32
-EXCHANGES = ("shfl_xor", "shfl_up", "shfl_down", "shfl_idx", "any_sync", "all_sync", "ballot_sync", "ballot")
+SHUFFLES = ("shfl_xor", "shfl_up", "shfl_down", "shfl_idx")
+VOTES = ("any_sync", "all_sync", "ballot_sync", "ballot")
+MATCHES = ("match_any_sync", "match_all_sync")
+EXCHANGES = (*SHUFFLES, *VOTES, *MATCHES, "activemask")
 BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 NUMBERS = ("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "shuffle_elect")
 LANE_OPS = EXCHANGES + NUMBERS
@@ -32,6 +35,9 @@ def publish(cx: Any, e: Call) -> None:
     if cx.threads.count % WARP and e.op not in BLOCK_VOTES:
         raise unsupported(f"{e.op} in a block of {cx.threads.count} threads", span=e.span or cx.span,
                           hint=f"use a multiple of {WARP} threads")
+    if not e.args:
+        cx.exchanged[id(e)] = Storage("null", cx.threads.count)
+        return
     dt = e.args[0].dtype
     mt = memory_type(dt)
     array = cx.f.alloca(f"[{cx.threads.count} x {mt}]", 64, "lanes")
@@ -68,12 +74,16 @@ def _shuffle(cx: Any, e: Call) -> str:
     return load(f, dt, f.at(array, memory_type(dt), src))
 
 
+def _refuse_mask(cx: Any, e: Call) -> None:
+    if any(not (isinstance(a, Const) and int(a.value) & 0xFFFFFFFF == 0xFFFFFFFF) for a in e.args[1:]):
+        raise unsupported(f"{e.op} with a lane mask", span=e.span or cx.span, hint="let all lanes take part")
+
+
 def _vote(cx: Any, e: Call) -> str:
     """Bits of the lanes whose predicate holds, then any, all or the bits themselves."""
     array, _, first = _own(cx, e)
     f, dt = cx.f, e.args[0].dtype.with_lanes(WARP)
-    if any(not (isinstance(a, Const) and int(a.value) & 0xFFFFFFFF == 0xFFFFFFFF) for a in e.args[1:]):
-        raise unsupported(f"{e.op} with a lane mask", span=e.span or cx.span, hint="let all lanes take part")
+    _refuse_mask(cx, e)
     v = load(f, dt, f.at(array, memory_type(dt.scalar), first))
     if not dt.is_bool:
         v = f.let(f"icmp ne {value_type(dt)} {v}, {splat('0', value_type(dt))}")
@@ -83,6 +93,29 @@ def _vote(cx: Any, e: Call) -> str:
         return bits if ty == "i32" else f.let(f"zext i32 {bits} to {ty}")
     hit = f.let(f"icmp {'ne' if e.op == 'any_sync' else 'eq'} i32 {bits}, {0 if e.op == 'any_sync' else -1}")
     return hit if ty == "i1" else f.let(f"zext i1 {hit} to {ty}")
+
+
+def _match(cx: Any, e: Call) -> str:
+    """Lanes that hold the bits this one holds; or all lanes, when all hold the same, else none."""
+    array, t, first = _own(cx, e)
+    _refuse_mask(cx, e)
+    f, mt = cx.f, memory_type(e.args[0].dtype)
+    size = max(8, e.args[0].dtype.bits)
+    element, row = f"i{size}", f"<{WARP} x i{size}>"
+    own = f.let(f"load {element}, ptr {f.at(array, mt, t)}, align {size // 8}")
+    every = f.let(f"load {row}, ptr {f.at(array, mt, first)}, align {size // 8}")
+    one = f.let(f"insertelement {row} poison, {element} {own}, i64 0")
+    same = f.let(f"icmp eq {row} {every}, {f.let(f'shufflevector {row} {one}, {row} poison, <{WARP} x i32> zeroinitializer')}")
+    bits = f.let(f"bitcast <{WARP} x i1> {same} to i32")
+    if e.op == "match_any_sync":
+        return bits
+    return f.let(f"select i1 {f.let(f'icmp eq i32 {bits}, -1')}, i32 -1, i32 0")
+
+
+def _active(cx: Any, e: Call) -> str:
+    """All lanes: a statement that some threads skip cannot ask."""
+    _own(cx, e)
+    return str(2**WARP - 1)
 
 
 def _block_vote(cx: Any, e: Call) -> str:
@@ -127,8 +160,8 @@ def _number(cx: Any, e: Call) -> str:
 
 
 LANE_EFFECTS: dict[str, Callable[[Any, Call], str]] = {
-    **{op: _shuffle for op in EXCHANGES[:4]}, **{op: _vote for op in EXCHANGES[4:]}, **{op: _number for op in NUMBERS},
-    **{op: _block_vote for op in BLOCK_VOTES},
+    **{op: _shuffle for op in SHUFFLES}, **{op: _vote for op in VOTES}, **{op: _match for op in MATCHES}, "activemask": _active,
+    **{op: _number for op in NUMBERS}, **{op: _block_vote for op in BLOCK_VOTES},
 }
 
 __all__ = ["BLOCK_VOTES", "EXCHANGES", "LANE_EFFECTS", "LANE_OPS", "exchanges_in", "publish"]

@@ -149,6 +149,38 @@ def _ffs(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
     return convert(f, f.let(f"select {mask} {none}, {ty} {splat('0', ty)}, {ty} {low}"), dt, e.dtype)
 
 
+def _fns(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+    """Position of the n-th set bit of a 32-bit mask counted from base, downwards for negative n; -1 when there is none, and
+    for n = 0 unless the bit at base is set."""
+    ty, flag = value_type(I32.with_lanes(dt.lanes)), value_type(dtype("bool").with_lanes(dt.lanes))
+
+    def op(text: str, x: str, y: str) -> str:
+        return f.let(f"{text} {ty} {x}, {y}")
+
+    def both(x: str, y: str) -> str:
+        return f.let(f"and {flag} {x}, {y}")
+
+    def pick(cond: str, x: str, y: str) -> str:
+        return f.let(f"select {flag} {cond}, {ty} {x}, {ty} {y}")
+
+    zero, one = splat("0", ty), splat("1", ty)
+    mask, base, n = (convert(f, v, x.dtype, I32.with_lanes(dt.lanes)) for v, x in zip(a, e.args))
+    down, none = op("icmp slt", n, zero), op("icmp eq", n, zero)
+    step = pick(down, splat("-1", ty), one)
+    wanted = pick(none, one, pick(down, op("sub", zero, n), n))
+    out, seen, at = splat("-1", ty), zero, base
+    for k in range(32):
+        inside = op("icmp ult", at, splat("32", ty))
+        bit = op("and", op("lshr", mask, op("and", at, splat("31", ty))), one)
+        hit = both(inside, op("icmp ne", bit, zero))
+        seen = op("add", seen, pick(hit, one, zero))
+        found = both(hit, op("icmp eq", seen, wanted))
+        if k:
+            found = both(found, op("icmp ne", n, zero))
+        out, at = pick(found, at, out), op("add", at, step)
+    return convert(f, out, I32.with_lanes(dt.lanes), e.dtype)
+
+
 def _reinterpret(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
     v, src, dst = to_memory(f, dt, a[0]), memory_type(dt), memory_type(e.dtype)
     if src != dst:
@@ -228,7 +260,7 @@ def _to_tf32(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
 
 _SPECIAL: dict[str, Any] = {
     "rsqrt": _rsqrt, "fast_rcp": _rcp, "sigmoid": _sigmoid, "isnan": _classify(0x3), "isinf": _classify(0x204),
-    "isfinite": _classify(0x1F8), "abs": _abs, "popcount": _popcount, "clz": _clz, "__ffs": _ffs,
+    "isfinite": _classify(0x1F8), "abs": _abs, "popcount": _popcount, "clz": _clz, "__ffs": _ffs, "__fns": _fns,
     "reinterpret": _reinterpret, "isnullptr": _isnull, "to_tf32": _to_tf32,
     "ieee_add": _ieee("fadd"), "ieee_sub": _ieee("fsub"), "ieee_mul": _ieee("fmul"), "ieee_fdiv": _ieee("fdiv"),
     "ieee_fmaf": _ieee("llvm.fma"), "ieee_frcp": _ieee("rcp"), "ieee_fsqrt": _ieee("llvm.sqrt"),

@@ -39,7 +39,7 @@ from .effects import PER_THREAD
 from .lanes import BLOCK_VOTES, EXCHANGES, LANE_OPS
 from .types import unsupported
 
-_PER_LANE = (*LANE_OPS, "match_any_sync", "match_all_sync", "activemask")
+_PER_LANE = LANE_OPS
 _PRIVATE = ("local", "local.var")
 
 
