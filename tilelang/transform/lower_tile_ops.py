@@ -303,8 +303,9 @@ class Lowering:
         if buffer.scope_name != "global" or not self.guarded:
             return None
         if width > 1 and (inside or known_divisor(buffer.shape[-1], self.divisors, self.analyzer) % width):
-            # Widths gave this width because it proved the last dimension inside, or a run-time test does.
-            low = None if not inside or self.analyzer.can_prove(indices[-1] >= 0) else indices[-1] >= 0
+            # Widths gave this width because it proved the last dimension's upper end, or a run-time test does.  A vector
+            # starts at a multiple of its width, so all of it lies below 0 or none.
+            low = None if self.analyzer.can_prove(indices[-1] >= 0) else indices[-1] >= 0
             return conjunction(low, bounds_guard(self.analyzer, buffer.shape, indices, buffer.ndim - 1))
         return bounds_guard(self.analyzer, buffer.shape, indices)
 
