@@ -1,9 +1,11 @@
 import logging
 
+import numpy as np
 import pytest
 
 import tilelang.language as T
 from tilelang.ir import Load, Parallel, walk
+from tilelang.simulator import run_tile
 from tilelang.transform.legalize import legalize
 from tilelang.transform.pass_ import PassContext, run_passes
 
@@ -138,6 +140,25 @@ def test_negative_constant_indices_count_from_the_end():
 
     loads = [x for x in walk(legal(main)) if isinstance(x, Load)]
     assert [int(x.indices[1]) for x in loads] == [3]
+
+
+def test_indices_below_zero_in_loops_whose_extent_is_known_in_part_count_from_the_end():
+    """Only constant extents were looked at: S[i - 12] under i < T.min(n, 12) stood outside S."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((3, 12), "float32")):
+        with T.Kernel(3, threads=32) as b:
+            S = T.alloc_shared((12,), "float32")
+            for i in T.Parallel(12):
+                S[i] = i
+            for i in T.Parallel(T.min(n, 12)):
+                for k in T.serial(b + 1):
+                    B[b, i] = S[i - 12] + S[k - 3] + A[i - 3]
+
+    got = run_tile(legal(main), [np.ones(5, np.float32), np.zeros((3, 12), np.float32)])["B"]
+    i = np.arange(5)
+    assert np.array_equal(got[:, :5], i + 9 + np.arange(3)[:, None] + (i >= 3))  # A[i - 3] is of either sign: guarded
 
 
 def test_a_symbol_without_a_value():

@@ -102,14 +102,14 @@ def wrap_negative(func: Func) -> Func:
     binds: list[Bind] = []
     doubtful: list[Expr] = []
     for x in walk(func.body):
-        if isinstance(x, For) and isinstance(x.start, Const) and isinstance(x.extent, Const):
-            ranges[x.var] = (x.start.value, x.start.value + x.extent.value - 1)
+        if isinstance(x, For):
+            first = _bounds(x.start, ranges)
+            ranges[x.var] = first[0], _last(first[1], _bounds(x.extent, ranges)[1])
         elif isinstance(x, (Parallel, Launch)):
             pairs = (*zip(x.vars, x.extents),) if isinstance(x, Parallel) else (
                 *zip(x.block_vars, x.grid), *zip(x.thread_vars, x.threads))
             for v, e in pairs:
-                n = e.value if isinstance(e, Const) else e
-                ranges[v] = (0, n - 1) if isinstance(n, int) else (0, None)
+                ranges[v] = 0, _last(0, _bounds(e, ranges)[1])
         elif isinstance(x, Bind):
             if _may_be_negative(x.value, lowered):
                 lowered.add(x.var)
@@ -144,6 +144,16 @@ def wrap_negative(func: Func) -> Func:
         return new
 
     return visit(func)
+
+
+def _bounds(e: Any, ranges: dict[Var, tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
+    """Least and greatest value of an integer, as far as they are known: T.min(n, 12) is at most 12."""
+    e = e.value if isinstance(e, Const) else e
+    return (e, e) if isinstance(e, int) else Analyzer(ranges).interval(e)
+
+
+def _last(start: int | None, extent: int | None) -> int | None:
+    return None if start is None or extent is None else start + extent - 1
 
 
 def _may_be_negative(e: Expr, lowered: set[Var]) -> bool:
