@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from tilelang.ir import Bind, Call, Const, Expr, If, Load, Stmt, Store, Var, const, fresh, walk
+from tilelang.ir import Call, Const, Evaluate, Expr, Load, Stmt, Store, Var, const, fresh, walk
 from tilelang.ir.record import record
 from tilelang.layout import Mode
 from tilelang.ops.distribute import Distribution, flat, from_fragment
@@ -107,11 +107,12 @@ def spread_thin(extents: tuple[int, ...], followed: Iterable[int], replicas: int
 
 
 def rereads(body: Stmt) -> bool:
-    """Whether a loop reads memory outside registers that it also writes, by itself or in an atomic whose old value it
-    uses.  Only one thread may run an iteration then: of several, one would store what the others still have to read,
-    or each would add once more."""
-    if any(isinstance(x, Call) and x.op.startswith("atomic_") for s in walk(body) if isinstance(s, (Bind, Store, If))
-           for part in ((s.cond,) if isinstance(s, If) else (s.value,)) for x in walk(part)):
+    """Whether a loop reads memory outside registers that it also writes, by itself, in an atomic whose old value it uses or
+    in a user's function, which may do anything.  Only one thread may run an iteration then: of several, one would store
+    what the others still have to read, or each would add once more."""
+    alone = {id(s.call) for s in walk(body) if isinstance(s, Evaluate)}  # statements: one thread runs them anyway
+    if any(isinstance(x, Call) and (x.op.startswith("atomic_") or x.op == "call_extern") and id(x) not in alone
+           for x in walk(body)):
         return True
     memory = [x for x, _ in accesses(body) if is_memory(x.buffer)]
     written = {x.buffer.data for x in memory if isinstance(x, Store)}
