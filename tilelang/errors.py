@@ -1,7 +1,8 @@
 """Errors a user can meet: a kind with a name, the place, what was expected and found, and something to do.
 
 Every kind is listed in KINDS with the Python class raised for it, so `except ValueError` written for the public
-interface keeps working.  Each kind has one failing program and its full text under tests/errors/.
+interface keeps working.  Each kind has one failing program and its full text under tests/errors/.  `expected`, `found` and
+`hint` are said where the error is raised, or by the kind where they are the same for all.
 """
 
 from __future__ import annotations
@@ -9,25 +10,30 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 
 class TileLangError(Exception):
     """Base of every error this package raises for a user's mistake.
 
-    kind: name from KINDS.  message: one sentence, with what was expected and found.  span: the place, or None.
-    notes: further places, each with a label.  hint: what to do.
+    kind: name from KINDS.  message: one sentence.  expected, found: what the place wanted and what it met.  span: the place, or
+    None.  call: the user's call that led here, shown where there is no span.  notes: further places, each with a label.
+    hint: what to do.
     """
 
     kind: str = "error"
 
-    def __init__(self, message: str, *, kind: str = "error", span: Any = None,
+    def __init__(self, message: str, *, kind: str = "error", expected: str = "", found: str = "", span: Any = None,
                  notes: Iterable[tuple[Any, str]] = (), hint: str = "", label: str = "") -> None:
         super().__init__(message)
         self.kind, self.message, self.span = kind, message, span
+        self.expected, self.found = expected, found
         self.notes, self.hint, self.label = tuple(notes), hint, label
+        self.call = None if span is not None else caller()
 
     def __str__(self) -> str:
         return render(self)
@@ -37,22 +43,24 @@ class TileLangError(Exception):
 class Kind:
     """name: what the error is called; raises: the builtin class it also is; about: one line for the documentation.
 
-    hint: what to do, shown when an error of the kind brings no hint of its own.
+    hint, expected, found: what to do, what is wanted and what was met, shown when an error of the kind brings none of its own.
     """
 
     name: str
     raises: type[Exception]
     about: str
     hint: str = ""
+    expected: str = ""
+    found: str = ""
 
 
 KINDS: dict[str, Kind] = {}
 _CLASSES: dict[type[Exception], type[TileLangError]] = {}
 
 
-def register(name: str, raises: type[Exception], about: str, hint: str = "") -> None:
+def register(name: str, raises: type[Exception], about: str, hint: str = "", expected: str = "", found: str = "") -> None:
     """Add an error kind."""
-    KINDS[name] = Kind(name, raises, about, hint)
+    KINDS[name] = Kind(name, raises, about, hint, expected, found)
 
 
 def _class_for(base: type[Exception]) -> type[TileLangError]:
@@ -63,11 +71,71 @@ def _class_for(base: type[Exception]) -> type[TileLangError]:
     return _CLASSES[base]
 
 
-def error(kind: str, message: str, *, span: Any = None, notes: Iterable[tuple[Any, str]] = (),
-          hint: str = "", label: str = "") -> TileLangError:
-    """Build (not raise) the error of a kind:  `raise error("gemm-shape", "...", span=op.span, hint="...")`."""
-    return _class_for(KINDS[kind].raises)(message, kind=kind, span=span, notes=notes, hint=hint or KINDS[kind].hint,
-                                          label=label)
+def error(kind: str, message: str, *, expected: str = "", found: str = "", span: Any = None,
+          notes: Iterable[tuple[Any, str]] = (), hint: str = "", label: str = "") -> TileLangError:
+    """Build (not raise) the error of a kind:
+
+        raise error("gemm-shape", "...", expected="K = 32", found="K = 64", span=op.span, hint="...")
+
+    expected, found and hint may be left out where the kind was registered with them.
+    """
+    k = KINDS[kind]
+    return _class_for(k.raises)(message, kind=kind, expected=expected or k.expected, found=found or k.found, span=span,
+                                notes=notes, hint=hint or k.hint, label=label)
+
+
+def positions(code: CodeType, lasti: int) -> tuple[int, int, int, int] | None:
+    """(line, end line, column, end column) of an instruction, where this Python keeps them (3.11 and later)."""
+    if not hasattr(code, "co_positions") or lasti < 0:
+        return None
+    for k, p in enumerate(code.co_positions()):
+        if k == lasti // 2:
+            return None if None in p else p  # type: ignore[return-value]
+    return None
+
+
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+
+
+def _is_users(frame: Any) -> bool:
+    name, file = frame.f_globals.get("__name__") or "", frame.f_code.co_filename
+    if name.partition(".")[0] in ("tilelang", "tvm_ffi") or file.startswith("<frozen"):
+        return False
+    return not file.startswith(_STDLIB) or f"{os.sep}site-packages{os.sep}" in file
+
+
+def caller() -> tuple[CodeType, int, int] | None:
+    """The innermost call in the user's code on this thread: its code, instruction and line; None where there is none."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not _is_users(frame):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+def brought(err: BaseException) -> BaseException:
+    """An error that another thread of ours raised, with the user's call on this thread: `raise brought(e)`."""
+    if isinstance(err, TileLangError) and err.span is None and err.call is None:
+        err.call = caller()
+    return err
+
+
+def _place_of(call: tuple[CodeType, int, int]) -> Any:
+    """A call as a place; the whole line where this Python does not keep columns."""
+    code, lasti, at = call
+    line, end_line, col, end_col = positions(code, lasti) or (at, 0, -1, 0)
+    if col < 0:
+        text = linecache.getline(code.co_filename, line)
+        col = len(text) - len(text.lstrip())
+    return _Place(code.co_filename, line, col, end_line, end_col)
+
+
+@dataclass(frozen=True)
+class _Place:
+    file: str
+    line: int
+    col: int = 0
+    end_line: int = 0
+    end_col: int = 0
 
 
 def _snippet(span: Any, label: str) -> list[str]:
@@ -82,25 +150,28 @@ def _snippet(span: Any, label: str) -> list[str]:
     return lines
 
 
+def _shows_places() -> bool:
+    return os.environ.get("TILELANG_ENABLE_IR_SPAN", "1").lower() in ("1", "true", "yes", "on")
+
+
 def render(err: TileLangError) -> str:
-    """The full text: header, each place with a caret, call chain, hint.
+    """The full text: header, each place with a caret, call chain, expected, found, hint.
 
     The first line starts with the bare message after `error[kind]: `, so fragments match as users expect.
     """
     out = [f"error[{err.kind}]: {err.message}"]
-    if err.span is not None and os.environ.get("TILELANG_ENABLE_IR_SPAN", "1").lower() in ("1", "true", "yes", "on"):
-        places = err.span.chain() if hasattr(err.span, "chain") else [err.span]
+    span = _place_of(err.call) if err.span is None and err.call is not None else err.span
+    if span is not None and _shows_places():
+        places = span.chain() if hasattr(span, "chain") else [span]
         out += _snippet(places[0], err.label)
-        for caller in places[1:]:
-            out.append(f"  called from {caller.file}:{caller.line}:{caller.col + 1}" +
-                       (f" in {caller.function}" if caller.function else ""))
+        for p in places[1:]:
+            out.append(f"  called from {p.file}:{p.line}:{p.col + 1}" + (f" in {p.function}" if p.function else ""))
     for place, label in err.notes:
         if place is not None:
             out += _snippet(place, label)
         elif label:
             out.append(f"note: {label}")
-    if err.hint:
-        out.append(f"hint: {err.hint}")
+    out += [f"{what}: {text}" for what, text in (("expected", err.expected), ("found", err.found), ("hint", err.hint)) if text]
     return "\n".join(out)
 
 
@@ -110,6 +181,7 @@ def told(err: BaseException) -> BaseException:
     `raise told(e)` at the border; TILELANG_DEBUG above 0 keeps everything.  Where an InternalError came from stands in its
     report.
     """
+    err = brought(err)
     if os.environ.get("TILELANG_DEBUG", "0") in ("", "0"):
         err.__cause__, err.__suppress_context__ = None, True
         return err.with_traceback(None)
@@ -117,15 +189,6 @@ def told(err: BaseException) -> BaseException:
 
 
 _MARK = re.compile(r"\n?[ \t]*--> (?P<file>[^\n]+?):(?P<line>\d+)(?::(?P<col>\d+))?\s*\Z")
-
-
-@dataclass(frozen=True)
-class _Place:
-    file: str
-    line: int
-    col: int = 0
-    end_line: int = 0
-    end_col: int = 0
 
 
 def enrich_error(exc: BaseException) -> BaseException:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilelang.env import env
-from tilelang.errors import error, register
+from tilelang.errors import brought, error, register
 from tilelang.jit import JITKernel
 from tilelang.jit.compare import is_float8_dtype, torch_assert_close
 from tilelang.jit.compiling import run_parallel
@@ -56,7 +56,7 @@ def guarded(job: Callable[[], Any], seconds: float) -> Any:
         raise CandidateTimeout(f"took longer than {seconds} s")
     good, value = box[0]
     if not good:
-        raise value
+        raise brought(value)
     return value
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from tilelang import errors
-from tilelang.errors import JITNoBuilderError
+from tilelang.errors import JITNoBuilderError, positions
 from tilelang.ir import Buffer, Const, Expr, Load, Span, Var
 
 if TYPE_CHECKING:
@@ -41,16 +40,6 @@ def need_builder(what: str) -> Builder:
                                 "or "
                                 "tilelang.jit)")
     return b
-
-
-def positions(code: CodeType, lasti: int) -> tuple[int, int, int, int] | None:
-    """(line, end line, column, end column) of an instruction, where this Python keeps them (3.11 and later)."""
-    if not hasattr(code, "co_positions") or lasti < 0:
-        return None
-    for k, p in enumerate(code.co_positions()):
-        if k == lasti // 2:
-            return None if None in p else p  # type: ignore[return-value]
-    return None
 
 
 def user_place() -> Span | None:
@@ -89,6 +78,6 @@ def describe(value: Any) -> str:
     return f"a region of `{region.buffer.name}`" if region is not None else f"a {type(value).__name__}"
 
 
-def error(kind: str, message: str, hint: str = "") -> errors.TileLangError:
+def error(kind: str, message: str, hint: str = "", *, expected: str = "", found: str = "") -> errors.TileLangError:
     """The error of a kind at the user's place."""
-    return errors.error(kind, message, span=place(), hint=hint)
+    return errors.error(kind, message, expected=expected, found=found, span=place(), hint=hint)

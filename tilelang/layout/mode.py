@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import Binary, Cast, Const, Expr, Select, Span, Unary, Var
+from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var
 
 _HINTS = {
     "layout-invalid": "check the shape and the indices that the layout was given",
@@ -25,16 +23,11 @@ errors.register("layout-no-structure", ValueError, "a fragment function is not a
 
 errors.register("layout-not-available", NotImplementedError, "a constructor of layouts that this version does not have")
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
 
-
-def error(kind: str, message: str, *, hint: str = "") -> errors.TileLangError:
+def error(kind: str, message: str, *, expected: str = "", found: str = "", hint: str = "") -> errors.TileLangError:
     """An error at the place outside this package that asked for the layout."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back  # type: ignore[assignment]
-    span = None if frame is None else Span(frame.f_code.co_filename, frame.f_lineno)
-    return errors.error(kind, message, span=span, hint=hint or _HINTS[kind])
+    return errors.error(kind, message, expected=expected, found=found, hint=hint or _HINTS[kind])
+
 
 THREAD, REGISTER, ADDRESS = "thread", "register", "address"
 

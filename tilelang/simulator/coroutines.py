@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.errors import brought
+
 
 class Stopped(BaseException):
     """Ends a waiting part after another has failed."""
@@ -92,7 +94,7 @@ class Scheduler:
             p.turn.release()
         self.back.acquire()
         if p.failure is not None:
-            raise p.failure
+            raise brought(p.failure)
 
     def _main(self, p: Part) -> None:
         try:

@@ -6,54 +6,47 @@ from typing import Any
 
 from tilelang.errors import TileLangError, error, register
 
-_HINTS: dict[str, str] = {}
+register("sim-argument", ValueError, "an argument given to a simulator does not fit the program's parameters",
+         "compare the arrays with the tensor annotations of the program")
+register("sim-assert", RuntimeError, "an assertion of the program failed while it was simulated",
+         "the condition is the program's own: check the arguments against it")
+register("sim-async", RuntimeError, "shared memory was touched while an asynchronous copy into it was still under way",
+         "wait for the group of that copy (cp_async_wait) and put a barrier after it")
+register("sim-barrier", RuntimeError, "a barrier is reached by some threads only: on a device this hangs",
+         "a barrier must not stand under a condition or in a loop that differs between threads")
+register("sim-cluster", RuntimeError, "blocks of a cluster reach each other outside the time that all of them run",
+         "cluster_sync() before the first access to another block's shared memory and at the end of the kernel")
+register("sim-mbarrier", RuntimeError, "an mbarrier used before it is set up, or by more threads than it counts",
+         "initialise it once by one thread, then put a block barrier; count every arrival of a phase")
+register("sim-misaligned", RuntimeError, "a vector access whose address is not a multiple of its size",
+         "the vector width must divide the row length and the start of the region")
+register("sim-nreg", RuntimeError, "set_max_nreg asks for registers that the block does not have",
+         "multiples of 8 from 24 to 256 whose sum over the warp groups fits the launch")
+register("sim-out-of-bounds", IndexError, "an access outside a buffer while simulated",
+         "check the extent of the loop or region that indexes it")
+register("sim-proxy", RuntimeError,
+         "TMA or wgmma touches what ordinary stores wrote or loads read, with no proxy fence between",
+         "each thread that wrote executes fence_proxy_async(), then a barrier, then the read is issued")
+register("sim-race", RuntimeError, "two threads access the same memory, one of them writing, with no barrier between",
+         "put T.sync_threads() between the two accesses")
+register("sim-thread-dependent", RuntimeError, "a value that must be the same for all threads differs between them",
+         "compute it from block indices and parameters only")
+register("sim-tma", RuntimeError, "a bulk copy that the hardware refuses",
+         "compare box, swizzle, strides and alignment with the limits of tensor maps")
+register("sim-uninitialized", RuntimeError, "memory was read before anything was written to it",
+         "initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
+register("sim-unsupported", NotImplementedError, "the simulator has no meaning for a construct",
+         "write it with the constructs that the simulator runs, or test this kernel on a device")
+register("sim-warp-divergence", RuntimeError, "a warp-level operation was reached by only some lanes of a warp",
+         "all lanes of a warp must reach it together: move it out of conditions that differ within a warp")
+register("sim-wgmma", RuntimeError, "registers of a wgmma are touched while it is under way, or it lacks its fence",
+         "wgmma_fence, the instructions, wgmma_commit, then wgmma_wait before the registers are touched")
 
 
-def _kind(name: str, raises: type[Exception], about: str, hint: str) -> None:
-    register(name, raises, about)
-    _HINTS[name] = hint
-
-
-_kind("sim-argument", ValueError, "an argument given to a simulator does not fit the program's parameters",
-      "compare the arrays with the tensor annotations of the program")
-_kind("sim-assert", RuntimeError, "an assertion of the program failed while it was simulated",
-      "the condition is the program's own: check the arguments against it")
-_kind("sim-async", RuntimeError, "shared memory was touched while an asynchronous copy into it was still under way",
-      "wait for the group of that copy (cp_async_wait) and put a barrier after it")
-_kind("sim-barrier", RuntimeError, "a barrier is reached by some threads only: on a device this hangs",
-      "a barrier must not stand under a condition or in a loop that differs between threads")
-_kind("sim-cluster", RuntimeError, "blocks of a cluster reach each other outside the time that all of them run",
-      "cluster_sync() before the first access to another block's shared memory and at the end of the kernel")
-_kind("sim-mbarrier", RuntimeError, "an mbarrier used before it is set up, or by more threads than it counts",
-      "initialise it once by one thread, then put a block barrier; count every arrival of a phase")
-_kind("sim-misaligned", RuntimeError, "a vector access whose address is not a multiple of its size",
-      "the vector width must divide the row length and the start of the region")
-_kind("sim-nreg", RuntimeError, "set_max_nreg asks for registers that the block does not have",
-      "multiples of 8 from 24 to 256 whose sum over the warp groups fits the launch")
-_kind("sim-out-of-bounds", IndexError, "an access outside a buffer while simulated",
-      "check the extent of the loop or region that indexes it")
-_kind("sim-proxy", RuntimeError, "TMA or wgmma touches what ordinary stores wrote or loads read, with no proxy fence between",
-      "each thread that wrote executes fence_proxy_async(), then a barrier, then the read is issued")
-_kind("sim-race", RuntimeError, "two threads access the same memory, one of them writing, with no barrier between",
-      "put T.sync_threads() between the two accesses")
-_kind("sim-thread-dependent", RuntimeError, "a value that must be the same for all threads differs between them",
-      "compute it from block indices and parameters only")
-_kind("sim-tma", RuntimeError, "a bulk copy that the hardware refuses",
-      "compare box, swizzle, strides and alignment with the limits of tensor maps")
-_kind("sim-uninitialized", RuntimeError, "memory was read before anything was written to it",
-      "initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
-_kind("sim-unsupported", NotImplementedError, "the simulator has no meaning for a construct",
-      "write it with the constructs that the simulator runs, or test this kernel on a device")
-_kind("sim-warp-divergence", RuntimeError, "a warp-level operation was reached by only some lanes of a warp",
-      "all lanes of a warp must reach it together: move it out of conditions that differ within a warp")
-_kind("sim-wgmma", RuntimeError, "registers of a wgmma are touched while it is under way, or it lacks its fence",
-      "wgmma_fence, the instructions, wgmma_commit, then wgmma_wait before the registers are touched")
-
-
-def fault(kind: str, message: str, *, span: Any = None, notes: tuple[Any, ...] = (), hint: str = "",
-          label: str = "") -> TileLangError:
+def fault(kind: str, message: str, *, expected: str = "", found: str = "", span: Any = None, notes: tuple[Any, ...] = (),
+          hint: str = "", label: str = "") -> TileLangError:
     """The error of a simulator's kind, with the kind's hint unless one is given."""
-    return error(kind, message, span=span, notes=notes, hint=hint or _HINTS[kind], label=label)
+    return error(kind, message, expected=expected, found=found, span=span, notes=notes, hint=hint, label=label)
 
 
 __all__ = ["fault"]
