@@ -18,6 +18,8 @@ from functools import cache
 from tilelang.env import env
 from tilelang.errors import error, register
 
+from .give_way import give_way
+
 register("nvrtc-missing", RuntimeError, "no NVRTC library that can compile for the target was found")
 register("nvrtc-compile", RuntimeError, "NVRTC refused the generated CUDA source")
 
@@ -237,7 +239,8 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
         if again == 0 and fresh:
             log, cubin, kernels = full, fresh, parse_resources(full)
     values = kernels.values()
-    return Cubin(cubin, max((k.registers for k in values), default=0), sum(k.spills for k in values),
+    done = give_way(cubin) if arch == "sm_90a" else cubin
+    return Cubin(done, max((k.registers for k in values), default=0), sum(k.spills for k in values),
                  max((k.shared_bytes for k in values), default=0), log, kernels)
 
 
