@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from .cache import DiskCache, Entry, digest
+from .give_way import LEAST, SPACING
 from .nvrtc import Cubin, Resources, compile_cubin, compiler_for
 
 _FILE = "kernel.cubin"
@@ -28,7 +29,7 @@ class CUDABinaryCache:
         if "#include" in source or any(o.startswith(_FILES_NAMED) for o in options):
             return None
         nvrtc = compiler_for(arch)
-        return digest(["cubin", source, arch, list(options), nvrtc.path, list(nvrtc.version)])
+        return digest(["cubin", source, arch, list(options), nvrtc.path, list(nvrtc.version), LEAST, SPACING])
 
     def compile(self, source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
         """The cubin as compile_cubin gives it.  Raises as that does."""
