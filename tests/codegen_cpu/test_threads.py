@@ -121,10 +121,8 @@ def test_copy_to_private_memory_uses_each_threads_region():
     ("if tx < 8:\n    T.fill(dst=T.region(S[0], 32), value=1.0)", "tile operation"),
     ("if tx < 8:\n    T.evaluate(T.call('sync_threads', 'int32'))", "sync_threads"),
     ("for k in T.serial(tx):\n    S[tx] = 1.0\n    A[tx] = S[15 - tx]", "reading and writing one shared buffer"),
-    ("for k in T.serial(4):\n    if tx < k:\n        T.evaluate(T.call('thread_return', 'void'))", "thread_return"),
     ("if tx < 8:\n    T.evaluate(T.call('thread_return', 'void'))\nT.fill(dst=T.region(S[0], 32), value=1.0)",
      "tile operation"),
-    ("if tx < 8:\n    A[tx] = T.call('shfl_xor', 'float32', A[tx], 1)", "shfl_xor"),
     ("for i, in T.Parallel(8):\n    A[i] = T.cast(tx, 'float32')", "thread-dependent value tx"),
 ])
 def test_what_one_cpu_thread_cannot_do_is_refused(body, what):
@@ -132,6 +130,23 @@ def test_what_one_cpu_thread_cannot_do_is_refused(body, what):
     with pytest.raises(TileLangError, match=what) as e:
         Compiled(f)
     assert e.value.kind == "cpu-unsupported" and e.value.hint
+
+
+def test_threads_return_in_a_loop_and_exchange_values_in_a_branch():
+    f = tile_program({"A": ((32,), "int32")}, """
+        A[tx] = tx
+        if tx < 8:
+            A[tx] = T.call('shfl_xor', 'int32', A[tx], 1)
+        for k in T.serial(4):
+            A[tx] = A[tx] + 100
+            if tx < k:
+                T.evaluate(T.call('thread_return', 'void'))
+        A[tx] = A[tx] + 1000
+    """)
+    tx = np.arange(32)
+    turns = np.array([2, 3, 4])
+    want = np.where(tx < 8, tx ^ 1, tx) + np.where(tx < 3, 100 * turns[np.minimum(tx, 2)], 1400)
+    assert np.array_equal(agrees(f, [np.zeros(32, np.int32)])["A"], want)
 
 
 def test_threads_of_a_branch_see_what_others_of_it_wrote():

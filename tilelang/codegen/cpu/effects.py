@@ -162,7 +162,7 @@ def _printf(cx: Any, e: Call) -> str:
 
 def _ordered_already(cx: Any, e: Call) -> str:
     """Barriers and fences: a block runs its statements one after another for all threads."""
-    if cx.tid is not None and e.op not in ("fence_gpu", "fence_block", "sync_warp"):
+    if cx.tid is not None and e.op in ("sync_threads", "named_barrier", "named_barrier_arrive"):
         raise unsupported(f"{e.op} under a condition or loop that depends on the thread", span=e.span or cx.span,
                           hint="move the barrier out of the thread-dependent branch")
     if e.op == "fence_gpu":
@@ -171,7 +171,7 @@ def _ordered_already(cx: Any, e: Call) -> str:
 
 
 def _thread_return(cx: Any, e: Call) -> str:
-    """All threads of the block are done; what only some leave was rewritten before (straighten.py)."""
+    """All threads of the block are done; what only some leave was rewritten before (masks.py)."""
     if cx.tid is not None or cx.in_parallel:
         raise unsupported("thread_return in a loop that depends on the thread", span=e.span or cx.span,
                           hint="end the loop with break, and return behind it")

@@ -2,7 +2,9 @@
 
 All threads of a block run in one CPU thread, a statement at a time.  A statement that holds such a call first
 evaluates the call's operand for every thread into an array; the call itself then reads the other lane's entry (votes:
-all of them).
+all of them).  Where only the threads of a mask execute the statement (masks.py), the others have no part in it: votes
+and matches are over the lanes that execute it and that the call's own lane mask names.  Arrays are filled up to whole
+warps; a lane that reads one without a thread, or outside the mask, reads itself.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import Call, Const, walk
+from tilelang.ir import Call, Const, dtype, walk
 
 from .exprs import Storage
-from .types import load, memory_type, splat, store, unsupported, value_type
+from .types import literal, load, memory_type, splat, store, unsupported, value_type
 
 WARP = 32
 SHUFFLES = ("shfl_xor", "shfl_up", "shfl_down", "shfl_idx")
@@ -30,18 +32,60 @@ def exchanges_in(s: Any) -> list[Call]:
     return [n for n in reversed(list(walk(s))) if isinstance(n, Call) and n.op in (*EXCHANGES, *BLOCK_VOTES)]
 
 
+def _padded(cx: Any) -> int:
+    return int(-(-cx.threads.count // WARP) * WARP)
+
+
+def _lane_array(cx: Any, dt: Any, hint: str) -> str:
+    """An entry for each thread, and zeros up to a whole warp."""
+    f, mt = cx.f, memory_type(dt)
+    array = f.alloca(f"[{_padded(cx)} x {mt}]", 64, hint)
+    for k in range(cx.threads.count, _padded(cx)):
+        store(f, dt, literal(0, dt), f.at(array, mt, str(k)))
+    return str(array)
+
+
+def active_threads(cx: Any, mask: Any) -> str:
+    """A byte a thread: whether a mask holds for it."""
+    array = _lane_array(cx, mask.dtype, "active")
+    cx.over_threads(lambda: store(cx.f, mask.dtype, cx.value(mask), cx.f.at(array, "i8", cx.tid)))
+    return array
+
+
+def _is_active(cx: Any, thread: str) -> str:
+    """i1: whether a thread (or the place of one in a last warp that is not full) executes the statement."""
+    if cx.active is not None:
+        return load(cx.f, dtype("bool"), cx.f.at(cx.active, "i8", thread))
+    return "true" if cx.threads.count % WARP == 0 else str(cx.f.less(thread, str(cx.threads.count)))
+
+
+def _active_lanes(cx: Any, first: str) -> str:
+    """i32: the lanes of the warp that begins at a thread that execute the statement."""
+    f, count = cx.f, cx.threads.count
+    if cx.active is not None:
+        row = f.let(f"load <{WARP} x i8>, ptr {f.at(cx.active, 'i8', first)}, align 1")
+        yes = f.let(f"icmp ne <{WARP} x i8> {row}, {splat('0', f'<{WARP} x i8>')}")
+        return f.let(f"bitcast <{WARP} x i1> {yes} to i32")
+    if count % WARP == 0:
+        return "-1"
+    full = f.less(first, str(count // WARP * WARP))
+    return f.let(f"select i1 {full}, i32 -1, i32 {(1 << count % WARP) - 1}")
+
+
 def publish(cx: Any, e: Call) -> None:
-    """Evaluate the operand of an exchange for all threads."""
-    if cx.threads.count % WARP and e.op not in BLOCK_VOTES:
-        raise unsupported(f"{e.op} in a block of {cx.threads.count} threads", span=e.span or cx.span,
-                          hint=f"use a multiple of {WARP} threads")
+    """Evaluate the operand of an exchange for all threads that execute it."""
     if not e.args:
         cx.exchanged[id(e)] = Storage("null", cx.threads.count)
         return
     dt = e.args[0].dtype
-    mt = memory_type(dt)
-    array = cx.f.alloca(f"[{cx.threads.count} x {mt}]", 64, "lanes")
-    cx.over_threads(lambda: store(cx.f, dt, cx.value(e.args[0]), cx.f.at(array, mt, cx.tid)))
+    f, mt = cx.f, memory_type(dt)
+    array = _lane_array(cx, dt, "lanes")
+
+    def one() -> None:
+        v = f.choose(_is_active(cx, cx.tid), value_type(dt), lambda: cx.value(e.args[0]), lambda: literal(0, dt))
+        store(f, dt, v, f.at(array, mt, cx.tid))
+
+    cx.over_threads(one)
     cx.exchanged[id(e)] = Storage(array, cx.threads.count)
 
 
@@ -71,34 +115,40 @@ def _shuffle(cx: Any, e: Call) -> str:
         low = f.let(f"icmp sge i64 {src}, {start}")
         high = f.less(src, f.add(start, str(width)))
         src = f.let(f"select i1 {f.both(low, high)}, i64 {src}, i64 {t}")
+    there = _is_active(cx, src)
+    if there != "true":
+        src = f.let(f"select i1 {there}, i64 {src}, i64 {t}")
     return load(f, dt, f.at(array, memory_type(dt), src))
 
 
-def _refuse_mask(cx: Any, e: Call) -> None:
-    if any(not (isinstance(a, Const) and int(a.value) & 0xFFFFFFFF == 0xFFFFFFFF) for a in e.args[1:]):
-        raise unsupported(f"{e.op} with a lane mask", span=e.span or cx.span, hint="let all lanes take part")
+def _taking_part(cx: Any, e: Call, first: str) -> str:
+    """i32: the lanes that execute a vote and that its mask names."""
+    on = _active_lanes(cx, first)
+    if len(e.args) < 2 or isinstance(e.args[1], Const) and int(e.args[1].value) & 0xFFFFFFFF == 0xFFFFFFFF:
+        return on
+    named = cx.cast_value(e.args[1], dtype("uint32"))
+    return str(cx.f.let(f"and i32 {on}, {named}"))
 
 
 def _vote(cx: Any, e: Call) -> str:
     """Bits of the lanes whose predicate holds, then any, all or the bits themselves."""
     array, _, first = _own(cx, e)
     f, dt = cx.f, e.args[0].dtype.with_lanes(WARP)
-    _refuse_mask(cx, e)
     v = load(f, dt, f.at(array, memory_type(dt.scalar), first))
     if not dt.is_bool:
         v = f.let(f"icmp ne {value_type(dt)} {v}, {splat('0', value_type(dt))}")
-    bits = f.let(f"bitcast <{WARP} x i1> {v} to i32")
+    on = _taking_part(cx, e, first)
+    bits = f.let(f"and i32 {f.let(f'bitcast <{WARP} x i1> {v} to i32')}, {on}")
     ty = value_type(e.dtype)
     if e.op.startswith("ballot"):
         return bits if ty == "i32" else f.let(f"zext i32 {bits} to {ty}")
-    hit = f.let(f"icmp {'ne' if e.op == 'any_sync' else 'eq'} i32 {bits}, {0 if e.op == 'any_sync' else -1}")
+    hit = f.let(f"icmp ne i32 {bits}, 0") if e.op == "any_sync" else f.let(f"icmp eq i32 {bits}, {on}")
     return hit if ty == "i1" else f.let(f"zext i1 {hit} to {ty}")
 
 
 def _match(cx: Any, e: Call) -> str:
     """Lanes that hold the bits this one holds; or all lanes, when all hold the same, else none."""
     array, t, first = _own(cx, e)
-    _refuse_mask(cx, e)
     f, mt = cx.f, memory_type(e.args[0].dtype)
     size = max(8, e.args[0].dtype.bits)
     element, row = f"i{size}", f"<{WARP} x i{size}>"
@@ -106,37 +156,45 @@ def _match(cx: Any, e: Call) -> str:
     every = f.let(f"load {row}, ptr {f.at(array, mt, first)}, align {size // 8}")
     one = f.let(f"insertelement {row} poison, {element} {own}, i64 0")
     same = f.let(f"icmp eq {row} {every}, {f.let(f'shufflevector {row} {one}, {row} poison, <{WARP} x i32> zeroinitializer')}")
-    bits = f.let(f"bitcast <{WARP} x i1> {same} to i32")
+    on = _taking_part(cx, e, first)
+    bits = f.let(f"and i32 {f.let(f'bitcast <{WARP} x i1> {same} to i32')}, {on}")
     if e.op == "match_any_sync":
         return bits
-    return f.let(f"select i1 {f.let(f'icmp eq i32 {bits}, -1')}, i32 -1, i32 0")
+    return f.let(f"select i1 {f.let(f'icmp eq i32 {bits}, {on}')}, i32 {on}, i32 0")
 
 
 def _active(cx: Any, e: Call) -> str:
-    """All lanes: a statement that some threads skip cannot ask."""
-    _own(cx, e)
-    return str(2**WARP - 1)
+    """The lanes that execute the statement together."""
+    _, _, first = _own(cx, e)
+    on, ty = _active_lanes(cx, first), value_type(e.dtype)
+    return on if ty == "i32" else str(2**WARP - 1) if on == "-1" else cx.f.let(f"zext i32 {on} to {ty}")
 
 
 def _block_vote(cx: Any, e: Call) -> str:
-    """How many threads of the block answer yes; whether all do, or any: one value for the block."""
+    """How many threads of the block (that are left) answer yes; whether all do, or any: one value for the block."""
     where = cx.exchanged.get(id(e))
     if where is None:
         raise unsupported(f"{e.op} inside another statement", span=e.span or cx.span, hint="give its result a name first")
     f, dt = cx.f, e.args[0].dtype
-    total = f.alloca("i32", hint="votes")
+    total, asked = f.alloca("i32", hint="votes"), f.alloca("i32", hint="voters")
     f.do(f"store i32 0, ptr {total}")
+    f.do(f"store i32 0, ptr {asked}")
+
+    def count(where: str, one: str) -> None:
+        so_far = f.let(f"load i32, ptr {where}")
+        f.do(f"store i32 {f.let(f'add i32 {so_far}, {one}')}, ptr {where}")
+
     with f.loop("0", str(cx.threads.count), hint="voter") as i:
-        v = load(f, dt, f.at(where.base, memory_type(dt), i))
+        v = load(f, dt, f.at(where.base, memory_type(dt), i))  # zero for threads that do not vote
         yes = v if dt.is_bool else f.let(f"icmp ne {value_type(dt)} {v}, 0")
-        one = f.let(f"zext i1 {yes} to i32")
-        so_far = f.let(f"load i32, ptr {total}")
-        f.do(f"store i32 {f.let(f'add i32 {so_far}, {one}')}, ptr {total}")
-    count = f.let(f"load i32, ptr {total}")
+        count(total, f.let(f"zext i1 {yes} to i32"))
+        if cx.active is not None:
+            count(asked, f.let(f"zext i1 {_is_active(cx, i)} to i32"))
+    votes = f.let(f"load i32, ptr {total}")
     if e.op == "syncthreads_count":
-        return str(count)
-    least = cx.threads.count if e.op == "syncthreads_and" else 1
-    return str(f.let(f"zext i1 {f.let(f'icmp sge i32 {count}, {least}')} to i32"))
+        return str(votes)
+    least = "1" if e.op == "syncthreads_or" else str(cx.threads.count) if cx.active is None else f.let(f"load i32, ptr {asked}")
+    return str(f.let(f"zext i1 {f.let(f'icmp sge i32 {votes}, {least}')} to i32"))
 
 
 def _number(cx: Any, e: Call) -> str:
@@ -164,4 +222,4 @@ LANE_EFFECTS: dict[str, Callable[[Any, Call], str]] = {
     **{op: _number for op in NUMBERS}, **{op: _block_vote for op in BLOCK_VOTES},
 }
 
-__all__ = ["BLOCK_VOTES", "EXCHANGES", "LANE_EFFECTS", "LANE_OPS", "exchanges_in", "publish"]
+__all__ = ["BLOCK_VOTES", "EXCHANGES", "LANE_EFFECTS", "LANE_OPS", "active_threads", "exchanges_in", "publish"]

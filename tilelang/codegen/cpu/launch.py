@@ -40,8 +40,7 @@ from tilelang.ir import (
 
 from .exprs import Bound, Expressions, Storage
 from .stmts import Statements, on_stack
-from .lockstep import in_lockstep
-from .straighten import straighten
+from .masks import masked
 from .text import Fn, Module, clean
 from .threads import analyse_threads
 from .types import literal, memory_type, unsupported, value_type
@@ -176,7 +175,7 @@ def emit_launch(cx: Host, s: Launch) -> None:
     """The block and blocks functions of a launch, and its call."""
     number, cx.launches = cx.launches, cx.launches + 1
     name = f"{clean(cx.func.name)}_kernel" + (f"_{number}" if number else "")
-    s = in_lockstep(straighten(s))
+    s = masked(s)
     threads = analyse_threads(s)
     for n in walk(s.body):
         if isinstance(n, Alloc) and n.buffer.scope() == "global":

@@ -36,9 +36,9 @@ from . import gemm, tile_loops
 from .effects import EFFECTS
 from .exprs import Bound, Expressions, Storage
 from .guards import plan_guards
-from .lanes import BLOCK_VOTES, LANE_EFFECTS, exchanges_in, publish
+from .lanes import BLOCK_VOTES, LANE_EFFECTS, active_threads, exchanges_in, publish
 from .text import Fn, Loop, clean
-from .threads import Threads
+from .threads import Masked, Threads
 from .types import literal, load, memory_type, store, unsupported, value_type
 
 STACK_BYTES = 4096  # larger arrays come from the worker's arena
@@ -64,6 +64,7 @@ class Statements(Expressions):
         self.threads, self.thread_vars, self.extents = threads, thread_vars, extents
         self.slots: dict[Var, Storage] = {}
         self.exchanged: dict[int, Storage] = {}
+        self.active: str | None = None  # a byte a thread: whether it takes part in the statement's exchanges; None: all do
         self.in_parallel = False
         self.scratch, self.scratch_bytes = "null", 0
         self.outside_threads()
@@ -80,6 +81,9 @@ class Statements(Expressions):
         if s.span is not None:
             self.at_line(s.span)
         if id(s) in self.threads.looped and self.tid is None:
+            if isinstance(s, Masked) and (met := exchanges_in(s.body)):
+                self._exchange(s, met)
+                return
             if isinstance(s, (Bind, Store, Evaluate)):
                 for e in exchanges_in(s):
                     publish(self, e)
@@ -90,6 +94,23 @@ class Statements(Expressions):
                     if e.op in BLOCK_VOTES:
                         publish(self, e)
             self._emit(s)
+
+    def _exchange(self, s: Masked, met: list[Call]) -> None:
+        """A statement in which the threads of a mask exchange values."""
+        f = self.f
+        active = self.active = active_threads(self, s.mask)
+        for e in met:
+            publish(self, e)
+        self.maybe += 1
+        self.over_threads(lambda: f.branch(load(f, s.mask.dtype, f.at(active, "i8", str(self.tid))),
+                                           lambda: self._emit(s.body)))
+        self.maybe -= 1
+        self.active = None
+
+    def _masked(self, s: Masked) -> None:
+        self.maybe += 1
+        self.f.branch(self.value(s.mask), lambda: self.stmt(s.body))
+        self.maybe -= 1
 
     def at_line(self, span: Any) -> None:
         """Remember the user's place, and name it in the text when the line changes."""
@@ -320,7 +341,8 @@ _TILE: dict[type, Callable[[Statements, Any], None]] = {
 _EMIT: dict[type, Callable[[Statements, Any], None]] = {
     Seq: Statements._seq, Bind: Statements._bind, Alloc: Statements._alloc, Store: Statements._store,
     Evaluate: Statements._evaluate, For: Statements._for, Parallel: Statements._parallel, While: Statements._while,
-    If: Statements._if, Break: Statements._break, Continue: Statements._continue, Assert: Statements._assert,
+    If: Statements._if, Masked: Statements._masked,
+    Break: Statements._break, Continue: Statements._continue, Assert: Statements._assert,
     **{k: Statements._tile_op for k in _TILE},
 }
 

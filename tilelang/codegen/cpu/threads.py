@@ -13,10 +13,12 @@ from typing import Any
 
 from tilelang.ir import (
     Alloc,
+    Binary,
     Bind,
     Break,
     Buffer,
     Call,
+    Const,
     Continue,
     Evaluate,
     Expr,
@@ -34,6 +36,7 @@ from tilelang.ir import (
     While,
     walk,
 )
+from tilelang.ir.nodes import node
 
 from .effects import PER_THREAD
 from .lanes import BLOCK_VOTES, EXCHANGES, LANE_OPS
@@ -41,6 +44,19 @@ from .types import unsupported
 
 _PER_LANE = LANE_OPS
 _PRIVATE = ("local", "local.var")
+
+
+@node
+class Masked(Stmt):
+    """body, one simple statement or a run of them, for the threads in which mask holds.
+
+    whole: the other threads have returned, so that barriers and votes of the block are those of these threads.
+    """
+
+    mask: Expr
+    body: Stmt
+    whole: bool = False
+    span: Any = None
 
 
 def is_private(b: Buffer) -> bool:
@@ -107,8 +123,11 @@ def _spread(t: Threads, s: Stmt, divergent: bool) -> None:
         case Seq():
             for x in s.stmts:
                 _spread(t, x, divergent)
+                divergent = divergent or returns_in(t, x)
+        case Masked():
+            _spread(t, s.body, True)
         case Bind():
-            if divergent or t.varies(s.value):
+            if divergent and not is_unmasked(s.value) or t.varies(s.value):
                 t.varying.add(s.var)
         case Alloc():
             if s.init is not None and t.varies(s.init):
@@ -117,12 +136,12 @@ def _spread(t: Threads, s: Stmt, divergent: bool) -> None:
             if is_private(s.buffer) and (divergent or t.varies(s.value) or t.varies(s.indices)):
                 t.private.add(s.buffer.data)
         case For():
-            inner = divergent or t.varies(s.start) or t.varies(s.extent) or _leaves_early(t, s.body)
-            if inner:
+            own = t.varies(s.start) or t.varies(s.extent)
+            if own:
                 t.varying.add(s.var)
-            _spread(t, s.body, inner)
+            _spread(t, s.body, divergent or own or _leaves_early(t, s.body) or returns_in(t, s.body))
         case While():
-            _spread(t, s.body, divergent or t.varies(s.cond) or _leaves_early(t, s.body))
+            _spread(t, s.body, divergent or t.varies(s.cond) or _leaves_early(t, s.body) or returns_in(t, s.body))
         case If():
             inner = divergent or t.varies(s.cond)
             _spread(t, s.then, inner)
@@ -153,6 +172,42 @@ def _leaves_early(t: Threads, body: Stmt) -> bool:
     return visit(body, False)
 
 
+def returns_in(t: Threads, s: Stmt) -> bool:
+    """Whether only some of the threads may come to a thread_return in s."""
+    if not any(isinstance(n, Call) and n.op == "thread_return" for n in walk(s)):
+        return False
+
+    def visit(s: Stmt, divergent: bool) -> bool:
+        match s:
+            case Seq():
+                return any(visit(x, divergent) for x in s.stmts)
+            case If():
+                inner = divergent or t.varies(s.cond)
+                return visit(s.then, inner) or (s.orelse is not None and visit(s.orelse, inner))
+            case For():
+                return visit(s.body, divergent or t.varies((s.start, s.extent)) or _leaves_early(t, s.body))
+            case While():
+                return visit(s.body, divergent or t.varies(s.cond) or _leaves_early(t, s.body))
+            case Evaluate():
+                return divergent and s.call.op == "thread_return"
+        return False
+
+    return visit(s, False)
+
+
+def is_unmasked(e: Expr) -> bool:
+    """Whether threads that would not have computed a value may do so: it cannot fail, and nothing sees it."""
+    for x in walk(e):
+        if isinstance(x, Load) and not (is_private(x.buffer) and all(isinstance(i, Const) for i in x.indices)):
+            return False
+        if isinstance(x, Binary) and x.op in ("floordiv", "floormod", "truncdiv", "truncmod"):
+            if not (isinstance(x.b, Const) and x.b.value):
+                return False
+        if isinstance(x, Call):
+            return False
+    return True
+
+
 def _mark(t: Threads, s: Stmt) -> None:
     """Choose the statements that become loops over threads: the largest whose control depends on the thread; leaves."""
     match s:
@@ -176,6 +231,8 @@ def _mark(t: Threads, s: Stmt) -> None:
                 _mark(t, s.then)
                 if s.orelse is not None:
                     _mark(t, s.orelse)
+        case Masked():
+            _loop(t, s)
         case Bind():
             if s.var in t.varying:
                 t.looped.add(id(s))
@@ -199,21 +256,23 @@ def _mark(t: Threads, s: Stmt) -> None:
 
 def _loop(t: Threads, s: Stmt) -> None:
     """A statement whose control depends on the thread runs thread after thread: refuse what that would break."""
+    exchange = isinstance(s, Masked) and isinstance(s.body, (Bind, Store, Evaluate))  # of the mask's threads
     for n in walk(s):
-        if isinstance(n, Parallel) or isinstance(n, TileOp) and not _own_work(n):
+        if isinstance(n, Parallel) or isinstance(n, TileOp) and not own_work(n):
             raise unsupported("a tile operation or T.Parallel under a condition that depends on the thread",
                               span=n.span, hint="move it out of the branch: all threads of the block take part in it")
-        if isinstance(n, Call) and n.op in (*EXCHANGES, *BLOCK_VOTES):
+        if isinstance(n, Call) and (n.op in EXCHANGES and not exchange or n.op in BLOCK_VOTES and not (
+                exchange and s.whole)):  # type: ignore[attr-defined]
             raise unsupported(f"{n.op} under a condition or loop that depends on the thread", span=n.span or s.span,
-                              hint="all lanes of a warp must reach it: move it out of the branch")
-    if meets_itself([s]):
+                              hint="all threads that it takes must reach it: move it out of the branch or loop")
+    if not exchange and meets_itself([s]):
         raise unsupported("reading and writing one shared buffer at different places inside a branch or loop that "
                           "depends on the thread", span=s.span,
                           hint="split the branch into one that writes and one that reads")
     t.looped.add(id(s))
 
 
-def _own_work(s: TileOp) -> bool:
+def own_work(s: TileOp) -> bool:
     """Whether a tile operation is every thread's own: between its private arrays, and global memory."""
     buffers = [a.region.buffer for a in s.accesses()]  # type: ignore[attr-defined]
     return any(map(is_private, buffers)) and all(is_private(b) or b.scope() == "global" for b in buffers)
