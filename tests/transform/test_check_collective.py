@@ -30,9 +30,32 @@ def copy_by_a_warp_group():
 
 def parallel_by_a_warp_group():
     @T.prim_func
-    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+    def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
         with T.Kernel(1, threads=256):
             with T.ws(0):
+                for i, j in T.Parallel(64, 64):
+                    B[i, j] = A[i, j]
+
+    return main
+
+
+def copy_by_some_threads():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            S = T.alloc_shared((64, 64), "float32")
+            if T.get_thread_binding() >= 128:
+                T.copy(A, S)
+            T.copy(S, B)
+
+    return main
+
+
+def parallel_by_some_threads():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=256):
+            if T.get_thread_binding() < 64:
                 for i in T.Parallel(64):
                     B[i] = A[i]
 
@@ -56,7 +79,7 @@ def gemm_under_a_bound_thread_index():
 
 
 @pytest.mark.spec("M:barrier-in-branch")
-@pytest.mark.parametrize("program", [copy_by_a_warp_group, parallel_by_a_warp_group, gemm_under_a_bound_thread_index])
+@pytest.mark.parametrize("program", [copy_by_some_threads, parallel_by_some_threads, gemm_under_a_bound_thread_index])
 def test_block_wide_work_under_a_thread_condition_is_refused(program):
     with pytest.raises(TileLangError, match="only some threads get here") as e:
         lowered(program())
@@ -81,6 +104,13 @@ def test_branches_that_all_threads_take_alike_hold_tile_operations():
     got = run_device(lowered(main), {"A": a, "Use": np.array([0, 1], np.int32),
                                      "B": np.zeros((2, 64), np.float32)}).outputs["B"]
     assert np.array_equal(got, np.stack([np.ones(64), a + 2]))
+
+
+@pytest.mark.spec("T.ws", "L8:ws")
+@pytest.mark.parametrize("program", [copy_by_a_warp_group, parallel_by_a_warp_group])
+def test_block_wide_work_of_a_warp_group_is_done_by_its_threads(program):
+    a = np.arange(4096, dtype=np.float32).reshape(64, 64)
+    assert np.array_equal(run_device(lowered(program()), {"A": a, "B": np.zeros_like(a)}).outputs["B"], a)
 
 
 def test_per_thread_code_of_a_warp_group_runs():

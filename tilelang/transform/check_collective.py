@@ -36,8 +36,8 @@ BLOCK_BARRIERS = ("sync_threads", "syncthreads_count", "syncthreads_and", "synct
 
 @pass_(needs=TILE)
 def check_collective(func: Func, cx: PassContext) -> Func:
-    """Refuse tile operations and parallel loops under T.ws, or another condition or loop bound that differs between
-    the threads of a block.
+    """Refuse tile operations and parallel loops under a condition or loop bound that differs between the threads of a
+    block, T.ws with groups that follow each other apart.
 
     Their lowering deals out the work to all threads of the block, so the threads that do not come by would leave their
     part undone, and those that wait at a barrier of the block would wait for ever.  Operations on private arrays are

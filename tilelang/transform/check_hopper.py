@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import EMPTY, Alloc, Evaluate, Expr, Func, Launch, Node, binary, const, logical, replace, rewrite, walk
+from tilelang.ir import (EMPTY, Alloc, Evaluate, Expr, Func, If, Launch, Node, Parallel, TileOp, binary, const, logical,
+                         replace, rewrite, walk)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.target.cluster import cluster_of
@@ -34,8 +35,8 @@ _SM90A = {"wgmma_wait": "T.wait_wgmma", "wgmma_fence": "T.warpgroup_arrive", "wg
 
 @pass_(needs=TILE)
 def check_hopper(func: Func, cx: PassContext) -> Func:
-    """Refuse what the target has no instruction for.  Elsewhere than on sm_90 and later T.ws tests thread numbers, and
-    T.pdl_trigger and T.pdl_sync do nothing: launches follow each other.
+    """Refuse what the target has no instruction for.  Elsewhere than on sm_90 and later T.ws tests thread numbers where no
+    tile operation stands in it, and T.pdl_trigger and T.pdl_sync do nothing: launches follow each other.
 
     Without a target (the tile interpreter) nothing is refused.
     """
@@ -50,7 +51,7 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
                 suffix = "a" if new or _name(n, False) else ""
                 raise error("needs-arch", f"{name} requires sm_90{suffix}{'' if suffix else ' or newer'}, got "
                             f"{target.arch or target.kind}", span=getattr(n, "span", None))
-    return func if new else rewrite(func, _elsewhere)
+    return func if new else rewrite(func, lambda n: _elsewhere(n, target.is_cuda))
 
 
 def _name(n: Node, any_: bool) -> str:
@@ -70,18 +71,26 @@ def _name(n: Node, any_: bool) -> str:
     return "T.ClusterKernel" if isinstance(n, Launch) and cluster_of(n) is not None else ""
 
 
-def _elsewhere(n: Node) -> Node | None:
-    """The Launch with thread numbers in place of in_warp_groups, and without calls of dependent launches."""
+def _elsewhere(n: Node, gpu: bool) -> Node | None:
+    """The Launch with thread numbers in place of in_warp_groups, and without calls of dependent launches.  On a GPU, warp
+    groups with tile operations of their own stay roles, as on sm_90."""
     if not isinstance(n, Launch):
         return None
     thread = linear_thread(n)
+    roles = gpu and any(_has_tiles(s) for s in walk(n.body))
 
     def visit(x: Node) -> Node | None:
         if isinstance(x, Evaluate) and x.call.op in ("pdl_trigger", "pdl_sync"):
             return EMPTY
-        return groups_test(x, thread) if isinstance(x, Call) and x.op == "in_warp_groups" else None
+        return groups_test(x, thread) if isinstance(x, Call) and x.op == "in_warp_groups" and not roles else None
 
     return replace(n, body=rewrite(n.body, visit), attrs=tuple(a for a in n.attrs if a[0] != "pdl"))
+
+
+def _has_tiles(s: Node) -> bool:
+    """Whether a statement is a branch by warp group with tile operations or parallel loops in it."""
+    return isinstance(s, If) and any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(s.cond)) and any(
+        isinstance(x, (TileOp, Parallel)) for part in (s.then, s.orelse) if part is not None for x in walk(part))
 
 
 def linear_thread(launch: Launch) -> Expr:
