@@ -3,10 +3,12 @@
 import os
 import pathlib
 
+import outcomes
 import pytest
 
 
 def pytest_addoption(parser):
+    outcomes.add_options(parser)
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected texts")
 
 
@@ -46,6 +48,7 @@ GPU_SECONDS = 120
 
 
 def pytest_collection_modifyitems(config, items):
+    outcomes.keep_marked(config, items)
     gpu = [i for i in items if i.get_closest_marker("gpu")]
     if not gpu:
         return
@@ -69,3 +72,4 @@ def pytest_configure(config):
     os.environ.setdefault("TILELANG_VERIFY", "1")  # programs are verified between all passes
     if os.environ.get("TILELANG_REQUIRE_TORCH") == "1":
         import torch  # noqa: F401 - a missing torch must fail here, not skip the interop tests
+    outcomes.configure(config)

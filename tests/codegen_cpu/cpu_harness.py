@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from completed import completed
 
 from tilelang import ops  # noqa: F401 - registers the tile ops that the text names
 from tilelang.codegen.cpu import CpuProgram, HostCpu, compile_tile
@@ -43,6 +44,7 @@ class Compiled:
         message = self.entry(*values, *(symbols[v] for v in self.program.symbols))
         if message is not None:
             raise RuntimeError(message.decode())
+        completed("cpu")
 
 
 def run_cpu(func: Func, args: Any, *, check: bool = True, host: HostCpu | None = None) -> dict[str, np.ndarray]:

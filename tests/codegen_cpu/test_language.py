@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from completed import completed
 from cpu_harness import Compiled, run_cpu
 
 import tilelang.language as T
@@ -189,12 +190,13 @@ def test_printing_as_the_language_says():
     with open(file, "w") as f:
         f.write(PRINTS.format(here=here))
     done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "PYTHONPATH": path})
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join((path, os.path.dirname(here)))})
     place = "BlockIdx=(0, 0, 0), ThreadIdx=({}, 0, 0)"
     want = [f"msg='F' {place.format(0)}: buffer=F, index={k}, dtype=float value={v}" for k, v in
             enumerate(("1.500000", "-2.000000"))]
     want += [f"msg='x' {place.format(t)}: dtype=int value=5" for t in (0, 1)]
     assert done.stdout.splitlines() == want, done.stderr
+    completed("cpu")  # in the other process
 
 
 @pytest.mark.spec("L19:extern")
