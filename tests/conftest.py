@@ -49,7 +49,8 @@ GPU_SECONDS = 120
 
 def pytest_collection_modifyitems(config, items):
     outcomes.keep_marked(config, items)
-    gpu = [i for i in items if i.get_closest_marker("gpu")]
+    everything = config.getoption("--device") == "gpu"
+    gpu = [i for i in items if everything or i.get_closest_marker("gpu")]
     if not gpu:
         return
     if not _has_gpu():

@@ -1,14 +1,16 @@
 """Outcomes of the tests that show rows of the specification: recorded once, compared in every run.
 
 Every test's executions (completed.py) travel with its report.  A run with `--record-outcomes` keeps only the tests that
-docs/spec-status.md names and writes what they did to tests/spec/outcomes.json (`-m gpu`: outcomes_gpu.json, with the device
-and the date).  Any other run compares: a marked test that did something else than recorded fails the run.
+docs/spec-status.md names and writes what they did to tests/spec/outcomes.json.  Any other run compares: a marked test that
+did something else than recorded fails the run.  `--device=gpu -m "not slow" --record-outcomes` runs the tests of a GPU, and
+with a GPU in its place those that use the device simulator; what it launched goes to outcomes_gpu.json, with device and date.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import os
 import pathlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,7 +120,7 @@ class Book:
     def __init__(self, config: Any) -> None:
         self.config = config
         self.recording = bool(config.getoption("--record-outcomes"))
-        self.on_gpu = "gpu" in config.getoption("-m").replace("not gpu", "")
+        self.on_gpu = config.getoption("--device") == "gpu"
         self.found: dict[tuple[str, str], str] = {}
         self.marked: set[str] = set()
         self.failed: set[str] = set()
@@ -142,11 +144,13 @@ class Book:
         file = FILES["gpu" if self.on_gpu else "cpu"]
         stored = read(file)
         if self.recording:
+            if self.on_gpu:
+                self.found = {k: "gpu" for k, done in self.found.items() if "gpu" in done.split()}
             self.said = record(file, stored, {k: v for k, v in self.found.items() if k[0] in self.marked},
                                self.failed & self.marked, self.on_gpu)
             return
-        if self.on_gpu:
-            return  # not everybody has this device
+        if self.config.getoption("--device"):
+            return  # other executions than recorded
         from tilelang.runtime import nvrtc
 
         assembles = nvrtc.available()
@@ -197,11 +201,14 @@ def _device() -> str:
 
 def add_options(parser: Any) -> None:
     parser.addoption("--record-outcomes", action="store_true",
-                     help="run the tests that docs/spec-status.md names and renew tests/spec/outcomes.json")
+                     help="run the tests that name rows of the specification and renew tests/spec/outcomes.json")
+    parser.addoption("--device", choices=("gpu", "text"), default="",
+                     help="tests on the device simulator: a GPU in its place (gpu), or assemble the text too (text)")
 
 
 def configure(config: Any) -> None:
     """Register what this process does: run tests, see their reports, or both."""
+    os.environ["TILELANG_TEST_DEVICE"] = config.getoption("--device")
     worker = hasattr(config, "workerinput")
     controller = not worker and bool(getattr(config.option, "numprocesses", None))
     if not controller and not config.option.collectonly:
@@ -212,8 +219,16 @@ def configure(config: Any) -> None:
 
 
 def keep_marked(config: Any, items: list[Any]) -> None:
-    """With --record-outcomes: leave out the tests that name no row."""
+    """With --record-outcomes: leave out the tests that name no row; of a GPU, those that would not use it."""
     if not config.getoption("--record-outcomes"):
         return
-    config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("spec") is None])
-    items[:] = [i for i in items if i.get_closest_marker("spec") is not None]
+    recorded = read(FILES["cpu"]) if config.getoption("--device") == "gpu" else None
+
+    def wanted(item: Any) -> bool:
+        if item.get_closest_marker("spec") is None:
+            return False
+        return recorded is None or item.get_closest_marker("gpu") is not None or \
+            "simulator" in recorded.of(split(item.nodeid)[0])
+
+    config.hook.pytest_deselected(items=[i for i in items if not wanted(i)])
+    items[:] = [i for i in items if wanted(i)]

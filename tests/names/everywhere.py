@@ -1,7 +1,11 @@
-"""Runs one program on every execution this machine has; prints and assembles it for a GPU."""
+"""Runs one program on every execution this machine has; prints and assembles it for a GPU.
+
+`pytest --device=gpu` puts the GPU where the device simulator stands, `--device=text` assembles each program beside it.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -19,14 +23,27 @@ EXECUTIONS = {"tile": ("cpu", "tile"), "simulator": (SM80, "simulator"), "cpu": 
 WITH_HOPPER = {**EXECUTIONS, "sm_90a": (SM90A, "simulator")}  # Hopper's schedules beside the older device's
 
 
-def run(program: Any, *args: Any, on: str) -> list[np.ndarray]:
-    """The tensors of a program after one call, in parameter order.  Parameters not given start as zeros."""
+def device_of(backend: Any) -> str:
+    """What `--device` asks for in place of the device simulator or beside it: "gpu", "text" or ""."""
+    return os.environ.get("TILELANG_TEST_DEVICE", "") if backend == "simulator" else ""
+
+
+def run(program: Any, *args: Any, on: str, simulated: bool = False) -> list[np.ndarray]:
+    """The tensors of a program after one call, in parameter order.  Parameters not given start as zeros.
+
+    simulated: `--device` changes nothing (a trap or an address of this machine ends all further work on a GPU).
+    """
     func = program.func
     full: list[Any] = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
     for p in func.params[len(full):]:
         b = func.buffer_of(p)
         full.append(np.zeros(tuple(int(d) for d in b.shape), numpy_dtype(b.dtype)))
     target, backend = WITH_HOPPER[on]
+    device = "" if simulated else device_of(backend)
+    if device == "gpu":
+        return on_gpu(program, *full)
+    if device == "text":
+        tilelang.compile(program, target=target)
     tilelang.compile(program, target=target, execution_backend=backend)(*full)
     return [a for a in full if isinstance(a, np.ndarray)]
 
@@ -44,27 +61,34 @@ def everywhere(program: Any, *args: Any, on: Any = EXECUTIONS) -> list[np.ndarra
 def on_gpu(program, *args):
     """The arrays after one call on the GPU, in parameter order; tensors not given start as zeros.
 
-    Tensors travel as bytes, so that every element type does.
+    Tensors travel as bytes, so that every element type does, and keep their strides.
     """
     import torch
 
-    func = program.func
+    func = getattr(program, "func", program)
     full = list(args)
     for p in func.params[len(full):]:
         b = func.buffer_of(p)
         full.append(np.zeros(tuple(int(d) for d in b.shape), numpy_dtype(b.dtype)))
-    sent = []
+    sent, back = [], []
     for p, a in zip(func.params, full):
-        if isinstance(a, np.ndarray):
-            b, a = func.buffer_of(p), np.ascontiguousarray(a)
-            raw = torch.from_numpy(a.reshape(-1).view(np.uint8).copy()).cuda()
-            sent.append(raw.view(b.dtype.as_torch()).reshape(a.shape))
-        else:
+        if not isinstance(a, np.ndarray):
             sent.append(a)
+            continue
+        raw = torch.from_numpy(_bytes_of(a)).cuda()
+        steps = tuple(s // a.itemsize for s in a.strides)
+        sent.append(raw.view(func.buffer_of(p).dtype.as_torch()).as_strided(a.shape, steps))
+        back.append((raw, a))
     tilelang.compile(program, target="cuda")(*sent)
     torch.cuda.synchronize()
-    return [t.reshape(-1).view(torch.uint8).cpu().numpy().view(a.dtype).reshape(a.shape)
-            for t, a in zip(sent, full) if isinstance(a, np.ndarray)]
+    return [np.ndarray(a.shape, a.dtype, raw.cpu().numpy(), 0, a.strides) for raw, a in back]
+
+
+def _bytes_of(a: np.ndarray) -> np.ndarray:
+    """A copy of the memory an array spans from its first element on (strides that are not negative)."""
+    span = a.itemsize + sum((n - 1) * s for n, s in zip(a.shape, a.strides)) if a.size else 0
+    whole = a.reshape(a.shape or (1,)).view(f"V{a.itemsize}")  # NumPy knows the strides of its own types alone
+    return np.lib.stride_tricks.as_strided(whole, (span // a.itemsize,), (a.itemsize,)).copy().view(np.uint8)
 
 
 def cuda_text(program: Any, arch: str = "sm_80", assemble: bool = True) -> str:
