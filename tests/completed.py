@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 from typing import Any
 
 # tile: the tile meaning ended.  simulator: a lowered program ended on the device simulator.  cpu: native code returned.
@@ -60,11 +61,19 @@ def _replace(module: Any, name: str, make: Any) -> None:
     original = getattr(module, name)
     if getattr(original, "_completed", False):
         return
-    changed = functools.wraps(original)(make(original))
-    changed._completed = True
+    changed = _as_of(module, original, make)
     for m in list(sys.modules.values()):
         if getattr(m, "__name__", "").startswith("tilelang") and vars(m).get(name) is original:
             setattr(m, name, changed)
+
+
+def _as_of(module: Any, original: Any, make: Any) -> Any:
+    """make(original) as if the module defined it: errors look for the user's line by the names of frames' modules."""
+    made = make(original)
+    scope = {"__name__": module.__name__, "__builtins__": __builtins__, "_done": _done, "sys": sys}
+    changed = functools.wraps(original)(types.FunctionType(made.__code__, scope, made.__name__, None, made.__closure__))
+    changed._completed = True
+    return changed
 
 
 def _counted(execution: str, own: bool = True) -> Any:
@@ -105,12 +114,14 @@ def _sources(original: Any) -> Any:
 
 def _entries(original: Any) -> Any:
     """load: calls of native code that return."""
+    def watched(call: Any, execution: str) -> Any:
+        return call and _as_of(sys.modules["tilelang.jit.loading"], call, _counted(execution))
+
     def load(artifact: Any, *args: Any) -> Any:
         entry = original(artifact, *args)
         where = {"cpu": "cpu", "cuda": "gpu"}.get(artifact.kind)
         if where is not None:
-            entry.call = _counted(where)(entry.call)
-            entry.full = entry.full and _counted(where)(entry.full)
+            entry.call, entry.full = watched(entry.call, where), watched(entry.full, where)
         return entry
 
     return load
@@ -138,8 +149,7 @@ def install() -> None:
     _replace(tilelang.jit.loading, "load", _entries)
     function = tilelang.runtime.cuda_driver.Function
     if not hasattr(function.launch, "_completed"):
-        function.launch = functools.wraps(function.launch)(_counted("gpu")(function.launch))
-        function.launch._completed = True
+        function.launch = _as_of(tilelang.runtime.cuda_driver, function.launch, _counted("gpu"))
     context = type(pytest.raises(Exception))
     if not hasattr(context.__exit__, "_completed"):
         leave = context.__exit__

@@ -34,6 +34,14 @@ def test_an_execution_is_seen_each_time_it_ends(execution):
         assert completed.taken() == (execution,)
 
 
+def test_errors_point_at_the_user_and_not_at_the_watcher():
+    for use in (lambda: tilelang.compile(twice, target="cpu")(np.zeros(8, np.int32)),
+                lambda: tilelang.compile(twice, execution_backend="no such")):
+        with pytest.raises(Exception) as e:
+            use()
+        assert "completed.py" not in str(e.value)
+
+
 def test_text_is_seen_as_printed_or_assembled():
     completed.begin()
     cuda_text(twice, assemble=False)
