@@ -84,6 +84,15 @@ def error(kind: str, message: str, *, expected: str = "", found: str = "", span:
                                 notes=notes, hint=hint or k.hint, label=label)
 
 
+def facts(err: BaseException, expected: str, found: str) -> Any:
+    """A builtin exception with what was expected and found: `raise facts(TypeError("..."), "an integer", str(dt))`.
+
+    For rooms that know no place: the frontend tells it as an error of a kind, at the user's line.
+    """
+    err.facts = (expected, found)  # type: ignore[attr-defined]
+    return err
+
+
 def positions(code: CodeType, lasti: int) -> tuple[int, int, int, int] | None:
     """(line, end line, column, end column) of an instruction, where this Python keeps them (3.11 and later)."""
     if not hasattr(code, "co_positions") or lasti < 0:

@@ -18,9 +18,11 @@ from .capture import get_autotune_inputs, set_autotune_inputs
 from .param import AutotuneResult, CompileArgs, ProfileArgs
 from .tuner import tune
 
-register("tune-keys", ValueError, "a tuning configuration names something that is no parameter")
-register("tune-not-jit", AssertionError, "@tilelang.autotune is put on something that is not a @tilelang.jit function")
-register("tune-closure", AssertionError, "a function to be tuned holds a value that cannot be part of a cache key")
+register("tune-keys", ValueError, "a tuning configuration names something that is no parameter", expected="names of parameters")
+register("tune-not-jit", AssertionError, "@tilelang.autotune is put on something that is not a @tilelang.jit function",
+         expected="a @tilelang.jit function")
+register("tune-closure", AssertionError, "a function to be tuned holds a value that cannot be part of a cache key",
+         expected="an int, float, str, bool or None")
 
 RESERVED = "pass_configs"
 
@@ -86,6 +88,8 @@ class AutoTuneImpl:
         unused = sorted({k for c in configs for k in c} - known)
         if unused:
             raise error("tune-keys", f"Unused keys in config: {', '.join(unused)}",
+                        expected=f"parameters among {', '.join(self.jit_impl.signature.parameters)}",
+                        found=f"{', '.join(unused)}",
                         hint=f"the parameters are {', '.join(self.jit_impl.signature.parameters)}")
         return configs
 
@@ -121,7 +125,8 @@ def closure_text(fn: Any, strict: bool = True) -> str:
         value = cell.cell_contents
         if strict and not isinstance(value, (int, float, str, bool, type(None))):
             raise error("tune-closure", f"`{name}` of type {type(value).__name__} in the closure of "
-                        f"`{fn.__name__}` is not serializable", hint="pass it as a parameter")
+                        f"`{fn.__name__}` is not serializable",
+                        found=f"{type(value).__name__} `{name}`", hint="pass it as a parameter")
         out.append(f"{name}={freeze(value)!r}" if strict else f"{name}={value!r}")
     return ";".join(out)
 
@@ -144,7 +149,8 @@ def autotune(*, configs: Any, warmup: int = 25, rep: int = 100, timeout: float =
     def wrap(impl: Any) -> AutoTuneImpl:
         if not isinstance(impl, JITImpl):
             raise error("tune-not-jit", "The @autotune decorator can only be applied to @tilelang.jit functions, "
-                        f"found {type(impl).__name__}", hint="put @tilelang.autotune(...) above @tilelang.jit")
+                        f"found {type(impl).__name__}",
+                        found=str(type(impl).__name__), hint="put @tilelang.autotune(...) above @tilelang.jit")
         return AutoTuneImpl(impl, configs, profile, early_stop, early_stop_factor, do_not_specialize)
 
     return wrap

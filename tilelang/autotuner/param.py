@@ -12,7 +12,8 @@ from tilelang.errors import error, register
 from tilelang.jit import JITKernel, compile
 from tilelang.jit.supply import TensorSupplyType
 
-register("tune-result", ValueError, "a folder does not hold a tuning result")
+register("tune-result", ValueError, "a folder does not hold a tuning result",
+         expected="a folder written by AutotuneResult.save_to_disk")
 
 BEST_CONFIG_PATH = "best_config.json"
 FUNCTION_PATH = "function.pkl"
@@ -120,6 +121,7 @@ class AutotuneResult:
             text = (folder / KERNEL_PY_PATH).read_text()
         except (OSError, ValueError) as e:
             raise error("tune-result", f"{folder} holds no tuning result: {e}",
+                        found=str(e),
                     hint="give a folder written by AutotuneResult.save_to_disk") from None
         from tilelang.ir.parser import parse
 

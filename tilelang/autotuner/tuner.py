@@ -24,10 +24,13 @@ from tilelang.runtime.cpus import usable_cpus
 from .capture import get_autotune_inputs
 from .param import AutotuneResult, ProfileArgs
 
-register("tune-empty", ValueError, "there is no configuration to tune")
-register("tune-failed", RuntimeError, "no configuration of the tuner compiled, ran and passed its check")
-register("tune-inputs", ValueError, "inputs for measuring candidates cannot be made")
-register("tune-factor", ValueError, "early_stop_factor is below 1")
+register("tune-empty", ValueError, "there is no configuration to tune", expected="at least one configuration",
+         found="an empty list")
+register("tune-failed", RuntimeError, "no configuration of the tuner compiled, ran and passed its check",
+         expected="one configuration that compiles, runs and passes its check")
+register("tune-inputs", ValueError, "inputs for measuring candidates cannot be made",
+         expected="inputs for every scalar parameter")
+register("tune-factor", ValueError, "early_stop_factor is below 1", expected="a factor of at least 1")
 
 disk = DiskCache("autotuner")
 
@@ -81,6 +84,7 @@ class Measurement:
             return self.made
         if any(p.is_scalar() for p in params):
             raise error("tune-inputs", "a kernel with scalar parameters needs inputs to be tuned on",
+                        found=f"{sum(p.is_scalar() for p in params)} scalar parameters and no inputs",
                         hint="give them: with set_autotune_inputs(a, b, n): …")
         supply = get_tensor_supply(self.profile.supply_type, device_of(kernel), seed=0)
         self.made = [supply(p) for p in params]
@@ -144,6 +148,7 @@ def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any
                     hint="give at least one dict of parameters")
     if early_stop_factor < 1:
         raise error("tune-factor", f"early_stop_factor must be at least 1, found {early_stop_factor}",
+                    found=str(early_stop_factor),
                     hint="2.0 drops candidates twice as slow as the best")
     captured = get_autotune_inputs()  # of this thread: candidates run in others
     inputs = captured if captured is not None else inputs
@@ -199,7 +204,8 @@ def _best(configs: list[dict[str, Any]], compile_one: Callable[[dict[str, Any]],
                                   kernel.prim_func, kernel)
     if best is None or best.kernel is None:
         raise error("tune-failed", "Auto-tuning failed: No configuration successfully compiled and passed "
-                    "benchmarking/validation.", notes=[(None, f"{c}: {w}") for c, w in list(failures.items())[:5]],
+                    "benchmarking/validation.",
+                    found=f"{len(failures)} that failed", notes=[(None, f"{c}: {w}") for c, w in list(failures.items())[:5]],
                     hint="compile one configuration by itself to see its error in full")
     best.failures = failures
     best.kernel.update_tuner_result(best.latency or 0.0, best.config or {}, best.ref_latency)

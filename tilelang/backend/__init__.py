@@ -39,7 +39,8 @@ def get_backend(name: str) -> BackendModule:
     targets = tuple(kind for kind, names in BACKENDS.items() if name in names)
     if not targets:
         raise error("backend-name", f"Invalid execution backend '{name}'. Allowed: {', '.join(list_backends())}. "
-                    "Tip: use execution_backend='auto'.", hint="leave execution_backend out")
+                    "Tip: use execution_backend='auto'.",
+                    expected=f"one of {', '.join(list_backends())}", found=repr(name), hint="leave execution_backend out")
     return BackendModule(name, targets)
 
 
@@ -52,7 +53,9 @@ def create_backend_context(target: Any = None, target_host: Any = None, backend:
 def register_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
     """Not available: execution backends are part of the package."""
     raise error("not-available", "an execution backend of one's own is not available: a kernel runs by "
-                f"{', '.join(list_backends())}", hint="tilelang.lower gives the generated source to run by other means")
+                f"{', '.join(list_backends())}",
+                found="an execution backend of one's own",
+                hint="tilelang.lower gives the generated source to run by other means")
 
 
 __all__ = ["BackendContext", "BackendModule", "create_backend_context", "determine_target", "get_backend", "list_backends",

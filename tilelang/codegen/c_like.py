@@ -56,7 +56,8 @@ from tilelang.ir import (
 from tilelang.target import INTRINSICS
 from tilelang.target.intrinsics import PURE, READS
 
-register("codegen-unsupported", NotImplementedError, "the target's code generator has no form for this construct yet")
+register("codegen-unsupported", NotImplementedError, "the target's code generator has no form for this construct yet",
+         expected="a construct that the target's code generator has a form for")
 
 _OWN_FUNCTION = "write it another way, or call a function of your own through T.import_source and T.call_extern"
 # C precedence; a higher number binds tighter.
@@ -187,7 +188,7 @@ class CLikePrinter:
 
     def unsupported(self, what: str, n: Node | None, hint: str = "", span: Span | None = None) -> Exception:
         """The error for a construct without a form on this target, at the node's place or the span."""
-        return error("codegen-unsupported", f"{what} is not supported by this target's code generator",
+        return error("codegen-unsupported", f"{what} is not supported by this target's code generator", found=what,
                      span=span or getattr(n, "span", None), hint=hint or _OWN_FUNCTION)
 
     # ---- statements -------------------------------------------------------------------------------------------------

@@ -73,7 +73,8 @@ def normalize_cutedsl_target(target: Any) -> Any:
     """None for targets of other kinds.  Raises NotImplementedError for cutedsl, which is not available."""
     kind = target.get("kind") if isinstance(target, dict) else str(target)
     if str(kind).split(" ")[0] == "cutedsl":
-        raise error("not-available", "the cutedsl target is not available", hint='compile for target="cuda"')
+        raise error("not-available", "the cutedsl target is not available",
+                    found="the target cutedsl", hint='compile for target="cuda"')
     return None
 
 

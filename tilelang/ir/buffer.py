@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from tilelang.errors import facts
 from .build import convert
 from .dtype import dtype
 from .expr import Expr, Load, Var, as_dim, is_const
@@ -105,10 +106,12 @@ class Buffer(Node):
         return Buffer.subscript(self, key)
 
     def __iter__(self) -> Iterator[Any]:
-        raise TypeError(f"Buffer {self.name} cannot be iterated: loop over its indices")
+        raise facts(TypeError(f"Buffer {self.name} cannot be iterated: loop over its indices"),
+                    "a loop over its indices", f"the buffer `{self.name}`")
 
     def __bool__(self) -> bool:
-        raise TypeError(f"Buffer {self.name} has no truth value: compare an element of it")
+        raise facts(TypeError(f"Buffer {self.name} has no truth value: compare an element of it"),
+                    "an element of it", f"the buffer `{self.name}`")
 
 
 @node

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.errors import facts
 from . import expr
 from .dtype import dtype, int_range, promote
 from .expr import (BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, Binary, Broadcast, Call, Cast, Const, Expr, Select,
@@ -26,11 +27,12 @@ def const(value: Any, dt: Any = None) -> Const:
             return TRUE if value else FALSE
         if isinstance(value, int):
             if not -(2**63) <= value < 2**63:
-                raise OverflowError(f"integer literal {value} does not fit int64")
+                raise facts(OverflowError(f"integer literal {value} does not fit int64"),
+                            "an integer of at most 64 bits", str(value))
             return Const(value, I32 if -(2**31) <= value < 2**31 else I64)
         if isinstance(value, float):
             return Const(value, F32)
-        raise TypeError(f"no literal for {type(value).__name__}")
+        raise facts(TypeError(f"no literal for {type(value).__name__}"), "a bool, int or float", f"a {type(value).__name__}")
     dt = dtype(dt)
     if dt.is_bool:
         return TRUE if value else FALSE
@@ -38,14 +40,14 @@ def const(value: Any, dt: Any = None) -> Const:
         value = float(value)
         limit = float_max(dt.base)
         if math.isfinite(value) and abs(value) > limit:
-            raise ValueError(f"literal value {value} exceeds maximum of {dt}")
+            raise facts(ValueError(f"literal value {value} exceeds maximum of {dt}"), f"at most {limit:g}", str(value))
         return Const(value, dt)
     if dt.is_handle:
         return Const(int(value), dt)
     value = int(value)
     low, high = int_range(dt)
     if not low <= value <= high:
-        raise ValueError(f"literal value {value} is outside {dt} [{low}, {high}]")
+        raise facts(ValueError(f"literal value {value} is outside {dt} [{low}, {high}]"), f"{low} to {high}", str(value))
     return Const(value, dt)
 
 
@@ -71,7 +73,8 @@ def convert(value: Any, dt: Any = None) -> Expr:
     as_expr = getattr(value, "__tilelang_expr__", None)  # alloc_var names, element aliases of the frontend
     if as_expr is not None:
         return convert(as_expr(), dt)
-    raise TypeError(f"a {type(value).__name__} cannot be used as a value of a kernel expression")
+    raise facts(TypeError(f"a {type(value).__name__} cannot be used as a value of a kernel expression"),
+                "a number, an expression or an element", f"a {type(value).__name__}")
 
 
 def cast(value: Any, dt: Any) -> Expr:
@@ -81,12 +84,14 @@ def cast(value: Any, dt: Any) -> Expr:
     if value.dtype == dt:
         return value
     if isinstance(value, StringConst):
-        raise TypeError(f"the string {value.value!r} cannot be used as a {dt}")
+        raise facts(TypeError(f"the string {value.value!r} cannot be used as a {dt}"),
+                    "a number or an expression", repr(value.value))
     if dt.lanes > 1 and value.dtype.lanes == 1:
         inner = cast(value, dt.scalar)
         return Broadcast(inner, dt.lanes, dt)
     if value.dtype.lanes != dt.lanes:
-        raise TypeError(f"Cannot match type {value.dtype} vs {dt}: lane counts differ")
+        raise facts(TypeError(f"Cannot match type {value.dtype} vs {dt}: lane counts differ"),
+                    f"{dt.lanes} lanes, or one", str(value.dtype))
     if isinstance(value, Const) and not value.dtype.is_handle and not dt.is_handle:
         if dt.is_int and value.dtype.is_int:
             low, high = int_range(dt)
@@ -172,7 +177,7 @@ def binary(op: str, a: Any, b: Any, span: Span | None = None) -> Expr:
         a, b = match(a, b)
     dt = a.dtype
     if op in ("floordiv", "floormod", "truncdiv", "truncmod", "shl", "shr", "bitand", "bitor", "bitxor") and dt.is_float:
-        raise TypeError(f"`{op}` needs integer operands, found {dt}")
+        raise facts(TypeError(f"`{op}` needs integer operands, found {dt}"), "integers", str(dt))
     if dt.is_bool and op in _BOOL_ARITHMETIC:  # in one bit: targets differ in what 1 + 1 is
         op = _BOOL_ARITHMETIC[op]
     elif dt.is_bool and op in ("shl", "shr", "floordiv", "floormod", "truncdiv", "truncmod"):
@@ -215,8 +220,9 @@ def true_div(a: Any, b: Any) -> Expr:
         return Binary("div", a, b, a.dtype)
     if a.dtype.is_unsigned:
         return binary("truncdiv", a, b)
-    raise RuntimeError("TVM supports multiple types of integer divisions: `/` of two integers is ambiguous, use "
-                       "`//` (floor) or T.truncdiv, or cast to a float type first")
+    raise facts(RuntimeError("TVM supports multiple types of integer divisions: `/` of two integers is ambiguous, use "
+                             "`//` (floor) or T.truncdiv, or cast to a float type first"),
+                "float operands, or `//`", "two integers")
 
 
 def equality(op: str, a: Any, b: Any) -> Any:
@@ -265,11 +271,11 @@ def unary(op: str, a: Any) -> Expr:
         return Unary("not", a, a.dtype)
     if op == "neg":
         if a.dtype.is_unsigned or a.dtype.is_bool:
-            raise TypeError(f"unary minus is not defined on {a.dtype}")
+            raise facts(TypeError(f"unary minus is not defined on {a.dtype}"), "a signed type", str(a.dtype))
         if isinstance(a, Const) and (a.dtype.is_float or -a.value <= int_range(a.dtype)[1]):
             return Const(-a.value, a.dtype)
     if op == "bitnot" and not a.dtype.is_int:
-        raise TypeError(f"`~` needs an integer or bool, found {a.dtype}")
+        raise facts(TypeError(f"`~` needs an integer or bool, found {a.dtype}"), "an integer or bool", str(a.dtype))
     return Unary(op, a, a.dtype)
 
 
@@ -292,14 +298,15 @@ def construct(dt: dtype, values: tuple[Any, ...]) -> Expr:
     if not values:
         return Var("v", dt)
     if any(isinstance(v, str) for v in values):
-        raise TypeError(f"{dt}() takes numbers or expressions, not strings")
+        raise facts(TypeError(f"{dt}() takes numbers or expressions, not strings"), "numbers or expressions", "a string")
     if dt.lanes > 1 and len(values) > 1:
         if len(values) != dt.lanes:
-            raise TypeError(f"{dt}() takes 1 or {dt.lanes} values, found {len(values)}")
+            raise facts(TypeError(f"{dt}() takes 1 or {dt.lanes} values, found {len(values)}"),
+                        f"1 or {dt.lanes} values", str(len(values)))
         lanes = tuple(cast(convert(v), dt.scalar) for v in values)
         return Shuffle(lanes, tuple(range(dt.lanes)), dt)
     if len(values) != 1:
-        raise TypeError(f"{dt}() takes at most one value, found {len(values)}")
+        raise facts(TypeError(f"{dt}() takes at most one value, found {len(values)}"), "at most one value", str(len(values)))
     v = values[0]
     if isinstance(v, Expr):
         return cast(v, dt)
@@ -310,7 +317,8 @@ def construct(dt: dtype, values: tuple[Any, ...]) -> Expr:
         return inner if dt.lanes == 1 else Broadcast(inner, dt.lanes, dt)
     if getattr(v, "__tilelang_expr__", None) is not None:
         return cast(convert(v), dt)
-    raise TypeError(f"{dt}() takes a number or an expression, found {type(v).__name__}")
+    raise facts(TypeError(f"{dt}() takes a number or an expression, found {type(v).__name__}"),
+                "a number or an expression", f"a {type(v).__name__}")
 
 
 def fresh(name: str, dt: Any = "int32") -> Var:

@@ -7,6 +7,8 @@ from functools import cache
 
 import numpy as np
 
+from tilelang.errors import facts
+
 _ALIASES = {
     "double": "float64", "float": "float32", "int": "int32", "long": "int64", "short": "int16",
     "uint": "uint32", "ulong": "uint64",
@@ -42,7 +44,7 @@ def canonical_name(name: str) -> str:
     """The canonical spelling of a dtype string.  Raises ValueError for unknown names."""
     name = _ALIASES.get(name, name)
     if _split(name) is None:
-        raise ValueError(f"unknown dtype {name!r}")
+        raise facts(ValueError(f"unknown dtype {name!r}"), "the name of an element type", repr(name))
     return name
 
 
@@ -180,7 +182,8 @@ def _name_of(spec: object) -> str:
     if text.startswith("torch."):
         name = text[len("torch."):]
         return "float4_e2m1fnx2" if name == "float4_e2m1fn_x2" else name
-    raise TypeError(f"Invalid DataType {spec!r} (expected a dtype, its name, or a Python, numpy or torch type)")
+    raise facts(TypeError(f"Invalid DataType {spec!r} (expected a dtype, its name, or a Python, numpy or torch type)"),
+                "a dtype, its name, or a Python, numpy or torch type", repr(spec))
 
 
 def numpy_dtype(dt: str) -> np.dtype:
@@ -211,18 +214,19 @@ def promote(a: dtype, b: dtype) -> dtype:
         return a
     if a.lanes != b.lanes:
         if a.lanes != 1 and b.lanes != 1:
-            raise TypeError(f"Cannot match type {a} vs {b}: lane counts differ")
+            raise facts(TypeError(f"Cannot match type {a} vs {b}: lane counts differ"), "as many lanes, or one", f"{a} and {b}")
         return promote(a.scalar, b.scalar).with_lanes(max(a.lanes, b.lanes))
     if a.lanes > 1:
         return promote(a.scalar, b.scalar).with_lanes(a.lanes)
     if a.is_handle or b.is_handle:
-        raise TypeError(f"Cannot match type {a} vs {b}")
+        raise facts(TypeError(f"Cannot match type {a} vs {b}"), "two numbers", f"{a} and {b}")
     if a.is_float and b.is_float:
         ra, rb = _FLOAT_RANK.get(a.base, 0), _FLOAT_RANK.get(b.base, 0)
         if ra == rb:
             if {a.base, b.base} == {"tfloat32", "float32"}:
                 return dtype("float32")
-            raise TypeError(f"Cannot match type {a} vs {b}: cast one of them")
+            raise facts(TypeError(f"Cannot match type {a} vs {b}: cast one of them"),
+                        "types of which one holds the other", f"{a} and {b}")
         return a if ra > rb else b
     if a.is_float:
         return a

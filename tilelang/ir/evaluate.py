@@ -25,10 +25,11 @@ from .visitor import walk
 Value = Any  # np.ndarray | np.generic
 Closure = Callable[[Any], Value]  # of a Frame or a subclass of it
 
-register("eval-unbound", RuntimeError, "an expression uses a variable that has no value")
+register("eval-unbound", RuntimeError, "an expression uses a variable that has no value", expected="a variable with a value")
 _NO_MEANING = "only values, loads and intrinsics whose row has a meaning can be evaluated"
 
-register("eval-unsupported", NotImplementedError, "an expression has no executable meaning here")
+register("eval-unsupported", NotImplementedError, "an expression has no executable meaning here",
+         expected="an expression with an executable meaning")
 
 
 class Frame:
@@ -243,7 +244,8 @@ class ExprCompiler:
             return hit[1]
         method = _COMPILE.get(type(e))
         if method is None:
-            raise error("eval-unsupported", f"{type(e).__name__} has no value", span=e.span, hint=_NO_MEANING)
+            raise error("eval-unsupported", f"{type(e).__name__} has no value",
+                        found=f"a {type(e).__name__}", span=e.span, hint=_NO_MEANING)
         fn = method(self, e)
         self._memo[id(e)] = (e, fn)
         return fn
@@ -260,12 +262,14 @@ class ExprCompiler:
 
     def compile_load(self, e: Load) -> Closure:
         """Meaning of a Load.  The base has no memory."""
-        raise error("eval-unsupported", f"load of {e.buffer.name} where there is no memory", span=e.span,
+        raise error("eval-unsupported", f"load of {e.buffer.name} where there is no memory",
+                    expected="memory to load from", found=f"a load of `{e.buffer.name}`", span=e.span,
                     hint=_NO_MEANING)
 
     def compile_address(self, e: AddressOf) -> Closure:
         """Meaning of an address as a value."""
-        raise error("eval-unsupported", f"address of {e.buffer.name} used as a value", span=e.span, hint=_NO_MEANING)
+        raise error("eval-unsupported", f"address of {e.buffer.name} used as a value",
+                    found=f"the address of `{e.buffer.name}` as a value", span=e.span, hint=_NO_MEANING)
 
     def _meaning(self, op: str) -> Callable[..., Value] | None:
         return getattr(self.rows.get(op), "meaning", None)
@@ -276,7 +280,8 @@ class ExprCompiler:
             return self._reinterpret(e)
         fn = round_tf32 if e.op == "to_tf32" else self._meaning(e.op)
         if fn is None:
-            raise error("eval-unsupported", f"intrinsic {e.op} has no executable meaning here", span=e.span,
+            raise error("eval-unsupported", f"intrinsic {e.op} has no executable meaning here",
+                        found=f"the intrinsic {e.op}", span=e.span,
                         hint="it runs on a GPU alone: compile for a CUDA target, or write it in T.* operations")
         keywords = {k: v for k, v in e.attrs if k in getattr(self.rows.get(e.op), "attrs", ())}
         if keywords:
@@ -312,7 +317,8 @@ class ExprCompiler:
             except IndexError:
                 v = None
             if v is None:
-                raise error("eval-unbound", f"variable {name} is used before it has a value", span=span,
+                raise error("eval-unbound", f"variable {name} is used before it has a value",
+                            found=f"`{name}` without one", span=span,
                             hint="bind it before this place, or pass it as an argument")
             return v
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from tilelang.errors import facts
 from .dtype import dtype
 from .nodes import Node, node
 from .span import Span
@@ -65,21 +66,23 @@ class Expr(Node):
         return equality("ne", self, o)
 
     def __bool__(self) -> bool:
-        raise ValueError("Cannot use and / or / not operator to Expr, or an expression as a Python truth value: "
-                         "its value is known only when the kernel runs")
+        raise facts(ValueError("Cannot use and / or / not operator to Expr, or an expression as a Python truth value: "
+                               "its value is known only when the kernel runs"), "a value known while tracing", f"`{self!r}`")
 
     def __pow__(self, o: Any) -> Expr:
-        raise TypeError("`**` is not defined on expressions: use T.pow")
+        raise facts(TypeError("`**` is not defined on expressions: use T.pow"), "T.pow", "`**`")
 
     __rpow__ = __pow__
 
     def __index__(self) -> int:
-        raise TypeError(f"`{self!r}` is a run-time value, a Python integer is needed here")
+        raise facts(TypeError(f"`{self!r}` is a run-time value, a Python integer is needed here"),
+                    "a Python integer", f"`{self!r}`")
 
     __int__ = __index__
 
     def __iter__(self) -> Iterator[Any]:
-        raise TypeError(f"`{self!r}` is a run-time value and cannot be iterated")
+        raise facts(TypeError(f"`{self!r}` is a run-time value and cannot be iterated"),
+                    "a tuple, a list or a loop", f"`{self!r}`")
 
     def astype(self, dt: Any) -> Expr:
         return cast(self, dt)
@@ -123,7 +126,8 @@ class Const(Expr):
 
     def __index__(self) -> int:
         if self.dtype.is_float:
-            raise TypeError(f"{self.value} is a float constant, an integer is needed here")
+            raise facts(TypeError(f"{self.value} is a float constant, an integer is needed here"),
+                        "an integer", str(self.value))
         return int(self.value)
 
     def __int__(self) -> int:
@@ -284,12 +288,13 @@ def as_dim(d: Any) -> Any:
     if isinstance(d, Const):
         return int(d.value)
     if isinstance(d, (bool, np.bool_)) or isinstance(d, float):
-        raise TypeError(f"a shape or stride needs integers, found {d!r}")
+        raise facts(TypeError(f"a shape or stride needs integers, found {d!r}"), "integers", repr(d))
     if isinstance(d, (int, np.integer)):
         return int(d)
     if isinstance(d, Expr):
         return d
-    raise TypeError(f"a shape or stride needs integers or integer expressions, found {type(d).__name__}")
+    raise facts(TypeError(f"a shape or stride needs integers or integer expressions, found {type(d).__name__}"),
+                "integers or integer expressions", f"a {type(d).__name__}")
 
 
 def is_const(e: Any, value: Any = None) -> bool:

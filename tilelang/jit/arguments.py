@@ -25,12 +25,17 @@ class ScalarRangeError(OverflowError, ValueError, RuntimeError):
     """A scalar argument outside its type."""
 
 
-register("kernel-arity", ValueError, "a kernel is called with the wrong number of inputs")
-register("kernel-argument", RuntimeError, "an argument of a kernel does not fit its parameter")
-register("kernel-scalar", ScalarKindError, "a scalar argument is not a number of the parameter's kind")
-register("kernel-scalar-range", ScalarRangeError, "a scalar argument does not fit the parameter's type")
-register("kernel-read-only", ValueError, "a read-only array is passed for a tensor the kernel writes")
-register("kernel-keyword", TypeError, "a kernel takes its inputs by position only")
+register("kernel-arity", ValueError, "a kernel is called with the wrong number of inputs",
+         expected="one argument for each input")
+register("kernel-argument", RuntimeError, "an argument of a kernel does not fit its parameter",
+         expected="an argument that fits its parameter")
+register("kernel-scalar", ScalarKindError, "a scalar argument is not a number of the parameter's kind",
+         expected="a number of the parameter's kind")
+register("kernel-scalar-range", ScalarRangeError, "a scalar argument does not fit the parameter's type",
+         expected="a number in the range of the parameter's type")
+register("kernel-read-only", ValueError, "a read-only array is passed for a tensor the kernel writes",
+         expected="an array that can be written")
+register("kernel-keyword", TypeError, "a kernel takes its inputs by position only", expected="inputs by position")
 
 _ABOUT = re.compile(r"^kernel (?P<fn>\S+) (?P<what>input|scalar) (?P<name>\S+) ")
 _NULL = re.compile(r"^(?P<fn>\S+)\.(?P<name>\S+) is expected to have non-NULL pointer")
@@ -117,7 +122,8 @@ def _exported(a: Any, x: np.ndarray, written: Any) -> Any:
         return x
     if not x.flags.writeable and a.name in written():
         raise error("kernel-read-only", f"input {a.name} is a read-only array and the kernel writes it",
-                    hint="pass a copy: numpy.array(x)")
+                    found=f"a read-only array for `{a.name}`",
+                    notes=_declared(a), hint="pass a copy: numpy.array(x)")
     return Exported(x)
 
 
@@ -146,9 +152,11 @@ def refusing_negated(sig: Signature, run: Callable[..., Any]) -> Callable[..., A
                         never.add(x.__class__)
             else:
                 return run(*args)
-            name = next(sig.inputs[k].name for k in asked if args[k] is x)
-            raise error("kernel-argument", f"kernel {sig.name} input {name} is a view that negates what its memory holds, "
-                        f"got {describe(x)}", hint="pass x.resolve_neg()")
+            a = next(sig.inputs[k] for k in asked if args[k] is x)
+            raise error("kernel-argument", f"kernel {sig.name} input {a.name} is a view that negates what its memory holds, "
+                        f"got {describe(x)}",
+                        expected="a tensor whose memory holds its values", found=f"{describe(x)} with its negative bit set",
+                        notes=_declared(a), hint="pass x.resolve_neg()")
         return run(*args)
 
     return call
@@ -167,21 +175,46 @@ def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
     if len(args) != len(inputs):
         names = ", ".join(a.name for a in inputs)
         return error("kernel-arity", f"Kernel expected {len(inputs)} inputs, but {len(args)} are provided. "
-                     f"({sig.name}: num_args should be {len(inputs)})", hint=f"the inputs are: {names or '(none)'}")
+                     f"({sig.name}: num_args should be {len(inputs)})",
+                     expected=f"{len(inputs)} inputs: {names or 'none'}", found=str(len(args)),
+                     hint=f"the inputs are: {names or '(none)'}")
     if isinstance(e, TileLangError):
         return e
     text = str(e)
     m = _ABOUT.match(text) or _NULL.match(text)
     if m is None:
         return _unconvertible(sig, args, e)
-    kind = "kernel-argument"
+    kind, found, notes = "kernel-argument", text, _declared(None)
     for a, x in zip(inputs, args):
         if a.name == m["name"]:
-            text += f", got {describe(x)}"
+            notes = _declared(a)
+            found = describe(x)
+            text += f", got {found}"
             if isinstance(a, ScalarArg):
                 big = isinstance(x, int) and a.var.dtype.is_int  # beyond int64: tvm_ffi passes it as an object
                 kind = "kernel-scalar-range" if big or isinstance(e, ValueError) else "kernel-scalar"
-    return error(kind, text, hint=_hint(text))
+    return error(kind, text, expected=_expected(str(e)), found=found, notes=notes, hint=_hint(text))
+
+
+_WANTED = re.compile(r"(?:expected |is expected to )(?P<what>.+)$|: (?P<rule>(?:its data |it )?must be .+)$|"
+                     r"(?P<more>overlaps .+)$")
+
+
+def _expected(text: str) -> str:
+    """What a refusal of the compiled checks asks for; "" where its text does not say more than the kind."""
+    m = _WANTED.search(text)
+    if m is None:
+        return ""
+    if m["more"]:
+        return "tensors that lie apart"
+    part = re.search(r" ((?:shape|strides)\[\d+\]) ", text)
+    return f"{part[1]} = {m['what']}" if part and m["what"] else m["what"] or m["rule"]
+
+
+def _declared(a: Any) -> tuple[tuple[Any, str], ...]:
+    """Where a parameter is declared, as a note."""
+    span = getattr(a.buffer if isinstance(a, TensorArg) else getattr(a, "var", None), "span", None)
+    return () if span is None else ((span, f"`{a.name}` is declared here"),)
 
 
 def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
@@ -190,15 +223,20 @@ def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
         if not str(getattr(x, "layout", "torch.strided")).endswith("strided"):
             return error("kernel-argument", f"kernel {sig.name} input {a.name} layout mismatch, expected a dense tensor, "
                          f"got {str(x.layout).removeprefix('torch.')} {str(x.dtype).removeprefix('torch.')} tensor of "
-                         f"shape {tuple(x.shape)}", hint="pass x.to_dense()")
+                         f"shape {tuple(x.shape)}",
+                         expected="a dense tensor", found=f"a tensor of layout {str(x.layout).removeprefix('torch.')}",
+                         notes=_declared(a), hint="pass x.to_dense()")
         if getattr(x, "is_meta", False):
             return error("kernel-argument", f"kernel {sig.name} input {a.name} device_type mismatch, expected a device "
-                         f"with memory, got {describe(x)}", hint="move the tensor to the kernel's device")
+                         f"with memory, got {describe(x)}",
+                         expected="a tensor with memory", found=describe(x), notes=_declared(a),
+                         hint="move the tensor to the kernel's device")
     if isinstance(e, (BufferError, TypeError)):
         for a, x in zip(sig.inputs, args):
             if isinstance(x, np.ndarray) and not exports_itself(x):
                 return error("kernel-argument", f"kernel {sig.name} input {a.name} dtype mismatch, expected "
-                             f"{_wanted(a)}, got {describe(x)}", hint=f"({e})")
+                             f"{_wanted(a)}, got {describe(x)}",
+                             expected=str(_wanted(a)), found=describe(x), notes=_declared(a), hint=f"({e})")
     return e
 
 
@@ -231,7 +269,8 @@ def explain_cython(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
     inputs = sig.inputs
     if len(args) != len(inputs):
         return error("kernel-arity", f"Expected {len(inputs)} inputs, got {len(args)} with {len(sig.args)} inputs and "
-                     f"{len(sig.outputs)} outputs")
+                     f"{len(sig.outputs)} outputs",
+                     expected=f"{len(inputs)} inputs", found=str(len(args)))
     m = _ABOUT.match(str(e))
     if m is None:
         return explain(sig, args, e)

@@ -31,7 +31,8 @@ from .kernel import needed_symbols
 from .report import facts_of
 
 register("compile-timeout", TimeoutError, "the device compiler takes longer than TILELANG_COMPILE_TIMEOUT_SECONDS",
-         "set TILELANG_COMPILE_TIMEOUT_SECONDS to more seconds, or leave it empty")
+         "set TILELANG_COMPILE_TIMEOUT_SECONDS to more seconds, or leave it empty",
+         expected="device code within TILELANG_COMPILE_TIMEOUT_SECONDS")
 
 INTERPRETED = ("tile", "simulator")  # execution backends without binaries
 
@@ -180,7 +181,8 @@ def _within_time(work: Future[Any]) -> Any:
     try:
         return work.result(seconds)
     except FutureTimeout:
-        raise error("compile-timeout", f"the device compiler takes longer than {seconds:g} s") from None
+        raise error("compile-timeout", f"the device compiler takes longer than {seconds:g} s",
+                    found=f"no result after {seconds:g} s") from None
 
 
 def _sync_text(program: Any) -> str:

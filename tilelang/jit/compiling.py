@@ -26,8 +26,10 @@ from .failures import internal
 from .hooks import has_hook
 from .kernel import JITKernel
 
-register("compile-not-a-program", AssertionError, "tilelang.compile is given something that is not a PrimFunc")
-register("backend-name", ValueError, "an execution backend that the target does not have")
+register("compile-not-a-program", AssertionError, "tilelang.compile is given something that is not a PrimFunc",
+         expected="a PrimFunc")
+register("backend-name", ValueError, "an execution backend that the target does not have",
+         expected="an execution backend of the target")
 
 SIMULATOR = "simulator"
 BACKENDS = {"cuda": ("tvm_ffi", "nvrtc", "cython", *INTERPRETED), "cpu": ("tvm_ffi", "cython", "tile")}
@@ -56,7 +58,8 @@ def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
         name = allowed[0]
     if name not in allowed:
         raise error("backend-name", f"Invalid execution backend '{name}' for target '{resolved.kind}'. Allowed: "
-                    f"{', '.join(allowed)}. Tip: use execution_backend='auto'.", hint="leave execution_backend out"
+                    f"{', '.join(allowed)}. Tip: use execution_backend='auto'.",
+                    expected=f"one of {', '.join(allowed)}", found=repr(name), hint="leave execution_backend out"
                     if name != SIMULATOR else "the simulator runs GPU programs: target=\"cuda\", or a dict with the arch")
     return resolved, name
 
@@ -76,6 +79,7 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
     given, func = func, program_of(func)
     if func is None:
         raise error("compile-not-a-program", f"target function must be a PrimFunc but got {type(given)}",
+                    found=type(given).__name__,
                     hint="decorate the function with @T.prim_func" if callable(given) else "")
     if isinstance(out_idx, (tuple, str, float)):
         out_idx = _refuse_out_idx(out_idx)
@@ -90,7 +94,8 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
 
 
 def _refuse_out_idx(out_idx: Any) -> Any:
-    raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}", hint=OUT_IDX_HINT)
+    raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}",
+                found=repr(out_idx), hint=OUT_IDX_HINT)
 
 
 def _as_dict(config: Any) -> dict[Any, Any]:

@@ -24,10 +24,14 @@ from .eager import EagerCalls
 from .kernel import JITKernel
 from .keys import SIMPLE, freeze
 
-register("jit-out-idx", ValueError, "out_idx is given to an eager function, which returns its T.empty tensors")
-register("jit-not-a-function", TypeError, "@tilelang.jit is put on something that is not a plain function")
-register("jit-no-program", TypeError, "a lazy function returned something that is not a PrimFunc")
-register("jit-configs", ValueError, "par_compile is given configurations that are neither tuples nor dicts")
+register("jit-out-idx", ValueError, "out_idx is given to an eager function, which returns its T.empty tensors",
+         expected="out_idx with a function that returns a @T.prim_func")
+register("jit-not-a-function", TypeError, "@tilelang.jit is put on something that is not a plain function",
+         expected="a plain function")
+register("jit-no-program", TypeError, "a lazy function returned something that is not a PrimFunc",
+         expected="a @T.prim_func as the function's result")
+register("jit-configs", ValueError, "par_compile is given configurations that are neither tuples nor dicts",
+         expected="a tuple or a dict for each configuration")
 
 _SIMPLE_TYPES = frozenset(SIMPLE)
 
@@ -114,11 +118,14 @@ class JITImpl:
         if self.mode == "auto":
             if program_of(self.func) is not None or not callable(self.func):
                 raise error("jit-not-a-function", f"@tilelang.jit takes a function, found {type(self.func).__name__}",
+                            found=type(self.func).__name__,
                             hint="compile a PrimFunc with tilelang.compile(func)")
             mode = "lazy" if self._has_prim_func() or self._returns_program(args, kwargs) else "eager"
             if mode == "eager" and self.out_idx is not None:
                 raise error("jit-out-idx", "out_idx is only supported in lazy mode: an eager function returns the "
-                            "tensors it makes with T.empty", hint="remove out_idx, or return a @T.prim_func")
+                            "tensors it makes with T.empty",
+                            found=f"out_idx={self.out_idx!r} with an eager function",
+                            hint="remove out_idx, or return a @T.prim_func")
             self.mode = mode
         return self.mode
 
@@ -215,7 +222,8 @@ class JITImpl:
         out = self.factory(*bound.args, **bound.kwargs)
         if program_of(out) is None:
             raise error("jit-no-program", f"`{self.__name__}` must return a @T.prim_func, it returned "
-                        f"{type(out).__name__}", hint="end the function with `return` and the prim_func's name")
+                        f"{type(out).__name__}",
+                        found=type(out).__name__, hint="end the function with `return` and the prim_func's name")
         return out
 
     # ---- compiling --------------------------------------------------------------------------------------------------
@@ -264,7 +272,8 @@ class JITImpl:
                 jobs.append(functools.partial(self.compile, **config))
             else:
                 raise error("jit-configs", f"each configuration must be a tuple or a dict, found "
-                            f"{type(config).__name__} {config!r}", hint="write [(4,), {\"m\": 5}]")
+                            f"{type(config).__name__} {config!r}",
+                            found=f"{type(config).__name__} {config!r}", hint="write [(4,), {\"m\": 5}]")
         return run_parallel(jobs, num_workers, ignore_error)
 
 

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from .decorator import JITImpl
     from .kernel import JITKernel
 
-register("eager-inputs", ValueError, "an eager function is called with too few tensors")
-register("eager-const", ValueError, "the value of a T.const cannot be determined")
-register("eager-arguments", TypeError, "an eager function is called with arguments it does not have")
+register("eager-inputs", ValueError, "an eager function is called with too few tensors", expected="every tensor parameter")
+register("eager-const", ValueError, "the value of a T.const cannot be determined", expected="a value for every T.const")
+register("eager-arguments", TypeError, "an eager function is called with arguments it does not have",
+         expected="arguments that the function has")
 
 _MISSING: Any = object()
 
@@ -73,6 +74,7 @@ class EagerCalls:
             given = len(self.runtime) - len(missing)
             raise error("eager-inputs", f"Expected {len(self.runtime)} inputs, got {given} with {missing[0]!r} "
                         f"missing: `{self.owner.__name__}` takes {', '.join(self.runtime)}",
+                        expected=f"{', '.join(self.runtime)}", found=f"no {missing[0]}",
                         hint="pass every tensor; results made by T.empty are returned, not passed")
         kernel = self._kernel(values, consts)
         if key is not None and self._is_simple(values):
@@ -107,6 +109,7 @@ class EagerCalls:
         names = self.names
         if len(args) > len(names):
             raise error("eager-arguments", f"`{self.owner.__name__}` takes {len(names)} arguments, {len(args)} given",
+                        expected=f"at most {len(names)} arguments", found=str(len(args)),
                         hint=f"they are {', '.join(names)}")
         values = dict(zip(names, args))
         consts: dict[str, Any] = {}
@@ -115,6 +118,7 @@ class EagerCalls:
                 consts[name] = value
             elif name in values:
                 raise error("eager-arguments", f"`{self.owner.__name__}` got multiple values for argument {name!r}",
+                            expected=f"one value for `{name}`", found="two",
                             hint="give it by position or by name, not both")
             else:
                 values[name] = value
@@ -123,6 +127,7 @@ class EagerCalls:
                 values[name] = self.defaults[name]
                 if values[name] is _MISSING and self.parameters[name] == "compile_time":
                     raise error("eager-arguments", f"`{self.owner.__name__}` is missing a required argument: {name!r}",
+                                expected=f"a value for `{name}`", found="none",
                                 hint="it has no default and is needed to compile")
         return values, consts
 
@@ -141,6 +146,7 @@ class EagerCalls:
             if name not in trace.consts:
                 raise error("eager-arguments", f"`{self.owner.__name__}` got an unexpected keyword argument {name!r}: "
                             "it has neither a parameter nor a T.const of that name",
+                            expected=f"one of {', '.join([*self.names, *trace.consts])}", found=str(name),
                             hint=f"parameters: {', '.join(self.names)}; consts: {', '.join(trace.consts) or 'none'}")
         return trace
 
@@ -162,6 +168,8 @@ class EagerCalls:
                 elif not hasattr(tensor, "shape"):
                     what = f"it is {site[1]}[{site[2]}] of the tensor `{site[0]}`, found {type(tensor).__name__}"
                 raise error("eager-const", f"Cannot find value for constexpr variable `{name}`: {what}",
+                            expected=f"a tensor `{site[0]}` with {site[1]}[{site[2]}]",
+                            found=f"{'none' if tensor is _MISSING else type(tensor).__name__}",
                             hint=f"pass the tensor, or the value by keyword: {name}=…")
             out[name] = found
         return out
@@ -197,6 +205,7 @@ def _whole(name: str, value: Any) -> int:
         return int(value.__index__())
     except (AttributeError, TypeError):
         raise error("eager-const", f"T.const `{name}` needs an integer, found {value!r}",
+                    expected="an integer", found=repr(value),
                     hint="it is a dimension or stride of a tensor") from None
 
 

@@ -36,7 +36,9 @@ def export_library(path: Any, request: Request, artifact: Artifact) -> str:
         write_cuda_library(path, name, artifact.host_source, kernels, images, fingerprint(request))
     else:
         raise error("kernel-export", f"a kernel for {request.target} that was not compiled here cannot be written as a shared "
-                    "library", hint="copy the library that it was read from, or compile the program")
+                    "library",
+                    expected="a kernel that was compiled here", found="one that was read from a file",
+                    hint="copy the library that it was read from, or compile the program")
     return str(Path(path).resolve())
 
 
@@ -56,7 +58,8 @@ def saved_artifact(path: Any, request: Request, kernel_source: str, host_source:
                         {"kernels": [], "library": str(place.resolve()), "fingerprint": fingerprint(request)})
     entry = disk.read_folder(folder)
     if entry is None or folder.name != cache_key(request):
-        raise error("kernel-library", f"{folder} keeps no kernel of this program with these options by this version")
+        raise error("kernel-library", f"{folder} keeps no kernel of this program with these options by this version",
+                    found=f"{'no kernel' if entry is None else 'another kernel'} in {folder.name or folder}")
     return Artifact.from_entry(entry)
 
 

@@ -20,8 +20,10 @@ from .failures import internal
 from .outputs import OutputCall
 from .report import text_of
 
-register("kernel-no-sources", ValueError, "export_sources is asked to write nothing")
-register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that was not tuned is asked for")
+register("kernel-no-sources", ValueError, "export_sources is asked to write nothing", expected="kernel_path, host_path or both",
+         found="neither")
+register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that was not tuned is asked for",
+         expected="a kernel made by the autotuner", found="a kernel compiled without it")
 
 
 _ALIGNMENT = "tl.global_alignment"
@@ -180,6 +182,7 @@ class JITKernel:
         if kwargs or self.execution_backend != "cython":
             name = next(iter(kwargs), "stream")
             raise error("kernel-keyword", f"kernel {self.signature.name} got an unexpected keyword argument {name!r}",
+                        found=f"the keyword {name}",
                         hint="pass the inputs by position")
         if stream is None or not self.target.is_cuda:
             return self(*args)

@@ -12,7 +12,8 @@ from tilelang.errors import error, register
 from tilelang.ir import numpy_dtype
 from tilelang.runtime.signature import TensorArg
 
-register("kernel-output-device", RuntimeError, "no framework is at hand to allocate an output")
+register("kernel-output-device", RuntimeError, "no framework is at hand to allocate an output",
+         expected="a torch tensor among the inputs, or outputs that are passed", found="neither")
 
 
 class OutputCall:
@@ -122,7 +123,8 @@ def _packed_dims(a: TensorArg, dims: list[int]) -> list[int]:
     per = 8 // dt.bits
     if dims[-1] % per:
         raise error("kernel-argument", f"output {a.name} of type {dt} has a last dimension of {dims[-1]}, which does "
-                    "not fill bytes", hint=f"make it a multiple of {per}")
+                    "not fill bytes",
+                    expected=f"a multiple of {per}", found=f"{dims[-1]}", hint=f"make it a multiple of {per}")
     return [*dims[:-1], dims[-1] // per]
 
 

@@ -12,7 +12,8 @@ from .compare import is_float8_dtype, torch_assert_close
 from .supply import TensorSupplyType, get_tensor_supply
 from .timing import do_bench
 
-register("profiler-symbol", ValueError, "inputs are made and a symbolic dimension is given no value")
+register("profiler-symbol", ValueError, "inputs are made and a symbolic dimension is given no value",
+         expected="a value for every symbolic dimension")
 
 
 class Profiler:
@@ -63,6 +64,7 @@ class Profiler:
                     if v.name not in values:
                         raise error("profiler-symbol", f"Dynamic symbolic variable '{v.name}' not found in "
                                     f"constraints: {values}",
+                                    expected=f"a value for {v.name}", found=str(values),
                                     hint=f"add it: dynamic_symbolic_constraints={{\"{v.name}\": …}}")
                 d = _fold(substitute(d, {v: const(int(values[v.name]), v.dtype) for v in symbols}))
             shape.append(d)

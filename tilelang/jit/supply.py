@@ -13,7 +13,8 @@ from tilelang.errors import error, register
 from tilelang.ir import dtype, int_range, numpy_dtype
 from tilelang.runtime.params import KernelParam
 
-register("supply-shape", ValueError, "inputs are wanted for a shape that is not static")
+register("supply-shape", ValueError, "inputs are wanted for a shape that is not static",
+         expected="tensor parameters of static shape")
 
 
 class TensorSupplyType(Enum):
@@ -63,6 +64,7 @@ def static_shape(param: KernelParam) -> tuple[int, ...]:
     """The shape as ints.  Raises ValueError for symbolic dimensions."""
     if not all(isinstance(d, int) for d in param.shape):
         raise error("supply-shape", f"TensorType must have a static shape, but got {param.shape}",
+                    expected="a static shape", found=str(param.shape),
                     hint="give dynamic_symbolic_constraints={\"m\": …}, or pass input_tensors")
     return tuple(param.shape)
 
@@ -79,6 +81,7 @@ def get_tensor_supply(supply_type: TensorSupplyType = TensorSupplyType.Auto, dev
         dt = dtype(param.dtype)
         if param.is_scalar():
             raise error("supply-shape", f"a value for a scalar parameter of type {dt} cannot be made up",
+                        expected="a tensor parameter", found=f"a scalar of type {dt}",
                         hint="pass input_tensors")
         shape = static_shape(param)
         values = random_values(supply_type, dt, shape, rng)

@@ -9,8 +9,9 @@ from typing import Any
 
 from tilelang.errors import error, register
 
-register("bench-backend", ValueError, "do_bench is asked for a way of measuring it does not have")
-register("bench-device", ValueError, "do_bench is asked to measure on a device it cannot")
+register("bench-backend", ValueError, "do_bench is asked for a way of measuring it does not have",
+         expected="a way of measuring that do_bench has")
+register("bench-device", ValueError, "do_bench is asked to measure on a device it cannot", expected='"cuda" or "cpu"')
 
 RETURN_MODES = ("mean", "median", "min", "max")
 BACKENDS = ("event", "cupti", "cudagraph")
@@ -31,6 +32,7 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, _n_war
     assert return_mode in RETURN_MODES, f"return_mode must be one of {RETURN_MODES}, found {return_mode!r}"
     if backend not in BACKENDS:
         raise error("bench-backend", f"Unknown profiler backend: {backend!r}, expected one of {', '.join(BACKENDS)}",
+                    expected=f"one of {', '.join(BACKENDS)}", found=repr(backend),
                     hint="leave backend out to measure with events")
     clock = _clock_for(device, cache_size, backend)
     fn()
@@ -71,6 +73,7 @@ def _clock_for(device: Any, cache_size: int, backend: str) -> Any:
         return HostClock(cache_size)
     if kind != "cuda":
         raise error("bench-device", f"do_bench measures on CUDA devices and the CPU, found device {device!r}",
+                    found=repr(device),
                     hint="leave device out, or pass \"cuda\" or \"cpu\"")
     return EventClock(device, cache_size, backend)
 

@@ -15,7 +15,8 @@ from .tensor import dtype_of, shape_of
 def _builder(what: str) -> Builder:
     b = current()
     if b is None:
-        raise error("alloc-no-builder", f"No builder in current scope: {what} belongs into a kernel function")
+        raise error("alloc-no-builder", f"No builder in current scope: {what} belongs into a kernel function",
+                    found=f"{what} outside of one")
     return b
 
 
@@ -23,9 +24,11 @@ def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buff
     b = _builder(what)
     if scope not in SCOPES:
         raise error("alloc-scope", f"{what}: unknown memory scope {scope!r}",
+                    expected=f"one of {', '.join(SCOPES)}", found=repr(scope),
                            hint="known scopes: " + ", ".join(SCOPES))
     if b.kernel is None and scope != "global":
-        raise error("alloc-outside-kernel", f"{what} allocates {scope} memory outside T.Kernel")
+        raise error("alloc-outside-kernel", f"{what} allocates {scope} memory outside T.Kernel",
+                    found=f"{scope} memory outside of it")
     dims = shape_of(shape, what)
     buf = Buffer(b.fresh_name(prefix), dims, dt, scope, span=b.here())
     return b.allocate(buf)
@@ -42,7 +45,8 @@ def _shape_and_dtype(what: str, args: tuple[Any, ...], dtype: Any, scope: str | 
             break
         dims.append(items.pop(0))
     if len(items) > 1 or not dims or items and dtype is not None:
-        raise error("alloc-arguments", f"{what} takes (shape, dtype, scope), found {args!r}")
+        raise error("alloc-arguments", f"{what} takes (shape, dtype, scope), found {args!r}",
+                    found=repr(args))
     if items:
         dtype = items[0]
     shape = dims[0] if len(dims) == 1 else tuple(dims)
@@ -94,16 +98,20 @@ def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = "local.
         scope = rest.pop()
         if not rest and init is not _NOTHING:
             raise error("alloc-var", "T.alloc_var got a positional scope and the keyword init",
+                        found="a positional scope and the keyword init",
                                hint="write T.alloc_var(dtype, init=…)")
     if len(rest) > 1 or rest and init is not _NOTHING:
         raise error("alloc-var", f"T.alloc_var takes (dtype, init, scope), found {len(args) + 1} positional arguments"
-                           + (" and init" if init is not _NOTHING else ""))
+                           + (" and init" if init is not _NOTHING else ""),
+                    found=f"{len(args) + 1} positional arguments{'' if init is _NOTHING else ' and init'}")
     if rest:
         init = rest[0]
     if scope != "local.var":
-        raise error("alloc-var", f"T.alloc_var lives in scope 'local.var', found {scope!r}")
+        raise error("alloc-var", f"T.alloc_var lives in scope 'local.var', found {scope!r}",
+                    expected="scope 'local.var'", found=repr(scope))
     if isinstance(init, str):
-        raise error("alloc-var", f"T.alloc_var: the initial value is the string {init!r}")
+        raise error("alloc-var", f"T.alloc_var: the initial value is the string {init!r}",
+                    expected="a number or an expression", found=f"the string {init!r}")
     dt = dtype_of(dtype, "T.alloc_var")
     buf = Buffer(b.fresh_name("var"), (1,), dt, "local.var", span=b.here())
     b.allocate(buf, cast(0 if init is _NOTHING or init is None else init, dt))
@@ -125,6 +133,7 @@ def empty(*shape: Any, dtype: Any = None) -> Buffer:
         items = list(items[0])
     if not items or any(isinstance(d, (str, float, Buffer, type(None), tuple, list)) for d in items):
         raise error("empty-shape", f"T.empty takes dimensions and a dtype, found {shape!r}",
+                    found=repr(shape),
                            hint="write T.empty((m, n), dtype) or T.empty(m, n, dtype=dtype)")
     if b.kernels:
         raise error("empty-after-kernel", "T.empty must come before the first T.Kernel")

@@ -20,19 +20,23 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
     k = need_kernel("T.annotate_layout")
     for buffer, layout in dict(layouts).items():
         if not isinstance(buffer, Buffer):
-            raise error("annotation", f"T.annotate_layout takes buffers, found {describe(buffer)}")
+            raise error("annotation", f"T.annotate_layout takes buffers, found {describe(buffer)}",
+                        found=describe(buffer))
         if buffer.scope_name == "local.fragment":
             if not isinstance(layout, Fragment):
                 raise error("layout-fragment", f"`{buffer.name}` is a fragment: its layout must be a T.Fragment, found "
-                                   f"{describe(layout)}")
+                                   f"{describe(layout)}",
+                            found=describe(layout))
         elif callable(layout) and not isinstance(layout, (Layout, Fragment)):
             layout = Layout(buffer.shape, layout)
         if not isinstance(layout, (Layout, Fragment)):
             raise error("layout-annotation", f"the layout of `{buffer.name}` must be a T.Layout or a function, found "
-                               f"{describe(layout)}")
+                               f"{describe(layout)}",
+                        found=describe(layout))
         if tuple(layout.shape) != tuple(buffer.shape):
             raise error("layout-annotation", f"`{buffer.name}` has shape {tuple(buffer.shape)}, its layout "
-                               f"{tuple(layout.shape)}")
+                               f"{tuple(layout.shape)}",
+                        expected=f"a layout of shape {tuple(buffer.shape)}", found=str(tuple(layout.shape)))
         k.layouts = [(x, y) for x, y in k.layouts if x is not buffer] + [(buffer, layout)]
 
 
@@ -42,7 +46,8 @@ def annotate_safe_value(values: dict[Buffer, Any]) -> None:
     k = need_kernel("T.annotate_safe_value")
     for buffer, value in dict(values).items():
         if not isinstance(buffer, Buffer):
-            raise error("annotation", f"T.annotate_safe_value takes buffers, found {describe(buffer)}")
+            raise error("annotation", f"T.annotate_safe_value takes buffers, found {describe(buffer)}",
+                        found=describe(buffer))
         entry = (buffer, cast(convert(value), buffer.dtype))
         k.safe_values = [(x, y) for x, y in k.safe_values if x is not buffer] + [entry]
 
@@ -53,7 +58,8 @@ def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
     k = need_kernel("T.annotate_l2_hit_ratio")
     for buffer in ratios:
         if not isinstance(buffer, Buffer) or buffer.scope_name != "global":
-            raise error("l2-hint", "T.annotate_l2_hit_ratio applies to global buffers")
+            raise error("l2-hint", "T.annotate_l2_hit_ratio applies to global buffers",
+                        found=describe(buffer))
     k.attrs["l2_hit_ratio"] = tuple((x, float(r)) for x, r in ratios.items())
 
 
@@ -62,7 +68,8 @@ def annotate_restrict_buffers(*buffers: Buffer) -> None:
     b = need_builder("T.annotate_restrict_buffers")
     for x in buffers:
         if not isinstance(x, Buffer):
-            raise error("annotation", f"T.annotate_restrict_buffers takes buffers, found {describe(x)}")
+            raise error("annotation", f"T.annotate_restrict_buffers takes buffers, found {describe(x)}",
+                        found=describe(x))
     old = b.func_attrs.get("may_alias", ())
     b.func_attrs["may_alias"] = (*old, *(x.name for x in buffers if x.name not in old))
 

@@ -100,6 +100,7 @@ def _function_ast(fn: Callable[..., Any]) -> ast.FunctionDef:
     first = code.co_firstlineno
     if not lines or first > len(lines):
         raise errors.error("source-unavailable", f"the source of `{fn.__name__}` is not available",
+                           found=f"no source text for `{fn.__name__}`",
                            hint="define kernel functions in a file or a notebook cell, not through exec of a string")
     block = inspect.getblock(lines[first - 1:])
     indented = block[0][:1] in (" ", "\t")
@@ -111,7 +112,8 @@ def _function_ast(fn: Callable[..., Any]) -> ast.FunctionDef:
         body = None
     if not isinstance(body, ast.FunctionDef) or body.name != code.co_name:
         raise errors.error("source-unavailable", f"`{fn.__name__}` is not a plain function definition, or its file has "
-                           "changed since it was imported", span=Span(code.co_filename, first))
+                           "changed since it was imported",
+                           found=f"no def of `{code.co_name}` at line {first}", span=Span(code.co_filename, first))
     ast.increment_lineno(body, first - (2 if indented else 1))
     return body
 
@@ -271,9 +273,9 @@ class _Rewriter(ast.NodeTransformer):
         self.serial += 1
         return f"__{letter}{self.serial}"
 
-    def error(self, kind: str, message: str, at: ast.AST, hint: str = "") -> errors.TileLangError:
+    def error(self, kind: str, message: str, at: ast.AST, hint: str = "", *, found: str) -> errors.TileLangError:
         span = Span(self.file, *_place(at), self.node.name)
-        return errors.error(kind, message, span=span, hint=hint)
+        return errors.error(kind, message, found=found, span=span, hint=hint)
 
     def pos(self, at: ast.AST) -> ast.stmt:
         self.places.append(_place(at))
@@ -336,6 +338,7 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(t, ast.Attribute):
             raise self.error("unsupported-syntax", "assignment to an attribute is not supported in a kernel "
                                                    "function", t,
+                             found="an assignment to an attribute",
                              hint="keep mutable state in T.alloc_var and store through its name")
         if isinstance(t, ast.Starred):
             return self.assign(t.value, value, method)
@@ -349,7 +352,8 @@ class _Rewriter(ast.NodeTransformer):
             for p, e in zip(parts, t.elts):
                 out += self.assign(e, _name(p), method)
             return out
-        raise self.error("unsupported-syntax", "this assignment target is not supported in a kernel function", t)
+        raise self.error("unsupported-syntax", "this assignment target is not supported in a kernel function", t,
+                         found=f"an assignment to a {type(t).__name__}")
 
     def do_AugAssign(self, s: ast.AugAssign) -> list[ast.stmt]:
         op = _const(_AUG[type(s.op)])
@@ -361,6 +365,7 @@ class _Rewriter(ast.NodeTransformer):
             return [self.pos(s), ast.Expr(_call("augment_item", self.expr(t.value), self.key(t.slice), op,
                                                 self.expr(s.value)))]
         raise self.error("unsupported-syntax", "assignment to an attribute is not supported in a kernel function", t,
+                         found="an assignment to an attribute",
                          hint="keep mutable state in T.alloc_var and store through its name")
 
     def do_AnnAssign(self, s: ast.AnnAssign) -> list[ast.stmt]:
@@ -394,7 +399,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def do_For(self, s: ast.For) -> list[ast.stmt]:
         if s.orelse:
-            raise self.error("unsupported-syntax", "`for … else` is not supported in a kernel function", s)
+            raise self.error("unsupported-syntax", "`for … else` is not supported in a kernel function", s,
+                             found="else of a for loop")
         names = assigned_names([s.target, *s.body])
         carried = read_before_assigned(s.body) & set(assigned_names(s.body))
         it = s.iter
@@ -408,7 +414,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def do_While(self, s: ast.While) -> list[ast.stmt]:
         if s.orelse:
-            raise self.error("unsupported-syntax", "`while … else` is not supported in a kernel function", s)
+            raise self.error("unsupported-syntax", "`while … else` is not supported in a kernel function", s,
+                             found="else of a while loop")
         names = assigned_names(s.body)
         carried = read_before_assigned([s]) & set(names)
         f = self.fresh("w")
@@ -455,7 +462,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def do_FunctionDef(self, s: ast.FunctionDef) -> list[ast.stmt]:
         raise self.error("nested-function", f"name '{s.name}' is not defined: a def nested in a kernel function is not "
-                         "supported", s, hint="define it outside; T.macro functions are inlined where they are called")
+                         "supported", s,
+                         found=f"def {s.name}", hint="define it outside; T.macro functions are inlined where they are called")
 
     do_AsyncFunctionDef = do_ClassDef = do_FunctionDef  # type: ignore[assignment]
 
@@ -507,6 +515,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Yield(self, e: ast.expr) -> ast.expr:
         raise self.error("unsupported-syntax", "a kernel function cannot yield or await: its body would never run", e,
+                         found=str(type(e).__name__.lower()),
                          hint="write to an output tensor; return T.empty tensors at the end")
 
     visit_YieldFrom = visit_Await = visit_Yield  # type: ignore[assignment]

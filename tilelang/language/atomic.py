@@ -21,7 +21,8 @@ def _order(b: Builder, order: str | None) -> str:
     if order is None:
         return "relaxed"
     if order not in ORDERS:
-        raise error("atomic-order", f"unknown memory order {order!r}, expected one of {', '.join(ORDERS)}")
+        raise error("atomic-order", f"unknown memory order {order!r}, expected one of {', '.join(ORDERS)}",
+                    expected=f"one of {', '.join(ORDERS)}", found=repr(order))
     return order
 
 
@@ -35,10 +36,12 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
     order = _order(b, order)
     if not isinstance(dst, (Buffer, BufferSlice, Load)):
         raise error("atomic-operand", f"T.atomic_{kind} updates an element, region or buffer, found "
-                           f"{describe(dst)}")
+                           f"{describe(dst)}",
+                    found=describe(dst))
     if _has_extents(dst) or _has_extents(value):
         if return_prev:
-            raise error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value", hint="loop over "
+            raise error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value",
+                        found="a tile", hint="loop over "
                                                                                                            "the "
                                                                                                            "elements "
                                                                                                            "with "
@@ -69,6 +72,8 @@ def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_pre
     if use_tma:
         if return_prev or not (_has_extents(dst) or _has_extents(value)):
             raise errors.error("atomic-option", "use_tma is for tiles, without return_prev",
+                               expected="a tile, without return_prev",
+                               found=f"{'return_prev=True' if return_prev else 'an element'}",
                                span=need_builder("T.atomic_add").here())
         annotations = {**(annotations or {}), "use_tma": True}
     return _atomic("add", dst, value, memory_order, return_prev, annotations)
@@ -90,9 +95,11 @@ def atomic_or(dst: Any, value: Any, memory_order: str | None = None) -> Any:
     """dst |= value, on an integer element."""
     b = need_builder("T.atomic_or")
     if not isinstance(dst, Load) or _has_extents(value):
-        raise error("atomic-previous", "T.atomic_or works on one element")
+        raise error("atomic-previous", "T.atomic_or works on one element",
+                    found=f"{describe(dst) if not isinstance(dst, Load) else 'values of a tile'}")
     if not dst.dtype.is_int:
-        raise error("atomic-operand", f"T.atomic_or needs an integer element, found {dst.dtype}")
+        raise error("atomic-operand", f"T.atomic_or needs an integer element, found {dst.dtype}",
+                    expected="an integer element", found=str(dst.dtype))
     at = AddressOf(dst.buffer, dst.indices)
     op = call("atomic_or", (at, cast(convert(value), dst.dtype)), dst.dtype, span=b.here(),
               order=_order(b, memory_order))
@@ -103,14 +110,16 @@ def atomic_or(dst: Any, value: Any, memory_order: str | None = None) -> Any:
 def _access_order(b: Builder, name: str, order: str, allowed: tuple[str, ...]) -> str:
     if order not in allowed:
         raise error("atomic-load-order", f"{name} does not support memory_order={order!r}; expected one of "
-                           f"{list(allowed)}")
+                           f"{list(allowed)}",
+                    expected=f"one of {', '.join(allowed)}", found=repr(order))
     return order
 
 
 def _element(b: Builder, x: Any, name: str) -> Load:
     if not isinstance(x, Load):
         o = operand(x, f"the operand of T.{name}")
-        raise error("atomic-operand", f"T.{name} works on one element of `{o.buffer.name}`")
+        raise error("atomic-operand", f"T.{name} works on one element of `{o.buffer.name}`",
+                    expected="one element", found=describe(x))
     return x
 
 

@@ -49,7 +49,8 @@ class Builder(Recorder):
         if isinstance(value, Expr):
             return bool(value.value) if isinstance(value, Const) else as_bool(value)
         if isinstance(value, Buffer):
-            raise errors.error("condition", f"Buffer `{value.name}` has no truth value", span=self.span(),
+            raise errors.error("condition", f"Buffer `{value.name}` has no truth value",
+                               expected="a scalar", found=f"the buffer `{value.name}`", span=self.span(),
                                hint="compare an element of it")
         if isinstance(value, (bool, int, type(None), np.bool_)):
             return bool(value)
@@ -100,7 +101,8 @@ class Builder(Recorder):
             if not isinstance(v, (Expr, BufferSlice, *SCALARS)):
                 raise errors.error("condition", "`a if cond else b` with a run-time condition chooses between "
                                                 "scalars, found "
-                                   f"{describe(v)}", span=self.span(), hint="use an if statement")
+                                   f"{describe(v)}",
+                                   expected="scalars", found=describe(v), span=self.span(), hint="use an if statement")
         x, y = (v.vector() if isinstance(v, BufferSlice) else v for v in (x, y))
         return select(c, x, y)
 
@@ -135,7 +137,9 @@ class Builder(Recorder):
             found = item in items
         else:
             raise errors.error("condition", f"`in` of a run-time value and a {type(items).__name__}: its value is known "
-                               "only when the kernel runs", span=self.span(), hint="use a tuple or list of the values")
+                               "only when the kernel runs",
+                               expected="a tuple or list of values", found=f"a {type(items).__name__}",
+                               span=self.span(), hint="use a tuple or list of the values")
         return self.not_(found) if absent else found
 
     def _conjunction(self, a: Any, b: Any) -> Any:
@@ -204,7 +208,8 @@ class Builder(Recorder):
         if not (isinstance(it, Frame) and it.loop):
             raise errors.error("for-iterator", f"Invalid for loop: got {it!r}, type={type(it).__name__}, expected a "
                                                "loop such "
-                               "as range, T.serial, T.Parallel or T.Pipelined", span=self.span(),
+                               "as range, T.serial, T.Parallel or T.Pipelined",
+                               found=str(type(it).__name__), span=self.span(),
                                hint="iterate Python sequences outside the kernel, in a comprehension, or by a T.macro")
         g = Guard(self, it, names, now)
         g.value = self.enter(it)
@@ -219,6 +224,8 @@ class Builder(Recorder):
                 raise
             raise errors.error("lazy-effect", "the condition of a while loop needs statements of its own (a macro with "
                                "effects, T.any_of, T.all_of), which have no place in front of every iteration",
+                               expected="a condition without statements of its own",
+                               found="a macro with effects, T.any_of or T.all_of",
                                span=self.span(), hint="compute it into a T.alloc_var before the loop and again at the "
                                "end of its body, and loop on the variable") from None
         if isinstance(c, bool):
@@ -243,7 +250,8 @@ class Builder(Recorder):
                     raise errors.error(
                         "loop-carried-value", f"`{name}` is re-bound in the loop and read by its next iteration, but a "
                                               "Python "
-                        "name is re-bound only once, while tracing", span=g.span, label="this loop",
+                        "name is re-bound only once, while tracing",
+                        found=f"`{name}` re-bound by Python", span=g.span, label="this loop",
                         hint=f"use `{name} = T.alloc_var(dtype, init=…)` before the loop")
         self.exit(g.frame)
         return tuple(self._after(n, s, v, g) for n, s, v in zip(g.names, g.saved, now))
@@ -278,7 +286,8 @@ class Builder(Recorder):
                 return f
             if f is self.kernel:
                 break
-        raise errors.error("break-outside-loop", f"'{word}' outside a run-time loop", span=self.span())
+        raise errors.error("break-outside-loop", f"'{word}' outside a run-time loop",
+                           found=f"'{word}' outside of one", span=self.span())
 
     def return_(self, value: Any) -> Any:
         """`return value`.  In a macro: the value as it is now.  In a prim_func: the outputs."""
@@ -304,9 +313,11 @@ class Builder(Recorder):
             if k is None:
                 raise errors.error("return-value", "Only tensor allocated from `T.empty` can be returned in prim_func, "
                                                    "found "
-                                   f"{describe(v)}", span=self.span())
+                                   f"{describe(v)}",
+                                   found=describe(v), span=self.span())
             if k - n in order:
-                raise errors.error("return-value", f"`{v.name}` is returned twice", span=self.span())
+                raise errors.error("return-value", f"`{v.name}` is returned twice",
+                                   found=f"`{v.name}` twice", span=self.span())
             order.append(k - n)
         self.returned = tuple(order)
 

@@ -30,16 +30,20 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: 
     b = need_builder("T.im2col")
     o = operand(col, "the destination of T.im2col")
     if not isinstance(img, Buffer) or len(img.shape) != 4:
-        raise error("im2col-operand", f"T.im2col reads a whole 4-dimensional NHWC tensor, found {describe(img)}")
+        raise error("im2col-operand", f"T.im2col reads a whole 4-dimensional NHWC tensor, found {describe(img)}",
+                    expected="a whole 4-dimensional NHWC tensor", found=describe(img))
     if o.extents is None or len(o.extents) < 2 or o.buffer.dtype != img.dtype:
         raise error("im2col-operand", f"T.im2col writes a tile of at least 2 dimensions and type {img.dtype}, found "
-                    f"{describe(col)}")
+                    f"{describe(col)}",
+                    expected=f"a tile of at least 2 dimensions and type {img.dtype}", found=describe(col))
     for name, value, least in (("kernel", kernel, 1), ("stride", stride, 1), ("dilation", dilation, 1), ("pad", pad, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**15:
-            raise error("im2col-operand", f"{name} of T.im2col is an integer from {least} to {2**15 - 1}, found {value!r}")
+            raise error("im2col-operand", f"{name} of T.im2col is an integer from {least} to {2**15 - 1}, found {value!r}",
+                        expected=f"an integer from {least} to {2**15 - 1}", found=repr(value))
     for name, value in (("nhw_step", nhw_step), ("c_step", c_step)):
         if not convert(value).dtype.is_int or convert(value).dtype.lanes != 1:
-            raise error("im2col-operand", f"{name} of T.im2col is an integer, found {describe(value)}")
+            raise error("im2col-operand", f"{name} of T.im2col is an integer, found {describe(value)}",
+                        expected="an integer", found=describe(value))
     rows, columns = o.extents[-2:]
     _, height, width, channels = img.shape
     out_h, out_w = ((d + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for d in (height, width))
@@ -83,9 +87,11 @@ def dp4a(A: Any, B: Any, C: Any) -> Emitted:
     b = need_builder("T.dp4a")
     x, y, z = (operand(v, f"operand {n} of T.dp4a") for v, n in ((A, "A"), (B, "B"), (C, "C")))
     if x.buffer.dtype != "int8" or y.buffer.dtype != "int8":
-        raise error("dp4a-type", f"dp4a requires int8 inputs, found {x.buffer.dtype} and {y.buffer.dtype}")
+        raise error("dp4a-type", f"dp4a requires int8 inputs, found {x.buffer.dtype} and {y.buffer.dtype}",
+                    expected="int8 and int8", found=f"{x.buffer.dtype} and {y.buffer.dtype}")
     if z.buffer.dtype != "int32":
-        raise error("dp4a-type", f"dp4a requires an int32 accumulator, found {z.buffer.dtype}")
+        raise error("dp4a-type", f"dp4a requires an int32 accumulator, found {z.buffer.dtype}",
+                    expected="int32", found=str(z.buffer.dtype))
     total: Any = load(z.buffer, z.mins)
     for p, q in zip(_following(A, 4, "operand A of T.dp4a"), _following(B, 4, "operand B of T.dp4a")):
         total = total + cast(p, I32) * cast(q, I32)
@@ -101,7 +107,8 @@ def _vector_atomic(n: int) -> Callable[..., Any]:
         else:
             v = convert(value)
             if v.dtype.lanes != n:
-                raise error("atomic-operand", f"T.atomic_addx{n} adds {n} values, found {describe(value)}")
+                raise error("atomic-operand", f"T.atomic_addx{n} adds {n} values, found {describe(value)}",
+                            expected=f"{n} values", found=describe(value))
             values = [Shuffle((v,), (k,), v.dtype.scalar) for k in range(n)]
         old = [atomic_add(t, x, return_prev=return_prev) for t, x in zip(targets, values)]
         if return_prev:
@@ -123,9 +130,11 @@ def _vote(kind: str) -> Callable[[Any], Expr]:
         extents = o.extents or (1,) * len(o.mins)
         if any(not (isinstance(e, int) and e == 1) for e in extents[:-1]) and not o.whole:
             raise error("vote-operand", f"T.{kind}_of takes a whole buffer, or a region that varies along its last "
-                        "dimension only")
+                        "dimension only",
+                        expected="a whole buffer, or a region along its last dimension", found=f"extents {tuple(extents)}")
         if not (o.buffer.dtype.is_bool or o.buffer.dtype.is_int):
-            raise error("vote-operand", f"T.{kind}_of needs a bool or integer buffer, found {o.buffer.dtype}")
+            raise error("vote-operand", f"T.{kind}_of needs a bool or integer buffer, found {o.buffer.dtype}",
+                        expected="bool or integer elements", found=str(o.buffer.dtype))
         found = alloc_var("bool", init=kind == "all")
         frames, index = [], []
         for e in extents:
@@ -178,7 +187,8 @@ def get_let_value(var: Any) -> Load:
     """The element a variable was read from."""
     b = need_builder("T.get_let_value")
     if id(var) not in b.elements:
-        raise error("region-operand", f"{describe(var)} was not read from an element")
+        raise error("region-operand", f"{describe(var)} was not read from an element",
+                    expected="a value read from an element", found=describe(var))
     return b.elements[id(var)][1]
 
 
@@ -207,7 +217,8 @@ def tvm_storage_sync(scope: str) -> Emitted:
     rows = {"shared": "sync_threads", "shared.dyn": "sync_threads", "warp": "sync_warp"}
     b = need_builder("T.tvm_storage_sync")
     if scope not in rows:
-        raise error("alloc-scope", f"T.tvm_storage_sync: unknown scope {scope!r}", hint="use 'shared' or 'warp'")
+        raise error("alloc-scope", f"T.tvm_storage_sync: unknown scope {scope!r}",
+                    expected=f"one of {', '.join(rows)}", found=repr(scope), hint="use 'shared' or 'warp'")
     b.expr(call(rows[scope], (), "void", span=b.here()))
     return EMITTED
 

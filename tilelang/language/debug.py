@@ -82,7 +82,8 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
     if isinstance(obj, (bool, int, float)):
         obj = convert(obj)
     if isinstance(obj, BufferSlice) or not isinstance(obj, Expr) or obj.dtype.lanes != 1:
-        raise error("print-operand", f"T.print takes a scalar, a buffer or None, found {describe(obj)}")
+        raise error("print-operand", f"T.print takes a scalar, a buffer or None, found {describe(obj)}",
+                    found=describe(obj))
     label = _LABELS.get(obj.dtype, str(obj.dtype))
     b.emit(_printed(b, f"{_escape(msg or f'expr<{_short(obj)}>')}: dtype={label}", obj))
     return EMITTED
@@ -95,6 +96,7 @@ def _short(e: Expr) -> str:
 def _print_buffer(b: Builder, buffer: Buffer, msg: str, thread: int) -> Emitted:
     if not buffer.is_static:
         raise error("print-operand", f"T.print of `{buffer.name}`, whose shape is known only at run time",
+                    expected="a buffer of static shape", found=f"`{buffer.name}` of shape {tuple(buffer.shape)}",
                            hint="print elements of it in a loop")
     k = need_kernel("T.print")
     zero = Const(0, I32)

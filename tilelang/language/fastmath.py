@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tilelang.errors import facts
 from tilelang.ir import Expr, call, cast, promote
 
 from .math import float_function, value_of
@@ -21,9 +22,11 @@ def _ieee(name: str, arity: int) -> Callable[..., Expr]:
         if len(args) == arity + 1 and isinstance(args[-1], str):
             rounding_mode, args = args[-1], args[:-1]
         if len(args) != arity:
-            raise TypeError(f"T.ieee_{name} takes {arity} operands, found {len(args)}")
+            raise facts(TypeError(f"T.ieee_{name} takes {arity} operands, found {len(args)}"),
+                        f"{arity} operands", str(len(args)))
         if rounding_mode not in ("rn", "rz", "ru", "rd"):
-            raise error("rounding-mode", f"Invalid rounding mode {rounding_mode!r}, expected rn, rz, ru or rd")
+            raise error("rounding-mode", f"Invalid rounding mode {rounding_mode!r}, expected rn, rz, ru or rd",
+                        expected="rn, rz, ru or rd", found=repr(rounding_mode))
         dt = None
         vs = [value_of(a) for a in args]
         for v in vs:
@@ -31,7 +34,8 @@ def _ieee(name: str, arity: int) -> Callable[..., Expr]:
         assert dt is not None  # arity is at least one
         if dt.bits == 16 and rounding_mode != "rn":
             raise error("rounding-mode", f"T.ieee_{name} of {dt} rounds to nearest only (rounding_mode='rn'), found "
-                        f"{rounding_mode!r}", hint="cast the operands to float32")
+                        f"{rounding_mode!r}",
+                        expected=f"'rn' for {dt}", found=repr(rounding_mode), hint="cast the operands to float32")
         if name == "frsqrt":
             return call("ieee_frsqrt", [cast(v, dt) for v in vs], dt)
         return call(f"ieee_{name}", [cast(v, dt) for v in vs], dt, rounding_mode=rounding_mode)
@@ -49,15 +53,18 @@ ieee_frcp, ieee_fsqrt, ieee_frsqrt = (_ieee(n, 1) for n in ("frcp", "fsqrt", "fr
 def _packed(name: str, arity: int) -> Callable[..., Expr]:
     def fn(*args: Any) -> Expr:
         if len(args) != arity:
-            raise TypeError(f"T.{name} takes {arity} operands, found {len(args)}")
+            raise facts(TypeError(f"T.{name} takes {arity} operands, found {len(args)}"), f"{arity} operands", str(len(args)))
         vs = [a.vector() if isinstance(a, BufferSlice) else a for a in args]
         for v in vs:
             if not isinstance(v, Expr):
-                raise error("math-type", f"T.{name} needs vector expressions, found {describe(v)}")
+                raise error("math-type", f"T.{name} needs vector expressions, found {describe(v)}",
+                            expected="a vector expression", found=describe(v))
             if v.dtype not in ("float32x2", "bfloat16x2", "float16x2"):
-                raise error("packed-type", f"Expected dtype in float32x2, bfloat16x2, float16x2, found {v.dtype}")
+                raise error("packed-type", f"Expected dtype in float32x2, bfloat16x2, float16x2, found {v.dtype}",
+                            found=str(v.dtype))
         if any(v.dtype != vs[0].dtype for v in vs):
-            raise error("packed-type", f"T.{name}: operands must have the same dtype")
+            raise error("packed-type", f"T.{name}: operands must have the same dtype",
+                        expected="operands of one type", found=f"{', '.join(str(v.dtype) for v in vs)}")
         return call(name, vs, vs[0].dtype)
 
     fn.__name__ = fn.__qualname__ = name

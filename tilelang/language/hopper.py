@@ -27,19 +27,22 @@ SHARED = ("shared", "shared.dyn")
 
 def _policy(policy: Any) -> None:
     if policy is not None and not isinstance(policy, int) and policy not in EVICTION_POLICIES:
-        raise error("eviction-policy", f"unknown eviction policy {policy!r}, expected one of {', '.join(EVICTION_POLICIES)}")
+        raise error("eviction-policy", f"unknown eviction policy {policy!r}, expected one of {', '.join(EVICTION_POLICIES)}",
+                    expected=f"one of {', '.join(EVICTION_POLICIES)}", found=repr(policy))
 
 
 def _mask(mask: Any, what: str) -> int | None:
     if mask is None:
         return None
     if isinstance(mask, (bool, float)) or not isinstance(mask, (int, np.integer)) or not 0 < int(mask) < 1 << 16:
-        raise error("cluster-mask", f"{what}: cluster_mask is a positive bit mask of ranks in the cluster, found {mask!r}")
+        raise error("cluster-mask", f"{what}: cluster_mask is a positive bit mask of ranks in the cluster, found {mask!r}",
+                    found=repr(mask))
     k = need_kernel(what)
     dims = k.attrs.get("cluster", (1, 1, 1))
     size = dims[0] * dims[1] * dims[2]
     if int(mask) >> size:
         raise error("cluster-mask", f"{what}: cluster_mask {int(mask):#x} names blocks beyond the {size} of the cluster",
+                    expected=f"ranks 0 to {size - 1}", found=f"{int(mask):#x}",
                     hint="launch with T.ClusterKernel(..., cluster_dims=...)")
     return int(mask)
 
@@ -59,18 +62,24 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
     mask = _mask(cluster_mask, "T.tma_copy")
     n = leader_scope_threads
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n <= 0 or n % 32):
-        raise error("leader-scope", f"leader_scope_threads is a positive multiple of 32, found {n!r}")
+        raise error("leader-scope", f"leader_scope_threads is a positive multiple of 32, found {n!r}",
+                    found=repr(n))
     s, d = pair(src, dst, "tma_copy")
     loads = s.buffer.scope_name == "global" and d.buffer.scope_name in SHARED
     if not loads and not (s.buffer.scope_name in SHARED and d.buffer.scope_name == "global"):
         raise error("copy-option", f"T.tma_copy moves tiles between global and shared memory, found {s.buffer.scope_name} "
-                                   f"to {d.buffer.scope_name}", hint="use T.copy")
+                                   f"to {d.buffer.scope_name}",
+                    expected="global and shared memory", found=f"{s.buffer.scope_name} to {d.buffer.scope_name}",
+                    hint="use T.copy")
     if loads != (barrier is not None):
         raise error("copy-option", "a load by T.tma_copy needs the barrier that its bytes arrive on" if loads else
-                    "a store by T.tma_copy takes no barrier", hint="barrier=bar[i] of T.alloc_barrier" if loads else
+                    "a store by T.tma_copy takes no barrier",
+                    expected=f"{'barrier=bar[i]' if loads else 'no barrier'}", found=f"{'none' if loads else 'a barrier'}",
+                    hint="barrier=bar[i] of T.alloc_barrier" if loads else
                     "T.tma_store_wait() waits for stores")
     if mask is not None and not loads:
-        raise error("copy-option", "cluster_mask is for loads")
+        raise error("copy-option", "cluster_mask is for loads",
+                    expected="a load", found="a store with cluster_mask")
     bar = barrier_of(barrier, "T.tma_copy") if loads else None
     attrs = attrs_of(annotations, tma=True, by_hand=True, eviction_policy=eviction_policy, cluster_mask=mask, leader_scope=n,
                      expect=True if loads else None, barrier=None if bar is None else (bar.buffer, bar.indices[0]))
@@ -91,7 +100,8 @@ def _small(n: Any, name: str, what: str) -> int:
     if isinstance(n, Const):
         n = n.value
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
-        raise error("wait-count", f"{what}: {name} is a number of groups known while compiling, found {describe(n)}")
+        raise error("wait-count", f"{what}: {name} is a number of groups known while compiling, found {describe(n)}",
+                    found=describe(n))
     return int(n)
 
 
@@ -108,6 +118,7 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
     _policy((annotations or {}).get("eviction_policy", eviction_policy))
     if (dst_block is None) == (cluster_mask is None):
         raise error("copy-option", "T.copy_cluster takes either dst_block or cluster_mask",
+                    expected="dst_block or cluster_mask", found=f"{'neither' if dst_block is None else 'both'}",
                     hint="use T.copy for a copy within the block")
     if cluster_mask is not None:
         mask = _mask(cluster_mask, "T.copy_cluster")
@@ -121,7 +132,8 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
     s, d = pair(src, dst, "copy_cluster")
     if s.buffer.scope_name not in SHARED or d.buffer.scope_name not in SHARED:
         raise error("copy-option", f"T.copy_cluster to another block moves shared to shared memory, found "
-                                   f"{s.buffer.scope_name} to {d.buffer.scope_name}")
+                                   f"{s.buffer.scope_name} to {d.buffer.scope_name}",
+                    expected="shared to shared memory", found=f"{s.buffer.scope_name} to {d.buffer.scope_name}")
     rank = cast(convert(dst_block), "uint32")
     if remote_barrier is not None:
         there = barrier_of(remote_barrier, "T.copy_cluster")
@@ -163,6 +175,7 @@ def wgmma_gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: b
     if isinstance(clear_accum, Expr) and not clear_accum.dtype.is_bool or isinstance(clear_accum, (int, float)) and \
             not isinstance(clear_accum, bool):
         raise error("gemm-clear", f"clear_accum must be a bool or a bool expression, found {clear_accum!r}",
+                    found=repr(clear_accum),
                     hint="write a comparison such as k == 0")
     a, b_, c = (whole_region(x, f"operand {n} of T.wgmma_gemm") for x, n in ((A, "A"), (B, "B"), (C, "C")))
     for r in (a, b_, c):
@@ -204,20 +217,24 @@ def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Any = 0, num_regs: Any =
     x = buffer_or_ptr
     if isinstance(x, AddressOf):
         if num_regs is None:
-            raise error("fence-operand", "T.warpgroup_fence_operand on an address needs num_regs")
+            raise error("fence-operand", "T.warpgroup_fence_operand on an address needs num_regs",
+                        expected="num_regs beside an address", found="none")
         buffer, offset = x.buffer, x.indices[-1] + offset
     else:
         buffer = operand(x, "the operand of T.warpgroup_fence_operand").buffer
     if dtype is not None and DType(dtype) != buffer.dtype:
-        raise error("fence-operand", f"T.warpgroup_fence_operand: `{buffer.name}` holds {buffer.dtype}, dtype says {dtype}")
+        raise error("fence-operand", f"T.warpgroup_fence_operand: `{buffer.name}` holds {buffer.dtype}, dtype says {dtype}",
+                    expected=str(buffer.dtype), found=str(dtype))
     if buffer.scope_name == "local.fragment":
         return emit_call("wgmma_pin", (AddressOf(buffer, tuple(const(0) for _ in buffer.shape)),), count=0)
     if buffer.scope_name != "local" or not buffer.is_static or len(buffer.shape) != 1:
         raise error("fence-operand", f"T.warpgroup_fence_operand takes registers, `{buffer.name}` is in {buffer.scope_name} "
-                                     "memory")
+                                     "memory",
+                    expected="a fragment or T.alloc_local((n,), …)", found=f"`{buffer.name}` in {buffer.scope_name} memory")
     n = num_regs * 32 // buffer.dtype.bits if isinstance(num_regs, int) else int(buffer.shape[0])
     if num_regs is not None and not isinstance(num_regs, int):
-        raise error("fence-operand", f"num_regs is a number known while compiling, found {describe(num_regs)}")
+        raise error("fence-operand", f"num_regs is a number known while compiling, found {describe(num_regs)}",
+                    expected="a number known while compiling", found=describe(num_regs))
     return emit_call("wgmma_pin", (AddressOf(buffer, (cast(convert(offset), I32),)),), count=n)
 
 
@@ -231,7 +248,8 @@ def set_max_nreg(reg_count: int, is_inc: Any) -> Emitted:
 
 def _registers(n: Any) -> int:
     if isinstance(n, bool) or not isinstance(n, int) or n % 8 or not 24 <= n <= 256:
-        raise error("register-count", f"a register count is a multiple of 8 from 24 to 256, found {n!r}")
+        raise error("register-count", f"a register count is a multiple of 8 from 24 to 256, found {n!r}",
+                    found=repr(n))
     return n
 
 

@@ -45,10 +45,12 @@ def alloc_descriptor(kind: str = "wgmma", dtype: Any = "uint64") -> Buffer:
     b = need_builder("T.alloc_descriptor")
     need_kernel("T.alloc_descriptor")
     if kind != "wgmma":
-        raise error("not-available", f"descriptors of kind {kind!r} are for Blackwell, which is not available yet")
+        raise error("not-available", f"descriptors of kind {kind!r} are for Blackwell, which is not available yet",
+                    expected="descriptors of wgmma", found=f"kind {kind!r}")
     dt = dtype_of(dtype, "T.alloc_descriptor")
     if dt != "uint64":
-        raise error("descriptor-operand", f"a wgmma descriptor has 64 bits, found {dt}")
+        raise error("descriptor-operand", f"a wgmma descriptor has 64 bits, found {dt}",
+                    expected="uint64", found=str(dt))
     return b.allocate(Buffer(b.fresh_name("desc"), (1,), dt, "local.var", attrs=((DESCRIPTOR, kind),), span=b.here()))
 
 
@@ -64,6 +66,7 @@ def _descriptor(x: Any, what: str) -> Buffer:
         x = x.buffer
     if not isinstance(x, Buffer) or not x.attr(DESCRIPTOR):
         raise error("descriptor-operand", f"{what} takes a descriptor, found {describe(x)}",
+                    expected="a descriptor of T.alloc_wgmma_desc", found=describe(x),
                     hint="desc = T.alloc_wgmma_desc()")
     return x
 
@@ -73,11 +76,13 @@ def _shared_address(x: Any, what: str) -> AddressOf:
     if not isinstance(x, AddressOf):
         if not isinstance(x, (Buffer, Load, BufferSlice)):
             raise error("extern-argument", f"{what} takes the address of shared memory, found {describe(x)}",
+                        expected="the address of shared memory", found=describe(x),
                         hint="S.access_ptr('r'), T.address_of(S[i, j])")
         o = operand(x, f"the address of {what}")
         x = AddressOf(o.buffer, tuple(convert(m) for m in o.mins))
     if x.buffer.scope_name not in ("shared", "shared.dyn"):
-        raise error("extern-argument", f"{what} takes the address of shared memory, `{x.buffer.name}` is {x.buffer.scope_name}")
+        raise error("extern-argument", f"{what} takes the address of shared memory, `{x.buffer.name}` is {x.buffer.scope_name}",
+                    expected="the address of shared memory", found=f"`{x.buffer.name}` in {x.buffer.scope_name}")
     return x
 
 
@@ -86,7 +91,8 @@ def _number(x: Any, what: str, limit: int) -> int:
     x = x.value if isinstance(x, Const) else x
     if isinstance(x, bool) or not isinstance(x, (int, np.integer)) or not 0 <= x < limit:
         raise error("descriptor-operand", f"{what} is a number from 0 to {limit - 1} known while compiling, found "
-                    f"{describe(x)}")
+                    f"{describe(x)}",
+                    expected=f"a number from 0 to {limit - 1} known while compiling", found=describe(x))
     return int(x)
 
 
@@ -112,7 +118,8 @@ def increase_descriptor_offset(descriptor: Any, offset: Any) -> Emitted:
     b = need_builder("T.increase_descriptor_offset")
     d = _descriptor(descriptor, "T.increase_descriptor_offset")
     if isinstance(offset, (int, Const)) and _number(offset, "the offset of a descriptor", 1 << 18) % 16:
-        raise error("descriptor-operand", f"a descriptor moves by multiples of 16 bytes, found {offset}")
+        raise error("descriptor-operand", f"a descriptor moves by multiples of 16 bytes, found {offset}",
+                    expected="a multiple of 16 bytes", found=str(offset))
     b.store(d, (const(0),), _moved(d, binary("shr", convert(offset), const(4, convert(offset).dtype))))
     return Emitted()
 
@@ -137,6 +144,7 @@ def _row(what: str, prefix: str, a: Any, b: Any, c: Any) -> Any:
     row = next((r for r in map(WGMMA_ROWS.get, (_row_name(prefix, types),)) if r is not None), None)
     if row is None:
         raise error("gemm-types", f"{what}: no wgmma instruction {prefix!r} of {types[0]} and {types[1]} into {types[2]}",
+                    expected="an instruction of wgmma", found=f"{prefix!r} of {types[0]} and {types[1]} into {types[2]}",
                     hint="m64nNkK with K of 32 bytes, N a multiple of 8 up to 256")
     return row
 
@@ -151,11 +159,14 @@ def _registers(x: Any, offset: Any, count: int, what: str) -> AddressOf:
     buffer = x if isinstance(x, Buffer) else buffer_at(x)
     if buffer.scope_name != "local" or len(buffer.shape) != 1:
         raise error("descriptor-operand", f"{what} takes registers of T.alloc_local((n,), ...), `{buffer.name}` is "
-                    f"{buffer.scope_name} of shape {list(buffer.shape)}")
+                    f"{buffer.scope_name} of shape {list(buffer.shape)}",
+                    expected="registers of T.alloc_local((n,), …)",
+                    found=f"{buffer.scope_name} memory of shape {list(buffer.shape)}")
     first = _number(offset, f"the first register of {what}", 1 << 16)
     if first + count > int(buffer.shape[0]):
         raise error("descriptor-operand", f"{what} uses {count} elements of `{buffer.name}` from {first} on, which has "
-                    f"{buffer.shape[0]}")
+                    f"{buffer.shape[0]}",
+                    expected=f"at most {buffer.shape[0]} elements", found=f"{count} from {first} on")
     return AddressOf(buffer, (const(first),))
 
 
@@ -163,10 +174,12 @@ def _product(what: str, row: Any, a: Any, a_major: bool, b: Any, b_major: bool, 
              scales: tuple[Any, Any]) -> Emitted:
     for x in scales:
         if not isinstance(x, (int, np.integer, Const)) or int(getattr(x, "value", x)) != 1:
-            raise error("not-available", f"{what} with scale_in {describe(x)}: operands are taken as they are (1)")
+            raise error("not-available", f"{what} with scale_in {describe(x)}: operands are taken as they are (1)",
+                        expected="scale_in 1", found=describe(x))
     majors = ["k" if m else "mn" for m in (a_major, b_major)]
     if any(m not in row.majors for m in majors):
-        raise error("gemm-types", f"{what}: {row.name} takes operands with k contiguous only")
+        raise error("gemm-types", f"{what}: {row.name} takes operands with k contiguous only",
+                    expected="operands with k contiguous", found=f"{' and '.join(majors)} contiguous")
     keep = scale_out if isinstance(scale_out, bool) else as_bool(binary("ne", convert(scale_out), const(0)))
     return emit_call("wgmma", (c, a, b, as_bool(keep)), "void", row=row.name, a_major=majors[0], b_major=majors[1])
 
@@ -225,7 +238,8 @@ def create_tma_descriptor(*args: Any) -> TmaDescriptor:
     rank = args[1].value if len(args) > 1 and isinstance(args[1], Const) else args[1] if len(args) > 1 else None
     if not isinstance(rank, int) or not 1 <= rank <= 5 or len(args) != 3 + 4 * rank + 4:
         raise error("tma-descriptor", f"{what} takes a type, a rank of 1 to 5, an address, 4 values a dimension and 4 options, "
-                    f"found {len(args)} arguments")
+                    f"found {len(args)} arguments",
+                    expected="3 values, 4 a dimension and 4 options", found=f"{len(args)} arguments")
     buffer = args[2] if isinstance(args[2], Buffer) else buffer_at(args[2])
     groups = [list(args[3 + k * rank:3 + (k + 1) * rank]) for k in range(4)]
     interleave, swizzle, l2, fill = (_number(x, n, 4) for x, n in zip(args[-4:], (
@@ -234,10 +248,12 @@ def create_tma_descriptor(*args: Any) -> TmaDescriptor:
     m = TensorMap(f"{buffer.name}_raw_map", buffer, box, _MAP_SWIZZLES[swizzle], "nan" if fill else "zero", _MAP_L2[l2])
     _check_tensor(m, args[0], groups)
     if interleave or any(_number(x, "an element stride", 9) != 1 for x in groups[3]):
-        raise error("tma-descriptor", f"{what}: element strides are 1 and interleave is 0")
+        raise error("tma-descriptor", f"{what}: element strides are 1 and interleave is 0",
+                    expected="element strides 1 and interleave 0", found="others")
     why = refusal(buffer, box, m.swizzle, m.fill, m.l2)
     if why is not None:
-        raise error("tensor-map", f"TMA cannot move boxes {box} of `{buffer.name}`: {why}")
+        raise error("tensor-map", f"TMA cannot move boxes {box} of `{buffer.name}`: {why}",
+                    found=why)
     return TmaDescriptor(m)
 
 
@@ -250,14 +266,17 @@ def _check_tensor(m: TensorMap, kind: Any, groups: list[list[Any]]) -> None:
     same = kind == m.codes[0] if number else dtype_of(kind, "T.create_tma_descriptor") == buffer.dtype
     if buffer.scope_name != "global" or len(buffer.shape) != m.rank or not same:
         raise error("tma-descriptor", f"`{buffer.name}` is a {len(buffer.shape)}-dimensional {buffer.scope_name} tensor of "
-                    f"{buffer.dtype}, described as {kind} with {m.rank} dimensions")
+                    f"{buffer.dtype}, described as {kind} with {m.rank} dimensions",
+                    expected=f"{m.rank} dimensions of {kind} in global memory",
+                    found=f"{len(buffer.shape)} of {buffer.dtype} in {buffer.scope_name} memory")
     strides = [as_dim(binary("mul", convert(s), convert(size))) if isinstance(s, Expr) else s * size
                for s in (1, *m.strides())]
     for given, want, name in ((groups[0], m.extents(), "extents"), (groups[1], strides, "strides in bytes")):
         for g, w in zip(given, want):
             if not _equal(g, w):
                 raise error("tma-descriptor", f"the {name} of `{buffer.name}` are {_shown(want)} innermost first, found "
-                            f"{_shown(given)}")
+                            f"{_shown(given)}",
+                            expected=_shown(want), found=_shown(given))
 
 
 def _equal(x: Any, y: Any) -> bool:
@@ -286,10 +305,13 @@ def tma_load(*args: Any) -> Emitted:
     k = need_kernel(what)
     if len(args) < 3 or not isinstance(args[0], TmaDescriptor):
         raise error("tma-descriptor", f"{what} takes (descriptor, barrier, shared address, coordinates), found "
-                    f"{describe(args[0]) if args else 'nothing'}", hint="descriptor = T.create_tma_descriptor(...)")
+                    f"{describe(args[0]) if args else 'nothing'}",
+                    expected="(descriptor, barrier, shared address, coordinates)",
+                    found=f"{describe(args[0]) if args else 'nothing'}", hint="descriptor = T.create_tma_descriptor(...)")
     m, at = args[0].map, args[3:]
     if len(at) not in (m.rank, m.rank + 1):
-        raise error("tma-descriptor", f"{what} takes {m.rank} coordinates for `{m.buffer.name}`, found {len(at)}")
+        raise error("tma-descriptor", f"{what} takes {m.rank} coordinates for `{m.buffer.name}`, found {len(at)}",
+                    expected=f"{m.rank} coordinates", found=str(len(at)))
     policy = {} if len(at) == m.rank else {
         "cache_hint": ("evict_normal", "evict_first", "evict_last")[_number(at[-1], "a cache policy", 3)]}
     bar, dst = barrier_of(args[1], what), _shared_address(args[2], what)

@@ -22,19 +22,23 @@ def thread_extents(threads: Any) -> tuple[int, int, int]:
     """(x, y, z) of a `threads` argument.  Raises kernel-threads."""
     items = (128,) if threads is None else tuple(threads) if isinstance(threads, (list, tuple)) else (threads,)
     if not 1 <= len(items) <= 3:
-        raise error("kernel-threads", f"threads has 1 to 3 extents, got {len(items)}")
+        raise error("kernel-threads", f"threads has 1 to 3 extents, got {len(items)}",
+                    expected="1 to 3 extents", found=str(len(items)))
     out = []
     for t in items:
         if isinstance(t, np.integer) or isinstance(t, Const) and t.dtype.is_int:
             t = int(t)
         if isinstance(t, bool) or not isinstance(t, int):
-            raise error("kernel-threads", f"threads must be integers known while compiling, got {t!r}")
+            raise error("kernel-threads", f"threads must be integers known while compiling, got {t!r}",
+                        expected="integers known while compiling", found=repr(t))
         if t <= 0:
-            raise error("kernel-threads", f"threads must be positive, got {t}")
+            raise error("kernel-threads", f"threads must be positive, got {t}",
+                        expected="positive extents", found=str(t))
         out.append(t)
     x, y, z = (*out, 1, 1)[:3]
     if x * y * z > MAX_THREADS:
-        raise error("kernel-threads", f"a block has at most {MAX_THREADS} threads, got {x * y * z}")
+        raise error("kernel-threads", f"a block has at most {MAX_THREADS} threads, got {x * y * z}",
+                    expected=f"at most {MAX_THREADS} threads", found=f"{x * y * z}")
     return x, y, z
 
 
@@ -44,14 +48,17 @@ class KernelLaunchFrame(Frame):
     def __init__(self, blocks: tuple[Any, ...], threads: Any, prelude: str | None) -> None:
         super().__init__()
         if not 1 <= len(blocks) <= 3:
-            raise error("kernel-grid", f"a grid has 1 to 3 extents, got {len(blocks)}")
+            raise error("kernel-grid", f"a grid has 1 to 3 extents, got {len(blocks)}",
+                        expected="1 to 3 extents", found=str(len(blocks)))
         self.blocks = [loop_bound(e, "a grid extent") for e in blocks]
         for e in self.blocks:
             if reads_memory(e):
                 raise error("kernel-grid", f"the grid extent {e!r} reads memory: it must be known before the launch",
+                            expected="an extent that is known before the launch", found=repr(e),
                             hint="pass it as a scalar parameter")
             if isinstance(e, Const) and e.value < 0:
-                raise error("kernel-grid", f"a grid extent must not be negative, got {e.value}")
+                raise error("kernel-grid", f"a grid extent must not be negative, got {e.value}",
+                            expected="an extent of at least 0", found=str(e.value))
         self.threads = thread_extents(threads)
         self.attrs: dict[str, Any] = {}
         self.layouts: list[tuple[Any, Any]] = []
@@ -125,13 +132,15 @@ def need_kernel(what: str) -> KernelLaunchFrame:
     """The open launch.  Raises no-kernel."""
     b = current()
     if b is None or b.kernel is None:
-        raise error("no-kernel", f"KernelLaunchFrame is not initialized: {what} is valid inside T.Kernel only")
+        raise error("no-kernel", f"KernelLaunchFrame is not initialized: {what} is valid inside T.Kernel only",
+                    found=f"{what} outside of it")
     return b.kernel
 
 
 def _dim(items: Any, dim: int, what: str) -> Any:
     if not isinstance(dim, int) or not 0 <= dim < len(items):
-        raise error("launch-dim", f"{what}: dimension {dim!r} does not exist, the launch has {len(items)}")
+        raise error("launch-dim", f"{what}: dimension {dim!r} does not exist, the launch has {len(items)}",
+                    expected=f"a dimension from 0 to {len(items) - 1}", found=repr(dim))
     return items[dim]
 
 
@@ -167,7 +176,8 @@ def get_thread_extents() -> list[int]:
 
 def _static_extent(e: Expr) -> int:
     if not isinstance(e, Const):
-        raise error("launch-dim", f"the grid extent {e!r} is known only when the kernel is launched")
+        raise error("launch-dim", f"the grid extent {e!r} is known only when the kernel is launched",
+                    expected="an extent known while compiling", found=repr(e))
     return int(e.value)
 
 
@@ -201,9 +211,11 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
     """
     k = need_kernel("T.use_swizzle")
     if order not in ("row", "column", "mlx"):
-        raise error("swizzle-order", f"Unsupported swizzle order: {order!r}, expected 'row', 'column' or 'mlx'")
+        raise error("swizzle-order", f"Unsupported swizzle order: {order!r}, expected 'row', 'column' or 'mlx'",
+                    expected="'row', 'column' or 'mlx'", found=repr(order))
     if not isinstance(panel_size, int) or panel_size <= 0:
-        raise error("swizzle-order", f"the panel size of T.use_swizzle must be a positive integer, got {panel_size!r}")
+        raise error("swizzle-order", f"the panel size of T.use_swizzle must be a positive integer, got {panel_size!r}",
+                    expected="a positive integer", found=repr(panel_size))
     if not enable:
         return
     b = need_builder("T.use_swizzle")
@@ -216,7 +228,8 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
 def annotate_min_blocks_per_sm(n: int) -> None:
     """Blocks that should be resident on one multiprocessor (second launch bound)."""
     if isinstance(n, bool) or not isinstance(n, int) or n <= 0:
-        raise error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer, got {n!r}")
+        raise error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer, got {n!r}",
+                    found=repr(n))
     need_kernel("T.annotate_min_blocks_per_sm").attrs["min_blocks_per_sm"] = n
 
 
@@ -233,13 +246,17 @@ def ws(*groups: int) -> IfThreadFrame:
     other), and block barriers inside are theirs.  Raises warp-groups.
     """
     if not groups:
-        raise error("warp-groups", "T.ws needs at least one warp group")
+        raise error("warp-groups", "T.ws needs at least one warp group",
+                    expected="at least one warp group", found="none")
     k = need_kernel("T.ws")
     if any(isinstance(g, bool) or not isinstance(g, int) or g < 0 for g in groups):
-        raise error("warp-groups", f"T.ws takes numbers of warp groups, found {groups!r}")
+        raise error("warp-groups", f"T.ws takes numbers of warp groups, found {groups!r}",
+                    found=repr(groups))
     if max(groups) * 128 >= k.num_threads:
         raise error("warp-groups", f"T.ws({max(groups)}): a block of {k.num_threads} threads has no warp group "
-                                   f"{max(groups)} (128 threads each)", hint="launch more threads")
+                                   f"{max(groups)} (128 threads each)",
+                    expected=f"warp groups below {-(-k.num_threads // 128)}", found=str(max(groups)),
+                    hint="launch more threads")
     ranges: list[list[int]] = []
     for g in sorted(set(groups)):
         if ranges and ranges[-1][1] == g:
@@ -303,7 +320,8 @@ class ThreadBindingFrame(Frame):
         if have is None or not is_const(binary("eq", convert(have), convert(self.extent)), True):
             raise error("launch-dim", f"{self.tag} runs over {have if have is not None else 'nothing'} in this launch, "
                                       "not "
-                         f"over {self.extent}")
+                         f"over {self.extent}",
+                        expected=f"an extent of {have if have is not None else 'none'}", found=str(self.extent))
         return launch.thread_vars[axis] if kind == "thread" else launch.block_vars[axis]
 
     def close(self, b: Builder) -> Stmt | None:
@@ -316,9 +334,11 @@ def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") ->
     Outside T.Kernel, nested thread_binding loops make up a launch themselves.
     """
     if thread not in {f"{a}Idx.{d}" for a in ("block", "thread") for d in "xyz"}:
-        raise error("thread-tag", f"unknown thread tag {thread!r}, expected blockIdx.x/y/z or threadIdx.x/y/z")
+        raise error("thread-tag", f"unknown thread tag {thread!r}, expected blockIdx.x/y/z or threadIdx.x/y/z",
+                    found=repr(thread))
     if stop is not None and not is_const(start, 0):
-        raise error("loop-bounds", "T.thread_binding starts at 0", hint="add the start in the body")
+        raise error("loop-bounds", "T.thread_binding starts at 0",
+                    expected="start 0", found=str(start), hint="add the start in the body")
     b, extent = need_builder("T.thread_binding"), start if stop is None else stop
     return BindingLaunchFrame(extent, thread) if b.kernel is None else ThreadBindingFrame(b.kernel, extent, thread)
 

@@ -34,13 +34,16 @@ def attrs_of(annotations: dict[str, Any] | None, **own: Any) -> Attrs:
     Raises option-type for annotations that are no dict, and for a coalesced width or loop layout that is none.
     """
     if annotations is not None and not isinstance(annotations, Mapping):
-        raise error("option-type", f"annotations are a dict of names and values, found {annotations!r}")
+        raise error("option-type", f"annotations are a dict of names and values, found {annotations!r}",
+                    expected="a dict of names and values", found=repr(annotations))
     for given in (own, annotations or {}):
         width, layout = given.get("coalesced_width"), given.get("loop_layout", given.get("parallel_loop_layout"))
         if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width <= 0):
-            raise error("option-type", f"coalesced_width is a positive number of elements, found {width!r}")
+            raise error("option-type", f"coalesced_width is a positive number of elements, found {width!r}",
+                        expected="a positive number of elements", found=repr(width))
         if layout is not None and not isinstance(layout, Fragment):
-            raise error("option-type", f"loop_layout is a T.Fragment over the loops, found {layout!r}")
+            raise error("option-type", f"loop_layout is a T.Fragment over the loops, found {layout!r}",
+                        expected="a T.Fragment over the loops", found=repr(layout))
     d = {k: freeze_attr(v) for k, v in own.items() if v is not None}
     d.update({str(k): freeze_attr(v) for k, v in (annotations or {}).items()})
     return tuple(sorted(d.items()))
@@ -51,9 +54,11 @@ def loop_bound(v: Any, what: str) -> Expr:
     try:
         e = convert(v)
     except TypeError:
-        raise error("loop-bounds", f"{what} of a loop is a {type(v).__name__}, an integer is needed") from None
+        raise error("loop-bounds", f"{what} of a loop is a {type(v).__name__}, an integer is needed",
+                    found=f"a {type(v).__name__}") from None
     if not (e.dtype.is_int or e.dtype.is_bool) or e.dtype.lanes != 1:
         raise error("loop-bounds", f"{what} of a loop has type {e.dtype}, an integer is needed",
+                    found=str(e.dtype),
                      hint="integer division is `//`")
     return cast(e, I32) if e.dtype.is_bool else e
 
@@ -72,6 +77,7 @@ def few_enough(what: str, *extents: Expr) -> None:
     n = prod(e.value for e in extents if isinstance(e, Const))
     if n > MOST:
         raise error("parallel-extents", f"{what} has {n} iterations, expected at most {MOST} in one block",
+                    expected=f"at most {MOST} iterations", found=str(n),
                     hint="give each block a part: T.Kernel(T.ceildiv(n, part))")
 
 
@@ -145,7 +151,8 @@ class ParallelFrame(Frame):
     def __init__(self, extents: tuple[Any, ...], attrs: Attrs) -> None:
         super().__init__()
         if not extents:
-            raise error("parallel-extents", "T.Parallel needs at least one extent")
+            raise error("parallel-extents", "T.Parallel needs at least one extent",
+                        expected="at least one extent", found="none")
         self.extents = tuple(loop_bound(e, "an extent") for e in extents)
         few_enough("T.Parallel", *self.extents)
         self.attrs = attrs
@@ -288,15 +295,19 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
     order, stage: one entry per scheduled statement of the body.  Raises pipeline-stages.
     """
     if not isinstance(num_stages, int) or isinstance(num_stages, bool) or num_stages < 0:
-        raise error("pipeline-arguments", f"num_stages must be a non-negative integer, got {num_stages!r}")
+        raise error("pipeline-arguments", f"num_stages must be a non-negative integer, got {num_stages!r}",
+                    expected="an integer from 0", found=repr(num_stages))
     for name, v in (("order", order), ("stage", stage)):
         if v is not None and not all(isinstance(x, int) for x in v):
-            raise error("pipeline-arguments", f"`{name}` of T.Pipelined must be a list of integers, got {v!r}")
+            raise error("pipeline-arguments", f"`{name}` of T.Pipelined must be a list of integers, got {v!r}",
+                        expected="a list of integers", found=repr(v))
     if order is not None and len(set(order)) != len(order):
-        raise error("pipeline-arguments", f"two statements have the same order in {list(order)}")
+        raise error("pipeline-arguments", f"two statements have the same order in {list(order)}",
+                    expected="an order of its own for each statement", found=str(list(order)))
     if order is not None and stage is not None and len(order) != len(stage):
         raise error("pipeline-arguments", f"pipeline annotation size: order has {len(order)} entries, "
-                    f"stage {len(stage)}")
+                    f"stage {len(stage)}",
+                    expected=f"{len(order)} stages", found=str(len(stage)))
     if num_stages == 0 and stage is None:
         return LoopFrame(start, stop, None, "serial", attrs_of(annotations))
     return LoopFrame(start, stop, None, "pipelined",
@@ -319,7 +330,8 @@ def parallel(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None
         return ParallelFrame((start,), attrs_of(annotations))
     if is_const(start, 0):
         return ParallelFrame((stop,), attrs_of(annotations))
-    raise error("loop-bounds", "T.parallel with a start other than 0 is not available: add the start in the body")
+    raise error("loop-bounds", "T.parallel with a start other than 0 is not available: add the start in the body",
+                expected="start 0", found=str(start))
 
 
 def loop_break() -> None:

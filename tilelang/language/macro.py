@@ -12,7 +12,8 @@ from tilelang.ir import Const, Expr, Load, Region, Var, load
 
 from .ast_rewrite import Rewritten, rewrite_function
 from .builder import Builder
-from .prim_func import closure_names, outer_locals, refine, resolve_annotation
+from .prim_func import closure_names, outer_locals, resolve_annotation
+from .python_errors import refine
 from .regions import BufferSlice
 from .scope import UNDEFINED, Context, Poison
 from .state import describe, error, need_builder
@@ -53,11 +54,13 @@ class Macro:
         b = need_builder(f"macro {self.name}")
         if b.lazy:
             raise error("lazy-effect", f"macro `{self.name}` is called in an operand that may not be "
-                                       "evaluated", hint="call it in a statement before and use its result")
+                                       "evaluated",
+                        found=f"a call of macro `{self.name}`", hint="call it in a statement before and use its result")
         try:
             bound = self._signature.bind(*args, **kw)
         except TypeError as e:
-            raise error("macro-arguments", f"macro `{self.name}`: {e}") from None
+            raise error("macro-arguments", f"macro `{self.name}`: {e}",
+                        expected=f"{self.name}{self._signature}", found=str(e)) from None
         bound.apply_defaults()
         rw = self._rewritten = self._rewritten or rewrite_function(self.orig_func)
         refs = self._reference_params()
@@ -118,6 +121,7 @@ class Macro:
             value._raise()
         raise error("macro-reference", f"To pass as reference, argument `{name}` is expected to be a variable or a "
                            f"buffer region, found {describe(value)}",
+                    found=describe(value),
                            hint="pass a T.alloc_var, an element A[i] or a slice of a buffer")
 
     def __repr__(self) -> str:

@@ -30,6 +30,7 @@ def _float_arg(x: Any, name: str, strict: bool) -> Expr:
         return e
     if strict and not isinstance(x, (int, float)):
         raise error("math-type", f"T.{name} only supports floating-point inputs, but got {e.dtype}",
+                    expected="a float", found=str(e.dtype),
                            hint="cast the argument: T.cast(x, 'float32')")
     return cast(e, F32.with_lanes(e.dtype.lanes))
 
@@ -76,7 +77,8 @@ def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:
     e = value_of(x)
     rows = {"ties-to-even": "nearbyint", "ties-away-from-zero": "round"}
     if rounding_mode not in rows:
-        raise error("rounding-mode", f"T.round: unknown rounding mode {rounding_mode!r}, expected one of {list(rows)}")
+        raise error("rounding-mode", f"T.round: unknown rounding mode {rounding_mode!r}, expected one of {list(rows)}",
+                    expected=f"one of {', '.join(rows)}", found=repr(rounding_mode))
     return e if e.dtype.is_int else call(rows[rounding_mode], (e,), e.dtype)
 
 
@@ -97,7 +99,8 @@ def _integer(name: str, result: DType | None = None) -> Callable[..., Expr]:
     def fn(x: Any) -> Expr:
         e = value_of(x)
         if not e.dtype.is_int:
-            raise error("math-type", f"T.{name} needs an integer, found {e.dtype}")
+            raise error("math-type", f"T.{name} needs an integer, found {e.dtype}",
+                        expected="an integer", found=str(e.dtype))
         return call(name, (e,), result or e.dtype)
 
     fn.__name__ = fn.__qualname__ = name
@@ -236,13 +239,18 @@ def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any 
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
     if round not in ("", "rn", "rz", "rp", "rm", "rs"):
-        raise error("cast-option", f"Invalid round mode {round!r}, expected '', rn, rz, rp, rm or rs")
+        raise error("cast-option", f"Invalid round mode {round!r}, expected '', rn, rz, rp, rm or rs",
+                    expected="'', rn, rz, rp, rm or rs", found=repr(round))
     if not isinstance(sat, bool):
-        raise error("cast-option", f"sat must be a bool, got {sat!r}")
+        raise error("cast-option", f"sat must be a bool, got {sat!r}",
+                    expected="a bool", found=repr(sat))
     if (round == "rs") != (rbits is not None):
-        raise error("cast-option", "rbits goes with round='rs', and only with it")
+        raise error("cast-option", "rbits goes with round='rs', and only with it",
+                    expected="rbits with round='rs', and only with it",
+                    found=f"round={round!r} {'without' if rbits is None else 'with'} rbits")
     if round not in ("", "rn") or not sat:
-        raise error("cast-option", f"T.cast with round={round!r}, sat={sat} is not available yet")
+        raise error("cast-option", f"T.cast with round={round!r}, sat={sat} is not available yet",
+                    expected="round='rn', sat=True", found=f"round={round!r}, sat={sat}")
     dt = dtype_of(dtype, "T.cast")
     e = value_of(value)
     return cast(e, dt.with_lanes(e.dtype.lanes) if dt.lanes == 1 and e.dtype.lanes > 1 else dt)
@@ -259,7 +267,8 @@ def reinterpret(value: Any, dtype: Any) -> Expr:
         value, dtype = dtype, value
     e, dt = value_of(value), dtype_of(dtype, "T.reinterpret")
     if e.dtype.bits * e.dtype.lanes != dt.bits * dt.lanes:
-        raise error("bit-size", f"T.reinterpret of {e.dtype} as {dt}: sizes differ")
+        raise error("bit-size", f"T.reinterpret of {e.dtype} as {dt}: sizes differ",
+                    expected=f"a type of {e.dtype.bits * e.dtype.lanes} bits", found=f"{dt}, {dt.bits * dt.lanes} bits")
     return e if e.dtype == dt else call("reinterpret", (e,), dt)
 
 
@@ -267,7 +276,8 @@ def Select_(cond: Any, a: Any, b: Any) -> Expr:
     """cond ? a : b, both evaluated; one type."""
     x, y = value_of(a), value_of(b)
     if x.dtype != y.dtype:
-        raise error("select-types", f"T.Select: mismatched types {x.dtype} and {y.dtype}")
+        raise error("select-types", f"T.Select: mismatched types {x.dtype} and {y.dtype}",
+                    found=f"{x.dtype} and {y.dtype}")
     c = as_bool(cond)
     return Select(c, x, y, x.dtype, False)
 
@@ -302,15 +312,19 @@ def extract_lane(vec: Any, lane: Any) -> Expr:
     if isinstance(vec, BufferSlice):
         vec = vec.vector()
     if not isinstance(vec, Expr):
-        raise error("math-type", f"T.extract_lane needs a vector expression, found {describe(vec)}")
+        raise error("math-type", f"T.extract_lane needs a vector expression, found {describe(vec)}",
+                    expected="a vector expression", found=describe(vec))
     if isinstance(lane, Const):
         lane = lane.value
     if not isinstance(lane, int):
-        raise error("math-type", "T.extract_lane needs a constant lane")
+        raise error("math-type", "T.extract_lane needs a constant lane",
+                    expected="a constant lane", found=describe(lane))
     if vec.dtype.lanes == 1:
-        raise error("packed-type", f"T.extract_lane needs a vector, found {vec.dtype}")
+        raise error("packed-type", f"T.extract_lane needs a vector, found {vec.dtype}",
+                    expected="a vector", found=str(vec.dtype))
     if not 0 <= lane < vec.dtype.lanes:
-        raise error("lane-range", f"lane {lane} of {vec.dtype} does not exist")
+        raise error("lane-range", f"lane {lane} of {vec.dtype} does not exist",
+                    expected=f"a lane from 0 to {vec.dtype.lanes - 1}", found=str(lane))
     return Shuffle((vec,), (lane,), vec.dtype.scalar)
 
 
@@ -339,6 +353,7 @@ def infinity(dtype: Any) -> Expr:
     d = dtype_of(dtype, "T.infinity")
     if not d.is_float:
         raise error("math-type", f"T.infinity of {d}: only float types have it",
+                    expected="a float type", found=str(d),
                            hint="use T.max_value or T.min_value")
     return const(_math.inf, d)
 

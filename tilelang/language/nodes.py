@@ -65,7 +65,8 @@ def _immediate(name: str, kind: str) -> NodeType:
     def build(dtype: Any, value: Any) -> Any:
         dt = dtype_of(dtype, f"T.{name}")
         if not belongs(dt):
-            raise error("math-type", f"T.{name} holds a constant of {kind} type, found {dt}")
+            raise error("math-type", f"T.{name} holds a constant of {kind} type, found {dt}",
+                        expected=f"a {kind} type", found=str(dt))
         return const(value, dt)
 
     return _node(name, f"{name}(dtype, value): a constant of {kind} type.", build, ir.Const,

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Buffer, Func, Node, Seq, Span, Stmt, Var, seq, to_text, with_attrs
+from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, seq, to_text, with_attrs
 from tilelang.ir import dtype as DType
 from tilelang.ir import replace as replace_node
 
 from .ast_rewrite import Rewritten, rewrite_function
 from .builder import Builder, tracing
-from .regions import BufferSlice
+from .python_errors import place_error, refine
 from .scope import UNDEFINED, Context
-from .state import error, positions
+from .state import error
 from .tensor import PointerFactory, TensorFactory, TensorSpec
 
 
@@ -115,6 +112,7 @@ class Unannotated:
 
     def _raise(self, *_: Any) -> Any:
         raise error("parameter-annotation", f"Argument `{self._name}` is not annotated",
+                    found=f"`{self._name}` without one",
                            hint=f"annotate it in the signature, or by `{self._name}: T.Tensor(shape, dtype)` before "
                                 "its use")
 
@@ -133,7 +131,8 @@ def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any
     if isinstance(annotation, TensorFactory):
         raise errors.error("parameter-annotation", f"Argument `{name}`: {annotation!r} without a shape takes it from "
                                                    "the "
-                           "argument of the call, which only tilelang.jit functions have", span=at,
+                           "argument of the call, which only tilelang.jit functions have",
+                           expected="a shape", found=f"{annotation!r} without one", span=at,
                            hint=f"write {annotation!r}(shape, dtype)")
     if isinstance(annotation, TensorSpec):
         buffer = annotation.buffer(b.fresh_name(name), span=at)
@@ -155,7 +154,8 @@ def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any
         return annotation
     raise errors.error("parameter-annotation", f"Argument `{name}` is annotated with {annotation!r}, which is neither "
                                                "a tensor "
-                       "nor a scalar type", span=at, hint="use T.Tensor(shape, dtype), T.float32, T.int32, T.ptr, …")
+                       "nor a scalar type",
+                       found=repr(annotation), span=at, hint="use T.Tensor(shape, dtype), T.float32, T.int32, T.ptr, …")
 
 
 def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any]) -> Any:
@@ -171,7 +171,8 @@ def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any])
         try:
             return DType(text.removeprefix("T."))
         except (ValueError, TypeError):
-            raise error("parameter-annotation", f"cannot evaluate the annotation {text!r}: {e}") from None
+            raise error("parameter-annotation", f"cannot evaluate the annotation {text!r}: {e}",
+                        found=f"{text!r}: {e}") from None
 
 
 def closure_names(fn: Callable[..., Any], caller_locals: dict[str, Any] | None) -> dict[str, Any]:
@@ -190,7 +191,8 @@ def check_signature(fn: Callable[..., Any]) -> inspect.Signature:
     sig = inspect.signature(fn)
     for p in sig.parameters.values():
         if p.kind is p.POSITIONAL_ONLY:
-            raise error("positional-only", f"positional-only parameter `{p.name}` of `{fn.__name__}` is not supported")
+            raise error("positional-only", f"positional-only parameter `{p.name}` of `{fn.__name__}` is not supported",
+                        found=f"`{p.name}` in front of a /")
     return sig
 
 
@@ -236,85 +238,6 @@ def run_rewritten(b: Builder, fn: Callable[..., Any], rw: Rewritten, args: dict[
             raise placed from e
 
 
-_PLACED: tuple[tuple[type[Exception], str], ...] = (
-    (errors.InternalError, ""), (errors.JITNoBuilderError, ""), (NotImplementedError, ""), (RecursionError, ""),
-    (OverflowError, "overflow"), (TypeError, "type"), (ValueError, "value"), (AttributeError, "attribute"),
-    (RuntimeError, "operation"), (NameError, "undefined-name"))
-errors.register("undefined-name", NameError, "a kernel function uses a name that is not defined where it is traced",
-                "define it before the kernel function, or give it as a parameter")
-
-# What to write instead of Python's own functions, which need their values while tracing.
-_INSTEAD = (
-    ("Cannot use and / or / not operator to Expr", "min, max, bool and sorted of Python need values while tracing: use "
-     "T.min, T.max, T.if_then_else; `if` and `while` of a kernel function take run-time conditions"),
-    ("bad operand type for abs()", "use T.abs"),
-    ("a Python integer is needed here", "int, float, range bounds in comprehensions and the functions of math need values "
-     "while tracing: use T.cast(x, dtype), or the function of that name in T, such as T.sqrt"),
-    ("loop of ufunc", "NumPy's functions need values while tracing: use the function of that name in T, such as T.exp"),
-    ("has no len()", "use its shape: A.shape[0]"),
-)
-
-
-def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
-    """An error raised inside the language (not by the user's own Python) as one with the user's place."""
-    last = e.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    module = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
-    ours = module.startswith("tilelang.") or isinstance(getattr(e, "obj", None), (Node, BufferSlice))
-    here = last is not None and (last.tb_frame.f_code is b.ctx.code or last.tb_frame.f_code in b.ctx.code.co_consts)
-    for cls, kind in _PLACED:
-        if isinstance(e, cls):
-            if kind == "undefined-name" and module.startswith("tilelang."):  # a name of ours: no mistake of the user's
-                return None
-            if not kind or not ours and not (here and isinstance(e, (TypeError, NameError))):
-                return None
-            hint = next((h for part, h in _INSTEAD if part in str(e)), "")
-            hint = hint or (_parameters(e) if " argument" in str(e) else _meant(e))
-            return errors.error(kind, str(e), span=refine(b, e), hint=hint)
-    return None
-
-
-def _parameters(e: Exception) -> str:
-    """A hint that shows the parameters of the function of T that a call does not fit."""
-    name = str(e).partition("(")[0]
-    found = getattr(sys.modules["tilelang.language"], name, None) if name.isidentifier() else None
-    try:
-        return f"T.{name}{_bare(found)}"
-    except (TypeError, ValueError):
-        return "see help() of the function for its parameters"
-
-
-def _bare(fn: Any) -> str:
-    """The parameters of a function as written, without their types."""
-    signature = inspect.signature(fn)
-    return str(signature.replace(return_annotation=inspect.Signature.empty, parameters=[
-        p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]))
-
-
-def _meant(e: Exception) -> str:
-    """A hint that names what is spelt almost like the attribute that was not found."""
-    if not isinstance(e, AttributeError) or not e.name:
-        return ""
-    known = {x.lower(): x for x in reversed(dir(e.obj)) if not x.startswith("__")}
-    owner = e.obj.__name__.rpartition(".")[2] if isinstance(e.obj, ModuleType) else type(e.obj).__name__
-    owner = "T" if owner == "language" else owner
-    found = difflib.get_close_matches(e.name.lower(), known, n=3)
-    return f"did you mean {' or '.join(f'{owner}.{known[x]}' for x in found)}?" if found else ""
-
-
-def refine(b: Builder, e: BaseException) -> Span | None:
-    """The expression of the traced statement that raised, where Python tells; else the statement."""
-    span, at, trace = b.span(), None, e.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code is b.ctx.code or trace.tb_frame.f_code in b.ctx.code.co_consts:
-            at = positions(trace.tb_frame.f_code, trace.tb_lasti)
-        trace = trace.tb_next
-    if span is None or at is None or not span.line <= at[0] <= max(span.line, span.end_line):
-        return span
-    return replace(span, line=at[0], col=at[2], end_line=at[1], end_col=at[3])
-
-
 def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
     """The Func of a finished trace.  order: parameter names in signature order."""
     while b.frames[-1] is not b.root:
@@ -323,12 +246,14 @@ def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
         kept = {len(b.outputs) + k for k in b.returned or ()}
         missing = [o.name for k, o in enumerate(b.outputs) if k not in kept]
         raise errors.error("outputs-not-returned", "Not all tensor allocated from `T.empty` are returned: "
-                           f"{', '.join(missing)}", span=span, hint="return every T.empty tensor at the end")
+                           f"{', '.join(missing)}",
+                           found=f"not {', '.join(missing)}", span=span, hint="return every T.empty tensor at the end")
     params: list[Var] = []
     buffers: list[tuple[Var, Buffer]] = []
     for p in order:
         if p not in b.params:
-            raise errors.error("parameter-annotation", f"Argument `{p}` is not annotated", span=span)
+            raise errors.error("parameter-annotation", f"Argument `{p}` is not annotated",
+                               found=f"`{p}` without one", span=span)
         var, buffer = b.params[p]
         params.append(var)
         if buffer is not None:
@@ -356,7 +281,8 @@ def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | 
     annotations = getattr(pyfunc, "__annotations__", {})
     for p in sig.parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise error("parameter-annotation", f"`*{p.name}` is not supported as a kernel parameter")
+            raise error("parameter-annotation", f"`*{p.name}` is not supported as a kernel parameter",
+                        found=f"*{p.name}")
         if p.default is not p.empty:
             defaults[p.name] = p.default
         if p.name in annotations:
@@ -367,7 +293,8 @@ def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | 
         else:
             raise errors.error("parameter-missing", f"Argument `{p.name}` is not annotated: missing a required "
                                                     "argument "
-                               "annotation", span=param_span(rw, p.name),
+                               "annotation",
+                               found=f"`{p.name}` without one", span=param_span(rw, p.name),
                                hint=f"write `{p.name}: T.Tensor(shape, dtype)` or a scalar type such as T.int32")
     run_rewritten(b, pyfunc, rw, args, caller_locals)
     func = finish(b, pyfunc.__name__, list(sig.parameters), function_span(rw))

@@ -86,9 +86,11 @@ def _advance(b: Builder, s: _State, by: Expr) -> None:
 def _integer(what: str, v: Any) -> Expr:
     e = convert(v)
     if not e.dtype.is_int or e.dtype.lanes != 1:
-        raise error("rng", f"T.rng_init: {what} must be an integer, found {e.dtype}")
+        raise error("rng", f"T.rng_init: {what} must be an integer, found {e.dtype}",
+                    expected="an integer", found=str(e.dtype))
     if isinstance(v, int) and not 0 <= v < 1 << 64:
-        raise error("rng", f"T.rng_init: {what} must be in 0 .. 2**64 - 1, found {v}")
+        raise error("rng", f"T.rng_init: {what} must be in 0 .. 2**64 - 1, found {v}",
+                    expected="0 to 2**64 - 1", found=str(v))
     return cast(e, _U64)
 
 
@@ -100,9 +102,11 @@ def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = _PHILOX)
     """
     b, k = need_builder("T.rng_init"), need_kernel("T.rng_init")
     if generator not in _GENERATORS:
-        raise error("rng", f"unknown generator {generator!r}, expected one of {', '.join(_GENERATORS)}")
+        raise error("rng", f"unknown generator {generator!r}, expected one of {', '.join(_GENERATORS)}",
+                    expected=f"one of {', '.join(_GENERATORS)}", found=repr(generator))
     if generator != _PHILOX:
-        raise error("not-available", f"the generator {generator} is not available", hint=f"use {_PHILOX}, the default")
+        raise error("not-available", f"the generator {generator} is not available",
+                    expected=str(_PHILOX), found=str(generator), hint=f"use {_PHILOX}, the default")
     state = getattr(k, "rng", None)
     if state is None:
         state = k.rng = _State(b, b.here())  # type: ignore[attr-defined]
@@ -128,7 +132,9 @@ def _state(what: str) -> tuple[Builder, _State]:
     b = need_builder(what)
     state = getattr(need_kernel(what), "rng", None)
     if state is None:
-        raise error("rng", f"{what} before T.rng_init", hint="call T.rng_init(seed) first, in the same kernel")
+        raise error("rng", f"{what} before T.rng_init",
+                    expected="T.rng_init before it", found="none in this kernel",
+                    hint="call T.rng_init(seed) first, in the same kernel")
     return b, state
 
 
@@ -158,7 +164,8 @@ def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Var:
     """
     b, s = _state("T.rng_rand_float")
     if bit not in (32, 64) or dist not in ("uniform", "normal"):
-        raise error("rng", f"T.rng_rand_float takes bit 32 or 64 and dist 'uniform' or 'normal', found {bit!r}, {dist!r}")
+        raise error("rng", f"T.rng_rand_float takes bit 32 or 64 and dist 'uniform' or 'normal', found {bit!r}, {dist!r}",
+                    expected="bit 32 or 64, dist 'uniform' or 'normal'", found=f"{bit!r}, {dist!r}")
     dt = DType(f"float{bit}")
     if dist == "uniform":
         unit = const(2.0 ** -32, dt)

@@ -35,6 +35,7 @@ def _attributes(attrs: dict[str, Any]) -> None:
     for key, value in attrs.items():
         if str(key) != _IMPORT:
             raise error("not-available", f"the raw attribute {key!r} is not available",
+                        expected="pragma_import_c or reduce_scope", found=repr(key),
                         hint="known: pragma_import_c, reduce_scope")
         import_source(value)
 
@@ -95,6 +96,7 @@ def let(var: Var, value: Any) -> Frame:
     need_builder("T.let")
     if not isinstance(var, Var) or var.dtype.is_handle:
         raise error("store-target", f"T.let names a scalar variable, found {describe(var)}",
+                    expected="a scalar variable", found=describe(var),
                     hint='write v = T.var("v", "int32") before')
     return _LetFrame(var, cast(convert(value), var.dtype))
 
@@ -127,7 +129,8 @@ def buffer_at(data: Any) -> Buffer:
     known += [s.buffer for f in b.frames for s in f.stmts if isinstance(s, Alloc)] + list(b.outputs)
     found = next((x for x in known if x.data is data), None)
     if found is None:
-        raise error("pointer", f"T.tvm_access_ptr needs the storage of a buffer in scope (`A.data`), found {describe(data)}")
+        raise error("pointer", f"T.tvm_access_ptr needs the storage of a buffer in scope (`A.data`), found {describe(data)}",
+                    expected="the storage of a buffer in scope, A.data", found=describe(data))
     return found
 
 
@@ -150,7 +153,8 @@ def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any
 def handle_add_byte_offset(pointer: Any, offset: Any) -> Expr:
     """An address, `offset` bytes further on."""
     if not isinstance(pointer, Expr) or not (pointer.dtype.is_handle or pointer.dtype.is_int):
-        raise error("pointer", f"T.handle_add_byte_offset needs a pointer or an address, found {describe(pointer)}")
+        raise error("pointer", f"T.handle_add_byte_offset needs a pointer or an address, found {describe(pointer)}",
+                    expected="a pointer or an address", found=describe(pointer))
     return cast(binary("add", cast(pointer, "int64"), cast(convert(offset), "int64")), "handle")
 
 
@@ -162,6 +166,7 @@ def decl_buffer(shape: Any, dtype: Any = "float32", data: Any = None, strides: A
         data = data.data
     if not isinstance(data, Var):
         raise error("pointer", f"T.decl_buffer needs the storage of a buffer (`data=A.data`), found {describe(data)}",
+                    expected="the storage of a buffer, A.data", found=describe(data),
                     hint="use T.alloc_buffer for new storage")
     spec = TensorSpec(shape_of(shape, "T.decl_buffer"), dtype, strides, scope, align=align, elem_offset=elem_offset)
     out = spec.buffer(b.fresh_name("view"), data, b.here())
@@ -184,9 +189,11 @@ def call_intrin(dtype: Any, op: str, *args: Any, annotations: Any = None, **attr
     name = str(op).removeprefix("tl.").removeprefix("tirx.")
     row = INTRINSICS.get(name)
     if row is None:
-        raise error("extern-argument", f"no intrinsic is named {op!r}", hint="call device functions by T.call_extern")
+        raise error("extern-argument", f"no intrinsic is named {op!r}",
+                    expected="the name of an intrinsic", found=repr(op), hint="call device functions by T.call_extern")
     if row.arity >= 0 and row.arity != len(args):
         raise error("extern-argument", f"intrinsic {name} takes {row.arity} arguments, found {len(args)}",
+                    expected=f"{row.arity} arguments", found=str(len(args)),
                     hint="see target/intrinsics.py and target/instructions.py")
     if str(dtype) in ("handle", "void"):
         return emit_call(name, args, "void", **attrs)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
+from tilelang.errors import facts
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, Load, Region, Span, Stmt, Store,
                          TileOp, Var, cast, const, convert, walk)
 from tilelang.ir import dtype as DType
@@ -113,7 +114,8 @@ class Recorder:
         if self.lazy:
             raise errors.error("lazy-effect", "a statement (tile op, macro with effects, atomic) stands in an operand "
                                               "that "
-                               "may not be evaluated", span=self.here(),
+                               "may not be evaluated",
+                               found="a tile op, an atomic or a macro with effects", span=self.here(),
                                hint="only the first operand of and/or and the test of `a if c else b` always run: "
                                "call it in a statement before")
         if self.hazard is not None and isinstance(stmt, _SIMPLE):
@@ -150,7 +152,8 @@ class Recorder:
         for x in walk(stmt):
             if isinstance(x, Load) and id(x.buffer.data) in written:
                 message = f"`{x.buffer.name}` is read in a statement that also changes it by a macro or atomic"
-                raise errors.error("evaluation-order", message, span=self.span())
+                raise errors.error("evaluation-order", message,
+                                   found=f"`{x.buffer.name}` read and changed in one", span=self.span())
 
     def enter(self, frame: Frame) -> Any:
         frame.span = self.here()
@@ -211,7 +214,8 @@ class Recorder:
         elif isinstance(value, BufferSlice):
             return self.freeze_slice(value)
         elif isinstance(value, Undefined):
-            raise errors.error("scope", f"`{name}` is assigned from a name that has no value yet", span=self.span())
+            raise errors.error("scope", f"`{name}` is assigned from a name that has no value yet",
+                               found=f"`{name}` assigned from a name without one", span=self.span())
         elif isinstance(value, Poison):
             value._raise()  # assigning from a dead name is a use
         elif not self.lazy:  # variables made for a container stay in it, whatever else they are called later
@@ -252,7 +256,8 @@ class Recorder:
         """The target of a for header or `with … as`.  A loop over several extents needs a name for each."""
         if isinstance(value, tuple):
             raise errors.error("unpack", "the header names one variable, the loop gives "
-                                         f"{len(value)}", span=self.span(),
+                                         f"{len(value)}",
+                               expected="one name", found=f"{len(value)} values", span=self.span(),
                                hint="name one variable per extent")
         self.name_value(name, value)
         return value
@@ -263,6 +268,7 @@ class Recorder:
         if items is None or len(items) != n:
             found = "one value" if items is None else f"{len(items)}"
             raise errors.error("unpack", f"the header names {n} variables, the loop or launch gives {found}",
+                               expected=f"{n} values", found=str(found),
                                span=self.span(), hint="name one variable per extent")
         return items
 
@@ -303,13 +309,16 @@ class Recorder:
     def unpack(self, value: Any, n: int, star: int | None = None) -> tuple[Any, ...]:
         """The n values of a tuple assignment, all computed before the first is assigned."""
         if isinstance(value, (Expr, Buffer, BufferSlice)) and not isinstance(value, Var):
-            raise errors.error("unpack", f"cannot unpack one value into {n} names", span=self.span())
+            raise errors.error("unpack", f"cannot unpack one value into {n} names",
+                               expected=f"{n} values", found="one", span=self.span())
         items = list(value)
         if star is None and len(items) != n:
-            raise errors.error("unpack", f"expected {n} values to unpack, found {len(items)}", span=self.span())
+            raise errors.error("unpack", f"expected {n} values to unpack, found {len(items)}",
+                               expected=f"{n} values", found=str(len(items)), span=self.span())
         if star is not None:
             if len(items) < n - 1:
                 raise errors.error("unpack", f"expected at least {n - 1} values to unpack, found {len(items)}",
+                                   expected=f"at least {n - 1} values", found=str(len(items)),
                                    span=self.span())
             tail = n - 1 - star
             items = [*items[:star], items[star:len(items) - tail], *items[len(items) - tail:]]
@@ -318,16 +327,19 @@ class Recorder:
     def augment(self, name: str, old: Any, op: str, value: Any) -> Any:
         """`name op= value`."""
         if isinstance(old, Undefined):
-            raise errors.error("scope", f"`{name}` is used before it has a value", span=self.span())
+            raise errors.error("scope", f"`{name}` is used before it has a value",
+                               found=f"`{name}` without one", span=self.span())
         if isinstance(old, (Buffer, BufferSlice)):
             raise errors.error("whole-buffer-assignment", f"`{name} {op}=` on a whole buffer is not supported: use "
                                                           "slice "
-                               "assignment", span=self.span(), hint="write a T.Parallel loop over its elements")
+                               "assignment",
+                               found=f"`{name}`, a whole buffer",
+                               span=self.span(), hint="write a T.Parallel loop over its elements")
         return self.bind(name, self._apply(op, old, value), old)
 
     def _apply(self, op: str, a: Any, b: Any) -> Any:
         if isinstance(a, Expr) and isinstance(b, str):
-            raise TypeError(f"`{op}=` of an expression and a string")
+            raise facts(TypeError(f"`{op}=` of an expression and a string"), "two values", "a string")
         return OPS[op](a, b)
 
     def setitem(self, target: Any, key: Any, value: Any) -> None:
@@ -339,7 +351,8 @@ class Recorder:
         elif isinstance(target, Poison):
             target._raise()
         elif isinstance(target, (Expr, BufferSlice)):
-            raise errors.error("store-target", f"{describe(target)} does not support item assignment", span=self.span(),
+            raise errors.error("store-target", f"{describe(target)} does not support item assignment",
+                               found=describe(target), span=self.span(),
                                hint="index the buffer itself; a T.alloc_var is assigned by its name, without [0]")
         else:
             self._keep(target, key, value)
@@ -356,6 +369,7 @@ class Recorder:
         if isinstance(value, (Buffer, str, type(None), list, tuple, dict)) and not isinstance(value, DType):
             raise errors.error("store-type", f"an element of `{buffer.name}` cannot be assigned a "
                                              f"{type(value).__name__}",
+                               found=f"a {type(value).__name__}",
                                span=self.span(), hint="use T.copy to move whole tiles")
         v = convert(value)
         lanes = max((i.dtype.lanes for i in indices), default=1)
@@ -363,7 +377,8 @@ class Recorder:
         if v.dtype.lanes not in (1, want.lanes) or v.dtype.is_handle and not want.is_handle and want.bits != 64:
             raise errors.error("store-type", f"Incompatible types in BufferStore: an element of `{buffer.name}` is "
                                              f"{want}, "
-                               f"the value is {v.dtype}", span=self.span())
+                               f"the value is {v.dtype}",
+                               expected=str(want), found=str(v.dtype), span=self.span())
         stored = v if v.dtype == want else _cast_value(value, v, want)
         self.emit(Store(buffer, tuple(indices), stored, span=self.here()))
 

@@ -46,21 +46,24 @@ def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | No
     """Accumulator of a shape, combined by op: sum, max, min, bitand, bitor, bitxor.  replication: older form."""
     b = need_builder("T.alloc_reducer")
     if op not in OPS:
-        raise error("reduce-kind", f"unknown kind of reducer {op!r}, expected one of {', '.join(OPS)}")
+        raise error("reduce-kind", f"unknown kind of reducer {op!r}, expected one of {', '.join(OPS)}",
+                    expected=f"one of {', '.join(OPS)}", found=repr(op))
     if replication is not None:
         warnings.warn("T.alloc_reducer(replication=…) is deprecated, use reducer_init, reducer_update, "
                       "finalize_reducer",
                       DeprecationWarning, stacklevel=2)
     acc = alloc_fragment(shape, dtype)
     if op.startswith("bit") and not (acc.dtype.is_int or acc.dtype.is_bool):
-        raise error("reducer-type", f"a {op} reducer requires an integer dtype, found {acc.dtype}")
+        raise error("reducer-type", f"a {op} reducer requires an integer dtype, found {acc.dtype}",
+                    expected="an integer type", found=str(acc.dtype))
     b.reducers[id(acc)] = (acc, _Epoch(op, replication is not None))
     return acc
 
 
 def _epoch(b: Builder, acc: Any, what: str) -> _Epoch:
     if not isinstance(acc, Buffer) or id(acc) not in b.reducers:
-        raise error("reducer-operand", f"{what} needs a reducer from T.alloc_reducer, found {describe(acc)}")
+        raise error("reducer-operand", f"{what} needs a reducer from T.alloc_reducer, found {describe(acc)}",
+                    expected="a reducer of T.alloc_reducer", found=describe(acc))
     return b.reducers[id(acc)][1]
 
 
@@ -69,9 +72,11 @@ def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
     b = need_builder("T.reducer_init")
     e = _epoch(b, acc, "T.reducer_init")
     if any(getattr(f, "parallel", False) for f in b.frames):
-        raise error("reducer-order", "T.reducer_init inside T.Parallel", hint="initialise the reducer before the loop")
+        raise error("reducer-order", "T.reducer_init inside T.Parallel",
+                    found="T.reducer_init inside T.Parallel", hint="initialise the reducer before the loop")
     if e.state == "open":
-        raise error("reducer-order", f"the reducer `{acc.name}` is initialised twice")
+        raise error("reducer-order", f"the reducer `{acc.name}` is initialised twice",
+                    found=f"T.reducer_init of `{acc.name}` twice")
     e.state = "open"
     e.init = None if init is None else b.freeze(cast(convert(init), acc.dtype))
     return fill(acc, identity(e.op, acc.dtype))
@@ -81,14 +86,17 @@ def reducer_update(element: Any, value: Any) -> Emitted:
     """acc[i, …] = op(acc[i, …], value), once per iteration of the enclosing T.Parallel."""
     b = need_builder("T.reducer_update")
     if not isinstance(element, Load):
-        raise error("reducer-element", f"T.reducer_update takes an element acc[i], found {describe(element)}")
+        raise error("reducer-element", f"T.reducer_update takes an element acc[i], found {describe(element)}",
+                    found=describe(element))
     acc = element.buffer
     e = _epoch(b, acc, "T.reducer_update")
     if e.state != "open":
         raise error("reducer-order", f"T.reducer_update of `{acc.name}`, which is not between reducer_init and "
-                    "finalize_reducer")
+                    "finalize_reducer",
+                    found=f"T.reducer_update of `{acc.name}` outside of them")
     if not any(getattr(f, "parallel", False) for f in b.frames):
-        raise error("reducer-order", "T.reducer_update outside T.Parallel")
+        raise error("reducer-order", "T.reducer_update outside T.Parallel",
+                    found="T.reducer_update outside T.Parallel")
     b.store(acc, element.indices, Binary(OPS[e.op], element, cast(convert(value), acc.dtype), acc.dtype))
     return EMITTED
 
@@ -102,9 +110,11 @@ def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
         e.state = "closed"
         return EMITTED
     if e.state != "open":
-        raise error("reducer-order", f"T.finalize_reducer of `{acc.name}`, which is not initialised")
+        raise error("reducer-order", f"T.finalize_reducer of `{acc.name}`, which is not initialised",
+                    found=f"T.finalize_reducer of `{acc.name}` without T.reducer_init")
     if not isinstance(dst, Buffer) or dst.scope_name != "local.fragment":
-        raise error("reducer-operand", f"T.finalize_reducer writes to a fragment, found {describe(dst)}")
+        raise error("reducer-operand", f"T.finalize_reducer writes to a fragment, found {describe(dst)}",
+                    expected="a fragment", found=describe(dst))
     e.state = "closed"
     copy(acc, dst)
     if e.init is not None:

@@ -26,10 +26,12 @@ def subscript(buffer: Buffer, key: Any, storing: bool = False) -> Any:
         shape = "(" + ", ".join(map(str, buffer.shape)) + ("," if n == 1 else "") + ")"
         if storing:
             raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional, cannot be indexed with the "
-                         f"{len(items)}-dimensional indices provided.")
+                         f"{len(items)}-dimensional indices provided.",
+                        expected=f"{n} indices", found=str(len(items)))
         raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional (shape={shape}), but {len(items)} "
                                    "index(es) "
-                     f"were provided: give one index or slice per dimension")
+                     f"were provided: give one index or slice per dimension",
+                    expected=f"{n} indices or slices", found=str(len(items)))
     sliced = False
     for i in items:
         if type(i) is slice:
@@ -59,11 +61,13 @@ def _index(buffer: Buffer, d: int, i: Any) -> Expr:
     """Index i of dimension d as an integer expression; negative constants count from the end."""
     if isinstance(i, int) or type(i) is Const or isinstance(i, np.integer):
         if isinstance(i, Const) and i.dtype.is_float:
-            raise error("index-type", f"index {d} of `{buffer.name}` is the float {i.value}, an integer is needed")
+            raise error("index-type", f"index {d} of `{buffer.name}` is the float {i.value}, an integer is needed",
+                        expected="an integer", found=str(i.value))
         return _constant_index(buffer, d, int(i))
     e = i if isinstance(i, Expr) else _convert_index(buffer, d, i)
     if not (e.dtype.is_int or e.dtype.is_bool):
         raise error("index-type", f"index {d} of `{buffer.name}` has type {e.dtype}, an integer is needed",
+                    expected="an integer", found=str(e.dtype),
                      hint="cast it: T.cast(i, 'int32')")
     return cast(e, I32) if e.dtype.is_bool else e
 
@@ -73,13 +77,15 @@ def _convert_index(buffer: Buffer, d: int, i: Any) -> Expr:
         what = "..." if i is Ellipsis else type(i).__name__
         raise error("index-type", f"index {d} of `{buffer.name}` is {what}, an integer, an integer expression or a "
                                   "slice is "
-                     "needed")
+                     "needed",
+                    found=what)
     try:
         return convert(i)
     except TypeError:
         raise error("index-type", f"index {d} of `{buffer.name}` is a {type(i).__name__}, an integer, an integer "
                                   "expression "
-                     "or a slice is needed") from None
+                     "or a slice is needed",
+                    found=f"a {type(i).__name__}") from None
 
 
 def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
@@ -87,11 +93,13 @@ def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
     if i < 0:
         if isinstance(dim, int):
             if i + dim < 0:
-                raise error("index-range", f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})")
+                raise error("index-range", f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})",
+                            expected=f"an index from {-dim} to {dim - 1}", found=str(i))
             return convert(i + dim)
         return binary("add", dim, i)
     if isinstance(dim, int) and i >= dim and buffer.scope_name != "global":
         raise error("index-range", f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})",
+                    expected=f"an index from 0 to {dim - 1}", found=str(i),
                      hint="only accesses to global buffers are guarded")
     return convert(i)
 
@@ -100,6 +108,7 @@ def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
     """Start and extent of a slice.  Constant negative bounds count from the end, as in Python."""
     if s.step is not None and not is_const(s.step, 1):
         raise error("slice-step", "Buffer slicing with step is not supported",
+                    found=f"a step of {s.step}",
                      hint="loop over the elements with T.Parallel")
     dim = buffer.shape[d]
     lo = _bound(buffer, d, s.start, 0, dim)
@@ -108,12 +117,15 @@ def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
     if isinstance(extent, int):
         if extent <= 0:
             raise error("slice-bounds", f"the slice of dimension {d} of `{buffer.name}` has {extent} elements",
+                        expected="start < stop", found=f"{extent} elements",
                          hint="a slice needs start < stop")
         outside = isinstance(lo, int) and isinstance(dim, int) and lo + extent > dim
         if outside and buffer.scope_name != "global":
             raise error("slice-bounds", f"the slice {lo}:{lo + extent} ends past dimension {d} of "
                                         f"`{buffer.name}` "  # type: ignore
-                         f"(size {dim})", hint="only accesses to global buffers are guarded")
+                         f"(size {dim})",
+                        expected=f"an end of at most {dim}", found=f"{lo + extent}",
+                        hint="only accesses to global buffers are guarded")
     return convert(lo), extent
 
 
@@ -127,11 +139,13 @@ def _bound(buffer: Buffer, d: int, v: Any, default: Any, dim: Any) -> Any:
         if v >= 0:
             return v
         if isinstance(dim, int) and v + dim < 0:
-            raise error("slice-bounds", f"the slice bound {v} is outside dimension {d} of `{buffer.name}` (size {dim})")
+            raise error("slice-bounds", f"the slice bound {v} is outside dimension {d} of `{buffer.name}` (size {dim})",
+                        expected=f"a bound of at least {-dim}", found=str(v))
         return dim + v
     e = v if isinstance(v, Expr) else _convert_index(buffer, d, v)
     if not e.dtype.is_int:
-        raise error("index-type", f"a slice bound of `{buffer.name}` has type {e.dtype}, an integer is needed")
+        raise error("index-type", f"a slice bound of `{buffer.name}` has type {e.dtype}, an integer is needed",
+                    expected="an integer", found=str(e.dtype))
     return e
 
 
@@ -176,6 +190,7 @@ class BufferSlice:
 
     def __getitem__(self, key: Any) -> Any:
         raise error("store-target", f"a region of `{self.buffer.name}` cannot be subscripted again",
+                    expected="one subscript of the buffer", found=f"a subscript of a region of `{self.buffer.name}`",
                      hint="index the buffer itself, adding the region's start")
 
     def __repr__(self) -> str:
@@ -207,12 +222,15 @@ def vector_indices(r: Region) -> tuple[Expr, ...]:
         return r.mins
     if len(wide) > 1:
         raise error("slice-value", f"a region of `{r.buffer.name}` with {len(wide)} non-unit dimensions is not a value",
+                    expected="at most one extent other than 1", found=f"extents {tuple(r.extents)}",
                      hint="use T.copy to move tiles, or T.Parallel to compute on them")
     d = wide[0]
     if d != last or not isinstance(r.extents[d], int):
         raise error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have a static extent along the "
                                    "last "
-                     "dimension", hint="use T.copy, T.fill for a constant, or loop over the elements")
+                     "dimension",
+                    expected="a static extent along the last dimension", found=f"extents {tuple(r.extents)}",
+                    hint="use T.copy, T.fill for a constant, or loop over the elements")
     start = r.mins[d]
     ramp = Ramp(start, Const(1, start.dtype), r.extents[d], start.dtype.with_lanes(r.extents[d]))
     return (*r.mins[:d], ramp)
@@ -230,6 +248,7 @@ def store_slice(builder: Any, target: BufferSlice, value: Any) -> None:
     if v.dtype.lanes != target.dtype.lanes * lanes:
         raise error("store-type", f"Incompatible types in BufferStore: the slice of `{target.buffer.name}` has {lanes} "
                     f"elements, the value is {v.dtype}",
+                    expected=f"{target.dtype.lanes * lanes} lanes, or one", found=str(v.dtype),
                     hint="fill a region with T.fill, or broadcast with T.Broadcast")
     lane = Var("lane", I32, span=builder.span())
     one = lane_of(v, lane, target) if lanes > 1 and target.dtype.lanes == 1 else None
@@ -301,12 +320,14 @@ def operand(x: Any, what: str) -> Operand:
         x = b.elements[id(x)][1]
     if isinstance(x, Load):
         if x.indices and isinstance(x.indices[-1], (Ramp, Broadcast)):
-            raise error("region-operand", f"{what} is a vector load: write the slice `{x.buffer.name}[a:b]`")
+            raise error("region-operand", f"{what} is a vector load: write the slice `{x.buffer.name}[a:b]`",
+                        expected=f"a slice {x.buffer.name}[a:b]", found="a vector load")
         return Operand(x.buffer, x.indices, None)
     if hasattr(x, "__tilelang_expr__"):
         x.__tilelang_expr__()  # a dead name says so itself
     raise error("region-operand", f"{what} must be a buffer, a region of it or an element of it, found "
-                 f"{describe(x)}")
+                 f"{describe(x)}",
+                found=describe(x))
 
 
 def whole_region(x: Any, what: str) -> Region:
@@ -342,11 +363,13 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
             raise error("copy-shapes", f"StructuralEqual check failed: T.{what} of whole buffers needs equal shapes, "
                                        "found "
                          f"`{s.buffer.name}` {_shape(s.extents)} and `{d.buffer.name}` {_shape(d.extents)}",
+                        found=f"{_shape(s.extents)} and {_shape(d.extents)}",
                          hint="slice one of them, or give the start element: "
                          f"T.{what}({s.buffer.name}[…], {d.buffer.name})")
         return _checked(s.region(), d.region(), what)
     if s.extents is None and d.extents is None:
         raise error("copy-extents", f"Can't deduce {what} extents from args: both operands are elements",
+                    found="two elements",
                      hint="give a whole buffer or a slice on one side")
     if s.extents is None or d.extents is None:
         base, point = (d, s) if s.extents is None else (s, d)
@@ -357,6 +380,7 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
     if len(a) != len(b):
         raise error("copy-ranks", f"T.{what} does not broadcast or flatten: `{s.buffer.name}` has extents "
                      f"{_shape(s.extents)}, `{d.buffer.name}` {_shape(d.extents)}",
+                    found=f"{_shape(s.extents)} and {_shape(d.extents)}",
                      hint="the extents other than 1 must be as many on both sides")
     if all(same_extent(s.extents[i], d.extents[j]) for i, j in zip(a, b)):
         return _checked(s.region(), d.region(), what)
@@ -366,6 +390,7 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
             if isinstance(x, int) and isinstance(y, int) and x > y:
                 raise error("copy-range", f"Selected loop range is smaller than original src range: dimension {i} of "
                              f"`{s.buffer.name}` has {x}, `{d.buffer.name}` takes {y}",
+                            expected=f"at most {y} in dimension {i}", found=str(x),
                              hint="slice the source to the tile's size")
         return _checked(s.region(_replaced(s.extents, a, d.extents, b)), d.region(), what)
     return _checked(s.region(), d.region(_replaced(d.extents, b, s.extents, a)), what)
@@ -376,9 +401,11 @@ def _checked(src: Region, dst: Region, what: str) -> tuple[Region, Region]:
     for r in (src, dst):
         check_inside(r)
     if src.buffer is dst.buffer and all(a.same(b) for a, b in zip(src.mins, dst.mins)):
-        raise error("copy-overlap", f"T.{what}: source and destination are the same region of `{src.buffer.name}`")
+        raise error("copy-overlap", f"T.{what}: source and destination are the same region of `{src.buffer.name}`",
+                    found=f"one region of `{src.buffer.name}`")
     if src.buffer is dst.buffer and all(map(_meet, src.mins, src.extents, dst.mins, dst.extents)):
-        raise error("copy-overlap", f"T.{what}: source and destination overlap in `{src.buffer.name}`")
+        raise error("copy-overlap", f"T.{what}: source and destination overlap in `{src.buffer.name}`",
+                    found=f"two that share elements of `{src.buffer.name}`")
     return src, dst
 
 
@@ -396,7 +423,9 @@ def check_inside(r: Region) -> None:
         if isinstance(lo, Const) and isinstance(ext, int) and isinstance(dim, int) and lo.value + ext > dim:
             raise error("slice-bounds", f"the tile covers {lo.value}:{lo.value + ext} of dimension {d} of "
                                         f"`{r.buffer.name}`, "
-                         f"which has {dim}", hint="only accesses to global buffers are guarded")
+                         f"which has {dim}",
+                        expected=f"an end of at most {dim}", found=f"{lo.value + ext}",
+                        hint="only accesses to global buffers are guarded")
 
 
 def _replaced(own: tuple[Any, ...], dims: list[int], other: tuple[Any, ...], odims: list[int]) -> tuple[Any, ...]:
@@ -414,7 +443,8 @@ def _trailing(point: Operand, extents: tuple[Any, ...], what: str) -> tuple[Any,
     if len(extents) > n:
         raise error("copy-extents", f"Can't deduce {what} extents from args: `{point.buffer.name}` has {n} dimensions, "
                                     "the "
-                     f"other operand extents {_shape(extents)}", hint=f"slice `{point.buffer.name}` instead")
+                     f"other operand extents {_shape(extents)}",
+                    expected=f"at most {n} extents", found=_shape(extents), hint=f"slice `{point.buffer.name}` instead")
     return (1,) * (n - len(extents)) + tuple(extents)
 
 

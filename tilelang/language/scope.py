@@ -42,7 +42,8 @@ class Poison:
     def _raise(self, *_: Any, **__: Any) -> Any:
         b = current()
         notes = ((self._span, "bound in the body of this"),) if self._span is not None else ()
-        raise errors.error(self._kind, self._message, span=b.span() if b else None, notes=notes, hint=self._hint)
+        raise errors.error(self._kind, self._message,
+                           found=f"`{self._name}` without one", span=b.span() if b else None, notes=notes, hint=self._hint)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__tilelang_expr__":

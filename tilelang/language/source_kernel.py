@@ -28,7 +28,8 @@ class SourceKernelFrame(KernelLaunchFrame):
 
     def close(self, b: Builder) -> Stmt:
         if self.stmts:
-            raise error("source-kernel", "statements stand in the block of T.CUDASourceCodeKernel", hint="its body is the CUDA "
+            raise error("source-kernel", "statements stand in the block of T.CUDASourceCodeKernel",
+                        expected="pass as the body", found=f"{len(self.stmts)} statements", hint="its body is the CUDA "
                         "source: write `pass`")
         zero = Const(0, DType("int32"))
         args = [AddressOf(buffer, (zero,) * len(buffer.shape)) if buffer is not None else var
@@ -51,9 +52,12 @@ def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path:
     need_builder("T.CUDASourceCodeKernel")
     text = source_code_or_path
     if not isinstance(text, str) or not text.strip():
-        raise error("source-kernel", "T.CUDASourceCodeKernel needs CUDA source or the path of a file, found nothing")
+        raise error("source-kernel", "T.CUDASourceCodeKernel needs CUDA source or the path of a file, found nothing",
+                    expected="CUDA source or the path of a file",
+                    found=f"{'nothing' if isinstance(text, str) else type(text).__name__}")
     if not isinstance(entry_name, str) or not entry_name:
-        raise error("source-kernel", f"the entry of T.CUDASourceCodeKernel is the name of a function, found {entry_name!r}")
+        raise error("source-kernel", f"the entry of T.CUDASourceCodeKernel is the name of a function, found {entry_name!r}",
+                    expected="the name of a function", found=repr(entry_name))
     if "\n" not in text and "__global__" not in text:
         if not os.path.exists(text):
             raise FileNotFoundError(f"T.CUDASourceCodeKernel: no file {text!r}")
@@ -62,7 +66,8 @@ def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path:
     found = {m.group(2): m for m in _ENTRY.finditer(text)}
     if entry_name not in found:
         raise error("source-kernel", f"the source has no __global__ function `{entry_name}`. Available entries: "
-                    f"{', '.join(found) or 'none'}")
+                    f"{', '.join(found) or 'none'}",
+                    expected=f"one of {', '.join(found) or 'none'}", found=repr(entry_name))
     if not found[entry_name].group(1):  # its name must not be mangled
         at = found[entry_name].start()
         text = f'{text[:at]}extern "C" {text[at:]}'

@@ -36,11 +36,13 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
     (m, half), (em, en) = (_matrix(r, t, n) for r, t, n in ((a, transpose_A, "A"), (e, transpose_E, "E")))
     k_b = _matrix(right, transpose_B, "B")[0]
     if not e.buffer.dtype.is_int:
-        raise error("gemm-types", f"the metadata of T.gemm_sp are integers, found {e.buffer.dtype}")
+        raise error("gemm-types", f"the metadata of T.gemm_sp are integers, found {e.buffer.dtype}",
+                    expected="integers", found=str(e.buffer.dtype))
     factor, group = e_factor(a.buffer.dtype, e.buffer.dtype), 2 if a.buffer.dtype.bits == 32 else 4
     if 2 * half != k_b or em != m or en * factor != 2 * half:
         raise error("gemm-shape", f"T.gemm_sp K shape check failed: A holds {half} of {2 * half} columns in {m} rows, E "
                     f"describes {en * factor} in {em}, B has K = {k_b}",
+                    expected=f"K = {2 * half} of E and B, {m} rows of E", found=f"{en * factor} and {k_b}, {em} rows",
                     hint=f"E needs ({m}, {2 * half // factor}) elements of {e.buffer.dtype}")
     dense = alloc_shared((m, 2 * half), a.buffer.dtype)
     frame = Parallel(m, 2 * half)
@@ -63,7 +65,8 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
 def _matrix(r: Region, transposed: bool, name: str) -> tuple[int, int]:
     """(rows, columns) of the last two extents, in the order of the product."""
     if len(r.extents) < 2 or any(not isinstance(x, int) for x in r.extents) or any(x != 1 for x in r.extents[:-2]):
-        raise error("gemm-shape", f"T.gemm_sp: operand {name} must be a matrix of static shape, found extents {r.extents}")
+        raise error("gemm-shape", f"T.gemm_sp: operand {name} must be a matrix of static shape, found extents {r.extents}",
+                    expected="a matrix of static shape", found=f"extents {r.extents}")
     rows, columns = r.extents[-2:]
     return (columns, rows) if transposed else (rows, columns)  # type: ignore[return-value]
 

@@ -21,11 +21,14 @@ def shape_of(shape: Any, what: str) -> tuple[Any, ...]:
         try:
             d = as_dim(d.__tilelang_expr__() if hasattr(d, "__tilelang_expr__") else d)
         except TypeError as e:
-            raise error("tensor-shape", f"the shape of {what}: {e}") from None
+            raise error("tensor-shape", f"the shape of {what}: {e}",
+                        found=getattr(e, "facts", ("", str(e)))[1]) from None
         if isinstance(d, int) and d < 0:
-            raise error("tensor-shape", f"the shape of {what} has the negative dimension {d}")
+            raise error("tensor-shape", f"the shape of {what} has the negative dimension {d}",
+                        found=str(d))
         if isinstance(d, Expr) and not d.dtype.is_int:
-            raise error("tensor-shape", f"the shape of {what} has a dimension of type {d.dtype}, integers are needed")
+            raise error("tensor-shape", f"the shape of {what} has a dimension of type {d.dtype}, integers are needed",
+                        expected="integers", found=str(d.dtype))
         out.append(d)
     return tuple(out)
 
@@ -36,11 +39,13 @@ def dtype_of(dt: Any, what: str) -> DType:
         return DType("int64")
     if isinstance(dt, (Expr, Buffer, tuple, list)) or dt in (float, int, bool) and not isinstance(dt, str):
         name = f"the Python type `{dt.__name__}`" if isinstance(dt, type) else f"a {type(dt).__name__}"
-        raise error("tensor-dtype", f"{what} needs an element type, found {name}", hint="write T.float32, T.int32, …")
+        raise error("tensor-dtype", f"{what} needs an element type, found {name}",
+                    found=str(name), hint="write T.float32, T.int32, …")
     try:
         return DType(dt)
     except (TypeError, ValueError) as e:
-        raise error("dtype-name", f"{what}: {e}") from None
+        raise error("dtype-name", f"{what}: {e}",
+                    found=repr(dt)) from None
 
 
 class TensorSpec:
@@ -58,7 +63,8 @@ class TensorSpec:
         self.strides = None if strides is None else shape_of(strides, "a tensor's strides")
         if self.strides is not None and len(self.strides) != len(self.shape):
             raise error("tensor-strides", f"Invalid shape/strides' dimensions: {len(self.shape)} and "
-                                          f"{len(self.strides)}")
+                                          f"{len(self.strides)}",
+                        expected=f"{len(self.shape)} strides", found=str(len(self.strides)))
         self.scope_name, self.compact = scope or "global", compact
         self.align, self.elem_offset = align, elem_offset
 
@@ -96,7 +102,8 @@ class TensorFactory:
         try:
             signature.bind(*args, **kw)
         except TypeError as e:
-            raise error("tensor-arguments", f"T.{self.name} takes ({', '.join(signature.parameters)}), found {e}") from None
+            raise error("tensor-arguments", f"T.{self.name} takes ({', '.join(signature.parameters)}), found {e}",
+                        expected=f"({', '.join(signature.parameters)})", found=str(e)) from None
         return make(*args, **kw)
 
     def _plain(self, shape: Any, dtype: Any = "float32", data: Any = None, scope: str | None = None) -> TensorSpec:
@@ -109,7 +116,8 @@ class TensorFactory:
         if not isinstance(key, tuple):
             if isinstance(key, (int, Expr)):
                 raise error("tensor-subscript", f"T.{self.name}[{key}] is ambiguous: write T.{self.name}(({key},), "
-                                                "dtype)")
+                                                "dtype)",
+                            expected=f"T.{self.name}(({key},), dtype)", found=f"T.{self.name}[{key}]")
             key = (key,)
         if all(isinstance(k, int) for k in key):
             return self(key)
@@ -167,7 +175,9 @@ def make_tensor(pointer: Any, shape: Any, dtype: Any = "float32", strides: Any =
         data = b.let("ptr", cast(pointer, "handle"))
     else:
         raise error("pointer", f"T.make_tensor needs a pointer parameter or an integer address, found "
-                     f"{describe(pointer)}", hint="declare the parameter as `p: T.ptr`")
+                     f"{describe(pointer)}",
+                    expected="a pointer parameter or an integer address", found=describe(pointer),
+                    hint="declare the parameter as `p: T.ptr`")
     spec = TensorSpec(shape, dtype, strides)
     buf = spec.buffer(b.fresh_name("tensor"), data, b.here())
     b.unnamed[id(buf)] = buf
@@ -187,7 +197,8 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = Non
     if isinstance(param, BufferSlice):
         r = param.region
         if r.buffer.strides_ is not None or not all(isinstance(s, (int, Expr)) for s in r.buffer.strides):
-            raise error("pointer", "T.match_buffer of a region of a strided buffer is not available")
+            raise error("pointer", "T.match_buffer of a region of a strided buffer is not available",
+                        expected="a region of a compact buffer", found="one of a strided buffer")
         offset: Any = r.buffer.offset
         for m, s in zip(r.mins, r.buffer.strides):
             offset = offset + m * s
@@ -198,14 +209,16 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = Non
         name, scope_name = f"{r.buffer.name}_view", r.buffer.scope_name
         return Buffer(name, want, DType(dtype), scope_name, tuple(dims), offset, r.buffer.data)
     if not isinstance(param, Var):
-        raise error("pointer", f"T.match_buffer needs a pointer parameter or a region, found {describe(param)}")
+        raise error("pointer", f"T.match_buffer needs a pointer parameter or a region, found {describe(param)}",
+                    expected="a pointer parameter or a region", found=describe(param))
     return make_tensor(param, shape, dtype, strides)
 
 
 def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
     """The same storage with another shape or element type.  The number of bits must stay the same."""
     if not isinstance(src, Buffer):
-        raise error("view-source", f"T.view and T.reshape take a whole buffer, found {describe(src)}")
+        raise error("view-source", f"T.view and T.reshape take a whole buffer, found {describe(src)}",
+                    found=describe(src))
     new_shape = src.shape if shape is None else shape_of(shape, "the view")
     dt = src.dtype if dtype is None else dtype_of(dtype, "the view")
     total_src: Any = src.dtype.bits * src.dtype.lanes
@@ -219,9 +232,11 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
         not isinstance(total_src, Expr) and not isinstance(total_dst, Expr) and total_src == total_dst)
     if not same:
         raise error("view-size", f"T.reshape/view shape check failed. `{src.name}` {src.shape} of {src.dtype} has "
-                           f"another size than {new_shape} of {dt}")
+                           f"another size than {new_shape} of {dt}",
+                    expected=f"the size of {src.shape} of {src.dtype}", found=f"{new_shape} of {dt}")
     if src.strides_ is not None:
-        raise error("view-source", f"T.view of `{src.name}`, which has explicit strides, is not available")
+        raise error("view-source", f"T.view of `{src.name}`, which has explicit strides, is not available",
+                    found=f"`{src.name}` with explicit strides")
     b = current()
     name = b.fresh_name(f"{src.name}_view") if b else f"{src.name}_view"
     out = Buffer(name, new_shape, dt, src.scope_name, None, src.offset, src.data, src.attrs, span=place())
@@ -243,7 +258,8 @@ def address_of(x: Any) -> AddressOf:
         return AddressOf(x.buffer, x.region.mins)
     if isinstance(x, Buffer):
         return AddressOf(x, tuple(Const(0, DType("int32")) for _ in x.shape))
-    raise error("pointer", f"an address is taken of a buffer, a region or an element, found {describe(x)}")
+    raise error("pointer", f"an address is taken of a buffer, a region or an element, found {describe(x)}",
+                expected="a buffer, a region or an element", found=describe(x))
 
 
 _ACCESS = {"r": 1, "w": 2, "rw": 3, "wr": 3}
@@ -256,12 +272,14 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
     Raises access-type for a bad access string.
     """
     if isinstance(access_type, str) and (not access_type or set(access_type) - {"r", "w"}):
-        raise error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'")
+        raise error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'",
+                    found=repr(access_type))
     at = address_of(base)
     if isinstance(offset, int) and offset == 0:
         return at
     if len(at.indices) != 1:
         raise error("access-type", "access_ptr with an offset needs a 1-dimensional buffer",
+                    expected="a 1-dimensional buffer", found=f"{len(at.indices)} dimensions",
                            hint="give the element's indices instead")
     return AddressOf(at.buffer, (at.indices[0] + offset,))
 

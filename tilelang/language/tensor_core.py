@@ -26,7 +26,7 @@ from .thread import emit_call
 from .tile import EMITTED
 
 register("ldmatrix-operand", ValueError, "an operand that ldmatrix cannot read in the order it is kept",
-         "16-bit operands can be read in either order")
+         "16-bit operands can be read in either order", expected="an operand kept in the order that ldmatrix reads")
 
 WARP = 32
 _K = {8: 32, 16: 16, 32: 8}  # columns of a micro tile by operand bits
@@ -36,7 +36,8 @@ def get_mma_micro_size(dtype: Any) -> tuple[int, int, int]:
     """(m, n, k) of the micro tile for operands of a type.  Raises gemm-types."""
     bits = DType(dtype).bits
     if bits not in _K:
-        raise error("gemm-types", f"no tensor-core tile for operands of {DType(dtype)}", hint="8, 16 and 32 bits have one")
+        raise error("gemm-types", f"no tensor-core tile for operands of {DType(dtype)}",
+                    expected="operands of 8, 16 or 32 bits", found=str(DType(dtype)), hint="8, 16 and 32 bits have one")
     return 16, 16, _K[bits]
 
 
@@ -77,7 +78,8 @@ def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any,
     row_bytes = row_size * bits // 8
     span = min(128, row_bytes) if swizzle_bytes is None else swizzle_bytes
     if span not in (32, 64, 128) or row_bytes % span:
-        raise error("layout-annotation", f"rows of {row_bytes} bytes have no swizzle of {span} bytes")
+        raise error("layout-annotation", f"rows of {row_bytes} bytes have no swizzle of {span} bytes",
+                    expected=f"a swizzle of 32, 64 or 128 bytes that divides {row_bytes}", found=str(span))
     chunk, n = 128 // bits, span // 16
     outer, inside = col_idx // (chunk * n), col_idx // chunk % n
     moved = inside ^ (row_idx // (8 // n) % n)
@@ -96,11 +98,13 @@ def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dt
     """
     bits = DType(dtype).bits
     if matrix not in ("A", "B"):
-        raise error("ldmatrix-operand", f'matrix is "A" or "B", found {matrix!r}')
+        raise error("ldmatrix-operand", f'matrix is "A" or "B", found {matrix!r}',
+                    expected='"A" or "B"', found=repr(matrix))
     get_mma_micro_size(dtype)
     if bits != 16 and transposed != (matrix == "B"):
         kept = "(k, m)" if matrix == "A" else "(k, n)"
         raise error("ldmatrix-operand", f"ldmatrix cannot read {matrix} of {DType(dtype)} kept {kept}",
+                    expected=f"{matrix} kept {'(m, k)' if matrix == 'A' else '(n, k)'}", found=str(kept),
                     hint=f"keep it {'(m, k)' if matrix == 'A' else '(n, k), with transposed=True'}")
     run = 128 // bits
     rows, columns = row_idx % 16, row_idx // 16 * run
@@ -124,7 +128,8 @@ def _origin(x: Any, what: str) -> tuple[Buffer, tuple[Any, ...]]:
         return x.buffer, x.region.mins
     if isinstance(x, Load):
         return x.buffer, x.indices
-    raise error("region-operand", f"{what} is a buffer, region or element, found {describe(x)}")
+    raise error("region-operand", f"{what} is a buffer, region or element, found {describe(x)}",
+                expected="a buffer, a region or an element", found=describe(x))
 
 
 class TensorCoreIntrinEmitter:
@@ -152,16 +157,21 @@ class TensorCoreIntrinEmitter:
         self.chunk, self.reduce_k, self.thread_var = chunk, reduce_k, thread_var
         if num_elems_per_byte != 1:
             raise error("not-available", "operands packed several a byte are not available in TensorCoreIntrinEmitter",
+                        expected="one element a byte", found=str(num_elems_per_byte),
                         hint="unpack them into a shared tile first")
         self.micro_size_x, self.micro_size_y, self.micro_size_k = get_mma_micro_size(self.a_dtype)
         want = tuple(operand_dtype(d) for d in (self.a_dtype, self.b_dtype))
         self.row = next((r for r in MMA_ROWS.values() if r.shape == (16, 8, self.micro_size_k) and
                          (r.a_dtype, r.b_dtype, r.c_dtype) == (*want, self.accum_dtype)), None)
         if self.row is None:
-            raise error("gemm-types", f"no tensor-core instruction multiplies {a_dtype} by {b_dtype} into {accum_dtype}")
+            raise error("gemm-types", f"no tensor-core instruction multiplies {a_dtype} by {b_dtype} into {accum_dtype}",
+                        expected="operands that a tensor-core instruction multiplies",
+                        found=f"{a_dtype} by {b_dtype} into {accum_dtype}")
         if warp_row_tiles % 16 or warp_col_tiles % 16 or chunk % self.micro_size_k:
             raise error("gemm-shape", f"a warp's tile of {warp_row_tiles} x {warp_col_tiles} with K in chunks of {chunk} is "
-                        f"not made of micro tiles of 16 x 16 x {self.micro_size_k}")
+                        f"not made of micro tiles of 16 x 16 x {self.micro_size_k}",
+                        expected=f"multiples of 16, 16 and {self.micro_size_k}",
+                        found=f"{warp_row_tiles}, {warp_col_tiles} and {chunk}")
         self.local_size_a = self.local_size_b = 16 * self.micro_size_k // WARP
         self.local_size_out = 16 * 16 // WARP
         self.warp_rows, self.warp_cols = warp_row_tiles // 16, warp_col_tiles // 16
@@ -279,7 +289,8 @@ class TensorCoreIntrinEmitter:
     def make_mma_load_layout(self, local_buf: Any, matrix: str = "A") -> Fragment:
         """Fragment of an operand tile (rows of all warps by micro_size_k columns), in the order of the loads."""
         if matrix not in ("A", "B"):
-            raise error("value", f"matrix is 'A' or 'B', found {matrix!r}")
+            raise error("value", f"matrix is 'A' or 'B', found {matrix!r}",
+                        expected="'A' or 'B'", found=repr(matrix))
         rows = (self.block_row_warps * self.warp_rows if matrix == "A" else self.block_col_warps * self.warp_cols) * 16
         per_warp, size = (self.warp_rows, self.local_size_a) if matrix == "A" else (self.warp_cols, self.local_size_b)
         copies = self.block_col_warps if matrix == "A" else self.block_row_warps
@@ -316,7 +327,9 @@ class TensorCoreIntrinEmitterWithLadderTransform(TensorCoreIntrinEmitter):
         super().__init__(*args, **kw)
         self.transform_kind_a, self.transform_kind_b = int(transform_kind_a or 0), int(transform_kind_b or 0)
         if self.transform_kind_a or self.transform_kind_b:
-            raise error("not-available", "operands permuted beforehand are not available", hint="pass transform_kind 0")
+            raise error("not-available", "operands permuted beforehand are not available",
+                        expected="transform kind 0", found=f"{self.transform_kind_a} and {self.transform_kind_b}",
+                        hint="pass transform_kind 0")
 
 
 # ---- raw calls --------------------------------------------------------------------------------------------------------
@@ -324,14 +337,16 @@ class TensorCoreIntrinEmitterWithLadderTransform(TensorCoreIntrinEmitter):
 def _pointer(x: Any, what: str) -> AddressOf:
     if isinstance(x, AddressOf):
         return x
-    raise error("extern-argument", f"{what} is a pointer, found {describe(x)}", hint="write A.access_ptr('r') or "
+    raise error("extern-argument", f"{what} is a pointer, found {describe(x)}",
+                expected="a pointer", found=describe(x), hint="write A.access_ptr('r') or "
                 "T.access_ptr(A[i, j])")
 
 
 def ptx_ldmatrix(trans: bool, num: int, smem_ptr: Any, local_ptr: Any) -> Emitted:
     """ldmatrix: num (1, 2, 4) 8 x 8 matrices of 16-bit elements; smem_ptr: the row this lane names."""
     if num not in (1, 2, 4):
-        raise error("lane-arguments", f"ldmatrix loads 1, 2 or 4 matrices, found {num!r}")
+        raise error("lane-arguments", f"ldmatrix loads 1, 2 or 4 matrices, found {num!r}",
+                    expected="1, 2 or 4 matrices", found=repr(num))
     return emit_call("ldmatrix", (_pointer(local_ptr, "the destination"), _pointer(smem_ptr, "the source")), "void",
                      num=int(num), trans=bool(trans))
 
@@ -342,12 +357,15 @@ def ptx_mma(dtype: Any, shape: str, A_layout: str, B_layout: str, A_dtype: Any, 
     """One mma instruction of a warp: c += a * b.  shape: "m16n8k16"; a, b, c: `.data` of local buffers."""
     if (A_layout, B_layout) != ("row", "col") or saturate or bit_op:
         raise error("not-available", "mma is available for row-major A and column-major B without saturation or bit "
-                    f"operations, found {A_layout!r}, {B_layout!r}, saturate={saturate}, {bit_op!r}")
+                    f"operations, found {A_layout!r}, {B_layout!r}, saturate={saturate}, {bit_op!r}",
+                    expected="A 'row', B 'col', no saturation or bit operation",
+                    found=f"{A_layout!r}, {B_layout!r}, {saturate}, {bit_op!r}")
     types = tuple(operand_dtype(dtype_of(d, "T.ptx_mma")) for d in (A_dtype, B_dtype))
     row = next((r for r in MMA_ROWS.values() if "m{}n{}k{}".format(*r.shape) == shape and (r.a_dtype, r.b_dtype) == types
                 and r.c_dtype == dtype_of(C_dtype, "T.ptx_mma")), None)
     if row is None:
-        raise error("gemm-types", f"no mma instruction {shape} of {A_dtype}, {B_dtype} into {C_dtype}")
+        raise error("gemm-types", f"no mma instruction {shape} of {A_dtype}, {B_dtype} into {C_dtype}",
+                    expected="an mma instruction", found=f"{shape} of {A_dtype}, {B_dtype} into {C_dtype}")
     places = [(x if isinstance(x, Buffer) else buffer_at(x), i) for x, i in ((c, c_index), (a, a_index), (b, b_index))]
     return emit_call("mma", tuple(AddressOf(buf, (convert(i),)) for buf, i in places), "void", row=row.name)
 
@@ -359,7 +377,9 @@ def ptx_cp_async(dst_ptr: Any, src_ptr: Any, num_elems: int, predicate: Any = No
     nbytes = int(num_elems) * dst.buffer.dtype.bytes
     if nbytes not in (4, 8, 16) or not dst.buffer.scope_name.startswith("shared") or src.buffer.scope_name != "global":
         raise error("lane-arguments", f"cp.async moves 4, 8 or 16 bytes from global to shared memory, found {nbytes} bytes "
-                    f"from {src.buffer.scope_name} to {dst.buffer.scope_name}")
+                    f"from {src.buffer.scope_name} to {dst.buffer.scope_name}",
+                    expected="4, 8 or 16 bytes from global to shared memory",
+                    found=f"{nbytes} from {src.buffer.scope_name} to {dst.buffer.scope_name}")
     args = (dst, src) if predicate is None else (dst, src, cast(convert(predicate), "bool"))
     return emit_call("cp_async", args, "void", bytes=nbytes)
 

@@ -55,11 +55,14 @@ def _named(name: str, number: Any, count: Any) -> tuple[Expr, Expr]:
     i, n = convert(number), convert(count)
     for e, what in ((i, "number"), (n, "count of threads")):
         if not e.dtype.is_int or e.dtype.lanes != 1:
-            raise error("named-barrier", f"T.{name}: the {what} of a named barrier is an integer, found {describe(e)}")
+            raise error("named-barrier", f"T.{name}: the {what} of a named barrier is an integer, found {describe(e)}",
+                        expected="an integer", found=describe(e))
     if isinstance(i, Const) and not 0 <= i.value <= 15:
-        raise error("named-barrier", f"T.{name}: named barriers have the numbers 0 to 15, found {i.value}")
+        raise error("named-barrier", f"T.{name}: named barriers have the numbers 0 to 15, found {i.value}",
+                    expected="a number from 0 to 15", found=str(i.value))
     if isinstance(n, Const) and not (0 < n.value <= 1024 and n.value % 32 == 0):
-        raise error("named-barrier", f"T.{name}: whole warps meet at a named barrier, found a count of {n.value} threads")
+        raise error("named-barrier", f"T.{name}: whole warps meet at a named barrier, found a count of {n.value} threads",
+                    expected="a multiple of 32 threads up to 1024", found=str(n.value))
     return i, n
 
 
@@ -80,7 +83,8 @@ def sync_grid() -> Emitted:
 def _predicate(name: str, pred: Any) -> Expr:
     e = convert(pred)
     if not (e.dtype.is_int or e.dtype.is_bool):
-        raise error("predicate-type", f"T.{name} requires an integer or boolean predicate, found {e.dtype}")
+        raise error("predicate-type", f"T.{name} requires an integer or boolean predicate, found {e.dtype}",
+                    found=str(e.dtype))
     return cast(e, I32)
 
 
@@ -153,7 +157,8 @@ def match_all_sync(value: Any, mask: Any = FULL_MASK) -> Var:
 
 def _width(v: Any, name: str) -> Any:
     if isinstance(v, bool) or not isinstance(v, (int, Expr)) or isinstance(v, Expr) and not v.dtype.is_int:
-        raise error("lane-argument-type", f"{name} must be an integer, found {v!r}")
+        raise error("lane-argument-type", f"{name} must be an integer, found {v!r}",
+                    found=repr(v))
     return v
 
 
@@ -173,7 +178,8 @@ get_warp_idx_sync = get_warp_idx
 def get_warp_group_idx(warp_size: Any = None, warps_per_group: Any = None) -> Expr:
     """Warp group (default: 4 warps) of this thread in the block."""
     if warp_size is None and warps_per_group is not None:
-        raise error("lane-arguments", "warps_per_group needs warp_size")
+        raise error("lane-arguments", "warps_per_group needs warp_size",
+                    expected="warp_size beside warps_per_group", found="none")
     size = _width(32 if warp_size is None else warp_size, "warp_size")
     return thread_index() // (size * _width(4 if warps_per_group is None else warps_per_group, "warps_per_group"))
 
@@ -182,6 +188,7 @@ def shuffle_elect(thread_extent: Any = 0) -> Expr:
     """True in one thread of each group of thread_extent threads (0: of the block): the group's first."""
     if isinstance(thread_extent, bool) or not isinstance(thread_extent, int) or thread_extent < 0:
         raise error("lane-argument-type", f"thread_extent must be an integer from 0, found {thread_extent!r}",
+                    expected="an integer from 0", found=repr(thread_extent),
                     hint="0 means all threads of the block")
     t = thread_index()
     return binary("eq", t % thread_extent if thread_extent else t, convert(0))
@@ -200,7 +207,8 @@ def ptx_commit_group() -> Emitted:
 def ptx_wait_group(n: int) -> Emitted:
     """Wait until at most n groups of this thread's asynchronous copies are pending (sm_80+)."""
     if not isinstance(n, int) or n < 0:
-        raise error("lane-arguments", f"T.ptx_wait_group takes a non-negative integer, got {n!r}")
+        raise error("lane-arguments", f"T.ptx_wait_group takes a non-negative integer, got {n!r}",
+                    expected="an integer from 0", found=repr(n))
     return emit_call("cp_async_wait", n=n)
 
 
@@ -223,12 +231,14 @@ def _extern_arg(x: Any) -> Expr:
     try:
         return convert(x)
     except TypeError:
-        raise error("extern-argument", f"an extern call cannot take a {type(x).__name__}") from None
+        raise error("extern-argument", f"an extern call cannot take a {type(x).__name__}",
+                    found=f"a {type(x).__name__}") from None
 
 
 def _extern(op: str, dtype: Any, name: Any, args: tuple[Any, ...]) -> Any:
     if isinstance(name, DType) or not isinstance(name, str):
-        raise error("extern-argument", f"T.{op}: the function name must be a string, found {name!r}")
+        raise error("extern-argument", f"T.{op}: the function name must be a string, found {name!r}",
+                    expected="the function's name as a string", found=repr(name))
     result = DType("handle") if dtype in (None, "handle", "void", "") else dtype_of(dtype, f"T.{op}")
     e = Call("call_extern", (StringConst(str(name)), *map(_extern_arg, args)), result, span=place())
     if result.is_handle:
@@ -279,7 +289,8 @@ class _RawIf(IfFrame):
     def close(self, builder: Any) -> Any:
         then = self.branches.get("then")
         if then is None:
-            raise errors.error("raw-statement", "T.If without T.Then", span=self.span)
+            raise errors.error("raw-statement", "T.If without T.Then",
+                               expected="T.Then in T.If", found="none", span=self.span)
         return If(self.cond, then, self.branches.get("else"), span=self.span)
 
 
@@ -293,7 +304,9 @@ class _Branch(Frame):
     def close(self, builder: Any) -> None:
         owner = builder.frames[-1]
         if not isinstance(owner, _RawIf):
-            raise errors.error("raw-statement", f"T.{self.which.title()} outside T.If", span=self.span)
+            raise errors.error("raw-statement", f"T.{self.which.title()} outside T.If",
+                               expected=f"T.If around T.{self.which.title()}",
+                               found=f"{type(owner).__name__.removesuffix('Frame')}", span=self.span)
         owner.branches[self.which] = self.body()
 
 
@@ -333,10 +346,12 @@ def ldg(src: Any, index: Any = None) -> Expr:
     """Read-only load of A[i] or (A, i)."""
     if isinstance(src, Buffer):
         if index is None:
-            raise error("lane-arguments", "T.__ldg of a buffer needs an index")
+            raise error("lane-arguments", "T.__ldg of a buffer needs an index",
+                        expected="an index beside the buffer", found="none")
         src = src[index]
     if not isinstance(src, Load):
-        raise error("extern-argument", f"T.__ldg needs an element, found {describe(src)}")
+        raise error("extern-argument", f"T.__ldg needs an element, found {describe(src)}",
+                    expected="an element", found=describe(src))
     return call("ldg", (AddressOf(src.buffer, src.indices),), src.dtype)
 
 

@@ -28,7 +28,8 @@ def emit_op(b: Builder, op: Any) -> Emitted:
     if b.kernel is None:
         raise errors.error("no-kernel", f"T.{op.op_name} is executed by the threads of a launch: it is valid inside "
                                         "T.Kernel "
-                           "only", span=op.span)
+                           "only",
+                           found=f"T.{op.op_name} outside of it", span=op.span)
     op.check()
     b.emit(op)
     return EMITTED
@@ -49,10 +50,12 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
     policy = notes.get("eviction_policy", eviction_policy)
     if policy is not None and not isinstance(policy, int) and policy not in EVICTION_POLICIES:
         raise error("eviction-policy", f"unknown eviction policy {policy!r}, expected one of "
-                           f"{', '.join(EVICTION_POLICIES)}")
+                           f"{', '.join(EVICTION_POLICIES)}",
+                    expected=f"one of {', '.join(EVICTION_POLICIES)}", found=repr(policy))
     prefer = notes.get("prefer_instruction", prefer_instruction)
     if prefer not in (None, "tma", "cp_async", "sync"):
-        raise error("copy-option", f"prefer_instruction must be 'tma', 'cp_async' or 'sync', got {prefer!r}")
+        raise error("copy-option", f"prefer_instruction must be 'tma', 'cp_async' or 'sync', got {prefer!r}",
+                    expected="'tma', 'cp_async' or 'sync'", found=repr(prefer))
     attrs = attrs_of(notes, coalesced_width=coalesced_width, disable_tma=True if disable_tma else None,
                      eviction_policy=eviction_policy, prefer_instruction=prefer_instruction, loop_layout=loop_layout)
     if isinstance(src, Load) and isinstance(dst, Load) and not attrs:
@@ -72,7 +75,9 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annota
     s, d = pair(src, dst, "async_copy")
     if s.buffer.scope_name != "global" or not d.buffer.scope_name.startswith("shared"):
         raise error("copy-option", f"T.async_copy moves global to shared memory, found {s.buffer.scope_name} to "
-                           f"{d.buffer.scope_name}", hint="use T.copy")
+                           f"{d.buffer.scope_name}",
+                    expected="global to shared memory", found=f"{s.buffer.scope_name} to {d.buffer.scope_name}",
+                    hint="use T.copy")
     attrs = attrs_of(annotations, coalesced_width=coalesced_width, loop_layout=loop_layout, async_group=True)
     emit_op(b, Copy(s, d, attrs, span=b.here()))
     b.emit(Evaluate(call("cp_async_commit", (), "void", span=b.here()), span=b.here()))
@@ -84,7 +89,8 @@ def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> 
     b = _builder("fill")
     if isinstance(buffer, (int, float, str, type(None))) or isinstance(buffer, Expr) and not isinstance(buffer, Load):
         raise error("fill-operand", f"T.fill and T.clear take a buffer, region or element, found "
-                           f"{describe(buffer)}")
+                           f"{describe(buffer)}",
+                    found=describe(buffer))
     r = whole_region(buffer, "the operand of T.fill")
     check_inside(r)
     v = convert(value)
@@ -101,7 +107,8 @@ def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> Emitted:
 def warp_policy(policy: Any) -> GemmWarpPolicy:
     """The policy of a gemm.  Raises option-type."""
     if isinstance(policy, bool) or not isinstance(policy, int) or policy not in list(GemmWarpPolicy):
-        raise error("option-type", f"policy is one of T.GemmWarpPolicy.Square, FullRow and FullCol, found {policy!r}")
+        raise error("option-type", f"policy is one of T.GemmWarpPolicy.Square, FullRow and FullCol, found {policy!r}",
+                    expected="T.GemmWarpPolicy.Square, FullRow or FullCol", found=repr(policy))
     return GemmWarpPolicy(policy)
 
 
@@ -114,13 +121,16 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
     """
     b = _builder("gemm")
     if mbar is not None:
-        raise error("copy-option", "T.gemm with mbar is for Blackwell's asynchronous matrix unit and is not available")
+        raise error("copy-option", "T.gemm with mbar is for Blackwell's asynchronous matrix unit and is not available",
+                    expected="no mbar", found=describe(mbar))
     if isinstance(clear_accum, Expr) and not clear_accum.dtype.is_bool or isinstance(clear_accum, (int, float)) and \
             not isinstance(clear_accum, bool):
         raise error("gemm-clear", "clear_accum must be a bool or a bool expression, found "
-                                  f"{clear_accum!r}", hint="write a comparison such as k == 0")
+                                  f"{clear_accum!r}",
+                    found=repr(clear_accum), hint="write a comparison such as k == 0")
     if k_pack not in (1, 2):
-        raise error("copy-option", f"k_pack is 1 or 2, got {k_pack!r}")
+        raise error("copy-option", f"k_pack is 1 or 2, got {k_pack!r}",
+                    expected="1 or 2", found=repr(k_pack))
     a, b_, c = (whole_region(x, f"operand {n} of T.gemm") for x, n in ((A, "A"), (B, "B"), (C, "C")))
     for r in (a, b_, c):
         check_inside(r)
@@ -135,7 +145,8 @@ def _whole(x: Any, what: str) -> Region:
     if not isinstance(x, Buffer):
         if isinstance(x, BufferSlice) and x.region.is_full:
             return x.region
-        raise error("reduce-operand", f"{what} must be a whole buffer, found {describe(x)}", hint="copy the region to "
+        raise error("reduce-operand", f"{what} must be a whole buffer, found {describe(x)}",
+                    found=describe(x), hint="copy the region to "
                                                                                                   "a buffer of its "
                                                                                                   "own, or use T.view")
     return operand(x, what).region()
@@ -146,15 +157,19 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
     """out = reduce_type over dimension dim of buffer, computed in out's type; clear=False combines with out's value."""
     b = _builder("reduce")
     if reduce_type not in KINDS:
-        raise error("reduce-kind", f"unknown kind of reduction {reduce_type!r}, expected one of {', '.join(KINDS)}")
+        raise error("reduce-kind", f"unknown kind of reduction {reduce_type!r}, expected one of {', '.join(KINDS)}",
+                    expected=f"one of {', '.join(KINDS)}", found=repr(reduce_type))
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise error("reduce-batch", f"batch must be a positive integer, got {batch!r}")
+        raise error("reduce-batch", f"batch must be a positive integer, got {batch!r}",
+                    found=repr(batch))
     src, dst = _whole(buffer, "the source of a reduction"), _whole(out, "the result of a reduction")
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise error("reduce-dim", f"dim must be an integer, got {dim!r}")
+        raise error("reduce-dim", f"dim must be an integer, got {dim!r}",
+                    expected="an integer", found=repr(dim))
     rank = len(src.extents)
     if not -rank <= dim < rank:
-        raise error("reduce-dim", f"dim {dim} is out of range for `{src.buffer.name}` with {rank} dimensions")
+        raise error("reduce-dim", f"dim {dim} is out of range for `{src.buffer.name}` with {rank} dimensions",
+                    expected=f"{-rank} to {rank - 1}", found=str(dim))
     attrs = attrs_of(annotations, batch=batch if batch != 1 else None)
     return emit_op(b, Reduce(src, dst, reduce_type, dim % rank, bool(clear), bool(nan_propagate), attrs, span=b.here()))
 
@@ -213,7 +228,8 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool, annotations: d
     d = s if dst is None else whole_region(dst, f"the result of T.cum{kind}")
     rank = len(s.extents)
     if isinstance(dim, bool) or not isinstance(dim, int) or not -rank <= dim < rank:
-        raise error("scan-dim", f"Dimension {dim} is out of bounds for `{s.buffer.name}` with {rank} dimensions")
+        raise error("scan-dim", f"Dimension {dim} is out of bounds for `{s.buffer.name}` with {rank} dimensions",
+                    expected=f"{-rank} to {rank - 1}", found=repr(dim))
     check_inside(s)
     check_inside(d)
     return emit_op(b, Scan(s, d, kind, dim % rank, bool(reverse), attrs_of(annotations), span=b.here()))
@@ -237,7 +253,8 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
     for x, what in ((src, "source"), (dst, "destination")):
         o = operand(x, f"the {what} of T.transpose")
         if o.extents is None or len(o.extents) < 2:
-            raise error("transpose-operand", f"the {what} of T.transpose needs two dimensions with extents")
+            raise error("transpose-operand", f"the {what} of T.transpose needs two dimensions with extents",
+                        found=describe(x))
     s, d = whole_region(src, "src"), whole_region(dst, "dst")
     return emit_op(b, Transpose(s, d, attrs_of(annotations), span=b.here()))
 

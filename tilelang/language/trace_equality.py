@@ -31,6 +31,7 @@ def refuse_unlike(e: Binary) -> None:
     for x in walk(e):
         if isinstance(x, (Load, Call)) or isinstance(x, Var) and (x.span is not None or id(x) in scalars):
             raise errors.error("condition", f"`{_text(e)}` is asked for a Python truth value, and only the kernel knows it",
+                               expected="a value known while tracing", found=f"`{_text(e)}`",
                                span=b.here(), hint="match, any, all, list.index and helper functions that are not "
                                "macros decide while tracing: use `if` in the kernel or a T.macro, T.if_then_else, or "
                                "join conditions with `and` and `or`")

@@ -49,7 +49,8 @@ _TABLE: dict[str, str] = {
 
 def _refusal(name: str, reason: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kw: Any) -> Any:
-        raise error("not-available", f"T.{name} {reason}" if not reason[0].isupper() else f"T.{name}: {reason}")
+        raise error("not-available", f"T.{name} {reason}" if not reason[0].isupper() else f"T.{name}: {reason}",
+                    found=f"T.{name}")
 
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__doc__ = f"Not available: {reason}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tilelang.errors import facts
 from tilelang.ir import Buffer, Expr, Load, Ramp, as_bool, cast, const, convert, is_const, load, select
 from tilelang.ir import dtype as DType
 
@@ -31,10 +32,12 @@ def _first(name: str, x: Any) -> tuple[Buffer, tuple[Expr, ...]]:
     elif isinstance(x, Load) and all(i.dtype.lanes == 1 for i in x.indices):
         buffer, where = x.buffer, x.indices
     else:
-        raise error("wide-operand", f"T.{name} expects Buffer, BufferRegion, or BufferLoad. Got {describe(x)}")
+        raise error("wide-operand", f"T.{name} expects Buffer, BufferRegion, or BufferLoad. Got {describe(x)}",
+                    found=describe(x))
     if buffer.scope_name not in _SCOPES[name[:3]]:
         raise error("wide-operand", f"T.{name} accesses {'global' if name[2] == 'g' else 'shared'} memory, "
-                    f"`{buffer.name}` is in scope {buffer.scope_name}")
+                    f"`{buffer.name}` is in scope {buffer.scope_name}",
+                    expected=f"{'global' if name[2] == 'g' else 'shared'} memory", found=str(buffer.scope_name))
     return buffer, where
 
 
@@ -43,10 +46,12 @@ def _lanes(name: str, buffer: Buffer, bits: int) -> int:
     width = buffer.dtype.bits * buffer.dtype.lanes
     if buffer.dtype.lanes != 1 or width < 8 or bits % width:
         raise error("bit-size", f"T.{name} moves {bits} bits, which hold no whole number of elements of `{buffer.name}` "
-                    f"({buffer.dtype})")
+                    f"({buffer.dtype})",
+                    expected=f"elements that fill {bits} bits", found=str(buffer.dtype))
     if len(buffer.strides) == 0 or not is_const(convert(buffer.strides[-1]), 1):
         raise error("wide-operand", f"T.{name}: the elements of `{buffer.name}` do not lie side by side along its last "
-                    "dimension")
+                    "dimension",
+                    expected="elements side by side along the last dimension", found=f"strides {tuple(buffer.strides)}")
     return bits // width
 
 
@@ -92,7 +97,8 @@ def _storer(prefix: str, bits: int) -> Callable[..., Emitted]:
         v = value.vector() if isinstance(value, BufferSlice) else convert(value)
         if v.dtype.bits * v.dtype.lanes != bits:
             if v.dtype.lanes != 1 or bits != 32 or not v.dtype.is_int:
-                raise error("bit-size", f"T.{name} stores {bits} bits ({_words(bits)}), the value is {v.dtype}")
+                raise error("bit-size", f"T.{name} stores {bits} bits ({_words(bits)}), the value is {v.dtype}",
+                            expected=f"{bits} bits", found=str(v.dtype))
             v = cast(v, "uint32")
         stored = reinterpret(v, buffer.dtype.with_lanes(lanes))
         if pred is None:
@@ -120,7 +126,8 @@ _sts = tuple(_storer("sts", n) for n in (32, 64, 128))
 def _without_predicate(fn: Callable[..., Any], operands: int) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         if len(args) != operands:
-            raise TypeError(f"T.{fn.__name__} takes {operands} operand{'s' if operands > 1 else ''}, found {len(args)}")
+            raise facts(TypeError(f"T.{fn.__name__} takes {operands} operand{'s' if operands > 1 else ''}, found {len(args)}"),
+                        f"{operands} operands", str(len(args)))
         return fn(*args)
 
     call.__name__ = call.__qualname__ = fn.__name__

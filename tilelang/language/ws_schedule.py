@@ -12,28 +12,32 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from tilelang.errors import register
+from tilelang.errors import facts, register
 from tilelang.ir import Buffer
 
 from .kernel import need_kernel
 from .state import describe, error, need_builder
 
 register("ws-schedule", AssertionError, "a warp-specialisation schedule whose parts do not fit together",
-         "roles are ranges of the schedule's warps, operations and pipelines are named by what it holds")
-register("ws-name", ValueError, "an operation or a part of a schedule needs a name", 'write with T.ws_op("load"):')
+         "roles are ranges of the schedule's warps, operations and pipelines are named by what it holds",
+         expected="parts that fit together")
+register("ws-name", ValueError, "an operation or a part of a schedule needs a name", 'write with T.ws_op("load"):',
+         expected="a text that is not empty")
 
 WSID = "ws_id"
 
 
 def _named(name: Any, what: str) -> str:
     if not isinstance(name, str) or not name:
-        raise error("ws-name", f"{what} is a text that is not empty, found {describe(name)}")
+        raise error("ws-name", f"{what} is a text that is not empty, found {describe(name)}",
+                    found=describe(name))
     return name
 
 
 def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise error("ws-schedule", message)
+        raise error("ws-schedule", message,
+                    found=message)
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,8 @@ def _instruction(x: Any) -> WSInstr:
         return x
     if isinstance(x, str):
         return WSOpRef(x)
-    raise TypeError(f"an instruction of a role is a WSOpRef, a WSSync or a name, found {type(x).__name__}")
+    raise facts(TypeError(f"an instruction of a role is a WSOpRef, a WSSync or a name, found {type(x).__name__}"),
+                "a WSOpRef, a WSSync or a name", f"a {type(x).__name__}")
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,8 @@ class WSSchedule:
         for name, values, wanted in parts:
             for v in values:
                 if not isinstance(v, wanted):
-                    raise TypeError(f"{name} holds {wanted.__name__} objects, found {type(v).__name__}")
+                    raise facts(TypeError(f"{name} holds {wanted.__name__} objects, found {type(v).__name__}"),
+                                f"{wanted.__name__} objects", f"a {type(v).__name__}")
             keys = [v.id if wanted is WSScope else v.name for v in values]
             _require(len(set(keys)) == len(keys), f"{name} of a schedule have names of their own, found {keys}")
             object.__setattr__(self, name, values)
@@ -205,7 +211,8 @@ def annotate_ws_schedule(schedule: WSSchedule) -> None:
     say in their order, and this compiler schedules it itself.  Raises TypeError for anything but a WSSchedule."""
     need_builder("T.annotate_ws_schedule")
     if not isinstance(schedule, WSSchedule):
-        raise TypeError(f"T.annotate_ws_schedule takes a WSSchedule, found {type(schedule).__name__}")
+        raise facts(TypeError(f"T.annotate_ws_schedule takes a WSSchedule, found {type(schedule).__name__}"),
+                    "a WSSchedule", f"a {type(schedule).__name__}")
     roles = ", ".join(f"{r.name} {r.warps_lo}-{r.warps_hi - 1}" for r in schedule.roles)
     attrs = need_kernel("T.annotate_ws_schedule").attrs
     attrs["report"] = (*attrs.get("report", ()), f"the annotated schedule of roles ({roles}): the compiler's own is used")

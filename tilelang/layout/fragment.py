@@ -51,23 +51,27 @@ class Fragment:
         self.threads = top if threads is None else int(threads)
         if top > self.threads:
             raise error("layout-invalid", f"fragment {self.shape} reaches thread {top - 1}, the block has "
-                        f"{self.threads}")
+                        f"{self.threads}",
+                        expected=f"threads below {self.threads}", found=f"thread {top - 1}")
 
     def _check(self) -> None:
         if len(self.modes) != len(self.shape):
             raise error("layout-invalid", f"a fragment of {len(self.shape)} dimensions needs as many groups of digits, "
-                        f"found {len(self.modes)}")
+                        f"found {len(self.modes)}",
+                        expected=f"{len(self.shape)} groups of digits", found=str(len(self.modes)))
         for d, (n, modes) in enumerate(zip(self.shape, self.modes)):
             if covered(modes) < n:
                 raise error("layout-invalid", f"dimension {d} of a fragment has {n} indices, its digits count "
-                            f"{covered(modes)}")
+                            f"{covered(modes)}",
+                            expected=f"digits that count {n}", found=str(covered(modes)))
         for to in (THREAD, REGISTER):
             at = 1
             for m in sorted(self._all_modes(to), key=lambda m: m.stride):
                 if m.stride < at:
                     raise error("layout-not-injective", f"fragment {self.shape}: {to} digits overlap at stride "
                                 f"{m.stride} ({self.modes}, copies {self.copies}) "
-                                "(Loop layout is not injective, where a loop has it)")
+                                "(Loop layout is not injective, where a loop has it)",
+                                found=f"{to} digits that overlap at stride {m.stride}")
                 at = m.stride * m.size
 
     def _all_modes(self, to: str) -> list[Mode]:
@@ -229,7 +233,8 @@ class Fragment:
         digits = list(merged(tuple(m for d in self.modes for m in d)))
         what = f"Fragment {self.shape} seen as {tuple(shape)}"
         if self.is_padded:
-            raise error("layout-no-structure", f"{what}: a padded fragment has no row-major order of digits")
+            raise error("layout-no-structure", f"{what}: a padded fragment has no row-major order of digits",
+                        expected="a fragment without padding", found="a padded one")
         if old_bits > new_bits:
             k = old_bits // new_bits
             digits = [Mode(m.size, m.to, m.stride * k) if m.to == REGISTER else m for m in digits]
@@ -239,7 +244,8 @@ class Fragment:
             last = digits.pop() if digits else Mode(1, THREAD, 1)
             if last.to != REGISTER or last.stride != 1 or last.size % k or any(
                     m.stride % k for m in digits if m.to == REGISTER):
-                raise error("layout-no-structure", f"{what}: {k} elements that become one lie in different threads")
+                raise error("layout-no-structure", f"{what}: {k} elements that become one lie in different threads",
+                            found=f"{k} elements in different threads")
             digits = [Mode(m.size, m.to, m.stride // k) if m.to == REGISTER else m for m in digits]
             digits.append(Mode(last.size // k, REGISTER, 1))
         return Fragment(shape, _regrouped(digits, tuple(shape), what), replicate=self.copies, threads=self.threads)
@@ -255,9 +261,11 @@ class Fragment:
         """
         if len(repeats) != self.ndim:
             raise error("layout-invalid", f"repeat of a {self.ndim}-D fragment needs {self.ndim} factors, found "
-                        f"{len(repeats)}")
+                        f"{len(repeats)}",
+                        expected=f"{self.ndim} factors", found=str(len(repeats)))
         if self.is_padded:
-            raise error("layout-invalid", f"a padded fragment {self.shape} cannot be repeated")
+            raise error("layout-invalid", f"a padded fragment {self.shape} cannot be repeated",
+                        expected="a fragment without padding", found="a padded one")
         to, step = (THREAD, self.threads) if repeat_on_thread else (REGISTER, self.registers)
         modes = list(self.modes)
         order = range(self.ndim) if lower_dim_first else reversed(range(self.ndim))
@@ -400,12 +408,14 @@ def _regrouped(digits: list[Mode], shape: tuple[int, ...], what: str) -> list[Mo
                 left.append(Mode(m.size // n, m.to, m.stride * n))
                 m = Mode(n, m.to, m.stride)
             if m.size == 1 or n % m.size:
-                raise error("layout-no-structure", f"{what}: {n} indices cut a digit of {m.size}")
+                raise error("layout-no-structure", f"{what}: {n} indices cut a digit of {m.size}",
+                            expected=f"a multiple of {m.size} indices", found=str(n))
             group.insert(0, m)
             n //= m.size
         out.insert(0, tuple(group))
     if left:
-        raise error("layout-no-structure", f"{what}: the numbers of elements differ")
+        raise error("layout-no-structure", f"{what}: the numbers of elements differ",
+                    expected="as many elements as before", found=f"{left} times as many")
     return out
 
 
@@ -421,10 +431,12 @@ def _fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_f
         thread = _call(thread_fn, args, vs)
         index = 0 if index_fn is None else index_fn(*vs)
     else:
-        raise error("layout-invalid", "a Fragment needs forward_fn or forward_thread_fn")
+        raise error("layout-invalid", "a Fragment needs forward_fn or forward_thread_fn",
+                    expected="forward_fn or forward_thread_fn", found="neither")
     if isinstance(index, (list, tuple)):
         if len(index) != 1:
-            raise error("layout-invalid", f"a Fragment's register must be one number, found {len(index)}")
+            raise error("layout-invalid", f"a Fragment's register must be one number, found {len(index)}",
+                        expected="one number", found=str(len(index)))
         index = index[0]
     grid = np.meshgrid(*[np.arange(n) for n in (count, *shape)], indexing="ij", sparse=True)
     env = dict(zip((rep, *vs), grid))
@@ -434,17 +446,20 @@ def _fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_f
     what = f"Fragment {shape}"
     if t.flat[0] or r.flat[0]:
         raise error("layout-no-structure", f"{what}: element 0 must be in thread 0, register 0; found thread "
-                    f"{t.flat[0]}, register {r.flat[0]}")
+                    f"{t.flat[0]}, register {r.flat[0]}",
+                    expected="thread 0, register 0", found=f"thread {t.flat[0]}, register {r.flat[0]}")
     lines = []
     for d in range(len(full)):
         at: list[Any] = [0] * len(full)
         at[d] = slice(None)
         lines.append((t[tuple(at)], r[tuple(at)]))
     if not (np.array_equal(_outer([a for a, _ in lines]), t) and np.array_equal(_outer([b for _, b in lines]), r)):
-        raise error("layout-no-structure", f"{what}: thread and register must be sums of functions of single indices")
+        raise error("layout-no-structure", f"{what}: thread and register must be sums of functions of single indices",
+                    found="another function")
     modes = [fit({THREAD: a, REGISTER: b}, what) for a, b in lines]
     if any(m.to == REGISTER for m in modes[0]):
-        raise error("layout-invalid", f"{what}: copies must lie in different threads, the register depends on the copy")
+        raise error("layout-invalid", f"{what}: copies must lie in different threads, the register depends on the copy",
+                    expected="a register that does not depend on the copy", found="one that does")
     return tuple(modes[1:]), modes[0]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.errors import facts
 from tilelang.arith import simplify
 from tilelang.ir import Expr, Var, binary, const, convert, substitute
 
@@ -63,7 +64,8 @@ class Layout:
             twice = int(flat[:-1][flat[1:] == flat[:-1]][0])
             at = [tuple(int(x) for x in p) for p in np.argwhere(table == twice)[:2]]
             raise error("layout-not-injective", f"Layout {self.shape}: elements {at[0]} and {at[1]} both go to place "
-                        f"{twice}")
+                        f"{twice}",
+                        found=f"elements {at[0]} and {at[1]} at place {twice}")
 
     # ---- the map --------------------------------------------------------------------------------------------------
 
@@ -94,7 +96,8 @@ class Layout:
         out = []
         for t in self._tables:
             if t.size and t.min() < 0:
-                raise error("layout-invalid", f"Layout {self.shape}: the physical index is negative ({t.min()})")
+                raise error("layout-invalid", f"Layout {self.shape}: the physical index is negative ({t.min()})",
+                            expected="a place from 0", found=str(t.min()))
             out.append(int(t.max()) + 1 if t.size else 0)
         if self._declared is not None and len(out) == 1:
             return (max(self._declared, out[0]),)
@@ -139,7 +142,8 @@ class Layout:
     def offset(self, idx: Sequence[Any]) -> Any:
         """Physical element of an index; int when all indices are ints."""
         if len(idx) != self.ndim:
-            raise error("layout-invalid", f"Layout {self.shape} takes {self.ndim} indices, found {len(idx)}")
+            raise error("layout-invalid", f"Layout {self.shape} takes {self.ndim} indices, found {len(idx)}",
+                        expected=f"{self.ndim} indices", found=str(len(idx)))
         if all(isinstance(i, (int, np.integer)) for i in idx):
             return int(self._table[tuple(idx)])
         vs, index = self._symbolic
@@ -179,16 +183,19 @@ class Layout:
         """The physical index, one expression per physical dimension; constants fold."""
         vs, index = self._symbolic
         if len(indices) != len(vs):
-            raise error("layout-invalid", f"Layout {self.shape} takes {len(vs)} indices, found {len(indices)}")
+            raise error("layout-invalid", f"Layout {self.shape} takes {len(vs)} indices, found {len(indices)}",
+                        expected=f"{len(vs)} indices", found=str(len(indices)))
         mapping = {v: convert(i) for v, i in zip(vs, indices)}
         return [simplify(substitute(e, mapping)) for e in index]
 
     def repeat(self, dim: int, factor: int) -> Layout:
         """`factor` copies along a dimension, one after another in storage (a leading group index)."""
         if isinstance(dim, bool) or isinstance(factor, bool) or not isinstance(dim, int) or not isinstance(factor, int):
-            raise TypeError(f"Layout.repeat takes integers, found {dim!r}, {factor!r}")
+            raise facts(TypeError(f"Layout.repeat takes integers, found {dim!r}, {factor!r}"),
+                        "integers", f"{dim!r}, {factor!r}")
         if not -self.ndim <= dim < self.ndim or factor <= 0:
-            raise ValueError(f"Layout.repeat: dim {dim} of a {self.ndim}-D layout, factor {factor}")
+            raise facts(ValueError(f"Layout.repeat: dim {dim} of a {self.ndim}-D layout, factor {factor}"),
+                        f"a dimension of {self.ndim} and a positive factor", f"dim {dim}, factor {factor}")
         d, n = dim % self.ndim, self.shape[dim]
         inner = self._forward
 
@@ -202,9 +209,11 @@ class Layout:
         """Leading dimensions that pass through: slices of storage one after another."""
         if not isinstance(leading_shape, (list, tuple)) or \
                 not all(isinstance(s, int) and not isinstance(s, bool) for s in leading_shape):
-            raise TypeError(f"Layout.expand takes a list of integers, found {leading_shape!r}")
+            raise facts(TypeError(f"Layout.expand takes a list of integers, found {leading_shape!r}"),
+                        "a list of integers", repr(leading_shape))
         if any(s <= 0 for s in leading_shape):
-            raise ValueError(f"Layout.expand: extents must be positive, found {tuple(leading_shape)}")
+            raise facts(ValueError(f"Layout.expand: extents must be positive, found {tuple(leading_shape)}"),
+                        "positive extents", str(tuple(leading_shape)))
         k = len(leading_shape)
         if k == 0:
             return self
@@ -220,7 +229,8 @@ class Layout:
         """The layout from physical to logical indices.  Raises layout-no-structure when digits cannot express it."""
         flat = self._table.reshape(-1)
         if self.size != flat.size:
-            raise error("layout-invalid", f"Layout {self.shape} leaves places unused and has no inverse")
+            raise error("layout-invalid", f"Layout {self.shape} leaves places unused and has no inverse",
+                        expected=f"{flat.size} places", found=str(self.size))
         back = np.argsort(flat)
         modes = fit({ADDRESS: back}, f"inverse of Layout {self.shape}")
         shape, box = self.shape, self.output_shape
@@ -239,7 +249,9 @@ class Layout:
         new = tuple(int(s) for s in shape)
         if int(np.prod(new)) * rescale_den != int(np.prod(self.shape)) * rescale_num:
             raise error("layout-invalid", f"Layout.reshape: {self.shape} has {int(np.prod(self.shape))} elements, "
-                        f"{new} needs {int(np.prod(new)) * rescale_den // rescale_num}")
+                        f"{new} needs {int(np.prod(new)) * rescale_den // rescale_num}",
+                        expected=f"{int(np.prod(self.shape))} elements",
+                        found=f"{int(np.prod(new)) * rescale_den // rescale_num}")
 
         def fn(*idx: Any) -> Any:
             at = _row_major(idx, new)

@@ -17,11 +17,15 @@ _HINTS = {
     "layout-not-available": "Layout and Fragment take any function of the indices",
     "layout-no-structure": "write thread and register as sums of digits (i // a % b * c) of single indices",
 }
-errors.register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here")
-errors.register("layout-not-injective", ValueError, "a layout maps two elements to one place")
-errors.register("layout-no-structure", ValueError, "a fragment function is not a product of thread and register digits")
+errors.register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here",
+                expected="a layout whose parts agree")
+errors.register("layout-not-injective", ValueError, "a layout maps two elements to one place",
+                expected="a place of its own for each element")
+errors.register("layout-no-structure", ValueError, "a fragment function is not a product of thread and register digits",
+                expected="thread and register as sums of digits of single indices")
 
-errors.register("layout-not-available", NotImplementedError, "a constructor of layouts that this version does not have")
+errors.register("layout-not-available", NotImplementedError, "a constructor of layouts that this version does not have",
+                expected="a layout that this version has")
 
 
 def error(kind: str, message: str, *, expected: str = "", found: str = "", hint: str = "") -> errors.TileLangError:
@@ -114,10 +118,12 @@ def fit(values: dict[str, np.ndarray], what: str) -> Modes:
         moved = np.flatnonzero(delta)
         if len(moved) == 0:
             raise error("layout-not-injective", f"{what}: indices 0 and {step} of a dimension fall on one place "
-                        "(Loop layout is not injective, where a loop has it)")
+                        "(Loop layout is not injective, where a loop has it)",
+                        found=f"indices 0 and {step} at one place")
         if len(moved) > 1:
             raise error("layout-no-structure", f"{what}: index {step} moves thread and register at once, expected one "
-                        "of them", hint="write thread and register as sums of digits of the indices")
+                        "of them",
+                        found=f"both moved by index {step}", hint="write thread and register as sums of digits of the indices")
         size = 1
         while size * step < n and np.array_equal(f[:, size * step], delta * size):
             size += 1
@@ -126,7 +132,8 @@ def fit(values: dict[str, np.ndarray], what: str) -> Modes:
     out = tuple(reversed(modes))
     for row, name in zip(f, names):
         if not np.array_equal(offsets(out, name, n), row):
-            raise error("layout-no-structure", f"{what}: the {name} of an element is not a sum of digits of its index")
+            raise error("layout-no-structure", f"{what}: the {name} of an element is not a sum of digits of its index",
+                        found=f"another function for the {name}")
     return out
 
 
@@ -138,7 +145,8 @@ def evaluate_index(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray:
         return np.int64(e.value)  # type: ignore[return-value]
     if isinstance(e, Var):
         if e not in env:
-            raise error("layout-invalid", f"a layout function uses `{e.name}`, which is not one of its indices")
+            raise error("layout-invalid", f"a layout function uses `{e.name}`, which is not one of its indices",
+                        expected="the layout's own indices", found=f"`{e.name}`")
         return env[e]
     if isinstance(e, Cast):
         return evaluate_index(e.value, env)
@@ -149,7 +157,8 @@ def evaluate_index(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray:
     if isinstance(e, Binary) and e.op in _BINARY:
         return _BINARY[e.op](evaluate_index(e.a, env), evaluate_index(e.b, env))
     raise error("layout-invalid", f"a layout function must be integer arithmetic on its indices, found "
-                f"{type(e).__name__}")
+                f"{type(e).__name__}",
+                expected="integer arithmetic on the indices", found=f"a {type(e).__name__}")
 
 
 _UNARY: dict[str, Callable[..., Any]] = {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}

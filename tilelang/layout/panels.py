@@ -131,10 +131,12 @@ def panel_layout(shape: Sequence[int], element: Any, swizzle_bytes: int) -> Layo
     width = swizzle_bytes or 16
     panel = width * 8 // bits
     if width not in WIDTHS:
-        raise error("layout-invalid", f"panels are 128, 64, 32 or 16 bytes wide, found {swizzle_bytes}")
+        raise error("layout-invalid", f"panels are 128, 64, 32 or 16 bytes wide, found {swizzle_bytes}",
+                    expected="128, 64, 32 or 16 bytes", found=str(swizzle_bytes))
     if len(shape) < 2 or shape[-1] % panel:
         raise error("layout-invalid", f"{width}-byte panels need rows of a multiple of {panel} elements, found "
-                    f"shape {shape}")
+                    f"shape {shape}",
+                    expected=f"rows of a multiple of {panel} elements", found=f"shape {shape}")
     chunk = 128 // bits
     g = width // 16
     per = 8 // g

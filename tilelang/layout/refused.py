@@ -16,7 +16,8 @@ CUTE = """IntTuple E ScaledBasis ComposedLayout Swizzle make_layout make_identit
 def refused(name: str, reason: str) -> Callable[..., Any]:
     """A function that raises layout-not-available."""
     def refuse(*args: Any, **kw: Any) -> Any:
-        raise error("layout-not-available", f"{name} {reason}")
+        raise error("layout-not-available", f"{name} {reason}",
+                    found=str(name))
 
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__doc__ = f"Not available: {reason}."

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.errors import facts
 from .layout import Layout, Swizzle, row_major, xor
 from .mode import error
 from .panels import panel_layout
@@ -50,7 +51,8 @@ def swizzled_layout(shape: Sequence[int], bits: int, chunk_bytes: int = 16, ever
     """
     shape = tuple(shape)
     if len(shape) < 2:
-        raise error("layout-invalid", f"a swizzled layout needs rows and columns, found shape {shape}")
+        raise error("layout-invalid", f"a swizzled layout needs rows and columns, found shape {shape}",
+                    expected="at least 2 dimensions", found=f"shape {shape}")
     return _swizzled(shape, bits, chunk_bytes, every)
 
 
@@ -151,9 +153,11 @@ class SwizzleMode(IntEnum):
 
 def _shape_bits(buf: Any) -> tuple[tuple[int, ...], int]:
     if not hasattr(buf, "shape") or not hasattr(buf, "dtype"):
-        raise TypeError(f"a layout constructor takes a buffer, found {type(buf).__name__}")
+        raise facts(TypeError(f"a layout constructor takes a buffer, found {type(buf).__name__}"),
+                    "a buffer", f"a {type(buf).__name__}")
     if not all(isinstance(s, int) for s in buf.shape):
-        raise error("layout-invalid", f"a layout needs a static shape, `{buf.name}` has {buf.shape}")
+        raise error("layout-invalid", f"a layout needs a static shape, `{buf.name}` has {buf.shape}",
+                    expected="a static shape", found=str(tuple(buf.shape)))
     return tuple(buf.shape), buf.dtype.bits * buf.dtype.lanes
 
 
@@ -165,6 +169,7 @@ def make_swizzled_layout(buf: Any, k_major: bool = True, allow_pad: bool = True)
     shape, bits = _shape_bits(buf)
     if not allow_pad and shape[-1] * bits % 128:
         raise error("layout-invalid", f"`{buf.name}`: rows of {shape[-1]} x {bits} bits are not whole 16-byte chunks",
+                    expected="rows of a multiple of 16 bytes", found=f"{shape[-1]} elements of {bits} bits",
                     hint="pad the row, or pass allow_pad=True")
     return swizzled_layout(shape, bits)
 

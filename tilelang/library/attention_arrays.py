@@ -17,11 +17,15 @@ from tilelang.target import Target
 from .arrays import is_numpy, strides, type_name
 
 register("attention-argument", TypeError, "an argument of an attention function is of no kind it takes",
-         hint="pass float16 or bfloat16 torch tensors, or NumPy arrays")
-register("attention-shape", ValueError, "shapes, types or devices of the tensors of an attention function do not go together")
-register("attention-option", ValueError, "an option of an attention function has no meaning")
+         "pass float16 or bfloat16 torch tensors, or NumPy arrays",
+         expected="torch tensors or NumPy arrays of float16 or bfloat16, all of one kind")
+register("attention-shape", ValueError, "shapes, types or devices of the tensors of an attention function do not go together",
+         expected="tensors whose shapes, types and devices go together")
+register("attention-option", ValueError, "an option of an attention function has no meaning",
+         expected="an option that has a meaning")
 register("attention-gradient", RuntimeError, "an attention function is asked for a gradient, which it does not compute",
-         hint="call it under torch.no_grad(), or pass tensors without requires_grad")
+         "call it under torch.no_grad(), or pass tensors without requires_grad",
+         expected="inputs without requires_grad, or torch.no_grad()")
 
 DTYPES = ("float16", "bfloat16")
 UNIT = 8  # elements of 16 bytes: what strides are multiples of
@@ -52,24 +56,28 @@ def framework(name: str, given: Mapping[str, Any], halves: tuple[str, ...]) -> A
         foreign = [n for n, x in given.items() if not is_numpy(x) and (torch is None or not isinstance(x, torch.Tensor))]
         other = foreign[0] if foreign else next(n for n, x in given.items() if is_numpy(x) != is_numpy(given["q"]))
         kind = type(given[other]).__name__
-        raise error("attention-argument", f"{name} takes torch tensors or NumPy arrays, all of one kind; {other} is a {kind}")
+        raise error("attention-argument", f"{name} takes torch tensors or NumPy arrays, all of one kind; {other} is a {kind}",
+                    expected="torch tensors or NumPy arrays, all of one kind", found=f"{other}, a {kind}")
     for n in halves:
         if type_name(given[n]) not in DTYPES:
-            raise error("attention-argument", f"{n} has elements of {type_name(given[n])}, expected float16 or bfloat16")
+            raise error("attention-argument", f"{n} has elements of {type_name(given[n])}, expected float16 or bfloat16",
+                        expected="float16 or bfloat16", found=type_name(given[n]))
     return torch
 
 
 def check_gradient(torch: Any, name: str, *inputs: Any) -> None:
     """Raises attention-gradient where torch would expect one.  torch: the module, None for NumPy arrays."""
     if torch is not None and torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        raise error("attention-gradient", f"{name} computes no gradient, but an input requires one")
+        raise error("attention-gradient", f"{name} computes no gradient, but an input requires one",
+                    found="an input that requires a gradient")
 
 
 def check_scale(scale: Any) -> float:
     """The scale of scores.  Raises attention-option unless it is positive and finite (it is moved into exponents)."""
     scale = float(scale)
     if not 0.0 < scale < math.inf:
-        raise error("attention-option", f"scale must be positive and finite, found {scale}", hint="scale the queries instead")
+        raise error("attention-option", f"scale must be positive and finite, found {scale}",
+                    expected="a positive, finite number", found=str(scale), hint="scale the queries instead")
     return scale
 
 
@@ -77,10 +85,12 @@ def check_heads(heads: int, kv_heads: int, dim: int, dim_v: int) -> None:
     """Raises attention-shape."""
     if kv_heads == 0 or heads % kv_heads:
         raise error("attention-shape", f"{heads} query heads are no multiple of {kv_heads} kv heads",
+                    expected=f"a multiple of {kv_heads} query heads", found=str(heads),
                     hint="each kv head serves the same number of query heads")
     for name, n in (("head dimension of q and k", dim), ("head dimension of v", dim_v)):
         if n % 16 or not 0 < n <= 256:
             raise error("attention-shape", f"the {name} must be a multiple of 16 up to 256, found {n}",
+                        expected="a multiple of 16 up to 256", found=str(n),
                         hint="pad with zeros: they change neither scores nor the other columns of the result")
 
 
@@ -89,7 +99,9 @@ def check_alike(q: Any, others: Mapping[str, Any]) -> None:
     for name, x in others.items():
         if x is not None and (type_name(x) != type_name(q) or device_of(x) != device_of(q)):
             raise error("attention-shape", f"q is {type_name(q)} on {device_of(q)}, {name} is {type_name(x)} on "
-                        f"{device_of(x)}", hint="convert them to one type on one device")
+                        f"{device_of(x)}",
+                        expected=f"{name} of {type_name(q)} on {device_of(q)}", found=f"{type_name(x)} on {device_of(x)}",
+                        hint="convert them to one type on one device")
 
 
 def compact(shape: Any) -> tuple[int, ...]:

@@ -136,16 +136,19 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
     torch = framework("flash_attention", {n: x for n, x in given.items() if x is not None or n in "qkv"}, ("q", "k", "v"))
     if layout not in LAYOUTS:
         raise error("attention-option", f"layout must be one of {', '.join(LAYOUTS)}, found {layout!r}",
+                    expected=f"one of {', '.join(LAYOUTS)}", found=repr(layout),
                     hint="bshd: (batch, sequence, head, dim)")
     packed = cu_q is not None
     if cu_k is not None and not packed:
-        raise error("attention-option", "cu_seqlens_k is given without cu_seqlens_q", hint="give both, or cu_seqlens_q alone")
+        raise error("attention-option", "cu_seqlens_k is given without cu_seqlens_q",
+                    expected="cu_seqlens_q too", found="none", hint="give both, or cu_seqlens_q alone")
     sizes = _packed_sizes(q, k, v, cu_q, cu_k) if packed else _dense_sizes(q, k, v, layout)
     shape = (*q.shape[:-1], sizes.dim_v)
     check_heads(sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v)
     check_alike(q, {"k": k, "v": v, "out": out})
     if out is not None and tuple(out.shape) != shape:
-        raise error("attention-shape", f"out has shape {tuple(out.shape)}, expected {shape}", hint="leave it out")
+        raise error("attention-shape", f"out has shape {tuple(out.shape)}, expected {shape}",
+                    expected=str(shape), found=str(tuple(out.shape)), hint="leave it out")
     mask = _mask(causal, window, None if packed else sizes)
     lse_shape = (sizes.heads, sizes.seq_q) if packed else (sizes.batch, sizes.heads, sizes.seq_q)
     where, backend, units = running_on(q, target)
@@ -157,6 +160,7 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
     laid += (strides_of(out) or () if out is not None else compact(shape),)
     if out is not None and (strides_of(out) is None or torch is not None and out.data_ptr() & 15):
         raise error("attention-shape", "`out` has rows that are not contiguous or not aligned to 16 bytes",
+                    expected="contiguous rows at multiples of 16 bytes", found="others",
                     hint="leave it out, or allocate it with torch.empty")
     kernel = None
     if min(sizes) > 0:
@@ -173,6 +177,7 @@ def _ranks(q: Any, k: Any, v: Any, rank: int, names: str) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if len(x.shape) != rank:
             raise error("attention-shape", f"{name} has shape {tuple(x.shape)}, expected {rank} dimensions {names}",
+                        expected=f"{rank} dimensions {names}", found=str(tuple(x.shape)),
                         hint="packed sequences have 3 dimensions and cu_seqlens_q, others 4")
 
 
@@ -196,12 +201,15 @@ def _packed_sizes(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Sizes:
                 device_of(x) != device_of(q) or strides(x)[0] != 1:
             raise error("attention-shape", f"{name} is {type_name(x)} of shape {tuple(x.shape)} on "
                         f"{device_of(x)}, expected int32 (sequences + 1,) on the device of q, contiguous",
+                        expected="int32 (sequences + 1,) on the device of q, contiguous",
+                        found=f"{type_name(x)} {tuple(x.shape)} on {device_of(x)}",
                         hint="cumulative lengths: [0, len_0, len_0 + len_1, …]")
     sizes = Sizes(int(cu_q.shape[0]) - 1, int(q.shape[0]), int(k.shape[0]), int(q.shape[1]), int(k.shape[1]), int(q.shape[2]),
                   int(v.shape[2]))
     _agree(q, k, v, v.shape[0] == sizes.seq_k and v.shape[1] == sizes.kv_heads and k.shape[2] == sizes.dim)
     if cu_k is None and sizes.seq_q != sizes.seq_k:
         raise error("attention-shape", f"q has {sizes.seq_q} tokens and k {sizes.seq_k}, but cu_seqlens_k is not given",
+                    expected=f"as many tokens of k as of q: {sizes.seq_q}", found=str(sizes.seq_k),
                     hint="give cu_seqlens_k")
     return sizes
 
@@ -209,6 +217,8 @@ def _packed_sizes(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Sizes:
 def _agree(q: Any, k: Any, v: Any, right: bool) -> None:
     if not right:
         raise error("attention-shape", f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not go together",
+                    expected="k and v of one length, q and k of one head dimension",
+                    found=f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}",
                     hint="k and v have the same batch, sequence and heads; q and k the same batch and head dimension")
 
 
@@ -218,15 +228,18 @@ def _mask(causal: bool, window: Any, sizes: Sizes | None) -> Mask:
     right: Any = None
     if isinstance(window, (int, np.integer)) and not isinstance(window, bool):
         if window < 1:
-            raise error("attention-option", f"a window of {window} keys shows nothing", hint="give 1 or more, or None")
+            raise error("attention-option", f"a window of {window} keys shows nothing",
+                        expected="at least 1 key", found=str(window), hint="give 1 or more, or None")
         left = right = int(window) - 1
     elif isinstance(window, (tuple, list)) and len(window) == 2:
         left, right = (None if n is None else int(n) for n in window)
         if (left is not None and left < 0) or (right is not None and right < 0):
             raise error("attention-option", f"window {tuple(window)} has a negative side",
+                        expected="sides of at least 0", found=str(tuple(window)),
                         hint="(left, right): keys before and after the query's own position; None for no limit")
     elif window is not None:
-        raise error("attention-option", f"window must be an int or (left, right), found {window!r}", hint="window=1024")
+        raise error("attention-option", f"window must be an int or (left, right), found {window!r}",
+                    expected="an int or (left, right)", found=repr(window), hint="window=1024")
     if causal:
         right = 0
     if sizes is not None:

@@ -17,10 +17,13 @@ from .matmul_plan import Place, Request, grouped, product
 from .operands import Operand, operand
 from .tiles import Tile
 
-register("matmul-shape", ValueError, "operands of a library product whose shapes do not fit together")
-register("matmul-type", TypeError, "element types a library product does not take")
-register("matmul-option", ValueError, "an option of a library product that it does not have")
-register("matmul-device", ValueError, "operands of a library product on different devices")
+register("matmul-shape", ValueError, "operands of a library product whose shapes do not fit together",
+         expected="operands whose shapes go together")
+register("matmul-type", TypeError, "element types a library product does not take",
+         expected="element types that the product takes")
+register("matmul-option", ValueError, "an option of a library product that it does not have",
+         expected="an option that the product has")
+register("matmul-device", ValueError, "operands of a library product on different devices", expected="operands on one device")
 
 _FP8 = ("float8_e4m3fn", "float8_e5m2")
 # operand type -> (kind, accumulator, result unless another is asked for)
@@ -114,6 +117,7 @@ def _facts(x: Any) -> Any:
         return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15 == 0
     except AttributeError:
         raise error("matmul-type", f"operands are torch tensors or NumPy arrays, found {type(x).__name__}",
+                    expected="torch tensors or NumPy arrays", found=str(type(x).__name__),
                     hint="pass torch.from_numpy(x) or np.asarray(x)") from None
 
 
@@ -125,6 +129,7 @@ def _check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
     ta, tb = type_name(a), type_name(b)
     if ta not in _TYPES or not (ta == tb or ta in _FP8 and tb in _FP8):
         raise error("matmul-type", f"there is no product of {ta} and {tb}",
+                    expected="operands of one type, or both float8", found=f"{ta} and {tb}",
                     hint="operands have one type, or are both float8; types: " + ", ".join(_TYPES))
     _, acc, result = _TYPES[ta]
     if out_dtype is not None:
@@ -132,6 +137,7 @@ def _check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
         result = str(dtype(name.rpartition(".")[2]))
     if not (dtype(result).is_float or result == acc):
         raise error("matmul-type", f"a product of {ta} has no result of {result}",
+                    expected=f"{acc} or a floating-point type", found=str(result),
                     hint=f"{acc} and floating-point results exist")
     return ta, tb, result, acc
 
@@ -141,6 +147,7 @@ def _check_shapes(a: Operand, b: Operand) -> tuple[int, int, int]:
     (m, k), (k_b, n) = a.logical, b.logical
     if k != k_b:
         raise error("matmul-shape", f"op(a) is {m} x {k} and op(b) {k_b} x {n}: the inner sizes differ",
+                    expected="one inner size", found=f"{k} and {k_b}",
                     hint="pass transpose_a=True or transpose_b=True for operands stored the other way round")
     return m, n, k
 
@@ -151,10 +158,13 @@ def _check_scales(scale_a: Any, scale_b: Any, kind: str, m: int, n: int, k: int,
         return ""
     if kind not in ("fp8", "int8") or scale_a is None or scale_b is None:
         raise error("matmul-option", "scale_a and scale_b belong to products of float8 or int8, both of them",
+                    expected="both scales, with operands of float8 or int8",
+                    found=f"{sum(x is not None for x in (scale_a, scale_b))} scales with {kind}",
                     hint="multiply the result, or pass the other scale too")
     for x in (scale_a, scale_b):
         if type_name(x) != "float32":
-            raise error("matmul-type", f"scales are float32, found {type_name(x)}", hint="convert the scales")
+            raise error("matmul-type", f"scales are float32, found {type_name(x)}",
+                        expected="float32", found=type_name(x), hint="convert the scales")
     found = tuple(scale_a.shape), tuple(scale_b.shape)
     if all(s in ((), (1,), (1, 1)) for s in found):
         return "tensor"
@@ -162,6 +172,7 @@ def _check_scales(scale_a: Any, scale_b: Any, kind: str, m: int, n: int, k: int,
     if kind != "fp8" or found != blocks or batch:
         raise error("matmul-shape", f"scales of shapes {found[0]} and {found[1]}, expected (1,) and (1,)" +
                     (f", or {blocks[0]} and {blocks[1]}" if kind == "fp8" and not batch else ""),
+                    expected="(1,) and (1,), or one scale a block of 128", found=f"{found[0]} and {found[1]}",
                     hint="one scale a tensor; or one for 128 of k of a row of op(a) and for 128 x 128 of op(b)")
     return "block"
 
@@ -170,13 +181,18 @@ def _check_rest(a: Any, others: dict[str, Any], n: int, bias: Any, activation: s
     """Raises matmul-device, matmul-shape, matmul-option, matmul-type."""
     for name, x in others.items():
         if x is not None and place(x) != place(a):
-            raise error("matmul-device", f"a is on {place(a)}, {name} on {place(x)}", hint="move the operands to one device")
+            raise error("matmul-device", f"a is on {place(a)}, {name} on {place(x)}",
+                        expected=f"{name} on {place(a)}", found=str(place(x)), hint="move the operands to one device")
     if bias is not None and tuple(bias.shape) != (n,):
-        raise error("matmul-shape", f"bias has shape {tuple(bias.shape)}, expected ({n},)", hint="one bias a column")
+        raise error("matmul-shape", f"bias has shape {tuple(bias.shape)}, expected ({n},)",
+                    expected=f"({n},)", found=str(tuple(bias.shape)), hint="one bias a column")
     if bias is not None and not dtype(type_name(bias)).is_float:
-        raise error("matmul-type", f"bias is of {type_name(bias)}", hint="pass a floating-point bias")
+        raise error("matmul-type", f"bias is of {type_name(bias)}",
+                    expected="a floating-point type", found=type_name(bias), hint="pass a floating-point bias")
     if activation is not None and activation not in ACTIVATIONS:
-        raise error("matmul-option", f"there is no activation {activation!r}", hint="one of " + ", ".join(ACTIVATIONS))
+        raise error("matmul-option", f"there is no activation {activation!r}",
+                    expected=f"one of {', '.join(ACTIVATIONS)}", found=repr(activation),
+                    hint="one of " + ", ".join(ACTIVATIONS))
 
 
 # ---- plans ------------------------------------------------------------------------------------------------------------
@@ -190,6 +206,7 @@ def _plan(a: Any, b: Any, transpose_a: bool, transpose_b: bool, bias: Any, activ
     m, n, k = _check_shapes(left, right)
     if b.ndim == 3 and (a.ndim == 2 or a.shape[0] != b.shape[0]):
         raise error("matmul-shape", f"a has shape {tuple(a.shape)}, b a batch of {b.shape[0]}",
+                    expected="one batch, or a b without batch", found=f"{tuple(a.shape)} and {tuple(b.shape)}",
                     hint="both have one batch, or b is one matrix for all of a")
     kind = _TYPES[types[0]][0]
     scaling = _check_scales(scale_a, scale_b, kind, m, n, k, a.ndim == 3)
@@ -197,6 +214,7 @@ def _plan(a: Any, b: Any, transpose_a: bool, transpose_b: bool, bias: Any, activ
     shape = (*a.shape[:-2], m, n)
     if out is not None and (tuple(out.shape) != shape or type_name(out) != types[2]):
         raise error("matmul-shape", f"out is {type_name(out)} {tuple(out.shape)}, expected {types[2]} {tuple(shape)}",
+                    expected=f"{types[2]} {tuple(shape)}", found=f"{type_name(out)} {tuple(out.shape)}",
                     hint="leave out out")
     if 0 in shape:
         return lambda a, b, bias, sa, sb, out: empty(a, shape, types[2]) if out is None else out
@@ -253,15 +271,19 @@ def _grouped_plan(a: Any, b: Any, sizes: Any, transpose_b: bool, bias: Any, acti
     types = _check_types(a, b, out_dtype)
     if a.ndim != 2 or b.ndim != 3:
         raise error("matmul-shape", f"a has {a.ndim} dimensions and b {b.ndim}, expected 2 and 3",
+                    expected="2 and 3 dimensions", found=f"{a.ndim} and {b.ndim}",
                     hint="rows of all groups one after another; one matrix of b a group")
     left, right = operand(a, "a", False), operand(b, "b", transpose_b)
     m, n, k = _check_shapes(left, right)
     if tuple(sizes.shape) != (b.shape[0],) or type_name(sizes) != "int32":
         raise error("matmul-shape", f"group_sizes is {type_name(sizes)} {tuple(sizes.shape)}, expected int32 "
-                    f"({b.shape[0]},)", hint="one size a matrix of b")
+                    f"({b.shape[0]},)",
+                    expected=f"int32 ({b.shape[0]},)", found=f"{type_name(sizes)} {tuple(sizes.shape)}",
+                    hint="one size a matrix of b")
     _check_rest(a, {"b": b, "bias": bias, "group_sizes": sizes}, n, bias, activation)
     if 0 in (m, n, k) or not right.batch:
         raise error("matmul-shape", f"a grouped product of {m} x {k} by {right.batch} matrices of {k} x {n} has no work",
+                    expected="rows, columns and groups", found=f"{m} x {k} by {right.batch} of {k} x {n}",
                     hint="call it with rows, columns and groups")
     kind = _TYPES[types[0]][0]
     form = Form(m, n, k, types, _UNSET, bias="" if bias is None else type_name(bias), activation=activation or "",

@@ -19,7 +19,8 @@ from .matmul_kernels import Form, gemm, gemm_grouped, gemm_split, gemm_two_level
 from .operands import Copied, Operand, copy_of
 from .tiles import Chip, Problem, Tile, chip_of, choose_tile, without_wgmma
 
-register("matmul-target", ValueError, "element types that the target's products do not have")
+register("matmul-target", ValueError, "element types that the target's products do not have",
+         expected="element types that the target's products have")
 
 _SLOW = 5e13  # operations/s with operands that neither TMA nor wide copies can load
 Plan = Callable[..., Any]
@@ -177,6 +178,7 @@ def check_target(r: Request) -> None:
     t = r.place.target
     if r.kind == "fp8" and t.is_cuda and not t.has_fp8_mma:
         raise error("matmul-target", f"there is no product of {r.form.types[0]} on {t.arch}",
+                    expected="sm_89 or newer", found=str(t.arch),
                     hint="sm_89 and newer have it; convert the operands to float16")
 
 

@@ -15,10 +15,10 @@ from .pairing import iteration_space, matched_indices
 from .tiles import fit
 from .tma_store import store_accumulators, store_tile
 
-errors.register("atomic-dtype", TypeError, "an atomic on an element type that has none",
-                "use one of the types named above")
+errors.register("atomic-dtype", TypeError, "an atomic on an element type that has none", "use one of the types named above",
+                expected="an element type that has atomics")
 errors.register("atomic-scope", ValueError, "an atomic on memory that is private to a thread",
-                "atomics work between threads: use global or shared memory")
+                "atomics work between threads: use global or shared memory", expected="global or shared memory")
 
 
 @tile_op("atomic")
@@ -54,6 +54,7 @@ class AtomicTile(TileOp):
         if self.attr("use_tma"):
             raise errors.error("atomic-option", "use_tma: this tile cannot be added by TMA: " + (
                 cx.stores.reason(self.dst.buffer) or "it is neither a whole shared tile nor an accumulator of wgmma"),
+                               expected="a whole shared tile or an accumulator of wgmma", found="another tile",
                 span=self.span, hint="leave it out")
         extents, of_dst, of_value = iteration_space(self.dst, other)
 
@@ -75,16 +76,19 @@ class AtomicTile(TileOp):
         dt, scope = self.dst.dtype, self.dst.buffer.scope_name
         if dt not in ATOMIC_DTYPES:
             raise errors.error("atomic-dtype", f"T.atomic_{self.kind} is not defined on {dt}, expected one of "
-                               f"{', '.join(ATOMIC_DTYPES)}", span=self.span)
+                               f"{', '.join(ATOMIC_DTYPES)}",
+                               expected=f"one of {', '.join(ATOMIC_DTYPES)}", found=str(dt), span=self.span)
         if scope not in ("global", "shared", "shared.dyn"):
             raise errors.error("atomic-scope", f"T.atomic_{self.kind} needs global or shared memory, "
-                               f"`{self.dst.buffer.name}` is {scope}", span=self.span)
+                               f"`{self.dst.buffer.name}` is {scope}",
+                               found=f"`{self.dst.buffer.name}` in {scope}", span=self.span)
         if isinstance(self.value, Region):
             a = [e for e in self.value.extents if not is_const(e, 1)]
             b = [e for e in self.dst.extents if not is_const(e, 1)]
             if len(a) != len(b) or any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b)):
                 raise errors.error("copy-tile", f"T.atomic_{self.kind}: tile {self.value.extents} does not match "
-                                   f"{self.dst.extents}", span=self.span)
+                                   f"{self.dst.extents}",
+                                   found=f"{self.value.extents} and {self.dst.extents}", span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         if isinstance(self.value, Region):

@@ -20,7 +20,7 @@ from .tma_copy import lower_tma_copy
 from .tma_store import store_accumulators, store_tile
 
 errors.register("copy-tile", ValueError, "a copy whose two tiles do not match",
-                "both tiles need the same extents and lane counts")
+                "both tiles need the same extents and lane counts", expected="tiles of the same extents and lane counts")
 
 
 @tile_op("copy")
@@ -81,11 +81,13 @@ class Copy(TileOp):
         if len(a) != len(b) or any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b)):
             raise errors.error("copy-tile", f"T.copy: tile {self.src.extents} of `{self.src.buffer.name}` does not "
                                             "match tile "
-                               f"{self.dst.extents} of `{self.dst.buffer.name}`", span=self.span)
+                               f"{self.dst.extents} of `{self.dst.buffer.name}`",
+                               found=f"{self.src.extents} and {self.dst.extents}", span=self.span)
         if self.src.dtype.lanes != self.dst.dtype.lanes:
             raise errors.error("copy-tile", f"T.copy converts lane by lane: `{self.src.buffer.name}` is "
                                             f"{self.src.dtype}, "
-                               f"`{self.dst.buffer.name}` {self.dst.dtype}", span=self.span)
+                               f"`{self.dst.buffer.name}` {self.dst.dtype}",
+                               found=f"{self.src.dtype} and {self.dst.dtype}", span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         return Access(self.src, "read"), Access(self.dst, "write")

@@ -12,7 +12,7 @@ from .base import Access, LowerContext
 from .pairing import lower_elementwise
 
 errors.register("fill-value", TypeError, "a fill value that is not a scalar of the element type",
-                "cast the value to the element type")
+                "cast the value to the element type", expected="a value of the element type")
 
 
 @tile_op("fill")
@@ -42,7 +42,8 @@ class Fill(TileOp):
         if self.value.dtype != self.dst.dtype:
             raise errors.error("fill-value", f"T.fill of `{self.dst.buffer.name}` ({self.dst.dtype}) with a value of "
                                              "type "
-                               f"{self.value.dtype}", span=self.span)
+                               f"{self.value.dtype}",
+                               expected=str(self.dst.dtype), found=str(self.value.dtype), span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         """The tile written; Loads inside `value` are expressions, found by walking them."""

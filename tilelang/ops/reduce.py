@@ -16,11 +16,13 @@ from .lower_reduce import ReduceLowering
 from .tiles import combine
 
 errors.register("reduce-shape", ValueError, "a reduction whose result has the wrong shape",
-                "leave the reduced dimension out of the result, or keep it as 1")
+                "leave the reduced dimension out of the result, or keep it as 1",
+                expected="the source's shape without the reduced dimension, or with 1 in its place")
 errors.register("reduce-scope", ValueError, "a reduction between scopes it does not work on",
-                "copy the data to a fragment or shared buffer first")
-errors.register("reduce-dtype", ValueError, "a bitwise reduction of floats",
-                "cast to an integer type first")
+                "copy the data to a fragment or shared buffer first",
+                expected="two tiles in shared memory, or two in registers")
+errors.register("reduce-dtype", ValueError, "a bitwise reduction of floats", "cast to an integer type first",
+                expected="integers or bool")
 
 KINDS = ("sum", "abssum", "max", "absmax", "min", "bitand", "bitor", "bitxor")
 
@@ -97,20 +99,24 @@ class Reduce(TileOp):
         if out not in (removed, kept):
             raise errors.error("reduce-shape", f"Invalid reduce output shape, buffer shape is {shape}, dim is "
                                                f"{self.dim}, "
-                               f"output shape is {out}, expected shapes are {removed}, {kept}", span=self.span)
+                               f"output shape is {out}, expected shapes are {removed}, {kept}",
+                               expected=f"{removed} or {kept}", found=str(out), span=self.span)
         a, b = (_memory(r.buffer.scope_name) for r in (self.src, self.dst))
         if a == "other" or b == "other" or (a == "thread") != (b == "thread"):
             raise errors.error("reduce-scope", f"Invalid buffer scopes for a reduction: `{self.src.buffer.name}` is "
                                f"{self.src.buffer.scope_name}, `{self.dst.buffer.name}` {self.dst.buffer.scope_name}",
+                               found=f"{self.src.buffer.scope_name} to {self.dst.buffer.scope_name}",
                                span=self.span, hint="copy the data to a fragment or shared buffer first")
         if self.kind.startswith("bit") and not (self.dst.dtype.is_int or self.dst.dtype.is_bool):
             raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, "
                                                f"`{self.dst.buffer.name}` is "
-                               f"{self.dst.dtype}", span=self.span)
+                               f"{self.dst.dtype}",
+                               found=str(self.dst.dtype), span=self.span)
         if self.kind.startswith("bit") and not (self.src.dtype.is_int or self.src.dtype.is_bool):
             raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, "
                                                f"`{self.src.buffer.name}` is "
-                               f"{self.src.dtype}", span=self.span)
+                               f"{self.src.dtype}",
+                               found=str(self.src.dtype), span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         return Access(self.src, "read"), Access(self.dst, "write" if self.clear else "readwrite")

@@ -17,10 +17,10 @@ from .pairing import offset_indices
 from .reduce import identity
 from .tiles import fit
 
-errors.register("scan-shape", ValueError, "a scan whose result has another shape than its source",
-                "use one shape for both")
+errors.register("scan-shape", ValueError, "a scan whose result has another shape than its source", "use one shape for both",
+                expected="one shape for source and result")
 errors.register("scan-scope", ValueError, "a scan of a buffer in a scope it does not work on",
-                "T.copy the tile to shared memory first")
+                "T.copy the tile to shared memory first", expected="a shared or fragment tile")
 
 WARP = 32
 
@@ -129,12 +129,15 @@ class Scan(TileOp):
         """Equal shapes; shared or fragment (or per-thread local) tiles."""
         if tuple(self.src.extents) != tuple(self.dst.extents):
             raise errors.error("scan-shape", f"cum{self.kind} dst shape {self.dst.extents} must match src shape "
-                               f"{self.src.extents}", span=self.span)
+                               f"{self.src.extents}",
+                               found=f"{self.dst.extents} for {self.src.extents}", span=self.span)
         for r in (self.src, self.dst):
             if r.buffer.scope_name == "global":
                 raise errors.error("scan-scope", f"T.cum{self.kind} works on shared and fragment tiles, "
                                                  f"`{r.buffer.name}` is "
-                                   "global", span=self.span, hint="T.copy the tile to shared memory first")
+                                   "global",
+                                   found=f"`{r.buffer.name}` in global memory",
+                                   span=self.span, hint="T.copy the tile to shared memory first")
 
     def accesses(self) -> tuple[Access, ...]:
         if self.src.buffer is self.dst.buffer:

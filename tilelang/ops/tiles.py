@@ -10,13 +10,15 @@ from tilelang.errors import error, register
 from tilelang.ir import dtype, numpy_dtype
 from tilelang.ir.evaluate import binary_function, to_dtype
 
-register("tile-extents", ValueError, "the operands of a tile operation have different extents when it runs")
+register("tile-extents", ValueError, "the operands of a tile operation have different extents when it runs",
+         expected="tiles of the same extents")
 
 
 def fit(tile: np.ndarray, shape: tuple[int, ...], span: Any) -> np.ndarray:
     """tile with unit dimensions inserted or removed to reach shape.  Raises tile-extents when the rest differs."""
     if [n for n in tile.shape if n != 1] != [n for n in shape if n != 1]:
-        raise error("tile-extents", f"a tile of extents {tile.shape} meets one of {shape}", span=span,
+        raise error("tile-extents", f"a tile of extents {tile.shape} meets one of {shape}",
+                    found=f"{tile.shape} and {shape}", span=span,
                     hint="the extents that are not 1 must agree in order")
     return tile.reshape(shape)
 

@@ -21,7 +21,8 @@ from .tma_store import moved_tile, store_tile
 
 register("tma-copy", ValueError, "a tile that TMA cannot move",
          "a tile is (rows, columns) of a tensor whose rows are contiguous, in a shared buffer with rows of 16, 32, 64 or a "
-         "multiple of 128 bytes; or a whole row; T.copy moves any tile")
+         "multiple of 128 bytes; or a whole row; T.copy moves any tile",
+         expected="a tile that TMA can move")
 MOST_OF_BOX = 256  # elements of a box along one dimension (CUDA Driver API, cuTensorMapEncodeTiled)
 
 SHARED = ("shared", "shared.dyn")
@@ -32,7 +33,8 @@ def check_tma_copy(op: Any) -> None:
     why = _refusal(op)
     if why:
         raise error("tma-copy", f"T.{'copy_cluster' if op.attr('dst_block') is not None else 'tma_copy'} cannot be done by "
-                    f"TMA: {why}", span=op.span)
+                    f"TMA: {why}",
+                    found=why, span=op.span)
 
 
 def is_row(op: Any) -> bool:

@@ -15,7 +15,8 @@ from .layouts import FRAGMENT
 from .tiles import fit
 
 errors.register("transpose-shape", ValueError, "a transpose whose tiles do not match",
-                "exchange the last two extents, between two shared buffers")
+                "exchange the last two extents, between two shared buffers",
+                expected="two shared tiles, the last two extents exchanged")
 
 
 @tile_op("transpose")
@@ -72,13 +73,16 @@ class Transpose(TileOp):
         units = all(is_const(e, 1) for e in more[:len(more) - len(less)])
         if not units or a[len(a) - 2 - n:-2] != b[len(b) - 2 - n:-2] or (a[-2], a[-1]) != (b[-1], b[-2]):
             raise errors.error("transpose-shape", f"T.transpose of `{self.src.buffer.name}` {a} needs a destination "
-                               f"{(*a[:-2], a[-1], a[-2])}, `{self.dst.buffer.name}` is {b}", span=self.span)
+                               f"{(*a[:-2], a[-1], a[-2])}, `{self.dst.buffer.name}` is {b}",
+                               expected=f"{(*a[:-2], a[-1], a[-2])}", found=str(b), span=self.span)
         for r in (self.src, self.dst):
             if r.buffer.scope_name == "global":
                 raise errors.error("transpose-shape", f"T.transpose works on shared tiles, `{r.buffer.name}` is global",
+                                   expected="shared tiles", found=f"`{r.buffer.name}` in global memory",
                                    span=self.span, hint="T.copy the tile to shared memory first")
         if self.src.buffer is self.dst.buffer:
-            raise errors.error("transpose-shape", "T.transpose in place is not possible", span=self.span)
+            raise errors.error("transpose-shape", "T.transpose in place is not possible",
+                               expected="two buffers", found=f"`{self.src.buffer.name}` twice", span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         return Access(self.src, "read"), Access(self.dst, "write")

@@ -17,8 +17,9 @@ from tilelang.errors import error, register
 from tilelang.target.cluster import PORTABLE
 from tilelang.target.probe import load_libcuda
 
-register("cuda-missing", RuntimeError, "no CUDA driver or device is usable on this machine")
-register("cuda-driver", RuntimeError, "a CUDA driver call failed")
+register("cuda-missing", RuntimeError, "no CUDA driver or device is usable on this machine",
+         expected="a CUDA driver and device")
+register("cuda-driver", RuntimeError, "a CUDA driver call failed", expected="a call that succeeds")
 
 # CUresult -> what to do
 _ANY_HINT = "errors of kernels arrive at a later call: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer"
@@ -59,6 +60,7 @@ class Driver:
         lib = load_libcuda()
         if lib is None:
             raise error("cuda-missing", "no CUDA driver was found on this machine",
+                        found="none",
                         hint="install the NVIDIA driver, or compile for target=\"cpu\"")
         self.lib = lib
         self.check(lib.cuInit(0), "cuInit")
@@ -71,7 +73,8 @@ class Driver:
         self.lib.cuGetErrorName(rc, ctypes.byref(name))
         self.lib.cuGetErrorString(rc, ctypes.byref(text))
         raise error("cuda-driver", f"{what} failed: {(name.value or b'?').decode()} ({rc}): "
-                    f"{(text.value or b'unknown error').decode()}", hint=_HINTS.get(rc, _ANY_HINT))
+                    f"{(text.value or b'unknown error').decode()}",
+                    found=f"{(name.value or b'?').decode()} ({rc})", hint=_HINTS.get(rc, _ANY_HINT))
 
     def call(self, name: str, *args: Any) -> None:
         """lib.<name>(*args), checked."""

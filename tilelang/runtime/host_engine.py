@@ -13,7 +13,8 @@ from typing import Any
 
 from tilelang.errors import error, register
 
-register("runtime-missing", ImportError, "a package the runtime needs is missing or has a version it does not know")
+register("runtime-missing", ImportError, "a package the runtime needs is missing or has a version it does not know",
+         expected="the packages that the runtime needs")
 
 _lock = threading.RLock()
 _FFI_SYMBOLS = ("TVMFFIErrorSetRaisedFromCStr", "TVMFFIObjectDecRef", "TVMFFIEnvTensorAlloc", "TVMFFIFunctionCall",
@@ -27,7 +28,8 @@ class _Llvm:
         try:
             import llvmlite.binding as llvm
         except ImportError as e:
-            raise error("runtime-missing", "llvmlite is needed to run kernels", hint="pip install llvmlite") from e
+            raise error("runtime-missing", "llvmlite is needed to run kernels",
+                        expected="llvmlite", found="none", hint="pip install llvmlite") from e
         self.llvm = llvm
         for start in ("initialize_native_target", "initialize_native_asmprinter"):
             getattr(llvm, start)()
@@ -50,10 +52,12 @@ class _Ffi:
             from tvm_ffi import core, libinfo
         except ImportError as e:
             raise error("runtime-missing", "apache-tvm-ffi is needed to call kernels",
+                        expected="apache-tvm-ffi", found="none",
                         hint="pip install 'apache-tvm-ffi>=0.1.14,<0.2'") from e
         make = getattr(core.Function, "__from_extern_c__", None)
         if make is None:
             raise error("runtime-missing", f"apache-tvm-ffi {tvm_ffi.__version__} has no Function.__from_extern_c__",
+                        expected="apache-tvm-ffi >=0.1.14,<0.2", found=str(tvm_ffi.__version__),
                         hint="install a version >=0.1.14,<0.2")
         self.torch_in_use = torch_in_use
         self.module, self.make_function = tvm_ffi, make
@@ -70,7 +74,8 @@ class _Ffi:
 
         out = ctypes.c_void_p()
         if self.lib.TVMFFIFunctionGetGlobal(ctypes.byref(Bytes(name, len(name))), ctypes.byref(out)) or not out.value:
-            raise error("runtime-missing", f"apache-tvm-ffi has no global function {name.decode()}")
+            raise error("runtime-missing", f"apache-tvm-ffi has no global function {name.decode()}",
+                        expected=f"the global function {name.decode()}", found="none")
         return out.value  # kept for the life of the process
 
 

@@ -40,7 +40,8 @@ from .llvm_text import HostExpr, Writer, code_of, scalar_type, text_of
 from .signature import Signature, TensorArg
 from .tensor_maps import DECLARATION, TensorMapCode
 
-register("host-statement", NotImplementedError, "a statement outside T.Kernel that a GPU kernel's host cannot run")
+register("host-statement", NotImplementedError, "a statement outside T.Kernel that a GPU kernel's host cannot run",
+         expected="statements that the host of a kernel can run")
 
 MAX_DEVICES = 64
 MAX_SHARED = 227 * 1024  # of any device so far
@@ -76,7 +77,8 @@ class HostStatements:
                 pass
             case _:
                 raise error("host-statement", f"a {type(s).__name__} outside T.Kernel cannot run on the host of a GPU "
-                            "kernel", span=s.span, hint="move it into the T.Kernel block")
+                            "kernel",
+                            found=f"a {type(s).__name__}", span=s.span, hint="move it into the T.Kernel block")
 
     def check(self, s: Assert) -> None:
         self.w.check(self.exact.boolean(s.cond), "RuntimeError", s.message or f"assertion failed: {text_of(s.cond)}")
@@ -113,7 +115,8 @@ class HostStatements:
         w.begin(done)
 
     def launch(self, s: Launch) -> None:
-        raise error("host-statement", "a launch here has no kernel", span=s.span)
+        raise error("host-statement", "a launch here has no kernel",
+                    found="a launch without a kernel", span=s.span)
 
 
 class CudaLauncher:
@@ -322,7 +325,8 @@ class _CudaStatements(HostStatements):
         if isinstance(p, Buffer) or p.dtype.is_handle:
             data = p.data if isinstance(p, Buffer) else p
             if data not in self.addresses:
-                raise error("host-statement", f"`{p.name}` has no address on the host", span=p.span)
+                raise error("host-statement", f"`{p.name}` has no address on the host",
+                            expected="an address on the host", found=f"none of `{p.name}`", span=p.span)
             return "ptr", self.addresses[data]
         return narrow(w, p, self.values[p])
 

@@ -8,7 +8,8 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.ir import Expr, Var, dtype
 
-register("host-expression", NotImplementedError, "host code (before T.Kernel) uses something only a kernel can do")
+register("host-expression", NotImplementedError, "host code (before T.Kernel) uses something only a kernel can do",
+         expected="an expression that the host can compute")
 
 HEADER = """\
 declare void @TVMFFIErrorSetRaisedFromCStr(ptr, ptr)
@@ -106,7 +107,8 @@ def scalar_type(dt: dtype) -> str:
         return f"i{max(dt.bits, 8)}"
     if dt.base in _FLOATS:
         return _FLOATS[dt.base]
-    raise error("host-expression", f"a host scalar of type {dt} is not available")
+    raise error("host-expression", f"a host scalar of type {dt} is not available",
+                expected="a type of the host", found=str(dt))
 
 
 def text_of(e: Expr) -> str:
@@ -230,7 +232,8 @@ class HostExpr:
             return str(e)
         method = getattr(self, "_" + type(e).__name__.lower(), None)
         if method is None:
-            raise error("host-expression", f"`{e!r}` cannot be computed on the host", span=getattr(e, "span", None),
+            raise error("host-expression", f"`{e!r}` cannot be computed on the host",
+                        found=f"`{e!r}`", span=getattr(e, "span", None),
                         hint="move it into the T.Kernel block")
         return method(e)
 
@@ -257,7 +260,8 @@ class HostExpr:
 
     def _var(self, e: Var) -> str:
         if e not in self.values:
-            raise error("host-expression", f"`{e.name}` has no value on the host", span=e.span)
+            raise error("host-expression", f"`{e.name}` has no value on the host",
+                        expected="a value on the host", found=f"none of `{e.name}`", span=e.span)
         return self.values[e]
 
     def _const(self, e: Any) -> str:
@@ -351,7 +355,8 @@ class HostExpr:
         if not b.lstrip("-").isdigit():
             w.check(w.ins(f"icmp ne i64 {b}, 0"), "RuntimeError", f"{self.fn}: division by zero in `{text_of(e)}`")
         elif b == "0":
-            raise error("host-expression", f"division by zero in `{e!r}`", span=e.span)
+            raise error("host-expression", f"division by zero in `{e!r}`",
+                        expected="a divisor other than 0", found="0", span=e.span)
         if s == "u":
             return w.ins(f"{'urem' if op.endswith('mod') else 'udiv'} i64 {a}, {b}")
         if not b.lstrip("-").isdigit():  # the least integer divided by -1 traps: that quotient is a negation

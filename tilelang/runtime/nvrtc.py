@@ -20,8 +20,9 @@ from tilelang.errors import error, register
 
 from .give_way import give_way
 
-register("nvrtc-missing", RuntimeError, "no NVRTC library that can compile for the target was found")
-register("nvrtc-compile", RuntimeError, "NVRTC refused the generated CUDA source")
+register("nvrtc-missing", RuntimeError, "no NVRTC library that can compile for the target was found",
+         expected="an NVRTC library that compiles for the target")
+register("nvrtc-compile", RuntimeError, "NVRTC refused the generated CUDA source", expected="CUDA source that NVRTC compiles")
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ def choose_nvrtc(arch_number: int, driver_major: int | None = None) -> Nvrtc:
     extra = "pip install 'tilelang-py[cuda]'" if major >= 13 else \
         f"pip install nvidia-cuda-nvrtc-cu{major} nvidia-cuda-runtime-cu{major}"
     raise error("nvrtc-missing", f"no NVRTC library for sm_{arch_number} was found",
+                found=f"none for sm_{arch_number}",
                 notes=[(None, r) for r in refused], hint=f"{extra}, or set CUDA_HOME to a CUDA toolkit")
 
 
@@ -232,7 +234,8 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
         hint = "if the source contains no T.import_source or call_extern of yours, this is a compiler bug"
         if not nvrtc.includes and "could not open source file" in log:
             hint = "the CUDA headers are missing: pip install 'tilelang-py[cuda]', or set CUDA_HOME to a CUDA toolkit"
-        raise error("nvrtc-compile", message, hint=hint)
+        raise error("nvrtc-compile", message,
+                    found="source that it refuses", hint=hint)
     kernels = parse_resources(log)
     if not kernels:  # the driver's compiler cache answered, which keeps no word of registers, spills and serialisation
         again, full, fresh = nvrtc.compile(source, [*flags, *small, "--no-cache"])
@@ -252,7 +255,8 @@ def compile_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
     rc, log, ptx = nvrtc.compile(source, flags, "PTX")
     if rc != 0:
         message = f"NVRTC refused the CUDA source for {arch}:\n{log}\n\nsource:\n{_numbered(source)}"
-        raise error("nvrtc-compile", message, hint="without a T.import_source of yours this is a compiler bug")
+        raise error("nvrtc-compile", message,
+                    found="source that it refuses", hint="without a T.import_source of yours this is a compiler bug")
     return ptx.rstrip(b"\0").decode()
 
 

@@ -13,7 +13,7 @@ from tilelang.errors import error, register
 
 from .nvrtc import _system_roots, _wheel_roots
 
-register("nvdisasm-missing", RuntimeError, "SASS was asked for and nvdisasm is not installed")
+register("nvdisasm-missing", RuntimeError, "SASS was asked for and nvdisasm is not installed", expected="a working nvdisasm")
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
 
 
@@ -30,13 +30,15 @@ def disassemble(cubin: bytes) -> str:
     """SASS text of a cubin.  Raises RuntimeError when nvdisasm is missing or refuses it."""
     exe = find_nvdisasm()
     if exe is None:
-        raise error("nvdisasm-missing", "nvdisasm was not found", hint="pip install nvidia-cuda-nvdisasm")
+        raise error("nvdisasm-missing", "nvdisasm was not found",
+                    found="none", hint="pip install nvidia-cuda-nvdisasm")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
         f.write(cubin)
         f.flush()
         done = subprocess.run([exe, "-c", f.name], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise error("nvdisasm-missing", f"nvdisasm failed: {done.stderr.strip().replace(f.name, 'the cubin')}",
+                    found=f"one that ends with {done.returncode}",
                     hint="use an nvdisasm at least as new as the NVRTC that made the cubin")
     return done.stdout
 

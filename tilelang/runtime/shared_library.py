@@ -24,11 +24,13 @@ from .cpu_engine import cpu_engine
 from .cpu_pool import pool_ir
 from .host_engine import ffi_state
 
-register("kernel-export", NotImplementedError, "a kernel is to be written as a shared library, and cannot be")
+register("kernel-export", NotImplementedError, "a kernel is to be written as a shared library, and cannot be",
+         expected="a kernel that can be written as a shared library")
 register("kernel-link", RuntimeError, "the system's linker refuses a kernel's shared library",
-         "check the compiler that CC names: it must link shared libraries for this machine")
+         "check the compiler that CC names: it must link shared libraries for this machine",
+         expected="a linker that makes shared libraries")
 register("kernel-library", ValueError, "a saved kernel is of another program, or no saved kernel at all",
-         "export it again with export_library")
+         "export it again with export_library", expected="a saved kernel of this program, with these options, by this version")
 
 FINGERPRINT = "tl_fingerprint"
 _COMPILERS = ("cc", "gcc", "clang")
@@ -84,6 +86,7 @@ def export_name(name: str) -> str:
     """The name under which a program is found in its library.  Raises kernel-export for one that is no C identifier."""
     if not _NAME.fullmatch(name):
         raise error("kernel-export", f"{name!r} cannot be the name of a function in a library",
+                    expected="a name of letters, digits and underscores", found=repr(name),
                     hint="give the function a name of letters, digits and underscores")
     return name
 
@@ -121,7 +124,8 @@ def link(path: Any, name: str, objects: dict[str, bytes], libraries: tuple[str, 
         done = subprocess.run([*compiler, *flags], capture_output=True, text=True)
         if done.returncode:
             raise error("kernel-link", f"{shlex.join(compiler)} cannot link the library of `{name}`:\n"
-                        f"{(done.stderr or done.stdout).strip() or '(no output)'}")
+                        f"{(done.stderr or done.stdout).strip() or '(no output)'}",
+                        found=f"one that ends with {done.returncode}")
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
@@ -138,6 +142,7 @@ def find_compiler() -> list[str]:
             return command
     raise error("kernel-export", "a shared library needs the system's linker: there is no "
                 f"{shlex.join(given) if given else ', '.join(_COMPILERS)}",
+                expected="a linker", found="none",
                 hint="install a C compiler, or name one in CC; the disk cache keeps compiled kernels without any")
 
 
@@ -159,9 +164,11 @@ def open_library(path: Any, modes: tuple[str, ...], fingerprint: str) -> dict[st
         kept = (ctypes.c_char * (len(fingerprint) + 1)).in_dll(library, FINGERPRINT).value.decode("ascii", "replace")
         addresses = {m: ctypes.cast(getattr(library, f"tl_{m}"), ctypes.c_void_p).value for m in modes}
     except (OSError, ValueError, AttributeError) as e:
-        raise error("kernel-library", f"{path} is no library of a kernel with these entry points: {e}") from None
+        raise error("kernel-library", f"{path} is no library of a kernel with these entry points: {e}",
+                    found=str(e)) from None
     if kept != fingerprint:
-        raise error("kernel-library", f"{path} was made of another program, or for other outputs")
+        raise error("kernel-library", f"{path} was made of another program, or for other outputs",
+                    found="one of another program")
     out = {}
     for mode, address in addresses.items():
         out[mode] = ffi.make_function(address, keep_alive_object=(library,))

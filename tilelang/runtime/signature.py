@@ -9,12 +9,16 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.ir import Buffer, Const, Expr, Func, Var, binary, const, free_vars, substitute, walk
 
-register("out-idx-type", ValueError, "out_idx is not an integer or a list of integers")
-register("out-idx-range", ValueError, "out_idx names no tensor parameter, or one twice")
-register("out-idx-conflict", ValueError, "the function returns T.empty tensors and out_idx is given too")
-register("symbol-unsolved", ValueError, "the value of a symbol cannot be computed from the arguments")
-register("output-strides", ValueError, "an output tensor has declared strides that are not compact")
-register("output-rank", ValueError, "an output tensor has no dimensions")
+register("out-idx-type", ValueError, "out_idx is not an integer or a list of integers",
+         expected="an integer or a list of integers")
+register("out-idx-range", ValueError, "out_idx names no tensor parameter, or one twice",
+         expected="positions of tensor parameters, each once")
+register("out-idx-conflict", ValueError, "the function returns T.empty tensors and out_idx is given too",
+         expected="T.empty outputs or out_idx", found="both")
+register("symbol-unsolved", ValueError, "the value of a symbol cannot be computed from the arguments",
+         expected="a symbol that follows from one argument")
+register("output-strides", ValueError, "an output tensor has declared strides that are not compact", expected="compact strides")
+register("output-rank", ValueError, "an output tensor has no dimensions", expected="at least one dimension", found="none")
 
 
 OUT_IDX_HINT = "give positions of tensor parameters, counted from 0 or backwards from -1: out_idx=[-1]"
@@ -110,30 +114,36 @@ def resolve_out_idx(func: Func, out_idx: Any) -> tuple[int, ...]:
     given = out_idx is not None and not (isinstance(out_idx, list) and not out_idx)
     if own and given:
         raise error("out-idx-conflict", f"Out index conflict: `{func.name}` returns tensors made by T.empty, and "
-                    f"out_idx={out_idx!r} is given too", hint="leave out_idx out")
+                    f"out_idx={out_idx!r} is given too",
+                    found=f"out_idx={out_idx!r} and T.empty outputs", hint="leave out_idx out")
     source = list(own) if own else [] if not given else out_idx
     if isinstance(source, int) and not isinstance(source, bool):
         source = [source]
     if not isinstance(source, list) or any(not isinstance(i, int) or isinstance(i, bool) for i in source):
-        raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}", hint=OUT_IDX_HINT)
+        raise error("out-idx-type", f"result_idx should be a list of integers, found {out_idx!r}",
+                    found=repr(out_idx), hint=OUT_IDX_HINT)
     n = len(func.params)
     found: list[int] = []
     for i in source:
         if not -n <= i < n:
             raise error("out-idx-range", f"result_idx should be an integer between -{n} and {n - 1}, found {i}: "
-                        f"out_idx index {i} is out of range of {n} parameters", hint=OUT_IDX_HINT)
+                        f"out_idx index {i} is out of range of {n} parameters",
+                        expected=f"-{n} to {n - 1}", found=str(i), hint=OUT_IDX_HINT)
         at = i % n
         if at in found:
-            raise error("out-idx-range", f"out_idx={out_idx!r} names parameter {at} twice", hint=OUT_IDX_HINT)
+            raise error("out-idx-range", f"out_idx={out_idx!r} names parameter {at} twice",
+                        expected="each position once", found=repr(out_idx), hint=OUT_IDX_HINT)
         buffer = func.buffer_of(func.params[at])
         if buffer is None:
             raise error("out-idx-range", f"out_idx={out_idx!r} names `{func.params[at].name}`, which is not a tensor",
+                        found=f"`{func.params[at].name}`, no tensor",
                         hint=OUT_IDX_HINT)
         if not buffer.shape:
             raise error("output-rank", f"output `{buffer.name}` has no dimensions", hint="give it the shape (1,)")
         if buffer.strides_ is not None and not _is_compact(buffer):
             raise error("output-strides", f"output `{buffer.name}` has declared strides {buffer.strides_!r} that are "
-                        "not compact: outputs are allocated compact", span=buffer.span,
+                        "not compact: outputs are allocated compact",
+                        found=repr(buffer.strides_), span=buffer.span,
                         hint="pass the tensor as an input and write into it")
         found.append(at)
     return tuple(found)
@@ -246,7 +256,9 @@ def _refuse_unsolved(func: Func, open_sites: list[Site], args: list[Arg], known:
     for site in open_sites:
         names = ", ".join(sorted(v.name for v in free_vars(site.value) - known))
         raise error("symbol-unsolved", f"unable to solve variables ({names}) from {site.what}[{site.dim}] of "
-                    f"`{site.arg.name}` = {site.value!r}", span=site.arg.buffer.span or func.span,
+                    f"`{site.arg.name}` = {site.value!r}",
+                    found=f"`{site.arg.name}` with {site.what}[{site.dim}] = {site.value!r}",
+                    span=site.arg.buffer.span or func.span,
                     hint="give the variable as a dimension of its own, or as a scalar parameter")
     for a in args:
         if isinstance(a, TensorArg) and a.output:
@@ -255,7 +267,9 @@ def _refuse_unsolved(func: Func, open_sites: list[Site], args: list[Arg], known:
                 if missing:
                     names = ", ".join(sorted(v.name for v in missing))
                     raise error("symbol-unsolved", f"unable to solve variables ({names}): they occur only in the shape "
-                                f"of output `{a.name}`", span=a.buffer.span or func.span,
+                                f"of output `{a.name}`",
+                                expected="symbols of the inputs", found=f"{names}, in the shape of output `{a.name}` alone",
+                                span=a.buffer.span or func.span,
                                 hint="an output's shape must follow from the inputs")
 
 

@@ -84,7 +84,8 @@ class AsyncCopies:
 def _cp_async(c: Any, e: Call) -> Closure:
     dst, src = e.args[:2]
     if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
-        raise fault("sim-unsupported", "cp_async between raw pointers", span=e.span)
+        raise fault("sim-unsupported", "cp_async between raw pointers",
+                    found="cp_async between raw pointers", span=e.span)
     pred = c.expr(e.args[2]) if len(e.args) > 2 else None
     width, check = int(e.attr("bytes")), c.check
     to = c.reach(dst.buffer, dst.indices, width, e.span, "asynchronous copy into")

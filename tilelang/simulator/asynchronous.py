@@ -89,6 +89,7 @@ class Proxy:
                         who = f"thread {reader}" if reader >= 0 else "several threads"
                         raise fault("sim-proxy", f"{what} overwrites {here.name}, which {who} read with ordinary loads, with "
                                     "no fence_proxy_async between the load and the barrier: it may still be under way",
+                                    found=f"no fence between the load of {here.name} and the barrier",
                                     span=here.span, notes=((there.span, "read here"),), hint="each thread that read "
                                     "executes fence_proxy_async(), then a barrier, then the copy is issued")
 
@@ -112,13 +113,16 @@ class Proxy:
             here, there = self.table.sites[site], self.table.sites[int(self.table.wsite[at])]
             raise fault("sim-proxy", f"{what} {does} {here.name}, which thread {int(self.table.writer[at])} wrote with "
                         "ordinary stores, and that thread executed no fence_proxy_async between its store and the "
-                        "barrier", span=here.span, notes=((there.span, "written here"),))
+                        "barrier",
+                        found=f"no fence by thread {int(self.table.writer[at])} behind its store",
+                        span=here.span, notes=((there.span, "written here"),))
         for a, t, stamps in self.atomics:
             found = np.isin(a, g) & ((stamps < 0) | (stamps > clocks.common(members)[t]))
             if found.any():
                 here = self.table.sites[site]
                 raise fault("sim-proxy", f"{what} {does} {here.name}, which thread {int(t[found][0])} updated atomically, "
-                            "and that thread executed no fence_proxy_async between its update and the barrier", span=here.span)
+                            "and that thread executed no fence_proxy_async between its update and the barrier",
+                            found=f"no fence by thread {int(t[found][0])} behind its update", span=here.span)
 
 
 @dataclass
@@ -242,11 +246,13 @@ class Asynchronous:
         if self.loads:
             load = self.loads[0]
             raise fault("sim-async", f"the block ends while a copy into {load.name} is under way ({load.bar.state()})",
+                        found=f"a copy into {load.name} under way at the end of the block",
                         span=load.span, hint="wait on the mbarrier of every load before the kernel ends")
         seen = self.block.clocks.seen
         for t, s in self.storers.items():
             if s.last > seen[t, s.reads]:
                 raise fault("sim-async", f"the block ends while a bulk store of thread {t} reads its shared memory",
+                            found=f"a bulk store of thread {t} under way at the end of the block",
                             span=s.span, hint="bulk_commit and bulk_wait by the thread that issued the store")
 
 

@@ -52,7 +52,8 @@ class Cluster:
         active = f.active()
         _whole_warps(f, "cluster_arrive", span)
         if (self.arrivals[active] > self.waits[active]).any():
-            raise fault("sim-cluster", "threads arrive again at the cluster barrier before they wait for it", span=span,
+            raise fault("sim-cluster", "threads arrive again at the cluster barrier before they wait for it",
+                        expected="a wait between two arrivals", found="two arrivals", span=span,
                         hint="each cluster_arrive is followed by one cluster_wait")
         for bar in f.block.asynchronous.barriers.values() if relaxed else ():
             if bar.fenced and active[bar.maker] and not bar.opened:
@@ -80,7 +81,8 @@ class Cluster:
         active = f.active()
         _whole_warps(f, "cluster_wait", span)
         if (self.arrivals[active] != self.waits[active] + 1).any():
-            raise fault("sim-cluster", "threads wait for the cluster barrier without having arrived at it", span=span,
+            raise fault("sim-cluster", "threads wait for the cluster barrier without having arrived at it",
+                        expected="an arrival before the wait", found="none", span=span,
                         hint="cluster_arrive first, or cluster_sync for both")
         number = int(self.arrivals[active][0])
         f.block.roles.wait(lambda: self.phase >= number, lambda: "at the cluster barrier", span)
@@ -109,18 +111,21 @@ class Cluster:
         Raises sim-cluster.
         """
         if not 0 <= rank < self.size:
-            raise fault("sim-cluster", f"no block of this cluster has rank {rank}: it has {self.size}", span=span,
+            raise fault("sim-cluster", f"no block of this cluster has rank {rank}: it has {self.size}",
+                        expected=f"a rank from 0 to {self.size - 1}", found=str(rank), span=span,
                         hint="ranks run from 0 to cluster_size() - 1")
         if rank == f.block.rank:
             return
         if rank in self.over:
-            raise fault("sim-cluster", f"shared memory of block {self.names[rank]} is accessed after it has ended", span=span,
+            raise fault("sim-cluster", f"shared memory of block {self.names[rank]} is accessed after it has ended",
+                        found=f"block {self.names[rank]}, which has ended", span=span,
                         hint="cluster_sync() at the end of the kernel keeps every block until the last access")
         who, clocks = np.flatnonzero(lanes), f.block.clocks
         met = (self.waits[who] > 0) | clocks.seen[who, rank * self.lanes:(rank + 1) * self.lanes].any(1)
         if not met.all():
             raise fault("sim-cluster", f"{self.thread(int(who[~met][0]))} accesses shared memory of block "
-                        f"{self.names[rank]}, which may not have started", span=span,
+                        f"{self.names[rank]}, which may not have started",
+                        found=f"block {self.names[rank]}, which may not have started", span=span,
                         hint="cluster_sync() before the first access to another block")
         if not copies:
             self.touched[rank].update((int(t), (int(clocks.now[t]), span)) for t in who)
@@ -141,17 +146,22 @@ class Cluster:
         for t, (clock, span) in self.touched[rank].items():
             if know[t] < clock:
                 raise fault("sim-cluster", f"block {self.names[rank]} may end before {self.thread(t)} has accessed its "
-                            "shared memory", span=span,
+                            "shared memory",
+                            found=f"block {self.names[rank]}, which may end before", span=span,
                             hint="cluster_sync() at the end of the kernel keeps every block until the last access")
         for agent, clock, span in self.sources[rank]:
             if know[agent] < clock:
-                raise fault("sim-async", f"block {self.names[rank]} may end while a copy reads its shared memory", span=span,
+                raise fault("sim-async", f"block {self.names[rank]} may end while a copy reads its shared memory",
+                            expected="a copy that has arrived before the block ends", found="one that may be under way",
+                            span=span,
                             hint="wait until the copy has arrived (its barrier, then cluster_sync) before the end")
         for at, bar in block.asynchronous.barriers.items():
             last = int(block.clocks.now[bar.agent]) - 1
             if at // self.arena == rank and last > 0 and know[bar.agent] < last:
                 raise fault("sim-async", f"block {self.names[rank]} ends while a copy that signals {bar.name} may be under "
-                            "way", span=bar.span, hint="wait on the mbarrier of every load before the kernel ends")
+                            "way",
+                            expected="a copy that has arrived before the block ends", found="one that may be under way",
+                            span=bar.span, hint="wait on the mbarrier of every load before the kernel ends")
 
 
 def _whole_warps(f: LaneFrame, what: str, span: Any) -> None:
@@ -160,7 +170,8 @@ def _whole_warps(f: LaneFrame, what: str, span: Any) -> None:
     own = own if f.exited is None else own & ~f.exited
     warps = np.repeat(active.reshape(-1, WARP).any(1), WARP)
     if (active != own & warps).any():
-        raise fault("sim-warp-divergence", f"{what} is reached by some lanes of a warp only", span=span)
+        raise fault("sim-warp-divergence", f"{what} is reached by some lanes of a warp only",
+                    found=f"{what} in some lanes of a warp", span=span)
 
 
 def _count(f: LaneFrame, op: str) -> None:
@@ -210,7 +221,8 @@ def _access(c: Any, e: Call) -> Closure:
     """cluster_load(address, cta), cluster_store(address, cta, value): one element."""
     place = e.args[0]
     if not isinstance(place, AddressOf) or place.buffer.scope() not in ("shared", "shared.dyn"):
-        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element", span=e.span)
+        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
+                    expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
     b, dt, stores = place.buffer, numpy_dtype(place.buffer.dtype), e.op == "cluster_store"
     own = c.reach(b, place.indices, dt.itemsize, e.span, e.op)
     cta, site = c.expr(e.args[1]), c.site(b, e.span, "remote write" if stores else "remote read")

@@ -243,7 +243,9 @@ class DeviceCompiler(MachineCompiler):
                     at = at if isinstance(at, int) else int(self.expr(at)(f))
                     if at + nbytes > room:
                         raise fault("sim-out-of-bounds", f"{b.name} is placed at bytes {at} to {at + nbytes} of {room} "
-                                    "bytes of shared memory", span=b.span, hint="the memory plan is too small")
+                                    "bytes of shared memory",
+                                    expected=f"at most {room} bytes", found=f"{at + nbytes}",
+                                    span=b.span, hint="the memory plan is too small")
                 else:
                     align = max(ALIGN, int(dict(b.attrs).get("align", 0)), 1024 if self.maps else 0)
                     at = -(-end // align) * align
@@ -276,7 +278,8 @@ def _sync_threads(c: DeviceCompiler, e: Call) -> Closure:
             missing = _running(f) & ~f.mask
             if missing.any() and f.mask.any():
                 raise fault("sim-barrier", f"{int(f.mask.sum())} of {int(_running(f).sum())} threads reach this block "
-                            f"barrier in block {block.where}; thread {int(missing.argmax())} does not", span=e.span,
+                            f"barrier in block {block.where}; thread {int(missing.argmax())} does not",
+                            found=f"{int(f.mask.sum())} of {int(_running(f).sum())} threads", span=e.span,
                             hint="a barrier must not stand under a condition or in a loop that differs between threads")
             if not f.mask.any():
                 return np.int32(0)

@@ -31,7 +31,8 @@ def whole_grid(s: Launch) -> tuple[int, int, int]:
     x, y, z = (*extents, 1, 1)[:3]
     if not 1 <= x * y * z <= MOST:
         raise fault("sim-unsupported", f"the simulator runs grid barriers in static grids of at most {MOST} blocks, this one "
-                    f"is ({', '.join(map(repr, s.grid))})", span=s.span)
+                    f"is ({', '.join(map(repr, s.grid))})",
+                    expected=f"a static grid of at most {MOST} blocks", found=f"({', '.join(map(repr, s.grid))})", span=s.span)
     return x, y, z
 
 
@@ -58,6 +59,7 @@ def _all_came(f: LaneFrame, cluster: Any, span: Any) -> None:
         lanes = p.frame.own
         if p.done and (cluster.arrivals[lanes] < now).any():
             raise fault("sim-barrier", f"block {p.frame.block.where} ends without coming to this barrier of the grid",
+                        expected="all blocks at the barrier", found=f"block {p.frame.block.where} at its end",
                         span=span, hint="every thread of every block reaches T.sync_grid() equally often")
 
 
@@ -78,11 +80,13 @@ class TileGrid(Scheduler):
                   lambda: "at the barrier of the grid", span)
         early = next((p for p in self.parts if p.done and self.come.get(p.number, 0) < n), None)
         if early is not None:
-            raise fault("sim-barrier", f"{early.name} ends without coming to this barrier of the grid", span=span,
+            raise fault("sim-barrier", f"{early.name} ends without coming to this barrier of the grid",
+                        expected="all blocks at the barrier", found=f"{early.name} at its end", span=span,
                         hint="every thread of every block reaches T.sync_grid() equally often")
 
     def deadlock(self, left: list[Part]) -> Exception:
-        return fault("sim-barrier", "blocks wait for ever at the barrier of the grid", span=left[0].place)
+        return fault("sim-barrier", "blocks wait for ever at the barrier of the grid",
+                     expected="barriers that all blocks reach", found="blocks that wait for ever", span=left[0].place)
 
 
 def tile_grid_barrier(c: Any, e: Call) -> Closure:
@@ -96,7 +100,8 @@ def tile_grid_barrier(c: Any, e: Call) -> Closure:
             own = np.arange(f.lanes) < f.role.threads
             if (own & ~f.active()).any():
                 came = f"{int(f.active().sum())} of {int(own.sum())} threads"
-                raise fault("sim-barrier", f"{came} reach this barrier of the grid", span=e.span,
+                raise fault("sim-barrier", f"{came} reach this barrier of the grid",
+                            found=came, span=e.span,
                             hint="a barrier must not stand under a condition that differs between threads")
         grid.meet(e.span)
         return np.int32(0)

@@ -79,7 +79,8 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], alia
     for p in func.params:
         if func.buffer_of(p) is None:
             if p not in given:
-                raise fault("sim-argument", f"argument {p.name} is missing", span=func.span)
+                raise fault("sim-argument", f"argument {p.name} is missing",
+                            expected=f"a value for {p.name}", found="none", span=func.span)
             if not p.dtype.is_handle:
                 values[p] = np.asarray(given[p], numpy_dtype(p.dtype))
     arrays = {p: np.asarray(given[p]) for p, _ in func.buffers if p in given}
@@ -106,14 +107,16 @@ def _by_param(func: Func, args: Arguments) -> dict[Var, Any]:
         unknown = [k for k in args if k not in names]
         if unknown:
             raise fault("sim-argument", f"no parameter is called {unknown[0]}: expected one of "
-                        f"{', '.join(sorted(names))}", span=func.span)
+                        f"{', '.join(sorted(names))}",
+                        expected=f"one of {', '.join(sorted(names))}", found=str(unknown[0]), span=func.span)
         return {names[k]: v for k, v in args.items()}
     if len(args) == len(func.params):
         return dict(zip(func.params, args))
     inputs = [p for i, p in enumerate(func.params) if i not in outs]
     if len(args) != len(inputs):
         raise fault("sim-argument", f"{func.name} takes {len(func.params)} arguments ({len(inputs)} without its "
-                    f"outputs), found {len(args)}", span=func.span)
+                    f"outputs), found {len(args)}",
+                    expected=f"{len(inputs)} arguments", found=str(len(args)), span=func.span)
     return dict(zip(inputs, args))
 
 
@@ -127,9 +130,11 @@ def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) ->
         shape = a.shape[:-1] if b.dtype.lanes > 1 else a.shape
         if len(shape) != len(b.shape):
             raise fault("sim-argument", f"{b.name} has {len(b.shape)} dimensions, found an array with {len(shape)}",
+                        expected=f"{len(b.shape)} dimensions", found=str(len(shape)),
                         span=b.span)
         if a.dtype != numpy_dtype(b.dtype):
-            raise fault("sim-argument", f"{b.name} has dtype {b.dtype}, found an array of {a.dtype}", span=b.span)
+            raise fault("sim-argument", f"{b.name} has dtype {b.dtype}, found an array of {a.dtype}",
+                        expected=str(b.dtype), found=str(a.dtype), span=b.span)
         entries += [(d, n, f"{b.name}.shape[{i}]") for i, (d, n) in enumerate(zip(b.shape, shape))]
         entries += [(d, s // a.itemsize, f"{b.name}.strides[{i}]")
                     for i, (d, s) in enumerate(zip(b.strides_ or (), a.strides)) if isinstance(d, Expr)]
@@ -142,12 +147,14 @@ def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) ->
             v = unknown[0]
             at0, at1 = (int(evaluate(d, {**values, v: x})) for x in (0, 1))
             if at1 == at0 or (n - at0) % (at1 - at0):
-                raise fault("sim-argument", f"{what} = {n} has no solution for {v.name}", span=func.span)
+                raise fault("sim-argument", f"{what} = {n} has no solution for {v.name}",
+                            expected=f"an extent that gives {v.name} an integer", found=str(n), span=func.span)
             values[v] = np.asarray((n - at0) // (at1 - at0), numpy_dtype(v.dtype))
     for d, n, what in entries:
         want = int(evaluate(d, values)) if isinstance(d, Expr) else d
         if want != n:
-            raise fault("sim-argument", f"{what}: expected {want}, found {n}", span=func.span)
+            raise fault("sim-argument", f"{what}: expected {want}, found {n}",
+                        expected=str(want), found=str(n), span=func.span)
 
 
 def _tensor(func: Func, b: Buffer, a: np.ndarray | None, values: dict[Var, Any], granule: Mapping[int, int]) -> Tensor:
@@ -194,13 +201,15 @@ def _pointer(func: Func, p: Var, address: int, values: dict[Var, Any], granule: 
                    for v in free_vars(d) if v not in values]
         if unknown:
             raise fault("sim-argument", f"the size of {b.name} depends on `{unknown[0]}`, which is no parameter",
+                        expected="sizes made of parameters", found=f"`{unknown[0]}`",
                         span=b.span)
     made = [_tensor(func, b, None, values, granule) for b in views]
     if not made:
         return []
     out = max(made, key=lambda t: t.storage.nbytes)
     if not address and 0 not in out.shape:
-        raise fault("sim-argument", f"the pointer {p.name} is null and {out.buffer.name} is made of it", span=func.span)
+        raise fault("sim-argument", f"the pointer {p.name} is null and {out.buffer.name} is made of it",
+                    expected="the address of memory", found="null", span=func.span)
     known = Storage(out.storage.name, out.storage.nbytes, out.storage.granule, known=True)
     out = replace(out, storage=known, address=address)
     out.array()[...] = out.array_at(address)
@@ -212,9 +221,11 @@ def clusters(extents: list[int], dims: tuple[int, int, int] | None, span: Any) -
     inner = (dims or (1, 1, 1))[:len(extents)]
     for n, extent, axis in zip((*inner, 1), (*extents, 1), "xyz"):
         if extent % n:
-            raise fault("sim-cluster", f"clusters of {n} blocks along {axis} do not divide a grid of {extent}", span=span)
+            raise fault("sim-cluster", f"clusters of {n} blocks along {axis} do not divide a grid of {extent}",
+                        expected=f"a grid that is a multiple of {n} along {axis}", found=str(extent), span=span)
     if dims is not None and any(n > 1 for n in dims[len(extents):]):
-        raise fault("sim-cluster", f"clusters of {dims} blocks do not divide a grid of {len(extents)} dimensions", span=span)
+        raise fault("sim-cluster", f"clusters of {dims} blocks do not divide a grid of {len(extents)} dimensions",
+                    expected=f"a cluster of {len(extents)} dimensions", found=str(dims), span=span)
     for at in itertools.product(*(range(0, n, k) for n, k in zip(reversed(extents), reversed(inner)))):
         yield [tuple(a + b for a, b in zip(reversed(at), reversed(more)))
                for more in itertools.product(*(range(k) for k in reversed(inner)))]

@@ -69,7 +69,8 @@ def _atomic(c: Any, e: Call) -> Closure:
     kind = e.op.removeprefix("atomic_")
     target = e.args[0]
     if not isinstance(target, AddressOf):
-        raise fault("sim-unsupported", f"{e.op} on a pointer that is not the address of a buffer element", span=e.span,
+        raise fault("sim-unsupported", f"{e.op} on a pointer that is not the address of a buffer element",
+                    expected="the address of a buffer element", found="another pointer", span=e.span,
                     hint="pass an element of a tensor: C[i, j]")
     value: Closure = c.expr(e.args[1]) if len(e.args) > 1 else lambda f: np.int8(0)
     dt = target.buffer.dtype.scalar
@@ -109,7 +110,8 @@ def _shuffle(c: Any, e: Call) -> Closure:
 
     def run(f: LaneFrame) -> Value:
         if f.lanes % WARP:
-            raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads", span=e.span,
+            raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads",
+                        expected="whole warps", found=f"{f.lanes} threads", span=e.span,
                         hint="use a multiple of 32 threads")
         x = spread(value(f), f.lanes, vector)
         lane = np.arange(f.lanes) % WARP
@@ -118,7 +120,9 @@ def _shuffle(c: Any, e: Call) -> Closure:
         if f.mask is not None and (f.mask & ~f.mask[src]).any():
             t = int(np.flatnonzero(f.mask & ~f.mask[src])[0])
             raise fault("sim-warp-divergence", f"{e.op}: thread {t} reads from thread {int(src[t])}, which does not "
-                        "execute it", span=e.span, hint="all lanes of the warp must reach a shuffle together")
+                        "execute it",
+                        expected="a lane that executes it", found=f"thread {int(src[t])}, which does not",
+                        span=e.span, hint="all lanes of the warp must reach a shuffle together")
         return x[src]
 
     return run
@@ -176,7 +180,8 @@ def _vote(c: Any, e: Call) -> Closure:
 
     def run(f: LaneFrame) -> Value:
         if f.lanes % WARP:
-            raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads", span=e.span,
+            raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads",
+                        expected="whole warps", found=f"{f.lanes} threads", span=e.span,
                         hint="use a multiple of 32 threads")
         active = f.active()
         x = active if value is None else spread(value(f), f.lanes)
@@ -186,7 +191,10 @@ def _vote(c: Any, e: Call) -> Closure:
             missing = (named != 0) & ~active & np.repeat(active.reshape(-1, WARP).any(1), WARP)
             if f.mask is not None and missing.any():
                 raise fault("sim-warp-divergence", f"{e.op} names thread {int(missing.argmax())} in its mask, which "
-                            "does not execute it", span=e.span, hint="pass the mask of the lanes that reach the vote")
+                            "does not execute it",
+                            expected="a mask of lanes that execute it",
+                            found=f"thread {int(missing.argmax())}, which does not",
+                            span=e.span, hint="pass the mask of the lanes that reach the vote")
         votes = _votes(e.op, x.reshape(-1, WARP), active.reshape(-1, WARP))
         return votes.reshape(-1).astype(result)
 
@@ -208,7 +216,8 @@ def block_vote(c: Any, e: Call) -> Callable[[LaneFrame], Callable[[], Value]]:
         if roles is None or not f.any_active():
             return lambda: np.int32(combine(given))
         if not hasattr(roles, "votes"):
-            raise fault("sim-unsupported", f"{e.op} in a tile program whose warp groups run on their own", span=e.span,
+            raise fault("sim-unsupported", f"{e.op} in a tile program whose warp groups run on their own",
+                        found=f"{e.op} in roles of a tile program", span=e.span,
                         hint="vote within warps, and combine through shared memory")
         votes = roles.votes(f)
         votes.append(given)
@@ -220,7 +229,8 @@ def block_vote(c: Any, e: Call) -> Callable[[LaneFrame], Callable[[], Value]]:
 def _ldg(c: Any, e: Call) -> Closure:
     at = e.args[0]
     if not isinstance(at, AddressOf):
-        raise fault("sim-unsupported", "ldg of a pointer that is not the address of a buffer element", span=e.span,
+        raise fault("sim-unsupported", "ldg of a pointer that is not the address of a buffer element",
+                    expected="the address of a buffer element", found="another pointer", span=e.span,
                     hint="index a tensor: T.__ldg(A[i])")
     return c.expr(Load(at.buffer, at.indices, e.dtype, span=e.span))
 
@@ -278,7 +288,8 @@ def _uniform(c: Any, e: Call) -> Closure:
         warps, on = x.reshape(-1, WARP), active.reshape(-1, WARP)
         first = warps[np.arange(len(warps)), on.argmax(1)][:, None]
         if ((warps != first) & on).any():
-            raise fault("sim-warp-divergence", "the lanes of a warp do not agree on a value they should", span=e.span)
+            raise fault("sim-warp-divergence", "the lanes of a warp do not agree on a value they should",
+                        expected="one value in all lanes", found="several", span=e.span)
         return x
 
     return run

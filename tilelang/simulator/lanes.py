@@ -56,7 +56,9 @@ def uniform(x: Value, f: LaneFrame, what: str, span: Any) -> Any:
     y = x if f.mask is None or x.shape[0] != f.lanes else x[f.mask]
     if y.size and not (y == y[0]).all():
         raise fault("sim-thread-dependent", f"{what} must be the same in every thread, found values from {y.min()} to "
-                    f"{y.max()}", span=span, hint="compute it from block indices and parameters only")
+                    f"{y.max()}",
+                    found=f"values from {y.min()} to {y.max()}",
+                    span=span, hint="compute it from block indices and parameters only")
     return y[0] if y.size else x[0]
 
 
@@ -91,7 +93,8 @@ class StmtCompiler(ExprCompiler):
     def _other(self, s: Stmt) -> Action:
         if isinstance(s, TileOp):
             return self.compile_tile_op(s)
-        raise fault("sim-unsupported", f"{type(s).__name__} cannot be simulated", span=s.span)
+        raise fault("sim-unsupported", f"{type(s).__name__} cannot be simulated",
+                    found=f"a {type(s).__name__}", span=s.span)
 
     # -- given by subclasses
 
@@ -110,13 +113,16 @@ class StmtCompiler(ExprCompiler):
         return run
 
     def compile_parallel(self, s: Parallel) -> Action:
-        raise fault("sim-unsupported", "a T.Parallel loop in a lowered program", span=s.span)
+        raise fault("sim-unsupported", "a T.Parallel loop in a lowered program",
+                    expected="a loop of threads", found="T.Parallel", span=s.span)
 
     def compile_tile_op(self, s: TileOp) -> Action:
-        raise fault("sim-unsupported", f"tile op {s.op_name} in a lowered program", span=s.span)
+        raise fault("sim-unsupported", f"tile op {s.op_name} in a lowered program",
+                    expected="a lowered program", found=f"tile op {s.op_name}", span=s.span)
 
     def compile_launch(self, s: Launch) -> Action:
-        raise fault("sim-unsupported", "a kernel launch inside a kernel", span=s.span)
+        raise fault("sim-unsupported", "a kernel launch inside a kernel",
+                    expected="one kernel", found="a launch inside it", span=s.span)
 
     def compile_assert(self, s: Assert) -> Action:
         cond = self.expr(s.cond)
@@ -155,7 +161,9 @@ class StmtCompiler(ExprCompiler):
         if s.var.dtype.is_handle and not s.value.dtype.is_handle or \
                 isinstance(s.value, Cast) and s.value.dtype.is_handle:
             raise fault("sim-unsupported", f"{s.var.name} is an address made of an integer, which simulated memory does "
-                        "not have", span=s.span, hint="run it on the CPU target or a GPU")
+                        "not have",
+                        expected="an address of simulated memory", found=f"`{s.var.name}`, made of an integer",
+                        span=s.span, hint="run it on the CPU target or a GPU")
         at, value = self.slot(s.var), self.expr(s.value)
 
         def run(f: LaneFrame) -> None:
@@ -253,7 +261,8 @@ class StmtCompiler(ExprCompiler):
     def _break(self, s: Break) -> Action:
         def run(f: LaneFrame) -> None:
             if f.leaving is None:
-                raise fault("sim-unsupported", "break outside a serial loop", span=s.span)
+                raise fault("sim-unsupported", "break outside a serial loop",
+                            expected="a serial loop around break", found="none", span=s.span)
             f.leaving = f.leaving | f.active()
             f.mask = np.zeros(f.lanes, bool)
 

@@ -171,7 +171,8 @@ class MachineCompiler(StmtCompiler):
         if scope == "shared.barrier":
             return lambda f: None
         if scope not in ("shared", "shared.dyn"):
-            raise fault("sim-unsupported", f"{scope} buffers are not simulated", span=s.span)
+            raise fault("sim-unsupported", f"{scope} buffers are not simulated",
+                        expected="shared or private memory", found=str(scope), span=s.span)
 
         def shared(f: LaneFrame) -> None:
             memory, start = f.block.shared, f.slots[at]
@@ -189,7 +190,8 @@ class MachineCompiler(StmtCompiler):
         base, n = vector_base(e.indices)
         n = n * b.dtype.lanes
         if n == 0 or (b.dtype.lanes > 1 and n != b.dtype.lanes):
-            raise fault("sim-unsupported", f"strided vector access to {b.name}", span=e.span)
+            raise fault("sim-unsupported", f"strided vector access to {b.name}",
+                        expected="contiguous lanes", found=f"a stride in an access to {b.name}", span=e.span)
         where, at = self.elements(b, base, n // b.dtype.lanes, e.span, "load of"), self.slot(b.data)
         bl, ratio = b.dtype.lanes, dt.itemsize // self.granules[id(b.data)]
         steps = np.arange(n)
@@ -197,7 +199,8 @@ class MachineCompiler(StmtCompiler):
         def run(f: LaneFrame) -> Value:
             k, store = where(f), f.slots[at]
             if store is None:
-                raise fault("sim-unsupported", f"{b.name} has no storage here", span=e.span)
+                raise fault("sim-unsupported", f"{b.name} has no storage here",
+                            expected="a buffer with storage", found=f"{b.name} without", span=e.span)
             x = store.view(dt)
             if store.guard is not None:
                 store.guard.touch(f, _cells(k, bl, n, ratio), False, e.span)
@@ -220,7 +223,8 @@ class MachineCompiler(StmtCompiler):
         base, n = vector_base(s.indices)
         n = n * b.dtype.lanes
         if n == 0 or (b.dtype.lanes > 1 and n != b.dtype.lanes):
-            raise fault("sim-unsupported", f"strided vector access to {b.name}", span=s.span)
+            raise fault("sim-unsupported", f"strided vector access to {b.name}",
+                        expected="contiguous lanes", found=f"a stride in an access to {b.name}", span=s.span)
         where, at, value = self.elements(b, base, n // b.dtype.lanes, s.span, "store to"), self.slot(b.data), \
             self.expr(s.value)
         bl, ratio = b.dtype.lanes, dt.itemsize // self.granules[id(b.data)]
@@ -229,7 +233,8 @@ class MachineCompiler(StmtCompiler):
         def run(f: LaneFrame) -> None:
             v, k, store, m = np.asarray(value(f)), where(f), f.slots[at], f.mask
             if store is None:
-                raise fault("sim-unsupported", f"{b.name} has no storage here", span=s.span)
+                raise fault("sim-unsupported", f"{b.name} has no storage here",
+                            expected="a buffer with storage", found=f"{b.name} without", span=s.span)
             x = store.view(dt)
             if store.guard is not None and (m is None or m.any()):
                 store.guard.touch(f, _cells(k, bl, n, ratio), True, s.span)
@@ -281,7 +286,8 @@ class MachineCompiler(StmtCompiler):
                 if off.any() and (off if f.mask is None else off[f.mask]).any():
                     t = int(np.flatnonzero(off if f.mask is None else off * f.mask)[0])
                     raise fault("sim-misaligned", f"{what} {b.name}: {width} bytes at byte {int(address[t])}, not a "
-                                f"multiple of {align} (thread {t})", span=span,
+                                f"multiple of {align} (thread {t})",
+                                expected=f"a multiple of {align} bytes", found=f"byte {int(address[t])}", span=span,
                                 hint="the vector width must divide the row length and the start of the region")
             return address
 
@@ -320,7 +326,8 @@ class MachineCompiler(StmtCompiler):
         b, dt = s.buffer, numpy_dtype(s.buffer.dtype)
         base, n = vector_base(s.indices)
         if n == 0:
-            raise fault("sim-unsupported", f"strided vector store to {b.name}", span=s.span)
+            raise fault("sim-unsupported", f"strided vector store to {b.name}",
+                        expected="contiguous lanes", found=f"a stride in a store to {b.name}", span=s.span)
         n *= b.dtype.lanes
         width = n * dt.itemsize
         address, value = self.reach(b, base, width, s.span, "store to"), self.expr(s.value)
@@ -347,7 +354,8 @@ class MachineCompiler(StmtCompiler):
         """Enter an access of the active lanes: counts, races, uninitialised reads, copies under way.  mode: read, write
         or atomic.  Returns the storage."""
         if memory is None:
-            raise fault("sim-unsupported", f"{b.name} has no storage here", span=self.sites[site].span)
+            raise fault("sim-unsupported", f"{b.name} has no storage here",
+                        expected="a buffer with storage", found=f"{b.name} without", span=self.sites[site].span)
         m, block = f.mask, f.block
         shared = not isinstance(memory, Global)
         store, table = (block.shared.store, block.shared.table) if shared else (memory.store, memory.table)
@@ -390,7 +398,9 @@ class MachineCompiler(StmtCompiler):
         if busy.any():
             other = self.sites[int(shared.pending_site[g[busy][0]])]
             raise fault("sim-async", f"{self.sites[site].text} of {b.name} while an asynchronous copy into it is under "
-                        "way", span=self.sites[site].span, notes=((other.span, "the copy was issued here"),),
+                        "way",
+                        found=f"{b.name} touched before it has",
+                        span=self.sites[site].span, notes=((other.span, "the copy was issued here"),),
                         hint="wait for the group of that copy (cp_async_wait) and put a barrier after it")
 
     def cells(self, e: AddressOf, count: int, what: str) -> Callable[[LaneFrame], Any]:
@@ -419,7 +429,8 @@ def _lane_of(e: Expr, k: int) -> Expr:
         return e.value
     if isinstance(e, Binary):
         return Binary(e.op, _lane_of(e.a, k), _lane_of(e.b, k), e.dtype.scalar, span=e.span)
-    raise fault("sim-unsupported", f"a vector index made by {type(e).__name__}", span=e.span)
+    raise fault("sim-unsupported", f"a vector index made by {type(e).__name__}",
+                expected="a vector index of ramps", found=f"a {type(e).__name__}", span=e.span)
 
 
 def _cells(k: np.ndarray, vector: int, n: int, ratio: int) -> Any:
@@ -438,6 +449,7 @@ def _require(known: np.ndarray, f: LaneFrame, b: Buffer, span: Any) -> None:
 def uninitialized(b: Buffer, span: Any, f: LaneFrame) -> Exception:
     """The error for a read of memory that nothing has written."""
     return fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written, in block {f.block.where}",
+                 found=f"{b.name}, which nothing has written",
                  span=span, hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
 
 

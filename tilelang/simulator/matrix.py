@@ -26,7 +26,8 @@ def whole_warps(f: LaneFrame, what: str, span: Any) -> np.ndarray | None:
     if (some != every).any():
         w = int(np.flatnonzero(some != every)[0])
         raise fault("sim-warp-divergence", f"{what} needs all 32 lanes of a warp, warp {w} has "
-                    f"{int(by_warp[w].sum())} active", span=span,
+                    f"{int(by_warp[w].sum())} active",
+                    found=f"{int(by_warp[w].sum())} of warp {w}", span=span,
                     hint="matrix instructions must not stand under a condition that differs within a warp")
     return None if every.all() else np.flatnonzero(every)
 
@@ -39,7 +40,8 @@ class Registers:
 
     def __init__(self, c: Any, a: Any, nbytes: int, span: Any) -> None:
         if not isinstance(a, AddressOf) or not a.buffer.scope().startswith("local"):
-            raise fault("sim-unsupported", "a matrix instruction takes the address of a per-thread array", span=span)
+            raise fault("sim-unsupported", "a matrix instruction takes the address of a per-thread array",
+                        expected="the address of a per-thread array", found="another operand", span=span)
         self.buffer, self.span, self.nbytes, self.check = a.buffer, span, nbytes, c.check
         self.item = numpy_dtype(a.buffer.dtype).itemsize * a.buffer.dtype.lanes
         self.where = c.elements(a.buffer, a.indices, max(1, nbytes // self.item), span, "matrix operand")
@@ -51,6 +53,7 @@ class Registers:
             on = k if f.mask is None else k[f.mask]
             if (on != on[0]).any():
                 raise fault("sim-unsupported", f"registers of {self.buffer.name} chosen by a run-time index",
+                            expected="a register known while compiling", found=f"a run-time index into {self.buffer.name}",
                             span=self.span, hint="registers have no addresses: the index must be the same in all lanes")
             k = on[0]
         start = int(k) * self.item
@@ -69,7 +72,9 @@ class Registers:
             k = store.known[:, known]
             if not k.all() and not (f.mask is not None and k[f.mask].all()):
                 raise fault("sim-uninitialized", f"{self.buffer.name} is an operand of a matrix instruction before it "
-                            "is written", span=self.span, hint="clear the accumulator, or load the operand first")
+                            "is written",
+                            found=f"{self.buffer.name}, which nothing has written",
+                            span=self.span, hint="clear the accumulator, or load the operand first")
         x = np.ascontiguousarray(store.raw[:, at]).view(dt).reshape(f.lanes // WARP, -1)
         return x if warps is None else x[warps]
 
@@ -104,7 +109,8 @@ def _order(fragment: Any) -> np.ndarray:
 def _mma(c: Any, e: Call) -> Closure:
     row = MMA_ROWS.get(e.attr("row"))
     if row is None:
-        raise fault("sim-unsupported", f"no matrix instruction is called {e.attr('row')}", span=e.span)
+        raise fault("sim-unsupported", f"no matrix instruction is called {e.attr('row')}",
+                    expected="a matrix instruction", found=f"{e.attr('row')}", span=e.span)
     m, n, k = row.shape
     parts = []
     for arg, frag, dt in zip(e.args, (row.c, row.a, row.b), (row.c_dtype, row.a_dtype, row.b_dtype)):
@@ -114,7 +120,8 @@ def _mma(c: Any, e: Call) -> Closure:
     back = np.empty(32 * row.c.registers, np.int64)
     back[oc] = np.arange(len(oc))
     if len(oc) != len(back):
-        raise fault("sim-unsupported", f"{row.name}: its accumulator does not fill its registers", span=e.span)
+        raise fault("sim-unsupported", f"{row.name}: its accumulator does not fill its registers",
+                    expected="an accumulator that fills its registers", found=f"{len(oc)} of {len(back)}", span=e.span)
 
     def run(f: LaneFrame) -> Value:
         warps = whole_warps(f, row.name, e.span)
@@ -132,7 +139,8 @@ def _rows_of(c: Any, e: Call, shared: Any, what: str, text: str) -> Any:
     """f(frame, warps) -> byte addresses (warps, num, 8) of the rows that the lanes name, with the accesses entered."""
     num = int(e.attr("num"))
     if not isinstance(shared, AddressOf) or shared.buffer.scope() not in ("shared", "shared.dyn"):
-        raise fault("sim-unsupported", f"{e.op} needs the address of a shared row", span=e.span)
+        raise fault("sim-unsupported", f"{e.op} needs the address of a shared row",
+                    expected="the address of a shared row", found=f"another operand of {e.op}", span=e.span)
     reach = c.reach(shared.buffer, shared.indices, 16, e.span, what)
     site, mode, slot = c.site(shared.buffer, e.span, text), text, c.slot(shared.buffer.data)
 

@@ -44,7 +44,8 @@ class Phases:
         """n arrivals.  Raises sim-mbarrier when the phase has fewer left."""
         if n > self.pending:
             raise fault("sim-mbarrier", f"{self.name}: {n} threads arrive in phase {self.phase}, which needs "
-                        f"{self.pending} more of {self.count} arrivals", span=span,
+                        f"{self.pending} more of {self.count} arrivals",
+                        expected=f"at most {self.pending} arrivals in this phase", found=str(n), span=span,
                         hint="the count of an mbarrier is the number of threads that arrive in one phase")
         self.pending -= n
         self.settle()
@@ -93,7 +94,8 @@ class Barrier:
 
     def __init__(self, c: Any, a: Any, span: Any) -> None:
         if not isinstance(a, AddressOf) or not a.buffer.scope().startswith("shared"):
-            raise fault("sim-unsupported", "an mbarrier is given as the address of a shared.barrier element", span=span)
+            raise fault("sim-unsupported", "an mbarrier is given as the address of a shared.barrier element",
+                        expected="the address of a shared.barrier element", found="another operand", span=span)
         self.buffer, self.span = a.buffer, span
         self.slot = c.slot(a.buffer.data)
         self.reach = c.reach(a.buffer, a.indices, 8, span, "mbarrier")
@@ -115,14 +117,16 @@ class Barrier:
         """The barrier there.  Raises sim-mbarrier when these lanes may not see that it has been initialised."""
         bar = f.block.asynchronous.barriers.get(at)
         if bar is None:
-            raise fault("sim-mbarrier", f"{self.name(f, at)} is used before mbarrier_init", span=self.span)
+            raise fault("sim-mbarrier", f"{self.name(f, at)} is used before mbarrier_init",
+                        expected="mbarrier_init before its use", found="none", span=self.span)
         who = np.flatnonzero(lanes)
         late = (who != bar.maker) & (f.block.clocks.seen[who, bar.maker] < bar.made)
         if bar.opened:
             late &= f.block.cluster.waits[who] < bar.opened
         if late.any():
             raise fault("sim-mbarrier", f"{bar.name} is used by thread {int(who[late][0])}, which does not see its "
-                        f"initialisation by thread {bar.maker}", span=self.span,
+                        f"initialisation by thread {bar.maker}",
+                        expected="a block barrier between mbarrier_init and the first use", found="none", span=self.span,
                         hint="put a block barrier between mbarrier_init and the first use")
         return bar
 
@@ -139,10 +143,12 @@ def _init(c: Any, e: Call) -> Closure:
         block = f.block
         n = int(uniform(np.asarray(count(f)), f, "the count of an mbarrier", e.span))
         if not 1 <= n < 1 << 20:
-            raise fault("sim-mbarrier", f"an mbarrier counts 1 to {(1 << 20) - 1} arrivals, found {n}", span=e.span)
+            raise fault("sim-mbarrier", f"an mbarrier counts 1 to {(1 << 20) - 1} arrivals, found {n}",
+                        expected=f"1 to {(1 << 20) - 1} arrivals", found=str(n), span=e.span)
         for address, lanes in at.each(f):
             if int(lanes.sum()) > 1 or address in block.asynchronous.barriers:
-                raise fault("sim-mbarrier", f"{at.name(f, address)} is initialised more than once", span=e.span,
+                raise fault("sim-mbarrier", f"{at.name(f, address)} is initialised more than once",
+                            expected="one thread that initialises it, once", found="another initialisation", span=e.span,
                             hint="one thread initialises an mbarrier, once")
             t = int(lanes.argmax())
             block.asynchronous.add_barrier(address, at.name(f, address), n, t)
@@ -204,7 +210,8 @@ def _wait(c: Any, e: Call) -> Closure:
 
 def _wait_one(f: LaneFrame, bar: MBarrier, parity: int, lanes: np.ndarray, span: Any) -> None:
     if parity not in (0, 1):
-        raise fault("sim-mbarrier", f"{bar.name}: a parity is 0 or 1, found {parity}", span=span)
+        raise fault("sim-mbarrier", f"{bar.name}: a parity is 0 or 1, found {parity}",
+                    expected="a parity of 0 or 1", found=str(parity), span=span)
     f.block.roles.wait(lambda: bar.passed(parity), lambda: f"for parity {parity} of {bar.state()}", span)
     if bar.before is not None:
         f.block.clocks.acquire(lanes, bar.before)

@@ -85,10 +85,12 @@ class Roles(Scheduler):
         """The active threads of f arrive at a barrier (need: threads, None for the whole block)."""
         active = f.active()
         if (active != (_running(f) & np.repeat(active.reshape(-1, WARP).any(1), WARP))).any():
-            raise fault("sim-barrier", f"a barrier is reached by {int(active.sum())} threads of a warp only", span=span)
+            raise fault("sim-barrier", f"a barrier is reached by {int(active.sum())} threads of a warp only",
+                        found=f"{int(active.sum())} threads of a warp", span=span)
         b = self.barriers.setdefault((f.block.rank, number), _Barrier(need or 0))
         if need is not None and b.need not in (0, need):
             raise fault("sim-barrier", f"barrier {number} is used with {need} threads and with {b.need} at once",
+                        expected="one number of threads", found=f"{need} and {b.need}",
                         span=span, hint="all arrivals at one barrier name the same number of threads")
         seen = self.block.clocks.arrive(active)
         b.seen = seen if b.seen is None else np.maximum(b.seen, seen)
@@ -132,6 +134,7 @@ class Roles(Scheduler):
                 for (place, why, _), parts in waits.items()]
         return fault("sim-barrier", f"all {self.kind}s left wait for ever in block {left[0].frame.block.where}: "
                      + "; ".join(t for _, t in told) + (f" ({'; '.join(states)})" if states else ""),
+                     expected=f"arrivals that let every {self.kind} go on", found=f"{self.kind}s that wait for ever",
                      span=told[0][0], notes=tuple(told[1:]), label=told[0][1],
                      hint="check numbers and counts of the barriers: each role must pass them equally often")
 

@@ -60,7 +60,8 @@ class TileCompiler(StmtCompiler):
         def run(f: LaneFrame) -> Any:
             store = f.slots[at]
             if store is None:
-                raise fault("sim-unsupported", f"{b.name} has no storage here", span=span)
+                raise fault("sim-unsupported", f"{b.name} has no storage here",
+                            expected="a buffer with storage", found=f"{b.name} without", span=span)
             shape, strides, offset = geo(f)
             idx = [np.asarray(i(f)).astype(np.int64) for i in fns]
             if ramp:
@@ -164,7 +165,8 @@ class TileCompiler(StmtCompiler):
         if b.scope() == "shared.barrier":
             return self._once(s, lambda f: make_barriers(b, f, s.span))
         if b.scope().startswith("shared.") and b.scope() != "shared.dyn":
-            raise fault("sim-unsupported", f"{b.scope()} buffers are not simulated", span=s.span)
+            raise fault("sim-unsupported", f"{b.scope()} buffers are not simulated",
+                        expected="shared or private memory", found=str(b.scope()), span=s.span)
         at, geo, item = self.slot(b.data), geometry(self, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
         init = self.expr(s.init) if s.init is not None else None
         private, granule = b.scope_name in PRIVATE, self.granules[id(b.data)]
@@ -256,7 +258,8 @@ class TileCompiler(StmtCompiler):
 
     def compile_tile_op(self, s: TileOp) -> Action:
         if not hasattr(s, "reference"):
-            raise fault("sim-unsupported", f"T.{s.op_name} has no reference meaning", span=s.span)
+            raise fault("sim-unsupported", f"T.{s.op_name} has no reference meaning",
+                        expected="a tile operation with a meaning", found=f"T.{s.op_name}", span=s.span)
         env = TileEnv.compile(self, s)
         private = any(isinstance(n, Region) and n.buffer.scope_name in PRIVATE for n in walk(s))
 
@@ -286,7 +289,8 @@ class TileCompiler(StmtCompiler):
         lanes = _lanes(s)
         dims, side_by_side = cluster_of(s), has_grid_barrier(s)
         if side_by_side and (roles or dims is not None):
-            raise fault("sim-unsupported", "a barrier of the grid between blocks with warp roles or clusters", span=s.span)
+            raise fault("sim-unsupported", "a barrier of the grid between blocks with warp roles or clusters",
+                        expected="a barrier of the grid without warp roles or clusters", found="both", span=s.span)
 
         def run(f: LaneFrame) -> None:
             extents = [int(g(f)) for g in grid]
@@ -338,7 +342,8 @@ def _lanes(s: Launch) -> int:
 
 def uninitialized(b: Buffer, span: Any) -> Exception:
     """The error for a read of memory that nothing has written."""
-    return fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written", span=span,
+    return fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written",
+                 found=f"{b.name}, which nothing has written", span=span,
                  hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
 
 

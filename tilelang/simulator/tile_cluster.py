@@ -37,7 +37,8 @@ class TileCluster:
     def block(self, rank: int, span: Any) -> Any:
         """The block of a rank.  Raises sim-cluster."""
         if not 0 <= rank < len(self.blocks):
-            raise fault("sim-cluster", f"no block of this cluster has rank {rank}: it has {len(self.blocks)}", span=span,
+            raise fault("sim-cluster", f"no block of this cluster has rank {rank}: it has {len(self.blocks)}",
+                        expected=f"a rank from 0 to {len(self.blocks) - 1}", found=str(rank), span=span,
                         hint="ranks run from 0 to the number of blocks less one")
         return self.blocks[rank]
 
@@ -45,7 +46,8 @@ class TileCluster:
 def cluster_of_frame(f: LaneFrame, span: Any) -> TileCluster:
     """The cluster of the block that runs.  Raises sim-cluster in a launch without."""
     if f.block.cluster is None:
-        raise fault("sim-cluster", "an operation of clusters in a launch without", span=span,
+        raise fault("sim-cluster", "an operation of clusters in a launch without",
+                    expected="a launch with clusters", found="one without", span=span,
                     hint="launch with T.ClusterKernel")
     return f.block.cluster
 
@@ -83,7 +85,8 @@ def _store(c: Any, e: Call) -> Closure:
     """cluster_store(address, cta, value)."""
     place = e.args[0]
     if not isinstance(place, AddressOf):
-        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element", span=e.span)
+        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
+                    expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
     cells, cta, value = c.cells(place, 1, "remote store to"), c.expr(e.args[1]), c.expr(e.args[2])
     at, b = c.slot(place.buffer.data), place.buffer
 

@@ -72,7 +72,8 @@ class TileEnv:
             out = np.full(box.shape, fill, box.tensor.dtype)
             out[box.target] = box.tensor[box.source]
         if self._check and box.known is not None and not box.known[box.source].all():
-            raise fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written", span=self.span,
+            raise fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written",
+                        found=f"{b.name}, which nothing has written", span=self.span,
                         hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
         return out
 
@@ -89,7 +90,8 @@ class TileEnv:
         f, b = self._frame, r.buffer
         store = f.slots[site.slot]
         if store is None:
-            raise fault("sim-unsupported", f"{b.name} has no storage here", span=self.span)
+            raise fault("sim-unsupported", f"{b.name} has no storage here",
+                        expected="a buffer with storage", found=f"{b.name} without", span=self.span)
         shape, strides, offset = site.geometry(f)
         mins = [int(self._scalar(m)) for m in site.mins]
         ext = self.shape(r)
@@ -98,6 +100,7 @@ class TileEnv:
         if b.scope() != "global" and any(m < 0 or m + e > n for m, e, n in zip(mins, ext, shape)):
             ranges = ", ".join(f"{m}:{m + e}" for m, e in zip(mins, ext))
             raise fault("sim-out-of-bounds", f"{b.name}[{ranges}] is outside its shape ({', '.join(map(str, shape))})",
+                        expected=f"a region of ({', '.join(map(str, shape))})", found=f"[{ranges}]",
                         span=r.span or self.span, hint="check the start and extents of the region")
         row = 0 if self._lane is None or store.lanes == 1 else self._lane
         flat = store.view(numpy_dtype(b.dtype))[row]
@@ -142,7 +145,8 @@ class _RegionSite:
     def __init__(self, compiler: Any, r: Region) -> None:
         b: Buffer = r.buffer
         if b.dtype.lanes > 1:
-            raise fault("sim-unsupported", f"{b.name}: a tile operation on vectors ({b.dtype})", span=r.span,
+            raise fault("sim-unsupported", f"{b.name}: a tile operation on vectors ({b.dtype})",
+                        expected="scalar elements", found=str(b.dtype), span=r.span,
                         hint="view the buffer with a scalar element type")
         self.slot = compiler.slot(b.data)
         self.geometry = geometry(compiler, b)

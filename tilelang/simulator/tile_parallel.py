@@ -42,7 +42,8 @@ class ParallelLoop:
         self.s, self.compiler = s, compiler
         for n in walk(s.body):
             if isinstance(n, (Parallel, TileOp)):
-                raise fault("sim-unsupported", f"{type(n).__name__} inside T.Parallel", span=n.span)
+                raise fault("sim-unsupported", f"{type(n).__name__} inside T.Parallel",
+                            expected="statements of single elements", found=f"a {type(n).__name__}", span=n.span)
         self.extents = [compiler.expr(e) for e in s.extents]
         self.var_slots = [(compiler.slot(v), numpy_dtype(v.dtype)) for v in s.vars]
         own = {id(v) for v in s.vars}
@@ -173,7 +174,8 @@ class ParallelLoop:
         same = store.lanes == 1 or bool((raw == raw[0]).all())
         if not same and p.read and not p.written:
             raise fault("sim-thread-dependent", f"{p.buffer.name} differs between threads and is read inside "
-                        "T.Parallel", span=self.s.span,
+                        "T.Parallel",
+                        found=f"{p.buffer.name}, which differs between threads", span=self.s.span,
                         hint="which thread runs an iteration is not fixed: index by the loop variable")
         out = Storage(store.name, store.nbytes, store.granule, lanes if p.written else 1, known=store.known is None)
         out.raw[...] = raw[0]

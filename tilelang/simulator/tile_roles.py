@@ -109,7 +109,8 @@ class TileBlock:
         if until():
             return
         if self.scheduler is None:
-            raise fault("sim-barrier", f"the block waits for ever {why()}, in block {self.where}", span=span,
+            raise fault("sim-barrier", f"the block waits for ever {why()}, in block {self.where}",
+                        found="a block that waits for ever", span=span,
                         hint="nothing else runs in this block that could complete the barrier")
         self.scheduler.wait(until, why, span)
 
@@ -125,7 +126,8 @@ class TileBlock:
         """n of `need` threads come; the last acts, then all go on."""
         m = self.meetings.setdefault(key, _Meeting(need))
         if m.need != need:
-            raise fault("sim-barrier", f"{why} is used with {need} threads and with {m.need} at once", span=span)
+            raise fault("sim-barrier", f"{why} is used with {need} threads and with {m.need} at once",
+                        expected="one number of threads", found=f"{need} and {m.need}", span=span)
         m.come += n
         if m.come >= m.need:
             del self.meetings[key]
@@ -156,6 +158,7 @@ class TileScheduler(Scheduler):
         told = [(p.place, f"{p.name} waits {p.why()}") for p in left]
         return fault("sim-barrier", f"all roles left wait for ever in block {self.block.where}: "
                      + "; ".join(t for _, t in told) + (f" ({'; '.join(states)})" if states else ""),
+                     expected="arrivals that let every role go on", found="roles that wait for ever",
                      span=told[0][0], notes=tuple(told[1:]), label=told[0][1],
                      hint="check parities and counts of the barriers: each role must pass them equally often")
 
@@ -180,7 +183,8 @@ class _Barrier:
     @staticmethod
     def of(c: Any, a: Any, span: Any) -> _Barrier:
         if not isinstance(a, AddressOf) or a.buffer.scope() != "shared.barrier":
-            raise fault("sim-unsupported", "an mbarrier is given as the address of a shared.barrier element", span=span)
+            raise fault("sim-unsupported", "an mbarrier is given as the address of a shared.barrier element",
+                        expected="the address of a shared.barrier element", found="another operand", span=span)
         return _Barrier(c, a.buffer, a.indices[0], span)
 
     def get(self, f: LaneFrame, rank: int | None = None) -> Phases:
@@ -191,6 +195,7 @@ class _Barrier:
         k = int(uniform(np.asarray(self.index(f)), f, "the number of an mbarrier", self.span))
         if not 0 <= k < len(bars):
             raise fault("sim-out-of-bounds", f"mbarrier {self.buffer.name}[{k}] is outside its shape ({len(bars)})",
+                        expected=f"an index below {len(bars)}", found=str(k),
                         span=self.span)
         return bars[k]
 
@@ -297,7 +302,8 @@ def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
         return got
     counts = dict(b.attrs).get("arrive")
     if counts is None or len(counts) != math.prod(b.shape):
-        raise fault("sim-mbarrier", f"{b.name} has no arrival count for each of its barriers", span=span,
+        raise fault("sim-mbarrier", f"{b.name} has no arrival count for each of its barriers",
+                    expected="an arrival count for each barrier", found="none", span=span,
                     hint="a shared.barrier buffer has the attribute arrive, one count a barrier")
     of = f" of block {block.where}" if block.cluster is not None else ""
     made = [Phases(f"{b.name}[{i}]{of}", int(n)) for i, n in enumerate(counts)]

@@ -63,7 +63,10 @@ class _Map:
         item = self.dt.itemsize
         if strides[-1] != 1 or any(s * item % UNIT for s in strides[:-1]) or offset * item % UNIT:
             raise fault("sim-tma", f"{self.map.buffer.name}: strides {strides} from element {offset} do not suit a "
-                        "tensor map", span=self.span, hint="the innermost stride is 1 element, others are multiples of "
+                        "tensor map",
+                        expected="a stride of 1 element and others of multiples of 16 bytes",
+                        found=f"strides {strides} from element {offset}",
+                        span=self.span, hint="the innermost stride is 1 element, others are multiples of "
                         "16 bytes")
         low = [min(max(s, 0), n) for s, n in zip(start, shape)]
         high = [min(max(s + b, lo), n) for s, b, n, lo in zip(start, self.box, shape, low)]
@@ -94,6 +97,7 @@ def _map_of(c: Any, e: Call) -> _Map:
     name = e.attr("map")
     if name not in c.maps:
         raise fault("sim-tma", f"no tensor map is called {name}: this launch has {', '.join(c.maps) or 'none'}",
+                    expected=f"one of {', '.join(c.maps) or 'none'}", found=str(name),
                     span=e.span)
     return _Map(c, c.maps[name], e.span)
 
@@ -101,7 +105,8 @@ def _map_of(c: Any, e: Call) -> _Map:
 def _shared(c: Any, a: Any, e: Call, what: str) -> Callable[[LaneFrame], np.ndarray]:
     """Byte addresses (lanes,) of an operand in shared memory."""
     if not isinstance(a, AddressOf) or a.buffer.scope() not in ("shared", "shared.dyn"):
-        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element", span=e.span)
+        raise fault("sim-unsupported", f"{e.op} needs the address of a shared element",
+                    expected="the address of a shared element", found=f"another operand of {e.op}", span=e.span)
     return c.reach(a.buffer, a.indices, numpy_dtype(a.buffer.dtype).itemsize, e.span, what)
 
 
@@ -109,12 +114,14 @@ def _box_at(c: Any, f: LaneFrame, m: _Map, start: int, b: Any, align: int, span:
     """Units of a box at this byte.  Raises sim-tma, sim-out-of-bounds."""
     if start % align:
         raise fault("sim-tma", f"a box in {b.name} starts at byte {start} of shared memory, not a multiple of {align}",
+                    expected=f"a multiple of {align} bytes", found=f"byte {start}",
                     span=span, hint="align buffers that TMA fills: 1024 bytes under a 128-byte swizzle")
     units = box_chunks(start, m.rows, m.row_bytes, m.map.swizzle)
     first, end = (x // UNIT for x in c.extent_of(b, f))
     if units.max() >= end or units.min() < first:
         raise fault("sim-out-of-bounds", f"a box of {m.map.box} elements at byte {start - first * UNIT} of {b.name} "
-                    f"leaves it: it has {(end - first) * UNIT} bytes", span=span)
+                    f"leaves it: it has {(end - first) * UNIT} bytes",
+                    expected=f"a box inside {b.name}", found=f"a box of {m.map.box} at byte {start - first * UNIT}", span=span)
     return units
 
 
@@ -128,7 +135,8 @@ def _arriving(c: Any, f: LaneFrame, units: np.ndarray, bar: Any, data: np.ndarra
     """Thread t starts a load of bytes `data` (units, 16) into shared units.  what: it is, for messages."""
     block, shared = f.block, f.block.shared
     if not bar.fenced:
-        raise fault("sim-mbarrier", f"a copy signals {bar.name}, whose initialisation it may not see", span=span,
+        raise fault("sim-mbarrier", f"a copy signals {bar.name}, whose initialisation it may not see",
+                    expected="fence_mbarrier_init and a block barrier before it", found="none", span=span,
                     hint="the thread that initialises it executes fence_mbarrier_init, then a block barrier")
     flat = units.reshape(-1)
     if c.check:
@@ -177,7 +185,8 @@ def _targets(f: LaneFrame, lanes: np.ndarray, mask: int, span: Any) -> list[int]
     cluster = f.block.cluster
     size = 1 if cluster is None else cluster.size
     if mask <= 0 or mask >> size:
-        raise fault("sim-cluster", f"a multicast to the blocks of mask {mask:#x} in a cluster of {size}", span=span,
+        raise fault("sim-cluster", f"a multicast to the blocks of mask {mask:#x} in a cluster of {size}",
+                    expected=f"ranks below {size}", found=f"mask {mask:#x}", span=span,
                     hint="bit r of the mask is the block of rank r")
     if cluster is None:
         return [0]
@@ -190,7 +199,8 @@ def _targets(f: LaneFrame, lanes: np.ndarray, mask: int, span: Any) -> list[int]
 def _read_global(f: LaneFrame, memory: Any, m: _Map, g: np.ndarray, t: int, lanes: np.ndarray, site: int,
                  span: Any) -> None:
     if memory.store.known is not None and not memory.store.known[0, g].all():
-        raise fault("sim-uninitialized", f"{m.map.buffer.name} (global) is read by TMA before it is written", span=span)
+        raise fault("sim-uninitialized", f"{m.map.buffer.name} (global) is read by TMA before it is written",
+                    found=f"`{m.map.buffer.name}`, which nothing has written", span=span)
     if memory.table is not None:
         memory.table.read(f.block.clocks, g[None], np.array([t]), site)
         memory.proxy.require(f.block.clocks, g, lanes, site, "TMA")
@@ -199,7 +209,8 @@ def _read_global(f: LaneFrame, memory: Any, m: _Map, g: np.ndarray, t: int, lane
 def _coordinates(c: Any, e: Call, m: _Map, args: tuple[Any, ...]) -> Callable[[LaneFrame, int], tuple[int, ...]]:
     """f(frame, thread) -> coordinates, outermost first."""
     if len(args) != len(m.map.box):
-        raise fault("sim-tma", f"{e.op}: {len(args)} coordinates for a map of {len(m.map.box)} dimensions", span=e.span)
+        raise fault("sim-tma", f"{e.op}: {len(args)} coordinates for a map of {len(m.map.box)} dimensions",
+                    expected=f"{len(m.map.box)} coordinates", found=str(len(args)), span=e.span)
     fns = [c.expr(a) for a in args]
     bits = m.map.buffer.dtype.bits
 
@@ -207,7 +218,8 @@ def _coordinates(c: Any, e: Call, m: _Map, args: tuple[Any, ...]) -> Callable[[L
         out = tuple(int(spread(fn(f), f.lanes)[t]) for fn in reversed(fns))
         if out[-1] * bits % (STRIDE_ALIGN * 8):  # seen on an H200: "illegal instruction", for loads and stores
             raise fault("sim-tma", f"{e.op} of {m.map.buffer.name} at column {out[-1]}: boxes start at multiples of "
-                        f"{STRIDE_ALIGN} bytes", span=e.span)
+                        f"{STRIDE_ALIGN} bytes",
+                        expected=f"a column at a multiple of {STRIDE_ALIGN} bytes", found=f"column {out[-1]}", span=e.span)
         return out
 
     return at
@@ -222,7 +234,8 @@ def _leaving(c: Any, f: LaneFrame, units: np.ndarray, t: int, b: Any, site: int,
         g, lanes = _granules(f, units), np.arange(f.lanes) == t
         if not (shared.owner[g] == c.slot(b.data)).all():
             raise fault("sim-uninitialized", f"{b.name} ({b.scope()}) is stored by TMA before it is written, in block "
-                        f"{block.where}", span=span)
+                        f"{block.where}",
+                        found=f"{b.name}, which nothing has written", span=span)
         shared.table.agent_reads_of(block.clocks, g, lanes, storer.reads, site)
         shared.proxy.require(block.clocks, g, lanes, site, "the bulk store")
     block.counters.bytes["tma.store"] += units.size * UNIT
@@ -234,7 +247,8 @@ def _store(c: Any, e: Call) -> Closure:
     m, src = _map_of(c, e), e.args[0]
     adds = e.op == "tma_reduce_add"
     if adds and str(m.map.buffer.dtype) not in REDUCE_ADD:
-        raise fault("sim-tma", f"TMA cannot add elements of {m.map.buffer.dtype}", span=e.span)
+        raise fault("sim-tma", f"TMA cannot add elements of {m.map.buffer.dtype}",
+                    expected="elements that TMA adds", found=str(m.map.buffer.dtype), span=e.span)
     frm, site = _shared(c, src, e, "TMA store of"), c.site(src.buffer, e.span, "TMA store")
     target = c.site(m.map.buffer, e.span, "TMA store")
     coords = _coordinates(c, e, m, e.args[1:])
@@ -332,7 +346,8 @@ def _bulk_copy_cluster(c: Any, e: Call) -> Closure:
             there = _bulk_units(c, f, first, start, n, dst.buffer, e.span)
             rank = int(spread(cta(f), f.lanes)[t])
             if block.cluster is None:
-                raise fault("sim-cluster", f"{e.op} in a launch without clusters", span=e.span)
+                raise fault("sim-cluster", f"{e.op} in a launch without clusters",
+                            expected="a launch with clusters", found="one without", span=e.span)
             block.cluster.enter(f, lanes, rank, e.span, copies=True)
             shift = block.cluster.shift(f, rank)
             bar = at.get(f, int(at.reach(f)[t]) + shift, lanes)
@@ -341,7 +356,8 @@ def _bulk_copy_cluster(c: Any, e: Call) -> Closure:
                 g = _granules(f, units)
                 if not (shared.owner[g] == c.slot(src.buffer.data)).all():
                     raise fault("sim-uninitialized", f"{src.buffer.name} is copied to another block before it is written, in "
-                                f"block {block.where}", span=e.span)
+                                f"block {block.where}",
+                                found=f"{src.buffer.name}, which nothing has written", span=e.span)
                 shared.table.agent_reads_of(block.clocks, g, lanes, bar.agent, source)
                 shared.proxy.require(block.clocks, g, lanes, source, "the bulk copy")
             data = shared.store.flat(U8).reshape(-1, UNIT)[units.reshape(-1)].copy()
@@ -354,16 +370,20 @@ def _bulk_copy_cluster(c: Any, e: Call) -> Closure:
 def _bulk_units(c: Any, f: LaneFrame, start: int, first: int, n: int, b: Any, span: Any) -> np.ndarray:
     if start % UNIT or first % UNIT or n % UNIT or n <= 0:
         raise fault("sim-tma", f"a bulk copy of {n} bytes between byte {start} of {b.name}'s shared memory and byte "
-                    f"{first} of a tensor: all must be multiples of 16", span=span)
+                    f"{first} of a tensor: all must be multiples of 16",
+                    expected="addresses and sizes that are multiples of 16 bytes", found=f"{n} bytes from {start} to {first}",
+                    span=span)
     low, high = c.extent_of(b, f)
     if not low <= start <= start + n <= high:
-        raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {start - low} leaves {b.name}", span=span)
+        raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {start - low} leaves {b.name}",
+                    expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {start - low}", span=span)
     return np.arange(start // UNIT, (start + n) // UNIT)
 
 
 def _bulk_bounds(memory: Any, first: int, n: int, b: Any, span: Any) -> None:
     if first + n > memory.store.nbytes:
-        raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {first} leaves {b.name}", span=span)
+        raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {first} leaves {b.name}",
+                    expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {first}", span=span)
 
 
 def _commit(c: Any, e: Call) -> Closure:

@@ -33,7 +33,8 @@ def _members(f: LaneFrame, what: str, span: Any) -> np.ndarray:
     if (active != own).any() or len(lanes) % WARP or lanes[0] // GROUP != lanes[-1] // GROUP or \
             (lanes[0] // GROUP + 1) * GROUP > f.block.first + f.block.threads:
         raise fault("sim-warp-divergence", f"{what} needs all 128 threads of a warp group, found {len(lanes)} from "
-                    f"thread {int(lanes[0]) - f.block.first}", span=span,
+                    f"thread {int(lanes[0]) - f.block.first}",
+                    expected="all 128 threads of a warp group", found=str(len(lanes)), span=span,
                     hint="a warp group is 4 warps whose first thread is a multiple of 128")
     return lanes
 
@@ -65,12 +66,15 @@ class _SharedOperand:
             cells, g = cells + block.base // self.dt.itemsize, g + block.base // shared.granule
         if g[-1] >= len(shared.owner):
             raise fault("sim-out-of-bounds", f"a wgmma operand reaches byte {(int(g[-1]) + 1) * shared.granule} of "
-                        f"{shared.store.nbytes} bytes of shared memory", span=self.e.span,
+                        f"{shared.store.nbytes} bytes of shared memory",
+                        expected=f"an operand inside {shared.store.nbytes} bytes",
+                        found=f"byte {(int(g[-1]) + 1) * shared.granule}", span=self.e.span,
                         hint="check the address and the strides (lbo, sbo) of its descriptor")
         if self.c.check:
             if (shared.owner[g] < 0).any():
                 raise fault("sim-uninitialized", "a wgmma reads shared memory that nothing has written, in block "
-                            f"{block.where}", span=self.e.span,
+                            f"{block.where}",
+                            found="an operand that nothing has written", span=self.e.span,
                             hint="wait for the load of the tile; check the descriptor's address, lbo and sbo")
             agent, active = block.asynchronous.group_agent(int(lanes[0]) // GROUP), f.active()
             shared.table.agent_reads_of(block.clocks, g, active, agent, self.site)
@@ -87,12 +91,14 @@ def _wgmma(c: Any, e: Call) -> Closure:
     try:
         row = WGMMA_ROWS[e.attr("row")]
     except KeyError:
-        raise fault("sim-unsupported", f"no wgmma instruction is called {e.attr('row')}", span=e.span) from None
+        raise fault("sim-unsupported", f"no wgmma instruction is called {e.attr('row')}",
+                    expected="an instruction of wgmma", found=f"{e.attr('row')}", span=e.span) from None
     _, n, k = row.shape
     majors = e.attr("a_major", "k"), e.attr("b_major", "k")
     from_registers = isinstance(e.args[1], AddressOf)
     if any(m not in row.majors for m in majors):
         raise fault("sim-unsupported", f"{row.name} takes operands of order {', '.join(row.majors)}, found {majors}",
+                    expected=f"operands of order {', '.join(row.majors)}", found=str(majors),
                     span=e.span)
     tc, ta = numpy_dtype(row.c_dtype), numpy_dtype(row.a_dtype)
     acc = Registers(c, e.args[0], row.c.registers * tc.itemsize, e.span)
@@ -114,7 +120,8 @@ def _wgmma(c: Any, e: Call) -> Closure:
         f.block.counters.count(row.name, len(lanes) // WARP)
         group, warps = state.commits + 1, np.unique(lanes // WARP)
         if c.check and state.fences == 0:
-            raise fault("sim-wgmma", "a wgmma with no wgmma_fence before it", span=e.span,
+            raise fault("sim-wgmma", "a wgmma with no wgmma_fence before it",
+                        expected="wgmma_fence before the first wgmma", found="none", span=e.span,
                         hint="wgmma_fence() before the first wgmma and after registers have been written")
         now, agent = f.block.clocks.now, f.block.asynchronous.group_agent(int(lanes[0]) // GROUP)
         now[agent] = max(int(now[agent]), group)
@@ -147,10 +154,13 @@ def _claim(f: LaneFrame, regs: Registers, state: Issued, group: int, e: Call, ac
     busy = guard.busy[cells] > 0
     if (busy & (guard.sums[cells] != accumulates)).any():
         raise fault("sim-wgmma", f"{guard.name} is an operand and an accumulator of wgmmas that are under way together",
+                    expected="an operand whose instruction is done", found=f"`{guard.name}` as operand and accumulator",
                     span=e.span, hint="wgmma_wait for the group that computes it first")
     if (guard.stamp[cells] >= state.fences).any():
         raise fault("sim-wgmma", f"{guard.name} is written by ordinary code and then used by a wgmma with no "
-                    "wgmma_fence between", span=e.span, hint="wgmma_fence() after the registers are written")
+                    "wgmma_fence between",
+                    expected="wgmma_fence between the write and the wgmma", found="none",
+                    span=e.span, hint="wgmma_fence() after the registers are written")
     guard.busy[cells], guard.sums[cells] = group, accumulates
     state.guards.add(guard)
     return regs
@@ -202,7 +212,8 @@ def _wait(c: Any, e: Call) -> Closure:
 def _descriptor(c: Any, e: Call) -> Closure:
     base = e.args[0]
     if not isinstance(base, AddressOf) or not base.buffer.scope().startswith("shared"):
-        raise fault("sim-unsupported", "wgmma_descriptor needs the address of a shared element", span=e.span)
+        raise fault("sim-unsupported", "wgmma_descriptor needs the address of a shared element",
+                    expected="the address of a shared element", found="another operand", span=e.span)
     at = c.reach(base.buffer, base.indices, numpy_dtype(base.buffer.dtype).itemsize, e.span, "wgmma operand")
     more = c.expr(e.args[1]) if len(e.args) > 1 else None
     fixed = int(e.attr("offset", 0) or 0)
@@ -214,7 +225,8 @@ def _descriptor(c: Any, e: Call) -> Closure:
             address = address + np.asarray(more(f)).astype(np.int64)
         on = address if f.mask is None else address[f.mask]
         if (on % 16).any():
-            raise fault("sim-misaligned", f"a wgmma operand at byte {int(on[0])}, not a multiple of 16", span=e.span)
+            raise fault("sim-misaligned", f"a wgmma operand at byte {int(on[0])}, not a multiple of 16",
+                        expected="a multiple of 16 bytes", found=f"byte {int(on[0])}", span=e.span)
         address = address - f.block.base  # only the bits of the address in its block fit
         return (address >> 4 & 0x3FFF).astype(np.uint64) | np.uint64(rest)
 
@@ -224,7 +236,8 @@ def _descriptor(c: Any, e: Call) -> Closure:
 def _set_max_nreg(c: Any, e: Call) -> Closure:
     n, inc = int(e.attr("n")), bool(e.attr("inc"))
     if n % 8 or not 24 <= n <= 256:
-        raise fault("sim-nreg", f"set_max_nreg({n}): the count is a multiple of 8 from 24 to 256", span=e.span)
+        raise fault("sim-nreg", f"set_max_nreg({n}): the count is a multiple of 8 from 24 to 256",
+                    expected="a multiple of 8 from 24 to 256", found=str(n), span=e.span)
 
     def run(f: LaneFrame) -> Value:
         _count(f, e.op)
@@ -235,7 +248,8 @@ def _set_max_nreg(c: Any, e: Call) -> Closure:
             have = work.registers[w]
             if (n < have) if inc else (n > have):
                 raise fault("sim-nreg", f"set_max_nreg {'raises' if inc else 'lowers'} warp {w} from {have} to {n} "
-                            "registers", span=e.span)
+                            "registers",
+                            expected=f"a count {'above' if inc else 'below'} {have}", found=str(n), span=e.span)
 
             def free(w: int = w) -> int:
                 mates = work.mates(w)

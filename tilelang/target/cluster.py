@@ -11,7 +11,8 @@ from typing import Any
 from tilelang.errors import error, register
 
 register("cluster-dims", ValueError, "the dimensions of a cluster are none, or do not divide the grid",
-         "cluster_dims=2 or (x, y, z): at most 16 blocks, each extent a divisor of the grid's")
+         "cluster_dims=2 or (x, y, z): at most 16 blocks, each extent a divisor of the grid's",
+         expected="1 to 3 extents, at most 16 blocks, each a divisor of the grid's")
 
 PORTABLE, MOST = 8, 16  # CTAs of a cluster: on every device that has clusters; with the kernel's consent
 
@@ -33,14 +34,17 @@ def check_cluster(dims: tuple[int, ...], grid: tuple[Any, ...], span: Any = None
     Raises cluster-dims.
     """
     if not 1 <= len(dims) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in dims):
-        raise error("cluster-dims", f"a cluster has 1 to 3 positive extents, found {dims!r}", span=span)
+        raise error("cluster-dims", f"a cluster has 1 to 3 positive extents, found {dims!r}",
+                    expected="1 to 3 positive extents", found=repr(dims), span=span)
     x, y, z = (*dims, 1, 1)[:3]
     if x * y * z > MOST:
-        raise error("cluster-dims", f"a cluster has at most {MOST} blocks, found {x} * {y} * {z} = {x * y * z}", span=span)
+        raise error("cluster-dims", f"a cluster has at most {MOST} blocks, found {x} * {y} * {z} = {x * y * z}",
+                    expected=f"at most {MOST} blocks", found=f"{x * y * z}", span=span)
     for n, extent, axis in zip((x, y, z), (*grid, 1, 1), "xyz"):
         have = getattr(extent, "value", extent)
         if isinstance(have, int) and have % n:
-            raise error("cluster-dims", f"clusters of {n} blocks along {axis} do not divide a grid of {have}", span=span)
+            raise error("cluster-dims", f"clusters of {n} blocks along {axis} do not divide a grid of {have}",
+                        expected=f"a multiple of {n} blocks along {axis}", found=str(have), span=span)
     return x, y, z
 
 

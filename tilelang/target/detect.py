@@ -14,9 +14,10 @@ from typing import Any
 from tilelang.errors import error, register
 
 register("target-not-found", ValueError, 'no target detector finds a machine for target="auto"',
-         'name the target: target="cpu", or {"kind": "cuda", "arch": "sm_90a"} to compile for a GPU that is not here')
+         'name the target: target="cpu", or {"kind": "cuda", "arch": "sm_90a"} to compile for a GPU that is not here',
+         expected="a detector that finds a target")
 register("target-detector", ValueError, "a target detector or normalizer is registered under a name that is taken",
-         "pass override=True to replace it")
+         "pass override=True to replace it", expected="a name that is free")
 
 Detector = Callable[[], Any]
 Normalizer = Callable[[Any], Any]
@@ -43,7 +44,8 @@ def _add(table: dict[str, _Entry], what: str, name: str, fn: Any, priority: int,
         raise TypeError(f"a target {what} is a function, found {type(fn).__name__}")
     with _guard:
         if name in table and not override:
-            raise error("target-detector", f"a target {what} named {name!r} is registered already")
+            raise error("target-detector", f"a target {what} named {name!r} is registered already",
+                        found=f"{name!r}, which is registered")
         table[name] = _Entry(name, fn, priority)
     return fn
 
@@ -103,10 +105,12 @@ def detected() -> Any:
         found = e.run()
         if found is not None:
             if isinstance(found, str) and found == "auto":
-                raise error("target-not-found", f'the target detector {e.name!r} answers "auto", which is the question')
+                raise error("target-not-found", f'the target detector {e.name!r} answers "auto", which is the question',
+                            expected="a target", found='"auto"')
             return found
     raise error("target-not-found", "No registered target detector found an available target; asked: "
-                f"{', '.join(e.name for e in asked) or 'none'}")
+                f"{', '.join(e.name for e in asked) or 'none'}",
+                found=f"none of {', '.join(e.name for e in asked) or 'no detectors'}")
 
 
 def normalized(spec: Any) -> Any:

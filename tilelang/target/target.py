@@ -17,8 +17,10 @@ from tilelang.errors import error, register
 from .detect import detected, normalized, register_target_detector
 from .probe import device_capability
 
-register("target-unknown", AssertionError, "the target is no kind this version compiles for, or its options are bad")
-register("target-arch", ValueError, "the CUDA architecture of a target is malformed or not supported")
+register("target-unknown", AssertionError, "the target is no kind this version compiles for, or its options are bad",
+         expected="a kind of target and options that this version has")
+register("target-arch", ValueError, "the CUDA architecture of a target is malformed or not supported",
+         expected="an architecture such as sm_80 or sm_90a")
 
 CPU_KINDS = ("cpu", "llvm", "c")
 KINDS = ("cuda", *CPU_KINDS)
@@ -229,6 +231,7 @@ _LOCAL = threading.local()
 
 def _bad(what: Any, advice: str, hint: str = "") -> Exception:
     return error("target-unknown", f"Target {what} is not supported. {advice}",
+                 expected=f"one of {', '.join(KINDS)}, or \"auto\"", found=what,
                  hint=hint or f"this version compiles for {', '.join(KINDS)}, or \"auto\"")
 
 
@@ -298,13 +301,16 @@ def check_arch(arch: Any) -> str:
     m = _ARCH.match(arch) if isinstance(arch, str) else None
     if m is None:
         raise error("target-arch", f"CUDA target arch {arch!r} is malformed: expected a token like sm_80 or sm_90a",
+                    expected="a token like sm_80 or sm_90a", found=repr(arch),
                     hint='write {"kind": "cuda", "arch": "sm_80"}')
     number = int(m.group(1))
     if number not in _LIMITS:
         raise error("target-arch", f"CUDA target arch {arch} is not supported",
+                    expected=f"one of {', '.join(f'sm_{n}' for n in _LIMITS)}", found=str(arch),
                     hint="known: " + ", ".join(f"sm_{n}" for n in _LIMITS))
     if m.group(2) and number < (90 if m.group(2) == "a" else 100):
         raise error("target-arch", f"CUDA target arch {arch} does not exist: sm_{number} has no {m.group(2)!r} variant",
+                    expected=f"sm_{number}", found=str(arch),
                     hint=f"write sm_{number}")
     return arch
 
@@ -313,7 +319,9 @@ def _check_code(code: Any) -> tuple[str, ...]:
     if not isinstance(code, (list, tuple)) or not code or not all(
             isinstance(c, str) and re.match(r"^(sm|compute|lto)_\d{2,3}[af]?$", c) for c in code):
         raise error("target-arch", f"CUDA target code must be a list of exact tokens such as ['sm_90a'], "
-                                   f"found {code!r}", hint='write {"kind": "cuda", "arch": "sm_90a", "code": ["sm_90a"]}')
+                                   f"found {code!r}",
+                    expected="a list of tokens such as 'sm_90a'", found=repr(code),
+                    hint='write {"kind": "cuda", "arch": "sm_90a", "code": ["sm_90a"]}')
     return tuple(code)
 
 

@@ -22,13 +22,15 @@ from .pass_ import TILE, PassContext, pass_
 
 register("collective-divergent", NotImplementedError,
          "a tile operation or T.Parallel stands under a condition that depends on the thread",
-         "all threads of the block take part in it: move it out of the branch, or write the body per thread")
+         "all threads of the block take part in it: move it out of the branch, or write the body per thread",
+         expected="all threads of the block", found="some of them")
 
 register("collective-outside-kernel", NotImplementedError, "a tile operation or T.Parallel stands outside T.Kernel",
-         "move it into the T.Kernel block")
+         "move it into the T.Kernel block", expected="a place inside T.Kernel")
 
 register("update-by-every-thread", ValueError, "each thread of the block reads one element and writes it back changed",
-         "write it in T.Parallel, under `if T.get_thread_binding() == 0:`, or with T.atomic_add")
+         "write it in T.Parallel, under `if T.get_thread_binding() == 0:`, or with T.atomic_add",
+         expected="one thread that changes the element")
 
 _PRIVATE = ("local", "local.var")
 BLOCK_BARRIERS = ("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid")
@@ -102,6 +104,7 @@ def _outside(s: Stmt) -> None:
     if isinstance(s, (Parallel, TileOp)):
         what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
         raise error("collective-outside-kernel", f"{what} outside T.Kernel cannot run on the host of a GPU kernel",
+                    found=f"{what} outside of it",
                     span=s.span)  # type: ignore[attr-defined]
     for x in inner(s):
         if not isinstance(s, Launch):
@@ -169,7 +172,8 @@ def _updates(s: Stmt, d: _ByThread, threads: int) -> None:
     for e in walk(s.value):
         if isinstance(e, Load) and e.buffer is s.buffer and all(map(_equal, e.indices, s.indices)):
             raise error("update-by-every-thread", f"each of the {threads} threads of the block reads an element of "
-                        f"`{s.buffer.name}` here and writes it back changed: some see what others wrote", span=s.span)
+                        f"`{s.buffer.name}` here and writes it back changed: some see what others wrote",
+                        expected="one thread that changes the element", found=f"{threads} threads that change it", span=s.span)
 
 
 def _by_lane(cond: Expr) -> bool:

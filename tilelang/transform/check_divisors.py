@@ -10,7 +10,7 @@ from tilelang.ir import Alloc, Binary, Buffer, Const, Func, Node, children, walk
 from .pass_ import TILE, PassContext, pass_
 
 register("division-by-zero", ZeroDivisionError, "an integer division or remainder by the constant 0",
-         "guard it by a condition that is known while compiling, or divide by max(divisor, 1)")
+         "guard it by a condition that is known while compiling, or divide by max(divisor, 1)", expected="another divisor")
 _NAMES = {"floordiv": "//", "floormod": "%", "truncdiv": "T.truncdiv", "truncmod": "T.truncmod"}
 
 
@@ -43,7 +43,8 @@ def _refuse(n: Any, span: Any) -> None:
     span = getattr(n, "span", None) or span
     if _undefined(n):
         raise error("division-by-zero", f"`{_NAMES[n.op]}` of {n.a.dtype} by the constant 0: expected another divisor, "
-                    f"found `{n}`", span=span)
+                    f"found `{n}`",
+                    found=f"`{n}`", span=span)
     if isinstance(n, Alloc):
         for e in n.buffer.shape:
             _refuse(e, span)

@@ -14,7 +14,8 @@ from tilelang.target.cluster import cluster_of
 from .pass_ import TILE, PassContext, pass_
 
 register("needs-arch", ValueError, "an operation that the target does not have",
-         "compile for {'kind': 'cuda', 'arch': 'sm_90a'}, or write it with T.copy, T.gemm and T.Pipelined")
+         "compile for {'kind': 'cuda', 'arch': 'sm_90a'}, or write it with T.copy, T.gemm and T.Pipelined",
+         expected="a target that has the operation")
 
 GROUP = 128
 # Calls -> the names that users wrote.
@@ -50,7 +51,9 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
             if name:
                 suffix = "a" if new or _name(n, False) else ""
                 raise error("needs-arch", f"{name} requires sm_90{suffix}{'' if suffix else ' or newer'}, got "
-                            f"{target.arch or target.kind}", span=getattr(n, "span", None))
+                            f"{target.arch or target.kind}",
+                            expected=f"sm_90{suffix}{'' if suffix else ' or newer'}", found=f"{target.arch or target.kind}",
+                            span=getattr(n, "span", None))
     return func if new else rewrite(func, lambda n: _elsewhere(n, target.is_cuda))
 
 

@@ -126,12 +126,15 @@ class _Inference(StrictLayouts):
             lay = seen_as(self.known.layouts[have], have, b)
             if lay is None:
                 raise error("layout-no-structure", f"`{have.name}` with the layout {self.known.layouts[have]!r} cannot be seen "
-                            f"as {tuple(b.shape)} of {b.dtype} (`{b.name}`)", span=b.span or self.launch.span,
+                            f"as {tuple(b.shape)} of {b.dtype} (`{b.name}`)",
+                            expected=f"a layout that can be seen as {tuple(b.shape)} of {b.dtype}",
+                            found=repr(self.known.layouts[have]), span=b.span or self.launch.span,
                             hint="copy the tile through shared memory, and reshape it there")
             old = self.known.layouts.get(b)
             if old is not None and old != lay:
                 raise error("layout-conflict", f"Layout infer conflict between `{have.name}` and its view `{b.name}`: "
-                            f"{self.known.layouts[have]!r} and {old!r}", span=b.span or self.launch.span,
+                            f"{self.known.layouts[have]!r} and {old!r}",
+                            found=f"{self.known.layouts[have]!r} and {old!r}", span=b.span or self.launch.span,
                             hint="copy the view to a fragment of its own")
             if old is None:
                 self.known.settle(b, lay, f"is `{have.name}` in another shape")

@@ -19,7 +19,7 @@ from .loop_layouts import Loop, Touch, serial_dims, touch
 from .shared_layouts import Access, memory_accesses
 from .written_roles import role_of
 
-register("layout-shape", ValueError, "a shared or fragment buffer needs a static shape")
+register("layout-shape", ValueError, "a shared or fragment buffer needs a static shape", expected="a static shape")
 
 FRAGMENT, GROUP = "local.fragment", 128
 SHARED = ("shared", "shared.dyn")
@@ -163,7 +163,8 @@ class Uses:
         given = s.attr("loop_layout")
         if given is not None and (not isinstance(given, Fragment) or given.shape != extents):
             raise error("layout-conflict", f"loop_layout of a parallel loop over {extents} must be a Fragment of that "
-                        f"shape, found {given!r}", span=s.span,
+                        f"shape, found {given!r}",
+                        expected=f"a Fragment of shape {extents}", found=repr(given), span=s.span,
                         hint="give the Fragment one index per loop, with its extent")
         static = tuple(n for n in extents if isinstance(n, int))
         if touches and len(static) == len(extents):
@@ -209,7 +210,8 @@ class Uses:
 
 def run_time_shape(b: Buffer, span: Any) -> Exception:
     """The error for a buffer that wants a layout and has a run-time shape."""
-    return error("layout-shape", f"`{b.name}` ({b.scope_name}) has a run-time shape, its tile must be static", span=span,
+    return error("layout-shape", f"`{b.name}` ({b.scope_name}) has a run-time shape, its tile must be static",
+                 found=str(tuple(b.shape)), span=span,
                  hint="allocate the largest tile and guard what lies outside")
 
 

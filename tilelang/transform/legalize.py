@@ -22,16 +22,24 @@ from .effects import effects, inner, own_effects, statements
 from .index_width import widen_indices
 from .pass_ import TILE, PassContext, pass_
 
-register("parallel-nested", ValueError, "a parallel loop stands inside another, with other statements in between")
-register("parallel-pipelined", ValueError, "a pipelined loop stands inside a parallel loop")
-register("parallel-tile-op", ValueError, "a tile operation stands inside a parallel loop")
-register("parallel-symbolic", ValueError, "a parallel loop of run-time extent indexes a fragment")
-register("parallel-local", ValueError, "a per-thread array is indexed by a parallel loop variable")
-register("break-in-parallel", ValueError, "break in T.Parallel, whose iterations have no order", "use T.serial")
+register("parallel-nested", ValueError, "a parallel loop stands inside another, with other statements in between",
+         expected="one header for both: for i, j in T.Parallel(m, n)", found="a T.Parallel inside another")
+register("parallel-pipelined", ValueError, "a pipelined loop stands inside a parallel loop",
+         expected="the pipelined loop outside", found="T.Pipelined inside T.Parallel")
+register("parallel-tile-op", ValueError, "a tile operation stands inside a parallel loop", expected="elementwise operations")
+register("parallel-symbolic", ValueError, "a parallel loop of run-time extent indexes a fragment",
+         expected="an extent known while compiling")
+register("parallel-local", ValueError, "a per-thread array is indexed by a parallel loop variable",
+         expected="a loop that each thread runs by itself, or a fragment")
+register("break-in-parallel", ValueError, "break in T.Parallel, whose iterations have no order", "use T.serial",
+         expected="a loop whose iterations run in order", found="break in a T.Parallel loop")
 register("parallel-carried", ValueError, "a variable carries a value from one T.Parallel iteration to the next",
-         "accumulate into a fragment and reduce it with T.reduce_*, or use T.serial")
-register("out-of-scope", RuntimeError, "a value is used outside the loop, branch or block that defines it")
-register("undefined-symbol", ValueError, "a variable has no value: it is no parameter and in no tensor's shape")
+         "accumulate into a fragment and reduce it with T.reduce_*, or use T.serial",
+         expected="iterations that do not depend on each other")
+register("out-of-scope", RuntimeError, "a value is used outside the loop, branch or block that defines it",
+         expected="a value used in the loop, branch or block that defines it")
+register("undefined-symbol", ValueError, "a variable has no value: it is no parameter and in no tensor's shape",
+         expected="a parameter, or a dimension of one")
 
 CHECK = "[Tilelang Semantic Check]"
 _PRIVATE = ("local", "local.var", "local.fragment", "shared", "shared.dyn")
@@ -67,10 +75,14 @@ def check_tma_sums(func: Func, target: Any) -> None:
         if isinstance(s, AtomicTile) and s.attr("use_tma"):
             if target is not None and not getattr(target, "has_tma", False):
                 raise error("atomic-option", "use_tma requires a CUDA target with TMA support (SM90+), found "
-                            f"{target}", span=s.span, hint="leave it out")
+                            f"{target}",
+                            expected="a CUDA target with TMA (sm_90 or newer)", found=str(target),
+                            span=s.span, hint="leave it out")
             if str(s.dst.dtype) not in REDUCE_ADD or not s.by_tma:
                 raise error("atomic-option", f"TMA atomic add does not support dtype {s.dst.dtype} in order "
-                            f"{s.attr('memory_order') or 'relaxed'}", span=s.span, hint="leave it out")
+                            f"{s.attr('memory_order') or 'relaxed'}",
+                            expected="an element type and order that TMA adds",
+                            found=f"{s.dst.dtype}, {s.attr('memory_order') or 'relaxed'}", span=s.span, hint="leave it out")
 
 
 # ---- rewrites -------------------------------------------------------------------------------------------------------
@@ -182,11 +194,13 @@ def check_symbols(func: Func) -> None:
         names = ", ".join(missing)
         raise error("undefined-symbol",
                     f"In PrimFunc {func.name} variables ({names},) are used, but are not passed in as API arguments",
+                    found=str(names),
                     span=func.span, hint="use it in the shape of a tensor parameter, or make it a parameter")
     for f in verify(func):
         if f.rule == "defined":
             at = getattr(f.what, "span", None)
-            raise error("out-of-scope", f.message, span=f.span, notes=((at, "defined here"),) if at else (),
+            raise error("out-of-scope", f.message,
+                        found="its use elsewhere", span=f.span, notes=((at, "defined here"),) if at else (),
                         hint="Python lists, attributes and closures keep expressions, not values: carry a value out of a "
                         "loop or branch with T.alloc_var")
 
@@ -231,7 +245,7 @@ class _Checker:
                         span=s.span, notes=notes, hint="put the pipelined loop outside")
         if isinstance(s, TileOp):
             self.refuse("parallel-tile-op", f"{CHECK} Only elementwise operations are allowed inside a parallel loop. "
-                        f"Got a tile-op {s.op_name}", span=s.span, notes=notes,
+                        f"Got a tile-op {s.op_name}", found=f"T.{s.op_name}", span=s.span, notes=notes,
                         hint="move the operation out of the loop: it works on whole tiles")
         if isinstance(s, Break) and not self.loop_between(s, loop):
             self.refuse("break-in-parallel", "break cannot leave a T.Parallel loop: its iterations have no order",
@@ -251,11 +265,13 @@ class _Checker:
             for v in used:
                 if b.scope_name == "local.fragment" and not isinstance(variables[v], Const):
                     self.refuse("parallel-symbolic", f"{CHECK} Loop variable `{v.name}` with symbolic range "
-                                f"[0, {variables[v]!r}) is used to index a fragment buffer `{b.name}`", span=span,
+                                f"[0, {variables[v]!r}) is used to index a fragment buffer `{b.name}`",
+                                found=f"an extent of {variables[v]!r}", span=span,
                                 hint="give the loop the fragment's extent and guard the body with if")
                 if b.scope_name == "local":
                     self.refuse("parallel-local", f"{CHECK} Local buffer `{b.name}` is indexed by T.Parallel loop "
-                                f"variable `{v.name}`: each thread has its own copy of it", span=span,
+                                f"variable `{v.name}`: each thread has its own copy of it",
+                                found=f"`{b.name}` of each thread, indexed by `{v.name}`", span=span,
                                 hint="use T.serial, T.unroll or T.vectorized for the loop, or a fragment")
 
     def carried(self, p: Parallel) -> None:
@@ -266,6 +282,7 @@ class _Checker:
             if b.scope_name == "local.var" and b not in own and _reads_old(b, p.body):
                 self.refuse("parallel-carried",
                             f"`{b.name}` carries a value from one iteration of T.Parallel to the next",
+                            found=f"`{b.name}`, read before the iteration writes it",
                             span=getattr(e.node, "span", None) or p.span, notes=((p.span, "the parallel loop"),))
 
 

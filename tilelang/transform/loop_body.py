@@ -110,7 +110,8 @@ def refuse_carried(body: Stmt, span: Any) -> None:
             written.add(buffer)
             if buffer in read:
                 raise errors.error("parallel-carried", f"`{buffer.name}` carries a value from one iteration of "
-                                   "T.Parallel to the next", span=getattr(x, "span", None) or span)
+                                   "T.Parallel to the next",
+                                   found=f"`{buffer.name}`, read and changed by each", span=getattr(x, "span", None) or span)
 
 
 def renamed(body: Stmt) -> Stmt:

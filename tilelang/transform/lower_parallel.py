@@ -31,15 +31,12 @@ UNROLL_LIMIT = 16  # longer loops over memory only stay loops: code size, not re
 STEPS_UNROLLED = 64  # longer loops whose variable picks no register are unrolled in part: else ptxas takes minutes
 PART_UNROLLED = 8
 
-for _name, _about, _hint in (
-    ("parallel-carried", "a variable carries a value from one T.Parallel iteration to the next",
-     "accumulate into a fragment and reduce it with T.reduce_*, or use T.serial"),
-    ("fragment-access", "a fragment element that the executing thread does not own",
-     "index it with the variables of a T.Parallel loop, or copy it to shared memory first"),
-    ("parallel-race", "T.Parallel iterations accumulate into one element",
-     "use T.reduce_*, T.atomic_add, or a serial loop inside the parallel one"),
-):
-    errors.register(_name, ValueError, _about, _hint)
+errors.register("fragment-access", ValueError, "a fragment element that the executing thread does not own",
+                "index it with the variables of a T.Parallel loop, or copy it to shared memory first",
+                expected="elements that the executing thread owns")
+errors.register("parallel-race", ValueError, "T.Parallel iterations accumulate into one element",
+                "use T.reduce_*, T.atomic_add, or a serial loop inside the parallel one",
+                expected="one iteration for each element")
 
 
 def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, *, loop_layout: Any = None,
@@ -246,7 +243,8 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
         if touch.register is None:
             if writes and touch.repeated and loop.grid is not None and not isinstance(x, Store):
                 raise errors.error("parallel-race", f"iterations of the parallel loop accumulate into one element of "
-                                   f"`{x.buffer.name}` from several threads", span=x.span or span)
+                                   f"`{x.buffer.name}` from several threads",
+                                   found=f"several for one of `{x.buffer.name}`", span=x.span or span)
             need.setdefault(x.buffer, touch)
         if writes:
             stored[x.buffer] = True
@@ -286,7 +284,8 @@ def _refuse_races(loop: Loop, body: Stmt, span: Any) -> None:
             visit(s.body, conds)
         elif isinstance(s, Store) and (is_memory(s.buffer) or s.buffer in loop.staged) and shared_elements(grid, s, conds):
             raise errors.error("parallel-race", f"iterations of the parallel loop accumulate into one element of "
-                               f"`{s.buffer.name}` from several threads", span=s.span or span)
+                               f"`{s.buffer.name}` from several threads",
+                               found=f"several for one of `{s.buffer.name}`", span=s.span or span)
 
     visit(body, ())
 

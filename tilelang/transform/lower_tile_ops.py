@@ -598,7 +598,8 @@ class Lowering:
 
     def _not_owned(self, buffer: Buffer, why: str, span: Any) -> errors.TileLangError:
         return errors.error("fragment-access", f"Cannot lower access to thread-distributed fragment `{buffer.name}`: "
-                            f"{why}", span=span or buffer.span)
+                            f"{why}",
+                            found=why, span=span or buffer.span)
 
     # ---- what ops ask ---------------------------------------------------------------------------------------------
 

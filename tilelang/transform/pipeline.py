@@ -126,7 +126,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
         why = why or doubt
     if first is not None:
         raise first from None
-    raise error("sync-unordered", f"the synchronisation of `{func.name}` cannot be cleared: {why}", span=func.span)
+    raise error("sync-unordered", f"the synchronisation of `{func.name}` cannot be cleared: {why}",
+                found="synchronisation that cannot be cleared", span=func.span)
 
 
 def _announce(early: Callable[[LoweredProgram], None]) -> PassFn:

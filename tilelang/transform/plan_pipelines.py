@@ -17,10 +17,13 @@ from .pass_ import TILE, PassContext, pass_
 from .pipeline_emit import Plan, emit
 from .schedule import Body, Item, stage_span, take_apart, violations
 
-register("pipeline-annotation", InternalError, "order/stage lists of T.Pipelined do not fit the loop body")
-register("pipeline-order", ValueError, "order/stage of T.Pipelined would run a consumer before its producer")
+register("pipeline-annotation", InternalError, "order/stage lists of T.Pipelined do not fit the loop body",
+         expected="one entry per scheduled statement")
+register("pipeline-order", ValueError, "order/stage of T.Pipelined would run a consumer before its producer",
+         expected="a consumer after its producer")
 register("pipeline-arguments", ValueError, "T.Pipelined with a bad num_stages, order or stage",
-         "give num_stages >= 0, or order and stage with one entry per scheduled statement")
+         "give num_stages >= 0, or order and stage with one entry per scheduled statement",
+         expected="num_stages from 0, or order and stage with one integer per statement")
 
 _LOOP_ATTRS = ("num_stages", "order", "stage", "sync", "group", "software_pipeline_stage", "software_pipeline_order",
                "software_pipeline_async_stages", "software_pipeline_async_producers",
@@ -200,7 +203,8 @@ def wanted_stages(s: For) -> int | tuple[Any, Any]:
     n = s.attr("num_stages", 0)
     n = n.value if isinstance(n, Const) else n
     if not isinstance(n, int) or n < 0:
-        raise error("pipeline-arguments", f"num_stages of T.Pipelined must be an integer >= 0, found {n}", span=s.span,
+        raise error("pipeline-arguments", f"num_stages of T.Pipelined must be an integer >= 0, found {n}",
+                    expected="an integer >= 0", found=str(n), span=s.span,
                     hint="0 is a plain loop, n keeps n versions of each shared buffer filled by copies")
     return int(n)
 
@@ -215,14 +219,18 @@ def scheduled_lists(s: For, parts: Body, order: Any, stage: Any) -> tuple[list[i
         if len(values) != len(parts.items):
             raise error("pipeline-annotation",
                         f"pipeline annotation size: `{name}` has {len(given if given is not None else stage)} entries, "
-                        f"the loop body has {len(parts.items)} statements to schedule", span=s.span,
+                        f"the loop body has {len(parts.items)} statements to schedule",
+                        expected=f"{len(parts.items)} entries", found=f"{len(given if given is not None else stage)}",
+                        span=s.span,
                         hint="list one entry per copy, fill, gemm, reduction or store of the body, in source order")
         lists[name] = values
     if len(set(lists["order"])) != len(lists["order"]):
         raise error("pipeline-annotation", f"two statements of the pipeline have the same order: {lists['order']}",
+                    expected="an order of its own for each statement", found=f"{lists['order']}",
                     span=s.span, hint="`order` is a permutation of the statements")
     if any(v < 0 for v in lists["stage"]):
-        raise error("pipeline-annotation", f"pipeline stages start at 0, found {lists['stage']}", span=s.span)
+        raise error("pipeline-annotation", f"pipeline stages start at 0, found {lists['stage']}",
+                    expected="stages from 0", found=f"{lists['stage']}", span=s.span)
     low = min(lists["stage"], default=0)
     return [v - low for v in lists["stage"]], lists["order"]
 
@@ -239,7 +247,8 @@ def check_flow(s: For, items: list[Item], stage: list[int], order: list[int]) ->
             what = "comes before its producer in `order`, in the same stage"
         else:
             continue
-        raise error("pipeline-order", f"a consumer of `{v.what}` {what}", span=second.span or s.span,
+        raise error("pipeline-order", f"a consumer of `{v.what}` {what}",
+                    found=f"`{v.what}` used before", span=second.span or s.span,
                     notes=((first.span, "the producer"),), hint="give the consumer a later stage or a later order")
 
 

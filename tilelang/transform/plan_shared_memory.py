@@ -14,7 +14,8 @@ from .effects import effects, statements
 from .pass_ import DEVICE, SYNCED, PassContext, pass_
 from .sync_tree import barrier, barrier_in
 
-register("shared-memory", ValueError, "the shared buffers of a kernel exceed what the target has per block")
+register("shared-memory", ValueError, "the shared buffers of a kernel exceed what the target has per block",
+         expected="what a block of the target has")
 
 SHARED = ("shared", "shared.dyn")
 BARRIER = "shared.barrier"  # never shares its space: a barrier lives as long as the block
@@ -95,6 +96,7 @@ def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
     if limit is not None and total > limit:
         parts = ", ".join(f"{s.buffer.name} {s.bytes}" for s in sorted(spans, key=lambda s: -s.bytes))
         raise error("shared-memory", f"the kernel needs {total} bytes of shared memory, a block has {limit}",
+                    expected=f"at most {limit} bytes", found=str(total),
                     span=spans[0].buffer.span or launch.span, notes=((None, f"bytes: {parts}"),),
                     hint="use smaller tiles or fewer pipeline stages")
     offsets: list[tuple[Buffer, Any]] = [(s.buffer, s.offset) for s in spans]

@@ -51,7 +51,9 @@ def check_raw_loads(launch: Launch) -> None:
     for e in effects(launch.body) if loads else ():
         if e.writes and e.storage in loads:
             raise error("tma-copy", f"T.tma_load of `{e.buffer.name}`, which is written by the kernel: TMA does not see what "
-                        "threads store", span=loads[e.storage].span, notes=((getattr(e.node, "span", None), "written here"),))
+                        "threads store",
+                        expected="a tensor that the kernel does not write", found=f"`{e.buffer.name}`, which it writes",
+                        span=loads[e.storage].span, notes=((getattr(e.node, "span", None), "written here"),))
 
 
 def alignment_by_hand(launch: Launch) -> dict[Var, int]:

@@ -24,7 +24,8 @@ from .effects import inner, statements
 from .pass_ import TILE, PassContext, pass_
 
 register("parallel-overwrite", ValueError, "two T.Parallel iterations store different values in one element",
-         "iterations run in no order: store in one of them under a condition, or use a serial loop")
+         "iterations run in no order: store in one of them under a condition, or use a serial loop",
+         expected="one iteration that stores in an element")
 
 POINTS = 1 << 18  # loops of more iterations are not followed
 _OF_ALL = ("global", "shared", "shared.dyn")
@@ -97,7 +98,8 @@ class _Loop:
             if all(self.same(i, *pair) for i in indices):
                 one, two = (", ".join(f"{v.name}={int(p[n])}" for v, p in self.points.items()) for n in pair)
                 raise error("parallel-overwrite", f"iterations ({one}) and ({two}) of the parallel loop store different values "
-                            f"in one element of `{s.buffer.name}`", span=s.span or self.loop.span)
+                            f"in one element of `{s.buffer.name}`",
+                            found=f"({one}) and ({two})", span=s.span or self.loop.span)
 
     def plain(self, value: Expr) -> bool:
         """Whether a value is made of the loop's variables and constants alone."""

@@ -21,7 +21,8 @@ from tilelang.ir.record import record
 from .effects import effects
 
 register("role-barrier", ValueError, "a role of warp groups needs a barrier of its own and no number is left for it",
-         "give T.sync_threads and T.named_barrier_arrive constant numbers, few enough to leave one of 1 to 7 free")
+         "give T.sync_threads and T.named_barrier_arrive constant numbers, few enough to leave one of 1 to 7 free",
+         expected="a barrier number from 1 to 7 that is free")
 
 GROUP = 128  # threads of a warp group
 NUMBERS = range(1, 8)  # of named barriers for roles; ops/tma_store.py takes those from 8 on
@@ -172,13 +173,15 @@ class RoleSync:
         used = self.launch.attr("barrier_numbers") or ()  # by the user's own calls (written_roles.py)
         if -1 in used:
             raise error("role-barrier", "a role of warp groups needs a barrier of its own, and the program computes the "
-                        "numbers of its barriers", span=self.launch.span)
+                        "numbers of its barriers",
+                        found="numbers that the program computes", span=self.launch.span)
         free = [k for k in NUMBERS if k not in used]
         starts = sorted({p for x in walk(self.launch.body) if isinstance(x, If) and (r := role_of(x)) for p in (
             r[0], *([0 if r[0] else r[1]] if x.orelse is not None else []))})
         at = starts.index(start)
         if at >= len(free):
             raise error("role-barrier", "a role of warp groups needs a barrier of its own, and the program uses all",
+                        found="none",
                         span=self.launch.span)
         return start + 1 if start + 1 in NUMBERS and not used else free[at]
 

@@ -20,10 +20,12 @@ from .loop_layouts import row_groups
 from .pass_ import PassContext
 from .tf32_tiles import rounded_tiles
 
-register("layout-conflict", ValueError, "a buffer is asked for two layouts that cannot both hold")
+register("layout-conflict", ValueError, "a buffer is asked for two layouts that cannot both hold",
+         expected="one layout that all uses of the buffer agree on")
 register("wgmma-gemm", ValueError, "a T.wgmma_gemm that no warp-group instruction computes",
-         "M in multiples of 64 for each warp group, operands in shared memory with K in whole instructions; T.gemm multiplies "
-         "any tiles")
+         "M in multiples of 64 for each warp group, operands in shared memory with K in whole instructions; T.gemm "
+         "multiplies any tiles",
+         expected="a product that a warp group's instruction computes")
 
 
 class StrictLayouts(Uses):
@@ -42,15 +44,18 @@ class StrictLayouts(Uses):
             want = Fragment if b.scope_name == FRAGMENT else Layout
             if not isinstance(lay, want):
                 raise error("layout-conflict", f"`{b.name}` ({b.scope_name}) needs a {want.__name__}, found "
-                            f"{type(lay).__name__}", span=self.launch.span)
+                            f"{type(lay).__name__}",
+                            expected=f"a {want.__name__}", found=f"a {type(lay).__name__}", span=self.launch.span)
             lead = len(b.shape) - len(lay.shape)
             if lead < 0 or tuple(b.shape[lead:]) != tuple(lay.shape):
                 raise error("layout-conflict", f"the layout of `{b.name}` has shape {lay.shape}, the buffer "
-                            f"{tuple(b.shape)}", span=self.launch.span)
+                            f"{tuple(b.shape)}",
+                            expected=f"shape {tuple(b.shape)}", found=str(lay.shape), span=self.launch.span)
             if isinstance(lay, Fragment) and lay.threads != self._for(b).threads:
                 if lay.threads > self.known.threads:
                     raise error("layout-conflict", f"the layout of `{b.name}` uses {lay.threads} threads, the block "
-                                f"has {self.known.threads}", span=self.launch.span)
+                                f"has {self.known.threads}",
+                                expected=f"at most {self.known.threads} threads", found=str(lay.threads), span=self.launch.span)
                 lay = lay.with_threads(self.known.threads)
             self.known.settle(b, lay.expand(b.shape[:lead]) if lead else lay, "given by the user")
             self.buffers.setdefault(b)
@@ -105,7 +110,9 @@ class StrictLayouts(Uses):
                 given = self.known.layouts.get(b)
                 if lay is None or given is not None and given != lay:
                     raise error("layout-conflict", f"`{b.name}` is moved by TMA, its layout must be in panels, found "
-                                f"{given!r}", span=op.span, hint="leave the layout out, or move it by T.copy with "
+                                f"{given!r}",
+                                expected="a layout in panels", found=repr(given),
+                                span=op.span, hint="leave the layout out, or move it by T.copy with "
                                 "disable_tma=True")
                 self.known.settle(b, lay, f"moved by TMA{at_line(op)}")
 
@@ -130,7 +137,8 @@ class StrictLayouts(Uses):
                 continue
             if self._is_forced(op):
                 raise error("wgmma-gemm", "T.wgmma_gemm() requires Hopper WGMMA lowering, but constraints were not "
-                            f"satisfied: {why}", span=op.span)
+                            f"satisfied: {why}",
+                            found=why, span=op.span)
             if first is None:
                 declined.add(op.c.buffer.data)
             self.reasons.append(f"T.gemm{at_line(op)} by mma.sync: {why}")
@@ -174,7 +182,8 @@ class StrictLayouts(Uses):
         asked = self.demanded.get(b)
         who = asked[1] if asked else None
         raise error("layout-conflict", f"Layout infer conflict between two uses of `{b.name}` as an accumulator: "
-                    f"{old!r} and {new!r}", span=op.span, notes=((getattr(who, "span", None), "first asked for here"),),
+                    f"{old!r} and {new!r}",
+                    found=f"{old!r} and {new!r}", span=op.span, notes=((getattr(who, "span", None), "first asked for here"),),
                     hint=f"copy `{b.name}` to a second fragment, or give both the same warp policy")
 
 

@@ -17,7 +17,8 @@ from .effects import Effect, effects, is_sync, own_effects
 
 _SHARED = ("shared", "shared.dyn")
 _ANYWHERE = Buffer("tensors that may overlap", (1,), dtype("uint8"))  # stands for all of them (transform/aliasing.py)
-register("sync-divergent", ValueError, "a block barrier is needed where only some threads of the block arrive")
+register("sync-divergent", ValueError, "a block barrier is needed where only some threads of the block arrive",
+         expected="a place that all threads of the block reach alike")
 
 BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid"))
 
@@ -190,6 +191,7 @@ def refused(p: Place) -> Exception:
     kind = "loop" if p.loop is not None else "branch"
     return error("sync-divergent",
                  f"the accesses of `{what}` need a block barrier inside a {kind} that not all threads run alike",
+                 found=f"a {kind} that threads run differently",
                  span=at.stmt.span or p.stmt.span, notes=((p.stmt.span, f"threads differ in this {kind}"),),
                  hint="make the bounds and conditions around it the same for all threads, or write to another buffer")
 

@@ -16,7 +16,8 @@ from tilelang.ops.pairing import iteration_space, lower_elementwise, matched_ind
 from .pass_ import TILE, PassContext, pass_
 
 register("small-type", NotImplementedError, "a use of a type narrower than a byte that is not available",
-         "copy the tile to a fragment or shared memory and convert it to int8, float16 or float32 there")
+         "copy the tile to a fragment or shared memory and convert it to int8, float16 or float32 there",
+         expected="a use of the type that is available")
 
 # The type that holds one value outside packed memory; it represents every value of the narrow type.
 WIDE = {"int4": "int8", "uint4": "uint8", "float4_e2m1fn": "float16"}
@@ -55,7 +56,8 @@ class _Unpacking:
         for x in walk(self.func.body):
             if isinstance(x, Buffer) and x.data in self.views and x.dtype.base not in WIDE:
                 raise error("small-type", f"`{x.name}` is a view of `{self.views[x.data].name}`, whose values are not packed "
-                            f"outside global memory", span=x.span)
+                            f"outside global memory",
+                            expected="values of one byte or more", found=f"a view `{x.name}` of packed ones", span=x.span)
         body = rewrite(self.func.body, self.node)
         buffers = tuple((p, self.buffer(b)) for p, b in self.func.buffers)
         return replace(self.func, body=body, buffers=buffers)
@@ -72,13 +74,17 @@ class _Unpacking:
                 return self.load(x)
             case Store() if self.packed(x.buffer):
                 raise error("small-type", f"an element of `{x.buffer.name}` ({self.narrow[x.buffer]}) is stored: two values "
-                            "share a byte", span=x.span, hint="collect a tile and T.copy it: whole bytes are stored then")
+                            "share a byte",
+                            expected="whole bytes that are stored", found=f"an element of {self.narrow[x.buffer]}",
+                            span=x.span, hint="collect a tile and T.copy it: whole bytes are stored then")
             case AddressOf() if x.buffer in self.narrow:
-                raise error("small-type", f"the address of a {self.narrow[x.buffer]} is taken", span=x.span,
+                raise error("small-type", f"the address of a {self.narrow[x.buffer]} is taken",
+                            expected="the address of elements of a byte or more", found=str(self.narrow[x.buffer]), span=x.span,
                             hint="pass a T.view of the tensor as int8")
             case Call() if x.dtype.base in WIDE or x.op == "reinterpret":
                 if x.op == "reinterpret" and (x.dtype.bits < 8 or x.args[0].dtype.bits < 8):
-                    raise error("small-type", "T.reinterpret of a type narrower than a byte", span=x.span)
+                    raise error("small-type", "T.reinterpret of a type narrower than a byte",
+                                expected="types of at least 8 bits", found=f"{x.args[0].dtype} to {x.dtype}", span=x.span)
                 return fitted(replace(x, dtype=wide(x.dtype)), x.dtype) if x.dtype.base in WIDE else None
             case TileOp():
                 return self.tile_op(x)
@@ -98,7 +104,8 @@ class _Unpacking:
         got = self.buffers.get(b)
         if got is None:
             if b.dtype.lanes != 1:
-                raise error("small-type", f"`{b.name}` has elements of type {b.dtype}", span=b.span,
+                raise error("small-type", f"`{b.name}` has elements of type {b.dtype}",
+                            expected="scalar elements", found=str(b.dtype), span=b.span,
                             hint="use the scalar type; copies pack it")
             if b.scope_name != "global":
                 got = replace(b, dtype=wide(b.dtype))
@@ -106,7 +113,9 @@ class _Unpacking:
                 last = b.shape[-1] if b.shape else 1
                 if b.strides_ is not None or isinstance(last, int) and last % 2:
                     raise error("small-type", f"`{b.name}` of {b.dtype} is packed two values a byte: its rows need an even "
-                                "length and compact strides", span=b.span)
+                                "length and compact strides",
+                                expected="rows of an even length, compact",
+                                found=f"shape {tuple(b.shape)}, strides {b.strides_}", span=b.span)
                 got = replace(b, dtype=dtype("uint8"), shape=(*b.shape[:-1], last // 2))
             self.buffers[b] = got
             self.narrow[got] = b.dtype
@@ -127,7 +136,8 @@ class _Unpacking:
         """The value of a packed tensor at logical indices."""
         last = indices[-1]
         if any(i.dtype.lanes > 1 for i in indices):
-            raise error("small-type", f"a vector of `{b.name}` is read", span=span, hint="T.copy the tile instead")
+            raise error("small-type", f"a vector of `{b.name}` is read",
+                        expected="an element", found="a vector", span=span, hint="T.copy the tile instead")
         byte = load(b, (*indices[:-1], binary("floordiv", last, const(2, last.dtype))), span=span)
         high = binary("eq", binary("floormod", last, const(2, last.dtype)), const(1, last.dtype))
         nibble = select(high, binary("shr", byte, const(4, "uint8")), binary("bitand", byte, const(15, "uint8")))
@@ -144,7 +154,8 @@ class _Unpacking:
         on_packed = [b for b in touched if self.packed(b)]
         if on_packed or not isinstance(op, (Fill, Gemm, Transpose)):
             b = (on_packed or list(touched))[0]
-            raise error("small-type", f"T.{op.op_name} on `{b.name}` ({self.narrow[b]})", span=op.span)
+            raise error("small-type", f"T.{op.op_name} on `{b.name}` ({self.narrow[b]})",
+                        expected="a copy", found=f"T.{op.op_name}", span=op.span)
         return None
 
     def copy(self, op: Copy) -> Stmt | None:
@@ -173,7 +184,8 @@ class _Unpacking:
         even = isinstance(extents[-1], int) and extents[-1] % 2 == 0 and of_dst[-1] == len(extents) - 1 and known_divisor(
             convert(op.dst.mins[-1]), {}, Analyzer()) % 2 == 0
         if not whole or not even or src.scope_name in ("local", "local.var"):
-            raise error("small-type", f"a copy to `{dst.name}` ({narrow}) that does not surely store whole bytes", span=op.span,
+            raise error("small-type", f"a copy to `{dst.name}` ({narrow}) that does not surely store whole bytes",
+                        expected="a copy of whole bytes", found="one that may start or end inside a byte", span=op.span,
                         hint="copy an even number of columns that starts at an even one, from a whole fragment or from shared "
                         "memory")
         at = tuple(fresh(n) for n in "ijklmnpq"[:len(extents)])
@@ -198,7 +210,9 @@ class _TileLoops:
         return Parallel(at, tuple(map(convert, extents)), body(at), span=span)
 
     def private(self, extents: tuple[Any, ...], body: Callable[..., Stmt], span: Any = None) -> Stmt:
-        raise error("small-type", "a copy between packed and private memory", span=span, hint="use a fragment, or loop over "
+        raise error("small-type", "a copy between packed and private memory",
+                    expected="shared memory or a fragment", found="private memory",
+                    span=span, hint="use a fragment, or loop over "
                     "the elements")
 
 
@@ -242,12 +256,14 @@ def fitted(value: Expr, narrow: dtype) -> Expr:
         v = cast(value, out)
         four = const(4, "int8") if lanes == 1 else None
         if four is None:
-            raise error("small-type", "a vector conversion to int4", hint="convert the elements in T.Parallel")
+            raise error("small-type", "a vector conversion to int4",
+                        expected="a scalar conversion", found="a vector", hint="convert the elements in T.Parallel")
         return binary("shr", binary("shl", v, four), four)
     if narrow.base == "uint4":
         return binary("bitand", cast(value, out), const(15, out))
     if lanes > 1:
-        raise error("small-type", "a vector conversion to float4_e2m1fn", hint="convert the elements in T.Parallel")
+        raise error("small-type", "a vector conversion to float4_e2m1fn",
+                    expected="a scalar conversion", found="a vector", hint="convert the elements in T.Parallel")
     x = cast(value, "float32")
     size = call("fabs", (x,), dtype("float32"))
     total: Expr = const(0.0, "float32")

@@ -16,7 +16,8 @@ from .config import PassConfigKey
 from .pass_ import DEVICE, PassContext, pass_
 from .sync_fault import SHARED, Fault
 
-register("sync-unordered", ValueError, "two threads touch one shared element without a barrier in between")
+register("sync-unordered", ValueError, "two threads touch one shared element without a barrier in between",
+         expected="a barrier between two accesses by different threads")
 _TWO = "order them with T.sync_threads, or wait for the copy's group"
 _ONE = ("the iterations of one T.Parallel or copy run in no order: read from another buffer than the statement writes, "
         "or split it in two")
@@ -37,7 +38,8 @@ def verify_sync(func: Func, cx: PassContext) -> Func:
                 if f.exact and strict:
                     notes = ((f.other, "the other access"),) if f.other is not None else ()
                     one = f.other is not None and f.other == f.span
-                    raise error("sync-unordered", f.message, span=f.span, notes=notes, hint=_ONE if one else _TWO)
+                    raise error("sync-unordered", f.message,
+                                found=f.message, span=f.span, notes=notes, hint=_ONE if one else _TWO)
             return with_attrs(x, sync_report=text)
         if isinstance(x, tuple):
             out = tuple(map(visit, x))

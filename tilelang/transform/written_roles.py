@@ -31,9 +31,11 @@ from .repeated_products import separate_repeated_products
 from .rings import do
 
 register("role-fragment", ValueError, "a fragment used by more than one role of warp groups",
-         "allocate a fragment for each role: a fragment lives in the registers of the threads that use it")
-register("role-place", ValueError, "roles of warp groups inside each other, or for scattered warp groups, hold tile "
-         "operations", "name warp groups that follow each other, outside of other T.ws blocks")
+         "allocate a fragment for each role: a fragment lives in the registers of the threads that use it",
+         expected="a fragment of its own for each role")
+register("role-place", ValueError, "roles of warp groups inside each other, or for scattered warp groups, hold tile operations",
+         "name warp groups that follow each other, outside of other T.ws blocks",
+         expected="warp groups that follow each other, outside of other T.ws blocks")
 
 BARRIER, FRAGMENT = "shared.barrier", "local.fragment"
 GROUP = 128
@@ -90,11 +92,14 @@ def _check_source(launch: Launch, op: Copy) -> None:
         return
     safe = dict(launch.attr("safe_values", ())).get(b)
     if safe is not None and not is_const(safe, 0):
-        raise error("tma-copy", f"T.tma_copy cannot be done by TMA: outside `{b.name}` reads as {safe}", span=op.span)
+        raise error("tma-copy", f"T.tma_copy cannot be done by TMA: outside `{b.name}` reads as {safe}",
+                    expected="0 outside the tensor", found=str(safe), span=op.span)
     for e in effects(launch.body):
         if e.writes and e.storage is b.data and not (isinstance(e.node, Copy) and e.node.attr("by_hand")):
             raise error("tma-copy", f"T.tma_copy cannot be done by TMA: `{b.name}` is written by the kernel, and TMA does not "
-                        "see what threads store", span=op.span, notes=((getattr(e.node, "span", None), "written here"),))
+                        "see what threads store",
+                        expected="a tensor that the kernel does not write", found=f"`{b.name}`, which it writes",
+                        span=op.span, notes=((getattr(e.node, "span", None), "written here"),))
 
 
 # ---- barriers -----------------------------------------------------------------------------------------------------
@@ -145,13 +150,16 @@ def _check_roles(launch: Launch) -> None:
         if isinstance(s, (TileOp, Parallel)):
             if outer is not None and (role == (-1, 0) or not flat):
                 raise error("role-place", "a tile operation is the work of warp groups that follow each other, outside of "
-                            "other roles, in a block of whole warp groups along x", span=s.span,
+                            "other roles, in a block of whole warp groups along x",
+                            found="others", span=s.span,
                             notes=((outer.span, "these warp groups"),))
             for b in {x for x in walk(s) if isinstance(x, Buffer) and x.scope_name == FRAGMENT}:
                 first, where = users.setdefault(b.data, (role, s))
                 if first != role:
                     raise error("role-fragment", f"`{b.name}` is used by {_groups(role, whole)}, and by "
-                                f"{_groups(first, whole)}", span=s.span, notes=((where.span, "used here"),))
+                                f"{_groups(first, whole)}",
+                                found=f"{_groups(role, whole)} and {_groups(first, whole)}",
+                                span=s.span, notes=((where.span, "used here"),))
             return
         if isinstance(s, If) and any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(s.cond)):
             got = role_of(s.cond)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
+from tilelang.errors import facts
 from tilelang import ir
 from tilelang.language.regions import BufferSlice
 from tilelang.target import is_pure
@@ -51,7 +52,7 @@ def to_buffer_region(x: Any, access_type: str = "rw", extents: Any = None) -> ir
     a vector index).  access_type ("r", "w", "rw") says what it is for; regions are the same for all.
     """
     if access_type not in ("r", "w", "rw"):
-        raise ValueError(f"access_type must be r, w or rw, found {access_type!r}")
+        raise facts(ValueError(f"access_type must be r, w or rw, found {access_type!r}"), "r, w or rw", repr(access_type))
     if isinstance(x, BufferSlice):
         return x.region
     if isinstance(x, ir.Region):
@@ -61,12 +62,13 @@ def to_buffer_region(x: Any, access_type: str = "rw", extents: Any = None) -> ir
     if isinstance(x, ir.Load):
         mins = tuple(i.base if isinstance(i, ir.Ramp) else i for i in x.indices)
         if any(isinstance(i, ir.Ramp) and not ir.is_const(i.stride, 1) for i in x.indices):
-            raise ValueError("the elements of a strided vector are no region")
+            raise facts(ValueError("the elements of a strided vector are no region"), "a vector of neighbours", "a strided one")
         sizes = tuple(i.lanes if isinstance(i, ir.Ramp) else 1 for i in x.indices)
         if extents is not None:
             given = tuple(extents)
             if len(given) > len(mins):
-                raise ValueError(f"{len(given)} extents for a buffer of {len(mins)} dimensions")
+                raise facts(ValueError(f"{len(given)} extents for a buffer of {len(mins)} dimensions"),
+                            f"{len(mins)} extents", str(len(given)))
             sizes = (1,) * (len(mins) - len(given)) + given
         return ir.Region(x.buffer, mins, sizes)
     raise _wrong("to_buffer_region", x)

@@ -31,6 +31,7 @@ class TileDevice:
 
 def _missing(name: str) -> TileDevice:
     raise error("not-available", f"architecture {name} is not available: no target of this version is {name}",
+                expected="carver.arch.CUDA or carver.arch.CPU", found=str(name),
                 hint="kernels are compiled for CUDA and for the CPU: carver.arch.CUDA, carver.arch.CPU")
 
 

@@ -71,6 +71,7 @@ class ConvTemplate(BaseTemplate):
     def program(self, hint: Hint) -> Any:
         if self.with_bias:
             raise error("not-available", "ConvTemplate: a program with bias is not available",
+                        expected="a convolution without bias", found="with_bias=True",
                         hint="its hints are those of the convolution without bias: tile your own program by them")
         sizes = self.N, self.C, self.H, self.W, self.F, self.K, self.S, self.D, self.P
         return programs.convolution_program(self.work, sizes, hint)

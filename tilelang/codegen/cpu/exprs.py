@@ -37,7 +37,8 @@ from .host import HostCpu
 from .text import Fn, is_literal
 from .types import convert, from_memory, literal, load, memory_type, store, unsupported, value_type
 
-errors.register("cpu-out-of-bounds", IndexError, "a program certainly accesses block memory outside its shape (CPU)")
+errors.register("cpu-out-of-bounds", IndexError, "a program certainly accesses block memory outside its shape (CPU)",
+                expected="an index inside the buffer")
 
 
 @dataclass
@@ -326,7 +327,8 @@ class Expressions:
             raise errors.error(
                 "cpu-out-of-bounds",
                 f"{b.name} is accessed at index {low if low < 0 else high + more} of dimension {d}, "
-                f"which has {size} elements", span=span or self.span,
+                f"which has {size} elements",
+                expected=f"an index from 0 to {size - 1}", found=f"{low if low < 0 else high + more}", span=span or self.span,
                 hint="memory of a block is not guarded: make it larger, or guard the access with a condition")
 
     def safe_value(self, b: Buffer, dt: Any) -> str:

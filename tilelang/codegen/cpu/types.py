@@ -23,7 +23,8 @@ from tilelang.ir.evaluate import to_dtype
 
 from .text import Fn
 
-errors.register("cpu-unsupported", NotImplementedError, "the CPU target cannot compile this construct (yet)")
+errors.register("cpu-unsupported", NotImplementedError, "the CPU target cannot compile this construct (yet)",
+                expected="a construct that the CPU target compiles")
 
 _FLOAT8 = {  # name: (exponent bits, mantissa bits, bias, has infinities, "fnuz" single NaN at 0x80)
     "float8_e4m3": (4, 3, 7, False, False), "float8_e4m3fn": (4, 3, 7, False, False),
@@ -34,7 +35,7 @@ _FLOAT8 = {  # name: (exponent bits, mantissa bits, bias, has infinities, "fnuz"
 
 def unsupported(what: str, *, span: Any = None, hint: str = "") -> errors.TileLangError:
     """The error for a construct this target does not compile."""
-    return errors.error("cpu-unsupported", f"the CPU target does not support {what}", span=span,
+    return errors.error("cpu-unsupported", f"the CPU target does not support {what}", found=what, span=span,
                         hint=hint or "write it with tile operations, or compile for another target")
 
 

@@ -77,6 +77,7 @@ class _State:
                 self.consts[name] = int(self.values[name])
             else:
                 raise error("const-value", f"Cannot find value for constexpr variable `{name}`",
+                            found=f"no value for `{name}`",
                                    hint="pass a tensor that has it as a dimension, or give it as a keyword")
         return self.consts[name]
 
@@ -121,6 +122,7 @@ class EagerFunction:
             if p.kind == COMPILE_TIME:
                 if p.name not in args and p.required:
                     raise errors.error("eager-argument", f"missing a required argument: '{p.name}'",
+                                       found=f"none for `{p.name}`",
                                        span=param_span(self.rewritten, p.name))
                 values[p.name] = args.get(p.name, p.default)
                 continue
@@ -150,7 +152,10 @@ class EagerFunction:
             return arg
         if arg is None or not hasattr(arg, "shape") or not hasattr(arg, "dtype"):
             raise error("eager-argument", f"`{p.name}` is annotated {p.annotation!r} without a shape: its argument is "
-                               "needed to compile", hint=f"pass the tensor, or annotate `{p.name}` with shape and "
+                               "needed to compile",
+                        expected="a tensor with a shape and a dtype",
+                        found=f"{'no argument' if arg is None else type(arg).__name__}",
+                        hint=f"pass the tensor, or annotate `{p.name}` with shape and "
                                                          "dtype")
         dims = [state.const(f"{p.name}.shape[{d}]", DType("int32")) for d in range(len(arg.shape))]
         return TensorSpec(dims, arg.dtype)
@@ -165,7 +170,8 @@ class EagerFunction:
                      for d, dim in enumerate(getattr(buf, dims_of) or ()) if dim is var]
             if not found:
                 raise errors.error("const-unused", f"Constexpr variable `{name}` is not used in any buffer shape or "
-                                                   "stride", span=var.span,
+                                                   "stride",
+                                   found=f"`{name}` in none", span=var.span,
                                    hint="make it a dimension of a tensor parameter, or a Python parameter of the "
                                         "function")
             uses[name] = tuple(found)

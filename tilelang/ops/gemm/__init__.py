@@ -19,13 +19,13 @@ from .simt import lower_simt
 from .wgmma import drained, lower_wgmma, wgmma_fragments
 
 errors.register("gemm-shape", AssertionError, "operands of a gemm whose shapes do not fit together",
-                "C[M, N] += op(A)[M, K] @ op(B)[K, N]")
+                "C[M, N] += op(A)[M, K] @ op(B)[K, N]", expected="A (M, K), B (K, N) and C (M, N)")
 errors.register("gemm-rank", AssertionError, "an operand of a gemm that is not a matrix",
-                "pass (M, K), (K, N) and (M, N) tiles; slice leading dimensions to one")
+                "pass (M, K), (K, N) and (M, N) tiles; slice leading dimensions to one", expected="a matrix")
 errors.register("gemm-scope", ValueError, "an operand of a gemm in a memory scope it cannot be read from",
-                "copy the tile to shared memory first")
+                "copy the tile to shared memory first", expected="a shared buffer or a fragment")
 errors.register("gemm-types", ValueError, "element types no gemm exists for",
-                "cast the operands, or choose another accumulator type")
+                "cast the operands, or choose another accumulator type", expected="element types that have a product")
 
 
 @tile_op("gemm")
@@ -58,7 +58,8 @@ class Gemm(TileOp):
                                           ("N", "N_B", "N_C", n_b, c[1])):
             if not is_const(x, y):
                 raise errors.error(
-                    "gemm-shape", f"T.gemm {letter} shape check failed: {left} = {x}, {right} = {y}", span=self.span,
+                    "gemm-shape", f"T.gemm {letter} shape check failed: {left} = {x}, {right} = {y}",
+                    expected=f"{left} = {right}", found=f"{x} and {y}", span=self.span,
                     hint=f"A is {tuple(self.a.extents)}{' transposed' if self.transpose_a else ''}, B is "
                     f"{tuple(self.b.extents)}{' transposed' if self.transpose_b else ''}, C is {tuple(self.c.extents)}")
         da, db, dc = self.a.dtype, self.b.dtype, self.c.dtype
@@ -69,26 +70,31 @@ class Gemm(TileOp):
                 hint = f"accumulators for {da}: {', '.join(ACCUMULATORS[da])}"
             else:
                 hint = f"element types of products: {', '.join(ACCUMULATORS)}"
-            raise errors.error("gemm-types", f"T.gemm of {da} and {db} into {dc} is not supported", span=self.span,
+            raise errors.error("gemm-types", f"T.gemm of {da} and {db} into {dc} is not supported",
+                               found=f"{da} by {db} into {dc}", span=self.span,
                                hint=hint)
 
     def _check_operand(self, name: str, r: Region) -> None:
         if len(r.extents) < 2:
             raise errors.error("gemm-rank", f"T.gemm: operand {name} `{r.buffer.name}` has {len(r.extents)} "
                                             "dimension(s), "
-                               "current only support it as a 2D or higher-order tensor", span=self.span)
+                               "current only support it as a 2D or higher-order tensor",
+                               expected="at least two dimensions", found=str(len(r.extents)), span=self.span)
         if not all(is_const(e, 1) for e in r.extents[:-2]):
             raise errors.error("gemm-rank", f"T.gemm: operand {name} `{r.buffer.name}` has extents {tuple(r.extents)}, "
                                             "all "
-                               "but the last two must be 1", span=self.span)
+                               "but the last two must be 1",
+                               expected="1 in all dimensions but the last two", found=str(tuple(r.extents)), span=self.span)
         if not all(isinstance(e, int) for e in r.extents):
             raise errors.error("gemm-shape", f"T.gemm: the extents {tuple(r.extents)} of operand {name} "
                                              f"`{r.buffer.name}` must "
-                               "be known while compiling", span=self.span)
+                               "be known while compiling",
+                               expected="extents known while compiling", found=str(tuple(r.extents)), span=self.span)
         if r.buffer.scope_name not in ("shared", "shared.dyn", "local.fragment", "local"):
             raise errors.error("gemm-scope", f"T.gemm: operand {name} `{r.buffer.name}` is in {r.buffer.scope_name} "
                                              "memory, a "
-                               "shared buffer or fragment is needed", span=self.span,
+                               "shared buffer or fragment is needed",
+                               found=f"`{r.buffer.name}` in {r.buffer.scope_name} memory", span=self.span,
                                hint="copy the tile to shared memory first")
 
     def accesses(self) -> tuple[Access, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from math import ceil
 
+from tilelang.errors import facts
+
 
 class GemmWarpPolicy(IntEnum):
     """Square balances warps over M and N; FullRow puts them along M, FullCol along N."""
@@ -33,8 +35,9 @@ class GemmWarpPolicy(IntEnum):
         """
         best = self.even_partition(M, N, num_warps, tile)
         if best is None:
-            raise ValueError(f"No valid warp partition for T.gemm: M={M}, N={N} cannot be evenly covered by "
-                             f"{tile[0]}x{tile[1]} tiles of {num_warps} warps")
+            raise facts(ValueError(f"No valid warp partition for T.gemm: M={M}, N={N} cannot be evenly covered by "
+                                   f"{tile[0]}x{tile[1]} tiles of {num_warps} warps"),
+                        f"tiles that {num_warps} warps divide", f"M={M}, N={N}")
         return best
 
     def even_partition(self, m: int, n: int, warps: int, tile: tuple[int, int]) -> tuple[int, int] | None:

@@ -18,7 +18,8 @@ from tilelang.target.wgmma import WGMMA_ROWS
 
 from .policy import GemmWarpPolicy
 
-register("gemm-accumulator", AssertionError, "the accumulator of a tensor-core T.gemm is not a whole fragment")
+register("gemm-accumulator", AssertionError, "the accumulator of a tensor-core T.gemm is not a whole fragment",
+         expected="a whole fragment")
 
 SIMT = "simt"
 WARP = 32
@@ -56,7 +57,8 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
     """
     a, b, c = op.a.dtype, op.b.dtype, op.c.dtype
     if not multiplies(a, b, c):
-        raise error("gemm-types", f"T.gemm does not multiply {a} by {b} into {c}", span=op.span, hint="accumulate "
+        raise error("gemm-types", f"T.gemm does not multiply {a} by {b} into {c}",
+                    found=f"{a} by {b} into {c}", span=op.span, hint="accumulate "
                     "float16 in float16 or float32, bfloat16 and fp8 in float32, int8 in int32")
     optional = (str(a), str(b), str(c)) in _SIMT_ODD
     rows = mma_rows(arch_number, a, b, c)
@@ -67,6 +69,7 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
         if rows and not optional and not whole:
             raise error("gemm-accumulator", f"local_buf must be a fragment, but `{op.c.buffer.name}` is "
                         f"{'accumulated in parts' if op.c.buffer.scope_name == 'local.fragment' else op.c.buffer.scope_name}",
+                        found=f"{'a part of ' * (not op.c.is_full)}`{op.c.buffer.name}` in {op.c.buffer.scope_name}",
                         span=op.span, hint="accumulate into a whole T.alloc_fragment and copy it out")
         return GemmPlan(SIMT, (1, 1))
     policy = op.policy

@@ -1,0 +1,123 @@
+"""Exceptions of Python and of lower rooms that tracing meets, told as errors of a kind at the user's place."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import sys
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from tilelang import errors
+from tilelang.ir import Node, Span
+
+from .builder import Builder
+from .regions import BufferSlice
+from .state import positions
+
+_PLACED: tuple[tuple[type[Exception], str], ...] = (
+    (errors.InternalError, ""), (errors.JITNoBuilderError, ""), (NotImplementedError, ""), (RecursionError, ""),
+    (OverflowError, "overflow"), (TypeError, "type"), (ValueError, "value"), (AttributeError, "attribute"),
+    (RuntimeError, "operation"), (NameError, "undefined-name"))
+errors.register("undefined-name", NameError, "a kernel function uses a name that is not defined where it is traced",
+                "define it before the kernel function, or give it as a parameter",
+                expected="a name that is defined where the function is traced")
+
+# What to write instead of Python's own functions, which need their values while tracing.
+_INSTEAD = (
+    ("Cannot use and / or / not operator to Expr", "min, max, bool and sorted of Python need values while tracing: use "
+     "T.min, T.max, T.if_then_else; `if` and `while` of a kernel function take run-time conditions"),
+    ("bad operand type for abs()", "use T.abs"),
+    ("a Python integer is needed here", "int, float, range bounds in comprehensions and the functions of math need values "
+     "while tracing: use T.cast(x, dtype), or the function of that name in T, such as T.sqrt"),
+    ("loop of ufunc", "NumPy's functions need values while tracing: use the function of that name in T, such as T.exp"),
+    ("has no len()", "use its shape: A.shape[0]"),
+)
+
+
+def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
+    """An error raised inside the language (not by the user's own Python) as one with the user's place."""
+    last = e.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    module = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
+    ours = module.startswith("tilelang.") or isinstance(getattr(e, "obj", None), (Node, BufferSlice))
+    here = last is not None and (last.tb_frame.f_code is b.ctx.code or last.tb_frame.f_code in b.ctx.code.co_consts)
+    for cls, kind in _PLACED:
+        if isinstance(e, cls):
+            if kind == "undefined-name" and module.startswith("tilelang."):  # a name of ours: no mistake of the user's
+                return None
+            if not kind or not ours and not (here and isinstance(e, (TypeError, NameError))):
+                return None
+            call = " argument" in str(e)
+            hint = next((h for part, h in _INSTEAD if part in str(e)), "") or (_parameters(e) if call else _meant(e))
+            expected, found = getattr(e, "facts", None) or _facts(e)
+            return errors.error(kind, str(e), expected=expected, found=found, span=refine(b, e), hint=hint)
+    return None
+
+
+_FOUND = re.compile(r"(?:unsupported operand type\(s\) for [^:]+: | found | got |: )(.+)$", re.S)
+
+
+def _facts(e: Exception) -> tuple[str, str]:
+    """What an exception of Python itself says of expected ("": what the kind expects) and found."""
+    text = str(e)
+    if isinstance(e, AttributeError) and e.name:
+        return f"an attribute of {_owner(e.obj)}", f".{e.name}"
+    if isinstance(e, NameError) and e.name:
+        return "", e.name
+    if " argument" in text and "(" in text:
+        shown = _parameters(e)
+        return shown if "(" in shown else "arguments that the function takes", text.partition(") ")[2] or text
+    m = _FOUND.search(text)
+    return "", m[1] if m else text
+
+
+def _parameters(e: Exception) -> str:
+    """A hint that shows the parameters of the function of T that a call does not fit."""
+    name = str(e).partition("(")[0]
+    found = getattr(sys.modules["tilelang.language"], name, None) if name.isidentifier() else None
+    try:
+        return f"T.{name}{_bare(found)}"
+    except (TypeError, ValueError):
+        return "see help() of the function for its parameters"
+
+
+def _bare(fn: Any) -> str:
+    """The parameters of a function as written, without their types."""
+    signature = inspect.signature(fn)
+    return str(signature.replace(return_annotation=inspect.Signature.empty, parameters=[
+        p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]))
+
+
+def _meant(e: Exception) -> str:
+    """A hint that names what is spelt almost like the attribute that was not found."""
+    if not isinstance(e, AttributeError) or not e.name:
+        return ""
+    known = {x.lower(): x for x in reversed(dir(e.obj)) if not x.startswith("__")}
+    owner = _owner(e.obj)
+    found = difflib.get_close_matches(e.name.lower(), known, n=3)
+    return f"did you mean {' or '.join(f'{owner}.{known[x]}' for x in found)}?" if found else ""
+
+
+def _owner(obj: Any) -> str:
+    """How a program writes what an attribute was asked of."""
+    name = obj.__name__.rpartition(".")[2] if isinstance(obj, ModuleType) else type(obj).__name__
+    return "T" if name == "language" else name
+
+
+def refine(b: Builder, e: BaseException) -> Span | None:
+    """The expression of the traced statement that raised, where Python tells; else the statement."""
+    span, at, trace = b.span(), None, e.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is b.ctx.code or trace.tb_frame.f_code in b.ctx.code.co_consts:
+            at = positions(trace.tb_frame.f_code, trace.tb_lasti)
+        trace = trace.tb_next
+    if span is None or at is None or not span.line <= at[0] <= max(span.line, span.end_line):
+        return span
+    return replace(span, line=at[0], col=at[2], end_line=at[1], end_col=at[3])
+
+
+__all__ = ["place_error", "refine"]
