@@ -71,17 +71,21 @@ def _class_for(base: type[Exception]) -> type[TileLangError]:
     return _CLASSES[base]
 
 
-def error(kind: str, message: str, *, expected: str = "", found: str = "", span: Any = None,
+def error(kind: str, message: str, *, expected: str = "", found: str | None = None, span: Any = None,
           notes: Iterable[tuple[Any, str]] = (), hint: str = "", label: str = "") -> TileLangError:
     """Build (not raise) the error of a kind:
 
         raise error("gemm-shape", "...", expected="K = 32", found="K = 64", span=op.span, hint="...")
 
-    expected, found and hint may be left out where the kind was registered with them.
+    expected, found and hint may be left out where the kind was registered with them, nowhere else (TypeError;
+    tests/errors/test_error_sites.py finds such a place without running it).
     """
     k = KINDS[kind]
-    return _class_for(k.raises)(message, kind=kind, expected=expected or k.expected, found=found or k.found, span=span,
-                                notes=notes, hint=hint or k.hint, label=label)
+    expected, hint = expected or k.expected, hint or k.hint
+    if not (expected and hint) or found is None and not k.found:
+        raise TypeError(f"an error of kind {kind!r} says what was expected, what was found and what to do: {message}")
+    return _class_for(k.raises)(message, kind=kind, expected=expected, found=found or k.found or "nothing", span=span,
+                                notes=notes, hint=hint, label=label)
 
 
 def facts(err: BaseException, expected: str, found: str) -> Any:

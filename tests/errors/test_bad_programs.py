@@ -119,7 +119,7 @@ def outcome(statement, name):
     except TileLangError as e:
         shown = str(e)
         assert f"--> {name}:" in shown and "^" in shown, f"no place: {statement}\n{shown}"
-        assert e.hint, f"no hint: {statement}\n{shown}"
+        assert e.expected and e.found and e.hint, f"not all is said: {statement}\n{shown}"
         return shown
     except Exception as e:
         at = traceback.extract_tb(e.__traceback__)[-1]

@@ -53,12 +53,14 @@ def test_there_are_at_least_forty_kinds():
     assert len(PROGRAMS) >= 40
 
 
-def test_every_text_has_a_line_a_caret_and_a_hint():
-    """At the statement, or at the user's call where there is no statement."""
+def test_every_text_has_a_line_a_caret_what_was_expected_and_found_and_a_hint():
+    """The line is the statement's, or the user's call where there is no statement."""
     for path in sorted((HERE / "programs").glob("*.txt")):
         text = path.read_text(encoding="utf-8")
         first, *rest = text.splitlines()
-        assert re.match(rf"error\[{path.stem}\]: \S", first) and re.search(r"^hint: \S", text, re.M), path.name
+        assert re.match(rf"error\[{path.stem}\]: \S", first), path.name
+        said = [line.partition(": ")[0] for line in rest if re.match(r"(expected|found|hint): \S", line)]
+        assert said == ["expected", "found", "hint"], path.name
         points = [k for k, line in enumerate(rest) if re.fullmatch(r"  --> \S+:\d+:\d+", line)]
         shown = [re.match(r"\d+ \| ", rest[k + 1]) and re.match(r" +\| +\^", rest[k + 2]) for k in points]
         assert points and all(shown), path.name

@@ -26,6 +26,7 @@ class ScalarRangeError(OverflowError, ValueError, RuntimeError):
 
 
 register("kernel-arity", ValueError, "a kernel is called with the wrong number of inputs",
+         "pass every input, in the order of the parameters",
          expected="one argument for each input")
 register("kernel-argument", RuntimeError, "an argument of a kernel does not fit its parameter",
          expected="an argument that fits its parameter")

@@ -27,6 +27,7 @@ from .hooks import has_hook
 from .kernel import JITKernel
 
 register("compile-not-a-program", AssertionError, "tilelang.compile is given something that is not a PrimFunc",
+         "decorate the function with @T.prim_func and pass what that gives",
          expected="a PrimFunc")
 register("backend-name", ValueError, "an execution backend that the target does not have",
          expected="an execution backend of the target")

@@ -78,6 +78,6 @@ def describe(value: Any) -> str:
     return f"a region of `{region.buffer.name}`" if region is not None else f"a {type(value).__name__}"
 
 
-def error(kind: str, message: str, hint: str = "", *, expected: str = "", found: str = "") -> errors.TileLangError:
+def error(kind: str, message: str, hint: str = "", *, expected: str = "", found: str | None = None) -> errors.TileLangError:
     """The error of a kind at the user's place."""
     return errors.error(kind, message, expected=expected, found=found, span=place(), hint=hint)

@@ -11,26 +11,24 @@ import numpy as np
 from tilelang import errors
 from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var
 
-_HINTS = {
-    "layout-invalid": "check the shape and the indices that the layout was given",
-    "layout-not-injective": "give every element its own place: let each index add a digit of its own",
-    "layout-not-available": "Layout and Fragment take any function of the indices",
-    "layout-no-structure": "write thread and register as sums of digits (i // a % b * c) of single indices",
-}
 errors.register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here",
+                "check the shape and the indices that the layout was given",
                 expected="a layout whose parts agree")
 errors.register("layout-not-injective", ValueError, "a layout maps two elements to one place",
+                "give every element its own place: let each index add a digit of its own",
                 expected="a place of its own for each element")
 errors.register("layout-no-structure", ValueError, "a fragment function is not a product of thread and register digits",
+                "write thread and register as sums of digits (i // a % b * c) of single indices",
                 expected="thread and register as sums of digits of single indices")
 
 errors.register("layout-not-available", NotImplementedError, "a constructor of layouts that this version does not have",
+                "Layout and Fragment take any function of the indices",
                 expected="a layout that this version has")
 
 
-def error(kind: str, message: str, *, expected: str = "", found: str = "", hint: str = "") -> errors.TileLangError:
+def error(kind: str, message: str, *, expected: str = "", found: str | None = None, hint: str = "") -> errors.TileLangError:
     """An error at the place outside this package that asked for the layout."""
-    return errors.error(kind, message, expected=expected, found=found, hint=hint or _HINTS[kind])
+    return errors.error(kind, message, expected=expected, found=found, hint=hint)
 
 
 THREAD, REGISTER, ADDRESS = "thread", "register", "address"

@@ -14,6 +14,7 @@ from typing import Any
 from tilelang.errors import error, register
 
 register("runtime-missing", ImportError, "a package the runtime needs is missing or has a version it does not know",
+         "install tilelang-py with its dependencies",
          expected="the packages that the runtime needs")
 
 _lock = threading.RLock()

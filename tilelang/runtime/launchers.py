@@ -41,6 +41,7 @@ from .signature import Signature, TensorArg
 from .tensor_maps import DECLARATION, TensorMapCode
 
 register("host-statement", NotImplementedError, "a statement outside T.Kernel that a GPU kernel's host cannot run",
+         "move it into the T.Kernel block",
          expected="statements that the host of a kernel can run")
 
 MAX_DEVICES = 64

@@ -9,6 +9,7 @@ from tilelang.errors import error, register
 from tilelang.ir import Expr, Var, dtype
 
 register("host-expression", NotImplementedError, "host code (before T.Kernel) uses something only a kernel can do",
+         "move it into the T.Kernel block",
          expected="an expression that the host can compute")
 
 HEADER = """\

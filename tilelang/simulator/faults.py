@@ -57,8 +57,8 @@ register("sim-wgmma", RuntimeError, "registers of a wgmma are touched while it i
          expected="wgmma_fence before it, and registers left alone until wgmma_wait")
 
 
-def fault(kind: str, message: str, *, expected: str = "", found: str = "", span: Any = None, notes: tuple[Any, ...] = (),
-          hint: str = "", label: str = "") -> TileLangError:
+def fault(kind: str, message: str, *, expected: str = "", found: str | None = None, span: Any = None,
+          notes: tuple[Any, ...] = (), hint: str = "", label: str = "") -> TileLangError:
     """The error of a simulator's kind, with the kind's hint unless one is given."""
     return error(kind, message, expected=expected, found=found, span=span, notes=notes, hint=hint, label=label)
 

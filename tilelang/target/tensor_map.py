@@ -11,7 +11,9 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.ir import Buffer, Const, dtype
 
-register("tensor-map", ValueError, "a tensor or a box that TMA cannot describe", expected="a box and strides that TMA can move")
+register("tensor-map", ValueError, "a tensor or a box that TMA cannot describe",
+         "make rows of a multiple of 16 bytes, or compile with tl.disable_tma_lower",
+         expected="a box and strides that TMA can move")
 
 # CUtensorMapDataType by element type; types it has no name for move as plain bytes of the same size.
 _DTYPES = {"uint8": 0, "uint16": 1, "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "float16": 6, "float32": 7,

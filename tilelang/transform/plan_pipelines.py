@@ -18,6 +18,7 @@ from .pipeline_emit import Plan, emit
 from .schedule import Body, Item, stage_span, take_apart, violations
 
 register("pipeline-annotation", InternalError, "order/stage lists of T.Pipelined do not fit the loop body",
+         "give each scheduled statement an order of its own and a stage from 0",
          expected="one entry per scheduled statement")
 register("pipeline-order", ValueError, "order/stage of T.Pipelined would run a consumer before its producer",
          expected="a consumer after its producer")

@@ -21,6 +21,7 @@ from .pass_ import PassContext
 from .tf32_tiles import rounded_tiles
 
 register("layout-conflict", ValueError, "a buffer is asked for two layouts that cannot both hold",
+         "annotate the buffer with one layout of its shape and kind, or leave the layout out",
          expected="one layout that all uses of the buffer agree on")
 register("wgmma-gemm", ValueError, "a T.wgmma_gemm that no warp-group instruction computes",
          "M in multiples of 64 for each warp group, operands in shared memory with K in whole instructions; T.gemm "

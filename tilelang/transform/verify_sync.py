@@ -17,6 +17,7 @@ from .pass_ import DEVICE, PassContext, pass_
 from .sync_fault import SHARED, Fault
 
 register("sync-unordered", ValueError, "two threads touch one shared element without a barrier in between",
+         "put T.sync_threads() between the two accesses, or let the compiler order them",
          expected="a barrier between two accesses by different threads")
 _TWO = "order them with T.sync_threads, or wait for the copy's group"
 _ONE = ("the iterations of one T.Parallel or copy run in no order: read from another buffer than the statement writes, "
