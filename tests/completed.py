@@ -80,7 +80,6 @@ def _counted(execution: str, own: bool = True) -> Any:
     """A wrapper that counts calls which return.  own: also those that the package makes itself."""
     def make(original: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True  # errors show the call of the test
             out = original(*args, **kwargs)
             if own or not sys._getframe(1).f_globals.get("__name__", "").startswith("tilelang"):
                 _done.add(execution)
@@ -94,7 +93,6 @@ def _counted(execution: str, own: bool = True) -> Any:
 def _kernels(original: Any) -> Any:
     """compile_request: a CUDA kernel has been assembled, now or when the cache was filled."""
     def compile_request(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # errors show the call of the test
         kernel = original(*args, **kwargs)
         if kernel._built.kind == "cuda":
             _done.add("cuda")
@@ -106,7 +104,6 @@ def _kernels(original: Any) -> Any:
 def _sources(original: Any) -> Any:
     """source_of: text for a target, nothing compiled."""
     def source_of(request: Any) -> Any:
-        __tracebackhide__ = True  # errors show the call of the test
         text = original(request)
         if request.target.is_cuda:
             _done.add("printed")
@@ -121,7 +118,6 @@ def _entries(original: Any) -> Any:
         return call and _as_of(sys.modules["tilelang.jit.loading"], call, _counted(execution))
 
     def load(artifact: Any, *args: Any) -> Any:
-        __tracebackhide__ = True  # errors show the call of the test
         entry = original(artifact, *args)
         where = {"cpu": "cpu", "cuda": "gpu"}.get(artifact.kind)
         if where is not None:

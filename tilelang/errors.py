@@ -111,9 +111,7 @@ _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
 def _is_users(frame: Any) -> bool:
-    """Whether a frame is of the user's code: not ours, not Python's own, not a wrapper that says it is to be passed over."""
-    if "__tracebackhide__" in frame.f_code.co_varnames:
-        return False
+    """Whether a frame is of the user's code: not ours, not Python's own."""
     name, file = frame.f_globals.get("__name__") or "", frame.f_code.co_filename
     if name.partition(".")[0] in ("tilelang", "tvm_ffi") or file.startswith("<frozen"):
         return False
