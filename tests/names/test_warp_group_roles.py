@@ -6,7 +6,6 @@ from everywhere import WITH_HOPPER, cuda_text, everywhere
 
 import tilelang.language as T
 
-GPU = ("tile", "simulator", "sm_90a")
 LINE = np.arange(256, dtype=np.int32)
 
 
@@ -28,7 +27,7 @@ def test_parallel_loops_and_copies_of_each_warp_group():
             for i in T.Parallel(256):
                 O[1, i] = S[255 - i]
 
-    o = everywhere(f, LINE, on=GPU)[1]
+    o = everywhere(f, LINE, on=WITH_HOPPER)[1]
     assert np.array_equal(o[0], np.where(LINE < 128, LINE + 1, LINE * 2)) and np.array_equal(o[1], LINE[::-1])
     assert "bar.sync" in (text := cuda_text(f)) or "__syncthreads" in text
 
@@ -52,7 +51,7 @@ def test_products_and_reductions_of_one_warp_group():
 
     a = (np.arange(2048) % 5).reshape(64, 32).astype(np.float16)
     b = (np.arange(2048) % 3).reshape(32, 64).astype(np.float16)
-    _, _, o, r = everywhere(f, a, b, on=GPU)
+    _, _, o, r = everywhere(f, a, b, on=WITH_HOPPER)
     want = a.astype(np.float32) @ b.astype(np.float32)
     assert np.array_equal(o, want) and np.array_equal(r, want.sum(1))
     assert "mma" in cuda_text(f)
@@ -78,9 +77,43 @@ def handed_over():
     return f
 
 
+@pytest.mark.spec("T.ws", "L8:ws")
+def test_roles_between_work_of_the_whole_block():
+    """Work of all before, between and after the roles, in a loop; a variable of each role and one of all."""
+
+    @T.prim_func
+    def f(A: T.Tensor((3, 256), "int32"), O: T.Tensor((3, 256), "int32"), Q: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256):
+            S, R = T.alloc_shared((256,), "int32"), T.alloc_shared((256,), "int32")
+            i = T.get_thread_binding()
+            n, turn = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)
+            while turn < 3:
+                T.copy(A[turn, :], S)
+                with T.ws(0):
+                    for j in T.Parallel(128):
+                        R[j] = S[255 - j] + turn
+                    n = n + 2
+                with T.ws(1):
+                    for j in T.Parallel(128):
+                        R[128 + j] = S[127 - j] * 2
+                    n = n + i
+                T.sync_threads()
+                O[turn, i] = R[255 - i] + n
+                T.sync_threads()
+                turn = turn + 1
+            Q[i] = n
+
+    a = np.arange(768, dtype=np.int32).reshape(3, 256)
+    _, o, q = everywhere(f, a, on=WITH_HOPPER)
+    n = np.where(LINE < 128, 2, LINE)
+    for turn in range(3):
+        r = np.concatenate([a[turn, :127:-1] + turn, a[turn, 127::-1] * 2])
+        assert np.array_equal(o[turn], r[::-1] + n * (turn + 1))
+    assert np.array_equal(q, 3 * n)
+
+
 @pytest.mark.spec("T.ws", "T.named_barrier_arrive", "T.sync_threads", "L8:ws", "L15:named_barrier_arrive")
 def test_named_barriers_hand_a_tile_from_one_warp_group_to_another():
     a = np.arange(512, dtype=np.int32).reshape(4, 128)
-    assert set(GPU) <= set(WITH_HOPPER)
-    assert np.array_equal(everywhere(handed_over(), a, on=GPU)[1], a[:, ::-1])
+    assert np.array_equal(everywhere(handed_over(), a, on=WITH_HOPPER)[1], a[:, ::-1])
     cuda_text(handed_over())

@@ -33,6 +33,12 @@ _SM90A = {"wgmma_wait": "T.wait_wgmma", "wgmma_fence": "T.warpgroup_arrive", "wg
           "wgmma": "T.ptx_wgmma_ss", "wgmma_descriptor": "T.initialize_wgmma_descriptor",
           "wgmma_pin": "T.warpgroup_fence_operand", "set_max_nreg": "T.set_max_nreg"}
 
+# What order of statements gives, or what one block does alone: codegen/cpu/actors.py.
+_ON_CPU = {"mbarrier_init", "mbarrier_arrive", "mbarrier_wait", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx",
+           "cp_async_mbarrier_arrive", "fence_proxy_async", "fence_mbarrier_init", "bulk_commit", "bulk_wait", "wgmma_wait",
+           "wgmma_fence", "wgmma_commit", "wgmma_pin", "set_max_nreg"}
+_WAITS = ("mbarrier_wait", "named_barrier", "named_barrier_arrive")
+
 
 @pass_(needs=TILE)
 def check_hopper(func: Func, cx: PassContext) -> Func:
@@ -45,6 +51,9 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
     if target is None:
         return func
     new = target.is_cuda and target.at_least(90)
+    if target.is_cpu:
+        _check_cpu(func, target)
+        return rewrite(func, lambda n: _elsewhere(n, target))
     if not (new and target.has_wgmma):
         for n in walk(func):
             name = None if new and isinstance(n, Launch) else _name(n, not new)
@@ -54,7 +63,20 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
                             f"{target.arch or target.kind}",
                             expected=f"sm_90{suffix}{'' if suffix else ' or newer'}", found=f"{target.arch or target.kind}",
                             span=getattr(n, "span", None))
-    return func if new else rewrite(func, lambda n: _elsewhere(n, target.is_cuda))
+    return func if new else rewrite(func, lambda n: _elsewhere(n, target))
+
+
+def _check_cpu(func: Func, target: Any) -> None:
+    """Refuse what a CPU has no meaning for: clusters, and copies and products by descriptors made by hand."""
+    for n in walk(func):
+        name = _name(n, True)
+        if isinstance(n, Call) and n.op in _ON_CPU or isinstance(n, Gemm) or isinstance(n, Copy) and not (
+                n.attr("cluster_mask") or n.attr("dst_block") is not None):
+            continue
+        if name and not (isinstance(n, Alloc) and not n.buffer.attr("cluster")):
+            wants = "sm_90a" if _name(n, False) else "sm_90 or newer"
+            raise error("needs-arch", f"{name} requires {wants}, got {target.kind}", expected=wants, found=target.kind,
+                        span=getattr(n, "span", None))
 
 
 def _name(n: Node, any_: bool) -> str:
@@ -74,13 +96,13 @@ def _name(n: Node, any_: bool) -> str:
     return "T.ClusterKernel" if isinstance(n, Launch) and cluster_of(n) is not None else ""
 
 
-def _elsewhere(n: Node, gpu: bool) -> Node | None:
-    """The Launch with thread numbers in place of in_warp_groups, and without calls of dependent launches.  On a GPU, warp
-    groups with tile operations of their own stay roles, as on sm_90."""
+def _elsewhere(n: Node, target: Any) -> Node | None:
+    """The Launch with thread numbers in place of in_warp_groups, and without calls of dependent launches.  Warp groups with
+    tile operations of their own stay roles, as on sm_90; on a CPU those that wait for each other as well."""
     if not isinstance(n, Launch):
         return None
     thread = linear_thread(n)
-    roles = gpu and any(_has_tiles(s) for s in walk(n.body))
+    roles = any(_has_tiles(s) or target.is_cpu and isinstance(s, Call) and s.op in _WAITS for s in walk(n.body))
 
     def visit(x: Node) -> Node | None:
         if isinstance(x, Evaluate) and x.call.op in ("pdl_trigger", "pdl_sync"):

@@ -8,6 +8,7 @@ from typing import Any
 from tilelang.ir import AddressOf, Call, StringConst, dtype
 
 from . import arithmetic
+from .actors import ACTOR_EFFECTS
 from .text import Fn
 from .types import convert, from_memory, load, memory_type, store, to_memory, unsupported, value_type
 
@@ -162,7 +163,7 @@ def _printf(cx: Any, e: Call) -> str:
 
 def _ordered_already(cx: Any, e: Call) -> str:
     """Barriers and fences: a block runs its statements one after another for all threads."""
-    if cx.tid is not None and e.op in ("sync_threads", "named_barrier", "named_barrier_arrive"):
+    if cx.tid is not None and e.op == "sync_threads":
         raise unsupported(f"{e.op} under a condition or loop that depends on the thread", span=e.span or cx.span,
                           hint="move the barrier out of the thread-dependent branch")
     if e.op == "fence_gpu":
@@ -175,7 +176,7 @@ def _thread_return(cx: Any, e: Call) -> str:
     if cx.tid is not None or cx.in_parallel:
         raise unsupported("thread_return in a loop that depends on the thread", span=e.span or cx.span,
                           hint="end the loop with break, and return behind it")
-    cx.f.end("ret void")
+    cx.leave()
     return "0"
 
 
@@ -191,9 +192,11 @@ EFFECTS: dict[str, Callable[[Any, Call], str]] = {
     "atomic_addx2": _atomic_lanes(2), "atomic_addx4": _atomic_lanes(4), "atomic_load": _atomic_load,
     "atomic_store": _atomic_store, "printf": _printf, "ldg": _ldg,
     **{op: _ordered_already for op in ("sync_threads", "sync_warp", "fence_gpu", "fence_block", "cp_async_commit",
-                                       "cp_async_wait", "named_barrier", "named_barrier_arrive")},
+                                       "cp_async_wait")},
+    **ACTOR_EFFECTS,
     "assume": lambda cx, e: "0", "thread_return": _thread_return,
 }
 
 # Effects that happen once per thread even when nothing in them depends on the thread.
-PER_THREAD = {op for op in EFFECTS if op.startswith("atomic_")} - {"atomic_load", "atomic_store"} | {"printf"}
+PER_THREAD = {op for op in EFFECTS if op.startswith("atomic_")} - {"atomic_load", "atomic_store"} | {
+    "printf", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "cp_async_mbarrier_arrive"}

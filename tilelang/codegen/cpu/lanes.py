@@ -184,12 +184,13 @@ def _block_vote(cx: Any, e: Call) -> str:
         so_far = f.let(f"load i32, ptr {where}")
         f.do(f"store i32 {f.let(f'add i32 {so_far}, {one}')}, ptr {where}")
 
-    with f.loop("0", str(cx.threads.count), hint="voter") as i:
-        v = load(f, dt, f.at(where.base, memory_type(dt), i))  # zero for threads that do not vote
-        yes = v if dt.is_bool else f.let(f"icmp ne {value_type(dt)} {v}, 0")
-        count(total, f.let(f"zext i1 {yes} to i32"))
-        if cx.active is not None:
-            count(asked, f.let(f"zext i1 {_is_active(cx, i)} to i32"))
+    for lo, hi in cx.ranges:
+        with f.loop(str(lo), str(hi), hint="voter") as i:
+            v = load(f, dt, f.at(where.base, memory_type(dt), i))  # zero for threads that do not vote
+            yes = v if dt.is_bool else f.let(f"icmp ne {value_type(dt)} {v}, 0")
+            count(total, f.let(f"zext i1 {yes} to i32"))
+            if cx.active is not None:
+                count(asked, f.let(f"zext i1 {_is_active(cx, i)} to i32"))
     votes = f.let(f"load i32, ptr {total}")
     if e.op == "syncthreads_count":
         return str(votes)

@@ -38,9 +38,11 @@ from tilelang.ir import (
     walk,
 )
 
+from .actor_launch import GROUP_BYTES, ActorLaunch, shared_slots
 from .exprs import Bound, Expressions, Storage
 from .stmts import Statements, on_stack
 from .masks import masked
+from .roles import needs_roles
 from .text import Fn, Module, clean
 from .threads import analyse_threads
 from .types import literal, memory_type, unsupported, value_type
@@ -106,6 +108,33 @@ class Host(Expressions):
     def _fail(self, message: str) -> None:
         self.release()
         self.f.end(f"ret ptr {message}")
+
+    def open_block(self, body: Statements, s: Launch, names: list[str], captured: list[Captured], slots: Any) -> None:
+        """Tell the statements of a block what the function's parameters stand for."""
+        body.guarded = self.guarded
+        body.safe_values = dict(s.attr("safe_values") or ())
+        body.scratch = "%scratch"
+        for name_, c in zip(names, captured):
+            if c.var in self.storage:
+                body.storage[c.var] = Storage(f"%{name_}")
+            elif c.type == "i64" and c.var.dtype.is_signed:
+                body.vars[c.var] = Bound(wide=f"%{name_}")
+            else:
+                body.vars[c.var] = Bound(value=f"%{name_}")
+        for p, t in slots:
+            body.storage[t.buffer.data] = Storage(f"%{p}", t.copies)
+        for d, v in enumerate(s.block_vars):
+            body.vars[v] = Bound(wide=f"%b{d}")
+            hi = self.analyzer.interval(s.grid[d])[1]
+            body.analyzer = body.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
+            if isinstance(s.grid[d], Const) and int(s.grid[d]) > 0:
+                body.swept.add(v)
+        whole = body.ranges == ((0, s.num_threads),)
+        for v, n in zip(s.thread_vars, s.threads):
+            lo, hi = body.ranges[0] if not whole and n == s.num_threads and len(body.ranges) == 1 else (0, n)
+            body.analyzer = body.analyzer.bind(v, lo, hi - 1)
+            if whole or n == 1 or (lo, hi) != (0, n):
+                body.swept.add(v)
 
     def release(self) -> None:
         free = self.f.module.declare("free", "void", "ptr")
@@ -175,38 +204,60 @@ def emit_launch(cx: Host, s: Launch) -> None:
     """The block and blocks functions of a launch, and its call."""
     number, cx.launches = cx.launches, cx.launches + 1
     name = f"{clean(cx.func.name)}_kernel" + (f"_{number}" if number else "")
-    s = masked(s)
-    threads = analyse_threads(s)
+    actors = needs_roles(s)
+    threads = None
+    if not actors:
+        s = masked(s)
+        threads = analyse_threads(s)
     for n in walk(s.body):
         if isinstance(n, Alloc) and n.buffer.scope() == "global":
             cx._alloc(n)  # one workspace for all blocks of the launch
-    slots = _arena_slots(s, threads)
+    slots = [Slot(b, copies) for b, copies in shared_slots(s)] if actors else _arena_slots(s, threads)
     captured = _capture(cx, s)
-    block, used_scratch = _block_function(cx, s, name, threads, slots, captured)
+    if actors:
+        run = ActorLaunch(cx, s, name, slots, captured)
+        used_scratch = run.scratch
+    else:
+        block, used_scratch = _block_function(cx, s, name, threads, slots, captured)
     f = cx.f
     sizes = [f.let(f"and i64 {f.add(f.mul(count_of(cx, t.buffer), str(t.copies * t.buffer.dtype.bytes)), '63')}, -64")
              for t in slots]
-    total = str(-(-used_scratch // 64) * 64)
-    for x in sizes:
-        total = f.add(x, total)
     grid = [cx.index(g) for g in s.grid] + ["1"] * (3 - len(s.grid))
     count = "1"
     for g in grid:
         count = f.mul(count, f.smax(g, "0"))
+    total = str(-(-used_scratch // 64) * 64)
+    if actors:
+        each = run.block_bytes(f, sizes)
+        total = f.add(f.add(f.mul(count, each) if run.grid else each, str(GROUP_BYTES)), total)
+    else:
+        for x in sizes:
+            total = f.add(x, total)
     record = [("ptr", c.operand) if c.type == "ptr" else (c.type, c.operand) for c in captured]
     record += [("i64", g) for g in grid[:2]] + [("i64", x) for x in sizes]
+    if actors:
+        failed = f.alloca("i32", hint="failed")
+        f.do(f"store i32 0, ptr {failed}")
+        record += [("i64", count), ("ptr", failed)]
     kind = "{ " + ", ".join(t for t, _ in record) + " }"
     context = f.alloca(kind, 16, "context")
     for k, (t, v) in enumerate(record):
         at = f.let(f"getelementptr inbounds {kind}, ptr {context}, i32 0, i32 {k}")
         f.do(f"store {t} {v}, ptr {at}")
-    _blocks_function(cx, s, name, block, kind, captured, slots, used_scratch)
-    run = f.module.declare("tl_parallel_for", "i32", "ptr, ptr, i64, i64")
-    status = f.let(f"call i32 {run}(ptr @{name}, ptr {context}, i64 {count}, i64 {total})")
+    if actors:
+        run.blocks_function(kind, len(captured) + 2, len(record) - 2, len(record) - 1)
+        if run.grid:
+            count = f.smin(count, "1")
+    else:
+        _blocks_function(cx, s, name, block, kind, captured, slots, used_scratch)
+    start = f.module.declare("tl_parallel_for", "i32", "ptr, ptr, i64, i64")
+    status = f.let(f"call i32 {start}(ptr @{name}, ptr {context}, i64 {count}, i64 {total})")
     if "printf" in f.module.parts:
         f.do(f"call i32 {f.module.declare('fflush', 'i32', 'ptr')}(ptr null)")
     message = f.module.string("out of memory for the storage of a block")
     f.branch(f.let(f"icmp ne i32 {status}, 0"), lambda: cx._fail(message))
+    if actors:
+        run.report(failed)
 
 
 def _arena_slots(s: Launch, threads: Any) -> list[Slot]:
@@ -273,27 +324,7 @@ def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Sl
     params.append(("ptr", "scratch", "noalias nonnull align 64"))
     f = Fn(cx.f.module, f"{name}_block", "void", params, attrs="nounwind noinline")
     body = Statements(f, cx.host, Analyzer(), threads, s.thread_vars, s.threads)
-    body.guarded = cx.guarded
-    body.safe_values = dict(s.attr("safe_values") or ())
-    body.scratch = "%scratch"
-    for name_, c in zip(names, captured):
-        if c.var in cx.storage:
-            body.storage[c.var] = Storage(f"%{name_}")
-        elif c.type == "i64" and c.var.dtype.is_signed:
-            body.vars[c.var] = Bound(wide=f"%{name_}")
-        else:
-            body.vars[c.var] = Bound(value=f"%{name_}")
-    for p, t in zip(places, slots):
-        body.storage[t.buffer.data] = Storage(f"%{p}", t.copies)
-    for d, v in enumerate(s.block_vars):
-        body.vars[v] = Bound(wide=f"%b{d}")
-        hi = cx.analyzer.interval(s.grid[d])[1]
-        body.analyzer = body.analyzer.bind(v, 0, None if hi is None else max(hi - 1, 0))
-        if isinstance(s.grid[d], Const) and int(s.grid[d]) > 0:
-            body.swept.add(v)
-    for v, n in zip(s.thread_vars, s.threads):
-        body.analyzer = body.analyzer.bind(v, 0, n - 1)
-        body.swept.add(v)
+    cx.open_block(body, s, names, captured, zip(places, slots))
     body.stmt(s.body)
     if not f.ended:
         f.end("ret void")

@@ -33,12 +33,13 @@ from tilelang.ir import (
 )
 
 from . import gemm, tile_loops
+from .actors import add_word, named_barrier, together
 from .effects import EFFECTS
 from .exprs import Bound, Expressions, Storage
 from .guards import plan_guards
 from .lanes import BLOCK_VOTES, LANE_EFFECTS, active_threads, exchanges_in, publish
 from .text import Fn, Loop, clean
-from .threads import Masked, Threads
+from .threads import Masked, Threads, Together
 from .types import literal, load, memory_type, store, unsupported, value_type
 
 STACK_BYTES = 4096  # larger arrays come from the worker's arena
@@ -66,6 +67,10 @@ class Statements(Expressions):
         self.exchanged: dict[int, Storage] = {}
         self.active: str | None = None  # a byte a thread: whether it takes part in the statement's exchanges; None: all do
         self.in_parallel = False
+        # In a launch whose roles wait for each other (actors.py): the role, the threads it has, its coroutine.
+        self.role: Any = None
+        self.ranges: tuple[tuple[int, int], ...] = ((0, threads.count),)
+        self.coroutine: Any = None
         self.scratch, self.scratch_bytes = "null", 0
         self.outside_threads()
 
@@ -81,8 +86,7 @@ class Statements(Expressions):
         if s.span is not None:
             self.at_line(s.span)
         if id(s) in self.threads.looped and self.tid is None:
-            if isinstance(s, Masked) and (met := exchanges_in(s.body)):
-                self._exchange(s, met)
+            if isinstance(s, Masked) and self._of_mask(s):
                 return
             if isinstance(s, (Bind, Store, Evaluate)):
                 for e in exchanges_in(s):
@@ -94,6 +98,35 @@ class Statements(Expressions):
                     if e.op in BLOCK_VOTES:
                         publish(self, e)
             self._emit(s)
+
+    def _of_mask(self, s: Masked) -> bool:
+        """Emit what the threads of a mask do as one; False for what each does for itself."""
+        body = s.body
+        if met := exchanges_in(body):
+            self._exchange(s, met)
+            return True
+        barrier = isinstance(body, Evaluate) and body.call.op in ("named_barrier", "named_barrier_arrive")
+        if not barrier and not (isinstance(body, TileOp) and body.attr("by_hand")):
+            return False
+        f, come = self.f, self.f.alloca("i64", hint="come")
+        f.do(f"store i64 0, ptr {come}")
+
+        def count() -> None:
+            add_word(f, come, 0, f.let(f"zext i1 {self.value(s.mask)} to i64"))
+
+        self.over_threads(count)
+        n = f.let(f"load i64, ptr {come}")
+        self.maybe += 1
+        if isinstance(body, Evaluate):
+            call = body.call
+            f.branch(f.let(f"icmp ne i64 {n}, 0"), lambda: named_barrier(self, call, n))
+        else:
+            f.branch(f.let(f"icmp ne i64 {n}, 0"), lambda: self._emit(body))
+        self.maybe -= 1
+        return True
+
+    def _together(self, s: Together) -> None:
+        together(self, s.key, lambda: self.stmt(s.body))
 
     def _exchange(self, s: Masked, met: list[Call]) -> None:
         """A statement in which the threads of a mask exchange values."""
@@ -127,21 +160,29 @@ class Statements(Expressions):
         emit(self, s)
 
     def over_threads(self, body: Callable[[], None]) -> None:
-        """for tid in range(threads): body, with the thread indices bound."""
+        """for tid in range(threads): body, with the thread indices bound; the threads of the role, where there are roles."""
         f = self.f
-        with f.loop("0", str(self.threads.count), hint="tid") as t:
-            x, y, _ = self.extents
-            ids = [t, "0", "0"]
-            if self.threads.count != x:
-                ids[0] = f.let(f"urem i64 {t}, {x}")
-                rest = f.let(f"udiv i64 {t}, {x}")
-                ids[1], ids[2] = f.let(f"urem i64 {rest}, {y}"), f.let(f"udiv i64 {rest}, {y}")
-            for v, i in zip(self.thread_vars, ids):
-                self.vars[v] = Bound(wide=i)
-            self.tid = t
-            body()
-            self.tid = None
+        for lo, hi in self.ranges:
+            with f.loop(str(lo), str(hi), hint="tid") as t:
+                x, y, _ = self.extents
+                ids = [t, "0", "0"]
+                if self.threads.count != x:
+                    ids[0] = f.let(f"urem i64 {t}, {x}")
+                    rest = f.let(f"udiv i64 {t}, {x}")
+                    ids[1], ids[2] = f.let(f"urem i64 {rest}, {y}"), f.let(f"udiv i64 {rest}, {y}")
+                for v, i in zip(self.thread_vars, ids):
+                    self.vars[v] = Bound(wide=i)
+                self.tid = t
+                body()
+                self.tid = None
         self.outside_threads()
+
+    def leave(self) -> None:
+        """All threads are done."""
+        if self.coroutine is None:
+            self.f.end("ret void")
+        else:
+            self.coroutine.leave()
 
     def outside_threads(self) -> None:
         """Code of the whole block: the thread index is 0."""
@@ -185,7 +226,7 @@ class Statements(Expressions):
         mt = memory_type(b.dtype, s.span)
         copies = self.threads.count if b.data in self.threads.private else 1
         if b.data not in self.storage:
-            if not on_stack(b, copies):
+            if not on_stack(b, copies) and self.coroutine is None:
                 raise unsupported(f"an allocation of {b.name} inside a loop over threads", span=s.span)
             count = b.size * copies
             self.storage[b.data] = Storage(self.f.alloca(f"[{count} x {mt}]", 64, clean(b.name)), copies)
@@ -341,7 +382,7 @@ _TILE: dict[type, Callable[[Statements, Any], None]] = {
 _EMIT: dict[type, Callable[[Statements, Any], None]] = {
     Seq: Statements._seq, Bind: Statements._bind, Alloc: Statements._alloc, Store: Statements._store,
     Evaluate: Statements._evaluate, For: Statements._for, Parallel: Statements._parallel, While: Statements._while,
-    If: Statements._if, Masked: Statements._masked,
+    If: Statements._if, Masked: Statements._masked, Together: Statements._together,
     Break: Statements._break, Continue: Statements._continue, Assert: Statements._assert,
     **{k: Statements._tile_op for k in _TILE},
 }

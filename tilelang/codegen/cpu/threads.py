@@ -47,6 +47,15 @@ _PRIVATE = ("local", "local.var")
 
 
 @node
+class Together(Stmt):
+    """body is done once, by the last role of the block that comes; then all go on (roles.py).  key: number of the meeting."""
+
+    body: Stmt
+    key: int
+    span: Any = None
+
+
+@node
 class Masked(Stmt):
     """body, one simple statement or a run of them, for the threads in which mask holds.
 
@@ -126,6 +135,8 @@ def _spread(t: Threads, s: Stmt, divergent: bool) -> None:
                 divergent = divergent or returns_in(t, x)
         case Masked():
             _spread(t, s.body, True)
+        case Together():
+            _spread(t, s.body, divergent)
         case Bind():
             if divergent and not is_unmasked(s.value) or t.varies(s.value):
                 t.varying.add(s.var)
@@ -233,6 +244,8 @@ def _mark(t: Threads, s: Stmt) -> None:
                     _mark(t, s.orelse)
         case Masked():
             _loop(t, s)
+        case Together():
+            _check_uniform(t, s.body)
         case Bind():
             if s.var in t.varying:
                 t.looped.add(id(s))
@@ -256,9 +269,12 @@ def _mark(t: Threads, s: Stmt) -> None:
 
 def _loop(t: Threads, s: Stmt) -> None:
     """A statement whose control depends on the thread runs thread after thread: refuse what that would break."""
+    by_hand = s.body if isinstance(s, Masked) and isinstance(s.body, TileOp) and s.body.attr("by_hand") else None
+    if by_hand is not None:  # one of the threads does it
+        _check_uniform(t, by_hand)
     exchange = isinstance(s, Masked) and isinstance(s.body, (Bind, Store, Evaluate))  # of the mask's threads
     for n in walk(s):
-        if isinstance(n, Parallel) or isinstance(n, TileOp) and not own_work(n):
+        if isinstance(n, Parallel) or isinstance(n, TileOp) and not own_work(n) and n is not by_hand:
             raise unsupported("a tile operation or T.Parallel under a condition that depends on the thread",
                               span=n.span, hint="move it out of the branch: all threads of the block take part in it")
         if isinstance(n, Call) and (n.op in EXCHANGES and not exchange or n.op in BLOCK_VOTES and not (

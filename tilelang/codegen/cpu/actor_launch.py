@@ -1,0 +1,164 @@
+"""A launch whose roles or blocks wait for each other: a coroutine for each role, and a function that runs groups of them.
+
+    blocks(context, first, last, arena)      for each group: its coroutines, resumed in turn until all are done
+    role_k(values…, storage…, group, block)  what role k of a block does
+
+A group is a block; all blocks of the launch, where they meet at a grid barrier.  Its storage lies in the arena of the
+worker: group state, then of each block its state, the handles of its coroutines and its buffers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.arith import Analyzer
+from tilelang.ir import Alloc, Call, Launch, walk
+
+from .actors import (
+    DEADLOCK,
+    GROUP_WORDS,
+    ACTORS,
+    LIVE,
+    MEETINGS,
+    OVERRUN,
+    BARRIER_WORDS,
+    Coroutine,
+    init_barrier,
+    run_group,
+    word,
+)
+from .masks import masked
+from .roles import Role, Split
+from .stmts import Statements
+from .text import Fn, clean
+from .threads import analyse_threads, is_private
+from .types import unsupported
+
+GROUP_BYTES = 64
+
+
+def is_barrier(b: Any) -> bool:
+    """Whether a buffer is an array of mbarriers."""
+    return bool(b.scope() in ("shared.barrier", "shared.cluster_barrier"))
+
+
+def shared_slots(s: Launch) -> list[tuple[Any, int]]:
+    """(buffer, copies) of what the roles of a block share."""
+    out, seen = [], set()
+    for n in walk(s.body):
+        if isinstance(n, Alloc) and n.buffer.data not in seen and n.buffer.scope() != "global" and not is_private(n.buffer):
+            if n.buffer.scope() == "shared.tmem":
+                raise unsupported(f"memory of scope {n.buffer.scope()}", span=n.span)
+            seen.add(n.buffer.data)
+            out.append((n.buffer, BARRIER_WORDS if is_barrier(n.buffer) else 1))
+    return out
+
+
+class ActorLaunch:
+    """Emits one such launch.  host: the entry function.  slots, captured: as launch.py makes them."""
+
+    def __init__(self, host: Any, s: Launch, name: str, slots: list[Any], captured: list[Any]) -> None:
+        self.host, self.launch, self.name, self.slots, self.captured = host, s, name, slots, captured
+        self.grid = any(isinstance(n, Call) and n.op == "sync_grid" for n in walk(s.body))
+        self.split = Split(s)
+        self.scratch = 0
+        self.functions = [self._role(r) for r in self.split.roles]
+
+    # ---- sizes of the arena -----------------------------------------------------------------------------------------
+
+    @property
+    def state_bytes(self) -> int:
+        words = MEETINGS + 2 * len(self.split.keys) + len(self.functions)
+        return -(-words * 8 // 64) * 64
+
+    @property
+    def handles(self) -> int:
+        """Word of a block's state at which the handles begin."""
+        return MEETINGS + 2 * len(self.split.keys)
+
+    # ---- a role -------------------------------------------------------------------------------------------------------
+
+    def _role(self, role: Role) -> str:
+        host, s = self.host, masked(self.split.of(role))
+        params = [("i64", f"b{d}", "") for d in range(3)]
+        names = [f"{clean(c.var.name)}_{k}" for k, c in enumerate(self.captured)]
+        places = [f"{clean(t.buffer.name)}_{len(names) + k}" for k, t in enumerate(self.slots)]
+        # No pointer is noalias: other roles use the memory while this one waits.
+        params += [(c.type, n, "") for n, c in zip(names, self.captured)]
+        params += [("ptr", p, "nonnull align 64") for p in places]
+        params += [("ptr", p, "nonnull align 64") for p in ("scratch", "group", "state")]
+        f = Fn(host.f.module, f"{self.name}_role_{role.number}", "ptr", params, attrs="nounwind presplitcoroutine")
+        threads = analyse_threads(s)
+        body = Statements(f, host.host, Analyzer(), threads, s.thread_vars, s.threads)
+        body.role, body.ranges, body.coroutine = role, role.ranges, Coroutine(f)
+        self.host.open_block(body, s, names, self.captured, zip(places, self.slots))
+        body.stmt(s.body)
+        body.coroutine.finish()
+        self.scratch = max(self.scratch, body.scratch_bytes)
+        return f.name
+
+    # ---- the groups -----------------------------------------------------------------------------------------------------
+
+    def block_bytes(self, f: Fn, sizes: list[str]) -> str:
+        total = str(self.state_bytes)
+        for x in sizes:
+            total = f.add(x, total)
+        return total
+
+    def blocks_function(self, kind: str, first_size: int, count_at: int, failed_at: int) -> None:
+        """define void @name(context, first, last, arena).  first_size, count_at, failed_at: fields of the context."""
+        f = Fn(self.host.f.module, self.name, "void",
+               [("ptr", "context", "readonly"), ("i64", "first", ""), ("i64", "last", ""), ("ptr", "arena", "")])
+
+        def read(k: int, t: str) -> str:
+            return f.let(f"load {t}, ptr {f.let(f'getelementptr inbounds {kind}, ptr %context, i32 0, i32 {k}')}")
+
+        values = [(c.type, read(k, c.type)) for k, c in enumerate(self.captured)]
+        gx, gy = read(len(values), "i64"), read(len(values) + 1, "i64")
+        sizes = [read(first_size + k, "i64") for k in range(len(self.slots))]
+        failed = read(failed_at, "ptr")
+        stride = self.block_bytes(f, sizes)
+        group = f.at("%arena", "i8", str(-(-self.scratch // 64) * 64))
+        blocks = read(count_at, "i64") if self.grid else "1"
+        zero = f.module.declare("llvm.memset.p0.i64", "void", "ptr, i8, i64, i1")
+        arrive = {id(n.buffer.data): n.buffer.attr("arrive") for n in walk(self.launch.body)
+                  if isinstance(n, Alloc) and is_barrier(n.buffer)}
+
+        def state(b: str) -> str:
+            return f.at(group, "i8", f.add(f.mul(b, stride), str(GROUP_BYTES)))
+
+        with f.loop("%first", "%last", hint="group") as g:
+            f.do(f"call void {zero}(ptr {group}, i8 0, i64 {GROUP_WORDS * 8}, i1 false)")
+            f.do(f"store i64 {f.mul(blocks, str(len(self.functions)))}, ptr {word(f, group, ACTORS)}")
+            with f.loop("0", blocks, hint="block") as b:
+                i = b if self.grid else g
+                x, rest = f.let(f"urem i64 {i}, {gx}"), f.let(f"udiv i64 {i}, {gx}")
+                y, z = f.let(f"urem i64 {rest}, {gy}"), f.let(f"udiv i64 {rest}, {gy}")
+                own = state(b)
+                f.do(f"call void {zero}(ptr {own}, i8 0, i64 {self.state_bytes}, i1 false)")
+                f.do(f"store i64 {len(self.functions)}, ptr {word(f, own, LIVE)}")
+                places, at = [], f.at(own, "i8", str(self.state_bytes))
+                for t, size in zip(self.slots, sizes):
+                    places.append(at)
+                    for k, n in enumerate(arrive.get(id(t.buffer.data)) or ()):
+                        init_barrier(f, f.at(at, "i64", str(k * BARRIER_WORDS)), str(n))
+                    at = f.at(at, "i8", size)
+                args = [f"i64 {v}" for v in (x, y, z)] + [f"{t} {v}" for t, v in values]
+                args += [f"ptr {p}" for p in (*places, "%arena", group, own)]
+                for k, name in enumerate(self.functions):
+                    h = f.let(f"call ptr @{name}({', '.join(args)})")
+                    f.do(f"store ptr {h}, ptr {word(f, own, self.handles + k)}")
+            run_group(f, group, blocks, lambda b, r: word(f, state(b), self.handles + r), len(self.functions), failed)
+        f.end("ret void")
+        f.finish()
+
+    def report(self, failed: str) -> None:
+        """The call fails where a group did."""
+        f, cx = self.host.f, self.host
+        got = f.let(f"load i32, ptr {failed}")
+        for code, text in ((1, DEADLOCK), (2, OVERRUN)):
+            message = f.module.string(f"kernel {cx.func.name}: {text}")
+            f.branch(f.let(f"icmp eq i32 {got}, {code}"), lambda m=message: cx._fail(m))  # type: ignore[misc]
+
+
+__all__ = ["GROUP_BYTES", "ActorLaunch", "shared_slots"]

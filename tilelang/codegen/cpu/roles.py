@@ -1,0 +1,179 @@
+"""Warp groups that run different code: each is followed by itself, and waits where it has to (actors.py).
+
+Warp groups that no T.ws tells apart are one role.  A role runs the launch's body as it is for its threads:
+
+    A                                role 0: A together with the others; S
+    with T.ws(1): P         ->               C; B together with the others
+    with T.ws(0): C                  role 1: A together with the others; S
+    B                                        P; B together with the others
+
+Tile operations and parallel loops outside T.ws are one action of all roles, done by the last that comes (`Together`).
+Statements of the threads there are each role's for its own threads, between two meetings where they touch shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.ir import (
+    EMPTY,
+    Bind,
+    Binary,
+    Call,
+    Evaluate,
+    Expr,
+    For,
+    If,
+    Launch,
+    Load,
+    Parallel,
+    Seq,
+    Stmt,
+    Store,
+    TileOp,
+    Unary,
+    While,
+    call,
+    const,
+    replace,
+    rewrite,
+    seq,
+    walk,
+)
+
+from .lanes import BLOCK_VOTES
+from .threads import Threads, Together, is_private, own_work, spread
+from .types import unsupported
+
+GROUP = 128
+WAITS = ("mbarrier_wait", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "named_barrier", "named_barrier_arrive", "sync_grid")
+
+
+@dataclass(frozen=True)
+class Role:
+    """Warp groups that run the same code.  ranges: their threads, from and up to."""
+
+    number: int
+    groups: tuple[int, ...]
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def threads(self) -> int:
+        return sum(hi - lo for lo, hi in self.ranges)
+
+
+def needs_roles(launch: Launch) -> bool:
+    """Whether parts of a block, or its blocks, wait for each other."""
+    return any(isinstance(n, Call) and (n.op in WAITS or n.op == "in_warp_groups") for n in walk(launch.body))
+
+
+def roles_of(launch: Launch) -> list[Role]:
+    """The roles of a launch: one when nothing tells its warp groups apart."""
+    tests = sorted({(int(n.attr("first")), int(n.attr("count"))) for n in walk(launch.body)
+                    if isinstance(n, Call) and n.op == "in_warp_groups"})
+    total = launch.num_threads
+    by_answers: dict[tuple[bool, ...], list[int]] = {}
+    for g in range(-(-total // GROUP)):
+        by_answers.setdefault(tuple(a <= g < a + n for a, n in tests), []).append(g)
+    out = []
+    for k, groups in enumerate(by_answers.values()):
+        ranges: list[tuple[int, int]] = []
+        for g in groups:
+            lo, hi = g * GROUP, min((g + 1) * GROUP, total)
+            if ranges and ranges[-1][1] == lo:
+                lo = ranges.pop()[0]
+            ranges.append((lo, hi))
+        out.append(Role(k, tuple(groups), tuple(ranges)))
+    return out
+
+
+def _answer(e: Expr, role: Role) -> bool | None:
+    """What a condition is for a role, None when that is known only at run time."""
+    if isinstance(e, Call) and e.op == "in_warp_groups":
+        return bool(e.attr("first") <= role.groups[0] < e.attr("first") + e.attr("count"))
+    if isinstance(e, Unary) and e.op == "not":
+        x = _answer(e.a, role)
+        return None if x is None else not x
+    if isinstance(e, Binary) and e.op in ("and", "or"):
+        x, y = _answer(e.a, role), _answer(e.b, role)
+        short = e.op == "or"
+        if short in (x, y):
+            return short
+        return None if None in (x, y) else not short
+    return None
+
+
+@dataclass
+class Split:
+    """The launch of each role.  keys: numbers of the meetings, the same for a statement in every role."""
+
+    launch: Launch
+    roles: list[Role] = field(init=False)
+    keys: dict[tuple[int, int], int] = field(default_factory=dict)
+    threads: Threads = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.roles = roles_of(self.launch)
+        self.threads = spread(self.launch)
+
+    def of(self, role: Role) -> Launch:
+        """What a role runs."""
+        body = self._fold(self.launch.body, role, len(self.roles) == 1)
+
+        def known(n: Any) -> Any:
+            got = _answer(n, role) if isinstance(n, Call) and n.op == "in_warp_groups" else None
+            return None if got is None else const(got)
+
+        return replace(self.launch, body=rewrite(body, known))
+
+    def _key(self, s: Stmt, k: int) -> int:
+        return self.keys.setdefault((id(s), k), len(self.keys))
+
+    def _fold(self, s: Stmt, role: Role, own: bool) -> Stmt:
+        match s:
+            case Seq():
+                return seq(*(self._fold(x, role, own) for x in s.stmts), span=s.span)
+            case If():
+                got = _answer(s.cond, role)
+                if got is not None:
+                    part = s.then if got else s.orelse
+                    return EMPTY if part is None else self._fold(part, role, True)
+                if not own and self.threads.varies(s.cond):
+                    return self._each(s, self._parts(s, role, True))
+                return self._parts(s, role, own)
+            case For() | While():
+                if not own and self.threads.varies((s.start, s.extent) if isinstance(s, For) else s.cond):
+                    return self._each(s, replace(s, body=self._fold(s.body, role, True)))
+                return replace(s, body=self._fold(s.body, role, own))
+        return s if own else self._common(s)
+
+    def _parts(self, s: If, role: Role, own: bool) -> If:
+        orelse = None if s.orelse is None else self._fold(s.orelse, role, own)
+        return replace(s, then=self._fold(s.then, role, own), orelse=orelse)
+
+    def _common(self, s: Stmt) -> Stmt:
+        """A statement that all roles come to."""
+        if any(isinstance(n, Call) and n.op in BLOCK_VOTES for n in walk(s)):
+            raise unsupported("a vote of the block beside T.ws", span=s.span, hint="let each warp group vote for itself")
+        if isinstance(s, Parallel) or isinstance(s, TileOp) and not own_work(s):
+            return Together(s, self._key(s, 0), span=s.span)
+        if isinstance(s, Store) and not is_private(s.buffer) and not self.threads.varies((s.value, *s.indices)):
+            if _shared(s) or any(isinstance(n, Load) and n.buffer.data is s.buffer.data for n in walk(s.value)):
+                return Together(s, self._key(s, 0), span=s.span)
+        if isinstance(s, Evaluate) and s.call.op == "sync_threads":
+            return self._meet(s, 0)
+        return self._each(s, s) if isinstance(s, (Bind, Store, Evaluate, TileOp)) else s
+
+    def _each(self, s: Stmt, part: Stmt) -> Stmt:
+        return seq(self._meet(s, 1), part, self._meet(s, 2)) if _shared(s) else part
+
+    def _meet(self, s: Stmt, k: int) -> Stmt:
+        return Evaluate(call("role_meet", (), "void", key=self._key(s, k)), span=s.span)
+
+
+def _shared(s: Stmt) -> bool:
+    return any(isinstance(n, (Load, Store)) and n.buffer.scope() in ("shared", "shared.dyn") for n in walk(s))
+
+
+__all__ = ["Role", "Split", "needs_roles", "roles_of"]
