@@ -15,6 +15,7 @@ from tilelang.ir import (
     Alloc,
     Assert,
     Binary,
+    Bind,
     Broadcast,
     Buffer,
     Call,
@@ -35,6 +36,7 @@ from tilelang.ir import (
     binary,
     const,
     dtype,
+    follows_addresses,
     is_const,
     rebuild,
     stmts_of,
@@ -103,7 +105,9 @@ class CudaPrinter(HopperCalls, Halves, CLikePrinter):
         if own:  # the user's kernel (T.CUDASourceCodeKernel): types and functions it may name, and its text
             own = "".join(t.rstrip() + "\n" for t in (*(self.launch.attr("import_source") or ()), own) if t)
             return self._header("", own) + own
-        self._written = _written_storages(self.launch)
+        self._written = _written_storages(self.launch) | _taken_storages(self.launch)
+        # An address that the kernel computes or reads may lead into any tensor.
+        self._free = follows_addresses(self.launch)
         signature = self._signature()
         self.depth = 1
         self._thread_indices()
@@ -141,7 +145,8 @@ class CudaPrinter(HopperCalls, Halves, CLikePrinter):
         if isinstance(p, Buffer):
             self.storage[p.data] = p.dtype
             read_only = "" if p.data in self._written else "const "
-            alone = "" if p.name in (self.launch.attr("may_alias") or ()) else " __restrict__"
+            free = self._free or p.name in (self.launch.attr("may_alias") or ())
+            alone = "" if free else " __restrict__"
             return f"{read_only}{self.type_name(p.dtype, p.span)}*{alone} {self.namer(p.data, p.name)}"
         return f"{self.type_name(p.dtype, p.span)} {self.namer(p, p.name)}"
 
@@ -535,6 +540,18 @@ def lane_of(e: Expr, k: int) -> Expr:
         out = rebuild(e, lambda v: lane_of(v, k) if isinstance(v, Expr) else v)
         return type(out)(**{**{f: getattr(out, f) for f in out.__dataclass_fields__}, "dtype": e.dtype.scalar})
     return Shuffle((e,), (k,), e.dtype.scalar)
+
+
+def _taken_storages(launch: Launch) -> set[Var]:
+    """Storages whose address the kernel has as a number or a pointer of its own: they may be written by it."""
+    out: set[Var] = set()
+    for x in walk(launch.body):
+        value = x.value if isinstance(x, (Bind, Cast)) else x.args[0] if isinstance(x, Call) and x.op == "reinterpret" else None
+        if isinstance(value, AddressOf):
+            out.add(value.buffer.data)
+        elif isinstance(value, Var) and value.dtype.is_handle:
+            out.add(value)
+    return out
 
 
 def _written_storages(launch: Launch) -> set[Var]:

@@ -308,7 +308,8 @@ class ExprCompiler:
 
     # -- the rest
 
-    def _var(self, e: Var) -> Closure:
+    def compile_var(self, e: Var) -> Closure:
+        """The value of a variable."""
         at, name, span = self.slot(e), e.name, e.span
 
         def run(f: Frame) -> Value:
@@ -432,7 +433,7 @@ def _lazy_select(cond: Closure, a: Closure, b: Closure, widen: bool) -> Closure:
 
 
 _COMPILE: dict[type, Callable[[Any, Any], Closure]] = {
-    Var: ExprCompiler._var, Const: ExprCompiler._const, StringConst: ExprCompiler._string, Cast: ExprCompiler._cast,
+    Var: lambda c, e: c.compile_var(e), Const: ExprCompiler._const, StringConst: ExprCompiler._string, Cast: ExprCompiler._cast,
     Binary: ExprCompiler._binary, Unary: ExprCompiler._unary, Select: ExprCompiler._select,
     Ramp: ExprCompiler._ramp, Broadcast: ExprCompiler._broadcast, Shuffle: ExprCompiler._shuffle,
     Load: lambda c, e: c.compile_load(e), AddressOf: lambda c, e: c.compile_address(e),

@@ -8,7 +8,7 @@ from typing import Any
 from .buffer import Buffer
 from .expr import Expr, Var
 from .nodes import Node, fields_of
-from .stmt import Seq, Stmt, seq
+from .stmt import Bind, Seq, Stmt, seq
 
 # Definition sites (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func) are fields too: a rewriter sees them.
 
@@ -119,14 +119,34 @@ def rebuild(n: Node, visit: Callable[[Any], Any]) -> Any:
 
 
 def substitute(n: Any, mapping: dict[Any, Any]) -> Any:
-    """Replace Vars (by Exprs) and Buffers (by Buffers).  Mapped Buffers are replaced wherever they occur."""
+    """Replace Vars (by Exprs) and Buffers (by Buffers).  Mapped Buffers are replaced wherever they occur; a tensor in global
+    memory whose address or shape is a mapped Var becomes the tensor that its new value makes."""
     if not mapping:
         return n
 
     def fn(x: Node) -> Node | None:
-        return mapping.get(x) if isinstance(x, (Var, Buffer)) else None
+        kind = type(x)
+        if kind is Var:
+            return mapping.get(x)
+        if kind is Buffer:
+            got = mapping.get(x)
+            return _moved(x, mapping) if got is None else got  # type: ignore[arg-type]
+        return None
 
     return rewrite(n, fn)
+
+
+def _moved(b: Buffer, mapping: dict[Any, Any]) -> Buffer | None:
+    """A tensor in global memory with its address, shape and strides substituted, None where nothing of them is mapped."""
+    if b.scope_name != "global":
+        return None
+    data = mapping.get(b.data, b.data)
+    dims = (*b.shape, *(b.strides_ or ()), b.offset)
+    new = tuple(substitute(d, mapping) if isinstance(d, Expr) else d for d in dims)
+    if data is b.data and all(a is d for a, d in zip(new, dims)):
+        return None
+    rank = len(b.shape)
+    return Buffer(b.name, new[:rank], b.dtype, b.scope_name, b.strides_ and new[rank:-1], new[-1], data, b.attrs, span=b.span)
 
 
 def free_vars(n: Any) -> set[Var]:
@@ -151,6 +171,16 @@ def free_vars(n: Any) -> set[Var]:
                 bound.update(x.block_vars)  # type: ignore[attr-defined]
                 bound.update(x.thread_vars)  # type: ignore[attr-defined]
     return used - bound
+
+
+def used_vars(n: Any) -> set[Var]:
+    """free_vars, and the storages of the buffers used below n."""
+    return free_vars(n) | {x.data for x in walk(n) if type(x) is Buffer}
+
+
+def follows_addresses(n: Node) -> bool:
+    """Whether a pointer is computed or read below n: what is made of it may be any memory."""
+    return any(isinstance(x, Bind) and x.var.dtype.is_handle for x in walk(n))
 
 
 def stmts_of(s: Stmt) -> tuple[Stmt, ...]:

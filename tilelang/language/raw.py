@@ -16,7 +16,7 @@ from .builder import Emitted
 from .kernel import import_source, thread_binding
 from .scope import BodyFrame, Frame
 from .state import describe, error, need_builder
-from .tensor import TensorSpec, dtype_of, shape_of, view
+from .tensor import TensorSpec, dtype_of, from_element, shape_of, view
 from .thread import activemask, emit_call, shfl_down, shfl_sync, shfl_up, sync_grid, value_call
 from .tile import EMITTED
 
@@ -168,10 +168,8 @@ def decl_buffer(shape: Any, dtype: Any = "float32", data: Any = None, strides: A
         raise error("pointer", f"T.decl_buffer needs the storage of a buffer (`data=A.data`), found {describe(data)}",
                     expected="the storage of a buffer, A.data", found=describe(data),
                     hint="use T.alloc_buffer for new storage")
-    spec = TensorSpec(shape_of(shape, "T.decl_buffer"), dtype, strides, scope, align=align, elem_offset=elem_offset)
-    out = spec.buffer(b.fresh_name("view"), data, b.here())
-    b.unnamed[id(out)] = out
-    return out
+    spec = TensorSpec(shape_of(shape, "T.decl_buffer"), dtype, strides, scope, align=align)
+    return from_element(b, "T.decl_buffer", spec, data, 0 if elem_offset is None else elem_offset, "view")
 
 
 def launch_thread(tag: str, extent: Any) -> Frame:

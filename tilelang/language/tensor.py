@@ -6,7 +6,7 @@ import inspect
 import warnings
 from typing import Any
 
-from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Var, as_dim, cast
+from tilelang.ir import AddressOf, Bind, Buffer, Call, Cast, Const, Expr, Load, Var, as_dim, cast, convert, walk
 from tilelang.ir import dtype as DType
 
 from .regions import BufferSlice
@@ -167,27 +167,85 @@ ptr, handle = PointerFactory("ptr"), PointerFactory("handle")
 
 
 def make_tensor(pointer: Any, shape: Any, dtype: Any = "float32", strides: Any = None) -> Buffer:
-    """A tensor at a pointer parameter (T.ptr), row-major unless strides are given."""
-    b = need_builder("T.make_tensor")
+    """A tensor at a pointer parameter (T.ptr), at an integer address (an element of a T.Tensor of T.ptr) or at the address of
+    an element of another buffer, row-major unless strides are given.
+
+    A pointer parameter, and an address read from a tensor in global memory, is taken to be that of a whole tensor: a multiple
+    of 16 bytes.  Other addresses are multiples of an element's size.  Raises pointer for anything else.
+    """
+    b, align = need_builder("T.make_tensor"), 0
+    if isinstance(pointer, AddressOf) and pointer.buffer.dtype == dtype_of(dtype, "the tensor"):
+        offset = _distance(pointer)
+        if isinstance(offset, int):  # a view of the same storage
+            src, spec = pointer.buffer, TensorSpec(shape, dtype, strides)
+            buf = Buffer(b.fresh_name("tensor"), spec.shape, spec.dtype, src.scope_name, spec.strides, offset, src.data,
+                         span=b.here())
+            b.unnamed[id(buf)] = buf
+            return buf
     if isinstance(pointer, Var) and pointer.dtype.is_handle:
         data = pointer
     elif isinstance(pointer, (Load, Expr)) and (pointer.dtype.is_int or pointer.dtype.is_handle):
         data = b.let("ptr", cast(pointer, "handle"))
+        align = 0 if _whole_tensor(b, pointer) else TensorSpec(shape, dtype).dtype.bytes
     else:
         raise error("pointer", f"T.make_tensor needs a pointer parameter or an integer address, found "
                      f"{describe(pointer)}",
                     expected="a pointer parameter or an integer address", found=describe(pointer),
                     hint="declare the parameter as `p: T.ptr`")
-    spec = TensorSpec(shape, dtype, strides)
+    spec = TensorSpec(shape, dtype, strides, align=align)
     buf = spec.buffer(b.fresh_name("tensor"), data, b.here())
     b.unnamed[id(buf)] = buf
     return buf
+
+
+def _whole_tensor(b: Any, address: Expr) -> bool:
+    """Whether an address is one that the program only reads from a table."""
+    bound = {id(s.var): s.value for f in b.frames for s in f.stmts if isinstance(s, Bind)}
+    while isinstance(address, Cast) or id(address) in bound:
+        address = address.value if isinstance(address, Cast) else bound[id(address)]
+    return isinstance(address, Load) and address.buffer.scope_name == "global"
+
+
+def _distance(at: AddressOf) -> Any:
+    """Elements from the start of the storage to an address: an int, or an expression where that is not constant."""
+    offset: Any = at.buffer.offset
+    for i, s in zip(at.indices, at.buffer.strides):
+        offset = offset + i * s
+    return offset.value if isinstance(offset, Const) else offset
 
 
 def make_tensor_from_addr(addr: Any, shape: Any, dtype: Any = "float32", strides: Any = None,
                           storage_scope: str = "global") -> Buffer:
     """A tensor at an integer address."""
     return make_tensor(addr, shape, dtype, strides)
+
+
+def from_element(b: Any, what: str, spec: TensorSpec, data: Var, offset: Any, name: str) -> Buffer:
+    """A buffer over existing storage that begins `offset` elements from its start.
+
+    In global memory an offset that changes inside a launch becomes an address.  Raises pointer for one in shared memory.
+    """
+    offset = offset.value if isinstance(offset, Const) else offset
+    if isinstance(offset, Expr) and b.kernel is not None and _moves(b, offset):
+        if spec.scope_name != "global":
+            raise error("pointer", f"{what} of {spec.scope_name} memory begins at an element that changes while the kernel "
+                        "runs", expected="an element that is the same throughout the launch", found=f"element {offset}",
+                        hint="view the whole storage and index it")
+        start = AddressOf(Buffer("storage", (1,), spec.dtype, "global", data=data), (convert(offset),))
+        data, offset = b.let("ptr", start), 0
+        spec.align = spec.align or spec.dtype.bytes
+    spec.elem_offset = offset
+    out = spec.buffer(b.fresh_name(name), data, b.here())
+    b.unnamed[id(out)] = out
+    return out
+
+
+def _moves(b: Any, e: Expr) -> bool:
+    """Whether a value may differ inside a launch: between threads or statements."""
+    inner = b.frames[b.frames.index(b.kernel):]
+    own = {id(s.var) for f in inner for s in f.stmts if isinstance(s, Bind)} | {id(v) for v in b.kernel.thread_vars}
+    own |= {id(v) for f in inner[1:] for v in (*getattr(f, "vars", ()), getattr(f, "var", None))}
+    return any(isinstance(n, (Load, Call)) or isinstance(n, Var) and id(n) in own for n in walk(e))
 
 
 def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None,
@@ -207,7 +265,8 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = Non
         if len(want) != len(dims):
             dims = list(r.buffer.strides)
         name, scope_name = f"{r.buffer.name}_view", r.buffer.scope_name
-        return Buffer(name, want, DType(dtype), scope_name, tuple(dims), offset, r.buffer.data)
+        spec = TensorSpec(want, dtype, tuple(dims), scope_name)
+        return from_element(need_builder("T.match_buffer"), "T.match_buffer", spec, r.buffer.data, offset, name)
     if not isinstance(param, Var):
         raise error("pointer", f"T.match_buffer needs a pointer parameter or a region, found {describe(param)}",
                     expected="a pointer parameter or a region", found=describe(param))

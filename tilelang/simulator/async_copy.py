@@ -102,7 +102,7 @@ def _cp_async(c: Any, e: Call) -> Closure:
         if wanted.any():
             old, f.mask = f.mask, wanted if not wanted.all() else None
             a = take(f)
-            store = c.touch(f, f.slots[src_slot], src.buffer, a, width, src_site, "read", "ld.global.async")
+            store = c.touch(f, c.memory(f, src_slot), src.buffer, a, width, src_site, "read", "ld.global.async")
             data[wanted] = store.flat(np.dtype(np.uint8))[a[wanted][:, None] + np.arange(width)]
             f.mask = old
         t = np.flatnonzero(active)

@@ -82,7 +82,6 @@ class DeviceCompiler(MachineCompiler):
         self.globals: list[int] = []  # slots that hold Globals
         self.workspaces: list[Action] | None = None  # inside a launch: what makes its buffers in global memory
         self.maps: dict[str, Any] = {}  # tensor maps of the launch being compiled
-        self.shared_sizes: dict[int, int] = {}  # bytes of a shared buffer, by id of its data
         self.split = False  # warps of one group run on their own
 
     def compile_call(self, e: Call) -> Closure:
@@ -358,6 +357,7 @@ def _run(func: Func, args: Arguments, check: bool, aliased: bool, split: bool) -
     compiler = DeviceCompiler(func, check)
     compiler.split = split
     binding = bind_arguments(func, args, compiler.granules, aliased)
+    compiler.addresses = binding.addresses
     compiler.globals += [compiler.slot(t.buffer.data) for t in binding.tensors]
     action = compiler.stmt(func.body)
     slots = compiler.new_slots(binding.values)

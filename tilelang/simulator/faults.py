@@ -6,6 +6,8 @@ from typing import Any
 
 from tilelang.errors import TileLangError, error, register
 
+register("sim-address", ValueError, "an address that a program computed or read leads to no memory it may touch",
+         "addresses come from T.ptr arguments, tables of them (torch: x.data_ptr()) or T.address_of; keep their memory alive")
 register("sim-argument", ValueError, "an argument given to a simulator does not fit the program's parameters",
          "compare the arrays with the tensor annotations of the program",
          expected="arguments that fit the program's parameters")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from tilelang.ir import Buffer, Expr, Func, Var, free_vars, numpy_dtype
 from tilelang.ir.evaluate import evaluate
 
+from .addresses import LINE, Addresses, room
 from .faults import fault
 from .memory import Storage, buffers_of, compact_strides, span_of, strided
 
@@ -31,14 +33,18 @@ class Tensor:
     storage: Storage
     address: int | None = None  # of the caller's memory behind a pointer parameter: written back after the run
 
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return numpy_dtype(self.buffer.dtype).itemsize * self.buffer.dtype.lanes
+
     def array(self) -> np.ndarray:
         """The tensor as a NumPy array that shares the storage."""
         return self._window(self.storage.flat(numpy_dtype(self.buffer.dtype)))
 
     def array_at(self, address: int) -> np.ndarray:
         """The same window on other memory."""
-        item = numpy_dtype(self.buffer.dtype).itemsize * self.buffer.dtype.lanes
-        count = span_of(self.shape, self.strides, self.offset) * item if 0 not in self.shape else 0
+        count = span_of(self.shape, self.strides, self.offset) * self.item if 0 not in self.shape else 0
         raw = np.frombuffer((ctypes.c_uint8 * count).from_address(address), np.uint8)  # type: ignore[call-overload]
         return self._window(raw.view(numpy_dtype(self.buffer.dtype)))
 
@@ -52,10 +58,11 @@ class Tensor:
 
 @dataclass
 class Binding:
-    """values: scalar variables.  tensors: in parameter order."""
+    """values: scalar variables and pointers that no tensor of known size is made of.  tensors: in parameter order."""
 
     values: dict[Var, Any]
     tensors: list[Tensor]
+    addresses: Addresses = field(default_factory=Addresses)
 
     def outputs(self) -> dict[str, np.ndarray]:
         """Every tensor after the run, by buffer name, as compact copies; what pointers name is written back."""
@@ -88,10 +95,20 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], alia
     tensors = [_tensor(func, b, arrays.get(p), values, granule) for p, b in func.buffers]
     made = [t for p in func.params if p.dtype.is_handle and func.buffer_of(p) is None
             for t in _pointer(func, p, int(given[p]), values, granule)]
+    there = [(t, arrays[p]) for t, (p, _) in zip(tensors, func.buffers) if p in arrays and arrays[p].size]
+    there += [(t, t.array_at(t.address)) for t in made if t.address and 0 not in t.shape]
     if aliased:
-        _share([(t, arrays[p]) for t, (p, _) in zip(tensors, func.buffers) if p in arrays and arrays[p].size] +
-               [(t, t.array_at(t.address)) for t in made if t.address and 0 not in t.shape])
-    return Binding(values, tensors + made)
+        _share(there)
+    binding = Binding(values, tensors + made)
+    for t, a in there:
+        start, s = _start(t, a), t.storage
+        if (start - int(s.raw.ctypes.data)) % LINE:  # alignment is judged by the caller's addresses
+            copy = room(s.nbytes, start)
+            copy[...] = s.raw
+            s.place(copy)
+        binding.addresses.add(start + t.offset * t.item, span_of(t.shape, t.strides) * t.item, s, t.offset * t.item,
+                              span_of(t.shape, t.strides) != math.prod(t.shape))
+    return binding
 
 
 def _by_param(func: Func, args: Arguments) -> dict[Var, Any]:
@@ -172,44 +189,41 @@ def _tensor(func: Func, b: Buffer, a: np.ndarray | None, values: dict[Var, Any],
     return t
 
 
+def _start(t: Tensor, a: np.ndarray) -> int:
+    """The caller's address of the first byte of the storage that a's elements are seen in."""
+    return int(a.ctypes.data) - t.offset * t.item
+
+
 def _share(given: list[tuple[Tensor, np.ndarray]]) -> None:
     """One copy for the storages of tensors whose arrays overlap."""
-    def start(t: Tensor, a: np.ndarray) -> int:
-        return int(a.ctypes.data) - t.offset * a.itemsize * t.buffer.dtype.lanes
-
-    given = sorted(given, key=lambda x: start(*x))
+    given = sorted(given, key=lambda x: _start(*x))
     while given:
-        first = end = start(*given[0])
+        first = end = _start(*given[0])
         group: list[tuple[Tensor, np.ndarray]] = []
-        while given and (not group or start(*given[0]) < end):
+        while given and (not group or _start(*given[0]) < end):
             t, a = given.pop(0)
             group.append((t, a))
             end = max(end, int(a.ctypes.data) + sum((n - 1) * s for n, s in zip(a.shape, a.strides)) + a.itemsize)
         if len(group) > 1:
-            memory = np.zeros((1, end - first + 16), np.uint8)
+            memory = room(end - first + LINE, first)
             for t, a in group:
-                at = start(t, a) - first
+                at = _start(t, a) - first
                 t.storage.place(memory[:, at:at + t.storage.nbytes])
                 t.array()[...] = a
 
 
 def _pointer(func: Func, p: Var, address: int, values: dict[Var, Any], granule: Mapping[int, int]) -> list[Tensor]:
-    """The memory behind a pointer parameter, as the largest tensor the program makes of it; none when it makes none."""
+    """The memory behind a pointer parameter, as the largest tensor the program makes of it.
+
+    Where it makes none, or one whose size only the kernel knows, and for the null pointer, p is a number in `values`: accesses
+    find their memory when they happen.
+    """
     views = [b for b in buffers_of(func) if b.data is p]
-    for b in views:
-        unknown = [v.name for d in (*b.shape, *(b.strides_ or ()), b.offset) if isinstance(d, Expr)
-                   for v in free_vars(d) if v not in values]
-        if unknown:
-            raise fault("sim-argument", f"the size of {b.name} depends on `{unknown[0]}`, which is no parameter",
-                        expected="sizes made of parameters", found=f"`{unknown[0]}`",
-                        span=b.span)
-    made = [_tensor(func, b, None, values, granule) for b in views]
-    if not made:
+    sizes = [v for b in views for d in (*b.shape, *(b.strides_ or ()), b.offset) if isinstance(d, Expr) for v in free_vars(d)]
+    if not views or not address or any(v not in values for v in sizes):
+        values[p] = np.uint64(address)
         return []
-    out = max(made, key=lambda t: t.storage.nbytes)
-    if not address and 0 not in out.shape:
-        raise fault("sim-argument", f"the pointer {p.name} is null and {out.buffer.name} is made of it",
-                    expected="the address of memory", found="null", span=func.span)
+    out = max((_tensor(func, b, None, values, granule) for b in views), key=lambda t: t.storage.nbytes)
     known = Storage(out.storage.name, out.storage.nbytes, out.storage.granule, known=True)
     out = replace(out, storage=known, address=address)
     out.array()[...] = out.array_at(address)

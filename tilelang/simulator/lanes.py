@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Cast, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
-                         Seq, Stmt, Store, TileOp, While, replace, walk)
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
+                         Seq, Stmt, Store, TileOp, Var, While, numpy_dtype, replace, walk)
 from tilelang.ir.evaluate import Closure, ExprCompiler, Frame, Value
 
+from .addresses import Addresses
 from .faults import fault
+from .memory import Storage, geometry, linear_index
 
 
 Action = Callable[["LaneFrame"], None]
@@ -62,6 +64,11 @@ def uniform(x: Value, f: LaneFrame, what: str, span: Any) -> Any:
     return y[0] if y.size else x[0]
 
 
+def is_address(x: Any) -> bool:
+    """Whether a slot of a handle holds a number, one or one a lane, and no storage."""
+    return isinstance(x, (np.generic, np.ndarray))
+
+
 def contains(s: Stmt, kinds: tuple[type, ...], calls: tuple[str, ...] = ()) -> bool:
     """Whether a node of these kinds, or a Call of these names, occurs below s."""
     return any(isinstance(n, kinds) or (calls and getattr(n, "op", None) in calls and hasattr(n, "args"))
@@ -72,6 +79,10 @@ class StmtCompiler(ExprCompiler):
     """Compiles statements to actions.  Subclasses give memory, tile ops and device operations their meaning."""
 
     place: Any = None  # span of the statement being compiled: that of an expression without one of its own
+
+    def __init__(self, rows: Any = None) -> None:
+        super().__init__(rows)
+        self.addresses = Addresses()
 
     def stmt(self, s: Stmt) -> Action:
         """The action of s."""
@@ -95,6 +106,55 @@ class StmtCompiler(ExprCompiler):
             return self.compile_tile_op(s)
         raise fault("sim-unsupported", f"{type(s).__name__} cannot be simulated",
                     found=f"a {type(s).__name__}", span=s.span)
+
+    # -- addresses as values
+
+    def compile_var(self, e: Var) -> Closure:
+        fn = super().compile_var(e)
+        if not e.dtype.is_handle:
+            return fn
+
+        def run(f: LaneFrame) -> Value:
+            x = fn(f)
+            return x if is_address(x) else np.asarray(self.start_of(f, e, x)).astype(np.uint64)
+
+        return run
+
+    def compile_address(self, e: AddressOf) -> Closure:
+        b = e.buffer
+        if b.scope() == "local.fragment" or b.scope().startswith("shared.") and b.scope() != "shared.dyn":
+            raise fault("sim-unsupported", f"the address of {b.name}, which is in {b.scope()}",
+                        expected="global, shared or local memory", found=b.scope(), span=e.span or self.place)
+        base, fns, geo = self.compile_var(b.data), [self.expr(i) for i in e.indices], geometry(self, b)
+        item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
+
+        def run(f: LaneFrame) -> Value:
+            start = base(f)
+            linear, _ = linear_index([np.asarray(fn(f)).astype(np.int64) for fn in fns], *geo(f))
+            return (start.astype(np.int64) + linear * item).astype(np.uint64)
+
+        return run
+
+    def start_of(self, f: LaneFrame, v: Var, held: Any) -> Value:
+        """The address of the storage that the slot of v holds."""
+        if isinstance(held, Storage):
+            start = self.addresses.of(held)
+            return start + np.arange(held.lanes) * held.nbytes if held.lanes > 1 else start
+        raise fault("sim-unsupported", f"the address of {v.name} as a value", expected="the address of memory",
+                    found=f"`{v.name}`", span=v.span or self.place)
+
+    def followed(self, f: LaneFrame, pointer: Value, linear: np.ndarray, need: Any, vector: bool, count: int, b: Any,
+                 write: bool, span: Any) -> tuple[Storage, np.ndarray]:
+        """(memory, element numbers in it) of elements of b, a tensor made of the address `pointer` (one, or one a lane).
+
+        linear: element numbers from there on, and need: which are touched, `count` elements each.  Both have the shape () or
+        (lanes,) or what broadcasts to it, with one more axis for vectors.
+        """
+        start = np.asarray(pointer).astype(np.int64)
+        item = numpy_dtype(b.dtype).itemsize
+        at = (start[:, None] if vector and start.ndim else start) + linear * item
+        at = np.broadcast_to(at, np.broadcast_shapes(at.shape, need.shape))
+        return self.addresses.window(at, need, item * count, item, write, b.name, span)
 
     # -- given by subclasses
 
@@ -158,12 +218,6 @@ class StmtCompiler(ExprCompiler):
         return run_checked
 
     def _bind(self, s: Bind) -> Action:
-        if s.var.dtype.is_handle and not s.value.dtype.is_handle or \
-                isinstance(s.value, Cast) and s.value.dtype.is_handle:
-            raise fault("sim-unsupported", f"{s.var.name} is an address made of an integer, which simulated memory does "
-                        "not have",
-                        expected="an address of simulated memory", found=f"`{s.var.name}`, made of an integer",
-                        span=s.span, hint="run it on the CPU target or a GPU")
         at, value = self.slot(s.var), self.expr(s.value)
 
         def run(f: LaneFrame) -> None:
@@ -302,4 +356,4 @@ _STMTS: dict[type, Callable[[Any, Any], Action]] = {
     Launch: lambda c, s: c.compile_launch(s), Assert: lambda c, s: c.compile_assert(s),
 }  # fmt: skip
 
-__all__ = ["Action", "Closure", "LaneFrame", "StmtCompiler", "contains", "exit_lanes", "uniform"]
+__all__ = ["Action", "Closure", "LaneFrame", "StmtCompiler", "contains", "exit_lanes", "is_address", "uniform"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import (AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Const, Expr, Func, Launch, Load, Ramp,
-                         Store, numpy_dtype, walk)
+                         Store, Var, numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.intrinsics import INTRINSICS
 from tilelang.target.tensor_map import tensor_maps_of
@@ -21,7 +21,7 @@ from tilelang.target.tensor_map import tensor_maps_of
 from .counters import Counters, Site
 from .faults import fault
 from .lane_ops import WARP, spread
-from .lanes import Action, LaneFrame, StmtCompiler
+from .lanes import Action, LaneFrame, StmtCompiler, is_address
 from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
 from .races import AccessTable, Clocks
 from .registers import Guard
@@ -95,6 +95,8 @@ class MachineCompiler(StmtCompiler):
         super().__init__(INTRINSICS)
         self.check = check
         self.sites: list[Site] = []
+        self.windows: dict[int, Global] = {}  # memory behind addresses, by slot: of the access under way
+        self.shared_sizes: dict[int, int] = {}  # bytes of a shared buffer, by id of its data
         self.counters = Counters(self.sites)
         self.granules = granules(func)
         self.shared_granule, widths = _access_granules(func)
@@ -109,14 +111,15 @@ class MachineCompiler(StmtCompiler):
 
     # -- addresses
 
-    def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str) -> Callable[..., Any]:
+    def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str,
+                 write: bool = False) -> Callable[..., Any]:
         """f(frame) -> element numbers in b's storage, of shape () or (lanes,) (with `count` 0: a vector axis more).
 
         Every active lane's `count` elements lie inside b's shape, or sim-out-of-bounds is raised.
         """
         fns = [self.expr(i) for i in indices]
         geo, last = geometry(self, b), len(fns) - 1
-        more = max(count, 1) - 1
+        more, is_global, at = max(count, 1) - 1, b.scope() == "global", self.slot(b.data)
 
         def run(f: LaneFrame) -> np.ndarray:
             shape, strides, offset = geo(f)
@@ -132,9 +135,31 @@ class MachineCompiler(StmtCompiler):
                 if hit.any():
                     raise out_of_bounds(b, idx, shape, hit, span, what, f" in block {f.block.where}")
                 linear = np.where(bad, 0, linear)
-            return linear
+            if not is_global or not is_address(f.slots[at]):
+                return linear
+            need = np.True_ if f.mask is None else f.mask if count else f.mask[:, None]
+            bl = b.dtype.lanes
+            window, linear = self.followed(f, f.slots[at], linear * bl, need, count == 0, max(count, 1) * bl, b, write, span)
+            self.windows[at] = Global(window)
+            return linear // bl
 
         return run
+
+    def memory(self, f: LaneFrame, at: int) -> Any:
+        """What the slot of a buffer's data holds; for a tensor made of an address the memory of the access under way, whose
+        place has just been computed."""
+        held = f.slots[at]
+        return self.windows[at] if is_address(held) else held
+
+    def start_of(self, f: LaneFrame, v: Var, held: Any) -> Value:
+        if isinstance(held, Global):
+            held = held.store
+        elif isinstance(held, int):  # an offset in shared memory
+            shared = f.block.shared
+            end = held + self.shared_sizes.get(id(v), 0)
+            shared.owner[held // shared.granule:-(-end // shared.granule)] = self.slot(v)
+            return self.addresses.of(shared.store) + held
+        return super().start_of(f, v, held)
 
     # -- statements and expressions
 
@@ -269,10 +294,11 @@ class MachineCompiler(StmtCompiler):
 
     # -- shared and global memory
 
-    def reach(self, b: Buffer, indices: tuple[Expr, ...], width: int, span: Any, what: str) -> Callable[..., Any]:
+    def reach(self, b: Buffer, indices: tuple[Expr, ...], width: int, span: Any, what: str,
+              write: bool = False) -> Callable[..., Any]:
         """f(frame) -> byte addresses (lanes,) of accesses of `width` bytes: inside b, aligned.  Inactive lanes: any."""
         item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
-        where = self.elements(b, indices, width // item if width >= item else 1, span, what)
+        where = self.elements(b, indices, width // item if width >= item else 1, span, what, write)
         shared, at = b.scope() != "global", self.slot(b.data)
         align = min(width & -width, 16)
 
@@ -306,7 +332,7 @@ class MachineCompiler(StmtCompiler):
 
         def run(f: LaneFrame) -> Value:
             a = address(f)
-            store = self.touch(f, f.slots[at], b, a, width, site, "read", op)
+            store = self.touch(f, self.memory(f, at), b, a, width, site, "read", op)
             first = a // dt.itemsize
             x = store.flat(dt)
             if f.mask is not None:
@@ -330,13 +356,13 @@ class MachineCompiler(StmtCompiler):
                         expected="contiguous lanes", found=f"a stride in a store to {b.name}", span=s.span)
         n *= b.dtype.lanes
         width = n * dt.itemsize
-        address, value = self.reach(b, base, width, s.span, "store to"), self.expr(s.value)
+        address, value = self.reach(b, base, width, s.span, "store to", True), self.expr(s.value)
         site, at, steps = self.site(b, s.span, "write"), self.slot(b.data), np.arange(n)
         op = f"st.{scope.split('.')[0]}"
 
         def run(f: LaneFrame) -> None:
             v, a = spread(value(f), f.lanes, n > 1), address(f)
-            memory = f.slots[at]
+            memory = self.memory(f, at)
             store = memory.store if isinstance(memory, Global) else f.block.shared.store
             cells = (a // dt.itemsize)[:, None] + steps
             v = v[:, None] if n == 1 else v
@@ -407,13 +433,13 @@ class MachineCompiler(StmtCompiler):
         """Element numbers for an atomic access of `count` consecutive elements (see lane_ops)."""
         b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.place
         width = count * dt.itemsize
-        address = self.reach(b, e.indices, width, span, what)
+        address = self.reach(b, e.indices, width, span, what, True)
         site, at, steps = self.site(b, span, "atomic access"), self.slot(b.data), np.arange(count)
 
         def run(f: LaneFrame) -> Any:
             a = address(f)
             op = f"atom.{b.scope().split('.')[0]}"
-            store = self.touch(f, f.slots[at], b, a, width, site, "atomic", op)
+            store = self.touch(f, self.memory(f, at), b, a, width, site, "atomic", op)
             at_ = (a // dt.itemsize)[:, None] + steps
             ok = np.broadcast_to(f.active()[:, None], at_.shape)
             return store.flat(dt), np.where(ok, at_, 0), ok

@@ -24,7 +24,7 @@ from .faults import fault
 from .grid import TileGrid, has_grid_barrier, tile_grid_barrier
 from .host import Arguments, bind_arguments, clusters
 from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote, spread
-from .lanes import Action, LaneFrame, StmtCompiler, uniform
+from .lanes import Action, LaneFrame, StmtCompiler, is_address, uniform
 from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
 from .tile_cluster import TileCluster, to_block
 from .tile_env import TileEnv
@@ -49,7 +49,8 @@ class TileCompiler(StmtCompiler):
 
     # -- memory
 
-    def locate(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any) -> Callable[[LaneFrame], Any]:
+    def locate(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any,
+               write: bool = False) -> Callable[[LaneFrame], Any]:
         """A function giving (storage, indices, shape, element numbers, out of range).  count: elements from there on
         (vectors), 1 for a scalar."""
         fns = [self.expr(i) for i in indices]
@@ -75,6 +76,11 @@ class TileCompiler(StmtCompiler):
                 bad = np.broadcast_to(bad[..., None], linear.shape)
                 if ramp:
                     linear, bad = linear.reshape(*linear.shape[:-2], -1), bad.reshape(*bad.shape[:-2], -1)
+            if is_address(store):
+                vector, need = ramp or bl > 1 or tail is not None, ~bad
+                if f.mask is not None:
+                    need = need & (f.mask[:, None] if vector else f.mask)
+                store, linear = self.followed(f, store, linear, need, vector, 1, b, write, span)
             if store.lanes > 1:
                 row = np.arange(store.lanes) * (store.nbytes // numpy_dtype(b.dtype).itemsize)
                 vector = ramp or bl > 1 or tail is not None
@@ -126,7 +132,7 @@ class TileCompiler(StmtCompiler):
 
     def compile_store(self, s: Store) -> Action:
         b, dt, vector = s.buffer, numpy_dtype(s.buffer.dtype), s.value.dtype.lanes > 1
-        where, value = self.locate(b, s.indices, 1, s.span), self.expr(s.value)
+        where, value = self.locate(b, s.indices, 1, s.span, True), self.expr(s.value)
 
         def run(f: LaneFrame) -> None:
             x = np.asarray(value(f))
@@ -145,7 +151,7 @@ class TileCompiler(StmtCompiler):
 
     def cells(self, e: AddressOf, count: int, what: str) -> Callable[[LaneFrame], Any]:
         b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.place
-        where = self.locate(b, e.indices, count, span)
+        where = self.locate(b, e.indices, count, span, True)
 
         def run(f: LaneFrame) -> Any:
             store, idx, shape, linear, bad = where(f)
@@ -360,6 +366,7 @@ def run_tile(func: Any, args: Arguments, *, check: bool = True, aliased: bool = 
     compiler = TileCompiler(program, check)
     action = compiler.stmt(program.body)
     binding = bind_arguments(program, args, compiler.granules, aliased)
+    compiler.addresses = binding.addresses
     for t in binding.tensors:
         compiler.slot(t.buffer.data)
     slots = compiler.new_slots(binding.values)

@@ -11,7 +11,7 @@ from tilelang.ir import Buffer, Expr, Node, Region, TileOp, fields_of, numpy_dty
 from tilelang.ir.evaluate import ExprCompiler
 
 from .faults import fault
-from .lanes import LaneFrame, uniform
+from .lanes import LaneFrame, is_address, uniform
 from .memory import geometry, strided
 
 
@@ -21,7 +21,9 @@ class TileEnv:
     lane: the thread whose private arrays and values are meant, None for the whole block.
     """
 
-    def __init__(self, sites: dict[int, Any], check: bool, f: LaneFrame, lane: int | None, span: Any) -> None:
+    def __init__(self, sites: dict[int, Any], check: bool, f: LaneFrame, lane: int | None, span: Any,
+                 followed: Any = None) -> None:
+        self._followed = followed
         self._sites, self._check, self._frame, self._lane, self.span = sites, check, f, lane, span
 
     @staticmethod
@@ -42,7 +44,7 @@ class TileEnv:
             if name != "attrs":
                 visit(getattr(op, name))
         check = bool(getattr(compiler, "check", True))
-        return lambda f, lane: TileEnv(sites, check, f, lane, op.span)
+        return lambda f, lane: TileEnv(sites, check, f, lane, op.span, getattr(compiler, "followed", None))
 
     def eval(self, e: Any) -> Any:
         """The scalar value of an expression (or Python number), in its dtype."""
@@ -79,13 +81,13 @@ class TileEnv:
 
     def write(self, r: Region, tile: Any) -> None:
         """Store a tile of the buffer's dtype and of shape `shape(r)`; global elements out of range are skipped."""
-        box = self._box(r)
+        box = self._box(r, True)
         tile = np.broadcast_to(np.asarray(tile, box.tensor.dtype), box.shape)
         box.tensor[box.source] = tile[box.target]
         if box.known is not None:
             box.known[box.source] = True
 
-    def _box(self, r: Region) -> _Box:
+    def _box(self, r: Region, write: bool = False) -> _Box:
         site = self._sites[id(r)]
         f, b = self._frame, r.buffer
         store = f.slots[site.slot]
@@ -102,6 +104,15 @@ class TileEnv:
             raise fault("sim-out-of-bounds", f"{b.name}[{ranges}] is outside its shape ({', '.join(map(str, shape))})",
                         expected=f"a region of ({', '.join(map(str, shape))})", found=f"[{ranges}]",
                         span=r.span or self.span, hint="check the start and extents of the region")
+        source = tuple(slice(lo, hi) for lo, hi in zip(low, high))
+        target = tuple(slice(lo - m, hi - m) for lo, hi, m in zip(low, high, mins))
+        if is_address(store):
+            at = np.full((), offset, np.int64)
+            for lo, hi, s in zip(low, high, strides):
+                at = at[..., None] + np.arange(lo, hi) * s
+            pointer = self._scalar(lambda f: store)
+            window, number = self._followed(f, pointer, at, np.ones(at.shape, bool), False, 1, b, write, self.span)
+            return _Box(_Picked(window.flat(numpy_dtype(b.dtype)), number), None, (slice(None),) * len(low), target, ext)
         row = 0 if self._lane is None or store.lanes == 1 else self._lane
         flat = store.view(numpy_dtype(b.dtype))[row]
         tensor = strided(flat, offset, shape, strides)
@@ -111,8 +122,6 @@ class TileEnv:
             k = flat.itemsize // store.granule
             lead = strided(flags, offset * k, (*shape, k), (*(s * k for s in strides), 1))
             known = lead[..., 0] if k == 1 else _Whole(lead)
-        source = tuple(slice(lo, hi) for lo, hi in zip(low, high))
-        target = tuple(slice(lo - m, hi - m) for lo, hi, m in zip(low, high, mins))
         return _Box(tensor, known, source, target, ext)
 
 
@@ -129,12 +138,25 @@ class _Whole:
         self.flags[key] = value
 
 
+class _Picked:
+    """Elements of memory by their numbers, as an array of the numbers' shape that is read and written whole."""
+
+    def __init__(self, flat: np.ndarray, number: np.ndarray) -> None:
+        self.flat, self.number, self.dtype = flat, number, flat.dtype
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        return self.flat[self.number]
+
+    def __setitem__(self, key: Any, values: np.ndarray) -> None:
+        self.flat[self.number] = values
+
+
 class _Box:
     """A region at run time: the buffer as an array, its part inside the shape (source), where that lies in the tile."""
 
     __slots__ = ("tensor", "known", "source", "target", "shape")
 
-    def __init__(self, tensor: np.ndarray, known: Any, source: tuple[slice, ...], target: tuple[slice, ...],
+    def __init__(self, tensor: Any, known: Any, source: tuple[slice, ...], target: tuple[slice, ...],
                  shape: tuple[int, ...]) -> None:
         self.tensor, self.known, self.source, self.target, self.shape = tensor, known, source, target, shape
 

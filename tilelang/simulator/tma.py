@@ -24,7 +24,7 @@ from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, TensorMap, tens
 
 from .faults import fault
 from .lane_ops import WARP, spread
-from .lanes import LaneFrame
+from .lanes import LaneFrame, is_address
 from .mbarrier import Barrier
 from .memory import geometry, strided
 
@@ -38,6 +38,15 @@ def box_chunks(start: int, rows: int, row_bytes: int, swizzle: int) -> np.ndarra
     if swizzle:
         at = at ^ ((at >> 7 & swizzle // UNIT - 1) << 4)
     return at // UNIT
+
+
+def _tensor(held: Any, b: Any, span: Any) -> Any:
+    """The Global of a tensor that TMA reads or writes."""
+    if is_address(held):
+        raise fault("sim-address", f"TMA of {b.name}, which is made of the null pointer or of an address that only the kernel "
+                    "knows", expected="a tensor that the host can describe to TMA", found=f"`{b.name}` at an address",
+                    span=span, hint="pass the tensor, or a pointer to a tensor whose shape the parameters give")
+    return held
 
 
 class _Map:
@@ -58,7 +67,7 @@ class _Map:
 
         start: coordinates, outermost first.
         """
-        memory = f.slots[self.slot]
+        memory = _tensor(f.slots[self.slot], self.map.buffer, self.span)
         shape, strides, offset = self.geometry(f)
         item = self.dt.itemsize
         if strides[-1] != 1 or any(s * item % UNIT for s in strides[:-1]) or offset * item % UNIT:
@@ -292,7 +301,7 @@ def _bulk_load(c: Any, e: Call) -> Closure:
             lanes = np.arange(f.lanes) == t
             start, first, n = int(to(f)[t]), int(frm(f)[t]), int(spread(nbytes(f), f.lanes)[t])
             units = _bulk_units(c, f, start, first, n, dst.buffer, e.span)
-            memory = f.slots[slot]
+            memory = _tensor(f.slots[slot], src.buffer, e.span)
             _bulk_bounds(memory, first, n, src.buffer, e.span)
             if c.check and memory.table is not None:
                 g = np.arange(first // memory.store.granule, (first + n) // memory.store.granule)
@@ -318,7 +327,7 @@ def _bulk_store(c: Any, e: Call) -> Closure:
         for t in map(int, _issue(c, f, e.op)):
             start, first, n = int(frm(f)[t]), int(to(f)[t]), int(spread(nbytes(f), f.lanes)[t])
             units = _bulk_units(c, f, start, first, n, src.buffer, e.span)
-            memory = f.slots[slot]
+            memory = _tensor(f.slots[slot], dst.buffer, e.span)
             _bulk_bounds(memory, first, n, dst.buffer, e.span)
             data = _leaving(c, f, units, t, src.buffer, site, e.span)
             if c.check:

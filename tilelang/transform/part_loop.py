@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, If, Load, Region, Stmt, Store, Var, binary, const, convert,
-                         free_vars, is_const, load, replace, seq, stmts_of, substitute, walk, with_attrs)
+                         free_vars, is_const, load, replace, seq, stmts_of, substitute, used_vars, walk, with_attrs)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Gemm
 
@@ -207,7 +207,7 @@ _ZERO = (const(0),)
 
 
 def _used(stmts: Iterable[Stmt]) -> set[Any]:
-    return set().union(*(free_vars(s) for s in stmts))
+    return set().union(*(used_vars(s) for s in stmts))
 
 
 def _variable(name: str, s: Bind) -> Buffer:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, If, Load, Node,
-                         Parallel, Region, Seq, Stmt, Store, Var, call, const, free_vars, fresh, load, replace, rewrite,
-                         seq, stmts_of, substitute, walk, with_attrs)
+                         Parallel, Region, Seq, Stmt, Store, Var, call, const, fresh, load, replace, rewrite,
+                         seq, stmts_of, substitute, used_vars, walk, with_attrs)
 from tilelang.ir.record import record
 
 from .schedule import Body, needed_binds
@@ -98,7 +98,7 @@ class _Emitter:
         used: set[Any] = set()
         for i in r.items:
             s = self.items[i].stmt
-            used |= free_vars(s)
+            used |= used_vars(s)
             stmts.append(with_attrs(s, async_group=True) if i in self.plan.ahead else s)
         binds = self.early(used)
         stmts = self.with_late(stmts)
@@ -123,7 +123,7 @@ class _Emitter:
         out: list[Stmt] = []
         done: dict[Any, Any] = {}
         for s in stmts:
-            for b in needed_binds(self.parts.pure, free_vars(s)):
+            for b in needed_binds(self.parts.pure, used_vars(s)):
                 if b.var in self.parts.late and b.var not in done:
                     value = substitute(b.value, done)
                     done[b.var] = fresh(b.var.name, b.var.dtype)
@@ -199,7 +199,7 @@ class _Emitter:
         k = loop.var
         base: Expr = k if isinstance(loop.start, Const) and loop.start.value == 0 else k - loop.start
         top = self.early({v for r in self.runs if r.stage == self.depth for i in r.items
-                          for v in free_vars(self.items[i].stmt)})
+                          for v in used_vars(self.items[i].stmt)})
 
         def main_run(r: _Run) -> list[Stmt]:
             ahead = self.depth - r.stage

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tilelang.ir import Alloc, Bind, Buffer, Expr, Stmt, Var, free_vars
+from tilelang.ir import Alloc, Bind, Buffer, Expr, Stmt, Var, free_vars, used_vars
 from tilelang.ir.record import record
 
 from .effects import Effect, effects, expr_effects
@@ -69,7 +69,7 @@ def take_apart(stmts: Iterable[Stmt]) -> Body:
         if isinstance(s, Alloc) and s.init is None:
             body.allocs.append(s)
             continue
-        used: frozenset[object] = frozenset(free_vars(s))
+        used: frozenset[object] = frozenset(used_vars(s))
         needs = frozenset(x for v in used for x in pure_needs.get(v, ())) | (used & scheduled)
         own = tuple(effects(s))
         needs |= {e.buffer for e in own} & scheduled

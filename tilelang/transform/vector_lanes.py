@@ -138,9 +138,11 @@ def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int
             continue
         if not is_memory(x.buffer):  # type: ignore[attr-defined]
             continue
-        if any(v in private for i in x.indices for v in walk(i)):  # type: ignore[attr-defined]
+        b: Buffer = x.buffer  # type: ignore[attr-defined]
+        made = (*x.indices, b.data, *b.shape, *(b.strides_ or ()), b.offset)  # type: ignore[attr-defined]
+        if any(v in private for i in made if isinstance(i, Expr) for v in walk(i)):
             continue
-        data = x.buffer.data  # type: ignore[attr-defined]
+        data = b.data
         if isinstance(x, Load):
             if first_store.get(data, k) < k:
                 late.add(x)

@@ -72,6 +72,7 @@ class Expressions:
         self.f, self.host, self.analyzer = f, host, analyzer
         self.vars: dict[Var, Bound] = {}
         self.storage: dict[Var, Storage] = {}
+        self.slots: dict[Var, Storage] = {}  # values that each thread has one of
         self.safe_values: dict[Buffer, Expr] = {}
         self.trusted: set[tuple[int, int]] = set()
         self.guarded = True  # False: tl.disable_safe_memory_legalize
@@ -95,6 +96,9 @@ class Expressions:
     def _var(self, e: Var) -> str:
         bound = self.vars.get(e)
         if bound is None:
+            held = self.storage.get(e)  # the address of a buffer's storage
+            if held is not None and held.copies == 1:
+                return held.base
             raise unsupported(f"the variable {e.name} here", span=e.span or self.span,
                               hint="it has no value on the CPU target at this place")
         if bound.value is None:
@@ -276,6 +280,8 @@ class Expressions:
         got = self.storage.get(b.data)
         if got is None:
             bound = self.vars.get(b.data)  # an untyped pointer parameter, or a pointer computed in the program
+            if b.data in self.slots:
+                return Storage(self._var(b.data))
             if bound is None or bound.value is None:
                 raise unsupported(f"buffer {b.name} ({b.scope()}) here", span=b.span or self.span,
                                   hint="it has no storage on the CPU target at this place")

@@ -35,6 +35,7 @@ from tilelang.ir import (
     TileOp,
     Var,
     While,
+    follows_addresses,
     walk,
 )
 
@@ -312,8 +313,8 @@ def _capture(cx: Host, s: Launch) -> list[Captured]:
 def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Slot],
                     captured: list[Captured]) -> tuple[str, int]:
     """define void @name_block(block ids, captured values, storage, scratch); returns its name and scratch bytes."""
-    may_alias = set(cx.func.attr("may_alias") or ())
-    aliased = {id(b.data) for _, b in cx.func.buffers if b.name in may_alias}
+    may_alias, free = set(cx.func.attr("may_alias") or ()), follows_addresses(s)
+    aliased = {id(b.data) for _, b in cx.func.buffers if free or b.name in may_alias}
     params = [("i64", f"b{d}", "") for d in range(3)]
     names = [f"{clean(c.var.name)}_{k}" for k, c in enumerate(captured)]
     places = [f"{clean(t.buffer.name)}_{len(captured) + k}" for k, t in enumerate(slots)]

@@ -63,7 +63,6 @@ class Statements(Expressions):
                  extents: tuple[int, int, int]) -> None:
         super().__init__(f, host, analyzer)
         self.threads, self.thread_vars, self.extents = threads, thread_vars, extents
-        self.slots: dict[Var, Storage] = {}
         self.exchanged: dict[int, Storage] = {}
         self.active: str | None = None  # a byte a thread: whether it takes part in the statement's exchanges; None: all do
         self.in_parallel = False

@@ -96,13 +96,18 @@ class Threads:
         for n in walk(e):
             if id(n) in agreed:
                 continue  # one answer for the block, whoever voted how
-            if isinstance(n, Var) and n in self.varying:
+            if isinstance(n, Var) and n in self.varying or isinstance(n, Buffer) and self._elsewhere(n):
                 return True
             if isinstance(n, Load) and n.buffer.data in self.private:
                 return True
             if isinstance(n, Call) and (n.op in PER_THREAD or n.op in _PER_LANE):
                 return True
         return False
+
+    def _elsewhere(self, b: Buffer) -> bool:
+        """Whether a buffer is another place for each thread: made of an address, or from an element on, that differs."""
+        return b.data in self.varying or any(isinstance(d, Expr) and self.varies(d)
+                                             for d in (b.offset, *b.shape, *(b.strides_ or ())))
 
 
 def analyse_threads(launch: Launch) -> Threads:
@@ -253,7 +258,7 @@ def _mark(t: Threads, s: Stmt) -> None:
             if s.buffer.data in t.private:
                 t.looped.add(id(s))
         case Store():
-            if t.varies(s.value) or t.varies(s.indices) or s.buffer.data in t.private:
+            if t.varies((s.value, s.indices, s.buffer)) or s.buffer.data in t.private:
                 t.looped.add(id(s))
         case Evaluate():
             if t.varies(s.call):
