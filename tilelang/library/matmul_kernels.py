@@ -275,6 +275,7 @@ def gemm_split(f: Form) -> Any:
             else:
                 T.copy(Cf, W[bz, by * t.bm, bx * t.bn])
         with T.Kernel(T.ceildiv(f.n, columns), T.ceildiv(f.m, rows), lead, threads=256) as (bx, by, bz):
+            T.pdl_sync()
             total = T.alloc_fragment((rows, columns), f.types[3])
             D = T.alloc_fragment((rows, columns), f.result)
             T.clear(total)

@@ -85,7 +85,7 @@ def split_host(func: Func) -> LoweredProgram:
     def visit(s: Any) -> Any:
         if isinstance(s, Launch):
             name = s.attr("cuda_entry") or f"{base}_kernel" + (f"_{len(kernels)}" if kernels else "")
-            named = with_attrs(s, name=name, may_alias=func.attr("may_alias"))
+            named = with_attrs(s, name=name, may_alias=func.attr("may_alias") or s.attr("may_alias"))
             kernels.append(_kernel(func, named, name))
             return named
         if isinstance(s, tuple):

@@ -52,6 +52,7 @@ class Tiles:
     grid: number of blocks.  block: its index.  index, count: variable and extent of the loop over a block's tiles.
     binds: the launch's block variables, in terms of them.  cluster: 2 when blocks 2 c and 2 c + 1 are a cluster that
     computes neighbours along dimension `paired` of the launch's grid at the same time; `rank` is a block's place in it.
+    once: a block has one tile.
     """
 
     grid: Expr
@@ -63,6 +64,7 @@ class Tiles:
     cluster: int = 1
     paired: int | None = None
     rank: Expr | None = None
+    once: bool = False
 
     def loop(self, *body: Stmt) -> For:
         """All tiles of a block."""
@@ -118,7 +120,8 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     rank = binds[1].var
     binds.append(Bind(launch.block_vars[paired], team.block_vars[paired] * 2 + rank))
     text += f"; clusters of 2 along dimension {paired} of the grid"
-    return Tiles(teams * 2, block, index, const(1, count.dtype) if why else count, tuple(binds), text, 2, paired, rank)
+    return Tiles(teams * 2, block, index, const(1, count.dtype) if why else count, tuple(binds), text, 2, paired, rank,
+                 bool(why))
 
 
 def _paired(launch: Launch, work: Work, cx: PassContext, lasting: bool) -> int | None:

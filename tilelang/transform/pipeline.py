@@ -19,6 +19,7 @@ from .check_pipelines import check_pipelines
 from .check_races import check_races
 from .config import PassConfigKey
 from .defer_sums import defer_sums
+from .dependent_launch import dependent_launch
 from .device_program import DeviceKernel, LoweredProgram, split_host
 from .flatten import flatten
 from .guard_masks import guard_masks
@@ -71,6 +72,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     plan_shared_memory,  # SYNCED -> DEVICE; its reuse needs the barriers
     simplify,
     product_registers,  # after simplify: it follows values through the final program
+    dependent_launch,  # after place_sync and simplify: every access of global memory has its place
     verify_sync,  # last: it checks what is printed, with the planned offsets
 )
 

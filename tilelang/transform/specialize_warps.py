@@ -109,7 +109,7 @@ class _Roles:
         steps = None if tiles is None else Steps(tiles, _inlined(convert(self.loop.extent), self.values), self.stages,
                                                  self.launch, self.bound)
         self.shared = RoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
-                               self.cx, None if steps is None else steps.base, tiles is not None)
+                               self.cx, None if steps is None else steps.base, tiles is not None and not tiles.once)
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
         used = {e.storage for k, s in enumerate(stmts) if k != at for e in effects(s)}
         dropped = {b for b in new if b.data not in used}
@@ -125,8 +125,13 @@ class _Roles:
         loading = self._producer([x for w in whole for x in w.produce()])
         first = {id(s): w for s, w in zip(once_loaded, whole)}
         opening = [x for s in before for x in (first[id(s)].filled() if id(s) in first else [s])]
+        # No block may end, or start to load, while another one of its cluster still reaches into it.  Where its loop is not
+        # run again, blocks have nothing to do with each other behind it: only its end is waited for, at the very end.
+        cluster = tiles is not None and tiles.cluster > 1
+        parting = cluster and tiles is not None and tiles.once
+        done = [do("cluster_arrive")] if parting else []
         computing = [*opening, *consumer(self.shared, [x for w in whole if not w.late for x in w.release(self.shared)],
-                                         {s.dst.buffer for s in once_loaded}), *stmts[at + 1:],
+                                         {s.dst.buffer for s in once_loaded}), *done, *stmts[at + 1:],
                      *(x for w in whole if w.late for x in w.release(self.shared))]
         if tiles is None or steps is None:
             once += binds
@@ -136,11 +141,9 @@ class _Roles:
         last = self.groups * GROUP + 32
         loader = If(binary("lt", self.thread, const(last, self.thread.dtype)), If(call("elect_one", (), "bool"), seq(*loading)))
         roles = If(call("in_warp_groups", (), "bool", first=self.groups, count=1),
-                   seq(*self._registers(0), loader), seq(*self._registers(1), *computing), span=self.loop.span)
-        # No block may end, or start to load, while another one of its cluster still reaches into it.
-        cluster = tiles is not None and tiles.cluster > 1
-        body = seq(*once, *(Alloc(b) for b in made), self._setup(made, cluster), roles,
-                   do("cluster_sync") if cluster else None, span=self.launch.body.span)
+                   seq(*self._registers(0), *done, loader), seq(*self._registers(1), *computing), span=self.loop.span)
+        end = do("cluster_wait" if parting else "cluster_sync") if cluster else None
+        body = seq(*once, *(Alloc(b) for b in made), self._setup(made, cluster), roles, end, span=self.launch.body.span)
         out = replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
         if tiles is not None:
             out = with_attrs(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None,
