@@ -238,6 +238,17 @@ def test_clusters_where_loads_would_keep_the_matrix_unit_waiting(n, k, tile, clu
     assert (launch.attr("cluster") == (2, 1, 1)) == clusters
 
 
+@pytest.mark.parametrize("m, n, k, tile, clusters", [
+    (1000, 1000, 1000, (64, 128, 128), True), (1024, 1024, 1024, (64, 128, 128), False),  # rows across lines, or not
+    (4096, 128, 4096, (64, 64, 128), True), (512, 4096, 4096, (128, 128, 256), False),  # the loads take longer, or the products
+    (1000, 1000, 256, (64, 128, 128), False)])  # too short
+def test_clusters_in_one_round_of_tiles_where_they_are_worth_it(m, n, k, tile, clusters):
+    bm, bn, threads = tile
+    launch = lower(gemm(m=m, n=n, k=k, bm=bm, bn=bn, bk=64, threads=threads, tb=True, stages=8 if threads == 128 else 6).func,
+                   HOPPER, options(None)).kernels[0].launch
+    assert "one tile a block" in " ".join(launch.attr("report")) and (launch.attr("cluster") == (2, 1, 1)) == clusters
+
+
 def test_clusters_of_a_grid_that_is_not_persistent():
     rng = np.random.default_rng(7)
     a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((256, 96), (136, 96)))
@@ -246,6 +257,9 @@ def test_clusters_of_a_grid_that_is_not_persistent():
     launch = program.kernels[0].launch
     assert launch.attr("cluster") == (2, 1, 1) and launch.grid[0].value == 12
     assert "one tile a block" in " ".join(launch.attr("report"))
+    ops = [x.op for x in walk(launch) if isinstance(x, Call)]  # blocks part behind their loops, before they store
+    assert ops.count("cluster_sync") == 1 and ops.count("cluster_arrive") == 2 and ops[-1] == "cluster_wait"
+    assert max(i for i, op in enumerate(ops) if op == "cluster_arrive") < ops.index("tma_store")
     got = run_device(program, {"A": a, "B": b, "bias": np.zeros(136, np.float32), "C": np.full((256, 136), 7, np.float16)})
     assert np.array_equal(got.outputs["C"], (a.astype(np.float32) @ b.astype(np.float32).T).astype(np.float16))
 

@@ -28,8 +28,9 @@ from .pass_ import DEVICE, PassContext, pass_
 from .rings import do
 
 # What a block may do before the kernel in front of it is over: nothing that leaves its cluster.  Tensor maps are parameters.
-_SETTING_UP = frozenset(("tma_prefetch", "mbarrier_init", "fence_mbarrier_init", "fence_proxy_async", "sync_threads", "sync_warp",
-                         "cluster_sync", "cluster_rank", "cluster_size", "elect_one", "in_warp_groups", "warp_uniform", "set_max_nreg"))
+_SETTING_UP = frozenset((
+    "tma_prefetch", "mbarrier_init", "fence_mbarrier_init", "fence_proxy_async", "sync_threads", "sync_warp", "cluster_sync",
+    "cluster_rank", "cluster_size", "elect_one", "in_warp_groups", "warp_uniform", "set_max_nreg"))
 # Calls that take global addresses and that no compiler moves in front of pdl_sync.
 _IN_ORDER = frozenset(("cp_async", "tma_load", "tma_store", "tma_reduce_add", "tma_prefetch", "bulk_load", "bulk_store"))
 _FOREIGN = frozenset(("call_extern", "source_kernel", "ldg", "ldg32", "ldg64", "ldg128", "ldg256"))

@@ -10,6 +10,7 @@ time share what they load.  Where the work of a tile grows with a block variable
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilelang.arith import Analyzer
@@ -30,6 +31,10 @@ L2_SHARE = 32 << 20  # bytes of L2 that tiles running together may fill with wha
 # they take more, and clusters gain 14 to 16 % (docs/performance.md).
 L2_RATE = 68
 OFF_LINES = 1.6  # what 128 bytes cost that lie in two cache lines
+# One round of tiles, in clusters of two: blocks start and end together, which took 1 us more (1024 cubed) than alone.
+ROUND_COST = 1900  # cycles
+_L2 = 80  # bytes a cycle and multiprocessor from L2, all loading
+_WAITING = 1.08  # of the matrix unit's cycles, where a stage is free only when two blocks have used it
 _SAMPLE = 4096  # stands for extents that are known at run time only, where an order is chosen
 
 
@@ -42,7 +47,7 @@ class Work:
     extent: Expr
     block_vars: tuple[Var, ...]
     cycles: float = 0  # of the matrix unit, an iteration; 0 where unknown
-    traffic: float = 0  # from L2, an iteration, in bytes of whole lines
+    traffic: tuple[float, ...] = ()  # of each load from L2, an iteration, in bytes of whole lines
 
 
 @record
@@ -89,9 +94,11 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
         why = "blocks share a multiprocessor"
     analyzer = Analyzer()
     whole = analyzer.simplify(_product([convert(g) for g in launch.grid]))
-    if not why and isinstance(whole, Const) and whole.value <= blocks:
+    one_round = not why and isinstance(whole, Const) and whole.value <= blocks
+    if one_round:
         why = "there are no more tiles than multiprocessors"
-    paired = _paired(launch, work, cx, not why) if blocks % 2 == 0 or why else None
+    pays = _pays_in_one_round if one_round and alone else _pays_for_many if not why else _never
+    paired = _paired(launch, work, cx, pays) if blocks % 2 == 0 or why else None
     if why and paired is None:
         return why
     cluster = 1 if paired is None else 2
@@ -124,23 +131,41 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
                  bool(why))
 
 
-def _paired(launch: Launch, work: Work, cx: PassContext, lasting: bool) -> int | None:
+def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, float], bool]) -> int | None:
     """The dimension along which neighbours make a cluster: what they both load is loaded once.  None for none.
 
-    lasting: blocks compute several tiles.  One tile alone is over too soon: its blocks would mostly wait for each other.
+    pays: whether clusters are worth it that load so many bytes of Work.traffic once.
     """
     asked = cx.option(PassConfigKey.TL_CLUSTER)
-    if asked is None and not (lasting and work.cycles and work.traffic > L2_RATE * work.cycles) or asked == 1:
-        return None
     best: tuple[int, int] | None = None
     for k, (v, g) in enumerate(zip(launch.block_vars, launch.grid)):
         n = convert(g)
-        if not isinstance(n, Const) or n.value % 2 or v in free_vars(work.extent):
+        if asked == 1 or not isinstance(n, Const) or n.value % 2 or v in free_vars(work.extent):
             continue
         saved = sum(b for b, at in work.loads if not _names(at, v))
+        if asked is None and not pays(work, sum(t for t, (_, at) in zip(work.traffic, work.loads) if not _names(at, v))):
+            continue
         if saved and (best is None or saved > best[0]):
             best = saved, k
     return None if best is None else best[1]
+
+
+def _pays_for_many(work: Work, saved: float) -> bool:
+    """Blocks compute several tiles: where loads would keep the matrix unit waiting."""
+    return bool(work.cycles) and sum(work.traffic) > L2_RATE * work.cycles
+
+
+def _pays_in_one_round(work: Work, saved: float) -> bool:
+    """One tile a block, one block a multiprocessor: what is gained must be worth starting and ending together."""
+    steps, traffic = Analyzer().simplify(work.extent), sum(work.traffic)
+    alone = max(work.cycles, traffic / _L2)
+    paired = max(work.cycles * _WAITING, (traffic - saved / 2) / _L2)
+    return isinstance(steps, Const) and bool(work.cycles) and (alone - paired) * int(steps.value) > ROUND_COST
+
+
+def _never(work: Work, saved: float) -> bool:
+    """Blocks that share a multiprocessor hide each other's loads."""
+    return False
 
 
 def _halved(launch: Launch, paired: int) -> Launch:

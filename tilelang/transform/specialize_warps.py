@@ -166,7 +166,7 @@ class _Roles:
         # What other work takes is not known: it may hide any load.
         cycles = sum(wgmma_cycles(x) for x in rest) if all(isinstance(x, Gemm) for x in rest) else 0
         got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
-                                           self.launch.block_vars, cycles, sum(map(_traffic, copies))),
+                                           self.launch.block_vars, cycles, tuple(map(_traffic, copies))),
                          self.cx, self._alone())
         self.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
         return None if isinstance(got, str) else got
