@@ -40,12 +40,25 @@ SMALL = {(16, 4096, 4096, "nt", 64, 16, 128, 8, 128, True): 7.4, (16, 4096, 4096
          (2000, 3000, 5120, "nt", 192, 160, 64, 4, 384, False): 101.2,
          (4096, 4096, 4120, "nt", 128, 256, 64, 4, 256, False): 199.1,
          (4088, 4104, 4120, "nt", 128, 256, 64, 4, 256, False): 236.1,
-         (5120, 5120, 5120, "nn", 192, 192, 64, 4, 384, False): 370.5}
+         (5120, 5120, 5120, "nn", 192, 192, 64, 4, 384, False): 370.5,
+         # rows across lines, not across sectors
+         (1200, 1200, 1200, "nn", 128, 128, 64, 6, 128, False): 9.7, (1200, 1200, 1200, "nt", 64, 208, 64, 6, 128, False): 9.5,
+         (2000, 2000, 2000, "nt", 128, 256, 64, 4, 256, False): 24.1, (2000, 2000, 2000, "nt", 192, 176, 64, 4, 384, False): 24.7,
+         # rows across sectors, in clusters and (B across) not
+         (1000, 1000, 1000, "nn", 128, 64, 64, 8, 128, False): 8.1, (1000, 4000, 1000, "nt", 128, 256, 64, 4, 256, False): 14.8,
+         (10000, 200, 1000, "nt", 192, 112, 64, 5, 384, False): 12.4, (10000, 200, 1000, "nn", 192, 128, 64, 4, 384, False): 15.0,
+         (3000, 3000, 3000, "nt", 128, 192, 64, 4, 256, False): 84.2, (5000, 5000, 5000, "nt", 128, 224, 64, 4, 256, False): 370.0,
+         (1920, 1080, 2048, "nn", 128, 192, 64, 4, 256, False): 19.9,
+         # blocks of one round that reach outside
+         (4096, 256, 4096, "nt", 192, 48, 64, 6, 384, False): 32.5,
+         (1024, 1024, 512, "nt", 128, 64, 64, 8, 256, False): 3.9, (640, 640, 640, "nt", 64, 64, 64, 8, 128, False): 3.4,
+         (788, 3072, 768, "nt", 128, 176, 64, 5, 256, False): 8.8}
 
 
 def lined(m, n, k, order, **more):
     """A product of 16-bit operands stored without gaps."""
-    return Problem(m, n, k, b_k=order == "nt", a_lined=k % 64 == 0, b_lined=(k if order == "nt" else n) % 64 == 0, **more)
+    return Problem(m, n, k, b_k=order == "nt", a_rows=math.gcd(2 * k, 128),
+                   b_rows=math.gcd(2 * (k if order == "nt" else n), 128), **more)
 
 
 def rate(chip, p):
@@ -162,7 +175,7 @@ def test_narrow_panels_and_rows_across_lines():
     assert all(t.bn % 64 == 0 or t.bn < 64 for t in candidates(H200, Problem(4096, 4096, 4096)))
     assert {t.bn for t in candidates(H200, Problem(4096, 4096, 4096, b_k=True))} >= {112, 144, 160, 176}
     p = Problem(4096, 4096, 4096)
-    assert choose_tile(H200, replace(p, a_lined=False, b_lined=False)).seconds > choose_tile(H200, p).seconds
+    assert choose_tile(H200, replace(p, a_rows=16, b_rows=16)).seconds > choose_tile(H200, p).seconds
 
 
 def test_large_products_take_large_tiles_and_small_ones_fill_the_machine():

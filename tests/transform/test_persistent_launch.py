@@ -239,12 +239,12 @@ def test_clusters_where_loads_would_keep_the_matrix_unit_waiting(n, k, tile, clu
 
 
 @pytest.mark.parametrize("m, n, k, tile, clusters", [
-    (1000, 1000, 1000, (64, 128, 128), True), (1024, 1024, 1024, (64, 128, 128), False),  # rows across lines, or not
-    (4096, 128, 4096, (64, 64, 128), True), (512, 4096, 4096, (128, 128, 256), False),  # the loads take longer, or the products
-    (1000, 1000, 256, (64, 128, 128), False)])  # too short
+    (1000, 1000, 1000, (64, 128, 128), True), (1024, 1024, 1024, (64, 128, 128), False),  # rows across sectors, or not
+    (1000, 4000, 1000, (128, 256, 256), True), (1200, 1200, 1200, (128, 96, 128), False),  # across lines only
+    (4096, 128, 4096, (64, 64, 128), False), (1000, 1000, 328, (64, 128, 128), False)])  # too short
 def test_clusters_in_one_round_of_tiles_where_they_are_worth_it(m, n, k, tile, clusters):
     bm, bn, threads = tile
-    launch = lower(gemm(m=m, n=n, k=k, bm=bm, bn=bn, bk=64, threads=threads, tb=True, stages=8 if threads == 128 else 6).func,
+    launch = lower(gemm(m=m, n=n, k=k, bm=bm, bn=bn, bk=64, threads=threads, tb=True, stages=8 if threads == 128 else 4).func,
                    HOPPER, options(None)).kernels[0].launch
     assert "one tile a block" in " ".join(launch.attr("report")) and (launch.attr("cluster") == (2, 1, 1)) == clusters
 

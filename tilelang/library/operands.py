@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from tilelang.language.state import error
@@ -42,9 +43,9 @@ class Operand:
         """Whether TMA takes it: strides of whole 16 bytes.  size: bytes of an element."""
         return self.plain and self.down * size % 16 == 0 and self.lead * size % 16 == 0
 
-    def lined(self, size: int) -> bool:
-        """Whether rows start at multiples of 128 bytes, as the tensor does."""
-        return self.down * size % 128 == 0
+    def row_start(self, size: int) -> int:
+        """Rows start at multiples of so many bytes, at most 128, as the tensor does."""
+        return gcd(self.down * size, 128)
 
     @property
     def strides(self) -> tuple[int, ...]:

@@ -19,16 +19,18 @@ from tilelang.runtime import cuda_driver
 from tilelang.target import Target
 from tilelang.target.probe import device_capability
 from tilelang.transform.deal_tiles import panel_rows
+from tilelang.transform.pairing import SECTOR, WAITING, Load, paired_cycles, pays_for_many, pays_in_one_round
 
 _OUTPUT_STAGING = 32 * 1024  # shared bytes left to the copy of a tile out through shared memory
 _BARRIER_BYTES = 1024
-_ISSUE = {1: 1.36, 2: 1.25, 3: 1.29}  # by warp groups that compute: cycles for one of the matrix unit
+_ISSUE = {1: 1.28, 2: 1.25, 3: 1.29}  # by warp groups that compute: cycles for one of the matrix unit
 _SUMS = {1: 168, 2: 192, 3: 128}  # registers of a thread for totals and sums of a part
 _OWN = 35.0  # bytes a cycle from L2 of what one unit asks for, with all units loading; of s units s ** (1 / 3) as many
-_OUTSIDE = 2e12  # bytes a second, of all units, of boxes outside their tensor, which TMA fills with zeros
-_ACROSS = 2.5  # cost of rows that lie across cache lines
-_PAIRING = 68.0  # bytes a cycle of matrix work above which neighbours share loads in a cluster (transform/persist.py)
-_PAIRED = 1.08  # what waiting for the other block of a cluster costs
+# Bytes a cycle of the parts of boxes outside their tensor, which TMA fills with zeros: of one unit, of all together.
+_OUTSIDE, _OUTSIDE_ALL = 25.0, 2100.0
+# What more the rows of boxes cost where k is outermost: of boxes narrower than 128 bytes, of rows across sectors.
+_NARROW, _OUTERMOST = 3.2, 1.25
+_TALL = 1.6  # of tiles of more than 256 rows, which are two boxes: measured, not understood
 _FEW_ROWS = 128  # rows up to which turned tiles are thought of
 
 
@@ -62,8 +64,8 @@ class Problem:
     bits: of an operand's element.  kind: "half", "tf32", "fp8", "int8" or "float" (no matrix instructions).  two_level:
     partial sums of 128 of k are added to a second accumulator.  out_bits: of a result.  a_k, b_k: k is contiguous.
     may_split: k may be shared out over blocks.  column_block: a tile's columns lie in at most two blocks of so many,
-    which bn divides or overlaps evenly (0: any bn).  a_lined, b_lined: rows start at multiples of 128 bytes.
-    may_turn: tiles may be turned (Tile.turned).
+    which bn divides or overlaps evenly (0: any bn).  a_rows, b_rows: rows start at multiples of so many bytes (at most
+    128).  may_turn: tiles may be turned (Tile.turned).
     """
 
     m: int
@@ -78,8 +80,8 @@ class Problem:
     b_k: bool = False
     may_split: bool = True
     column_block: int = 0
-    a_lined: bool = True
-    b_lined: bool = True
+    a_rows: int = 128
+    b_rows: int = 128
     may_turn: bool = False
 
 
@@ -146,10 +148,11 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     return _price(chip, p, t)[0]
 
 
-def _price(chip: Chip, p: Problem, t: Tile) -> tuple[float, float]:
-    """(seconds, seconds if memory were free)."""
+def _price(chip: Chip, p: Problem, t: Tile, pairing: str | None = None) -> tuple[float, float]:
+    """(seconds, seconds if memory were free).  pairing: the operand that clusters load once, "" for none (None: what the
+    compiler does)."""
     if t.turned:
-        return _price(chip, turned(p), replace(t, turned=False))
+        return _price(chip, turned(p), replace(t, turned=False), pairing)
     size = p.bits / 8
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     depth = ceil(ceil(p.k / t.bk) / t.parts)  # stages of a block
@@ -158,11 +161,16 @@ def _price(chip: Chip, p: Problem, t: Tile) -> tuple[float, float]:
     rounds = ceil(tiles / chip.units)  # of a unit, one after another or side by side
     busy = min(1.0, tiles / chip.units)
     matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
-    shared = _shared(chip, p, t, matrix)
+    shared = pairing if pairing is not None else _pairing(chip, p, t, matrix)
     load = _load(chip, p, t, shared, busy)
-    matrix *= _PAIRED if shared else 1.0
+    matrix *= WAITING if shared else 1.0
     matrix *= _issue(chip, t, (t.bm + t.bn) * t.bk * size / matrix)
+    if chip.kind == "wgmma":  # L2 as well is slower when power limits
+        load *= 1 + 0.08 * _long(rounds * depth * max(matrix, load) / chip.clock)
     stage = max(matrix, load)
+    edges, zeros = _at_edges(chip, p, t)
+    # Of several rounds few have tiles at an edge, unless all are.
+    late = max(0.0, load * _inside(p, t) + zeros - stage) if edges and (rounds == 1 or edges == tiles) else 0.0
     if p.two_level and chip.kind == "wgmma":
         stage = _promoted(chip, p, t, stage)
     out_bytes = 4 if t.parts > 1 else p.out_bits / 8
@@ -175,11 +183,11 @@ def _price(chip: Chip, p: Problem, t: Tile) -> tuple[float, float]:
         outside += (rounds - 1) * 1000
     else:
         outside *= ceil(rounds / resident)
-    cycles = rounds * depth * stage + outside
+    cycles = rounds * depth * (stage + late) + outside
     if chip.kind == "wgmma":  # where power limits, units that are done early leave theirs to the others
         idle = (1 - tiles / chip.units / rounds) * depth * stage * rounds
         cycles -= 0.5 * _long(cycles / chip.clock) * idle
-    own, moved, more = max(_seconds(chip, cycles), _outside(chip, p, t)), _memory(chip, p, t) / chip.memory, chip.start
+    own, moved, more = _seconds(chip, cycles), _memory(chip, p, t) / chip.memory, chip.start
     if t.parts > 1:
         more += chip.start + p.batch * p.m * p.n * (4 * t.parts + p.out_bits / 8) / (1.5 * chip.memory)
     return max(own, moved) + more, own + more
@@ -233,44 +241,69 @@ def _long(seconds: float) -> float:
     return min(1.0, max(0.0, (seconds - 4e-5) / 6e-5))
 
 
-def _lines(p: Problem, t: Tile) -> tuple[float, float]:
-    """Bytes of a stage of A and of B that come from L2, rows across cache lines counted as what they cost."""
+def _loads(p: Problem, t: Tile, shared: str, rows: int, columns: int) -> tuple[Load, Load]:
+    """A stage's loads of so many rows of A and columns of B; `shared`: the one that a cluster loads once."""
     row = t.bk * p.bits / 8
-    return min(t.bm, p.m) * row * (1 if p.a_lined else _ACROSS), min(t.bn, p.n) * row * (1 if p.b_lined else _ACROSS)
+    return Load(rows * row, p.a_rows, shared == "a"), Load(columns * row, p.b_rows, shared == "b")
 
 
-def _shared(chip: Chip, p: Problem, t: Tile, matrix: float) -> str:
-    """Which operand clusters of two load once, "a" or "b"; "" for launches without (transform/persist.py)."""
-    rows, columns, (a, b) = ceil(p.m / t.bm), ceil(p.n / t.bn), _lines(p, t)
-    if chip.kind != "wgmma" or p.a_lined and p.b_lined or rows * columns * p.batch <= chip.units or a + b <= _PAIRING * matrix:
+def _pairing(chip: Chip, p: Problem, t: Tile, matrix: float) -> str:
+    """Which operand clusters of two load once, "a" or "b"; "" for launches without (transform/pairing.py)."""
+    if chip.kind != "wgmma":
         return ""
-    if rows % 2 == 0 and (columns % 2 or b >= a):
-        return "b"
-    return "" if columns % 2 else "a"
+    rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
+    one_round = rows * columns * p.batch * t.parts <= chip.units
+    found = ""
+    for which, count in (("a", columns), ("b", rows)):
+        loads = _loads(p, t, which, t.bm, t.bn)
+        if count % 2 == 0 and (pays_in_one_round(loads, matrix, ceil(ceil(p.k / t.bk) / t.parts)) if one_round else
+                               pays_for_many(loads, matrix)) and (not found or loads[1].size > loads[0].size):
+            found = which
+    return found
+
+
+def _boxes(p: Problem, k_inner: bool, extent: int, load: Load) -> float:
+    """What more an operand's load costs because of the form of its boxes."""
+    cost = _TALL if extent > 256 else 1.0
+    if not k_inner:
+        cost *= (_NARROW if extent * p.bits < 1024 else 1.0) * (_OUTERMOST if load.row % SECTOR else 1.0)
+    return cost
 
 
 def _load(chip: Chip, p: Problem, t: Tile, shared: str, busy: float) -> float:
     """Cycles until a stage is loaded: what many units ask for at the same time comes at the rate of L2, what one has for
     itself at less than half of it."""
-    a, b = _lines(p, t)
-    a, b = a / 2 if shared == "a" else a, b / 2 if shared == "b" else b
+    loads = _loads(p, t, shared, min(t.bm, p.m), min(t.bn, p.n))
+    a, b = (x.cost * (0.5 if x.saved else 1) for x in loads)
+    a *= _boxes(p, p.a_k, t.bm, loads[0])
+    b *= _boxes(p, p.b_k, t.bn, loads[1])
     rate = min(chip.alone, chip.l2 / busy)
     if chip.kind != "wgmma":
         return (a + b) / rate
     own = _OWN / busy**0.5
-    return a / min(rate, own * ceil(p.n / t.bn) ** (1 / 3)) + b / min(rate, own * ceil(p.m / t.bm) ** (1 / 3))
+    alone = a / min(rate, own * ceil(p.n / t.bn) ** (1 / 3)) + b / min(rate, own * ceil(p.m / t.bm) ** (1 / 3))
+    return max(alone, paired_cycles(loads, 0)) if shared else alone
 
 
-def _outside(chip: Chip, p: Problem, t: Tile) -> float:
-    """Seconds of boxes outside their tensor."""
+def _at_edges(chip: Chip, p: Problem, t: Tile) -> tuple[int, float]:
+    """(tiles that reach outside, cycles a stage that the zeros of the farthest of them take)."""
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
-    beyond = (rows * t.bm - p.m) * columns + (columns * t.bn - p.n) * rows
-    return beyond * p.k * p.bits / 8 * p.batch / _OUTSIDE if chip.kind == "wgmma" else 0.0
+    below, beside = rows * t.bm - p.m, columns * t.bn - p.n
+    if chip.kind != "wgmma" or not (below or beside):
+        return 0, 0.0
+    tiles = (rows * columns - (rows - (below > 0)) * (columns - (beside > 0))) * p.batch * t.parts
+    rate = min(_OUTSIDE, _OUTSIDE_ALL / min(tiles, chip.units))
+    return tiles, max(below, beside) * t.bk * p.bits / 8 / rate
+
+
+def _inside(p: Problem, t: Tile) -> float:
+    """What the farthest tile has inside, of a whole one's rows and columns."""
+    return 1 - max(-p.m % t.bm, -p.n % t.bn) / (t.bm + t.bn)
 
 
 def turned(p: Problem) -> Problem:
     """The product whose result is the transposed one."""
-    return replace(p, m=p.n, n=p.m, a_k=p.b_k, b_k=p.a_k, a_lined=p.b_lined, b_lined=p.a_lined, may_turn=False)
+    return replace(p, m=p.n, n=p.m, a_k=p.b_k, b_k=p.a_k, a_rows=p.b_rows, b_rows=p.a_rows, may_turn=False)
 
 
 def _resident(chip: Chip, p: Problem, t: Tile) -> int:

@@ -38,7 +38,7 @@ _FOREIGN = frozenset(("call_extern", "source_kernel", "ldg", "ldg32", "ldg64", "
 
 @pass_(needs=DEVICE)
 def dependent_launch(func: Func, cx: PassContext) -> Func:
-    """Gives launches pdl_sync, pdl_trigger and the attr `pdl`; see the module's text.  Off with tl.dependent_launch = False.
+    """Gives launches pdl_sync, pdl_trigger and the attr `pdl`; see the module's text.  Off unless tl.dependent_launch is set.
 
     Launches that have the attr, that start all blocks at once (`cooperative`) or whose threads load from global memory
     stay as they are, and so do targets before sm_90.

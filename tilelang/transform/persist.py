@@ -22,19 +22,11 @@ from tilelang.ir.record import record
 
 from .config import PassConfigKey
 from .deal_tiles import Deal, deal_tiles, panel_rows
+from .pairing import Load, pays_for_many, pays_in_one_round
 from .pass_ import PassContext
 
 TILE_START = 1.5  # what beginning and ending a tile costs, in iterations
 L2_SHARE = 32 << 20  # bytes of L2 that tiles running together may fill with what they share
-# Bytes a cycle and multiprocessor from L2 up to which a main loop keeps the matrix unit busy without sharing its loads.
-# H200: 128x256x64 tiles of 16-bit types take 48 and lose 1 % in clusters; with rows that are no multiples of 128 bytes
-# they take more, and clusters gain 14 to 16 % (docs/performance.md).
-L2_RATE = 68
-OFF_LINES = 1.6  # what 128 bytes cost that lie in two cache lines
-# One round of tiles, in clusters of two: blocks start and end together, which took 1 us more (1024 cubed) than alone.
-ROUND_COST = 1900  # cycles
-_L2 = 80  # bytes a cycle and multiprocessor from L2, all loading
-_WAITING = 1.08  # of the matrix unit's cycles, where a stage is free only when two blocks have used it
 _SAMPLE = 4096  # stands for extents that are known at run time only, where an order is chosen
 
 
@@ -47,7 +39,7 @@ class Work:
     extent: Expr
     block_vars: tuple[Var, ...]
     cycles: float = 0  # of the matrix unit, an iteration; 0 where unknown
-    traffic: tuple[float, ...] = ()  # of each load from L2, an iteration, in bytes of whole lines
+    starts: tuple[int, ...] = ()  # for each load: rows of its source start at multiples of so many bytes
 
 
 @record
@@ -97,7 +89,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     one_round = not why and isinstance(whole, Const) and whole.value <= blocks
     if one_round:
         why = "there are no more tiles than multiprocessors"
-    pays = _pays_in_one_round if one_round and alone else _pays_for_many if not why else _never
+    pays = _in_one_round if one_round and alone else _for_many if not why else _never
     paired = _paired(launch, work, cx, pays) if blocks % 2 == 0 or why else None
     if why and paired is None:
         return why
@@ -131,10 +123,10 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
                  bool(why))
 
 
-def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, float], bool]) -> int | None:
+def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool]) -> int | None:
     """The dimension along which neighbours make a cluster: what they both load is loaded once.  None for none.
 
-    pays: whether clusters are worth it that load so many bytes of Work.traffic once.
+    pays: whether clusters are worth it with such loads.
     """
     asked = cx.option(PassConfigKey.TL_CLUSTER)
     best: tuple[int, int] | None = None
@@ -143,27 +135,26 @@ def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, f
         if asked == 1 or not isinstance(n, Const) or n.value % 2 or v in free_vars(work.extent):
             continue
         saved = sum(b for b, at in work.loads if not _names(at, v))
-        if asked is None and not pays(work, sum(t for t, (_, at) in zip(work.traffic, work.loads) if not _names(at, v))):
+        loads = tuple(Load(b, start, not _names(at, v)) for (b, at), start in zip(work.loads, work.starts))
+        if asked is None and not pays(work, loads):
             continue
         if saved and (best is None or saved > best[0]):
             best = saved, k
     return None if best is None else best[1]
 
 
-def _pays_for_many(work: Work, saved: float) -> bool:
-    """Blocks compute several tiles: where loads would keep the matrix unit waiting."""
-    return bool(work.cycles) and sum(work.traffic) > L2_RATE * work.cycles
+def _for_many(work: Work, loads: tuple[Load, ...]) -> bool:
+    """Blocks compute several tiles."""
+    return pays_for_many(loads, work.cycles)
 
 
-def _pays_in_one_round(work: Work, saved: float) -> bool:
-    """One tile a block, one block a multiprocessor: what is gained must be worth starting and ending together."""
-    steps, traffic = Analyzer().simplify(work.extent), sum(work.traffic)
-    alone = max(work.cycles, traffic / _L2)
-    paired = max(work.cycles * _WAITING, (traffic - saved / 2) / _L2)
-    return isinstance(steps, Const) and bool(work.cycles) and (alone - paired) * int(steps.value) > ROUND_COST
+def _in_one_round(work: Work, loads: tuple[Load, ...]) -> bool:
+    """One tile a block, one block a multiprocessor."""
+    steps = Analyzer().simplify(work.extent)
+    return isinstance(steps, Const) and pays_in_one_round(loads, work.cycles, int(steps.value))
 
 
-def _never(work: Work, saved: float) -> bool:
+def _never(work: Work, loads: tuple[Load, ...]) -> bool:
     """Blocks that share a multiprocessor hide each other's loads."""
     return False
 
@@ -347,4 +338,4 @@ def _product(xs: list[Expr]) -> Expr:
     return out
 
 
-__all__ = ["OFF_LINES", "Tiles", "Work", "plan_tiles"]
+__all__ = ["Tiles", "Work", "plan_tiles"]

@@ -19,6 +19,7 @@ statements use first and last share a ring.  Everything else, before and after t
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
@@ -33,8 +34,9 @@ from .consumer_schedule import consumer, late_rings
 from .effects import effects, expr_effects, is_sync, statements
 from .hopper import hopper, placed_in_kernel
 from .liveness import has_views
+from .pairing import LINE
 from .pass_ import TILE, PassContext, pass_
-from .persist import OFF_LINES, Tiles, Work, plan_tiles
+from .persist import Tiles, Work, plan_tiles
 from .pipeline_emit import rename
 from .plan_pipelines import has_exits, is_pipelined, unversionable, versioned, wanted_stages
 from .rings import GROUP, ROLE_REGISTERS, Ring, RoleLoop, asked_registers, barriers, do
@@ -166,7 +168,7 @@ class _Roles:
         # What other work takes is not known: it may hide any load.
         cycles = sum(wgmma_cycles(x) for x in rest) if all(isinstance(x, Gemm) for x in rest) else 0
         got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
-                                           self.launch.block_vars, cycles, tuple(map(_traffic, copies))),
+                                           self.launch.block_vars, cycles, tuple(map(_row_start, copies))),
                          self.cx, self._alone())
         self.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
         return None if isinstance(got, str) else got
@@ -396,12 +398,11 @@ def _is_load(c: Any) -> bool:
         "shared", "shared.dyn")
 
 
-def _traffic(op: Any) -> float:
-    """Bytes a load takes from L2, in whole lines: rows that start anywhere touch more of them."""
+def _row_start(op: Any) -> int:
+    """Rows of a load's source start at multiples of so many bytes, as far as they are known; at most a cache line."""
     b = op.src.buffer
-    rows = [convert(s) for s in b.strides[:-1]]
-    off = any(isinstance(s, Const) and s.value * b.dtype.bits % (128 * 8) for s in rows)
-    return tma_bytes(op) * (OFF_LINES if off else 1)
+    strides = [convert(s) for s in b.strides[:-1]]
+    return gcd(LINE, *(s.value * b.dtype.bits // 8 for s in strides if isinstance(s, Const)))
 
 
 def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:

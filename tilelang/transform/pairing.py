@@ -1,0 +1,57 @@
+"""When two blocks that load the same tile make a cluster, in which it is loaded once: the one rule of persist.py, which
+makes clusters, and of library/tiles.py, which prices tiles with and without them.  Measured on an H200
+(docs/performance.md); bytes and cycles are those of one multiprocessor and one iteration of its main loop.
+
+A row of a tile is 128 bytes of a tensor's row.  Where rows do not start at multiples of 128 bytes it lies in two cache
+lines, where they do not even start at multiples of 32, in five sectors instead of four: those cost more than twice as
+much (1000 of 16 bits and 1200 of them: 8.8 us of 5.4 for the product of 1024, 10.1 of 9.3 for 1280).
+"""
+
+from __future__ import annotations
+
+from tilelang.ir.record import record
+
+LINE, SECTOR = 128, 32  # bytes
+L2 = 80.0  # bytes a cycle and multiprocessor from L2, all loading
+# Bytes a cycle up to which a main loop keeps the matrix unit busy without sharing its loads.  128x256x64 tiles of 16-bit
+# types take 48 and lose 1 % in clusters; with rows across lines they take more, and clusters gain 14 to 16 %.
+RATE = 68.0
+OFF_LINES = 1.6  # what 128 bytes count for RATE that lie in two cache lines
+OFF_SECTORS = 2.5  # what 128 bytes take that lie in five sectors
+WAITING = 1.08  # of the matrix unit's cycles, where a stage is free only when two blocks have used it
+MULTICAST = 45.0  # bytes a cycle and multiprocessor where one of its loads is another's as well
+START = 3500  # cycles that blocks take to start and to end together
+
+
+@record
+class Load:
+    """size: bytes.  row: rows of the tensor start at multiples of so many bytes.  saved: whether two blocks load it once."""
+
+    size: float
+    row: int
+    saved: bool = False
+
+    @property
+    def cost(self) -> float:
+        """Bytes of whole rows that take as long."""
+        return self.size * (1 if self.row % SECTOR == 0 else OFF_SECTORS)
+
+
+def pays_for_many(loads: tuple[Load, ...], cycles: float) -> bool:
+    """Blocks that compute several tiles: where loads would keep the matrix unit, busy for so many cycles, waiting."""
+    return bool(cycles) and sum(x.size * (1 if x.row % LINE == 0 else OFF_LINES) for x in loads) > RATE * cycles
+
+
+def pays_in_one_round(loads: tuple[Load, ...], cycles: float, steps: int) -> bool:
+    """One tile a block, `steps` iterations: blocks wait for each other at both ends and load at a lower rate."""
+    alone = max(cycles, sum(x.cost for x in loads) / L2)
+    return bool(cycles) and (alone - paired_cycles(loads, cycles)) * steps > START
+
+
+def paired_cycles(loads: tuple[Load, ...], cycles: float) -> float:
+    """An iteration in a cluster of two."""
+    taken = sum(x.cost * (0.5 if x.saved else 1) for x in loads)
+    return max(cycles * WAITING, taken / L2, sum(x.size for x in loads) / MULTICAST)
+
+
+__all__ = ["LINE", "SECTOR", "Load", "paired_cycles", "pays_for_many", "pays_in_one_round"]
