@@ -169,8 +169,9 @@ def _price(chip: Chip, p: Problem, t: Tile, pairing: str | None = None) -> tuple
         load *= 1 + 0.08 * _long(rounds * depth * max(matrix, load) / chip.clock)
     stage = max(matrix, load)
     edges, zeros = _at_edges(chip, p, t)
-    # Of several rounds few have tiles at an edge, unless all are.
-    late = max(0.0, load * _inside(p, t) + zeros - stage) if edges and (rounds == 1 or edges == tiles) else 0.0
+    # One of a block's tiles lies at an edge, unless all do; where there are many, it is not felt.
+    felt = 0.0 if not edges else 1.0 if edges == tiles else 1 / rounds if rounds < 4 else 0.0
+    late = felt * max(0.0, load * _inside(p, t) + zeros - stage)
     if p.two_level and chip.kind == "wgmma":
         stage = _promoted(chip, p, t, stage)
     out_bytes = 4 if t.parts > 1 else p.out_bits / 8
