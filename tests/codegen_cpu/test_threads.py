@@ -262,7 +262,7 @@ def test_calls_from_several_python_threads_do_not_mix():
 SCRIPT = """
 import os, sys
 import numpy as np
-sys.path.insert(0, {here!r})
+sys.path[:0] = [{here!r}, os.path.dirname({here!r})]
 from test_threads import big_blocks, Compiled
 k = Compiled(big_blocks(5))
 a = np.zeros(5, np.int64); k(a)
@@ -287,7 +287,7 @@ def test_pool_of_any_size_also_after_fork(count):
 
 def test_printing_in_a_kernel():
     script = f"""
-import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})
+import sys; sys.path[:0] = [{os.path.dirname(__file__)!r}, {os.path.dirname(os.path.dirname(__file__))!r}]
 from cpu_harness import Compiled, tile_program
 import numpy as np
 f = tile_program({{"A": ((1,), "int32")}}, '''

@@ -10,7 +10,8 @@ HOPPER = Profile("hopper", (32, 64), (128, 256, 384), ("float16", "bfloat16"), (
 
 
 def is_hopper(seed: int) -> bool:
-    """Whether the program of a seed is one of these: they run as meaning, on sm_90a's simulator and on a device."""
+    """Whether the program of a seed is one of these: they run as meaning, on sm_90a's simulator, the CPU and a
+    device."""
     return seed % 16 == 7
 
 

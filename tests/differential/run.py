@@ -42,7 +42,7 @@ def executions_of(seed: int, gpu: bool = False, cubin: bool = False) -> tuple[st
     if gpu or cubin:
         return ("tile", "cuda") if gpu else ("tile", "cubin")
     if is_hopper(seed):
-        return ("tile", "sm_90a")
+        return ("tile", "sm_90a", "cpu")
     return ("tile", ("sm_80", "sm_90a", "sm_90a")[seed % 3], "cpu")
 
 

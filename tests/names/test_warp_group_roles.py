@@ -117,3 +117,96 @@ def test_named_barriers_hand_a_tile_from_one_warp_group_to_another():
     a = np.arange(512, dtype=np.int32).reshape(4, 128)
     assert np.array_equal(everywhere(handed_over(), a, on=WITH_HOPPER)[1], a[:, ::-1])
     cuda_text(handed_over())
+
+
+@pytest.mark.spec("T.ws", "T.thread_return", "T.shfl_xor", "L8:ws")
+def test_threads_of_a_role_return_and_shuffle():
+    @T.prim_func
+    def f(A: T.Tensor((256,), "int32"), O: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256):
+            i = T.get_thread_binding()
+            S = T.alloc_shared((128,), "int32")
+            with T.ws(0):
+                for k in T.Parallel(128):
+                    S[k] = A[k]
+                T.sync_threads(1, 128)
+                if S[i] > 60:
+                    T.thread_return()
+                O[i] = S[i]
+            with T.ws(1):
+                O[i] = T.shfl_xor(A[i], 1)
+            O[i] = O[i] + 1000
+
+    want = np.where(LINE >= 128, (LINE ^ 1) + 1000, np.where(LINE > 60, 0, LINE + 1000))
+    assert np.array_equal(everywhere(f, LINE)[1], want)
+
+
+def copied_by_threads(predicate):
+    @T.prim_func
+    def f(A: T.Tensor((64,), "int32"), O: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=32):
+            i = T.get_thread_binding()
+            S = T.alloc_shared((64,), "int32")
+            if i < 16:
+                if predicate:
+                    T.ptx_cp_async(T.access_ptr(S[i * 4], "w", 4), T.access_ptr(A[i * 4], "r", 4), 4, A[i] % 2 == 0)
+                else:
+                    T.ptx_cp_async(T.access_ptr(S[i * 4], "w", 4), T.access_ptr(A[i * 4], "r", 4), 4)
+            T.ptx_commit_group()
+            T.ptx_wait_group(0)
+            T.sync_threads()
+            O[i] = S[63 - i]
+            O[i + 32] = S[31 - i]
+
+    return f
+
+
+@pytest.mark.spec("T.ptx_cp_async", "T.ptx_commit_group", "T.ptx_wait_group", "T.access_ptr", "L16:cp-async")
+@pytest.mark.parametrize("predicate", [False, True])
+def test_threads_copy_asynchronously(predicate):
+    a = LINE[:64] + 1
+    taken = np.repeat(a[:16] % 2 == 0, 4) if predicate else True
+    want = np.where(taken, a, 0)[::-1]
+    assert np.array_equal(everywhere(copied_by_threads(predicate), a, on=("simulator", "cpu"))[1], want)
+
+
+@pytest.mark.spec("T.cp_async_barrier_noinc", "T.alloc_barrier", "L16:mbarriers")
+def test_copies_of_threads_arrive_at_a_barrier():
+    @T.prim_func
+    def f(A: T.Tensor((64,), "int32"), O: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=128):
+            i = T.get_thread_binding()
+            S = T.alloc_shared((64,), "int32")
+            bar = T.alloc_barrier([128])
+            if i < 16:
+                T.ptx_cp_async(T.access_ptr(S[i * 4], "w", 4), T.access_ptr(A[i * 4], "r", 4), 4)
+            T.cp_async_barrier_noinc(bar[0])
+            T.mbarrier_wait_parity(bar, 0)
+            if i < 64:
+                O[i] = S[63 - i]
+
+    a = LINE[:64]
+    assert np.array_equal(everywhere(f, a, on=("sm_90a", "cpu"))[1], a[::-1])
+
+
+@pytest.mark.spec("T.atomic_add", "L13:tile")
+def test_a_tile_past_the_edge_is_added_as_far_as_it_goes():
+    @T.prim_func
+    def f(A: T.Tensor((50,), "float32"), O: T.Tensor((60,), "float32")):
+        with T.Kernel(2, threads=64) as b:
+            T.atomic_add(O[b * 32:b * 32 + 32], A[b * 32:b * 32 + 32])
+
+    a = LINE[:50].astype(np.float32)
+    assert np.array_equal(everywhere(f, a)[1], np.pad(a, (0, 10)))
+
+
+@pytest.mark.spec("T.make_tensor", "T.ptr", "L5:ptr")
+def test_a_tensor_made_of_a_pointer():
+    @T.prim_func
+    def f(p: T.ptr, O: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            A = T.make_tensor(p, (64,), "int32")
+            for k in T.Parallel(64):
+                O[k] = A[63 - k] + 1
+
+    assert np.array_equal(everywhere(f, LINE[:64])[-1], LINE[:64][::-1] + 1)

@@ -3,16 +3,18 @@
     blocks(context, first, last, arena)      for each group: its coroutines, resumed in turn until all are done
     role_k(values…, storage…, group, block)  what role k of a block does
 
-A group is a block; all blocks of the launch, where they meet at a grid barrier.  Its storage lies in the arena of the
-worker: group state, then of each block its state, the handles of its coroutines and its buffers.
+A group is a block; the blocks of a cluster; all blocks of the launch, where they meet at a grid barrier.  Its storage lies
+in the arena of the worker: group state, then of each block its state, the handles of its coroutines and its buffers.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import Alloc, Call, Launch, walk
+from tilelang.target.cluster import cluster_of
 
 from .actors import (
     DEADLOCK,
@@ -30,7 +32,7 @@ from .actors import (
 from .masks import masked
 from .roles import Role, Split
 from .stmts import Statements
-from .text import Fn, clean
+from .text import Fn, clean, is_literal
 from .threads import analyse_threads, is_private
 from .types import unsupported
 
@@ -60,6 +62,9 @@ class ActorLaunch:
     def __init__(self, host: Any, s: Launch, name: str, slots: list[Any], captured: list[Any]) -> None:
         self.host, self.launch, self.name, self.slots, self.captured = host, s, name, slots, captured
         self.grid = any(isinstance(n, Call) and n.op == "sync_grid" for n in walk(s.body))
+        self.cluster = cluster_of(s) or (1, 1, 1)
+        if self.grid and self.cluster != (1, 1, 1):
+            raise unsupported("T.sync_grid in a launch with clusters", span=s.span)
         self.split = Split(s)
         self.scratch = 0
         self.functions = [self._role(r) for r in self.split.roles]
@@ -87,6 +92,7 @@ class ActorLaunch:
         params += [(c.type, n, "") for n, c in zip(names, self.captured)]
         params += [("ptr", p, "nonnull align 64") for p in places]
         params += [("ptr", p, "nonnull align 64") for p in ("scratch", "group", "state")]
+        params += [("i64", "rank", ""), ("i64", "stride", "")]  # of the block in its cluster; bytes from one block to the next
         f = Fn(host.f.module, f"{self.name}_role_{role.number}", "ptr", params, attrs="nounwind presplitcoroutine")
         threads = analyse_threads(s)
         body = Statements(f, host.host, Analyzer(), threads, s.thread_vars, s.threads)
@@ -119,7 +125,8 @@ class ActorLaunch:
         failed = read(failed_at, "ptr")
         stride = self.block_bytes(f, sizes)
         group = f.at("%arena", "i8", str(-(-self.scratch // 64) * 64))
-        blocks = read(count_at, "i64") if self.grid else "1"
+        dx, dy, dz = self.cluster
+        blocks = read(count_at, "i64") if self.grid else str(dx * dy * dz)
         zero = f.module.declare("llvm.memset.p0.i64", "void", "ptr, i8, i64, i1")
         arrive = {id(n.buffer.data): n.buffer.attr("arrive") for n in walk(self.launch.body)
                   if isinstance(n, Alloc) and is_barrier(n.buffer)}
@@ -130,10 +137,9 @@ class ActorLaunch:
         with f.loop("%first", "%last", hint="group") as g:
             f.do(f"call void {zero}(ptr {group}, i8 0, i64 {GROUP_WORDS * 8}, i1 false)")
             f.do(f"store i64 {f.mul(blocks, str(len(self.functions)))}, ptr {word(f, group, ACTORS)}")
+            f.do(f"store i64 {blocks}, ptr {word(f, group, ACTORS + 1)}")
             with f.loop("0", blocks, hint="block") as b:
-                i = b if self.grid else g
-                x, rest = f.let(f"urem i64 {i}, {gx}"), f.let(f"udiv i64 {i}, {gx}")
-                y, z = f.let(f"urem i64 {rest}, {gy}"), f.let(f"udiv i64 {rest}, {gy}")
+                x, y, z = self.place_of(f, b if self.grid else g, b, gx, gy)
                 own = state(b)
                 f.do(f"call void {zero}(ptr {own}, i8 0, i64 {self.state_bytes}, i1 false)")
                 f.do(f"store i64 {len(self.functions)}, ptr {word(f, own, LIVE)}")
@@ -144,13 +150,41 @@ class ActorLaunch:
                         init_barrier(f, f.at(at, "i64", str(k * BARRIER_WORDS)), str(n))
                     at = f.at(at, "i8", size)
                 args = [f"i64 {v}" for v in (x, y, z)] + [f"{t} {v}" for t, v in values]
-                args += [f"ptr {p}" for p in (*places, "%arena", group, own)]
+                args += [f"ptr {p}" for p in (*places, "%arena", group, own)] + [f"i64 {b}", f"i64 {stride}"]
                 for k, name in enumerate(self.functions):
                     h = f.let(f"call ptr @{name}({', '.join(args)})")
                     f.do(f"store ptr {h}, ptr {word(f, own, self.handles + k)}")
             run_group(f, group, blocks, lambda b, r: word(f, state(b), self.handles + r), len(self.functions), failed)
         f.end("ret void")
         f.finish()
+
+    def groups(self, count: str) -> str:
+        """How many groups so many blocks are."""
+        f, n = self.host.f, math.prod(self.cluster)
+        return f.smin(count, "1") if self.grid else count if n == 1 else f.let(f"sdiv i64 {count}, {n}")
+
+    def check_grid(self, grid: list[str]) -> None:
+        """The call fails where clusters do not divide the grid."""
+        f, cx = self.host.f, self.host
+        message = f.module.string(f"kernel {cx.func.name}: clusters of {self.cluster} blocks do not divide the grid")
+        for have, n in zip(grid, self.cluster):
+            if n > 1 and not (is_literal(have) and int(have) % n == 0):
+                f.branch(f.let(f"icmp ne i64 {f.let(f'srem i64 {have}, {n}')}, 0"), lambda: cx._fail(message))
+
+    def place_of(self, f: Fn, i: str, rank: str, gx: str, gy: str) -> tuple[str, str, str]:
+        """Block indices of block `rank` of group i.  gx, gy: blocks of the grid along x and y."""
+        dims = self.cluster
+        if self.grid:
+            rank = "0"
+        if dims[:2] != (1, 1):
+            gx, gy = f.let(f"udiv i64 {gx}, {dims[0]}"), f.let(f"udiv i64 {gy}, {dims[1]}")
+        rest = f.let(f"udiv i64 {i}, {gx}")
+        first = [f.let(f"urem i64 {i}, {gx}"), f.let(f"urem i64 {rest}, {gy}"), f.let(f"udiv i64 {rest}, {gy}")]
+        out = []
+        for at, n in zip(first, dims):
+            out.append(f.add(f.mul(at, str(n)), f.let(f"urem i64 {rank}, {n}") if n > 1 else "0"))
+            rank = f.let(f"udiv i64 {rank}, {n}") if n > 1 else rank
+        return out[0], out[1], out[2]
 
     def report(self, failed: str) -> None:
         """The call fails where a group did."""

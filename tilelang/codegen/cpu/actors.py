@@ -4,7 +4,7 @@ Each role of each block is a coroutine.  One CPU thread resumes those of a group
 in turn until all are done.  A coroutine leaves where it has to wait and looks again when it is resumed; a round in which
 nobody got on is a deadlock, which the call reports.
 
-    group state:  progress, fault, grid barrier (come, generation), actors
+    group state:  progress, fault, barrier of the grid or cluster (come, generation), actors, blocks
     block state:  live roles, named barriers (come, generation), meetings of the roles (come, generation)
     mbarrier:     count, pending arrivals, expected bytes, phase
 
@@ -354,4 +354,5 @@ def run_group(f: Fn, group: str, blocks: str, handle: Callable[[str, int], str],
             f.do(f"call void {destroy}(ptr {load(b, r)})")
 
 
-__all__ = ["ACTOR_EFFECTS", "Coroutine", "init_barrier", "named_barrier", "run_group", "together", "word"]
+__all__ = ["ACTOR_EFFECTS", "Coroutine", "add_word", "barrier_at", "get_word", "init_barrier", "named_barrier", "run_group",
+           "signal", "together", "wait_until", "word"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, StringConst, dtype
+from tilelang.ir import AddressOf, Call, StringConst, as_bool, dtype
 
 from . import arithmetic
 from .actors import ACTOR_EFFECTS
+from .clusters import CLUSTER_EFFECTS
 from .text import Fn
 from .types import convert, from_memory, load, memory_type, store, to_memory, unsupported, value_type
 
@@ -161,6 +162,25 @@ def _printf(cx: Any, e: Call) -> str:
     return str(cx.f.let(f"call i32 (ptr, ...) {fn}({', '.join(args)})"))
 
 
+def _cp_async(cx: Any, e: Call) -> str:
+    """Bytes from global to shared memory, zeros where the predicate is false; done at once."""
+    dst, src = e.args[0], e.args[1]
+    if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
+        raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+    f, n = cx.f, int(e.attr("bytes"))
+    to = cx.address(dst.buffer, [cx.index(i) for i in dst.indices])
+    wanted = cx.value(as_bool(e.args[2])) if len(e.args) > 2 else "true"
+    move = f.module.declare("llvm.memcpy.p0.p0.i64", "void", "ptr, ptr, i64, i1")
+    clear = f.module.declare("llvm.memset.p0.i64", "void", "ptr, i8, i64, i1")
+
+    def take() -> None:
+        frm = cx.address(src.buffer, [cx.index(i) for i in src.indices])
+        f.do(f"call void {move}(ptr {to}, ptr {frm}, i64 {n}, i1 false)")
+
+    f.branch(wanted, take, lambda: f.do(f"call void {clear}(ptr {to}, i8 0, i64 {n}, i1 false)"))
+    return "0"
+
+
 def _ordered_already(cx: Any, e: Call) -> str:
     """Barriers and fences: a block runs its statements one after another for all threads."""
     if cx.tid is not None and e.op == "sync_threads":
@@ -193,10 +213,11 @@ EFFECTS: dict[str, Callable[[Any, Call], str]] = {
     "atomic_store": _atomic_store, "printf": _printf, "ldg": _ldg,
     **{op: _ordered_already for op in ("sync_threads", "sync_warp", "fence_gpu", "fence_block", "cp_async_commit",
                                        "cp_async_wait")},
-    **ACTOR_EFFECTS,
+    **ACTOR_EFFECTS, **CLUSTER_EFFECTS, "cp_async": _cp_async,
     "assume": lambda cx, e: "0", "thread_return": _thread_return,
 }
 
 # Effects that happen once per thread even when nothing in them depends on the thread.
 PER_THREAD = {op for op in EFFECTS if op.startswith("atomic_")} - {"atomic_load", "atomic_store"} | {
-    "printf", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "cp_async_mbarrier_arrive"}
+    "printf", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "cp_async_mbarrier_arrive",
+    "mbarrier_arrive_remote"}

@@ -11,6 +11,7 @@ parameters of the block function, so that LLVM knows that they do not overlap.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,7 +231,9 @@ def emit_launch(cx: Host, s: Launch) -> None:
     total = str(-(-used_scratch // 64) * 64)
     if actors:
         each = run.block_bytes(f, sizes)
-        total = f.add(f.add(f.mul(count, each) if run.grid else each, str(GROUP_BYTES)), total)
+        blocks = count if run.grid else str(math.prod(run.cluster))
+        total = f.add(f.add(f.mul(blocks, each), str(GROUP_BYTES)), total)
+        run.check_grid(grid)
     else:
         for x in sizes:
             total = f.add(x, total)
@@ -247,8 +250,7 @@ def emit_launch(cx: Host, s: Launch) -> None:
         f.do(f"store {t} {v}, ptr {at}")
     if actors:
         run.blocks_function(kind, len(captured) + 2, len(record) - 2, len(record) - 1)
-        if run.grid:
-            count = f.smin(count, "1")
+        count = run.groups(count)
     else:
         _blocks_function(cx, s, name, block, kind, captured, slots, used_scratch)
     start = f.module.declare("tl_parallel_for", "i32", "ptr, ptr, i64, i64")

@@ -42,6 +42,7 @@ from tilelang.ir import (
     walk,
 )
 
+from .clusters import CLUSTER_CALLS
 from .lanes import BLOCK_VOTES
 from .threads import Threads, Together, is_private, own_work, spread
 from .types import unsupported
@@ -65,7 +66,9 @@ class Role:
 
 def needs_roles(launch: Launch) -> bool:
     """Whether parts of a block, or its blocks, wait for each other."""
-    return any(isinstance(n, Call) and (n.op in WAITS or n.op == "in_warp_groups") for n in walk(launch.body))
+    calls = {*WAITS, *CLUSTER_CALLS, "in_warp_groups"} - {"cluster_size"}
+    return any(isinstance(n, Call) and n.op in calls or isinstance(n, TileOp) and n.attr("dst_block") is not None
+               for n in walk(launch.body))
 
 
 def roles_of(launch: Launch) -> list[Role]:

@@ -34,6 +34,7 @@ from tilelang.ir import (
 
 from . import gemm, tile_loops
 from .actors import add_word, named_barrier, together
+from .clusters import copy_there
 from .effects import EFFECTS
 from .exprs import Bound, Expressions, Storage
 from .guards import plan_guards
@@ -70,6 +71,7 @@ class Statements(Expressions):
         self.role: Any = None
         self.ranges: tuple[tuple[int, int], ...] = ((0, threads.count),)
         self.coroutine: Any = None
+        self.waited: str | None = None  # how often the role has waited at the cluster's barrier
         self.scratch, self.scratch_bytes = "null", 0
         self.outside_threads()
 
@@ -367,7 +369,10 @@ class Statements(Expressions):
         for a in s.accesses():  # type: ignore[attr-defined]
             r = a.region
             self.check_bounds(r.buffer, r.mins, r.span or s.span, r.extents)
-        _TILE[type(s)](self, s)
+        if s.attr("dst_block") is not None:
+            copy_there(self, s, lambda: _TILE[type(s)](self, s))
+        else:
+            _TILE[type(s)](self, s)
 
 
 _CALLS = {**EFFECTS, **LANE_EFFECTS}

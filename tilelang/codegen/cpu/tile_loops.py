@@ -238,14 +238,17 @@ def emit_atomic(cx: Expressions, op: AtomicTile) -> None:
     dd = dst.buffer.dtype
     scalar = "" if isinstance(op.value, Region) else cx.cast_value(op.value, dd)
     frm = clip(cx, src, op.value, extents, sizes) if src is not None and isinstance(op.value, Region) else None
-    if frm is not None and frm.needed:
-        raise unsupported("a global source of an atomic tile operation that may be out of range", span=op.span,
-                          hint="copy it to a fragment first")
 
     def update(at: list[str]) -> None:
         v = scalar
-        if src is not None:
-            v = convert(f, load(f, src.buffer.dtype, src.address(cx, at), op.span), src.buffer.dtype, dd)
+        if src is not None and frm is not None:
+            side, sd, there = src, src.buffer.dtype, frm.ok
+            for k in frm.low:  # past the source's shape its safe value is taken, as by a copy
+                there = f.both(there, f.let(f"icmp sge i64 {at[k]}, {frm.low[k]}"))
+                there = f.both(there, f.less(at[k], frm.high[k]))
+            v = f.choose(there, value_type(sd), lambda: load(f, sd, side.address(cx, at), op.span),
+                         lambda: cx.safe_value(side.buffer, sd))
+            v = convert(f, v, sd, dd)
         atomic_update(f, op.kind, dst.address(cx, at), v, dd, shared=dst.buffer.scope() != "global", span=op.span)
 
     _versions(cx, to.inside, lambda: nest(cx, sizes, {}, {}, update),
