@@ -19,7 +19,7 @@ from tilelang.ir import replace as replaced
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.target.register_forms import MOST, Form, constant, packed_source, register_form
+from tilelang.target.register_forms import MOST, Form, constant, packed_source, register_form, value_form
 from tilelang.transform import pipeline
 from tilelang.transform.pass_ import DEVICE, pass_
 from tilelang.transform.product_registers import product_registers
@@ -39,8 +39,9 @@ def taken_apart(func, cx):
 
     def visit(x):
         if isinstance(x, For) and x.attr("registers"):
-            b = register_form(x).buffer
-            return with_attrs(substitute(x, {b: own(b)}), registers=None)
+            form = register_form(x) or value_form(x)
+            named = [form.buffer, *([form.source] if x.attr("registers") == "source" else [])]
+            return with_attrs(substitute(x, {b: own(b) for b in named}), registers=None)
         if isinstance(x, Evaluate) and x.call.op == "wgmma" and x.call.attr("registers"):
             marked = x.call.attr("registers")
             args = [AddressOf(own(a.buffer), a.indices) if what in marked else a for what, a in zip("ca..", x.call.args)]
@@ -56,12 +57,12 @@ def taken_apart(func, cx):
         x, body=seq(*map(Alloc, made.values()), x.body)) if isinstance(x, Launch) else None))
 
 
-def both_ways(f, *args, monkeypatch, every=False):
+def both_ways(f, *args, monkeypatch, every=False, config=None):
     """(result of the last tensor, kernel); computed with registers and arrays apart, and as they are."""
     monkeypatch.setattr(passes, "EVERY_FORM", every)
-    plain = pipeline.lower(f.func, SM90A)
+    plain = pipeline.lower(f.func, SM90A, config)
     monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*pipeline.DEVICE_PASSES[:-1], taken_apart, pipeline.DEVICE_PASSES[-1]))
-    apart = pipeline.lower(f.func, SM90A)
+    apart = pipeline.lower(f.func, SM90A, config)
     monkeypatch.undo()
     name = f.func.buffers[-1][1].name
     assert any("_own" in x.buffer.name for k in apart.kernels for x in walk(k.launch.body) if isinstance(x, Alloc))
@@ -77,7 +78,8 @@ def numbers(*shape, dtype=np.float16):
 
 def marked(kernel):
     """(kinds of loops on registers, number of moves in, of moves out)."""
-    kinds = [register_form(x).kind for x in walk(kernel.launch.body) if isinstance(x, For) and x.attr("registers")]
+    kinds = [(register_form(x) or value_form(x)).kind for x in walk(kernel.launch.body)
+             if isinstance(x, For) and x.attr("registers")]
     moves = [x.attr("move") for x in walk(kernel.launch.body) if isinstance(x, Call) and x.op == "wgmma_pin"]
     return sorted(kinds), moves.count("in"), moves.count("out")
 

@@ -23,6 +23,7 @@ from tilelang.ir import (
     Const,
     Expr,
     For,
+    If,
     Launch,
     Load,
     Ramp,
@@ -53,6 +54,7 @@ from .halves import Halves
 from .hopper import HopperCalls, tensor_map_parameters
 from .own_registers import declared_registers
 from .prelude import device_header
+from .wgmma import below, borrows, multiplies
 
 SHARED_SCOPES = ("shared", "shared.dyn", "shared.barrier")
 _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
@@ -161,7 +163,8 @@ class CudaPrinter(HopperCalls, Halves, CLikePrinter):
         for var, n, axis in zip(launch.thread_vars, launch.threads, "xyz"):
             self.facts.bind(var, 0, n - 1)
             if var in used:
-                self.emit(f"const int {self.namer(var, var.name)} = threadIdx.{axis};")
+                kind = "int" if launch.attr("own_values") else "const int"  # afresh changes it
+                self.emit(f"{kind} {self.namer(var, var.name)} = threadIdx.{axis};")
         for var, extent in zip(launch.block_vars, launch.grid):
             high = self.facts.interval(extent)[1]
             self.facts.bind(var, 0, 2**31 - 2 if high is None else max(0, min(high - 1, 2**31 - 2)))
@@ -215,9 +218,17 @@ class CudaPrinter(HopperCalls, Halves, CLikePrinter):
         packed = self.packed_loop(s)
         if packed is None:
             super()._for(s)
+            if self.launch.attr("own_values") and multiplies(s) and not any(multiplies(x) for x in below(s.body)):
+                self.afresh()
         else:
             self.source_comment(next(iter(stmts_of(s.body))).span)
             self.emit(packed)
+
+    def _if(self, s: If) -> None:
+        if self.launch.attr("own_values") and s.orelse is None and borrows(s.then):
+            self.afresh_here(s)
+        else:
+            super()._if(s)
 
     # ---- types and literals -----------------------------------------------------------------------------------------
     def type_name(self, dt: dtype, span: Span | None = None) -> str:

@@ -6,12 +6,13 @@ at the start of the kernel: functions that name them are always inlined there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import Buffer, Call, For, Store, Var, dtype, stmts_of
-from tilelang.target.register_forms import Form, constant, packed_source, register_form
+from tilelang.ir import Binary, Buffer, Call, Expr, For, If, Load, Stmt, Store, Var, const, dtype, stmts_of, substitute
+from tilelang.target.register_forms import (MAPPED, SUMMED, Form, constant, own_element, packed_source, register_form, sum_form,
+                                            value_form)
 
 from .c_like import POSTFIX, Text
 
@@ -35,6 +36,29 @@ class OwnRegisters:
             self.own_registers[name] = (register_type(b.dtype), b.size * b.dtype.bits // 32)
         return name
 
+    def afresh(self: Any) -> None:
+        """Behind an innermost loop with products: what follows from the thread's index is computed behind it.  The compiler
+        sees no more than a few registers in use there, and would otherwise keep it all over the loop."""
+        for v in self.launch.thread_vars:
+            if v in self.namer.names:
+                self.emit(f"{self.namer(v, v.name)} = tl::afresh({self.namer(v, v.name)});")
+
+    def afresh_here(self: Any, s: If) -> None:
+        """The same for a branch that few iterations take, whose own names for the indices end with it."""
+        kept = {v: self.namer.names[v] for v in self.launch.thread_vars if v in self.namer.names}
+        self.emit(f"if ({self.top(s.cond)}) {{")
+        self.depth += 1
+        self.namer.open_scope()
+        for v, name in kept.items():
+            fresh = self.namer(("afresh", v), v.name)
+            self.emit(f"const int {fresh} = tl::afresh({name});")
+            self.namer.names[v] = fresh
+        self.stmt(s.then)
+        self.namer.names.update(kept)
+        self.namer.close_scope()
+        self.depth -= 1
+        self.emit("}")
+
     def _call_wgmma_pin(self: Any, e: Call) -> Text:
         way = e.attr("move")
         if way is None:
@@ -47,7 +71,7 @@ class OwnRegisters:
 
     def on_registers(self: Any, s: For) -> None:
         """A loop with the attr `registers`."""
-        form = register_form(s)
+        form = register_form(s) or value_form(s)
         if form is None:
             raise InternalError("a loop marked for registers of their own has no form")
         first = s
@@ -57,7 +81,13 @@ class OwnRegisters:
         if form.kind == "read":
             self._read(s, form)
         elif form.kind == "halves":
-            self._halves(form)
+            self._halves(form, s.attr("registers") == "source")
+        elif form.kind == "map":
+            self._mapped(form)
+        elif form.kind == "sum":
+            self._summed(form, s)
+        elif form.kind == "sums":
+            self._sums(s)
         else:
             self._values(form)
 
@@ -65,7 +95,7 @@ class OwnRegisters:
         """fill and scale: operands are the different values, elements the lines."""
         array = self._own(form.buffer)
         ty, _ = self.own_registers[array]
-        op = f"mov.{ty}" if form.kind == "fill" else "mul.ftz.f32" if self.fast_math else "mul.f32"
+        op = f"mov.{ty}" if form.kind == "fill" else f"mul{self._f32()}"
         values: dict[str, int] = {}
         lines = []
         for k, x in form.points:
@@ -78,25 +108,25 @@ class OwnRegisters:
         self._call_own(f"{form.kind}_{array}", f"({params})", f'asm volatile("{_joined(lines)}" :: {operands});',
                        ", ".join(values))
 
-    def _halves(self: Any, form: Form) -> None:
+    def _halves(self: Any, form: Form, own_source: bool) -> None:
+        """own_source: the floats are in registers of their own too."""
         array, source = self._own(form.buffer), form.points[0][1]
         read = sorted({j for _, _, a, b in form.points for j in (a, b)})
-        at = {j: i for i, j in enumerate(read)}
+        if own_source:
+            floats = self._own(source)
+            at = {j: f"tl_{floats}_{j}" for j in read}
+        else:
+            at = {j: f"%{i}" for i, j in enumerate(read)}
         cvt = _cvt(form.buffer.dtype.base)
-        lines = [f"{cvt} tl_{array}_{w}, %{at[b]}, %{at[a]};" for w, _, a, b in form.points]
-        operands = ", ".join(f'"f"(x[{j}])' for j in read)
+        lines = [f"{cvt} tl_{array}_{w}, {at[b]}, {at[a]};" for w, _, a, b in form.points]
+        operands = "" if own_source else ", ".join(f'"f"(x[{j}])' for j in read)
         name = self.namer(source.data, source.name)
-        self._call_own(f"halves_{array}", "(const float* x)", f'asm volatile("{_joined(lines)}" :: {operands});', f"&{name}[0]")
+        self._call_own(f"halves_{array}", f"({'' if own_source else 'const float* x'})",
+                       f'asm volatile("{_joined(lines)}" :: {operands});', "" if own_source else f"&{name}[0]")
 
     def _read(self: Any, s: For, form: Form) -> None:
-        """The body once per iteration, its variable a constant."""
         array = self._own(form.buffer)
-        for k in range(int(s.extent.value)):  # type: ignore[attr-defined]
-            self.emit("{")
-            self.depth += 1
-            self.namer.open_scope()
-            self.emit(f"const {self.type_name(s.var.dtype)} {self.namer(s.var, s.var.name)} = {k};")
-            self.facts.bind(s.var, k, k)
+        for k in self._turns(s):
             for x in stmts_of(s.body):
                 floats = packed_source(x) if isinstance(x, Store) else None
                 if floats is None:
@@ -106,9 +136,84 @@ class OwnRegisters:
                 if first is None:
                     raise InternalError("a loop marked for registers of their own has no form")
                 self._packed(x, array, first)
+
+    def _sums(self: Any, s: For) -> None:
+        for k in self._turns(s):
+            for x in stmts_of(s.body):
+                form = sum_form(x, {s.var: k}) if isinstance(x, For) else None
+                if form is None:
+                    self.stmt(x)
+                else:
+                    self._summed(form, x)
+
+    def _turns(self: Any, s: For) -> Iterator[int]:
+        """The values of a loop's variable: what is printed for each stands in a scope where it is a constant."""
+        for k in range(int(s.extent.value)):  # type: ignore[attr-defined]
+            self.emit("{")
+            self.depth += 1
+            self.namer.open_scope()
+            self.emit(f"const {self.type_name(s.var.dtype)} {self.namer(s.var, s.var.name)} = {k};")
+            self.facts.bind(s.var, k, k)
+            yield k
             self.namer.close_scope()
             self.depth -= 1
             self.emit("}")
+
+    def _summed(self: Any, form: Form, s: Stmt) -> None:
+        """Operands are the different elements added to."""
+        array, v = self._own(form.buffer), form.value
+        while isinstance(s, For):
+            s = s.body
+        assert isinstance(v, Binary) and isinstance(s, Store)
+        op = SUMMED[v.op] + self._f32()
+        at = {i: n for n, i in enumerate(dict.fromkeys(i for i, _ in form.points))}
+        lines = [f"{op} %{at[i]}, %{at[i]}, tl_{array}_{k};" for i, k in form.points]
+        params = ", ".join(f"float& x{n}" for n in at.values())
+        operands = ", ".join(f'"+f"(x{n})' for n in at.values())
+        name = self.namer(s.buffer.data, s.buffer.name)
+        self._call_own(f"{v.op}_{array}_{form.points[0][1]}", f"({params})", f'asm volatile("{_joined(lines)}" : {operands});',
+                       ", ".join(f"{name}[{i}]" for i in at))
+
+    def _mapped(self: Any, form: Form) -> None:
+        """Operands are the different values that do not name the element, lines the operations on it, element by element."""
+        array, b = self._own(form.buffer), form.buffer
+        operands: dict[str, int] = {}
+        depth = 0
+        lines: list[str] = []
+
+        def operand(e: Expr, at: dict[Var, int]) -> str:
+            text = self.top(substitute(e, {v: const(x, v.dtype) for v, x in at.items()}))
+            return f"%{operands.setdefault(text, len(operands))}"
+
+        def value(e: Expr, k: int, at: dict[Var, int], to: str, level: int) -> str:
+            """Where a value is, computed into `to` when it is not there yet; level: temporaries in use."""
+            nonlocal depth
+            if isinstance(e, Load) and e.buffer.data is b.data:
+                return f"tl_{array}_{k}"
+            if not own_element(e, b):
+                return operand(e, at)
+            depth = max(depth, level + 2)
+            if isinstance(e, Binary):
+                x = value(e.a, k, at, f"t{level}", level + 1)
+                y = value(e.b, k, at, f"t{level + 1}", level + 2)
+                lines.append(f"{MAPPED[e.op]}{self._f32()} {to}, {x}, {y};")
+            else:
+                assert isinstance(e, Call)
+                if not self.fast_math:
+                    raise InternalError("exp2 on registers of their own is the approximate one")
+                lines.append(f"ex2.approx.ftz.f32 {to}, {value(e.args[0], k, at, f't{level}', level + 1)};")
+            return to
+
+        for k, at in form.points:
+            if value(form.value, k, at, f"tl_{array}_{k}", 0) != f"tl_{array}_{k}":  # type: ignore[arg-type]
+                raise InternalError("a map that is no operation")
+        inputs = ", ".join(f'"f"(x{i})' for i in operands.values())
+        text = "\\n".join(["{", f".reg .f32 t<{depth + 1}>;", *lines, "}"])
+        self._call_own(f"map_{array}", f"({', '.join(f'float x{i}' for i in operands.values())})",
+                       f'asm volatile("{text}" :: {inputs});', ", ".join(operands))
+
+    def _f32(self: Any) -> str:
+        return ".ftz.f32" if self.fast_math else ".f32"
 
     def _packed(self: Any, s: Store, array: str, first: int) -> None:
         dt = s.value.dtype

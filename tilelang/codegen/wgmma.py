@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Const, Evaluate, Stmt, const
+from tilelang.ir import AddressOf, Call, Const, Evaluate, For, Stmt, const, stmts_of, walk, with_attrs
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
 
 from .c_like import POSTFIX, Text
@@ -21,6 +21,7 @@ from .own_registers import OwnRegisters
 C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "float32": "float", "int8": "signed char",
            "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
 _NAME = re.compile(r"(wgmma_m64\w+?)_(ss|rs)_([km]{1,2})(?:_x(\d+))?")
+SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes: code in a descriptor
 MOST = 16  # products in one asm
 
 
@@ -90,6 +91,10 @@ class WgmmaCalls(OwnRegisters):
         """(function of a run of products that names registers, its arguments: whether the accumulator is kept, then per
         product what is no register of its own)."""
         own = calls[0].attr("registers")
+        if self.launch.attr("own_values"):
+            bases = _bases(calls)
+            if bases is not None and "c" in own and ("a" in own or not isinstance(calls[0].args[1], AddressOf)):
+                return self._based_products(calls, bases)
         row = WGMMA_ROWS[calls[0].attr("row")]
         c: Any = calls[0].args[0]
         given, sources = [[self.top(calls[0].args[3])]], []
@@ -112,10 +117,50 @@ class WgmmaCalls(OwnRegisters):
             name, row, in_registers, orders, len(calls), True, target, sources))
         return name, given
 
+    def _based_products(self: Any, calls: list[Call], bases: list[Call]) -> tuple[str, list[list[str]]]:
+        """The same for descriptors that differ by what is added to one for A and one for B: operands are the lower halves of
+        these, the rest is computed where it is used.  Given sixteen descriptors the compiler keeps those of a tile that
+        does not change over the loop, and then eight wgmma stand back to back, which is slower."""
+        row = WGMMA_ROWS[calls[0].attr("row")]
+        c: Any = calls[0].args[0]
+        form = _NAME.fullmatch(self._function(calls[0]))
+        assert form is not None
+        target = f"tl_{self._own(c.buffer)}"
+        lines = ["{", f".reg .pred p{', q' if len(calls) > 1 else ''};", f"setp.ne.b32 p, %{len(bases)}, 0;"]
+        if len(calls) > 1:
+            lines.append("setp.eq.u32 q, 0, 0;")
+        lines.append(".reg .b32 low;")
+        operands: list[list[str]] = [[] for _ in calls]
+        if len(bases) == 1:
+            for e, x in zip(calls, operands):
+                a: Any = e.args[1]
+                x.append("{" + ", ".join(f"tl_{self._own(a.buffer)}_{_word(a) + j}" for j in range(4)) + "}")
+        for n, (base, letter) in enumerate(zip(bases, "ba" if len(bases) == 1 else "ab")):
+            lines.append(f".reg .b64 {letter}<{len(calls)}>;")
+            at = 2 if letter == "b" else 1
+            high = ((base.attr("sbo") >> 4 & 0x3fff) | SWIZZLES[base.attr("swizzle")] << 30) << 32
+            for k, (e, x) in enumerate(zip(calls, operands)):
+                descriptor: Any = e.args[at]
+                offset = (descriptor.attr("offset") or 0) >> 4
+                # Of a pair moved into 64 bits ptxas did not always see that it is one for all threads.
+                lines += [f"add.s32 low, %{n}, {offset};", f"cvt.u64.u32 {letter}{k}, low;",
+                          f"or.b64 {letter}{k}, {letter}{k}, 0x{high:x};"]
+                x.append(f"{letter}{k}")
+        registers = ", ".join(f"{target}_{_word(c) + i}" for i in range(row.c_registers))
+        flags = _flags(row, form.group(3))
+        lines += [f"{row.ptx} {{{registers}}}, {x[0]}, {x[1]}, {'q' if k else 'p'}{flags};" for k, x in enumerate(operands)]
+        params = ", ".join(f"unsigned x{n}" for n in range(len(bases)))
+        inputs = ", ".join(f'"r"(x{n})' for n in range(len(bases)))
+        text = "\n".join(f'      "{line}\\n"' for line in [*lines, "}"])
+        name = self.own_function(f"{self._function(calls[0])}_x{len(calls)}_{self._own(c.buffer)}_{_word(c)}", lambda name: (
+            f"TL_DEVICE void {name}(bool keep, {params}) {{\n  asm volatile(\n{text}\n      :: {inputs}, "
+            f'"r"((int)keep));\n}}\n'))
+        return name, [[self.top(calls[0].args[3])], [f"(unsigned){self.top(b)}" for b in bases]]
+
     def _call_wgmma_descriptor(self: Any, e: Call) -> Text:
         """attr `offset` and the second argument both add bytes; so does an index that is no constant: the half that does not
         change is then computed once, and what is left of a loop's descriptors is one addition."""
-        swizzle = {0: 0, 128: 1, 64: 2, 32: 3}[e.attr("swizzle")]
+        swizzle = SWIZZLES[e.attr("swizzle")]
         offset = f", {e.attr('offset')}" if e.attr("offset") else ""
         at: Any = e.args[0]
         parts = list(e.args)
@@ -143,6 +188,48 @@ def wgmma_function(name: str) -> str | None:
     return _definition(name, row, m.group(2) == "rs", m.group(3), int(run or 1), run is not None)
 
 
+def _bases(calls: list[Call]) -> list[Call] | None:
+    """The descriptors of A and B (of B alone: A from registers) to which those of each product add a constant, None when
+    there are none."""
+    out: list[Call] = []
+    for at in (1, 2):
+        first = calls[0].args[at]
+        if isinstance(first, AddressOf):
+            continue
+        if any(not isinstance(e.args[at], Call) or _based(e.args[at]) != _based(first) for e in calls):
+            return None
+        out.append(with_attrs(first, offset=None))
+    return out
+
+
+def _based(e: Any) -> tuple[Any, ...]:
+    """What descriptors that differ by a constant have in common."""
+    return e.op, e.args, *(e.attr(x) for x in ("lbo", "sbo", "swizzle"))
+
+
+def _flags(row: WgmmaRow, orders: str) -> str:
+    """What follows the predicate of an instruction: signs, and which operands are transposed."""
+    if row.c_dtype.is_int:
+        return ""
+    transposed = [str(int(o == "m")) for o in orders] if row.a_dtype.bits == 16 else []
+    return ", " + ", ".join(["1", "1", *transposed])
+
+
+def borrows(s: Stmt) -> bool:
+    """Whether a statement, or one in its sequence, moves registers of products into an array."""
+    return any(isinstance(x, Evaluate) and x.call.op == "wgmma_pin" and x.call.attr("move") == "out" for x in stmts_of(s))
+
+
+def multiplies(s: Stmt) -> bool:
+    """Whether a loop has products inside."""
+    return isinstance(s, For) and any(_product(x) is not None for x in below(s.body))
+
+
+def below(s: Stmt) -> Iterator[Stmt]:
+    """A statement and all statements below it."""
+    return (x for x in walk(s) if isinstance(x, Stmt))
+
+
 def _word(a: Any) -> int:
     """Which register an element of a register array lies in."""
     return int(a.indices[0].value) * int(a.buffer.dtype.bits) // 32
@@ -154,10 +241,7 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, produ
     ty, kind = ("float", "+f") if row.c_dtype == "float32" else ("unsigned", "+r")
     n = 0 if target else row.c_registers
     each = 1 if sources else 5 if in_registers else 2
-    flags = ""
-    if not row.c_dtype.is_int:
-        transposed = [str(int(o == "m")) for o in orders] if row.a_dtype.bits == 16 else []
-        flags = ", " + ", ".join(["1", "1", *transposed])
+    flags = _flags(row, orders)
     c = ", ".join(f"tl_{target[0]}_{target[1] + i}" for i in range(row.c_registers)) if target else \
         ", ".join(f"%{i}" for i in range(n))
     numbers = range(products) if run else [""]
@@ -191,4 +275,4 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, produ
             f"      : {outputs}\n      : {', '.join(inputs)});\n}}\n")
 
 
-__all__ = ["MOST", "WgmmaCalls", "product_runs", "wgmma_function"]
+__all__ = ["MOST", "SWIZZLES", "WgmmaCalls", "below", "borrows", "multiplies", "product_runs", "wgmma_function"]

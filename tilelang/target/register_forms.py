@@ -1,9 +1,16 @@
-"""Loops over registers that have a form in PTX on registers with names: what product_registers marks and codegen prints.
+"""Loops over registers that have a form in PTX on registers with names: what product_registers and whole_registers mark and
+codegen prints.
 
     for r: acc[r] = x                               fill     one mov each
     for r: acc[r] = acc[r] * f[…]                   scale    one mul each
     for r: P[r] = float16(S[…])                     halves   one cvt for each pair
     for j: packed[0:8] = float16x8(C[…]); rest      read     one cvt for each pair; the rest as it stands
+
+and, where every value of a launch's products is to stay in such registers (`value_form`):
+
+    for r: S[r] = exp2(S[r] * c - top[…] * c)       map      an instruction for each operation on the element
+    for r: x[…] = max(x[…], S[r])                   sum      one instruction each, in the loop's order
+    for i: x[i] = 0; for r: x[i] = x[i] + S[…]      sums     the same for each turn; the rest as it stands
 
 Without a form the values pass through an array, whose elements a compiler has to take apart again.
 """
@@ -14,7 +21,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import AddressOf, Binary, Buffer, Cast, Const, Expr, For, Load, Ramp, Stmt, Store, Var, stmts_of, walk
+from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, For, Load, Ramp, Stmt, Store, Var, stmts_of,
+                         walk)
 from tilelang.ir.record import record
 
 MOST = 256  # points of a loop nest
@@ -25,16 +33,24 @@ _VALUES: dict[str, Any] = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b,
 
 @record
 class Form:
-    """kind: "fill" | "scale" | "halves" | "read".  buffer: the registers.  reads: it needs what they held.
+    """kind: "fill" | "scale" | "halves" | "read" | "map" | "sum" | "sums".  buffer: the registers.  reads: it needs what they
+    held.
 
-    points: fill: (element, value); scale: (element, factor); halves: (word, source, lower element, upper element).
-    read: none.
+    points: fill: (element, value); scale: (element, factor); halves: (word, source, lower element, upper element), in the
+    loop's order; map: (element, values of the loops' variables); sum: (element added to, element).  read, sums: none.
+    value: of a map, the stored expression; of a sum, the statement's.
     """
 
     kind: str
     buffer: Buffer
     reads: bool
     points: tuple[tuple[Any, ...], ...] = ()
+    value: Expr | None = None
+
+    @property
+    def source(self) -> Buffer | None:
+        """The other buffer whose elements halves are made of."""
+        return self.points[0][1] if self.kind == "halves" else None
 
 
 def register_form(s: Stmt) -> Form | None:
@@ -130,7 +146,7 @@ def _halves(loops: list[tuple[Var, int]], s: Store, v: Cast) -> Form | None:
         sources[k] = j
     if any(k ^ 1 not in sources for k in sources):
         return None
-    points = tuple((k // 2, x.buffer, sources[k], sources[k + 1]) for k in sorted(sources) if k % 2 == 0)
+    points = tuple((k // 2, x.buffer, sources[k], sources[k + 1]) for k in sources if k % 2 == 0)
     return Form("halves", s.buffer, len(sources) < s.buffer.size, points)
 
 
@@ -171,4 +187,102 @@ def packed_source(s: Store) -> Load | None:
     return x if even and x.buffer.scope_name == "local" and x.buffer.dtype == "float32" else None
 
 
-__all__ = ["Form", "constant", "packed_source", "register_form"]
+# ---- all values in registers of their own -------------------------------------------------------------------------------
+
+MAPPED = {"add": "add", "sub": "sub", "mul": "mul", "max": "max", "min": "min"}  # operations of a map by their PTX name
+SUMMED = {"add": "add", "max": "max", "min": "min"}
+
+
+def value_form(s: Stmt) -> Form | None:
+    """The form of a loop that changes elements one by one, adds them up or takes their maximum; None where it has none.
+
+    What such a loop reads beside the registers are other arrays of registers and values that do not change in it.
+    """
+    loops, body = _nest(s)
+    if not loops:
+        return None
+    if isinstance(body, Store):
+        return _map(loops, body) or sum_form(s)
+    return _sums(s) if len(loops) == 1 else None
+
+
+def _map(loops: list[tuple[Var, int]], s: Store) -> Form | None:
+    b = s.buffer
+    if b.scope_name != "local" or not b.is_static or b.dtype != "float32" or s.value.dtype != "float32" or len(s.indices) != 1:
+        return None
+    if not _mapped(s.value, s, {v for v, _ in loops}):
+        return None
+    points: dict[int, dict[Var, int]] = {}
+    for at in _points(loops):
+        k = _element(s, at)
+        if k is None or k in points:
+            return None
+        points[k] = at
+    return Form("map", b, True, tuple(points.items()), s.value)
+
+
+def _mapped(e: Expr, s: Store, inside: set[Var]) -> bool:
+    """Whether an expression is made of operations on the element that is stored, and of what `operand` takes."""
+    if not own_element(e, s.buffer):
+        return _operand(e, s.buffer, inside)
+    if isinstance(e, Load):
+        return bool(e.indices == s.indices)
+    if isinstance(e, Binary) and e.op in MAPPED and e.dtype == "float32":
+        return _mapped(e.a, s, inside) and _mapped(e.b, s, inside)
+    return isinstance(e, Call) and e.op == "exp2" and e.dtype == "float32" and _mapped(e.args[0], s, inside)
+
+
+def own_element(e: Expr, b: Buffer) -> bool:
+    """Whether an expression names an element of a register array."""
+    return any(isinstance(x, Load | AddressOf) and x.buffer.data is b.data for x in walk(e))
+
+
+def _operand(e: Expr, b: Buffer, inside: set[Var]) -> bool:
+    """Whether a value is computed from constants, variables and elements of register arrays by arithmetic."""
+    if isinstance(e, Load):
+        return e.buffer.scope_name == "local" and len(e.indices) == 1 and all(
+            isinstance(x, Const | Var | Binary) for x in walk(e.indices[0]))
+    if isinstance(e, Binary):
+        return e.dtype == "float32" and _operand(e.a, b, inside) and _operand(e.b, b, inside)
+    return isinstance(e, Const) or isinstance(e, Var) and e not in inside
+
+
+def sum_form(s: Stmt, at: dict[Var, int] | None = None) -> Form | None:
+    """The form "sum" of a nest of loops, None for other statements.  at: values of variables of loops around it."""
+    loops, body = _nest(s)
+    if not loops or not isinstance(body, Store) or len(body.indices) != 1:
+        return None
+    v, to = body.value, body.buffer
+    if not isinstance(v, Binary) or v.op not in SUMMED or not isinstance(v.a, Load) or not isinstance(v.b, Load):
+        return None
+    mine, other = v.a, v.b
+    if mine.buffer is not to or not bool(mine.indices == body.indices) or other.buffer.data is to.data or v.dtype != "float32":
+        return None
+    if any(x.scope_name != "local" or not x.is_static or x.dtype != "float32" for x in (to, other.buffer)):
+        return None
+    points = []
+    for inner in _points(loops):
+        here = {**(at or {}), **inner}
+        i, k = _element(body, here), _element(other, here)
+        if i is None or k is None:
+            return None
+        points.append((i, k))
+    return Form("sum", other.buffer, True, tuple(points), v) if len(points) > 1 else None
+
+
+def _sums(s: Stmt) -> Form | None:
+    """A loop around sums of one array's elements, which nothing else in it names."""
+    assert isinstance(s, For)
+    found: Buffer | None = None
+    count = 0
+    for x in stmts_of(s.body):
+        form = sum_form(x, {s.var: 0}) if isinstance(x, For) else None
+        if form is not None and (found is None or form.buffer is found):
+            found, count = form.buffer, count + 1
+    if found is None:
+        return None
+    uses = sum(x.buffer.data is found.data for x in walk(s.body) if isinstance(x, Load | Store | AddressOf))
+    return Form("sums", found, True) if uses == count else None
+
+
+__all__ = ["MAPPED", "SUMMED", "Form", "constant", "own_element", "packed_source", "register_form", "sum_form", "value_form"]

@@ -22,49 +22,54 @@ A: the array is up to date; R: the registers are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Break, Buffer, Call, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt,
-                         Var, While, const, rebuild, rewrite, seq, with_attrs)
+from tilelang.ir import AddressOf, Buffer, Call, Const, Evaluate, Func, Launch, Stmt, Var, rebuild, rewrite, seq, with_attrs
 from tilelang.ir import replace as replaced
 from tilelang.ir.record import record
-from tilelang.target.register_forms import Form, register_form
 from tilelang.target.wgmma import WGMMA_ROWS
 
-from .effects import Effect, effects, inner, own_effects
+from .config import PassConfigKey
+from .effects import Effect, effects, inner
 from .pass_ import DEVICE, PassContext, pass_
-from .rings import do
+from .register_graph import NEVER, Graph, Node, needed, running_after, states
+from .whole_registers import move, whole_registers
 
 # Whether all launches take part, not only those whose one accumulator is one instruction's, adds up over a loop and takes
 # A from shared memory: right and quicker to compile too (attention: 40 % of the optimizer's instructions less), but their
 # loops come out in another order than the one that was timed.  The loops of that one form come out as they were.
 EVERY_FORM = False
 
-_FLOW = (Break, Continue)
-_WAITING = frozenset(("wgmma_wait", "wgmma_commit", "thread_return"))
-_NEVER = 99  # groups committed since the last product of a buffer, when none is under way
+# Whether products of products keep all their values in registers where they can (whole_registers).
+WHOLE = True
 
 
 @pass_(needs=DEVICE)
 def product_registers(func: Func, cx: PassContext) -> Func:
     """Marks products (attr `registers`: "c", "a") and loops (attr `registers`), and replaces pins by moves (attr `move`: "in",
-    "out")."""
-    return replaced(func, body=rewrite(func.body, lambda x: _own_registers(x) if isinstance(x, Launch) else None))
+    "out"); launches whose values are all there get the attr `own_values`."""
+    fast = bool(cx.option(PassConfigKey.TL_ENABLE_FAST_MATH))
+    return replaced(func, body=rewrite(func.body, lambda x: _own_registers(x, fast) if isinstance(x, Launch) else None))
 
 
-def _own_registers(launch: Launch) -> Launch:
+def _own_registers(launch: Launch, fast: bool) -> Launch:
     if not any(e.node.op == "wgmma" for e in effects(launch.body) if isinstance(e.node, Call)):
         return launch
     launch = replaced(launch, body=_distinct(launch.body, set()))
-    found = _candidates(effects(launch.body))
+    touched = list(effects(launch.body))
+    if WHOLE and fast and not launch.attr("by_hand"):
+        found, refused = _named(touched)
+        whole = None if refused else whole_registers(launch, found)
+        if whole is not None:
+            return whole
+    found = _candidates(touched)
     if not found:
         return launch
-    graph = _Graph(frozenset(found))
+    graph = Graph(frozenset(found))
     graph.build(launch.body, [graph.node()])
-    if not EVERY_FORM and not all(_needed(n, b) for b in found.values() for n in graph.nodes if n.kind == "products"):
+    if not EVERY_FORM and not all(needed(n, b) for b in found.values() for n in graph.nodes if n.kind == "products"):
         return launch
     moves = _Moves()
     for b in found.values():
@@ -89,8 +94,8 @@ def _distinct(s: Any, seen: set[int]) -> Any:
     return rebuild(s, lambda x: _distinct(x, seen)) if inner(s) else s
 
 
-def _candidates(every: Iterable[Effect]) -> dict[Var, Buffer]:
-    """Register arrays that products name at constant places and that are pinned whole."""
+def _named(every: Iterable[Effect]) -> tuple[dict[Var, Buffer], set[Var]]:
+    """(register arrays that products name, those among them not named at constant places or not pinned whole)."""
     found: dict[Var, Buffer] = {}
     refused: set[Var] = set()
     for e in every:
@@ -101,128 +106,23 @@ def _candidates(every: Iterable[Effect]) -> dict[Var, Buffer]:
         at = e.indices[0] if e.indices and len(e.indices) == 1 else None
         if e.node.op == "wgmma_pin":
             whole = whole and isinstance(at, Const) and at.value == 0 and e.node.attr("count") == b.size
-        elif not EVERY_FORM:
-            if isinstance(e.node.args[1], AddressOf):
-                return {}
-            whole = whole and WGMMA_ROWS[e.node.attr("row")].c.registers == b.size
         if not whole or not isinstance(at, Const) or found.get(b.data, b) is not b and e.node.op == "wgmma":
             refused.add(b.data)
         elif e.node.op == "wgmma":
             found[b.data] = b
-    if not EVERY_FORM and (refused or len(found) > 1):
-        return {}
+    return found, refused
+
+
+def _candidates(every: list[Effect]) -> dict[Var, Buffer]:
+    """Register arrays that can be followed; without EVERY_FORM the one accumulator of one instruction, A from shared memory."""
+    found, refused = _named(every)
+    if not EVERY_FORM:
+        calls = [e.node for e in every if isinstance(e.node, Call) and e.node.op == "wgmma"]
+        if refused or len(found) > 1 or any(isinstance(c.args[1], AddressOf) for c in calls):
+            return {}
+        if any(WGMMA_ROWS[c.attr("row")].c.registers != b.size for c in calls for b in found.values()):
+            return {}
     return {v: b for v, b in found.items() if v not in refused}
-
-
-# ---- the program as a graph -------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Node:
-    """One statement without products, waits, pins and jumps inside, or a run of products."""
-
-    stmts: tuple[Stmt, ...] = ()
-    kind: str = ""  # "products" | "pin" | "wait" | "commit" | "alloc" | "" (ordinary)
-    reads: frozenset[Var] = frozenset()
-    writes: frozenset[Var] = frozenset()
-    after: list[int] = field(default_factory=list)
-    form: Form | None = None
-
-
-class _Graph:
-    """Control flow between the statements that matter; storages: those looked at."""
-
-    def __init__(self, storages: frozenset[Var]) -> None:
-        self.storages = storages
-        self.nodes: list[_Node] = []
-        self.loops: list[tuple[int, list[int]]] = []  # (where an iteration ends, nodes that leave)
-
-    def node(self, *stmts: Stmt, kind: str = "", touched: tuple[Effect, ...] = (), before: list[int] | None = None) -> int:
-        seen = [e for e in touched if e.storage in self.storages]
-        self.nodes.append(_Node(stmts, kind, frozenset(e.storage for e in seen if e.reads),
-                                frozenset(e.storage for e in seen if e.writes)))
-        for k in before or ():
-            self.nodes[k].after.append(len(self.nodes) - 1)
-        return len(self.nodes) - 1
-
-    def build(self, s: Stmt, before: list[int]) -> list[int]:
-        """Adds a statement behind nodes; returns those that it ends with."""
-        match s:
-            case Seq():
-                return self._sequence(s.stmts, before)
-            case Break() | Continue():
-                end, left = self.loops[-1]
-                at = self.node(before=before)
-                left.append(at) if isinstance(s, Break) else self.nodes[at].after.append(end)
-                return []
-            case If() if not self._plain(s):
-                head = self._own(s, before)
-                orelse = [head] if s.orelse is None else self.build(s.orelse, [head])
-                return [*self.build(s.then, [head]), *orelse]
-            case (For() | While()) if not self._plain(s):
-                return self._loop(s, before)
-            case Evaluate() if s.call.op == "thread_return":
-                self.node(before=before)
-                return []
-            case Evaluate() if s.call.op in ("wgmma_wait", "wgmma_commit"):
-                return [self.node(s, kind=s.call.op[6:], before=before)]
-            case Evaluate() if s.call.op in ("wgmma", "wgmma_pin"):
-                kind = "pin" if s.call.op == "wgmma_pin" else "products"
-                return [self.node(s, kind=kind, touched=own_effects(s), before=before)]
-            case Alloc() if s.buffer.data in self.storages:
-                return [self.node(s, kind="alloc", before=before)]
-        touched = tuple(effects(s))
-        if not any(e.storage in self.storages for e in touched):
-            return before
-        at = self.node(s, touched=touched, before=before)
-        self.nodes[at].form = register_form(s)
-        return [at]
-
-    def _sequence(self, stmts: tuple[Stmt, ...], before: list[int]) -> list[int]:
-        run: list[Stmt] = []
-        for s in (*stmts, None):
-            if isinstance(s, Evaluate) and s.call.op == "wgmma":
-                run.append(s)
-                continue
-            if run:
-                touched = tuple(e for r in run for e in own_effects(r))
-                before = [self.node(*run, kind="products", touched=touched, before=before)]
-                run = []
-            if s is not None:
-                before = self.build(s, before)
-        return before
-
-    def _loop(self, s: For | While, before: list[int]) -> list[int]:
-        head = self._own(s, before)
-        end = self.node()
-        self.loops.append((end, []))
-        first = self.node(before=[head, end])
-        for k in self.build(s.body, [first]):
-            self.nodes[k].after.append(end)
-        _, left = self.loops.pop()
-        runs = isinstance(s, For) and isinstance(s.extent, Const) and s.extent.value > 0
-        return [end, *left] if runs else [head, end, *left]
-
-    def _own(self, s: Stmt, before: list[int]) -> int:
-        """What a condition or a bound reads."""
-        return self.node(touched=own_effects(s), before=before)
-
-    def _plain(self, s: Stmt) -> bool:
-        """Whether a statement is one node: no product, wait, pin or declaration of those looked at, and no jump, is in it."""
-        for x in _below(s):
-            if isinstance(x, _FLOW) or isinstance(x, Alloc) and x.buffer.data in self.storages:
-                return False
-            if isinstance(x, Evaluate) and (x.call.op in _WAITING or x.call.op in ("wgmma", "wgmma_pin")):
-                return False
-        return True
-
-
-def _below(s: Stmt) -> Iterator[Stmt]:
-    stack = [s]
-    while stack:
-        x = stack.pop()
-        yield x
-        stack += inner(x)
 
 
 # ---- what holds ---------------------------------------------------------------------------------------------------------
@@ -238,7 +138,7 @@ class _Plan:
     direct: tuple[Stmt, ...]
 
 
-def _plan(graph: _Graph, b: Buffer) -> _Plan | None:
+def _plan(graph: Graph, b: Buffer) -> _Plan | None:
     """How a buffer's values pass, None when it stays an array."""
     direct = {k for k, n in enumerate(graph.nodes) if n.form is not None and n.form.buffer is b}
     while True:
@@ -248,14 +148,14 @@ def _plan(graph: _Graph, b: Buffer) -> _Plan | None:
         direct -= wrong or direct
 
 
-def _follow(graph: _Graph, b: Buffer, direct: set[int]) -> tuple[_Plan | None, set[int]]:
+def _follow(graph: Graph, b: Buffer, direct: set[int]) -> tuple[_Plan | None, set[int]]:
     """(the plan with these loops on the registers, or None; those among them that cannot be)."""
     nodes, v = graph.nodes, b.data
     every = range(len(nodes))
     product = [n.kind == "products" and v in n.reads | n.writes for n in nodes]
     pin = [n.kind == "pin" and v in n.writes for n in nodes]
     plain = [not product[k] and not pin[k] and k not in direct for k in every]
-    wants = [product[k] and _needed(n, b) or k in direct and n.form is not None and n.form.reads for k, n in enumerate(nodes)]
+    wants = [product[k] and needed(n, b) or k in direct and n.form is not None and n.form.reads for k, n in enumerate(nodes)]
     sets = [not plain[k] and not pin[k] and v in n.writes for k, n in enumerate(nodes)]
     reads = [plain[k] and v in n.reads | n.writes for k, n in enumerate(nodes)]  # to write a part is to need the others
     writes = [plain[k] and v in n.writes for k, n in enumerate(nodes)]
@@ -277,15 +177,9 @@ def _follow(graph: _Graph, b: Buffer, direct: set[int]) -> tuple[_Plan | None, s
             array, registers = False, True
         elif pin[k] and a_later[k] and registers:
             array = True
-        if product[k]:
-            running = 0
-        elif n.kind == "commit" and running != _NEVER:
-            running = min(running + 1, _NEVER - 1)
-        elif n.kind == "wait" and running > int(n.stmts[0].call.attr("n", 0)):  # type: ignore[attr-defined]
-            running = _NEVER
-        return array, registers, running
+        return array, registers, running_after(n, product[k], running)
 
-    before = _states(nodes, step)
+    before = states(graph, (True, True, NEVER), step, lambda a, b: (a[0] and b[0], a[1] and b[1], min(a[2], b[2])))
     wrong: set[int] = set()
     fails = False
     for k, state in enumerate(before):
@@ -293,9 +187,9 @@ def _follow(graph: _Graph, b: Buffer, direct: set[int]) -> tuple[_Plan | None, s
             continue  # never reached
         array, registers, running = state
         if k in direct:
-            if wants[k] and not registers or running != _NEVER:
+            if wants[k] and not registers or running != NEVER:
                 wrong.add(k)
-        elif wants[k] and not registers or reads[k] and not array or goes_in[k] and (running != _NEVER or not nodes[k].stmts):
+        elif wants[k] and not registers or reads[k] and not array or goes_in[k] and (running != NEVER or not nodes[k].stmts):
             fails = True
     if fails or wrong:
         return None, wrong
@@ -305,23 +199,16 @@ def _follow(graph: _Graph, b: Buffer, direct: set[int]) -> tuple[_Plan | None, s
                  tuple(nodes[k].stmts[0] for k in sorted(direct))), wrong
 
 
-def _needed(n: _Node, b: Buffer) -> bool:
-    """Whether products read what the registers held: as A, by adding to them, or by leaving some as they are."""
-    held: set[int] = set()
-    for s in n.stmts:
-        c, a, _, keep = s.call.args  # type: ignore[attr-defined]
-        row = WGMMA_ROWS[s.call.attr("row")]  # type: ignore[attr-defined]
-        if isinstance(a, AddressOf) and a.buffer.data is b.data:
-            return True
-        if c.buffer.data is b.data:
-            mine = set(range(at := int(c.indices[0].value), at + row.c.registers))
-            if not (isinstance(keep, Const) and not keep.value) and not mine <= held:
-                return True
-            held |= mine
-    return len(held) < b.size
+
+def _predecessors(nodes: list[Node]) -> list[list[int]]:
+    out: list[list[int]] = [[] for _ in nodes]
+    for k, n in enumerate(nodes):
+        for j in n.after:
+            out[j].append(k)
+    return out
 
 
-def _later(nodes: list[_Node], uses: list[bool], ends: list[bool]) -> list[bool]:
+def _later(nodes: list[Node], uses: list[bool], ends: list[bool]) -> list[bool]:
     """For each node: whether a use follows it on some path, with no end before it."""
     before = _predecessors(nodes)
     out = [False] * len(nodes)
@@ -336,29 +223,6 @@ def _later(nodes: list[_Node], uses: list[bool], ends: list[bool]) -> list[bool]
     return out
 
 
-def _predecessors(nodes: list[_Node]) -> list[list[int]]:
-    out: list[list[int]] = [[] for _ in nodes]
-    for k, n in enumerate(nodes):
-        for j in n.after:
-            out[j].append(k)
-    return out
-
-
-def _states(nodes: list[_Node], step: Any) -> list[tuple[bool, bool, int] | None]:
-    """The state in front of each node: what holds on every path, the latest of products under way."""
-    out: list[tuple[bool, bool, int] | None] = [None] * len(nodes)
-    out[0] = (True, True, _NEVER)
-    todo = [0]
-    while todo:
-        k = todo.pop()
-        gives = step(k, out[k])
-        for j in nodes[k].after:
-            old = out[j]
-            new = gives if old is None else (old[0] and gives[0], old[1] and gives[1], min(old[2], gives[2]))
-            if new != old:
-                out[j] = new
-                todo.append(j)
-    return out
 
 
 # ---- rewriting ----------------------------------------------------------------------------------------------------------
@@ -379,7 +243,7 @@ class _Moves:
             return tuple(map(self.visit, x))
         if not isinstance(x, Stmt):
             return x
-        more = [_move(b, "in") for b in self.after.get(id(x), ())]
+        more = [move(b, "in") for b in self.after.get(id(x), ())]
         if isinstance(x, Evaluate):
             return seq(self._evaluate(x), *more) if more else self._evaluate(x)
         if id(x) in self.direct:
@@ -394,12 +258,9 @@ class _Moves:
             return s
         b = s.call.args[0].buffer  # type: ignore[attr-defined]
         if id(s) in self.out:
-            return _move(self.out[id(s)], "out")
+            return move(self.out[id(s)], "out")
         return seq() if b.data in self.own else s
 
-
-def _move(b: Buffer, way: str) -> Stmt:
-    return do("wgmma_pin", AddressOf(b, (const(0),)), count=b.size, move=way)
 
 
 __all__ = ["product_registers"]

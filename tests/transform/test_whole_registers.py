@@ -1,0 +1,208 @@
+"""All values of products of products in registers of their own: attention, what keeps a launch from it, PTX of its loops."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from programs import attention
+
+import tilelang.language as T
+from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.wgmma import SWIZZLES, below, borrows, multiplies
+from tilelang.ir import Buffer, Call, For, If, Load, Store, const, dtype, fresh, load, walk
+from tilelang.runtime import nvrtc
+from tilelang.target import Target
+from tilelang.target.register_forms import MAPPED, SUMMED, own_element, sum_form, value_form
+from tilelang.transform import pipeline
+from tilelang.transform.register_graph import NEVER, Graph, Node, needed, running_after, states
+from tilelang.transform.whole_registers import move, whole_registers
+from transform.test_product_registers import both_ways, marked, numbers
+
+passes = sys.modules["tilelang.transform.product_registers"]
+SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
+FAST = {"tl.enable_fast_math": True}
+
+
+def lowered(f, **config):
+    (kernel,) = pipeline.lower(f.func, SM90A, {**FAST, **config}).kernels
+    return kernel
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_keeps_its_values_in_registers(monkeypatch, causal):
+    x = numbers(1, 256, 1, 64)
+    _, kernel = both_ways(attention(1, 1, 256, 64, causal=causal, bm=128, bn=64, threads=256), x, x, x, np.zeros_like(x),
+                          monkeypatch=monkeypatch, config=FAST)
+    kinds, into, out = marked(kernel)
+    assert kernel.launch.attr("own_values") and {"map", "sums", "halves", "scale"} <= set(kinds)
+    masks = [x for x in walk(kernel.launch.body) if isinstance(x, If) and borrows(x.then)]
+    assert len(masks) == 2 * causal and into == out == 1 + len(masks), "in arrays under masks, and to be divided"
+    text = print_kernel(kernel, fast_math=True)
+    body = text[text.index("extern"):]
+    assert "wgmma_pin" not in body and "mbarrier_arrive_at<" in body
+    assert body.count("tx = tl::afresh(tx);") == 1 and body.count("const int tx_1 = tl::afresh(tx);") == 2 * causal
+    assert multiplies(next(x for x in walk(kernel.launch.body) if isinstance(x, For) and multiplies(x)))
+
+
+def softmax_of(change):
+    """Attention of one head, its scores changed by `change` before the second product."""
+    @T.prim_func
+    def program(Q: T.Tensor((64, 64), "float16"), K: T.Tensor((128, 64), "float16"), O: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            Qs, Ks = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            S, P = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.copy(Q, Qs)
+            T.clear(acc)
+            for k in T.serial(2):
+                T.copy(K[k * 64, 0], Ks)
+                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+                change(S)
+                T.copy(S, P)
+                T.gemm(P, Ks, acc)
+            T.copy(acc, O)
+
+    return program
+
+
+@T.macro
+def doubled(S):
+    for i, j in T.Parallel(64, 64):
+        S[i, j] = T.max(S[i, j] * 2.0, 0.0) - 1.0
+
+
+@T.macro
+def tanh(S):
+    for i, j in T.Parallel(64, 64):
+        S[i, j] = T.tanh(S[i, j])
+
+
+def test_a_map_of_other_operations(monkeypatch):
+    q, k = numbers(64, 64), numbers(128, 64)
+    q //= 4
+    got, kernel = both_ways(softmax_of(doubled), q, k, np.zeros((64, 64), np.float32), monkeypatch=monkeypatch, config=FAST)
+    s = np.maximum(q.astype(np.float32) @ k.astype(np.float32).T * 2, 0) - 1
+    assert np.array_equal(got, s.astype(np.float16).astype(np.float32) @ k.astype(np.float32))
+    kinds, into, out = marked(kernel)
+    assert kernel.launch.attr("own_values") and "map" in kinds and (into, out) == (0, 2), "results leave behind the loop"
+
+
+def test_loops_without_a_form_keep_the_arrays():
+    assert not lowered(softmax_of(tanh)).launch.attr("own_values")
+    (plain,) = pipeline.lower(softmax_of(doubled).func, SM90A).kernels
+    assert not plain.launch.attr("own_values"), "without fast math"
+    assert not whole_registers(plain.launch, {}), "no product takes A from registers"
+
+
+def test_forms_of_values():
+    r, q = fresh("r"), fresh("q")
+    b, x = Buffer("b", (8,), dtype("float32"), "local"), Buffer("x", (2,), dtype("float32"), "local")
+
+    def loop(body, n=8, var=r):
+        return For(var, const(0), const(n), "unroll", body)
+
+    c = fresh("c", dtype("float32"))
+    form = value_form(loop(Store(b, (r,), load(b, (r,)) * c - load(x, (r // 4,)))))
+    assert form.kind == "map" and form.buffer is b and [k for k, _ in form.points] == list(range(8)) and form.source is None
+    assert value_form(loop(Store(b, (r,), load(b, (7 - r,)) * c))) is None, "another element"
+    assert value_form(loop(Store(b, (r,), load(b, (r,)).astype("int32").astype("float32")))) is None
+    assert own_element(load(b, (r,)) + c, b) and not own_element(c + c, b)
+    add = Store(x, (q,), load(x, (q,)) + load(b, (q * 4 + r,)))
+    form = value_form(loop(loop(add, 4), 2, q))
+    assert form.kind == "sum" and form.buffer is b and form.points[5] == (1, 5)
+    assert sum_form(loop(add, 4)) is None and sum_form(loop(add, 4), {q: 1}).points[0] == (1, 4)
+    assert value_form(loop(loop(Store(x, (q,), load(x, (q,)) - load(b, (q * 4 + r,))), 4), 2, q)) is None
+    assert set(SUMMED) < set(MAPPED) and SWIZZLES[128] == 1
+
+
+def test_the_graph_of_products():
+    kernel = lowered(softmax_of(tanh))
+    (s,) = {e.buffer for e in walk(kernel.launch.body) if isinstance(e, Load) and e.buffer.name == "S"}
+    graph = Graph(frozenset([s.data]))
+    graph.build(kernel.launch.body, [graph.node()])
+    products = [n for n in graph.nodes if n.kind == "products" and s.data in n.writes]
+    assert len(products) == 1 and products[0].loop in graph.hot() and not needed(products[0], s)
+    running = states(graph, NEVER, lambda k, n: running_after(graph.nodes[k], graph.nodes[k] is products[0], n), min)
+    loops = [k for k, n in enumerate(graph.nodes) if not n.kind and s.data in n.writes]
+    assert loops and all(running[k] == NEVER for k in loops) and isinstance(graph.nodes[0], Node)
+    assert move(s, "in").call.attr("move") == "in" and list(below(loop := graph.nodes[loops[0]].stmts[0]))[0] is loop
+
+
+# ---- the PTX of the loops, instruction by instruction ------------------------------------------------------------------
+
+
+def run_ptx(text, operands, registers):
+    """Executes the lines of an `asm` on float32 registers and words of two halves; operands: the list of %0, %1 …"""
+    ops = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+    for line in re.findall(r"\w[\w.]* [^;{}]+;", text.replace("\\n", "\n")):
+        op, rest = line.rstrip(";").split(" ", 1)
+        if op == ".reg" or op.startswith("reg"):
+            continue
+        to, *args = [a.strip() for a in rest.split(",")]
+        values = [operands[int(a[1:])] if a[0] == "%" else registers[a] for a in args]
+        kind = op.split(".")[0]
+        if kind == "cvt":
+            made = (np.float16(values[1]), np.float16(values[0]))  # the first source is the upper half
+        elif kind == "ex2":
+            made = np.exp2(values[0])
+        else:
+            made = values[0] if kind == "mov" else ops[kind](*values)
+        if to[0] == "%":
+            operands[int(to[1:])] = made
+        else:
+            registers[to] = made
+
+
+def test_the_text_of_loops_computes_what_they_say():
+    kernel = lowered(attention(1, 1, 128, 64, causal=False, bm=64, bn=64, threads=128))
+    text = print_kernel(kernel, fast_math=True)
+    rng = np.random.default_rng(3)
+    n = 32  # registers of P
+    start = rng.standard_normal(n).astype(np.float32)
+
+    registers = {f"tl_P_{k}": v for k, v in enumerate(start)}
+    asm = re.search(r'map_P\(.*?\) \{ asm volatile\("(.*?)" ::', text).group(1)
+    call = re.search(r"tl::map_P\((.*?)\);", text).group(1).split(", ")
+    given = {c: np.float32(rng.standard_normal()) for c in call}
+    top, (scale,) = [given["mx[0]"], given["mx[1]"]], [v for c, v in given.items() if "mx" not in c]
+    run_ptx(asm, [given[c] for c in call], registers)
+    want = [np.exp2((v - top[k >> 1 & 1]) * scale) for k, v in enumerate(start)]
+    assert np.array_equal([registers[f"tl_P_{k}"] for k in range(n)], want)
+
+    for op, first in (("max", np.float32(-3)), ("add", np.float32(0))):
+        for row in (0, 1):
+            asm = re.search(rf'{op}_P_{2 * row}\(float& x0\) {{ asm volatile\("(.*?)" :', text).group(1)
+            operands = [first]
+            run_ptx(asm, operands, {f"tl_P_{k}": v for k, v in enumerate(start)})
+            mine = [v for k, v in enumerate(start) if k >> 1 & 1 == row]
+            assert operands[0] == (max(mine) if op == "max" else np.add.accumulate(mine, dtype=np.float32)[-1])
+
+    registers = {f"tl_P_{k}": np.float32(k) for k in range(n)}
+    run_ptx(re.search(r'halves_Ph\(\) \{ asm volatile\("(.*?)" ::', text).group(1), [], registers)
+    assert all(registers[f"tl_Ph_{w}"] == (2 * w, 2 * w + 1) for w in range(n // 2))
+
+
+def test_descriptors_are_made_where_they_are_used():
+    """Low half: that of the first product and 16-byte steps; high half: as tl::wgmma_descriptor makes it."""
+    text = print_kernel(lowered(attention(1, 1, 128, 64, causal=False, bm=64, bn=64, threads=128)), fast_math=True)
+    body = text[text.index("extern"):]
+    (call,) = {c for c in re.findall(r"tl::(wgmma_m64n64k16_f32_f16_f16_ss_kk_x4_P_0)\(false,\n", body)}
+    asm = text[text.index(f"void {call}("):]
+    asm = asm[:asm.index("\n}\n")]
+    assert re.findall(r"add\.s32 low, %0, (\d+);", asm) == re.findall(r"add\.s32 low, %1, (\d+);", asm) == ["0", "2", "4", "6"]
+    assert set(re.findall(r"0x(\w+);", asm)) == {f"{(1024 >> 4 | SWIZZLES[128] << 30) << 32:x}"}
+    assert re.findall(r"\}, (a\d), (b\d), ([pq]), 1, 1, 0, 0;", asm) == [(f"a{k}", f"b{k}", "pqqq"[k]) for k in range(4)]
+    values = text[text.index("_rs_m_x4_"):]
+    assert re.findall(r"add\.s32 low, %0, (\d+);", values[:values.index("\n}\n")]) == ["0", "128", "256", "384"]
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+def test_the_assembler_neither_spills_nor_serialises():
+    kernel = lowered(attention(1, 1, 256, 64, causal=True, bm=128, bn=64, threads=256))
+    cubin = nvrtc.compile_cubin(print_kernel(kernel, fast_math=True), "sm_90a", ["--use_fast_math"])
+    assert cubin.spills == 0 and "C75" not in cubin.log
+    assert not any(isinstance(x, Call) and x.op == "wgmma" and not x.attr("registers") for x in walk(kernel.launch.body))

@@ -1,0 +1,192 @@
+"""Control flow between the products of a launch and what touches their accumulators and A operands in registers.
+
+Nodes are runs of products, pins, waits, and ordinary statements without any of these inside; product_registers and
+whole_registers follow values through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilelang.ir import (AddressOf, Alloc, Break, Buffer, Const, Continue, Evaluate, For, If, Seq, Stmt, Var, While)
+from tilelang.target.register_forms import Form, register_form
+from tilelang.target.wgmma import WGMMA_ROWS
+
+from .effects import Effect, effects, inner, own_effects
+
+_FLOW = (Break, Continue)
+_WAITING = frozenset(("wgmma_wait", "wgmma_commit", "thread_return"))
+NEVER = 99  # groups committed since the last product of a buffer, when none is under way
+
+
+@dataclass
+class Node:
+    """One statement without products, waits, pins and jumps inside, or a run of products."""
+
+    stmts: tuple[Stmt, ...] = ()
+    kind: str = ""  # "products" | "pin" | "wait" | "commit" | "alloc" | "" (ordinary)
+    reads: frozenset[Var] = frozenset()
+    writes: frozenset[Var] = frozenset()
+    after: list[int] = field(default_factory=list)
+    form: Form | None = None
+    loop: int = 0  # the innermost loop that is no part of a node; 0: none
+
+
+class Graph:
+    """Control flow between the statements that matter.  storages: those looked at; find_form: the form of a loop."""
+
+    def __init__(self, storages: frozenset[Var], find_form: Callable[[Stmt], Form | None] = register_form) -> None:
+        self.storages, self.find_form = storages, find_form
+        self.around: list[int] = [0]  # for each loop by its number: the one that it stands in
+        self._in = 0
+        self.nodes: list[Node] = []
+        self.loops: list[tuple[int, list[int]]] = []  # (where an iteration ends, nodes that leave)
+
+    def node(self, *stmts: Stmt, kind: str = "", touched: tuple[Effect, ...] = (), before: list[int] | None = None) -> int:
+        seen = [e for e in touched if e.storage in self.storages]
+        self.nodes.append(Node(stmts, kind, frozenset(e.storage for e in seen if e.reads),
+                                frozenset(e.storage for e in seen if e.writes), loop=self._in))
+        for k in before or ():
+            self.nodes[k].after.append(len(self.nodes) - 1)
+        return len(self.nodes) - 1
+
+    def build(self, s: Stmt, before: list[int]) -> list[int]:
+        """Adds a statement behind nodes; returns those that it ends with."""
+        match s:
+            case Seq():
+                return self._sequence(s.stmts, before)
+            case Break() | Continue():
+                end, left = self.loops[-1]
+                at = self.node(before=before)
+                left.append(at) if isinstance(s, Break) else self.nodes[at].after.append(end)
+                return []
+            case If() if not self._plain(s):
+                head = self._own(s, before)
+                orelse = [head] if s.orelse is None else self.build(s.orelse, [head])
+                return [*self.build(s.then, [head]), *orelse]
+            case (For() | While()) if not self._plain(s):
+                return self._loop(s, before)
+            case Evaluate() if s.call.op == "thread_return":
+                self.node(before=before)
+                return []
+            case Evaluate() if s.call.op in ("wgmma_wait", "wgmma_commit"):
+                return [self.node(s, kind=s.call.op[6:], before=before)]
+            case Evaluate() if s.call.op in ("wgmma", "wgmma_pin"):
+                kind = "pin" if s.call.op == "wgmma_pin" else "products"
+                return [self.node(s, kind=kind, touched=own_effects(s), before=before)]
+            case Alloc() if s.buffer.data in self.storages:
+                return [self.node(s, kind="alloc", before=before)]
+        touched = tuple(effects(s))
+        if not any(e.storage in self.storages for e in touched):
+            return before
+        at = self.node(s, touched=touched, before=before)
+        self.nodes[at].form = self.find_form(s)
+        return [at]
+
+    def _sequence(self, stmts: tuple[Stmt, ...], before: list[int]) -> list[int]:
+        run: list[Stmt] = []
+        for s in (*stmts, None):
+            if isinstance(s, Evaluate) and s.call.op == "wgmma":
+                run.append(s)
+                continue
+            if run:
+                touched = tuple(e for r in run for e in own_effects(r))
+                before = [self.node(*run, kind="products", touched=touched, before=before)]
+                run = []
+            if s is not None:
+                before = self.build(s, before)
+        return before
+
+    def _loop(self, s: For | While, before: list[int]) -> list[int]:
+        head = self._own(s, before)
+        end = self.node()
+        self.loops.append((end, []))
+        self.around.append(self._in)
+        outer, self._in = self._in, len(self.around) - 1
+        first = self.node(before=[head, end])
+        for k in self.build(s.body, [first]):
+            self.nodes[k].after.append(end)
+        _, left = self.loops.pop()
+        self._in = outer
+        runs = isinstance(s, For) and isinstance(s.extent, Const) and s.extent.value > 0
+        return [end, *left] if runs else [head, end, *left]
+
+    def hot(self) -> set[int]:
+        """Numbers of the innermost loops with products."""
+        found = {n.loop for n in self.nodes if n.kind == "products"} - {0}
+        outer: set[int] = set()
+        for k in found:
+            while k := self.around[k]:
+                outer.add(k)
+        return found - outer
+
+    def _own(self, s: Stmt, before: list[int]) -> int:
+        """What a condition or a bound reads."""
+        return self.node(touched=own_effects(s), before=before)
+
+    def _plain(self, s: Stmt) -> bool:
+        """Whether a statement is one node: no product, wait, pin or declaration of those looked at, and no jump, is in it."""
+        for x in below(s):
+            if isinstance(x, _FLOW) or isinstance(x, Alloc) and x.buffer.data in self.storages:
+                return False
+            if isinstance(x, Evaluate) and (x.call.op in _WAITING or x.call.op in ("wgmma", "wgmma_pin")):
+                return False
+        return True
+
+
+def below(s: Stmt) -> Iterator[Stmt]:
+    """A statement and all below it."""
+    stack = [s]
+    while stack:
+        x = stack.pop()
+        yield x
+        stack += inner(x)
+
+
+def needed(n: Node, b: Buffer) -> bool:
+    """Whether products read what the registers held: as A, by adding to them, or by leaving some as they are."""
+    held: set[int] = set()
+    for s in n.stmts:
+        c, a, _, keep = s.call.args  # type: ignore[attr-defined]
+        row = WGMMA_ROWS[s.call.attr("row")]  # type: ignore[attr-defined]
+        if isinstance(a, AddressOf) and a.buffer.data is b.data:
+            return True
+        if c.buffer.data is b.data:
+            mine = set(range(at := int(c.indices[0].value), at + row.c.registers))
+            if not (isinstance(keep, Const) and not keep.value) and not mine <= held:
+                return True
+            held |= mine
+    return len(held) < b.size
+
+
+def running_after(n: Node, product: bool, running: int) -> int:
+    """Groups committed since the last product of a buffer, NEVER when none is under way; product: n is one of it."""
+    if product:
+        return 0
+    if n.kind == "commit" and running != NEVER:
+        return min(running + 1, NEVER - 1)
+    if n.kind == "wait" and running > int(n.stmts[0].call.attr("n", 0)):  # type: ignore[attr-defined]
+        return NEVER
+    return running
+
+
+def states(graph: Graph, start: Any, step: Callable[[int, Any], Any], meet: Callable[[Any, Any], Any]) -> list[Any]:
+    """What holds in front of each node: `start` before the first, `step` gives what holds behind one, `meet` what holds on two
+    paths.  None: never reached."""
+    out: list[Any] = [None] * len(graph.nodes)
+    out[0] = start
+    todo = [0]
+    while todo:
+        k = todo.pop()
+        gives = step(k, out[k])
+        for j in graph.nodes[k].after:
+            new = gives if out[j] is None else meet(out[j], gives)
+            if new != out[j]:
+                out[j] = new
+                todo.append(j)
+    return out
+
+
+__all__ = ["NEVER", "Graph", "Node", "below", "needed", "running_after", "states"]
