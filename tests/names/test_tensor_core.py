@@ -81,8 +81,9 @@ def gemm(dtype, acc, ta=False, tb=True, m_first=False, M=64, N=64, K=64, chunk=3
 def test_products_by_an_emitter(dtype, acc, options):
     f, a, b = gemm(dtype, acc, **options)
     x, y = (RNG.integers(-3, 4, s) for s in (a, b))
-    got = run(f, x.astype(TYPES[dtype]), y.astype(TYPES[dtype]), on="simulator")[2]
-    assert np.array_equal(got, (x.T if options.get("ta") else x) @ (y.T if options.get("tb", True) else y))
+    for on in ("simulator", "cpu"):
+        got = run(f, x.astype(TYPES[dtype]), y.astype(TYPES[dtype]), on=on)[2]
+        assert np.array_equal(got, (x.T if options.get("ta") else x) @ (y.T if options.get("tb", True) else y)), on
     text = cuda_text(f)
     assert "mma_m16n8" in text and ("ldmatrix_x4" in text) == (dtype in ("float16", "bfloat16"))
 
@@ -165,8 +166,40 @@ def test_one_instruction_by_its_raw_names(predicated):
     want = x.astype(np.float32) @ y.T.astype(np.float32)
     if predicated:
         want[8:] = 0
-    assert np.array_equal(run(f, x, y, on="simulator")[2], want)
+    for on in ("simulator", "cpu"):
+        assert np.array_equal(run(f, x, y, on=on)[2], want), on
     assert "cp_async" in cuda_text(f)
+
+
+@pytest.mark.spec("L22:raw-ptx")
+def test_one_warp_of_a_block_multiplies():
+    """Matrix instructions in a branch that whole warps take, in a loop of another length for each."""
+
+    @T.prim_func
+    def f(A: T.Tensor((16, 16), "float16"), B: T.Tensor((8, 16), "float16"), C: T.Tensor((2, 16, 8), "float32")):
+        with T.Kernel(1, threads=96):
+            t = T.get_thread_binding()
+            lane = t % 32
+            As, Bs = T.alloc_shared((256,), "float16"), T.alloc_shared((8, 16), "float16")
+            a, b = T.alloc_local((8,), "float16"), T.alloc_local((4,), "float16")
+            c = T.alloc_local((4,), "float32")
+            for i in T.Parallel(256):
+                As[i] = A[i // 16, i % 16]
+            T.copy(B, Bs)
+            T.clear(c)
+            if t < 64:
+                T.ptx_ldmatrix(False, 4, T.access_ptr(As[lane % 16 * 16 + lane // 16 * 8], "r"), a.access_ptr("w"))
+                T.ptx_ldmatrix(False, 2, T.access_ptr(Bs[lane % 8, lane // 8 % 2 * 8], "r"), b.access_ptr("w"))
+                for _ in T.serial(t // 32 + 1):
+                    T.ptx_mma("float32", "m16n8k16", "row", "col", "float16", "float16", "float32", a.data, 0,
+                              b.data, 0, c.data, 0, False)
+                for r in T.serial(4):
+                    C[t // 32, lane // 4 + r // 2 * 8, lane % 4 * 2 + r % 2] = c[r]
+
+    x, y = (RNG.integers(-3, 4, s).astype(np.float16) for s in ((16, 16), (8, 16)))
+    want = x.astype(np.float32) @ y.T.astype(np.float32)
+    for on in ("simulator", "cpu"):
+        assert np.array_equal(run(f, x, y, on=on)[2], np.stack([want, 2 * want])), on
 
 
 @pytest.mark.spec("L22:raw-ptx")
@@ -193,10 +226,9 @@ def test_raw_calls_refuse_bad_operands(build, kind):
 def test_kinds_of_execution_without_warps_refuse_the_instructions():
     f, a, b = gemm("float16", "float32")
     args = [np.zeros(s, np.float16) for s in (a, b)]
-    for on in ("cpu", "tile"):
-        with pytest.raises(TileLangError) as e:
-            run(f, *args, on=on, simulated=True)
-        assert e.value.kind in ("cpu-unsupported", "eval-unsupported", "sim-unsupported")
+    with pytest.raises(TileLangError) as e:
+        run(f, *args, on="tile", simulated=True)
+    assert e.value.kind in ("eval-unsupported", "sim-unsupported")
     assert SM80["arch"] == "sm_80"
 
 
@@ -224,6 +256,7 @@ def test_ldmatrix_gives_the_operand_where_its_offsets_say(matrix, transposed, dt
 
     x = np.arange(shape[0] * shape[1]).reshape(shape).astype(TYPES[dtype])
     y = run(main, x, on="simulator")[1]
+    assert np.array_equal(run(main, x, on="cpu")[1], y)
     for lane in range(32):
         for r in range(size):
             i, j = fragment_element(matrix, lane, r, k)

@@ -55,11 +55,12 @@ from tilelang.ir import (
 )
 
 from .lanes import BLOCK_VOTES, EXCHANGES
+from .matrices import MATRIX_CALLS
 from .threads import Masked, Threads, is_private, is_unmasked, meets_itself, own_work, places_of, returns_in, spread
 
 _BARRIERS = ("sync_threads", "named_barrier", "named_barrier_arrive", "role_meet", "sync_grid", "cluster_arrive",
              "cluster_wait", "cluster_sync", "cp_async_commit", "cp_async_wait")
-_MEETINGS = {*EXCHANGES, *BLOCK_VOTES, *_BARRIERS, "thread_return", "mbarrier_wait"}
+_MEETINGS = {*EXCHANGES, *MATRIX_CALLS, *BLOCK_VOTES, *_BARRIERS, "thread_return", "mbarrier_wait"}
 _ZERO = (const(0),)
 
 

@@ -39,6 +39,7 @@ from .effects import EFFECTS
 from .exprs import Bound, Expressions, Storage
 from .guards import plan_guards
 from .lanes import BLOCK_VOTES, LANE_EFFECTS, active_threads, exchanges_in, publish
+from .matrices import MATRIX_CALLS, matrix_statement
 from .text import Fn, Loop, clean
 from .threads import Masked, Threads, Together
 from .types import literal, load, memory_type, store, unsupported, value_type
@@ -89,6 +90,9 @@ class Statements(Expressions):
         if id(s) in self.threads.looped and self.tid is None:
             if isinstance(s, Masked) and self._of_mask(s):
                 return
+            if isinstance(s, Evaluate) and s.call.op in MATRIX_CALLS:
+                matrix_statement(self, s.call)
+                return
             if isinstance(s, (Bind, Store, Evaluate)):
                 for e in exchanges_in(s):
                     publish(self, e)
@@ -103,6 +107,11 @@ class Statements(Expressions):
     def _of_mask(self, s: Masked) -> bool:
         """Emit what the threads of a mask do as one; False for what each does for itself."""
         body = s.body
+        if isinstance(body, Evaluate) and body.call.op in MATRIX_CALLS:
+            self.active = active_threads(self, s.mask)
+            matrix_statement(self, body.call)
+            self.active = None
+            return True
         if met := exchanges_in(body):
             self._exchange(s, met)
             return True

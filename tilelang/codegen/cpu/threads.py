@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.ir import (
+    AddressOf,
     Alloc,
     Binary,
     Bind,
@@ -40,9 +41,10 @@ from tilelang.ir.nodes import node
 
 from .effects import PER_THREAD
 from .lanes import BLOCK_VOTES, EXCHANGES, LANE_OPS
+from .matrices import MATRIX_CALLS
 from .types import unsupported
 
-_PER_LANE = LANE_OPS
+_PER_LANE = (*LANE_OPS, *MATRIX_CALLS)
 _PRIVATE = ("local", "local.var")
 
 
@@ -163,6 +165,8 @@ def _spread(t: Threads, s: Stmt, divergent: bool) -> None:
             _spread(t, s.then, inner)
             if s.orelse is not None:
                 _spread(t, s.orelse, inner)
+        case Evaluate() if s.call.op in MATRIX_CALLS:
+            t.private.update(a.buffer.data for a in s.call.args if isinstance(a, AddressOf) and is_private(a.buffer))
         case TileOp():
             touched = s.accesses()  # type: ignore[attr-defined]
             # what is computed of private memory differs between threads as that memory does
@@ -282,7 +286,7 @@ def _loop(t: Threads, s: Stmt) -> None:
         if isinstance(n, Parallel) or isinstance(n, TileOp) and not own_work(n) and n is not by_hand:
             raise unsupported("a tile operation or T.Parallel under a condition that depends on the thread",
                               span=n.span, hint="move it out of the branch: all threads of the block take part in it")
-        if isinstance(n, Call) and (n.op in EXCHANGES and not exchange or n.op in BLOCK_VOTES and not (
+        if isinstance(n, Call) and (n.op in (*EXCHANGES, *MATRIX_CALLS) and not exchange or n.op in BLOCK_VOTES and not (
                 exchange and s.whole)):  # type: ignore[attr-defined]
             raise unsupported(f"{n.op} under a condition or loop that depends on the thread", span=n.span or s.span,
                               hint="all threads that it takes must reach it: move it out of the branch or loop")

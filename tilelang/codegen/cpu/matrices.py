@@ -1,0 +1,217 @@
+"""Matrix instructions of a warp by their own names: ldmatrix, stmatrix and mma on arrays of the threads.
+
+All threads of a warp come to such a statement together, as to a shuffle (lanes.py).  First every thread's operands are
+addresses in arrays; then warp after warp is done, lane by lane or element by element.
+
+Source: PTX ISA, "Warp-level matrix instructions"; the rows of target/mma.py say which lane and register holds an element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang.ir import AddressOf, Call, dtype
+from tilelang.target.mma import MMA_ROWS
+
+from .text import Fn, Module
+from .types import convert, load, store, unsupported, value_type
+
+WARP = 32
+MATRIX_CALLS = ("ldmatrix", "stmatrix", "mma")
+
+
+class _Operand:
+    """An operand of each thread: the address of its first element, elements `step` bytes apart."""
+
+    def __init__(self, cx: Any, a: Any, e: Call) -> None:
+        if not isinstance(a, AddressOf):
+            raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
+        self.f, self.buffer = cx.f, a.buffer
+        self.bytes = a.buffer.dtype.bytes
+        copies = cx.base_of(a.buffer).copies
+        self.step = self.bytes * copies
+        self.private = a.buffer.scope_name in ("local", "local.var")
+        self.array = cx.f.alloca(f"[{cx.threads.count} x ptr]", 64, "places")
+        f = cx.f
+        cx.over_threads(lambda: f.do(
+            f"store ptr {cx.address(a.buffer, [cx.index(i) for i in a.indices])}, ptr {f.at(self.array, 'ptr', cx.tid)}"))
+
+    def base(self, thread: str) -> str:
+        """Address of a thread's first element."""
+        return self.f.let(f"load ptr, ptr {self.f.at(self.array, 'ptr', thread)}")
+
+    def at(self, base: str, offset: str) -> str:
+        """Address of the byte at an offset (i64) in the elements of a thread, as if they lay side by side."""
+        f = self.f
+        if self.step == self.bytes:
+            return str(f.at(base, "i8", offset))
+        if offset.isdigit():
+            whole, part = divmod(int(offset), self.bytes)
+            return str(f.at(base, "i8", str(whole * self.step + part)))
+        whole, part = f.let(f"udiv i64 {offset}, {self.bytes}"), f.let(f"urem i64 {offset}, {self.bytes}")
+        return str(f.at(base, "i8", f.add(f.mul(whole, str(self.step)), part)))
+
+
+def matrix_statement(cx: Any, e: Call) -> None:
+    """Emit one such statement for all warps that execute it."""
+    if cx.threads.count % WARP:
+        raise unsupported(f"{e.op} in a block of {cx.threads.count} threads", span=e.span or cx.span,
+                          hint=f"use a multiple of {WARP} threads")
+    operands = [_Operand(cx, a, e) for a in e.args]
+    body = _prepare_mma(cx, e, operands) if e.op == "mma" else _prepare_move(cx, e, operands)
+    f = cx.f
+    for lo, hi in cx.ranges:
+        with f.loop(str(lo), str(hi), WARP, hint="warp") as first:
+            if cx.active is None:
+                body(first)
+            else:
+                one = load(f, dtype("bool"), f.at(cx.active, "i8", first))
+                f.branch(one, lambda first=first: body(first))
+
+
+# ---- ldmatrix, stmatrix -----------------------------------------------------------------------------------------------
+
+
+def _prepare_move(cx: Any, e: Call, operands: list[_Operand]) -> Callable[[str], None]:
+    """8 x 8 matrices of 16-bit elements: lane 4 * r + q holds elements 2 * q and 2 * q + 1 of row r (trans: of column r);
+    lanes 8 * i to 8 * i + 7 give the rows of matrix i."""
+    f, num, trans = cx.f, int(e.attr("num")), bool(e.attr("trans"))
+    mine, rows = operands if operands[0].private else operands[::-1]
+    if not mine.private or rows.private or mine.bytes > 4:
+        raise unsupported(f"{e.op} between {operands[0].buffer.scope()} and {operands[1].buffer.scope()} memory",
+                          span=e.span or cx.span)
+
+    def halves(first: str, lane: str, i: int) -> list[str]:
+        """Addresses of the two elements in the rows."""
+        r, q = f.let(f"lshr i64 {lane}, 2"), f.let(f"shl i64 {f.let(f'and i64 {lane}, 3')}, 1")
+        out = []
+        for h in (0, 1):
+            row, column = (f.add(q, str(h)), r) if trans else (r, f.add(q, str(h)))
+            base = rows.base(f.add(f.add(first, row), str(8 * i)))
+            out.append(f.at(base, "i8", f.mul(column, "2")))
+        return out
+
+    def body(first: str) -> None:
+        with f.loop("0", str(WARP), hint="lane") as lane:
+            base = mine.base(f.add(first, lane))
+            for i in range(num):
+                parts = halves(first, lane, i)
+                if e.op == "ldmatrix":
+                    low, high = (f.let(f"zext i16 {f.let(f'load i16, ptr {p}, align 1')} to i32") for p in parts)
+                    _scatter(f, mine, base, 4 * i, f.let(f"or i32 {low}, {f.let(f'shl i32 {high}, 16')}"))
+                else:
+                    word = _gather(f, mine, base, 4 * i)
+                    high = f.let(f"lshr i32 {word}, 16")
+                    for p, v in zip(parts, (word, high)):
+                        f.do(f"store i16 {f.let(f'trunc i32 {v} to i16')}, ptr {p}, align 1")
+
+    return body
+
+
+def _scatter(f: Fn, mine: _Operand, base: str, offset: int, word: str) -> None:
+    """Store 32 bits in the elements at a byte offset."""
+    bits = 8 * mine.bytes
+    for k in range(0, 4, mine.bytes):
+        piece = word if k == 0 else f.let(f"lshr i32 {word}, {8 * k}")
+        if bits < 32:
+            piece = f.let(f"trunc i32 {piece} to i{bits}")
+        f.do(f"store i{bits} {piece}, ptr {mine.at(base, str(offset + k))}, align {mine.bytes}")
+
+
+def _gather(f: Fn, mine: _Operand, base: str, offset: int) -> str:
+    bits, out = 8 * mine.bytes, "0"
+    for k in range(0, 4, mine.bytes):
+        piece = f.let(f"load i{bits}, ptr {mine.at(base, str(offset + k))}, align {mine.bytes}")
+        if bits < 32:
+            piece = f.let(f"zext i{bits} {piece} to i32")
+        out = piece if k == 0 else f.let(f"or i32 {out}, {f.let(f'shl i32 {piece}, {8 * k}')}")
+    return out
+
+
+# ---- mma --------------------------------------------------------------------------------------------------------------
+
+
+def _prepare_mma(cx: Any, e: Call, operands: list[_Operand]) -> Callable[[str], None]:
+    """c += a @ b of a row of MMA_ROWS; operands in the order c, a, b."""
+    row = MMA_ROWS.get(str(e.attr("row")))
+    if row is None:
+        raise unsupported(f"the matrix instruction {e.attr('row')}", span=e.span or cx.span)
+    f, (m, n, k) = cx.f, row.shape
+    work = dtype("int32" if row.c_dtype.is_int else "float64" if row.c_dtype.bits == 64 else "float32")
+    ty = value_type(work)
+    types, sizes = (row.c_dtype, row.a_dtype, row.b_dtype), (m * n, m * k, k * n)
+    for o, dt in zip(operands, types):
+        if not o.private or o.bytes % dt.bytes:
+            raise unsupported(f"an operand of mma in {o.buffer.scope()} memory of type {o.buffer.dtype}",
+                              span=e.span or cx.span)
+    tiles = [f.alloca(f"[{size} x {ty}]", 64, "tile") for size in sizes]
+    tables = [_places(f.module, fragment) for fragment in (row.c, row.a, row.b)]
+    product = _product(f.module, m, n, k, ty)
+
+    def each(which: int, first: str, action: Callable[[str, str], None]) -> None:
+        """action(address of the element in its lane's registers, address in the tile)."""
+        o, size = operands[which], types[which].bytes
+        with f.loop("0", str(sizes[which]), hint="element") as i:
+            at = f.at(tables[which], "i16", i)
+            place = f.let(f"zext i16 {f.let(f'load i16, ptr {at}')} to i64")
+            base = o.base(f.add(first, f.let(f"lshr i64 {place}, 8")))
+            action(o.at(base, f.mul(f.let(f"and i64 {place}, 255"), str(size))), f.at(tiles[which], ty, i))
+
+    def take(which: int, first: str) -> None:
+        dt = types[which]
+
+        def one(register: str, place: str) -> None:
+            v = convert(f, load(f, dt, register), dt, work)
+            if dt.base == "tfloat32" and which:  # the hardware ignores the low 13 bits
+                bits = f.let(f"and i32 {f.let(f'bitcast float {v} to i32')}, -8192")
+                v = f.let(f"bitcast i32 {bits} to float")
+            f.do(f"store {ty} {v}, ptr {place}")
+
+        each(which, first, one)
+
+    def body(first: str) -> None:
+        for which in range(3):
+            take(which, first)
+        f.do(f"call void @{product}(ptr {tiles[1]}, ptr {tiles[2]}, ptr {tiles[0]})")
+        each(0, first, lambda register, place: store(
+            f, row.c_dtype, convert(f, f.let(f"load {ty}, ptr {place}"), work, row.c_dtype), register))
+
+    return body
+
+
+def _places(m: Module, fragment: Any) -> str:
+    """A constant table: 256 * lane + register of each element of an operand, in row-major order."""
+    owner, register = fragment.owners()[0].ravel(), fragment.register_table().ravel()
+    values = ", ".join(f"i16 {256 * int(o) + int(r)}" for o, r in zip(owner, register))
+    key = f"places:{values}"
+    if key not in m.parts:
+        m.parts[key] = f"@places{len(m.parts)} = private unnamed_addr constant [{len(owner)} x i16] [{values}]"
+    return m.parts[key].split(" ", 1)[0]
+
+
+def _product(m: Module, rows: int, columns: int, depth: int, ty: str) -> str:
+    """c += a @ b on row-major tiles of one type: the sum of the products, then c."""
+    name = f"tile_product_{rows}x{columns}x{depth}_{ty}"
+    if name in m.parts:
+        return name
+    f = Fn(m, name, "void", [("ptr", p, "noalias") for p in "abc"], attrs="nounwind")
+    mul, add = ("mul", "add") if ty == "i32" else ("fmul", "fadd")
+    total = f.alloca(ty, hint="sum")
+    with f.loop("0", str(rows), hint="i") as i, f.loop("0", str(columns), hint="j") as j:
+        f.do(f"store {ty} {'0' if ty == 'i32' else '0.0'}, ptr {total}")
+        with f.loop("0", str(depth), hint="k") as k:
+            x = f.let(f"load {ty}, ptr {f.at('%a', ty, f.add(f.mul(i, str(depth)), k))}")
+            y = f.let(f"load {ty}, ptr {f.at('%b', ty, f.add(f.mul(k, str(columns)), j))}")
+            so_far = f.let(f"load {ty}, ptr {total}")
+            both = f.let(f"{mul} {ty} {x}, {y}")
+            f.do(f"store {ty} {f.let(f'{add} {ty} {so_far}, {both}')}, ptr {total}")
+        place = f.at("%c", ty, f.add(f.mul(i, str(columns)), j))
+        done, before = f.let(f"load {ty}, ptr {total}"), f.let(f"load {ty}, ptr {place}")
+        f.do(f"store {ty} {f.let(f'{add} {ty} {done}, {before}')}, ptr {place}")
+    f.end("ret void")
+    f.finish()
+    return name
+
+
+__all__ = ["MATRIX_CALLS", "matrix_statement"]
