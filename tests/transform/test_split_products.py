@@ -96,8 +96,8 @@ def scaled(m=128, n=256, k=512, bm=128, bn=256, bk=128, stages=3, threads=256, d
     return main
 
 
-def compiled(program):
-    return lower(program.func, SM90, {"tl.enable_hopper": True})
+def compiled(program, **options):
+    return lower(program.func, SM90, {"tl.enable_hopper": True, **options})
 
 
 def text_of(program):
@@ -216,7 +216,7 @@ def test_the_chain_of_products(monkeypatch):
     seen = []
     monkeypatch.setattr("tilelang.transform.consumer_schedule.product_chain",
                         lambda r: seen.append(part_loop.product_chain(r)) or seen[-1])
-    low = compiled(scaled())
+    low = compiled(scaled(), **{"tl.step_tiles": False})
     (chain,) = seen
     assert isinstance(chain, part_loop.Chain) and len(chain.items) == 2 and chain.part.shape == (128, 128)
     assert [b.name for b in chain.ahead] == ["row"] and callable(part_loop.chained)

@@ -25,6 +25,7 @@ class PassConfigKey(str, Enum):
     TL_PERSISTENT = "tl.persistent"
     TL_CLUSTER = "tl.cluster"
     TL_DEPENDENT_LAUNCH = "tl.dependent_launch"
+    TL_STEP_TILES = "tl.step_tiles"
     TL_GLOBAL_ALIGNMENT = "tl.global_alignment"
     TL_ASSUME_ALIGNED_STRIDES = "tl.assume_aligned_strides"
     TL_DISABLE_SAFE_MEMORY_ACCESS = "tl.disable_safe_memory_legalize"
@@ -112,6 +113,7 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_CLUSTER: ConfigRow((int,), None, "blocks of a cluster that share what they load, in persistent launches",
                              choices=(None, 1, 2)),
     _K.TL_DEPENDENT_LAUNCH: _flag("kernels are launched while the one before them on the stream ends, and wait for its end"),
+    _K.TL_STEP_TILES: _flag("values that steps load by themselves come by TMA, several steps at once", True),
     _K.TL_GLOBAL_ALIGNMENT: ConfigRow((int,), 16, "bytes that tensors are taken to start at multiples of (calls check it)",
                                       choices=(1, 2, 4, 8, 16)),
     _K.TL_ASSUME_ALIGNED_STRIDES: _flag("run-time strides are taken to suit TMA (calls check it)"),

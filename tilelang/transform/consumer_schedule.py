@@ -17,7 +17,7 @@ from tilelang.ops import Gemm, Reduce
 from .hopper import hopper
 from .overlap_products import FRAGMENT, Pair, two_products
 from .part_loop import chained, product_chain
-from .pipeline_emit import rename, select_version
+from .pipeline_emit import rename
 from .rings import GROUP, Ring, RoleLoop, do, hold, pin
 from .stagger import give_turn, has_iterations, staggered, wait_for_turn
 from .two_parts import alternate, two_parts
@@ -49,6 +49,11 @@ def late_rings(r: RoleLoop) -> list[Ring]:
     return [] if pair is None else [x for x in r.rings if x.first == pair.second]
 
 
+def takes_slow_rings(r: RoleLoop) -> bool:
+    """Whether the schedule of a loop knows of stages that are for several iterations: what uses them stays in its order."""
+    return _pair(r) is None and not _overlapped(r)
+
+
 def _pair(r: RoleLoop) -> Pair | None:
     return two_products(r.body, r.loads, set(r.versions), r.consumer_registers, r.groups * GROUP)
 
@@ -61,16 +66,16 @@ def _kept(r: RoleLoop) -> tuple[list[Stmt], dict[int, int]]:
 
 
 def _plain(r: RoleLoop) -> list[Stmt]:
-    k, new, turns = r.loop.var, r.versions, staggered(r)
+    k, turns = r.loop.var, staggered(r)
     slot, _ = r.slot(k)
     kept, index = _kept(r)
     out: list[Stmt] = []
     for s in kept:
         i = index.get(id(s), -1)
         out += r.filled(i, k)
-        out.append(select_version(s, new, r.step(k)))
+        out += r.using([r.select(s, k)], [i], k)
         for ring in r.rings:
-            if ring.last == i:
+            if ring.last == i and ring.turn == 1:
                 out += r.release(ring, slot)
         if turns and isinstance(s, Gemm):
             out.append(give_turn(r, binary("eq", k, convert(r.loop.start))))
@@ -80,14 +85,14 @@ def _plain(r: RoleLoop) -> list[Stmt]:
 
 def _one_running(r: RoleLoop) -> list[Stmt]:
     """One product, which runs on while the next stage is waited for: a stage is released an iteration later."""
-    k, new = r.loop.var, r.versions
+    k = r.loop.var
     before = (r.step(k) + (r.stages - 1)) % r.stages if r.base is not None else (r.step(k) - 1) % r.stages
     kept, index = _kept(r)
     out: list[Stmt] = []
     for s in kept:
         i = index.get(id(s), -1)
         out += r.filled(i, k)
-        done: Any = select_version(s, new, r.step(k))
+        done: Any = r.select(s, k)
         out.append(with_attrs(done, wait=1) if isinstance(s, Gemm) else done)
         started = binary("gt", k, convert(r.loop.start))
         # The wait has ordered the group's warps.
@@ -108,7 +113,7 @@ def _rotated(r: RoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
 
     finished: what follows the last first product.
     """
-    items, k, start, new = r.body.items, r.loop.var, convert(r.loop.start), r.versions
+    items, k, start = r.body.items, r.loop.var, convert(r.loop.start)
     kept, index = _kept(r)
     at = {i: next(n for n, s in enumerate(kept) if index.get(id(s)) == i) for i in (pair.first, pair.second, pair.waits)}
     before, product, second = kept[:at[pair.first]], kept[at[pair.first]], kept[at[pair.second]]
@@ -118,7 +123,7 @@ def _rotated(r: RoleLoop, pair: Pair, finished: list[Stmt]) -> list[Stmt]:
     b: Any = items[pair.second].stmt
 
     def of(stmts: list[Stmt], it: Expr) -> list[Stmt]:
-        return [select_version(s if it is k else substitute(s, {k: it}), new, r.step(it)) for s in stmts]
+        return [r.select(s if it is k else substitute(s, {k: it}), it) for s in stmts]
 
     def started(s: Stmt, item: int, it: Expr, running: bool) -> list[Stmt]:
         return [*r.filled(item, it), *(with_attrs(x, wait=-1) if running else x for x in of([s], it))]
@@ -166,4 +171,4 @@ def _overlapped(r: RoleLoop) -> bool:
         op.clear_accum, False)
 
 
-__all__ = ["consumer", "late_rings"]
+__all__ = ["consumer", "late_rings", "takes_slow_rings"]

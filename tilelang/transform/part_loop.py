@@ -29,7 +29,7 @@ from tilelang.ir.record import record
 from tilelang.ops import Copy, Gemm
 
 from .effects import effects, fills_whole, touches
-from .pipeline_emit import rename, select_version
+from .pipeline_emit import rename
 from .rings import RoleLoop, do, pin
 from .row_factors import row_factors
 from .schedule import needed_binds
@@ -62,7 +62,7 @@ def product_chain(r: RoleLoop) -> Chain | None:
         if op.c.buffer is not part or not is_const(op.clear_accum, True) or free_vars(op) & pure or \
                 not {op.a.buffer, op.b.buffer} <= set(r.versions):
             return None
-    if any(x.first not in found or x.last not in found for x in r.rings):
+    if any(x.last >= found[0] if x.turn > 1 else x.first not in found or x.last not in found for x in r.rings):
         return None
     others = [i for i in rest if i not in found]
     read = {e.storage for i in found for e in items[i].effects} - {part.data}
@@ -169,13 +169,14 @@ class _Loop:
         """Statements of iteration `it`, behind the bindings that they need."""
         binds = needed_binds([s for s in self.r.body.pure if s.var not in self.values], _used(stmts))
         mapping = {**self.values, self.r.loop.var: it}
-        return rename([select_version(substitute(s, mapping), self.r.versions, self.r.step(it)) for s in (*binds, *stmts)])
+        return rename([self.r.select(substitute(s, mapping), it) for s in (*binds, *stmts)])
 
     def fill(self, it: Expr) -> list[Stmt]:
         """What stands before the first product, for iteration `it`."""
         values: list[Stmt] = [Store(now, _ZERO, s.value, span=s.span) for s, now, _ in self.loaded]
         ahead = {**dict(self.copies), **{now: b for _, now, b in self.loaded if b is not None}}
-        return [substitute(s, ahead) for s in self.of([*values, *self.before], it)]
+        first = [i for i in range(self.chain.items[0]) if i not in self.r.loads]
+        return self.r.using([substitute(s, ahead) for s in self.of([*values, *self.before], it)], first, it)
 
     def take(self, it: Expr) -> list[Stmt]:
         """What has been filled for iteration `it` becomes what the work reads, and may be filled anew."""

@@ -36,6 +36,7 @@ from .refuse_races import refuse_races
 from .simplify import simplify
 from .specialize_warps import specialize_warps
 from .split_products import split_products
+from .step_tiles import may_have_step_tiles
 from .tma_columns import tma_columns
 from .tma_copies import tma_copies
 from .unpack_small_types import unpack_small_types
@@ -83,10 +84,11 @@ def legalized(func: Func, target: Any = None, config: Mapping[str, Any] | None =
 
 
 # Schedules, each plainer than the one before: what is given up, and the options that do it.
+_NO_STEP_TILES = {PassConfigKey.TL_STEP_TILES.value: False}
 _NO_ROLES = {PassConfigKey.TL_DISABLE_WARP_SPECIALIZED.value: True}
 _NO_HOPPER = {**_NO_ROLES, PassConfigKey.TL_ENABLE_HOPPER.value: False}
 _PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("", {}), ("warp roles", _NO_ROLES), ("the Hopper path", _NO_HOPPER),
+    ("", {}), ("tiles of several steps", _NO_STEP_TILES), ("warp roles", _NO_ROLES), ("the Hopper path", _NO_HOPPER),
     ("asynchronous copies", {**_NO_HOPPER, PassConfigKey.TL_ENABLE_ASYNC_COPY.value: False}),
 )
 
@@ -97,11 +99,12 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
 
     config: pass configs, by key or PassConfigKey.  Raises TileLangError for programs that cannot be compiled,
     InternalError (naming a report folder) for faults of a pass.  A program whose synchronisation cannot be cleared is
-    compiled again by plainer schedules: without warp roles, without the Hopper path, without asynchronous copies.  Its
-    launches then say so in their attr `report`.  What fails with all of them is refused.
+    compiled again by plainer schedules: without tiles of several steps, warp roles, the Hopper path, asynchronous copies.
+    Its launches then say so in their attr `report`.  What fails with all of them is refused.
 
     early: called with each program before its synchronisation is verified; the last call's is the one returned but for
     the attrs `sync_report` and `report`.  Whoever starts work on it then throws that away when this function raises.
+    Tiles of several steps (step_tiles.py) are also given up where they take the last shared memory.
     """
     cx = cx or PassContext(target, config or {})
     if overlapping(func, bool(cx.option(PassConfigKey.TIR_NOALIAS))):
@@ -111,11 +114,12 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
         passes = (*passes[:-1], _announce(early), passes[-1])
     first: TileLangError | None = None
     why = ""
-    for given_up, changes in _schedules(cx):
+    for given_up, changes in _schedules(func, cx):
         try:
             out = run_passes(func, passes, replace(cx, config={**cx.config, **changes}))
         except TileLangError as e:
-            if e.kind != "sync-unordered" and first is None:
+            if e.kind != "sync-unordered" and first is None and not (
+                    e.kind == "shared-memory" and not given_up and may_have_step_tiles(func, cx)):
                 raise
             first, why = first or e, why or e.message
             continue
@@ -142,12 +146,12 @@ def _announce(early: Callable[[LoweredProgram], None]) -> PassFn:
     return print_kernels
 
 
-def _schedules(cx: PassContext) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Those of _PLAINER that differ for this target and these options."""
+def _schedules(func: Func, cx: PassContext) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Those of _PLAINER that differ for this program, target and options."""
     seen: list[Any] = []
     for given_up, changes in _PLAINER:
         it = replace(cx, config={**cx.config, **changes})
-        what = (hopper(it), it.option(PassConfigKey.TL_ENABLE_ASYNC_COPY))
+        what = (hopper(it), may_have_step_tiles(func, it), it.option(PassConfigKey.TL_ENABLE_ASYNC_COPY))
         if what not in seen:
             seen.append(what)
             yield given_up, changes

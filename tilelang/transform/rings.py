@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, For, If, Launch, Stmt, Var, binary, call, cast, const,
-                         dtype, is_const, logical)
+from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Launch, Stmt, Var, binary, call, cast, const,
+                         convert, dtype, is_const, logical, seq)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_bytes
 
 from .effects import effects
 from .pass_ import PassContext
+from .pipeline_emit import select_version
 from .schedule import Body, Item
 
 GROUP = 128  # threads of a warp group
 # Registers of a thread, producer and consumers, by the number of consumer groups: what a launch gets is shared out anew.
 ROLE_REGISTERS = {2: (24, 240), 3: (32, 160)}
+SLOW_STAGES = 2  # of a ring whose stages are for several iterations each: one in use, one on its way
 
 
 @dataclass
@@ -25,7 +28,7 @@ class Ring:
 
     items: of the loop body, the copies.  first, last: items of the consumer that use them first and last.  blocks: that
     fill each other's stages (a cluster), 1 where each block fills its own; rank: of a block among them; common: copies
-    whose tile is that of all these blocks.
+    whose tile is that of all these blocks.  turn: iterations that a stage is for (step_tiles.py), counted from the first.
     """
 
     items: list[int]
@@ -37,6 +40,7 @@ class Ring:
     blocks: int = 1
     rank: Expr | None = None
     common: list[int] = field(default_factory=list)
+    turn: int = 1
 
     def bytes(self, items: list[Item]) -> int:
         return sum(tma_bytes(items[i].stmt) for i in self.items)
@@ -48,7 +52,8 @@ class RoleLoop:
 
     groups: warp groups that compute, `thread` is the index of a thread in the block.  base: steps this loop's rings have
     made before its first iteration, modulo twice the stages; None for none.  repeated: it runs once for each tile of a block,
-    and must leave its rings as it found them.
+    and must leave its rings as it found them.  turns: for rings whose stages are for several iterations, that number ->
+    as base.
     """
 
     launch: Launch
@@ -61,6 +66,12 @@ class RoleLoop:
     cx: PassContext
     base: Expr | None = None
     repeated: bool = False
+    turns: Mapping[int, Expr | None] = field(default_factory=dict)
+
+    @property
+    def slow(self) -> list[Ring]:
+        """The rings whose stages are for several iterations."""
+        return [r for r in self.rings if r.turn > 1]
 
     @property
     def loads(self) -> set[int]:
@@ -76,21 +87,59 @@ class RoleLoop:
         """What a computing thread may use."""
         return ROLE_REGISTERS[self.groups][1] if self.groups in ROLE_REGISTERS else 255
 
-    def step(self, k: Expr) -> Expr:
-        """How many stages the rings have filled before iteration k (modulo twice the stages)."""
-        done = k if is_const(self.loop.start, 0) else k - self.loop.start
-        return done if self.base is None else self.base + done
+    def stages_of(self, turn: int) -> int:
+        """Stages of the rings with so many iterations to a stage."""
+        return self.stages if turn == 1 else SLOW_STAGES
 
-    def slot(self, k: Expr) -> tuple[Expr, Expr]:
+    def step(self, k: Expr, turn: int = 1) -> Expr:
+        """How many stages the rings have filled before iteration k's (modulo twice the stages)."""
+        done = self.done(k) if turn == 1 else self.done(k) // turn
+        base = self.base if turn == 1 else self.turns.get(turn)
+        return done if base is None else base + done
+
+    def done(self, k: Expr) -> Expr:
+        """Iterations before iteration k."""
+        return k if is_const(self.loop.start, 0) else k - self.loop.start
+
+    def slot(self, k: Expr, turn: int = 1) -> tuple[Expr, Expr]:
         """(stage, parity of its round) of iteration k."""
-        step = self.step(k)
-        return step % self.stages, cast(step // self.stages % 2, "uint32")
+        step, stages = self.step(k, turn), self.stages_of(turn)
+        return step % stages, cast(step // stages % 2, "uint32")
+
+    def select(self, s: Any, k: Expr) -> Any:
+        """A statement of iteration k: every access of a tile goes to its stage."""
+        for turn in dict.fromkeys(r.turn for r in self.rings):
+            tiles = {b: v for r in self.rings if r.turn == turn for b, v in r.buffers.items()}
+            s = select_version(s, tiles, self.step(k, turn))
+        return s
 
     def filled(self, item: int, k: Expr) -> list[Stmt]:
         """Waits for the stages that `item` is the first to use in iteration k."""
         slot, parity = self.slot(k)
         return [do("mbarrier_wait", AddressOf(r.full, (slot,)), parity) for r in self.rings
-                if r.first == item and r.full is not None]
+                if r.first == item and r.full is not None and r.turn == 1]
+
+    def using(self, stmts: list[Stmt], items: list[int], k: Expr) -> list[Stmt]:
+        """Statements of iteration k, which `items` are, with the stages they use of slow rings: waited for in the first
+        iteration of a stage, given back in the last one."""
+        before: list[Stmt] = []
+        after: list[Stmt] = []
+        for ring in self.slow:
+            slot, parity = self.slot(k, ring.turn)
+            if ring.first in items and ring.full is not None:
+                before += self._when(k, ring.turn, 0, [do("mbarrier_wait", AddressOf(ring.full, (slot,)), parity)])
+            if ring.last in items:
+                after += self._when(k, ring.turn, ring.turn - 1, self.release(ring, slot))
+        return [*before, *stmts, *after]
+
+    def _when(self, k: Expr, turn: int, place: int, stmts: list[Stmt]) -> list[Stmt]:
+        """Statements for the iterations at a place of their stage; the last place is also the loop's last iteration."""
+        at = self.done(k) % turn
+        cond = binary("eq", at, const(place, at.dtype))
+        extent = convert(self.loop.extent)
+        if place and not (isinstance(extent, Const) and int(extent.value) % turn == 0):
+            cond = logical("or", cond, binary("eq", k, convert(self.loop.start) + extent - 1))
+        return [If(cond, seq(*stmts))]
 
     def release(self, ring: Ring, slot: Expr) -> list[Stmt]:
         """One arrival a warp: its threads have read the stage."""
@@ -165,4 +214,4 @@ def do(name: str, *args: Expr, **attrs: Any) -> Stmt:
     return Evaluate(call(name, args, "void", **attrs))
 
 
-__all__ = ["GROUP", "ROLE_REGISTERS", "Ring", "RoleLoop", "asked_registers", "barriers", "do", "hold", "pin"]
+__all__ = ["GROUP", "ROLE_REGISTERS", "Ring", "SLOW_STAGES", "RoleLoop", "asked_registers", "barriers", "do", "hold", "pin"]

@@ -20,8 +20,10 @@ statements use first and last share a ring.  Everything else, before and after t
 from __future__ import annotations
 
 from math import gcd
+from operator import attrgetter
 from typing import Any
 
+from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
                          binary, call, const, convert, free_vars, is_const, rebuild, replace, seq, stmts_of,
                          substitute, walk, with_attrs)
@@ -29,8 +31,9 @@ from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
 from tilelang.ops.tma import row_parts, tma_bytes, tma_parts, tma_refusal
+from tilelang.ops.tma_store import STEP_BYTES
 
-from .consumer_schedule import consumer, late_rings
+from .consumer_schedule import consumer, late_rings, takes_slow_rings
 from .effects import effects, expr_effects, is_sync, statements
 from .hopper import hopper, placed_in_kernel
 from .liveness import has_views
@@ -39,11 +42,13 @@ from .pass_ import TILE, PassContext, pass_
 from .persist import Tiles, Work, plan_tiles
 from .pipeline_emit import rename
 from .plan_pipelines import has_exits, is_pipelined, unversionable, versioned, wanted_stages
-from .rings import GROUP, ROLE_REGISTERS, Ring, RoleLoop, asked_registers, barriers, do
+from .rings import GROUP, ROLE_REGISTERS, SLOW_STAGES, Ring, RoleLoop, asked_registers, barriers, do
 from .schedule import Body, take_apart
+from .step_tiles import step_tiles
 from .tf32_tiles import tf32_tiles
 from .tile_steps import Steps, WholeTile
 
+BARRIER_BYTES = 1024  # more than the barriers of all rings take
 OTHER_REGISTERS = 45  # of a thread, beside its fragments: addresses, loop variables, barriers
 
 
@@ -66,7 +71,13 @@ def specialize_warps(func: Func, cx: PassContext) -> Func:
             loops = [s for s in stmts_of(x.body) if isinstance(s, For) and is_pipelined(s)]
             if not loops:
                 return x
+            tiled = step_tiles(x, loops[0], cx) if len(loops) == 1 else None
             try:
+                if tiled is not None:
+                    try:
+                        return _Roles(tiled[0], [tiled[1]], cx).run()
+                    except _Declined:  # as they are, the loads of each step may not be in the way
+                        pass
                 return _Roles(x, loops, cx).run()
             except _Declined as e:
                 return with_attrs(x, report=(*x.attr("report", ()), f"one role for all warps: {e}"))
@@ -105,13 +116,16 @@ class _Roles:
         at = next(k for k, s in enumerate(stmts) if s is self.loop)
         common, before = self._common(stmts[:at])
         self._reachable(common)
+        self._room()
         tiles = self._tiles()
         for ring in self.rings:
             self._make(ring, tiles)
-        steps = None if tiles is None else Steps(tiles, _inlined(convert(self.loop.extent), self.values), self.stages,
-                                                 self.launch, self.bound)
+        steps = {} if tiles is None else {t: self._steps(t, tiles) for t in sorted({1, *(r.turn for r in self.rings)})}
+        bases = {t: s.base for t, s in steps.items()}
         self.shared = RoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
-                               self.cx, None if steps is None else steps.base, tiles is not None and not tiles.once)
+                               self.cx, bases.pop(1, None), tiles is not None and not tiles.once, bases)
+        if self.shared.slow and not takes_slow_rings(self.shared):
+            raise _Declined("products move past what uses tiles of several steps")
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
         used = {e.storage for k, s in enumerate(stmts) if k != at for e in effects(s)}
         dropped = {b for b in new if b.data not in used}
@@ -135,11 +149,13 @@ class _Roles:
         computing = [*opening, *consumer(self.shared, [x for w in whole if not w.late for x in w.release(self.shared)],
                                          {s.dst.buffer for s in once_loaded}), *done, *stmts[at + 1:],
                      *(x for w in whole if w.late for x in w.release(self.shared))]
-        if tiles is None or steps is None:
+        if tiles is None:
             once += binds
         else:
-            loading = rename([*steps.begin, tiles.loop(*steps.bind, *binds, *loading, *steps.advance)])
-            computing = [*steps.begin, tiles.loop(*steps.bind, *binds, *computing, *steps.advance)]
+            begin, bind, advance = ([x for s in steps.values() for x in part(s)]
+                                    for part in (attrgetter("begin"), attrgetter("bind"), attrgetter("advance")))
+            loading = rename([*begin, tiles.loop(*bind, *binds, *loading, *advance)])
+            computing = [*begin, tiles.loop(*bind, *binds, *computing, *advance)]
         last = self.groups * GROUP + 32
         loader = If(binary("lt", self.thread, const(last, self.thread.dtype)), If(call("elect_one", (), "bool"), seq(*loading)))
         roles = If(call("in_warp_groups", (), "bool", first=self.groups, count=1),
@@ -159,10 +175,25 @@ class _Roles:
             f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
             f"{self.stages} stages"))
 
+    def _steps(self, turn: int, tiles: Tiles) -> Steps:
+        """How far the rings with so many iterations to a stage are."""
+        extent = _inlined(convert(self.loop.extent), self.values)
+        if turn > 1:
+            extent = (binary("max", extent, const(0, extent.dtype)) + (turn - 1)) // turn
+        return Steps(tiles, Analyzer().simplify(extent), self.stages if turn == 1 else SLOW_STAGES, self.launch, self.bound)
+
+    def _room(self) -> None:
+        """Tiles of several steps are worth no block of a multiprocessor, nor the last panel that a group stores through."""
+        slow = sum(tma_bytes(self.body.items[i].stmt) for r in self.rings if r.turn > 1 for i in r.items) * SLOW_STAGES
+        limits, whole = self.cx.target.limits, self._shared()
+        needed = whole + self.groups * STEP_BYTES + BARRIER_BYTES
+        if slow and (needed > limits.shared_per_block or 2 * (whole - slow) <= limits.shared_per_sm < 2 * whole):
+            raise _Declined("there is no shared memory for tiles of several steps")
+
     def _tiles(self) -> Tiles | None:
         """The loop over tiles of a persistent launch; None for one tile a block."""
         copies: list[Any] = [self.body.items[i].stmt for ring in self.rings for i in ring.items]
-        loads = [(tma_bytes(op), self._coordinates(op)) for op in copies]
+        loads = [(tma_bytes(op) // op.attr("turn", 1), self._coordinates(op)) for op in copies]
         loaded = {i for ring in self.rings for i in ring.items}
         rest = [x.stmt for i, x in enumerate(self.body.items) if i not in loaded]
         # What other work takes is not known: it may hide any load.
@@ -235,7 +266,7 @@ class _Roles:
         loads = [i for i, x in enumerate(items) if _is_load(x.stmt)]
         if not loads:
             raise _Declined("no copy from global to shared memory in the loop")
-        rings: dict[tuple[int, int], Ring] = {}
+        rings: dict[tuple[int, int, int], Ring] = {}
         for i in loads:
             op: Any = items[i].stmt
             b = op.dst.buffer
@@ -246,9 +277,10 @@ class _Roles:
                 raise _Declined(why)
             if not users or users[0] < i or any(e.writes for j in users for e in items[j].effects if e.storage is b.data):
                 raise _Declined(f"`{b.name}` is not only copied to and then read")
-            key = (users[0], users[-1])
-            rings.setdefault(key, Ring([], *key)).items.append(i)
-        return [rings[k] for k in sorted(rings)]
+            turn = op.attr("turn", 1)
+            key = (users[0], users[-1], turn)
+            rings.setdefault(key, Ring([], users[0], users[-1], turn=turn)).items.append(i)
+        return sorted(rings.values(), key=lambda r: (r.turn > 1, r.first, r.last))
 
     def _common(self, stmts: Any) -> tuple[list[Stmt], list[Stmt]]:
         """(bindings and shared buffers both roles see, what only the consumers run) of what precedes the loop."""
@@ -299,17 +331,18 @@ class _Roles:
 
     def _make(self, ring: Ring, tiles: Tiles | None) -> None:
         """Versions and barriers of a ring."""
+        stages = self.stages if ring.turn == 1 else SLOW_STAGES
         for i in ring.items:
             op: Any = self.body.items[i].stmt
-            ring.buffers[op.dst.buffer] = versioned(op.dst.buffer, self.stages)
+            ring.buffers[op.dst.buffer] = versioned(op.dst.buffer, stages)
             if tiles is not None and tiles.paired is not None and tma_parts(op, tiles.cluster):
                 if not any(self.launch.block_vars[tiles.paired] in free_vars(e) for e in self._coordinates(op)):
                     ring.common.append(i)
         if ring.common and tiles is not None:
             ring.blocks, ring.rank = tiles.cluster, tiles.rank
         name = "_".join(b.name for b in ring.buffers)
-        ring.full = barriers(f"{name}_full", (1,) * self.stages)
-        ring.empty = barriers(f"{name}_empty", (self.groups * 4 * ring.blocks,) * self.stages)
+        ring.full = barriers(f"{name}_full", (1,) * stages)
+        ring.empty = barriers(f"{name}_empty", (self.groups * 4 * ring.blocks,) * stages)
 
     def _setup(self, made: list[Buffer], cluster: bool) -> Stmt:
         inits = [Evaluate(call("mbarrier_init", (AddressOf(b, (const(k),)), const(n, "uint32")), "void"))
@@ -327,16 +360,18 @@ class _Roles:
         """Whether one block fills a multiprocessor: by its shared memory, or by what its fragments take of registers."""
         if int(self.launch.attr("min_blocks_per_sm") or 1) > 1:
             return False
-        fragments, shared = 0, 0
-        ring = {b: self.stages for r in self.rings for i in r.items for b in (self._filled(i),)}
-        for s in walk(self.launch.body):
-            if isinstance(s, Alloc) and s.buffer.is_static:
-                b = s.buffer
-                fragments += b.size * b.dtype.bits // 32 if b.scope_name == "local.fragment" else 0
-                shared += b.size * b.dtype.bits // 8 * ring.get(b, 1) if b.scope_name.startswith("shared") else 0
+        fragments = sum(b.size * b.dtype.bits // 32 for b in self._static() if b.scope_name == "local.fragment")
         limits = self.cx.target.limits
         few = limits.registers_per_sm // (2 * GROUP * (self.groups + 1)) - OTHER_REGISTERS  # for two blocks to fit
-        return fragments > few * self.groups * GROUP or 2 * shared > limits.shared_per_sm
+        return fragments > few * self.groups * GROUP or 2 * self._shared() > limits.shared_per_sm
+
+    def _static(self) -> list[Buffer]:
+        return [s.buffer for s in walk(self.launch.body) if isinstance(s, Alloc) and s.buffer.is_static]
+
+    def _shared(self) -> int:
+        """Bytes of shared memory with all stages, without barriers."""
+        ring = {self._filled(i): self.stages if r.turn == 1 else SLOW_STAGES for r in self.rings for i in r.items}
+        return sum(b.size * b.dtype.bits // 8 * ring.get(b, 1) for b in self._static() if b.scope_name.startswith("shared"))
 
     def _filled(self, item: int) -> Buffer:
         op: Any = self.body.items[item].stmt
@@ -369,15 +404,17 @@ class _Roles:
 
     def _loads(self, rings: list[Ring], k: Expr) -> list[Stmt]:
         """The loads of iteration k into some rings."""
-        slot, parity = self.shared.slot(k)
         mapping: dict[Var, Expr] = {self.loop.var: k}
         stmts: list[Stmt] = []
         for s in self._pure():
             v = Var(s.var.name, s.var.dtype)
             stmts.append(Bind(v, substitute(s.value, dict(mapping)), span=s.span))
             mapping[s.var] = v
+        made = stmts
         for ring in rings:
             assert ring.full is not None and ring.empty is not None
+            slot, parity = self.shared.slot(k, ring.turn)
+            stmts = made if ring.turn == 1 else []
             full = AddressOf(ring.full, (slot,))
             stmts.append(do("mbarrier_wait", AddressOf(ring.empty, (slot,)), binary("bitxor", parity, const(1, "uint32"))))
             stmts.append(do("mbarrier_arrive_expect_tx", full, const(ring.bytes(self.body.items), "uint32")))
@@ -390,7 +427,10 @@ class _Roles:
                 stmts.append(with_attrs(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
                                         tf32=op.dst.buffer.data in self.tf32 or None,
                                         share=(ring.rank, ring.blocks) if i in ring.common else None))
-        return stmts
+            if ring.turn > 1:
+                at = self.shared.done(k) % ring.turn
+                made.append(If(binary("eq", at, const(0, at.dtype)), seq(*stmts)))
+        return made
 
 
 def _is_load(c: Any) -> bool:

@@ -28,19 +28,20 @@ def tma_columns(func: Func, cx: PassContext) -> Func:
             facts[x.var] = known_divisor(x.value, facts)
 
     def mark(x: Any) -> Any:
-        if isinstance(x, (Copy, AtomicTile)) and any(_unaligned(r, facts) for r in (x.dst, getattr(x, "src", None))):
+        if isinstance(x, (Copy, AtomicTile)) and any(unaligned_columns(r, facts) for r in (x.dst, getattr(x, "src", None))):
             return with_attrs(x, unaligned_columns=True)
         return None
 
     return replace(func, body=rewrite(func.body, mark))
 
 
-def _unaligned(r: Any, facts: dict[Expr, int]) -> bool:
-    """Whether a region of a global tensor may start at a column that is no multiple of 16 bytes."""
+def unaligned_columns(r: Any, facts: dict[Expr, int]) -> bool:
+    """Whether a region of a global tensor may start at a column that is no multiple of 16 bytes.  facts: known divisors of
+    variables."""
     if not isinstance(r, Region) or r.buffer.scope_name != "global":
         return False
     unit = STRIDE_ALIGN * 8 // math.gcd(r.dtype.bits, STRIDE_ALIGN * 8)
     return not divisible(r.mins[-1], unit, facts)
 
 
-__all__ = ["tma_columns"]
+__all__ = ["tma_columns", "unaligned_columns"]

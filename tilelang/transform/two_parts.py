@@ -23,7 +23,7 @@ from tilelang.ir.record import record
 from tilelang.ops import Gemm
 
 from .effects import effects, fills_whole
-from .pipeline_emit import rename, select_version
+from .pipeline_emit import rename
 from .rings import GROUP, RoleLoop, do, pin
 from .stagger import give_turn, staggered, wait_for_turn
 
@@ -55,7 +55,9 @@ def two_parts(r: RoleLoop) -> Parts | None:
     part = op.c.buffer
     if not is_const(op.clear_accum, True) or not {op.a.buffer, op.b.buffer} <= set(r.versions):
         return None
-    if any((x.first, x.last) != (at, at) for x in r.rings) or free_vars(op) & {s.var for s in r.body.pure}:
+    if any(x.last >= at if x.turn > 1 else (x.first, x.last) != (at, at) for x in r.rings):
+        return None
+    if free_vars(op) & {s.var for s in r.body.pure}:
         return None
     others = [i for i in rest if i != at]
     read = {e.storage for e in items[at].effects} - {part.data}
@@ -102,7 +104,7 @@ def _early(r: RoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffer] |
 
 def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
     """The loop without its copies, in turns of several iterations, and what ends it."""
-    items, new, k = r.body.items, r.versions, r.loop.var
+    items, k = r.body.items, r.loop.var
     copies = {id(items[i].stmt) for i in r.loads}
     kept = [s for s in stmts_of(r.loop.body) if id(s) not in copies]
     at = next(n for n, s in enumerate(kept) if s is items[parts.item].stmt)
@@ -113,15 +115,16 @@ def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
     def iteration(it: Expr, odd: int, running: int, after_wait: list[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
         """(what starts its product, the work when that is done); `running` products stay under way meanwhile."""
         mapping: dict[Any, Any] = {k: it, **(second if odd else {})}
-        done = [select_version(substitute(s, mapping), new, r.step(it)) for s in kept]
+        done = [r.select(substitute(s, mapping), it) for s in kept]
         product = [*r.filled(parts.item, it), with_attrs(done[at], wait=-1)]
         slot, _ = r.slot(it)
-        released = [s for ring in r.rings for s in r.release(ring, slot)]
+        released = [s for ring in r.rings if ring.turn == 1 for s in r.release(ring, slot)]
+        before = r.using(done[:at], list(range(parts.item)), it)
         rest = [do("wgmma_wait", n=running), pin(parts.second if odd else parts.first), *released, *after_wait, *done[at + 1:]]
         if early is None:
-            return product, rename([*done[:at], *rest])
-        whole = rename([*done[:at], *rest])
-        return [*whole[:at], *product], whole[at:]
+            return product, rename([*before, *rest])
+        whole = rename([*before, *rest])
+        return [*whole[:len(before)], *product], whole[len(before):]
 
     def turn(it: Expr, count: int, once: list[Stmt]) -> Stmt:
         """`count` iterations from `it` on.  once: what follows the first product."""
