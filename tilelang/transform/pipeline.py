@@ -118,8 +118,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
         try:
             out = run_passes(func, passes, replace(cx, config={**cx.config, **changes}))
         except TileLangError as e:
-            if e.kind != "sync-unordered" and first is None and not (
-                    e.kind == "shared-memory" and not given_up and may_have_step_tiles(func, cx)):
+            tight = e.kind == "shared-memory" and not given_up and may_have_step_tiles(func, cx)
+            if e.kind != "sync-unordered" and not tight and (first is None or first.kind == "shared-memory"):
                 raise
             first, why = first or e, why or e.message
             continue

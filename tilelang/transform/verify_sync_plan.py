@@ -49,13 +49,16 @@ class Plan:
         self._flat: dict[int, bool] = {}
         self._leaves: dict[int, bool] = {}
         self.skeleton: dict[int, list[Stmt]] = {}  # of Seqs: what decides how often ring loops run
-        # Small moduli by which something is picked, and the variables it depends on.
-        self._moduli = [(int(x.b.value), {y for y in walk(x.a) if isinstance(y, Var)}) for x in nodes
+        # Small moduli by which something is picked, the variables it depends on, and by how much those are divided first.
+        self._moduli = [(int(x.b.value), {y for y in walk(x.a) if isinstance(y, Var)}, _divided(x.a)) for x in nodes
                         if isinstance(x, Binary) and x.op in ("floormod", "truncmod") and isinstance(x.b, Const)
                         and isinstance(x.b.value, int) and 0 < x.b.value <= 64]
         # A loop over tiles finds its tile by divisions: those are no stages.
         turns = [m for x in nodes if isinstance(x, For) and self.is_ring_loop(x) and not self.is_outer(x)
                  for m in self._mods(x) if m <= 16]
+        # Of a ring with several iterations to a stage: the parity of its round is that of so many turns.
+        turns += [m * d // 2 for x in nodes if isinstance(x, For) and self.is_ring_loop(x) and not self.is_outer(x)
+                  for m, used, d in self._moduli if x.var in used and m == 2 < d and m * d <= 32]
         self.stages = max((*(int(b.shape[0]) for b in self.barriers), *turns), default=1)
 
     def _places(self) -> tuple[dict[Var, int], int]:
@@ -162,12 +165,22 @@ class Plan:
         """Iterations of a ring loop after which the program is where it was: whole turns of the rings."""
         hit = self._units.get(id(s))
         if hit is None:
-            hit = self._units[id(s)] = min(lcm(1 if self.is_outer(s) else self.period, *self._mods(s)), 128)
+            outer = self.is_outer(s)
+            slow = [] if outer else [n * d for n, used, d in self._moduli if s.var in used and n * d <= 64]
+            hit = self._units[id(s)] = min(lcm(1 if outer else self.period, *self._mods(s), *slow), 128)
         return hit
 
     def _mods(self, s: For) -> list[int]:
         """The small numbers modulo which a loop's variable picks stages and phases."""
-        return [n for n, used in self._moduli if s.var in used]
+        return [n for n, used, _ in self._moduli if s.var in used]
+
+
+def _divided(e: Node) -> int:
+    """By how much an index is divided: 8 of (k // 4 + 1) // 2."""
+    inside = lcm(1, *map(_divided, children(e)))
+    if isinstance(e, Binary) and e.op in ("floordiv", "truncdiv") and isinstance(e.b, Const):
+        return inside * max(1, int(e.b.value))
+    return inside
 
 
 def follows(nodes: list[Node]) -> bool:
