@@ -73,7 +73,8 @@ def compiled(program, **options):
     return lower(program.func, SM90, {"tl.enable_hopper": True, **options})
 
 
-def inputs(m=64, n=64, k=512, bm=64, bk=128, dtype=F8, scale="float32", columns=0, turned=False, first=0, whole=True, counts=()):
+def inputs(m=64, n=64, k=512, bm=64, bk=128, dtype=F8, scale="float32", columns=0, turned=False, first=0, whole=True,
+           counts=()):
     rng = np.random.default_rng(0)
     columns = columns or -(-k // bk) + first
     if whole:
