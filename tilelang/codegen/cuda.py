@@ -54,6 +54,7 @@ from .halves import Halves
 from .hopper import HopperCalls, tensor_map_parameters
 from .own_registers import declared_registers
 from .prelude import device_header
+from .tight_loops import TightLoops
 from .wgmma import below, borrows, multiplies
 
 SHARED_SCOPES = ("shared", "shared.dyn", "shared.barrier")
@@ -82,7 +83,7 @@ def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False, line_directiv
     return CudaPrinter(kernel, fast_math, line_directives).source()
 
 
-class CudaPrinter(HopperCalls, Halves, CLikePrinter):
+class CudaPrinter(TightLoops, HopperCalls, Halves, CLikePrinter):
     """Prints one kernel; see print_kernel."""
 
     # A variable must not hide a function that a row's text calls.
@@ -215,14 +216,21 @@ class CudaPrinter(HopperCalls, Halves, CLikePrinter):
         if s.attr("registers"):
             self.on_registers(s)
             return
+        if s.attr("tight"):
+            self.tight_loop(s)
+            return
         packed = self.packed_loop(s)
         if packed is None:
-            super()._for(s)
+            self.plain_for(s)
             if self.launch.attr("own_values") and multiplies(s) and not any(multiplies(x) for x in below(s.body)):
                 self.afresh()
         else:
             self.source_comment(next(iter(stmts_of(s.body))).span)
             self.emit(packed)
+
+    def plain_for(self, s: For) -> None:
+        """A loop in the form of C."""
+        super()._for(s)
 
     def _if(self, s: If) -> None:
         if self.launch.attr("own_values") and s.orelse is None and borrows(s.then):

@@ -297,6 +297,12 @@ template <int COUNT> TL_DEVICE void wgmma_hold(const float* x) {
   for (int i = 0; i < COUNT; ++i) some |= x[i] == __int_as_float(0x7f800000);
   if (__any_sync(0xffffffffu, some)) asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
 }
+//@ computed_here
+// x is `value`, which the compiler may no more know than compute elsewhere.
+TL_DEVICE void computed_here(unsigned long long& x, unsigned long long value) {
+  x = value;
+  asm volatile("" : "+l"(x));
+}
 //@ wgmma_descriptor
 // Operand in shared memory, `bytes` + `more` + OFFSET behind p, all of them multiples of 16.  Only 18 bits of the address:
 // above them stands the rank in a cluster.  What is behind p is added to the finished half (no carry leaves the field:

@@ -9,6 +9,10 @@ much (1000 of 16 bits and 1200 of them: 8.8 us of 5.4 for the product of 1024, 1
 
 from __future__ import annotations
 
+from math import gcd
+from typing import Any
+
+from tilelang.ir import Const, convert
 from tilelang.ir.record import record
 
 LINE, SECTOR = 128, 32  # bytes
@@ -37,6 +41,13 @@ class Load:
         return self.size * (1 if self.row % SECTOR == 0 else OFF_SECTORS)
 
 
+def row_start(op: Any) -> int:
+    """Rows of a load's source start at multiples of so many bytes, as far as they are known; at most a cache line."""
+    b = op.src.buffer
+    strides = [convert(s) for s in b.strides[:-1]]
+    return gcd(LINE, *(s.value * b.dtype.bits // 8 for s in strides if isinstance(s, Const)))
+
+
 def pays_for_many(loads: tuple[Load, ...], cycles: float) -> bool:
     """Blocks that compute several tiles: where loads would keep the matrix unit, busy for so many cycles, waiting."""
     return bool(cycles) and sum(x.size * (1 if x.row % LINE == 0 else OFF_LINES) for x in loads) > RATE * cycles
@@ -54,4 +65,4 @@ def paired_cycles(loads: tuple[Load, ...], cycles: float) -> float:
     return max(cycles * WAITING, taken / L2, sum(x.size for x in loads) / MULTICAST)
 
 
-__all__ = ["LINE", "SECTOR", "Load", "paired_cycles", "pays_for_many", "pays_in_one_round"]
+__all__ = ["LINE", "SECTOR", "Load", "paired_cycles", "pays_for_many", "pays_in_one_round", "row_start"]

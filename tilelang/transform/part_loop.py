@@ -157,7 +157,9 @@ class _Loop:
             opening += [*self.r.filled(self.chain.items[0], start), *self.start(0, start)]
             turn = [*self.rest(k, k + one), *self.fill(k + one), *self.start(0, k + one)]
             closing = self.rest(last, None)
-        body = with_attrs(replace(loop, kind="serial", extent=extent - one, body=seq(*turn)), **_SERIAL)
+        # With loads in the loop ptxas puts them between the instructions of a product that is started sooner.
+        tight = bool(self.early and self.r.slow) or None
+        body = with_attrs(replace(loop, kind="serial", extent=extent - one, body=seq(*turn)), tight=tight, **_SERIAL)
         made: list[Stmt] = [Alloc(b) for b in (*(b for _, b in self.copies), *(b for b, _ in self.factors))]
         made += [Alloc(b) for _, now, after in self.loaded for b in (now, after) if b is not None]
         whole = [*opening, body, *closing]

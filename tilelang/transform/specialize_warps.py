@@ -19,12 +19,11 @@ statements use first and last share a ring.  Everything else, before and after t
 
 from __future__ import annotations
 
-from math import gcd
 from operator import attrgetter
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
                          binary, call, const, convert, free_vars, is_const, rebuild, replace, seq, stmts_of,
                          substitute, walk, with_attrs)
 from tilelang.ir.expr import Call
@@ -37,7 +36,7 @@ from .consumer_schedule import consumer, late_rings, takes_slow_rings
 from .effects import effects, expr_effects, is_sync, statements
 from .hopper import hopper, placed_in_kernel
 from .liveness import has_views
-from .pairing import LINE
+from .pairing import row_start
 from .pass_ import TILE, PassContext, pass_
 from .persist import Tiles, Work, plan_tiles
 from .pipeline_emit import rename
@@ -199,7 +198,7 @@ class _Roles:
         # What other work takes is not known: it may hide any load.
         cycles = sum(wgmma_cycles(x) for x in rest) if all(isinstance(x, Gemm) for x in rest) else 0
         got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
-                                           self.launch.block_vars, cycles, tuple(map(_row_start, copies))),
+                                           self.launch.block_vars, cycles, tuple(map(row_start, copies))),
                          self.cx, self._alone())
         self.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
         return None if isinstance(got, str) else got
@@ -436,13 +435,6 @@ class _Roles:
 def _is_load(c: Any) -> bool:
     return isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in (
         "shared", "shared.dyn")
-
-
-def _row_start(op: Any) -> int:
-    """Rows of a load's source start at multiples of so many bytes, as far as they are known; at most a cache line."""
-    b = op.src.buffer
-    strides = [convert(s) for s in b.strides[:-1]]
-    return gcd(LINE, *(s.value * b.dtype.bits // 8 for s in strides if isinstance(s, Const)))
 
 
 def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:
