@@ -263,6 +263,7 @@ def gemm_split(f: Form) -> Any:
             Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
             Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
             first = bz // lead * share
+            T.use_swizzle(t.panel, enable=t.panel > 1)
             T.clear(Cf)
             for ko in T.Pipelined(share, num_stages=t.stages):
                 T.copy(f.left(A, B, bz % lead, by * t.bm, (first + ko) * t.bk), As)

@@ -31,6 +31,8 @@ _OUTSIDE, _OUTSIDE_ALL = 25.0, 2100.0
 # What more the rows of boxes cost where k is outermost: of boxes narrower than 128 bytes, of rows across sectors.
 _NARROW, _OUTERMOST = 3.2, 1.25
 _TALL = 1.6  # of tiles of more than 256 rows, which are two boxes: measured, not understood
+_SHARED_ROWS = 1.14, 1.02  # what neighbours share takes longer from memory: 128 bytes of a row a stage, 256 of them
+_FAR_LARGER = 8  # operand than the other: neighbours share its tiles
 _FEW_ROWS = 128  # rows up to which turned tiles are thought of
 
 
@@ -189,6 +191,9 @@ def _price(chip: Chip, p: Problem, t: Tile, pairing: str | None = None) -> tuple
         idle = (1 - tiles / chip.units / rounds) * depth * stage * rounds
         cycles -= 0.5 * _long(cycles / chip.clock) * idle
     own, moved, more = _seconds(chip, cycles), _memory(chip, p, t) / chip.memory, chip.start
+    near = _side_by_side(chip, p, t.bm, t.bn, t.parts) if moved * chip.memory > chip.cache else ""
+    if near and (columns if near == "a" else rows) > 1:
+        moved *= _SHARED_ROWS[t.bk * size > 128]
     if t.parts > 1:
         more += chip.start + p.batch * p.m * p.n * (4 * t.parts + p.out_bits / 8) / (1.5 * chip.memory)
     return max(own, moved) + more, own + more
@@ -281,8 +286,10 @@ def _load(chip: Chip, p: Problem, t: Tile, shared: str, busy: float) -> float:
     rate = min(chip.alone, chip.l2 / busy)
     if chip.kind != "wgmma":
         return (a + b) / rate
-    own = _OWN / busy**0.5
-    alone = a / min(rate, own * ceil(p.n / t.bn) ** (1 / 3)) + b / min(rate, own * ceil(p.m / t.bm) ** (1 / 3))
+    own, columns, rows = _OWN / busy**0.5, ceil(p.n / t.bn), ceil(p.m / t.bm)
+    near = _side_by_side(chip, p, t.bm, t.bn, t.parts)
+    alone = a / (rate if near == "a" and columns > 1 else min(rate, own * columns ** (1 / 3)))
+    alone += b / (rate if near == "b" and rows > 1 else min(rate, own * rows ** (1 / 3)))
     return max(alone, paired_cycles(loads, 0)) if shared else alone
 
 
@@ -356,8 +363,26 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
         if stages < 1 + (chip.kind != "cpu"):
             continue
         for parts in _parts(chip, p, bm, bn, bk):
-            panel = panel_rows(chip.units, bm, bn) if chip.kind == "wgmma" else max(1, 2048 // bm)
-            yield Tile(bm, bn, bk, stages, threads, parts, panel)
+            yield Tile(bm, bn, bk, stages, threads, parts, _panel(chip, p, bm, bn, parts))
+
+
+def _panel(chip: Chip, p: Problem, bm: int, bn: int, parts: int) -> int:
+    """Rows of tiles that are worked on together.
+
+    In one round where one operand is by far the larger, blocks side by side share its tiles: what two neighbours ask for
+    comes once.  4096x128x4096 in 64x64 tiles, 64 x 2 of them: 9.3 us row by row, 11.5 in panels of 12 rows; 256x4096x4096
+    in 64x128 tiles, 4 x 32: 13.3 column by column, 22.4 row by row.
+    """
+    if chip.kind != "wgmma":
+        return max(1, 2048 // bm)
+    near = _side_by_side(chip, p, bm, bn, parts)
+    return ceil(p.m / bm) if near == "b" else 1 if near == "a" or parts > 1 else panel_rows(chip.units, bm, bn)
+
+
+def _side_by_side(chip: Chip, p: Problem, bm: int, bn: int, parts: int) -> str:
+    """The operand whose tiles blocks side by side share, "a" or "b"; "" where both count."""
+    one_round = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * parts <= chip.units
+    return "" if not one_round else "a" if p.m >= _FAR_LARGER * p.n else "b" if p.n >= _FAR_LARGER * p.m else ""
 
 
 def _warp_group_tiles(p: Problem) -> Iterator[tuple[int, int, int, int]]:
