@@ -17,7 +17,10 @@ LOGGERS = {"logger", "log"}
 def calls():
     """(place, call) of every call that builds an error of a kind."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if not any(f"{name}(" in text for name in BUILDERS):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             f = node.func

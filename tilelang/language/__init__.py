@@ -106,8 +106,8 @@ _SUBMODULES = ("eager", "dtypes", "fp8", "common", "experimental", "overrides", 
 
 
 def var(name: str = "v", dtype: _typing.Any = "int32") -> _ir.Var:  # noqa: F811 - dtype is also a public name
-    """A fresh scalar variable."""
-    return _ir.Var(name, _ir.dtype(dtype))
+    """A fresh scalar variable.  Raises symbol-name for a name that is no string."""
+    return _import_module(f"{__name__}.nodes").variable(name, dtype)  # type: ignore[no-any-return]
 
 
 def __getattr__(name: str) -> _typing.Any:

@@ -25,11 +25,14 @@ def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buff
     if scope not in SCOPES:
         raise error("alloc-scope", f"{what}: unknown memory scope {scope!r}",
                     expected=f"one of {', '.join(SCOPES)}", found=repr(scope),
-                           hint="known scopes: " + ", ".join(SCOPES))
+                    hint="known scopes: " + ", ".join(SCOPES))
     if b.kernel is None and scope != "global":
         raise error("alloc-outside-kernel", f"{what} allocates {scope} memory outside T.Kernel",
                     found=f"{scope} memory outside of it")
     dims = shape_of(shape, what)
+    if scope != "global" and 0 in [d for d in dims if isinstance(d, int)]:
+        raise error("tensor-shape", f"{what}: a buffer of shape {dims} has no elements", expected="extents of at least 1",
+                    found=str(dims), hint="leave the buffer out")
     buf = Buffer(b.fresh_name(prefix), dims, dt, scope, span=b.here())
     return b.allocate(buf)
 

@@ -158,7 +158,11 @@ any_of, all_of = _vote("any"), _vote("all")
 def _warp_reduce(name: str, op: str) -> Callable[[Any], Expr]:
     def fn(value: Any) -> Expr:
         b: Builder = need_builder(f"T.warp_reduce_{name}")
-        v: Expr = b.let("lane_value", convert(value))
+        given: Expr = convert(value)
+        if given.dtype.is_handle or given.dtype.lanes != 1:
+            raise error("math-type", f"T.warp_reduce_{name} needs a number, found {describe(value)}", expected="a number",
+                        found=describe(value), hint="pass an element or a scalar expression")
+        v: Expr = b.let("lane_value", given)
         step = WARP // 2
         while step:
             other = b.let("other", call("shfl_xor", (v, convert(step)), v.dtype, span=b.here(), width=WARP))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.errors import register
+from tilelang.errors import JITNoBuilderError, register
 
 _KINDS: tuple[tuple[Any, ...], ...] = (
     # functions and their source
@@ -43,6 +43,8 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
      "a tensor argument that has it as a dimension, or a keyword"),
     ("eager-argument", TypeError, "an argument that does not fit an eager kernel function",
      "pass every parameter that has no default", "an argument for every parameter without a default"),
+    ("no-builder", JITNoBuilderError, "a construct of kernel functions used where none is traced",
+     "use it in the body of a T.prim_func, a T.macro or a tilelang.jit function", "a kernel function under construction"),
     # names, values and control flow
     ("scope", RuntimeError, "a name used outside the loop, branch or kernel that defines it",
      "define it before, or carry the value out with T.alloc_var", "a name that has a value at this place"),
@@ -86,6 +88,8 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
      "a value that the operation allows"),
     ("overflow", OverflowError, "an integer literal beyond 64 bits", "no element type holds it: use a float, or two words",
      "an integer of at most 64 bits"),
+    ("division-by-zero", ZeroDivisionError, "a division or remainder by the constant 0",
+     "guard it by a condition that is known while compiling, or divide by max(divisor, 1)", "another divisor"),
     ("operation", RuntimeError, "an operation that is not defined", "cast the operands, or use the named function of T",
      "an operation that is defined on its operands"),
     ("attribute", AttributeError, "an attribute that a value of the language does not have",

@@ -14,7 +14,7 @@ from tilelang.layout import Fragment
 
 from .builder import Builder, log, reads_memory
 from .scope import Frame
-from .state import error, need_builder
+from .state import describe, error, need_builder
 
 MOST = 2**28  # iterations of T.Parallel and T.vectorized in one block
 
@@ -247,6 +247,9 @@ class IfThreadFrame(Frame):
 
     def __init__(self, cond: Expr) -> None:
         super().__init__()
+        if not isinstance(cond, Expr) or not cond.dtype.is_bool:
+            raise error("condition", f"a branch of threads needs a bool expression, found {describe(cond)}",
+                        expected="a bool expression", found=describe(cond), hint="write a comparison, or T.ws(0)")
         self.cond = cond
 
     def close(self, b: Builder) -> Stmt:

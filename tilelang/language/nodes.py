@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import ir
-from tilelang.ir import binary, call, const, convert, load, logical, unary
+from tilelang.ir import binary, call, const, convert, logical, unary
 
 from . import math
-from .state import error
+from .regions import subscript
+from .state import describe, error
 from .tensor import dtype_of
 
 
@@ -73,8 +74,26 @@ def _immediate(name: str, kind: str) -> NodeType:
                  lambda x: belongs(x.dtype))
 
 
-def _var(name: str, dtype: Any = "int32") -> Any:
+def variable(name: str, dtype: Any = "int32") -> Any:
+    """A fresh scalar variable.  Raises symbol-name for a name that is no string."""
+    if not isinstance(name, str):
+        raise error("symbol-name", f"the name of a variable is a string, found {describe(name)}", expected="a string",
+                    found=describe(name), hint='write T.Var("v", "int32")')
     return ir.Var(name, ir.dtype("handle") if dtype == "handle" else dtype_of(dtype, "T.Var"))
+
+
+def _text(text: Any) -> Any:
+    if not isinstance(text, str):
+        raise error("math-type", f"T.StringImm holds a string, found {describe(text)}", expected="a string",
+                    found=describe(text), hint="T.IntImm and T.FloatImm hold numbers")
+    return ir.StringConst(text)
+
+
+def _element(buffer: Any, indices: Any) -> Any:
+    if not isinstance(buffer, ir.Buffer):
+        raise error("region-operand", f"T.BufferLoad reads a buffer, found {describe(buffer)}", expected="a buffer",
+                    found=describe(buffer))
+    return subscript(buffer, indices)
 
 
 def _call(dtype: Any, op: str, args: Any = ()) -> Any:
@@ -83,11 +102,11 @@ def _call(dtype: Any, op: str, args: Any = ()) -> Any:
 
 Not = _node("Not", "Not(a): logical negation.", _not, ir.Unary, lambda x: x.op == "not")
 IntImm, FloatImm = _immediate("IntImm", "integer"), _immediate("FloatImm", "float")
-StringImm = _node("StringImm", "StringImm(text): a text constant.", ir.StringConst, ir.StringConst)
-Var = _node("Var", "Var(name, dtype): a scalar variable.", _var, ir.Var)
-SizeVar = _node("SizeVar", "SizeVar(name, dtype): a scalar variable that is not negative.", _var, ir.Var)
+StringImm = _node("StringImm", "StringImm(text): a text constant.", _text, ir.StringConst)
+Var = _node("Var", "Var(name, dtype): a scalar variable.", variable, ir.Var)
+SizeVar = _node("SizeVar", "SizeVar(name, dtype): a scalar variable that is not negative.", variable, ir.Var)
 BufferLoad = _node("BufferLoad", "BufferLoad(buffer, indices): an element of a buffer.",
-                   lambda buffer, indices: load(buffer, indices), ir.Load)
+                   _element, ir.Load)
 Call = _node("Call", "Call(dtype, op, args): an intrinsic by name.", _call, ir.Call)
 Cast = _node("Cast", math.Cast_.__doc__ or "", math.Cast_, ir.Cast)
 Select = _node("Select", math.Select_.__doc__ or "", math.Select_, ir.Select)

@@ -231,7 +231,7 @@ def run_rewritten(b: Builder, fn: Callable[..., Any], rw: Rewritten, args: dict[
         except errors.TileLangError as e:
             e.span = refine(b, e) if e.span is None or e.span is b.span() else e.span
             raise
-        except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError, NameError) as e:
+        except Exception as e:
             placed = place_error(b, e)
             if placed is None:
                 raise

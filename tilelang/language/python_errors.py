@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import linecache
 import re
 import sys
+import tempfile
+import traceback
 from dataclasses import replace
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Any
 
 from tilelang import errors
@@ -18,9 +22,10 @@ from .regions import BufferSlice
 from .state import positions
 
 _PLACED: tuple[tuple[type[Exception], str], ...] = (
-    (errors.InternalError, ""), (errors.JITNoBuilderError, ""), (NotImplementedError, ""), (RecursionError, ""),
-    (OverflowError, "overflow"), (TypeError, "type"), (ValueError, "value"), (AttributeError, "attribute"),
+    (errors.InternalError, ""), (NotImplementedError, ""), (RecursionError, ""), (OverflowError, "overflow"),
+    (ZeroDivisionError, "division-by-zero"), (TypeError, "type"), (ValueError, "value"), (AttributeError, "attribute"),
     (RuntimeError, "operation"), (NameError, "undefined-name"))
+_FAULTS = (LookupError, NameError, RecursionError)  # of ours: no mistake of the user's
 errors.register("undefined-name", NameError, "a kernel function uses a name that is not defined where it is traced",
                 "define it before the kernel function, or give it as a parameter",
                 expected="a name that is defined where the function is traced")
@@ -37,18 +42,17 @@ _INSTEAD = (
 )
 
 
-def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
-    """An error raised inside the language (not by the user's own Python) as one with the user's place."""
-    last = e.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
+def place_error(b: Builder, e: Exception) -> Exception | None:
+    """An error raised inside the language (not by the user's own Python) as one with the user's place, or as an InternalError
+    with its report where it is a fault of ours.  None for what stays as it is."""
+    last = _raiser(e)
     module = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
     ours = module.startswith("tilelang.") or isinstance(getattr(e, "obj", None), (Node, BufferSlice))
     here = last is not None and (last.tb_frame.f_code is b.ctx.code or last.tb_frame.f_code in b.ctx.code.co_consts)
+    if module.startswith("tilelang.") and isinstance(e, _FAULTS):
+        return _internal(b, e)
     for cls, kind in _PLACED:
         if isinstance(e, cls):
-            if kind == "undefined-name" and module.startswith("tilelang."):  # a name of ours: no mistake of the user's
-                return None
             if not kind or not ours and not (here and isinstance(e, (TypeError, NameError))):
                 return None
             call = " argument" in str(e)
@@ -56,6 +60,27 @@ def place_error(b: Builder, e: Exception) -> errors.TileLangError | None:
             expected, found = getattr(e, "facts", None) or _facts(e)
             return errors.error(kind, str(e), expected=expected, found=found, span=refine(b, e), hint=hint)
     return None
+
+
+def _internal(b: Builder, e: Exception) -> errors.InternalError:
+    """A fault of ours while a function is traced: its report is the trace and the source of the function."""
+    folder = Path(tempfile.mkdtemp(prefix="tilelang-trace-"))
+    (folder / "error.txt").write_text("".join(traceback.format_exception(e)), encoding="utf-8")
+    (folder / "source.py").write_text("".join(linecache.getlines(b.ctx.file)), encoding="utf-8")
+    said = (str(e).splitlines() or [""])[0][:200]
+    return errors.InternalError(f"tracing `{b.ctx.function}` failed at {b.span()}: {type(e).__name__}: {said}\n"
+                                f"report: {folder}")
+
+
+def _raiser(e: Exception) -> TracebackType | None:
+    """The innermost place of a trace that is not inside Python's own library or NumPy: what called them is to answer."""
+    found, trace = None, e.__traceback__
+    while trace is not None:
+        module = (trace.tb_frame.f_globals.get("__name__") or "").partition(".")[0]
+        if found is None or module != "numpy" and module not in sys.stdlib_module_names:
+            found = trace
+        trace = trace.tb_next
+    return found
 
 
 _FOUND = re.compile(r"(?:unsupported operand type\(s\) for [^:]+: | found | got |: )(.+)$", re.S)

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tilelang import errors
-from tilelang.errors import JITNoBuilderError, positions
+from tilelang.errors import positions
 from tilelang.ir import Buffer, Const, Expr, Load, Span, Var
 
 if TYPE_CHECKING:
@@ -33,12 +33,11 @@ def set_current(builder: Builder | None) -> Builder | None:
 
 
 def need_builder(what: str) -> Builder:
-    """The active builder.  Raises JITNoBuilderError naming `what` outside a kernel function."""
+    """The active builder.  Raises no-builder (JITNoBuilderError) naming `what` outside a kernel function."""
     b = _state.builder
     if b is None:
-        raise JITNoBuilderError(f"{what} can only be used inside a function under construction (T.prim_func, T.macro "
-                                "or "
-                                "tilelang.jit)")
+        raise errors.error("no-builder", f"{what} can only be used inside a function under construction (T.prim_func, T.macro "
+                           "or tilelang.jit)", found=f"{what} outside of one", span=user_place())
     return b
 
 

@@ -6,7 +6,6 @@ import re
 import warnings
 from typing import Any
 
-from tilelang import errors
 from tilelang.ir import Var
 from tilelang.ir import dtype as DType
 
@@ -39,6 +38,8 @@ def const(name: str, dtype: Any = "int32") -> Any:
     """Dimension(s) of an eager kernel fixed for each compiled kernel; read from the tensors at the call."""
     b = need_builder("T.const")
     if b.eager is None:
-        raise errors.JITNoBuilderError("T.const can only be used in a tilelang.jit function in the eager style")
+        raise error("no-builder", "T.const can only be used in a tilelang.jit function in the eager style",
+                    expected="a tilelang.jit function in the eager style", found="a T.prim_func",
+                    hint="use T.dynamic, or a Python parameter")
     out = tuple(b.eager.const(n, DType(dtype)) for n in split_names(name))
     return out[0] if len(out) == 1 else out
