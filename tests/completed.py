@@ -15,7 +15,9 @@ from typing import Any
 # tile: the tile meaning ended.  simulator: a lowered program ended on the device simulator.  cpu: native code returned.
 # cuda: NVRTC assembled the CUDA text.  printed: CUDA text was printed, and not assembled.  gpu: a launch on a GPU returned.
 # refusal: the test caught an error of a named kind.  error: it caught another exception of a call into the package.
-EXECUTIONS = ("tile", "simulator", "cpu", "cuda", "printed", "gpu", "refusal", "error")
+# no-tile, no-simulator, no-cpu, no-cuda: the refusal was by this execution, which was asked for the program.
+EXECUTIONS = ("tile", "simulator", "cpu", "cuda", "printed", "gpu", "no-tile", "no-simulator", "no-cpu", "no-cuda", "refusal",
+              "error")
 
 _done: set[str] = set()
 
@@ -32,6 +34,9 @@ def caught(error: BaseException) -> None:
 
     if isinstance(error, TileLangError):
         completed("refusal")
+        by = getattr(error, "refused_by", "")
+        if by:
+            completed(f"no-{by}")
     elif _of_the_package(error):
         completed("error")
 
@@ -90,10 +95,33 @@ def _counted(execution: str, own: bool = True) -> Any:
     return make
 
 
+def _interpreted(execution: str) -> Any:
+    """A simulator: runs that return, and programs that it does not interpret."""
+    def make(original: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                out = original(*args, **kwargs)
+            except Exception as e:
+                if getattr(e, "kind", "") in ("eval-unsupported", "sim-unsupported"):
+                    e.refused_by = execution  # type: ignore[attr-defined]
+                raise
+            _done.add(execution)
+            return out
+
+        return run
+
+    return make
+
+
 def _kernels(original: Any) -> Any:
-    """compile_request: a CUDA kernel has been assembled, now or when the cache was filled."""
-    def compile_request(*args: Any, **kwargs: Any) -> Any:
-        kernel = original(*args, **kwargs)
+    """compile_request: a CUDA kernel has been assembled, now or when the cache was filled; or a program is refused."""
+    def compile_request(request: Any) -> Any:
+        cuda = "cuda" if request.target.is_cuda else "cpu"
+        try:
+            kernel = original(request)
+        except Exception as e:
+            e.refused_by = request.backend if request.backend in ("tile", "simulator") else cuda  # type: ignore[attr-defined]
+            raise
         if kernel._built.kind == "cuda":
             _done.add("cuda")
         return kernel
@@ -140,8 +168,8 @@ def install() -> None:
     import tilelang.runtime.nvrtc
     import tilelang.simulator
 
-    _replace(tilelang.simulator.tile, "run_tile", _counted("tile"))
-    _replace(tilelang.simulator.device, "run_device", _counted("simulator"))
+    _replace(tilelang.simulator.tile, "run_tile", _interpreted("tile"))
+    _replace(tilelang.simulator.device, "run_device", _interpreted("simulator"))
     _replace(tilelang.codegen.cuda, "print_kernel", _counted("printed", own=False))
     _replace(tilelang.runtime.nvrtc, "compile_cubin", _counted("cuda", own=False))
     _replace(tilelang.jit.compiling, "compile_request", _kernels)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from everywhere import device_of, on_gpu
 from hopper_by_hand import (broadcast, dependent, from_registers, gemm_cluster, gemm_two_consumers, gemm_ws,
                             persistent, persistent_loop, raw_barriers, rows, shift)
 
@@ -34,10 +35,13 @@ def assembled(f) -> str:
 
 
 def both(f, *args) -> np.ndarray:
-    """The last tensor after the program: tile meaning and device simulator give the same."""
+    """The last tensor after the program: tile meaning and device simulator (with --device=gpu a GPU) give the same."""
     name = f.func.buffers[-1][1].name
     args = [a.copy() for a in args]
-    device = run_device(lower(f.func, SM90A), args).outputs[name]
+    if device_of("simulator") == "gpu":
+        device = on_gpu(f, *args)[-1]
+    else:
+        device = run_device(lower(f.func, SM90A), args).outputs[name]
     tile = run_tile(f, args)[name]
     assert np.array_equal(device, tile)
     return device
@@ -346,9 +350,7 @@ def test_dependent_launches_wait_before_they_read():
     assert np.array_equal(b, a + 1)
 
 
-@pytest.mark.spec("T.barrier_arrive", "T.barrier_wait", "T.set_max_nreg", "T.tma_store_arrive", "T.tma_store_wait")
-@pytest.mark.spec("L6:alloc_cluster_barrier")
-def test_arrivals_and_expected_bytes_by_their_other_names():
+def by_other_names():
     @T.prim_func
     def f(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16")):
         with T.ClusterKernel(2, cluster_dims=2, threads=128):
@@ -372,6 +374,13 @@ def test_arrivals_and_expected_bytes_by_their_other_names():
             T.tma_store_arrive()
             T.tma_store_wait(0, read=False)
 
+    return f
+
+
+@pytest.mark.spec("T.barrier_arrive", "T.barrier_wait", "T.set_max_nreg", "T.tma_store_arrive", "T.tma_store_wait")
+@pytest.mark.spec("L6:alloc_cluster_barrier")
+def test_arrivals_and_expected_bytes_by_their_other_names():
+    f = by_other_names()
     a = numbers(64, 64)
     assert np.array_equal(on_cpu(f, a, a), a)
     # Both blocks store the same tile: on the device that is a race, so the simulator must say so.
@@ -396,6 +405,23 @@ def test_targets_without_the_instructions_are_refused_by_name(program, target, t
     with pytest.raises(ValueError, match=text) as e:
         tilelang.compile(program(), target=target)
     assert e.value.kind == "needs-arch" and "hopper_by_hand.py" in str(e.value)
+
+
+@pytest.mark.spec("T.alloc_barrier", "T.mbarrier_arrive", "T.mbarrier_wait_parity", "T.tma_copy", "T.wait_wgmma",
+                  "T.wgmma_gemm", "T.warpgroup_wait", "T.wgmma_mma", "T.alloc_cluster_barrier", "T.block_rank_in_cluster",
+                  "T.warpgroup_arrive", "T.warpgroup_commit_batch", "T.warpgroup_fence_operand", "T.cluster_arrive",
+                  "T.cluster_sync", "T.cluster_wait", "T.fence_proxy_async", "T.mbarrier_expect_tx", "T.copy_cluster",
+                  "T.barrier_arrive", "T.barrier_wait", "T.set_max_nreg", "T.tma_store_arrive", "T.tma_store_wait")
+@pytest.mark.spec("L6:alloc_barrier", "L6:alloc_cluster_barrier", "L11:wgmma_gemm", "L11:wait_wgmma", "L15:max_nreg",
+                  "L16:mbarriers", "L16:tma", "L16:wgmma-control", "L17:clusters")
+@pytest.mark.parametrize("target", ["cpu", A100])
+def test_other_targets_refuse_every_program_by_hand(target):
+    for build in (lambda: gemm_ws(128, 128, 64), lambda: gemm_two_consumers(128, 128, 64), lambda: from_registers(64, 32, 64),
+                  lambda: gemm_cluster(256, 128, 256, size=2), lambda: shift("bulk"), lambda: broadcast(2, 3), raw_barriers,
+                  by_other_names):
+        with pytest.raises(TileLangError, match="requires sm_90") as e:
+            tilelang.compile(build(), target=target)
+        assert e.value.kind == "needs-arch"
 
 
 def refused(body, kind, match, threads=256, target=SM90A):

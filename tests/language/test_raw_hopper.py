@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from everywhere import on_gpu
+from everywhere import device_of, on_gpu, run
 from raw_hopper_programs import f16, f32, product, product_of_registers, signalled
 
 import tilelang
@@ -23,13 +23,16 @@ def numbers(*shape):
 
 
 def simulated(f, *args):
-    """The last tensor after the lowered program; its text is taken by NVRTC without serialised products or spills."""
+    """The last tensor after the lowered program (with --device=gpu: on a GPU); its text is taken by NVRTC without
+    serialised products or spills."""
     lowered = lower(f.func, SM90A)
     (k,) = lowered.kernels
     text = print_kernel(k)
     if nvrtc.available():
         cubin = nvrtc.compile_cubin(text, "sm_90a")
         assert "C75" not in cubin.log and cubin.spills == 0, cubin.log
+    if device_of("simulator") == "gpu":
+        return on_gpu(f, *args)[-1], text, k
     return run_device(lowered, [a.copy() for a in args]).outputs[f.func.buffers[-1][1].name], text, k
 
 
@@ -65,6 +68,20 @@ def test_copies_of_threads_signal_an_mbarrier(counted):
     assert np.array_equal(got, x[:, ::-1])
     assert f"tl::cp_async_mbarrier_arrive<{'true' if counted else 'false'}>(&bar[0])" in text
     assert kernel.launch.attr("sync_report").startswith("not checked:"), "the model does not follow these copies"
+
+
+@pytest.mark.spec("T.alloc_wgmma_desc", "T.initialize_wgmma_descriptor", "T.ptx_wgmma_ss", "T.create_tma_descriptor",
+                  "T.tma_load", "T.ptx_wgmma_rs", "T.increase_descriptor_offset", "T.alloc_descriptor",
+                  "T.cp_async_barrier_noinc", "T.ptx_cp_async_barrier", "L16:tma", "L16:mbarriers")
+@pytest.mark.parametrize("on", ("cpu", "tile"))
+def test_executions_without_the_instructions_refuse_raw_forms(on):
+    x = np.zeros((3, 512), np.float32)
+    for f, args in ((product(8), (numbers(64, 64), numbers(8, 64), np.zeros((64, 8), np.float32))),
+                    (product_of_registers(), (numbers(64, 32), numbers(32, 64), np.zeros((64, 32), np.float32))),
+                    (signalled(True), (x, x.copy())), (signalled(False), (x, x.copy()))):
+        with pytest.raises(TileLangError) as e:
+            run(f, *args, on=on, simulated=True)
+        assert e.value.kind in ("needs-arch", "eval-unsupported", "sim-unsupported"), str(e.value)
 
 
 def test_a_read_before_the_barrier_is_found():

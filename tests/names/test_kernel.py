@@ -268,6 +268,9 @@ def test_device_source_by_every_spelling():
         return f
 
     for spell in ("import", "sblock_attr", "attr"):
+        for on in EXECUTIONS:
+            with pytest.raises(TileLangError, match="twice"):
+                run(program(spell), on=on, simulated=True)
         text = cuda_text(program(spell))
         assert text.count(TWICE) == 1 and "twice(X[" in text, spell
 

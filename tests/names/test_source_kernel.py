@@ -67,7 +67,7 @@ def test_sources_that_cannot_be_used_are_refused(build, error, words):
         build()
 
 
-@pytest.mark.spec("L7:CUDASourceCodeKernel")
+@pytest.mark.spec("L7:CUDASourceCodeKernel", "T.CUDASourceCodeKernel")
 @pytest.mark.parametrize("on", ("tile", "simulator", "cpu"))
 def test_other_executions_refuse_it(on):
     with pytest.raises(TileLangError) as e:

@@ -169,6 +169,10 @@ def test_one_instruction_by_its_raw_names(predicated):
     for on in ("simulator", "cpu"):
         assert np.array_equal(run(f, x, y, on=on)[2], want), on
     assert "cp_async" in cuda_text(f)
+    for on in ("cpu", "tile"):
+        with pytest.raises(TileLangError) as e:
+            run(f, x, y, on=on, simulated=True)
+        assert e.value.kind in ("cpu-unsupported", "eval-unsupported", "sim-unsupported"), str(e.value)
 
 
 @pytest.mark.spec("L22:raw-ptx")
@@ -223,6 +227,7 @@ def test_raw_calls_refuse_bad_operands(build, kind):
     assert e.value.kind == kind
 
 
+@pytest.mark.spec("T.TensorCoreIntrinEmitter", "L22:emitter")
 def test_kinds_of_execution_without_warps_refuse_the_instructions():
     f, a, b = gemm("float16", "float32")
     args = [np.zeros(s, np.float16) for s in (a, b)]

@@ -269,7 +269,8 @@ def test_arriving_at_a_named_barrier_without_waiting():
     x = np.arange(N, dtype=np.int32)
     text = cuda_text(f)
     assert "tl::named_barrier_arrive(3, 64)" in text and "tl::named_barrier(3, 64)" in text
-    assert np.array_equal(run(f, x, on="simulator")[1], 2 * x[:32][::-1])
+    for on in EXECUTIONS:
+        assert np.array_equal(run(f, x, on=on)[1], 2 * x[:32][::-1])
 
 
 def exchanged(barrier, grid=(4,), threads=40, skip=-1):

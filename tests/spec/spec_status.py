@@ -28,10 +28,11 @@ TESTS, HERE = ROOT / "tests", pathlib.Path(__file__).resolve().parent
 STATUS = ROOT / "docs" / "spec-status.md"
 SHOWN = 4  # tests listed per row
 # one letter each, behind the name of a test
-LETTERS = dict(zip(EXECUTIONS, "TSCAPGRE"))
+LETTERS = dict(zip(EXECUTIONS, "TSCAPGtscaRE", strict=True))
 WORDS = {"tile": "tile", "simulator": "simulator", "cpu": "CPU", "cuda": "CUDA assembled", "printed": "CUDA printed",
          "gpu": "GPU", "refusal": "refusal", "error": "error"}
 EVERY = ("tile", "simulator", "cpu", "cuda")
+RUNNING = ("L", "T.", "R4:")  # rows that executions differ in: the language, and checks of calls
 _ELSEWHERE = {"pytest.mark.gpu", "pytest.mark.slow"}  # not in a default run
 
 
@@ -72,15 +73,16 @@ class Status:
         return [r for r in wanted if not any(t.daily for t in self.shown.get(r, ()))]
 
     def narrow(self) -> dict[str, list[str]]:
-        """Rows and names of tiers A and B that something runs -> executions of `EVERY` that no test of theirs completed.
+        """Rows and names of tiers A and B that something runs -> executions of `EVERY` that no test of theirs completed, and
+        that refuse it in none.
 
         The text for a GPU counts where NVRTC assembled it, and a GPU for both.
         """
         out = {}
         for row in [*(r for r, (tier, _) in self.rows.items() if tier in "AB"), *(f"T.{n}" for n in self.names)]:
             done = {e for t in self.shown.get(row, ()) for e in t.executions}
-            lacks = [e for e in EVERY if e not in done and not (e == "cuda" and "gpu" in done)]
-            if lacks and done - {"refusal", "error"}:
+            lacks = [e for e in EVERY if not {e, f"no-{e}"} & done and not (e == "cuda" and "gpu" in done)]
+            if lacks and row.startswith(RUNNING) and {*EVERY, "gpu"} & done:
                 out[row] = lacks
         return out
 
@@ -152,7 +154,9 @@ def _listed(tests: list[Test]) -> list[Test]:
 
 def _line(row: str, tier: str, text: str, tests: list[Test]) -> str:
     done = {e for t in tests for e in t.executions}
-    runs = [WORDS[e] for e in EXECUTIONS if e in done and not (e == "printed" and "cuda" in done)]
+    runs = [WORDS[e] for e in EXECUTIONS if e in done and e in WORDS and not (e == "printed" and "cuda" in done)]
+    refusing = [WORDS[e] for e in EVERY if f"no-{e}" in done and e not in done]
+    runs += [f"not {', '.join(refusing)}"] * bool(refusing)
     more = f"<br>and {len(tests) - SHOWN} more" if len(tests) > SHOWN else ""
     listed = "<br>".join(f"`{t.id}` {_letters(t)}" for t in _listed(tests)) + more
     return f"| {row} | {tier} | {text} | {', '.join(runs) or ('trace' if tests else '')} | {listed or '**none**'} |"
@@ -177,7 +181,8 @@ def render(s: Status) -> str:
         "test does something else than recorded.  Rows: L language, R runtime (section:row).",
         "\"Passed on\" lists the executions that came to their end in tests that passed; behind each test stand its own:",
         "T tile meaning, S device simulator, C CPU, A CUDA text assembled by NVRTC, P CUDA text printed, G launched on a",
-        "GPU, R refused by a named error, E refused by another exception, - none of them (traced, or Python's own business).",
+        "GPU, R refused by a named error (t, s, c, a: by this execution), E refused by another exception, - none of them",
+        "(traced, or Python's own business).  \"not CPU\": the CPU refuses by name what the row is about.",
         "", f"GPU outcomes: {_gpu(s)}.",
         "", f"Rows and names of tiers A and B, and musts: {upper}, without a test: {', '.join(missing) or 'none'}.", "",
         "## What must be computed or refused", "",

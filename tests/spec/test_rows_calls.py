@@ -49,10 +49,11 @@ ROWS = [
 
 
 @pytest.mark.spec("R4:inputs", "R4:non-tensor", "R4:none", "R4:rank", "R4:dtype", "R4:shape", "R4:strides", "R4:scalar")
-@pytest.mark.parametrize("on", ("cpu", "tile"))
+@pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("row,build,words", ROWS, ids=[f"{r[0][3:]}{k}" for k, r in enumerate(ROWS)])
 def test_calls_that_do_not_fit_say_so(row, build, words, on):
-    kernel = tilelang.compile(program(), target="cpu", execution_backend="tile" if on == "tile" else None)
+    target, backend = EXECUTIONS[on]
+    kernel = tilelang.compile(program(), target=target, execution_backend=backend)
     good = arguments()
     kernel(*good)
     assert (good[1] == 5).all()
@@ -62,7 +63,8 @@ def test_calls_that_do_not_fit_say_so(row, build, words, on):
 
 
 @pytest.mark.spec("R4:symbol-in-none")
-def test_a_symbol_that_only_missing_tensors_have_is_asked_for():
+@pytest.mark.parametrize("on", EXECUTIONS)
+def test_a_symbol_that_only_missing_tensors_have_is_asked_for(on):
     m = T.dynamic("m")
 
     @T.prim_func
@@ -70,7 +72,8 @@ def test_a_symbol_that_only_missing_tensors_have_is_asked_for():
         with T.Kernel(1, threads=4):
             Y[T.get_thread_binding()] = T.cast(m, "float32")
 
-    kernel, y = tilelang.compile(main, target="cpu"), np.zeros(4, np.float32)
+    target, backend = EXECUTIONS[on]
+    kernel, y = tilelang.compile(main, target=target, execution_backend=backend), np.zeros(4, np.float32)
     kernel(None, np.zeros(7, np.float32), y)
     assert (y == 7).all()
     with pytest.raises(RuntimeError, match="Symbolic shape variable m requires at least one non-null buffer among: .*A.*B"):
@@ -78,7 +81,8 @@ def test_a_symbol_that_only_missing_tensors_have_is_asked_for():
 
 
 @pytest.mark.spec("R4:assume", "R4:host-assert")
-def test_conditions_of_the_host_are_checked_before_anything_runs():
+@pytest.mark.parametrize("on", EXECUTIONS)
+def test_conditions_of_the_host_are_checked_before_anything_runs(on):
     n = T.dynamic("n")
 
     @T.prim_func
@@ -88,7 +92,8 @@ def test_conditions_of_the_host_are_checked_before_anything_runs():
         with T.Kernel(1, threads=4):
             Y[T.get_thread_binding()] = k
 
-    kernel, y = tilelang.compile(main, target="cpu"), np.zeros(4, np.int32)
+    target, backend = EXECUTIONS[on]
+    kernel, y = tilelang.compile(main, target=target, execution_backend=backend), np.zeros(4, np.int32)
     kernel(y, 3)
     assert (y == 3).all()
     with pytest.raises(RuntimeError, match="k must be small"):

@@ -86,7 +86,8 @@ def test_the_ends_of_a_type(dtype):
     _, b = everywhere(f, a)
     info = ml_dtypes.finfo(np_type)
     assert np.array_equal(b[0], a) and np.array_equal(b[1], a)
-    assert np.array_equal(b[2], np.where(a == -np.inf, info.min, a)) and np.array_equal(b[3], np.where(a == np.inf, info.max, a))
+    assert np.array_equal(b[2], np.where(a == -np.inf, info.min, a))
+    assert np.array_equal(b[3], np.where(a == np.inf, info.max, a))
 
 
 @pytest.mark.spec("T.thread_binding")
@@ -135,16 +136,35 @@ def test_votes_of_a_block_everywhere(on):
     assert np.array_equal(y[1] != 0, np.full(64, (x != 0).all())) and np.array_equal(y[2] != 0, np.full(64, (x > 7).any()))
 
 
-@pytest.mark.spec("T.call_intrin")
+@pytest.mark.spec("T.call_intrin", "T.access_ptr", "T.tvm_access_ptr", "T.type_annotation", "L19:pointers")
 @pytest.mark.parametrize("on", EXECUTIONS)
-def test_an_intrinsic_by_its_name(on):
+def test_an_intrinsic_by_its_name_on_pointers_to_elements(on):
     @T.prim_func
-    def f(Y: T.Tensor((64,), "int32")):
+    def f(Y: T.Tensor((64,), "int32"), Z: T.Tensor((64,), "int32")):
         with T.Kernel(1, threads=32):
             t = T.get_thread_binding()
             T.call_intrin("void", "atomic_add", T.tvm_access_ptr(T.type_annotation("int32"), Y.data, t + 3, 1, 3), t)
+            T.call_intrin("void", "atomic_add", T.access_ptr(Z[t // 2], "rw"), t)
 
-    assert run(f, on=on)[0].tolist() == [0] * 3 + list(range(32)) + [0] * 29
+    y, z = run(f, on=on)
+    assert y.tolist() == [0] * 3 + list(range(32)) + [0] * 29
+    assert z.tolist() == [4 * k + 1 for k in range(16)] + [0] * 48
+
+
+@pytest.mark.spec("T.make_mma_swizzle_layout", "L22:layout-functions")
+@pytest.mark.parametrize("on", EXECUTIONS)
+def test_a_swizzled_tile_holds_what_was_stored(on):
+    @T.prim_func
+    def f(A: T.Tensor((16, 64), "float16"), B: T.Tensor((64, 16), "float16")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((16, 64), "float16")
+            T.annotate_layout({S: T.make_mma_swizzle_layout(S)})
+            T.copy(A, S)
+            for j, i in T.Parallel(64, 16):
+                B[j, i] = S[i, j]
+
+    a = ints(16, 64).astype(np.float16)
+    assert np.array_equal(run(f, a, on=on)[1], a.T)
 
 
 @pytest.mark.spec("T.sblock", "T.reads", "T.writes", "L23:raw-statements")

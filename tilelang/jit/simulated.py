@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Func, dtype, numpy_dtype, with_attrs
+from tilelang.ir import Func, Var, dtype, free_vars, numpy_dtype, with_attrs
+from tilelang.ir.evaluate import evaluate
 from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import CPU, Frame, stub_text
 from tilelang.runtime.llvm_text import Writer
 from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, TensorArg, host_assumptions
 
 from .artifact import Request, kept_apart
+from .kernel import needed_symbols
 
 TILE, DEVICE = "tile", "simulator"
 
@@ -49,7 +51,8 @@ class SimulatedEntry:
         self.request, self.sig = request, sig
         self.program = with_attrs(lowered or request.func, tilelang_out_idx=sig.out_idx or None)
         apart = kept_apart(request) if lowered is not None and request.backend != TILE else ()
-        text = stub_text(sig, _NoLaunch(), set(), ("check",), host_assumptions(request.func, sig), *apart)
+        needed = needed_symbols(request.func, sig)
+        text = stub_text(sig, _NoLaunch(), needed, ("check",), host_assumptions(request.func, sig), *apart)
         self.library = HostLibrary(compile_object(text), ("tl_check",))
         self.checks = self.library.function("tl_check")
         self.last_report: Any = None
@@ -59,12 +62,13 @@ class SimulatedEntry:
         count = sum(len(a.buffer.shape) for a in sig.outputs) + len(sig.symbols)
         room = (ctypes.c_int64 * max(1, count))()
         self.checks(*args, ctypes.addressof(room))
+        values = dict(zip(sig.symbols, room[count - len(sig.symbols):count]))
         given: dict[str, Any] = {}
         shared: dict[str, tuple[Any, np.ndarray]] = {}
         for a, x in zip(sig.inputs, args):
             if isinstance(a, TensorArg):
                 if x is None:
-                    x = np.zeros(_static_shape(a), numpy_dtype(stored_as(a.buffer.dtype)))
+                    x = np.zeros(_shape_of(a, values), numpy_dtype(stored_as(a.buffer.dtype)))
                 array = as_numpy(x, stored_as(a.buffer.dtype))
                 given[a.name] = array
                 shared[a.name] = (x, array)
@@ -107,8 +111,13 @@ def stored_as(dt: dtype) -> dtype:
     return dtype("uint8") if dt.bits < 8 else dt
 
 
-def _static_shape(a: TensorArg) -> list[int]:
-    return [d if isinstance(d, int) else 1 for d in a.buffer.shape]
+def _shape_of(a: TensorArg, values: dict[Var, int]) -> list[int]:
+    """Extents of a tensor that is left out: those other arguments tell, 1 for those that nothing does."""
+    out = []
+    for d in a.buffer.shape:
+        known = isinstance(d, int) or all(v in values for v in free_vars(d))
+        out.append(d if isinstance(d, int) else max(0, int(evaluate(d, values))) if known else 1)
+    return out
 
 
 def as_numpy(x: Any, dt: dtype) -> np.ndarray:
