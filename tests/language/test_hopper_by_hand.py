@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from everywhere import device_of, on_gpu
+from completed import caught
+from everywhere import device_of, on_gpu, run
 from hopper_by_hand import (broadcast, dependent, from_registers, gemm_cluster, gemm_two_consumers, gemm_ws,
                             persistent, persistent_loop, raw_barriers, rows, shift)
 
@@ -35,7 +36,10 @@ def assembled(f) -> str:
 
 
 def both(f, *args) -> np.ndarray:
-    """The last tensor after the program: tile meaning and device simulator (with --device=gpu a GPU) give the same."""
+    """The last tensor after the program: tile meaning, device simulator (with --device=gpu a GPU) and the CPU give the same.
+
+    The CPU refuses clusters.
+    """
     name = f.func.buffers[-1][1].name
     args = [a.copy() for a in args]
     if device_of("simulator") == "gpu":
@@ -44,6 +48,11 @@ def both(f, *args) -> np.ndarray:
         device = run_device(lower(f.func, SM90A), args).outputs[name]
     tile = run_tile(f, args)[name]
     assert np.array_equal(device, tile)
+    try:
+        assert np.array_equal(run(f, *args, on="cpu")[-1], tile)
+    except TileLangError as e:
+        assert e.kind == "needs-arch" and "T.ClusterKernel" in str(e)
+        caught(e)
     return device
 
 
@@ -72,9 +81,9 @@ def test_producer_and_consumer_by_hand(m, n, k, options):
 def test_a_wrong_parity_deadlocks_and_says_where():
     f = gemm_ws(128, 128, 128, parity=0)
     args = [numbers(128, 128), numbers(128, 128), np.zeros((128, 128), np.float16)]
-    for run, kind in ((lambda: lower(f.func, SM90A), "sync-unordered"), (lambda: run_tile(f, args), "sim-barrier")):
+    for start, kind in ((lambda: lower(f.func, SM90A), "sync-unordered"), (lambda: run_tile(f, args), "sim-barrier")):
         with pytest.raises(TileLangError, match=r"empty\[0\]") as e:
-            run()
+            start()
         assert e.value.kind == kind and "hopper_by_hand.py" in str(e.value)
 
 
@@ -315,6 +324,11 @@ def test_barriers_that_the_program_sets_up():
     x = np.arange(512, dtype=np.int32).reshape(4, 128)
     p = lower(raw_barriers().func, SM90A)
     assert np.array_equal(run_device(p, [x, np.zeros_like(x)]).outputs["Y"], 2 * x)
+    for on in ("tile", "cpu"):
+        assert np.array_equal(run(raw_barriers(), x, np.zeros_like(x), on=on)[1], 2 * x)
+    with pytest.raises(TileLangError, match=r"bars\[0\] is used before mbarrier_init") as e:
+        run_tile(raw_barriers(setup=False), [x, np.zeros_like(x)])
+    assert e.value.kind == "sim-mbarrier"
 
 
 @pytest.mark.spec("T.cluster_arrive", "T.cluster_sync", "T.cluster_wait", "T.fence_proxy_async",
@@ -414,13 +428,16 @@ def test_targets_without_the_instructions_are_refused_by_name(program, target, t
                   "T.barrier_arrive", "T.barrier_wait", "T.set_max_nreg", "T.tma_store_arrive", "T.tma_store_wait")
 @pytest.mark.spec("L6:alloc_barrier", "L6:alloc_cluster_barrier", "L11:wgmma_gemm", "L11:wait_wgmma", "L15:max_nreg",
                   "L16:mbarriers", "L16:tma", "L16:wgmma-control", "L17:clusters")
-@pytest.mark.parametrize("target", ["cpu", A100])
-def test_other_targets_refuse_every_program_by_hand(target):
+def test_older_targets_refuse_every_program_by_hand_and_the_cpu_clusters():
     for build in (lambda: gemm_ws(128, 128, 64), lambda: gemm_two_consumers(128, 128, 64), lambda: from_registers(64, 32, 64),
                   lambda: gemm_cluster(256, 128, 256, size=2), lambda: shift("bulk"), lambda: broadcast(2, 3), raw_barriers,
                   by_other_names):
         with pytest.raises(TileLangError, match="requires sm_90") as e:
-            tilelang.compile(build(), target=target)
+            tilelang.compile(build(), target=A100)
+        assert e.value.kind == "needs-arch"
+    for build in (lambda: gemm_cluster(256, 128, 256, size=2), lambda: shift("bulk"), lambda: broadcast(2, 3), by_other_names):
+        with pytest.raises(TileLangError, match="T.ClusterKernel requires sm_90") as e:
+            tilelang.compile(build(), target="cpu")
         assert e.value.kind == "needs-arch"
 
 

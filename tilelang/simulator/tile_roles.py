@@ -26,10 +26,9 @@ from .mbarrier import Phases
 from .tile_cluster import CLUSTER_OPS, cluster_of_frame
 
 GROUP = 128
-# Device operations that only order or allot: nothing to do where everything is synchronous.  (Barriers are made, with the
-# counts of attr `arrive`, where their buffer is allocated.)
+# Device operations that only order or allot: nothing to do where everything is synchronous.
 NO_EFFECT = frozenset({
-    "mbarrier_init", "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "wgmma_fence",
+    "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "wgmma_fence",
     "wgmma_commit", "wgmma_wait", "wgmma_pin", "wgmma_hold", "set_max_nreg", "bulk_commit", "bulk_wait",
     "tma_prefetch"})  # fmt: skip
 
@@ -187,8 +186,8 @@ class _Barrier:
                         expected="the address of a shared.barrier element", found="another operand", span=span)
         return _Barrier(c, a.buffer, a.indices[0], span)
 
-    def get(self, f: LaneFrame, rank: int | None = None) -> Phases:
-        """rank: that of another block of the cluster."""
+    def get(self, f: LaneFrame, rank: int | None = None, fresh: bool = False) -> Phases:
+        """rank: that of another block of the cluster.  fresh: it may have no count yet, else that raises sim-mbarrier."""
         bars = f.slots[self.slot]
         if rank is not None:
             bars = barriers_of(cluster_of_frame(f, self.span).block(rank, self.span), self.buffer, self.span)
@@ -197,7 +196,26 @@ class _Barrier:
             raise fault("sim-out-of-bounds", f"mbarrier {self.buffer.name}[{k}] is outside its shape ({len(bars)})",
                         expected=f"an index below {len(bars)}", found=str(k),
                         span=self.span)
+        if not bars[k].count and not fresh:
+            raise fault("sim-mbarrier", f"{bars[k].name} is used before mbarrier_init",
+                        expected="mbarrier_init before its use", found="none", span=self.span)
         return bars[k]
+
+
+def _init(c: Any, e: Call) -> Closure:
+    """mbarrier_init: of barriers whose buffer has no counts (attr `arrive`), which the program sets up itself."""
+    bar, count = _Barrier.of(c, e.args[0], e.span), c.expr(e.args[1])
+    if dict(bar.buffer.attrs).get("arrive") is not None:
+        return lambda f: np.int32(0)
+
+    def run(f: LaneFrame) -> Value:
+        if f.any_active():
+            b = bar.get(f, fresh=True)
+            b.count = b.pending = int(uniform(np.asarray(count(f)), f, "the count of an mbarrier", e.span))
+            b.phase = b.tx = 0
+        return np.int32(0)
+
+    return run
 
 
 def _arrive(c: Any, e: Call) -> Closure:
@@ -281,7 +299,7 @@ def _in_groups(c: Any, e: Call) -> Closure:
 
 SYNC_OPS = ("sync_threads", "named_barrier", "named_barrier_arrive")
 ROLE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
-    "mbarrier_arrive": _arrive, "mbarrier_expect_tx": _arrive, "mbarrier_arrive_expect_tx": _arrive,
+    "mbarrier_init": _init, "mbarrier_arrive": _arrive, "mbarrier_expect_tx": _arrive, "mbarrier_arrive_expect_tx": _arrive,
     "mbarrier_wait": _wait, "mbarrier_arrive_remote": _arrive_remote, **CLUSTER_OPS,
     "elect_one": _elect, "in_warp_groups": _in_groups,
     **dict.fromkeys(SYNC_OPS, _sync)}  # fmt: skip
@@ -291,17 +309,18 @@ ROLE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
 
 
 def make_barriers(b: Any, f: LaneFrame, span: Any) -> list[Phases]:
-    """The mbarriers of a shared.barrier buffer, in phase 0.  Raises sim-mbarrier without arrival counts."""
+    """The mbarriers of a shared.barrier buffer, in phase 0.  Raises sim-mbarrier for arrival counts that are not one each."""
     return barriers_of(f.block, b, span)
 
 
 def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
-    """The mbarriers of a buffer in a block, made when somebody first comes to them."""
+    """The mbarriers of a buffer in a block, made when somebody first comes to them; without counts (attr `arrive`) those are
+    0 until mbarrier_init."""
     got = block.named.get(id(b))
     if got is not None:
         return got
-    counts = dict(b.attrs).get("arrive")
-    if counts is None or len(counts) != math.prod(b.shape):
+    counts = dict(b.attrs).get("arrive") or (0,) * math.prod(b.shape)
+    if len(counts) != math.prod(b.shape):
         raise fault("sim-mbarrier", f"{b.name} has no arrival count for each of its barriers",
                     expected="an arrival count for each barrier", found="none", span=span,
                     hint="a shared.barrier buffer has the attribute arrive, one count a barrier")
