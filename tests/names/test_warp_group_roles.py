@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from everywhere import WITH_HOPPER, cuda_text, everywhere
+from everywhere import WITH_HOPPER, cuda_text, everywhere, run
 
 import tilelang.language as T
+from tilelang.errors import TileLangError
 
 LINE = np.arange(256, dtype=np.int32)
 
@@ -139,6 +140,30 @@ def test_threads_of_a_role_return_and_shuffle():
 
     want = np.where(LINE >= 128, (LINE ^ 1) + 1000, np.where(LINE > 60, 0, LINE + 1000))
     assert np.array_equal(everywhere(f, LINE)[1], want)
+
+
+@pytest.mark.spec("T.ws", "L8:ws")
+@pytest.mark.parametrize("where", ["value", "condition"])
+def test_work_of_the_block_does_not_rest_on_a_variable_of_a_role(where):
+    @T.prim_func
+    def f(A: T.Tensor((256,), "int32"), O: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256):
+            n = T.alloc_var("int32", init=0)
+            with T.ws(0):
+                n = 5
+                for i in T.Parallel(128):
+                    O[i] = A[i]
+            if where == "value":
+                for i in T.Parallel(256):
+                    O[i] = A[i] + n
+            else:
+                if n > 3:
+                    for i in T.Parallel(256):
+                        O[i] = A[i]
+
+    with pytest.raises(TileLangError) as e:
+        run(f, LINE, on="cpu")
+    assert e.value.kind == "cpu-unsupported" and "test_warp_group_roles.py" in str(e.value)
 
 
 def copied_by_threads(predicate):

@@ -22,6 +22,8 @@ from .actors import (
     ACTORS,
     LIVE,
     MEETINGS,
+    MEMORY,
+    MISSING,
     OVERRUN,
     BARRIER_WORDS,
     Coroutine,
@@ -154,6 +156,8 @@ class ActorLaunch:
                 for k, name in enumerate(self.functions):
                     h = f.let(f"call ptr @{name}({', '.join(args)})")
                     f.do(f"store ptr {h}, ptr {word(f, own, self.handles + k)}")
+                    none = f.let(f"icmp eq ptr {h}, null")
+                    f.branch(none, lambda: f.do(f"store i64 1, ptr {word(f, group, MISSING)}"))
             run_group(f, group, blocks, lambda b, r: word(f, state(b), self.handles + r), len(self.functions), failed)
         f.end("ret void")
         f.finish()
@@ -190,7 +194,7 @@ class ActorLaunch:
         """The call fails where a group did."""
         f, cx = self.host.f, self.host
         got = f.let(f"load i32, ptr {failed}")
-        for code, text in ((1, DEADLOCK), (2, OVERRUN)):
+        for code, text in ((1, DEADLOCK), (2, OVERRUN), (3, MEMORY)):
             message = f.module.string(f"kernel {cx.func.name}: {text}")
             f.branch(f.let(f"icmp eq i32 {got}, {code}"), lambda m=message: cx._fail(m))  # type: ignore[misc]
 

@@ -4,7 +4,8 @@ Each role of each block is a coroutine.  One CPU thread resumes those of a group
 in turn until all are done.  A coroutine leaves where it has to wait and looks again when it is resumed; a round in which
 nobody got on is a deadlock, which the call reports.
 
-    group state:  progress, fault, barrier of the grid or cluster (come, generation), actors, blocks
+    group state:  progress, fault, barrier of the grid or cluster (come, generation), actors, blocks,
+                  coroutines that there was no memory for
     block state:  live roles, named barriers (come, generation), meetings of the roles (come, generation)
     mbarrier:     count, pending arrivals, expected bytes, phase
 
@@ -21,11 +22,12 @@ from tilelang.ir import AddressOf, Call, Expr
 from .text import Fn, Module
 from .types import unsupported
 
-PROGRESS, FAULT, GRID, ACTORS, GROUP_WORDS = 0, 1, 2, 4, 8
+PROGRESS, FAULT, GRID, ACTORS, MISSING, GROUP_WORDS = 0, 1, 2, 4, 6, 8
 LIVE, NAMED, MEETINGS = 0, 1, 33
 BARRIER_WORDS = 4
 COUNT, PENDING, BYTES, PHASE = range(4)
 DEADLOCK = "the threads of a block wait for each other for ever: check parities and counts of the barriers"
+MEMORY = "out of memory for the roles of a block"
 OVERRUN = "more threads arrive at a barrier than its count: it is the number of threads that arrive in one phase"
 
 _ARRIVE = """define internal void @tl_barrier_arrive(ptr %bar, i64 %n, i64 %bytes, ptr %group) {
@@ -82,6 +84,10 @@ class Coroutine:
         size = f.let("call i64 @llvm.coro.size.i64()")
         padded = f.let(f"and i64 {f.let(f'add i64 {size}, 63')}, -64")
         f.do(f"%coro_memory = call ptr {make}(i64 64, i64 {padded})")
+        f.end(f"br i1 {f.let('icmp eq ptr %coro_memory, null')}, label %coro_none, label %coro_some")
+        f.start("coro_none")
+        f.end("ret ptr null")
+        f.start("coro_some")
         f.do("%coro_handle = call ptr @llvm.coro.begin(token %coro_id, ptr %coro_memory)")
         self.suspend()
 
@@ -314,8 +320,8 @@ ACTOR_EFFECTS: dict[str, Callable[[Any, Call], str]] = {
 def run_group(f: Fn, group: str, blocks: str, handle: Callable[[str, int], str], roles: int, failed: str) -> None:
     """Resume the coroutines of a group until all are done, then free them.
 
-    handle(block, role): address of a coroutine's handle.  failed: address of an i32, made 1 by a deadlock, 2 where a
-    barrier had more arrivals than its count.
+    handle(block, role): address of a coroutine's handle, null where there was no memory for it.  failed: address of an i32,
+    made 1 by a deadlock, 2 where a barrier had more arrivals than its count, 3 without memory.
     """
     m: Module = f.module
     resume = m.declare("llvm.coro.resume", "void", "ptr")
@@ -324,21 +330,23 @@ def run_group(f: Fn, group: str, blocks: str, handle: Callable[[str, int], str],
     again, more, out = f.name_of("round"), f.name_of("more"), f.name_of("over")
     open_ = f.alloca("i64", hint="open")
 
-    def load(b: str, r: int) -> str:
-        return f.let(f"load ptr, ptr {handle(b, r)}")
+    def each(action: Callable[[str], None]) -> None:
+        with f.loop("0", blocks, hint="actor") as b:
+            for r in range(roles):
+                h = f.let(f"load ptr, ptr {handle(b, r)}")
+                f.branch(f.let(f"icmp ne ptr {h}, null"), lambda h=h: action(h))  # type: ignore[misc]
+
+    def go(h: str) -> None:
+        def step() -> None:
+            f.do(f"call void {resume}(ptr {h})")
+            add_word(f, open_, 0, "1")
+
+        f.branch(f.let(f"call i1 {over}(ptr {h})"), lambda: None, step)
 
     f.start(again)
     before = get_word(f, group, PROGRESS)
     f.do(f"store i64 0, ptr {open_}")
-    with f.loop("0", blocks, hint="actor") as b:
-        for r in range(roles):
-            h = load(b, r)
-
-            def go(h: str = h) -> None:
-                f.do(f"call void {resume}(ptr {h})")
-                add_word(f, open_, 0, "1")
-
-            f.branch(f.let(f"call i1 {over}(ptr {h})"), lambda: None, go)
+    each(go)
     f.end(f"br i1 {f.let(f'icmp eq i64 {get_word(f, open_, 0)}, 0')}, label %{out}, label %{more}")
     f.start(more)
     stuck = f.let(f"icmp eq i64 {get_word(f, group, PROGRESS)}, {before}")
@@ -349,9 +357,9 @@ def run_group(f: Fn, group: str, blocks: str, handle: Callable[[str, int], str],
     f.do(f"store i32 {f.let(f'select i1 {faulty}, i32 2, i32 1')}, ptr {failed}")
     f.br(out)
     f.start(out)
-    with f.loop("0", blocks, hint="ended") as b:
-        for r in range(roles):
-            f.do(f"call void {destroy}(ptr {load(b, r)})")
+    lacking = f.let(f"icmp ne i64 {get_word(f, group, MISSING)}, 0")
+    f.branch(lacking, lambda: f.do(f"store i32 3, ptr {failed}"))
+    each(lambda h: f.do(f"call void {destroy}(ptr {h})"))
 
 
 __all__ = ["ACTOR_EFFECTS", "Coroutine", "add_word", "barrier_at", "get_word", "init_barrier", "named_barrier", "run_group",

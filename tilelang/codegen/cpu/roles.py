@@ -44,7 +44,7 @@ from tilelang.ir import (
 
 from .clusters import CLUSTER_CALLS
 from .lanes import BLOCK_VOTES
-from .threads import Threads, Together, is_private, own_work, spread
+from .threads import Threads, Together, check_uniform, is_private, own_work, spread
 from .types import unsupported
 
 GROUP = 128
@@ -133,33 +133,43 @@ class Split:
     def _key(self, s: Stmt, k: int) -> int:
         return self.keys.setdefault((id(s), k), len(self.keys))
 
-    def _fold(self, s: Stmt, role: Role, own: bool) -> Stmt:
+    def _fold(self, s: Stmt, role: Role, own: bool, apart: bool = False) -> Stmt:
+        """s for a role.  own: under T.ws, where only this role comes.  apart: under a condition of the threads instead."""
         match s:
             case Seq():
-                return seq(*(self._fold(x, role, own) for x in s.stmts), span=s.span)
+                return seq(*(self._fold(x, role, own, apart) for x in s.stmts), span=s.span)
             case If():
                 got = _answer(s.cond, role)
                 if got is not None:
                     part = s.then if got else s.orelse
                     return EMPTY if part is None else self._fold(part, role, True)
-                if not own and self.threads.varies(s.cond):
-                    return self._each(s, self._parts(s, role, True))
-                return self._parts(s, role, own)
+                if not own and not apart and self.threads.varies(s.cond):
+                    return self._each(s, self._parts(s, role, False, True))
+                return self._parts(s, role, own, apart)
             case For() | While():
-                if not own and self.threads.varies((s.start, s.extent) if isinstance(s, For) else s.cond):
-                    return self._each(s, replace(s, body=self._fold(s.body, role, True)))
-                return replace(s, body=self._fold(s.body, role, own))
-        return s if own else self._common(s)
+                inner = apart or not own and self.threads.varies((s.start, s.extent) if isinstance(s, For) else s.cond)
+                part = replace(s, body=self._fold(s.body, role, own, inner))
+                return part if apart or not inner else self._each(s, part)
+        return s if own else self._apart(s) if apart else self._common(s)
 
-    def _parts(self, s: If, role: Role, own: bool) -> If:
-        orelse = None if s.orelse is None else self._fold(s.orelse, role, own)
-        return replace(s, then=self._fold(s.then, role, own), orelse=orelse)
+    def _parts(self, s: If, role: Role, own: bool, apart: bool) -> If:
+        orelse = None if s.orelse is None else self._fold(s.orelse, role, own, apart)
+        return replace(s, then=self._fold(s.then, role, own, apart), orelse=orelse)
+
+    def _apart(self, s: Stmt) -> Stmt:
+        """A statement that some threads come to, whatever their role: nothing that the block does as one."""
+        barrier = isinstance(s, Evaluate) and s.call.op in ("sync_threads", *BLOCK_VOTES)
+        if barrier or isinstance(s, Parallel) or isinstance(s, TileOp) and not own_work(s):
+            raise unsupported("a tile operation, T.Parallel or a barrier under a condition that depends on the thread",
+                              span=s.span, hint="move it out of the branch: all threads of the block take part in it")
+        return s
 
     def _common(self, s: Stmt) -> Stmt:
         """A statement that all roles come to."""
         if any(isinstance(n, Call) and n.op in BLOCK_VOTES for n in walk(s)):
             raise unsupported("a vote of the block beside T.ws", span=s.span, hint="let each warp group vote for itself")
         if isinstance(s, Parallel) or isinstance(s, TileOp) and not own_work(s):
+            check_uniform(self.threads, s)
             return Together(s, self._key(s, 0), span=s.span)
         if isinstance(s, Store) and not is_private(s.buffer) and not self.threads.varies((s.value, *s.indices)):
             if _shared(s) or any(isinstance(n, Load) and n.buffer.data is s.buffer.data for n in walk(s.value)):

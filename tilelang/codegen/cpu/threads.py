@@ -44,7 +44,7 @@ from .lanes import BLOCK_VOTES, EXCHANGES, LANE_OPS
 from .matrices import MATRIX_CALLS
 from .types import unsupported
 
-_PER_LANE = (*LANE_OPS, *MATRIX_CALLS)
+_PER_LANE = (*LANE_OPS, *MATRIX_CALLS, "in_warp_groups")
 _PRIVATE = ("local", "local.var")
 
 
@@ -254,7 +254,7 @@ def _mark(t: Threads, s: Stmt) -> None:
         case Masked():
             _loop(t, s)
         case Together():
-            _check_uniform(t, s.body)
+            check_uniform(t, s.body)
         case Bind():
             if s.var in t.varying:
                 t.looped.add(id(s))
@@ -271,16 +271,16 @@ def _mark(t: Threads, s: Stmt) -> None:
             if any(a.region.buffer.data in t.private for a in s.accesses()):  # type: ignore[attr-defined]
                 t.looped.add(id(s))  # on private memory: every thread for itself
             else:
-                _check_uniform(t, s)
+                check_uniform(t, s)
         case Parallel():
-            _check_uniform(t, s)
+            check_uniform(t, s)
 
 
 def _loop(t: Threads, s: Stmt) -> None:
     """A statement whose control depends on the thread runs thread after thread: refuse what that would break."""
     by_hand = s.body if isinstance(s, Masked) and isinstance(s.body, TileOp) and s.body.attr("by_hand") else None
     if by_hand is not None:  # one of the threads does it
-        _check_uniform(t, by_hand)
+        check_uniform(t, by_hand)
     exchange = isinstance(s, Masked) and isinstance(s.body, (Bind, Store, Evaluate))  # of the mask's threads
     for n in walk(s):
         if isinstance(n, Parallel) or isinstance(n, TileOp) and not own_work(n) and n is not by_hand:
@@ -324,7 +324,7 @@ def meets_itself(stmts: list[Stmt]) -> bool:
     return any(len(read[data] | written[data]) > 1 for data in read.keys() & written.keys())
 
 
-def _check_uniform(t: Threads, s: Stmt) -> None:
+def check_uniform(t: Threads, s: Stmt) -> None:
     """Iterations belong to no thread here; only a printed line may name one (it says thread 0)."""
     prints = {id(v) for n in walk(s) if isinstance(n, Call) and n.op == "printf" for v in walk(n)}
     for n in walk(s):
