@@ -176,7 +176,7 @@ def refusing(monkeypatch, refused):
     @pass_(needs=DEVICE)
     def verify(func, cx):
         if any(isinstance(x, Evaluate) and x.call.op in refused for x in walk(func)):
-            raise error("sync-unordered", "planted")
+            raise error("sync-unordered", "planted", found="a planted fault")
         return pipeline.verify_sync(func, cx)
 
     assert pipeline.DEVICE_PASSES[-1] is pipeline.verify_sync

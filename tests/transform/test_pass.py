@@ -69,7 +69,7 @@ def test_a_failing_pass_leaves_a_report_folder():
 
 
 def test_a_users_mistake_passes_through():
-    register("test-mistake", ValueError, "for this test")
+    register("test-mistake", ValueError, "for this test", "do it", expected="a program", found="a mistake")
 
     @pass_(needs=TILE)
     def refuses(func, cx):

@@ -355,7 +355,7 @@ def refusing(ops, message="planted"):
     @pass_(needs=DEVICE)
     def verify(func, cx):
         if any(isinstance(x, Evaluate) and x.call.op in ops for x in walk(func)):
-            raise error("sync-unordered", message)
+            raise error("sync-unordered", message, found=message)
         return verify_sync(func, cx)
 
     return (*[p for p in DEVICE_PASSES if p is not verify_sync], verify)
