@@ -140,7 +140,7 @@ def test_a_program_that_is_not_cleared_is_compiled_plainer(monkeypatch, caplog):
     monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*[p for p in DEVICE_PASSES if p is not verify_sync], verify))
     out = pipeline.lower(gemm(3), SM80)
     assert calls(out.host, "cp_async") == 0 and calls(out.host, "sync_threads") == 2
-    never = pass_(needs=DEVICE)(lambda func, cx: (_ for _ in ()).throw(error("sync-unordered", "always", found="a planted fault")))
+    never = pass_(needs=DEVICE)(lambda func, cx: (_ for _ in ()).throw(error("sync-unordered", "always", found="a fault")))
     monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*pipeline.DEVICE_PASSES[:-1], never))
     with pytest.raises(ValueError, match="always"):
         pipeline.lower(gemm(3), SM80)
