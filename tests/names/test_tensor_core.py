@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from everywhere import SM80, cuda_text, run
+from everywhere import cuda_text, everywhere, run
 
 import tilelang.language as T
 from tilelang.cuda.intrinsics import TensorCoreIntrinEmitter, mma_layout
@@ -12,6 +12,7 @@ from tilelang.language.tensor_core import fragment_element, fragment_place
 from tilelang.target.mma import MMA_ROWS
 
 RNG = np.random.default_rng(22)
+ON_WARPS = ("tile", "simulator", "cpu")
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8, "float32": np.float32}
 
 
@@ -81,7 +82,7 @@ def gemm(dtype, acc, ta=False, tb=True, m_first=False, M=64, N=64, K=64, chunk=3
 def test_products_by_an_emitter(dtype, acc, options):
     f, a, b = gemm(dtype, acc, **options)
     x, y = (RNG.integers(-3, 4, s) for s in (a, b))
-    for on in ("simulator", "cpu"):
+    for on in ON_WARPS:
         got = run(f, x.astype(TYPES[dtype]), y.astype(TYPES[dtype]), on=on)[2]
         assert np.array_equal(got, (x.T if options.get("ta") else x) @ (y.T if options.get("tb", True) else y)), on
     text = cuda_text(f)
@@ -166,12 +167,9 @@ def test_one_instruction_by_its_raw_names(predicated):
     want = x.astype(np.float32) @ y.T.astype(np.float32)
     if predicated:
         want[8:] = 0
-    for on in ("simulator", "cpu"):
+    for on in ON_WARPS:
         assert np.array_equal(run(f, x, y, on=on)[2], want), on
     assert "cp_async" in cuda_text(f)
-    with pytest.raises(TileLangError) as e:
-        run(f, x, y, on="tile", simulated=True)
-    assert e.value.kind in ("eval-unsupported", "sim-unsupported"), str(e.value)
 
 
 @pytest.mark.spec("L22:raw-ptx")
@@ -201,8 +199,26 @@ def test_one_warp_of_a_block_multiplies():
 
     x, y = (RNG.integers(-3, 4, s).astype(np.float16) for s in ((16, 16), (8, 16)))
     want = x.astype(np.float32) @ y.T.astype(np.float32)
-    for on in ("simulator", "cpu"):
+    for on in ON_WARPS:
         assert np.array_equal(run(f, x, y, on=on)[2], np.stack([want, 2 * want])), on
+
+
+@pytest.mark.spec("T.ptx_cp_async", "T.ptx_commit_group", "T.ptx_wait_group")
+def test_copies_in_the_background_on_every_execution():
+    @T.prim_func
+    def f(A: T.Tensor((128,), "float16"), B: T.Tensor((128,), "float16")):
+        with T.Kernel(1, threads=32):
+            t = T.get_thread_binding()
+            S = T.alloc_shared((128,), "float16")
+            T.ptx_cp_async(T.access_ptr(S[t * 4], "w"), T.access_ptr(A[t * 4], "r"), 4, t < 20)
+            T.ptx_commit_group()
+            T.ptx_wait_group(0)
+            T.sync_threads()
+            for k in T.serial(4):
+                B[t * 4 + k] = S[127 - t * 4 - k]
+
+    a = np.arange(1, 129).astype(np.float16)
+    assert np.array_equal(everywhere(f, a)[1], np.where(a <= 80, a, 0)[::-1])
 
 
 @pytest.mark.spec("L22:raw-ptx")
@@ -227,15 +243,6 @@ def test_raw_calls_refuse_bad_operands(build, kind):
 
 
 @pytest.mark.spec("T.TensorCoreIntrinEmitter", "L22:emitter")
-def test_kinds_of_execution_without_warps_refuse_the_instructions():
-    f, a, b = gemm("float16", "float32")
-    args = [np.zeros(s, np.float16) for s in (a, b)]
-    with pytest.raises(TileLangError) as e:
-        run(f, *args, on="tile", simulated=True)
-    assert e.value.kind in ("eval-unsupported", "sim-unsupported")
-    assert SM80["arch"] == "sm_80"
-
-
 @pytest.mark.spec("L22:layout-functions", "T.get_ldmatrix_offset")
 @pytest.mark.parametrize("matrix,transposed,dtype", [
     ("A", False, "float16"), ("A", True, "float16"), ("B", False, "float16"), ("B", True, "bfloat16"),
@@ -259,12 +266,12 @@ def test_ldmatrix_gives_the_operand_where_its_offsets_say(matrix, transposed, dt
                 Y[t, r] = R[r]
 
     x = np.arange(shape[0] * shape[1]).reshape(shape).astype(TYPES[dtype])
-    y = run(main, x, on="simulator")[1]
-    assert np.array_equal(run(main, x, on="cpu")[1], y)
-    for lane in range(32):
-        for r in range(size):
-            i, j = fragment_element(matrix, lane, r, k)
-            assert y[lane, r] == (x[i, j] if wide else x[j, i]), (lane, r)
+    for on in ON_WARPS:
+        y = run(main, x, on=on)[1]
+        for lane in range(32):
+            for r in range(size):
+                i, j = fragment_element(matrix, lane, r, k)
+                assert y[lane, r] == (x[i, j] if wide else x[j, i]), (on, lane, r)
     cuda_text(main)
 
 

@@ -226,6 +226,10 @@ def from_element(b: Any, what: str, spec: TensorSpec, data: Var, offset: Any, na
     In global memory an offset that changes inside a launch becomes an address.  Raises pointer for one in shared memory.
     """
     offset = offset.value if isinstance(offset, Const) else offset
+    if spec.scope_name == "local.fragment" and (spec.strides is not None or not isinstance(offset, int) or offset):
+        raise error("pointer", f"{what} of a part of a fragment, whose elements are registers of several threads",
+                    expected="a buffer in memory", found="a fragment",
+                    hint="index the fragment itself, or copy it to shared memory")
     if isinstance(offset, Expr) and b.kernel is not None and _moves(b, offset):
         if spec.scope_name != "global":
             raise error("pointer", f"{what} of {spec.scope_name} memory begins at an element that changes while the kernel "

@@ -63,26 +63,33 @@ def _all_came(f: LaneFrame, cluster: Any, span: Any) -> None:
                         span=span, hint="every thread of every block reaches T.sync_grid() equally often")
 
 
-class TileGrid(Scheduler):
-    """Runs the blocks of a tile program side by side."""
+class GridScheduler(Scheduler):
+    """Runs parts of all blocks of a grid, which meet at its barrier."""
 
-    def __init__(self, frames: list[LaneFrame], body: Action) -> None:
-        super().__init__([Part(i, f"block {f.block.where}", f, body) for i, f in enumerate(frames)])
-        self.come: dict[int, int] = {}  # by part: how often it has come to the barrier
-        for f in frames:
-            f.block.grid = self
+    def __init__(self, parts: list[Part]) -> None:
+        super().__init__(parts)
+        self.come: dict[int, int] = {}  # by id of a part: how often it has come to the barrier
+        for p in parts:
+            p.frame.block.grid = self
 
     def meet(self, span: Any) -> None:
-        """The block that runs waits until all have come as often as it."""
-        me = self.now.number
+        """The part that runs waits until all have come as often as it."""
+        me = id(self.now)
         self.come[me] = n = self.come.get(me, 0) + 1
-        self.wait(lambda: all(p.done or self.come.get(p.number, 0) >= n for p in self.parts),
+        self.wait(lambda: all(p.done or self.come.get(id(p), 0) >= n for p in self.parts),
                   lambda: "at the barrier of the grid", span)
-        early = next((p for p in self.parts if p.done and self.come.get(p.number, 0) < n), None)
+        early = next((p for p in self.parts if p.done and self.come.get(id(p), 0) < n), None)
         if early is not None:
             raise fault("sim-barrier", f"{early.name} ends without coming to this barrier of the grid",
                         expected="all blocks at the barrier", found=f"{early.name} at its end", span=span,
                         hint="every thread of every block reaches T.sync_grid() equally often")
+
+
+class TileGrid(GridScheduler):
+    """Runs the blocks of a tile program side by side."""
+
+    def __init__(self, frames: list[LaneFrame], body: Action) -> None:
+        super().__init__([Part(i, f"block {f.block.where}", f, body) for i, f in enumerate(frames)])
 
     def deadlock(self, left: list[Part]) -> Exception:
         return fault("sim-barrier", "blocks wait for ever at the barrier of the grid",
@@ -97,9 +104,9 @@ def tile_grid_barrier(c: Any, e: Call) -> Closure:
         if grid is None or not f.any_active():
             return np.int32(0)
         if f.mask is not None and not f.active().all() and f.lanes > 1:
-            own = np.arange(f.lanes) < f.role.threads
-            if (own & ~f.active()).any():
-                came = f"{int(f.active().sum())} of {int(own.sum())} threads"
+            gone = 0 if f.exited is None else int(f.exited.sum())
+            if int(f.active().sum()) < f.role.threads - gone:
+                came = f"{int(f.active().sum())} of {f.role.threads - gone} threads"
                 raise fault("sim-barrier", f"{came} reach this barrier of the grid",
                             found=came, span=e.span,
                             hint="a barrier must not stand under a condition that differs between threads")
@@ -109,4 +116,4 @@ def tile_grid_barrier(c: Any, e: Call) -> Closure:
     return run
 
 
-__all__ = ["MOST", "TileGrid", "grid_barrier", "has_grid_barrier", "tile_grid_barrier", "whole_grid"]
+__all__ = ["MOST", "GridScheduler", "TileGrid", "grid_barrier", "has_grid_barrier", "tile_grid_barrier", "whole_grid"]

@@ -30,6 +30,11 @@ def spread(x: Value, lanes: int, vector: bool = False) -> np.ndarray:
     return np.broadcast_to(x, (lanes,))
 
 
+def started(x: Value, lanes: int, width: int) -> np.ndarray:
+    """The first value of a variable as rows of `width` elements, one a lane."""
+    return spread(x, lanes, width > 1).reshape(lanes, width)
+
+
 def occurrence(keys: np.ndarray) -> np.ndarray:
     """For each position, how many earlier positions hold the same key."""
     order = np.argsort(keys, kind="stable")
@@ -201,24 +206,21 @@ def _vote(c: Any, e: Call) -> Closure:
     return run
 
 
-BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
+VOTES_OF_BLOCKS: dict[str, Callable[[np.ndarray], Any]] = {
+    "syncthreads_count": np.count_nonzero, "syncthreads_and": np.all, "syncthreads_or": np.any}
+BLOCK_VOTES = tuple(VOTES_OF_BLOCKS)
 
 
 def block_vote(c: Any, e: Call) -> Callable[[LaneFrame], Callable[[], Value]]:
-    """Value of syncthreads_count, _and, _or: a function that takes the votes of the active threads and gives the function
-    for the answer, which is called behind the barrier: warps that run on their own come there one after another."""
-    combiners: dict[str, Callable[[np.ndarray], Any]] = {"count": np.count_nonzero, "and": np.all, "or": np.any}
-    value, combine = c.expr(e.args[0]), combiners[e.op.split("_")[1]]
+    """Value of syncthreads_count, _and, _or on a device: a function that takes the votes of the active threads and gives the
+    function for the answer, which is called behind the barrier: warps that run on their own come there one after another."""
+    value, combine = c.expr(e.args[0]), VOTES_OF_BLOCKS[e.op]
 
     def run(f: LaneFrame) -> Callable[[], Value]:
         given = spread(value(f), f.lanes)[f.active()] != 0
         roles = getattr(f.block, "roles", None)
         if roles is None or not f.any_active():
             return lambda: np.int32(combine(given))
-        if not hasattr(roles, "votes"):
-            raise fault("sim-unsupported", f"{e.op} in a tile program whose warp groups run on their own",
-                        found=f"{e.op} in roles of a tile program", span=e.span,
-                        hint="vote within warps, and combine through shared memory")
         votes = roles.votes(f)
         votes.append(given)
         return lambda: np.int32(combine(np.concatenate(votes)))
@@ -311,5 +313,5 @@ LANE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     "pdl_trigger": _nothing, "pdl_sync": _nothing,
 }  # fmt: skip
 
-__all__ = ["BLOCK_VOTES", "LANE_OPS", "Printer", "WARP", "apply_atomic", "block_vote", "format_c",
-           "occurrence", "own_threads", "rounds", "source_lanes", "spread"]
+__all__ = ["BLOCK_VOTES", "LANE_OPS", "VOTES_OF_BLOCKS", "Printer", "WARP", "apply_atomic", "block_vote", "format_c",
+           "occurrence", "own_threads", "rounds", "source_lanes", "spread", "started"]

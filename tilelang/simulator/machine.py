@@ -20,7 +20,7 @@ from tilelang.target.tensor_map import tensor_maps_of
 
 from .counters import Counters, Site
 from .faults import fault
-from .lane_ops import WARP, spread
+from .lane_ops import WARP, spread, started
 from .lanes import Action, LaneFrame, StmtCompiler, is_address
 from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
 from .races import AccessTable, Clocks
@@ -181,7 +181,7 @@ class MachineCompiler(StmtCompiler):
         dt, item = numpy_dtype(b.dtype), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
         if scope.startswith("local"):
             init, granule = self.expr(s.init) if s.init is not None else None, self.granules[id(b.data)]
-            guards = self.guards_registers and self.check
+            guards, width = self.guards_registers and self.check, b.dtype.lanes if b.dtype.lanes > 1 else None
 
             def local(f: LaneFrame) -> None:
                 # A variable without an initial value starts at zero.
@@ -190,7 +190,7 @@ class MachineCompiler(StmtCompiler):
                     store.guard = Guard(b.name, store.nbytes // granule)
                 f.slots[at] = store
                 if init is not None:
-                    store.view(dt)[...] = spread(init(f), f.lanes)[:, None]
+                    store.view(dt)[:, :width] = started(init(f), f.lanes, b.dtype.lanes)
 
             return local
         if scope == "shared.barrier":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, Func, If, Launch, Load, Parallel, Region,
-                         Store, TileOp, Var, children, numpy_dtype, walk)
+                         Store, Var, children, numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ops import Copy
 from tilelang.target.cluster import cluster_of
@@ -23,14 +23,15 @@ from tilelang.target.intrinsics import INTRINSICS
 from .faults import fault
 from .grid import TileGrid, has_grid_barrier, tile_grid_barrier
 from .host import Arguments, bind_arguments, clusters
-from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote, spread
+from .lane_ops import BLOCK_VOTES, LANE_OPS, VOTES_OF_BLOCKS, WARP, Printer, spread, started
 from .lanes import Action, LaneFrame, StmtCompiler, is_address, uniform
 from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
 from .tile_cluster import TileCluster, to_block
-from .tile_env import TileEnv
+from .tile_env import TileEnv, scalar_elements
 from .tile_parallel import ParallelLoop
-from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, answer, make_barriers, roles_of, run_roles, signalling,
-                         together)
+from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, answer, executing, make_barriers, roles_of, run_roles,
+                         signalling, together)
+from .tile_warp import WARP_OPS
 
 PRIVATE = ("local", "local.var")
 _ORDER_ONLY = NO_EFFECT | {"sync_warp", "cp_async_commit", "cp_async_wait", "fence_gpu", "fence_block", "keep_branch",
@@ -55,7 +56,8 @@ class TileCompiler(StmtCompiler):
         (vectors), 1 for a scalar."""
         fns = [self.expr(i) for i in indices]
         geo, at, bl = geometry(self, b), self.slot(b.data), b.dtype.lanes
-        ramp = bool(indices) and indices[-1].dtype.lanes > 1
+        wide = [i.dtype.lanes > 1 for i in indices]
+        ramp = any(wide)
         tail, last = np.arange(count) if count > 1 and not ramp else None, len(fns) - 1
 
         def run(f: LaneFrame) -> Any:
@@ -66,7 +68,7 @@ class TileCompiler(StmtCompiler):
             shape, strides, offset = geo(f)
             idx = [np.asarray(i(f)).astype(np.int64) for i in fns]
             if ramp:
-                idx = [i if d == last else i[..., None] for d, i in enumerate(idx)]
+                idx = [i if w else i[..., None] for i, w in zip(idx, wide)]
             elif tail is not None:
                 idx = [i[..., None] + tail if d == last else i[..., None] for d, i in enumerate(idx)]
             linear, bad = linear_index(idx, shape, strides, offset)
@@ -149,6 +151,27 @@ class TileCompiler(StmtCompiler):
 
         return run
 
+    cells_known = _known
+
+    def unwritten(self, b: Buffer, span: Any) -> Exception:
+        """The error for a read of memory that nothing has written."""
+        return uninitialized(b, span)
+
+    def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str) -> Callable[[LaneFrame], Any]:
+        """Element numbers, in a thread's row, of the first of `count` elements of a private array."""
+        fns, geo = [self.expr(i) for i in indices], geometry(self, b)
+
+        def run(f: LaneFrame) -> np.ndarray:
+            shape, strides, offset = geo(f)
+            idx = [np.asarray(fn(f)).astype(np.int64) for fn in fns]
+            linear, bad = linear_index(idx, shape, strides, offset)
+            bad = bad | (idx[-1] + count > shape[-1])
+            if (bad if f.mask is None else bad & f.mask).any():
+                raise out_of_bounds(b, idx, shape, bad if f.mask is None else bad & f.mask, span, what)
+            return linear
+
+        return run
+
     def cells(self, e: AddressOf, count: int, what: str) -> Callable[[LaneFrame], Any]:
         b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.place
         where = self.locate(b, e.indices, count, span, True)
@@ -175,6 +198,7 @@ class TileCompiler(StmtCompiler):
                         expected="shared or private memory", found=str(b.scope()), span=s.span)
         at, geo, item = self.slot(b.data), geometry(self, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
         init = self.expr(s.init) if s.init is not None else None
+        width = b.dtype.lanes if b.dtype.lanes > 1 else None
         private, granule = b.scope_name in PRIVATE, self.granules[id(b.data)]
 
         def make(f: LaneFrame) -> Storage:
@@ -182,7 +206,7 @@ class TileCompiler(StmtCompiler):
             # A variable without an initial value starts at zero.
             store = Storage(b.name, nbytes, granule, f.lanes if private else 1, known=b.scope_name == "local.var")
             if init is not None:
-                store.view(numpy_dtype(b.dtype))[...] = spread(init(f), store.lanes)[:, None]
+                store.view(numpy_dtype(b.dtype))[:, :width] = started(init(f), store.lanes, b.dtype.lanes)
             return store
 
         def run(f: LaneFrame) -> None:
@@ -250,11 +274,12 @@ class TileCompiler(StmtCompiler):
             return tile_grid_barrier(self, e)
         if e.op in ROLE_OPS:
             return ROLE_OPS[e.op](self, e)
+        if e.op in WARP_OPS:
+            return WARP_OPS[e.op](self, e)
         if e.op in LANE_OPS:
             return LANE_OPS[e.op](self, e)
         if e.op in BLOCK_VOTES:
-            vote = block_vote(self, e)
-            return lambda f: vote(f)()
+            return _block_vote(self, e)
         return super().compile_call(e)
 
     def compile_parallel(self, s: Parallel) -> Action:
@@ -262,10 +287,11 @@ class TileCompiler(StmtCompiler):
         private = any(isinstance(n, Store) and n.buffer.scope_name in PRIVATE for n in walk(s.body))
         return action if private else together(self, s, action)
 
-    def compile_tile_op(self, s: TileOp) -> Action:
+    def compile_tile_op(self, s: Any) -> Action:
         if not hasattr(s, "reference"):
             raise fault("sim-unsupported", f"T.{s.op_name} has no reference meaning",
                         expected="a tile operation with a meaning", found=f"T.{s.op_name}", span=s.span)
+        s = scalar_elements(s)
         env = TileEnv.compile(self, s)
         private = any(isinstance(n, Region) and n.buffer.scope_name in PRIVATE for n in walk(s))
 
@@ -294,9 +320,6 @@ class TileCompiler(StmtCompiler):
         thread_slots = [self.slot(v) for v in s.thread_vars]
         lanes = _lanes(s)
         dims, side_by_side = cluster_of(s), has_grid_barrier(s)
-        if side_by_side and (roles or dims is not None):
-            raise fault("sim-unsupported", "a barrier of the grid between blocks with warp roles or clusters",
-                        expected="a barrier of the grid without warp roles or clusters", found="both", span=s.span)
 
         def run(f: LaneFrame) -> None:
             extents = [int(g(f)) for g in grid]
@@ -323,10 +346,29 @@ class TileCompiler(StmtCompiler):
                     run_roles(frames, roles or [whole], body)
                 else:
                     body(frames[0])
-            if waiting:
+            if waiting and (roles or dims is not None):
+                run_roles(waiting, roles or [whole], body)
+            elif waiting:
                 TileGrid(waiting, body).run()
 
         return run
+
+
+def _block_vote(c: TileCompiler, e: Call) -> Closure:
+    """syncthreads_count, _and, _or: the threads of all roles that come to it meet there."""
+    members, value, answer_of = c.members, c.expr(e.args[0]), VOTES_OF_BLOCKS[e.op]
+    whole, key = sum(c.roles[r].threads for r in members), ("votes", id(e))
+
+    def run(f: LaneFrame) -> Value:
+        given = spread(value(f), f.lanes)[f.active()] != 0
+        if len(members) < 2 or not len(given):
+            return np.int32(answer_of(given))
+        votes = f.block.once(key, f.role, list)
+        votes.append(given)
+        f.block.meet((key, f.role.counts[key]), whole, executing(f), e.span, "a vote of the block")
+        return np.int32(answer_of(np.concatenate(votes)))
+
+    return run
 
 
 def _lanes(s: Launch) -> int:
@@ -338,7 +380,7 @@ def _lanes(s: Launch) -> int:
             return False  # atomics and prints inside run per iteration
         if isinstance(n, Var):
             return id(n) in distinguished
-        if isinstance(n, Call) and n.op in (*LANE_OPS, *BLOCK_VOTES, "elect_one") and n.op not in _ORDER_ONLY:
+        if isinstance(n, Call) and n.op in (*LANE_OPS, *BLOCK_VOTES, *WARP_OPS, "elect_one") and n.op not in _ORDER_ONLY:
             return True
         return not isinstance(n, Buffer) and any(per_thread(c) for c in children(n))
 

@@ -7,12 +7,29 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Buffer, Expr, Node, Region, TileOp, fields_of, numpy_dtype
+from tilelang.ir import (Broadcast, Buffer, Expr, Node, Region, TileOp, children, const, fields_of, numpy_dtype, rebuild)
 from tilelang.ir.evaluate import ExprCompiler
+from tilelang.ops import Copy, Fill
 
 from .faults import fault
 from .lanes import LaneFrame, is_address, uniform
 from .memory import geometry, strided
+
+
+def scalar_elements(op: TileOp) -> TileOp:
+    """A copy or fill of vectors as one of their elements: each region has the lanes as a dimension more."""
+    def visit(v: Any) -> Any:
+        if isinstance(v, Broadcast):
+            return v.value
+        if not isinstance(v, Region) or v.buffer.dtype.lanes == 1:
+            return v
+        b, n = v.buffer, v.buffer.dtype.lanes
+        whole = Buffer(b.name, (*b.shape, n), b.dtype.scalar, b.scope_name, (*(s * n for s in b.strides), 1), b.offset * n,
+                       b.data, b.attrs, span=b.span)
+        return Region(whole, (*v.mins, const(0)), (*v.extents, n), span=v.span)
+
+    vectors = isinstance(op, (Copy, Fill)) and any(isinstance(n, Region) and n.buffer.dtype.lanes > 1 for n in children(op))
+    return rebuild(op, visit) if vectors else op  # type: ignore[return-value]
 
 
 class TileEnv:
@@ -177,4 +194,4 @@ class _RegionSite:
         self.safe = compiler.safe.get(id(b))
 
 
-__all__ = ["TileEnv"]
+__all__ = ["TileEnv", "scalar_elements"]

@@ -18,8 +18,9 @@ import numpy as np
 from tilelang.ir import AddressOf, Binary, Call, Expr, Launch, Unary, walk
 from tilelang.ir.evaluate import Closure, Value
 
-from .coroutines import Part, Scheduler
+from .coroutines import Part
 from .faults import fault
+from .grid import GridScheduler
 from .lane_ops import WARP
 from .lanes import Action, LaneFrame, uniform
 from .mbarrier import Phases
@@ -88,8 +89,17 @@ class _Meeting:
     done: bool = False
 
 
+class _Uncounted:
+    """Counters of instructions, which tile programs do not keep."""
+
+    def count(self, *_: Any) -> None:
+        """Nothing is counted."""
+
+
 class TileBlock:
     """State of one block of a tile program: its roles, what they share, its mbarriers."""
+
+    counters = _Uncounted()
 
     def __init__(self, printer: Any, where: str) -> None:
         self.print, self.where = printer.print, where
@@ -142,7 +152,7 @@ def _nth(role: Role, key: Any) -> int:
     return role.counts[key]
 
 
-class TileScheduler(Scheduler):
+class TileScheduler(GridScheduler):
     """Runs the roles of a block."""
 
     def __init__(self, blocks: list[TileBlock], frames: list[LaneFrame], body: Action) -> None:
@@ -236,6 +246,18 @@ def _arrive(c: Any, e: Call) -> Closure:
     return run
 
 
+def _copies_arrive(c: Any, e: Call) -> Closure:
+    """cp_async_mbarrier_arrive: copies have landed already, so threads that it counts arrive, and others add nothing."""
+    bar, counted = _Barrier.of(c, e.args[0], e.span), bool(e.attr("noinc"))
+
+    def run(f: LaneFrame) -> Value:
+        if counted and f.any_active():
+            bar.get(f).arrive(executing(f), e.span)
+        return np.int32(0)
+
+    return run
+
+
 def _arrive_remote(c: Any, e: Call) -> Closure:
     """mbarrier_arrive_remote(bar, cta)."""
     bar, cta = _Barrier.of(c, e.args[0], e.span), c.expr(e.args[1])
@@ -300,7 +322,7 @@ def _in_groups(c: Any, e: Call) -> Closure:
 SYNC_OPS = ("sync_threads", "named_barrier", "named_barrier_arrive")
 ROLE_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     "mbarrier_init": _init, "mbarrier_arrive": _arrive, "mbarrier_expect_tx": _arrive, "mbarrier_arrive_expect_tx": _arrive,
-    "mbarrier_wait": _wait, "mbarrier_arrive_remote": _arrive_remote, **CLUSTER_OPS,
+    "cp_async_mbarrier_arrive": _copies_arrive, "mbarrier_wait": _wait, "mbarrier_arrive_remote": _arrive_remote, **CLUSTER_OPS,
     "elect_one": _elect, "in_warp_groups": _in_groups,
     **dict.fromkeys(SYNC_OPS, _sync)}  # fmt: skip
 
@@ -322,7 +344,7 @@ def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
     counts = dict(b.attrs).get("arrive") or (0,) * math.prod(b.shape)
     if len(counts) != math.prod(b.shape):
         raise fault("sim-mbarrier", f"{b.name} has no arrival count for each of its barriers",
-                    expected="an arrival count for each barrier", found="none", span=span,
+                    expected="an arrival count for each barrier", found=str(len(counts)), span=span,
                     hint="a shared.barrier buffer has the attribute arrive, one count a barrier")
     of = f" of block {block.where}" if block.cluster is not None else ""
     made = [Phases(f"{b.name}[{i}]{of}", int(n)) for i, n in enumerate(counts)]
