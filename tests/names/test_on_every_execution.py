@@ -145,7 +145,7 @@ def test_vectors_of_indices_and_values_in_every_memory():
     cuda_text(f)
 
 
-@pytest.mark.spec("T.float32x4", "L3.1:calling")
+@pytest.mark.spec("T.float32x4")
 def test_elements_that_are_vectors_are_moved_by_every_statement():
     @T.prim_func
     def f(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((64,), "float32")):
