@@ -12,7 +12,8 @@ from typing import Any
 
 from tilelang.arith import divisible
 from tilelang.errors import InternalError
-from tilelang.ir import AddressOf, Evaluate, Expr, Region, Stmt, call, const, convert, is_const, seq
+from tilelang.ir import AddressOf, Evaluate, Expr, If, Region, Stmt, binary, call, const, convert, is_const, seq
+from tilelang.ir.record import record
 from tilelang.layout import Panels, panels
 from tilelang.layout.panels import Box
 from tilelang.target.tensor_map import STRIDE_ALIGN, refusal
@@ -89,26 +90,46 @@ def _box(src: Region, p: Panels, rows: int, columns: int) -> tuple[int, ...]:
 
 
 def tma_parts(op: Any, blocks: int) -> bool:
-    """Whether the blocks of a cluster can load equal parts of a copy's tile for all of them."""
+    """Whether the blocks of a cluster can each load a part of a copy's tile for all of them."""
     p = shared_panels(op.dst.buffer)
-    return p is not None and _part(p, blocks) is not None
+    return p is not None and _parts(p, blocks) is not None
 
 
-def _part(p: Panels, blocks: int) -> tuple[tuple[Box, ...], Box] | None:
-    """(the boxes that the first of `blocks` blocks loads, how far those of the next one are from them)."""
+@record
+class _Parts:
+    """A tile in equal parts, for the blocks of a cluster in turn: the boxes of the first, how far those of the next one are
+    from them, and how many there are."""
+
+    boxes: tuple[Box, ...]
+    step: Box
+    number: int
+
+
+def _parts(p: Panels, blocks: int) -> _Parts | None:
+    """The parts of which no block has more elements, or then boxes, than it must, and each has one: only by that does a
+    block know, when its tile is there, that all others have seen it give back the one before (transform/rings.py).
+
+    Parts of a box start at a multiple of 128 bytes; the swizzle pattern goes by the address.
+    """
     boxes = p.boxes()
-    each = len(boxes) // blocks
-    if len(boxes) % blocks == 0:
-        far, near = boxes[each], boxes[0]
-        step = Box(far.row - near.row, far.column - near.column, 0, 0, far.offset - near.offset)
+    first, found = boxes[0], []
+    for each in range(1, len(boxes)):
+        far = boxes[each]
+        step = Box(far.row - first.row, far.column - first.column, 0, 0, far.offset - first.offset)
+        n = len(boxes) // each
         moved = [Box(b.row + r * step.row, b.column + r * step.column, b.rows, b.columns, b.offset + r * step.offset)
-                 for r in range(blocks) for b in boxes[:each]]
+                 for r in range(n) for b in boxes[:each]]
         if tuple(moved) == boxes:
-            return boxes[:each], step
-    rows = boxes[0].rows // blocks
-    if any(b.rows != boxes[0].rows for b in boxes) or rows * blocks != boxes[0].rows or rows % 8:
-        return None  # a part starts where the swizzle pattern does
-    return tuple(replace(b, rows=rows) for b in boxes), Box(rows, 0, 0, 0, rows * p.width)
+            found.append(_Parts(boxes[:each], step, n))
+    if all(b.rows == first.rows for b in boxes):
+        found += [_Parts(tuple(replace(b, rows=rows) for b in boxes), Box(rows, 0, 0, 0, rows * p.width), first.rows // rows)
+                  for rows in range(1, first.rows) if first.rows % rows == 0 and rows * p.width % 128 == 0]
+
+    def load(x: _Parts) -> tuple[int, int]:
+        times = -(-x.number // blocks)
+        return times * sum(b.rows * b.columns for b in x.boxes), times * len(x.boxes)
+
+    return min((x for x in found if x.number >= blocks), key=load, default=None)
 
 
 def row_parts(op: Any, parts: int) -> list[Any] | None:
@@ -136,7 +157,8 @@ def _some_rows(p: Panels, first: int, rows: int) -> tuple[Box, ...]:
 def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     """The boxes of a copy, as the one thread that runs it asks for them.  to: mask of the CTAs that get all of them.
 
-    attr share=(rank, blocks): the blocks of a cluster want the same tile; each loads its part of it for all.
+    attr share=(part, blocks, mask): so many blocks of a cluster want the same tile; each loads its parts of it for all,
+    those of the mask.
     """
     src, dst = op.src, op.dst
     got = panels(cx.layout_of(dst.buffer), dst.dtype.bits)
@@ -144,15 +166,19 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     dims = _box_dims(src, rows, columns)
     if got is None or dims is None:
         raise InternalError(f"a copy to `{dst.buffer.name}` was planned as TMA, but it is no box of panels")
-    boxes, step, rank = got.boxes(), Box(0, 0, 0, 0, 0), const(0)
+    boxes, step, parts, blocks = got.boxes(), Box(0, 0, 0, 0, 0), 1, 1
+    rank: Expr = const(0)
     if rows != got.rows:
         boxes = _some_rows(got, int(convert(dst.mins[-2]).value), rows)  # type: ignore[attr-defined]
     shape = tuple(boxes[0].rows if k == src.buffer.ndim - 1 - dims[0] else n
                   for k, n in enumerate(_box(src, got, rows, columns)))
     if op.attr("share"):
-        given, blocks = op.attr("share")
-        boxes, step = _part(got, blocks) or (boxes, step)
-        rank = cx.expr(convert(given))
+        given, blocks, to = op.attr("share")
+        mine = _parts(got, blocks)
+        if mine is None:
+            raise InternalError(f"a copy to `{dst.buffer.name}` was shared by {blocks} blocks, but it has fewer parts")
+        boxes, step, parts = mine.boxes, mine.step, mine.number
+        rank, to = cx.expr(convert(given)), cx.expr(convert(to))
         shape = tuple(boxes[0].rows if k == src.buffer.ndim - 1 - dims[0] else n for k, n in enumerate(shape))
     name = cx.tensor_map(src.buffer, shape, got.swizzle, bool(op.attr("tf32")), columns * dst.dtype.bits // 8)
     barrier, index = op.attr("barrier")
@@ -163,20 +189,22 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     hint = _HINTS.get(str(op.attr("eviction_policy", "")))
     attrs: dict[str, Any] = {"map": name, **({"cache_hint": hint} if hint and hint != "evict_normal" else {})}
     mask: tuple[Expr, ...] = ()
-    if op.attr("share"):
-        attrs["multicast"] = True
-        mask = (const((1 << blocks) - 1, "uint16"),)
-    elif to is not None:
+    if to is not None:
         attrs["multicast"], mask = True, (to,)
     bits = dst.dtype.bits
     out: list[Stmt] = []
-    for box in boxes:
-        at: list[Expr] = [cx.expr(convert(m)) for m in src.mins]
-        at[dims[0]] = at[dims[0]] + box.row + rank * step.row
-        at[dims[1]] = at[dims[1]] + box.column + rank * step.column
-        place, *where = cx.simplified((base + box.offset * 8 // bits + rank * (step.offset * 8 // bits), *reversed(at)))
-        out.append(Evaluate(call("tma_load", (AddressOf(storage, (place,)), bar, *where, *mask), "void", span=op.span,
-                                 **attrs), span=op.span))
+    for turn in range(-(-parts // blocks)):
+        part = rank + turn * blocks if turn else rank
+        loads: list[Stmt] = []
+        for box in boxes:
+            at: list[Expr] = [cx.expr(convert(m)) for m in src.mins]
+            at[dims[0]] = at[dims[0]] + box.row + part * step.row
+            at[dims[1]] = at[dims[1]] + box.column + part * step.column
+            place, *where = cx.simplified((base + box.offset * 8 // bits + part * (step.offset * 8 // bits), *reversed(at)))
+            loads.append(Evaluate(call("tma_load", (AddressOf(storage, (place,)), bar, *where, *mask), "void", span=op.span,
+                                       **attrs), span=op.span))
+        last = (turn + 1) * blocks > parts  # not every block has one more
+        out += [If(binary("lt", part, const(parts, part.dtype)), seq(*loads))] if last else loads
     return seq(*out, span=op.span)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Binary, Call, Expr, Launch, Unary, walk
+from tilelang.ir import AddressOf, Binary, Call, Expr, Launch, Unary, convert, walk
 from tilelang.ir.evaluate import Closure, Value
 
 from .coroutines import Part
@@ -371,12 +371,15 @@ def together(c: Any, s: Any, action: Action) -> Action:
 
 def signalling(c: Any, s: Any, action: Action) -> Action:
     """A Copy through TMA: signals its bytes on its barrier (attr `barrier` = (buffer, index)); with attr `expect` it
-    announces them first."""
+    announces them first.  One that blocks of a cluster share (attr `share`) fills the own tile alone and signals a part of
+    its bytes in each of them."""
     if s.attr("barrier") is None:
         return action
     buffer, index = s.attr("barrier")
     bar, expects = _Barrier(c, buffer, index, s.span), bool(s.attr("expect"))
     cta = c.expr(s.attr("dst_block")) if s.attr("dst_block") is not None else None
+    share = s.attr("share")
+    part, mask = (None, None) if share is None else (c.expr(convert(share[0])), c.expr(convert(share[2])))
     item, extents = s.dst.dtype.bits, [c.expr(e) if isinstance(e, Expr) else e for e in s.dst.extents]
 
     def run(f: LaneFrame) -> None:
@@ -384,6 +387,17 @@ def signalling(c: Any, s: Any, action: Action) -> Action:
         if f.any_active():
             n = math.prod(e if isinstance(e, int) else int(uniform(np.asarray(e(f)), f, "an extent", s.span))
                           for e in extents)
+            if part is not None and mask is not None:
+                first = int(uniform(np.asarray(part(f)), f, "a part", s.span)) == 0
+                each = n * item // 8 // share[1]
+                mine = n * item // 8 - each * (share[1] - 1) if first else each
+                to = int(uniform(np.asarray(mask(f)), f, "a mask of blocks", s.span))
+                for rank in range(to.bit_length()):
+                    if to >> rank & 1:
+                        b = bar.get(f, rank)
+                        b.tx -= mine
+                        b.settle()
+                return
             rank = None if cta is None else int(uniform(np.asarray(cta(f)), f, "the rank of a block", s.span))
             b = bar.get(f, rank)
             b.tx += (n * item // 8) * (1 if expects else 0) - n * item // 8

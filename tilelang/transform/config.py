@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from tilelang.target.cluster import PORTABLE
 
 
 class PassConfigKey(str, Enum):
@@ -82,13 +84,17 @@ class PassConfigKey(str, Enum):
 
 @dataclass(frozen=True)
 class ConfigRow:
-    """One pass config: accepted value types, default, one line of meaning, and whether using it warns."""
+    """One pass config: accepted value types, default, one line of meaning, and whether using it warns.
+
+    allowed: (test, what it asks for in words), where the values are not few enough to be choices.
+    """
 
     types: tuple[type, ...]
     default: Any
     about: str
     deprecated: str = ""
     choices: tuple[Any, ...] = ()
+    allowed: tuple[Callable[[Any], bool], str] | None = None
 
 
 _K = PassConfigKey
@@ -97,6 +103,14 @@ _FLAG = (bool, int)
 
 def _flag(about: str, default: bool = False, deprecated: str = "") -> ConfigRow:
     return ConfigRow(_FLAG, default, about, deprecated)
+
+
+def _is_cluster(value: Any) -> bool:
+    """Whether tl.cluster may be this."""
+    if isinstance(value, int):
+        return value in (1, 2) and value is not True
+    return len(value) == 2 and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value) and \
+        value[0] * value[1] <= PORTABLE
 
 
 ROWS: dict[PassConfigKey, ConfigRow] = {
@@ -110,8 +124,9 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_ENABLE_ASYNC_COPY: _flag("cp.async for eligible copies inside pipelined loops", True),
     _K.TL_DISABLE_WGMMA: _flag("no wgmma"),
     _K.TL_ENABLE_HOPPER: _flag("wgmma, TMA and warp roles on sm_90a", True),
-    _K.TL_CLUSTER: ConfigRow((int,), None, "blocks of a cluster that share what they load, in persistent launches",
-                             choices=(None, 1, 2)),
+    _K.TL_CLUSTER: ConfigRow((int, tuple, list), None, "blocks of a cluster that share what they load: 1, 2, or a pair, along "
+                             "the first two dimensions of the grid",
+                             allowed=(_is_cluster, f"1, 2 or a pair of positive ints of at most {PORTABLE} blocks")),
     _K.TL_DEPENDENT_LAUNCH: _flag("kernels are launched while the one before them on the stream ends, and wait for its end"),
     _K.TL_STEP_TILES: _flag("values that steps load by themselves come by TMA, several steps at once", True),
     _K.TL_GLOBAL_ALIGNMENT: ConfigRow((int,), 16, "bytes that tensors are taken to start at multiples of (calls check it)",
@@ -191,8 +206,12 @@ def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
             raise TypeError(f"pass config {name} takes {wanted}, found {type(value).__name__} {value!r}")
         if value is not None and row.choices and value not in row.choices:
             raise ValueError(f"pass config {name} takes one of {', '.join(map(repr, row.choices))}, found {value!r}")
+        if value is not None and row.allowed and not row.allowed[0](value):
+            raise ValueError(f"pass config {name} takes {row.allowed[1]}, found {value!r}")
         if name == PassConfigKey.TL_SIMPLIFY.value and isinstance(value, Mapping):
             _check_parts(value)
+        if name == PassConfigKey.TL_CLUSTER.value and isinstance(value, list):
+            value = tuple(value)
         out[name] = bool(value) if row.types is _FLAG else value
     return out
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Node,
-                         Parallel, Region, Seq, Stmt, Store, TileOp, Var, While, children)
+                         Parallel, Region, Seq, Stmt, Store, TileOp, Var, While, children,
+                         walk)
 from tilelang.ir.record import record
-from tilelang.target.intrinsics import INTRINSICS, PURE, READS
+from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WRITES
 
 # Mode of each argument of device operations that take addresses (contract: docs/architecture.md, device intrinsics).
 _ARGUMENT_MODES = {
@@ -196,6 +197,18 @@ def statements(s: Stmt) -> Iterator[Stmt]:
         yield from statements(x)
 
 
+def acts(s: Stmt) -> bool:
+    """Whether running a statement is seen by anyone but its own block: global memory written, output, a failed assertion.
+    Of calls that are not known to be harmless it is assumed."""
+    if any(e.writes and e.buffer.scope_name == "global" for e in effects(s)):
+        return True
+    for x in walk(s):
+        row = INTRINSICS.get(x.op) if isinstance(x, Call) else None
+        if isinstance(x, Assert) or isinstance(x, Call) and (row is None or row.effect == WRITES):
+            return True
+    return False
+
+
 def fills_whole(s: Stmt) -> bool:
     """Whether a statement writes one buffer alone, and all of it whatever it held: a whole tile op, or a store for each of
     its elements in a parallel loop."""
@@ -220,5 +233,5 @@ def is_sync(call: Any) -> bool:
     return call.op in SYNC_CALLS or (row is not None and row.effect == "sync")
 
 
-__all__ = ["SYNC_CALLS", "Effect", "argument_mode", "effects", "expr_effects", "fills_whole", "inner", "is_sync", "orders",
+__all__ = ["SYNC_CALLS", "Effect", "acts", "argument_mode", "effects", "expr_effects", "fills_whole", "inner", "is_sync", "orders",
            "own_effects", "statements"]

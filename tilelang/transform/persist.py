@@ -11,12 +11,12 @@ time share what they load.  Where the work of a tile grows with a block variable
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Launch, Select, Stmt, Var, While, binary, const, convert, dtype,
-                         free_vars,
-                         replace, seq, substitute, walk)
+                         free_vars, logical, replace, seq, substitute, walk)
 from tilelang.ir.expr import Call
 from tilelang.ir.record import record
 
@@ -24,6 +24,7 @@ from .config import PassConfigKey
 from .deal_tiles import Deal, deal_tiles, panel_rows
 from .pairing import Load, pays_for_many, pays_in_one_round
 from .pass_ import PassContext
+from .teams import Team, make_team
 
 TILE_START = 1.5  # what beginning and ending a tile costs, in iterations
 L2_SHARE = 32 << 20  # bytes of L2 that tiles running together may fill with what they share
@@ -33,13 +34,15 @@ _SAMPLE = 4096  # stands for extents that are known at run time only, where an o
 @record
 class Work:
     """What decides the order: loads = ((bytes of an iteration, their source's index expressions), …), the extent of the
-    loop that does them, in terms of the block variables."""
+    loop that does them, in terms of the block variables.  padded: blocks beyond the grid may run: all they would do
+    besides loading tiles can be left out."""
 
     loads: tuple[tuple[int, tuple[Expr, ...]], ...]
     extent: Expr
     block_vars: tuple[Var, ...]
     cycles: float = 0  # of the matrix unit, an iteration; 0 where unknown
     starts: tuple[int, ...] = ()  # for each load: rows of its source start at multiples of so many bytes
+    padded: bool = False
 
 
 @record
@@ -47,9 +50,9 @@ class Tiles:
     """A launch's tiles, dealt out to fewer blocks.
 
     grid: number of blocks.  block: its index.  index, count: variable and extent of the loop over a block's tiles.
-    binds: the launch's block variables, in terms of them.  cluster: 2 when blocks 2 c and 2 c + 1 are a cluster that
-    computes neighbours along dimension `paired` of the launch's grid at the same time; `rank` is a block's place in it.
-    once: a block has one tile.
+    binds: the launch's block variables, in terms of them.  team: of n blocks when blocks n c .. n c + n - 1 are a cluster
+    that computes neighbouring tiles at the same time.  inside: whether a block's tile is one of the launch's, where the
+    grid is no whole clusters.  once: a block has one tile.
     """
 
     grid: Expr
@@ -58,9 +61,8 @@ class Tiles:
     count: Expr
     binds: tuple[Bind, ...]
     report: str
-    cluster: int = 1
-    paired: int | None = None
-    rank: Expr | None = None
+    team: Team | None = None
+    inside: Expr | None = None
     once: bool = False
 
     def loop(self, *body: Stmt) -> For:
@@ -90,37 +92,77 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     if one_round:
         why = "there are no more tiles than multiprocessors"
     pays = _in_one_round if one_round and alone else _for_many if not why else _never
-    paired = _paired(launch, work, cx, pays) if blocks % 2 == 0 or why else None
-    if why and paired is None:
-        return why
-    cluster = 1 if paired is None else 2
-    team = launch if paired is None else _halved(launch, paired)
-    total = analyzer.simplify(_product([convert(g) for g in team.grid]))
+    spans = _spans(launch, work, cx, pays, 0 if why else blocks)
+    refused = f"; {spans}" if isinstance(spans, str) else ""
+    if isinstance(spans, str) or prod(spans) == 1:
+        spans = None
+    if why and spans is None:
+        return why + refused
+    cluster = 1 if spans is None else prod(spans)
+    few = launch if spans is None else _grouped(launch, spans)
+    total = analyzer.simplify(_product([convert(g) for g in few.grid]))
     teams = total if why else _minimum(total, const(blocks // cluster, total.dtype))
     block, index = Var("block", dtype("int32")), Var("tile_step", dtype("int32"))
     first: Expr = block
     binds: list[Bind] = []
-    if paired is not None:
-        binds = [_bound("team", block // 2), _bound("rank", block % 2)]
+    if spans is not None:
+        binds = [_bound("team", block // cluster), _bound("rank", block % cluster)]
         first = binds[0].var
-    dealt = _dealt(launch, work, blocks) if paired is None else None
+    dealt = _dealt(launch, work, blocks) if spans is None else None
     if dealt is not None:
         row, column = dealt.place(block, index)
         return Tiles(teams, block, index, dealt.count(block), (*_longest_in(launch, row, column, work),),
-                     f"persistent: {blocks} blocks, tiles longest first, dealt out forth and back")
+                     f"persistent: {blocks} blocks, tiles longest first, dealt out forth and back{refused}")
     t = Var("tile", dtype("int32"))
     binds.append(Bind(t, _minimum(first + index * teams, total - 1)))
-    order, about = _order(team, work, blocks // cluster, paired, cx)
+    order, about = _order(few, work, blocks // cluster, spans or (1,) * len(launch.grid), cx)
     binds += order(t)
     count = (total - (block // cluster) + (teams - 1)) // teams
-    text = f"one tile a block ({why})" if why else f"persistent: {blocks} blocks, tiles {about}"
-    if paired is None:
-        return Tiles(teams, block, index, count, tuple(binds), text)
-    rank = binds[1].var
-    binds.append(Bind(launch.block_vars[paired], team.block_vars[paired] * 2 + rank))
-    text += f"; clusters of 2 along dimension {paired} of the grid"
-    return Tiles(teams * 2, block, index, const(1, count.dtype) if why else count, tuple(binds), text, 2, paired, rank,
+    text = f"one tile a block ({why})" if why else f"persistent: {blocks // cluster * cluster} blocks, tiles {about}"
+    if spans is None:
+        return Tiles(teams, block, index, count, tuple(binds), text + refused)
+    team, places = make_team(spans, binds[1].var)
+    binds += places
+    inside: Expr | None = None
+    for k in sorted(team.wide):
+        v, n = launch.block_vars[k], convert(launch.grid[k])
+        binds.append(Bind(v, few.block_vars[k] * spans[k] + team.ranks[k]))
+        if not isinstance(n, Const) or n.value % spans[k]:
+            here = binary("lt", v, convert(n))
+            inside = here if inside is None else logical("and", inside, here)
+    text += f"; clusters of {' x '.join(str(spans[k]) for k in sorted(team.wide))} along " + (
+        "dimension " if len(team.wide) == 1 else "dimensions ") + " and ".join(map(str, sorted(team.wide))) + " of the grid"
+    return Tiles(teams * cluster, block, index, const(1, count.dtype) if why else count, tuple(binds), text, team, inside,
                  bool(why))
+
+
+def _spans(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool],
+           blocks: int) -> tuple[int, ...] | str:
+    """Blocks of a cluster along each dimension of the grid, all 1 for none; or why there are none of those asked for.
+
+    blocks: that may run at a time, 0 where the grid stays as large as it is.
+    """
+    asked, dims = cx.option(PassConfigKey.TL_CLUSTER), len(launch.grid)
+    if not isinstance(asked, tuple):
+        paired = None if blocks % 2 else _paired(launch, work, cx, pays)
+        return tuple(2 if k == paired else 1 for k in range(dims))
+    spans = (*asked, *[1] * dims)[:max(dims, len(asked))]
+    none = f"no clusters of {' x '.join(map(str, asked))}: "
+    for k, n in enumerate(spans):
+        if n == 1:
+            continue
+        if k >= dims:
+            return f"{none}the grid has no dimension {k}"
+        v, extent = launch.block_vars[k], convert(launch.grid[k])
+        if v in free_vars(work.extent):
+            return f"{none}the length of a tile depends on its place along dimension {k}"
+        if all(_names(at, v) for _, at in work.loads):
+            return f"{none}no load is the same along dimension {k}"
+        if not work.padded and not (isinstance(extent, Const) and extent.value % n == 0):
+            return f"{none}dimension {k} of the grid is no multiple of {n}, and blocks have effects before or in their loop"
+    if 0 < blocks < prod(spans):
+        return f"{none}there are {blocks} blocks"
+    return spans[:dims]
 
 
 def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool]) -> int | None:
@@ -159,23 +201,24 @@ def _never(work: Work, loads: tuple[Load, ...]) -> bool:
     return False
 
 
-def _halved(launch: Launch, paired: int) -> Launch:
-    """The launch of clusters: half as many along one dimension."""
-    v = launch.block_vars[paired]
-    team = Var(f"{v.name}_pair", v.dtype)
-    grid = tuple(const(int(convert(g).value) // 2) if k == paired else g  # type: ignore[attr-defined]
-                 for k, g in enumerate(launch.grid))
-    return replace(launch, grid=grid, block_vars=tuple(team if k == paired else x for k, x in enumerate(launch.block_vars)))
+def _grouped(launch: Launch, spans: tuple[int, ...]) -> Launch:
+    """The launch of clusters: fewer along some dimensions, the last of which may reach beyond the grid."""
+    names = {2: "pair"}
+    block_vars = tuple(v if n == 1 else Var(f"{v.name}_{names.get(n, 'team')}", v.dtype)
+                       for v, n in zip(launch.block_vars, spans))
+    grid = tuple(g if n == 1 else Analyzer().simplify((convert(g) + (n - 1)) // n) for g, n in zip(launch.grid, spans))
+    return replace(launch, grid=grid, block_vars=block_vars)
 
 
-def _order(launch: Launch, work: Work, teams: int, paired: int | None, cx: PassContext) -> tuple[Any, str]:
-    """(tile number -> bindings of the block variables, one phrase).  teams: blocks, or clusters, at work together."""
+def _order(launch: Launch, work: Work, teams: int, spans: tuple[int, ...], cx: PassContext) -> tuple[Any, str]:
+    """(tile number -> bindings of the block variables, one phrase).  teams: blocks, or clusters, at work together, of so
+    many blocks along each dimension."""
     grid = [convert(g) for g in launch.grid]
     swizzle = launch.attr("swizzle")
     if swizzle and len(grid) >= 2:
         panel, how = swizzle
         across, along = (0, 1) if how != "column" else (1, 0)
-        wide = max(1, int(panel) // (2 if paired == along else 1))
+        wide = max(1, int(panel) // spans[along])
         return lambda t: _panels(launch, t, across, along, wide), f"in panels of {panel}"
     growing = _growing(launch, work)
     if growing is not None:
@@ -186,7 +229,7 @@ def _order(launch: Launch, work: Work, teams: int, paired: int | None, cx: PassC
         x = sum(n for n, at in work.loads if _names(at, bx) and not _names(at, by))
         y = sum(n for n, at in work.loads if _names(at, by) and not _names(at, bx))
         if x and y:
-            panel = panel_rows(teams, y * (2 if paired == 1 else 1), x * (2 if paired == 0 else 1))
+            panel = panel_rows(max(1, teams), y * spans[1], x * spans[0])
             return lambda t: _panels(launch, t, 0, 1, panel), f"in panels of {panel} rows"
     return lambda t: _plain(launch, t), "in order"
 

@@ -15,6 +15,7 @@ from .effects import effects
 from .pass_ import PassContext
 from .pipeline_emit import select_version
 from .schedule import Body, Item
+from .teams import Team
 
 GROUP = 128  # threads of a warp group
 # Registers of a thread, producer and consumers, by the number of consumer groups: what a launch gets is shared out anew.
@@ -26,9 +27,10 @@ SLOW_STAGES = 2  # of a ring whose stages are for several iterations each: one i
 class Ring:
     """Copies that fill the same stages.
 
-    items: of the loop body, the copies.  first, last: items of the consumer that use them first and last.  blocks: that
-    fill each other's stages (a cluster), 1 where each block fills its own; rank: of a block among them; common: copies
-    whose tile is that of all these blocks.  turn: iterations that a stage is for (step_tiles.py), counted from the first.
+    items: of the loop body, the copies.  first, last: items of the consumer that use them first and last.  team: of blocks
+    that fill each other's stages (a cluster), None where each block fills its own; common: copies whose tile several of
+    them want -> the dimensions of the grid along which it is the same.  turn:
+    iterations that a stage is for (step_tiles.py), counted from the first.
     """
 
     items: list[int]
@@ -37,10 +39,14 @@ class Ring:
     buffers: dict[Buffer, Buffer] = field(default_factory=dict)  # the user's -> with a version for each stage
     full: Buffer | None = None
     empty: Buffer | None = None
-    blocks: int = 1
-    rank: Expr | None = None
-    common: list[int] = field(default_factory=list)
+    team: Team | None = None
+    common: dict[int, frozenset[int]] = field(default_factory=dict)
     turn: int = 1
+
+    @property
+    def fillers(self) -> int:
+        """Blocks that fill a block's stages."""
+        return 1 if self.team is None else self.team.peers(self.common.values())[0]
 
     def bytes(self, items: list[Item]) -> int:
         return sum(tma_bytes(items[i].stmt) for i in self.items)
@@ -159,12 +165,16 @@ class RoleLoop:
         """The arrival of a warp whose threads are known to be here; when: only then."""
         assert ring.empty is not None
         bar = AddressOf(ring.empty, (slot,))
-        if ring.blocks == 1:
+        if ring.team is None:
             cond, arrive = self.leader(), do("mbarrier_arrive", bar)
-        else:  # one thread for each block of the cluster, this one included
-            lane = self.thread % 32
-            cond = binary("lt", lane, const(ring.blocks, lane.dtype))
-            arrive = do("mbarrier_arrive_remote", bar, cast(lane, "uint32"))
+        else:
+            # One thread for each block that fills a part of the stage, this one included: the stage being full again means
+            # that all of them have seen it given back, so no arrival is ever taken for one of the round before.
+            lane, (count, mask) = self.thread % 32, ring.team.peers(ring.common.values())
+            rank = cast(lane, "uint32")
+            cond = binary("lt", lane, const(count, lane.dtype)) if mask is None else binary(
+                "ne", binary("bitand", binary("shr", mask, rank), const(1, "uint32")), const(0, "uint32"))
+            arrive = do("mbarrier_arrive_remote", bar, rank)
         return If(cond if when is None else logical("and", when, cond), arrive)
 
     def arrive(self, empty: Buffer, slot: Expr) -> list[Stmt]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
-                         binary, call, const, convert, free_vars, is_const, rebuild, replace, seq, stmts_of,
+                         binary, call, cast, const, convert, free_vars, is_const, rebuild, replace, seq, stmts_of,
                          substitute, walk, with_attrs)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
@@ -33,7 +33,7 @@ from tilelang.ops.tma import row_parts, tma_bytes, tma_parts, tma_refusal
 from tilelang.ops.tma_store import STEP_BYTES
 
 from .consumer_schedule import consumer, late_rings, takes_slow_rings
-from .effects import effects, expr_effects, is_sync, statements
+from .effects import acts, effects, expr_effects, is_sync, statements
 from .hopper import hopper, placed_in_kernel
 from .liveness import has_views
 from .pairing import row_start
@@ -142,11 +142,14 @@ class _Roles:
         opening = [x for s in before for x in (first[id(s)].filled() if id(s) in first else [s])]
         # No block may end, or start to load, while another one of its cluster still reaches into it.  Where its loop is not
         # run again, blocks have nothing to do with each other behind it: only its end is waited for, at the very end.
-        cluster = tiles is not None and tiles.cluster > 1
+        cluster = tiles is not None and tiles.team is not None
         parting = cluster and tiles is not None and tiles.once
         done = [do("cluster_arrive")] if parting else []
+        ending = stmts[at + 1:]
+        if tiles is not None and tiles.inside is not None and ending:
+            ending = [If(tiles.inside, seq(*ending))]
         computing = [*opening, *consumer(self.shared, [x for w in whole if not w.late for x in w.release(self.shared)],
-                                         {s.dst.buffer for s in once_loaded}), *done, *stmts[at + 1:],
+                                         {s.dst.buffer for s in once_loaded}), *done, *ending,
                      *(x for w in whole if w.late for x in w.release(self.shared))]
         if tiles is None:
             once += binds
@@ -164,7 +167,7 @@ class _Roles:
         out = replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
         if tiles is not None:
             out = with_attrs(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None,
-                             cluster=(tiles.cluster, 1, 1) if cluster else None)
+                             cluster=None if tiles.team is None else (tiles.team.size, 1, 1))
         layouts = self.launch.attr("layouts")
         if layouts:  # a user's layout of a buffer is that of each of its versions
             out = with_attrs(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
@@ -198,10 +201,17 @@ class _Roles:
         # What other work takes is not known: it may hide any load.
         cycles = sum(wgmma_cycles(x) for x in rest) if all(isinstance(x, Gemm) for x in rest) else 0
         got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
-                                           self.launch.block_vars, cycles, tuple(map(row_start, copies))),
+                                           self.launch.block_vars, cycles, tuple(map(row_start, copies)),
+                                           self._ends_alone()),
                          self.cx, self._alone())
         self.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
         return None if isinstance(got, str) else got
+
+    def _ends_alone(self) -> bool:
+        """Whether nothing but what follows the loop has effects outside of a block's own memory."""
+        stmts = stmts_of(self.launch.body)
+        at = next(k for k, s in enumerate(stmts) if s is self.loop)
+        return not any(acts(s) for s in stmts[:at + 1])
 
     def _coordinates(self, op: Any) -> tuple[Expr, ...]:
         """Where a copy reads, in terms of the block and loop variables."""
@@ -330,18 +340,20 @@ class _Roles:
 
     def _make(self, ring: Ring, tiles: Tiles | None) -> None:
         """Versions and barriers of a ring."""
+        team = None if tiles is None else tiles.team
         stages = self.stages if ring.turn == 1 else SLOW_STAGES
         for i in ring.items:
             op: Any = self.body.items[i].stmt
             ring.buffers[op.dst.buffer] = versioned(op.dst.buffer, stages)
-            if tiles is not None and tiles.paired is not None and tma_parts(op, tiles.cluster):
-                if not any(self.launch.block_vars[tiles.paired] in free_vars(e) for e in self._coordinates(op)):
-                    ring.common.append(i)
-        if ring.common and tiles is not None:
-            ring.blocks, ring.rank = tiles.cluster, tiles.rank
+            if team is not None:
+                named = {v for e in self._coordinates(op) for v in free_vars(e)}
+                same = frozenset(k for k in team.wide if self.launch.block_vars[k] not in named)
+                if same and tma_parts(op, len(team.sharers(same))):
+                    ring.common[i] = same
+        ring.team = team if ring.common else None
         name = "_".join(b.name for b in ring.buffers)
         ring.full = barriers(f"{name}_full", (1,) * stages)
-        ring.empty = barriers(f"{name}_empty", (self.groups * 4 * ring.blocks,) * stages)
+        ring.empty = barriers(f"{name}_empty", (self.groups * 4 * ring.fillers,) * stages)
 
     def _setup(self, made: list[Buffer], cluster: bool) -> Stmt:
         inits = [Evaluate(call("mbarrier_init", (AddressOf(b, (const(k),)), const(n, "uint32")), "void"))
@@ -425,7 +437,7 @@ class _Roles:
                                                  for m in op.src.mins))
                 stmts.append(with_attrs(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
                                         tf32=op.dst.buffer.data in self.tf32 or None,
-                                        share=(ring.rank, ring.blocks) if i in ring.common else None))
+                                        share=_share(ring, i)))
             if ring.turn > 1:
                 at = self.shared.done(k) % ring.turn
                 made.append(If(binary("eq", at, const(0, at.dtype)), seq(*stmts)))
@@ -435,6 +447,14 @@ class _Roles:
 def _is_load(c: Any) -> bool:
     return isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in (
         "shared", "shared.dyn")
+
+
+def _share(ring: Ring, item: int) -> tuple[Expr, int, Expr] | None:
+    """(a block's number among those that load a copy's tile together, how many they are, the mask of their ranks)."""
+    same = ring.common.get(item)
+    if ring.team is None or same is None:
+        return None
+    return ring.team.part(same), len(ring.team.sharers(same)), cast(ring.team.mask(same), "uint16")
 
 
 def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:

@@ -1,0 +1,94 @@
+"""Clusters whose blocks compute neighbouring tiles, along one dimension of a grid or two, and load what they share once.
+
+    spans (4, 2): a cluster of 8 blocks, rank = x + 4 * y        tile of A (by)        tile of B (bx)
+        y = 1    4  5  6  7                                      by 4 .. 7 for all     by 1 and 5 for both
+        y = 0    0  1  2  3                                      by 0 .. 3             …
+
+A load that does not depend on some dimensions is the same for the blocks of a cluster that differ in these alone.  Each of
+them loads a part of it for all (a mask of ranks), and a block's stage is filled by all that share a load with it: it is
+given back to each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from math import prod
+
+from tilelang.ir import Bind, Expr, Var, binary, cast, const, dtype
+from tilelang.ir.record import record
+
+
+@record
+class Team:
+    """spans: blocks of a cluster along each dimension of the launch's grid.  ranks: a block's place along each."""
+
+    spans: tuple[int, ...]
+    ranks: tuple[Expr, ...]
+
+    @property
+    def size(self) -> int:
+        """Blocks of a cluster."""
+        return prod(self.spans)
+
+    @property
+    def wide(self) -> frozenset[int]:
+        """Dimensions along which a cluster has several blocks."""
+        return frozenset(k for k, n in enumerate(self.spans) if n > 1)
+
+    def stride(self, dim: int) -> int:
+        """How far apart the ranks of neighbours along a dimension are."""
+        return prod(self.spans[:dim])
+
+    def sharers(self, dims: frozenset[int]) -> frozenset[int]:
+        """Ranks of the blocks that differ from block 0 along these dimensions alone."""
+        steps = [range(n) if k in dims else (0,) for k, n in enumerate(self.spans)]
+        return frozenset(sum(i * self.stride(k) for k, i in enumerate(at)) for at in product(*steps))
+
+    def part(self, dims: frozenset[int]) -> Expr:
+        """A block's number among its sharers along these dimensions."""
+        out: Expr | None = None
+        times = 1
+        for k in sorted(dims & self.wide):
+            term = self.ranks[k] if times == 1 else self.ranks[k] * times
+            out, times = term if out is None else out + term, times * self.spans[k]
+        return const(0) if out is None else out
+
+    def mask(self, dims: frozenset[int]) -> Expr:
+        """uint32 with the bits of a block's sharers along these dimensions, itself among them."""
+        pattern = const(sum(1 << r for r in self.sharers(dims)), "uint32")
+        out: Expr | None = None
+        for k in sorted(self.wide - dims):
+            term = self.ranks[k] if self.stride(k) == 1 else self.ranks[k] * self.stride(k)
+            out = term if out is None else out + term
+        return pattern if out is None else binary("shl", pattern, cast(out, "uint32"))
+
+    def peers(self, shared: Iterable[frozenset[int]]) -> tuple[int, Expr | None]:
+        """(how many blocks share one of some loads with a block, itself among them; their mask, None when it is all)."""
+        kinds = sorted({dims & self.wide for dims in shared}, key=sorted)
+        kinds = [d for d in kinds if not any(d < other for other in kinds)]
+        some = frozenset[int]().union({0}, *map(self.sharers, kinds))
+        if len(some) == self.size:
+            return self.size, None
+        out = self.mask(frozenset())
+        for n, dims in enumerate(kinds):
+            out = self.mask(dims) if n == 0 else binary("bitor", out, self.mask(dims))
+        return len(some), out
+
+
+def make_team(spans: tuple[int, ...], rank: Expr) -> tuple[Team, list[Bind]]:
+    """The cluster of these spans, and what binds a block's places in it, in terms of its rank."""
+    wide = [k for k, n in enumerate(spans) if n > 1]
+    if len(wide) == 1:
+        return Team(spans, tuple(rank if k in wide else const(0) for k in range(len(spans)))), []
+    binds: list[Bind] = []
+    ranks: list[Expr] = [const(0)] * len(spans)
+    rest = rank
+    for k in wide:
+        value = rest if k == wide[-1] else rest % spans[k]
+        binds.append(Bind(Var(f"rank_{'xyz'[k]}", dtype("int32")), value))
+        ranks[k], rest = binds[-1].var, rest // spans[k]
+    return Team(spans, tuple(ranks)), binds
+
+
+__all__ = ["Team", "make_team"]
