@@ -20,6 +20,7 @@ from tilelang.target.tensor_map import STRIDE_ALIGN, refusal
 
 from .gemm.wgmma import shared_panels
 
+_A_BOX = 1024  # bytes that take as long as asking for one more box
 MOST_BOXES = 16  # a copy, beyond which loads by all threads are no worse
 _HINTS = {"evict_first": "evict_first", "evict_last": "evict_last", "evict_normal": "evict_normal"}
 
@@ -106,8 +107,8 @@ class _Parts:
 
 
 def _parts(p: Panels, blocks: int) -> _Parts | None:
-    """The parts of which no block has more elements, or then boxes, than it must, and each has one: only by that does a
-    block know, when its tile is there, that all others have seen it give back the one before (transform/rings.py).
+    """The parts that take the least time, one or more for each block: only by that does a block know, when its tile is
+    there, that all others have seen it give back the one before (transform/rings.py).
 
     Parts of a box start at a multiple of 128 bytes; the swizzle pattern goes by the address.
     """
@@ -125,11 +126,11 @@ def _parts(p: Panels, blocks: int) -> _Parts | None:
         found += [_Parts(tuple(replace(b, rows=rows) for b in boxes), Box(rows, 0, 0, 0, rows * p.width), first.rows // rows)
                   for rows in range(1, first.rows) if first.rows % rows == 0 and rows * p.width % 128 == 0]
 
-    def load(x: _Parts) -> tuple[int, int]:
-        times = -(-x.number // blocks)
-        return times * sum(b.rows * b.columns for b in x.boxes), times * len(x.boxes)
+    def cost(x: _Parts) -> int:
+        """Of the block with most parts, in bytes."""
+        return -(-x.number // blocks) * sum(b.rows * b.columns * p.bits // 8 + _A_BOX for b in x.boxes)
 
-    return min((x for x in found if x.number >= blocks), key=load, default=None)
+    return min((x for x in found if x.number >= blocks), key=cost, default=None)
 
 
 def row_parts(op: Any, parts: int) -> list[Any] | None:

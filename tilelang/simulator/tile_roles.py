@@ -392,9 +392,9 @@ def signalling(c: Any, s: Any, action: Action) -> Action:
                 each = n * item // 8 // share[1]
                 mine = n * item // 8 - each * (share[1] - 1) if first else each
                 to = int(uniform(np.asarray(mask(f)), f, "a mask of blocks", s.span))
-                for rank in range(to.bit_length()):
-                    if to >> rank & 1:
-                        b = bar.get(f, rank)
+                for other in range(to.bit_length()):
+                    if to >> other & 1:
+                        b = bar.get(f, other)
                         b.tx -= mine
                         b.settle()
                 return

@@ -233,5 +233,5 @@ def is_sync(call: Any) -> bool:
     return call.op in SYNC_CALLS or (row is not None and row.effect == "sync")
 
 
-__all__ = ["SYNC_CALLS", "Effect", "acts", "argument_mode", "effects", "expr_effects", "fills_whole", "inner", "is_sync", "orders",
-           "own_effects", "statements"]
+__all__ = ["SYNC_CALLS", "Effect", "acts", "argument_mode", "effects", "expr_effects", "fills_whole", "inner", "is_sync",
+           "orders", "own_effects", "statements"]

@@ -92,10 +92,9 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     if one_round:
         why = "there are no more tiles than multiprocessors"
     pays = _in_one_round if one_round and alone else _for_many if not why else _never
-    spans = _spans(launch, work, cx, pays, 0 if why else blocks)
-    refused = f"; {spans}" if isinstance(spans, str) else ""
-    if isinstance(spans, str) or prod(spans) == 1:
-        spans = None
+    found = _spans(launch, work, cx, pays, 0 if why else blocks)
+    refused = f"; {found}" if isinstance(found, str) else ""
+    spans = None if isinstance(found, str) or prod(found) == 1 else found
     if why and spans is None:
         return why + refused
     cluster = 1 if spans is None else prod(spans)

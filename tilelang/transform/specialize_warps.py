@@ -145,7 +145,7 @@ class _Roles:
         cluster = tiles is not None and tiles.team is not None
         parting = cluster and tiles is not None and tiles.once
         done = [do("cluster_arrive")] if parting else []
-        ending = stmts[at + 1:]
+        ending = list(stmts[at + 1:])
         if tiles is not None and tiles.inside is not None and ending:
             ending = [If(tiles.inside, seq(*ending))]
         computing = [*opening, *consumer(self.shared, [x for w in whole if not w.late for x in w.release(self.shared)],
