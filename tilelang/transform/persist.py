@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Launch, Select, Stmt, Var, While, binary, const, convert, dtype,
+from tilelang.ir import (Bind, Const, Evaluate, Expr, For, If, Launch, Select, Stmt, Var, While, binary, const, convert, dtype,
                          free_vars, logical, replace, seq, substitute, walk)
 from tilelang.ir.expr import Call
 from tilelang.ir.record import record
@@ -64,6 +64,10 @@ class Tiles:
     team: Team | None = None
     inside: Expr | None = None
     once: bool = False
+
+    def of_the_grid(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """What is left out by blocks whose tile is none of the launch's."""
+        return body if self.inside is None or not body else (If(self.inside, seq(*body)),)
 
     def loop(self, *body: Stmt) -> For:
         """All tiles of a block."""

@@ -29,8 +29,8 @@ class Ring:
 
     items: of the loop body, the copies.  first, last: items of the consumer that use them first and last.  team: of blocks
     that fill each other's stages (a cluster), None where each block fills its own; common: copies whose tile several of
-    them want -> the dimensions of the grid along which it is the same.  turn:
-    iterations that a stage is for (step_tiles.py), counted from the first.
+    them want -> the dimensions of the grid along which it is the same.  turn: iterations that a stage is for
+    (step_tiles.py), counted from the first.
     """
 
     items: list[int]
@@ -47,6 +47,13 @@ class Ring:
     def fillers(self) -> int:
         """Blocks that fill a block's stages."""
         return 1 if self.team is None else self.team.peers(self.common.values())[0]
+
+    def share(self, item: int) -> tuple[Expr, int, Expr] | None:
+        """(a block's number among those that load a copy's tile together, how many they are, the mask of their ranks)."""
+        same = self.common.get(item)
+        if self.team is None or same is None:
+            return None
+        return self.team.part(same), len(self.team.sharers(same)), cast(self.team.mask(same), "uint16")
 
     def bytes(self, items: list[Item]) -> int:
         return sum(tma_bytes(items[i].stmt) for i in self.items)

@@ -24,7 +24,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
-                         binary, call, cast, const, convert, free_vars, is_const, rebuild, replace, seq, stmts_of,
+                         binary, call, const, convert, free_vars, is_const, rebuild, replace, seq, stmts_of,
                          substitute, walk, with_attrs)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
@@ -116,7 +116,7 @@ class _Roles:
         common, before = self._common(stmts[:at])
         self._reachable(common)
         self._room()
-        tiles = self._tiles()
+        tiles = self._tiles(not any(map(acts, stmts[:at + 1])))
         for ring in self.rings:
             self._make(ring, tiles)
         steps = {} if tiles is None else {t: self._steps(t, tiles) for t in sorted({1, *(r.turn for r in self.rings)})}
@@ -145,9 +145,7 @@ class _Roles:
         cluster = tiles is not None and tiles.team is not None
         parting = cluster and tiles is not None and tiles.once
         done = [do("cluster_arrive")] if parting else []
-        ending = list(stmts[at + 1:])
-        if tiles is not None and tiles.inside is not None and ending:
-            ending = [If(tiles.inside, seq(*ending))]
+        ending = stmts[at + 1:] if tiles is None else tiles.of_the_grid(stmts[at + 1:])
         computing = [*opening, *consumer(self.shared, [x for w in whole if not w.late for x in w.release(self.shared)],
                                          {s.dst.buffer for s in once_loaded}), *done, *ending,
                      *(x for w in whole if w.late for x in w.release(self.shared))]
@@ -192,8 +190,8 @@ class _Roles:
         if slow and (needed > limits.shared_per_block or 2 * (whole - slow) <= limits.shared_per_sm < 2 * whole):
             raise _Declined("there is no shared memory for tiles of several steps")
 
-    def _tiles(self) -> Tiles | None:
-        """The loop over tiles of a persistent launch; None for one tile a block."""
+    def _tiles(self, padded: bool) -> Tiles | None:
+        """The loop over tiles of a persistent launch; None for one tile a block.  padded: Work.padded."""
         copies: list[Any] = [self.body.items[i].stmt for ring in self.rings for i in ring.items]
         loads = [(tma_bytes(op) // op.attr("turn", 1), self._coordinates(op)) for op in copies]
         loaded = {i for ring in self.rings for i in ring.items}
@@ -202,16 +200,10 @@ class _Roles:
         cycles = sum(wgmma_cycles(x) for x in rest) if all(isinstance(x, Gemm) for x in rest) else 0
         got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
                                            self.launch.block_vars, cycles, tuple(map(row_start, copies)),
-                                           self._ends_alone()),
+                                           padded),
                          self.cx, self._alone())
         self.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
         return None if isinstance(got, str) else got
-
-    def _ends_alone(self) -> bool:
-        """Whether nothing but what follows the loop has effects outside of a block's own memory."""
-        stmts = stmts_of(self.launch.body)
-        at = next(k for k, s in enumerate(stmts) if s is self.loop)
-        return not any(acts(s) for s in stmts[:at + 1])
 
     def _coordinates(self, op: Any) -> tuple[Expr, ...]:
         """Where a copy reads, in terms of the block and loop variables."""
@@ -345,11 +337,10 @@ class _Roles:
         for i in ring.items:
             op: Any = self.body.items[i].stmt
             ring.buffers[op.dst.buffer] = versioned(op.dst.buffer, stages)
-            if team is not None:
-                named = {v for e in self._coordinates(op) for v in free_vars(e)}
-                same = frozenset(k for k in team.wide if self.launch.block_vars[k] not in named)
-                if same and tma_parts(op, len(team.sharers(same))):
-                    ring.common[i] = same
+            same = frozenset() if team is None else frozenset(
+                k for k in team.wide if not any(self.launch.block_vars[k] in free_vars(e) for e in self._coordinates(op)))
+            if team is not None and same and tma_parts(op, len(team.sharers(same))):
+                ring.common[i] = same
         ring.team = team if ring.common else None
         name = "_".join(b.name for b in ring.buffers)
         ring.full = barriers(f"{name}_full", (1,) * stages)
@@ -437,7 +428,7 @@ class _Roles:
                                                  for m in op.src.mins))
                 stmts.append(with_attrs(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
                                         tf32=op.dst.buffer.data in self.tf32 or None,
-                                        share=_share(ring, i)))
+                                        share=ring.share(i)))
             if ring.turn > 1:
                 at = self.shared.done(k) % ring.turn
                 made.append(If(binary("eq", at, const(0, at.dtype)), seq(*stmts)))
@@ -447,14 +438,6 @@ class _Roles:
 def _is_load(c: Any) -> bool:
     return isinstance(c, Copy) and c.src.buffer.scope_name == "global" and c.dst.buffer.scope_name in (
         "shared", "shared.dyn")
-
-
-def _share(ring: Ring, item: int) -> tuple[Expr, int, Expr] | None:
-    """(a block's number among those that load a copy's tile together, how many they are, the mask of their ranks)."""
-    same = ring.common.get(item)
-    if ring.team is None or same is None:
-        return None
-    return ring.team.part(same), len(ring.team.sharers(same)), cast(ring.team.mask(same), "uint16")
 
 
 def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:
