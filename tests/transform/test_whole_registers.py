@@ -13,10 +13,10 @@ from programs import attention
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
 from tilelang.codegen.wgmma import SWIZZLES, below, borrows, multiplies
-from tilelang.ir import Buffer, Call, For, If, Load, Store, const, dtype, fresh, load, walk
+from tilelang.ir import Buffer, Call, For, If, Load, Store, const, dtype, fresh, load, rewrite_launches, walk
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
-from tilelang.target.register_forms import MAPPED, SUMMED, own_element, sum_form, value_form
+from tilelang.target.register_forms import MAPPED, SUMMED, form_of, own_element, sum_form, value_form
 from tilelang.transform import pipeline
 from tilelang.transform.register_graph import NEVER, Graph, Node, needed, running_after, states
 from tilelang.transform.whole_registers import move, whole_registers
@@ -96,6 +96,15 @@ def test_loops_without_a_form_keep_the_arrays():
     (plain,) = pipeline.lower(softmax_of(doubled).func, SM90A).kernels
     assert not plain.launch.attr("own_values"), "without fast math"
     assert not whole_registers(plain.launch, {}), "no product takes A from registers"
+
+
+def test_forms_are_found_once_and_launches_without_a_look_inside():
+    kernel = lowered(softmax_of(doubled))
+    launch = kernel.launch
+    loop = next(x for x in walk(launch.body) if isinstance(x, For) and x.attr("registers"))
+    assert form_of(loop) is form_of(loop) is not None
+    assert rewrite_launches(launch, lambda x: None) is launch
+    assert rewrite_launches(If(fresh("c", dtype("bool")), launch), lambda x: x.body).then is launch.body
 
 
 def test_forms_of_values():

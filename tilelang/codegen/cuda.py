@@ -222,7 +222,8 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CLikePrinter):
         packed = self.packed_loop(s)
         if packed is None:
             self.plain_for(s)
-            if self.launch.attr("own_values") and multiplies(s) and not any(multiplies(x) for x in below(s.body)):
+            own = s.kind == "serial" and self.launch.attr("own_values")
+            if own and multiplies(s) and not any(map(multiplies, below(s.body))):
                 self.afresh()
         else:
             self.source_comment(next(iter(stmts_of(s.body))).span)

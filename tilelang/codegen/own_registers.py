@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import Binary, Buffer, Call, Expr, For, If, Load, Stmt, Store, Var, const, dtype, stmts_of, substitute
-from tilelang.target.register_forms import (MAPPED, SUMMED, Form, constant, own_element, packed_source, register_form, sum_form,
-                                            value_form)
+from tilelang.ir import (Binary, Buffer, Call, Expr, For, If, Load, Stmt, Store, Var, const, dtype, free_vars, stmts_of,
+                         substitute)
+from tilelang.target.register_forms import MAPPED, SUMMED, Form, constant, form_of, own_element, packed_source, sum_form
 
 from .c_like import POSTFIX, Text
 
@@ -71,7 +71,7 @@ class OwnRegisters:
 
     def on_registers(self: Any, s: For) -> None:
         """A loop with the attr `registers`."""
-        form = register_form(s) or value_form(s)
+        form = form_of(s)
         if form is None:
             raise InternalError("a loop marked for registers of their own has no form")
         first = s
@@ -97,9 +97,10 @@ class OwnRegisters:
         ty, _ = self.own_registers[array]
         op = f"mov.{ty}" if form.kind == "fill" else f"mul{self._f32()}"
         values: dict[str, int] = {}
+        texts = {id(x): self.top(x) for x in {id(x): x for _, x in form.points}.values()}
         lines = []
         for k, x in form.points:
-            at = values.setdefault(self.top(x), len(values))
+            at = values.setdefault(texts[id(x)], len(values))
             register = f"tl_{array}_{k}"
             lines.append(f"{op} {register}, {'' if form.kind == 'fill' else register + ', '}%{at};")
         c_type, letter = ("float", "f") if ty == "f32" else ("int", "r")
@@ -181,16 +182,31 @@ class OwnRegisters:
         depth = 0
         lines: list[str] = []
 
+        known: dict[tuple[Any, ...], str] = {}
+        varies: dict[int, list[Var]] = {}
+
         def operand(e: Expr, at: dict[Var, int]) -> str:
-            text = self.top(substitute(e, {v: const(x, v.dtype) for v, x in at.items()}))
-            return f"%{operands.setdefault(text, len(operands))}"
+            if id(e) not in varies:
+                varies[id(e)] = [v for v in free_vars(e) if v in at]
+            key = (id(e), *(at[v] for v in varies[id(e)]))
+            if key not in known:
+                text = self.top(substitute(e, {v: const(at[v], v.dtype) for v in varies[id(e)]}))
+                known[key] = f"%{operands.setdefault(text, len(operands))}"
+            return known[key]
+
+        own: dict[int, bool] = {}
+
+        def owns(e: Expr) -> bool:
+            if id(e) not in own:
+                own[id(e)] = own_element(e, b)
+            return own[id(e)]
 
         def value(e: Expr, k: int, at: dict[Var, int], to: str, level: int) -> str:
             """Where a value is, computed into `to` when it is not there yet; level: temporaries in use."""
             nonlocal depth
             if isinstance(e, Load) and e.buffer.data is b.data:
                 return f"tl_{array}_{k}"
-            if not own_element(e, b):
+            if not owns(e):
                 return operand(e, at)
             depth = max(depth, level + 2)
             if isinstance(e, Binary):

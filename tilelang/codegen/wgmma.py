@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Const, Evaluate, For, Stmt, const, stmts_of, walk, with_attrs
+from tilelang.ir import AddressOf, Call, Const, Evaluate, For, If, Seq, Stmt, While, const, stmts_of, with_attrs
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
 
 from .c_like import POSTFIX, Text
@@ -227,7 +227,16 @@ def multiplies(s: Stmt) -> bool:
 
 def below(s: Stmt) -> Iterator[Stmt]:
     """A statement and all statements below it."""
-    return (x for x in walk(s) if isinstance(x, Stmt))
+    stack = [s]
+    while stack:
+        x = stack.pop()
+        yield x
+        if isinstance(x, Seq):
+            stack += x.stmts
+        elif isinstance(x, For | While):
+            stack.append(x.body)
+        elif isinstance(x, If):
+            stack += (x.then,) if x.orelse is None else (x.then, x.orelse)
 
 
 def _word(a: Any) -> int:

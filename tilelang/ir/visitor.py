@@ -8,7 +8,7 @@ from typing import Any
 from .buffer import Buffer
 from .expr import Expr, Var
 from .nodes import Node, fields_of
-from .stmt import Bind, Seq, Stmt, seq
+from .stmt import Bind, For, If, Launch, Seq, Stmt, While, seq
 
 # Definition sites (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func) are fields too: a rewriter sees them.
 
@@ -98,6 +98,17 @@ def rewrite(n: Any, fn: Callable[[Node], Node | None]) -> Any:
         return v
 
     return visit(n)
+
+
+def rewrite_launches(s: Any, fn: Callable[[Launch], Stmt | None]) -> Any:
+    """A body with fn(launch) in the place of each launch, None to keep it; nothing inside launches and expressions is looked at."""
+    if isinstance(s, Launch):
+        got = fn(s)
+        return s if got is None else got
+    if isinstance(s, tuple):
+        out = tuple(rewrite_launches(x, fn) for x in s)
+        return s if all(a is b for a, b in zip(out, s)) else out
+    return rebuild(s, lambda x: rewrite_launches(x, fn)) if isinstance(s, Seq | For | While | If) else s
 
 
 def rebuild(n: Node, visit: Callable[[Any], Any]) -> Any:

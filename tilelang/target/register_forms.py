@@ -21,6 +21,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, For, Load, Ramp, Stmt, Store, Var, stmts_of,
                          walk)
 from tilelang.ir.record import record
@@ -51,6 +53,14 @@ class Form:
     def source(self) -> Buffer | None:
         """The other buffer whose elements halves are made of."""
         return self.points[0][1] if self.kind == "halves" else None
+
+
+def form_of(s: Stmt) -> Form | None:
+    """Either form of a statement, found once."""
+    known = s.__dict__
+    if "_form" not in known:
+        known["_form"] = register_form(s) or value_form(s)
+    return known["_form"]  # type: ignore[no-any-return]
 
 
 def register_form(s: Stmt) -> Form | None:
@@ -94,8 +104,26 @@ def _points(loops: list[tuple[Var, int]]) -> Iterator[dict[Var, int]]:
         yield {v: x for (v, _), x in zip(loops, values)}
 
 
-def _element(e: Load | Store, at: dict[Var, int]) -> int | None:
-    return constant(e.indices[0], at) if len(e.indices) == 1 else None
+def _elements(e: Load | Store, loops: list[tuple[Var, int]], at: dict[Var, int] | None = None) -> list[int] | None:
+    """The element at each point of the loops, in their order; None when it depends on more than they and `at`."""
+    if len(e.indices) != 1:
+        return None
+    shape = tuple(n for _, n in loops)
+    values: dict[Var, Any] = {**(at or {}), **{v: x.ravel() for (v, _), x in zip(loops, np.indices(shape))}}
+    found = _array(e.indices[0], values)
+    return None if found is None else np.broadcast_to(found, int(np.prod(shape))).tolist()
+
+
+def _array(e: Expr, values: dict[Var, Any]) -> Any:
+    """`constant` of many points at once."""
+    if isinstance(e, Const):
+        return int(e.value)
+    if isinstance(e, Var):
+        return values.get(e)
+    if isinstance(e, Binary) and e.op in _VALUES:
+        a, b = _array(e.a, values), _array(e.b, values)
+        return None if a is None or b is None or e.op.startswith("floor") and np.any(b == 0) else _VALUES[e.op](a, b)
+    return None
 
 
 def _of_store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
@@ -111,19 +139,19 @@ def _of_store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
                 factor = other
     if factor is None and (b.dtype not in ("float32", "int32") or isinstance(v, Load) or not _given(v, b, loops)):
         return None
-    points: dict[int, Expr] = {}
-    for at in _points(loops):
-        k = _element(s, at)
-        if k is None or k in points:
+    places = _elements(s, loops)
+    if places is None or len(set(places)) < len(places):
+        return None
+    x = v if factor is None else factor
+    values = [x] * len(places)
+    if isinstance(x, Load):
+        sources = _elements(x, loops)
+        if sources is None:
             return None
-        x = v if factor is None else factor
-        if isinstance(x, Load):
-            j = _element(x, at)
-            if j is None:
-                return None
-            x = Load(x.buffer, (Const(j, x.indices[0].dtype),), x.dtype)
-        points[k] = x
-    return Form("fill" if factor is None else "scale", b, factor is not None or len(points) < b.size, tuple(points.items()))
+        read = {j: Load(x.buffer, (Const(j, x.indices[0].dtype),), x.dtype) for j in dict.fromkeys(sources)}
+        values = [read[j] for j in sources]
+    kind = "fill" if factor is None else "scale"
+    return Form(kind, b, factor is not None or len(places) < b.size, tuple(zip(places, values)))
 
 
 def _given(e: Expr, b: Buffer, loops: list[tuple[Var, int]]) -> bool:
@@ -138,12 +166,10 @@ def _halves(loops: list[tuple[Var, int]], s: Store, v: Cast) -> Form | None:
     x = v.value
     if not isinstance(x, Load) or x.dtype != "float32" or x.buffer.scope_name != "local" or v.dtype != s.buffer.dtype:
         return None
-    sources: dict[int, int] = {}
-    for at in _points(loops):
-        k, j = _element(s, at), _element(x, at)
-        if k is None or j is None or k in sources:
-            return None
-        sources[k] = j
+    places, read = _elements(s, loops), _elements(x, loops)
+    if places is None or read is None or len(set(places)) < len(places):
+        return None
+    sources = dict(zip(places, read))
     if any(k ^ 1 not in sources for k in sources):
         return None
     points = tuple((k // 2, x.buffer, sources[k], sources[k + 1]) for k in sources if k % 2 == 0)
@@ -212,13 +238,10 @@ def _map(loops: list[tuple[Var, int]], s: Store) -> Form | None:
         return None
     if not _mapped(s.value, s, {v for v, _ in loops}):
         return None
-    points: dict[int, dict[Var, int]] = {}
-    for at in _points(loops):
-        k = _element(s, at)
-        if k is None or k in points:
-            return None
-        points[k] = at
-    return Form("map", b, True, tuple(points.items()), s.value)
+    places = _elements(s, loops)
+    if places is None or len(set(places)) < len(places):
+        return None
+    return Form("map", b, True, tuple(zip(places, _points(loops))), s.value)
 
 
 def _mapped(e: Expr, s: Store, inside: set[Var]) -> bool:
@@ -260,14 +283,10 @@ def sum_form(s: Stmt, at: dict[Var, int] | None = None) -> Form | None:
         return None
     if any(x.scope_name != "local" or not x.is_static or x.dtype != "float32" for x in (to, other.buffer)):
         return None
-    points = []
-    for inner in _points(loops):
-        here = {**(at or {}), **inner}
-        i, k = _element(body, here), _element(other, here)
-        if i is None or k is None:
-            return None
-        points.append((i, k))
-    return Form("sum", other.buffer, True, tuple(points), v) if len(points) > 1 else None
+    to_places, places = _elements(body, loops, at), _elements(other, loops, at)
+    if to_places is None or places is None or len(places) < 2:
+        return None
+    return Form("sum", other.buffer, True, tuple(zip(to_places, places)), v)
 
 
 def _sums(s: Stmt) -> Form | None:
@@ -285,4 +304,5 @@ def _sums(s: Stmt) -> Form | None:
     return Form("sums", found, True) if uses == count else None
 
 
-__all__ = ["MAPPED", "SUMMED", "Form", "constant", "own_element", "packed_source", "register_form", "sum_form", "value_form"]
+__all__ = ["MAPPED", "SUMMED", "Form", "constant", "form_of", "own_element", "packed_source", "register_form", "sum_form",
+           "value_form"]

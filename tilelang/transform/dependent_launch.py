@@ -18,7 +18,7 @@ behind it: no parameter is `__restrict__` then.
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Bind, Call, Func, Launch, Load, Stmt, Store, replace, rewrite, seq, stmts_of, walk,
+from tilelang.ir import (Alloc, Bind, Call, Func, Launch, Load, Stmt, Store, replace, rewrite_launches, seq, stmts_of, walk,
                          with_attrs)
 
 from .aliasing import parameter_names
@@ -45,7 +45,7 @@ def dependent_launch(func: Func, cx: PassContext) -> Func:
     """
     wanted = bool(cx.option(PassConfigKey.TL_DEPENDENT_LAUNCH)) and cx.target.at_least(90)
     names = parameter_names(func)
-    return replace(func, body=rewrite(func.body, lambda x: _dependent(x, wanted, names) if isinstance(x, Launch) else None))
+    return replace(func, body=rewrite_launches(func.body, lambda x: _dependent(x, wanted, names)))
 
 
 def _dependent(launch: Launch, wanted: bool, names: tuple[str, ...]) -> Launch:

@@ -26,7 +26,8 @@ from collections.abc import Iterable
 from copy import copy
 from typing import Any
 
-from tilelang.ir import AddressOf, Buffer, Call, Const, Evaluate, Func, Launch, Stmt, Var, rebuild, rewrite, seq, with_attrs
+from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, Func, Launch, Stmt, Var, rebuild, rewrite_launches, seq,
+                         with_attrs)
 from tilelang.ir import replace as replaced
 from tilelang.ir.record import record
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -51,7 +52,7 @@ def product_registers(func: Func, cx: PassContext) -> Func:
     """Marks products (attr `registers`: "c", "a") and loops (attr `registers`), and replaces pins by moves (attr `move`: "in",
     "out"); launches whose values are all there get the attr `own_values`."""
     fast = bool(cx.option(PassConfigKey.TL_ENABLE_FAST_MATH))
-    return replaced(func, body=rewrite(func.body, lambda x: _own_registers(x, fast) if isinstance(x, Launch) else None))
+    return replaced(func, body=rewrite_launches(func.body, lambda x: _own_registers(x, fast)))
 
 
 def _own_registers(launch: Launch, fast: bool) -> Launch:

@@ -26,7 +26,7 @@ from typing import Any
 from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, For, If, Launch, Stmt, Store, Var, const, rebuild, seq,
                          with_attrs)
 from tilelang.ir import replace as replaced
-from tilelang.target.register_forms import Form, register_form, value_form
+from tilelang.target.register_forms import Form, form_of
 
 from .effects import effects, own_effects
 from .register_graph import NEVER, Graph, Node, running_after, states
@@ -40,7 +40,7 @@ def whole_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | Non
     """
     if not any(isinstance(c.args[1], AddressOf) and c.args[1].buffer.data in found for c in _products(launch)):
         return None
-    graph = Graph(frozenset(found), _form)
+    graph = Graph(frozenset(found), form_of)
     graph.build(launch.body, [graph.node()])
     hot = graph.hot()
     direct: set[int] = set()
@@ -62,10 +62,6 @@ def whole_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | Non
 
 def _products(launch: Launch) -> list[Call]:
     return [e.node for e in effects(launch.body) if isinstance(e.node, Call) and e.node.op == "wgmma"]
-
-
-def _form(s: Stmt) -> Form | None:
-    return register_form(s) or value_form(s)
 
 
 def _named(form: Form, found: Mapping[Var, Buffer]) -> set[Var]:
@@ -113,9 +109,11 @@ class _Rewriter:
         if isinstance(x, Evaluate):
             return self._evaluate(x)
         if id(x) in self.direct:
-            form = _form(x)
+            form = form_of(x)
             own = form is not None and form.source is not None and form.source.data in self.found
-            return with_attrs(x, registers="source" if own else True)
+            marked = with_attrs(x, registers="source" if own else True)
+            marked.__dict__["_form"] = form
+            return marked
         arrays = self.borrowed.get(id(x))
         if arrays is None:
             return rebuild(x, self.visit)
