@@ -101,7 +101,7 @@ def rewrite(n: Any, fn: Callable[[Node], Node | None]) -> Any:
 
 
 def rewrite_launches(s: Any, fn: Callable[[Launch], Stmt | None]) -> Any:
-    """A body with fn(launch) in the place of each launch, None to keep it; nothing inside launches and expressions is looked at."""
+    """A body with fn(launch) in the place of each launch, None to keep it; nothing inside launches is looked at."""
     if isinstance(s, Launch):
         got = fn(s)
         return s if got is None else got

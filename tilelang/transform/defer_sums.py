@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.ir import (Binary, Bind, Break, Buffer, Call, Cast, Const, Continue, Evaluate, Expr, Func, If, Launch, Load,
-                         Parallel, Region, Seq, Stmt, Store, Unary, Var, const, is_const, replace, rewrite, rewrite_launches, seq,
-                         stmts_of, substitute, walk, with_attrs)
+                         Parallel, Region, Seq, Stmt, Store, Unary, Var, const, is_const, replace, rewrite, rewrite_launches,
+                         seq, stmts_of, substitute, walk, with_attrs)
 from tilelang.layout import THREAD, Fragment
 from tilelang.ops import Fill, Reduce, SumCopies
 from tilelang.ops.layouts import carried
