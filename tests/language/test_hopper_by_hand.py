@@ -356,10 +356,11 @@ def test_dependent_launches_wait_before_they_read():
     assert np.array_equal(b, a + 1)
 
 
-def by_other_names():
+def by_other_names(apart=False):
+    """A copy of A for the two blocks of a cluster; apart: each stores its own."""
     @T.prim_func
-    def f(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16")):
-        with T.ClusterKernel(2, cluster_dims=2, threads=128):
+    def f(A: T.Tensor((64, 64), "float16"), B: T.Tensor((128 if apart else 64, 64), "float16")):
+        with T.ClusterKernel(2, cluster_dims=2, threads=128) as bx:
             S = T.alloc_shared((64, 64), "float16")
             bar, other = T.alloc_barrier([2]), T.alloc_cluster_barrier([128, 256])
             if T.get_thread_binding() == 0:
@@ -376,11 +377,21 @@ def by_other_names():
             T.cluster_arrive_relaxed()
             T.cluster_wait()
             T.set_max_nreg(240, False)
-            T.tma_copy(S, B)
+            if apart:
+                T.tma_copy(S, B[bx * 64, 0])
+            else:
+                T.tma_copy(S, B)
             T.tma_store_arrive()
             T.tma_store_wait(0, read=False)
 
     return f
+
+
+@pytest.mark.spec("T.ClusterKernel", "T.barrier_arrive", "T.barrier_wait", "T.set_max_nreg", "T.tma_store_arrive",
+                  "T.tma_store_wait", "L6:alloc_cluster_barrier")
+def test_both_blocks_of_a_cluster_store_a_copy_of_their_own():
+    a = numbers(64, 64)
+    assert np.array_equal(both(by_other_names(apart=True), a, np.zeros((128, 64), np.float16)), np.concatenate([a, a]))
 
 
 @pytest.mark.spec("T.barrier_arrive", "T.barrier_wait", "T.set_max_nreg", "T.tma_store_arrive", "T.tma_store_wait")

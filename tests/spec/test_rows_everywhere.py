@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from everywhere import EXECUTIONS, WITH_HOPPER, everywhere, run
 
+import tilelang
 import tilelang.language as T
 from tilelang.ir import dtype as dtype_of
 from tilelang.ir import numpy_dtype
@@ -182,3 +183,36 @@ def test_a_block_with_its_regions_is_its_body():
 
     a = ints(32)
     assert np.array_equal(everywhere(f, a)[1], a[::-1])
+
+
+@pytest.mark.spec("L2.2:styles", "L2.5:symbols", "R2.2:jit")
+@pytest.mark.parametrize("on", EXECUTIONS)
+def test_both_styles_of_jit_with_constants_and_symbols(on):
+    target, backend = EXECUTIONS[on]
+
+    @tilelang.jit(target=target, execution_backend=backend, out_idx=[-1])
+    def lazy(n):
+        m = T.dynamic("m")
+
+        @T.prim_func
+        def main(A: T.Tensor((m, n), "int32"), B: T.Tensor((m, n), "int32")):
+            with T.Kernel(m, threads=32) as b:
+                for j in T.Parallel(n):
+                    B[b, j] = A[b, n - 1 - j] + m
+
+        return main
+
+    @tilelang.jit(target=target, execution_backend=backend)
+    def eager(A, B):
+        m, n = T.dynamic("m"), T.const("n")
+        A: T.Tensor((m, n), "int32")
+        B: T.Tensor((m, n), "int32")
+        with T.Kernel(m, threads=32) as b:
+            for j in T.Parallel(n):
+                B[b, j] = A[b, n - 1 - j] + m
+
+    kernel = lazy(7)
+    for rows in (3, 5):
+        a, b = ints(rows, 7), np.zeros((rows, 7), np.int32)
+        eager(a, b)
+        assert np.array_equal(kernel(a), a[:, ::-1] + rows) and np.array_equal(b, a[:, ::-1] + rows)
