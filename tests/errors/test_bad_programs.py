@@ -168,16 +168,15 @@ def test_calls_with_an_argument_spoilt(backend):
     target = {"kind": "cuda", "arch": "sm_80"} if backend == "simulator" else "cpu"
     kernel = tilelang.compile(reverse, target=target, execution_backend=backend)
     x, y = np.ones(64, np.float32), np.zeros(64, np.float32)
-    named = (TileLangError, ValueError, TypeError) if backend == "cython" else TileLangError  # that backend's own words
     for k in range(3):
         for odd in (None, "x", 3.5, [1.0] * 64, (), {}, object(), np.ones(63, np.float32), np.ones((64, 1), np.float32),
                     np.ones(64), np.ones(128, np.float32)[::2], 1j, 2**40, b"x", type):
             args = [x, y, 1]
             args[k] = odd
-            with pytest.raises(named, match="[Ee]xpected|Unsupported tensor type|[Mm]ismatch|kernel reverse|reverse[.]"):
+            with pytest.raises(TileLangError, match="[Ee]xpected|Unsupported tensor type|[Mm]ismatch|kernel reverse|reverse[.]"):
                 kernel(*args)
     for args in ((), (x,), (x, y), (x, y, 1, 2)):
-        with pytest.raises(named, match="[Ee]xpected"):
+        with pytest.raises(TileLangError, match="[Ee]xpected"):
             kernel(*args)
     kernel(x, y, 2)
     assert (y == 3).all()

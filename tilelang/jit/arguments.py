@@ -30,6 +30,8 @@ register("kernel-arity", ValueError, "a kernel is called with the wrong number o
          expected="one argument for each input")
 register("kernel-argument", RuntimeError, "an argument of a kernel does not fit its parameter",
          expected="an argument that fits its parameter")
+register("kernel-input", ValueError, "an argument of a kernel does not fit its parameter (cython backend)",
+         expected="an argument that fits its parameter")
 register("kernel-scalar", ScalarKindError, "a scalar argument is not a number of the parameter's kind",
          expected="a number of the parameter's kind")
 register("kernel-scalar-range", ScalarRangeError, "a scalar argument does not fit the parameter's type",
@@ -279,7 +281,8 @@ def explain_cython(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
         if a.name == m["name"] and isinstance(a, TensorArg):
             text = _cython_text(a, x, str(e))
             if text:
-                return ValueError(text)
+                return error("kernel-input", text, expected=_expected(str(e)), found=describe(x), notes=_declared(a),
+                             hint=_hint(str(e)))
     return explain(sig, args, e)
 
 
