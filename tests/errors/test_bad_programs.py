@@ -173,7 +173,7 @@ def test_calls_with_an_argument_spoilt(backend):
                     np.ones(64), np.ones(128, np.float32)[::2], 1j, 2**40, b"x", type):
             args = [x, y, 1]
             args[k] = odd
-            with pytest.raises(TileLangError, match="[Ee]xpected|Unsupported tensor type|[Mm]ismatch|kernel reverse|reverse[.]"):
+            with pytest.raises(TileLangError, match="[Ee]xpected|Unsupported tensor type|[Mm]ismatch|kernel reverse"):
                 kernel(*args)
     for args in ((), (x,), (x, y), (x, y, 1, 2)):
         with pytest.raises(TileLangError, match="[Ee]xpected"):
