@@ -234,6 +234,24 @@ def test_pairs_may_be_lists():
     assert PassContext(HOPPER, {"tl.cluster": [2, 1]}).config["tl.cluster"] == (2, 1)
 
 
+@pytest.mark.parametrize("size, tile, cluster", [
+    (1000, (128, 72), (2, 4)), (1024, (128, 72), None), (1000, (64, 128), 2), (1000, (192, 128), (2, 2))])
+def test_launches_of_one_round_take_the_cluster_that_saves_most(size, tile, cluster):
+    """1024: rows of whole lines.  64x128: 128 blocks, of which not all would run at once in clusters of 4."""
+    config = {"tl.enable_hopper": True}
+    func = gemm(m=size, n=size, k=size, bm=tile[0], bn=tile[1], bk=64, stages=5 if tile[0] == 192 else 8, threads=tile[0] * 2,
+                tb=True).func
+    tiles = specialize_warps(legalized(func, HOPPER, config), PassContext(HOPPER, config))
+    launch = next(x for x in walk(tiles.body) if isinstance(x, Launch))
+    said = " ".join(launch.attr("report"))
+    if cluster is None:
+        assert launch.attr("cluster") is None
+    elif cluster == 2:
+        assert launch.attr("cluster") == (2, 1, 1)
+    else:
+        assert f"clusters of {cluster[0]} x {cluster[1]} along" in said, said
+
+
 # ---- faults planted in it --------------------------------------------------------------------------------------------
 
 

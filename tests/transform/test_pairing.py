@@ -2,7 +2,8 @@
 
 import pytest
 
-from tilelang.transform.pairing import LINE, SECTOR, Load, paired_cycles, pays_for_many, pays_in_one_round
+from tilelang.transform.pairing import (LARGER, LINE, MULTICAST, SECTOR, START, Load, at_once, paired_cycles, pays_for_many,
+                                        pays_in_one_round, saved_in_one_round)
 
 
 def loads(bm, bn, rows, saved, bk=128):
@@ -43,3 +44,35 @@ def test_what_a_cluster_takes():
     assert paired_cycles(loads(128, 256, (128, 128), "b"), 1024) > 1024
     assert paired_cycles(loads(64, 128, (16, 16), "b"), 0) < paired_cycles(loads(64, 128, (16, 16), ""), 0)
     assert Load(1024, 16).cost > Load(1024, 32).cost == Load(1024, 128).cost == 1024
+
+
+SHAPES = {  # (bm, bn, iterations), rows across sectors: blocks of a cluster along columns and rows -> microseconds
+    (128, 72, 16): {(1, 1): 9.2, (1, 4): 8.2, (2, 2): 7.8, (2, 4): 7.3},
+    (192, 104, 16): {(1, 1): 13.2, (2, 1): 11.0, (2, 2): 11.1, (2, 4): 11.0},
+    (256, 96, 16): {(1, 1): 15.8, (4, 1): 11.4},
+    (128, 72, 47): {(1, 1): 23.3, (1, 4): 19.7}}
+
+
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_the_cluster_that_saves_most_is_the_fastest_or_near_it(case):
+    bm, bn, steps = case
+    measured = SHAPES[case]
+
+    def saved(spans):
+        if spans == (1, 1):
+            return START
+        both = Load(bm * 128, 16, spans[0]), Load(bn * 128, 16, spans[1])
+        return saved_in_one_round(both, cycles(bm, bn), steps, spans[0] * spans[1])
+
+    assert measured[max(measured, key=saved)] <= 1.02 * min(measured.values())
+
+
+def test_clusters_of_more_than_two_never_pay_where_rows_lie_in_whole_sectors():
+    for bm, bn in ((64, 64), (64, 128), (128, 72), (256, 128)):
+        for x, y in LARGER:
+            both = Load(bm * 128, 32, x), Load(bn * 128, 32, y)
+            assert x * y in MULTICAST and saved_in_one_round(both, cycles(bm, bn), 64, x * y) <= 0
+
+
+def test_not_all_multiprocessors_are_in_clusters_of_four():
+    assert [at_once(132, n) for n in (1, 2, 4, 8)] == [132, 132, 120, 120]

@@ -22,7 +22,7 @@ from tilelang.ir.record import record
 
 from .config import PassConfigKey
 from .deal_tiles import Deal, deal_tiles, panel_rows
-from .pairing import Load, pays_for_many, pays_in_one_round
+from .pairing import LARGER, START, Load, at_once, pays_for_many, pays_in_one_round, saved_in_one_round
 from .pass_ import PassContext
 from .teams import Team, make_team
 
@@ -97,6 +97,8 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
         why = "there are no more tiles than multiprocessors"
     pays = _in_one_round if one_round and alone else _for_many if not why else _never
     found = _spans(launch, work, cx, pays, 0 if why else blocks)
+    if one_round and alone and cx.option(PassConfigKey.TL_CLUSTER) is None:
+        found = _larger(launch, work, blocks, found)
     refused = f"; {found}" if isinstance(found, str) else ""
     spans = None if isinstance(found, str) or prod(found) == 1 else found
     if why and spans is None:
@@ -166,6 +168,32 @@ def _spans(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tu
     if 0 < blocks < prod(spans):
         return f"{none}there are {blocks} blocks"
     return spans[:dims]
+
+
+def _larger(launch: Launch, work: Work, blocks: int, found: tuple[int, ...] | str) -> tuple[int, ...] | str:
+    """Clusters of more than two for a launch of one round, where they save more than those found.
+
+    blocks: that run at a time without clusters.
+    """
+    steps, grid = Analyzer().simplify(work.extent), [convert(g) for g in launch.grid]
+    sizes = [g.value for g in grid if isinstance(g, Const)]
+    if isinstance(found, str) or not isinstance(steps, Const) or len(sizes) != len(grid) or not work.padded:
+        return found
+
+    def saved(spans: tuple[int, ...]) -> float:
+        loads = tuple(Load(b, start, prod(n for v, n in zip(launch.block_vars, spans) if not _names(at, v)))
+                      for (b, at), start in zip(work.loads, work.starts))
+        return saved_in_one_round(loads, work.cycles, int(steps.value), prod(spans))
+
+    best, most = found, max(START, 1.05 * saved(found)) if prod(found) > 1 else START
+    for pair in LARGER if len(grid) > 1 else ():
+        spans = (*pair, *[1] * (len(grid) - 2))
+        useful = all(n == 1 or n <= size and v not in free_vars(work.extent) and not all(_names(at, v) for _, at in work.loads)
+                     for v, n, size in zip(launch.block_vars, spans, sizes))
+        if useful and prod(-(-size // n) * n for size, n in zip(sizes, spans)) <= at_once(blocks, prod(pair)) and \
+                saved(spans) > most:
+            best, most = spans, 1.05 * saved(spans)
+    return best
 
 
 def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool]) -> int | None:
