@@ -93,12 +93,24 @@ class Form:
 
     @property
     def right_tile(self) -> tuple[int, int]:
-        return (self.tile.bn, self.tile.bk) if self.t_right else (self.tile.bk, self.tile.bn)
+        return (self.tile.bn, self.tile.bk) if self.t_right else (self.tile.bk, self.tile.loaded)
 
     def tiles(self, m: Any) -> tuple[Any, Any]:
         """Numbers of tiles side by side and one below the other."""
         across, down = (m, self.n) if self.tile.turned else (self.n, m)
         return T.ceildiv(across, self.tile.bn), T.ceildiv(down, self.tile.bm)
+
+    def row(self, by: Any) -> Any:
+        """The first row of a tile (of C; its column, where tiles are turned)."""
+        return _start(by, self.tile.bm, self.n if self.tile.turned else self.m, self.tile.moved)
+
+    def column(self, bx: Any) -> Any:
+        """The first column of a tile (of C; its row, where tiles are turned)."""
+        return _start(bx, self.tile.bn, self.m if self.tile.turned else self.n, self.tile.moved)
+
+    def columns_of(self, tile: Any) -> Any:
+        """What the product takes of the right operand's tile, of which more may be loaded."""
+        return tile[0:self.tile.bk, 0:self.tile.bn] if self.tile.wide else tile
 
     @property
     def steps(self) -> int:
@@ -159,6 +171,11 @@ def _chosen(values: list[Any], index: Any) -> Any:
     return out
 
 
+def _start(index: Any, size: int, extent: int, moved: bool) -> Any:
+    """Where a tile starts; the last one ends where the tensor does, if tiles are moved."""
+    return T.min(index * size, extent - size) if moved and extent > size and extent % size else index * size
+
+
 def _tensor(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...]) -> Any:
     shape = shape if shape[0] else shape[1:]
     return T.StridedTensor(shape, strides, dtype) if strides else T.Tensor(shape, dtype)
@@ -185,21 +202,26 @@ def gemm(f: Form) -> Any:
             T.use_swizzle(t.panel)
             T.clear(Cf)
             for ko in T.Pipelined(f.steps, num_stages=t.stages):
-                T.copy(f.left(A, B, bz, by * t.bm, ko * t.bk), As)
-                T.copy(f.right(A, B, bz, ko * t.bk, bx * t.bn), Bs)
-                T.gemm(As, Bs, Cf, transpose_A=f.t_left, transpose_B=f.t_right)
-            if t.turned:
+                T.copy(f.left(A, B, bz, f.row(by), ko * t.bk), As)
+                T.copy(f.right(A, B, bz, ko * t.bk, f.column(bx)), Bs)
+                T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+            if t.staged:
+                Cs = T.alloc_shared((t.bn, t.bm), f.types[2])
                 for i, j in T.Parallel(t.bm, t.bn):
-                    if bx * t.bn + j < m and by * t.bm + i < f.n:
-                        C[f.at_c(bz, bx * t.bn + j, by * t.bm + i)] = T.cast(
-                            finish(Cf[i, j], bias, sa, sb, by * t.bm + i), f.types[2])
+                    Cs[j, i] = T.cast(finish(Cf[i, j], bias, sa, sb, f.row(by) + i), f.types[2])
+                T.copy(Cs, C[f.at_c(bz, f.column(bx), f.row(by))])
+            elif t.turned:
+                for i, j in T.Parallel(t.bm, t.bn):
+                    if f.column(bx) + j < m and f.row(by) + i < f.n:
+                        C[f.at_c(bz, f.column(bx) + j, f.row(by) + i)] = T.cast(
+                            finish(Cf[i, j], bias, sa, sb, f.row(by) + i), f.types[2])
             elif f.finishes:
                 D = Cf if f.result == f.types[3] else T.alloc_fragment((t.bm, t.bn), f.result)
                 for i, j in T.Parallel(t.bm, t.bn):
-                    D[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)
-                T.copy(D, C[f.at_c(bz, by * t.bm, bx * t.bn)])
+                    D[i, j] = finish(Cf[i, j], bias, sa, sb, f.column(bx) + j)
+                T.copy(D, C[f.at_c(bz, f.row(by), f.column(bx))])
             else:
-                T.copy(Cf, C[f.at_c(bz, by * t.bm, bx * t.bn)])
+                T.copy(Cf, C[f.at_c(bz, f.row(by), f.column(bx))])
 
     return matmul
 
@@ -266,15 +288,15 @@ def gemm_split(f: Form) -> Any:
             T.use_swizzle(t.panel, enable=t.panel > 1)
             T.clear(Cf)
             for ko in T.Pipelined(share, num_stages=t.stages):
-                T.copy(f.left(A, B, bz % lead, by * t.bm, (first + ko) * t.bk), As)
-                T.copy(f.right(A, B, bz % lead, (first + ko) * t.bk, bx * t.bn), Bs)
-                T.gemm(As, Bs, Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+                T.copy(f.left(A, B, bz % lead, f.row(by), (first + ko) * t.bk), As)
+                T.copy(f.right(A, B, bz % lead, (first + ko) * t.bk, f.column(bx)), Bs)
+                T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
             if t.turned:
                 for i, j in T.Parallel(t.bm, t.bn):
-                    if bx * t.bn + j < f.m and by * t.bm + i < f.n:
-                        W[bz, bx * t.bn + j, by * t.bm + i] = Cf[i, j]
+                    if f.column(bx) + j < f.m and f.row(by) + i < f.n:
+                        W[bz, f.column(bx) + j, f.row(by) + i] = Cf[i, j]
             else:
-                T.copy(Cf, W[bz, by * t.bm, bx * t.bn])
+                T.copy(Cf, W[bz, f.row(by), f.column(bx)])
         with T.Kernel(T.ceildiv(f.n, columns), T.ceildiv(f.m, rows), lead, threads=256) as (bx, by, bz):
             T.pdl_sync()
             total = T.alloc_fragment((rows, columns), f.types[3])

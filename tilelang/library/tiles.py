@@ -11,15 +11,14 @@ one processor (SM) in its clock cycles, measured on an H200 (wgmma), by the data
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from math import ceil, gcd, inf
+from math import ceil, gcd
 
-from tilelang.runtime import cuda_driver
-from tilelang.target import Target
-from tilelang.target.probe import device_capability
 from tilelang.transform.deal_tiles import panel_rows
 from tilelang.transform.pairing import SECTOR, WAITING, Load, paired_cycles, pays_for_many, pays_in_one_round
+
+from .tile_facts import Chip, Problem, Tile, chip_of, turned, without_wgmma
 
 _OUTPUT_STAGING = 32 * 1024  # shared bytes left to the copy of a tile out through shared memory
 _BARRIER_BYTES = 1024
@@ -33,104 +32,10 @@ _NARROW, _OUTERMOST = 3.2, 1.25
 _TALL = 1.6  # of tiles of more than 256 rows, which are two boxes: measured, not understood
 _SHARED_ROWS = 1.14, 1.02  # what neighbours share takes longer from memory: 128 bytes of a row a stage, 256 of them
 _FAR_LARGER = 8  # operand than the other: neighbours share its tiles
+_STAGED = 20.0  # cycles that a thread takes to bring an element of a turned tile into shared memory
+_MOVED, _MOVED_STEPS = 1.06, 12  # loads of tiles that are moved; iterations from which on that pays
+_FILLED = 0.75  # of the units that tiles must have to do, for sizes that are tried only then
 _FEW_ROWS = 128  # rows up to which turned tiles are thought of
-
-
-@dataclass(frozen=True)
-class Chip:
-    """What tiles are priced for.
-
-    kind: "wgmma", "mma" or "cpu".  units: processors (SMs, cores).  clock: Hz of short kernels.  flops: of 16-bit
-    products, a cycle and unit.  l2: bytes a cycle and unit with all units loading; alone: with one.  store: bytes a
-    cycle and unit to memory.  memory: bytes/s.  cache: bytes of L2.  shared: bytes a block may have, and a unit has.
-    """
-
-    kind: str
-    units: int
-    clock: float
-    flops: float
-    l2: float
-    alone: float
-    store: float
-    memory: float
-    cache: int
-    shared: int
-    shared_unit: int
-    start: float = 2e-6
-
-
-@dataclass(frozen=True)
-class Problem:
-    """batch products of m x k by k x n.
-
-    bits: of an operand's element.  kind: "half", "tf32", "fp8", "int8" or "float" (no matrix instructions).  two_level:
-    partial sums of 128 of k are added to a second accumulator.  out_bits: of a result.  a_k, b_k: k is contiguous.
-    may_split: k may be shared out over blocks.  column_block: a tile's columns lie in at most two blocks of so many,
-    which bn divides or overlaps evenly (0: any bn).  a_rows, b_rows: rows start at multiples of so many bytes (at most
-    128).  may_turn: tiles may be turned (Tile.turned).
-    """
-
-    m: int
-    n: int
-    k: int
-    batch: int = 1
-    kind: str = "half"
-    bits: int = 16
-    out_bits: int = 16
-    two_level: bool = False
-    a_k: bool = True
-    b_k: bool = False
-    may_split: bool = True
-    column_block: int = 0
-    a_rows: int = 128
-    b_rows: int = 128
-    may_turn: bool = False
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A tile of bm x bn, bk of k at a time in `stages` stages, by `threads` threads; k shared out over `parts` blocks.
-
-    panel: rows of tiles that are worked on together (T.use_swizzle).  seconds: what the model expects.  turned: bm counts
-    columns of the result and bn its rows, so few rows fill a tile: instructions have 64 x 8 n.
-    """
-
-    bm: int
-    bn: int
-    bk: int
-    stages: int
-    threads: int
-    parts: int = 1
-    panel: int = 8
-    seconds: float = inf
-    turned: bool = False
-
-
-def chip_of(target: Target) -> Chip:
-    """The numbers of a target; counts of the device at hand where there is one."""
-    if not target.is_cuda:
-        return Chip("cpu", 1, 3e9, 64, 32, 32, 16, 2e10, 1 << 21, 1 << 26, 1 << 26, 1e-6)
-    limits = target.limits
-    here = device_capability()
-    same = here is not None and here[0] * 10 + here[1] == target.arch_number
-    if target.has_wgmma:
-        units = _units() if same else 132
-        # Tiles that neighbours ask for at the same time reach 77 bytes a cycle and more from L2 (of one's own: _OWN).
-        return Chip("wgmma", units, 1.98e9, 4096, 80, 95, 19, 4e12, 60 << 20, limits.shared_per_block,
-                    limits.shared_per_sm, 1.3e-6)
-    units = _units() if same else 108
-    flops = 2540 if target.arch_number == 90 else 2048 if target.arch_number >= 80 else 1024
-    return Chip("mma", units, 1.4e9, flops, 40, 64, 19, 1.5e12, 40 << 20, limits.shared_per_block, limits.shared_per_sm)
-
-
-def without_wgmma(chip: Chip) -> Chip:
-    """The same machine for products that mma.sync computes: on sm_90 it reaches 62 % of the rate of wgmma."""
-    return replace(chip, kind="mma", clock=1.4e9, flops=2540, l2=40, alone=64, start=2e-6)
-
-
-def _units() -> int:
-    """Multiprocessors of the device at hand."""
-    return int(cuda_driver.driver().properties(0).sm_count)
 
 
 def matrix_cycles(chip: Chip, p: Problem, bm: int, bn: int) -> float:
@@ -166,7 +71,7 @@ def _price(chip: Chip, p: Problem, t: Tile, pairing: str | None = None) -> tuple
     shared = pairing if pairing is not None else _pairing(chip, p, t, matrix)
     load = _load(chip, p, t, shared, busy)
     matrix *= WAITING if shared else 1.0
-    matrix *= _issue(chip, t, (t.bm + t.bn) * t.bk * size / matrix)
+    matrix *= _issue(chip, t, (t.bm + t.loaded) * t.bk * size / matrix)
     if chip.kind == "wgmma":  # L2 as well is slower when power limits
         load *= 1 + 0.08 * _long(rounds * depth * max(matrix, load) / chip.clock)
     stage = max(matrix, load)
@@ -177,7 +82,7 @@ def _price(chip: Chip, p: Problem, t: Tile, pairing: str | None = None) -> tuple
     if p.two_level and chip.kind == "wgmma":
         stage = _promoted(chip, p, t, stage)
     out_bytes = 4 if t.parts > 1 else p.out_bits / 8
-    outside = 1100 + 700 + t.bm * t.bn * out_bytes / chip.store * busy
+    outside = 1100 + 700 + t.bm * t.bn * (out_bytes / chip.store * busy + (_STAGED / t.threads if t.staged else 0))
     if chip.kind != "cpu":
         stage *= {1: 2.0, 2: 1.15, 3: 1.04}.get(t.stages, 1.0)  # a late load is felt sooner
     if chip.kind == "mma" and resident == 1:  # nothing runs while its warps wait for each other
@@ -261,7 +166,7 @@ def _pairing(chip: Chip, p: Problem, t: Tile, matrix: float) -> str:
     one_round = rows * columns * p.batch * t.parts <= chip.units
     found = ""
     for which, count in (("a", columns), ("b", rows)):
-        loads = _loads(p, t, which, t.bm, t.bn)
+        loads = _loads(p, t, which, t.bm, t.loaded)
         if count % 2 == 0 and (pays_in_one_round(loads, matrix, ceil(ceil(p.k / t.bk) / t.parts)) if one_round else
                                pays_for_many(loads, matrix)) and (not found or loads[1].size > loads[0].size):
             found = which
@@ -279,11 +184,11 @@ def _boxes(p: Problem, k_inner: bool, extent: int, load: Load) -> float:
 def _load(chip: Chip, p: Problem, t: Tile, shared: str, busy: float) -> float:
     """Cycles until a stage is loaded: what many units ask for at the same time comes at the rate of L2, what one has for
     itself at less than half of it."""
-    loads = _loads(p, t, shared, min(t.bm, p.m), min(t.bn, p.n))
+    loads = _loads(p, t, shared, min(t.bm, p.m), min(t.loaded, p.n))
     a, b = (x.cost * (0.5 if x.saved else 1) for x in loads)
     a *= _boxes(p, p.a_k, t.bm, loads[0])
-    b *= _boxes(p, p.b_k, t.bn, loads[1])
-    rate = min(chip.alone, chip.l2 / busy)
+    b *= _boxes(p, p.b_k, t.loaded, loads[1])
+    rate = min(chip.alone, chip.l2 / busy) / (_MOVED if t.moved else 1)
     if chip.kind != "wgmma":
         return (a + b) / rate
     own, columns, rows = _OWN / busy**0.5, ceil(p.n / t.bn), ceil(p.m / t.bm)
@@ -296,7 +201,8 @@ def _load(chip: Chip, p: Problem, t: Tile, shared: str, busy: float) -> float:
 def _at_edges(chip: Chip, p: Problem, t: Tile) -> tuple[int, float]:
     """(tiles that reach outside, cycles a stage that the zeros of the farthest of them take)."""
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
-    below, beside = rows * t.bm - p.m, columns * t.bn - p.n
+    below, beside = (0 if t.moved and n > 1 else n * x - of for n, x, of in ((rows, t.bm, p.m), (columns, t.bn, p.n)))
+    beside += t.loaded - t.bn
     if chip.kind != "wgmma" or not (below or beside):
         return 0, 0.0
     tiles = (rows * columns - (rows - (below > 0)) * (columns - (beside > 0))) * p.batch * t.parts
@@ -306,12 +212,9 @@ def _at_edges(chip: Chip, p: Problem, t: Tile) -> tuple[int, float]:
 
 def _inside(p: Problem, t: Tile) -> float:
     """What the farthest tile has inside, of a whole one's rows and columns."""
+    if t.moved:
+        return 1.0
     return 1 - max(-p.m % t.bm, -p.n % t.bn) / (t.bm + t.bn)
-
-
-def turned(p: Problem) -> Problem:
-    """The product whose result is the transposed one."""
-    return replace(p, m=p.n, n=p.m, a_k=p.b_k, b_k=p.a_k, a_rows=p.b_rows, b_rows=p.a_rows, may_turn=False)
 
 
 def _resident(chip: Chip, p: Problem, t: Tile) -> int:
@@ -336,15 +239,16 @@ def _memory(chip: Chip, p: Problem, t: Tile) -> float:
 
 def shared_bytes(p: Problem, t: Tile) -> int:
     """Shared memory of the stages of a tile."""
-    return t.stages * (t.bm + t.bn) * t.bk * p.bits // 8
+    return t.stages * (t.bm + t.loaded) * t.bk * p.bits // 8
 
 
 def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
     """Tiles that the machine can hold, unpriced."""
-    if p.may_turn and chip.kind == "wgmma" and p.kind != "float" and p.m <= _FEW_ROWS:
+    wgmma, few = chip.kind == "wgmma" and p.kind != "float", p.m <= _FEW_ROWS
+    if wgmma and p.may_turn and few:  # first: of equals they are faster, by 3 %
         yield from (replace(t, turned=True) for t in candidates(chip, turned(p)))
-    if chip.kind == "wgmma" and p.kind != "float":
-        shapes = list(_warp_group_tiles(p))
+    if wgmma:
+        shapes = list(_warp_group_tiles(chip, p))
     elif chip.kind == "cpu":
         shapes = [(bm, bn, 1024 // p.bits if p.two_level else 32, 1) for bm in (16, 32, 64, 128) for bn in (16, 32, 64, 128)]
     else:
@@ -355,15 +259,25 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
     for bm, bn, bk, threads in shapes:
         if p.column_block and bn > p.column_block + gcd(bn, p.column_block) or p.two_level and bk * p.bits != 1024:
             continue
+        wide = 0
         if chip.kind == "wgmma" and not p.b_k and bn * p.bits > 1024 and bn * p.bits % 1024:
-            continue  # narrow panels: many small boxes, 0.3 of the speed
-        stage = (bm + bn) * bk * p.bits // 8
-        left = room - (min(_OUTPUT_STAGING, bm * bn * p.out_bits // 8) if chip.kind == "wgmma" else 0)
+            # Panels narrower than 128 bytes are many small boxes, of 0.3 of the speed: whole ones are loaded.
+            wide = ceil(bn * p.bits / 1024) * 1024 // p.bits
+        stage = (bm + (wide or bn)) * bk * p.bits // 8
+        out = bm * bn * p.out_bits // 8
+        left = room - (out if p.staged else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
         stages = 1 if chip.kind == "cpu" else min(left // stage, 8 if chip.kind == "wgmma" else 4, ceil(p.k / bk) + 1)
         if stages < 1 + (chip.kind != "cpu"):
             continue
         for parts in _parts(chip, p, bm, bn, bk):
-            yield Tile(bm, bn, bk, stages, threads, parts, _panel(chip, p, bm, bn, parts))
+            once = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * parts <= chip.units
+            if (wide or p.staged) and not once:
+                continue
+            cut = p.m > bm and p.m % bm > 0 or p.n > bn and p.n % bn > 0
+            moved = p.may_move and once and cut and p.k >= _MOVED_STEPS * bk * parts
+            yield Tile(bm, bn, bk, stages, threads, parts, _panel(chip, p, bm, bn, parts), moved=moved, wide=wide)
+    if wgmma and p.may_turn and not few:
+        yield from (replace(t, turned=True, staged=t.parts == 1) for t in candidates(chip, turned(p, staged=True)))
 
 
 def _panel(chip: Chip, p: Problem, bm: int, bn: int, parts: int) -> int:
@@ -385,14 +299,27 @@ def _side_by_side(chip: Chip, p: Problem, bm: int, bn: int, parts: int) -> str:
     return "" if not one_round else "a" if p.m >= _FAR_LARGER * p.n else "b" if p.n >= _FAR_LARGER * p.m else ""
 
 
-def _warp_group_tiles(p: Problem) -> Iterator[tuple[int, int, int, int]]:
-    """(bm, bn, bk, threads): 1 to 3 groups of 64 or 128 rows.  Accumulators leave room for addresses and the epilogue."""
+def _warp_group_tiles(chip: Chip, p: Problem) -> Iterator[tuple[int, int, int, int]]:
+    """(bm, bn, bk, threads): 1 to 3 groups of 64 or 128 rows.  Accumulators leave room for addresses and the epilogue.
+
+    Columns in steps of 8, and of whole panels that are wider, only for tiles of one round that fill the machine.
+    """
     for groups, most in ((1, 168), (2, 168), (3, 96)):
         for rows in (64, 128):
-            for bn in range(16, 257, 16):
+            for bn in range(16, 257, 8):
+                narrow = not p.b_k and bn * p.bits > 1024 and bn * p.bits % 1024
+                if (bn % 16 or narrow or p.staged) and not (p.may_move and _fills(chip, p, rows * groups, bn)) or (
+                        narrow and p.b_rows % 128):
+                    continue
                 if column_parts(Tile(rows * groups, bn, 0, 0, 128 * groups)) if p.two_level else rows * bn // 128 <= most:
                     for bytes_ in (128, 256) if not p.two_level else (128,):
                         yield rows * groups, bn, bytes_ * 8 // p.bits, 128 * groups
+
+
+def _fills(chip: Chip, p: Problem, bm: int, bn: int) -> bool:
+    """Whether tiles, of all or of some part of k, are nearly as many as units."""
+    tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
+    return tiles <= chip.units and chip.units // tiles * tiles >= _FILLED * chip.units
 
 
 def _parts(chip: Chip, p: Problem, bm: int, bn: int, bk: int) -> tuple[int, ...]:
