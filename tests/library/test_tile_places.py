@@ -6,8 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tilelang.codegen.cuda import print_kernel
+from tilelang.ir import walk
+from tilelang.ir.expr import Call
 from tilelang.library.matmul_kernels import Form, gemm, gemm_split
-from tilelang.library.tiles import Problem, Tile, chip_of, choose_tile
+from tilelang.library.tiles import Problem, Tile, candidates, chip_of, choose_tile, price
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
@@ -21,21 +24,22 @@ def lined(m, n, k, order, **more):
                    b_rows=math.gcd(2 * (k if order == "nt" else n), 128), may_turn=True, **more)
 
 
-def check(m, n, k, tile, batch=0, ta=False, tb=True):
+def check(m, n, k, tile, batch=0, ta=False, tb=True, bias=False):
     """A product of small integers on the device simulator, which sees every element loaded and stored."""
     rng = np.random.default_rng(0)
     lead = (batch,) if batch else ()
     a, b = (rng.integers(-3, 4, (*lead, *s)).astype(np.float16) for s in ((m, k), (k, n)))
-    f = Form(m, n, k, ("float16", "float16", "float32", "float32"), tile, batch, ta, tb)
+    f = Form(m, n, k, ("float16", "float16", "float32", "float32"), tile, batch, ta, tb, bias="float32" if bias else "")
     one, space = np.ones(1, np.float32), {}
+    added = np.arange(n, dtype=np.float32) if bias else one
     if tile.parts > 1:
         space = {"W": np.full((tile.parts * max(1, batch), m, n), np.nan, np.float32)}
     program = (gemm_split if tile.parts > 1 else gemm)(f)
     got = run_device(lower(program.func, SM90, {"tl.enable_hopper": True}),
                      {"A": np.ascontiguousarray(a.swapaxes(-1, -2)) if ta else a,
-                      "B": np.ascontiguousarray(b.swapaxes(-1, -2)) if tb else b, "bias": one, "sa": one, "sb": one, **space,
+                      "B": np.ascontiguousarray(b.swapaxes(-1, -2)) if tb else b, "bias": added, "sa": one, "sb": one, **space,
                       "C": np.full((*lead, m, n), np.nan, np.float32)})
-    assert np.array_equal(got.outputs["C"], a.astype(np.float64) @ b.astype(np.float64))
+    assert np.array_equal(got.outputs["C"], a.astype(np.float64) @ b.astype(np.float64) + (added if bias else 0))
 
 
 @pytest.mark.parametrize("shape, near", [
@@ -52,3 +56,86 @@ def test_neighbours_share_the_larger_operand(shape, near):
 
 def test_split_sums_of_blocks_column_by_column():
     check(100, 130, 300, Tile(64, 64, 64, 3, 128, parts=2, panel=2))
+
+
+SPLIT = Tile(64, 72, 64, 3, 128, parts=2, moved=True)
+MOVED = replace(SPLIT, parts=1, panel=2, staged=True)
+TURNED = replace(MOVED, turned=True)
+STAGED = replace(TURNED, moved=False)
+PLACES = {
+    "moved": (100, 200, 200, MOVED, {}), "moved_nn_batched": (100, 96, 136, MOVED, {"batch": 2, "tb": False}),
+    "moved_tn": (104, 80, 136, MOVED, {"ta": True, "tb": False}), "rows_only": (100, 40, 136, MOVED, {}),
+    "columns_only": (40, 100, 136, MOVED, {"bias": True}), "whole": (128, 144, 128, MOVED, {}),
+    "split": (100, 90, 300, replace(SPLIT, panel=2), {}),
+    "split_batched": (100, 90, 300, SPLIT, {"batch": 2}),
+    "split_turned": (90, 104, 300, replace(SPLIT, turned=True), {"tb": False}), "turned": (90, 104, 136, TURNED, {}),
+    "staged": (90, 104, 136, STAGED, {"bias": True}),
+    "staged_nn": (90, 104, 136, STAGED, {"tb": False, "batch": 2}),
+    "staged_odd": (90, 99, 136, STAGED, {}), "turned_bias": (90, 104, 136, TURNED, {"bias": True}),
+    "wide": (100, 200, 136, Tile(64, 72, 64, 3, 128, wide=128), {"tb": False}),
+    "wide_moved": (100, 200, 200, replace(MOVED, wide=128), {"tb": False}),
+    "wide_split": (100, 200, 300, replace(SPLIT, wide=128), {"tb": False}),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_values_wherever_tiles_lie(name):
+    m, n, k, tile, more = PLACES[name]
+    check(m, n, k, tile, **more)
+
+
+def test_staged_tiles_leave_in_whole_vectors():
+    f = Form(100, 200, 200, ("float16", "float16", "float16", "float32"), STAGED)
+    for tile in (STAGED, TURNED, MOVED):
+        assert "tl::copy<half_t, 8>(&C[" in printed(replace(f, tile=tile))
+    assert "tl::copy<half_t, 8>(&C[" not in printed(replace(f, tile=replace(STAGED, staged=False)))
+
+
+def printed(f):
+    (kernel,) = lower(gemm(f).func, SM90, {"tl.enable_hopper": True}).kernels
+    calls = [x.op for x in walk(kernel.launch) if isinstance(x, Call)]
+    assert calls.count("tma_load") >= 2 and "wgmma" in calls
+    return print_kernel(kernel)
+
+
+def chosen(m, n, k, order, **more):
+    return choose_tile(H200, lined(m, n, k, order, may_move=True, **more))
+
+
+def test_what_the_model_chooses():
+    """Tiles of one round that fill the machine; measured on an H200."""
+    t = chosen(1536, 1536, 1536, "nn")
+    assert (t.bm, t.bn, t.wide) == (192, 96, 128) and not t.turned
+    t = chosen(788, 3072, 768, "nt")
+    assert (t.bm, t.bn) == (256, 72) and t.turned and t.staged
+    t = chosen(10000, 200, 1000, "nt")
+    assert (t.bm, t.bn) == (192, 104) and t.moved
+    assert chosen(800, 800, 8000, "nn").turned and chosen(100, 4096, 4096, "nt").moved
+    assert not any(t.moved or t.staged or t.wide for t in candidates(H200, lined(4096, 4096, 4096, "nn", may_move=True)))
+    assert not any(t.moved for t in candidates(H200, lined(1000, 1000, 1000, "nt")))
+    assert not chosen(1000, 1048, 328, "nt").moved  # too few steps to feel it
+    small = replace(lined(200, 3000, 2048, "nt", may_move=True), kind="int8", bits=8, out_bits=32)
+    assert all(t.bn % 16 == 0 for t in candidates(H200, small)) and any(t.moved for t in candidates(H200, small))
+
+
+PRICES = {
+    (800, 800, 8000, "nn", 64, 160, 64, 7, 128, 2): ("turned", 21.7),
+    (800, 800, 8000, "nt", 128, 96, 64, 6, 256, 2): ("moved", 21.1),
+    (1536, 1536, 1536, "nn", 192, 96, 64, 4, 384, 1): ("wide", 12.4),
+    (768, 3072, 768, "nn", 192, 96, 64, 4, 384, 1): ("wide", 7.6),
+    (384, 1536, 6144, "nn", 192, 96, 64, 4, 384, 4): ("wide", 15.8),
+    (788, 3072, 768, "nt", 256, 72, 64, 4, 256, 1): ("staged", 7.9),
+    (1536, 1536, 1536, "nn", 192, 96, 64, 5, 384, 1): ("staged", 12.9),
+    (197, 768, 3072, "nt", 64, 96, 64, 8, 128, 4): ("moved", 6.6),
+    (10000, 200, 1000, "nt", 192, 104, 64, 5, 384, 1): ("moved", 11.1),
+}
+
+
+@pytest.mark.parametrize("kernel", PRICES, ids=str)
+def test_prices_are_near_what_was_measured(kernel):
+    """Microseconds on an H200."""
+    how, measured = PRICES[kernel]
+    t = Tile(*kernel[4:], turned=how in ("turned", "staged"), moved=how == "moved",
+             staged=how == "staged" or how == "moved" and kernel[9] == 1,
+             wide=128 if how == "wide" else 0)
+    assert price(H200, lined(*kernel[:4]), t) * 1e6 == pytest.approx(measured, rel=0.12)

@@ -101,12 +101,37 @@ class Form:
         return T.ceildiv(across, self.tile.bn), T.ceildiv(down, self.tile.bm)
 
     def row(self, by: Any) -> Any:
-        """The first row of a tile (of C; its column, where tiles are turned)."""
+        """The first row of a tile (a column of C, where tiles are turned)."""
         return _start(by, self.tile.bm, self.n if self.tile.turned else self.m, self.tile.moved)
 
     def column(self, bx: Any) -> Any:
-        """The first column of a tile (of C; its row, where tiles are turned)."""
+        """The first column of a tile (a row of C, where tiles are turned)."""
         return _start(bx, self.tile.bn, self.m if self.tile.turned else self.n, self.tile.moved)
+
+    def own_place(self, bx: Any, by: Any) -> tuple[Any, Any]:
+        """Row and column of C where the elements begin that a tile shares with no earlier one."""
+        at = by * self.tile.bm, bx * self.tile.bn
+        return at[::-1] if self.tile.turned else at
+
+    def own(self, tile: Any, bx: Any, by: Any) -> Any:
+        """Those elements of a tile of C, which a moved tile has at its end: one block stores each of C's.
+
+        What lies behind the tile then is outside of C as well.
+        """
+        t = self.tile
+        if not t.moved:
+            return tile
+        down, across = by * t.bm - self.row(by), bx * t.bn - self.column(bx)
+        if t.turned:
+            return tile[across:across + t.bn, down:down + t.bm]
+        return tile[down:down + t.bm, across:across + t.bn]
+
+    def owns(self, bx: Any, by: Any, i: Any, j: Any) -> Any:
+        """Whether element (i, j) of a tile is one of those, and inside."""
+        t, (down, across) = self.tile, (self.n, self.m) if self.tile.turned else (self.m, self.n)
+        inside = T.And(self.row(by) + i < down, self.column(bx) + j < across)
+        late = T.And(self.row(by) + i >= by * t.bm, self.column(bx) + j >= bx * t.bn)
+        return T.And(inside, late) if t.moved else inside
 
     def columns_of(self, tile: Any) -> Any:
         """What the product takes of the right operand's tile, of which more may be loaded."""
@@ -206,22 +231,23 @@ def gemm(f: Form) -> Any:
                 T.copy(f.right(A, B, bz, ko * t.bk, f.column(bx)), Bs)
                 T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
             if t.staged:
-                Cs = T.alloc_shared((t.bn, t.bm), f.types[2])
+                Cs = T.alloc_shared((t.bn, t.bm) if t.turned else (t.bm, t.bn), f.types[2])
                 for i, j in T.Parallel(t.bm, t.bn):
-                    Cs[j, i] = T.cast(finish(Cf[i, j], bias, sa, sb, f.row(by) + i), f.types[2])
-                T.copy(Cs, C[f.at_c(bz, f.column(bx), f.row(by))])
+                    c = (f.row(by) + i) if t.turned else (f.column(bx) + j)
+                    Cs[(j, i) if t.turned else (i, j)] = T.cast(finish(Cf[i, j], bias, sa, sb, c), f.types[2])
+                T.copy(f.own(Cs, bx, by), C[f.at_c(bz, *f.own_place(bx, by))])
             elif t.turned:
                 for i, j in T.Parallel(t.bm, t.bn):
-                    if f.column(bx) + j < m and f.row(by) + i < f.n:
-                        C[f.at_c(bz, f.column(bx) + j, f.row(by) + i)] = T.cast(
-                            finish(Cf[i, j], bias, sa, sb, f.row(by) + i), f.types[2])
+                    if bx * t.bn + j < m and by * t.bm + i < f.n:
+                        C[f.at_c(bz, bx * t.bn + j, by * t.bm + i)] = T.cast(
+                            finish(Cf[i, j], bias, sa, sb, by * t.bm + i), f.types[2])
             elif f.finishes:
                 D = Cf if f.result == f.types[3] else T.alloc_fragment((t.bm, t.bn), f.result)
                 for i, j in T.Parallel(t.bm, t.bn):
-                    D[i, j] = finish(Cf[i, j], bias, sa, sb, f.column(bx) + j)
-                T.copy(D, C[f.at_c(bz, f.row(by), f.column(bx))])
+                    D[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)
+                T.copy(D, C[f.at_c(bz, by * t.bm, bx * t.bn)])
             else:
-                T.copy(Cf, C[f.at_c(bz, f.row(by), f.column(bx))])
+                T.copy(Cf, C[f.at_c(bz, by * t.bm, bx * t.bn)])
 
     return matmul
 
@@ -291,12 +317,13 @@ def gemm_split(f: Form) -> Any:
                 T.copy(f.left(A, B, bz % lead, f.row(by), (first + ko) * t.bk), As)
                 T.copy(f.right(A, B, bz % lead, (first + ko) * t.bk, f.column(bx)), Bs)
                 T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
-            if t.turned:
+            if t.turned or t.moved:
                 for i, j in T.Parallel(t.bm, t.bn):
-                    if f.column(bx) + j < f.m and f.row(by) + i < f.n:
-                        W[bz, f.column(bx) + j, f.row(by) + i] = Cf[i, j]
+                    if f.owns(bx, by, i, j):
+                        r, c = f.row(by) + i, f.column(bx) + j
+                        W[(bz, c, r) if t.turned else (bz, r, c)] = Cf[i, j]
             else:
-                T.copy(Cf, W[bz, f.row(by), f.column(bx)])
+                T.copy(Cf, W[bz, by * t.bm, bx * t.bn])
         with T.Kernel(T.ceildiv(f.n, columns), T.ceildiv(f.m, rows), lead, threads=256) as (bx, by, bz):
             T.pdl_sync()
             total = T.alloc_fragment((rows, columns), f.types[3])

@@ -70,8 +70,9 @@ class Tile:
 
     panel: rows of tiles that are worked on together (T.use_swizzle).  seconds: what the model expects.  turned: bm counts
     columns of the result and bn its rows, so few rows fill a tile: instructions have 64 x 8 n.
-    moved: the last tiles lie inside the tensor and compute again what their neighbours do.  staged: turned tiles leave
-    through shared memory.  wide: columns of the right operand a stage loads, where more than bn.
+    moved: the last tiles lie inside the tensor and compute again what their neighbours do.  staged: results leave
+    through shared memory: moved and turned ones in whole rows.  wide: columns of the right operand that a stage loads,
+    where more than bn.
     """
 
     bm: int

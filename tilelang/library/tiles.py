@@ -32,7 +32,7 @@ _NARROW, _OUTERMOST = 3.2, 1.25
 _TALL = 1.6  # of tiles of more than 256 rows, which are two boxes: measured, not understood
 _SHARED_ROWS = 1.14, 1.02  # what neighbours share takes longer from memory: 128 bytes of a row a stage, 256 of them
 _FAR_LARGER = 8  # operand than the other: neighbours share its tiles
-_STAGED = 20.0  # cycles that a thread takes to bring an element of a turned tile into shared memory
+_TURNED, _STAGED = 20.0, 6.0  # cycles that a thread takes to bring an element into shared memory, of a turned tile and others
 _MOVED, _MOVED_STEPS = 1.06, 12  # loads of tiles that are moved; iterations from which on that pays
 _FILLED = 0.75  # of the units that tiles must have to do, for sizes that are tried only then
 _FEW_ROWS = 128  # rows up to which turned tiles are thought of
@@ -59,7 +59,7 @@ def _price(chip: Chip, p: Problem, t: Tile, pairing: str | None = None) -> tuple
     """(seconds, seconds if memory were free).  pairing: the operand that clusters load once, "" for none (None: what the
     compiler does)."""
     if t.turned:
-        return _price(chip, turned(p), replace(t, turned=False), pairing)
+        return _price(chip, turned(p, t.staged), replace(t, turned=False), pairing)
     size = p.bits / 8
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     depth = ceil(ceil(p.k / t.bk) / t.parts)  # stages of a block
@@ -82,7 +82,8 @@ def _price(chip: Chip, p: Problem, t: Tile, pairing: str | None = None) -> tuple
     if p.two_level and chip.kind == "wgmma":
         stage = _promoted(chip, p, t, stage)
     out_bytes = 4 if t.parts > 1 else p.out_bits / 8
-    outside = 1100 + 700 + t.bm * t.bn * (out_bytes / chip.store * busy + (_STAGED / t.threads if t.staged else 0))
+    staging = (_TURNED if p.staged else _STAGED if t.staged else 0) / t.threads
+    outside = 1100 + 700 + t.bm * t.bn * (out_bytes / chip.store * busy + staging)
     if chip.kind != "cpu":
         stage *= {1: 2.0, 2: 1.15, 3: 1.04}.get(t.stages, 1.0)  # a late load is felt sooner
     if chip.kind == "mma" and resident == 1:  # nothing runs while its warps wait for each other
@@ -265,19 +266,25 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
             wide = ceil(bn * p.bits / 1024) * 1024 // p.bits
         stage = (bm + (wide or bn)) * bk * p.bits // 8
         out = bm * bn * p.out_bits // 8
-        left = room - (out if p.staged else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
-        stages = 1 if chip.kind == "cpu" else min(left // stage, 8 if chip.kind == "wgmma" else 4, ceil(p.k / bk) + 1)
-        if stages < 1 + (chip.kind != "cpu"):
-            continue
         for parts in _parts(chip, p, bm, bn, bk):
             once = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * parts <= chip.units
             if (wide or p.staged) and not once:
                 continue
-            cut = p.m > bm and p.m % bm > 0 or p.n > bn and p.n % bn > 0
-            moved = p.may_move and once and cut and p.k >= _MOVED_STEPS * bk * parts
-            yield Tile(bm, bn, bk, stages, threads, parts, _panel(chip, p, bm, bn, parts), moved=moved, wide=wide)
+            for moved in (False, True) if once and _movable(p, bm, bn, bk * parts) else (False,):
+                staged = parts == 1 and (p.staged or moved)
+                left = room - (out if staged else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
+                stages = 1 if chip.kind == "cpu" else min(left // stage, 8 if chip.kind == "wgmma" else 4, ceil(p.k / bk) + 1)
+                if stages > (chip.kind != "cpu"):
+                    yield Tile(bm, bn, bk, stages, threads, parts, _panel(chip, p, bm, bn, parts), moved=moved,
+                               staged=staged, wide=wide)
     if wgmma and p.may_turn and not few:
-        yield from (replace(t, turned=True, staged=t.parts == 1) for t in candidates(chip, turned(p, staged=True)))
+        yield from (replace(t, turned=True) for t in candidates(chip, turned(p, staged=True)))
+
+
+def _movable(p: Problem, bm: int, bn: int, deep: int) -> bool:
+    """Whether the last tiles may be moved inside, in loops over `deep` of k an iteration that are long enough to feel it."""
+    cut = p.m > bm and p.m % bm > 0 or p.n > bn and p.n % bn > 0
+    return p.may_move and cut and p.k >= _MOVED_STEPS * deep
 
 
 def _panel(chip: Chip, p: Problem, bm: int, bn: int, parts: int) -> int:
@@ -302,11 +309,12 @@ def _side_by_side(chip: Chip, p: Problem, bm: int, bn: int, parts: int) -> str:
 def _warp_group_tiles(chip: Chip, p: Problem) -> Iterator[tuple[int, int, int, int]]:
     """(bm, bn, bk, threads): 1 to 3 groups of 64 or 128 rows.  Accumulators leave room for addresses and the epilogue.
 
-    Columns in steps of 8, and of whole panels that are wider, only for tiles of one round that fill the machine.
+    Columns in steps of 8, and of whole panels that are wider, only for tiles of one round that fill the machine;
+    wgmma has no odd multiples of 8 of bytes.
     """
     for groups, most in ((1, 168), (2, 168), (3, 96)):
         for rows in (64, 128):
-            for bn in range(16, 257, 8):
+            for bn in range(16, 257, 16 if p.kind == "int8" else 8):
                 narrow = not p.b_k and bn * p.bits > 1024 and bn * p.bits % 1024
                 if (bn % 16 or narrow or p.staged) and not (p.may_move and _fills(chip, p, rows * groups, bn)) or (
                         narrow and p.b_rows % 128):
