@@ -110,6 +110,8 @@ def test_what_the_model_chooses():
     assert (t.bm, t.bn) == (256, 72) and t.turned and t.staged
     t = chosen(10000, 200, 1000, "nt")
     assert (t.bm, t.bn) == (192, 104) and t.moved
+    odd = [chosen(4088, 4104, 4120, order) for order in ("nt", "nn")]  # rows across sectors, several rounds
+    assert [(t.bm, t.bn) for t in odd] == [(128, 208), (192, 192)]
     assert chosen(800, 800, 8000, "nn").turned and chosen(100, 4096, 4096, "nt").moved
     assert not any(t.moved or t.staged or t.wide for t in candidates(H200, lined(4096, 4096, 4096, "nn", may_move=True)))
     assert not any(t.moved for t in candidates(H200, lined(1000, 1000, 1000, "nt")))

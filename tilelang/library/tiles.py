@@ -73,7 +73,8 @@ def _price(chip: Chip, p: Problem, t: Tile, pairing: str | None = None) -> tuple
     matrix *= WAITING if shared else 1.0
     matrix *= _issue(chip, t, (t.bm + t.loaded) * t.bk * size / matrix)
     if chip.kind == "wgmma":  # L2 as well is slower when power limits
-        load *= 1 + 0.08 * _long(rounds * depth * max(matrix, load) / chip.clock)
+        power = 0.2 if p.a_rows % SECTOR or p.b_rows % SECTOR else 0.08
+        load *= 1 + power * _long(rounds * depth * max(matrix, load) / chip.clock)
     stage = max(matrix, load)
     edges, zeros = _at_edges(chip, p, t)
     # One of a block's tiles lies at an edge, unless all do; where there are many, it is not felt.
