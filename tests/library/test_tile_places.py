@@ -9,6 +9,7 @@ import pytest
 from tilelang.codegen.cuda import print_kernel
 from tilelang.ir import walk
 from tilelang.ir.expr import Call
+from tilelang.library import matmul
 from tilelang.library.matmul_kernels import Form, gemm, gemm_split
 from tilelang.library.tiles import Problem, Tile, candidates, chip_of, choose_tile, price
 from tilelang.simulator import run_device
@@ -141,3 +142,13 @@ def test_prices_are_near_what_was_measured(kernel):
              staged=how == "staged" or how == "moved" and kernel[9] == 1,
              wide=128 if how == "wide" else 0)
     assert price(H200, lined(*kernel[:4]), t) * 1e6 == pytest.approx(measured, rel=0.12)
+
+
+def test_the_library_takes_them():
+    """Through matmul itself, with 16-bit results."""
+    m, n, k = 72, 72, 768
+    t = chosen(m, n, k, "nn")
+    assert t.moved and t.staged and t.turned
+    a, b = (np.random.default_rng(1).integers(-1, 2, s).astype(np.float16) for s in ((m, k), (k, n)))
+    got = matmul(a, b, bias=np.full(n, 3, np.float16), target={"kind": "cuda", "arch": "sm_90a"}, execution_backend="simulator")
+    assert got.dtype == np.float16 and np.array_equal(got, a.astype(np.float64) @ b.astype(np.float64) + 3)
