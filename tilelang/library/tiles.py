@@ -268,10 +268,11 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
         stage = (bm + (wide or bn)) * bk * p.bits // 8
         out = bm * bn * p.out_bits // 8
         for parts in _parts(chip, p, bm, bn, bk):
-            once = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * parts <= chip.units
-            if (wide or p.staged) and not once:
+            blocks = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * parts
+            if (wide or p.staged or bn % 16) and not _FILLED * chip.units <= blocks <= chip.units:
                 continue
-            for moved in (False, True) if once and _movable(p, bm, bn, bk * parts) else (False,):
+            movable = blocks <= chip.units and _movable(p, bm, bn, bk * parts)
+            for moved in (False, True) if movable and parts == 1 else (movable,):  # sums of parts need no room to move
                 staged = parts == 1 and (p.staged or moved)
                 left = room - (out if staged else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
                 stages = 1 if chip.kind == "cpu" else min(left // stage, 8 if chip.kind == "wgmma" else 4, ceil(p.k / bk) + 1)
@@ -336,8 +337,9 @@ def _parts(chip: Chip, p: Problem, bm: int, bn: int, bk: int) -> tuple[int, ...]
     tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
     if not p.may_split or chip.kind == "cpu" or tiles * 3 > chip.units * 2:
         return (1,)
-    most = min(16, ceil(p.k / bk) // 4)
-    return (1, *(x for x in range(2, most + 1) if tiles * x <= chip.units * 2))
+    steps = ceil(p.k / bk)
+    depths = {ceil(steps / x): x for x in range(min(16, steps // 4), 1, -1) if tiles * x <= chip.units * 2}
+    return (1, *sorted(depths.values()))  # the fewest of equal depth
 
 
 @lru_cache(maxsize=1024)
