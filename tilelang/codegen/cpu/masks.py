@@ -131,7 +131,16 @@ class _Masks:
                 return True
             if isinstance(n, Parallel) or isinstance(n, TileOp) and not own_work(n):
                 return True
-        return meets_itself([s]) or divergent and self.exchanges(s)
+        return meets_itself([s]) or self.crosses(s, divergent)
+
+    def crosses(self, s: Stmt, divergent: bool) -> bool:
+        """Whether threads may touch each other's places in a part of s that a thread would run whole before the next."""
+        if divergent or isinstance(s, (If, For, While)) and (self._divergent(s) or not isinstance(s, If) and bool(
+                self.jumps(s.body))):
+            return self.exchanges(s)
+        inside = s.stmts if isinstance(s, Seq) else (s.then, s.orelse) if isinstance(s, If) else (
+            s.body,) if isinstance(s, (For, While)) else ()
+        return any(self.crosses(x, False) for x in inside if x is not None)
 
     def exchanges(self, s: Stmt) -> bool:
         """Whether a thread may read in a branch what another thread writes there."""
@@ -185,7 +194,8 @@ class _Masks:
         if m is None and self.root is not None and isinstance(s, (For, While)) and returns_in(self.t, s):
             m = self.root  # threads that returned in one turn are missing in the next
         divergent = isinstance(s, (If, For, While)) and self._divergent(s)
-        if isinstance(s, (If, For, While)) and (self.meets(s, divergent) or m is not None and self._leaves(s, leave)):
+        if isinstance(s, (If, For, While)) and (
+                self.meets(s, divergent or m is not None) or m is not None and self._leaves(s, leave)):
             if divergent and isinstance(s, (For, While)) and self.stays(s):
                 yield self.put(s, m)
             elif isinstance(s, If):
