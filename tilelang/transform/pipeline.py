@@ -33,6 +33,7 @@ from .plan_pipelines import plan_pipelines
 from .plan_shared_memory import plan_shared_memory
 from .product_registers import product_registers
 from .refuse_races import refuse_races
+from .settle_reads import settle_reads
 from .simplify import simplify
 from .specialize_warps import specialize_warps
 from .split_products import split_products
@@ -52,6 +53,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     check_hopper,
     check_races,  # only where asked for
     refuse_races,  # after it: what is refused has been told of
+    settle_reads,  # before unpack_small_types, which makes loads of its own
     check_pipelines,  # before unpack_small_types: it counts the statements of the user
     unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
 )

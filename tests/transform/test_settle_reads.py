@@ -1,0 +1,174 @@
+"""Parallel loops whose iterations read what others store: old values are kept, or the loop is refused, through all names."""
+
+import numpy as np
+import pytest
+from everywhere import WITH_HOPPER, everywhere
+
+import tilelang.language as T
+from tilelang.errors import TileLangError
+from tilelang.ir import Alloc, walk
+from tilelang.target import Target
+from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.pipeline import lower
+from tilelang.transform.settle_reads import settle_reads
+
+
+def program(body, threads=32, shared=False):
+    """body: macro of (F, W, G): 64 int32, seen as 8 x 8 by W, and 64 others, 0 at first."""
+    @T.prim_func
+    def f(A: T.Tensor((64,), "int32"), B: T.Tensor((2, 64), "int32")):
+        with T.Kernel(1, threads=threads):
+            F = T.alloc_shared((64,), "int32") if shared else T.alloc_fragment((64,), "int32")
+            G = T.alloc_fragment((64,), "int32")
+            T.copy(A, F)
+            T.clear(G)
+            W = T.reshape(F, (8, 8))
+            body(F, W, G)
+            T.copy(F, B[0, 0:64])
+            T.copy(G, B[1, 0:64])
+
+    return f
+
+
+@T.macro
+def up(F, W, G):
+    for i in T.Parallel(63):
+        F[i + 1] = F[i]
+
+
+@T.macro
+def down_by_a_view(F, W, G):
+    for i in T.Parallel(56):
+        W[(i + 8) // 8, i % 8] = F[i + 3]
+
+
+@T.macro
+def taken_then_cleared(F, W, G):
+    for i in T.Parallel(32):
+        G[i + 8] = F[i + 5]
+        F[i + 8] = 7
+
+
+@T.macro
+def mirrored_by_a_view(F, W, G):
+    for i, j in T.Parallel(8, 8):
+        W[i, j] = F[63 - i * 8 - j] * 2
+
+
+@T.macro
+def under_conditions(F, W, G):
+    for i in T.Parallel(64):
+        if i >= 4:
+            F[i] = F[i - 4] + T.if_then_else(i < 60, F[(i + 4) % 64], 0)
+
+
+def want_up(a, g):
+    a[1:] = a[:-1].copy()
+
+
+def want_down(a, g):
+    a[8:] = a[3:59].copy()
+
+
+def want_taken(a, g):
+    g[8:40] = a[5:37]
+    a[8:40] = 7
+
+
+def want_mirrored(a, g):
+    a[:] = a[::-1].copy() * 2
+
+
+def want_conditions(a, g):
+    old = a.copy()
+    for i in range(4, 64):
+        a[i] = old[i - 4] + (old[i + 4] if i < 60 else 0)
+
+
+COMPUTED = {up: want_up, down_by_a_view: want_down, taken_then_cleared: want_taken, mirrored_by_a_view: want_mirrored,
+            under_conditions: want_conditions}
+
+
+@pytest.mark.parametrize("threads", [1, 32, 96])
+@pytest.mark.parametrize("body", COMPUTED, ids=lambda b: b.__name__)
+def test_old_values_are_read_on_every_execution(body, threads):
+    f = program(body, threads)
+    a = np.random.default_rng(3).integers(-99, 99, 64).astype(np.int32)
+    want = np.stack([a, np.zeros_like(a)])
+    COMPUTED[body](want[0], want[1])
+    _, got = everywhere(f, a, on=WITH_HOPPER if threads == 96 else ("tile", "simulator", "cpu"))
+    np.testing.assert_array_equal(got, want)
+
+
+@T.macro
+def stored_then_read(F, W, G):
+    for i in T.Parallel(32):
+        F[i] = 7
+        G[i] = F[i + 3]
+
+
+@T.macro
+def stored_then_read_by_a_view(F, W, G):
+    for i in T.Parallel(32):
+        W[i // 8, i % 8] = 7
+        G[i] = F[i + 3]
+
+
+@T.macro
+def read_again_after_the_store(F, W, G):
+    for i in T.Parallel(32):
+        for k in T.serial(2):
+            F[i + 1] = F[i] + k
+
+
+REFUSED = {stored_then_read: "`F`", stored_then_read_by_a_view: "`F` and `W`", read_again_after_the_store: "`F`"}
+
+
+@pytest.mark.parametrize("target", ["c", "sm_90a"])
+@pytest.mark.parametrize("body", REFUSED, ids=lambda b: b.__name__)
+def test_reads_of_what_others_have_stored_are_refused(body, target):
+    with pytest.raises(TileLangError, match=f"element of {REFUSED[body]} that") as e:
+        lower(program(body).func, Target("c" if target == "c" else {"kind": "cuda", "arch": target}))
+    assert e.value.kind == "parallel-order" and "test_settle_reads.py" in str(e.value)
+
+
+def test_shared_memory_that_others_store_is_refused():
+    with pytest.raises(TileLangError, match="element of `F` that") as e:
+        lower(program(up, shared=True).func, Target("c"))
+    assert e.value.kind == "parallel-order"
+
+
+@T.macro
+def own_element(F, W, G):
+    for i in T.Parallel(64):
+        F[i] = F[i] + 1
+        G[i] = W[i // 8, i % 8] * 2
+
+
+@T.macro
+def other_half(F, W, G):
+    for i in T.Parallel(32):
+        F[i] = F[i + 32]
+
+
+@T.macro
+def swapped_by_one_of_two(F, W, G):
+    for i in T.Parallel(64):
+        if i < i ^ 1:
+            G[i] = F[i]
+            F[i] = F[i ^ 1]
+            F[i ^ 1] = G[i]
+
+
+@T.macro
+def where_memory_says(F, W, G):
+    for i in T.Parallel(64):
+        if F[i] > 0:
+            F[i] = G[(F[i] + i) % 64]
+
+
+@pytest.mark.parametrize("body", [own_element, other_half, swapped_by_one_of_two, where_memory_says], ids=lambda b: b.__name__)
+def test_what_is_an_iterations_own_or_does_not_show_is_left_alone(body):
+    f = program(body).func
+    got = run_passes(f, [settle_reads], PassContext())
+    assert sum(isinstance(x, Alloc) for x in walk(got)) == sum(isinstance(x, Alloc) for x in walk(f))
