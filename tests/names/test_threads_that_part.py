@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from everywhere import cuda_text, everywhere, run
+from everywhere import WITH_HOPPER, cuda_text, everywhere, run
 
 import tilelang.language as T
 from tilelang.errors import TileLangError
@@ -157,13 +157,26 @@ def test_votes_of_the_lanes_that_come():
     cuda_text(f)
 
 
-@pytest.mark.spec("T.any_sync", "T.ballot_sync", "T.match_any_sync", "T.match_all_sync", "L15:warp-votes")
+def lanes_with(i, threads, part=8):
+    """Threads of the warp of thread i that are on its side of lane `part`."""
+    first = i // 32 * 32
+    return [k for k in range(first, min(first + 32, threads)) if (k % 32 < part) == (i % 32 < part)]
+
+
+def bits(lanes):
+    """Lanes of threads of one warp as a mask, seen as int32."""
+    return np.uint32(sum(1 << k % 32 for k in lanes)).view(np.int32)
+
+
+@pytest.mark.spec("T.any_sync", "T.all_sync", "T.ballot_sync", "T.match_any_sync", "T.match_all_sync", "T.activemask",
+                  "L15:warp-votes")
+@pytest.mark.parametrize("on", WITH_HOPPER)
 @pytest.mark.parametrize("threads", [64, 40])
-def test_masks_part_the_lanes_of_a_warp(threads):
+def test_masks_part_the_lanes_of_a_warp(threads, on):
     """Lanes below 8 vote among themselves, the others of their warp as well; the last warp need not be full."""
 
     @T.prim_func
-    def f(A: T.Tensor((threads,), "int32"), O: T.Tensor((4, threads), "int32")):
+    def f(A: T.Tensor((threads,), "int32"), O: T.Tensor((7, threads), "int32")):
         with T.Kernel(1, threads=threads):
             i = T.get_thread_binding()
             m = T.if_then_else(i % 32 < 8, T.uint32(0xFF), T.uint32(0xFFFFFF00))
@@ -171,18 +184,77 @@ def test_masks_part_the_lanes_of_a_warp(threads):
             O[1, i] = T.cast(T.ballot_sync(A[i] % 2, m), "int32")
             O[2, i] = T.cast(T.match_any_sync(A[i] % 3, m), "int32")
             O[3, i] = T.cast(T.match_all_sync(A[i] // 8, m), "int32")
+            O[4, i] = T.all_sync(A[i] % 32 < 8, m)
+            O[5, i] = T.cast(T.activemask(), "int32")
+            O[6, i] = T.cast(T.match_all_sync(A[i] // 32), "int32")
 
-    o = run(f, LANES[:threads], on="cpu")[1]
+    o = run(f, LANES[:threads], on=on)[1]
     for i in range(threads):
-        low, first = i % 32 < 8, i // 32 * 32
-        lanes = [k for k in range(first, min(first + 32, threads)) if (k % 32 < 8) == low]
-
-        def bits(chosen, first=first):
-            return np.uint32(sum(1 << (k - first) for k in chosen)).view(np.int32)
-
+        lanes, warp = lanes_with(i, threads), lanes_with(i, threads, 32)
         assert o[0, i] == (3 in lanes) and o[1, i] == bits([k for k in lanes if k % 2])
         assert o[2, i] == bits([k for k in lanes if k % 3 == i % 3])
         assert o[3, i] == (bits(lanes) if len({k // 8 for k in lanes}) == 1 else 0)
+        assert o[4, i] == (i % 32 < 8) and o[5, i] == o[6, i] == bits(warp)
+
+
+@pytest.mark.spec("T.any_sync", "T.ballot_sync", "T.match_any_sync", "T.shfl_xor", "T.shfl_up", "T.thread_return",
+                  "L15:warp-votes", "L15:shuffles")
+@pytest.mark.parametrize("threads", [64, 40])
+def test_lanes_of_a_warp_in_different_branches_pass_their_own_masks(threads):
+    """Votes and shuffles in both branches, then of the lanes that have not returned, which a full mask names as well."""
+
+    @T.prim_func
+    def f(A: T.Tensor((threads,), "int32"), O: T.Tensor((5, threads), "int32")):
+        with T.Kernel(1, threads=threads):
+            i = T.get_thread_binding()
+            if i % 32 < 8:
+                O[0, i] = T.cast(T.ballot_sync(A[i] % 2, 0xFF), "int32")
+                O[1, i] = T.any_sync(A[i] == 37, 0xFF)
+                O[2, i] = T.shfl_xor(A[i], 3, mask=0xFF)
+            else:
+                O[0, i] = T.cast(T.ballot_sync(A[i] % 3 == 0, 0xFFFFFF00), "int32")
+                O[1, i] = T.any_sync(A[i] == 3, 0xFFFFFF00)
+                O[2, i] = T.shfl_up(A[i], 8, width=8, mask=0xFFFFFF00)
+            if i % 32 >= 6:
+                T.thread_return()
+            O[3, i] = T.cast(T.ballot_sync(A[i] % 2 == 0), "int32")
+            O[4, i] = T.cast(T.match_any_sync(A[i] % 3), "int32")
+
+    o = everywhere(f, LANES[:threads], on=WITH_HOPPER)[1]
+    for i in range(threads):
+        lanes, low = lanes_with(i, threads), i % 32 < 8
+        assert o[0, i] == bits([k for k in lanes if (k % 2 if low else k % 3 == 0)])
+        assert o[1, i] == (low and i >= 32) and o[2, i] == (i ^ 3 if low else i)
+        left = lanes_with(i, threads, 6) if i % 32 < 6 else []
+        assert o[3, i] == bits([k for k in left if k % 2 == 0]) and o[4, i] == bits([k for k in left if k % 3 == i % 3])
+    cuda_text(f)
+
+
+@pytest.mark.spec("L15:warp-votes", "L15:shuffles")
+@pytest.mark.parametrize("on", ["tile", "simulator"])
+@pytest.mark.parametrize("case,text", [("own", "thread 8, which is not in the mask that it passes"),
+                                       ("other", "names thread 8 in its mask, which passes another mask"),
+                                       ("vote", "any_sync names thread 8 in its mask, which does not execute it"),
+                                       ("shuffle", "shfl_xor names thread 8 in its mask, which does not execute it")],
+                         ids=["own", "other", "vote", "shuffle"])
+def test_masks_that_do_not_fit_the_lanes_that_come_are_refused(case, text, on):
+    """What CUDA leaves undefined: the interpreters say so."""
+
+    @T.prim_func
+    def f(A: T.Tensor((40,), "int32"), O: T.Tensor((40,), "int32")):
+        with T.Kernel(1, threads=40):
+            i = T.get_thread_binding()
+            if case == "own":
+                O[i] = T.any_sync(A[i], 0xFF)
+            elif case == "other":
+                m = T.if_then_else(i % 32 < 8, T.uint32(0xFFFF), T.uint32(0xFFFFFF00))
+                O[i] = T.any_sync(A[i], m)
+            elif i % 32 < 8:
+                O[i] = T.any_sync(A[i]) if case == "vote" else T.shfl_xor(A[i], 1)
+
+    with pytest.raises(TileLangError, match=text) as e:
+        run(f, LANES[:40], on=on, simulated=True)
+    assert e.value.kind == "sim-warp-divergence"
 
 
 @pytest.mark.spec("T.shfl_xor", "T.shfl_down", "T.shfl_up", "T.shfl_sync", "T.activemask", "T.ballot", "L15:shuffles")

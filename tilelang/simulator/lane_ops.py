@@ -19,7 +19,7 @@ from .faults import fault
 from .lanes import LaneFrame, exit_lanes
 
 
-WARP = 32
+WARP, FULL_MASK = 32, 0xFFFFFFFF
 
 
 def spread(x: Value, lanes: int, vector: bool = False) -> np.ndarray:
@@ -109,15 +109,59 @@ def source_lanes(op: str, lane: np.ndarray, operand: np.ndarray, width: int) -> 
     return np.where(src < start + width, src, lane)
 
 
+def own_threads(f: LaneFrame) -> np.ndarray:
+    """Of each lane, the linear index of its thread in its block."""
+    cluster = getattr(f.block, "cluster", None)
+    return np.arange(f.lanes) % getattr(cluster, "lanes", f.lanes)
+
+
+def whole_warps(f: LaneFrame, e: Call) -> None:
+    """Raises sim-warp-divergence where the lanes are not those of warps (a last warp is filled up with lanes without thread)."""
+    if f.lanes % WARP:
+        raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads", expected="whole warps",
+                    found=f"{f.lanes} threads", span=e.span, hint="use a multiple of 32 threads")
+
+
+def taking_part(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.ndarray:
+    """Per lane, the lanes that act together with it: shape (warps, 32, 32), or (warps, 1, 32) for one mask.
+
+    masks: what the lanes pass, shape () or (lanes,).  threads: of a block; lanes beyond them, and those that have
+    returned, may be named and have no part.  Raises sim-warp-divergence for a lane that is named and does not come, passes
+    another mask or is not in its own: PTX ISA, "vote.sync", "match.sync" and "shfl.sync", leaves all three undefined.
+    """
+    lane, active = np.arange(WARP, dtype=np.uint64), f.active().reshape(-1, WARP)
+    masks = masks.astype(np.uint64).reshape((-1, WARP) if masks.ndim else (1, 1))
+    named = (masks[..., None] >> lane & np.uint64(1)) != 0
+    outside = active & ((masks >> lane & np.uint64(1)) == 0)
+
+    def refuse(bad: np.ndarray, text: str, expected: str, found: str, hint: str) -> None:
+        if bad.any():
+            t = int(own_threads(f)[int(bad.reshape(-1).argmax())])
+            raise fault("sim-warp-divergence", f"{e.op} {text.format(t)}", expected=expected, found=found.format(t),
+                        span=e.span, hint=hint)
+
+    if f.mask is not None:
+        left = own_threads(f) < threads
+        left = (left if f.exited is None else left & ~f.exited).reshape(-1, WARP)
+        # A lane named in a mask that does not come makes the warp wait for ever.
+        refuse((named & active[:, :, None]).any(1) & left & ~active, "names thread {} in its mask, which does not execute it",
+               "a mask of lanes that execute it", "thread {}, which does not", "pass the mask of the lanes that reach it")
+    refuse(outside, "is executed by thread {}, which is not in the mask that it passes", "a mask with the lane that passes it",
+           "thread {}, which is not in its own", "pass the mask of the lanes that act together, with this one")
+    if masks.size > 1:
+        other = named & active[:, None, :] & active[:, :, None] & (masks[:, :, None] != masks[:, None, :])
+        refuse(other.any(1), "names thread {} in its mask, which passes another mask", "one mask in all lanes that it names",
+               "thread {}, which passes another", "lanes that act together pass the same mask")
+    return named & active[:, None, :]
+
+
 def _shuffle(c: Any, e: Call) -> Closure:
     value, operand = c.expr(e.args[0]), c.expr(e.args[1])
     width, vector = int(e.attr("width", WARP) or WARP), e.dtype.lanes > 1
+    mask, threads = np.asarray(int(str(e.attr("mask") or hex(FULL_MASK)).rstrip("u"), 0), np.uint64), c.threads
 
     def run(f: LaneFrame) -> Value:
-        if f.lanes % WARP:
-            raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads",
-                        expected="whole warps", found=f"{f.lanes} threads", span=e.span,
-                        hint="use a multiple of 32 threads")
+        whole_warps(f, e)
         x = spread(value(f), f.lanes, vector)
         lane = np.arange(f.lanes) % WARP
         src = source_lanes(e.op, lane, spread(operand(f), f.lanes).astype(np.int64), width)
@@ -128,6 +172,8 @@ def _shuffle(c: Any, e: Call) -> Closure:
                         "execute it",
                         expected="a lane that executes it", found=f"thread {int(src[t])}, which does not",
                         span=e.span, hint="all lanes of the warp must reach a shuffle together")
+        if f.mask is not None or mask != FULL_MASK:
+            taking_part(f, e, mask, threads)
         return x[src]
 
     return run
@@ -139,12 +185,6 @@ def _thread_return(c: Any, e: Call) -> Closure:
         return np.int32(0)
 
     return run
-
-
-def own_threads(f: LaneFrame) -> np.ndarray:
-    """Of each lane, the linear index of its thread in its block."""
-    cluster = getattr(f.block, "cluster", None)
-    return np.arange(f.lanes) if cluster is None else np.arange(f.lanes) % cluster.lanes
 
 
 def _lane_number(c: Any, e: Call) -> Closure:
@@ -159,49 +199,36 @@ def _lane_number(c: Any, e: Call) -> Closure:
 
 
 def _votes(op: str, x: np.ndarray, on: np.ndarray) -> np.ndarray:
-    """Result of a vote per lane of each warp.  x, on (which lanes take part): shape (warps, 32).
+    """Result of a vote per lane of each warp.  x: shape (warps, 32).  on: which lanes each counts, shape (warps, 32, 32), or
+    (warps, 1, 32) where all count the same.
 
     Source: CUDA C++ Programming Guide, "Warp Vote Functions" and "Warp Match Functions".
     """
     bit = np.uint64(1) << np.arange(WARP, dtype=np.uint64)
+    yes = (x != 0)[:, None, :]
     if op == "any_sync":
-        return np.broadcast_to(((x != 0) & on).any(1)[:, None], x.shape)
+        return np.broadcast_to((yes & on).any(2), x.shape)
     if op == "all_sync":
-        return np.broadcast_to(((x != 0) | ~on).all(1)[:, None], x.shape)
+        return np.broadcast_to((yes | ~on).all(2), x.shape)
     if op in ("ballot_sync", "ballot", "activemask"):
-        chosen = on if op == "activemask" else (x != 0) & on
-        return np.broadcast_to((chosen * bit).sum(1)[:, None], x.shape)
-    equal = (x[:, :, None] == x[:, None, :]) & on[:, None, :]
+        return np.broadcast_to(((on if op == "activemask" else yes & on) * bit).sum(2), x.shape)
+    equal = (x[:, :, None] == x[:, None, :]) & on
     if op == "match_any_sync":
         return (equal * bit).sum(2)
-    same = (equal | ~on[:, None, :]).all(2) & on
-    return np.where(same, (on * bit).sum(1)[:, None], 0)
+    return np.where((equal | ~on).all(2), (on * bit).sum(2), 0)
 
 
 def _vote(c: Any, e: Call) -> Closure:
     value = c.expr(e.args[0]) if e.args else None
     mask = c.expr(e.args[1]) if len(e.args) > 1 else None
-    result = numpy_dtype(e.dtype)
+    result, threads = numpy_dtype(e.dtype), c.threads
 
     def run(f: LaneFrame) -> Value:
-        if f.lanes % WARP:
-            raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads",
-                        expected="whole warps", found=f"{f.lanes} threads", span=e.span,
-                        hint="use a multiple of 32 threads")
+        whole_warps(f, e)
         active = f.active()
         x = active if value is None else spread(value(f), f.lanes)
-        if mask is not None:
-            named = spread(mask(f), f.lanes).astype(np.uint64) >> (np.arange(f.lanes) % WARP).astype(np.uint64) & 1
-            # A lane named in the mask that does not come makes the warp wait for ever.
-            missing = (named != 0) & ~active & np.repeat(active.reshape(-1, WARP).any(1), WARP)
-            if f.mask is not None and missing.any():
-                raise fault("sim-warp-divergence", f"{e.op} names thread {int(missing.argmax())} in its mask, which "
-                            "does not execute it",
-                            expected="a mask of lanes that execute it",
-                            found=f"thread {int(missing.argmax())}, which does not",
-                            span=e.span, hint="pass the mask of the lanes that reach the vote")
-        votes = _votes(e.op, x.reshape(-1, WARP), active.reshape(-1, WARP))
-        return votes.reshape(-1).astype(result)
+        on = active.reshape(-1, 1, WARP) if mask is None else taking_part(f, e, np.asarray(mask(f)), threads)
+        return _votes(e.op, x.reshape(-1, WARP), on).reshape(-1).astype(result)
 
     return run
 

@@ -79,6 +79,7 @@ class StmtCompiler(ExprCompiler):
     """Compiles statements to actions.  Subclasses give memory, tile ops and device operations their meaning."""
 
     place: Any = None  # span of the statement being compiled: that of an expression without one of its own
+    threads = 0  # of a block of the launch being compiled: lanes from this one on fill up its last warp
 
     def __init__(self, rows: Any = None) -> None:
         super().__init__(rows)

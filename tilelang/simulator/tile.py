@@ -310,6 +310,7 @@ class TileCompiler(StmtCompiler):
         return together(self, s, signalling(self, s, action))
 
     def compile_launch(self, s: Launch) -> Action:
+        self.threads = s.num_threads
         for b, v in s.attr("safe_values") or ():
             self.safe[id(b)] = self.expr(v)
         self.roles = roles = roles_of(s)

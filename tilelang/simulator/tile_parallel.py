@@ -7,6 +7,7 @@ order; where the updated elements cannot be known before running, one after anot
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,9 @@ class ParallelLoop:
         self.private = self._private_buffers()
         self.one_by_one = False
         self.keys = self._accumulation_keys()
+        threads, compiler.threads = compiler.threads, sys.maxsize  # a lane is an iteration here: all are there
         self.body = compiler.stmt(s.body)
+        compiler.threads = threads
 
     def _private_buffers(self) -> list[_Private]:
         inside = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Alloc)}
