@@ -115,8 +115,8 @@ def own_threads(f: LaneFrame) -> np.ndarray:
     return np.arange(f.lanes) % getattr(cluster, "lanes", f.lanes)
 
 
-def whole_warps(f: LaneFrame, e: Call) -> None:
-    """Raises sim-warp-divergence where the lanes are not those of warps (a last warp is filled up with lanes without thread)."""
+def need_whole_warps(f: LaneFrame, e: Call) -> None:
+    """Raises sim-warp-divergence where the lanes are not whole warps (a block's last one is filled up)."""
     if f.lanes % WARP:
         raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads", expected="whole warps",
                     found=f"{f.lanes} threads", span=e.span, hint="use a multiple of 32 threads")
@@ -161,7 +161,7 @@ def _shuffle(c: Any, e: Call) -> Closure:
     mask, threads = np.asarray(int(str(e.attr("mask") or hex(FULL_MASK)).rstrip("u"), 0), np.uint64), c.threads
 
     def run(f: LaneFrame) -> Value:
-        whole_warps(f, e)
+        need_whole_warps(f, e)
         x = spread(value(f), f.lanes, vector)
         lane = np.arange(f.lanes) % WARP
         src = source_lanes(e.op, lane, spread(operand(f), f.lanes).astype(np.int64), width)
@@ -224,7 +224,7 @@ def _vote(c: Any, e: Call) -> Closure:
     result, threads = numpy_dtype(e.dtype), c.threads
 
     def run(f: LaneFrame) -> Value:
-        whole_warps(f, e)
+        need_whole_warps(f, e)
         active = f.active()
         x = active if value is None else spread(value(f), f.lanes)
         on = active.reshape(-1, 1, WARP) if mask is None else taking_part(f, e, np.asarray(mask(f)), threads)
