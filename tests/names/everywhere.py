@@ -28,6 +28,11 @@ def device_of(backend: Any) -> str:
     return os.environ.get("TILELANG_TEST_DEVICE", "") if backend == "simulator" else ""
 
 
+def is_gpu(on: str) -> bool:
+    """Whether an execution is a GPU, or the device simulator that `--device=gpu` puts one in place of."""
+    return on == "gpu" or device_of(WITH_HOPPER[on][1]) == "gpu"
+
+
 def run(program: Any, *args: Any, on: str, simulated: bool = False) -> list[np.ndarray]:
     """The tensors of a program after one call, in parameter order.  Parameters not given start as zeros.
 
@@ -77,7 +82,8 @@ def on_gpu(program, *args):
             continue
         raw = torch.from_numpy(_bytes_of(a)).cuda()
         steps = tuple(s // a.itemsize for s in a.strides)
-        sent.append(raw.view(func.buffer_of(p).dtype.as_torch()).as_strided(a.shape, steps))
+        b = func.buffer_of(p)  # none of a pointer: what lies there is NumPy's to say
+        sent.append(raw.view(b.dtype.as_torch() if b else getattr(torch, a.dtype.name)).as_strided(a.shape, steps))
         back.append((raw, a))
     tilelang.compile(program, target="cuda")(*sent)
     torch.cuda.synchronize()

@@ -81,3 +81,25 @@ def test_addresses_follow_the_parameters():
     with pytest.raises(RuntimeError, match="its workspace cannot be allocated"):
         call(y, 20)
     assert len(driver.launches) == 1
+
+
+@pytest.mark.spec("L6:alloc_global")
+def test_a_workspace_of_several_launches_is_freed_behind_them_and_where_the_host_refuses():
+    @T.prim_func
+    def f(A: T.Tensor((40,), "float32"), O: T.Tensor((40,), "float32"), n: T.int32):
+        W = T.alloc_global((40 * n,), "float32")
+        with T.Kernel(1, threads=40):
+            W[T.get_thread_binding()] = A[T.get_thread_binding()]
+        assert n < 9, "n is too large"
+        with T.Kernel(1, threads=40):
+            O[T.get_thread_binding()] = W[39 - T.get_thread_binding()]
+
+    call, driver, kernels = built(f, [(P, P, I), (P, P, I)])
+    a, o = (OnGpu(np.zeros(40, np.float32)) for _ in range(2))
+    call(a, o, 2)
+    assert [k.workspaces for k in kernels] == [(), ()]
+    assert driver.memory == [("allocate", 512 + 256), ("free", 1 << 20)]
+    assert [1 << 20 in launch[5] for launch in driver.launches] == [True, True]
+    with pytest.raises(RuntimeError, match="n is too large"):
+        call(a, o, 9)
+    assert driver.memory[2:] == [("allocate", 1536 + 256), ("free", 1 << 20)] and len(driver.launches) == 3

@@ -103,7 +103,9 @@ def _to_int(x: Value, target: np.dtype) -> Value:
     low = x.dtype.type(info.min)
     inside = (x < high) & (x >= low)
     out = np.where(inside, x, 0).astype(target)
-    return np.where(inside, out, np.where(x >= high, info.max, np.where(x < low, info.min, 0)).astype(target))
+    # Of the target's type from the start: releases of NumPy differ in what Python's integers become here.
+    most, least, none = (np.asarray(n, target) for n in (info.max, info.min, 0))
+    return np.where(inside, out, np.where(x >= high, most, np.where(x < low, least, none)))
 
 
 def to_dtype(x: Value, dt: dtype) -> Value:

@@ -575,7 +575,7 @@ class Wrapper:
                 w.put(proto, offset, ty, value)
             self._forward(w.ins(f"call i32 @TVMFFIEnvTensorAlloc(ptr {proto}, ptr {held})"))
             handle = w.ins(f"load ptr, ptr {held}")
-            w.cleanup.append(handle)
+            w.owns_object(handle)
             handles.append(handle)
             data, skip = w.at(handle, 24, "ptr"), w.at(handle, 64, "i64")
             w.put(frame, self.frame.of_arg(a.index), "ptr", w.ins(f"getelementptr i8, ptr {data}, i64 {skip}"))

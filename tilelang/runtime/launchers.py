@@ -11,6 +11,7 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.ir import (
     AddressOf,
+    Alloc,
     Assert,
     Bind,
     Buffer,
@@ -27,6 +28,7 @@ from tilelang.ir import (
     Stmt,
     Store,
     Var,
+    children,
     free_vars,
     stmts_of,
     walk,
@@ -62,8 +64,14 @@ class HostStatements:
     def run(self, s: Stmt) -> None:
         match s:
             case Seq():
+                held = len(self.w.cleanup)
                 for x in s.stmts:
                     self.run(x)
+                for give_back in reversed(self.w.cleanup[held:]):
+                    give_back()
+                del self.w.cleanup[held:]
+            case Alloc() if s.buffer.scope_name == "global":
+                self.allocate(s.buffer)
             case Bind():
                 self.values[s.var] = self.exact(s.value)
             case Assert():
@@ -115,6 +123,10 @@ class HostStatements:
         w.jump(head)
         w.begin(done)
 
+    def allocate(self, buffer: Buffer) -> None:
+        """Memory of the device for the rest of the statements around; given back behind them, and when one of them fails."""
+        raise error("host-statement", "memory of the device here has no device", found=f"`{buffer.name}`", span=buffer.span)
+
     def launch(self, s: Launch) -> None:
         raise error("host-statement", "a launch here has no kernel",
                     found="a launch without a kernel", span=s.span)
@@ -148,7 +160,7 @@ class CudaLauncher:
                 "declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)\n"
                 + ("declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)\n"
                    if any(launch_attributes(k.launch) for k in self.kernels) else "")
-                + (workspaces.DECLARATIONS if any(k.workspaces for k in self.kernels) else "")
+                + (workspaces.DECLARATIONS if any(k.workspaces for k in self.kernels) or _allocates(self.host.body) else "")
                 + "".join([DECLARATION, *(m.declaration() for maps in self.maps.values() for m in maps)]
                           if any(self.maps.values()) else []))
 
@@ -188,6 +200,21 @@ class _CudaStatements(HostStatements):
         w.jump(join)
         w.begin(join)
         self.context = w.at(contexts, 0, "ptr")
+
+    def allocate(self, buffer: Buffer) -> None:
+        w = self.w
+        space = workspaces.Workspaces(w, (buffer,), self.wide)
+        self._in_context(lambda: space.allocate(self.stream),
+                         f"kernel {self.sig.name}: workspace {buffer.name} cannot be allocated")
+        (cell,) = space.cells()
+        self.addresses[buffer.data] = w.ins(f"load ptr, ptr {cell}")
+
+        def give_back() -> None:  # without a check, which would give it back once more
+            w.do(f"call i32 @cuCtxPushCurrent_v2(ptr {self.context})")
+            space.free(self.stream)
+            w.do(f"call i32 @cuCtxPopCurrent_v2(ptr {w.slot('ptr')})")
+
+        w.cleanup.append(give_back)
 
     def launch(self, s: Launch) -> None:
         w, fn = self.w, self.sig.name
@@ -330,6 +357,12 @@ class _CudaStatements(HostStatements):
                             expected="an address on the host", found=f"none of `{p.name}`", span=p.span)
             return "ptr", self.addresses[data]
         return narrow(w, p, self.values[p])
+
+
+def _allocates(s: Stmt) -> bool:
+    """Whether host statements allocate memory of the device."""
+    return isinstance(s, Alloc) or not isinstance(s, Launch) and any(
+        _allocates(x) for x in children(s) if isinstance(x, Stmt))
 
 
 def launch_attributes(s: Launch) -> list[tuple[int, tuple[int, ...]]]:

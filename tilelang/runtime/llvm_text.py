@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import error, register
@@ -134,7 +135,7 @@ class Writer:
         self.entry: list[str] = []  # allocas, at the head of the function
         self.block = "entry"
         self.failures: list[tuple[str, str, str]] = []
-        self.cleanup: list[str] = []  # owned object handles to release when something fails
+        self.cleanup: list[Callable[[], object]] = []  # writes what gives back objects and memory when something fails
         self._strings: dict[str, str] = {}
         self._count = 0
 
@@ -194,9 +195,13 @@ class Writer:
         self.begin(ok)
 
     def release(self) -> None:
-        """Drop the owned objects (failure after allocation)."""
-        for handle in self.cleanup:
-            self.do(f"call i32 @TVMFFIObjectDecRef(ptr {handle})")
+        """Give back what is owned (failure after allocation)."""
+        for give_back in self.cleanup:
+            give_back()
+
+    def owns_object(self, handle: str) -> None:
+        """From here on a failure drops the object."""
+        self.cleanup.append(lambda: self.do(f"call i32 @TVMFFIObjectDecRef(ptr {handle})"))
 
     def at(self, base: str, offset: int, ty: str) -> str:
         """Load of `ty` at base + offset bytes."""
