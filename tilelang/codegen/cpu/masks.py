@@ -54,9 +54,10 @@ from tilelang.ir import (
     walk,
 )
 
+from .crossings import Crossings
 from .lanes import BLOCK_VOTES, EXCHANGES
 from .matrices import MATRIX_CALLS
-from .threads import Masked, Threads, is_private, is_unmasked, meets_itself, own_work, places_of, returns_in, spread
+from .threads import Masked, Threads, is_private, is_unmasked, meets_itself, own_work, returns_in, spread
 
 _BARRIERS = ("sync_threads", "named_barrier", "named_barrier_arrive", "role_meet", "sync_grid", "cluster_arrive",
              "cluster_wait", "cluster_sync", "cp_async_commit", "cp_async_wait")
@@ -102,6 +103,7 @@ class _Masks:
     def __init__(self, launch: Launch, threads: Threads) -> None:
         self.launch, self.t = launch, threads
         self.changed = False
+        self.places = Crossings(launch, threads)
         self.root: Mask | None = None  # threads that have not returned, from the first statement on that may return
 
     # ---- small pieces -----------------------------------------------------------------------------------------------
@@ -137,22 +139,17 @@ class _Masks:
         """Whether threads may touch each other's places in a part of s that a thread would run whole before the next."""
         if divergent or isinstance(s, (If, For, While)) and (self._divergent(s) or not isinstance(s, If) and bool(
                 self.jumps(s.body))):
-            return self.exchanges(s)
+            return self.places.crosses(s)
+        if isinstance(s, Store):
+            return self._overwrites(s)
         inside = s.stmts if isinstance(s, Seq) else (s.then, s.orelse) if isinstance(s, If) else (
             s.body,) if isinstance(s, (For, While)) else ()
         return any(self.crosses(x, False) for x in inside if x is not None)
 
-    def exchanges(self, s: Stmt) -> bool:
-        """Whether a thread may read in a branch what another thread writes there."""
-        moving = {n.var for n in walk(s) if isinstance(n, For)}
-        own = self.launch.thread_vars[0] if self.launch.threads[1:] == (1, 1) else None
-        read, written = places_of([s])
-        for data in read.keys() & written.keys():
-            for place in written[data]:
-                if not any(i is own for i in place) and any(
-                        isinstance(n, Var) and n in moving for i in place for n in walk(i)):
-                    return True  # the loop moves threads over each other's places
-        return False
+    def _overwrites(self, s: Store) -> bool:
+        """Whether threads are to read all that the value of a store needs before one of them stores."""
+        return not is_private(s.buffer) and self.t.varies((s.indices, s.value)) and (
+            meets_itself([s]) or self.places.overwrites(s))
 
     def stays(self, s: Stmt) -> bool:
         """Whether a loop of another length for each thread must stay whole: threads meet in shared memory in it."""
@@ -213,7 +210,7 @@ class _Masks:
                 yield s if m is None or self.root is None else self.jump(m, self.root, s.span)
             case Evaluate() if s.call.op in _BARRIERS and m is not None and m.whole:
                 yield s  # threads that returned are not waited for
-            case Store() if self.t.varies(s.indices) and meets_itself([s]) and not is_private(s.buffer):
+            case Store() if self._overwrites(s):
                 self.changed = True
                 value = Var(f"moved_{s.buffer.name}", s.value.dtype, span=s.span)
                 yield self.put(Bind(value, s.value, span=s.span), m)

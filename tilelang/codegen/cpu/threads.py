@@ -98,7 +98,7 @@ class Threads:
         for n in walk(e):
             if id(n) in agreed:
                 continue  # one answer for the block, whoever voted how
-            if isinstance(n, Var) and n in self.varying or isinstance(n, Buffer) and self._elsewhere(n):
+            if isinstance(n, Var) and n in self.varying or isinstance(n, Buffer) and self.elsewhere(n):
                 return True
             if isinstance(n, Load) and n.buffer.data in self.private:
                 return True
@@ -106,7 +106,7 @@ class Threads:
                 return True
         return False
 
-    def _elsewhere(self, b: Buffer) -> bool:
+    def elsewhere(self, b: Buffer) -> bool:
         """Whether a buffer is another place for each thread: made of an address, or from an element on, that differs."""
         return b.data in self.varying or any(isinstance(d, Expr) and self.varies(d)
                                              for d in (b.offset, *b.shape, *(b.strides_ or ())))
