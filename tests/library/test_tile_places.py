@@ -111,6 +111,13 @@ def test_what_the_model_chooses():
     assert (t.bm, t.bn) == (256, 72) and t.turned and t.staged
     t = chosen(10000, 200, 1000, "nt")
     assert (t.bm, t.bn) == (192, 104) and t.moved
+    for k, order in ((1000, "nt"), (1000, "nn"), (4000, "nn")):  # in clusters of 2 x 4
+        t = chosen(1000, 1000, k, order)
+        assert (t.bm, t.bn, t.turned) == (128, 72, order == "nn")
+    t = chosen(1000, 1000, 4000, "nt")  # rows in whole sectors
+    assert (t.bm, t.bn) == (128, 64)
+    known, t = lined(1000, 1000, 1000, "nt"), Tile(128, 72, 64, 8, 128)
+    assert price(H200, replace(known, open_rows=True), t) > price(H200, known, t)  # grids known at run time: no clusters of 8
     odd = [chosen(4088, 4104, 4120, order) for order in ("nt", "nn")]  # rows across sectors, several rounds
     assert [(t.bm, t.bn) for t in odd] == [(128, 208), (192, 192)]
     assert chosen(800, 800, 8000, "nn").turned and chosen(100, 4096, 4096, "nt").moved

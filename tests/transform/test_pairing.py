@@ -2,8 +2,8 @@
 
 import pytest
 
-from tilelang.transform.pairing import (LARGER, LINE, MULTICAST, SECTOR, START, Load, at_once, paired_cycles, pays_for_many,
-                                        pays_in_one_round, saved_in_one_round)
+from tilelang.transform.pairing import (LARGER, LINE, MULTICAST, SECTOR, START, Load, at_once, larger_in_one_round,
+                                        paired_cycles, pays_for_many, pays_in_one_round, saved_in_one_round)
 
 
 def loads(bm, bn, rows, saved, bk=128):
@@ -76,3 +76,16 @@ def test_clusters_of_more_than_two_never_pay_where_rows_lie_in_whole_sectors():
 
 def test_not_all_multiprocessors_are_in_clusters_of_four():
     assert [at_once(132, n) for n in (1, 2, 4, 8)] == [132, 132, 120, 120]
+
+
+def test_larger_clusters_are_made_of_what_runs_at_once():
+    """Of a grid filled up to whole clusters; along dimensions that share a load; where they save more than those found."""
+    def larger(grid, shared=(True, True, False), found=(1, 1, 1), alike=0.0):
+        return larger_in_one_round(grid, shared, lambda spans: alike or 1000.0 * spans[0] * spans[1], 132, found)
+
+    assert larger((14, 8, 1)) == (2, 4, 1)  # in clusters of 4 x 2 they would be 16 x 8, too many
+    assert larger((14, 8, 1), shared=(False, True, False)) == (1, 4, 1)
+    assert larger((16, 8, 1), found=(2, 1, 1)) == (2, 1, 1)
+    assert larger((14, 8, 1), found=(2, 1, 1), alike=START + 1) == (2, 1, 1)
+    assert larger((14, 8, 1), alike=START - 1) == larger((14, 8, 1), shared=(False,) * 3) == (1, 1, 1)
+    assert larger_in_one_round((8,), (True,), lambda spans: 1e9, 132, (2,)) == (2,)

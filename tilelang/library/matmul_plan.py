@@ -98,7 +98,8 @@ def _formed(r: Request, batch: int, rows: int) -> Form:
     problem = Problem(rows, f.n, f.k, batch, r.kind, size * 8, dtype(f.types[2]).bits, r.two_level, not r.left.transposed,
                       r.right.transposed, not (r.two_level or f.groups or f.open_rows),
                       128 if f.scaling == "block" else 0, r.left.row_start(size), r.right.row_start(size),
-                      not f.groups and f.scaling != "block", not (r.two_level or f.groups or f.open_rows))
+                      not f.groups and f.scaling != "block", not (r.two_level or f.groups or f.open_rows),
+                      open_rows=bool(f.groups or f.open_rows))
     return replace(f, tile=choose_tile(chip, problem), ta=r.left.transposed, tb=r.right.transposed,
                    a_strides=r.left.strides, b_strides=r.right.strides)
 

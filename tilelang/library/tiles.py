@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from math import ceil, gcd
+from math import ceil, gcd, prod
 
 from tilelang.transform.deal_tiles import panel_rows
-from tilelang.transform.pairing import SECTOR, WAITING, Load, paired_cycles, pays_for_many, pays_in_one_round
+from tilelang.transform.pairing import (SECTOR, WAITING, Load, larger_in_one_round, paired_cycles, pays_for_many,
+                                        pays_in_one_round, saved_in_one_round)
 
 from .tile_facts import Chip, Problem, Tile, chip_of, turned, without_wgmma
 
@@ -31,6 +32,9 @@ _OUTSIDE, _OUTSIDE_ALL = 25.0, 2100.0
 _NARROW, _OUTERMOST = 3.2, 1.25
 _TALL = 1.6  # of tiles of more than 256 rows, which are two boxes: measured, not understood
 _SHARED_ROWS = 1.14, 1.02  # what neighbours share takes longer from memory: 128 bytes of a row a stage, 256 of them
+# Cycles more of clusters of 4 and 8 than of two: 128x72 tiles at 1000 cubed take 7.8 us in clusters of 2 x 2, 7.3 of
+# 2 x 4.  Not where neighbours share the larger operand: 192x104 at 10000x200x1000 take 11.1 in 2 x 2, 11.0 in 2 x 4.
+_TOGETHER = 2400
 _FAR_LARGER = 8  # operand than the other: neighbours share its tiles
 _TURNED, _STAGED = 20.0, 6.0  # cycles that a thread takes to bring an element into shared memory, of a turned tile and others
 _MOVED, _MOVED_STEPS = 1.06, 12  # loads of tiles that are moved; iterations from which on that pays
@@ -55,11 +59,10 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     return _price(chip, p, t)[0]
 
 
-def _price(chip: Chip, p: Problem, t: Tile, pairing: str | None = None) -> tuple[float, float]:
-    """(seconds, seconds if memory were free).  pairing: the operand that clusters load once, "" for none (None: what the
-    compiler does)."""
+def _price(chip: Chip, p: Problem, t: Tile) -> tuple[float, float]:
+    """(seconds, seconds if memory were free)."""
     if t.turned:
-        return _price(chip, turned(p, t.staged), replace(t, turned=False), pairing)
+        return _price(chip, turned(p, t.staged), replace(t, turned=False))
     size = p.bits / 8
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     depth = ceil(ceil(p.k / t.bk) / t.parts)  # stages of a block
@@ -68,9 +71,9 @@ def _price(chip: Chip, p: Problem, t: Tile, pairing: str | None = None) -> tuple
     rounds = ceil(tiles / chip.units)  # of a unit, one after another or side by side
     busy = min(1.0, tiles / chip.units)
     matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
-    shared = pairing if pairing is not None else _pairing(chip, p, t, matrix)
-    load = _load(chip, p, t, shared, busy)
-    matrix *= WAITING if shared else 1.0
+    spans = _clusters(chip, p, t, matrix)
+    load = _load(chip, p, t, spans, busy)
+    matrix *= WAITING if prod(spans) > 1 else 1.0
     matrix *= _issue(chip, t, (t.bm + t.loaded) * t.bk * size / matrix)
     if chip.kind == "wgmma":  # L2 as well is slower when power limits
         power = 0.2 if p.a_rows % SECTOR or p.b_rows % SECTOR else 0.08
@@ -94,6 +97,8 @@ def _price(chip: Chip, p: Problem, t: Tile, pairing: str | None = None) -> tuple
     else:
         outside *= ceil(rounds / resident)
     cycles = rounds * depth * (stage + late) + outside
+    if prod(spans) > 2 and not _side_by_side(chip, p, t.bm, t.bn, t.parts):
+        cycles += _TOGETHER
     if chip.kind == "wgmma":  # where power limits, units that are done early leave theirs to the others
         idle = (1 - tiles / chip.units / rounds) * depth * stage * rounds
         cycles -= 0.5 * _long(cycles / chip.clock) * idle
@@ -154,25 +159,31 @@ def _long(seconds: float) -> float:
     return min(1.0, max(0.0, (seconds - 4e-5) / 6e-5))
 
 
-def _loads(p: Problem, t: Tile, shared: str, rows: int, columns: int) -> tuple[Load, Load]:
-    """A stage's loads of so many rows of A and columns of B; `shared`: the one that a cluster loads once."""
+def _loads(p: Problem, t: Tile, spans: tuple[int, ...], rows: int, columns: int) -> tuple[Load, Load]:
+    """A stage's loads of so many rows of A and columns of B; the tiles of a row of a cluster load A once, of a column B."""
     row = t.bk * p.bits / 8
-    return Load(rows * row, p.a_rows, shared == "a"), Load(columns * row, p.b_rows, shared == "b")
+    return Load(rows * row, p.a_rows, spans[0]), Load(columns * row, p.b_rows, spans[1])
 
 
-def _pairing(chip: Chip, p: Problem, t: Tile, matrix: float) -> str:
-    """Which operand clusters of two load once, "a" or "b"; "" for launches without (transform/pairing.py)."""
+def _clusters(chip: Chip, p: Problem, t: Tile, matrix: float) -> tuple[int, ...]:
+    """Tiles of a cluster side by side and one below the other, as the compiler makes them (transform/pairing.py)."""
+    found: tuple[int, ...] = (1, 1, 1)
     if chip.kind != "wgmma":
-        return ""
-    rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
-    one_round = rows * columns * p.batch * t.parts <= chip.units
-    found = ""
-    for which, count in (("a", columns), ("b", rows)):
-        loads = _loads(p, t, which, t.bm, t.loaded)
-        if count % 2 == 0 and (pays_in_one_round(loads, matrix, ceil(ceil(p.k / t.bk) / t.parts)) if one_round else
-                               pays_for_many(loads, matrix)) and (not found or loads[1].size > loads[0].size):
-            found = which
-    return found
+        return found
+    grid = ceil(p.n / t.bn), ceil(p.m / t.bm), p.batch * t.parts
+    depth, one_round = ceil(ceil(p.k / t.bk) / t.parts), prod(grid) <= chip.units
+    for spans, count in (((2, 1, 1), grid[0]), ((1, 2, 1), grid[1])):
+        loads = _loads(p, t, spans, t.bm, t.loaded)
+        if count % 2 == 0 and (pays_in_one_round(loads, matrix, depth) if one_round else pays_for_many(loads, matrix)) and (
+                prod(found) == 1 or loads[1].size > loads[0].size):
+            found = spans
+    if not one_round or p.open_rows or p.two_level:  # the compiler knows no grid, or not what an iteration takes
+        return found
+
+    def saved(spans: tuple[int, ...]) -> float:
+        return saved_in_one_round(_loads(p, t, spans, t.bm, t.loaded), matrix, depth, prod(spans))
+
+    return larger_in_one_round(grid, (True, True, False), saved, chip.units, found)
 
 
 def _boxes(p: Problem, k_inner: bool, extent: int, load: Load) -> float:
@@ -183,11 +194,11 @@ def _boxes(p: Problem, k_inner: bool, extent: int, load: Load) -> float:
     return cost
 
 
-def _load(chip: Chip, p: Problem, t: Tile, shared: str, busy: float) -> float:
+def _load(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...], busy: float) -> float:
     """Cycles until a stage is loaded: what many units ask for at the same time comes at the rate of L2, what one has for
     itself at less than half of it."""
-    loads = _loads(p, t, shared, min(t.bm, p.m), min(t.loaded, p.n))
-    a, b = (x.cost * (0.5 if x.saved else 1) for x in loads)
+    loads = _loads(p, t, spans, min(t.bm, p.m), min(t.loaded, p.n))
+    a, b = (x.taken for x in loads)
     a *= _boxes(p, p.a_k, t.bm, loads[0])
     b *= _boxes(p, p.b_k, t.loaded, loads[1])
     rate = min(chip.alone, chip.l2 / busy) / (_MOVED if t.moved else 1)
@@ -197,7 +208,7 @@ def _load(chip: Chip, p: Problem, t: Tile, shared: str, busy: float) -> float:
     near = _side_by_side(chip, p, t.bm, t.bn, t.parts)
     alone = a / (rate if near == "a" and columns > 1 else min(rate, own * columns ** (1 / 3)))
     alone += b / (rate if near == "b" and rows > 1 else min(rate, own * rows ** (1 / 3)))
-    return max(alone, paired_cycles(loads, 0)) if shared else alone
+    return alone if prod(spans) == 1 else max(alone, paired_cycles(loads, 0, prod(spans)))
 
 
 def _at_edges(chip: Chip, p: Problem, t: Tile) -> tuple[int, float]:
@@ -345,7 +356,7 @@ def _parts(chip: Chip, p: Problem, bm: int, bn: int, bk: int) -> tuple[int, ...]
 @lru_cache(maxsize=1024)
 def choose_tile(chip: Chip, p: Problem) -> Tile:
     """Of the candidates within 1 % of the cheapest the one that moves the fewest bytes a product; where memory is what
-    limits, the one whose own work takes the least.
+    limits, the one whose own work takes the least.  Of equals one that is moved, which loads no zeros.
 
     Raises ValueError where no tile fits (column_block).
     """
@@ -353,9 +364,9 @@ def choose_tile(chip: Chip, p: Problem) -> Tile:
     if not priced:
         raise ValueError(f"no tile of {chip.kind} suits {p}")
     best, own, _ = min(priced, key=lambda x: x[:2])
-    near = [(t.parts, x if own < best else (t.bm + t.bn) / (t.bm * t.bn), seconds, t)
+    near = [(t.parts, x if own < best else (t.bm + t.bn) / (t.bm * t.bn), seconds, not t.moved, t)
             for seconds, x, t in priced if seconds <= 1.01 * best]
-    _, _, seconds, t = min(near, key=lambda x: x[:3])
+    _, _, seconds, _, t = min(near, key=lambda x: x[:4])
     return replace(t, seconds=seconds)
 
 

@@ -9,7 +9,8 @@ much (1000 of 16 bits and 1200 of them: 8.8 us of 5.4 for the product of 1024, 1
 
 from __future__ import annotations
 
-from math import gcd
+from collections.abc import Callable
+from math import gcd, prod
 from typing import Any
 
 from tilelang.ir import Const, convert
@@ -74,6 +75,24 @@ def saved_in_one_round(loads: tuple[Load, ...], cycles: float, steps: int, block
     return (alone - paired_cycles(loads, cycles, blocks)) * steps if cycles else 0.0
 
 
+def larger_in_one_round(sizes: tuple[int, ...], shared: tuple[bool, ...], saved: Callable[[tuple[int, ...]], float],
+                        multiprocessors: int, found: tuple[int, ...]) -> tuple[int, ...]:
+    """Clusters of more than two for a launch of one round, where they save more than those found; else those.
+
+    sizes: of the grid.  shared: along which of its dimensions some load is the same, and as long.  saved: cycles that
+    clusters of so many blocks along each dimension save.
+    """
+    best, most = found, max(START, 1.05 * saved(found)) if prod(found) > 1 else START
+    for pair in LARGER if len(sizes) > 1 else ():
+        spans = (*pair, *[1] * (len(sizes) - 2))
+        if not all(n == 1 or n <= size and ok for n, size, ok in zip(spans, sizes, shared)) or prod(
+                -(-size // n) * n for size, n in zip(sizes, spans)) > at_once(multiprocessors, prod(pair)):
+            continue
+        if saved(spans) > most:
+            best, most = spans, 1.05 * saved(spans)
+    return best
+
+
 def paired_cycles(loads: tuple[Load, ...], cycles: float, blocks: int = 2) -> float:
     """An iteration in a cluster of so many blocks."""
     return max(cycles * WAITING, sum(x.taken for x in loads) / L2, sum(x.size for x in loads) / MULTICAST[blocks])
@@ -85,5 +104,5 @@ def at_once(multiprocessors: int, blocks: int) -> int:
     return multiprocessors if blocks <= 2 else multiprocessors * 10 // 11
 
 
-__all__ = ["LARGER", "LINE", "MULTICAST", "SECTOR", "START", "Load", "at_once", "paired_cycles", "pays_for_many",
-           "pays_in_one_round", "row_start", "saved_in_one_round"]
+__all__ = ["LARGER", "LINE", "MULTICAST", "SECTOR", "START", "Load", "at_once", "larger_in_one_round", "paired_cycles",
+           "pays_for_many", "pays_in_one_round", "row_start", "saved_in_one_round"]

@@ -22,7 +22,7 @@ from tilelang.ir.record import record
 
 from .config import PassConfigKey
 from .deal_tiles import Deal, deal_tiles, panel_rows
-from .pairing import LARGER, START, Load, at_once, pays_for_many, pays_in_one_round, saved_in_one_round
+from .pairing import Load, larger_in_one_round, pays_for_many, pays_in_one_round, saved_in_one_round
 from .pass_ import PassContext
 from .teams import Team, make_team
 
@@ -185,15 +185,9 @@ def _larger(launch: Launch, work: Work, blocks: int, found: tuple[int, ...] | st
                       for (b, at), start in zip(work.loads, work.starts))
         return saved_in_one_round(loads, work.cycles, int(steps.value), prod(spans))
 
-    best, most = found, max(START, 1.05 * saved(found)) if prod(found) > 1 else START
-    for pair in LARGER if len(grid) > 1 else ():
-        spans = (*pair, *[1] * (len(grid) - 2))
-        useful = all(n == 1 or n <= size and v not in free_vars(work.extent) and not all(_names(at, v) for _, at in work.loads)
-                     for v, n, size in zip(launch.block_vars, spans, sizes))
-        if useful and prod(-(-size // n) * n for size, n in zip(sizes, spans)) <= at_once(blocks, prod(pair)) and \
-                saved(spans) > most:
-            best, most = spans, 1.05 * saved(spans)
-    return best
+    shared = tuple(v not in free_vars(work.extent) and not all(_names(at, v) for _, at in work.loads)
+                   for v in launch.block_vars)
+    return larger_in_one_round(tuple(sizes), shared, saved, blocks, found)
 
 
 def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool]) -> int | None:
