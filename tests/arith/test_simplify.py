@@ -12,6 +12,7 @@ from tilelang.ir import (
     Buffer,
     Cast,
     Const,
+    Evaluate,
     For,
     If,
     Launch,
@@ -22,6 +23,7 @@ from tilelang.ir import (
     Unary,
     Var,
     binary,
+    call,
     const,
     convert,
     dtype,
@@ -223,6 +225,23 @@ def test_branches_know_their_condition():
     assert not isinstance(out.then.stmts[0], If)
     out = simplify_stmt(If(x < 8, Store(a, (x // 8,), Const(1.0, dtype("float32"))), None), ENV)
     assert out.then.indices[0].same(const(0))
+
+
+def test_branches_do_not_know_what_memory_held_before_a_store():
+    v, a = Buffer("v", (1,), I32, "local.var"), Buffer("A", (64,), I32, "global")
+    n, put = Var("n", I32), Store(a, (x,), const(1))
+    cond = Binary("gt", load(v, (const(0),)), const(0), dtype("bool"))
+    inner = If(cond, put, None)
+    assert not isinstance(simplify_stmt(If(cond, Seq((put, inner)), None), ENV).then.stmts[1], If)
+    stored = simplify_stmt(If(cond, Seq((Store(v, (const(0),), n), inner)), None), ENV)
+    assert isinstance(stored.then.stmts[1], If)
+    otherwise = simplify_stmt(If(cond, put, Seq((Store(v, (const(0),), n), inner))), ENV)
+    assert isinstance(otherwise.orelse.stmts[1], If)
+    both = If(logical("and", cond, x < n), Seq((Store(v, (const(0),), n), If(x < n, inner, None))), None)
+    assert simplify_stmt(both, ENV).then.stmts[1].cond.same(cond)  # what memory does not decide is still known
+    other = Binary("gt", load(a, (y,)), const(0), dtype("bool"))
+    barrier = Evaluate(call("sync_threads", (), "void"))
+    assert isinstance(simplify_stmt(If(other, Seq((barrier, If(other, put, None))), None), ENV).then.stmts[1], If)
 
 
 def test_loops_of_extent_zero_and_one():

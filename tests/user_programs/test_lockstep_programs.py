@@ -70,6 +70,23 @@ def test_a_loop_that_moves_threads_over_each_others_places():
     agree(main, [mark(16, np.int32)], {0: want.astype(np.int32)}, on=PLAIN)
 
 
+def test_a_condition_that_its_branch_changes_is_asked_again():
+    @T.prim_func
+    def main(O: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32):
+            tx, v = T.get_thread_binding(), T.alloc_var("int32", init=0)
+            v = O[tx]
+            if v % 3 == 0:
+                for _ in range(5):
+                    v = v * 2 + 1
+                    if v % 3 == 0:
+                        break
+            O[tx] = v
+
+    start = np.arange(32, dtype=np.int32)
+    agree(main, [start], {0: np.where(start % 3 == 0, start * 4 + 3, start)})
+
+
 @T.macro
 def _merge(s, i, j, *, eps=0.0):
     na = s[2, i]

@@ -11,17 +11,21 @@ from typing import Any
 
 from tilelang.ir import (
     EMPTY,
+    AddressOf,
     Alloc,
     Assert,
+    Binary,
     Bind,
     Broadcast,
     Buffer,
+    Call,
     Const,
     Evaluate,
     Expr,
     For,
     If,
     Launch,
+    Load,
     Node,
     Parallel,
     Ramp,
@@ -29,12 +33,14 @@ from tilelang.ir import (
     Seq,
     Stmt,
     Store,
+    TileOp,
     Var,
     While,
     const,
     rebuild,
     seq,
     substitute,
+    walk,
 )
 
 from . import bounds as ba
@@ -127,11 +133,40 @@ class _Simplify:
         if isinstance(cond, Const):
             taken = s.then if cond.value else s.orelse
             return EMPTY if taken is None else self.stmt(taken, a)
-        then = self.stmt(s.then, a.assuming(cond))
-        orelse = None if s.orelse is None else self.stmt(s.orelse, a.assuming(cond, False))
+        then = self.stmt(s.then, _knowing(a, cond, True, s.then))
+        orelse = None if s.orelse is None else self.stmt(s.orelse, _knowing(a, cond, False, s.orelse))
         if cond is s.cond and then is s.then and orelse is s.orelse:
             return s
         return If(cond, then, orelse, span=s.span)
+
+
+def _knowing(a: Analyzer, cond: Expr, holds: bool, branch: Stmt) -> Analyzer:
+    """What is known in a branch: the parts of its condition that hold all through it."""
+    if _lasts(cond, branch):
+        return a.assuming(cond, holds)
+    if isinstance(cond, Binary) and cond.op == ("and" if holds else "or"):
+        return _knowing(_knowing(a, cond.a, holds, branch), cond.b, holds, branch)
+    return a
+
+
+def _lasts(cond: Expr, branch: Stmt) -> bool:
+    """Whether what a condition says holds all through its branch: memory that it reads is not written there.
+
+    Memory that other threads may write as well is taken to change wherever the branch waits, loops on or calls.
+    """
+    read = [n.buffer for n in walk(cond) if isinstance(n, Load)]
+    if any(isinstance(n, Call) for n in walk(cond)):
+        return False
+    if not read:
+        return True
+    shared = any(b.scope_name not in ("local", "local.var") for b in read)
+    data = {b.data for b in read}
+    for n in walk(branch):
+        if isinstance(n, (Store, AddressOf)) and n.buffer.data in data or shared and isinstance(n, (Evaluate, While)):
+            return False
+        if isinstance(n, TileOp) and any(x.writes and x.region.buffer.data in data for x in n.accesses()):  # type: ignore[attr-defined]
+            return False
+    return True
 
 
 def _has_break(s: Stmt) -> bool:
