@@ -73,6 +73,7 @@ def _updates():
                 B[tx] = s[0]
             else:
                 s[20] = s[20] + tx
+                T.atomic_add(s[16 + (tx + 1) % 16], s[tx])
                 T.atomic_max(s[tx // 2 + 8], tx)
                 T.atomic_add(s[tx // 2 + 8], 1)
                 B[tx] = s[tx]
@@ -162,4 +163,4 @@ def test_what_others_touch_crosses():
     asked = [s for s in launch.body.stmts if isinstance(s, (If, For))]
     assert all(places.crosses(s) for s in asked) and len(asked) == 5
     stores = [n for n in walk(asked[3]) if isinstance(n, Store)]
-    assert [places.overwrites(x) for x in stores] == [True]
+    assert [places.overwrites(x, x.buffer.data) for x in stores] == [True]

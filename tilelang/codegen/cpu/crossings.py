@@ -119,9 +119,9 @@ class Crossings:
             by_data.setdefault(a.buffer.data, []).append(a)
         return any(self._cross(found, s) for found in by_data.values())
 
-    def overwrites(self, s: Store) -> bool:
-        """Whether the value of a store is read from where another thread stores in it."""
-        found = [a for a in self._accesses(s, s, False) if a.buffer.data is s.buffer.data]
+    def overwrites(self, s: Stmt, data: Var) -> bool:
+        """Whether the value of a store or an atomic update is read from where another thread stores in it."""
+        found = [a for a in self._accesses(s, s, False) if a.buffer.data is data]
         return len(found) > 1 and not self._own(found, s)
 
     # ---- accesses -------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import (
+    AddressOf,
     Alloc,
     Bind,
     Break,
@@ -35,6 +36,7 @@ from tilelang.ir import (
     For,
     If,
     Launch,
+    Load,
     Parallel,
     Seq,
     Stmt,
@@ -142,6 +144,8 @@ class _Masks:
             return self.places.crosses(s)
         if isinstance(s, Store):
             return self._overwrites(s)
+        if isinstance(s, Evaluate):
+            return self._updates(s)
         inside = s.stmts if isinstance(s, Seq) else (s.then, s.orelse) if isinstance(s, If) else (
             s.body,) if isinstance(s, (For, While)) else ()
         return any(self.crosses(x, False) for x in inside if x is not None)
@@ -149,7 +153,16 @@ class _Masks:
     def _overwrites(self, s: Store) -> bool:
         """Whether threads are to read all that the value of a store needs before one of them stores."""
         return not is_private(s.buffer) and self.t.varies((s.indices, s.value)) and (
-            meets_itself([s]) or self.places.overwrites(s))
+            meets_itself([s]) or self.places.overwrites(s, s.buffer.data))
+
+    def _updates(self, s: Stmt) -> bool:
+        """The same of an atomic update whose result is not used."""
+        if not isinstance(s, Evaluate) or not s.call.op.startswith("atomic_") or len(s.call.args) < 2:
+            return False
+        place, value = s.call.args[:2]
+        return isinstance(place, AddressOf) and not is_private(place.buffer) and any(
+            isinstance(n, Load) and n.buffer.data is place.buffer.data for n in walk(value)
+        ) and self.places.overwrites(s, place.buffer.data)
 
     def stays(self, s: Stmt) -> bool:
         """Whether a loop of another length for each thread must stay whole: threads meet in shared memory in it."""
@@ -215,6 +228,12 @@ class _Masks:
                 value = Var(f"moved_{s.buffer.name}", s.value.dtype, span=s.span)
                 yield self.put(Bind(value, s.value, span=s.span), m)
                 yield self.put(replace(s, value=value), m)
+            case Evaluate() if self._updates(s):
+                self.changed = True
+                place, given, *rest = s.call.args
+                value = Var("moved_update", given.dtype, span=s.span)
+                yield self.put(Bind(value, given, span=s.span), m)
+                yield self.put(replace(s, call=replace(s.call, args=(place, value, *rest))), m)
             case Bind() if m is not None and is_unmasked(s.value):
                 yield s
             case Alloc() if m is not None:
