@@ -83,7 +83,8 @@ def on_gpu(program, *args):
         raw = torch.from_numpy(_bytes_of(a)).cuda()
         steps = tuple(s // a.itemsize for s in a.strides)
         b = func.buffer_of(p)  # none of a pointer: what lies there is NumPy's to say
-        sent.append(raw.view(b.dtype.as_torch() if b else getattr(torch, a.dtype.name)).as_strided(a.shape, steps))
+        kind = getattr(torch, a.dtype.name) if b is None else b.dtype.as_torch()
+        sent.append(raw.view(kind).as_strided(a.shape, steps))
         back.append((raw, a))
     tilelang.compile(program, target="cuda")(*sent)
     torch.cuda.synchronize()
