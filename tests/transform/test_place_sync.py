@@ -1,13 +1,21 @@
 """Where barriers go.  Programs are per-thread code over a block of 64 threads."""
 
+import importlib
+import time
+
+import numpy as np
 import pytest
+from everywhere import everywhere
 from pass_programs import F32, program
 
+import tilelang.language as T
 from tilelang.ir import (Alloc, Bind, Buffer, Evaluate, For, If, Store, While, const, fresh, load, parse, seq,
                          to_text, walk, with_attrs)
 from tilelang.ir.build import call
 from tilelang.ir.expr import AddressOf
+from tilelang.target import Target
 from tilelang.transform.pass_ import PassContext, run_passes
+from tilelang.transform.pipeline import lower
 from tilelang.transform.place_sync import place_sync
 
 N = 64
@@ -233,3 +241,39 @@ def test_global_memory_in_a_divergent_loop_is_the_threads_own_affair():
     idx = Buffer("idx", (64,), const(0).dtype, "local")
     f = block(lambda bx, tx: For(k, const(0), tx, "serial", put(G, get(idx, k), get(G, get(idx, k)) + 1.0)), locals_=(idx,))
     assert barriers(placed(f)) == 0
+
+
+def nest(depth, threads=64):
+    """Loops in loops, each of which turns a buffer of two rows that it both reads and writes."""
+    @T.macro
+    def level(S, F, n):
+        if n == 0:
+            for i in T.Parallel(64):
+                F[i] = F[i] + S[0, (i + 1) % 64]
+        else:
+            for k in T.serial(3):
+                for i in T.Parallel(64):
+                    S[(k + 1) % 2, i] = F[i] + S[k % 2, 63 - i]
+                level(S, F, n - 1)
+
+    @T.prim_func
+    def f(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=threads):
+            S, F = T.alloc_shared((2, 64), "int32"), T.alloc_fragment((64,), "int32")
+            T.clear(S)
+            T.copy(A, F)
+            level(S, F, depth)
+            T.copy(F, A)
+
+    return f
+
+
+def test_deep_nests_are_synchronised_in_time(monkeypatch):
+    """Beyond ROUNDS iterations are counted apart no more: more barriers at most, and the same values."""
+    a = np.arange(64, dtype=np.int32)
+    want = everywhere(nest(3), a, on=("tile", "simulator"))
+    begin = time.process_time()
+    lower(nest(6).func, Target({"kind": "cuda", "arch": "sm_80"}))
+    assert time.process_time() - begin < 60
+    monkeypatch.setattr(importlib.import_module("tilelang.transform.place_sync"), "ROUNDS", 5)
+    np.testing.assert_array_equal(everywhere(nest(3, 96), a, on=("tile", "simulator"))[0], want[0])

@@ -20,6 +20,7 @@ from .split_divergent import Splitter
 from .sync_tree import Place, TreeBuilder, Unplaceable, barrier, barrier_in, is_leaf, refused
 
 CAP = 12  # iterations and async groups counted apart; beyond, "any"
+ROUNDS = 4_000  # of loops' bodies, after which numbers of iterations are counted apart no more: nests multiply them
 
 
 @pass_(needs=THREADS_BOUND, gives=SYNCED)
@@ -63,7 +64,11 @@ def synchronized(launch: Launch) -> Launch:
         if not any(True for _ in tree.root.all_accesses()):
             return launch
         divergence = Divergence(launch)
-        _Flow(Tables(launch, tree.binds, divergence)).run(tree.root)
+        try:
+            _Flow(Tables(launch, tree.binds, divergence)).run(tree.root)
+        except _TooDeep:
+            tree = TreeBuilder(launch)
+            _Flow(Tables(launch, tree.binds, divergence), coarse=True).run(tree.root)
         places = list(tree.root.all())
         for k in ignored:
             places[k].before = places[k].body_end = False
@@ -99,11 +104,16 @@ class _Pending:
 _State = dict[_Pending, "int | None"]
 
 
+class _TooDeep(Exception):
+    """Loops in loops take more rounds than ROUNDS."""
+
+
 class _Flow:
     """Forward data flow that marks where barriers go."""
 
-    def __init__(self, tables: Tables) -> None:
-        self.t = tables
+    def __init__(self, tables: Tables, coarse: bool = False) -> None:
+        """coarse: any two iterations of a loop may be one or many apart; there are never fewer barriers then."""
+        self.t, self.coarse, self.count = tables, coarse, 0
         self.relevant: dict[Loop, bool] = {}
         self.inside: dict[Loop, list[Access]] = {}
         self.checking = False
@@ -261,6 +271,9 @@ class _Flow:
         """Run the body until nothing changes: (state after an iteration, states at breaks)."""
         now = entry
         while True:
+            self.count += 1
+            if self.count > ROUNDS and not self.coarse:
+                raise _TooDeep
             marks = _marks(p)
             self.leaving.append(([], []))
             out = self.flow(p.inner[0], now)
@@ -292,7 +305,7 @@ class _Flow:
         """Whether it helps to know how many iterations of the loop lie between two accesses."""
         if loop not in self.relevant:
             inside = self.inside[loop]
-            self.relevant[loop] = (not loop.independent and any(a.writes for a in inside) and
+            self.relevant[loop] = (not self.coarse and not loop.independent and any(a.writes for a in inside) and
                                    self.t.rotates(loop, inside))
         return self.relevant[loop]
 
