@@ -19,6 +19,7 @@ from tilelang.ir.evaluate import Closure, Value
 from tilelang.ops import Copy
 from tilelang.target.cluster import cluster_of
 from tilelang.target.intrinsics import INTRINSICS
+from tilelang.target.warp_groups import holds_in
 
 from .faults import fault
 from .grid import TileGrid, has_grid_barrier, tile_grid_barrier
@@ -29,7 +30,7 @@ from .memory import Storage, geometry, granules, linear_index, out_of_bounds, sp
 from .tile_cluster import TileCluster, to_block
 from .tile_env import TileEnv, scalar_elements
 from .tile_parallel import ParallelLoop
-from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, answer, executing, make_barriers, roles_of, run_roles,
+from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, executing, make_barriers, roles_of, run_roles,
                          signalling, together)
 from .tile_warp import WARP_OPS
 
@@ -244,8 +245,8 @@ class TileCompiler(StmtCompiler):
     def compile_if(self, s: If) -> Action:
         """A condition on warp groups parts the roles that come to its branches."""
         outer = self.members
-        then = tuple(r for r in outer if answer(s.cond, self.roles[r]) is not False)
-        orelse = tuple(r for r in outer if answer(s.cond, self.roles[r]) is not True)
+        then = tuple(r for r in outer if holds_in(s.cond, self.roles[r].groups[0]) is not False)
+        orelse = tuple(r for r in outer if holds_in(s.cond, self.roles[r].groups[0]) is not True)
         if then == outer and orelse == outer:
             return super().compile_if(s)
         cond = self.expr(s.cond)

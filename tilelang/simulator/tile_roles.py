@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Binary, Call, Expr, Launch, Unary, convert, walk
+from tilelang.ir import AddressOf, Call, Expr, Launch, convert, walk
 from tilelang.ir.evaluate import Closure, Value
+from tilelang.target.warp_groups import holds_in
 
 from .coroutines import Part
 from .faults import fault
@@ -62,22 +63,6 @@ def roles_of(s: Launch) -> list[Role]:
         by_answers.setdefault(tuple(a <= g < a + n for a, n in sorted(tests)), []).append(g)
     return [Role(i, tuple(groups), sum(min(GROUP, s.num_threads - GROUP * g) for g in groups))
             for i, groups in enumerate(by_answers.values())]
-
-
-def answer(e: Expr, role: Role) -> bool | None:
-    """What a condition is for a role, None when that is known only at run time."""
-    if isinstance(e, Call) and e.op == "in_warp_groups":
-        return e.attr("first") <= role.groups[0] < e.attr("first") + e.attr("count")
-    if isinstance(e, Unary) and e.op == "not":
-        x = answer(e.a, role)
-        return None if x is None else not x
-    if isinstance(e, Binary) and e.op in ("and", "or"):
-        x, y = answer(e.a, role), answer(e.b, role)
-        short = e.op == "or"
-        if short in (x, y):
-            return short
-        return None if None in (x, y) else not short
-    return None
 
 
 @dataclass
@@ -316,7 +301,7 @@ def _elect(c: Any, e: Call) -> Closure:
 
 
 def _in_groups(c: Any, e: Call) -> Closure:
-    return lambda f: np.bool_(answer(e, f.role))
+    return lambda f: np.bool_(holds_in(e, f.role.groups[0]))
 
 
 SYNC_OPS = ("sync_threads", "named_barrier", "named_barrier_arrive")
@@ -419,5 +404,5 @@ def run_roles(blocks: list[LaneFrame], roles: list[Role], body: Action) -> None:
     TileScheduler([g.block for g in blocks], frames, body).run()
 
 
-__all__ = ["NO_EFFECT", "ROLE_OPS", "Role", "SYNC_OPS", "TileBlock", "answer", "make_barriers", "roles_of", "run_roles",
+__all__ = ["NO_EFFECT", "ROLE_OPS", "Role", "SYNC_OPS", "TileBlock", "make_barriers", "roles_of", "run_roles",
            "signalling", "together"]

@@ -19,10 +19,8 @@ from typing import Any
 from tilelang.ir import (
     EMPTY,
     Bind,
-    Binary,
     Call,
     Evaluate,
-    Expr,
     For,
     If,
     Launch,
@@ -32,7 +30,6 @@ from tilelang.ir import (
     Stmt,
     Store,
     TileOp,
-    Unary,
     While,
     call,
     const,
@@ -41,6 +38,7 @@ from tilelang.ir import (
     seq,
     walk,
 )
+from tilelang.target.warp_groups import holds_in
 
 from .clusters import CLUSTER_CALLS
 from .lanes import BLOCK_VOTES
@@ -91,22 +89,6 @@ def roles_of(launch: Launch) -> list[Role]:
     return out
 
 
-def _answer(e: Expr, role: Role) -> bool | None:
-    """What a condition is for a role, None when that is known only at run time."""
-    if isinstance(e, Call) and e.op == "in_warp_groups":
-        return bool(e.attr("first") <= role.groups[0] < e.attr("first") + e.attr("count"))
-    if isinstance(e, Unary) and e.op == "not":
-        x = _answer(e.a, role)
-        return None if x is None else not x
-    if isinstance(e, Binary) and e.op in ("and", "or"):
-        x, y = _answer(e.a, role), _answer(e.b, role)
-        short = e.op == "or"
-        if short in (x, y):
-            return short
-        return None if None in (x, y) else not short
-    return None
-
-
 @dataclass
 class Split:
     """The launch of each role.  keys: numbers of the meetings, the same for a statement in every role."""
@@ -125,7 +107,7 @@ class Split:
         body = self._fold(self.launch.body, role, len(self.roles) == 1)
 
         def known(n: Any) -> Any:
-            got = _answer(n, role) if isinstance(n, Call) and n.op == "in_warp_groups" else None
+            got = holds_in(n, role.groups[0]) if isinstance(n, Call) and n.op == "in_warp_groups" else None
             return None if got is None else const(got)
 
         return replace(self.launch, body=rewrite(body, known))
@@ -139,7 +121,7 @@ class Split:
             case Seq():
                 return seq(*(self._fold(x, role, own, apart) for x in s.stmts), span=s.span)
             case If():
-                got = _answer(s.cond, role)
+                got = holds_in(s.cond, role.groups[0])
                 if got is not None:
                     part = s.then if got else s.orelse
                     return EMPTY if part is None else self._fold(part, role, True)

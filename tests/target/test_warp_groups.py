@@ -1,0 +1,23 @@
+"""Conditions of warp groups: known for one of them, or not before the program runs."""
+
+import pytest
+
+from tilelang.ir import I32, Var, binary, call, unary
+from tilelang.target.warp_groups import holds_in
+
+
+def groups(first, count):
+    return call("in_warp_groups", (), "bool", first=first, count=count)
+
+
+X = binary("lt", Var("x", I32), 3)
+
+
+@pytest.mark.parametrize("cond, want", [
+    (groups(1, 2), [False, True, True, False]), (unary("not", groups(1, 2)), [True, False, False, True]),
+    (binary("and", groups(0, 2), groups(1, 2)), [False, True, False, False]),
+    (binary("or", groups(0, 1), groups(3, 1)), [True, False, False, True]),
+    (X, [None] * 4), (unary("not", X), [None] * 4),
+    (binary("and", groups(0, 1), X), [None, False, False, False]), (binary("or", X, groups(0, 1)), [True, None, None, None])])
+def test_a_condition_is_known_for_a_group_or_not(cond, want):
+    assert [holds_in(cond, g) for g in range(4)] == want

@@ -1,0 +1,24 @@
+"""Conditions that tell warp groups apart, answered for one of them."""
+
+from __future__ import annotations
+
+from tilelang.ir import Binary, Call, Expr, Unary
+
+
+def holds_in(e: Expr, group: int) -> bool | None:
+    """What a condition is for the threads of a warp group, None when that is known only at run time."""
+    if isinstance(e, Call) and e.op == "in_warp_groups":
+        return bool(e.attr("first") <= group < e.attr("first") + e.attr("count"))
+    if isinstance(e, Unary) and e.op == "not":
+        x = holds_in(e.a, group)
+        return None if x is None else not x
+    if isinstance(e, Binary) and e.op in ("and", "or"):
+        x, y = holds_in(e.a, group), holds_in(e.b, group)
+        short = e.op == "or"
+        if short in (x, y):
+            return short
+        return None if None in (x, y) else not short
+    return None
+
+
+__all__ = ["holds_in"]
