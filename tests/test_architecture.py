@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tilelang"
 
 ROOMS = {
-    "errors": 0, "env": 0, "log": 0, "version": 0, "ir": 1, "arith": 2, "layout": 3, "target": 4, "ops": 5,
+    "errors": 0, "env": 0, "log": 0, "timeline": 0, "version": 0, "ir": 1, "arith": 2, "layout": 3, "target": 4, "ops": 5,
     "language": 6, "transform": 6, "codegen": 6, "simulator": 6, "runtime": 6, "jit": 7, "profiler": 8, "autotuner": 9,
     "library": 10,
 }  # fmt: skip

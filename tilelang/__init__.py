@@ -16,6 +16,11 @@ from .compat.top_level import install as _install_older_names
 from .env import env
 from .version import __version__, build_date
 
+if env.TILELANG_TIMELINE:  # here: what is imported from now on is part of it
+    from .timeline import start as _start
+
+    _start(env.TILELANG_TIMELINE)
+
 # public name -> module that defines it
 _NAMES = {
     "compile": "jit", "par_compile": "jit", "JITKernel": "jit",

@@ -54,6 +54,13 @@ def _number(text: str) -> int:
         raise ValueError("an integer is expected") from None
 
 
+def _milliseconds(text: str) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        raise ValueError("a number is expected") from None
+
+
 def _cuda_home(_: Any) -> str:
     return os.environ.get("CUDA_PATH", "") or ("/usr/local/cuda" if os.path.isdir("/usr/local/cuda") else "")
 
@@ -82,6 +89,8 @@ class Environment:
                             _number)
     TILELANG_PRINT_ON_COMPILATION = EnvVar("TILELANG_PRINT_ON_COMPILATION", "1", "INFO lines around a compilation")
     TILELANG_JIT_DIAGNOSTICS = EnvVar("TILELANG_JIT_DIAGNOSTICS", "0", "log the time of each compile phase")
+    TILELANG_TIMELINE = EnvVar("TILELANG_TIMELINE", 0.0, "print where the time went when the process ends: phases that took so "
+                               "many ms or more; 0: nothing", _milliseconds)
     TILELANG_VERBOSE = EnvVar("TILELANG_VERBOSE", "0", "default of `verbose`")
     TILELANG_ENABLE_IR_SPAN = EnvVar("TILELANG_ENABLE_IR_SPAN", "1", "source locations in errors")
     # -- compiling

@@ -22,6 +22,7 @@ from tilelang.runtime.launchers import CpuLauncher, CudaLauncher
 from tilelang.runtime.signature import Signature, host_assumptions, signature_of
 from tilelang.target.cluster import cluster_size
 from tilelang.target import Target
+from tilelang.timeline import phase
 from tilelang.transform.observe import announce_code
 
 from .artifact import KERNEL_SEPARATOR, Artifact, Request, kept_apart
@@ -87,7 +88,8 @@ def device_source(request: Request, early: Callable[[list[str]], None] | None = 
         watch.lap("lower")
         given.clear()
         try:
-            given.extend(printed(p))
+            with phase("print"):
+                given.extend(printed(p))
         except Exception:  # what cannot be printed is told once the program is known to be the one
             return
         watch.lap("print")
@@ -135,7 +137,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
     compiled = binaries.compile if env.is_cache_enabled() else compile_cubin
     arch = request.target.arch
     started: list[tuple[list[str], Future[list[Cubin]]]] = []
-    pool = ThreadPoolExecutor(max_workers=1)
+    pool = ThreadPoolExecutor(1, "NVRTC")
     try:
         pool.submit(warm, arch)
 
@@ -148,10 +150,12 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
         program, sources, watch = device_source(request, start)
         if not started or started[0][0] != sources:
             start(sources)
-        host = host_text(request, sig, CudaLauncher(program.host, program.kernels, request.target.max_shared_bytes))
-        host_object = compile_object(host)
+        with phase("host part"):
+            host = host_text(request, sig, CudaLauncher(program.host, program.kernels, request.target.max_shared_bytes))
+            host_object = compile_object(host)
         watch.lap("host")
-        cubins = _within_time(started[0][1])
+        with phase("wait for NVRTC"):
+            cubins = _within_time(started[0][1])
         watch.lap("nvrtc")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -167,8 +171,9 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
                         "shared_bytes": dynamic, "static_shared": cubin.shared_bytes,
                         "cluster": cluster_size(kernel.launch),
                         "threads": kernel.threads[0] * kernel.threads[1] * kernel.threads[2]})
-    meta = {"kernels": kernels, "times": watch.times, "sync_report": _sync_text(program),
-            "facts": facts_of(program, request.func, request.target, kernels)}
+    with phase("facts"):
+        facts = facts_of(program, request.func, request.target, kernels)
+    meta = {"kernels": kernels, "times": watch.times, "sync_report": _sync_text(program), "facts": facts}
     return Artifact("cuda", KERNEL_SEPARATOR.join(sources), host, files, meta)
 
 

@@ -16,6 +16,7 @@ from tilelang.log import logger
 from tilelang.runtime.cache import DiskCache, compiler_stamp, digest
 from tilelang.runtime.signature import OUT_IDX_HINT, resolve_out_idx
 from tilelang.target import Target
+from tilelang.timeline import phase
 from tilelang.transform.config import normalize_config
 from tilelang.transform.observe import is_watched
 from tilelang.transform.scope import current_config
@@ -193,7 +194,8 @@ def compile_request(request: Request) -> JITKernel:
     """The kernel of a request: from memory, from disk, or compiled now."""
     if not is_cached(request):
         return _compile_now(request, None)
-    key = cache_key(request)
+    with phase("cache key"):
+        key = cache_key(request)
     name = (key, request.backend)
     kernel = _memory.get(name)
     if kernel is not None:
@@ -245,8 +247,9 @@ def compile(func: Any = None, out_idx: Any = None, execution_backend: str | None
     pass configs, and whatever the compiler refuses, at the user's line.
     """
     try:
-        kernel = compile_request(make_request(func, out_idx, execution_backend, target, verbose, pass_configs,
-                                              compile_flags))
+        with phase("compile"):
+            kernel = compile_request(make_request(func, out_idx, execution_backend, target, verbose, pass_configs,
+                                                  compile_flags))
     except (TileLangError, InternalError) as e:
         raise told(e)  # noqa: B904 - told decides what goes with it
     kernel.target_host = target_host

@@ -13,6 +13,7 @@ from tilelang.ir import Expr, Func, free_vars
 from tilelang.log import logger
 from tilelang.runtime.params import KernelParam, params_of
 from tilelang.runtime.signature import Signature, TensorArg, signature_of
+from tilelang.timeline import phase
 
 from .arguments import adapted, explain, explain_cython, refusing_negated, was_overlapping, was_refused, was_unaligned
 from .artifact import KERNEL_SEPARATOR, Artifact, CompiledArtifact, Request
@@ -214,7 +215,7 @@ class JITKernel:
             from .diagnostics import jit_phase
             from .loading import load
 
-            with jit_phase("adapter", self.signature.name):
+            with jit_phase("adapter", self.signature.name), phase("load"):
                 self._entry = load(self._built, self.signature, self.request)
 
     def written(self) -> frozenset[str]:

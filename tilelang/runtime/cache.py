@@ -23,6 +23,7 @@ from typing import Any
 
 from tilelang.env import env, is_truthy
 from tilelang.log import logger
+from tilelang.timeline import phase
 from tilelang.version import __version__
 
 FORMAT = 1  # raised when the meaning of an entry changes
@@ -139,6 +140,10 @@ class DiskCache:
 
     def store(self, key: str, entry: Entry) -> bool:
         """Write an entry; False when that was not possible (which never stops a compilation)."""
+        with phase(f"write {self.kind}"):
+            return self._store(key, entry)
+
+    def _store(self, key: str, entry: Entry) -> bool:
         temporary = self.staging / f"{os.getpid()}-{os.urandom(16).hex()}"
         try:
             temporary.mkdir(parents=True)

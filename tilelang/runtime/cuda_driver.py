@@ -16,6 +16,7 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.target.cluster import PORTABLE
 from tilelang.target.probe import load_libcuda
+from tilelang.timeline import phase
 
 register("cuda-missing", RuntimeError, "no CUDA driver or device is usable on this machine",
          expected="a CUDA driver and device")
@@ -65,7 +66,8 @@ class Driver:
                         found="none",
                         hint="install the NVIDIA driver, or compile for target=\"cpu\"")
         self.lib = lib
-        self.check(lib.cuInit(0), "cuInit")
+        with phase("cuInit"):
+            self.check(lib.cuInit(0), "cuInit")
 
     def check(self, rc: int, what: str) -> None:
         """Raise when a driver call's result is not CUDA_SUCCESS."""
@@ -140,7 +142,8 @@ class Driver:
     def load(self, cubin: bytes) -> Module:
         """Load a cubin into the current context."""
         handle = ctypes.c_void_p()
-        self.call("cuModuleLoadData", ctypes.byref(handle), cubin)
+        with phase("cuModuleLoadData"):
+            self.call("cuModuleLoadData", ctypes.byref(handle), cubin)
         return Module(self, handle)
 
     # ---- memory (for tests and tools; kernels take the caller's tensors) ------------------------------------------
@@ -306,7 +309,8 @@ def driver() -> Driver:
 @cache
 def _primary_context(d: Driver, device: int) -> int:
     ctx = ctypes.c_void_p()
-    d.call("cuDevicePrimaryCtxRetain", ctypes.byref(ctx), d._device(device))
+    with phase("cuDevicePrimaryCtxRetain"):
+        d.call("cuDevicePrimaryCtxRetain", ctypes.byref(ctx), d._device(device))
     return int(ctx.value or 0)
 
 

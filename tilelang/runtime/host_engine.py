@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilelang.errors import error, register
+from tilelang.timeline import phase
 
 register("runtime-missing", ImportError, "a package the runtime needs is missing or has a version it does not know",
          "install tilelang-py with its dependencies",
@@ -89,7 +90,8 @@ def llvm_state() -> _Llvm:
     global _llvm
     with _lock:
         if _llvm is None:
-            _llvm = _Llvm()
+            with phase("start LLVM"):
+                _llvm = _Llvm()
         return _llvm
 
 
@@ -98,14 +100,15 @@ def ffi_state() -> _Ffi:
     global _ffi
     with _lock:
         if _ffi is None:
-            _ffi = _Ffi()
+            with phase("load TVM-FFI"):
+                _ffi = _Ffi()
         return _ffi
 
 
 def compile_object(ir_text: str) -> bytes:
     """Host LLVM IR to a relocatable object for this machine."""
     state = llvm_state()
-    with _lock:
+    with _lock, phase("LLVM compiles"):
         module = state.llvm.parse_assembly(ir_text)
         module.verify()
         return state.machine.emit_object(module)
@@ -116,7 +119,7 @@ class HostLibrary:
 
     def __init__(self, obj: bytes, names: tuple[str, ...], symbols: Mapping[str, int] = {}) -> None:
         state, ffi = llvm_state(), ffi_state()
-        with _lock:
+        with _lock, phase("link host code"):
             builder = state.llvm.JITLibraryBuilder().add_object_img(obj).add_current_process()
             for name, address in {**ffi.addresses, **symbols}.items():
                 builder.import_symbol(name, address)

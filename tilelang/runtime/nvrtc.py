@@ -17,6 +17,7 @@ from functools import cache
 
 from tilelang.env import env
 from tilelang.errors import error, register
+from tilelang.timeline import phase
 
 from .give_way import give_way
 
@@ -70,7 +71,8 @@ class Nvrtc:
     """A loaded NVRTC.  version: (major, minor).  archs: sm numbers it compiles for."""
 
     def __init__(self, candidate: NvrtcCandidate) -> None:
-        self.lib = ctypes.CDLL(candidate.library)
+        with phase("load NVRTC"):
+            self.lib = ctypes.CDLL(candidate.library)
         self.path, self.includes = candidate.library, candidate.includes
         self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -92,7 +94,8 @@ class Nvrtc:
         self._check(lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
         try:
             argv = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
-            rc = lib.nvrtcCompileProgram(program, len(options), argv)
+            with phase("NVRTC compiles" if source else "NVRTC compiles nothing"):
+                rc = lib.nvrtcCompileProgram(program, len(options), argv)
             log = self._read(program, "ProgramLog").rstrip(b"\0 \n").decode(errors="replace")
             return rc, log, self._read(program, what) if rc == 0 else b""
         finally:
@@ -199,7 +202,8 @@ def warm(arch: str) -> None:
     Never raises: the compilation that follows tells what is wrong.
     """
     try:
-        nvrtc = choose_nvrtc(_arch_number(arch), driver_cuda_major())
+        with phase("find NVRTC"):
+            nvrtc = choose_nvrtc(_arch_number(arch), driver_cuda_major())
         nvrtc.compile("", [f"-arch={arch}"])
     except RuntimeError:
         pass
@@ -242,7 +246,8 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
         if again == 0 and fresh:
             log, cubin, kernels = full, fresh, parse_resources(full)
     values = kernels.values()
-    done = give_way(cubin) if arch == "sm_90a" else cubin
+    with phase("hint bits"):
+        done = give_way(cubin) if arch == "sm_90a" else cubin
     return Cubin(done, max((k.registers for k in values), default=0), sum(k.spills for k in values),
                  max((k.shared_bytes for k in values), default=0), log, kernels)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 
+from tilelang.timeline import phase
+
 
 @lru_cache(maxsize=1)
 def load_libcuda() -> ctypes.CDLL | None:
     """The driver library, or None on a machine without one."""
     for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
         try:
-            return ctypes.CDLL(name)
+            with phase(f"load {name}"):
+                return ctypes.CDLL(name)
         except OSError:
             continue
     return None
@@ -24,8 +27,11 @@ def device_capability() -> tuple[int, int] | None:
     Source: CUDA driver API, cuDeviceGetAttribute (75 COMPUTE_CAPABILITY_MAJOR, 76 COMPUTE_CAPABILITY_MINOR).
     """
     lib = load_libcuda()
-    if lib is None or lib.cuInit(0) != 0:
+    if lib is None:
         return None
+    with phase("cuInit"):
+        if lib.cuInit(0) != 0:
+            return None
     count, dev = ctypes.c_int(), ctypes.c_int()
     if lib.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
         return None

@@ -15,6 +15,7 @@ from tilelang.env import env, is_truthy
 from tilelang.errors import InternalError, TileLangError
 from tilelang.ir import Func, with_attrs
 from tilelang.ir.verify import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE, verify
+from tilelang.timeline import phase
 
 from .config import PassConfigKey, default_of, normalize_config
 from .observe import PassEvent, PassEventObserver, current_pass_phase, trace_mode, watchers
@@ -139,7 +140,8 @@ def _steps(func: Func, passes: Iterable[PassFn], cx: PassContext,
             o.on_pass_start(info.name, func)
         started = time.perf_counter()
         try:
-            out = p(func, cx)
+            with phase(info.name):
+                out = p(func, cx)
         except TileLangError:
             raise
         except Exception as e:
