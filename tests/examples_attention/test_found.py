@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
+from everywhere import call, cuda_text, placed
 
 import tilelang
 import tilelang.language as T
 
-TARGETS = {"tile": ("cpu", "tile"), "cpu": ("cpu", None), "simulator": ({"kind": "cuda", "arch": "sm_80"}, "simulator")}
-
-
 @pytest.mark.spec("T.alloc_fragment")
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["tile", "cpu", "simulator"])
 def test_guard_of_an_index_read_from_a_fragment_reads_the_register(target):
     """The guard of out[rank[i]] kept the fragment of the tile program: it read past the thread's registers."""
     n, k = 70, 20
@@ -27,19 +25,21 @@ def test_guard_of_an_index_read_from_a_fragment_reads_the_register(target):
             for i in T.Parallel(n):
                 got[i] = x[rank[i]]
 
-    where, backend = TARGETS[target]
+    where = placed(target)
     rng = np.random.default_rng(0)
     r, x = rng.permutation(n).astype(np.int32), rng.standard_normal(k).astype(np.float32)
-    out, got = tilelang.compile(scatter, out_idx=[2, 3], target=where, execution_backend=backend)(r, x)
+    out, got = call(where, tilelang.compile(scatter, out_idx=[2, 3], **where), r, x)
     inside = (r >= 3) & (r < k + 3)
     want = np.empty(k, np.int32)
     want[r[inside] - 3] = np.flatnonzero(inside)
     assert np.array_equal(np.asarray(out), want)
     assert np.array_equal(np.asarray(got), np.where(inside, x[np.clip(r - 3, 0, k - 1)], 0))
+    if target == "simulator":
+        cuda_text(scatter)
 
 
 @pytest.mark.spec("T.Layout", "T.annotate_layout")
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["tile", "cpu", "simulator"])
 def test_guard_of_an_index_read_from_a_padded_shared_tile_reads_where_it_lies(target):
     n = 8
 
@@ -52,10 +52,12 @@ def test_guard_of_an_index_read_from_a_padded_shared_tile_reads_where_it_lies(ta
             for i, j in T.Parallel(n, 32):
                 out[i, j] = x[S[i, j]]
 
-    target_, backend = TARGETS[target]
+    place = placed(target)
     rng = np.random.default_rng(0)
     where = rng.permutation(n * 32).reshape(n, 32).astype(np.int32) - 3
     x = rng.standard_normal(n * 32 - 5).astype(np.float32)
-    out = tilelang.compile(gather, out_idx=[2], target=target_, execution_backend=backend)(where, x)
+    out = call(place, tilelang.compile(gather, out_idx=[2], **place), where, x)
     inside = (where >= 0) & (where < len(x))
     assert np.array_equal(np.asarray(out), np.where(inside, x[np.clip(where, 0, len(x) - 1)], 0))
+    if target == "simulator":
+        cuda_text(gather)

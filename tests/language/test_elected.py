@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from everywhere import call, cuda_text, placed
 
 import tilelang
 import tilelang.language as T
@@ -23,11 +24,14 @@ def program(extent):
 @pytest.mark.parametrize("backend, target", [("tile", "cuda"), ("simulator", "cuda"), ("tvm_ffi", "cpu")])
 @pytest.mark.parametrize("extent", [0, 32, 48, 96])
 def test_one_thread_of_each_group(extent, backend, target):
-    kernel = tilelang.compile(program(extent), target=target, execution_backend=backend)
+    where = placed({"target": target, "execution_backend": backend})
+    kernel = tilelang.compile(program(extent), **where)
     a = np.zeros(96, np.int32)
-    kernel(a)
+    call(where, kernel, a)
     t = np.arange(96)
     assert np.array_equal(a, np.where(t % (extent or 96) == 0, t + 1, 0))
+    if backend == "simulator":
+        cuda_text(program(extent))
 
 
 @pytest.mark.parametrize("extent", [-1, True, "32"])

@@ -80,15 +80,55 @@ def on_gpu(program, *args):
         if not isinstance(a, np.ndarray):
             sent.append(a)
             continue
-        raw = torch.from_numpy(_bytes_of(a)).cuda()
-        steps = tuple(s // a.itemsize for s in a.strides)
         b = func.buffer_of(p)  # none of a pointer: what lies there is NumPy's to say
-        kind = getattr(torch, a.dtype.name) if b is None else b.dtype.as_torch()
-        sent.append(raw.view(kind).as_strided(a.shape, steps))
+        raw, tensor = _sent(a, None if b is None else b.dtype)
+        sent.append(tensor)
         back.append((raw, a))
     tilelang.compile(program, target="cuda")(*sent)
     torch.cuda.synchronize()
-    return [np.ndarray(a.shape, a.dtype, raw.cpu().numpy(), 0, a.strides) for raw, a in back]
+    return [_received(raw, a) for raw, a in back]
+
+
+def placed(on: Any) -> dict[str, Any]:
+    """What `compile` and `jit` take for an execution, by name or as these settings; `--device=gpu`: a GPU for the simulator."""
+    target, backend = WITH_HOPPER[on] if isinstance(on, str) else (on["target"], on.get("execution_backend"))
+    return {"target": "cuda"} if device_of(backend) == "gpu" else {"target": target, "execution_backend": backend}
+
+
+def call(where: dict[str, Any], kernel: Any, *args: Any, **named: Any) -> Any:
+    """kernel(*args) with arrays of NumPy, on every execution that `placed` gives.
+
+    A GPU gets copies of them, whose contents come back also when the call raises; its results come back as arrays.
+    """
+    if where != {"target": "cuda"}:
+        return kernel(*args, **named)
+    import torch
+
+    sent = [_sent(a) if isinstance(a, np.ndarray) else (None, a) for a in args]
+    try:
+        out = kernel(*(x for _, x in sent), **named)
+    finally:
+        torch.cuda.synchronize()
+        for (raw, _), a in zip(sent, args):
+            if isinstance(a, np.ndarray) and a.flags.writeable:
+                a[...] = _received(raw, a)
+    if isinstance(out, (list, tuple)):
+        return [x.cpu().numpy() for x in out]
+    return out.cpu().numpy() if isinstance(out, torch.Tensor) else out
+
+
+def _sent(a: np.ndarray, dtype: Any = None) -> tuple[Any, Any]:
+    """(the bytes of an array on the GPU, the tensor over them).  dtype: of its elements, where NumPy's name is not torch's."""
+    import torch
+
+    raw = torch.from_numpy(_bytes_of(a)).cuda()
+    kind = getattr(torch, a.dtype.name) if dtype is None else dtype.as_torch()
+    return raw, raw.view(kind).as_strided(a.shape, tuple(s // a.itemsize for s in a.strides))
+
+
+def _received(raw: Any, a: np.ndarray) -> np.ndarray:
+    """What lies on the GPU now, with type, shape and strides of the array that was sent."""
+    return np.ndarray(a.shape, a.dtype, raw.cpu().numpy(), 0, a.strides)
 
 
 def _bytes_of(a: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from everywhere import SM80, WITH_HOPPER, cuda_text, everywhere, run
+from everywhere import SM80, WITH_HOPPER, call, cuda_text, everywhere, placed, run
 
 import tilelang
 import tilelang.language as T
@@ -82,9 +82,9 @@ def test_a_const_must_be_a_dimension_or_stride_by_itself():
 @pytest.mark.spec("must:2.5-const-python", "T.const")
 @pytest.mark.parametrize("on", WITH_HOPPER)
 def test_statements_before_the_kernel_take_a_const_as_symbol_and_as_number(on):
-    target, backend = WITH_HOPPER[on]
+    where = placed(on)
 
-    @tilelang.jit(target=target, execution_backend=backend)
+    @tilelang.jit(**where)
     def f(X):
         M, N = T.const("M N")
         X: T.Tensor((M, N), "int32")
@@ -98,7 +98,7 @@ def test_statements_before_the_kernel_take_a_const_as_symbol_and_as_number(on):
 
     for m, n in ((6, 3), (8, 2)):
         x = np.zeros((m, n), np.int32)
-        f(x)
+        call(where, f, x)
         assert (x[:m // 2] == m + -(-m // 4)).all() and not x[m // 2:].any()
 
 

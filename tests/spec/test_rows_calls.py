@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from everywhere import EXECUTIONS, SM80, cuda_text, run
+from everywhere import EXECUTIONS, SM80, call, cuda_text, placed, run
 
 import tilelang
 import tilelang.language as T
@@ -52,13 +52,13 @@ ROWS = [
 @pytest.mark.parametrize("on", EXECUTIONS)
 @pytest.mark.parametrize("row,build,words", ROWS, ids=[f"{r[0][3:]}{k}" for k, r in enumerate(ROWS)])
 def test_calls_that_do_not_fit_say_so(row, build, words, on):
-    target, backend = EXECUTIONS[on]
-    kernel = tilelang.compile(program(), target=target, execution_backend=backend)
+    where = placed(on)
+    kernel = tilelang.compile(program(), **where)
     good = arguments()
-    kernel(*good)
+    call(where, kernel, *good)
     assert (good[1] == 5).all()
     with pytest.raises((RuntimeError, ValueError, TypeError)) as e:
-        kernel(*build())
+        call(where, kernel, *build())
     assert re.search(words, str(e.value)), str(e.value)
 
 
@@ -72,12 +72,12 @@ def test_a_symbol_that_only_missing_tensors_have_is_asked_for(on):
         with T.Kernel(1, threads=4):
             Y[T.get_thread_binding()] = T.cast(m, "float32")
 
-    target, backend = EXECUTIONS[on]
-    kernel, y = tilelang.compile(main, target=target, execution_backend=backend), np.zeros(4, np.float32)
-    kernel(None, np.zeros(7, np.float32), y)
+    where = placed(on)
+    kernel, y = tilelang.compile(main, **where), np.zeros(4, np.float32)
+    call(where, kernel, None, np.zeros(7, np.float32), y)
     assert (y == 7).all()
     with pytest.raises(RuntimeError, match="Symbolic shape variable m requires at least one non-null buffer among: .*A.*B"):
-        kernel(None, None, y)
+        call(where, kernel, None, None, y)
 
 
 @pytest.mark.spec("R4:assume", "R4:host-assert")
@@ -92,14 +92,14 @@ def test_conditions_of_the_host_are_checked_before_anything_runs(on):
         with T.Kernel(1, threads=4):
             Y[T.get_thread_binding()] = k
 
-    target, backend = EXECUTIONS[on]
-    kernel, y = tilelang.compile(main, target=target, execution_backend=backend), np.zeros(4, np.int32)
-    kernel(y, 3)
+    where = placed(on)
+    kernel, y = tilelang.compile(main, **where), np.zeros(4, np.int32)
+    call(where, kernel, y, 3)
     assert (y == 3).all()
     with pytest.raises(RuntimeError, match="k must be small"):
-        kernel(y, 10)
+        call(where, kernel, y, 10)
     with pytest.raises(RuntimeError, match="Assume: "):
-        kernel(np.zeros(6, np.int32), 5)
+        call(where, kernel, np.zeros(6, np.int32), 5)
     assert (y == 3).all()
 
 

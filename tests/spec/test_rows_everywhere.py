@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from everywhere import EXECUTIONS, WITH_HOPPER, everywhere, run
+from everywhere import EXECUTIONS, WITH_HOPPER, call, everywhere, placed, run
 
 import tilelang
 import tilelang.language as T
@@ -188,9 +188,9 @@ def test_a_block_with_its_regions_is_its_body():
 @pytest.mark.spec("L2.2:styles", "L2.5:symbols", "R2.2:jit")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_both_styles_of_jit_with_constants_and_symbols(on):
-    target, backend = EXECUTIONS[on]
+    where = placed(on)
 
-    @tilelang.jit(target=target, execution_backend=backend, out_idx=[-1])
+    @tilelang.jit(**where, out_idx=[-1])
     def lazy(n):
         m = T.dynamic("m")
 
@@ -202,7 +202,7 @@ def test_both_styles_of_jit_with_constants_and_symbols(on):
 
         return main
 
-    @tilelang.jit(target=target, execution_backend=backend)
+    @tilelang.jit(**where)
     def eager(A, B):
         m, n = T.dynamic("m"), T.const("n")
         A: T.Tensor((m, n), "int32")
@@ -214,5 +214,5 @@ def test_both_styles_of_jit_with_constants_and_symbols(on):
     kernel = lazy(7)
     for rows in (3, 5):
         a, b = ints(rows, 7), np.zeros((rows, 7), np.int32)
-        eager(a, b)
-        assert np.array_equal(kernel(a), a[:, ::-1] + rows) and np.array_equal(b, a[:, ::-1] + rows)
+        call(where, eager, a, b)
+        assert np.array_equal(call(where, kernel, a), a[:, ::-1] + rows) and np.array_equal(b, a[:, ::-1] + rows)

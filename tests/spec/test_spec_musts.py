@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from completed import caught
-from everywhere import SM80, SM90A, WITH_HOPPER, cuda_text, everywhere, run
+from everywhere import SM80, SM90A, WITH_HOPPER, call, cuda_text, everywhere, placed, run
 
 import tilelang
 import tilelang.language as T
@@ -656,10 +656,10 @@ def test_a_shape_whose_equation_has_no_whole_solution_is_refused(on):
                 if i < m:
                     Y[i] = X[2 * i]
 
-    target, backend = WITH_HOPPER[on]
-    kernel = tilelang.compile(f, target=target, execution_backend=backend)
+    where = placed(on)
+    kernel = tilelang.compile(f, **where)
     x, y = np.arange(10, dtype=np.float32), np.zeros(5, np.float32)
-    kernel(x, y)
+    call(where, kernel, x, y)
     assert np.array_equal(y, x[::2])
     with pytest.raises((TileLangError, RuntimeError, ValueError)):
-        kernel(np.zeros(9, np.float32), np.zeros(4, np.float32))
+        call(where, kernel, np.zeros(9, np.float32), np.zeros(4, np.float32))

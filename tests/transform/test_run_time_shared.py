@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from everywhere import EXECUTIONS, SM80, cuda_text
+from everywhere import EXECUTIONS, SM80, call, cuda_text, placed
 
 import tilelang
 import tilelang.language as T
@@ -38,16 +38,16 @@ def reversed_rows(threads=48):
 @pytest.mark.parametrize("size", [(1, 1), (3, 40), (5, 33), (7, 128)])
 def test_sizes_differ_from_call_to_call(size, on):
     f = reversed_rows()
-    target, backend = {"tile": ("cpu", "tile"), "simulator": (SM80, "simulator"), "cpu": ("cpu", None)}[on]
-    kernel = tilelang.compile(f, target=target, execution_backend=backend)
+    where = placed(on)
+    kernel = tilelang.compile(f, **where)
     for m, n in (size, (2, 9)):
         x = np.random.default_rng(m).integers(-9, 9, (m, n)).astype(np.float16)
         y = np.zeros((m, n), np.float32)
-        kernel(x, y)
+        call(where, kernel, x, y)
         assert np.array_equal(y, x[::-1, ::-1])
 
 
-@pytest.mark.spec("L6:alloc_shared")
+@pytest.mark.spec("L6:alloc_shared", "T.alloc_shared")
 def test_the_size_is_an_expression_of_the_launch():
     (kernel,) = lower(reversed_rows().func, Target(SM80), {}).kernels
     assert not isinstance(kernel.shared_bytes, int)

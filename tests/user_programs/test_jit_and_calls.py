@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from everywhere import call, placed
 
 import tilelang
 import tilelang.language as T
@@ -55,11 +56,12 @@ def test_bad_out_idx(where, out, error):
 @pytest.mark.spec("R4:inputs")
 @EVERY
 def test_wrong_arguments_at_the_call(where):
+    where = placed(where)
     f, _ = pair(3, 5, False)
     k = tilelang.compile(f, **where)
     a, s, d = np.zeros((3, 5), F32), np.zeros(3, F32), np.zeros((3, 5), F32)
-    k(a, 1, s, d)
-    k(a, True, s, d)
+    call(where, k, a, 1, s, d)
+    call(where, k, a, True, s, d)
     for bad, text in (((a, 1, s), "num_args|inputs|arguments"), ((a.astype(F16), 1, s, d), "input A dtype"),
                       ((a[:2], 1, s, d), r"input A shape\[0\]"),
                       ((a[0], 1, s, d), "input A ndim"), ((a, 1.5, s, d), "integer"), ((a, 2**31, s, d), ""),
@@ -68,9 +70,9 @@ def test_wrong_arguments_at_the_call(where):
                       ((3, 1, s, d), "input A expected pointer or tensor"), ((a, "x", s, d), ""), ((a, a, s, d), ""),
                       (([1, 2], 1, s, d), "")):
         with pytest.raises((RuntimeError, ValueError, TypeError, OverflowError), match=text or None):
-            k(*bad)
+            call(where, k, *bad)
     with pytest.raises(TypeError):
-        k(a, 1, S=s, D=d)
+        call(where, k, a, 1, S=s, D=d)
 
 
 def eager(where):
@@ -96,27 +98,30 @@ def eager(where):
 @pytest.mark.spec("T.const")
 @EVERY
 def test_eager_results_and_specialisation(where):
+    where = placed(where)
     f = eager(where)
     for m, n in ((3, 4), (17, 5)):
         x, y = np.ones((m, n), F32), np.arange(n, dtype=F32)
-        p, o = f(x, y)
+        p, o = call(where, f, x, y)
         np.testing.assert_array_equal(np.asarray(p), np.arange(2 * m + 1) * m)
         np.testing.assert_array_equal(np.asarray(o), x + y + 0.5)
-        _, o = f(x, y, block=3, op=lambda v: v * v, bias=1)
+        _, o = call(where, f, x, y, block=3, op=lambda v: v * v, bias=1)
         np.testing.assert_array_equal(np.asarray(o), (x + y) ** 2 + 1)
     with pytest.raises((ValueError, TypeError, RuntimeError)):
-        f(x)
+        call(where, f, x)
     with pytest.raises((ValueError, RuntimeError)):
-        f(x, np.zeros(n + 1, F32))
+        call(where, f, x, np.zeros(n + 1, F32))
     with pytest.raises((ValueError, RuntimeError)):
-        f(x.astype(F16), y)
+        call(where, f, x.astype(F16), y)
     with pytest.raises((ValueError, RuntimeError)):
-        f(x, y, M=m + 1)
+        call(where, f, x, y, M=m + 1)
 
 
 @pytest.mark.spec("L6:empty")
 @EVERY
 def test_eager_zero_rows_and_dynamic_output(where):
+    where = placed(where)
+
     @tilelang.jit(**where)
     def f(X):
         m = T.dynamic("m")
@@ -130,7 +135,7 @@ def test_eager_zero_rows_and_dynamic_output(where):
 
     for m in (0, 1, 9):
         x = np.arange(m * 3, dtype=I32).reshape(m, 3)
-        np.testing.assert_array_equal(np.asarray(f(x)), np.concatenate([x[:, 2], [0, 0]]) + m)
+        np.testing.assert_array_equal(np.asarray(call(where, f, x)), np.concatenate([x[:, 2], [0, 0]]) + m)
 
 
 @EVERY
@@ -157,6 +162,7 @@ def test_lazy_same_arguments_same_kernel(where):
 @pytest.mark.spec("L5:StridedTensor")
 @EVERY
 def test_strided_symbolic_linear_and_scalar_symbols(where):
+    where = placed(where)
     m, n, s = T.dynamic("m"), T.dynamic("n"), T.dynamic("s")
 
     @T.prim_func
@@ -170,19 +176,20 @@ def test_strided_symbolic_linear_and_scalar_symbols(where):
     k = tilelang.compile(f, **where)
     base = np.arange(60, dtype=I32).reshape(5, 12)
     a, b, c = base[:, 2:9], np.arange(12, dtype=I32) * 100, mark((10, 7), I32)
-    k(a, b, c)
+    call(where, k, a, b, c)
     np.testing.assert_array_equal(c[::2], a)
     np.testing.assert_array_equal(c[1::2], b[np.arange(5)[:, None] + np.arange(7)])
     with pytest.raises(RuntimeError, match="shape"):
-        k(a, b[:-1].copy(), c)
+        call(where, k, a, b[:-1].copy(), c)
     with pytest.raises(RuntimeError, match="shape"):
-        k(a, b, c[:9])
+        call(where, k, a, b, c[:9])
 
 
 @pytest.mark.spec("T.assume")
 @pytest.mark.spec("L2.3:assert")
 @EVERY
 def test_host_assert_and_assume(where):
+    where = placed(where)
     n = T.dynamic("n")
 
     @T.prim_func
@@ -195,13 +202,13 @@ def test_host_assert_and_assume(where):
 
     g = tilelang.compile(f, **where)
     a = np.zeros(8, I32)
-    g(a, 3)
+    call(where, g, a, 3)
     assert (a == 3).all()
     with pytest.raises(RuntimeError, match="k is too large"):
-        g(a, 11)
+        call(where, g, a, 11)
     assert (a == 3).all()
     with pytest.raises(RuntimeError, match="Assume"):
-        g(np.zeros(7, I32), 3)
+        call(where, g, np.zeros(7, I32), 3)
 
 
 @EVERY
@@ -222,6 +229,8 @@ def test_overlapping_and_same_tensor_arguments(where):
 @pytest.mark.spec("L6:empty")
 @EVERY
 def test_prim_func_with_returned_outputs(where):
+    where = placed(where)
+
     @T.prim_func
     def f(A: T.Tensor((6,), "float16"), x: T.float32):
         C = T.empty((6,), "float32")
@@ -233,7 +242,7 @@ def test_prim_func_with_returned_outputs(where):
         return D, C
 
     assert list(f.attrs["tilelang_out_idx"]) == [-1, -2]
-    d, c = tilelang.compile(f, **where)(np.arange(6, dtype=F16), 0.25)
+    d, c = call(where, tilelang.compile(f, **where), np.arange(6, dtype=F16), 0.25)
     np.testing.assert_array_equal(np.asarray(c), np.arange(6) * 0.25)
     np.testing.assert_array_equal(np.asarray(d), (np.arange(6) + 1).reshape(3, 2))
     with pytest.raises(ValueError, match="conflict"):
@@ -282,6 +291,8 @@ def test_definition_errors_name_what_is_wrong():
 @pytest.mark.spec("L4.1:promotion")
 @EVERY
 def test_promotion_of_literals(where):
+    where = placed(where)
+
     @T.prim_func
     def f(H: T.Tensor((1,), "float16"), B: T.Tensor((1,), "uint8"), L: T.Tensor((1,), "int64"), O: T.Tensor((8,), "float64")):
         with T.Kernel(1, threads=1):
@@ -295,5 +306,5 @@ def test_promotion_of_literals(where):
             O[7] = T.cast(B[0], "int8")
 
     o = mark(8, np.float64)
-    tilelang.compile(f, **where)(np.array([2048], F16), np.array([255], np.uint8), np.array([5], np.int64), o)
+    call(where, tilelang.compile(f, **where), np.array([2048], F16), np.array([255], np.uint8), np.array([5], np.int64), o)
     np.testing.assert_array_equal(o, [2048, 2049, 256, 254, 5 + 2**31, np.inf, -7, -1])
