@@ -49,8 +49,8 @@ def test_every_kind_has_its_program():
     assert not missing, missing
 
 
-def test_there_are_at_least_forty_kinds():
-    assert len(PROGRAMS) >= 40
+def test_there_are_at_least_a_hundred_and_fifty_kinds():
+    assert len(PROGRAMS) >= 150
 
 
 def test_every_text_has_a_line_a_caret_what_was_expected_and_found_and_a_hint():

@@ -80,7 +80,11 @@ class AutoTuneImpl:
                     raise TypeError(f"missing a required argument: {name!r}")
 
     def _configs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-        configs = list(self.configs(*args, **kwargs) if callable(self.configs) else self.configs)
+        configs = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
+        configs = list(configs) if isinstance(configs, Iterable) else configs
+        bad = next((c for c in configs if not isinstance(c, dict)), None) if isinstance(configs, list) else configs
+        if bad is not None:
+            raise error("tune-configs", f"configs of autotune are dicts of parameters, found {bad!r}", found=repr(bad))
         if not configs:
             raise error("tune-empty", "No configurations to tune: the list is empty",
                         hint="give at least one dict of parameters")

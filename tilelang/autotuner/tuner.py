@@ -24,6 +24,8 @@ from tilelang.runtime.cpus import usable_cpus
 from .capture import get_autotune_inputs
 from .param import AutotuneResult, ProfileArgs
 
+register("tune-configs", TypeError, "configs of autotune are no list of dicts", 'write configs=[{"block": 64}, {"block": 128}]',
+         expected="a list of dicts, or a function that returns one")
 register("tune-empty", ValueError, "there is no configuration to tune", expected="at least one configuration",
          found="an empty list")
 register("tune-failed", RuntimeError, "no configuration of the tuner compiled, ran and passed its check",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.env import env
-from tilelang.errors import InternalError, TileLangError, error, register, told
+from tilelang.errors import InternalError, TileLangError, brought, error, register, told
 from tilelang.ir.printer import to_text
 from tilelang.log import logger
 from tilelang.runtime.cache import DiskCache, compiler_stamp, digest
@@ -265,6 +265,10 @@ def par_compile(funcs: Iterable[Any], out_idx: Any = None, execution_backend: st
     num_workers: min(number of programs, usable CPUs) when None.  ignore_error: a failed program gives None and a
     warning instead of its exception.
     """
+    if not isinstance(funcs, Iterable):
+        raise error("compile-not-a-program", f"par_compile takes a list of PrimFuncs, found a {type(funcs).__name__}",
+                    expected="a list of PrimFuncs", found=f"a {type(funcs).__name__}", hint="write par_compile([f, g])")
+
     def one(func: Any) -> JITKernel:
         return compile(func, out_idx, execution_backend, target, target_host, verbose, pass_configs, compile_flags)
 
@@ -289,7 +293,7 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool) -
                 out.append(future.result())
             except Exception as e:
                 if not ignore_error:
-                    raise
+                    raise brought(e) from e.__cause__
                 logger.warning("compilation %d failed: %s", k, e)
                 out.append(None)
     return out

@@ -121,6 +121,11 @@ class JITImpl:
                             found=type(self.func).__name__,
                             hint="compile a PrimFunc with tilelang.compile(func)")
             mode = "lazy" if self._has_prim_func() or self._returns_program(args, kwargs) else "eager"
+            if mode == "eager" and not hasattr(self.func, "__code__"):
+                raise error("jit-not-a-function", f"@tilelang.jit takes a function defined by def, found "
+                            f"{getattr(self.func, '__name__', '') or type(self.func).__name__} ({type(self.func).__name__})",
+                            found=f"a {type(self.func).__name__}", hint="decorate the def itself, or a factory that returns "
+                            "a @T.prim_func")
             if mode == "eager" and self.out_idx is not None:
                 raise error("jit-out-idx", "out_idx is only supported in lazy mode: an eager function returns the "
                             "tensors it makes with T.empty",
@@ -290,7 +295,8 @@ def jit(func: Any = None, *, out_idx: Any = None, target: Any = None, target_hos
     """
     def wrap(f: Any) -> JITImpl:
         if not callable(f) and program_of(f) is None:
-            raise TypeError(f"tilelang.jit decorates a function, found {type(f).__name__}")
+            raise error("jit-not-a-function", f"tilelang.jit decorates a function, found {type(f).__name__}",
+                        found=f"a {type(f).__name__}", hint="write @tilelang.jit above a def")
         return JITImpl(f, out_idx, target, target_host, execution_backend, verbose, pass_configs, debug_root_path,
                        compile_flags)
 

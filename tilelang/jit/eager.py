@@ -19,6 +19,9 @@ register("eager-const", ValueError, "the value of a T.const cannot be determined
 register("eager-arguments", TypeError, "an eager function is called with arguments it does not have",
          expected="arguments that the function has")
 
+register("eager-annotation", TypeError, "a tensor is given for a parameter of an eager function that has no annotation",
+         expected="an annotation T.Tensor(shape, dtype) for every tensor parameter")
+
 _MISSING: Any = object()
 
 
@@ -134,6 +137,11 @@ class EagerCalls:
     def _static_key(self, values: dict[str, Any]) -> Any:
         opened = tuple((str(x.dtype), len(x.shape)) if hasattr(x, "shape") else None
                        for x in (values[n] for n in self.open))
+        for n in self.static:
+            if hasattr(values[n], "__dlpack__"):
+                raise error("eager-annotation", f"`{n}` of `{self.owner.__name__}` is given a tensor and has no annotation: "
+                            "without one a parameter is a value to compile for", found=f"{type(values[n]).__name__} for `{n}`",
+                            hint=f"write `{n}: T.Tensor(shape, dtype)` in the body, in front of T.Kernel")
         return tuple(freeze(values[n]) for n in self.static), opened, self.owner.surroundings()
 
     def _trace(self, values: dict[str, Any], consts: dict[str, Any]) -> _Trace:

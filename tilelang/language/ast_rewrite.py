@@ -465,6 +465,12 @@ class _Rewriter(ast.NodeTransformer):
                          "supported", s,
                          found=f"def {s.name}", hint="define it outside; T.macro functions are inlined where they are called")
 
+    def do_Global(self, s: ast.Global | ast.Nonlocal) -> list[ast.stmt]:
+        word = type(s).__name__.lower()
+        raise self.error("unsupported-syntax", f"`{word}` is not supported in a kernel function", s, found=ast.unparse(s),
+                         hint="a kernel function reads names from outside and assigns its own; results go out in tensors")
+
+    do_Nonlocal = do_Global  # type: ignore[assignment]
     do_AsyncFunctionDef = do_ClassDef = do_FunctionDef  # type: ignore[assignment]
 
     # -- expressions -------------------------------------------------------------------------------------------------
@@ -525,6 +531,9 @@ class _Rewriter(ast.NodeTransformer):
             if isinstance(e.ops[0], (ast.In, ast.NotIn)):
                 return ast.copy_location(_call("contains", self.expr(e.left), self.expr(e.comparators[0]),
                                                _const(isinstance(e.ops[0], ast.NotIn))), e)
+            if isinstance(e.ops[0], (ast.Eq, ast.NotEq)):
+                return ast.copy_location(_call("equality", _const(_CMP[type(e.ops[0])]), self.expr(e.left),
+                                               self.expr(e.comparators[0])), e)
             return self.generic_visit(e)  # type: ignore[return-value]
         rest = [_tuple((_const(_CMP[type(op)]), _thunk(self.expr(c)))) for op, c in zip(e.ops, e.comparators)]
         return ast.copy_location(_call("compare", self.expr(e.left), *rest), e)

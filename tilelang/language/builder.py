@@ -111,12 +111,25 @@ class Builder(Recorder):
         result: Any = True
         for k, (op, thunk) in enumerate(rest):
             right = thunk() if self._static(result) else self.lazily(thunk)
-            part = self.contains(left, right, op == "not in") if op.endswith("in") else OPS[op](left, right)
+            part = (self.contains(left, right, op == "not in") if op.endswith("in") else
+                    self.equality(op, left, right) if op in ("==", "!=") else OPS[op](left, right))
             result = part if k == 0 else self._conjunction(result, part)
             if self._static(result) and not self.truth(result):
                 return result
             left = right
         return result
+
+    def equality(self, op: str, a: Any, b: Any) -> Any:
+        """a == b or a != b.  Python would call a whole buffer, or a run-time value and a string, unequal: the branch it
+        decides would silently never, or always, be taken.  Raises condition."""
+        for x, other in ((a, b), (b, a)):
+            if isinstance(x, Buffer) and isinstance(other, (Expr, BufferSlice, *SCALARS)) or (
+                    isinstance(x, str) and isinstance(other, Expr) and not self._static(other)):
+                found = f"{describe(a)} and {describe(b)}"
+                raise errors.error("condition", f"`{op}` of {found}: Python calls them unequal whatever they hold",
+                                   expected="two values", found=found, span=self.span(), hint="compare an element of the buffer: A[i] == x" if isinstance(x, Buffer) else
+                                   "compare with a number")
+        return OPS[op](a, b)
 
     def contains(self, item: Any, items: Any, absent: bool = False) -> Any:
         """`item in items`, or `not in`: where a value is known only at run time, the comparisons joined by `or`."""

@@ -13,7 +13,7 @@ from tilelang.target.cluster import check_cluster
 from .builder import Builder, reads_memory
 from .loops import IfThreadFrame, loop_bound
 from .scope import Frame
-from .state import current, error, need_builder
+from .state import current, describe, error, need_builder
 
 MAX_THREADS = 1024  # threads of a block (CUDA C++ Programming Guide, "Compute capabilities")
 
@@ -42,6 +42,13 @@ def thread_extents(threads: Any) -> tuple[int, int, int]:
     return x, y, z
 
 
+def source_text(source: Any, what: str) -> str:
+    """Device source given as text.  Raises import-source."""
+    if not isinstance(source, str):
+        raise error("import-source", f"{what} takes device source, found {describe(source)}", found=describe(source))
+    return source
+
+
 class KernelLaunchFrame(Frame):
     """The body of a launch.  blocks: grid extents; threads: (x, y, z)."""
 
@@ -63,7 +70,7 @@ class KernelLaunchFrame(Frame):
         self.attrs: dict[str, Any] = {}
         self.layouts: list[tuple[Any, Any]] = []
         self.safe_values: list[tuple[Any, Any]] = []
-        self.sources: list[str] = [prelude] if prelude else []
+        self.sources: list[str] = [source_text(prelude, "prelude of T.Kernel")] if prelude else []
         self.swizzle: tuple[int, str] | None = None
 
     @property
@@ -234,9 +241,9 @@ def annotate_min_blocks_per_sm(n: int) -> None:
 
 
 def import_source(source: str | None = None) -> None:
-    """Put C/CUDA source ahead of the kernel."""
+    """Put C/CUDA source (a string; None: nothing) ahead of the kernel.  Raises import-source, no-kernel."""
     if source is not None:
-        need_kernel("T.import_source").sources.append(source)
+        need_kernel("T.import_source").sources.append(source_text(source, "T.import_source"))
 
 
 def ws(*groups: int) -> IfThreadFrame:

@@ -16,7 +16,7 @@ from .prim_func import closure_names, outer_locals, resolve_annotation
 from .python_errors import refine
 from .regions import BufferSlice
 from .scope import UNDEFINED, Context, Poison
-from .state import describe, error, need_builder
+from .state import describe, error, need_builder, need_function
 
 
 class _Ref:
@@ -140,8 +140,8 @@ def _by_value(b: Builder, name: str, value: Any) -> Any:
 def macro(func: Callable[..., Any] | None = None) -> Any:
     """Decorator: a function inlined at each call.  May return values; may call itself with Python conditions."""
     if func is None:
-        return lambda f: Macro(f, outer_locals(2, f))
-    return Macro(func, outer_locals(2, func))
+        return lambda f: Macro(need_function(f, "T.macro"), outer_locals(2, f))
+    return Macro(need_function(func, "T.macro"), outer_locals(2, func))
 
 
 __all__ = ["Macro", "Ref", "macro"]

@@ -16,7 +16,7 @@ from .ast_rewrite import Rewritten, rewrite_function
 from .builder import Builder, tracing
 from .python_errors import place_error, refine
 from .scope import UNDEFINED, Context
-from .state import error
+from .state import error, need_function
 from .tensor import PointerFactory, TensorFactory, TensorSpec
 
 
@@ -314,8 +314,8 @@ def param_span(rw: Rewritten, name: str) -> Span:
 def prim_func(func: Callable[..., Any] | None = None, *, eager_jit: bool = False) -> Any:
     """Decorator: trace a fully annotated function into a PrimFunc (errors of its definition surface here)."""
     if func is None:
-        return lambda f: _told(f, outer_locals(2, f))
-    return _told(func, outer_locals(2, func))
+        return lambda f: _told(need_function(f, "T.prim_func"), outer_locals(2, f))
+    return _told(need_function(func, "T.prim_func"), outer_locals(2, func))
 
 
 def _told(func: Callable[..., Any], names: dict[str, Any] | None) -> PrimFunc:

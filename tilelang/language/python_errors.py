@@ -25,6 +25,7 @@ _PLACED: tuple[tuple[type[Exception], str], ...] = (
     (errors.InternalError, ""), (NotImplementedError, ""), (RecursionError, ""), (OverflowError, "overflow"),
     (ZeroDivisionError, "division-by-zero"), (TypeError, "type"), (ValueError, "value"), (AttributeError, "attribute"),
     (RuntimeError, "operation"), (NameError, "undefined-name"))
+_DEEP = 16  # macros inside one another, from which on a full stack is theirs
 _FAULTS = (LookupError, NameError, RecursionError)  # of ours: no mistake of the user's
 errors.register("undefined-name", NameError, "a kernel function uses a name that is not defined where it is traced",
                 "define it before the kernel function, or give it as a parameter",
@@ -49,6 +50,10 @@ def place_error(b: Builder, e: Exception) -> Exception | None:
     module = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
     ours = module.startswith("tilelang.") or isinstance(getattr(e, "obj", None), (Node, BufferSlice))
     here = last is not None and (last.tb_frame.f_code is b.ctx.code or last.tb_frame.f_code in b.ctx.code.co_consts)
+    if isinstance(e, RecursionError) and len(b.contexts) > _DEEP:
+        outermost, call = b.contexts[1]
+        return errors.error("macro-recursion", "a macro called here calls itself until Python's stack is full",
+                            found="a call inside every call", span=outermost.span(call))
     if module.startswith("tilelang.") and isinstance(e, _FAULTS):
         return _internal(b, e)
     for cls, kind in _PLACED:

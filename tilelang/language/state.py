@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from tilelang import errors
@@ -57,6 +58,14 @@ def place() -> Span | None:
     """Where the user is: the statement being traced, or the call outside any kernel function."""
     b = _state.builder
     return b.here() if b is not None else user_place()
+
+
+def need_function(fn: Any, decorator: str) -> Any:
+    """fn, a function or method that a decorator of kernel functions is put on.  Raises not-a-function for anything else."""
+    if not isinstance(getattr(fn, "__code__", None), CodeType):
+        raise errors.error("not-a-function", f"{decorator} takes a function, found a {type(fn).__name__}",
+                           found=f"a {type(fn).__name__}", span=user_place())
+    return fn
 
 
 def describe(value: Any) -> str:
