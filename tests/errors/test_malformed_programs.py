@@ -70,11 +70,12 @@ def test_statements_that_mean_nothing(text):
 
 
 # Values that are no values of a kernel, and Python functions that need them while tracing.
-VALUES = ("'a'", "None", "[1.0]", "X", "1j", "np.ones(3)", "torch.ones(3)", "T", "X[0, 1] + 'a'", "X[0, 1] + None",
-          "X + 1", "X[0, 1] ** 2", "X[0, 1] @ X[0, 2]", "abs(X[0, 1])", "int(X[0, 1])", "float(X[0, 1])", "max(X[0, 1], X[0, 2])",
-          "round(X[0, 1])", "len(X)", "math.sqrt(X[0, 1])", "np.sqrt(X[0, 1])", "torch.exp(X[0, 1])", "X[0, 1] << 2", "~X[0, 1]",
-          "undefined", "T.copyy(X)", "X.foo()", "X[0, 0].foo()", "X[0, 0](3)", "X(0, 0)", "X['a', 0]", "X[None, 0]",
-          "X[1.5, 0]", "X[..., 0]", "X[2**80, 0]", "X[0, 0, 0]", "X[0]", "X[X[0, 0], 0]", "I[1] // 0", "I[1] / I[2]", "2**100")
+VALUES = ("'a'", "None", "[1.0]", "X", "1j", "np.ones(3)", "torch.ones(3)", "T", "X[0, 1] + 'a'", "X[0, 1] + None", "X + 1",
+          "X[0, 1] ** 2", "X[0, 1] @ X[0, 2]", "abs(X[0, 1])", "int(X[0, 1])", "float(X[0, 1])", "max(X[0, 1], X[0, 2])",
+          "round(X[0, 1])", "len(X)", "math.sqrt(X[0, 1])", "np.sqrt(X[0, 1])", "torch.exp(X[0, 1])", "X[0, 1] << 2",
+          "~X[0, 1]", "undefined", "T.copyy(X)", "X.foo()", "X[0, 0].foo()", "X[0, 0](3)", "X(0, 0)", "X['a', 0]",
+          "X[None, 0]", "X[1.5, 0]", "X[..., 0]", "X[2**80, 0]", "X[0, 0, 0]", "X[0]", "X[X[0, 0], 0]", "I[1] // 0",
+          "I[1] / I[2]", "2**100")
 
 
 @pytest.mark.parametrize("value", VALUES)
@@ -105,7 +106,8 @@ FUNCTIONS = {  # whole modules
     "@T.prim_func\ndef main(X: T.Tensor((4,), f32)):\n    with T.Kernel(1):\n        yield 3\n": "unsupported-syntax",
     "def outer():\n    q = 1\n    @T.prim_func\n    def main(X: T.Tensor((4,), f32)):\n        nonlocal q\n        q = X[0]\n"
     "outer()\n": "unsupported-syntax",
-    "@T.macro\ndef m(X):\n    q(X)\n@T.macro\ndef q(X):\n    m(X)\n" + KERNEL.format(PARAMS, "        m(X)\n"): "macro-recursion",
+    "@T.macro\ndef m(X):\n    q(X)\n@T.macro\ndef q(X):\n    m(X)\n"
+    + KERNEL.format(PARAMS, "        m(X)\n"): "macro-recursion",
     KERNEL.format("X: T.Tensor((2**70,), f32)", "        X[0] = 1.0\n"): "tensor-shape",
     KERNEL.format("X: T.Tensor((-4,), f32)", "        X[0] = 1.0\n"): "tensor-shape",
     KERNEL.format("X: T.Tensor(('a',), f32)", "        X[0] = 1.0\n"): "tensor-shape",

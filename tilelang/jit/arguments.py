@@ -231,7 +231,7 @@ def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
                          notes=_declared(a), hint="pass x.to_dense()")
         if getattr(x, "is_quantized", False):
             return error("kernel-argument", f"kernel {sig.name} input {a.name} dtype mismatch, expected a plain element type, "
-                         f"got {describe(x)}", expected="a tensor of a plain element type", found=describe(x), notes=_declared(a),
+                         f"got {describe(x)}", expected="a plain element type", found=describe(x), notes=_declared(a),
                          hint="pass x.int_repr(), and its scale and zero point as arguments of their own")
         if getattr(x, "is_meta", False):
             return error("kernel-argument", f"kernel {sig.name} input {a.name} device_type mismatch, expected a device "

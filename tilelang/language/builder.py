@@ -127,7 +127,8 @@ class Builder(Recorder):
                     isinstance(x, str) and isinstance(other, Expr) and not self._static(other)):
                 found = f"{describe(a)} and {describe(b)}"
                 raise errors.error("condition", f"`{op}` of {found}: Python calls them unequal whatever they hold",
-                                   expected="two values", found=found, span=self.span(), hint="compare an element of the buffer: A[i] == x" if isinstance(x, Buffer) else
+                                   expected="two values", found=found, span=self.span(),
+                                   hint="compare an element of the buffer: A[i] == x" if isinstance(x, Buffer) else
                                    "compare with a number")
         return OPS[op](a, b)
 
