@@ -2,8 +2,8 @@
 
 import pytest
 
-from tilelang.ir import I32, Var, binary, call, unary
-from tilelang.target.warp_groups import holds_in
+from tilelang.ir import I32, Const, Evaluate, If, Launch, Var, binary, call, unary
+from tilelang.target.warp_groups import alike, holds_in
 
 
 def groups(first, count):
@@ -21,3 +21,14 @@ X = binary("lt", Var("x", I32), 3)
     (binary("and", groups(0, 1), X), [None, False, False, False]), (binary("or", X, groups(0, 1)), [True, None, None, None])])
 def test_a_condition_is_known_for_a_group_or_not(cond, want):
     assert [holds_in(cond, g) for g in range(4)] == want
+
+
+def test_groups_that_no_condition_tells_apart_are_together():
+    def launch(cond, threads):
+        names = [Var(n, I32) for n in ("bx", "tx", "ty", "tz")]
+        body = If(cond, Evaluate(call("x", (), "void")), None)
+        return Launch((Const(1, I32),), (names[0],), (threads, 1, 1), tuple(names[1:]), body)
+
+    assert alike(launch(X, 300)) == [(0, 1, 2)]
+    assert alike(launch(groups(1, 2), 600)) == [(0, 3, 4), (1, 2)]
+    assert alike(launch(binary("or", groups(0, 1), groups(3, 1)), 512)) == [(0,), (1, 2), (3,)]

@@ -40,7 +40,8 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> Emitted:
     """Barrier of the block; with an id, of `arrive_count` threads (default: the block's) at that named barrier."""
     if barrier_id is None and arrive_count is None:
         return emit_call("sync_threads")
-    count = need_kernel("T.sync_threads").num_threads if arrive_count is None else arrive_count
+    whole = -(-need_kernel("T.sync_threads").num_threads // 32) * 32  # a warp counts as 32 threads
+    count = whole if arrive_count is None else arrive_count
     number, _ = _named("sync_threads", 0 if barrier_id is None else barrier_id, 32 if arrive_count is None else arrive_count)
     return emit_call("named_barrier", (number, convert(count)))
 

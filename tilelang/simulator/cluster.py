@@ -26,17 +26,85 @@ from .lanes import LaneFrame
 from .mbarrier import Barrier
 
 
-class Cluster:
-    """State of one cluster.  size: CTAs.  lanes: of one CTA, whole warp groups.  arena: bytes of shared memory of one."""
+class Meetings:
+    """The barriers of the teams that follow each other in a Cluster, `blocks` CTAs each."""
 
-    def __init__(self, size: int, lanes: int, arena: int, names: list[str]) -> None:
-        self.size, self.lanes, self.arena, self.names = size, lanes, arena, names
-        self.phase = 0  # completed phases of the cluster barrier
+    def __init__(self, size: int, lanes: int, blocks: int, what: str) -> None:
+        self.each, self.what = blocks * lanes, what
+        teams = size // blocks
+        self.phase = [0] * teams  # completed phases
         self.come = np.zeros(size * lanes, bool)
         self.arrivals = np.zeros(size * lanes, np.int32)
         self.waits = np.zeros(size * lanes, np.int32)
-        self.seen: np.ndarray | None = None
-        self.before: dict[int, np.ndarray | None] = {}
+        self.seen: list[np.ndarray | None] = [None] * teams
+        self.before: list[dict[int, np.ndarray | None]] = [{} for _ in range(teams)]
+
+    def team(self, active: np.ndarray) -> int:
+        """That of the active threads, which are of one block."""
+        return int(active.argmax()) // self.each
+
+    def arrive(self, f: LaneFrame, relaxed: bool, span: Any) -> None:
+        """The active threads arrive; relaxed: what they have done is not made visible."""
+        active = f.active()
+        _whole_warps(f, "cluster_arrive", span)
+        if (self.arrivals[active] > self.waits[active]).any():
+            raise fault("sim-cluster", f"threads arrive again at the {self.what} before they wait for it",
+                        expected="a wait between two arrivals", found="two arrivals", span=span,
+                        hint="each cluster_arrive is followed by one cluster_wait")
+        team = self.team(active)
+        for bar in f.block.asynchronous.barriers.values() if relaxed else ():
+            if bar.fenced and active[bar.maker] and not bar.opened:
+                bar.opened = self.phase[team] + 1  # fence.mbarrier_init released it to the cluster
+        if not relaxed:
+            seen, known = f.block.clocks.arrive(active), self.seen[team]
+            self.seen[team] = seen if known is None else np.maximum(known, seen)
+        self.arrivals[active] += 1
+        self.come |= active
+        self.settle(f.block.roles.parts)
+
+    def settle(self, parts: list[Any]) -> None:
+        """Complete the phases for which all threads that have not ended have come."""
+        left = np.zeros(len(self.come), bool)
+        for p in parts:
+            if not p.done:
+                left |= p.frame.own if p.frame.exited is None else p.frame.own & ~p.frame.exited
+        for team in range(len(self.phase)):
+            here = slice(team * self.each, (team + 1) * self.each)
+            if self.come[here].any() and not (left[here] & ~self.come[here]).any():
+                self.phase[team] += 1
+                self.before[team] = {self.phase[team]: self.seen[team]}
+                self.come[here], self.seen[team] = False, None
+
+    def wait(self, f: LaneFrame, span: Any) -> None:
+        """The active threads go on when the phase they arrived at is complete."""
+        active = f.active()
+        _whole_warps(f, "cluster_wait", span)
+        if (self.arrivals[active] != self.waits[active] + 1).any():
+            raise fault("sim-cluster", f"threads wait for the {self.what} without having arrived at it",
+                        expected="an arrival before the wait", found="none", span=span,
+                        hint="cluster_arrive first, or cluster_sync for both")
+        number, team = int(self.arrivals[active][0]), self.team(active)
+        f.block.roles.wait(lambda: self.phase[team] >= number, lambda: f"at the {self.what}", span)
+        self.waits[active] += 1
+        seen = self.before[team].get(number)
+        if seen is not None:
+            f.block.clocks.acquire(active, seen)
+
+    def state(self) -> list[str]:
+        """For a deadlock's message."""
+        return [f"{self.what}: {int(self.come.sum())} threads have come"] if self.come.any() else []
+
+
+class Cluster:
+    """State of one cluster, or of all clusters of a grid whose blocks meet at a barrier.
+
+    size: CTAs.  lanes: of one CTA, whole warp groups.  arena: bytes of shared memory of one.  mates: CTAs of a cluster.
+    """
+
+    def __init__(self, size: int, lanes: int, arena: int, names: list[str], mates: int) -> None:
+        self.size, self.lanes, self.arena, self.names, self.mates = size, lanes, arena, names, mates
+        self.own = Meetings(size, lanes, mates, "cluster barrier")
+        self.grid = Meetings(size, lanes, size, "barrier of the grid")
         self.over: set[int] = set()
         self.touched: dict[int, dict[int, tuple[int, Any]]] = {r: {} for r in range(size)}  # by CTA, thread: clock, span
         self.sources: dict[int, list[tuple[int, int, Any]]] = {r: [] for r in range(size)}  # agent, clock, span
@@ -45,55 +113,13 @@ class Cluster:
         """For messages."""
         return f"thread {lane % self.lanes} of block {self.names[lane // self.lanes]}"
 
-    # -- the cluster barrier
-
-    def arrive(self, f: LaneFrame, relaxed: bool, span: Any) -> None:
-        """The active threads arrive; relaxed: what they have done is not made visible."""
-        active = f.active()
-        _whole_warps(f, "cluster_arrive", span)
-        if (self.arrivals[active] > self.waits[active]).any():
-            raise fault("sim-cluster", "threads arrive again at the cluster barrier before they wait for it",
-                        expected="a wait between two arrivals", found="two arrivals", span=span,
-                        hint="each cluster_arrive is followed by one cluster_wait")
-        for bar in f.block.asynchronous.barriers.values() if relaxed else ():
-            if bar.fenced and active[bar.maker] and not bar.opened:
-                bar.opened = self.phase + 1  # fence.mbarrier_init released it to the cluster
-        if not relaxed:
-            seen = f.block.clocks.arrive(active)
-            self.seen = seen if self.seen is None else np.maximum(self.seen, seen)
-        self.arrivals[active] += 1
-        self.come |= active
-        self.settle(f.block.roles.parts)
-
-    def settle(self, parts: list[Any]) -> None:
-        """Complete the phase when all threads that have not ended have come."""
-        left = np.zeros(len(self.come), bool)
-        for p in parts:
-            if not p.done:
-                left |= p.frame.own if p.frame.exited is None else p.frame.own & ~p.frame.exited
-        if self.come.any() and not (left & ~self.come).any():
-            self.phase += 1
-            self.before = {self.phase: self.seen}
-            self.come[:], self.seen = False, None
-
-    def wait(self, f: LaneFrame, span: Any) -> None:
-        """The active threads go on when the phase they arrived at is complete."""
-        active = f.active()
-        _whole_warps(f, "cluster_wait", span)
-        if (self.arrivals[active] != self.waits[active] + 1).any():
-            raise fault("sim-cluster", "threads wait for the cluster barrier without having arrived at it",
-                        expected="an arrival before the wait", found="none", span=span,
-                        hint="cluster_arrive first, or cluster_sync for both")
-        number = int(self.arrivals[active][0])
-        f.block.roles.wait(lambda: self.phase >= number, lambda: "at the cluster barrier", span)
-        self.waits[active] += 1
-        seen = self.before.get(number)
-        if seen is not None:
-            f.block.clocks.acquire(active, seen)
-
     def state(self) -> list[str]:
         """For a deadlock's message."""
-        return [f"cluster barrier: {int(self.come.sum())} threads have come"] if self.come.any() else []
+        return self.own.state() + self.grid.state()
+
+    def rank_of(self, f: LaneFrame) -> int:
+        """Rank of a frame's CTA in its cluster."""
+        return int(f.block.rank) % self.mates
 
     # -- shared memory of other CTAs
 
@@ -106,22 +132,24 @@ class Cluster:
             yield int(rank), lanes
 
     def enter(self, f: LaneFrame, lanes: np.ndarray, rank: int, span: Any, copies: bool = False) -> None:
-        """These threads access the shared memory of a CTA, or start copies into it, whose end their mbarrier tells.
+        """These threads access the shared memory of the CTA of a rank, or start copies into it, whose end their mbarrier tells.
 
         Raises sim-cluster.
         """
-        if not 0 <= rank < self.size:
-            raise fault("sim-cluster", f"no block of this cluster has rank {rank}: it has {self.size}",
-                        expected=f"a rank from 0 to {self.size - 1}", found=str(rank), span=span,
+        if not 0 <= rank < self.mates:
+            raise fault("sim-cluster", f"no block of this cluster has rank {rank}: it has {self.mates}",
+                        expected=f"a rank from 0 to {self.mates - 1}", found=str(rank), span=span,
                         hint="ranks run from 0 to cluster_size() - 1")
-        if rank == f.block.rank:
+        if rank == self.rank_of(f):
             return
+        rank += f.block.rank - self.rank_of(f)
         if rank in self.over:
             raise fault("sim-cluster", f"shared memory of block {self.names[rank]} is accessed after it has ended",
                         found=f"block {self.names[rank]}, which has ended", span=span,
                         hint="cluster_sync() at the end of the kernel keeps every block until the last access")
         who, clocks = np.flatnonzero(lanes), f.block.clocks
-        met = (self.waits[who] > 0) | clocks.seen[who, rank * self.lanes:(rank + 1) * self.lanes].any(1)
+        met = (self.own.waits[who] > 0) | (self.grid.waits[who] > 0)
+        met |= clocks.seen[who, rank * self.lanes:(rank + 1) * self.lanes].any(1)
         if not met.all():
             raise fault("sim-cluster", f"{self.thread(int(who[~met][0]))} accesses shared memory of block "
                         f"{self.names[rank]}, which may not have started",
@@ -131,12 +159,13 @@ class Cluster:
             self.touched[rank].update((int(t), (int(clocks.now[t]), span)) for t in who)
 
     def shift(self, f: LaneFrame, rank: int) -> int:
-        """Bytes from a place in the frame's own shared memory to the same place in a CTA's."""
-        return (rank - f.block.rank) * self.arena
+        """Bytes from a place in the frame's own shared memory to the same place in that of a rank."""
+        return (rank - self.rank_of(f)) * self.arena
 
     def ended(self, part: Any, parts: list[Any], check: bool = True) -> None:
         """A part has run to its end.  Raises sim-cluster, sim-async when its CTA is over too early."""
-        self.settle(parts)
+        self.own.settle(parts)
+        self.grid.settle(parts)
         block = part.frame.block
         rank = block.rank
         if any(not p.done and p.frame.block.rank == rank for p in parts):
@@ -180,7 +209,7 @@ def _count(f: LaneFrame, op: str) -> None:
 
 def _rank(c: Any, e: Call) -> Closure:
     dt = numpy_dtype(e.dtype).type
-    return lambda f: np.asarray(dt(f.block.rank if e.op == "cluster_rank" else f.block.cluster.size))
+    return lambda f: np.asarray(dt(f.block.cluster.rank_of(f) if e.op == "cluster_rank" else f.block.cluster.mates))
 
 
 def _barrier(c: Any, e: Call) -> Closure:
@@ -190,9 +219,9 @@ def _barrier(c: Any, e: Call) -> Closure:
         _count(f, e.op)
         if f.any_active():
             if arrives:
-                f.block.cluster.arrive(f, relaxed, e.span)
+                f.block.cluster.own.arrive(f, relaxed, e.span)
             if waits:
-                f.block.cluster.wait(f, e.span)
+                f.block.cluster.own.wait(f, e.span)
         return np.int32(0)
 
     return run

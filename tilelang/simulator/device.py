@@ -133,8 +133,9 @@ class DeviceCompiler(MachineCompiler):
         self.workspaces = workspaces = list[Action]()
         body = self.stmt(s.body)
         self.workspaces = None
-        dims = whole_grid(s) if has_grid_barrier(s) else cluster_of(s)
-        size = math.prod(dims or (1,))
+        dims, mates = cluster_of(s), math.prod(cluster_of(s) or (1,))
+        meets = has_grid_barrier(s)  # all blocks are run side by side, cluster after cluster
+        size = math.prod(whole_grid(s)) if meets else mates
         hopper = size > 1 or contains(s.body, (), tuple(HOPPER_OPS))
         roles = hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
         barriers = size * sum(math.prod(n.buffer.shape) for n in walk(s.body)
@@ -180,9 +181,10 @@ class DeviceCompiler(MachineCompiler):
             for make in workspaces:
                 make(f)
             tables = self._start_launch(f, size * lanes, group, hopper)
-            for number, at in enumerate(clusters(extents, dims, s.span)):
+            groups = clusters(extents, dims, s.span)
+            for number, at in enumerate([[index for mate in groups for index in mate]] if meets else groups):
                 names = [f"({', '.join(map(str, index))})" for index in at]
-                cluster = Cluster(size, lanes, arena, names) if size > 1 else None
+                cluster = Cluster(size, lanes, arena, names, mates) if size > 1 else None
                 block = Block(size * lanes, threads, self.counters, self.printer, names[0], agents)
                 block.shared = Shared(arena * size, self.shared_granule, size * lanes, self.sites)
                 block.copies, block.cluster = AsyncCopies(size * lanes), cluster

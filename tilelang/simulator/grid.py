@@ -1,6 +1,6 @@
 """The barrier of all blocks of a launch (`sync_grid`): the blocks run side by side until each has come to it.
 
-On the device simulator the blocks of such a launch are one cluster (cluster.py) of the whole grid, whose barrier
+On the device simulator the blocks of such a launch are one Cluster (cluster.py) of the whole grid, whose barrier
 orders global memory between them; in tile programs each block is a part that waits for the others.
 """
 
@@ -44,20 +44,20 @@ def grid_barrier(c: Any, e: Call, block_barrier: Closure) -> Closure:
         if cluster is None:
             return block_barrier(f)
         if f.any_active():
-            cluster.arrive(f, False, e.span)
-            cluster.wait(f, e.span)
-            _all_came(f, cluster, e.span)
+            cluster.grid.arrive(f, False, e.span)
+            cluster.grid.wait(f, e.span)
+            _all_came(f, cluster.grid, e.span)
         return np.int32(0)
 
     return run
 
 
-def _all_came(f: LaneFrame, cluster: Any, span: Any) -> None:
+def _all_came(f: LaneFrame, barrier: Any, span: Any) -> None:
     """Blocks that have ended without coming leave the others waiting for ever on a device."""
-    now = int(cluster.waits[f.active()][0])
+    now = int(barrier.waits[f.active()][0])
     for p in f.block.roles.parts:
         lanes = p.frame.own
-        if p.done and (cluster.arrivals[lanes] < now).any():
+        if p.done and (barrier.arrivals[lanes] < now).any():
             raise fault("sim-barrier", f"block {p.frame.block.where} ends without coming to this barrier of the grid",
                         expected="all blocks at the barrier", found=f"block {p.frame.block.where} at its end",
                         span=span, hint="every thread of every block reaches T.sync_grid() equally often")

@@ -111,7 +111,8 @@ class Barrier:
         if cluster is None:
             return f"{self.buffer.name}[{(at - start) // 8}]"
         rank = at // cluster.arena
-        return f"{self.buffer.name}[{(at - cluster.shift(f, rank) - start) // 8}] of block {cluster.names[rank]}"
+        own = at - (rank - f.block.rank) * cluster.arena
+        return f"{self.buffer.name}[{(own - start) // 8}] of block {cluster.names[rank]}"
 
     def get(self, f: LaneFrame, at: int, lanes: np.ndarray) -> MBarrier:
         """The barrier there.  Raises sim-mbarrier when these lanes may not see that it has been initialised."""
@@ -122,7 +123,7 @@ class Barrier:
         who = np.flatnonzero(lanes)
         late = (who != bar.maker) & (f.block.clocks.seen[who, bar.maker] < bar.made)
         if bar.opened:
-            late &= f.block.cluster.waits[who] < bar.opened
+            late &= f.block.cluster.own.waits[who] < bar.opened
         if late.any():
             raise fault("sim-mbarrier", f"{bar.name} is used by thread {int(who[late][0])}, which does not see its "
                         f"initialisation by thread {bar.maker}",

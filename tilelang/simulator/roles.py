@@ -94,7 +94,8 @@ class Roles(Scheduler):
                         span=span, hint="all arrivals at one barrier name the same number of threads")
         seen = self.block.clocks.arrive(active)
         b.seen = seen if b.seen is None else np.maximum(b.seen, seen)
-        b.come += int(active.sum())
+        # A barrier with a count takes a warp for 32 threads, however many it has: PTX ISA, "bar".
+        b.come += int(active.sum()) if need is None else WARP * int(active.reshape(-1, WARP).any(1).sum())
         return b
 
     def wait_named(self, f: LaneFrame, number: int, need: int | None, span: Any) -> None:

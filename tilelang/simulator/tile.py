@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, Func, If, Launch, Load, Parallel, Region,
-                         Store, Var, children, numpy_dtype, walk)
+                         Stmt, Store, Var, children, numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ops import Copy
 from tilelang.target.cluster import cluster_of
@@ -30,8 +30,8 @@ from .memory import Storage, geometry, granules, linear_index, out_of_bounds, sp
 from .tile_cluster import TileCluster, to_block
 from .tile_env import TileEnv, scalar_elements
 from .tile_parallel import ParallelLoop
-from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, executing, make_barriers, roles_of, run_roles,
-                         signalling, together)
+from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, around, asks_shared, in_front, make_barriers,
+                         meets_around, roles_of, run_roles, signalling, together, whole_role)
 from .tile_warp import WARP_OPS
 
 PRIVATE = ("local", "local.var")
@@ -48,6 +48,7 @@ class TileCompiler(StmtCompiler):
         self.safe: dict[int, Closure] = {}
         self.roles: list[Role] = []  # of the launch being compiled
         self.members: tuple[int, ...] = ()  # roles that come to the statement being compiled
+        self.gathered = False  # whether they have met in front of a statement around it
 
     # -- memory
 
@@ -268,6 +269,16 @@ class TileCompiler(StmtCompiler):
 
     # -- statements and calls
 
+    def stmt(self, s: Stmt) -> Action:
+        """The action of s.  Roles that come to a statement of the threads on shared memory meet before and behind it."""
+        if self.gathered or not meets_around(self, s):
+            return super().stmt(s) if self.gathered or not asks_shared(self, s) else in_front(self, s, super().stmt(s))
+        self.gathered = True
+        try:
+            return around(self, s, super().stmt(s))
+        finally:
+            self.gathered = False
+
     def compile_call(self, e: Call) -> Closure:
         if e.op in _ORDER_ONLY:
             return lambda f: np.int32(0)
@@ -284,7 +295,9 @@ class TileCompiler(StmtCompiler):
         return super().compile_call(e)
 
     def compile_parallel(self, s: Parallel) -> Action:
+        outside, self.gathered = self.gathered, True  # iterations belong to no role
         action = ParallelLoop(self, s).action()
+        self.gathered = outside
         private = any(isinstance(n, Store) and n.buffer.scope_name in PRIVATE for n in walk(s.body))
         return action if private else together(self, s, action)
 
@@ -359,7 +372,7 @@ class TileCompiler(StmtCompiler):
 def _block_vote(c: TileCompiler, e: Call) -> Closure:
     """syncthreads_count, _and, _or: the threads of all roles that come to it meet there."""
     members, value, answer_of = c.members, c.expr(e.args[0]), VOTES_OF_BLOCKS[e.op]
-    whole, key = sum(c.roles[r].threads for r in members), ("votes", id(e))
+    roles, key = {r: c.roles[r].threads for r in members}, ("votes", id(e))
 
     def run(f: LaneFrame) -> Value:
         given = spread(value(f), f.lanes)[f.active()] != 0
@@ -367,7 +380,8 @@ def _block_vote(c: TileCompiler, e: Call) -> Closure:
             return np.int32(answer_of(given))
         votes = f.block.once(key, f.role, list)
         votes.append(given)
-        f.block.meet((key, f.role.counts[key]), whole, executing(f), e.span, "a vote of the block")
+        whole_role(f, "a vote of the block", e.span)
+        f.block.gather((key, f.role.counts[key]), f.role, roles, e.span, "a vote of the block")
         return np.int32(answer_of(np.concatenate(votes)))
 
     return run

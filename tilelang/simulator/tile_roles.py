@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, Expr, Launch, convert, walk
+from tilelang.ir import (AddressOf, Alloc, Call, Expr, For, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, While,
+                         convert, walk)
 from tilelang.ir.evaluate import Closure, Value
-from tilelang.target.warp_groups import holds_in
+from tilelang.target.warp_groups import GROUP, alike, holds_in
 
-from .coroutines import Part
 from .faults import fault
-from .grid import GridScheduler
-from .lane_ops import WARP
+from .lane_ops import BLOCK_VOTES, WARP
 from .lanes import Action, LaneFrame, uniform
 from .mbarrier import Phases
+from .tile_block import Role, TileBlock, TileScheduler, nth
 from .tile_cluster import CLUSTER_OPS, cluster_of_frame
 
-GROUP = 128
 # Device operations that only order or allot: nothing to do where everything is synchronous.
 NO_EFFECT = frozenset({
     "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "wgmma_fence",
@@ -35,126 +33,11 @@ NO_EFFECT = frozenset({
     "tma_prefetch"})  # fmt: skip
 
 
-@dataclass
-class Role:
-    """Warp groups that run the same code.  counts: how often it has come to a statement that roles share, by id."""
-
-    number: int
-    groups: tuple[int, ...]
-    threads: int
-    counts: dict[Any, int] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return f"warp group{'s' if len(self.groups) > 1 else ''} {', '.join(map(str, self.groups))}"
-
-    def mask(self, lanes: int) -> np.ndarray:
-        return np.isin(np.arange(lanes) // GROUP, self.groups)
-
-
 def roles_of(s: Launch) -> list[Role]:
     """The roles of a launch, [] when nothing tells its warp groups apart."""
-    tests = {(int(n.attr("first")), int(n.attr("count"))) for n in walk(s.body)
-             if isinstance(n, Call) and n.op == "in_warp_groups"}
-    if not tests:
+    if not any(isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s.body)):
         return []
-    by_answers: dict[tuple[bool, ...], list[int]] = {}
-    for g in range(-(-s.num_threads // GROUP)):
-        by_answers.setdefault(tuple(a <= g < a + n for a, n in sorted(tests)), []).append(g)
-    return [Role(i, tuple(groups), sum(min(GROUP, s.num_threads - GROUP * g) for g in groups))
-            for i, groups in enumerate(by_answers.values())]
-
-
-@dataclass
-class _Meeting:
-    """Threads gather: how many have come, whether it is over."""
-
-    need: int
-    come: int = 0
-    done: bool = False
-
-
-class _Uncounted:
-    """Counters of instructions, which tile programs do not keep."""
-
-    def count(self, *_: Any) -> None:
-        """Nothing is counted."""
-
-
-class TileBlock:
-    """State of one block of a tile program: its roles, what they share, its mbarriers."""
-
-    counters = _Uncounted()
-
-    def __init__(self, printer: Any, where: str) -> None:
-        self.print, self.where = printer.print, where
-        self.scheduler: TileScheduler | None = None
-        self.shared: dict[tuple[Any, int], Any] = {}
-        self.meetings: dict[Any, _Meeting] = {}
-        self.barriers: list[Phases] = []
-        self.named: dict[int, list[Phases]] = {}  # mbarriers by id of their buffer
-        self.cluster: Any = None  # tile_cluster.TileCluster
-        self.rank = 0
-        self.stores: dict[int, Any] = {}  # shared memory by id of the buffer's data, and how to make it for another block
-        self.makers: dict[int, Callable[[LaneFrame], Any]] = {}
-
-    def wait(self, until: Callable[[], bool], why: Callable[[], str], span: Any) -> None:
-        """Go on once `until()` holds.  Raises sim-barrier when nobody can bring that about."""
-        if until():
-            return
-        if self.scheduler is None:
-            raise fault("sim-barrier", f"the block waits for ever {why()}, in block {self.where}",
-                        found="a block that waits for ever", span=span,
-                        hint="nothing else runs in this block that could complete the barrier")
-        self.scheduler.wait(until, why, span)
-
-    def once(self, key: Any, role: Role, make: Callable[[], Any]) -> Any:
-        """What the first role to come here makes; the others get the same."""
-        at = (key, _nth(role, key))
-        if at not in self.shared:
-            self.shared[at] = make()
-        return self.shared[at]
-
-    def meet(self, key: Any, need: int, n: int, span: Any, why: str, waits: bool = True,
-             action: Callable[[], None] | None = None) -> None:
-        """n of `need` threads come; the last acts, then all go on."""
-        m = self.meetings.setdefault(key, _Meeting(need))
-        if m.need != need:
-            raise fault("sim-barrier", f"{why} is used with {need} threads and with {m.need} at once",
-                        expected="one number of threads", found=f"{need} and {m.need}", span=span)
-        m.come += n
-        if m.come >= m.need:
-            del self.meetings[key]
-            if action is not None:
-                action()
-            m.done = True
-        if waits:
-            self.wait(lambda: m.done, lambda: f"at {why} ({m.come} of {m.need} threads are there)", span)
-
-
-def _nth(role: Role, key: Any) -> int:
-    role.counts[key] = role.counts.get(key, 0) + 1
-    return role.counts[key]
-
-
-class TileScheduler(GridScheduler):
-    """Runs the roles of a block."""
-
-    def __init__(self, blocks: list[TileBlock], frames: list[LaneFrame], body: Action) -> None:
-        of = [f" of block {f.block.where}" if len(blocks) > 1 else "" for f in frames]
-        super().__init__([Part(f.role.number, f.role.name + o, f, body) for f, o in zip(frames, of)])
-        self.block, self.blocks = blocks[0], blocks
-        for b in blocks:
-            b.scheduler = self
-
-    def deadlock(self, left: list[Part]) -> Exception:
-        states = [b.state() for block in self.blocks for b in block.barriers if b.pending != b.count or b.tx]
-        told = [(p.place, f"{p.name} waits {p.why()}") for p in left]
-        return fault("sim-barrier", f"all roles left wait for ever in block {self.block.where}: "
-                     + "; ".join(t for _, t in told) + (f" ({'; '.join(states)})" if states else ""),
-                     expected="arrivals that let every role go on", found="roles that wait for ever",
-                     span=told[0][0], notes=tuple(told[1:]), label=told[0][1],
-                     hint="check parities and counts of the barriers: each role must pass them equally often")
+    return [Role(i, groups, sum(min(GROUP, s.num_threads - GROUP * g) for g in groups)) for i, groups in enumerate(alike(s))]
 
 
 def executing(f: LaneFrame) -> int:
@@ -162,6 +45,22 @@ def executing(f: LaneFrame) -> int:
     if f.lanes == 1:
         return f.role.threads
     return int(f.active().sum())
+
+
+def whole_role(f: LaneFrame, what: str, span: Any) -> None:
+    """Raises sim-barrier unless all threads of the role come that have not returned."""
+    here, gone = executing(f), 0 if f.exited is None else int(f.exited.sum())
+    if here + gone < f.role.threads:
+        came = f"{here} of {f.role.threads - gone} threads"
+        raise fault("sim-barrier", f"{came} of {f.role.name} reach {what}", found=came, span=span,
+                    hint="a barrier must not stand under a condition that differs between threads")
+
+
+def _in_warps(f: LaneFrame) -> int:
+    """The same for a barrier with a count, which takes a warp for 32 threads: PTX ISA, "bar"."""
+    if f.lanes == 1:
+        return -(-f.role.threads // WARP) * WARP
+    return WARP * int(f.active().reshape(-1, WARP).any(1).sum())
 
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
@@ -273,20 +172,21 @@ def _wait(c: Any, e: Call) -> Closure:
 
 
 def _sync(c: Any, e: Call) -> Closure:
-    """sync_threads, named_barrier, named_barrier_arrive: real between roles, nothing to do without them."""
+    """sync_threads, named_barrier, named_barrier_arrive.  Without roles the threads of a block are together already."""
     members = c.members
-    if not c.roles:
-        return lambda f: np.int32(0)
     args = [c.expr(a) for a in e.args]
-    whole = sum(c.roles[r].threads for r in members)
+    roles = {r: c.roles[r].threads for r in members}
+    if e.op == "sync_threads" and not c.roles:
+        return lambda f: np.int32(0)
 
     def run(f: LaneFrame) -> Value:
         if f.any_active():
             if e.op == "sync_threads":
-                f.block.meet(("sync", members), whole, executing(f), e.span, "a block barrier")
+                whole_role(f, "this barrier", e.span)
+                f.block.gather(("sync", members), f.role, roles, e.span, "a block barrier")
             else:
                 number, need = (int(uniform(np.asarray(a(f)), f, "a barrier's operand", e.span)) for a in args)
-                f.block.meet(number, need, executing(f), e.span, f"barrier {number}", e.op == "named_barrier")
+                f.block.meet(number, need, _in_warps(f), e.span, f"barrier {number}", e.op == "named_barrier")
         return np.int32(0)
 
     return run
@@ -338,18 +238,64 @@ def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
     return made
 
 
-def together(c: Any, s: Any, action: Action) -> Action:
+def together(c: Any, s: Any, action: Action, part: str = "") -> Action:
     """An action of all roles that come to a statement: the last of them does it, then all go on."""
     members = c.members
     if len(members) < 2:
         return action
-    need, key = sum(c.roles[r].threads for r in members), (id(s), members)
+    roles, key = {r: c.roles[r].threads for r in members}, (id(s), members, part)
 
     def run(f: LaneFrame) -> None:
         if f.any_active():
-            n = _nth(f.role, key)
-            what = f"T.{getattr(s, 'op_name', 'Parallel')} of several roles"
-            f.block.meet((key, n), need, f.role.threads, s.span, what, action=lambda: action(f))
+            n = nth(f.role, key)
+            what = "a statement of several roles" if part else f"T.{getattr(s, 'op_name', 'Parallel')} of several roles"
+            f.block.gather((key, n), f.role, roles, s.span, what, lambda: action(f))
+
+    return run
+
+
+_COMPOUND = (Seq, If, For, While, Launch)
+_GATHER = ("in_warp_groups", "sync_threads", *BLOCK_VOTES)
+
+
+def meets_around(c: Any, s: Stmt) -> bool:
+    """Whether the roles that come to s meet before and behind it: it touches shared memory, and holds nothing in which they
+    meet anyway.  Statements around such work are the same for all threads; each role runs them by itself."""
+    if len(c.members) < 2 or isinstance(s, (Alloc, TileOp, Parallel)):
+        return False
+    return _touches_shared(s) and not (isinstance(s, _COMPOUND) and any(
+        isinstance(n, (TileOp, Parallel)) or isinstance(n, Call) and n.op in _GATHER for n in walk(s)))
+
+
+def _touches_shared(x: Any) -> bool:
+    return any(isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope() in ("shared", "shared.dyn") for n in walk(x))
+
+
+def asks_shared(c: Any, s: Stmt) -> bool:
+    """Whether what a statement does rests on shared memory, as a condition."""
+    asked = (s.cond,) if isinstance(s, (If, While)) else (s.start, s.extent) if isinstance(s, For) else ()
+    return len(c.members) > 1 and any(map(_touches_shared, asked))
+
+
+def in_front(c: Any, s: Stmt, action: Action) -> Action:
+    """An action of each role, behind a meeting of those that come to it."""
+    before = together(c, s, lambda f: None, "before")
+
+    def run(f: LaneFrame) -> None:
+        before(f)
+        action(f)
+
+    return run
+
+
+def around(c: Any, s: Stmt, action: Action) -> Action:
+    """An action of each role, between two meetings of those that come to it."""
+    before, behind = (together(c, s, lambda f: None, part) for part in ("before", "behind"))
+
+    def run(f: LaneFrame) -> None:
+        before(f)
+        action(f)
+        behind(f)
 
     return run
 
@@ -404,5 +350,5 @@ def run_roles(blocks: list[LaneFrame], roles: list[Role], body: Action) -> None:
     TileScheduler([g.block for g in blocks], frames, body).run()
 
 
-__all__ = ["NO_EFFECT", "ROLE_OPS", "Role", "SYNC_OPS", "TileBlock", "make_barriers", "roles_of", "run_roles",
-           "signalling", "together"]
+__all__ = ["NO_EFFECT", "ROLE_OPS", "Role", "SYNC_OPS", "TileBlock", "around", "asks_shared", "in_front", "make_barriers",
+           "meets_around", "roles_of", "run_roles", "signalling", "together", "whole_role"]

@@ -192,7 +192,7 @@ def _load(c: Any, e: Call) -> Closure:
 def _targets(f: LaneFrame, lanes: np.ndarray, mask: int, span: Any) -> list[int]:
     """Bytes from the frame's own shared memory to that of each CTA of a multicast mask.  Raises sim-cluster."""
     cluster = f.block.cluster
-    size = 1 if cluster is None else cluster.size
+    size = 1 if cluster is None else cluster.mates
     if mask <= 0 or mask >> size:
         raise fault("sim-cluster", f"a multicast to the blocks of mask {mask:#x} in a cluster of {size}",
                     expected=f"ranks below {size}", found=f"mask {mask:#x}", span=span,

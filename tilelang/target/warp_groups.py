@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tilelang.ir import Binary, Call, Expr, Unary
+from tilelang.ir import Binary, Call, Expr, Launch, Unary, walk
+
+GROUP = 128  # threads of a warp group
 
 
 def holds_in(e: Expr, group: int) -> bool | None:
@@ -21,4 +23,14 @@ def holds_in(e: Expr, group: int) -> bool | None:
     return None
 
 
-__all__ = ["holds_in"]
+def alike(launch: Launch) -> list[tuple[int, ...]]:
+    """Warp groups of a launch that no `in_warp_groups` condition tells apart, together; one entry where none does."""
+    tests = sorted({(int(n.attr("first")), int(n.attr("count"))) for n in walk(launch.body)
+                    if isinstance(n, Call) and n.op == "in_warp_groups"})
+    by_answers: dict[tuple[bool, ...], list[int]] = {}
+    for g in range(-(-launch.num_threads // GROUP)):
+        by_answers.setdefault(tuple(a <= g < a + n for a, n in tests), []).append(g)
+    return [tuple(groups) for groups in by_answers.values()]
+
+
+__all__ = ["GROUP", "alike", "holds_in"]

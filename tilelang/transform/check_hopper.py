@@ -10,6 +10,7 @@ from tilelang.ir import (EMPTY, Alloc, Evaluate, Expr, Func, If, Launch, Node, P
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.target.cluster import cluster_of
+from tilelang.target.warp_groups import GROUP
 
 from .pass_ import TILE, PassContext, pass_
 
@@ -17,7 +18,6 @@ register("needs-arch", ValueError, "an operation that the target does not have",
          "compile for {'kind': 'cuda', 'arch': 'sm_90a'}, or write it with T.copy, T.gemm and T.Pipelined",
          expected="a target that has the operation")
 
-GROUP = 128
 # Calls -> the names that users wrote.
 _SM90 = {
     "mbarrier_init": "T.ptx_init_barrier_thread_count", "mbarrier_arrive": "T.mbarrier_arrive",
@@ -95,11 +95,11 @@ def _name(n: Node, any_: bool) -> str:
 
 def _elsewhere(n: Node, target: Any) -> Node | None:
     """The Launch with thread numbers in place of in_warp_groups, and without calls of dependent launches.  Warp groups with
-    tile operations of their own stay roles, as on sm_90; on a CPU those that wait for each other as well."""
+    tile operations of their own, and those that wait for each other, stay roles, as on sm_90."""
     if not isinstance(n, Launch):
         return None
     thread = linear_thread(n)
-    roles = any(_has_tiles(s) or target.is_cpu and isinstance(s, Call) and s.op in _WAITS for s in walk(n.body))
+    roles = any(_has_tiles(s) or isinstance(s, Call) and s.op in _WAITS for s in walk(n.body))
 
     def visit(x: Node) -> Node | None:
         if isinstance(x, Evaluate) and x.call.op in ("pdl_trigger", "pdl_sync"):

@@ -17,6 +17,7 @@ from .check_divisors import check_divisors
 from .check_hopper import check_hopper
 from .check_pipelines import check_pipelines
 from .check_races import check_races
+from .check_roles import check_roles
 from .config import PassConfigKey
 from .defer_sums import defer_sums
 from .dependent_launch import dependent_launch
@@ -50,6 +51,7 @@ log = logging.getLogger("tilelang.transform")
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
     check_divisors,
+    check_roles,  # before check_hopper, which turns T.ws into tests of thread numbers where it can
     check_hopper,
     check_races,  # only where asked for
     refuse_races,  # after it: what is refused has been told of

@@ -17,6 +17,7 @@ from tilelang.ir.expr import AddressOf, Call
 from .sync_fault import Fault, Found, Undecided
 from .verify_sync_clocks import MBarrier
 
+WARP = 32
 Rule = Callable[[Any, Call, Any], None]
 EVENT_RULES: dict[str, Rule] = {}
 WAIT_RULES: dict[str, Callable[[Any, Any, Any], Iterator[Any]]] = {}
@@ -36,17 +37,19 @@ def lane_count(n: int) -> int:
 # ---- block and named barriers -------------------------------------------------------------------------------------------
 
 
-def _turn(st: Any, number: int, count: int, span: Any) -> Any:
+def _turn(st: Any, number: int, count: int, span: Any, named: bool) -> Any:
+    """named: bar.sync with a count, for which a warp is 32 threads however many it has.  Source: PTX ISA, "bar"."""
     bar = st.block.named(number)
     st.partial(bar.name if number else "a block barrier", span)
-    turn = bar.arrive(st.active, st.count(), count, span)
+    come = WARP * len(st.active) if named else st.count()
+    turn = bar.arrive(st.active, come, count, span)
     st.block.model.progress += 1
     return bar, turn
 
 
-def _wait_turn(st: Any, number: int, count: int, span: Any) -> Iterator[Any]:
+def _wait_turn(st: Any, number: int, count: int, span: Any, named: bool) -> Iterator[Any]:
     active = list(st.active)
-    bar, turn = _turn(st, number, count, span)
+    bar, turn = _turn(st, number, count, span, named)
     while turn not in bar.done:
         yield span, bar, f"at {bar.name}"
     bar.pass_(active, turn)
@@ -54,17 +57,17 @@ def _wait_turn(st: Any, number: int, count: int, span: Any) -> Iterator[Any]:
 
 
 def _sync_threads(st: Any, c: Any, span: Any) -> Iterator[Any]:
-    return _wait_turn(st, 0, st.plan.launch.num_threads, span)
+    return _wait_turn(st, 0, st.plan.launch.num_threads, span, False)
 
 
 def _named_barrier(st: Any, c: Any, span: Any) -> Iterator[Any]:
     number = st.uniform(c.args[0], "the number of a barrier")
-    return _wait_turn(st, number, st.uniform(c.args[1], "the count of a barrier"), span)
+    return _wait_turn(st, number, st.uniform(c.args[1], "the count of a barrier"), span, True)
 
 
 @event
 def _named_barrier_arrive(st: Any, c: Call, span: Any) -> None:
-    _turn(st, st.uniform(c.args[0], "the number of a barrier"), st.uniform(c.args[1], "the count of a barrier"), span)
+    _turn(st, st.uniform(c.args[0], "the number of a barrier"), st.uniform(c.args[1], "the count of a barrier"), span, True)
 
 
 @event

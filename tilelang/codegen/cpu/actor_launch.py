@@ -65,8 +65,6 @@ class ActorLaunch:
         self.host, self.launch, self.name, self.slots, self.captured = host, s, name, slots, captured
         self.grid = any(isinstance(n, Call) and n.op == "sync_grid" for n in walk(s.body))
         self.cluster = cluster_of(s) or (1, 1, 1)
-        if self.grid and self.cluster != (1, 1, 1):
-            raise unsupported("T.sync_grid in a launch with clusters", span=s.span)
         self.split = Split(s)
         self.scratch = 0
         self.functions = [self._role(r) for r in self.split.roles]
@@ -94,11 +92,13 @@ class ActorLaunch:
         params += [(c.type, n, "") for n, c in zip(names, self.captured)]
         params += [("ptr", p, "nonnull align 64") for p in places]
         params += [("ptr", p, "nonnull align 64") for p in ("scratch", "group", "state")]
-        params += [("i64", "rank", ""), ("i64", "stride", "")]  # of the block in its cluster; bytes from one block to the next
+        # The block's rank in its cluster, the bytes from one block to the next, the state of the cluster's first block.
+        params += [("i64", "rank", ""), ("i64", "stride", ""), ("ptr", "cluster", "nonnull align 64")]
         f = Fn(host.f.module, f"{self.name}_role_{role.number}", "ptr", params, attrs="nounwind presplitcoroutine")
         threads = analyse_threads(s)
         body = Statements(f, host.host, Analyzer(), threads, s.thread_vars, s.threads)
         body.role, body.ranges, body.coroutine = role, role.ranges, Coroutine(f)
+        body.cluster = math.prod(self.cluster), len(self.split.roles)
         self.host.open_block(body, s, names, self.captured, zip(places, self.slots))
         body.stmt(s.body)
         body.coroutine.finish()
@@ -128,7 +128,8 @@ class ActorLaunch:
         stride = self.block_bytes(f, sizes)
         group = f.at("%arena", "i8", str(-(-self.scratch // 64) * 64))
         dx, dy, dz = self.cluster
-        blocks = read(count_at, "i64") if self.grid else str(dx * dy * dz)
+        mates = dx * dy * dz
+        blocks = read(count_at, "i64") if self.grid else str(mates)
         zero = f.module.declare("llvm.memset.p0.i64", "void", "ptr, i8, i64, i1")
         arrive = {id(n.buffer.data): n.buffer.attr("arrive") for n in walk(self.launch.body)
                   if isinstance(n, Alloc) and is_barrier(n.buffer)}
@@ -139,9 +140,10 @@ class ActorLaunch:
         with f.loop("%first", "%last", hint="group") as g:
             f.do(f"call void {zero}(ptr {group}, i8 0, i64 {GROUP_WORDS * 8}, i1 false)")
             f.do(f"store i64 {f.mul(blocks, str(len(self.functions)))}, ptr {word(f, group, ACTORS)}")
-            f.do(f"store i64 {blocks}, ptr {word(f, group, ACTORS + 1)}")
             with f.loop("0", blocks, hint="block") as b:
-                x, y, z = self.place_of(f, b if self.grid else g, b, gx, gy)
+                number, rank = (g, b) if not self.grid else (b, "0") if mates == 1 else (
+                    f.let(f"udiv i64 {b}, {mates}"), f.let(f"urem i64 {b}, {mates}"))
+                x, y, z = self.place_of(f, number, rank, gx, gy)
                 own = state(b)
                 f.do(f"call void {zero}(ptr {own}, i8 0, i64 {self.state_bytes}, i1 false)")
                 f.do(f"store i64 {len(self.functions)}, ptr {word(f, own, LIVE)}")
@@ -152,7 +154,8 @@ class ActorLaunch:
                         init_barrier(f, f.at(at, "i64", str(k * BARRIER_WORDS)), str(n))
                     at = f.at(at, "i8", size)
                 args = [f"i64 {v}" for v in (x, y, z)] + [f"{t} {v}" for t, v in values]
-                args += [f"ptr {p}" for p in (*places, "%arena", group, own)] + [f"i64 {b}", f"i64 {stride}"]
+                args += [f"ptr {p}" for p in (*places, "%arena", group, own)] + [f"i64 {rank}", f"i64 {stride}"]
+                args.append(f"ptr {own if mates == 1 else state(f.sub(b, rank))}")
                 for k, name in enumerate(self.functions):
                     h = f.let(f"call ptr @{name}({', '.join(args)})")
                     f.do(f"store ptr {h}, ptr {word(f, own, self.handles + k)}")
@@ -176,10 +179,8 @@ class ActorLaunch:
                 f.branch(f.let(f"icmp ne i64 {f.let(f'srem i64 {have}, {n}')}, 0"), lambda: cx._fail(message))
 
     def place_of(self, f: Fn, i: str, rank: str, gx: str, gy: str) -> tuple[str, str, str]:
-        """Block indices of block `rank` of group i.  gx, gy: blocks of the grid along x and y."""
+        """Block indices of the block of a rank in cluster i.  gx, gy: blocks of the grid along x and y."""
         dims = self.cluster
-        if self.grid:
-            rank = "0"
         if dims[:2] != (1, 1):
             gx, gy = f.let(f"udiv i64 {gx}, {dims[0]}"), f.let(f"udiv i64 {gy}, {dims[1]}")
         rest = f.let(f"udiv i64 {i}, {gx}")

@@ -4,9 +4,9 @@ Each role of each block is a coroutine.  One CPU thread resumes those of a group
 in turn until all are done.  A coroutine leaves where it has to wait and looks again when it is resumed; a round in which
 nobody got on is a deadlock, which the call reports.
 
-    group state:  progress, fault, barrier of the grid or cluster (come, generation), actors, blocks,
-                  coroutines that there was no memory for
-    block state:  live roles, named barriers (come, generation), meetings of the roles (come, generation)
+    group state:  progress, fault, barrier of the grid (come, generation), actors, coroutines that there was no memory for
+    block state:  live roles, named barriers (come, generation), barrier of the cluster (in its first block), meetings of
+                  the roles (come, generation)
     mbarrier:     count, pending arrivals, expected bytes, phase
 
 Copies and products are complete when they are issued, so a barrier that counts the bytes of a copy has them at once.
@@ -22,8 +22,9 @@ from tilelang.ir import AddressOf, Call, Expr
 from .text import Fn, Module
 from .types import unsupported
 
-PROGRESS, FAULT, GRID, ACTORS, MISSING, GROUP_WORDS = 0, 1, 2, 4, 6, 8
-LIVE, NAMED, MEETINGS = 0, 1, 33
+WARP = 32
+PROGRESS, FAULT, GRID, ACTORS, MISSING, GROUP_WORDS = 0, 1, 2, 4, 5, 8
+LIVE, NAMED, CLUSTER, MEETINGS = 0, 1, 33, 35
 BARRIER_WORDS = 4
 COUNT, PENDING, BYTES, PHASE = range(4)
 DEADLOCK = "the threads of a block wait for each other for ever: check parities and counts of the barriers"
@@ -275,12 +276,12 @@ def together(cx: Any, key: int, action: Callable[[], None] | None) -> None:
 
 
 def _named(cx: Any, e: Call) -> str:
-    named_barrier(cx, e, str(cx.role.threads))
+    named_barrier(cx, e, str(sum(-(-(hi - lo) // WARP) * WARP for lo, hi in cx.role.ranges)))
     return "0"
 
 
 def named_barrier(cx: Any, e: Call, come: str) -> None:
-    """bar.sync and bar.arrive by `come` threads."""
+    """bar.sync and bar.arrive by `come` threads: a warp counts as 32, however many it has (PTX ISA, "bar")."""
     _need_coroutine(cx, e)
     if cx.tid is not None:
         raise unsupported(f"{e.op} under a condition or loop that depends on the thread", span=e.span or cx.span,
@@ -289,6 +290,8 @@ def named_barrier(cx: Any, e: Call, come: str) -> None:
     number = f.let(f"and i64 {cx.index(e.args[0])}, 15")
     base = f.at("%state", "i64", f.add(f.mul(number, "2"), str(NAMED)))
     need = cx.index(e.args[1])
+    many = f.let(f"icmp sgt i64 {f.add(get_word(f, base, 0), come)}, {need}")
+    f.branch(many, lambda: f.do(f"store i64 1, ptr {word(f, '%group', FAULT)}"))
     meet(cx, base, 0, come, lambda: need, waits=e.op == "named_barrier")
 
 

@@ -1,7 +1,8 @@
 """Blocks of a cluster: their barrier, and shared memory of one another.
 
-The blocks of a cluster are one group of coroutines (actors.py).  Their storage lies one `%stride` bytes behind the other,
-so a place in the block of another rank is the own one, moved by so many strides.
+The blocks of a cluster are one group of coroutines (actors.py), or follow each other in the group of the grid.  Their
+storage lies one `%stride` bytes behind the other, so a place in the block of another rank is the own one, moved by so
+many strides.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from tilelang.ir import AddressOf, Call
 
-from .actors import ACTORS, GRID, PROGRESS, add_word, barrier_at, get_word, signal, wait_until
+from .actors import CLUSTER, PROGRESS, add_word, barrier_at, get_word, signal, wait_until
 from .exprs import Storage
 from .types import store, unsupported, value_type
 
@@ -34,9 +35,10 @@ def _rank(cx: Any, e: Call) -> str:
     if e.op == "cluster_size" and cx.coroutine is None:
         return "1"
     _in_cluster(cx, e, e.op)
-    v = "%rank" if e.op == "cluster_rank" else get_word(cx.f, "%group", ACTORS + 1)
+    if e.op == "cluster_size":
+        return str(cx.cluster[0])
     ty = value_type(e.dtype)
-    return v if ty == "i64" else str(cx.f.let(f"trunc i64 {v} to {ty}"))
+    return "%rank" if ty == "i64" else str(cx.f.let(f"trunc i64 %rank to {ty}"))
 
 
 def _barrier(cx: Any, e: Call) -> str:
@@ -47,20 +49,21 @@ def _barrier(cx: Any, e: Call) -> str:
                           hint="move the barrier out of the thread-dependent branch")
     f = cx.f
     if e.op != "cluster_wait":
-        come = add_word(f, "%group", GRID, "1")
+        come = add_word(f, "%cluster", CLUSTER, "1")
         add_word(f, "%group", PROGRESS, "1")
 
         def turn() -> None:
-            f.do(f"store i64 0, ptr {f.at('%group', 'i64', str(GRID))}")
-            add_word(f, "%group", GRID + 1, "1")
+            f.do(f"store i64 0, ptr {f.at('%cluster', 'i64', str(CLUSTER))}")
+            add_word(f, "%cluster", CLUSTER + 1, "1")
 
-        f.branch(f.let(f"icmp sge i64 {come}, {get_word(f, '%group', ACTORS)}"), turn)
+        blocks, roles = cx.cluster
+        f.branch(f.let(f"icmp sge i64 {come}, {blocks * roles}"), turn)
     if e.op != "cluster_arrive":
         if cx.waited is None:
             cx.waited = f.alloca("i64", hint="waited")
             f.allocas.append(f"  store i64 0, ptr {cx.waited}")
         phase = add_word(f, cx.waited, 0, "1")
-        wait_until(cx, lambda: f.let(f"icmp sge i64 {get_word(f, '%group', GRID + 1)}, {phase}"))
+        wait_until(cx, lambda: f.let(f"icmp sge i64 {get_word(f, '%cluster', CLUSTER + 1)}, {phase}"))
     return "0"
 
 

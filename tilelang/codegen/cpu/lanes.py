@@ -14,6 +14,7 @@ from typing import Any
 
 from tilelang.ir import Call, Const, dtype, walk
 
+from .actors import MEETINGS, add_word, get_word, together, word
 from .exprs import Storage
 from .types import literal, load, memory_type, splat, store, unsupported, value_type
 
@@ -72,8 +73,25 @@ def _active_lanes(cx: Any, first: str) -> str:
     return f.let(f"select i1 {full}, i32 -1, i32 {(1 << count % WARP) - 1}")
 
 
+def threads_in_warps(cx: Any) -> str:
+    """i64: 32 for each warp of which a lane executes the statement."""
+    f, come = cx.f, cx.f.alloca("i64", hint="come")
+    f.do(f"store i64 0, ptr {come}")
+    for lo, hi in cx.ranges:
+        with f.loop(str(lo), str(hi), WARP, hint="warp") as first:
+            some = f.let(f"icmp ne i32 {_active_lanes(cx, first)}, 0")
+            add_word(f, come, 0, f.let(f"select i1 {some}, i64 {WARP}, i64 0"))
+    return str(f.let(f"load i64, ptr {come}"))
+
+
 def publish(cx: Any, e: Call) -> None:
-    """Evaluate the operand of an exchange for all threads that execute it."""
+    """Evaluate the operand of an exchange for all threads that execute it; of a vote of the block the answer too."""
+    _publish(cx, e)
+    if e.op in BLOCK_VOTES:
+        cx.voted[id(e)] = _count_votes(cx, e)
+
+
+def _publish(cx: Any, e: Call) -> None:
     if not e.args:
         cx.exchanged[id(e)] = Storage("null", cx.threads.count)
         return
@@ -171,31 +189,54 @@ def _active(cx: Any, e: Call) -> str:
 
 
 def _block_vote(cx: Any, e: Call) -> str:
-    """How many threads of the block (that are left) answer yes; whether all do, or any: one value for the block."""
-    where = cx.exchanged.get(id(e))
-    if where is None:
+    """The answer of the block, counted before the statement that asks for it."""
+    got = cx.voted.get(id(e))
+    if got is None:
         raise unsupported(f"{e.op} inside another statement", span=e.span or cx.span, hint="give its result a name first")
-    f, dt = cx.f, e.args[0].dtype
-    total, asked = f.alloca("i32", hint="votes"), f.alloca("i32", hint="voters")
-    f.do(f"store i32 0, ptr {total}")
-    f.do(f"store i32 0, ptr {asked}")
+    return str(got)
 
-    def count(where: str, one: str) -> None:
-        so_far = f.let(f"load i32, ptr {where}")
-        f.do(f"store i32 {f.let(f'add i32 {so_far}, {one}')}, ptr {where}")
 
+def _count_votes(cx: Any, e: Call) -> str:
+    """How many threads of the block (that are left) answer yes; whether all do, or any: one value for the block."""
+    array, dt, f = cx.exchanged[id(e)].base, e.args[0].dtype, cx.f
+    total, asked = f.alloca("i64", hint="votes"), f.alloca("i64", hint="voters")
+    f.do(f"store i64 0, ptr {total}")
+    f.do(f"store i64 0, ptr {asked}")
     for lo, hi in cx.ranges:
         with f.loop(str(lo), str(hi), hint="voter") as i:
-            v = load(f, dt, f.at(where.base, memory_type(dt), i))  # zero for threads that do not vote
+            v = load(f, dt, f.at(array, memory_type(dt), i))  # zero for threads that do not vote
             yes = v if dt.is_bool else f.let(f"icmp ne {value_type(dt)} {v}, 0")
-            count(total, f.let(f"zext i1 {yes} to i32"))
-            if cx.active is not None:
-                count(asked, f.let(f"zext i1 {_is_active(cx, i)} to i32"))
-    votes = f.let(f"load i32, ptr {total}")
-    if e.op == "syncthreads_count":
-        return str(votes)
-    least = "1" if e.op == "syncthreads_or" else str(cx.threads.count) if cx.active is None else f.let(f"load i32, ptr {asked}")
-    return str(f.let(f"zext i1 {f.let(f'icmp sge i32 {votes}, {least}')} to i32"))
+            add_word(f, total, 0, f.let(f"zext i1 {yes} to i64"))
+            there = _is_active(cx, i) if cx.active is not None else "true"
+            add_word(f, asked, 0, f.let(f"zext i1 {there} to i64"))
+    votes, voters = (f.let(f"load i64, ptr {p}") for p in (total, asked))
+    if e.attr("key") is not None:
+        return _of_roles(cx, e, votes, voters)
+    return _answer(f, e.op, votes, voters)
+
+
+def _answer(f: Any, op: str, votes: str, voters: str) -> str:
+    if op == "syncthreads_count":
+        return str(f.let(f"trunc i64 {votes} to i32"))
+    least = "1" if op == "syncthreads_or" else voters
+    return str(f.let(f"zext i1 {f.let(f'icmp sge i64 {votes}, {least}')} to i32"))
+
+
+def _of_roles(cx: Any, e: Call, votes: str, voters: str) -> str:
+    """The answer of all roles that are left, which meet here."""
+    f, key = cx.f, int(e.attr("key"))
+    sums, result = MEETINGS + 2 * (key + 1), MEETINGS + 2 * (key + 2)
+    add_word(f, "%state", sums, votes)
+    add_word(f, "%state", sums + 1, voters)
+
+    def count() -> None:
+        both = [get_word(f, "%state", sums + k) for k in (0, 1)]
+        f.do(f"store i64 {f.let(f'zext i32 {_answer(f, e.op, *both)} to i64')}, ptr {word(f, '%state', result)}")
+        for k in (0, 1):
+            f.do(f"store i64 0, ptr {word(f, '%state', sums + k)}")
+
+    together(cx, key, count)
+    return str(f.let(f"trunc i64 {get_word(f, '%state', result)} to i32"))
 
 
 def _number(cx: Any, e: Call) -> str:
@@ -223,4 +264,5 @@ LANE_EFFECTS: dict[str, Callable[[Any, Call], str]] = {
     **{op: _number for op in NUMBERS}, **{op: _block_vote for op in BLOCK_VOTES},
 }
 
-__all__ = ["BLOCK_VOTES", "EXCHANGES", "LANE_EFFECTS", "LANE_OPS", "active_threads", "exchanges_in", "publish"]
+__all__ = ["BLOCK_VOTES", "EXCHANGES", "LANE_EFFECTS", "LANE_OPS", "active_threads", "exchanges_in", "publish",
+           "threads_in_warps"]

@@ -13,6 +13,7 @@ Statements of the threads there are each role's for its own threads, between two
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,14 +39,13 @@ from tilelang.ir import (
     seq,
     walk,
 )
-from tilelang.target.warp_groups import holds_in
+from tilelang.target.warp_groups import GROUP, alike, holds_in
 
 from .clusters import CLUSTER_CALLS
 from .lanes import BLOCK_VOTES
 from .threads import Threads, Together, check_uniform, is_private, own_work, spread
 from .types import unsupported
 
-GROUP = 128
 WAITS = ("mbarrier_wait", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "named_barrier", "named_barrier_arrive", "sync_grid")
 
 
@@ -71,21 +71,15 @@ def needs_roles(launch: Launch) -> bool:
 
 def roles_of(launch: Launch) -> list[Role]:
     """The roles of a launch: one when nothing tells its warp groups apart."""
-    tests = sorted({(int(n.attr("first")), int(n.attr("count"))) for n in walk(launch.body)
-                    if isinstance(n, Call) and n.op == "in_warp_groups"})
-    total = launch.num_threads
-    by_answers: dict[tuple[bool, ...], list[int]] = {}
-    for g in range(-(-total // GROUP)):
-        by_answers.setdefault(tuple(a <= g < a + n for a, n in tests), []).append(g)
-    out = []
-    for k, groups in enumerate(by_answers.values()):
+    total, out = launch.num_threads, []
+    for k, groups in enumerate(alike(launch)):
         ranges: list[tuple[int, int]] = []
         for g in groups:
             lo, hi = g * GROUP, min((g + 1) * GROUP, total)
             if ranges and ranges[-1][1] == lo:
                 lo = ranges.pop()[0]
             ranges.append((lo, hi))
-        out.append(Role(k, tuple(groups), tuple(ranges)))
+        out.append(Role(k, groups, tuple(ranges)))
     return out
 
 
@@ -127,10 +121,13 @@ class Split:
                     return EMPTY if part is None else self._fold(part, role, True)
                 if not own and not apart and self.threads.varies(s.cond):
                     return self._each(s, self._parts(s, role, False, True))
-                return self._parts(s, role, own, apart)
+                part = self._parts(s, role, own, apart)
+                return part if own or apart or not _shared(s.cond) else seq(self._meet(s, 1), part)
             case For() | While():
                 inner = apart or not own and self.threads.varies((s.start, s.extent) if isinstance(s, For) else s.cond)
                 part = replace(s, body=self._fold(s.body, role, own, inner))
+                if not inner and not own and any(map(_shared, (s.start, s.extent) if isinstance(s, For) else (s.cond,))):
+                    return seq(self._meet(s, 1), part)
                 return part if apart or not inner else self._each(s, part)
         return s if own else self._apart(s) if apart else self._common(s)
 
@@ -149,7 +146,7 @@ class Split:
     def _common(self, s: Stmt) -> Stmt:
         """A statement that all roles come to."""
         if any(isinstance(n, Call) and n.op in BLOCK_VOTES for n in walk(s)):
-            raise unsupported("a vote of the block beside T.ws", span=s.span, hint="let each warp group vote for itself")
+            return self._each(s, self._votes(s))
         if isinstance(s, Parallel) or isinstance(s, TileOp) and not own_work(s):
             check_uniform(self.threads, s)
             return Together(s, self._key(s, 0), span=s.span)
@@ -160,6 +157,22 @@ class Split:
             return self._meet(s, 0)
         return self._each(s, s) if isinstance(s, (Bind, Store, Evaluate, TileOp)) else s
 
+    def _votes(self, s: Stmt) -> Stmt:
+        """s, whose votes of the block are meetings: roles add up what their own threads answer.
+
+        A vote has three numbers: its meeting, the yeses and voters so far, the answer.
+        """
+        places = itertools.count(3, 3)
+
+        def number(n: Any) -> Any:
+            if not isinstance(n, Call) or n.op not in BLOCK_VOTES:
+                return None
+            k = next(places)
+            first, *_ = (self._key(s, k + i) for i in range(3))
+            return replace(n, attrs=(*n.attrs, ("key", first)))
+
+        return rewrite(s, number)
+
     def _each(self, s: Stmt, part: Stmt) -> Stmt:
         return seq(self._meet(s, 1), part, self._meet(s, 2)) if _shared(s) else part
 
@@ -167,7 +180,8 @@ class Split:
         return Evaluate(call("role_meet", (), "void", key=self._key(s, k)), span=s.span)
 
 
-def _shared(s: Stmt) -> bool:
+def _shared(s: Any) -> bool:
+    """Whether a statement or expression touches shared memory."""
     return any(isinstance(n, (Load, Store)) and n.buffer.scope() in ("shared", "shared.dyn") for n in walk(s))
 
 

@@ -33,12 +33,12 @@ from tilelang.ir import (
 )
 
 from . import gemm, tile_loops
-from .actors import add_word, named_barrier, together
+from .actors import named_barrier, together
 from .clusters import copy_there
 from .effects import EFFECTS
 from .exprs import Bound, Expressions, Storage
 from .guards import plan_guards
-from .lanes import BLOCK_VOTES, LANE_EFFECTS, active_threads, exchanges_in, publish
+from .lanes import BLOCK_VOTES, LANE_EFFECTS, active_threads, exchanges_in, publish, threads_in_warps
 from .matrices import MATRIX_CALLS, matrix_statement
 from .text import Fn, Loop, clean
 from .threads import Masked, Threads, Together
@@ -66,12 +66,14 @@ class Statements(Expressions):
         super().__init__(f, host, analyzer)
         self.threads, self.thread_vars, self.extents = threads, thread_vars, extents
         self.exchanged: dict[int, Storage] = {}
+        self.voted: dict[int, str] = {}  # answers of the block
         self.active: str | None = None  # a byte a thread: whether it takes part in the statement's exchanges; None: all do
         self.in_parallel = False
         # In a launch whose roles wait for each other (actors.py): the role, the threads it has, its coroutine.
         self.role: Any = None
         self.ranges: tuple[tuple[int, int], ...] = ((0, threads.count),)
         self.coroutine: Any = None
+        self.cluster = 1, 1  # blocks of a cluster, roles of a block
         self.waited: str | None = None  # how often the role has waited at the cluster's barrier
         self.scratch, self.scratch_bytes = "null", 0
         self.outside_threads()
@@ -118,14 +120,10 @@ class Statements(Expressions):
         barrier = isinstance(body, Evaluate) and body.call.op in ("named_barrier", "named_barrier_arrive")
         if not barrier and not (isinstance(body, TileOp) and body.attr("by_hand")):
             return False
-        f, come = self.f, self.f.alloca("i64", hint="come")
-        f.do(f"store i64 0, ptr {come}")
-
-        def count() -> None:
-            add_word(f, come, 0, f.let(f"zext i1 {self.value(s.mask)} to i64"))
-
-        self.over_threads(count)
-        n = f.let(f"load i64, ptr {come}")
+        f = self.f
+        self.active = active_threads(self, s.mask)
+        n = threads_in_warps(self)
+        self.active = None
         self.maybe += 1
         if isinstance(body, Evaluate):
             call = body.call
