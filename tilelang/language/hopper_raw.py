@@ -2,7 +2,8 @@
 
 What the hardware calls by a number keeps that number: byte offsets in descriptors count 16 bytes, and swizzles are 0 none,
 1 of 128, 2 of 64, 3 of 32 bytes in a matrix descriptor, 0 none, 1 of 32, 2 of 64, 3 of 128 bytes in a tensor map.
-Shared memory that is named here by address lies row by row unless T.annotate_layout says otherwise.
+Shared memory that is named here by address lies row by row unless T.annotate_layout says otherwise.  The tile meaning and
+the CPU run these programs too (target/shared_space.py); the address in a descriptor is another number there.
 """
 
 from __future__ import annotations

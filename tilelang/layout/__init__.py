@@ -39,5 +39,6 @@ from .tiled import (
                       tile_fragment,
                       viewed_fragment,
 )
+from .views import view_layout
 
 __all__ = [n for n in dir() if not n.startswith("_")]

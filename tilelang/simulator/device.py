@@ -23,6 +23,7 @@ from tilelang.target.cluster import cluster_of
 
 from .async_copy import ASYNC_OPS, AsyncCopies
 from .asynchronous import GROUP, Asynchronous, Proxy
+from .boxes import launch_maps
 from .cluster import CLUSTER_OPS, Cluster
 from .counters import BankCount, Site
 from .faults import fault
@@ -36,7 +37,7 @@ from .mbarrier import MBARRIER_OPS
 from .memory import Storage, geometry, span_of
 from .races import AccessTable
 from .roles import BLOCK_BARRIER, Roles, SplitGroups, unit_frames
-from .tma import TMA_OPS, launch_maps
+from .tma import TMA_OPS
 from .wgmma import WGMMA_OPS
 
 HOPPER_OPS = {**MBARRIER_OPS, **TMA_OPS, **WGMMA_OPS, **CLUSTER_OPS}

@@ -28,7 +28,9 @@ from .lane_ops import BLOCK_VOTES, LANE_OPS, VOTES_OF_BLOCKS, WARP, Printer, spr
 from .lanes import Action, LaneFrame, StmtCompiler, is_address, uniform
 from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
 from .tile_cluster import TileCluster, to_block
+from .boxes import launch_maps
 from .tile_env import TileEnv, scalar_elements
+from .tile_hopper import TILE_HOPPER_OPS, space_of
 from .tile_parallel import ParallelLoop
 from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, around, asks_shared, in_front, make_barriers,
                          meets_around, roles_of, run_roles, signalling, together, whole_role)
@@ -37,6 +39,8 @@ from .tile_warp import WARP_OPS
 PRIVATE = ("local", "local.var")
 _ORDER_ONLY = NO_EFFECT | {"sync_warp", "cp_async_commit", "cp_async_wait", "fence_gpu", "fence_block", "keep_branch",
                             "pdl_trigger", "pdl_sync"}
+
+_EACH_LANE = (*LANE_OPS, *BLOCK_VOTES, *WARP_OPS, "elect_one", "wgmma", "tma_load")
 
 
 class TileCompiler(StmtCompiler):
@@ -49,6 +53,8 @@ class TileCompiler(StmtCompiler):
         self.roles: list[Role] = []  # of the launch being compiled
         self.members: tuple[int, ...] = ()  # roles that come to the statement being compiled
         self.gathered = False  # whether they have met in front of a statement around it
+        self.maps: dict[str, Any] = {}  # tensor maps of that launch
+        self.space: Any = None  # addresses of its shared memory
 
     # -- memory
 
@@ -288,6 +294,8 @@ class TileCompiler(StmtCompiler):
             return ROLE_OPS[e.op](self, e)
         if e.op in WARP_OPS:
             return WARP_OPS[e.op](self, e)
+        if e.op in TILE_HOPPER_OPS:
+            return TILE_HOPPER_OPS[e.op](self, e)
         if e.op in LANE_OPS:
             return LANE_OPS[e.op](self, e)
         if e.op in BLOCK_VOTES:
@@ -327,6 +335,7 @@ class TileCompiler(StmtCompiler):
         self.threads = s.num_threads
         for b, v in s.attr("safe_values") or ():
             self.safe[id(b)] = self.expr(v)
+        self.maps, self.space = launch_maps(s), space_of(s)
         self.roles = roles = roles_of(s)
         self.members = tuple(range(len(roles)))
         whole = Role(0, tuple(range(-(-s.num_threads // 128))), s.num_threads)
@@ -396,7 +405,7 @@ def _lanes(s: Launch) -> int:
             return False  # atomics and prints inside run per iteration
         if isinstance(n, Var):
             return id(n) in distinguished
-        if isinstance(n, Call) and n.op in (*LANE_OPS, *BLOCK_VOTES, *WARP_OPS, "elect_one") and n.op not in _ORDER_ONLY:
+        if isinstance(n, Call) and n.op in _EACH_LANE and n.op not in _ORDER_ONLY:
             return True
         return not isinstance(n, Buffer) and any(per_thread(c) for c in children(n))
 

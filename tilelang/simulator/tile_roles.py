@@ -66,7 +66,7 @@ def _in_warps(f: LaneFrame) -> int:
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
 
-class _Barrier:
+class TileBarrier:
     """An operand that names one mbarrier: AddressOf(buffer, (index,)), or (buffer, index) of a Copy's attrs."""
 
     def __init__(self, c: Any, buffer: Any, index: Any, span: Any) -> None:
@@ -74,11 +74,11 @@ class _Barrier:
         self.index = c.expr(index) if isinstance(index, Expr) else (lambda f: np.asarray(index))
 
     @staticmethod
-    def of(c: Any, a: Any, span: Any) -> _Barrier:
+    def of(c: Any, a: Any, span: Any) -> TileBarrier:
         if not isinstance(a, AddressOf) or a.buffer.scope() != "shared.barrier":
             raise fault("sim-unsupported", "an mbarrier is given as the address of a shared.barrier element",
                         expected="the address of a shared.barrier element", found="another operand", span=span)
-        return _Barrier(c, a.buffer, a.indices[0], span)
+        return TileBarrier(c, a.buffer, a.indices[0], span)
 
     def get(self, f: LaneFrame, rank: int | None = None, fresh: bool = False) -> Phases:
         """rank: that of another block of the cluster.  fresh: it may have no count yet, else that raises sim-mbarrier."""
@@ -98,7 +98,7 @@ class _Barrier:
 
 def _init(c: Any, e: Call) -> Closure:
     """mbarrier_init: of barriers whose buffer has no counts (attr `arrive`), which the program sets up itself."""
-    bar, count = _Barrier.of(c, e.args[0], e.span), c.expr(e.args[1])
+    bar, count = TileBarrier.of(c, e.args[0], e.span), c.expr(e.args[1])
     if dict(bar.buffer.attrs).get("arrive") is not None:
         return lambda f: np.int32(0)
 
@@ -114,7 +114,7 @@ def _init(c: Any, e: Call) -> Closure:
 
 def _arrive(c: Any, e: Call) -> Closure:
     """mbarrier_arrive, mbarrier_expect_tx, mbarrier_arrive_expect_tx, by every thread that executes it."""
-    bar = _Barrier.of(c, e.args[0], e.span)
+    bar = TileBarrier.of(c, e.args[0], e.span)
     nbytes = c.expr(e.args[1]) if e.op.endswith("expect_tx") else None
     arrives = e.op != "mbarrier_expect_tx"
 
@@ -132,7 +132,7 @@ def _arrive(c: Any, e: Call) -> Closure:
 
 def _copies_arrive(c: Any, e: Call) -> Closure:
     """cp_async_mbarrier_arrive: copies have landed already, so threads that it counts arrive, and others add nothing."""
-    bar, counted = _Barrier.of(c, e.args[0], e.span), bool(e.attr("noinc"))
+    bar, counted = TileBarrier.of(c, e.args[0], e.span), bool(e.attr("noinc"))
 
     def run(f: LaneFrame) -> Value:
         if counted and f.any_active():
@@ -144,7 +144,7 @@ def _copies_arrive(c: Any, e: Call) -> Closure:
 
 def _arrive_remote(c: Any, e: Call) -> Closure:
     """mbarrier_arrive_remote(bar, cta)."""
-    bar, cta = _Barrier.of(c, e.args[0], e.span), c.expr(e.args[1])
+    bar, cta = TileBarrier.of(c, e.args[0], e.span), c.expr(e.args[1])
 
     def run(f: LaneFrame) -> Value:
         if f.any_active():
@@ -160,7 +160,7 @@ def _arrive_remote(c: Any, e: Call) -> Closure:
 
 
 def _wait(c: Any, e: Call) -> Closure:
-    bar, parity = _Barrier.of(c, e.args[0], e.span), c.expr(e.args[1])
+    bar, parity = TileBarrier.of(c, e.args[0], e.span), c.expr(e.args[1])
 
     def run(f: LaneFrame) -> Value:
         if f.any_active():
@@ -307,7 +307,7 @@ def signalling(c: Any, s: Any, action: Action) -> Action:
     if s.attr("barrier") is None:
         return action
     buffer, index = s.attr("barrier")
-    bar, expects = _Barrier(c, buffer, index, s.span), bool(s.attr("expect"))
+    bar, expects = TileBarrier(c, buffer, index, s.span), bool(s.attr("expect"))
     cta = c.expr(s.attr("dst_block")) if s.attr("dst_block") is not None else None
     share = s.attr("share")
     part, mask = (None, None) if share is None else (c.expr(convert(share[0])), c.expr(convert(share[2])))
@@ -350,5 +350,5 @@ def run_roles(blocks: list[LaneFrame], roles: list[Role], body: Action) -> None:
     TileScheduler([g.block for g in blocks], frames, body).run()
 
 
-__all__ = ["NO_EFFECT", "ROLE_OPS", "Role", "SYNC_OPS", "TileBlock", "around", "asks_shared", "in_front", "make_barriers",
-           "meets_around", "roles_of", "run_roles", "signalling", "together", "whole_role"]
+__all__ = ["NO_EFFECT", "ROLE_OPS", "Role", "SYNC_OPS", "TileBarrier", "TileBlock", "around", "asks_shared", "in_front",
+           "make_barriers", "meets_around", "roles_of", "run_roles", "signalling", "together", "whole_role"]

@@ -1,9 +1,7 @@
 """TMA: boxes of global tensors to and from shared memory, 1-D bulk copies, bulk groups, proxy fences.
 
-A box lies in shared memory row after row, the innermost dimension first; under a swizzle of W bytes rows have a pitch
-of W and bits 4.. of the address are xored with bits 7...  Out-of-bounds elements of a load are filled and count as
-bytes, those of a store are dropped.  Sources: PTX ISA, "cp.async.bulk.tensor", "Tensor copy and layout"; CUDA Driver API,
-"Tensor Map Object Management".
+Out-of-bounds elements of a load are filled and count as bytes, those of a store are dropped.  Sources: PTX ISA,
+"cp.async.bulk.tensor", "Tensor copy and layout"; CUDA Driver API, "Tensor Map Object Management".
 """
 
 # mypy: disable-error-code="attr-defined"
@@ -17,98 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, Launch, numpy_dtype
+from tilelang.ir import AddressOf, Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.mma import round_tf32
-from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, TensorMap, tensor_maps_of
+from tilelang.target.tensor_map import REDUCE_ADD
 
+from .boxes import UNIT, TensorBox, box_of, coordinates, tensor_memory
 from .faults import fault
 from .lane_ops import WARP, spread
-from .lanes import LaneFrame, is_address
+from .lanes import LaneFrame
 from .mbarrier import Barrier
-from .memory import geometry, strided
 
-U8, UNIT = np.dtype(np.uint8), 16
-_NAN = {2: 0x7FF7, 4: 0x7FF77FF7}
-
-
-def box_chunks(start: int, rows: int, row_bytes: int, swizzle: int) -> np.ndarray:
-    """Numbers of the 16-byte units of shared memory that a box at byte `start` covers, shape (rows, row_bytes / 16)."""
-    at = start + np.arange(rows)[:, None] * (swizzle or row_bytes) + np.arange(0, row_bytes, UNIT)
-    if swizzle:
-        at = at ^ ((at >> 7 & swizzle // UNIT - 1) << 4)
-    return at // UNIT
-
-
-def _tensor(held: Any, b: Any, span: Any) -> Any:
-    """The Global of a tensor that TMA reads or writes."""
-    if is_address(held):
-        raise fault("sim-address", f"TMA of {b.name}, which is made of the null pointer or of an address that only the kernel "
-                    "knows", expected="a tensor that the host can describe to TMA", found=f"`{b.name}` at an address",
-                    span=span, hint="pass the tensor, or a pointer to a tensor whose shape the parameters give")
-    return held
-
-
-class _Map:
-    """A tensor map at run time."""
-
-    def __init__(self, c: Any, m: TensorMap, span: Any) -> None:
-        m.check()
-        self.map, self.span = m, span
-        self.dt = numpy_dtype(m.buffer.dtype)
-        self.slot, self.geometry = c.slot(m.buffer.data), geometry(c, m.buffer)
-        self.box = tuple(reversed(m.box))  # outermost first
-        self.row_bytes = m.box[0] * self.dt.itemsize
-        self.rows = int(np.prod(self.box[:-1]))
-        self.granule = c.granules[id(m.buffer.data)]
-
-    def window(self, f: LaneFrame, start: tuple[int, ...]) -> tuple[Any, np.ndarray, tuple[slice, ...], np.ndarray]:
-        """(the Global, its part inside the box, where that lies in the box, granules of that part).
-
-        start: coordinates, outermost first.
-        """
-        memory = _tensor(f.slots[self.slot], self.map.buffer, self.span)
-        shape, strides, offset = self.geometry(f)
-        item = self.dt.itemsize
-        if strides[-1] != 1 or any(s * item % UNIT for s in strides[:-1]) or offset * item % UNIT:
-            raise fault("sim-tma", f"{self.map.buffer.name}: strides {strides} from element {offset} do not suit a "
-                        "tensor map",
-                        expected="a stride of 1 element and others of multiples of 16 bytes",
-                        found=f"strides {strides} from element {offset}",
-                        span=self.span, hint="the innermost stride is 1 element, others are multiples of "
-                        "16 bytes")
-        low = [min(max(s, 0), n) for s, n in zip(start, shape)]
-        high = [min(max(s + b, lo), n) for s, b, n, lo in zip(start, self.box, shape, low)]
-        tensor = strided(memory.store.flat(self.dt), offset, shape, strides)
-        inside = tensor[tuple(slice(lo, hi) for lo, hi in zip(low, high))]
-        place = tuple(slice(lo - s, hi - s) for lo, hi, s in zip(low, high, start))
-        at = np.zeros((), np.int64) + offset
-        for lo, hi, s in zip(low, high, strides):
-            at = at[..., None] + np.arange(lo, hi) * s
-        k = item // self.granule
-        g = at.reshape(-1) if k == 1 else (at.reshape(-1, 1) * k + np.arange(k)).reshape(-1)
-        return memory, inside, place, g
-
-    def fill(self) -> np.ndarray:
-        """A box of what lies outside the tensor."""
-        if self.map.fill == "zero":
-            return np.zeros(self.box, self.dt)
-        bits = np.full(self.box, _NAN[self.dt.itemsize], np.dtype(f"u{self.dt.itemsize}"))
-        return bits.view(self.dt)
+U8 = np.dtype(np.uint8)
 
 
 def _issue(c: Any, f: LaneFrame, op: str) -> np.ndarray:
     f.block.counters.count(op, int(f.active().reshape(-1, WARP).any(1).sum()))
     return np.flatnonzero(f.active())
-
-
-def _map_of(c: Any, e: Call) -> _Map:
-    name = e.attr("map")
-    if name not in c.maps:
-        raise fault("sim-tma", f"no tensor map is called {name}: this launch has {', '.join(c.maps) or 'none'}",
-                    expected=f"one of {', '.join(c.maps) or 'none'}", found=str(name),
-                    span=e.span)
-    return _Map(c, c.maps[name], e.span)
 
 
 def _shared(c: Any, a: Any, e: Call, what: str) -> Callable[[LaneFrame], np.ndarray]:
@@ -119,19 +42,10 @@ def _shared(c: Any, a: Any, e: Call, what: str) -> Callable[[LaneFrame], np.ndar
     return c.reach(a.buffer, a.indices, numpy_dtype(a.buffer.dtype).itemsize, e.span, what)
 
 
-def _box_at(c: Any, f: LaneFrame, m: _Map, start: int, b: Any, align: int, span: Any) -> np.ndarray:
+def _box_at(c: Any, f: LaneFrame, m: TensorBox, start: int, b: Any, align: int, span: Any) -> np.ndarray:
     """Units of a box at this byte.  Raises sim-tma, sim-out-of-bounds."""
-    if start % align:
-        raise fault("sim-tma", f"a box in {b.name} starts at byte {start} of shared memory, not a multiple of {align}",
-                    expected=f"a multiple of {align} bytes", found=f"byte {start}",
-                    span=span, hint="align buffers that TMA fills: 1024 bytes under a 128-byte swizzle")
-    units = box_chunks(start, m.rows, m.row_bytes, m.map.swizzle)
-    first, end = (x // UNIT for x in c.extent_of(b, f))
-    if units.max() >= end or units.min() < first:
-        raise fault("sim-out-of-bounds", f"a box of {m.map.box} elements at byte {start - first * UNIT} of {b.name} "
-                    f"leaves it: it has {(end - first) * UNIT} bytes",
-                    expected=f"a box inside {b.name}", found=f"a box of {m.map.box} at byte {start - first * UNIT}", span=span)
-    return units
+    first, end = c.extent_of(b, f)
+    return m.units(start, first, end, b, align, span)
 
 
 def _granules(f: LaneFrame, units: np.ndarray) -> np.ndarray:
@@ -163,12 +77,12 @@ def _arriving(c: Any, f: LaneFrame, units: np.ndarray, bar: Any, data: np.ndarra
 
 
 def _load(c: Any, e: Call) -> Closure:
-    m, dst = _map_of(c, e), e.args[0]
+    m, dst = box_of(c, e), e.args[0]
     to, at = _shared(c, dst, e, "TMA load into"), Barrier(c, e.args[1], e.span)
     site = c.site(dst.buffer, e.span, "TMA load")
     source = c.site(m.map.buffer, e.span, "TMA load")
     multicast = bool(e.attr("multicast"))
-    coords = _coordinates(c, e, m, e.args[2:-1] if multicast else e.args[2:])
+    coords = coordinates(c, e, m, e.args[2:-1] if multicast else e.args[2:])
     mask = c.expr(e.args[-1]) if multicast else None
 
     def run(f: LaneFrame) -> Value:
@@ -205,7 +119,7 @@ def _targets(f: LaneFrame, lanes: np.ndarray, mask: int, span: Any) -> list[int]
     return [cluster.shift(f, r) for r in ranks]
 
 
-def _read_global(f: LaneFrame, memory: Any, m: _Map, g: np.ndarray, t: int, lanes: np.ndarray, site: int,
+def _read_global(f: LaneFrame, memory: Any, m: TensorBox, g: np.ndarray, t: int, lanes: np.ndarray, site: int,
                  span: Any) -> None:
     if memory.store.known is not None and not memory.store.known[0, g].all():
         raise fault("sim-uninitialized", f"{m.map.buffer.name} (global) is read by TMA before it is written",
@@ -213,25 +127,6 @@ def _read_global(f: LaneFrame, memory: Any, m: _Map, g: np.ndarray, t: int, lane
     if memory.table is not None:
         memory.table.read(f.block.clocks, g[None], np.array([t]), site)
         memory.proxy.require(f.block.clocks, g, lanes, site, "TMA")
-
-
-def _coordinates(c: Any, e: Call, m: _Map, args: tuple[Any, ...]) -> Callable[[LaneFrame, int], tuple[int, ...]]:
-    """f(frame, thread) -> coordinates, outermost first."""
-    if len(args) != len(m.map.box):
-        raise fault("sim-tma", f"{e.op}: {len(args)} coordinates for a map of {len(m.map.box)} dimensions",
-                    expected=f"{len(m.map.box)} coordinates", found=str(len(args)), span=e.span)
-    fns = [c.expr(a) for a in args]
-    bits = m.map.buffer.dtype.bits
-
-    def at(f: LaneFrame, t: int) -> tuple[int, ...]:
-        out = tuple(int(spread(fn(f), f.lanes)[t]) for fn in reversed(fns))
-        if out[-1] * bits % (STRIDE_ALIGN * 8):  # seen on an H200: "illegal instruction", for loads and stores
-            raise fault("sim-tma", f"{e.op} of {m.map.buffer.name} at column {out[-1]}: boxes start at multiples of "
-                        f"{STRIDE_ALIGN} bytes",
-                        expected=f"a column at a multiple of {STRIDE_ALIGN} bytes", found=f"column {out[-1]}", span=e.span)
-        return out
-
-    return at
 
 
 def _leaving(c: Any, f: LaneFrame, units: np.ndarray, t: int, b: Any, site: int, span: Any) -> np.ndarray:
@@ -253,14 +148,14 @@ def _leaving(c: Any, f: LaneFrame, units: np.ndarray, t: int, b: Any, site: int,
 
 def _store(c: Any, e: Call) -> Closure:
     """tma_store and tma_reduce_add."""
-    m, src = _map_of(c, e), e.args[0]
+    m, src = box_of(c, e), e.args[0]
     adds = e.op == "tma_reduce_add"
     if adds and str(m.map.buffer.dtype) not in REDUCE_ADD:
         raise fault("sim-tma", f"TMA cannot add elements of {m.map.buffer.dtype}",
                     expected="elements that TMA adds", found=str(m.map.buffer.dtype), span=e.span)
     frm, site = _shared(c, src, e, "TMA store of"), c.site(src.buffer, e.span, "TMA store")
     target = c.site(m.map.buffer, e.span, "TMA store")
-    coords = _coordinates(c, e, m, e.args[1:])
+    coords = coordinates(c, e, m, e.args[1:])
 
     def run(f: LaneFrame) -> Value:
         for t in map(int, _issue(c, f, e.op)):
@@ -301,7 +196,7 @@ def _bulk_load(c: Any, e: Call) -> Closure:
             lanes = np.arange(f.lanes) == t
             start, first, n = int(to(f)[t]), int(frm(f)[t]), int(spread(nbytes(f), f.lanes)[t])
             units = _bulk_units(c, f, start, first, n, dst.buffer, e.span)
-            memory = _tensor(f.slots[slot], src.buffer, e.span)
+            memory = tensor_memory(f.slots[slot], src.buffer, e.span)
             _bulk_bounds(memory, first, n, src.buffer, e.span)
             if c.check and memory.table is not None:
                 g = np.arange(first // memory.store.granule, (first + n) // memory.store.granule)
@@ -327,7 +222,7 @@ def _bulk_store(c: Any, e: Call) -> Closure:
         for t in map(int, _issue(c, f, e.op)):
             start, first, n = int(frm(f)[t]), int(to(f)[t]), int(spread(nbytes(f), f.lanes)[t])
             units = _bulk_units(c, f, start, first, n, src.buffer, e.span)
-            memory = _tensor(f.slots[slot], dst.buffer, e.span)
+            memory = tensor_memory(f.slots[slot], dst.buffer, e.span)
             _bulk_bounds(memory, first, n, dst.buffer, e.span)
             data = _leaving(c, f, units, t, src.buffer, site, e.span)
             if c.check:
@@ -448,11 +343,6 @@ def _prefetch(c: Any, e: Call) -> Closure:
     return lambda f: np.int32(0)
 
 
-def launch_maps(s: Launch) -> dict[str, TensorMap]:
-    """The tensor maps of a launch by name."""
-    return {m.name: m for m in tensor_maps_of(s)}
-
-
 TMA_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     "tma_load": _load, "tma_store": _store, "tma_reduce_add": _store, "tma_prefetch": _prefetch,
     "bulk_load": _bulk_load, "bulk_store": _bulk_store, "bulk_copy_cluster": _bulk_copy_cluster,
@@ -460,4 +350,4 @@ TMA_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     "fence_proxy_async": _fence, "fence_proxy_async_global": _fence,
 }  # fmt: skip
 
-__all__ = ["TMA_OPS", "box_chunks", "launch_maps"]
+__all__ = ["TMA_OPS"]

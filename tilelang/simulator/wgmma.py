@@ -82,7 +82,7 @@ class _SharedOperand:
         return shared.store.flat(self.dt)[cells]
 
 
-def _order(fragment: Any) -> np.ndarray:
+def register_order(fragment: Any) -> np.ndarray:
     """[row, column] -> thread * registers + register."""
     return fragment.owners()[0] * fragment.registers + fragment.register_table()
 
@@ -106,7 +106,7 @@ def _wgmma(c: Any, e: Call) -> Closure:
     a_regs = Registers(c, e.args[1], row.a.registers * ta.itemsize, e.span) if from_registers else None
     a_shared = None if from_registers else _SharedOperand(c, e.args[1], row.a_dtype, majors[0], 64, site, e)
     b = _SharedOperand(c, e.args[2], row.b_dtype, majors[1], n, site, e)
-    scale, orders = c.expr(e.args[3]), (_order(row.c), _order(row.a))
+    scale, orders = c.expr(e.args[3]), (register_order(row.c), register_order(row.a))
 
     def part(x: np.ndarray, order: np.ndarray, registers: int, lanes: np.ndarray) -> np.ndarray:
         first = int(lanes[0]) % GROUP
@@ -292,4 +292,4 @@ WGMMA_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     "wgmma_descriptor": _descriptor, "set_max_nreg": _set_max_nreg, "elect_one": _elect, "in_warp_groups": _in_groups,
 }  # fmt: skip
 
-__all__ = ["WGMMA_OPS"]
+__all__ = ["WGMMA_OPS", "register_order"]

@@ -24,6 +24,8 @@ _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2 = {0: 0, 64: 1, 128: 2, 256: 3}
 _FILLS = {"zero": 0, "nan": 1}
 MAP_BYTES, MAP_ALIGN, ADDRESS_ALIGN, STRIDE_ALIGN = 128, 64, 16, 16
+# What a fill of NaN writes, by bytes of an element.
+NAN_BITS = {2: 0x7FF7, 4: 0x7FF77FF7}
 # Element types of cp.reduce.async.bulk.tensor.add (a wrong pair faults at run time: no tool refuses it).
 REDUCE_ADD = ("float16", "bfloat16", "float32", "float64", "int32", "uint32", "uint64")
 
@@ -144,5 +146,5 @@ def _tensor_refusal(buffer: Buffer) -> str | None:
     return None
 
 
-__all__ = ["ADDRESS_ALIGN", "MAP_ALIGN", "MAP_BYTES", "REDUCE_ADD", "STRIDE_ALIGN", "TensorMap", "refusal",
+__all__ = ["ADDRESS_ALIGN", "MAP_ALIGN", "MAP_BYTES", "NAN_BITS", "REDUCE_ADD", "STRIDE_ALIGN", "TensorMap", "refusal",
            "tensor_maps_of"]

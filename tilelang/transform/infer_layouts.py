@@ -17,17 +17,16 @@ lowering deals its points out in turn.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.ir import Buffer, For, Func, If, Launch, Parallel, Seq, Stmt, Var, convert, rebuild, replace, with_attrs
-from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment, viewed_fragment
+from tilelang.ir import Buffer, For, Func, If, Launch, Parallel, Seq, Stmt, Var, rebuild, replace, with_attrs
+from tilelang.layout import Fragment, replicated_fragment, row_fragment, view_layout, viewed_fragment
 from tilelang.ops import Gemm
 
 from .config import PassConfigKey
 from .draw_layouts import draw_layouts
-from .layout_uses import FRAGMENT, SHARED, at_line, bits_of, seen_as
+from .layout_uses import FRAGMENT, SHARED, at_line, seen_as
 from .loop_layouts import Loop, Touch, over_loops, projected, usable, with_registers
 from .loop_shares import rereads, spread_thin
 from .pass_ import TILE, PassContext, pass_
@@ -272,7 +271,7 @@ class _Inference(StrictLayouts):
         for b in self.buffers:
             if b.scope_name in SHARED and b not in self.known.layouts:
                 root = roots[b.data]
-                self.known.settle(b, _view_of(self.known.layouts[root], root, b), f"is `{root.name}` in another shape")
+                self.known.settle(b, view_layout(self.known.layouts[root], root, b), f"is `{root.name}` in another shape")
 
     def _share_of(self, a: Access) -> Fragment | None:
         if isinstance(a.share, Buffer):
@@ -299,26 +298,6 @@ class _Inference(StrictLayouts):
             out = tuple(self._rewritten(x) for x in v)
             return v if all(a is b for a, b in zip(out, v)) else out
         return v
-
-
-def _view_of(layout: Layout, root: Buffer, b: Buffer) -> Layout:
-    """The layout of another Buffer over a shared buffer's storage: of all of it in another shape, or of elements of it that
-    strides and a first element name.  Raises layout-invalid for one that leaves the storage."""
-    total, bits = math.prod(root.shape) * bits_of(root), bits_of(b)
-    strides = b.strides
-    if b.strides_ is None and b.offset == 0 and math.prod(b.shape) * bits == total:
-        return layout.reshape(b.shape, bits_of(root), bits)
-    steps = (b.offset, *strides)
-    known = all(isinstance(n, int) for n in steps)
-    last = b.offset + sum((n - 1) * s for n, s in zip(b.shape, strides)) if known else -1
-    if not known or total % bits or not 0 <= last < total // bits or any(s < 0 for s in steps):
-        raise error("layout-invalid", f"`{b.name}` is no part of `{root.name}`",
-                    expected=f"constant strides and elements from 0 to {total // bits - 1} of `{root.name}`",
-                    found=f"shape {b.shape}, strides {tuple(strides)} from element {b.offset} on", span=b.span,
-                    hint="view the whole buffer and index it")
-    flat = layout.reshape((total // bits,), bits_of(root), bits)
-    return Layout(b.shape, lambda *at: flat.offset((convert(b.offset) + sum(i * s for i, s in zip(at, strides)),)),
-                  size=flat.size)
 
 
 __all__ = ["infer_layouts"]

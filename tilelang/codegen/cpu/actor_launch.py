@@ -15,22 +15,22 @@ from typing import Any
 from tilelang.arith import Analyzer
 from tilelang.ir import Alloc, Call, Launch, walk
 from tilelang.target.cluster import cluster_of
+from tilelang.target.tensor_map import tensor_maps_of
 
 from .actors import (
-    DEADLOCK,
-    GROUP_WORDS,
     ACTORS,
+    BARRIER_WORDS,
+    FAILURES,
+    GROUP_WORDS,
     LIVE,
     MEETINGS,
-    MEMORY,
     MISSING,
-    OVERRUN,
-    BARRIER_WORDS,
     Coroutine,
     init_barrier,
     run_group,
     word,
 )
+from .descriptors import FIRST_MISUSE, Addresses, space_of
 from .masks import masked
 from .roles import Role, Split
 from .stmts import Statements
@@ -67,6 +67,8 @@ class ActorLaunch:
         self.cluster = cluster_of(s) or (1, 1, 1)
         self.split = Split(s)
         self.scratch = 0
+        self.space, self.maps = space_of(s), {m.name: m for m in tensor_maps_of(s)}
+        self.misuses: dict[str, int] = {}  # what a program may do wrong with descriptors, and the number of each
         self.functions = [self._role(r) for r in self.split.roles]
 
     # ---- sizes of the arena -----------------------------------------------------------------------------------------
@@ -100,6 +102,7 @@ class ActorLaunch:
         body.role, body.ranges, body.coroutine = role, role.ranges, Coroutine(f)
         body.cluster = math.prod(self.cluster), len(self.split.roles)
         self.host.open_block(body, s, names, self.captured, zip(places, self.slots))
+        body.addresses, body.maps, body.misuses = Addresses(body, self.space), self.maps, self.misuses
         body.stmt(s.body)
         body.coroutine.finish()
         self.scratch = max(self.scratch, body.scratch_bytes)
@@ -195,7 +198,8 @@ class ActorLaunch:
         """The call fails where a group did."""
         f, cx = self.host.f, self.host
         got = f.let(f"load i32, ptr {failed}")
-        for code, text in ((1, DEADLOCK), (2, OVERRUN), (3, MEMORY)):
+        misused = ((FIRST_MISUSE + k, text) for text, k in self.misuses.items())
+        for code, text in (*FAILURES, *misused):
             message = f.module.string(f"kernel {cx.func.name}: {text}")
             f.branch(f.let(f"icmp eq i32 {got}, {code}"), lambda m=message: cx._fail(m))  # type: ignore[misc]
 

@@ -4,7 +4,8 @@ Each role of each block is a coroutine.  One CPU thread resumes those of a group
 in turn until all are done.  A coroutine leaves where it has to wait and looks again when it is resumed; a round in which
 nobody got on is a deadlock, which the call reports.
 
-    group state:  progress, fault, barrier of the grid (come, generation), actors, coroutines that there was no memory for
+    group state:  progress, fault (a number of FAILURES or of a misuse), barrier of the grid (come, generation), actors,
+                  coroutines that there was no memory for
     block state:  live roles, named barriers (come, generation), barrier of the cluster (in its first block), meetings of
                   the roles (come, generation)
     mbarrier:     count, pending arrivals, expected bytes, phase
@@ -31,6 +32,9 @@ DEADLOCK = "the threads of a block wait for each other for ever: check parities 
 MEMORY = "out of memory for the roles of a block"
 OVERRUN = "more threads arrive at a barrier than its count: it is the number of threads that arrive in one phase"
 
+STUCK, MANY, NO_MEMORY = 1, 2, 3
+FAILURES = ((STUCK, DEADLOCK), (MANY, OVERRUN), (NO_MEMORY, MEMORY))  # further numbers: what a program misuses (descriptors.py)
+
 _ARRIVE = """define internal void @tl_barrier_arrive(ptr %bar, i64 %n, i64 %bytes, ptr %group) {
 entry:
   %pending.p = getelementptr inbounds i64, ptr %bar, i64 1
@@ -46,7 +50,7 @@ entry:
   br i1 %over, label %bad, label %good
 bad:
   %fault.p = getelementptr inbounds i64, ptr %group, i64 1
-  store i64 1, ptr %fault.p
+  store i64 2, ptr %fault.p ; MANY
   br label %good
 good:
   %steps = load i64, ptr %group
@@ -291,7 +295,7 @@ def named_barrier(cx: Any, e: Call, come: str) -> None:
     base = f.at("%state", "i64", f.add(f.mul(number, "2"), str(NAMED)))
     need = cx.index(e.args[1])
     many = f.let(f"icmp sgt i64 {f.add(get_word(f, base, 0), come)}, {need}")
-    f.branch(many, lambda: f.do(f"store i64 1, ptr {word(f, '%group', FAULT)}"))
+    f.branch(many, lambda: f.do(f"store i64 {MANY}, ptr {word(f, '%group', FAULT)}"))
     meet(cx, base, 0, come, lambda: need, waits=e.op == "named_barrier")
 
 
@@ -324,7 +328,7 @@ def run_group(f: Fn, group: str, blocks: str, handle: Callable[[str, int], str],
     """Resume the coroutines of a group until all are done, then free them.
 
     handle(block, role): address of a coroutine's handle, null where there was no memory for it.  failed: address of an i32,
-    made 1 by a deadlock, 2 where a barrier had more arrivals than its count, 3 without memory.
+    made the number of a failure of FAILURES, or that of a misuse.
     """
     m: Module = f.module
     resume = m.declare("llvm.coro.resume", "void", "ptr")
@@ -357,13 +361,15 @@ def run_group(f: Fn, group: str, blocks: str, handle: Callable[[str, int], str],
     bad, end = f.let(f"or i1 {stuck}, {faulty}"), f.name_of("stuck")
     f.end(f"br i1 {bad}, label %{end}, label %{again}")
     f.start(end)
-    f.do(f"store i32 {f.let(f'select i1 {faulty}, i32 2, i32 1')}, ptr {failed}")
+    f.do(f"store i32 {STUCK}, ptr {failed}")
     f.br(out)
     f.start(out)
+    fault = get_word(f, group, FAULT)
+    f.branch(f.let(f"icmp ne i64 {fault}, 0"), lambda: f.do(f"store i32 {f.let(f'trunc i64 {fault} to i32')}, ptr {failed}"))
     lacking = f.let(f"icmp ne i64 {get_word(f, group, MISSING)}, 0")
-    f.branch(lacking, lambda: f.do(f"store i32 3, ptr {failed}"))
+    f.branch(lacking, lambda: f.do(f"store i32 {NO_MEMORY}, ptr {failed}"))
     each(lambda h: f.do(f"call void {destroy}(ptr {h})"))
 
 
-__all__ = ["ACTOR_EFFECTS", "Coroutine", "add_word", "barrier_at", "get_word", "init_barrier", "named_barrier", "run_group",
-           "signal", "together", "wait_until", "word"]
+__all__ = ["ACTOR_EFFECTS", "FAILURES", "FAULT", "Coroutine", "add_word", "barrier_at", "get_word", "init_barrier",
+           "named_barrier", "run_group", "signal", "together", "wait_until", "word"]

@@ -9,7 +9,9 @@ from tilelang.ir import AddressOf, Call, StringConst, as_bool, dtype
 
 from . import arithmetic
 from .actors import ACTOR_EFFECTS
+from .boxes import BOX_EFFECTS
 from .clusters import CLUSTER_EFFECTS
+from .descriptors import DESCRIPTOR_EFFECTS
 from .text import Fn
 from .types import convert, from_memory, load, memory_type, store, to_memory, unsupported, value_type
 
@@ -213,11 +215,11 @@ EFFECTS: dict[str, Callable[[Any, Call], str]] = {
     "atomic_store": _atomic_store, "printf": _printf, "ldg": _ldg,
     **{op: _ordered_already for op in ("sync_threads", "sync_warp", "fence_gpu", "fence_block", "cp_async_commit",
                                        "cp_async_wait")},
-    **ACTOR_EFFECTS, **CLUSTER_EFFECTS, "cp_async": _cp_async,
+    **ACTOR_EFFECTS, **CLUSTER_EFFECTS, **BOX_EFFECTS, **DESCRIPTOR_EFFECTS, "cp_async": _cp_async,
     "assume": lambda cx, e: "0", "thread_return": _thread_return,
 }
 
 # Effects that happen once per thread even when nothing in them depends on the thread.
 PER_THREAD = {op for op in EFFECTS if op.startswith("atomic_")} - {"atomic_load", "atomic_store"} | {
     "printf", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "cp_async_mbarrier_arrive",
-    "mbarrier_arrive_remote"}
+    "mbarrier_arrive_remote", "tma_load"}

@@ -18,10 +18,10 @@ from .text import Fn, Module
 from .types import convert, load, store, unsupported, value_type
 
 WARP = 32
-MATRIX_CALLS = ("ldmatrix", "stmatrix", "mma")
+MATRIX_CALLS = ("ldmatrix", "stmatrix", "mma", "wgmma")  # wgmma: wgmma.py
 
 
-class _Operand:
+class Operand:
     """An operand of each thread: the address of its first element, elements `step` bytes apart."""
 
     def __init__(self, cx: Any, a: Any, e: Call) -> None:
@@ -43,14 +43,18 @@ class _Operand:
 
     def at(self, base: str, offset: str) -> str:
         """Address of the byte at an offset (i64) in the elements of a thread, as if they lay side by side."""
-        f = self.f
-        if self.step == self.bytes:
-            return str(f.at(base, "i8", offset))
-        if offset.isdigit():
-            whole, part = divmod(int(offset), self.bytes)
-            return str(f.at(base, "i8", str(whole * self.step + part)))
-        whole, part = f.let(f"udiv i64 {offset}, {self.bytes}"), f.let(f"urem i64 {offset}, {self.bytes}")
-        return str(f.at(base, "i8", f.add(f.mul(whole, str(self.step)), part)))
+        return element_at(self.f, base, offset, self.bytes, self.step)
+
+
+def element_at(f: Fn, base: str, offset: str, size: int, step: int) -> str:
+    """Address of the byte at an offset (i64) in elements of `size` bytes that lie `step` bytes apart."""
+    if step == size:
+        return str(f.at(base, "i8", offset))
+    if offset.isdigit():
+        whole, part = divmod(int(offset), size)
+        return str(f.at(base, "i8", str(whole * step + part)))
+    whole_, part_ = f.let(f"udiv i64 {offset}, {size}"), f.let(f"urem i64 {offset}, {size}")
+    return str(f.at(base, "i8", f.add(f.mul(whole_, str(step)), part_)))
 
 
 def matrix_statement(cx: Any, e: Call) -> None:
@@ -58,7 +62,7 @@ def matrix_statement(cx: Any, e: Call) -> None:
     if cx.threads.count % WARP:
         raise unsupported(f"{e.op} in a block of {cx.threads.count} threads", span=e.span or cx.span,
                           hint=f"use a multiple of {WARP} threads")
-    operands = [_Operand(cx, a, e) for a in e.args]
+    operands = [Operand(cx, a, e) for a in e.args]
     body = _prepare_mma(cx, e, operands) if e.op == "mma" else _prepare_move(cx, e, operands)
     f = cx.f
     for lo, hi in cx.ranges:
@@ -73,7 +77,7 @@ def matrix_statement(cx: Any, e: Call) -> None:
 # ---- ldmatrix, stmatrix -----------------------------------------------------------------------------------------------
 
 
-def _prepare_move(cx: Any, e: Call, operands: list[_Operand]) -> Callable[[str], None]:
+def _prepare_move(cx: Any, e: Call, operands: list[Operand]) -> Callable[[str], None]:
     """8 x 8 matrices of 16-bit elements: lane 4 * r + q holds elements 2 * q and 2 * q + 1 of row r (trans: of column r);
     lanes 8 * i to 8 * i + 7 give the rows of matrix i."""
     f, num, trans = cx.f, int(e.attr("num")), bool(e.attr("trans"))
@@ -109,7 +113,7 @@ def _prepare_move(cx: Any, e: Call, operands: list[_Operand]) -> Callable[[str],
     return body
 
 
-def _scatter(f: Fn, mine: _Operand, base: str, offset: int, word: str) -> None:
+def _scatter(f: Fn, mine: Operand, base: str, offset: int, word: str) -> None:
     """Store 32 bits in the elements at a byte offset."""
     bits = 8 * mine.bytes
     for k in range(0, 4, mine.bytes):
@@ -119,7 +123,7 @@ def _scatter(f: Fn, mine: _Operand, base: str, offset: int, word: str) -> None:
         f.do(f"store i{bits} {piece}, ptr {mine.at(base, str(offset + k))}, align {mine.bytes}")
 
 
-def _gather(f: Fn, mine: _Operand, base: str, offset: int) -> str:
+def _gather(f: Fn, mine: Operand, base: str, offset: int) -> str:
     bits, out = 8 * mine.bytes, "0"
     for k in range(0, 4, mine.bytes):
         piece = f.let(f"load i{bits}, ptr {mine.at(base, str(offset + k))}, align {mine.bytes}")
@@ -132,7 +136,7 @@ def _gather(f: Fn, mine: _Operand, base: str, offset: int) -> str:
 # ---- mma --------------------------------------------------------------------------------------------------------------
 
 
-def _prepare_mma(cx: Any, e: Call, operands: list[_Operand]) -> Callable[[str], None]:
+def _prepare_mma(cx: Any, e: Call, operands: list[Operand]) -> Callable[[str], None]:
     """c += a @ b of a row of MMA_ROWS; operands in the order c, a, b."""
     row = MMA_ROWS.get(str(e.attr("row")))
     if row is None:
@@ -146,8 +150,8 @@ def _prepare_mma(cx: Any, e: Call, operands: list[_Operand]) -> Callable[[str], 
             raise unsupported(f"an operand of mma in {o.buffer.scope()} memory of type {o.buffer.dtype}",
                               span=e.span or cx.span)
     tiles = [f.alloca(f"[{size} x {ty}]", 64, "tile") for size in sizes]
-    tables = [_places(f.module, fragment) for fragment in (row.c, row.a, row.b)]
-    product = _product(f.module, m, n, k, ty)
+    tables = [places(f.module, fragment) for fragment in (row.c, row.a, row.b)]
+    product = tile_product(f.module, m, n, k, ty)
 
     def each(which: int, first: str, action: Callable[[str, str], None]) -> None:
         """action(address of the element in its lane's registers, address in the tile)."""
@@ -180,7 +184,7 @@ def _prepare_mma(cx: Any, e: Call, operands: list[_Operand]) -> Callable[[str], 
     return body
 
 
-def _places(m: Module, fragment: Any) -> str:
+def places(m: Module, fragment: Any) -> str:
     """A constant table: 256 * lane + register of each element of an operand, in row-major order."""
     owner, register = fragment.owners()[0].ravel(), fragment.register_table().ravel()
     values = ", ".join(f"i16 {256 * int(o) + int(r)}" for o, r in zip(owner, register))
@@ -190,7 +194,7 @@ def _places(m: Module, fragment: Any) -> str:
     return m.parts[key].split(" ", 1)[0]
 
 
-def _product(m: Module, rows: int, columns: int, depth: int, ty: str) -> str:
+def tile_product(m: Module, rows: int, columns: int, depth: int, ty: str) -> str:
     """c += a @ b on row-major tiles of one type: the sum of the products, then c."""
     name = f"tile_product_{rows}x{columns}x{depth}_{ty}"
     if name in m.parts:
@@ -214,4 +218,4 @@ def _product(m: Module, rows: int, columns: int, depth: int, ty: str) -> str:
     return name
 
 
-__all__ = ["MATRIX_CALLS", "matrix_statement"]
+__all__ = ["MATRIX_CALLS", "Operand", "element_at", "matrix_statement", "places", "tile_product"]

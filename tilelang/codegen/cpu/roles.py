@@ -46,6 +46,7 @@ from .lanes import BLOCK_VOTES
 from .threads import Threads, Together, check_uniform, is_private, own_work, spread
 from .types import unsupported
 
+ADDRESSES = ("wgmma", "wgmma_descriptor", "tma_load")  # their misuse ends the call as a deadlock does
 WAITS = ("mbarrier_wait", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "named_barrier", "named_barrier_arrive", "sync_grid")
 
 
@@ -63,8 +64,8 @@ class Role:
 
 
 def needs_roles(launch: Launch) -> bool:
-    """Whether parts of a block, or its blocks, wait for each other."""
-    calls = {*WAITS, *CLUSTER_CALLS, "in_warp_groups"} - {"cluster_size"}
+    """Whether parts of a block, or its blocks, wait for each other, or name shared memory by address."""
+    calls = {*WAITS, *CLUSTER_CALLS, *ADDRESSES, "in_warp_groups"} - {"cluster_size"}
     return any(isinstance(n, Call) and n.op in calls or isinstance(n, TileOp) and n.attr("dst_block") is not None
                for n in walk(launch.body))
 

@@ -43,6 +43,7 @@ from .matrices import MATRIX_CALLS, matrix_statement
 from .text import Fn, Loop, clean
 from .threads import Masked, Threads, Together
 from .types import literal, load, memory_type, store, unsupported, value_type
+from .wgmma import wgmma_statement
 
 STACK_BYTES = 4096  # larger arrays come from the worker's arena
 
@@ -55,7 +56,7 @@ def static_bytes(b: Buffer, copies: int = 1) -> int | None:
 def on_stack(b: Buffer, copies: int) -> bool:
     """Whether a block's buffer is small enough for the stack of the block function."""
     size = static_bytes(b, copies)
-    return b.scope() == "local.var" and copies == 1 or size is not None and size <= STACK_BYTES
+    return b.scope_name == "local.var" and copies == 1 or size is not None and size <= STACK_BYTES
 
 
 class Statements(Expressions):
@@ -74,6 +75,10 @@ class Statements(Expressions):
         self.ranges: tuple[tuple[int, int], ...] = ((0, threads.count),)
         self.coroutine: Any = None
         self.cluster = 1, 1  # blocks of a cluster, roles of a block
+        # What it names by address: descriptors.Addresses, tensor maps by name, texts and numbers of misuses.
+        self.addresses: Any = None
+        self.maps: dict[str, Any] = {}
+        self.misuses: dict[str, int] = {}
         self.waited: str | None = None  # how often the role has waited at the cluster's barrier
         self.scratch, self.scratch_bytes = "null", 0
         self.outside_threads()
@@ -93,7 +98,7 @@ class Statements(Expressions):
             if isinstance(s, Masked) and self._of_mask(s):
                 return
             if isinstance(s, Evaluate) and s.call.op in MATRIX_CALLS:
-                matrix_statement(self, s.call)
+                self._matrix(s.call)
                 return
             if isinstance(s, (Bind, Store, Evaluate)):
                 for e in exchanges_in(s):
@@ -111,7 +116,7 @@ class Statements(Expressions):
         body = s.body
         if isinstance(body, Evaluate) and body.call.op in MATRIX_CALLS:
             self.active = active_threads(self, s.mask)
-            matrix_statement(self, body.call)
+            self._matrix(body.call)
             self.active = None
             return True
         if met := exchanges_in(body):
@@ -132,6 +137,9 @@ class Statements(Expressions):
             f.branch(f.let(f"icmp ne i64 {n}, 0"), lambda: self._emit(body))
         self.maybe -= 1
         return True
+
+    def _matrix(self, e: Call) -> None:
+        (wgmma_statement if e.op == "wgmma" else matrix_statement)(self, e)
 
     def _together(self, s: Together) -> None:
         together(self, s.key, lambda: self.stmt(s.body))
@@ -238,7 +246,7 @@ class Statements(Expressions):
                 raise unsupported(f"an allocation of {b.name} inside a loop over threads", span=s.span)
             count = b.size * copies
             self.storage[b.data] = Storage(self.f.alloca(f"[{count} x {mt}]", 64, clean(b.name)), copies)
-        if b.scope() == "local.var":
+        if b.scope_name == "local.var":
             init = literal(0, b.dtype) if s.init is None else self.cast_value(s.init, b.dtype)
             store(self.f, b.dtype, init, self.address(b, ["0"] * len(b.shape)))
 

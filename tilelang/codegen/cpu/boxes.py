@@ -1,0 +1,99 @@
+"""T.tma_load: a box of a global tensor into shared memory by its address, complete when it is issued.
+
+    for each row of the box, for each 16 bytes of it:
+        inside the tensor: moved;  else element by element, what lies outside is filled
+    bytes counted on the barrier
+
+Source: CUDA Driver API, "Tensor Map Object Management"; simulator/boxes.py is the same in NumPy.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from tilelang.ir import AddressOf, Call
+from tilelang.target.shared_space import UNIT
+from tilelang.target.tensor_map import NAN_BITS, STRIDE_ALIGN, TensorMap
+
+from .actors import barrier_at, signal
+from .descriptors import misuse, move, shared_address
+from .types import unsupported
+
+_ALIGN = 128  # of a box in shared memory
+
+
+def _tma_load(cx: Any, e: Call) -> str:
+    """tma_load(address, barrier, coordinates innermost first), by each thread that executes it."""
+    m: TensorMap | None = cx.maps.get(e.attr("map"))
+    span = e.span or cx.span
+    if m is None or m.tf32 or e.attr("multicast"):
+        raise unsupported("a box through a map that this launch does not have, that rounds, or for several blocks", span=span)
+    bar = e.args[1]
+    if not isinstance(bar, AddressOf):
+        raise unsupported("an mbarrier that is not an element of T.alloc_barrier", span=span)
+    f, (held, at) = cx.f, shared_address(cx, e.args[0], e)
+    starts = [cx.index(c) for c in e.args[2:]]
+    size = m.buffer.dtype.bytes
+    for value, by, why in ((at, _ALIGN, f"a box of T.tma_load starts at no multiple of {_ALIGN} bytes of shared memory"),
+                           (f.mul(starts[0], str(size)), STRIDE_ALIGN,
+                            f"a box of T.tma_load starts at a column that is no multiple of {STRIDE_ALIGN} bytes")):
+        odd = f.let(f"icmp ne i64 {f.let(f'and i64 {value}, {by - 1}')}, 0")
+        f.branch(odd, lambda why=why: misuse(cx, why, span))  # type: ignore[misc]
+    record, base = cx.addresses.of(f, held)
+    ok = f.alloca("i1", hint="there")
+    f.do(f"store i1 true, ptr {ok}")
+    _rows(cx, m, starts, lambda place, source: _carry(cx, ok, record, base, place, source), at)
+    f.branch(f.let(f"load i1, ptr {ok}"), lambda: None, lambda: misuse(
+        cx, f"a box of {m.box} elements of T.tma_load leaves the shared buffer {held.buffer.name}", span))
+    signal(cx, barrier_at(cx, bar.buffer, bar.indices[0]), "0", str(-m.box_bytes))
+    return "0"
+
+
+def _carry(cx: Any, ok: str, record: str, base: str, place: str, source: str) -> None:
+    f = cx.f
+    done = f.let(f"call i1 @{move(f.module)}(ptr {record}, ptr {base}, i64 {place}, ptr {source}, i1 true)")
+    f.branch(done, lambda: None, lambda: f.do(f"store i1 false, ptr {ok}"))
+
+
+def _rows(cx: Any, m: TensorMap, starts: list[str], carry: Any, at: str) -> None:
+    """carry(address in shared memory, where its 16 bytes come from) for each piece of the box."""
+    f, b, rank = cx.f, m.buffer, m.rank
+    size, per = b.dtype.bytes, UNIT // b.dtype.bytes
+    extents = [cx.index(d) for d in m.extents()]
+    piece = f.alloca(f"[{UNIT} x i8]", 16, "piece")
+    with ExitStack() as loops:
+        row, coords, inside = "0", [""] * rank, "true"
+        for d in range(rank - 1, 0, -1):
+            i = loops.enter_context(f.loop("0", str(m.box[d]), hint="box"))
+            row = f.add(f.mul(row, str(m.box[d])), i)
+            coords[d] = f.add(starts[d], i)
+            inside = f.both(inside, f.let(f"icmp ult i64 {coords[d]}, {extents[d]}"))
+        c = loops.enter_context(f.loop("0", str(m.box[0] // per), hint="piece"))
+        coords[0] = f.add(starts[0], f.mul(c, str(per)))
+        place = f.add(f.add(at, f.mul(row, str(m.swizzle or m.box[0] * size))), f.mul(c, str(UNIT)))
+        if m.swizzle:
+            flip = f.let(f"and i64 {f.let(f'lshr i64 {place}, 7')}, {m.swizzle // UNIT - 1}")
+            place = f.let(f"xor i64 {place}, {f.let(f'shl i64 {flip}, 4')}")
+        last = f.let(f"icmp sle i64 {f.add(coords[0], str(per))}, {extents[0]}")
+        whole = f.both(f.both(inside, last), f.let(f"icmp sge i64 {coords[0]}, 0"))
+
+        def elements() -> None:
+            with f.loop("0", str(per), hint="element") as j:
+                column = f.add(coords[0], j)
+                there = f.both(inside, f.let(f"icmp ult i64 {column}, {extents[0]}"))
+                kind = f"i{8 * size}"
+                v = f.choose(there, kind, lambda: f.let(f"load {kind}, ptr {source(column)}, align 1"),
+                             lambda: "0" if m.fill == "zero" else str(NAN_BITS[size]))
+                f.do(f"store {kind} {v}, ptr {f.at(piece, kind, j)}, align 1")
+            carry(place, piece)
+
+        def source(column: str) -> str:
+            return str(cx.address(b, [*reversed(coords[1:]), column]))
+
+        f.branch(whole, lambda: carry(place, source(coords[0])), elements)
+
+
+BOX_EFFECTS = {"tma_load": _tma_load}
+
+__all__ = ["BOX_EFFECTS"]

@@ -1,0 +1,183 @@
+"""wgmma by hand: the product of a warp group, operands through descriptors or from the threads' arrays.
+
+All 128 threads of a warp group come to the statement together (matrices.py).  A function of the module multiplies for one
+group: it takes the operands as rows, multiplies in float32 or int32, and puts each element back where the row's fragment says.
+
+Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Register Fragments"; target/wgmma.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang.ir import AddressOf, Call, Expr, as_bool, dtype
+from tilelang.target.wgmma import K_STEP_BYTES, WGMMA_ROWS, WgmmaRow
+
+from .descriptors import misuse, operand
+from .matrices import Operand, element_at, places, tile_product
+from .text import Fn, Module
+from .types import convert, load, store, unsupported, value_type
+
+GROUP = 128
+
+
+class _Value:
+    """An operand that is a number of each thread: one for all where nothing tells the threads apart."""
+
+    def __init__(self, cx: Any, e: Expr) -> None:
+        self.f, self.type, self.array = cx.f, value_type(e.dtype), None
+        if not cx.threads.varies(e):
+            self.one = cx.value(e)
+            return
+        self.array = cx.f.alloca(f"[{cx.threads.count} x {self.type}]", 64, "each")
+        cx.over_threads(lambda: cx.f.do(f"store {self.type} {cx.value(e)}, ptr {self.of(str(cx.tid))}"))
+
+    def of(self, thread: str) -> str:
+        return str(self.f.at(self.array, self.type, thread))
+
+    def at(self, first: str) -> str:
+        """That of the group that begins at a thread."""
+        return self.one if self.array is None else str(self.f.let(f"load {self.type}, ptr {self.of(first)}"))
+
+    def differs(self, first: str, flag: str) -> None:
+        """Set a flag where the threads of the group do not have the same."""
+        f = self.f
+        if self.array is None:
+            return
+        want = self.at(first)
+        with f.loop("0", str(GROUP), hint="mate") as i:
+            got = f.let(f"load {self.type}, ptr {self.of(f.add(first, i))}")
+            f.branch(f.let(f"icmp ne {self.type} {got}, {want}"), lambda: f.do(f"store i1 true, ptr {flag}"))
+
+
+def wgmma_statement(cx: Any, e: Call) -> None:
+    """Emit the statement for all warp groups that execute it."""
+    row = WGMMA_ROWS.get(str(e.attr("row")))
+    majors = str(e.attr("a_major", "k")), str(e.attr("b_major", "k"))
+    if row is None or any(m not in row.majors for m in majors):
+        raise unsupported(f"the matrix instruction {e.attr('row')} of operands {majors}", span=e.span or cx.span)
+    if cx.active is None and any(n % GROUP for r in cx.ranges for n in r):
+        raise unsupported(f"a wgmma of {cx.threads.count} threads", span=e.span or cx.span,
+                          hint="whole warp groups of 128 threads execute it")
+    f, from_registers = cx.f, isinstance(e.args[1], AddressOf)
+    c = _registers(cx, e, 0, row.c_dtype)
+    a: Any = _registers(cx, e, 1, row.a_dtype) if from_registers else _Value(cx, e.args[1])
+    b, keep = _Value(cx, e.args[2]), _Value(cx, as_bool(e.args[3]))
+    name = _group_product(f.module, row, majors, c, a if from_registers else None)
+    flag = f.alloca("i1", hint="differs")
+
+    def group(first: str) -> None:
+        f.do(f"store i1 false, ptr {flag}")
+        for x in (b, keep) if from_registers else (a, b, keep):
+            x.differs(first, flag)
+        same = f.let(f"load i1, ptr {flag}")
+        f.branch(same, lambda: misuse(cx, "the threads of a warp group execute a wgmma with different descriptors",
+                                      e.span or cx.span), lambda: product(first))
+
+    def product(first: str) -> None:
+        given = f"ptr {f.at(a.array, 'ptr', first)}" if from_registers else f"i64 {a.at(first)}"
+        args = [f"ptr {f.at(c.array, 'ptr', first)}", given, f"i64 {b.at(first)}", f"i1 {keep.at(first)}"]
+        args += [f"ptr {cx.addresses.table}", f"i64 {cx.addresses.count}", f"ptr {cx.addresses.bases}"]
+        ok = f.let(f"call i1 @{name}({', '.join(args)})")
+        f.branch(ok, lambda: None, lambda: misuse(
+            cx, "an operand of a wgmma lies outside the shared buffer that its descriptor names: check its address, its "
+            "strides and what moves it", e.span or cx.span))
+
+    for lo, hi in cx.ranges:
+        with f.loop(str(lo), str(hi), GROUP, hint="warp_group") as first:
+            if cx.active is None:
+                group(first)
+            else:
+                _where_active(cx, first, hi, e, group)
+
+
+def _registers(cx: Any, e: Call, k: int, dt: dtype) -> Operand:
+    """An operand in arrays of the threads."""
+    out = Operand(cx, e.args[k], e)
+    if not out.private or out.bytes % dt.bytes:
+        raise unsupported(f"an operand of wgmma in {out.buffer.scope()} memory of type {out.buffer.dtype}",
+                          span=e.span or cx.span)
+    return out
+
+
+def _where_active(cx: Any, first: str, end: int, e: Call, group: Callable[[str], None]) -> None:
+    """Under a mask: none or all of the group's threads."""
+    f, count = cx.f, cx.f.alloca("i64", hint="members")
+    f.do(f"store i64 0, ptr {count}")
+    with f.loop(first, f.smin(f.add(first, str(GROUP)), str(end)), hint="member") as t:
+        one = f.let(f"zext i1 {load(f, dtype('bool'), f.at(cx.active, 'i8', t))} to i64")
+        f.do(f"store i64 {f.add(f.let(f'load i64, ptr {count}'), one)}, ptr {count}")
+    n = f.let(f"load i64, ptr {count}")
+    f.branch(f.let(f"icmp eq i64 {n}, {GROUP}"), lambda: group(first), lambda: f.branch(
+        f.let(f"icmp ne i64 {n}, 0"), lambda: misuse(cx, "a wgmma is executed by a part of a warp group", e.span or cx.span)))
+
+
+def _group_product(m: Module, row: WgmmaRow, majors: tuple[str, str], c: Operand, a: Operand | None) -> str:
+    """i1 (registers of c, those of a or its descriptor, descriptor of b, keep c, table, records, storage): the product of one
+    group; false where a descriptor's operand is not there."""
+    kind = "_".join(["ss", *majors] if a is None else ["rs", majors[1]])
+    sizes = "_".join(f"{o.bytes}x{o.step}" for o in (c, a) if o is not None)
+    name = f"tl_{row.name.replace('.', '_')}_{kind}_{sizes}"
+    if name in m.parts:
+        return name
+    f = Fn(m, name, "i1", [("ptr", "c", ""), ("i64" if a is None else "ptr", "a", ""), ("i64", "b", ""), ("i1", "keep", ""),
+                           ("ptr", "table", ""), ("i64", "n", ""), ("ptr", "bases", "")], attrs="nounwind noinline")
+    _, n, k = row.shape
+    work = dtype("int32" if row.c_dtype.is_int else "float32")
+    ty = value_type(work)
+    tile_c, tile_a, tile_b = (f.alloca(f"[{s} x {ty}]", 64, "tile") for s in (64 * n, 64 * k, k * n))
+
+    def widened(dt: dtype, address: str) -> str:
+        v = convert(f, load(f, dt, address), dt, work)
+        if dt.base != "tfloat32":
+            return v
+        bits = f.let(f"bitcast float {v} to i32")
+        return f.let(f"bitcast i32 {f.let(f'and i32 {bits}, -8192')} to float")  # the hardware ignores the low 13 bits
+
+    def registers(fragment: Any, size: int, of: str, o: Operand, dt: dtype, action: Callable[[str, str], None]) -> None:
+        """action(address in its thread's array, number) of each element of an operand."""
+        table = places(m, fragment)
+        with f.loop("0", str(size), hint="element") as i:
+            packed = f.let(f"load i16, ptr {f.at(table, 'i16', i)}")
+            place = f.let(f"zext i16 {packed} to i64")
+            thread = f.let(f"lshr i64 {place}, 8")
+            base = f.let(f"load ptr, ptr {f.at(of, 'ptr', thread)}")
+            at = f.mul(f.let(f"and i64 {place}, 255"), str(dt.bytes))
+            action(element_at(f, base, at, o.bytes, o.step), i)
+
+    def put(tile: str, i: str, v: str) -> None:
+        f.do(f"store {ty} {v}, ptr {f.at(tile, ty, i)}")
+
+    def take(major: str, descriptor: str, extent: int, dt: dtype, tile: str, turned: bool) -> None:
+        """An operand that a descriptor names, into a tile of rows along K (turned: of rows along the extent)."""
+        raw = f.alloca(f"[{extent * K_STEP_BYTES} x i8]", 64, "raw")
+        ok = f.let(f"call i1 @{operand(m, major)}(ptr %table, i64 %n, ptr %bases, i64 {descriptor}, i64 {extent}, ptr {raw})")
+        f.branch(ok, lambda: None, lambda: f.end("ret i1 false"))
+        with f.loop("0", str(extent), hint="line") as i, f.loop("0", str(k), hint="k") as j:
+            v = widened(dt, f.at(raw, "i8", f.mul(f.add(f.mul(i, str(k)), j), str(dt.bytes))))
+            put(tile, f.add(f.mul(j, str(extent)), i) if turned else f.add(f.mul(i, str(k)), j), v)
+
+    take(majors[1], "%b", n, row.b_dtype, tile_b, True)
+    if a is None:
+        take(majors[0], "%a", 64, row.a_dtype, tile_a, False)
+    else:
+        registers(row.a, 64 * k, "%a", a, row.a_dtype, lambda at, i: put(tile_a, i, widened(row.a_dtype, at)))
+
+    def old(at: str, i: str) -> None:
+        put(tile_c, i, convert(f, load(f, row.c_dtype, at), row.c_dtype, work))
+
+    def none() -> None:
+        with f.loop("0", str(64 * n), hint="element") as i:
+            put(tile_c, i, "0" if row.c_dtype.is_int else "0.0")
+
+    f.branch("%keep", lambda: registers(row.c, 64 * n, "%c", c, row.c_dtype, old), none)
+    f.do(f"call void @{tile_product(m, 64, n, k, ty)}(ptr {tile_a}, ptr {tile_b}, ptr {tile_c})")
+    registers(row.c, 64 * n, "%c", c, row.c_dtype, lambda at, i: store(
+        f, row.c_dtype, convert(f, f.let(f"load {ty}, ptr {f.at(tile_c, ty, i)}"), work, row.c_dtype), at))
+    f.end("ret i1 true")
+    f.finish()
+    return name
+
+
+__all__ = ["wgmma_statement"]

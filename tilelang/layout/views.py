@@ -1,0 +1,38 @@
+"""Layouts of Buffers that name the storage of another one: T.view, T.reshape, T.decl_buffer with strides."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tilelang.errors import error
+from tilelang.ir import Buffer, convert
+
+from .layout import Layout
+
+
+def view_layout(layout: Layout, root: Buffer, b: Buffer) -> Layout:
+    """The layout of another Buffer over a shared buffer's storage: of all of it in another shape, or of elements of it that
+    strides and a first element name.  Raises layout-invalid for one that leaves the storage."""
+    bits_root, bits = (x.dtype.bits * x.dtype.lanes for x in (root, b))
+    total = math.prod(root.shape) * bits_root
+    strides = b.strides
+    if b.strides_ is None and b.offset == 0 and math.prod(b.shape) * bits == total:
+        return layout.reshape(b.shape, bits_root, bits)
+    steps = (b.offset, *strides)
+    known = all(isinstance(n, int) for n in steps)
+    last = b.offset + sum((n - 1) * s for n, s in zip(b.shape, strides)) if known else -1
+    if not known or total % bits or not 0 <= last < total // bits or any(s < 0 for s in steps):
+        raise error("layout-invalid", f"`{b.name}` is no part of `{root.name}`",
+                    expected=f"constant strides and elements from 0 to {total // bits - 1} of `{root.name}`",
+                    found=f"shape {b.shape}, strides {tuple(strides)} from element {b.offset} on", span=b.span,
+                    hint="view the whole buffer and index it")
+    flat = layout.reshape((total // bits,), bits_root, bits)
+
+    def fn(*at: Any) -> Any:
+        return flat.offset((convert(b.offset) + sum(i * s for i, s in zip(at, strides)),))
+
+    return Layout(b.shape, fn, size=flat.size)
+
+
+__all__ = ["view_layout"]

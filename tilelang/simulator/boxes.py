@@ -1,0 +1,139 @@
+"""Boxes of tensor maps at run time: where they lie in the tensor and in shared memory.  Both simulators use it.
+
+A box lies in shared memory row after row, the innermost dimension first; under a swizzle of W bytes rows have a pitch
+of W and bits 4.. of the address are xored with bits 7...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Call, Launch, numpy_dtype
+from tilelang.target.tensor_map import NAN_BITS, STRIDE_ALIGN, TensorMap, tensor_maps_of
+
+from .faults import fault
+from .lane_ops import spread
+from .lanes import LaneFrame, is_address
+from .memory import Storage, geometry, strided
+
+
+UNIT = 16
+
+
+def box_chunks(start: int, rows: int, row_bytes: int, swizzle: int) -> np.ndarray:
+    """Numbers of the 16-byte units of shared memory that a box at byte `start` covers, shape (rows, row_bytes / 16)."""
+    at = start + np.arange(rows)[:, None] * (swizzle or row_bytes) + np.arange(0, row_bytes, UNIT)
+    if swizzle:
+        at = at ^ ((at >> 7 & swizzle // UNIT - 1) << 4)
+    return at // UNIT
+
+
+def tensor_memory(held: Any, b: Any, span: Any) -> Any:
+    """The memory of a tensor that TMA reads or writes."""
+    if is_address(held):
+        raise fault("sim-address", f"TMA of {b.name}, which is made of the null pointer or of an address that only the kernel "
+                    "knows", expected="a tensor that the host can describe to TMA", found=f"`{b.name}` at an address",
+                    span=span, hint="pass the tensor, or a pointer to a tensor whose shape the parameters give")
+    return held
+
+
+class TensorBox:
+    """A tensor map at run time."""
+
+    def __init__(self, c: Any, m: TensorMap, span: Any) -> None:
+        m.check()
+        self.map, self.span = m, span
+        self.dt = numpy_dtype(m.buffer.dtype)
+        self.slot, self.geometry = c.slot(m.buffer.data), geometry(c, m.buffer)
+        self.box = tuple(reversed(m.box))  # outermost first
+        self.row_bytes = m.box[0] * self.dt.itemsize
+        self.rows = int(np.prod(self.box[:-1]))
+        self.granule = c.granules[id(m.buffer.data)]
+
+    def window(self, f: LaneFrame, start: tuple[int, ...]) -> tuple[Any, np.ndarray, tuple[slice, ...], np.ndarray]:
+        """(the memory, its part inside the box, where that lies in the box, granules of that part).
+
+        start: coordinates, outermost first.  The memory is what the tensor's slot holds: a Storage, or what has one.
+        """
+        memory = tensor_memory(f.slots[self.slot], self.map.buffer, self.span)
+        store = memory if isinstance(memory, Storage) else memory.store
+        shape, strides, offset = self.geometry(f)
+        item = self.dt.itemsize
+        if strides[-1] != 1 or any(s * item % UNIT for s in strides[:-1]) or offset * item % UNIT:
+            raise fault("sim-tma", f"{self.map.buffer.name}: strides {strides} from element {offset} do not suit a "
+                        "tensor map",
+                        expected="a stride of 1 element and others of multiples of 16 bytes",
+                        found=f"strides {strides} from element {offset}",
+                        span=self.span, hint="the innermost stride is 1 element, others are multiples of "
+                        "16 bytes")
+        low = [min(max(s, 0), n) for s, n in zip(start, shape)]
+        high = [min(max(s + b, lo), n) for s, b, n, lo in zip(start, self.box, shape, low)]
+        tensor = strided(store.flat(self.dt), offset, shape, strides)
+        inside = tensor[tuple(slice(lo, hi) for lo, hi in zip(low, high))]
+        place = tuple(slice(lo - s, hi - s) for lo, hi, s in zip(low, high, start))
+        at = np.zeros((), np.int64) + offset
+        for lo, hi, s in zip(low, high, strides):
+            at = at[..., None] + np.arange(lo, hi) * s
+        k = item // self.granule
+        g = at.reshape(-1) if k == 1 else (at.reshape(-1, 1) * k + np.arange(k)).reshape(-1)
+        return memory, inside, place, g
+
+    def units(self, start: int, first: int, end: int, b: Any, align: int, span: Any) -> np.ndarray:
+        """16-byte units of a box at byte `start` of b, which lies from `first` to `end`.  Raises sim-tma, sim-out-of-bounds."""
+        if start % align:
+            raise fault("sim-tma", f"a box in {b.name} starts at byte {start} of shared memory, not a multiple of {align}",
+                        expected=f"a multiple of {align} bytes", found=f"byte {start}",
+                        span=span, hint="align buffers that TMA fills: 1024 bytes under a 128-byte swizzle")
+        units = box_chunks(start, self.rows, self.row_bytes, self.map.swizzle)
+        if units.max() >= end // UNIT or units.min() < first // UNIT:
+            raise fault("sim-out-of-bounds", f"a box of {self.map.box} elements at byte {start - first} of {b.name} "
+                        f"leaves it: it has {end - first} bytes",
+                        expected=f"a box inside {b.name}", found=f"a box of {self.map.box} at byte {start - first}", span=span)
+        return units
+
+    def fill(self) -> np.ndarray:
+        """A box of what lies outside the tensor."""
+        if self.map.fill == "zero":
+            return np.zeros(self.box, self.dt)
+        bits = np.full(self.box, NAN_BITS[self.dt.itemsize], np.dtype(f"u{self.dt.itemsize}"))
+        return bits.view(self.dt)
+
+
+def box_of(c: Any, e: Call) -> TensorBox:
+    """The box of a call (attr `map`).  Raises sim-tma for a map that its launch does not have."""
+    name = e.attr("map")
+    if name not in c.maps:
+        raise fault("sim-tma", f"no tensor map is called {name}: this launch has {', '.join(c.maps) or 'none'}",
+                    expected=f"one of {', '.join(c.maps) or 'none'}", found=str(name),
+                    span=e.span)
+    return TensorBox(c, c.maps[name], e.span)
+
+
+def coordinates(c: Any, e: Call, m: TensorBox, args: tuple[Any, ...]) -> Callable[[LaneFrame, int], tuple[int, ...]]:
+    """f(frame, thread) -> coordinates, outermost first."""
+    if len(args) != len(m.map.box):
+        raise fault("sim-tma", f"{e.op}: {len(args)} coordinates for a map of {len(m.map.box)} dimensions",
+                    expected=f"{len(m.map.box)} coordinates", found=str(len(args)), span=e.span)
+    fns = [c.expr(a) for a in args]
+    bits = m.map.buffer.dtype.bits
+
+    def at(f: LaneFrame, t: int) -> tuple[int, ...]:
+        out = tuple(int(spread(fn(f), f.lanes)[t]) for fn in reversed(fns))
+        if out[-1] * bits % (STRIDE_ALIGN * 8):  # seen on an H200: "illegal instruction", for loads and stores
+            raise fault("sim-tma", f"{e.op} of {m.map.buffer.name} at column {out[-1]}: boxes start at multiples of "
+                        f"{STRIDE_ALIGN} bytes",
+                        expected=f"a column at a multiple of {STRIDE_ALIGN} bytes", found=f"column {out[-1]}", span=e.span)
+        return out
+
+    return at
+
+
+def launch_maps(s: Launch) -> dict[str, TensorMap]:
+    """The tensor maps of a launch by name."""
+    return {m.name: m for m in tensor_maps_of(s)}
+
+
+__all__ = ["UNIT", "TensorBox", "box_chunks", "box_of", "coordinates", "launch_maps", "tensor_memory"]

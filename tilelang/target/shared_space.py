@@ -1,0 +1,165 @@
+"""Shared memory as matrix descriptors and TMA boxes name it, for executions that keep tiles row by row.
+
+A descriptor is a number that names bytes of shared memory.  Where there is none (tile meaning, CPU), the buffers that a
+launch names by address have addresses all the same: each starts at a multiple of 1024 bytes, where every swizzle begins
+anew, and its bytes lie as the program says (T.annotate_layout, else row by row).  What is stored there is the tile row by
+row; `Placed.inverse` leads from one to the other.  The first addresses belong to nobody, so that a descriptor that was never
+initialised names nothing.
+
+    address -> Placed, byte of the laid out tile -> unit table -> byte of the tile row by row
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import AddressOf, Alloc, Buffer, Call, Expr, Launch, Var, binary, cast, const, convert, walk
+from tilelang.layout import Layout, view_layout
+
+START = 1024  # first address, and what every buffer's is a multiple of
+LIMIT = 1 << 18  # addresses that the 14 bits of a descriptor can name
+UNIT = 16  # bytes that swizzles and TMA keep together
+NAMING = ("wgmma_descriptor", "tma_load")  # calls whose first operand is an address
+
+Refuse = Callable[[str, Any], Exception]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A shared buffer with an address.
+
+    buffer: as it is allocated.  start: its address in bytes.  nbytes: of the tile as it is laid out.  layout: None where
+    that is row by row.
+    """
+
+    buffer: Buffer
+    start: int
+    nbytes: int
+    layout: Layout | None
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return int(self.buffer.dtype.bytes)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.nbytes
+
+    @cached_property
+    def inverse(self) -> tuple[int, np.ndarray]:
+        """(bytes of a unit, int64[units]: where each unit of the laid out tile stands in the tile row by row).
+
+        -1: no element lies there.  Units are 16 bytes, or fewer where a layout parts these.
+        """
+        if self.layout is None:
+            return UNIT, np.arange(-(-self.nbytes // UNIT))
+        back = np.full(self.layout.size, -1, np.int64)
+        back[self.layout.table().ravel()] = np.arange(math.prod(self.layout.shape))
+        item = self.item
+        if item > UNIT:
+            k = item // UNIT
+            more = back[:, None] * k + np.arange(k)
+            return UNIT, np.where(back[:, None] < 0, -1, more).ravel()
+        for k in (n for n in (16, 8, 4, 2) if n * item <= UNIT and len(back) % n == 0):
+            rows = back.reshape(-1, k)
+            first = rows[:, :1]
+            if ((first < 0) & (rows < 0) | (first >= 0) & (first % k == 0) & (rows == first + np.arange(k))).all():
+                return k * item, np.where(first < 0, -1, first // k).ravel()
+        return item, back
+
+    @cached_property
+    def turn(self) -> tuple[int, int, np.ndarray]:
+        """(bytes of a unit, units after which the table repeats, moved on by as many, its part up to there)."""
+        unit, table = self.inverse
+        n = len(table)
+        for p in (d for d in range(1, n) if n % d == 0):
+            if (table[:p] >= 0).all() and (table[p:] == table[:-p] + p).all():
+                return unit, p, table[:p]
+        return unit, n, table
+
+    def rows(self, offsets: np.ndarray) -> np.ndarray:
+        """Bytes of the tile row by row that lie at bytes of the laid out tile; -1 for those of no element."""
+        if self.layout is None:
+            return offsets
+        unit, table = self.inverse
+        at = table[offsets // unit]
+        return np.where(at < 0, -1, at * unit + offsets % unit)
+
+    def address(self, b: Buffer, indices: tuple[Expr, ...]) -> Expr:
+        """The address of an element of b, a Buffer on this one's storage."""
+        size = int(b.dtype.bytes)
+        if self.layout is None:
+            element = convert(b.offset)
+            for i, s in zip(indices, b.strides):
+                element = element + cast(convert(i), "int64") * convert(s)
+        else:
+            layout = self.layout if b is self.buffer else view_layout(self.layout, self.buffer, b)
+            element = convert(layout.offset(indices))
+        return binary("add", binary("mul", cast(element, "int64"), const(size, "int64")), const(self.start, "int64"))
+
+
+@dataclass(frozen=True)
+class SharedSpace:
+    """The buffers of a launch that have addresses, in order."""
+
+    placed: tuple[Placed, ...]
+
+    def of(self, data: Var) -> Placed:
+        """That of a storage."""
+        return next(p for p in self.placed if p.buffer.data is data)
+
+    def holding(self, address: int) -> Placed | None:
+        """The buffer that an address lies in."""
+        return next((p for p in self.placed if p.start <= address < p.end), None)
+
+
+def named_storage(launch: Launch) -> dict[Var, Call]:
+    """Shared storage that a launch names by address, and a call that does."""
+    out: dict[Var, Call] = {}
+    for n in walk(launch.body):
+        if isinstance(n, Call) and n.op in NAMING and n.args and isinstance(n.args[0], AddressOf):
+            out.setdefault(n.args[0].buffer.data, n)
+    return out
+
+
+def shared_space(launch: Launch, refuse: Refuse) -> SharedSpace:
+    """Addresses for the shared buffers of a launch that descriptors and boxes name.
+
+    Raises refuse(why, span) for a buffer of run-time size, for a layout given to a view alone, and where they are too much.
+    """
+    named = named_storage(launch)
+    made = {n.buffer.data: n.buffer for n in walk(launch.body) if isinstance(n, Alloc)} if named else {}
+    layouts = [(b, x) for b, x in launch.attr("layouts") or () if b.data in named]
+    at, out = START, []
+    for data, where in named.items():
+        b = made.get(data)
+        if b is None or b.scope_name not in ("shared", "shared.dyn") or not b.is_static:
+            name = where.args[0].buffer.name  # type: ignore[attr-defined]
+            raise refuse(f"the address of `{name}`, which is no shared buffer of constant shape of this kernel", where.span)
+        given = next((x for v, x in layouts if v is b), None)
+        if given is None and any(v.data is data for v, _ in layouts):
+            raise refuse(f"a layout of a view of `{b.name}`: annotate the buffer that was allocated", where.span)
+        if given is not None and tuple(given.shape) != tuple(b.shape):
+            given = _versions(given, b)
+        nbytes = (b.size if given is None else given.size) * b.dtype.bytes
+        out.append(Placed(b, at, nbytes, given))
+        at = -(-(at + nbytes) // START) * START
+    if at > LIMIT:
+        raise refuse(f"{at - START} bytes of shared memory named by descriptors: their addresses end at {LIMIT}",
+                     next(iter(named.values())).span)
+    return SharedSpace(tuple(out))
+
+
+def _versions(layout: Layout, b: Buffer) -> Layout:
+    """The layout of a buffer whose leading dimension counts versions, of the layout of one (plan_pipelines)."""
+    return Layout(b.shape, lambda v, *at: v * layout.size + layout.offset(at), size=b.shape[0] * layout.size)
+
+
+__all__ = ["NAMING", "Placed", "SharedSpace", "named_storage", "shared_space"]
