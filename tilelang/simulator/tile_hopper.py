@@ -17,6 +17,7 @@ import numpy as np
 from tilelang.ir import AddressOf, Call, Launch, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.shared_space import Placed, SharedSpace, shared_space
+from tilelang.target.warp_groups import GROUP
 from tilelang.target.wgmma import WGMMA_ROWS, decode_descriptor, encode_descriptor, operand_addresses
 
 from .boxes import UNIT, box_of, coordinates
@@ -27,7 +28,6 @@ from .memory import geometry, linear_index, out_of_bounds
 from .tile_roles import TileBarrier
 from .wgmma import register_order
 
-GROUP = 128
 _BOX_ALIGN = 128  # of a box in shared memory
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import AddressOf, Call, Expr, as_bool, dtype
+from tilelang.target.warp_groups import GROUP
 from tilelang.target.wgmma import K_STEP_BYTES, WGMMA_ROWS, WgmmaRow
 
 from .descriptors import misuse, operand
@@ -19,7 +20,6 @@ from .matrices import Operand, element_at, places, tile_product
 from .text import Fn, Module
 from .types import convert, load, store, unsupported, value_type
 
-GROUP = 128
 
 
 class _Value:
