@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tilelang.runtime import cuda_driver, nvrtc, sass
-from tilelang.runtime.nvrtc import NvrtcCandidate, choose_nvrtc, compile_cubin, parse_resources
+from tilelang.runtime.nvrtc import (INVALID_OPTION, NO_CACHE, NvrtcCandidate, choose_nvrtc, compile_cubin, compile_ptx,
+                                    parse_resources)
 
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 PLAIN = """extern "C" __global__ void __launch_bounds__(128) twice(float* a, int n) {
@@ -127,3 +128,30 @@ def test_what_the_compiler_cache_does_not_say_is_asked_again(monkeypatch):
     monkeypatch.setattr(nvrtc, "choose_nvrtc", lambda *a: Fake())
     got = compile_cubin("", "sm_90a")
     assert got.registers == 42 and got.bytes == b"\x7fELF again"
+
+
+@pytest.mark.parametrize("knows", (True, False))
+def test_the_drivers_cache_is_never_asked(monkeypatch, knows):
+    """To ask it, NVRTC initialises the driver, which takes as long as compiling a product of tiles."""
+    seen = []
+
+    class Fake:
+        includes = ()
+        version = (13, 0) if knows else (12, 0)
+
+        def compile(self, source, flags, what="CUBIN"):
+            seen.append((source, NO_CACHE in flags, what))
+            known = knows or NO_CACHE not in flags
+            return (0, "", b"made") if known else (INVALID_OPTION, "unrecognized option", b"")
+
+    monkeypatch.setattr(nvrtc, "choose_nvrtc", lambda *a: Fake())
+    nvrtc.warm.__wrapped__("sm_90a")
+    assert compile_cubin("k", "sm_80").bytes == b"made" and compile_ptx("k", "sm_80") == "made"
+    wanted = [("", "CUBIN"), ("k", "CUBIN"), ("k", "PTX")]
+    assert [s for s in seen if s[1]] == [(source, True, what) for source, what in wanted]
+    assert [s for s in seen if not s[1]] == ([] if knows else [(source, False, what) for source, what in wanted])
+
+
+@needs_nvrtc
+def test_a_user_may_ask_for_no_cache_too():
+    assert compile_cubin(PLAIN, "sm_80", ["--no-cache"]).registers

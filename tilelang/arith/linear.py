@@ -8,9 +8,9 @@ not known (None) counts as inside: index variables are taken not to overflow the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tilelang.ir import Binary, Const, Expr, Var, dtype, int_range
+from tilelang.ir.record import record
 
 Bounds = tuple[int | None, int | None]
 
@@ -49,7 +49,7 @@ class Linear:
         return not self.terms
 
 
-@dataclass(frozen=True)
+@record
 class AffineForm:
     """expr = sum(coefficient * atom) + const.  Atoms are Vars, or quotients, remainders and other opaque values."""
 

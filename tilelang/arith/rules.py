@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import BOOL, FALSE, TRUE, Binary, Const, Expr, Select, Unary
+from tilelang.ir.record import record
 
 
-@dataclass(frozen=True)
+@record
 class Wild:
     """A hole of a pattern, by name.  const: matches literals only."""
 
@@ -25,7 +25,7 @@ class Wild:
     const: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class Rule:
     """pattern -> replacement when(matched) holds.  line: where the rule is written, for reports."""
 

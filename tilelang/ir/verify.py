@@ -16,13 +16,13 @@ Added by a phase (and kept by all later ones)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from .buffer import Buffer, Region
 from .expr import (COMPARISONS, LOGICAL, AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, StringConst,
                    Unary, Var)
 from .nodes import Node
+from .record import record
 from .span import Span
 from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
                    TileOp, While)
@@ -33,7 +33,7 @@ LOOP_KINDS = ("serial", "unroll", "vectorized", "pipelined")
 THREAD_TAGS = tuple(f"{k}Idx.{d}" for k in ("block", "thread") for d in "xyz")
 
 
-@dataclass(frozen=True)
+@record
 class Finding:
     """One broken invariant.  rule: its name above.  span: the user's place, or None."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tilelang.ir import Func
+from tilelang.ir.record import record
 from tilelang.runtime.cache import Entry
 from tilelang.target import Target
 
@@ -21,7 +22,7 @@ def program_of(x: Any) -> Func | None:
 KERNEL_SEPARATOR = "\n\n// ---- next kernel ----\n\n"  # between the sources of a program's device kernels
 
 
-@dataclass(frozen=True)
+@record
 class Request:
     """One compilation.  backend: execution backend, resolved.  config: normalised pass configs.  flags: device compiler
     options."""
@@ -45,7 +46,7 @@ def kept_apart(request: Request) -> tuple[tuple[tuple[str, str], ...], dict[str,
     return pairs, made_of_pointers(request.func) if pairs else {}
 
 
-@dataclass(frozen=True)
+@record
 class Artifact:
     """kind: "cpu" or "cuda".  files: binaries by name.  meta: JSON facts (kernels, resources, reports).
     lowered: the program an interpreter runs, for kind "interpreted" (never stored)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,18 +15,21 @@ from threading import Thread
 from typing import Any
 
 from tilelang.env import env
-from tilelang.errors import error, register
+from tilelang.errors import TileLangError, brought, error, register
 from tilelang.ir import EMPTY, Evaluate, Func, Launch, rewrite, stmts_of, walk
-from tilelang.runtime.host_engine import compile_object
+from tilelang.runtime.cpus import usable_cpus
+from tilelang.runtime.host_engine import compile_object, ffi_state
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CpuLauncher, CudaLauncher
 from tilelang.runtime.signature import Signature, host_assumptions, signature_of
 from tilelang.target.cluster import cluster_size
 from tilelang.target import Target
+from tilelang.target.probe import load_libcuda
 from tilelang.timeline import phase
 from tilelang.transform.observe import announce_code
 
 from .artifact import KERNEL_SEPARATOR, Artifact, Request, kept_apart
+from .collecting import rarely_collected
 from .diagnostics import jit_phase
 from .hooks import apply_hook, has_hook
 from .kernel import needed_symbols
@@ -58,14 +62,14 @@ def build(request: Request) -> Artifact:
         make = build_interpreted
     else:
         make = build_cuda if request.target.is_cuda else build_cpu
-    with jit_phase("build", request.func.name):
+    with jit_phase("build", request.func.name), rarely_collected():
         return make(request, sig)
 
 
-def device_source(request: Request, early: Callable[[list[str]], None] | None = None) -> tuple[Any, list[str], Stopwatch]:
+def device_source(request: Request, early: Callable[[Any, list[str]], None] | None = None) -> tuple[Any, list[str], Stopwatch]:
     """(lowered program, CUDA source per kernel, times).
 
-    early: called with sources before the synchronisation of their program is verified, again for each schedule tried.
+    early: called with a program and its sources before its synchronisation is verified, again for each schedule tried.
     Sources that a user's hook edits are not given early.
     """
     from tilelang.codegen.cuda import print_kernel
@@ -94,7 +98,7 @@ def device_source(request: Request, early: Callable[[list[str]], None] | None = 
             return
         watch.lap("print")
         if early is not None:
-            early(given)
+            early(p, given)
 
     with jit_phase("lower", request.func.name):
         program = lower(request.func, request.target, config, early=None if has_hook("cuda") else announce)
@@ -126,36 +130,80 @@ def nvrtc_options(request: Request) -> list[str]:
     return [*out, *request.flags]
 
 
+def host_part(request: Request, sig: Signature, program: Any) -> tuple[str, bytes]:
+    """(LLVM IR, object) of the host part of a lowered program."""
+    with phase("host part"):
+        text = host_text(request, sig, CudaLauncher(program.host, program.kernels, request.target.max_shared_bytes))
+        return text, compile_object(text)
+
+
+class _Started:
+    """What is made of a program while its synchronisation is verified: cubins, and where there are cores for it the host
+    part.  Nothing made of a refused program is kept."""
+
+    def __init__(self, program: Any, sources: list[str], cubins: Callable[[list[str]], list[Any]],
+                 host: Callable[[Any], tuple[str, bytes]], pool: ThreadPoolExecutor) -> None:
+        self.sources, self.make_host = list(sources), host
+        self.cubins = pool.submit(cubins, self.sources)
+        self.host = pool.submit(host, program) if usable_cpus() > 2 else None
+
+    def cancel(self) -> None:
+        """What has not begun need not."""
+        for work in (self.cubins, self.host):
+            if work is not None:
+                work.cancel()
+
+    def host_of(self, program: Any) -> tuple[str, bytes]:
+        """Of this program, whose verdict is known by now."""
+        if self.host is None:
+            return self.make_host(program)
+        try:
+            return self.host.result()
+        except TileLangError as e:
+            raise brought(e) from None
+
+
+def _load_what_calls_need() -> None:
+    """Where torch is loaded the first call will import TVM-FFI, which takes as long as a product takes to compile: better
+    while NVRTC is waited for.  That it cannot be imported is told by the call."""
+    if "torch" in sys.modules and load_libcuda() is not None:
+        try:
+            ffi_state()
+        except Exception:
+            return
+
+
 def build_cuda(request: Request, sig: Signature) -> Artifact:
-    """CUDA source through NVRTC to cubins.  NVRTC works without the GIL: it loads under the lowering, and compiles while
-    the synchronisation is verified and the host part is made.  Nothing it made of a refused program is kept."""
+    """CUDA source through NVRTC to cubins.  NVRTC and LLVM work without the GIL: NVRTC loads under the lowering, and both
+    compile while the synchronisation is verified."""
     from tilelang.runtime.cuda_cache import CUDABinaryCache
-    from tilelang.runtime.nvrtc import Cubin, compile_cubin, warm
+    from tilelang.runtime.nvrtc import compile_cubin, warm
 
     options = nvrtc_options(request)
     binaries = CUDABinaryCache()
     compiled = binaries.compile if env.is_cache_enabled() else compile_cubin
     arch = request.target.arch
-    started: list[tuple[list[str], Future[list[Cubin]]]] = []
-    pool = ThreadPoolExecutor(1, "NVRTC")
+    begun: _Started | None = None
+    pool = ThreadPoolExecutor(2, "compile")
     try:
         pool.submit(warm, arch)
 
-        def start(sources: list[str]) -> None:
-            for _, late in started:
-                late.cancel()
-            texts = list(sources)
-            started[:] = [(texts, pool.submit(lambda: [compiled(s, arch, options) for s in texts]))]
+        def start(program: Any, sources: list[str]) -> None:
+            nonlocal begun
+            if begun is not None:
+                begun.cancel()
+            begun = _Started(program, sources, lambda texts: [compiled(s, arch, options) for s in texts],
+                             lambda p: host_part(request, sig, p), pool)
 
         program, sources, watch = device_source(request, start)
-        if not started or started[0][0] != sources:
-            start(sources)
-        with phase("host part"):
-            host = host_text(request, sig, CudaLauncher(program.host, program.kernels, request.target.max_shared_bytes))
-            host_object = compile_object(host)
+        if begun is None or begun.sources != sources:
+            start(program, sources)
+        assert begun is not None
+        host, host_object = begun.host_of(program)
         watch.lap("host")
+        _load_what_calls_need()
         with phase("wait for NVRTC"):
-            cubins = _within_time(started[0][1])
+            cubins = _within_time(begun.cubins)
         watch.lap("nvrtc")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

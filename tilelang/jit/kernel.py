@@ -212,10 +212,11 @@ class JITKernel:
 
     def _load(self) -> None:
         if self._entry is None:
+            from .collecting import rarely_collected
             from .diagnostics import jit_phase
             from .loading import load
 
-            with jit_phase("adapter", self.signature.name), phase("load"):
+            with jit_phase("adapter", self.signature.name), phase("load"), rarely_collected():
                 self._entry = load(self._built, self.signature, self.request)
 
     def written(self) -> frozenset[str]:

@@ -27,11 +27,11 @@ import linecache
 import logging
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang import errors
 from tilelang.ir import Span
+from tilelang.ir.record import record
 
 log = logging.getLogger("tilelang.language")
 BUILDER, UNDEFINED = "__tl", "__tl_undefined"
@@ -45,7 +45,7 @@ _CMP = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", as
 _KEEPS = ("append", "appendleft", "insert", "add", "setdefault")  # methods of containers that keep their arguments
 
 
-@dataclass(frozen=True)
+@record
 class Rewritten:
     """A rewritten function.
 

@@ -8,7 +8,6 @@ the CPU run these programs too (target/shared_space.py); the address in a descri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Buffer, Const, Expr, Load, as_bool, as_dim, binary, call, cast, const, convert,
                          load)
+from tilelang.ir.record import record
 from tilelang.target.mma import PTX_TYPES, operand_dtype
 from tilelang.target.tensor_map import TensorMap, refusal
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -219,7 +219,7 @@ def ptx_wgmma_rs(dtype: Any, wgmma_prefix: str, b_is_k_major: bool, a_dtype_abbr
 # ---- TMA --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@record
 class TmaDescriptor:
     """What T.create_tma_descriptor gives: the map of a tensor, for T.tma_load.  It exists while the program is traced."""
 

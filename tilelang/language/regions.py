@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from tilelang.ir import (I32, Binary, Broadcast, Buffer, Cast, Const, Expr, For, Load, Ramp, Region, Select, Span,
                          Store, Unary, Var, binary, cast, convert, is_const, load, replace)
 from tilelang.ir import dtype as DType
+from tilelang.ir.record import record
 
 from .polynomial import difference
 from .state import current, describe, error
@@ -290,7 +290,7 @@ def lane_of(e: Expr, lane: Var, target: BufferSlice) -> Expr | None:
 
 # ---- operands of tile ops ------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
+@record
 class Operand:
     """A tile op's operand.  extents None: an element that only says where the tile starts."""
 

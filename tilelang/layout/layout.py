@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from tilelang.errors import facts
 from tilelang.arith import simplify
 from tilelang.ir import Expr, Var, binary, const, convert, substitute
+from tilelang.ir.record import record
 
 from . import draw
 from .fragment import index_vars
@@ -20,7 +20,7 @@ from .mode import ADDRESS, covered, error, evaluate_index, fit, merged
 Forward = Callable[..., Any]
 
 
-@dataclass(frozen=True)
+@record
 class Swizzle:
     """Chunk index XOR row: chunk' = chunk ^ (row // rows_per_line % chunks), in rows of whole chunks.
 

@@ -12,10 +12,10 @@ The hardware permutes the bits of absolute shared addresses, so a tile starts at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import dtype
+from tilelang.ir.record import record
 
 from .layout import Layout, Swizzle, row_major, xor
 from .mode import error
@@ -25,7 +25,7 @@ _ATOM_ROWS = 8  # rows after which every swizzle repeats
 _BOX_ROWS = 256  # largest extent of a TMA box
 
 
-@dataclass(frozen=True)
+@record
 class Descriptor:
     """Strides of a wgmma operand in bytes: lbo (leading), sbo (stride); swizzle: 0 (none), 32, 64 or 128."""
 
@@ -34,7 +34,7 @@ class Descriptor:
     swizzle: int
 
 
-@dataclass(frozen=True)
+@record
 class Box:
     """A TMA box of a tile: first row and column and its extents, in elements; `offset` in bytes from the tile."""
 
@@ -45,7 +45,7 @@ class Box:
     offset: int
 
 
-@dataclass(frozen=True)
+@record
 class Panels:
     """The panels of one tile (one version of a buffer).
 

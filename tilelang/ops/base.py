@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tilelang.ir import Buffer, Expr, Region, TileOp
 from tilelang.ir import Stmt as Stmt
+from tilelang.ir.record import record
 
 
-@dataclass(frozen=True)
+@record
 class Access:
     """One region an op touches.  mode: "read", "write", "readwrite" or "atomic"."""
 

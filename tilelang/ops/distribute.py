@@ -10,16 +10,16 @@ terms of the thread index and those loops.  Two ways to make one:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilelang.arith import Analyzer
 from tilelang.ir import FALSE, TRUE, Binary, Cast, Const, Expr, Select, Unary, Var, const, convert, fresh, logical
+from tilelang.ir.record import record
 
 
-@dataclass(frozen=True)
+@record
 class Distribution:
     """Share of one thread.
 

@@ -10,10 +10,10 @@ Source: PTX ISA, "Warp-level matrix load instruction: ldmatrix".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import AddressOf, Evaluate, Expr, For, If, Region, Stmt, Var, call, const, convert, fresh
+from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Mode
 
 from .distribute import digit
@@ -23,7 +23,7 @@ ROWS = (Mode(8, THREAD, 4),)
 PAIRS = (Mode(4, THREAD, 1), Mode(2, REGISTER, 1))
 
 
-@dataclass(frozen=True)
+@record
 class Outer:
     """A digit of a dimension outside the tile of an instruction.
 

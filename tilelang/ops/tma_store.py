@@ -17,13 +17,13 @@ staging is `ordered`: its accesses need no barriers of the block (docs/architect
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.arith import divisible
 from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, Expr, For, If, Ramp, Region, Stmt, Store, binary, call, cast,
                          const, convert, fresh, is_const, load, seq)
+from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Panels, panel_layout, panels
 from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, refusal
 
@@ -38,7 +38,7 @@ MOST_BOXES = 16  # of a tile, beyond which stores by all threads are no worse
 STEP_BYTES = ROWS_OF_STEP * PANEL
 
 
-@dataclass(frozen=True)
+@record
 class Pieces:
     """How the accumulators of a tile lie in a warp group.
 

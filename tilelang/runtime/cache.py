@@ -16,12 +16,13 @@ import platform
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tilelang.env import env, is_truthy
+from tilelang.ir.record import record
 from tilelang.log import logger
 from tilelang.timeline import phase
 from tilelang.version import __version__
@@ -31,7 +32,7 @@ STALE_STAGING_SECONDS = 3600
 _MANIFEST = "manifest.json"
 
 
-@dataclass(frozen=True)
+@record
 class Entry:
     """meta: JSON values.  files: name -> content."""
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from tilelang.env import env
+from tilelang.ir.record import record
 
 from .cpu_pool import pool_ir
 
 
-@dataclass(frozen=True)
+@record
 class LoadedCode:
     """address: of the entry.  library: owner of the code's memory."""
 

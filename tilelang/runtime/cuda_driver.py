@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from tilelang.errors import error, register
+from tilelang.ir.record import record
 from tilelang.target.cluster import PORTABLE
 from tilelang.target.probe import load_libcuda
 from tilelang.timeline import phase
@@ -40,7 +41,7 @@ FUNC_MAX_DYNAMIC_SHARED, FUNC_NON_PORTABLE_CLUSTER = 8, 14
 FUNC_ATTRIBUTES = {"max_threads": 0, "shared_bytes": 1, "const_bytes": 2, "local_bytes": 3, "registers": 4}
 
 
-@dataclass(frozen=True)
+@record
 class DeviceProperties:
     """One GPU.  Sizes in bytes, clocks in kHz."""
 

@@ -12,11 +12,12 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 
 from tilelang.env import env
 from tilelang.errors import error, register
+from tilelang.ir.record import record
 from tilelang.timeline import phase
 
 from .give_way import give_way
@@ -25,8 +26,11 @@ register("nvrtc-missing", RuntimeError, "no NVRTC library that can compile for t
          expected="an NVRTC library that compiles for the target")
 register("nvrtc-compile", RuntimeError, "NVRTC refused the generated CUDA source", expected="CUDA source that NVRTC compiles")
 
+NO_CACHE = "--no-cache"
+INVALID_OPTION = 5  # nvrtcResult
 
-@dataclass(frozen=True)
+
+@record
 class Resources:
     """What ptxas reports for one kernel.  registers: per thread; the others in bytes (per thread, shared per block)."""
 
@@ -42,7 +46,7 @@ class Resources:
         return self.spill_stores + self.spill_loads
 
 
-@dataclass(frozen=True)
+@record
 class Cubin:
     """A compiled module.
 
@@ -58,7 +62,7 @@ class Cubin:
     kernels: dict[str, Resources] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@record
 class NvrtcCandidate:
     """One NVRTC found on this machine.  major: from its file name; 0 when unknown."""
 
@@ -107,6 +111,13 @@ class Nvrtc:
         buffer = ctypes.create_string_buffer(max(1, size.value))
         self._check(getattr(self.lib, f"nvrtcGet{what}")(program, buffer))
         return buffer.raw[:size.value]
+
+
+def _compile(nvrtc: Nvrtc, source: str, options: Sequence[str], *what: str) -> tuple[int, str, bytes]:
+    """nvrtc.compile without the driver's cache of compilations.  To ask that cache NVRTC initialises the driver (0.2 s in a
+    process that has not), and what comes from it is without ptxas' words on registers, spills and serialisation."""
+    found = nvrtc.compile(source, [*options, NO_CACHE], *what)
+    return nvrtc.compile(source, options, *what) if found[0] == INVALID_OPTION else found  # one without such a cache
 
 
 _LIBRARY_NAMES = ("lib/libnvrtc.so.*", "lib64/libnvrtc.so.*", "bin/nvrtc64_*_0.dll", "bin/x64/nvrtc64_*_0.dll")
@@ -204,7 +215,7 @@ def warm(arch: str) -> None:
     try:
         with phase("find NVRTC"):
             nvrtc = choose_nvrtc(_arch_number(arch), driver_cuda_major())
-        nvrtc.compile("", [f"-arch={arch}"])
+        _compile(nvrtc, "", [f"-arch={arch}"])
     except RuntimeError:
         pass
 
@@ -229,10 +240,9 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
              *(f"-I{d}" for d in nvrtc.includes), *options]
     # Without headers nearly half of what the front end reads are NVRTC's own declarations, most of them left out by --minimal.
     small = [] if "#include" in source else ["--minimal"]
-    rc, log, cubin = nvrtc.compile(source, [*flags, *small])
+    rc, log, cubin = _compile(nvrtc, source, [*flags, *small])
     if rc != 0 and small:  # it may name what is left out, or this NVRTC may not know the option
-        small = []
-        rc, log, cubin = nvrtc.compile(source, flags)
+        rc, log, cubin = _compile(nvrtc, source, flags)
     if rc != 0 or not cubin:
         message = f"NVRTC refused the CUDA source for {arch}:\n{log}\n\nsource:\n{_numbered(source)}"
         hint = "if the source contains no T.import_source or call_extern of yours, this is a compiler bug"
@@ -241,10 +251,6 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
         raise error("nvrtc-compile", message,
                     found="source that it refuses", hint=hint)
     kernels = parse_resources(log)
-    if not kernels:  # the driver's compiler cache answered, which keeps no word of registers, spills and serialisation
-        again, full, fresh = nvrtc.compile(source, [*flags, *small, "--no-cache"])
-        if again == 0 and fresh:
-            log, cubin, kernels = full, fresh, parse_resources(full)
     values = kernels.values()
     with phase("hint bits"):
         done = give_way(cubin) if arch == "sm_90a" else cubin
@@ -257,7 +263,7 @@ def compile_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
     nvrtc = compiler_for(arch)
     flags = [f"-arch={arch.replace('sm_', 'compute_')}", "-std=c++17", "-default-device",
              *(f"-I{d}" for d in nvrtc.includes), *options]
-    rc, log, ptx = nvrtc.compile(source, flags, "PTX")
+    rc, log, ptx = _compile(nvrtc, source, flags, "PTX")
     if rc != 0:
         message = f"NVRTC refused the CUDA source for {arch}:\n{log}\n\nsource:\n{_numbered(source)}"
         raise error("nvrtc-compile", message,

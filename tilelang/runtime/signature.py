@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import Buffer, Const, Expr, Func, Var, binary, const, free_vars, substitute, walk
+from tilelang.ir.record import record
 
 register("out-idx-type", ValueError, "out_idx is not an integer or a list of integers",
          expected="an integer or a list of integers")
@@ -24,7 +24,7 @@ register("output-rank", ValueError, "an output tensor has no dimensions", expect
 OUT_IDX_HINT = "give positions of tensor parameters, counted from 0 or backwards from -1: out_idx=[-1]"
 
 
-@dataclass(frozen=True)
+@record
 class TensorArg:
     """index: position among all parameters.  used: the program touches the buffer (None is refused then)."""
 
@@ -35,7 +35,7 @@ class TensorArg:
     output: bool
 
 
-@dataclass(frozen=True)
+@record
 class ScalarArg:
     """A number passed by value; var.dtype says its width."""
 
@@ -44,7 +44,7 @@ class ScalarArg:
     var: Var
 
 
-@dataclass(frozen=True)
+@record
 class PointerArg:
     """A T.ptr parameter: tensor, integer address or None."""
 
@@ -56,7 +56,7 @@ class PointerArg:
 Arg = Any  # TensorArg | ScalarArg | PointerArg
 
 
-@dataclass(frozen=True)
+@record
 class Site:
     """One shape or stride entry of an input tensor.  what: "shape" or "strides"."""
 
@@ -66,7 +66,7 @@ class Site:
     value: Any
 
 
-@dataclass(frozen=True)
+@record
 class Solve:
     """symbol = (actual - offset) / factor at a site, exactly; factor and offset use symbols known before."""
 
@@ -76,7 +76,7 @@ class Solve:
     offset: Expr
 
 
-@dataclass(frozen=True)
+@record
 class Signature:
     """Call signature of a program.
 

@@ -10,9 +10,9 @@ functions.  tests/numerics measures every entry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
 from tilelang.ir import dtype
+from tilelang.ir.record import record
 
 NARROW = 0.51  # half a unit, and what an error of 8 units of float32 adds to it
 
@@ -48,7 +48,7 @@ def stated(name: str) -> str:
             f"{NARROW:g} in narrower types.")
 
 
-@dataclass(frozen=True)
+@record
 class Fast:
     """The bound of a fast function of float32, for results that are normal numbers (smaller ones may be zero).
 

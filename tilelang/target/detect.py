@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.errors import error, register
+from tilelang.ir.record import record
 
 register("target-not-found", ValueError, 'no target detector finds a machine for target="auto"',
          'name the target: target="cpu", or {"kind": "cuda", "arch": "sm_90a"} to compile for a GPU that is not here',
@@ -23,7 +23,7 @@ Detector = Callable[[], Any]
 Normalizer = Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
+@record
 class _Entry:
     name: str
     run: Callable[..., Any]

@@ -7,8 +7,9 @@ the Call's attrs by name; it calls the functions of codegen/prelude_*.cuh, which
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from tilelang.ir.record import record
 
 from .intrinsics import PURE, READS, SYNC, WARP, WRITES, Intrinsic, add_intrinsic
 from .mma import MMA_ROWS, MmaRow, mma_rows, operand_dtype, round_tf32, truncate_tf32
@@ -127,7 +128,7 @@ _device("fence_gpu", 0, SYNC, "__threadfence()")
 _device("fence_block", 0, SYNC, "__threadfence_block()")
 
 
-@dataclass(frozen=True)
+@record
 class LdmatrixRow:
     """ldmatrix.sync.aligned.m8n8.x<num>[.trans].shared.b16: num 8x8 matrices of 16-bit elements.
 

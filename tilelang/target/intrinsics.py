@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from tilelang.ir.record import record
 
 from .rounding import rounded
 
@@ -24,7 +25,7 @@ from .rounding import rounded
 PURE, READS, WRITES, SYNC, WARP = "pure", "reads", "writes", "sync", "warp"
 
 
-@dataclass(frozen=True)
+@record
 class Intrinsic:
     """One intrinsic.
 

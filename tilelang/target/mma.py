@@ -13,12 +13,12 @@ The fp64 m8n8k4 and the sm_75 int8 m8n8k16 shapes have their own figures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilelang.ir import dtype, numpy_dtype
+from tilelang.ir.record import record
 from tilelang.layout import Fragment, Mode
 
 PTX_TYPES = {"float16": "f16", "bfloat16": "bf16", "tfloat32": "tf32", "float32": "f32", "float64": "f64", "int8": "s8",
@@ -26,7 +26,7 @@ PTX_TYPES = {"float16": "f16", "bfloat16": "bf16", "tfloat32": "tf32", "float32"
 _ALIASES = {"float8_e4m3fn": "float8_e4m3"}
 
 
-@dataclass(frozen=True)
+@record
 class MmaRow:
     """c += a @ b over the 32 lanes of a warp.
 

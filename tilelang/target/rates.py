@@ -5,10 +5,10 @@ Sources: NVIDIA A100 80GB, H200 SXM and L40S data sheets (dense figures), NVIDIA
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tilelang.ir.record import record
 
 
-@dataclass(frozen=True)
+@record
 class Rates:
     """device: whose figures these are.  bandwidth: of device memory, bytes/s.  matrix: FLOP/s of matrix instructions by
     operand bits (integers of 8 bits: operations).  fp32: FLOP/s of ordinary instructions."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang.errors import error, register
+from tilelang.ir.record import record
 
 from .detect import detected, normalized, register_target_detector
 from .probe import device_capability
@@ -38,7 +39,7 @@ class TargetKind(str):
         return str(self)
 
 
-@dataclass(frozen=True)
+@record
 class CudaLimits:
     """Hardware limits of a compute capability.
 

@@ -5,11 +5,11 @@ Source: CUDA Driver API, "Tensor Map Object Management"; limits as the driver's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import Buffer, Const, dtype
+from tilelang.ir.record import record
 
 register("tensor-map", ValueError, "a tensor or a box that TMA cannot describe",
          "make rows of a multiple of 16 bytes, or compile with tl.disable_tma_lower",
@@ -30,7 +30,7 @@ NAN_BITS = {2: 0x7FF7, 4: 0x7FF77FF7}
 REDUCE_ADD = ("float16", "bfloat16", "float32", "float64", "int32", "uint32", "uint64")
 
 
-@dataclass(frozen=True)
+@record
 class TensorMap:
     """One entry of the Launch attribute `tensor_maps`.
 

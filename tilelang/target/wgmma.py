@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, cache
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 
 from tilelang.errors import InternalError
 from tilelang.ir import dtype, numpy_dtype
+from tilelang.ir.record import record
 from tilelang.layout import Fragment, Mode
 
 from .mma import PTX_TYPES, operand_dtype, truncate_tf32
@@ -40,7 +40,7 @@ _ALL_N = tuple(range(8, 257, 8))
 _INT_N = (8, 16, 24, *range(32, 257, 16))
 
 
-@dataclass(frozen=True)
+@record
 class WgmmaRow:
     """One instruction shape and type.
 

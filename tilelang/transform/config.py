@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from tilelang.ir.record import record
 from tilelang.target.cluster import PORTABLE
 
 
@@ -82,7 +82,7 @@ class PassConfigKey(str, Enum):
         return self.value
 
 
-@dataclass(frozen=True)
+@record
 class ConfigRow:
     """One pass config: accepted value types, default, one line of meaning, and whether using it warns.
 

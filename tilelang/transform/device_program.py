@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, dtype, free_vars, rebuild, replace,
                          walk, with_attrs)
+from tilelang.ir.record import record
 from tilelang.ir.stmt import For, If, Seq, While
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
 
@@ -19,7 +19,7 @@ from .effects import effects
 GRID_BARRIER = Buffer("grid_barrier_", (1,), dtype("uint32"), attrs=(("zeroed", True),))
 
 
-@dataclass(frozen=True)
+@record
 class DeviceKernel:
     """One launch as a kernel.
 
@@ -50,7 +50,7 @@ class DeviceKernel:
         return self.launch.attr(key, default)
 
 
-@dataclass(frozen=True)
+@record
 class LoweredProgram:
     """host: the Func; each Launch in it carries the attribute `name` of its kernel.  kernels: in launch order."""
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.env import env, is_truthy
 from tilelang.ir import Func
+from tilelang.ir.record import record
 
 TRACE_MODES = ("0", "1", "terminal", "html", "both")
 _WORDS = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0", "": "0"}
 
 
-@dataclass(frozen=True)
+@record
 class PassEvent:
     """One run of a pass.  before, after: the programs.  seconds: its time.  changed: whether after differs.
 
@@ -36,7 +36,7 @@ class PassEvent:
     phase: str = ""
 
 
-@dataclass(frozen=True)
+@record
 class CodegenEvent:
     """Source printed of one device kernel (language "cuda"), or of a whole program (language "llvm")."""
 

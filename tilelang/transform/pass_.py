@@ -7,13 +7,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from tilelang.env import env, is_truthy
 from tilelang.errors import InternalError, TileLangError
 from tilelang.ir import Func, with_attrs
+from tilelang.ir.record import record
 from tilelang.ir.verify import DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE, verify
 from tilelang.timeline import phase
 
@@ -21,7 +22,7 @@ from .config import PassConfigKey, default_of, normalize_config
 from .observe import PassEvent, PassEventObserver, current_pass_phase, trace_mode, watchers
 
 
-@dataclass(frozen=True)
+@record
 class PassRecord:
     """What one run of a pass did: seconds, and whether the program changed."""
 
@@ -38,7 +39,7 @@ def _verify_wanted() -> bool:
     return is_truthy(env.TILELANG_VERIFY)
 
 
-@dataclass(frozen=True)
+@record
 class PassContext:
     """What a pass may know besides the program.
 
@@ -66,7 +67,7 @@ class PassContext:
 PassFn = Callable[[Func, PassContext], Func]
 
 
-@dataclass(frozen=True)
+@record
 class PassInfo:
     """Name, phase needed and phase given of a pass (attribute `info` of the decorated function)."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from tilelang.ir.record import record
 
 SHARED = ("shared", "shared.dyn")
 
 
-@dataclass(frozen=True)
+@record
 class Fault:
     """A pair that is not ordered, a barrier that not all threads reach, a deadlock.
 

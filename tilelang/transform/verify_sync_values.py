@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Load, Select, Unary, Var
 from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.record import record
 
 from .sync_fault import Undecided
 
 Fn = Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
+@record
 class Descriptor:
     """A wgmma descriptor: address in bytes, lbo, sbo and swizzle; whole numbers added to it count 16 bytes each."""
 

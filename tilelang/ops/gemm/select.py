@@ -7,11 +7,11 @@ both operands (mma.py).  Warps that no instruction is left for are idle.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 from tilelang.errors import error, register
+from tilelang.ir.record import record
 from tilelang.layout import Fragment, Mode, tile_fragment
 from tilelang.target.instructions import MMA_ROWS, MmaRow, mma_rows
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -40,7 +40,7 @@ def multiplies(a: Any, b: Any, c: Any) -> bool:
     return (a == b or a in _FP8 and b in _FP8) and c in ACCUMULATORS.get(a, ())
 
 
-@dataclass(frozen=True)
+@record
 class GemmPlan:
     """instruction: name of a row of MMA_ROWS, or "simt".  warps: (along M, along N)."""
 
