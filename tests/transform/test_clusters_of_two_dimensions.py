@@ -10,7 +10,7 @@ from programs import attention, gemm
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
 from tilelang.errors import TileLangError
-from tilelang.ir import Evaluate, Launch, Var, const, convert, dtype, replace, rewrite, substitute, walk
+from tilelang.ir import Evaluate, For, Launch, Store, Var, const, convert, dtype, replace, rewrite, substitute, walk
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.expr import Call
 from tilelang.layout import panels
@@ -114,6 +114,22 @@ def test_computes_the_product(name):
     assert np.array_equal(run_device(program, args).outputs["C"], want)
     tile = specialize_warps(legalized(func, HOPPER, options(cluster, blocks)), PassContext(HOPPER, options(cluster, blocks)))
     assert np.array_equal(run_tile(tile, args)["C"], want)
+
+
+@pytest.mark.parametrize("cluster", [1, 2, (2, 2)])
+def test_rows_that_tma_cannot_store_leave_without_barriers_between_them(cluster):
+    """Threads store other elements in each turn of the loop, wherever a block of a cluster has its tile."""
+    n = 123
+    program = lower(gemm(m=128, n=n, k=64, bm=64, bn=64, bk=32, stages=2, tb=True, threads=128).func, HOPPER, options(cluster))
+    launch = program.kernels[0].launch
+    assert cluster == 1 or launch.attr("cluster") == ((2, 1, 1) if cluster == 2 else (4, 1, 1))
+    loops = [x for x in walk(launch) if isinstance(x, For) and any(
+        isinstance(y, Store) and y.buffer.name == "C" for y in walk(x)) and not x.attr("tiles")]
+    assert loops and not any(isinstance(y, Call) and y.op in ("sync_threads", "named_barrier") for x in loops for y in walk(x))
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((128, 64), (n, 64)))
+    got = run_device(program, {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.full((128, n), 7, np.float16)})
+    assert np.array_equal(got.outputs["C"], (a.astype(np.float32) @ b.astype(np.float32).T).astype(np.float16))
 
 
 def test_sizes_known_at_run_time():

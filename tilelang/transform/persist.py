@@ -119,7 +119,8 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
         return Tiles(teams, block, index, dealt.count(block), (*_longest_in(launch, row, column, work),),
                      f"persistent: {blocks} blocks, tiles longest first, dealt out forth and back{refused}")
     t = Var("tile", dtype("int32"))
-    binds.append(Bind(t, _minimum(first + index * teams, total - 1)))
+    # One tile a block: its place must not name the loop's variable, which place_sync would count through.
+    binds.append(Bind(t, first if why else _minimum(first + index * teams, total - 1)))
     order, about = _order(few, work, blocks // cluster, spans or (1,) * len(launch.grid), cx)
     binds += order(t)
     count = (total - (block // cluster) + (teams - 1)) // teams
