@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Region, Stmt, Var,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Stmt, Var,
                          binary, call, const, convert, free_vars, is_const, rebuild, replace, seq, stmts_of,
                          substitute, walk, with_attrs)
 from tilelang.ir.expr import Call
@@ -32,15 +32,17 @@ from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
 from tilelang.ops.tma import row_parts, tma_bytes, tma_parts, tma_refusal
 from tilelang.ops.tma_store import STEP_BYTES
 
-from .consumer_schedule import consumer, late_rings, takes_slow_rings
+from .consumer_schedule import consumer, takes_slow_rings
 from .effects import acts, effects, expr_effects, is_sync, statements
 from .hopper import hopper, placed_in_kernel
 from .liveness import has_views
 from .pairing import row_start
+from .outer_loops import Around, Counted, inner_loops
 from .pass_ import TILE, PassContext, pass_
 from .persist import Tiles, Work, plan_tiles
 from .pipeline_emit import rename
 from .plan_pipelines import has_exits, is_pipelined, unversionable, versioned, wanted_stages
+from .producer_schedule import producer
 from .rings import GROUP, ROLE_REGISTERS, SLOW_STAGES, Ring, RoleLoop, asked_registers, barriers, do
 from .schedule import Body, take_apart
 from .step_tiles import step_tiles
@@ -68,9 +70,10 @@ def specialize_warps(func: Func, cx: PassContext) -> Func:
     def visit(x: Any) -> Any:
         if isinstance(x, Launch):
             loops = [s for s in stmts_of(x.body) if isinstance(s, For) and is_pipelined(s)]
+            tiled = step_tiles(x, loops[0], cx) if len(loops) == 1 else None
+            loops = loops or inner_loops(x.body, is_pipelined)
             if not loops:
                 return x
-            tiled = step_tiles(x, loops[0], cx) if len(loops) == 1 else None
             try:
                 if tiled is not None:
                     try:
@@ -107,12 +110,15 @@ class _Roles:
         self.body: Body = take_apart(stmts_of(self.loop.body))
         self.tf32 = tf32_tiles(launch, self.loop, self.body.items)
         self.values = {s.var: s.value for s in walk(launch.body) if isinstance(s, Bind)}
+        self.scalars: set[Var] = set()  # variables of the program that both roles keep
 
     def run(self) -> Launch:
         self._check()
         self.rings = self._rings()
         stmts = stmts_of(self.launch.body)
-        at = next(k for k, s in enumerate(stmts) if s is self.loop)
+        at = next((k for k, s in enumerate(stmts) if s is self.loop), None)
+        if at is None:
+            return self._inside(Around(self.launch, self.loop))
         common, before = self._common(stmts[:at])
         self._reachable(common)
         self._room()
@@ -137,7 +143,7 @@ class _Roles:
                  for s in once_loaded]
         made = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
         made += [b for w in whole for b in (w.full, w.empty) if b is not None]
-        loading = self._producer([x for w in whole for x in w.produce()])
+        loading = producer(self.shared, [x for w in whole for x in w.produce()], self._pure(), self.tf32)
         first = {id(s): w for s, w in zip(once_loaded, whole)}
         opening = [x for s in before for x in (first[id(s)].filled() if id(s) in first else [s])]
         # No block may end, or start to load, while another one of its cluster still reaches into it.  Where its loop is not
@@ -156,21 +162,56 @@ class _Roles:
                                     for part in (attrgetter("begin"), attrgetter("bind"), attrgetter("advance")))
             loading = rename([*begin, tiles.loop(*bind, *binds, *loading, *advance)])
             computing = [*begin, tiles.loop(*bind, *binds, *computing, *advance)]
-        last = self.groups * GROUP + 32
-        loader = If(binary("lt", self.thread, const(last, self.thread.dtype)), If(call("elect_one", (), "bool"), seq(*loading)))
-        roles = If(call("in_warp_groups", (), "bool", first=self.groups, count=1),
-                   seq(*self._registers(0), *done, loader), seq(*self._registers(1), *computing), span=self.loop.span)
         end = do("cluster_wait" if parting else "cluster_sync") if cluster else None
-        body = seq(*once, *(Alloc(b) for b in made), self._setup(made, cluster), roles, end, span=self.launch.body.span)
-        out = replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
+        out = self._parts(once, made, [*done, self._loader(loading)], computing, cluster, end)
         if tiles is not None:
             out = with_attrs(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None,
                              cluster=None if tiles.team is None else (tiles.team.size, 1, 1))
+        return self._said(out, self.about)
+
+    def _inside(self, around: Around) -> Launch:
+        """A loop inside of loops or branches of the program, which both roles go through."""
+        if around.why:
+            raise _Declined(around.why)
+        self.scalars, self.visible, self.bound = around.scalars, around.visible, around.bound
+        self._reachable([])
+        for ring in self.rings:
+            self._make(ring, None)
+        steps = Counted(Analyzer().simplify(convert(self.loop.extent)), self.stages)
+        self.shared = RoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
+                               self.cx, steps.base, True, {})
+        loads = producer(self.shared, [], self._pure(), self.tf32)
+        loading = rename([*steps.begin, *around.loading([*steps.bind, *loads, *steps.advance])])
+        computing = [*steps.begin, *around.computing([*steps.bind, *consumer(self.shared), *steps.advance])]
+        new = {b: v for r in self.rings for b, v in r.buffers.items()}
+        used = {e.storage for s in computing for e in effects(s)}
+        once: list[Stmt] = [Alloc(b) for b in around.allocs if b not in new or b.data in used]
+        once += [Alloc(v) for v in new.values()]
+        made = [b for r in self.rings for b in (r.full, r.empty) if b is not None]
+        out = self._parts(once, made, [self._loader(loading)], computing, False, None)
+        return self._said(out, "both roles run the program's own loops around the pipeline")
+
+    def _loader(self, loading: list[Stmt]) -> Stmt:
+        """Statements of one thread of the loading warp group."""
+        last = self.groups * GROUP + 32
+        return If(binary("lt", self.thread, const(last, self.thread.dtype)), If(call("elect_one", (), "bool"), seq(*loading)))
+
+    def _parts(self, once: list[Stmt], made: list[Buffer], loading: list[Stmt], computing: list[Stmt], cluster: bool,
+               end: Stmt | None) -> Launch:
+        """The launch with the two parts, its barriers set up in front of them."""
+        roles = If(call("in_warp_groups", (), "bool", first=self.groups, count=1),
+                   seq(*self._registers(0), *loading), seq(*self._registers(1), *computing), span=self.loop.span)
+        body = seq(*once, *(Alloc(b) for b in made), self._setup(made, cluster), roles, end, span=self.launch.body.span)
+        return replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
+
+    def _said(self, out: Launch, about: str) -> Launch:
+        """The launch with its attributes: layouts of each version, threads that compute, what was done."""
+        new = {b: v for r in self.rings for b, v in r.buffers.items()}
         layouts = self.launch.attr("layouts")
         if layouts:  # a user's layout of a buffer is that of each of its versions
             out = with_attrs(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
         names = ", ".join(sorted(b.name for b in new))
-        return with_attrs(out, compute_threads=self.groups * GROUP, report=(*self.launch.attr("report", ()), self.about),
+        return with_attrs(out, compute_threads=self.groups * GROUP, report=(*self.launch.attr("report", ()), about),
                           pipeline_report=(
             f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
             f"{self.stages} stages"))
@@ -306,7 +347,7 @@ class _Roles:
         written = {x.storage for x in effects(self.launch.body) if x.writes}
         if any(isinstance(x, Call) and is_sync(x) for x in walk(e)):
             return False
-        return all(not x.writes and x.buffer.scope_name == "global" and x.storage not in written
+        return all(not x.writes and (x.storage in self.scalars or x.buffer.scope_name == "global" and x.storage not in written)
                    for x in expr_effects(e))
 
     def _reachable(self, common: list[Stmt]) -> None:
@@ -381,58 +422,6 @@ class _Roles:
 
     def _pure(self) -> list[Bind]:
         return [s for s in self.body.pure if s.var in self.inside]
-
-    def _producer(self, whole: list[Stmt]) -> list[Stmt]:
-        """All loads of a tile, in the order in which the consumers come to use them: one that waits for an earlier load
-        to be used would otherwise hold up one that is needed before.
-
-        whole: those of tiles loaded once.  They come after the first stage of the first ring, whose place is free earlier:
-        it is released in the loop, theirs after it."""
-        k = Var(self.loop.var.name, self.loop.var.dtype)
-        start, extent = convert(self.loop.start), convert(self.loop.extent)
-        if len(self.rings) == 1:
-            return [*whole, For(k, start, extent, "serial", seq(*self._loads(self.rings, k)), span=self.loop.span)]
-        late = late_rings(self.shared)
-        early = [x for x in self.rings if x not in late]
-        once = [If(binary("eq", k, start), seq(*whole))] if whole else []
-        body = seq(*self._loads(early[:1], k), *once, *self._loads(early[1:], k))
-        if late:
-            body = seq(body, If(binary("gt", k, start), seq(*self._loads(late, k - 1))))
-        out: list[Stmt] = [For(k, start, extent, "serial", body, span=self.loop.span)]
-        some = binary("gt", extent, const(0, extent.dtype))
-        if late or whole:
-            out.append(If(some, seq(*self._loads(late, start + extent - 1)), seq(*rename(whole)) if whole else None))
-        return out
-
-    def _loads(self, rings: list[Ring], k: Expr) -> list[Stmt]:
-        """The loads of iteration k into some rings."""
-        mapping: dict[Var, Expr] = {self.loop.var: k}
-        stmts: list[Stmt] = []
-        for s in self._pure():
-            v = Var(s.var.name, s.var.dtype)
-            stmts.append(Bind(v, substitute(s.value, dict(mapping)), span=s.span))
-            mapping[s.var] = v
-        made = stmts
-        for ring in rings:
-            assert ring.full is not None and ring.empty is not None
-            slot, parity = self.shared.slot(k, ring.turn)
-            stmts = made if ring.turn == 1 else []
-            full = AddressOf(ring.full, (slot,))
-            stmts.append(do("mbarrier_wait", AddressOf(ring.empty, (slot,)), binary("bitxor", parity, const(1, "uint32"))))
-            stmts.append(do("mbarrier_arrive_expect_tx", full, const(ring.bytes(self.body.items), "uint32")))
-            for i in ring.items:
-                op: Any = self.body.items[i].stmt
-                new = ring.buffers[op.dst.buffer]
-                dst = Region(new, (slot, *(const(0) for _ in op.dst.extents)), (1, *op.dst.extents), span=op.dst.span)
-                src = replace(op.src, mins=tuple(substitute(m, dict(mapping)) if isinstance(m, Expr) else m
-                                                 for m in op.src.mins))
-                stmts.append(with_attrs(replace(op, src=src, dst=dst), tma=True, barrier=(ring.full, slot),
-                                        tf32=op.dst.buffer.data in self.tf32 or None,
-                                        share=ring.share(i)))
-            if ring.turn > 1:
-                at = self.shared.done(k) % ring.turn
-                made.append(If(binary("eq", at, const(0, at.dtype)), seq(*stmts)))
-        return made
 
 
 def _is_load(c: Any) -> bool:

@@ -59,6 +59,7 @@ class Stream(Accesses):
         self.axes = 0  # loops whose iterations are followed all at once
         self.tiles = 0  # depth of loops around ring loops
         self.path: tuple[int, ...] = ()  # their iterations
+        self.entry: Any = None  # the threads that run the innermost loop, where they are some of them; False: not alike
         self.open_copies: list[Any] = []  # cp.async not yet committed
         self.copy_groups: list[list[Any]] = []
         self.bulk: dict[tuple[Warp, int], Any] = {}
@@ -138,7 +139,9 @@ class Stream(Accesses):
             if isinstance(s, Bind):
                 self._bind(s)
             elif isinstance(s, (Break, Continue)):
-                if self.mask is not None or self.guess:
+                # All that run the loop leave it, if those that came to it are those that are here.
+                if self.guess or self.mask is not None and not (
+                        isinstance(self.entry, np.ndarray) and np.array_equal(self.mask, self.entry)):
                     raise Undecided("a loop is left by some of the threads")
                 raise _Left(isinstance(s, Continue))
             elif isinstance(s, (Seq, If)) and self.plan.leaves(s):
@@ -267,23 +270,27 @@ class Stream(Accesses):
                 raise Undecided("the number of iterations of a loop that orders threads depends on data")
             start, extent = start or 0, extent or 2
             self.block.model.cut = True
-        mask, active = self.mask, self.active
+        mask, active, entry = self.mask, self.active, self.entry
         most = int(np.max(extent))
         self.independent += bool(s.attr("independent"))
         path = self.path
         steps = self._steps(s, start if isinstance(start, int) else 0, most, ring)
-        for k in steps:
-            self.env[s.var] = start + k
-            self.path = (*path, k) if outer else path
-            if isinstance(extent, np.ndarray):
-                inside = k < extent
-                self.only(inside if mask is None else inside & mask)
-                if not self.active:
-                    break
-            yield s.body
-        self.mask, self.active, self.path = mask, active, path
-        self.tiles -= outer
-        self.independent -= bool(s.attr("independent"))
+        self.entry = False if isinstance(extent, np.ndarray) else mask
+        try:  # also where the loop is left
+            for k in steps:
+                self.env[s.var] = start + k
+                self.path = (*path, k) if outer else path
+                self.mask, self.active = mask, active
+                if isinstance(extent, np.ndarray):
+                    inside = k < extent
+                    self.only(inside if mask is None else inside & mask)
+                    if not self.active:
+                        break
+                yield s.body
+        finally:
+            self.mask, self.active, self.path, self.entry = mask, active, path, entry
+            self.tiles -= outer
+            self.independent -= bool(s.attr("independent"))
 
     def _all_at_once(self, s: For) -> None:
         """Iterations that do not meet one another: their number is a further axis of all values."""
@@ -324,19 +331,31 @@ class Stream(Accesses):
         return [*range(first), *range(first + left_out, most)]
 
     def _rounds(self, s: While) -> Iterator[Stmt]:
-        for k in range(_MOST + 1):
-            self.reads(s.cond, s)
-            c = self.values(s.cond, self)
-            if c is None and self.plan.is_ring_loop(s):
-                raise Undecided("the number of iterations of a loop that orders threads depends on data")
-            if isinstance(c, np.ndarray):
-                if c.any() and not c.all():
-                    raise Undecided("a loop that some of the threads leave first")
-                c = bool(c.all())
-            if c is False or c == 0 and c is not None or c is None and k >= 3:
-                return
-            yield s.body
-        raise Undecided("a while loop of more than 64 iterations")
+        mask, active, entry, path = self.mask, self.active, self.entry, self.path
+        self.entry = mask
+        try:
+            for k in range(_MOST + 1):
+                self.mask, self.active, self.path = mask, active, (*path, k)
+                self.reads(s.cond, s)
+                c = self.values(s.cond, self)
+                if c is None and self.plan.is_ring_loop(s):
+                    raise Undecided("the number of iterations of a loop that orders threads depends on data")
+                if isinstance(c, np.ndarray):
+                    here = c if mask is None else np.broadcast_to(c, self.n)[mask]
+                    if here.any() and not here.all():
+                        raise Undecided("a loop that some of the threads leave first")
+                    c = bool(here.all())
+                if c is False or c == 0 and c is not None or c is None and k >= 3:
+                    return
+                if k == _MOST:
+                    break
+                yield s.body
+        finally:
+            self.mask, self.active, self.entry, self.path = mask, active, entry, path
+        # Every role that goes on for so long stops here: the rounds that are left out are those at the end.
+        if self.block.model.whole > 1:
+            raise Undecided(f"a while loop of more than {_MOST} iterations")
+        self.block.model.cut = True
 
     # ---- registers --------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import Bind, For, If, Launch, Load, Node, Seq, Stmt, Var
+from tilelang.ir import Bind, For, If, Launch, Load, Node, Seq, Stmt, Var, While
 
 from .sync_fault import Fault, Found, Undecided
 from .verify_sync_model import GROUP, Model
@@ -56,7 +56,7 @@ class _Probe:
                 kept = self.plan.skeleton.get(id(s))
                 if kept is None:
                     kept = self.plan.skeleton[id(s)] = [x for x in s.stmts if isinstance(x, Bind) or isinstance(
-                        x, (Seq, If, For)) and self.plan.facts(x)[2]]
+                        x, (Seq, If, For, While)) and self.plan.facts(x)[2]]
                 for x in kept:
                     yield from self.extents(x)
             case Bind():
@@ -69,6 +69,8 @@ class _Probe:
                 yield from self.extents(s.then)
                 if s.orelse is not None:
                     yield from self.extents(s.orelse)
+            case While():
+                yield from self.extents(s.body)
             case For() if self.plan.is_ring_loop(s):
                 start, extent = self.values(s.start, self), self.values(s.extent, self)
                 yield s, extent
@@ -145,7 +147,9 @@ class _Trials:
         alike: set[tuple[int, ...]] = set()  # loops whose lengths differ by a constant need no values of their own
         for i, (a, b) in enumerate(zip(low, high)):
             curve = tuple(known[v][i] for v in sorted(known) if v in samples)
-            if any(e is None for e in curve) or len({*curve, a, b}) == 1 or any(
+            if None in (a, b) and most < _LARGEST:  # made of a variable of the program: the last block has other lengths
+                found[most] = None
+            if any(e is None for e in (*curve, a, b)) or len({*curve, a, b}) == 1 or any(
                     len(curve) == len(c) and len({x - y for x, y in zip(curve, c)}) == 1 for c in alike):
                 continue
             alike.add(curve)
