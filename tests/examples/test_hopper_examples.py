@@ -59,6 +59,19 @@ def test_tiles_dealt_out_by_hand_are_multiplied_by_wgmma(example):
     assert "wgmma.mma_async" in text and not any("without the Hopper path" in line for line in k.launch.attr("report", ()))
 
 
+def test_a_tile_shared_by_workers_is_added_in_one_order(example):
+    """stream_k: roles that follow each worker's list of tiles; no atomic sum, so nothing depends on who comes first."""
+    import harness
+
+    split_k = example("gemm/split_k.py")
+    launch, join = (k.launch for k in lower(split_k.stream_k(1000, 1000, 4096).func, Target(SM90A)).kernels)
+    text = str(launch) + str(join)
+    assert "tma_load" in text and "in_warp_groups" in text and "atomic" not in text and "reduce_add" not in text
+    for sizes in (dict(m=136, n=264, k=200, workers=5), dict(m=136, n=264, k=200, workers=24)):  # several tiles, less than one
+        result = split_k.check_stream_k(on=harness.Place(target=SM90A, backend="simulator"), **sizes)
+        assert result.ok, str(result)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("check", ["check_roles", "check_cluster"])
 @pytest.mark.parametrize("sizes", [{}, {"m": 1000, "n": 1048, "k": 328}])
