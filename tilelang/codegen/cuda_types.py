@@ -7,13 +7,15 @@ import math
 import numpy as np
 
 from tilelang.ir import Const, dtype
+from tilelang.ir.evaluate import to_dtype
 
 from .c_like import ATOM, POSTFIX, PREFIX, Text
 
 TYPES = {"bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
           "int32": "int", "uint32": "unsigned", "int64": "long long", "uint64": "unsigned long long",
           "float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float", "tfloat32": "float", "float64": "double",
-          "handle": "void*", "float8_e4m3": "fp8_e4_t", "float8_e4m3fn": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
+          "handle": "void*", "float8_e4m3": "fp8_e4_t", "float8_e4m3fn": "fp8_e4_t", "float8_e5m2": "fp8_e5_t",
+          "float8_e4m3fnuz": "tl::fp8_e4_fnuz", "float8_e5m2fnuz": "tl::fp8_e5_fnuz", "float8_e8m0fnu": "tl::fp8_e8m0"}
 HALVES = ("float16", "bfloat16")
 # type name in the text -> (header, typedef)
 HEADERS = {"half_t": ("cuda_fp16.h", "typedef __half half_t;"),
@@ -53,6 +55,8 @@ def literal(e: Const) -> Text:
 
 def _float_literal(dt: dtype, v: float) -> Text:
     wrap = dt.base not in ("float32", "tfloat32")
+    if TYPES[dt.base].startswith("tl::"):  # as float32 a value could lie on the other side of a midpoint
+        v = float(to_dtype(np.float64(v), dt).astype(np.float64))
     if math.isnan(v) or math.isinf(v):
         text = "TL_NAN" if math.isnan(v) else "TL_INFINITY" if v > 0 else "-TL_INFINITY"
         return (f"{TYPES[dt.base]}({text})", POSTFIX) if wrap else (text, PREFIX if v < 0 else ATOM)

@@ -16,7 +16,8 @@ from tilelang.target.instructions import MMA_ROWS, MmaRow, function_name
 from .hopper import hopper_function
 
 _WORD = re.compile(r"\w+")
-_FILES = ("prelude_values.cuh", "prelude_memory.cuh", "prelude_threads.cuh")  # what a section uses stands before it
+# What a section uses stands before it.
+_FILES = ("prelude_floats.cuh", "prelude_values.cuh", "prelude_memory.cuh", "prelude_threads.cuh")
 
 
 @record

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilelang.errors import facts
 from . import expr
-from .dtype import dtype, int_range, promote
+from .dtype import SCALE, dtype, int_range, promote
 from .expr import (BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, Binary, Broadcast, Call, Cast, Const, Expr, Select,
                    Shuffle, StringConst, Unary, Var)
 from .span import Span
@@ -41,7 +41,7 @@ def const(value: Any, dt: Any = None) -> Const:
         limit = float_max(dt.base)
         if math.isfinite(value) and abs(value) > limit:
             raise facts(ValueError(f"literal value {value} exceeds maximum of {dt}"), f"at most {limit:g}", str(value))
-        return Const(value, dt)
+        return Const(scale_value(value) if dt.base == SCALE else value, dt)
     if dt.is_handle:
         return Const(int(value), dt)
     value = int(value)
@@ -54,12 +54,29 @@ def const(value: Any, dt: Any = None) -> Const:
 _FLOAT_MAX = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38,
               "tfloat32": 3.4028234663852886e38, "float64": 1.7976931348623157e308, "float8_e4m3": 448.0,
               "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float8_e4m3fnuz": 240.0, "float8_e5m2fnuz": 57344.0,
-              "float4_e2m1fn": 6.0, "float4_e2m1_unpacked": 6.0}
+              "float4_e2m1fn": 6.0, "float4_e2m1_unpacked": 6.0, SCALE: 2.0**127}
 
 
 def float_max(base: str) -> float:
     """Largest finite value of a floating-point type."""
     return _FLOAT_MAX.get(base, 3.4028234663852886e38)
+
+
+def float_min(base: str) -> float:
+    """Least finite value of a floating-point type; scales are positive."""
+    return 2.0**-127 if base == SCALE else -float_max(base)
+
+
+def scale_value(v: float) -> float:
+    """The float8_e8m0fnu of a number: |v| rounded up to a power of two from 2**-127 to 2**127; NaN stays.
+
+    A constant of the type always has this value: 0 is none of them, and rules about adding 0 must not see one.
+    """
+    if math.isnan(v):
+        return v
+    v = min(max(abs(v), 2.0**-127), 2.0**127)
+    half, exponent = math.frexp(v)
+    return 2.0**(exponent - (half == 0.5))
 
 
 def convert(value: Any, dt: Any = None) -> Expr:

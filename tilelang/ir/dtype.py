@@ -27,6 +27,7 @@ for _n, _b in (
 ):  # fmt: skip
     _BASE[_n] = ("f", _b)
 
+SCALE = "float8_e8m0fnu"  # powers of two: no sign, no zero
 _VECTOR = re.compile(r"^(.*?)x(\d+)$")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import error, register
-from .dtype import dtype, numpy_dtype
+from .dtype import SCALE, dtype, numpy_dtype
 from .expr import AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, StringConst, Unary, Var
 from .visitor import walk
 
@@ -93,6 +93,14 @@ def _for_narrow_float(x: Value) -> Value:
     return x.astype(np.float32)
 
 
+def _to_scale(x: Value) -> Value:
+    """float32 as float8_e8m0fnu: |x| rounded up to a power of two, at most 2**127; NaN stays (cvt.rp.satfinite.ue8m0x2)."""
+    size = np.asarray(x, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
+    up = np.minimum(size + np.uint32(0x7FFFFF) >> np.uint32(23), np.uint32(254))
+    code = np.where(size <= 0x400000, np.uint32(0), np.where(size > 0x7F800000, np.uint32(255), up))
+    return np.asarray(code, np.uint8).view(numpy_dtype(SCALE))
+
+
 def _to_int(x: Value, target: np.dtype) -> Value:
     """Floats cut towards zero; beyond the range its nearest end, NaN zero (PTX `cvt.rzi`)."""
     if x.dtype.kind != "f" or x.dtype == np.float16:
@@ -113,15 +121,19 @@ def to_dtype(x: Value, dt: dtype) -> Value:
     even, once; integers wrap.
 
     fp8 and narrower saturate to the largest finite value (PTX `cvt.satfinite`); NaN stays NaN where the type has one.
+    float8_e8m0fnu takes the next power of two that |x| does not exceed, as the conversion of CUDA's header does.
     tfloat32 is stored as float32: only products round it.
     """
     target = numpy_dtype(dt)
     x = np.asarray(x)
     if dt.is_bool:
+        x = x if x.dtype.kind in "biuf" else x.astype(np.float32)
         return x != np.zeros((), x.dtype)
     if x.dtype == target and dt.base not in ("int4", "uint4"):
         return x
     if dt.is_float:
+        if dt.base == SCALE:
+            return _to_scale(_for_narrow_float(x))
         if dt.bits <= 8:
             limit = np.float32(_finite_limit(dt.base))
             return np.clip(_for_narrow_float(x), -limit, limit).astype(target)

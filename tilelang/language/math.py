@@ -10,7 +10,7 @@ from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, S
                          cast, const, convert, int_range, logical, match, numpy_dtype, select,
                          unary)
 from tilelang.ir import dtype as DType
-from tilelang.ir.build import float_max
+from tilelang.ir.build import float_max, float_min
 from tilelang.target.accuracy import FAST, stated
 
 from .regions import BufferSlice
@@ -149,6 +149,8 @@ def nextafter(a: Any, b: Any) -> Expr:
     step = select(binary("eq", wx < wy, wx > 0.0), const(1, code.scalar), const(-1, code.scalar))
     near: Expr = call("reinterpret", (binary("add", call("reinterpret", (x,), code), step),), dt)
     least = const(float(ml_dtypes.finfo(numpy_dtype(dt)).smallest_subnormal), dt.scalar)
+    if dt.base.endswith("fnuz"):  # what would be their negative zero is a NaN
+        near = select(isnan(near), const(0.0, dt.scalar), near)
     near = select(binary("eq", wx, 0.0), copysign(least, y), near)
     out = select(binary("eq", wx, wy), y, near)
     return select(logical("or", isnan(x), isnan(y)), x + y, out)
@@ -335,7 +337,7 @@ def _limit(dt: Any, sign: int) -> Expr:
     if d.is_int or d.is_bool:
         low, high = int_range(d)
         return const(high if sign > 0 else low, d)
-    return const(sign * float_max(d.base), d)
+    return const(float_max(d.base) if sign > 0 else float_min(d.base), d)
 
 
 def max_value(dtype: Any) -> Expr:

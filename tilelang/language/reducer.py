@@ -12,6 +12,8 @@ from typing import Any
 
 from tilelang.ir import Binary, Buffer, Const, Expr, Load, cast, const, convert, int_range, load
 from tilelang.ir import dtype as DType
+from tilelang.ir.dtype import SCALE
+from tilelang.ops.reduce import identity as neutral
 
 from .alloc import alloc_fragment
 from .builder import Builder, Emitted
@@ -36,10 +38,7 @@ def identity(op: str, dt: DType) -> Const:
         return const(0, dt)
     if op == "bitand":
         return const(int_range(dt)[1] if dt.is_unsigned or dt.is_bool else -1, dt)
-    if dt.is_float:
-        return const(float("-inf") if op == "max" else float("inf"), dt)
-    low, high = int_range(dt)
-    return const(low if op == "max" else high, dt)
+    return const(neutral(op, dt), dt)
 
 
 def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | None = None) -> Buffer:
@@ -56,6 +55,9 @@ def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | No
     if op.startswith("bit") and not (acc.dtype.is_int or acc.dtype.is_bool):
         raise error("reducer-type", f"a {op} reducer requires an integer dtype, found {acc.dtype}",
                     expected="an integer type", found=str(acc.dtype))
+    if op == "sum" and acc.dtype.base == SCALE:
+        raise error("reducer-type", f"a sum needs a type with a zero, found {acc.dtype}",
+                    expected="a type with a zero", found=str(acc.dtype), hint="sum in float32 and convert the result")
     b.reducers[id(acc)] = (acc, _Epoch(op, replication is not None))
     return acc
 

@@ -8,6 +8,8 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, dtype, int_range, tile_op
+from tilelang.ir.build import float_min
+from tilelang.ir.dtype import SCALE
 from tilelang.ir.evaluate import binary_function, to_dtype
 
 from .base import Access, LowerContext
@@ -21,7 +23,8 @@ errors.register("reduce-shape", ValueError, "a reduction whose result has the wr
 errors.register("reduce-scope", ValueError, "a reduction between scopes it does not work on",
                 "copy the data to a fragment or shared buffer first",
                 expected="two tiles in shared memory, or two in registers")
-errors.register("reduce-dtype", ValueError, "a bitwise reduction of floats", "cast to an integer type first",
+errors.register("reduce-dtype", ValueError, "a bitwise reduction of floats, or a sum in a type without a zero",
+                "cast to an integer type first",
                 expected="integers or bool")
 
 KINDS = ("sum", "abssum", "max", "absmax", "min", "bitand", "bitor", "bitxor")
@@ -35,6 +38,8 @@ def identity(kind: str, dt: dtype) -> Any:
     """The value that leaves `kind` unchanged, as a Python number of dt's range."""
     if kind == "bitand":
         return True if dt.is_bool else (int_range(dt)[1] if dt.is_unsigned else -1)
+    if dt.base == SCALE and kind == "max":
+        return float_min(dt.base)  # an infinity would become the greatest
     if kind in ("max", "min"):
         low, high = (-np.inf, np.inf) if dt.is_float else int_range(dt)
         return low if kind == "max" else high
@@ -117,9 +122,19 @@ class Reduce(TileOp):
                                                f"`{self.src.buffer.name}` is "
                                f"{self.src.dtype}",
                                found=str(self.src.dtype), span=self.span)
+        if self.kind in ("sum", "abssum"):
+            refuse_sums(self.dst, self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         return Access(self.src, "read"), Access(self.dst, "write" if self.clear else "readwrite")
+
+
+def refuse_sums(dst: Region, span: Span | None) -> None:
+    """Raises reduce-dtype where the result's type has no zero that a sum could start with."""
+    if dst.dtype.base == SCALE:
+        raise errors.error("reduce-dtype", f"a sum needs a type with a zero, `{dst.buffer.name}` is {dst.dtype}",
+                           expected="a type with a zero", found=str(dst.dtype), span=span,
+                           hint="sum in float32 and convert the result")
 
 
 def _memory(scope: str) -> str:

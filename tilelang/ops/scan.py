@@ -14,7 +14,7 @@ from tilelang.ir.evaluate import binary_function, to_dtype
 from .base import Access, LowerContext
 from .layouts import same_layout
 from .pairing import offset_indices
-from .reduce import identity
+from .reduce import identity, refuse_sums
 from .tiles import fit
 
 errors.register("scan-shape", ValueError, "a scan whose result has another shape than its source", "use one shape for both",
@@ -131,6 +131,8 @@ class Scan(TileOp):
             raise errors.error("scan-shape", f"cum{self.kind} dst shape {self.dst.extents} must match src shape "
                                f"{self.src.extents}",
                                found=f"{self.dst.extents} for {self.src.extents}", span=self.span)
+        if self.kind == "sum":
+            refuse_sums(self.dst, self.span)
         for r in (self.src, self.dst):
             if r.buffer.scope_name == "global":
                 raise errors.error("scan-scope", f"T.cum{self.kind} works on shared and fragment tiles, "

@@ -8,6 +8,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import Expr, Var, dtype
+from tilelang.ir.dtype import SCALE
 
 register("host-expression", NotImplementedError, "host code (before T.Kernel) uses something only a kernel can do",
          "move it into the T.Kernel block",
@@ -46,6 +47,8 @@ def rounded_to(w: Writer, dt: dtype, value: str) -> str:
     """
     if dt.bits >= 64:
         return value
+    if dt.base == SCALE:
+        return _scale_of(w, value)
     if dt.base not in _SMALL:
         ty = scalar_type(dt)
         return w.ins(f"fpext {ty} {w.ins(f'fptrunc double {value} to {ty}')} to double")
@@ -66,13 +69,32 @@ def rounded_to(w: Writer, dt: dtype, value: str) -> str:
     return w.ins(f"select i1 {finite}, double {near}, double {value}")
 
 
+def _scale_of(w: Writer, value: str) -> str:
+    """|value| rounded up to a power of two, at least 2**-127; beyond 2**127 infinity, NaN stays."""
+    size = w.ins(f"call double @llvm.fabs.f64(double {value})")
+    up = w.ins(f"add i64 {w.ins(f'bitcast double {size} to i64')}, {(1 << 52) - 1}")
+    power = w.ins(f"bitcast i64 {w.ins(f'and i64 {up}, {-1 << 52}')} to double")
+    least = w.ins(f"fcmp olt double {power}, {double_text(2.0 ** -127)}")
+    power = w.ins(f"select i1 {least}, double {double_text(2.0 ** -127)}, double {power}")
+    beyond = w.ins(f"fcmp ogt double {power}, {double_text(2.0 ** 127)}")
+    power = w.ins(f"select i1 {beyond}, double 0x7FF0000000000000, double {power}")
+    return w.ins(f"select i1 {w.ins(f'fcmp uno double {value}, {value}')}, double {value}, double {power}")
+
+
 def has_infinity(dt: dtype) -> bool:
     """Whether a float type has infinities."""
+    if dt.base == SCALE:
+        return False
     return dt.base not in _SMALL or _SMALL[dt.base][3] is not None
 
 
 def code_of(w: Writer, dt: dtype, value: str) -> tuple[str, str]:
-    """(integer type, bits) of a value of a type of _SMALL that is held in a double."""
+    """(integer type, bits) of a value of a type of _SMALL, or a scale, that is held in a double."""
+    if dt.base == SCALE:
+        bits = w.ins(f"bitcast double {value} to i64")
+        power = w.ins(f"sub i64 {w.ins(f'lshr i64 {bits}, 52')}, {1023 - 127}")
+        code = w.ins(f"select i1 {w.ins(f'fcmp uno double {value}, {value}')}, i64 255, i64 {power}")
+        return "i8", w.ins(f"trunc i64 {code} to i8")
     fraction, least_exponent, _, infinity, nan = _SMALL[dt.base]
     ty = f"i{dt.bits}"
     size = w.ins(f"call double @llvm.fabs.f64(double {value})")

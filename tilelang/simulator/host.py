@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import Buffer, Expr, Func, Var, free_vars, numpy_dtype
-from tilelang.ir.evaluate import evaluate
+from tilelang.ir.evaluate import evaluate, to_dtype
 
 from .addresses import LINE, Addresses, room
 from .faults import fault
@@ -89,7 +89,8 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], alia
                 raise fault("sim-argument", f"argument {p.name} is missing",
                             expected=f"a value for {p.name}", found="none", span=func.span)
             if not p.dtype.is_handle:
-                values[p] = np.asarray(given[p], numpy_dtype(p.dtype))
+                values[p] = to_dtype(np.asarray(given[p], np.float64), p.dtype) if p.dtype.is_float else \
+                    np.asarray(given[p], numpy_dtype(p.dtype))
     arrays = {p: np.asarray(given[p]) for p, _ in func.buffers if p in given}
     _solve(func, arrays, values)
     tensors = [_tensor(func, b, arrays.get(p), values, granule) for p, b in func.buffers]

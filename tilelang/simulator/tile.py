@@ -136,7 +136,7 @@ class TileCompiler(StmtCompiler):
                     raise uninitialized(b, e.span)
             if skip is None:
                 return x
-            return np.where(skip, dt.type(0) if safe is None else np.asarray(safe(f)).astype(dt), x)
+            return np.where(skip, np.zeros((), dt) if safe is None else np.asarray(safe(f)).astype(dt), x)
 
         return run
 

@@ -87,7 +87,7 @@ class TileEnv:
             out = box.tensor[box.source].copy()
         else:
             safe = self._sites[id(r)].safe
-            fill = box.tensor.dtype.type(0) if safe is None else np.asarray(self._scalar(safe)).astype(box.tensor.dtype)
+            fill = np.zeros((), box.tensor.dtype) if safe is None else np.asarray(self._scalar(safe)).astype(box.tensor.dtype)
             out = np.full(box.shape, fill, box.tensor.dtype)
             out[box.target] = box.tensor[box.source]
         if self._check and box.known is not None and not box.known[box.source].all():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tilelang.ir import dtype
+from tilelang.ir.build import float_min
+from tilelang.ir.dtype import SCALE
 
 from .text import Fn, is_literal
 from .types import float_literal, intrinsic, literal, rounded, splat, value_type
@@ -131,7 +133,7 @@ def identity(kind: str, dt: dtype) -> str:
     from_range = {"max": 0, "min": 1}
     if kind in from_range:
         if dt.is_float:
-            value = float("-inf") if kind == "max" else float("inf")
+            value = float("inf") if kind == "min" else float_min(dt.base) if dt.base == SCALE else float("-inf")
             return splat(float_literal(value, dt.bits == 64), value_type(dt))
         if dt.is_bool:
             return literal(kind == "min", dt)

@@ -19,6 +19,7 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.ir import dtype, numpy_dtype
+from tilelang.ir.dtype import SCALE
 from tilelang.ir.evaluate import to_dtype
 
 from .text import Fn
@@ -54,7 +55,7 @@ def memory_scalar(dt: dtype, span: Any = None) -> str:
         return "double"
     if base == "bfloat16":
         return "i16"
-    if base == "bool" or base in _FLOAT8:
+    if base == "bool" or base in _FLOAT8 or base == SCALE:
         return "i8"
     if dt.is_handle:
         return "ptr"
@@ -160,7 +161,7 @@ def from_memory(f: Fn, dt: dtype, v: str) -> str:
         wide = f.let(f"zext {mt} {v} to {it}")
         high = f.let(f"shl {it} {wide}, {splat('16', it)}")
         return f.let(f"bitcast {it} {high} to {vt}")
-    if dt.base in _FLOAT8:
+    if dt.is_float8:
         return _decode8(f, dt, v)
     return v
 
@@ -177,7 +178,7 @@ def to_memory(f: Fn, dt: dtype, v: str) -> str:
         bits = f.let(f"bitcast {vt} {v} to {it}")
         high = f.let(f"lshr {it} {bits}, {splat('16', it)}")
         return f.let(f"trunc {it} {high} to {mt}")
-    if dt.base in _FLOAT8:
+    if dt.is_float8:
         return _encode8(f, dt, v, saturate=False)
     return v
 
@@ -239,6 +240,8 @@ def _encode8(f: Fn, dt: dtype, v: str, saturate: bool = True) -> str:
 
     saturate: False for values of the type, whose infinities stay.
     """
+    if dt.base == SCALE:
+        return _encode_scale(f, dt, v)
     ebits, mbits, bias, has_inf, fnuz = _FLOAT8[dt.base]
     n, vt = dt.lanes, value_type(dt)
     it, bt = _lanes("i32", n), _lanes("i1", n)
@@ -276,6 +279,20 @@ def _encode8(f: Fn, dt: dtype, v: str, saturate: bool = True) -> str:
         code = f.let(f"select {bt} {plain}, {it} {code}, {it} {signed}")
     else:
         code = f.let(f"or {it} {code}, {sign}")
+    return f.let(f"trunc {it} {code} to {_lanes('i8', n)}")
+
+
+def _encode_scale(f: Fn, dt: dtype, v: str) -> str:
+    """float32 to float8_e8m0fnu: the next power of two that |v| does not exceed, at most 2**127; NaN is 255."""
+    n, vt = dt.lanes, value_type(dt)
+    it, bt = _lanes("i32", n), _lanes("i1", n)
+    size = f.let(f"and {it} {f.let(f'bitcast {vt} {v} to {it}')}, {splat(str(0x7FFFFFFF), it)}")
+    up = f.let(f"lshr {it} {f.let(f'add {it} {size}, ' + splat(str(0x7FFFFF), it))}, {splat('23', it)}")
+    code = intrinsic(f, "llvm.umin", it, up, splat("254", it))
+    least = f.let(f"icmp ule {it} {size}, {splat(str(0x400000), it)}")
+    code = f.let(f"select {bt} {least}, {it} {splat('0', it)}, {it} {code}")
+    nan = f.let(f"fcmp uno {vt} {v}, {v}")
+    code = f.let(f"select {bt} {nan}, {it} {splat('255', it)}, {it} {code}")
     return f.let(f"trunc {it} {code} to {_lanes('i8', n)}")
 
 
