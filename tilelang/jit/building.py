@@ -145,6 +145,7 @@ class _Started:
                  host: Callable[[Any], tuple[str, bytes]], pool: ThreadPoolExecutor) -> None:
         self.sources, self.make_host = list(sources), host
         self.cubins = pool.submit(cubins, self.sources)
+        time.sleep(1e-4)  # this thread would keep the interpreter's lock for some ms more: NVRTC comes first
         self.host = pool.submit(host, program) if usable_cpus() > 2 else None
 
     def cancel(self) -> None:

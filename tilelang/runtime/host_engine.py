@@ -6,12 +6,15 @@ llvmlite and tvm_ffi are imported on first use (tvm_ffi imports torch where torc
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from tilelang.errors import error, register
+from tilelang.target.probe import open_library
 from tilelang.timeline import phase
 
 register("runtime-missing", ImportError, "a package the runtime needs is missing or has a version it does not know",
@@ -27,6 +30,7 @@ class _Llvm:
     """Target machine and ORC JIT of this process, made once."""
 
     def __init__(self) -> None:
+        _load_llvm()
         try:
             import llvmlite.binding as llvm
         except ImportError as e:
@@ -42,6 +46,19 @@ class _Llvm:
             llvm.Target.from_default_triple().create_target_machine(cpu=self.cpu, opt=1, reloc="pic",
                                                                     codemodel="jitdefault"), use_jit_link=False)
         self.loaded = 0
+
+
+def _load_llvm() -> None:
+    """The library of llvmlite, which loads it at a first use by a call that stops all other threads.  What cannot be found or
+    loaded is left to llvmlite."""
+    spec = find_spec("llvmlite")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = os.path.join(folder, "binding", "libllvmlite.so")
+        if os.path.exists(path):
+            try:
+                open_library(path)
+            except OSError:
+                return
 
 
 class _Ffi:

@@ -18,6 +18,7 @@ from functools import cache
 from tilelang.env import env
 from tilelang.errors import error, register
 from tilelang.ir.record import record
+from tilelang.target.probe import open_library
 from tilelang.timeline import phase
 
 from .give_way import give_way
@@ -76,7 +77,7 @@ class Nvrtc:
 
     def __init__(self, candidate: NvrtcCandidate) -> None:
         with phase("load NVRTC"):
-            self.lib = ctypes.CDLL(candidate.library)
+            self.lib = open_library(candidate.library)
         self.path, self.includes = candidate.library, candidate.includes
         self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()

@@ -1,11 +1,26 @@
-"""Which CUDA device this process would use: asked of the driver by ctypes, without loading anything else."""
+"""Shared libraries, and which CUDA device this process would use: asked of the driver by ctypes, without loading anything
+else."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import lru_cache
 
 from tilelang.timeline import phase
+
+
+def open_library(path: str) -> ctypes.CDLL:
+    """A shared library.  Other threads run while it is read and relocated: ctypes.CDLL alone keeps the interpreter's lock for
+    that, up to 0.3 s for a compiler that is not in memory yet.  Raises OSError.
+    """
+    try:
+        dlopen = ctypes.CDLL(None).dlopen
+    except (AttributeError, OSError, TypeError):  # not a system with dlopen
+        return ctypes.CDLL(path)
+    dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    dlopen(os.fsencode(path), os.RTLD_NOW | os.RTLD_LOCAL)  # a call of foreign code gives the lock up; kept for good
+    return ctypes.CDLL(path)
 
 
 @lru_cache(maxsize=1)
@@ -14,7 +29,7 @@ def load_libcuda() -> ctypes.CDLL | None:
     for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
         try:
             with phase(f"load {name}"):
-                return ctypes.CDLL(name)
+                return open_library(name)
         except OSError:
             continue
     return None

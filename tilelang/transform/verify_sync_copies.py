@@ -13,7 +13,7 @@ from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_address
 
 from .sync_fault import Fault, Found, Undecided
 from .verify_sync_events import EVENT_RULES, enter, event, lane_count, peers
-from .verify_sync_values import Descriptor
+from .verify_sync_values import Descriptor, distinct
 
 # ---- the async proxy ----------------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ def _bulk_wait(st: Any, c: Call, span: Any) -> None:
 @lru_cache(maxsize=1024)
 def _lines(start: int, lbo: int, sbo: int, swizzle: int, major: str, extent: int, size: int) -> tuple[tuple[int, int], ...]:
     """Intervals of 128-byte lines that an operand touches, from the line its descriptor points into."""
-    lines = np.unique(operand_addresses(encode_descriptor(start, lbo, sbo, swizzle), major, extent, size) >> 7)
+    lines = distinct(operand_addresses(encode_descriptor(start, lbo, sbo, swizzle), major, extent, size) >> 7)
     cuts = np.flatnonzero(np.diff(lines) > 1)
     first, last = lines[np.r_[0, cuts + 1]], lines[np.r_[cuts, len(lines) - 1]]
     return tuple((int(a) << 7, int(b) + 1 << 7) for a, b in zip(first, last))

@@ -16,6 +16,7 @@ from tilelang.ir.expr import AddressOf, Call
 
 from .sync_fault import Fault, Found, Undecided
 from .verify_sync_clocks import MBarrier
+from .verify_sync_values import distinct
 
 WARP = 32
 Rule = Callable[[Any, Call, Any], None]
@@ -180,7 +181,7 @@ def peers(st: Any, e: Expr, span: Any) -> Iterator[Any]:
         return
     mask, active = st.mask, st.active
     ranks = np.broadcast_to(ranks, st.n)
-    for rank in np.unique(ranks if mask is None else ranks[mask]):
+    for rank in distinct(ranks if mask is None else ranks[mask]):
         st.only(ranks == rank if mask is None else (ranks == rank) & mask)
         yield peer(st, int(rank), span)
     st.mask, st.active = mask, active

@@ -22,7 +22,7 @@ from .verify_sync_clocks import Active, Warp
 from .verify_sync_copies import EVENT_RULES
 from .verify_sync_events import WAIT_RULES
 from .verify_sync_registers import MatrixRegisters
-from .verify_sync_values import one
+from .verify_sync_values import distinct, one
 
 _MOST = 64  # iterations that a loop is followed without leaving out any
 
@@ -413,7 +413,7 @@ class Stream(Accesses):
             return
         mask, active = self.mask, self.active
         chosen = at if mask is None else at[mask]
-        for value in np.unique(chosen):
+        for value in distinct(chosen):
             taken = at == value
             self.only(taken if mask is None else taken & mask)
             yield block.barrier(int(value), a.buffer, span), self.active

@@ -294,8 +294,14 @@ class Values:
         return descriptor
 
 
+def distinct(values: np.ndarray) -> np.ndarray:
+    """The different values of an array, in order.  np.unique loads numpy.ma for that, which nothing else here needs."""
+    ordered = np.sort(values, axis=None)
+    return ordered[np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))] if len(ordered) else ordered
+
+
 def _plain(i: Any) -> Any:
     return None if isinstance(i, np.ndarray) else i
 
 
-__all__ = ["Descriptor", "Values", "number", "one"]
+__all__ = ["Descriptor", "Values", "distinct", "number", "one"]
