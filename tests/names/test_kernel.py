@@ -406,3 +406,23 @@ def test_functions_of_the_jit_have_a_type():
 
     assert isinstance(double, T.JITFunc)
     assert np.array_equal(double(8)(np.arange(8, dtype=np.int32)), np.arange(8) * 2)
+
+
+@pytest.mark.spec("T.alloc_global", "L6:alloc_global")
+def test_a_workspace_in_a_loop_of_the_host_is_that_of_its_turn():
+    @T.prim_func
+    def f(A: T.Tensor((64,), "int32"), O: T.Tensor((64,), "int32")):
+        for k in range(3):
+            W = T.alloc_global((64,), "int32")
+            with T.Kernel(1, threads=64):
+                t = T.get_thread_binding()
+                V = T.alloc_global((64,), "int32")
+                W[t] = A[t] + k
+                V[t] = O[t]
+                O[t] = V[t]
+            with T.Kernel(1, threads=64):
+                t = T.get_thread_binding()
+                O[t] = O[t] + W[63 - t]
+
+    a = np.arange(64, dtype=np.int32)
+    assert np.array_equal(everywhere(f, a)[1], 3 * a[::-1] + 3)

@@ -284,8 +284,14 @@ def test_launches_written_as_scopes_of_indices():
             for tx in T.thread_binding(4, thread="threadIdx.x"):
                 B[bx * 4 + tx] = A[bx * 4 + tx] * 3
 
+    @T.prim_func
+    def h(A: T.Tensor((8,), "int32"), B: T.Tensor((8,), "int32")):
+        bx = T.launch_thread("blockIdx.x", 2)
+        tx = T.launch_thread("threadIdx.x", 4)
+        B[bx * 4 + tx] = A[bx * 4 + tx] * 3
+
     a = np.arange(8, dtype=np.int32)
-    for program in (f, g):
+    for program in (f, g, h):
         assert np.array_equal(everywhere(program, a)[1], a * 3)
         cuda_text(program)
 

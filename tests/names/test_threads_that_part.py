@@ -231,14 +231,16 @@ def test_lanes_of_a_warp_in_different_branches_pass_their_own_masks(threads):
 
 
 @pytest.mark.spec("L15:warp-votes", "L15:shuffles")
-@pytest.mark.parametrize("on", ["tile", "simulator"])
-@pytest.mark.parametrize("case,text", [("own", "thread 8, which is not in the mask that it passes"),
-                                       ("other", "names thread 8 in its mask, which passes another mask"),
-                                       ("vote", "any_sync names thread 8 in its mask, which does not execute it"),
-                                       ("shuffle", "shfl_xor names thread 8 in its mask, which does not execute it")],
-                         ids=["own", "other", "vote", "shuffle"])
-def test_masks_that_do_not_fit_the_lanes_that_come_are_refused(case, text, on):
-    """What CUDA leaves undefined: the interpreters say so."""
+@pytest.mark.parametrize("on", ["tile", "simulator", "cpu"])
+@pytest.mark.parametrize("case,text,told", [
+    ("own", "thread 8, which is not in the mask that it passes", "any_sync .* a lane that is not in the mask that it passes"),
+    ("other", "names thread 8 in its mask, which passes another mask", "any_sync .* lane in its mask that passes another mask"),
+    ("vote", "any_sync names thread 8 in its mask, which does not execute it", "any_sync .* mask that does not execute it"),
+    ("shuffle", "shfl_xor names thread 8 in its mask, which does not execute it", "shfl_xor .* mask that does not execute it"),
+    ("source", "shfl_idx: thread 0 reads from thread 9, which does not", "shfl_sync .* from a lane that does not execute it")],
+    ids=["own", "other", "vote", "shuffle", "source"])
+def test_masks_that_do_not_fit_the_lanes_that_come_are_refused(case, text, told, on):
+    """What CUDA leaves undefined: the interpreters and the CPU say so, the CPU when the launch is over."""
 
     @T.prim_func
     def f(A: T.Tensor((40,), "int32"), O: T.Tensor((40,), "int32")):
@@ -250,11 +252,47 @@ def test_masks_that_do_not_fit_the_lanes_that_come_are_refused(case, text, on):
                 m = T.if_then_else(i % 32 < 8, T.uint32(0xFFFF), T.uint32(0xFFFFFF00))
                 O[i] = T.any_sync(A[i], m)
             elif i % 32 < 8:
-                O[i] = T.any_sync(A[i]) if case == "vote" else T.shfl_xor(A[i], 1)
+                if case == "source":
+                    O[i] = T.shfl_sync(A[i], 9, mask=0xFF)
+                else:
+                    O[i] = T.any_sync(A[i]) if case == "vote" else T.shfl_xor(A[i], 1)
 
-    with pytest.raises(TileLangError, match=text) as e:
+    with pytest.raises(RuntimeError, match=told if on == "cpu" else text) as e:
         run(f, LANES[:40], on=on, simulated=True)
-    assert e.value.kind == "sim-warp-divergence"
+    assert on == "cpu" or e.value.kind == "sim-warp-divergence"
+
+
+@pytest.mark.spec("T.ptx_ldmatrix")
+@pytest.mark.parametrize("on", ["tile", "simulator", "cpu"])
+def test_a_matrix_instruction_for_half_a_warp_is_refused(on):
+    @T.prim_func
+    def f(A: T.Tensor((64,), "float16"), O: T.Tensor((64,), "float16")):
+        with T.Kernel(1, threads=32):
+            i = T.get_thread_binding()
+            S = T.alloc_shared((64,), "float16")
+            L = T.alloc_local((2,), "float16")
+            T.copy(A, S)
+            if i < 16:
+                T.ptx_ldmatrix(False, 1, T.access_ptr(S[i % 8 * 8], "r"), L.access_ptr("w"))
+                O[2 * i] = L[0]
+
+    with pytest.raises(RuntimeError, match="ldmatrix.* all 32 lanes of a warp"):
+        run(f, LANES.astype(np.float16), on=on, simulated=True)
+
+
+@pytest.mark.spec("T.shfl_xor", "T.any_sync", "T.thread_return")
+def test_lanes_that_have_returned_may_be_named():
+    @T.prim_func
+    def f(A: T.Tensor((64,), "int32"), O: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            i = T.get_thread_binding()
+            if i % 32 >= 8:
+                T.thread_return()
+            if i < 32:
+                O[i] = T.shfl_xor(A[i], 1) + T.any_sync(A[i] == 7) * 100
+
+    want = np.where(LANES < 8, (LANES ^ 1) + 100, 0)
+    assert np.array_equal(everywhere(f, LANES)[1], want)
 
 
 @pytest.mark.spec("T.shfl_xor", "T.shfl_down", "T.shfl_up", "T.shfl_sync", "T.activemask", "T.ballot", "L15:shuffles")

@@ -173,8 +173,11 @@ def decl_buffer(shape: Any, dtype: Any = "float32", data: Any = None, strides: A
 
 
 def launch_thread(tag: str, extent: Any) -> Frame:
-    """`with T.launch_thread("blockIdx.x", 4) as bx:` binds a launch index."""
-    return thread_binding(extent, thread=tag)
+    """`with T.launch_thread("blockIdx.x", 4) as bx:` binds a launch index; so does `bx = T.launch_thread("blockIdx.x", 4)`,
+    to the end of the block of statements."""
+    frame = thread_binding(extent, thread=tag)
+    frame.opens_by_name = True
+    return frame
 
 
 def meta_var(value: Any) -> Any:

@@ -207,6 +207,8 @@ class Recorder:
         elif isinstance(old, BufferSlice) and old.by_reference and isinstance(value, (Expr, *SCALARS)):
             store_slice(self, old, value)
             return old
+        if isinstance(value, Frame) and value.opens_by_name:
+            return self.bind_frame(name, self.enter(value))
         if isinstance(value, Expr):
             return self._bind_expr(name, value, old)
         if isinstance(value, Buffer):

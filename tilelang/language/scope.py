@@ -89,10 +89,12 @@ class Frame:
 
     once: its body runs exactly once when it is reached, so Python values assigned in it stay valid after it.
     loop: break and continue refer to it.
+    opens_by_name: `name = frame` opens it to the end of the block around it, as `with frame as name:` would.
     """
 
     once: ClassVar[bool] = True
     loop: ClassVar[bool] = False
+    opens_by_name = False
 
     def __init__(self) -> None:
         self.stmts: list[Stmt] = []

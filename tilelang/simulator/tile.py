@@ -231,8 +231,9 @@ class TileCompiler(StmtCompiler):
         launched: list[Storage] = []
 
         def workspace(f: LaneFrame) -> Storage:
-            """The launch's: its first block makes it."""
-            if not launched or not np.any(f.block.where):
+            """The launch's: its first block makes it; outside of a kernel each time."""
+            where = getattr(f.block, "where", "")
+            if not launched or not any(c in "123456789" for c in where):
                 launched[:] = [make(f)]
             return launched[0]
 

@@ -31,6 +31,7 @@ from .actors import (
     word,
 )
 from .descriptors import FIRST_MISUSE, Addresses, space_of
+from .lane_faults import LaneFaults
 from .masks import masked
 from .roles import Role, Split
 from .stmts import Statements
@@ -61,8 +62,9 @@ def shared_slots(s: Launch) -> list[tuple[Any, int]]:
 class ActorLaunch:
     """Emits one such launch.  host: the entry function.  slots, captured: as launch.py makes them."""
 
-    def __init__(self, host: Any, s: Launch, name: str, slots: list[Any], captured: list[Any]) -> None:
+    def __init__(self, host: Any, s: Launch, name: str, slots: list[Any], captured: list[Any], faults: LaneFaults) -> None:
         self.host, self.launch, self.name, self.slots, self.captured = host, s, name, slots, captured
+        self.faults = faults
         self.grid = any(isinstance(n, Call) and n.op == "sync_grid" for n in walk(s.body))
         self.cluster = cluster_of(s) or (1, 1, 1)
         self.split = Split(s)
@@ -100,7 +102,7 @@ class ActorLaunch:
         threads = analyse_threads(s)
         body = Statements(f, host.host, Analyzer(), threads, s.thread_vars, s.threads)
         body.role, body.ranges, body.coroutine = role, role.ranges, Coroutine(f)
-        body.cluster = math.prod(self.cluster), len(self.split.roles)
+        body.faults, body.cluster = self.faults, (math.prod(self.cluster), len(self.split.roles))
         self.host.open_block(body, s, names, self.captured, zip(places, self.slots))
         body.addresses, body.maps, body.misuses = Addresses(body, self.space), self.maps, self.misuses
         body.stmt(s.body)

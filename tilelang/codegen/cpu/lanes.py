@@ -4,7 +4,7 @@ All threads of a block run in one CPU thread, a statement at a time.  A statemen
 evaluates the call's operand for every thread into an array; the call itself then reads the other lane's entry (votes:
 all of them).  Where only the threads of a mask execute the statement (masks.py), the others have no part in it: votes
 and matches are over the lanes that execute it and that the call's own lane mask names.  Arrays are filled up to whole
-warps; a lane that reads one without a thread, or outside the mask, reads itself.
+warps.  What CUDA leaves undefined fails the call (lane_faults.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tilelang.ir import Call, Const, dtype, walk
 
 from .actors import MEETINGS, add_word, get_word, together, word
 from .exprs import Storage
+from .lane_faults import SOURCE, check_mask, fail_if, lanes_of, mask_of
 from .types import literal, load, memory_type, splat, store, unsupported, value_type
 
 WARP = 32
@@ -60,26 +61,13 @@ def _is_active(cx: Any, thread: str) -> str:
     return "true" if cx.threads.count % WARP == 0 else str(cx.f.less(thread, str(cx.threads.count)))
 
 
-def _active_lanes(cx: Any, first: str) -> str:
-    """i32: the lanes of the warp that begins at a thread that execute the statement."""
-    f, count = cx.f, cx.threads.count
-    if cx.active is not None:
-        row = f.let(f"load <{WARP} x i8>, ptr {f.at(cx.active, 'i8', first)}, align 1")
-        yes = f.let(f"icmp ne <{WARP} x i8> {row}, {splat('0', f'<{WARP} x i8>')}")
-        return f.let(f"bitcast <{WARP} x i1> {yes} to i32")
-    if count % WARP == 0:
-        return "-1"
-    full = f.less(first, str(count // WARP * WARP))
-    return f.let(f"select i1 {full}, i32 -1, i32 {(1 << count % WARP) - 1}")
-
-
 def threads_in_warps(cx: Any) -> str:
     """i64: 32 for each warp of which a lane executes the statement."""
     f, come = cx.f, cx.f.alloca("i64", hint="come")
     f.do(f"store i64 0, ptr {come}")
     for lo, hi in cx.ranges:
         with f.loop(str(lo), str(hi), WARP, hint="warp") as first:
-            some = f.let(f"icmp ne i32 {_active_lanes(cx, first)}, 0")
+            some = f.let(f"icmp ne i32 {lanes_of(cx, cx.active, first)}, 0")
             add_word(f, come, 0, f.let(f"select i1 {some}, i64 {WARP}, i64 0"))
     return str(f.let(f"load i64, ptr {come}"))
 
@@ -87,6 +75,9 @@ def threads_in_warps(cx: Any) -> str:
 def publish(cx: Any, e: Call) -> None:
     """Evaluate the operand of an exchange for all threads that execute it; of a vote of the block the answer too."""
     _publish(cx, e)
+    mask = mask_of(cx, e) if e.op in (*SHUFFLES, *VOTES, *MATCHES) else None
+    if mask is not None:
+        check_mask(cx, e, mask)
     if e.op in BLOCK_VOTES:
         cx.voted[id(e)] = _count_votes(cx, e)
 
@@ -135,13 +126,14 @@ def _shuffle(cx: Any, e: Call) -> str:
         src = f.let(f"select i1 {f.both(low, high)}, i64 {src}, i64 {t}")
     there = _is_active(cx, src)
     if there != "true":
+        fail_if(cx, e, SOURCE, f.let(f"xor i1 {there}, true"))
         src = f.let(f"select i1 {there}, i64 {src}, i64 {t}")
     return load(f, dt, f.at(array, memory_type(dt), src))
 
 
 def _taking_part(cx: Any, e: Call, first: str) -> str:
     """i32: the lanes that execute a vote and that its mask names."""
-    on = _active_lanes(cx, first)
+    on = lanes_of(cx, cx.active, first)
     if len(e.args) < 2 or isinstance(e.args[1], Const) and int(e.args[1].value) & 0xFFFFFFFF == 0xFFFFFFFF:
         return on
     named = cx.cast_value(e.args[1], dtype("uint32"))
@@ -184,7 +176,7 @@ def _match(cx: Any, e: Call) -> str:
 def _active(cx: Any, e: Call) -> str:
     """The lanes that execute the statement together."""
     _, _, first = _own(cx, e)
-    on, ty = _active_lanes(cx, first), value_type(e.dtype)
+    on, ty = lanes_of(cx, cx.active, first), value_type(e.dtype)
     return on if ty == "i32" else str(2**WARP - 1) if on == "-1" else cx.f.let(f"zext i32 {on} to {ty}")
 
 

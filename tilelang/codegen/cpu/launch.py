@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tilelang.arith import Analyzer
@@ -22,6 +23,7 @@ from tilelang.ir import (
     Assert,
     Bind,
     Buffer,
+    Call,
     Const,
     Evaluate,
     Expr,
@@ -43,7 +45,10 @@ from tilelang.ir import (
 from .actor_launch import GROUP_BYTES, ActorLaunch, shared_slots
 from .exprs import Bound, Expressions, Storage
 from .stmts import Statements, on_stack
+from .lane_faults import LaneFaults
+from .lanes import EXCHANGES
 from .masks import masked
+from .matrices import MATRIX_CALLS
 from .roles import needs_roles
 from .text import Fn, Module, clean
 from .threads import analyse_threads
@@ -148,13 +153,14 @@ class Host(Expressions):
         b = s.buffer
         if b.scope() != "global":
             raise unsupported(f"an allocation in scope {b.scope()} outside a kernel", span=s.span)
-        if self.f.loops:
-            raise unsupported("a global workspace inside a host loop", span=s.span)
         size = self.f.smax(self.f.mul(count_of(self, b), str(b.dtype.bytes)), "1")
         slot = self.f.alloca("ptr", hint="work")
         self.f.allocas.append(f"  store ptr null, ptr {slot}")
         make = self.f.module.declare("aligned_alloc", "ptr", "i64, i64")
         padded = self.f.mul(self.f.let(f"udiv i64 {self.f.add(size, '63')}, 64"), "64")
+        if self.f.loops:  # that of the turn before is over
+            free = self.f.module.declare("free", "void", "ptr")
+            self.f.do(f"call void {free}(ptr {self.f.let(f'load ptr, ptr {slot}')})")
         got = self.f.let(f"call ptr {make}(i64 64, i64 {padded})")
         self.f.do(f"store ptr {got}, ptr {slot}")
         self.allocated.append(slot)
@@ -216,11 +222,17 @@ def emit_launch(cx: Host, s: Launch) -> None:
             cx._alloc(n)  # one workspace for all blocks of the launch
     slots = [Slot(b, copies) for b, copies in shared_slots(s)] if actors else _arena_slots(s, threads)
     captured = _capture(cx, s)
+    faults = LaneFaults()
+    word = ""
+    if any(isinstance(n, Call) and n.op in (*EXCHANGES, *MATRIX_CALLS) for n in walk(s.body)):
+        word = cx.f.alloca("i64", hint="lane_fault")
+        cx.f.do(f"store i64 0, ptr {word}")
+        captured.append(Captured(faults.word, "ptr", word))
     if actors:
-        run = ActorLaunch(cx, s, name, slots, captured)
+        run = ActorLaunch(cx, s, name, slots, captured, faults)
         used_scratch = run.scratch
     else:
-        block, used_scratch = _block_function(cx, s, name, threads, slots, captured)
+        block, used_scratch = _block_function(cx, s, name, threads, slots, captured, faults)
     f = cx.f
     sizes = [f.let(f"and i64 {f.add(f.mul(count_of(cx, t.buffer), str(t.copies * t.buffer.dtype.bytes)), '63')}, -64")
              for t in slots]
@@ -261,6 +273,9 @@ def emit_launch(cx: Host, s: Launch) -> None:
     f.branch(f.let(f"icmp ne i32 {status}, 0"), lambda: cx._fail(message))
     if actors:
         run.report(failed)
+    for code, text in enumerate(faults.texts, 1):
+        told = f.module.string(f"kernel {cx.func.name}: {text}")
+        f.branch(f.let(f"icmp eq i64 {f.let(f'load i64, ptr {word}')}, {code}"), partial(cx._fail, told))
 
 
 def _arena_slots(s: Launch, threads: Any) -> list[Slot]:
@@ -312,8 +327,8 @@ def _capture(cx: Host, s: Launch) -> list[Captured]:
     return out
 
 
-def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Slot],
-                    captured: list[Captured]) -> tuple[str, int]:
+def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Slot], captured: list[Captured],
+                    faults: LaneFaults) -> tuple[str, int]:
     """define void @name_block(block ids, captured values, storage, scratch); returns its name and scratch bytes."""
     may_alias, free = set(cx.func.attr("may_alias") or ()), follows_addresses(s)
     aliased = {id(b.data) for _, b in cx.func.buffers if free or b.name in may_alias}
@@ -327,6 +342,7 @@ def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Sl
     params.append(("ptr", "scratch", "noalias nonnull align 64"))
     f = Fn(cx.f.module, f"{name}_block", "void", params, attrs="nounwind noinline")
     body = Statements(f, cx.host, Analyzer(), threads, s.thread_vars, s.threads)
+    body.faults = faults
     cx.open_block(body, s, names, captured, zip(places, slots))
     body.stmt(s.body)
     if not f.ended:

@@ -124,7 +124,7 @@ class _Masks:
         if m is None:
             return s
         self.changed = True
-        return Masked(m.on, s, m.whole, span=s.span)
+        return Masked(m.on, s, m.whole, None if m.whole or self.root is None else self.root.on, span=s.span)
 
     # ---- what has to be taken apart -----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Any
 from tilelang.ir import AddressOf, Call, dtype
 from tilelang.target.mma import MMA_ROWS
 
+from .lane_faults import PART, fail_if, lanes_of
 from .text import Fn, Module
 from .types import convert, load, store, unsupported, value_type
 
@@ -70,8 +71,10 @@ def matrix_statement(cx: Any, e: Call) -> None:
             if cx.active is None:
                 body(first)
             else:
-                one = load(f, dtype("bool"), f.at(cx.active, "i8", first))
-                f.branch(one, lambda first=first: body(first))
+                lanes = lanes_of(cx, cx.active, first)
+                some = f.let(f"icmp ne i32 {lanes}, 0")
+                fail_if(cx, e, PART, f.both(some, f.let(f"icmp ne i32 {lanes}, -1")))
+                f.branch(some, lambda first=first: body(first))
 
 
 # ---- ldmatrix, stmatrix -----------------------------------------------------------------------------------------------

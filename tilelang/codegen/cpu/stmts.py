@@ -38,6 +38,7 @@ from .clusters import copy_there
 from .effects import EFFECTS
 from .exprs import Bound, Expressions, Storage
 from .guards import plan_guards
+from .lane_faults import LaneFaults
 from .lanes import BLOCK_VOTES, LANE_EFFECTS, active_threads, exchanges_in, publish, threads_in_warps
 from .matrices import MATRIX_CALLS, matrix_statement
 from .text import Fn, Loop, clean
@@ -69,6 +70,9 @@ class Statements(Expressions):
         self.exchanged: dict[int, Storage] = {}
         self.voted: dict[int, str] = {}  # answers of the block
         self.active: str | None = None  # a byte a thread: whether it takes part in the statement's exchanges; None: all do
+        self.left: str | None = None  # a byte a thread: whether it has not returned; None: none has
+        self.whole = False  # whether only those that have returned take no part
+        self.faults = LaneFaults()
         self.in_parallel = False
         # In a launch whose roles wait for each other (actors.py): the role, the threads it has, its coroutine.
         self.role: Any = None
@@ -148,13 +152,14 @@ class Statements(Expressions):
         """A statement in which the threads of a mask exchange values."""
         f = self.f
         active = self.active = active_threads(self, s.mask)
+        self.left, self.whole = None if s.left is None else active_threads(self, s.left), s.whole
         for e in met:
             publish(self, e)
         self.maybe += 1
         self.over_threads(lambda: f.branch(load(f, s.mask.dtype, f.at(active, "i8", str(self.tid))),
                                            lambda: self._emit(s.body)))
         self.maybe -= 1
-        self.active = None
+        self.active = self.left = None
 
     def _masked(self, s: Masked) -> None:
         self.maybe += 1

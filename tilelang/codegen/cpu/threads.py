@@ -62,11 +62,13 @@ class Masked(Stmt):
     """body, one simple statement or a run of them, for the threads in which mask holds.
 
     whole: the other threads have returned, so that barriers and votes of the block are those of these threads.
+    left: else, which threads have not returned; None where none may have.
     """
 
     mask: Expr
     body: Stmt
     whole: bool = False
+    left: Expr | None = None
     span: Any = None
 
 
