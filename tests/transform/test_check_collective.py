@@ -123,3 +123,27 @@ def test_per_thread_code_of_a_warp_group_runs():
 
     got = run_device(lowered(main), {"B": np.zeros(256, np.int32)}).outputs["B"]
     assert np.array_equal(got, np.where(np.arange(256) >= 128, np.arange(256), 0))
+
+
+def test_a_loop_whose_end_is_beside_a_counter_of_its_threads():
+    """What atomics change in shared memory is one value for all threads, as what stores change."""
+    @T.prim_func
+    def main(Y: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            n, k, tx = T.alloc_shared((2,), "int32"), T.alloc_var("int32", init=0), T.get_thread_binding()
+            if tx == 0:
+                n[0] = 5
+                n[1] = 0
+            T.sync_threads()
+            while n[0] > 0:
+                if tx + 1 < n[0]:
+                    T.atomic_add(n[1], 1)
+                T.sync_threads()
+                if tx == 0:
+                    n[0] = n[1]
+                    n[1] = 0
+                T.sync_threads()
+                k += 1
+            Y[tx] = k
+
+    assert (run_device(lowered(main), {"Y": np.zeros(64, np.int32)}).outputs["Y"] == 5).all()

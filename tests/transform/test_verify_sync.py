@@ -196,3 +196,27 @@ def test_threads_that_store_one_value_in_one_place():
 
     text, faults = check_launch(lowered(main.func))
     assert faults == [] and text.startswith("ordered: "), text
+
+
+def test_a_barrier_of_the_grid_is_one_of_each_block():
+    """What the blocks exchanged before it and what one stores behind it may lie in the same bytes."""
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(2, threads=64) as b:
+            x, m = T.alloc_fragment((64,), "float32"), T.alloc_fragment((1,), "float32")
+            T.copy(X, x)
+            T.reduce_max(x, m)
+            T.sync_grid()
+            if b == 0:
+                s = T.alloc_shared((64,), "float32")
+                for i in T.Parallel(64):
+                    s[i] = X[i] + m[0]
+                for i in T.Parallel(64):
+                    Y[i] = s[63 - i]
+
+    launch = lowered(main.func)
+    assert {at for _, at in launch.attr("shared_offsets")} == {0}, "the two share their place"
+    text, faults = check_launch(launch)
+    assert faults == [] and text.startswith("ordered: "), text
+    _, faults = check_launch(without(launch, "sync_grid"))
+    assert any("without a barrier in between" in f.message and f.exact for f in faults)

@@ -94,10 +94,11 @@ class Divergence:
                         self.locals.add(a.region.buffer.data)
 
     def addresses(self, e: Expr) -> None:
-        """Per-thread arrays written through an address hold divergent values."""
+        """Per-thread arrays written through an address hold divergent values; what is shared is one value for all."""
         if isinstance(e, Call):
             for k, a in enumerate(e.args):
-                if isinstance(a, AddressOf) and argument_mode(e, k) != "read":
+                if (isinstance(a, AddressOf) and a.buffer.scope_name.startswith("local")
+                        and argument_mode(e, k) != "read"):
                     self.locals.add(a.buffer.data)
         for c in children(e):
             if isinstance(c, Expr):

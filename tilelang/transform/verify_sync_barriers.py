@@ -31,7 +31,8 @@ BUDGET = 6000  # access evaluations; loops are cut short beyond
 SAMPLES = (0, 1, 3, 6)
 MOST_TURNS = 64  # of a while loop
 _WRITES_FIRST = ("cp_async", "ldmatrix", "stmatrix")
-_ORDERING = frozenset(("sync_threads", "cp_async_commit", "cp_async_wait"))
+_BARRIERS = frozenset(("sync_threads", "sync_grid"))  # a barrier of all blocks is one of each block
+_ORDERING = _BARRIERS | {"cp_async_commit", "cp_async_wait"}
 
 
 def check_barriers(launch: Launch, buffers: list[Buffer]) -> tuple[str, list[Fault]]:
@@ -246,7 +247,7 @@ class _Follower:
 
     def call(self, s: Evaluate, mask: Any) -> None:
         c = s.call
-        if c.op == "sync_threads":
+        if c.op in _BARRIERS:
             self.barrier(mask, s)
         elif c.op == "cp_async_commit":
             self.groups.append(self.open)

@@ -257,7 +257,8 @@ def _thread_return(st: Any, c: Call, span: Any) -> None:
     raise Undecided("threads leave the kernel early")
 
 
-WAIT_RULES.update(sync_threads=_sync_threads, named_barrier=_named_barrier, mbarrier_wait=_mbarrier_wait,
-                  set_max_nreg=_set_max_nreg, cluster_wait=_cluster_wait, cluster_sync=_cluster_sync)
+# The model's blocks are those of one cluster: of a barrier of all blocks it needs what orders a block's own threads.
+WAIT_RULES.update(sync_threads=_sync_threads, sync_grid=_sync_threads, named_barrier=_named_barrier,
+                  mbarrier_wait=_mbarrier_wait, set_max_nreg=_set_max_nreg, cluster_wait=_cluster_wait, cluster_sync=_cluster_sync)
 
 __all__ = ["EVENT_RULES", "WAIT_RULES", "Rule", "enter", "event", "lane_count", "peers"]
