@@ -259,6 +259,7 @@ def _thread_return(st: Any, c: Call, span: Any) -> None:
 
 # The model's blocks are those of one cluster: of a barrier of all blocks it needs what orders a block's own threads.
 WAIT_RULES.update(sync_threads=_sync_threads, sync_grid=_sync_threads, named_barrier=_named_barrier,
-                  mbarrier_wait=_mbarrier_wait, set_max_nreg=_set_max_nreg, cluster_wait=_cluster_wait, cluster_sync=_cluster_sync)
+                  mbarrier_wait=_mbarrier_wait, set_max_nreg=_set_max_nreg, cluster_wait=_cluster_wait,
+                  cluster_sync=_cluster_sync)
 
 __all__ = ["EVENT_RULES", "WAIT_RULES", "Rule", "enter", "event", "lane_count", "peers"]
