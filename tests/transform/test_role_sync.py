@@ -258,3 +258,77 @@ def test_roles_by_hand_wait_for_their_loads_before_they_give_a_tile_back():
     text = print_kernel(lower(f.func, SM90A).kernels[0])
     loop = text[text.rindex("for (int k"):]
     assert loop.index("fence_proxy_async") < loop.index("mbarrier_arrive(&empty")
+
+
+def test_sums_over_warps_in_roles_side_by_side_and_again_and_again():
+    """Each role has scratch memory of its own, and its threads wait for each other before its next turn."""
+    @T.prim_func
+    def f(A: T.Tensor((8, 512), "float32"), B: T.Tensor((8, 1), "float32")):
+        with T.Kernel(1, threads=384):
+            for k in T.serial(2):
+                with T.ws(0):
+                    x, s = T.alloc_fragment((512,), "float32"), T.alloc_fragment((1,), "float32")
+                    T.copy(A[4 * k, 0:512], x)
+                    T.reduce_sum(x, s)
+                    T.copy(s, B[4 * k, 0:1])
+                with T.ws(1, 2):
+                    y, t = T.alloc_fragment((512,), "float32"), T.alloc_fragment((1,), "float32")
+                    for m in T.serial(2):
+                        T.copy(A[4 * k + 1 + m, 0:512], y)
+                        T.reduce_sum(y, t)
+                        T.copy(t, B[4 * k + 1 + m, 0:1])
+                with T.ws(0):
+                    z, u = T.alloc_fragment((512,), "float32"), T.alloc_fragment((1,), "float32")
+                    T.copy(A[4 * k + 3, 0:512], z)
+                    T.reduce_sum(z, u)
+                    T.copy(u, B[4 * k + 3, 0:1])
+
+    a = np.arange(4096, dtype=np.float32).reshape(8, 512) % 17
+    got, _ = both(f, a, np.zeros((8, 1), np.float32))
+    assert np.array_equal(got, a.sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_role_in_loops_waits_before_it_writes_what_its_last_turn_reads(slots):
+    """With two slots the turn before the last one counts, and the first of the next round."""
+    @T.prim_func
+    def f(A: T.Tensor((6, 128), "float32"), B: T.Tensor((6, 128), "float32")):
+        with T.Kernel(1, threads=256):
+            S = T.alloc_shared((slots, 128), "float32")
+            for r in T.serial(2):
+                for k in T.serial(3):
+                    with T.ws(1):
+                        for i in T.Parallel(128):
+                            S[k % slots, i] = A[r * 3 + k, i]
+                        for i in T.Parallel(128):
+                            B[r * 3 + k, i] = S[k % slots, 127 - i]
+
+    a = np.arange(768, dtype=np.float32).reshape(6, 128)
+    got, text = both(f, a, np.zeros_like(a))
+    assert np.array_equal(got, a[:, ::-1]) and text.count("named_barrier(2, 128)") == 2 and "__syncthreads" not in text
+
+
+def test_each_consumer_stores_its_rows_from_panels_of_its_own():
+    @T.prim_func
+    def f(A: T.Tensor((128, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((128, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            x, y = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            with T.ws(0):
+                T.wgmma_gemm(a[0:64, :], b, x, clear_accum=True)
+                T.wait_wgmma(0)
+                T.copy(x, C[0, 0])
+            with T.ws(1):
+                T.wgmma_gemm(a[64:128, :], b, y, clear_accum=True)
+                T.wait_wgmma(0)
+                T.copy(y, C[64, 0])
+
+    p = lower(f.func, SM90A)
+    text, launch = print_kernel(p.kernels[0]), p.kernels[0].launch
+    assert text.count("tl::tma_store_2d(") == 4 and not any("compiled without" in x for x in launch.attr("report", ()))
+    rng = np.random.default_rng(3)
+    args = [rng.integers(-4, 5, s).astype(np.float16) for s in ((128, 64), (64, 64))]
+    got = run_device(p, [*args, np.zeros((128, 64), np.float32)]).outputs["C"]
+    assert np.array_equal(got, args[0].astype(np.float32) @ args[1].astype(np.float32))

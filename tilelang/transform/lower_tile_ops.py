@@ -109,6 +109,7 @@ class Lowering:
         self.loop: Loop | None = None
         self.group: Var | None = None  # the warp group, when it was asked for
         self.in_role = False
+        self.role = self.roles = 0  # number of the role being lowered, 0 for what all threads run; roles met so far
         self.lowered: dict[Buffer, Buffer] = {}
         self.allocs: list[Buffer] = []
         self.before: list[Stmt] = []
@@ -227,8 +228,11 @@ class Lowering:
         return out
 
     def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
-        """Shared memory for values that threads hand to each other within one op: ops of one shape take turns in it."""
-        key = (shape, dtype(dt))
+        """Shared memory for values that threads hand to each other within one op: ops of one shape take turns in it.
+
+        Each role has its own: its barriers order nobody else's turns.
+        """
+        key = (self.role, shape, dtype(dt))
         got = self.exchanges.get(key)
         if got is None:
             got = self.exchanges[key] = Buffer("exchange", shape, dtype(dt), "shared.dyn")
@@ -391,6 +395,8 @@ class Lowering:
         if self.in_role:  # warp groups told apart inside a role: no tile operations (written_roles.py)
             return self.stmt(s)
         saved = self.num_threads, self.thread, self.analyzer, self.group
+        self.roles += 1
+        self.role = self.roles
         lo = first * GROUP
         self.num_threads = count * GROUP
         self.analyzer = self.analyzer.bind(self.thread, lo, lo + self.num_threads - 1)
@@ -405,7 +411,7 @@ class Lowering:
             return seq(*binds, self.stores.part(first, self.thread, lambda: self._grouped(s)), span=s.span)
         finally:
             self.num_threads, self.thread, self.analyzer, self.group = saved
-            self.in_role = False
+            self.in_role, self.role = False, 0
 
     def _grouped(self, s: Stmt) -> Stmt:
         """One thread's statements for s, which all threads of the block run, after the index of its warp group."""

@@ -6,6 +6,7 @@
     B                              if in_warp_groups(0): C with named_barrier(1, 128)
                                    sync_threads(); B
 Between the parts mbarriers and named barriers order the accesses, placed by the user or the pass that made the roles.
+A part in loops is ordered with its own turns before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Call, Const, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call, const,
-                         rebuild, replace, rewrite, seq, stmts_of, substitute, walk)
+                         fresh, rebuild, replace, rewrite, seq, stmts_of, substitute, walk)
 from tilelang.ir.record import record
 
 from .effects import effects
@@ -56,6 +57,7 @@ class RoleSync:
         self.launch, self.synchronized = launch, synchronized
         self.written = {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == "global"}
         self.binds: list[Stmt] = []  # seen so far: what addresses are made of
+        self.around: list[tuple[For, int]] = []  # loops around a role, and how many binds stand before each
 
     def run(self) -> Launch:
         return replace(self.launch, body=self.body(self.launch.body, False))
@@ -119,7 +121,11 @@ class RoleSync:
         if role_of(s) is not None:
             return [self.parts(s)]
         if isinstance(s, (For, While)):
-            return [replace(s, body=self.body(s.body, True))]
+            loop = s if isinstance(s, For) else For(fresh("turn"), const(0), fresh("turns"), "serial", s.body)
+            self.around.append((loop, len(self.binds)))
+            body = self.body(s.body, True)
+            del self.binds[self.around.pop()[1]:]
+            return [replace(s, body=body)]
         if isinstance(s, If):
             orelse = None if s.orelse is None else self.body(s.orelse, False)
             return [replace(s, then=self.body(s.then, False), orelse=orelse)]
@@ -147,9 +153,26 @@ class RoleSync:
         saved = self.binds
         there, back = {tx: own + start * GROUP if start else own}, {own: tx - start * GROUP if start else tx}
         self.binds = [substitute(b, there) for b in saved]
-        got = self.block(launch, substitute(part, there))
+        got = self.again_and_again(launch, substitute(part, there))
         self.binds = saved
         return self.named(substitute(seq(*got, span=part.span), back), start, n * GROUP)
+
+    def again_and_again(self, launch: Launch, s: Stmt) -> list[Stmt]:
+        """s with its barriers, as what the loops around it run: no thread comes round again while others are behind it."""
+        binds, body = self.binds, s
+        for loop, known in reversed(self.around):
+            body = replace(loop, body=Seq((*binds[known:], body)))
+            binds = binds[:known]
+        self.binds, whole = binds, self.binds
+        got = self.block(launch, body)
+        self.binds = whole
+        ends = [known for _, known in self.around[1:]] + [len(whole)]
+        between = False  # a barrier stands between the turns of an outer loop
+        for (_, known), end in zip(self.around, ends):
+            between |= any(isinstance(x, Evaluate) for x in got)
+            loop = next(x for x in got if isinstance(x, For))
+            got = list(stmts_of(loop.body)[end - known:])
+        return [*got, _barrier(s)] if between else got
 
     def named(self, s: Stmt, start: int, count: int) -> Stmt:
         """s with barriers of `count` threads in place of block barriers."""

@@ -47,7 +47,7 @@ class TmaStores:
         self.on = on and not any(isinstance(x, Call) and x.op == "thread_return" for x in walk(launch.body))
         self.reports: dict[str, None] = {}
         self.first_group, self.issued = 0, False
-        self.stages: dict[tuple[int, Any], Buffer] = {}
+        self.stages: dict[tuple[int, int, int, Any], Buffer] = {}
         self.loops: list[For | While] = []
 
     def reason(self, tensor: Buffer) -> str:
@@ -122,9 +122,12 @@ class TmaStores:
             return "the program uses the barriers of its own choice"
         return "" if self.buffers else "no shared memory is left for its panels"
 
-    def staging(self, panels: int, dt: dtype) -> Buffer:
-        """Shared memory of so many panels for elements dt, in which all stores of that form take turns."""
-        key = (panels, dt)
+    def staging(self, groups: int, panels: int, dt: dtype) -> Buffer:
+        """Shared memory of so many panels for elements dt, in which all stores of that form by the same warp groups take turns.
+
+        panels: a multiple of the groups; their barriers order no other group's stores.
+        """
+        key = (self.first_group, groups, panels, dt)
         got = self.stages.get(key)
         if got is None:
             got = Buffer("staging", (panels * STEP_BYTES * 8 // dt.bits,), dt, "shared.dyn",
