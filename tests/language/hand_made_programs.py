@@ -4,9 +4,17 @@ import tilelang.language as T
 from tilelang.layout import panel_layout
 
 f16, f32 = "float16", "float32"
-SHORT = {f16: "fp16", "float8_e4m3": "e4m3", "int8": "int8", f32: "fp32", "int32": "int32"}
-BYTES = {f16: 2, "float8_e4m3": 1, "int8": 1}
+SHORT = {f16: "fp16", "bfloat16": "bf16", "float8_e4m3": "e4m3", "int8": "int8", f32: "tf32"}
+BYTES = {f16: 2, "bfloat16": 2, "float8_e4m3": 1, "int8": 1, f32: 4}
+SUMS = {f32: "fp32", f16: "fp16", "int32": "int32"}
 LAYOUT_TYPE, MAP_SWIZZLE = {0: 0, 128: 1, 64: 2, 32: 3}, {0: 0, 32: 1, 64: 2, 128: 3}
+
+
+@T.macro
+def stored(C, c, t, N):
+    """The accumulators of `ptx_wgmma_ss` into rows of C, 64 a warp group."""
+    for i in T.serial(N // 2):
+        C[t // 32 * 16 + t % 32 // 4 + 8 * (i // 2 % 2), i // 4 * 8 + t % 4 * 2 + i % 2] = c[i]
 
 
 def ring_gemm(M=64, N=16, K=64, dt=f16, acc=f32, width=128, stages=2):
@@ -20,7 +28,7 @@ def ring_gemm(M=64, N=16, K=64, dt=f16, acc=f32, width=128, stages=2):
 
     @T.macro
     def issue(a_desc, b_desc, c, k, j):
-        T.ptx_wgmma_ss(acc, f"m64n{N}k{k_elements}", True, True, SHORT[dt], SHORT[dt], SHORT[acc], a_desc, 2 * j, b_desc, 2 * j,
+        T.ptx_wgmma_ss(acc, f"m64n{N}k{k_elements}", True, True, SHORT[dt], SHORT[dt], SUMS[acc], a_desc, 2 * j, b_desc, 2 * j,
                        c.data, 0, T.if_then_else(k + j > 0, 1, 0))
 
     @T.prim_func
@@ -57,8 +65,7 @@ def ring_gemm(M=64, N=16, K=64, dt=f16, acc=f32, width=128, stages=2):
                     T.warpgroup_commit_batch()
                     T.warpgroup_wait(0)
                     T.mbarrier_arrive(empty[k % stages])
-                for i in T.serial(N // 2):
-                    Cs[t // 32 * 16 + t % 32 // 4 + 8 * (i // 2 % 2), i // 4 * 8 + t % 4 * 2 + i % 2] = c[i]
+                stored(Cs, c, t, N)
                 T.fence_proxy_async()
                 T.sync_threads(3, 128)
                 T.tma_copy(Cs, C[bx * 64:bx * 64 + 64, 0:N])
@@ -68,59 +75,62 @@ def ring_gemm(M=64, N=16, K=64, dt=f16, acc=f32, width=128, stages=2):
     return main
 
 
-def plain_gemm(N=16, K=32, b_rows_along_n=False):
-    """C = A @ B.T without a swizzle: boxes of 16 bytes a row lie side by side, 8 rows of one are a core matrix.
+def panels_gemm(N=16, steps=2, dt=f16, acc=f32, width=0, a_mn=False, b_mn=False):
+    """C = A @ B.T of tiles in panels of `width` bytes (0: of 16 bytes, no swizzle), one TMA box each, by `steps` products.
 
-    b_rows_along_n: B is given as (K, N), its rows along N ("mn").
+    a_mn, b_mn: A is given as (K, 64), B as (K, N), so that their rows run along M and N.
     """
-    b_shape = (K, N) if b_rows_along_n else (N, K)
+    size, w = BYTES[dt], width or 16
+    per, k_elements = w // size, 32 // size
+    K = steps * k_elements
+    a_shape, b_shape = (K, 64) if a_mn else (64, K), (K, N) if b_mn else (N, K)
+
+    def fields(shape, mn):
+        """lbo and sbo of the descriptor, in units of 16 bytes."""
+        panel = shape[0] * w // 16
+        if width:
+            return LAYOUT_TYPE[width], panel if mn else 1, w // 2
+        return (0, 8, panel) if mn else (0, panel, 8)
+
+    def step(shape, mn):
+        """From one product's operand to the next, in bytes (K is at most one panel under a swizzle)."""
+        return k_elements * w if mn else 32 if width else 2 * shape[0] * w
 
     @T.prim_func
-    def main(A: T.Tensor((64, K), f16), B: T.Tensor(b_shape, f16), C: T.Tensor((64, N), f32)):
+    def main(A: T.Tensor(a_shape, dt), B: T.Tensor(b_shape, dt), C: T.Tensor((64, N), acc)):
         with T.Kernel(1, threads=128):
-            As = T.alloc_shared((K // 8, 64, 8), f16)
-            Bs = T.alloc_shared((b_shape[1] // 8, b_shape[0], 8), f16)
+            As = T.alloc_shared((a_shape[1] // per, a_shape[0], per), dt)
+            Bs = T.alloc_shared((b_shape[1] // per, b_shape[0], per), dt)
             bar = T.alloc_barrier(1)
-            c = T.alloc_local((N // 2,), f32)
+            c = T.alloc_local((N // 2,), acc)
             a_desc = T.alloc_wgmma_desc()
             b_desc = T.alloc_wgmma_desc()
-            a_map = T.create_tma_descriptor(f16, 2, A.data, K, 64, 2, 2 * K, 8, 64, 1, 1, 0, 0, 2, 0)
-            b_map = T.create_tma_descriptor(f16, 2, B.data, b_shape[1], b_shape[0], 2, 2 * b_shape[1], 8, b_shape[0], 1, 1,
-                                            0, 0, 2, 0)
+            a_map = T.create_tma_descriptor(dt, 2, A.data, a_shape[1], a_shape[0], size, size * a_shape[1], per, a_shape[0],
+                                            1, 1, 0, MAP_SWIZZLE[width], 2, 0)
+            b_map = T.create_tma_descriptor(dt, 2, B.data, b_shape[1], b_shape[0], size, size * b_shape[1], per, b_shape[0],
+                                            1, 1, 0, MAP_SWIZZLE[width], 2, 0)
             t = T.get_thread_binding()
             if t == 0:
-                T.mbarrier_expect_tx(bar, (64 + N) * K * 2)
-                for p in T.serial(K // 8):
-                    T.tma_load(a_map, bar, As[p, 0, 0], 8 * p, 0)
-                for p in T.serial(b_shape[1] // 8):
-                    T.tma_load(b_map, bar, Bs[p, 0, 0], 8 * p, 0)
+                T.mbarrier_expect_tx(bar, (64 + N) * K * size)
+                for p in T.serial(a_shape[1] // per):
+                    T.tma_load(a_map, bar, As[p, 0, 0], per * p, 0)
+                for p in T.serial(b_shape[1] // per):
+                    T.tma_load(b_map, bar, Bs[p, 0, 0], per * p, 0)
                 T.mbarrier_arrive(bar)
             T.mbarrier_wait_parity(bar, 0)
-            T.initialize_wgmma_descriptor(a_desc, As[0, 0, 0], 0, 64, 8)
-            if b_rows_along_n:
-                T.initialize_wgmma_descriptor(b_desc, Bs[0, 0, 0], 0, 8, K)
-            else:
-                T.initialize_wgmma_descriptor(b_desc, Bs[0, 0, 0], 0, N, 8)
+            T.initialize_wgmma_descriptor(a_desc, As[0, 0, 0], *fields(a_shape, a_mn))
+            T.initialize_wgmma_descriptor(b_desc, Bs[0, 0, 0], *fields(b_shape, b_mn))
             T.warpgroup_arrive()
-            T.ptx_wgmma_ss(f32, f"m64n{N}k16", True, not b_rows_along_n, "fp16", "fp16", "fp32", a_desc, 0, b_desc, 0,
-                           c.data, 0, 0)
-            T.increase_descriptor_offset(a_desc, 2 * 64 * 16)
-            T.increase_descriptor_offset(b_desc, 2 * 8 * 16 if b_rows_along_n else 2 * N * 16)
-            T.ptx_wgmma_ss(f32, f"m64n{N}k16", True, not b_rows_along_n, "fp16", "fp16", "fp32", a_desc, 0, b_desc, 0,
-                           c.data, 0, 1)
+            for j in T.unroll(steps):
+                T.ptx_wgmma_ss(acc, f"m64n{N}k{k_elements}", not a_mn, not b_mn, SHORT[dt], SHORT[dt], SUMS[acc],
+                               a_desc, 0, b_desc, 0, c.data, 0, T.if_then_else(j > 0, 1, 0))
+                T.increase_descriptor_offset(a_desc, step(a_shape, a_mn))
+                T.increase_descriptor_offset(b_desc, step(b_shape, b_mn))
             T.warpgroup_commit_batch()
             T.warpgroup_wait(0)
-            for i in T.serial(N // 2):
-                C[t // 32 * 16 + t % 32 // 4 + 8 * (i // 2 % 2), i // 4 * 8 + t % 4 * 2 + i % 2] = c[i]
+            stored(C, c, t, N)
 
     return main
-
-
-@T.macro
-def stored(C, c, t, N):
-    """The accumulators of `ptx_wgmma_ss` into rows of C, 64 a warp group."""
-    for i in T.serial(N // 2):
-        C[t // 32 * 16 + t % 32 // 4 + 8 * (i // 2 % 2), i // 4 * 8 + t % 4 * 2 + i % 2] = c[i]
 
 
 def by_threads(groups=1, threads=128, layouts=None, fields=(1, 1, 64), first=None, second=None, offset=2, part=None):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from everywhere import device_of, everywhere, run
-from hand_made_programs import by_threads, f16, one_box, plain_gemm, ring_gemm
+from hand_made_programs import by_threads, f16, one_box, panels_gemm, ring_gemm
 
 import tilelang
 import tilelang.language as T
@@ -46,8 +46,6 @@ RINGS = {
     "fp16, 128 bytes": {"N": 16, "K": 128},
     "fp16, two blocks, three stages": {"M": 128, "N": 32, "K": 256, "stages": 3},
     "fp8, 128 bytes": {"N": 16, "K": 256, "dt": "float8_e4m3"},
-    "fp16, 64 bytes": {"N": 16, "K": 96, "width": 64},
-    "fp16, 32 bytes": {"N": 8, "K": 48, "width": 32},
     "int8, 64 bytes": {"N": 16, "K": 128, "dt": "int8", "acc": "int32", "width": 64},
 }
 
@@ -63,12 +61,25 @@ def test_a_product_wholly_by_hand(what):
         assembled(f)
 
 
+PANELS = {
+    "no swizzle": {},
+    "no swizzle, rows along N": {"b_mn": True},
+    "128 bytes, both turned, bfloat16": {"N": 64, "dt": "bfloat16", "width": 128, "a_mn": True, "b_mn": True},
+    "32 bytes, half sums": {"steps": 1, "width": 32, "b_mn": True, "acc": f16},
+    "64 bytes, tf32": {"dt": "float32", "width": 64},
+    "no swizzle, fp8": {"dt": "float8_e4m3"},
+}
+
+
 @pytest.mark.spec(*NAMES, "T.increase_descriptor_offset")
-@pytest.mark.parametrize("b_rows_along_n", [False, True])
-def test_operands_without_a_swizzle(b_rows_along_n):
-    a, b = numbers((64, 32)), numbers((16, 32))
-    given = np.ascontiguousarray(b.T) if b_rows_along_n else b
-    assert np.array_equal(everywhere(plain_gemm(b_rows_along_n=b_rows_along_n), a, given, on=ALL)[-1], product(a, b))
+@pytest.mark.parametrize("what", PANELS)
+def test_operands_in_panels_of_either_order(what):
+    kw = PANELS[what]
+    f = panels_gemm(**kw)
+    (_, A), (_, B), (_, C) = f.func.buffers
+    a, b = (numbers(tuple(map(int, x.shape)), x.dtype) for x in (A, B))
+    want = product(a.T if kw.get("a_mn") else a, b.T if kw.get("b_mn") else b)
+    assert np.array_equal(everywhere(f, a, b, on=ALL)[-1], want.astype(numpy_dtype(C.dtype)))
 
 
 def chunked(shape):

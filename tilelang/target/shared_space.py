@@ -147,7 +147,7 @@ def shared_space(launch: Launch, refuse: Refuse) -> SharedSpace:
         if given is None and any(v.data is data for v, _ in layouts):
             raise refuse(f"a layout of a view of `{b.name}`: annotate the buffer that was allocated", where.span)
         if given is not None and tuple(given.shape) != tuple(b.shape):
-            given = _versions(given, b)
+            raise refuse(f"a layout of shape {tuple(given.shape)} for `{b.name}` of shape {tuple(b.shape)}", where.span)
         nbytes = (b.size if given is None else given.size) * b.dtype.bytes
         out.append(Placed(b, at, nbytes, given))
         at = -(-(at + nbytes) // START) * START
@@ -155,11 +155,6 @@ def shared_space(launch: Launch, refuse: Refuse) -> SharedSpace:
         raise refuse(f"{at - START} bytes of shared memory named by descriptors: their addresses end at {LIMIT}",
                      next(iter(named.values())).span)
     return SharedSpace(tuple(out))
-
-
-def _versions(layout: Layout, b: Buffer) -> Layout:
-    """The layout of a buffer whose leading dimension counts versions, of the layout of one (plan_pipelines)."""
-    return Layout(b.shape, lambda v, *at: v * layout.size + layout.offset(at), size=b.shape[0] * layout.size)
 
 
 __all__ = ["NAMING", "Placed", "SharedSpace", "named_storage", "shared_space"]

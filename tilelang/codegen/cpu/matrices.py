@@ -204,18 +204,23 @@ def tile_product(m: Module, rows: int, columns: int, depth: int, ty: str) -> str
         return name
     f = Fn(m, name, "void", [("ptr", p, "noalias") for p in "abc"], attrs="nounwind")
     mul, add = ("mul", "add") if ty == "i32" else ("fmul", "fadd")
-    total = f.alloca(ty, hint="sum")
-    with f.loop("0", str(rows), hint="i") as i, f.loop("0", str(columns), hint="j") as j:
-        f.do(f"store {ty} {'0' if ty == 'i32' else '0.0'}, ptr {total}")
-        with f.loop("0", str(depth), hint="k") as k:
+    sums, zero = f.alloca(f"[{columns} x {ty}]", 64, "sums"), "0" if ty == "i32" else "0.0"
+
+    def update(place: str, x: str) -> None:
+        before = f.let(f"load {ty}, ptr {place}")
+        f.do(f"store {ty} {f.let(f'{add} {ty} {before}, {x}')}, ptr {place}")
+
+    with f.loop("0", str(rows), hint="i") as i:
+        with f.loop("0", str(columns), hint="j") as j:
+            f.do(f"store {ty} {zero}, ptr {f.at(sums, ty, j)}")
+        with f.loop("0", str(depth), hint="k") as k:  # columns side by side: sums of a vector, in the order of k
             x = f.let(f"load {ty}, ptr {f.at('%a', ty, f.add(f.mul(i, str(depth)), k))}")
-            y = f.let(f"load {ty}, ptr {f.at('%b', ty, f.add(f.mul(k, str(columns)), j))}")
-            so_far = f.let(f"load {ty}, ptr {total}")
-            both = f.let(f"{mul} {ty} {x}, {y}")
-            f.do(f"store {ty} {f.let(f'{add} {ty} {so_far}, {both}')}, ptr {total}")
-        place = f.at("%c", ty, f.add(f.mul(i, str(columns)), j))
-        done, before = f.let(f"load {ty}, ptr {total}"), f.let(f"load {ty}, ptr {place}")
-        f.do(f"store {ty} {f.let(f'{add} {ty} {done}, {before}')}, ptr {place}")
+            with f.loop("0", str(columns), hint="j") as j:
+                y = f.let(f"load {ty}, ptr {f.at('%b', ty, f.add(f.mul(k, str(columns)), j))}")
+                update(f.at(sums, ty, j), f.let(f"{mul} {ty} {x}, {y}"))
+        with f.loop("0", str(columns), hint="j") as j:
+            done = f.let(f"load {ty}, ptr {f.at(sums, ty, j)}")
+            update(f.at("%c", ty, f.add(f.mul(i, str(columns)), j)), done)
     f.end("ret void")
     f.finish()
     return name
