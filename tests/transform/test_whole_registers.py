@@ -1,5 +1,6 @@
 """All values of products of products in registers of their own: attention, what keeps a launch from it, PTX of its loops."""
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ from programs import attention
 
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
+from tilelang.codegen.own_registers import LEAST_HALVES
 from tilelang.codegen.wgmma import SWIZZLES, below, borrows, multiplies
-from tilelang.ir import Buffer, Call, For, If, Load, Store, const, dtype, fresh, load, rewrite_launches, walk
+from tilelang.ir import (Buffer, Call, For, If, Load, Store, const, dtype, fresh, load, replace, rewrite, rewrite_launches, walk,
+                         with_attrs)
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.target.register_forms import MAPPED, SUMMED, form_of, own_element, sum_form, value_form
@@ -188,11 +191,28 @@ def test_the_text_of_loops_computes_what_they_say():
             operands = [first]
             run_ptx(asm, operands, {f"tl_P_{k}": v for k, v in enumerate(start)})
             mine = [v for k, v in enumerate(start) if k >> 1 & 1 == row]
-            assert operands[0] == (max(mine) if op == "max" else np.add.accumulate(mine, dtype=np.float32)[-1])
+            halves = [np.add.accumulate(mine[k::2], dtype=np.float32)[-1] for k in (0, 1)]
+            assert operands[0] == (max(mine) if op == "max" else halves[0] + halves[1])
 
     registers = {f"tl_P_{k}": np.float32(k) for k in range(n)}
     run_ptx(re.search(r'halves_Ph\(\) \{ asm volatile\("(.*?)" ::', text).group(1), [], registers)
     assert all(registers[f"tl_Ph_{w}"] == (2 * w, 2 * w + 1) for w in range(n // 2))
+
+
+def test_sums_that_are_no_reduction_keep_their_order():
+    """x[0] += P[r] written as a loop is summed up in that order; T.reduce_sum may be in two halves."""
+    def lines(order):
+        kernel = lowered(attention(1, 1, 128, 64, causal=False, bm=64, bn=64, threads=128))
+
+        def changed(x):
+            return with_attrs(x, any_order=order) if isinstance(x, For) and x.attr("any_order") is not None else None
+
+        text = print_kernel(dataclasses.replace(kernel, launch=replace(kernel.launch, body=rewrite(kernel.launch.body, changed))),
+                            fast_math=True)
+        return re.search(r'add_P_0\(float& x0\) { asm volatile\("(.*?)" :', text).group(1).split("\\n")
+
+    assert all(x.startswith("add.ftz.f32 %0, %0, tl_P_") for x in lines(False))
+    assert sum("u0, u0, tl_P_" in x for x in lines(True)) == len(lines(False)) // 2 - 1 and LEAST_HALVES <= 16
 
 
 def test_descriptors_are_made_where_they_are_used():

@@ -16,6 +16,8 @@ from tilelang.target.register_forms import MAPPED, SUMMED, Form, constant, form_
 
 from .c_like import POSTFIX, Text
 
+LEAST_HALVES = 8  # elements of a sum that is worth two halves
+
 
 class OwnRegisters:
     """Part of CudaPrinter.  own_names: by storage; own_registers: PTX type and number by name; own_functions: definitions that
@@ -161,14 +163,17 @@ class OwnRegisters:
             self.emit("}")
 
     def _summed(self: Any, form: Form, s: Stmt) -> None:
-        """Operands are the different elements added to."""
-        array, v = self._own(form.buffer), form.value
+        """Operands are the different elements added to.  Where any order will do, each is summed up in two halves side by
+        side: an operation waits four cycles for the one before it."""
+        array, v, free = self._own(form.buffer), form.value, bool(s.attr("any_order"))  # type: ignore[attr-defined]
         while isinstance(s, For):
             s = s.body
         assert isinstance(v, Binary) and isinstance(s, Store)
         op = SUMMED[v.op] + self._f32()
         at = {i: n for n, i in enumerate(dict.fromkeys(i for i, _ in form.points))}
         lines = [f"{op} %{at[i]}, %{at[i]}, tl_{array}_{k};" for i, k in form.points]
+        if free and len(form.points) >= LEAST_HALVES * len(at):
+            lines = _in_halves(op, [(at[i], f"tl_{array}_{k}") for i, k in form.points])
         params = ", ".join(f"float& x{n}" for n in at.values())
         operands = ", ".join(f'"+f"(x{n})' for n in at.values())
         name = self.namer(s.buffer.data, s.buffer.name)
@@ -273,6 +278,18 @@ def move_function(name: str, array: str, ty: str, count: int, into: bool) -> str
     return (f"TL_DEVICE void {name}({'const ' if into else ''}void* c) {{\n"
             f"  {'const ' if into else ''}{c_type}* C = reinterpret_cast<{'const ' if into else ''}{c_type}*>(c);\n"
             f'  asm volatile("{moves}" :{":" if into else ""} {operands});\n}}\n')
+
+
+def _in_halves(op: str, points: list[tuple[int, str]]) -> list[str]:
+    """Lines that combine each register into its operand, those at odd places of an operand by way of a temporary."""
+    lines, seen = [], dict.fromkeys((n for n, _ in points), 0)
+    for n, register in points:
+        k = seen[n]
+        seen[n] += 1
+        lines.append(f"mov.f32 u{n}, {register};" if k == 1 else
+                     f"{op} u{n}, u{n}, {register};" if k % 2 else f"{op} %{n}, %{n}, {register};")
+    both = [f"{op} %{n}, %{n}, u{n};" for n, k in seen.items() if k > 1]
+    return ["{", f".reg .f32 u<{len(seen)}>;", *lines, *both, "}"]
 
 
 def _cvt(base: str) -> str:
