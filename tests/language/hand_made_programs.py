@@ -186,7 +186,7 @@ def one_box(column=0, place=(0, 0), box=(64, 64), width=128, shape=(64, 64), dt=
 
     @T.prim_func
     def main(A: T.Tensor(shape, dt), C: T.Tensor(tile, dt)):
-        with T.Kernel(1, threads=128):
+        with T.Kernel(1, threads=128) as bx:
             S = T.alloc_shared(tile, dt)
             if layout is not None:
                 T.annotate_layout({S: layout})
@@ -195,7 +195,7 @@ def one_box(column=0, place=(0, 0), box=(64, 64), width=128, shape=(64, 64), dt=
                                             1, 1, 0, MAP_SWIZZLE[width], 2, 0)
             if T.get_thread_binding() == 0:
                 T.mbarrier_expect_tx(bar, box[0] * box[1] * A.dtype.bytes)
-                T.tma_load(a_map, bar, S[place[0], place[1]], column, row)
+                T.tma_load(a_map, bar, S[place[0], place[1]], bx + column, row)
                 T.mbarrier_arrive(bar)
             T.mbarrier_wait_parity(bar, 0)
             T.copy(S, C)

@@ -253,7 +253,15 @@ def test_what_has_no_addresses_is_refused_by_name():
             T.initialize_wgmma_descriptor(desc, S[0, 0], 1, 1, 64)
             T.ptx_wgmma_ss("float32", "m64n8k16", True, True, "fp16", "fp16", "fp32", desc, 0, desc, 0, c.data, 0, 0)
 
-    for f, args, kind in ((of_run_time_size, [np.zeros((64, 8), np.float32), 64], "sim-unsupported"),
+    @T.prim_func
+    def no_descriptor(A: T.Tensor((64, 8), "float32")):
+        with T.Kernel(1, threads=128):
+            desc = T.alloc_wgmma_desc()
+            c = T.alloc_local((4,), "float32")
+            T.ptx_wgmma_ss("float32", "m64n8k16", True, True, "fp16", "fp16", "fp32", desc, 0, desc, 0, c.data, 0, 0)
+
+    for f, args, kind in ((no_descriptor, [np.zeros((64, 8), np.float32)], "sim-out-of-bounds"),
+                          (of_run_time_size, [np.zeros((64, 8), np.float32), 64], "sim-unsupported"),
                           (layout_of_a_view, [np.zeros((64, 8), np.float32)], "sim-unsupported"),
                           (half_a_group, [np.zeros((64, 8), np.float32)], "sim-warp-divergence")):
         with pytest.raises(TileLangError) as e:

@@ -148,6 +148,7 @@ BAD = {
     "interleave": (lambda A, S, bar, d, c: a_map(A, tail=(1, 3, 2, 0)), "tma-descriptor"),
     "box": (lambda A, S, bar, d, c: a_map(A, box=(4, 4)), "tensor-map"),
     "coordinates": (lambda A, S, bar, d, c: T.tma_load(a_map(A), bar[0], S, 0), "tma-descriptor"),
+    "column": (lambda A, S, bar, d, c: T.tma_load(a_map(A), bar[0], S, 4, 0), "tma-descriptor"),
     "no descriptor": (lambda A, S, bar, d, c: T.tma_load(A, bar[0], S, 0, 0), "tma-descriptor"),
     "no barrier": (lambda A, S, bar, d, c: T.tma_load(a_map(A), S, S, 0, 0), "barrier-operand"),
     "place": (lambda A, S, bar, d, c: T.tma_load(a_map(A), bar[0], A, 0, 0), "extern-argument"),

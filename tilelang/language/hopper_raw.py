@@ -17,7 +17,7 @@ from tilelang.ir import (AddressOf, Buffer, Const, Expr, Load, as_bool, as_dim, 
                          load)
 from tilelang.ir.record import record
 from tilelang.target.mma import PTX_TYPES, operand_dtype
-from tilelang.target.tensor_map import TensorMap, refusal
+from tilelang.target.tensor_map import STRIDE_ALIGN, TensorMap, refusal
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from .barriers import barrier_of
@@ -299,8 +299,9 @@ def tma_load(*args: Any) -> Emitted:
     """One box by TMA: (descriptor, barrier, shared address, coordinates innermost first), by each thread that executes it.
 
     descriptor: of T.create_tma_descriptor.  The box lies at the address without gaps, swizzled as the descriptor says, and
-    counts its bytes on the barrier, which T.mbarrier_expect_tx announces.  A further argument is a cache policy: 0
-    evict_normal, 1 evict_first, 2 evict_last.  Raises tma-descriptor, barrier-operand, extern-argument.
+    counts its bytes on the barrier, which T.mbarrier_expect_tx announces.  The first coordinate is a multiple of 16 bytes.
+    A further argument is a cache policy: 0 evict_normal, 1 evict_first, 2 evict_last.  Raises tma-descriptor,
+    barrier-operand, extern-argument.
     """
     what = "T.tma_load"
     k = need_kernel(what)
@@ -317,6 +318,11 @@ def tma_load(*args: Any) -> Emitted:
         "cache_hint": ("evict_normal", "evict_first", "evict_last")[_number(at[-1], "a cache policy", 3)]}
     bar, dst = barrier_of(args[1], what), _shared_address(args[2], what)
     coordinates = tuple(cast(convert(c), "int32") for c in at[:m.rank])
+    first, unit = coordinates[0], STRIDE_ALIGN * 8 // m.buffer.dtype.bits
+    if isinstance(first, Const) and first.value % unit:  # an H200 answers it with "illegal instruction"
+        raise error("tma-descriptor", f"{what} at element {first.value} of a row of `{m.buffer.name}`: boxes start at "
+                    f"multiples of {STRIDE_ALIGN} bytes, which are {unit} elements",
+                    expected=f"a multiple of {unit}", found=str(first.value))
     return emit_call("tma_load", (dst, bar, *coordinates), "void", map=_registered(k, m), **policy)
 
 

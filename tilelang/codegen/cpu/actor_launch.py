@@ -104,7 +104,9 @@ class ActorLaunch:
         body.role, body.ranges, body.coroutine = role, role.ranges, Coroutine(f)
         body.faults, body.cluster = self.faults, (math.prod(self.cluster), len(self.split.roles))
         self.host.open_block(body, s, names, self.captured, zip(places, self.slots))
-        body.addresses, body.maps, body.misuses = Addresses(body, self.space), self.maps, self.misuses
+        body.maps, body.misuses = self.maps, self.misuses
+        if self.space.placed:
+            body.addresses = Addresses(body, self.space)
         body.stmt(s.body)
         body.coroutine.finish()
         self.scratch = max(self.scratch, body.scratch_bytes)

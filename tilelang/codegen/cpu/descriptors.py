@@ -41,7 +41,7 @@ class Addresses:
     def __init__(self, cx: Any, space: SharedSpace) -> None:
         f, self.space = cx.f, space
         self.table, self.count = _records(f.module, space), str(len(space.placed))
-        self.bases = f.alloca(f"[{max(1, len(space.placed))} x ptr]", 8, "named")
+        self.bases = f.alloca(f"[{len(space.placed)} x ptr]", 8, "named")
         for k, p in enumerate(space.placed):  # parameters of the function: known on entry
             at = f.name_of("%named_at")
             f.allocas += [f"  {at} = getelementptr inbounds ptr, ptr {self.bases}, i64 {k}",
@@ -62,7 +62,7 @@ def _records(m: Module, space: SharedSpace) -> str:
         if p.layout is not None:
             where = _constant(m, f"[{len(table)} x i32]", "[" + ", ".join(f"i32 {int(x)}" for x in table) + "]", "units")
         rows.append(f"{RECORD} {{ i64 {p.start}, i64 {p.nbytes}, i64 {unit}, i64 {period}, ptr {where} }}")
-    return _constant(m, f"[{len(rows)} x {RECORD}]", "[" + ", ".join(rows) + "]", "space") if rows else "null"
+    return _constant(m, f"[{len(rows)} x {RECORD}]", "[" + ", ".join(rows) + "]", "space")
 
 
 def _constant(m: Module, kind: str, value: str, name: str) -> str:

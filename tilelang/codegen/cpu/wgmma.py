@@ -60,6 +60,9 @@ def wgmma_statement(cx: Any, e: Call) -> None:
     if cx.active is None and any(n % GROUP for r in cx.ranges for n in r):
         raise unsupported(f"a wgmma of {cx.threads.count} threads", span=e.span or cx.span,
                           hint="whole warp groups of 128 threads execute it")
+    if cx.addresses is None:
+        raise unsupported("a wgmma in a kernel that initialises no descriptor", span=e.span or cx.span,
+                          hint="T.initialize_wgmma_descriptor(desc, S[0, 0], ...) first")
     f, from_registers = cx.f, isinstance(e.args[1], AddressOf)
     c = _registers(cx, e, 0, row.c_dtype)
     a: Any = _registers(cx, e, 1, row.a_dtype) if from_registers else _Value(cx, e.args[1])
