@@ -122,7 +122,7 @@ def test_ieee_arithmetic_rounds_as_told(on):
     rng = np.random.default_rng(1)
     x = (rng.standard_normal((3, N)) * np.exp2(rng.integers(-12, 12, (3, N)))).astype(np.float32)
     x[0] = np.abs(x[0])  # roots
-    f, jobs = ieee("float32", ("rn",)) if on == "cpu" else ieee("float32")  # the CPU refuses the other modes by name
+    f, jobs = ieee("float32")
     y = run(f, x, on=on)[1]
     exact_args = [[Fraction(float(v)) for v in row] for row in x]
     for k, (fn, arity, mode) in enumerate(jobs):
@@ -163,7 +163,7 @@ def test_ieee_arithmetic_prints_the_rounding_of_the_device():
     assert "__dadd_rz(" in text and "__fma_ru(" in text and "__dsqrt_rd(" in text
 
 
-@pytest.mark.parametrize("on", ["tile", "simulator"])
+@pytest.mark.parametrize("on", EXECUTIONS)
 def test_ieee_overflow_goes_to_the_greatest_number_or_infinity(on):
     f, jobs = ieee("float32")
     x = np.full((3, N), 3e38, np.float32)
@@ -188,9 +188,11 @@ def test_ieee_errors():
         with pytest.raises(TileLangError) as e:
             fn(x, "down")
         assert e.value.kind == "rounding-mode"
+    with pytest.raises(ValueError, match="T.ieee_frsqrt of float32 rounds to nearest only"):
+        T.ieee_frsqrt(x, rounding_mode="rz")
 
 
-@pytest.mark.parametrize("dtype, text", [("float16", "rz"), ("bfloat16", "ru")])
+@pytest.mark.parametrize("dtype, text", [("float16", "rz"), ("bfloat16", "ru"), ("float8_e5m2", "rd")])
 def test_halves_round_to_nearest_only(dtype, text):
     with pytest.raises(ValueError, match="rounds to nearest only"):
         ieee(dtype, modes=(text,), extra=False)

@@ -25,8 +25,6 @@ def operands(name, seed=0):
     x = np.stack([rng.permutation(every(name))[:N] for _ in range(3)])
     x[:, np.isnan(x.astype(np.float64)).any(0)] = 1
     m = ml_dtypes.finfo(numpy_dtype(name)).nmant
-    if name == "float64":  # rests of products must not underflow
-        x[(np.abs(x) < 1e-70) & (x != 0) | (np.abs(x) > 1e70) & np.isfinite(x)] = 3
     k = slice(0, N // 2)
     x[0, k] = (1 + rng.integers(0, 2**m, N // 2) * 2.0**-m) * np.exp2(rng.integers(-3, 4, N // 2))
     x[1, k] = (1 + rng.integers(0, 2, N // 2) * 2.0**-rng.integers(1, m + 1, N // 2)) * rng.choice([-1, 1], N // 2)
@@ -60,6 +58,9 @@ def test_the_meaning_is_the_rounded_exact_result(op, kind):
     name = np.dtype(kind).name
     x = operands(name)[:, [*range(300), *range(N // 2, N, 8)]]
     size = np.abs(x.astype(np.float64))
+    if name == "float64":
+        x[(size < 1e-70) & (x != 0) | (size > 1e70) & np.isfinite(x)] = 3
+        size = np.abs(x)
     x = x[:, np.all((size > 1e-12) & (size < 1e12), 0)]
     x[0] = np.abs(x[0])
     args = x[:ARITY.get(op, 2)]
@@ -114,7 +115,7 @@ def ieee_program(name, modes):
 @pytest.mark.parametrize("on", EVERYWHERE)
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 def test_ieee_functions_round_once(name, on):
-    modes = MODES if name in ("float32", "float64") and on != "cpu" else ("rn",)  # the CPU rounds to nearest: others refused
+    modes = MODES if name in ("float32", "float64") else ("rn",)
     f, jobs = ieee_program(name, modes)
     x = operands(name)
     y = run_on(f, x, on=on)[1]
@@ -125,6 +126,52 @@ def test_ieee_functions_round_once(name, on):
         else:
             want = rounded(np.asarray(rounding.rounded(op, m, *(a.astype(np.float32) for a in args)), np.longdouble), name)
         assert_same(got, want, f"{op} {m} of {name}", *args)
+
+
+@pytest.mark.spec("L14:ieee")
+@pytest.mark.parametrize("on", EVERYWHERE)
+def test_a_direction_is_that_of_its_operation_alone(on):
+    """Ordinary arithmetic before, between and after it rounds to nearest; constants are rounded as told too."""
+    @T.prim_func
+    def f(X: T.Tensor((2, N), "float32"), Y: T.Tensor((6, N), "float32")):
+        with T.Kernel(1, threads=THREADS):
+            for i in T.Parallel(N):
+                Y[0, i] = X[0, i] * X[1, i]
+                Y[1, i] = T.ieee_mul(X[0, i], X[1, i], "ru")
+                Y[2, i] = X[0, i] * X[1, i] + T.ieee_add(X[0, i], X[1, i], "rd") * T.float32(0)
+                Y[3, i] = T.ieee_mul(X[0, i] * X[1, i], 1.0, "rz")
+                Y[4, i] = T.ieee_fdiv(T.float32(1), T.float32(3), "ru")
+                Y[5, i] = T.ieee_fdiv(T.float32(1), T.float32(3), "rd")
+
+    x = np.random.default_rng(2).uniform(1, 2, (2, N)).astype(np.float32)
+    y = run_on(f, x, on=on)[1]
+    near, up = x[0] * x[1], rounding.rounded("mul", "ru", *x)
+    assert np.array_equal(y[0], near) and np.array_equal(y[2], near) and np.array_equal(y[3], near)
+    assert np.array_equal(y[1], up) and (near != up).any()
+    third = np.float32(1) / np.float32(3)
+    assert (y[4] == third).all() and (y[5] == np.nextafter(third, np.float32(0))).all()
+    assert np.float32(1) + np.float32(2.0**-24) == 1 and np.float32(1) + np.float32(3 * 2.0**-25) > 1  # nor has it changed ours
+
+
+def test_the_ends_of_the_range_are_rounded_in_every_direction():
+    """Products and quotients whose rests float64 does not hold, and sums beyond the greatest number."""
+    least, greatest = 5e-324, np.finfo(np.float64).max
+    for op, args, below, above in (
+            ("mul", (1e-200, 1e-200), 0.0, least), ("mul", (-1e-200, 1e-200), -least, -0.0),
+            ("mul", (3 * least, 0.5), least, 2 * least),
+            ("fdiv", (least, 3.0), 0.0, least), ("fdiv", (1e-300, 1e300), 0.0, least), ("frcp", (greatest,), None, None),
+            ("add", (greatest, greatest), greatest, np.inf), ("sub", (-greatest, greatest), -np.inf, -greatest),
+            ("fmaf", (1e200, 1e200, -np.inf), -np.inf, -np.inf), ("fmaf", (1e-200, 1e-200, 1.0), 1.0, 1 + 2.0**-52),
+            ("fmaf", (1e-200, -1e-200, least), 0.0, least)):
+        a = [np.array(v) for v in args]
+        down, up = (rounding.rounded(op, m, *a) for m in ("rd", "ru"))
+        if below is None:
+            assert down < up and np.nextafter(down, np.inf) == up
+        else:
+            assert (down, up) == (below, above) and np.signbit(up) == np.signbit(above), (op, args)
+        assert rounding.rounded(op, "rz", *a) == (down if up > 0 else up), (op, args)
+    root = [rounding.rounded("fsqrt", m, np.array(3 * least)) for m in ("rd", "rn", "ru")]
+    assert root[0] <= root[1] <= root[2] and np.nextafter(root[0], 1) == root[2]
 
 
 @pytest.mark.spec("L14:packed", "T.fma2", "T.add2", "T.mul2")

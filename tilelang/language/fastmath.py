@@ -32,10 +32,11 @@ def _ieee(name: str, arity: int) -> Callable[..., Expr]:
         for v in vs:
             dt = v.dtype if dt is None else promote(dt, v.dtype)
         assert dt is not None  # arity is at least one
-        if dt.bits == 16 and rounding_mode != "rn":
+        if (dt.bits <= 16 or name == "frsqrt") and rounding_mode != "rn":
             raise error("rounding-mode", f"T.ieee_{name} of {dt} rounds to nearest only (rounding_mode='rn'), found "
                         f"{rounding_mode!r}",
-                        expected=f"'rn' for {dt}", found=repr(rounding_mode), hint="cast the operands to float32")
+                        expected=f"'rn' for {dt}", found=repr(rounding_mode),
+                        hint="cast the operands to float32" if name != "frsqrt" else "divide by T.ieee_fsqrt")
         if name == "frsqrt":
             return call("ieee_frsqrt", [cast(v, dt) for v in vs], dt)
         return call(f"ieee_{name}", [cast(v, dt) for v in vs], dt, rounding_mode=rounding_mode)

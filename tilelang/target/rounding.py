@@ -2,13 +2,15 @@
 
 A sum a + b of floats is s + e with s the rounded sum and e the rest, itself a float; a product likewise (Dekker, "A
 floating-point technique for extending the available precision"; the fused product-sum after Boldo and Melquiond,
-"Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd").  Near the ends of the range the
-rests of float64 products may underflow: directions there are those of the rounded operation.
+"Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd").  Near the ends of float64's range,
+where rests underflow and steps between overflow, numbers are computed as fractions, one by one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,7 @@ def _fused(a: Any, b: Any, c: Any) -> tuple[Any, Any]:
     top, rest = two_sum(p, high)
     s, left = two_sum(top, sum_odd(rest, low))
     plain = a * b + c
+    plain = np.where(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, plain)  # the product alone would be beyond the range
     plain = np.where((plain == 0) & (c == 0) & (a != 0) & (b != 0), p, plain)  # a product below all numbers keeps its sign
     return np.where(np.isfinite(plain) & np.isfinite(s) & (s != 0), s, plain), left
 
@@ -107,7 +110,7 @@ def rounded(op: str, mode: str, *args: Any) -> Any:
     wide = [np.asarray(a, np.float64) for a in args]
     with np.errstate(all="ignore"):
         if kind == np.float64:
-            near, rest = _DOUBLE[op](*wide)
+            near, rest = _at_the_ends(op, wide, *_DOUBLE[op](*wide))
             return near if mode == "rn" else _directed(near, rest, mode, _negative_zero(op, wide))
         exact = _SINGLE[op](*wide)
         if mode == "rn":
@@ -116,6 +119,48 @@ def rounded(op: str, mode: str, *args: Any) -> Any:
         beyond = np.isinf(near) & np.isfinite(exact)  # overflow: the greatest number is what lies inside
         rest = np.where(beyond, -np.sign(exact), np.where(np.isfinite(near), exact - near.astype(np.float64), 0.0))
         return _directed(near, rest, mode, _negative_zero(op, wide))
+
+
+_FRACTION: dict[str, Callable[..., Fraction]] = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "fdiv": lambda a, b: a / b,
+    "fmaf": lambda a, b, c: a * b + c, "frcp": lambda a: 1 / a}
+_SAFE = 2.0**300  # of numbers between its inverse and it no step leaves the range, and no rest is lost
+
+
+def _at_the_ends(op: str, args: list[Any], near: Any, rest: Any) -> tuple[Any, Any]:
+    """(rounded to nearest, rest) of float64 numbers, by fractions where an operand lies near an end of the range."""
+    if op not in _FRACTION and op != "fsqrt":
+        return near, rest
+    *spread, near, rest = (x.copy() for x in np.broadcast_arrays(*args, near, rest))
+    sizes = [np.abs(x) for x in spread]
+    inside = np.logical_and.reduce([np.isfinite(s) for s in sizes])
+    outer = np.logical_or.reduce([(s > _SAFE) | (s < 1 / _SAFE) & (s != 0) for s in sizes])
+    wanted = inside & outer
+    if op in ("fdiv", "frcp"):
+        wanted &= spread[-1] != 0
+    elif op == "fsqrt":
+        wanted &= spread[0] > 0
+    for at in zip(*np.nonzero(wanted)) if near.ndim else [()] * bool(wanted):
+        values = [Fraction(float(x[at])) for x in spread]
+        if op == "fsqrt":
+            rest[at] = _sign(values[0] - Fraction(float(near[at])) ** 2)
+            continue
+        exact = _FRACTION[op](*values)
+        if exact:  # zeros have their sign from the operation itself
+            near[at] = _nearest(exact)
+            rest[at] = -_sign(exact) if math.isinf(near[at]) else _sign(exact - Fraction(float(near[at])))
+    return near, rest
+
+
+def _nearest(x: Fraction) -> float:
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf if x > 0 else -math.inf
+
+
+def _sign(x: Fraction) -> int:
+    return (x > 0) - (x < 0)
 
 
 def _negative_zero(op: str, args: list[Any]) -> Any:

@@ -222,14 +222,44 @@ def _fused(f: Fn, dt: dtype, a: list[str]) -> str:
     return convert(f, near, dtype("float64").with_lanes(dt.lanes), dt)
 
 
+_DIRECTIONS = {"rz": 0, "ru": 2, "rd": 3}  # as llvm.set.rounding numbers them
+
+
+def _directed(f: Fn, op: str, mode: str, ty: str, a: list[str]) -> str:
+    """One operation in another direction than to nearest, by a function that sets the processor's and puts it back.
+
+    The function is strictfp and not inlined: ordinary operations, which know one direction, cannot move into it.
+    """
+    name = f"tl.{overloaded(op, ty)}.{mode}"
+
+    def text() -> str:
+        m = f.module
+        m.need("llvm.get.rounding", "declare i32 @llvm.get.rounding()")
+        m.need("llvm.set.rounding", "declare void @llvm.set.rounding(i32)")
+        core = overloaded(f"llvm.experimental.constrained.{op}", ty)
+        m.need(core, f"declare {ty} @{core}({', '.join([ty] * len(a))}, metadata, metadata)")
+        operands = ", ".join(f"{ty} %x{i}" for i in range(len(a)))
+        return "\n".join([
+            f"define internal {ty} @{name}({operands}) noinline nounwind strictfp {{",
+            "  %before = call i32 @llvm.get.rounding() strictfp",
+            f"  call void @llvm.set.rounding(i32 {_DIRECTIONS[mode]}) strictfp",
+            f'  %out = call {ty} @{core}({operands}, metadata !"round.dynamic", metadata !"fpexcept.strict") strictfp',
+            "  call void @llvm.set.rounding(i32 %before) strictfp",
+            f"  ret {ty} %out",
+            "}"])
+
+    f.module.need(name, text)
+    return f.let(f"call {ty} @{name}({', '.join(f'{ty} {x}' for x in a)})")
+
+
 def _ieee(op: str) -> Any:
-    """Rounding to nearest is what the hardware does; the other modes are refused."""
+    """Rounding to nearest is what plain instructions do."""
 
     def emit(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
-        if e.attr("rounding_mode", "rn") != "rn":
-            raise unsupported(f"{e.op} with rounding mode {e.attr('rounding_mode')}", span=e.span,
-                              hint='use rounding_mode="rn"')
-        ty = value_type(dt)
+        ty, mode = value_type(dt), e.attr("rounding_mode", "rn")
+        if mode != "rn":
+            a = [splat(float_literal(1.0), ty), *a] if op == "rcp" else a
+            return rounded(f, dt, _directed(f, "fdiv" if op == "rcp" else op.removeprefix("llvm."), mode, ty, a))
         if op in ("fadd", "fsub", "fmul", "fdiv"):
             out = f.let(f"{op} {ty} {a[0]}, {a[1]}")
         elif op == "rcp":
