@@ -151,3 +151,29 @@ def test_clusters_whose_blocks_meet_all_blocks_of_the_grid():
     assert np.array_equal(everywhere(f, np.zeros((4, 4), np.int32), on=("tile", "cpu", "sm_90a"))[1], want)
     (kernel,) = lower(f.func, Target(SM90A), {}).kernels
     assert kernel.launch.attr("cooperative") and kernel.launch.attr("cluster") == (2, 2, 1)
+
+
+@pytest.mark.spec("T.shfl_xor", "T.any_sync", "T.syncthreads_count", "T.sync_threads", "L8:Parallel")
+@pytest.mark.parametrize("on", ["tile", "simulator", "cpu"])
+@pytest.mark.parametrize("act", ["shuffle", "vote", "count", "sum", "barrier"])
+def test_iterations_of_a_parallel_loop_tell_each_other_nothing(act, on):
+    """Which of them a warp runs together is not fixed: two layouts gave two results."""
+    @T.prim_func
+    def f(A: T.Tensor((128,), "int32"), O: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(128):
+                if act == "shuffle":
+                    O[i] = T.shfl_xor(A[i], 1)
+                elif act == "vote":
+                    O[i] = T.any_sync(A[i] == 3)
+                elif act == "count":
+                    O[i] = T.syncthreads_count(A[i] < 5)
+                elif act == "sum":
+                    O[i] = T.warp_reduce_sum(A[i])
+                else:
+                    O[i] = A[i]
+                    T.sync_threads()
+
+    with pytest.raises(TileLangError) as e:
+        run(f, ALL[:128], on=on)
+    assert e.value.kind == "parallel-exchange"

@@ -360,3 +360,54 @@ def test_what_the_whole_block_waits_for_is_refused_where_some_threads_come(barri
     with pytest.raises(TileLangError, match="sync_threads|syncthreads_or") as e:
         run(f, NINE, on="cpu")
     assert e.value.kind == "cpu-unsupported"
+
+
+def ballots(form):
+    @T.prim_func
+    def f(A: T.Tensor((40,), "int32"), O: T.Tensor((2, 40), "int64")):
+        with T.Kernel(1, threads=40):
+            i = T.get_thread_binding()
+            if form == "branches":
+                if A[i] % 5 > 1:
+                    O[0, i] = T.cast(T.ballot(A[i] % 2 == 0), "int64")
+                    if A[i] % 3 == 1:
+                        O[1, i] = T.cast(T.ballot(A[i] % 2 == 0), "int64")
+                else:
+                    O[0, i] = T.cast(T.ballot(A[i] % 2 == 1), "int64")
+            elif form == "loop":
+                for k in range(i % 4):
+                    O[k % 2, i] = O[k % 2, i] + T.cast(T.ballot(A[i] % 2 == 0), "int64")
+            else:
+                v = T.alloc_var("int32", init=0)
+                while v < A[i] % 3:
+                    O[v, i] = T.cast(T.ballot(A[i] % 2 == 0), "int64")
+                    v = v + 1
+
+    return f
+
+
+@pytest.mark.spec("T.ballot", "L15:warp-votes")
+@pytest.mark.parametrize("form", ["branches", "loop", "while"])
+def test_a_ballot_asks_the_lanes_that_come_and_names_them_to_the_device(form):
+    f, x = ballots(form), LANES[:40]
+    o = everywhere(f, x)[1]
+
+    def of(i, taken, yes):
+        return sum(1 << k % 32 for k in range(i // 32 * 32, min(40, i // 32 * 32 + 32)) if taken(k) and yes(k))
+
+    def even(k):
+        return k % 2 == 0
+
+    def odd(k):
+        return k % 2 == 1
+
+    if form == "branches":
+        first = [of(i, lambda k: k % 5 > 1, even) if i % 5 > 1 else of(i, lambda k: k % 5 <= 1, odd) for i in x]
+        second = [of(i, lambda k: k % 5 > 1 and k % 3 == 1, even) if i % 5 > 1 and i % 3 == 1 else 0 for i in x]
+    elif form == "loop":
+        turns = [[of(i, lambda k, n=n: k % 4 > n, even) if i % 4 > n else 0 for i in x] for n in range(3)]
+        first, second = np.add(turns[0], turns[2]), turns[1]
+    else:
+        first, second = ([of(i, lambda k, n=n: k % 3 > n, even) if i % 3 > n else 0 for i in x] for n in range(2))
+    assert np.array_equal(o, [first, second])
+    assert all("lanes" in line for line in cuda_text(f).splitlines() if " ballot = tl::ballot_sync" in line)

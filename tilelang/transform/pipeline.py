@@ -12,9 +12,11 @@ from tilelang.ir import Func, Launch, rewrite, walk, with_attrs
 from tilelang.ir import replace as replaced
 
 from .aliasing import keep_order, overlapping
+from .ballot_masks import ballot_masks
 from .check_collective import check_collective
 from .check_divisors import check_divisors
 from .check_hopper import check_hopper
+from .check_iterations import check_iterations
 from .check_pipelines import check_pipelines
 from .check_races import check_races
 from .check_roles import check_roles
@@ -51,6 +53,7 @@ log = logging.getLogger("tilelang.transform")
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
     check_divisors,
+    check_iterations,
     check_roles,  # before check_hopper, which turns T.ws into tests of thread numbers where it can
     check_hopper,
     check_races,  # only where asked for
@@ -62,6 +65,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
 DEVICE_PASSES: tuple[PassFn, ...] = (
     keep_order,  # before all that moves a read in front of a write
     check_collective,  # before roles and layouts: it sees the user's branches
+    ballot_masks,  # after it: what it refuses needs no masks
     tma_columns,  # before written_roles, the first that asks for TMA
     written_roles,
     guard_masks,  # before specialize_warps, which reorders the statements of a loop
