@@ -69,7 +69,7 @@ def test_one_warp_group_asks_no_vote_of_the_block_and_meets_no_grid(what, on):
                     O[t] = 1
                     T.sync_grid()
 
-    with pytest.raises(TileLangError, match="only some warp groups get here") as e:
+    with pytest.raises(TileLangError, match="only some warp groups get here") as e:  # check_roles
         run(f, ALL, on=on)
     assert e.value.kind == "collective-divergent"
 
@@ -157,7 +157,7 @@ def test_clusters_whose_blocks_meet_all_blocks_of_the_grid():
 @pytest.mark.parametrize("on", ["tile", "simulator", "cpu"])
 @pytest.mark.parametrize("act", ["shuffle", "vote", "count", "sum", "barrier"])
 def test_iterations_of_a_parallel_loop_tell_each_other_nothing(act, on):
-    """Which of them a warp runs together is not fixed: two layouts gave two results."""
+    """Which of them a warp runs together is not fixed: two layouts gave two results (check_iterations)."""
     @T.prim_func
     def f(A: T.Tensor((128,), "int32"), O: T.Tensor((128,), "int32")):
         with T.Kernel(1, threads=64):

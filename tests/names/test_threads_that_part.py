@@ -389,6 +389,7 @@ def ballots(form):
 @pytest.mark.spec("T.ballot", "L15:warp-votes")
 @pytest.mark.parametrize("form", ["branches", "loop", "while"])
 def test_a_ballot_asks_the_lanes_that_come_and_names_them_to_the_device(form):
+    """ballot_masks: a mask of all lanes is undefined where some are elsewhere."""
     f, x = ballots(form), LANES[:40]
     o = everywhere(f, x)[1]
 
