@@ -15,8 +15,8 @@ import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
 from tilelang.codegen.own_registers import LEAST_HALVES
 from tilelang.codegen.wgmma import SWIZZLES, below, borrows, multiplies
-from tilelang.ir import (Buffer, Call, For, If, Load, Store, const, dtype, fresh, load, replace, rewrite, rewrite_launches, walk,
-                         with_attrs)
+from tilelang.ir import (Buffer, Call, For, If, Load, Store, const, dtype, fresh, load, replace, rewrite, rewrite_launches,
+                         walk, with_attrs)
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.target.register_forms import MAPPED, SUMMED, form_of, own_element, sum_form, value_form
@@ -207,8 +207,8 @@ def test_sums_that_are_no_reduction_keep_their_order():
         def changed(x):
             return with_attrs(x, any_order=order) if isinstance(x, For) and x.attr("any_order") is not None else None
 
-        text = print_kernel(dataclasses.replace(kernel, launch=replace(kernel.launch, body=rewrite(kernel.launch.body, changed))),
-                            fast_math=True)
+        launch = replace(kernel.launch, body=rewrite(kernel.launch.body, changed))
+        text = print_kernel(dataclasses.replace(kernel, launch=launch), fast_math=True)
         return re.search(r'add_P_0\(float& x0\) { asm volatile\("(.*?)" :', text).group(1).split("\\n")
 
     assert all(x.startswith("add.ftz.f32 %0, %0, tl_P_") for x in lines(False))
