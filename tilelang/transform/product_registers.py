@@ -33,6 +33,7 @@ from tilelang.ir.record import record
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from .config import PassConfigKey
+from .early_scaling import early_scaling
 from .effects import Effect, effects, inner
 from .pass_ import DEVICE, PassContext, pass_
 from .register_graph import NEVER, Graph, Node, needed, running_after, states
@@ -45,6 +46,9 @@ EVERY_FORM = False
 
 # Whether products of products keep all their values in registers where they can (whole_registers).
 WHOLE = True
+
+# Whether accumulators are scaled under the exponentials (early_scaling).
+EARLY = True
 
 
 @pass_(needs=DEVICE)
@@ -64,7 +68,7 @@ def _own_registers(launch: Launch, fast: bool) -> Launch:
         found, refused = _named(touched)
         whole = None if refused else whole_registers(launch, found)
         if whole is not None:
-            return whole
+            return early_scaling(whole) if EARLY else whole
     found = _candidates(touched)
     if not found:
         return launch
