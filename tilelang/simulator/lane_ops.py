@@ -1,6 +1,6 @@
 """Intrinsics that act between lanes or on shared cells: shuffles, atomics, lane numbers, printing, early return.
 
-Each entry of LANE_OPS builds the function of one Call.  A compiler that uses them offers `cells(address, count, what)`:
+Each entry of LANE_OPS builds the function of one Call.  A compiler that uses them offers `cells(address, count, what, order)`:
 a function of the frame giving (flat array, element numbers of shape (lanes, count), mask of the same shape).
 """
 
@@ -17,6 +17,7 @@ from tilelang.ir.evaluate import Closure, Value, binary_function, to_dtype
 
 from .faults import fault
 from .lanes import LaneFrame, exit_lanes
+from .releases import Releases
 
 
 WARP, FULL_MASK = 32, 0xFFFFFFFF
@@ -81,7 +82,8 @@ def _atomic(c: Any, e: Call) -> Closure:
     dt = target.buffer.dtype.scalar
     count = e.args[1].dtype.lanes if len(e.args) > 1 else 1
     what = "atomic load of" if kind == "load" else "atomic access to"
-    cells = c.cells(target, count, what)
+    order = Releases(e)
+    cells = c.cells(target, count, what, order)
 
     def run(f: LaneFrame) -> Value:
         flat, at, ok = cells(f)

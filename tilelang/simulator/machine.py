@@ -25,6 +25,7 @@ from .lanes import Action, LaneFrame, StmtCompiler, is_address
 from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
 from .races import AccessTable, Clocks
 from .registers import Guard
+from .releases import Releases
 
 
 # Calls whose shared operands are accessed in units of 16 bytes.
@@ -429,8 +430,9 @@ class MachineCompiler(StmtCompiler):
                         span=self.sites[site].span, notes=((other.span, "the copy was issued here"),),
                         hint="wait for the group of that copy (cp_async_wait) and put a barrier after it")
 
-    def cells(self, e: AddressOf, count: int, what: str) -> Callable[[LaneFrame], Any]:
-        """Element numbers for an atomic access of `count` consecutive elements (see lane_ops)."""
+    def cells(self, e: AddressOf, count: int, what: str, order: Releases | None = None) -> Callable[[LaneFrame], Any]:
+        """Element numbers for an atomic access of `count` consecutive elements (see lane_ops).  order: what it releases and
+        acquires."""
         b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.place
         width = count * dt.itemsize
         address = self.reach(b, e.indices, width, span, what, True)
@@ -439,7 +441,14 @@ class MachineCompiler(StmtCompiler):
         def run(f: LaneFrame) -> Any:
             a = address(f)
             op = f"atom.{b.scope().split('.')[0]}"
-            store = self.touch(f, self.memory(f, at), b, a, width, site, "atomic", op)
+            memory = self.memory(f, at)
+            table = memory.table if isinstance(memory, Global) and order is not None and order.concerns else None
+            if table is not None and order is not None:
+                flags = a // memory.store.granule
+                order.before(f, table, flags)
+            store = self.touch(f, memory, b, a, width, site, "atomic", op)
+            if table is not None and order is not None:
+                order.after(f, table, flags)
             at_ = (a // dt.itemsize)[:, None] + steps
             ok = np.broadcast_to(f.active()[:, None], at_.shape)
             return store.flat(dt), np.where(ok, at_, 0), ok

@@ -3,7 +3,8 @@
 Threads of a block carry clocks.  `seen[t, u]` is the last clock of thread u whose actions happen before what thread t
 does now; a block barrier makes everything seen by everybody, a warp or named barrier by its members.  For each granule
 of a memory a table keeps the last write (thread, clock) and, per group of threads, the last reads since; an access is a
-race when a conflicting one by another thread is not seen.  Blocks of a launch are never ordered with each other.
+race when a conflicting one by another thread is not seen.  Blocks of a launch are ordered by atomics that release and
+acquire alone (releases.py).
 
 Agents are what works beside the threads (a TMA load on its way to a barrier, the matrix unit of a warp group): they
 have clocks that threads see when they wait for them, numbered behind the lanes.
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .faults import fault
+from .releases import ordered
 
 
 _NONE, _MANY = -1, -2
@@ -31,6 +33,7 @@ class Clocks:
         self.now = np.ones(lanes + agents, np.int32)
         self.seen = np.zeros((lanes, lanes + agents), np.int32)
         self.partial = False  # a barrier of fewer than all threads has happened
+        self.foreign: list[tuple[int, int, Any]] = []  # thread, its clock, and what it then knew of other blocks
         self._least: dict[int, np.ndarray] = {}
 
     def barrier(self, members: np.ndarray | None = None) -> None:
@@ -105,7 +108,7 @@ class _Peers:
     def enter(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, block: int) -> None:
         """Threads t access granules g."""
         if self.many_blocks:
-            self._enter_block(g, block)
+            self._enter_block(clocks, g, t, block)
         k, tt = (t // self.group)[:, None], t[:, None]
         now = clocks.now[t][:, None]
         clock, who = self.clock[g, k], self.who[g, k]
@@ -122,12 +125,15 @@ class _Peers:
         if shared.any():
             self.who[g[shared], np.broadcast_to(k, g.shape)[shared]] = _MANY
 
-    def _enter_block(self, g: np.ndarray, block: int) -> None:
+    def _enter_block(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, block: int) -> None:
         old = self.block[g]
         fresh = old != block
         if fresh.any():
             changed = g[fresh]
-            self.others[changed] |= old[fresh] != _NONE
+            left = old != _NONE
+            if clocks.foreign and left.any():  # who sees this access has seen those before it
+                left &= ~self._known(clocks, g, t)
+            self.others[changed] |= left[fresh]
             self.block[changed] = block
             self.clock[changed] = 0
             self.who[changed] = _NONE
@@ -138,10 +144,15 @@ class _Peers:
         if self.many_blocks:
             there = self.block[g]
             bad = (there != _NONE) & ((there != block) | self.others[g])
+            if clocks.foreign and bad.any():
+                bad &= self.others[g] | ~self._known(clocks, g, t)
             if bad.any():
                 n, k = np.argwhere(bad)[0]
                 return int(n), None, int(self.site[g[n, k]].max())
+            foreign = (there != block)[:, :, None]
         clock = self.clock[g]  # (n, k, groups)
+        if self.many_blocks and foreign.any():
+            clock = np.where(foreign, 0, clock)
         if not clock.any():
             return None
         who, tt = self.who[g], t[:, None, None]
@@ -151,6 +162,12 @@ class _Peers:
             return None
         n, k, group = np.argwhere(bad)[0]
         return int(n), int(who[n, k, group]), int(self.site[g[n, k], group])
+
+    def _known(self, clocks: Clocks, g: np.ndarray, t: np.ndarray) -> np.ndarray:
+        """Whether threads t know of all that the last block did with granules g."""
+        who, clock = self.who[g], self.clock[g]
+        there = np.broadcast_to(self.block[g][:, :, None], who.shape)
+        return (ordered(clocks, t, there, who, clock) | (who == _NONE)).all(2)
 
     def forget(self, g: np.ndarray) -> None:
         """A plain write of granules g: later accesses need only be compared with that."""
@@ -183,6 +200,7 @@ class AccessTable:
         self.thread: Callable[[int], str] = "thread {}".format  # words for messages
         self.agent_reads: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of an agent: clock and site by granule
         self.block = 0  # number of the block being run
+        self.released: dict[int, Any] = {}  # what releases left at a granule (releases.py)
 
     # g: granules (n, k) of n threads t (n,)
 
@@ -286,6 +304,9 @@ class AccessTable:
         if self.many_blocks:
             there = self.wblock[g]
             other = (there != _NONE) & (there != self.block)
+            bad &= ~other
+            if clocks.foreign and other.any():
+                other &= ~ordered(clocks, t, there, who, self.wclock[g])
             if other.any():
                 n, k = np.argwhere(other)[0]
                 raise self._race(int(t[n]), does, site, None, "wrote", int(self.wsite[g[n, k]]))
@@ -300,7 +321,8 @@ class AccessTable:
         who = {None: "a thread of another block", _MANY: "several threads"}.get(other, "")
         if other is not None and not who:
             who = "a copy" if other in self.agents else self.thread(other)
-        hint = ("blocks of one launch are not ordered: use atomics, or give each block its own elements"
+        hint = ("blocks of one launch are not ordered: use atomics (to hand on what was written, ones that release and "
+                "acquire), or give each block its own elements"
                 if other is None else "put T.sync_threads() between the two accesses")
         if other in self.agents:
             who, hint = self.agents[other], "wait for it: on its mbarrier, with wgmma_wait or with bulk_wait"

@@ -1,0 +1,92 @@
+"""Atomics that release and acquire: what a block has done is known to a block that reads the flag it set.
+
+A release leaves at the flag what its thread knows: the clocks of races.py, by block.  Updates of the flag by others keep
+that there, a store replaces it (PTX ISA, "Release and Acquire Patterns": a chain of updates belongs to its release).  An
+acquire that comes later takes it over, and accesses of other blocks that it covers are no races.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir.expr import Call
+
+RELEASES = frozenset(("release", "acq_rel", "seq_cst"))
+ACQUIRES = frozenset(("consume", "acquire", "acq_rel", "seq_cst"))
+
+Knowledge = dict[int, np.ndarray]  # by number of a block: the clock of each of its threads
+
+
+class Releases:
+    """The releases of one atomic operation.  Flags are those of global memory that the launch writes."""
+
+    def __init__(self, e: Call) -> None:
+        kind, order = e.op.removeprefix("atomic_"), e.attr("order")
+        self.releases = kind != "load" and order in RELEASES
+        self.acquires = kind != "store" and order in ACQUIRES
+        self.replaces = kind == "store"
+        self.concerns = self.releases or self.acquires or self.replaces
+
+    def before(self, f: Any, table: Any, flags: np.ndarray) -> None:
+        """The active lanes read their flags (first granules, one a lane)."""
+        if self.acquires and table.released:
+            for t in np.flatnonzero(f.active()):
+                left = table.released.get(int(flags[t]))
+                if left is not None:
+                    learn(f.block.clocks, int(t), left, table.block)
+
+    def after(self, f: Any, table: Any, flags: np.ndarray) -> None:
+        """They have changed them."""
+        if not (self.releases or self.replaces and table.released):
+            return
+        for t in np.flatnonzero(f.active()):
+            flag = int(flags[t])
+            left = {} if self.replaces else table.released.get(flag, {})
+            if self.releases:
+                left = merged(left, known_by(f.block.clocks, int(t), table.block))
+            table.released[flag] = left
+
+
+def known_by(clocks: Any, thread: int, block: int) -> Knowledge:
+    """What a thread of a block hands on; what it does next comes later."""
+    out: Knowledge = {}
+    for who, clock, left in clocks.foreign:
+        if who == thread or clocks.seen[thread, who] >= clock:
+            out = merged(out, left)
+    member = np.zeros(clocks.lanes, bool)
+    member[thread] = True
+    return merged(out, {block: clocks.arrive(member)})
+
+
+def learn(clocks: Any, thread: int, left: Knowledge, block: int) -> None:
+    """A thread of a block knows what was left at a flag; so do those that wait for it from now on."""
+    member = np.zeros(clocks.lanes, bool)
+    member[thread] = True
+    if block in left:  # blocks that run side by side have clocks in common
+        clocks.acquire(member, left[block])
+    others = {b: know for b, know in left.items() if b != block}
+    if others:
+        clocks.foreign.append((thread, int(clocks.now[thread]), others))
+
+
+def merged(a: Knowledge, b: Knowledge) -> Knowledge:
+    """What is known by one or the other."""
+    return {k: np.maximum(a[k], b[k]) if k in a and k in b else (a[k] if k in a else b[k]) for k in (*a, *b)}
+
+
+def ordered(clocks: Any, t: np.ndarray, block: np.ndarray, who: np.ndarray, clock: np.ndarray) -> np.ndarray:
+    """Of accesses by other blocks (block, who, clock: arrays of one shape, rows for the threads t): those that t knows of.
+    who below 0 is nobody in particular, and is not known."""
+    out = np.zeros(block.shape, bool)
+    rows: Callable[[np.ndarray], np.ndarray] = lambda x: x.reshape(-1, *(1,) * (block.ndim - 1))  # noqa: E731
+    for thread, at, left in clocks.foreign:
+        sees = rows((t == thread) | (clocks.seen[t, thread] >= at))
+        for number, know in left.items():
+            out |= sees & (block == number) & (who >= 0) & (know[np.maximum(who, 0)] >= clock)
+    return out
+
+
+__all__ = ["Releases", "known_by", "learn", "merged", "ordered"]
