@@ -235,3 +235,78 @@ def test_a_tensor_made_of_a_pointer():
                 O[k] = A[63 - k] + 1
 
     assert np.array_equal(everywhere(f, LINE[:64])[-1], LINE[:64][::-1] + 1)
+
+
+def chain_by_thread_number(form):
+    """Two consumers and a producer, told apart as the program pleases."""
+    @T.prim_func
+    def f(A: T.Tensor((3, 64, 32), "float16"), B: T.Tensor((3, 64, 32), "float16"), O: T.Tensor((2, 64, 64), "float32")):
+        with T.Kernel(1, threads=384):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((64, 32), "float16")
+            R = T.alloc_shared((64, 32), "float16")
+            C0 = T.alloc_fragment((64, 64), "float32")
+            C1 = T.alloc_fragment((64, 64), "float32")
+            full, empty = T.alloc_barrier(128), T.alloc_barrier(256)
+            w = tx // 128 if form == "quotient" else T.get_warp_group_idx()
+            first = tx < 128 if form == "thread" else w == 0
+            second = tx >= 128 and tx < 256 if form == "thread" else w == 1
+            if first:
+                T.clear(C0)
+                for k in range(3):
+                    T.barrier_wait(full, k % 2)
+                    T.gemm(S, R, C0, transpose_B=True)
+                    T.barrier_arrive(empty)
+                T.copy(C0, O[0, :, :])
+            elif second:
+                T.clear(C1)
+                for k in range(3):
+                    T.barrier_wait(full, k % 2)
+                    T.gemm(R, S, C1, transpose_B=True)
+                    T.barrier_arrive(empty)
+                T.copy(C1, O[1, :, :])
+            else:
+                for k in range(3):
+                    T.barrier_wait(empty, (k + 1) % 2)
+                    for v in T.vectorized(8):
+                        S[(tx - 256) // 2, (tx - 256) % 2 * 8 + v] = A[k, (tx - 256) // 2, (tx - 256) % 2 * 8 + v]
+                    T.copy(A[k, :, 16:32], S[:, 16:32])
+                    T.copy(B[k, :, :], R)
+                    T.fence_proxy_async()
+                    T.barrier_arrive(full)
+
+    return f
+
+
+@pytest.mark.spec("T.ws", "L8:ws")
+@pytest.mark.parametrize("form", ["thread", "quotient", "index"])
+def test_branches_by_thread_number_that_whole_warp_groups_take_are_roles(form):
+    """group_branches: what T.ws says, in the words of CUDA."""
+    f = chain_by_thread_number(form)
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-3, 4, (3, 64, 32)).astype(np.float16) for _ in "ab")
+    o = everywhere(f, a, b, on=("tile", "cpu", "sm_90a") if form == "thread" else ("tile", "cpu"))[2]
+    whole = np.einsum("kic,kjc->ij", a.astype(np.float32), b.astype(np.float32))
+    assert np.array_equal(o, [whole, whole.T])
+
+
+@pytest.mark.spec("T.ws", "L8:ws")
+def test_a_chain_of_branches_gives_each_warp_group_its_tiles():
+    @T.prim_func
+    def f(A: T.Tensor((512,), "int32"), O: T.Tensor((512,), "int32")):
+        with T.Kernel(1, threads=512):
+            t = T.get_thread_binding()
+            S = T.alloc_shared((512,), "int32")
+            if not (128 <= t and t < 256):
+                if t < 128:
+                    T.copy(A[0:128], S[384:512])
+                else:
+                    for i in T.Parallel(256):
+                        S[128 + i] = A[256 + i] * 3
+            else:
+                T.copy(A[128:256], S[0:128])
+            T.copy(S, O)
+
+    x = np.arange(512, dtype=np.int32)
+    want = np.concatenate([x[128:256], 3 * x[256:512], x[0:128]])
+    assert np.array_equal(everywhere(f, x, on=WITH_HOPPER)[1], want)

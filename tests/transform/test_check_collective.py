@@ -44,7 +44,7 @@ def copy_by_some_threads():
     def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
         with T.Kernel(1, threads=256):
             S = T.alloc_shared((64, 64), "float32")
-            if T.get_thread_binding() >= 128:
+            if T.get_thread_binding() >= 100:
                 T.copy(A, S)
             T.copy(S, B)
 

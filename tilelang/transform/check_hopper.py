@@ -38,7 +38,7 @@ _ON_CPU = {"mbarrier_init", "mbarrier_arrive", "mbarrier_wait", "mbarrier_expect
            "cp_async_mbarrier_arrive", "fence_proxy_async", "fence_mbarrier_init", "bulk_commit", "bulk_wait", "wgmma_wait",
            "wgmma_fence", "wgmma_commit", "wgmma_pin", "set_max_nreg", "mbarrier_arrive_remote", "cluster_rank",
            "cluster_arrive", "cluster_wait", "cluster_sync", "cluster_store", "wgmma", "wgmma_descriptor", "tma_load"}
-_WAITS = ("mbarrier_wait", "named_barrier", "named_barrier_arrive", "cluster_arrive", "cluster_wait", "cluster_sync")
+WAITS = ("mbarrier_wait", "named_barrier", "named_barrier_arrive", "cluster_arrive", "cluster_wait", "cluster_sync")
 
 
 @pass_(needs=TILE)
@@ -99,7 +99,7 @@ def _elsewhere(n: Node, target: Any) -> Node | None:
     if not isinstance(n, Launch):
         return None
     thread = linear_thread(n)
-    roles = any(_has_tiles(s) or isinstance(s, Call) and s.op in _WAITS for s in walk(n.body))
+    roles = any(_has_tiles(s) or isinstance(s, Call) and s.op in WAITS for s in walk(n.body))
 
     def visit(x: Node) -> Node | None:
         if isinstance(x, Evaluate) and x.call.op in ("pdl_trigger", "pdl_sync"):
@@ -132,4 +132,4 @@ def groups_test(c: Call, thread: Expr) -> Expr:
     return below if low == 0 else logical("and", binary("ge", thread, const(low, thread.dtype)), below)
 
 
-__all__ = ["check_hopper", "groups_test", "linear_thread"]
+__all__ = ["WAITS", "check_hopper", "groups_test", "linear_thread"]

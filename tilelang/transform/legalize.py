@@ -11,7 +11,7 @@ from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel,
                          Region, Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, is_const, rebuild, replace,
                          rewrite, stmts_of, walk, with_attrs)
-from tilelang.ir.expr import AddressOf
+from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.verify import verify
 from tilelang.ops import AtomicTile
 from tilelang.target.tensor_map import REDUCE_ADD
@@ -316,9 +316,12 @@ def _before(b: Buffer, s: Stmt, after: bool) -> bool:
 
 
 def warn_uninitialized(func: Func) -> None:
-    """Log a warning for each buffer whose first access in program order is a read."""
+    """Log a warning for each buffer whose first access in program order is a read; of shared memory that parts of a block
+    pass on by mbarriers the order is another."""
     seen: set[Var] = set()
-    local = {s.buffer.data for s in statements(func.body) if isinstance(s, Alloc) and s.init is None}
+    passed_on = any(isinstance(n, Call) and n.op == "mbarrier_wait" for n in walk(func))
+    local = {s.buffer.data for s in statements(func.body) if isinstance(s, Alloc) and s.init is None and not (
+        passed_on and s.buffer.scope_name.startswith("shared"))}
     for e in effects(func.body):
         if e.storage in local and e.storage not in seen and e.buffer.scope_name in _PRIVATE:
             seen.add(e.storage)

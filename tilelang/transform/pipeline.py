@@ -25,6 +25,7 @@ from .defer_sums import defer_sums
 from .dependent_launch import dependent_launch
 from .device_program import DeviceKernel, LoweredProgram, split_host
 from .flatten import flatten
+from .group_branches import group_branches
 from .guard_masks import guard_masks
 from .hopper import hopper
 from .infer_layouts import infer_layouts
@@ -52,6 +53,7 @@ log = logging.getLogger("tilelang.transform")
 # Order matters where a line says so.
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
+    group_branches,  # before all that looks for roles
     check_divisors,
     check_iterations,
     check_roles,  # before check_hopper, which turns T.ws into tests of thread numbers where it can
