@@ -96,9 +96,12 @@ struct __nv_bfloat16 {
   static inline T operator-(T a, T b) { return T((float)a - (float)b); }         \
   static inline T operator*(T a, T b) { return T((float)a * (float)b); }         \
   static inline T operator-(T a) { return T(-(float)a); }                        \
+  static inline T __hsub(T a, T b) { return a - b; }                             \
   static inline T __hmax(T a, T b) { return T(fmaxf(a, b)); }                    \
   static inline T __hmin(T a, T b) { return T(fminf(a, b)); }
 HALF_OPERATORS(__half) HALF_OPERATORS(__nv_bfloat16)
+static inline __half __ushort_as_half(uint16_t x) { __half y; y.bits = x; return y; }
+static inline __nv_bfloat16 __ushort_as_bfloat16(uint16_t x) { __nv_bfloat16 y; y.bits = x; return y; }
 struct __half2 { __half x, y; };
 struct __nv_bfloat162 { __nv_bfloat16 x, y; };
 static inline __half2 __floats2half2_rn(float a, float b) { return {__half(a), __half(b)}; }

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from handmade import evaluate, gemm, kernel, ramp, tensor, thread_vars
 from host_cuda import available, run_on_host
 
+from tilelang.codegen.cuda import print_kernel
+
 pytestmark = pytest.mark.skipif(not available(), reason="g++ and a CPU with F16C are needed")
 
 
@@ -29,6 +31,27 @@ def test_gemm(dt, tmp_path):
     unit = 2.0**-11 if dt == "float16" else 2.0**-8
     bound = np.abs(want) * unit + np.abs(wide[0]) @ np.abs(wide[1]) * (k * 2.0**-24) + 2.0**-24
     assert (np.abs(c.astype(np.float64) - want) <= bound).all()
+
+
+@pytest.mark.parametrize("dt, most", [("float16", 1024), ("bfloat16", 128)])
+def test_integers_of_few_values_become_halves_by_their_bits(dt, most, tmp_path):
+    """Every value of every range that is converted so, from -(most - 1) on, and ranges that are one value too wide."""
+    tv = thread_vars()
+    tx = tv[0]
+    n = np.arange(2 * most, dtype=np.int32)
+    a = tensor("a", (2 * most,), "int32")
+    starts = [0, -1, 1 - most] + [-7 - most // 2] * (dt == "float16")
+    made = [(load(a, (tx + k,)) % most + s, n[k:k + 128] % most + s) for s in starts for k in range(0, 2 * most, 128)]
+    wide = [(load(a, (tx,)) % (most + 1), n[:128] % (most + 1)), (load(a, (tx,)) % most - most, n[:128] % most - most)]
+    o = tensor("o", (len(made) + len(wide), 128), dt)
+    got = np.zeros(o.shape, numpy_dtype(dt))
+    stores = [Store(o, (const(r), tx), cast(e, dt)) for r, (e, _) in enumerate(made + wide)]
+    program = kernel((a, o), seq(*stores), tvars=tv)
+    text = print_kernel(program)
+    assert text.count("tl::small_") == len(made)
+    run_on_host(program, {"a": n, "o": got}, (1,), tmp_path)
+    for r, (e, want) in enumerate(made + wide):
+        np.testing.assert_array_equal(got[r].view(np.uint16), want.astype(numpy_dtype(dt)).view(np.uint16), err_msg=repr(e))
 
 
 def test_integer_arithmetic_and_precedence(tmp_path):

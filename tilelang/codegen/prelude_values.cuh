@@ -89,6 +89,16 @@ template <typename T, typename S, int N> TL_DEVICE vec<T, N> cast_int(const vec<
   for (int i = 0; i < N; ++i) out.v[i] = to_int<T>(x.v[i]);
   return out;
 }
+//@ small_half
+// An integer from LOW on, of 1024 values: 1024 + n has the bits 0x6400 + n, and the difference is exact.
+template <int LOW> TL_DEVICE half_t small_half(int n) {
+  return __hsub(__ushort_as_half((unsigned short)(n + (0x6400 - LOW))), __ushort_as_half((unsigned short)(0x6400 - LOW)));
+}
+//@ small_bfloat16
+// The same with 128 values: 128 + n has the bits 0x4300 + n.
+template <int LOW> TL_DEVICE bfloat16_t small_bfloat16(int n) {
+  return __hsub(__ushort_as_bfloat16((unsigned short)(n + (0x4300 - LOW))), __ushort_as_bfloat16((unsigned short)(0x4300 - LOW)));
+}
 //@ cast_half
 // float -> half in pairs: one cvt.rn.f16x2 for two elements.
 template <int N> TL_DEVICE vec<half_t, N> cast_half(const vec<float, N>& x) {

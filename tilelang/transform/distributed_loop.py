@@ -29,7 +29,7 @@ class Loop:
     base: Var | None = None
     staged: dict[Buffer, Buffer] = field(default_factory=dict)
     touches: dict[tuple[Buffer, tuple[Expr, ...], bool], Touch] = field(default_factory=dict)
-    vloads: dict[Load, Buffer] = field(default_factory=dict)
+    vloads: dict[Load, tuple[Buffer, int]] = field(default_factory=dict)
     vstores: dict[int, Buffer] = field(default_factory=dict)
     inner: list[tuple[Var, int]] = field(default_factory=list)
     values: dict[Any, Any] = field(default_factory=dict)

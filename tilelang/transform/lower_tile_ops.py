@@ -567,9 +567,10 @@ class Lowering:
     def _load(self, e: Load) -> Expr:
         loop = self.loop
         if loop is not None and loop.vloads:
-            tmp = loop.vloads.get(e)
-            if tmp is not None:
-                return load(tmp, (loop.dist.lanes[0],), span=e.span)  # type: ignore[index]
+            moved = loop.vloads.get(e)
+            if moved is not None:
+                (tmp, share), lane = moved, loop.dist.lanes[0]  # type: ignore[index]
+                return load(tmp, (lane if share == 1 else binary("floordiv", lane, const(share)),), span=e.span)
         scope = e.buffer.scope_name
         if scope == "local.fragment":
             buffer, at = self._fragment(e.buffer, e.indices, False, e.span)

@@ -29,6 +29,7 @@ from .group_branches import group_branches
 from .guard_masks import guard_masks
 from .hopper import hopper
 from .infer_layouts import infer_layouts
+from .lane_quotients import lane_quotients
 from .legalize import legalize
 from .lower_tile_ops import lower_tile_ops
 from .pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
@@ -81,6 +82,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     place_sync,  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
     flatten,
     plan_shared_memory,  # SYNCED -> DEVICE; its reuse needs the barriers
+    lane_quotients,  # before simplify, which tidies up after it
     simplify,
     product_registers,  # after simplify: it follows values through the final program
     dependent_launch,  # after place_sync and simplify: every access of global memory has its place

@@ -139,8 +139,8 @@ class _Unpacking:
             raise error("small-type", f"a vector of `{b.name}` is read",
                         expected="an element", found="a vector", span=span, hint="T.copy the tile instead")
         byte = load(b, (*indices[:-1], binary("floordiv", last, const(2, last.dtype))), span=span)
-        high = binary("eq", binary("floormod", last, const(2, last.dtype)), const(1, last.dtype))
-        nibble = select(high, binary("shr", byte, const(4, "uint8")), binary("bitand", byte, const(15, "uint8")))
+        bits = cast(binary("mul", binary("floormod", last, const(2, last.dtype)), const(4, last.dtype)), "uint8")
+        nibble = binary("bitand", binary("shr", byte, bits), const(15, "uint8"))  # no branch: bytes are read as vectors
         return value_of(nibble, self.narrow[b])
 
     # ---- tile operations --------------------------------------------------------------------------------------------
@@ -163,7 +163,9 @@ class _Unpacking:
         into = self.narrow.get(dst)
 
         def converted(v: Expr) -> Expr:
-            return cast(v, dst.dtype) if into is None else fitted(v, into)
+            if into is None:
+                return cast(v, dst.dtype)
+            return v if self.narrow.get(src) == into else fitted(v, into)  # a value of the type needs no rounding
 
         if self.packed(dst):
             return self.packed_store(op, src)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.arith import known_divisor
-from tilelang.ir import (AddressOf, Alloc, Bind, Break, Broadcast, Buffer, Call, Const, Evaluate, Expr, For, If, Load,
-                         Node, Ramp, Select, Seq, Stmt, Store, Var, While, call, cast, const, fresh, load, replace, seq,
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Const, Evaluate, Expr, For, If, Load,
+                         Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, fresh, load, replace, seq,
                          substitute, walk)
 from tilelang.ops.distribute import conjunction
 
@@ -55,12 +55,12 @@ def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
     after: list[Stmt] = []
     saved = loop.vloads, loop.vstores
     loop.vloads, loop.vstores = {}, {}
-    for site, w in loads:
-        tmp = lw.new_local(f"{site.buffer.name}_v", width, site.buffer.dtype)
-        for at in range(0, width, w):
-            value = _vector_load(lw, loop, site, at, w)
+    for site, w, share in loads:
+        tmp = lw.new_local(f"{site.buffer.name}_v", width // share, site.buffer.dtype)
+        for at in range(0, width // share, w):
+            value = _vector_load(lw, loop, site, at * share, w)
             before.append(Store(tmp, (_ramp(const(at), w),), value))
-        loop.vloads[site] = tmp
+        loop.vloads[site] = tmp, share
     for target, w in stores:
         tmp = lw.new_local(f"{target.buffer.name}_v", width, target.buffer.dtype)
         for at in range(0, width, w):
@@ -110,8 +110,9 @@ def _vector_store(lw: Any, loop: Loop, site: Store, at: int, w: int, value: Expr
     return out if guard is None else If(guard, out)
 
 
-def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int]], list[tuple[Store, int]]]:
-    """Unconditional global and shared accesses of s that may be moved to vectors around the lane loop, with widths.
+def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int, int]], list[tuple[Store, int]]]:
+    """Unconditional global and shared accesses of s that may be moved to vectors around the lane loop, with widths; of
+    loads also how many lanes share an element.
 
     A load moves up when nothing before it stores to its storage; a store moves down when nothing after it touches its
     storage and no other store of s does.
@@ -130,7 +131,7 @@ def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int
         if not isinstance(x, Load):
             first_store.setdefault(data, k)
             stores_of[data] = stores_of.get(data, 0) + 1
-    loads: dict[Load, int] = {}
+    loads: dict[Load, tuple[int, int]] = {}
     stores: list[tuple[Store, int]] = []
     late: set[Load] = set()
     for k, (x, conditional) in enumerate(order):
@@ -147,14 +148,14 @@ def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int
             if first_store.get(data, k) < k:
                 late.add(x)
             elif x not in loads:
-                w = _width(lw, loop, x)
-                if w > 1:
-                    loads[x] = w
+                w, share = _shared_width(lw, loop, x)
+                if w * share > 1:
+                    loads[x] = w, share
         elif isinstance(x, Store) and stores_of[data] == 1 and last_touch[data] == k:
             w = _width(lw, loop, x)
             if w > 1:
                 stores.append((x, w))
-    return [(x, w) for x, w in loads.items() if x not in late], stores
+    return [(x, *w) for x, w in loads.items() if x not in late], stores
 
 
 def _width(lw: Any, loop: Loop, x: Any) -> int:
@@ -163,6 +164,30 @@ def _width(lw: Any, loop: Loop, x: Any) -> int:
     assert loop.dist.lanes is not None, "only a loop over lanes is vectorised"
     return lw.widths.width(x.buffer, x.indices, loop.lane_var, loop.dist.lanes[1], lw.analyzer, lw.divisors,
                            loop.loose)
+
+
+def _shared_width(lw: Any, loop: Loop, x: Load) -> tuple[int, int]:
+    """(w, c): runs of c lanes read one element, and w elements of following runs are read at once; (1, 1): neither."""
+    w = _width(lw, loop, x)
+    lanes, var = loop.dist.lanes[1], loop.lane_var  # type: ignore[index]
+    parts = [n for i in x.indices for n in walk(i)]
+    if w > 1 or loop.loose or any(isinstance(n, Load) for n in parts):
+        return w, 1
+    if not any(isinstance(n, Binary) and n.op == "floordiv" and depends(n, var) for n in parts):  # type: ignore[arg-type]
+        return 1, 1
+    share = lanes
+    while share > 1:
+        run, lane = fresh("run", var.dtype), fresh("lane", var.dtype)  # type: ignore[union-attr]
+        a = lw.analyzer.bind(lane, 0, share - 1)
+        first = [substitute(i, {var: run * share}) for i in x.indices]
+        if lanes % share == 0 and all(a.can_prove(binary("eq", substitute(i, {var: run * share + lane}), f))
+                                      for i, f in zip(x.indices, first)):
+            if share == lanes:
+                return 1, share
+            at = tuple(map(a.simplify, first))
+            return lw.widths.width(x.buffer, at, run, lanes // share, a, lw.divisors), share
+        share //= 2
+    return 1, 1
 
 
 def _vector_statement(lw: Any, loop: Loop, s: Stmt) -> Stmt | None:

@@ -1,0 +1,100 @@
+"""Quotients that are the same for all lanes of an unrolled loop, or that part into one of the loop's start and one of the lane.
+
+    j0 = tx % 8 * 8                                   j0 = tx % 8 * 8
+    for v in unroll(8):                               for v in unroll(8):
+        j = j0 + v                          ->            j = j0 + v
+        P[v] = W[j // 2] * scale[j // 32]                 P[v] = W[j0 // 2 + v // 2] * scale[j0 // 32]
+
+CUDA's compiler does not see that `j0 + v` carries nothing into the bits of j0: it computes the address of a group's scale for
+each of the group's elements and loads it as often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilelang.arith import Analyzer, known_divisor
+from tilelang.ir import Binary, Bind, Const, Expr, For, Func, Node, Var, binary, const, replace, rewrite, walk
+
+from .pass_ import DEVICE, PassContext, pass_
+
+_DIVISIONS = ("floordiv", "floormod")
+
+
+@pass_(needs=DEVICE)
+def lane_quotients(func: Func, cx: PassContext) -> Func:
+    """Rewrite (b + v) // c and (b + v) % c in unrolled loops over v in [0, n), where the power of two n divides b, and
+    divides c or is a multiple of c.
+    """
+    if not any(isinstance(x, Binary) and x.op in _DIVISIONS for x in walk(func.body)):
+        return func
+    known = _Values({s.var: int(s.extent.value) for s in walk(func.body)  # type: ignore[attr-defined]
+                      if isinstance(s, For) and _counts_lanes(s)})
+    if not known.lanes:
+        return func
+    for s in walk(func.body):  # in the order of the program: what a value is made of stands before it
+        if isinstance(s, Bind) and s.var.dtype.is_int and s.var.dtype.lanes == 1:
+            known.learn(s)
+    return replace(func, body=rewrite(func.body, known.parted))
+
+
+def _counts_lanes(s: For) -> bool:
+    """Whether a loop is unrolled over [0, n), for n a power of two."""
+    n = s.extent
+    return (s.kind in ("unroll", "vectorized") and isinstance(s.start, Const) and s.start.value == 0 and isinstance(n, Const)
+            and n.value > 1 and n.value & (n.value - 1) == 0)
+
+
+@dataclass
+class _Values:
+    """lanes: variables of unrolled loops and their extents; divisors: of bound values; sums: those that add to a lane."""
+
+    lanes: dict[Var, int]
+    divisors: dict[Expr, int] = field(default_factory=dict)
+    sums: dict[Var, tuple[Expr, int, Expr]] = field(default_factory=dict)
+    analyzer: Analyzer = field(default_factory=Analyzer)
+
+    def learn(self, s: Bind) -> None:
+        self.divisors[s.var] = known_divisor(s.value, self.divisors, self.analyzer)
+        found = self.lane_of(s.value)
+        if found is not None:
+            self.sums[s.var] = found
+
+    def lane_of(self, e: Expr) -> tuple[Expr, int, Expr] | None:
+        """(l, n, e - l) where e is the sum of a part l of lanes, in [0, n), and something else (it may know lanes as well)."""
+        if isinstance(e, Var):
+            n = self.lanes.get(e)
+            return (e, n, const(0, e.dtype)) if n is not None else self.sums.get(e)
+        if not isinstance(e, Binary):
+            return None
+        if e.op in ("add", "sub"):
+            for x, y in ((e.a, e.b), (e.b, e.a)) if e.op == "add" else ((e.a, e.b),):
+                found = self.lane_of(x)
+                if found is not None:
+                    return found[0], found[1], binary(e.op, found[2], y)
+        if e.op in _DIVISIONS and isinstance(e.a, Var) and e.a in self.lanes and isinstance(e.b, Const):
+            n, c = self.lanes[e.a], e.b.value
+            if 0 < c < n and n % c == 0:
+                return e, n // c if e.op == "floordiv" else c, const(0, e.dtype)
+        return None
+
+    def parted(self, x: Node) -> Expr | None:
+        """The quotient or remainder without the lane in its dividend; None where it stays."""
+        if not isinstance(x, Binary) or x.op not in _DIVISIONS or not isinstance(x.b, Const) or x.b.value <= 0:
+            return None
+        found = self.lane_of(x.a)
+        if found is None:
+            return None
+        (lane, n, rest), c = found, x.b.value
+        if c % n and n % c or isinstance(rest, Const) and rest.value == 0:
+            return None
+        if known_divisor(rest, self.divisors, self.analyzer) % n:
+            return None
+        if c % n == 0:
+            whole = binary(x.op, rest, x.b)
+            return whole if x.op == "floordiv" else binary("add", whole, lane)
+        part = binary(x.op, lane, x.b)
+        return part if x.op == "floormod" else binary("add", binary(x.op, rest, x.b), part)
+
+
+__all__ = ["lane_quotients"]
