@@ -202,7 +202,7 @@ def mask(st: State, s: Scope) -> Nodes | None:
         text = f"{dst.name}[{idx}] = {p.store(dst, 1)}"
         cond = f"{name}[{idx}]" if st.chance(0.5) else f"not {name}[{idx}]"
         out.append(node(line, [*p.pre, node(f"if {cond}:", [node(text)])], None, "mask:read", *features))
-    if scope == "shared" and len(shape) == 1 and st.mutable and st.chance(0.6):
+    if scope == "shared" and len(shape) == 1 and st.mutable and st.chance(0.9):
         v = st.pick(st.mutable)
         fn = st.pick(["any_of", "all_of"])
         out.append(node(f"{v.text} = T.cast(T.{fn}({name}), 'int32')", None, None, f"mask:{fn}"))

@@ -52,7 +52,8 @@ def gemm(st: State, s: Scope) -> Nodes | None:
     a = operand(st, s, "fragment" if st.chance(0.12) else "shared", (k, m) if ta else (m, k), dt, limit)
     if a is None:
         return None
-    b = operand(st, s, "fragment" if st.chance(0.05) else "shared", (n, k) if tb else (k, n), other, limit)
+    in_registers = st.chance(0.3 if a[0].scope == "fragment" else 0.05)  # both rarely meet by themselves
+    b = operand(st, s, "fragment" if in_registers else "shared", (n, k) if tb else (k, n), other, limit)
     if b is None or a[0].root is b[0].root and a[0] is not b[0]:
         return None
     delta = k * a[0].bound * b[0].bound
@@ -84,7 +85,7 @@ def reduction(st: State, s: Scope) -> Nodes | None:
             and not b.dtype.startswith("float8")]
     if not good:
         return None
-    src = st.pick(good)
+    src = st.pick([*good, *(b for b in good if len(b.shape) == 3 for _ in range(3))])  # few tiles have three dimensions
     kinds = ["sum", "sum", "max", "min", "absmax", "abssum"]
     if src.dtype in INTS and not is_unsigned(src.dtype):
         kinds += ["bitand", "bitor", "bitxor"]
