@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .record import with_init
 from .span import Span
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {}
 @dataclass_transform(frozen_default=True, eq_default=False)
 def node(cls: Any) -> Any:
     """Class decorator of IR nodes: frozen dataclass, structural equality and hash (span excluded) from the base."""
-    cls = dataclass(frozen=True, eq=False, repr=False)(cls)
+    cls = with_init(cls, guarded=True)
     _FIELDS[cls] = tuple(f.name for f in fields(cls) if f.name != "span")
     return cls
 

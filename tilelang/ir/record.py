@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
+from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -19,16 +22,86 @@ C = TypeVar("C", bound=type)
 def record(cls: C) -> C:
     """Class decorator: a dataclass whose instances never change, equal by value and hashable.
 
-    Of what `dataclass(frozen=True)` writes and compiles for each class only `__init__` is made, in a third of the time; all
-    records share the rest.  That nobody assigns to a field is checked by mypy alone.
+    What `dataclass(frozen=True)` writes as text and compiles for each class all records share.  That nobody assigns to a field
+    is checked by mypy alone.  Raises TypeError for fields by keyword only or not in `__init__`.
     """
-    out: Any = dataclass(eq=False, repr=False)(cls)
+    out: Any = with_init(cls)
     compared = [f.name for f in out.__dataclass_fields__.values() if f.compare]
     out._compared = staticmethod(attrgetter(*compared) if compared else lambda _: ())
     for name, method in (("__eq__", _equal), ("__hash__", _hash), ("__repr__", _repr)):
         if name not in cls.__dict__:
             setattr(out, name, method)
     return out
+
+
+def with_init(cls: C, guarded: bool = False) -> C:
+    """The class as a dataclass of which only `__init__` is made.  guarded: assigning to a field raises FrozenInstanceError."""
+    cls.__doc__ = cls.__doc__ or cls.__name__  # else dataclass makes one of the signature
+    out: Any = dataclass(init=False, eq=False, repr=False)(cls)
+    if "__init__" not in cls.__dict__:
+        out.__init__ = _init_of(out, guarded)
+    if guarded:
+        out.__setattr__, out.__delattr__ = _refuse_to_set, _refuse_to_delete
+    return out
+
+
+class _Left:
+    """Stands for an argument that was left out, where a factory makes the value."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+def _init_of(cls: Any, guarded: bool) -> Any:
+    """`__init__` of a class with fields.  The code is that of all classes whose fields are of these kinds, with other names."""
+    all_fields, kinds, defaults = fields(cls), "", []
+    for f in all_fields:
+        if not f.init or f.kw_only:
+            raise TypeError(f"field {f.name} of {cls.__qualname__}: records have fields that are given in order")
+        if f.default is not MISSING or f.default_factory is not MISSING:
+            defaults.append(f.default if f.default is not MISSING else _Left(cast(Any, f.default_factory)))
+        elif defaults:
+            raise TypeError(f"non-default argument {f.name!r} follows default argument")
+        kinds += "v" if f.default_factory is MISSING else "f"
+    code = _code(kinds, hasattr(cls, "__post_init__"), guarded)
+    real = {f"field{k}": f.name for k, f in enumerate(all_fields)}
+    named = code.replace(co_varnames=tuple(real.get(n, n) for n in code.co_varnames),
+                         co_names=tuple(real.get(n, n) for n in code.co_names),
+                         co_consts=tuple(real.get(c, c) if isinstance(c, str) else c for c in code.co_consts))
+    out = FunctionType(named, _GLOBALS, "__init__", tuple(defaults))
+    out.__qualname__, out.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+    out.__annotations__ = {**{f.name: f.type for f in all_fields}, "return": None}
+    return out
+
+
+_GLOBALS: dict[str, Any] = {"Left_": _Left, "store_": object.__setattr__}
+
+
+@cache
+def _code(kinds: str, ends: bool, guarded: bool) -> CodeType:
+    """Code of an `__init__` whose fields are called field0, field1, ...  kinds: for each field "v", a value, or "f", one that a
+    factory makes.  ends: `__post_init__` is called."""
+    lines = []
+    for k, kind in enumerate(kinds):
+        value = f"field{k}" if kind == "v" else f"field{k}.make() if field{k}.__class__ is Left_ else field{k}"
+        lines.append(f"store_(self, 'field{k}', {value})" if guarded else f"self.field{k} = {value}")
+    lines += ["self.__post_init__()"] * ends or ["pass"] * (not lines)
+    names = ", ".join(["self", *(f"field{k}" for k in range(len(kinds)))])
+    made: dict[str, Any] = {}
+    exec(f"def __init__({names}):\n  " + "\n  ".join(lines), made)
+    code: CodeType = made["__init__"].__code__
+    return code
+
+
+def _refuse_to_set(self: Any, name: str, value: Any) -> None:
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def _refuse_to_delete(self: Any, name: str) -> None:
+    raise FrozenInstanceError(f"cannot delete field {name!r}")
 
 
 def _equal(self: Any, other: Any) -> Any:
@@ -44,4 +117,4 @@ def _repr(self: Any) -> str:
     return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
-__all__ = ["record"]
+__all__ = ["record", "with_init"]

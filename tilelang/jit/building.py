@@ -18,7 +18,7 @@ from tilelang.env import env
 from tilelang.errors import TileLangError, brought, error, register
 from tilelang.ir import EMPTY, Evaluate, Func, Launch, rewrite, stmts_of, walk
 from tilelang.runtime.cpus import usable_cpus
-from tilelang.runtime.host_engine import compile_object, ffi_state
+from tilelang.runtime.host_engine import compile_object, ffi_state, load_llvm
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CpuLauncher, CudaLauncher
 from tilelang.runtime.signature import Signature, host_assumptions, signature_of
@@ -175,8 +175,8 @@ def _load_what_calls_need() -> None:
 
 
 def build_cuda(request: Request, sig: Signature) -> Artifact:
-    """CUDA source through NVRTC to cubins.  NVRTC and LLVM work without the GIL: NVRTC loads under the lowering, and both
-    compile while the synchronisation is verified."""
+    """CUDA source through NVRTC to cubins.  NVRTC and LLVM work without the GIL: they load under the lowering, and compile
+    while the synchronisation is verified."""
     from tilelang.runtime.cuda_cache import CUDABinaryCache
     from tilelang.runtime.nvrtc import compile_cubin, warm
 
@@ -185,9 +185,11 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
     compiled = binaries.compile if env.is_cache_enabled() else compile_cubin
     arch = request.target.arch
     begun: _Started | None = None
-    pool = ThreadPoolExecutor(2, "compile")
+    pool = ThreadPoolExecutor(3, "compile")
     try:
         pool.submit(warm, arch)
+        if usable_cpus() > 2:
+            pool.submit(load_llvm)
 
         def start(program: Any, sources: list[str]) -> None:
             nonlocal begun

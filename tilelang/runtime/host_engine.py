@@ -30,7 +30,7 @@ class _Llvm:
     """Target machine and ORC JIT of this process, made once."""
 
     def __init__(self) -> None:
-        _load_llvm()
+        load_llvm()
         try:
             import llvmlite.binding as llvm
         except ImportError as e:
@@ -48,9 +48,9 @@ class _Llvm:
         self.loaded = 0
 
 
-def _load_llvm() -> None:
-    """The library of llvmlite, which loads it at a first use by a call that stops all other threads.  What cannot be found or
-    loaded is left to llvmlite."""
+def load_llvm() -> None:
+    """Load the library of llvmlite, which would load it at a first use by a call that stops all other threads.  What cannot be
+    found or loaded is left to llvmlite."""
     spec = find_spec("llvmlite")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         path = os.path.join(folder, "binding", "libllvmlite.so")
