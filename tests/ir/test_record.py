@@ -83,7 +83,7 @@ def test_names_of_the_shared_code_are_no_names_of_fields():
 
 
 def test_nodes_refuse_assignments():
-    n = Load(Buffer("A", (4,), dtype("float32")), (Const(1, dtype("int32")),))
+    n = Load(Buffer("A", (4,), dtype("float32")), (Const(1, dtype("int32")),), dtype("float32"))
     for change in (lambda: setattr(n, "buffer", None), lambda: setattr(n, "other", None), lambda: delattr(n, "buffer")):
         with pytest.raises(FrozenInstanceError):
             change()

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tilelang.ir import AddressOf, Alloc, Buffer, Call, Expr, Launch, Var, binary, cast, const, convert, walk
+from tilelang.ir.record import record
 from tilelang.layout import Layout, view_layout
 
 START = 1024  # first address, and what every buffer's is a multiple of
@@ -30,7 +30,7 @@ NAMING = ("wgmma_descriptor", "tma_load")  # calls whose first operand is an add
 Refuse = Callable[[str, Any], Exception]
 
 
-@dataclass(frozen=True)
+@record
 class Placed:
     """A shared buffer with an address.
 
@@ -105,7 +105,7 @@ class Placed:
         return binary("add", binary("mul", cast(element, "int64"), const(size, "int64")), const(self.start, "int64"))
 
 
-@dataclass(frozen=True)
+@record
 class SharedSpace:
     """The buffers of a launch that have addresses, in order."""
 
