@@ -205,3 +205,39 @@ def test_functions_of_the_user_are_refused_where_their_source_cannot_run(form, o
     name = "twice" if "value" in form else "put"
     assert e.value.kind in ("eval-unsupported", "sim-unsupported", "cpu-unsupported"), e.value.kind
     assert "extern" in str(e.value) and name in str(e.value) and "-->" in str(e.value), str(e.value)
+
+
+@pytest.mark.spec("T.call_extern", "T.call_pure_extern", "L19:extern")
+def test_functions_of_cudas_own_library_run_where_there_is_no_cuda():
+    @T.prim_func
+    def f(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float64"), O: T.Tensor((3, 64), "float64")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((64,), "float32")
+            t = T.get_thread_binding()
+            for i in T.Parallel(64):
+                S[i] = T.call_extern("float32", "fabsf", X[i])
+            O[0, t] = T.cast(T.call_pure_extern("float32", "sqrtf", S[t]) + T.call_extern("float32", "floorf", X[t]), "float64")
+            O[1, t] = T.call_extern("float64", "sqrt", Y[t])
+            O[2, t] = T.cast(T.call_extern("float32", "fmaf", X[t], X[t], S[t]), "float64")
+
+    x = np.linspace(-3, 3, 64).astype(np.float32)
+    y = np.linspace(0, 9, 64)
+    o = everywhere(f, x, y)[2]
+    assert np.array_equal(o[0], np.sqrt(np.abs(x)) + np.floor(x)) and np.array_equal(o[1], np.sqrt(y))
+    assert np.array_equal(o[2], (x.astype(np.float64) ** 2 + np.abs(x)).astype(np.float32))
+    assert "sqrtf(" in cuda_text(f)
+
+
+@pytest.mark.spec("T.call_extern", "T.import_source", "L19:extern")
+@pytest.mark.parametrize("on", list(EXECUTIONS))
+def test_a_name_of_cudas_library_that_the_program_defines_is_its_own(on):
+    @T.prim_func
+    def f(X: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=4):
+            T.import_source("TL_DEVICE float sqrtf(float x) { return x; }")
+            t = T.get_thread_binding()
+            X[t] = T.call_extern("float32", "sqrtf", X[t])
+
+    with pytest.raises(TileLangError, match="extern") as e:
+        run(f, np.ones(4, np.float32), on=on, simulated=True)
+    assert e.value.kind in ("eval-unsupported", "sim-unsupported", "cpu-unsupported")

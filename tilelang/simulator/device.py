@@ -128,7 +128,7 @@ class DeviceCompiler(MachineCompiler):
         return start, start + self.shared_sizes[id(b.data)]
 
     def compile_launch(self, s: Launch) -> Action:
-        self.threads = s.num_threads
+        self.threads, self.sources = s.num_threads, s.attr("import_source") or ()
         self.maps = launch_maps(s)
         grid, place = [self.expr(g) for g in s.grid], self._place_shared(s)
         self.workspaces = workspaces = list[Action]()

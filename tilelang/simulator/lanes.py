@@ -14,6 +14,7 @@ import numpy as np
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
                          Seq, Stmt, Store, TileOp, Var, While, numpy_dtype, replace, walk)
 from tilelang.ir.evaluate import Closure, ExprCompiler, Frame, Value
+from tilelang.target.device_functions import known_function
 
 from .addresses import Addresses
 from .faults import fault
@@ -78,6 +79,7 @@ def contains(s: Stmt, kinds: tuple[type, ...], calls: tuple[str, ...] = ()) -> b
 class StmtCompiler(ExprCompiler):
     """Compiles statements to actions.  Subclasses give memory, tile ops and device operations their meaning."""
 
+    sources: tuple[str, ...] = ()  # C++ that the launch being compiled puts ahead of its kernel
     place: Any = None  # span of the statement being compiled: that of an expression without one of its own
     threads = 0  # of a block of the launch being compiled: lanes from this one on fill up its last warp
 
@@ -107,6 +109,11 @@ class StmtCompiler(ExprCompiler):
             return self.compile_tile_op(s)
         raise fault("sim-unsupported", f"{type(s).__name__} cannot be simulated",
                     found=f"a {type(s).__name__}", span=s.span)
+
+    def compile_call(self, e: Call) -> Closure:
+        """Meaning of a call; a function of CUDA's that the program names itself is that of its intrinsic."""
+        known = known_function(e, self.sources)
+        return super().compile_call(e) if known is None else self.expr(known)
 
     # -- addresses as values
 

@@ -333,7 +333,7 @@ class TileCompiler(StmtCompiler):
         return together(self, s, signalling(self, s, action))
 
     def compile_launch(self, s: Launch) -> Action:
-        self.threads = s.num_threads
+        self.threads, self.sources = s.num_threads, s.attr("import_source") or ()
         for b, v in s.attr("safe_values") or ():
             self.safe[id(b)] = self.expr(v)
         self.maps, self.space = launch_maps(s), space_of(s)

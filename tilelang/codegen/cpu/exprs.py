@@ -31,6 +31,7 @@ from tilelang.ir import (
     Var,
     walk,
 )
+from tilelang.target.device_functions import known_function
 
 from . import arithmetic, mathlib
 from .host import HostCpu
@@ -75,6 +76,7 @@ class Expressions:
         self.slots: dict[Var, Storage] = {}  # values that each thread has one of
         self.safe_values: dict[Buffer, Expr] = {}
         self.trusted: set[tuple[int, int]] = set()
+        self.sources: tuple[str, ...] = ()  # C++ that the launch puts ahead of its kernel
         self.guarded = True  # False: tl.disable_safe_memory_legalize
         self.tid: str | None = None
         self.span: Any = None
@@ -149,6 +151,9 @@ class Expressions:
         return self.f.choose(cond, ty, lambda: self.sometimes(e.a), lambda: self.sometimes(e.b))
 
     def _call(self, e: Call) -> str:
+        known = known_function(e, self.sources)
+        if known is not None:
+            return self.value(known)
         effect = self.effects().get(e.op)
         if effect is not None:
             return effect(self, e)

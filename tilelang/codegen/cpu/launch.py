@@ -118,7 +118,7 @@ class Host(Expressions):
 
     def open_block(self, body: Statements, s: Launch, names: list[str], captured: list[Captured], slots: Any) -> None:
         """Tell the statements of a block what the function's parameters stand for."""
-        body.guarded = self.guarded
+        body.guarded, body.sources = self.guarded, s.attr("import_source") or ()
         body.safe_values = dict(s.attr("safe_values") or ())
         body.scratch = "%scratch"
         for name_, c in zip(names, captured):
