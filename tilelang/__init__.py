@@ -12,7 +12,6 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 # The settings object must stand in the package under the name of its module (`from tilelang import env`).
-from .compat.top_level import install as _install_older_names
 from .env import env
 from .version import __version__, build_date
 
@@ -45,7 +44,6 @@ _MODULES = {
     "profiler", "rocm", "runtime", "simulator", "target", "testing", "tileop", "tools", "transform", "tvm", "utils", "webgpu",
 }
 
-_install_older_names()
 
 
 def _load_module(name: str) -> _Any:

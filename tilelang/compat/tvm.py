@@ -1,8 +1,8 @@
 """`from tilelang import tvm`: the few names of another compiler's package that programs written for it use.
 
 Target, DataType, PassContext(config=…), IRModule, error classes and expression classes are ours under those names.
-Where no package `tvm` is installed, `import tvm` finds them too (top_level.py).  There is no pass infrastructure behind
-these names.
+There is no pass infrastructure behind these names.  `import tvm` by itself finds none of them: libraries that look whether
+such a package is installed must not find one.
 """
 
 from __future__ import annotations
