@@ -441,3 +441,21 @@ def test_profiler_on_the_cpu(scale):
         dynamic._get_inputs(dynamic_symbolic_constraints={"n": 1})
     assert dynamic._get_inputs(dynamic_symbolic_constraints={"m": 5})[0].shape == (5, 4)
     assert dynamic._get_inputs(True, {"m": 5})[1].shape == (11, 4)
+
+
+@pytest.mark.parametrize("in_use", [True, False], ids=["torch", "numpy"])
+def test_results_of_calls_without_tensors_are_those_of_the_framework_in_use(in_use, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from tilelang.runtime.host_engine import ffi_state
+
+    @T.prim_func
+    def count(n: T.int32, O: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(4):
+                O[i] = n + i
+
+    monkeypatch.setattr(ffi_state(), "torch_in_use", in_use)
+    for target, backend in (("cpu", None), ("cpu", "tile"), ({"kind": "cuda", "arch": "sm_80"}, "simulator")):
+        got = tilelang.compile(count, out_idx=[1], target=target, execution_backend=backend)(3)
+        assert isinstance(got, torch.Tensor if in_use else np.ndarray), (target, backend)
+        assert got.tolist() == [3, 4, 5, 6]

@@ -14,7 +14,7 @@ import numpy as np
 
 from tilelang.ir import Func, Var, dtype, free_vars, numpy_dtype, with_attrs
 from tilelang.ir.evaluate import evaluate
-from tilelang.runtime.host_engine import HostLibrary, compile_object
+from tilelang.runtime.host_engine import HostLibrary, compile_object, ffi_state
 from tilelang.runtime.host_stub import CPU, Frame, stub_text
 from tilelang.runtime.llvm_text import Writer
 from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, TensorArg, host_assumptions
@@ -80,8 +80,8 @@ class SimulatedEntry:
         for name, (_, array) in shared.items():
             if array.flags.writeable and name in results:
                 np.copyto(array, results[name])
-        example = next(iter(shared.values()), (None,))[0]
-        outs = [_like(example, results[a.name], a.buffer.dtype) for a in sig.outputs]
+        torch = _torch_of([x for a, x in zip(sig.inputs, args) if isinstance(a, TensorArg) and x is not None])
+        outs = [_like(torch, results[a.name], a.buffer.dtype) for a in sig.outputs]
         return None if not outs else outs[0] if len(outs) == 1 else outs
 
     def _simulate(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -137,17 +137,22 @@ def as_numpy(x: Any, dt: dtype) -> np.ndarray:
     return np.from_dlpack(x)
 
 
-def _like(example: Any, array: np.ndarray, declared: dtype) -> Any:
-    """A NumPy result as the framework of an input gives it."""
+def _torch_of(tensors: list[Any]) -> Any:
+    """torch when the first tensor is torch's, or there is none and the program uses torch, as for compiled kernels."""
     torch = sys.modules.get("torch")
+    if torch is None or not (isinstance(tensors[0], torch.Tensor) if tensors else ffi_state().torch_in_use):
+        return None
+    return torch
+
+
+def _like(torch: Any, array: np.ndarray, declared: dtype) -> Any:
+    """A NumPy result as the caller's framework gives it: torch's tensor, or NumPy's array where that is None."""
     if declared.bits < 8:
-        if torch is not None and isinstance(example, torch.Tensor):
-            return torch.from_numpy(array).view(declared.as_torch())
-        return array.view(np.int8)
-    if torch is not None and isinstance(example, torch.Tensor):
-        dt = dtype(array.dtype.name)
-        if array.dtype.kind in "biuf" and dt.bits >= 8 and array.dtype.name != "bfloat16" and not dt.is_float8:
-            return torch.from_numpy(array)
-        raw = {1: np.uint8, 2: np.int16}[array.itemsize]
-        return torch.from_numpy(array.view(raw)).view(dt.as_torch())
-    return array
+        return array.view(np.int8) if torch is None else torch.from_numpy(array).view(declared.as_torch())
+    if torch is None:
+        return array
+    dt = dtype(array.dtype.name)
+    if array.dtype.kind in "biuf" and dt.bits >= 8 and array.dtype.name != "bfloat16" and not dt.is_float8:
+        return torch.from_numpy(array)
+    raw = {1: np.uint8, 2: np.int16}[array.itemsize]
+    return torch.from_numpy(array.view(raw)).view(dt.as_torch())
