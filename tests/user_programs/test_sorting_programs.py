@@ -1,5 +1,6 @@
 """Sorting, scanning, selecting and hashing."""
 
+import collections
 import math
 
 import numpy as np
@@ -217,6 +218,74 @@ def test_decoupled_lookback(case):
     (y,), own = case.call(lookback, X, *z)
     equal(y, X.cumsum(0).int())
     assert own[1][0] == 4
+
+
+@tilelang.jit
+def bfs(ptr, adj, src):
+    V1 = T.const("V1")
+    E = T.dynamic("E")
+    ptr: T.Tensor((V1,), "int32")
+    adj: T.Tensor((E,), "int32")
+    src: T.Tensor((1,), "int32")
+    dist = T.empty((V1 - 1,), "int32")
+    N = V1 - 1
+    with T.Kernel(1, threads=64) as _:
+        d = T.alloc_shared((N,), "int32")
+        qa = T.alloc_shared((N,), "int32")
+        qb = T.alloc_shared((N,), "int32")
+        n = T.alloc_shared((2,), "int32")
+        T.fill(d, 2**30)
+        T.fill(qb, 0)
+        T.fill(qa, 0)
+        tx = T.get_thread_binding()
+        if tx == 0:
+            d[src[0]] = 0
+            qa[0] = src[0]
+            n[0] = 1
+            n[1] = 0
+        T.sync_threads()
+        lev = T.alloc_var("int32", init=0)
+        while n[0] > 0:
+            for i in T.serial(T.ceildiv(n[0], 64)):
+                if i * 64 + tx < n[0]:
+                    u = qa[i * 64 + tx]
+                    for e in T.serial(ptr[u], ptr[u + 1]):
+                        v = adj[e]
+                        old = T.atomic_min(d[v], lev + 1, return_prev=True)
+                        if old == 2**30:
+                            at = T.atomic_add(n[1], 1, return_prev=True)
+                            qb[at] = v
+            T.sync_threads()
+            T.copy(qb, qa)
+            if tx == 0:
+                n[0] = n[1]
+                n[1] = 0
+            T.sync_threads()
+            lev += 1
+        T.copy(d, dist)
+    return dist
+
+
+@EVERY
+def test_bfs_csr(case):
+
+    V = 40
+    rng = np.random.default_rng(5)
+    nb = [sorted(set(rng.integers(0, V, 3).tolist())) for _ in range(V)]
+    nb[7] = []
+    ptr = torch.tensor(np.cumsum([0] + [len(x) for x in nb]), dtype=torch.int32)
+    adj = torch.tensor(sum(nb, []), dtype=torch.int32)
+    (d,), _ = case.call(bfs, ptr, adj, torch.tensor([3], dtype=torch.int32))
+    w = torch.full((V,), 2**30, dtype=torch.int32)
+    w[3] = 0
+    q = collections.deque([3])
+    while q:
+        u = q.popleft()
+        for v in nb[u]:
+            if w[v] == 2**30:
+                w[v] = w[u] + 1
+                q.append(v)
+    equal(d, w)
 
 
 @tilelang.jit

@@ -19,6 +19,7 @@ from tilelang.ir.expr import Call
 from tilelang.ir.record import record
 from tilelang.ir.visitor import children
 
+from .claimed_slots import Claims
 from .divergence import Divergence
 
 LIMIT = 1 << 21  # entries of one table
@@ -110,6 +111,7 @@ class Tables:
 
     def __init__(self, launch: Launch, binds: dict[Var, Expr], divergence: Divergence) -> None:
         self.binds, self.divergence = binds, divergence
+        self.claims = Claims(launch, binds)
         x, y, z = launch.threads
         self.num_threads = x * y * z
         t = np.arange(self.num_threads)
@@ -157,6 +159,8 @@ class Tables:
             return True
         if a.buffer.dtype.bits * a.buffer.dtype.lanes < 8:
             return True
+        if self.claims.apart(a, b, how):
+            return False
         try:
             cases = self.cases(a, b, how, shared)
         except _Unknown:

@@ -1,0 +1,71 @@
+"""Slots that threads take by counting: the old value of an atomic addition is no other thread's.
+
+    at = atomic_add(n, 1)        # no two threads, and no two turns of a loop, get one number
+    q[at] = x                    # so these stores never meet
+
+That holds while the counter only grows.  Where it is set back by a plain store, a block barrier stands between that and the
+additions of other threads: place_sync sees to it, so only loops with such a store inside are left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilelang.ir import AddressOf, Const, Expr, For, Launch, Store, Var, walk
+from tilelang.ir.expr import Call
+
+if TYPE_CHECKING:
+    from .access_table import Access, Relation
+
+
+class Claims:
+    """The claims of one launch.  binds: the values of its variables."""
+
+    def __init__(self, launch: Launch, binds: dict[Var, Expr]) -> None:
+        self.launch, self.binds = launch, binds
+        self.counts: dict[Var, bool] = {}  # by storage: whether atomics only add to it or read it
+        self.loops: dict[Var, For] | None = None
+
+    def apart(self, a: Access, b: Access, how: Relation) -> bool:
+        """Whether two accesses, a before b as `how` says, are in different slots whenever different threads make them."""
+        slots = self.slots(a)
+        if not slots or a.width != 1 or b.width != 1:
+            return False
+        there = self.slots(b)
+        counter = next((c for k, (v, c) in slots.items() if k in there and there[k][0] is v), None)
+        if counter is None or not self.only_grows(counter):
+            return False
+        return how.carried is None or self.kept(how.carried[0].var, counter)
+
+    def slots(self, a: Access) -> dict[int, tuple[Var, Var]]:
+        """Dimensions in which the index of an access is a claimed number: that, and the storage of its counter."""
+        out: dict[int, tuple[Var, Var]] = {}
+        for k, i in enumerate(a.indices or ()):
+            e = self.binds.get(i) if isinstance(i, Var) else None
+            if isinstance(e, Call) and _adds(e) and isinstance(e.args[0], AddressOf) and all(
+                    isinstance(x, Const) for x in e.args[0].indices):
+                out[k] = i, e.args[0].buffer.data  # type: ignore[assignment]
+        return out
+
+    def only_grows(self, counter: Var) -> bool:
+        """Whether all that is done to it through its address is adding and reading."""
+        if counter not in self.counts:
+            self.counts[counter] = all(
+                _adds(x) or x.op == "atomic_load" for x in walk(self.launch.body) if isinstance(x, Call) and any(
+                    isinstance(y, AddressOf) and y.buffer.data is counter for y in x.args))
+        return self.counts[counter]
+
+    def kept(self, var: Var | None, counter: Var) -> bool:
+        """Whether no plain store sets the counter back inside the loop of a variable."""
+        if self.loops is None:
+            self.loops = {x.var: x for x in walk(self.launch.body) if isinstance(x, For)}
+        loop = self.loops.get(var) if var is not None else None
+        return loop is not None and not any(isinstance(x, Store) and x.buffer.data is counter for x in walk(loop))
+
+
+def _adds(e: Call) -> bool:
+    return e.op == "atomic_add" and len(e.args) > 1 and isinstance(e.args[1], Const) and e.args[1].dtype.lanes == 1 and \
+        not e.args[1].dtype.is_float and e.args[1].value >= 1
+
+
+__all__ = ["Claims"]
