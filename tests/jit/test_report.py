@@ -50,6 +50,43 @@ def test_instructions_schedule_and_limits_of_a_gemm():
     json.dumps(f)
 
 
+def test_roles_stages_and_what_runs_under_what():
+    f = facts(large())
+    assert f["roles"] == [{"warp_groups": [0, 2], "threads": 256, "registers": 240, "does": ["products", "stores"]},
+                          {"warp_groups": [2, 1], "threads": 128, "registers": 24, "does": ["loads"]}]
+    assert f["stages"] == {"As": 4, "Bs": 4} and f["overlap"] == "a product runs on while the next stage is waited for"
+    text = "\n".join(text_of(f))
+    for part in ("role: warp groups 0 to 1, 256 threads: products, stores, 240 registers a thread", "stages: 4 of As, 4 of Bs",
+                 "role: warp group 2, 128 threads: loads, 24 registers a thread", "overlap: a product runs on"):
+        assert part in text, part
+    f = facts(attention(1, 2, 1024, 128, bm=128, bn=128, threads=256).func)
+    assert f["overlap"] == "the second product of an iteration runs under the next one's first and the work on it"
+    f = facts(large(), config={"tl.enable_hopper": False})
+    assert f["roles"] == [{"warp_groups": [0, 2], "threads": 256, "registers": None, "does": ["loads", "products"]}]
+    assert f["stages"] == {"As": 4, "Bs": 4} and "one role for all warps: tl.enable_hopper is off" in f["declined"]
+    assert f["overlap"] is None and "role:" not in "\n".join(text_of(f))
+
+
+def test_why_these_instructions():
+    by_row = facts(large())["why"]
+    assert ("wgmma.m64n256k16.f32.f16.f16: whole warp groups; A in shared memory with K contiguous, B in shared memory with K "
+            "contiguous") in by_row and any(w.startswith("tma_load: tiles whose boxes") for w in by_row)
+    both = facts(attention(1, 2, 1024, 128, bm=128, bn=128, threads=256).func)["why"]
+    assert any("A in registers, B in shared memory with N contiguous" in w for w in both)
+    old = facts(gemm(m=256, n=256, k=256).func, SM80, {})
+    assert "cp.async: sm_80 has no TMA" in old["why"] and any(w.endswith("sm_80 has no wgmma") for w in old["why"])
+    odd = facts(gemm(m=128, n=128, k=101, tb=True).func)
+    assert odd["instructions"]["loads"] == {"loads of 2 bytes by threads": 8} or "by threads" in str(odd["instructions"])
+
+
+@pytest.mark.parametrize("rows, said", [(64, "runs under the next one's first"),
+                                        (128, "(the second is not moved: both results take")])
+def test_why_products_do_not_overlap(rows, said):
+    """One warp group, whose registers hold the results of 64 rows, not of 128."""
+    f = facts(attention(1, 2, 1024, 128, bm=rows, bn=64, threads=128).func)
+    assert said in f["overlap"]
+
+
 def test_what_was_declined_is_said():
     func = gemm(m=128, n=128, k=100, tb=True).func
     f = facts(func)

@@ -163,6 +163,26 @@ def test_groups(on, sizes):
 
 
 @everywhere
+@pytest.mark.parametrize("element", [ml_dtypes.bfloat16, np.float32, np.int8, E4])
+def test_types_of_groups_and_batches(on, element):
+    """Small whole numbers: every sum is exact.  Sizes that nothing divides."""
+    if element is E4 and on == "sm_80":
+        pytest.skip("no float8")
+    rng = np.random.default_rng(4)
+    a, b = (rng.integers(-3, 4, s).astype(element) for s in ((50, 45), (3, 45, 37)))
+    want = np.zeros((50, 37))
+    want[:20], want[20:45] = wide(a[:20]) @ wide(b[0]), wide(a[20:45]) @ wide(b[2])
+    tb = element is not np.float32
+    args = b.transpose(0, 2, 1).copy() if tb else b
+    got = grouped_matmul(a, args, np.array([20, 0, 25], np.int32), transpose_b=tb, out_dtype="float32", **PLACES[on])
+    assert np.array_equal(wide(got), want)
+    two = a[:48].reshape(2, 24, 45)
+    bias = np.arange(37, dtype=np.float32)
+    got = matmul(two, args[:2], transpose_b=tb, bias=bias, activation="relu", out_dtype="float32", **PLACES[on])
+    assert np.array_equal(wide(got), np.maximum(wide(two) @ wide(b[:2]) + bias, 0))
+
+
+@everywhere
 def test_nothing_to_do(on):
     assert matmul(normal((0, 8)), normal((8, 4)), **PLACES[on]).shape == (0, 4)
     assert matmul(normal((2, 0, 8)), normal((8, 4)), **PLACES[on]).shape == (2, 0, 4)

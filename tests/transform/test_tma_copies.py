@@ -291,6 +291,76 @@ def test_contiguous_runs(n, aligned, dtype, bulk):
     assert np.array_equal(got, run_tile(rows(n, aligned, dtype), args)["B"])
 
 
+def runs_at_the_edge(shape, n=1024, dtype="float32", hint=None):
+    """Runs of n elements along the last dimension, the last of which leaves the tensor."""
+    *lead, columns = shape
+
+    @T.prim_func
+    def main(A: T.Tensor(shape, dtype), B: T.Tensor(shape, dtype)):
+        with T.Kernel(-(-shape[-1] // n), int(np.prod(lead)) + 1, threads=128) as (bx, row):
+            S = T.alloc_shared((n,), dtype)
+            if len(shape) == 1:
+                T.copy(A[bx * n], S, eviction_policy=hint)
+            elif len(shape) == 2:
+                T.copy(A[row, bx * n:(bx + 1) * n], S)
+            else:
+                T.copy(A[row // lead[1], row % lead[1], bx * n:(bx + 1) * n], S)
+            for i in T.Parallel(n):
+                S[i] = S[i] + T.cast(1, dtype)
+            if len(shape) == 1:
+                if row == 0:
+                    T.copy(S, B[bx * n])
+            elif len(shape) == 2:
+                T.copy(S, B[row, bx * n:(bx + 1) * n])
+            else:
+                T.copy(S, B[row // lead[1], row % lead[1], bx * n:(bx + 1) * n])
+
+    return main
+
+
+@pytest.mark.parametrize("shape, n, dtype, box", [((4001,), 1024, "float32", (256,)), ((5, 1504), 1024, "float16", (256, 1)),
+                                                  ((2, 3, 1100), 512, "float32", (256, 1, 1)),
+                                                  ((5000,), 2304, "int8", (256,)), ((700,), 600, "float32", (200,))])
+def test_runs_that_leave_the_tensor_are_boxes_of_a_row(shape, n, dtype, box):
+    """Tensor maps of one dimension and more: what lies outside reads as zero and is not written."""
+    program = runs_at_the_edge(shape, n, dtype)
+    done = lowered(program)
+    launch = done.kernels[0].launch
+    if box[0] == 200:  # 800 bytes are no multiple of 128: no box may start there
+        assert "no parts of whole 128 bytes" in report(launch) and "tma_load" not in ops(launch)
+    else:
+        assert {"tma_load", "tma_store"} <= set(ops(launch)) and not plain_stores(launch)
+        assert {m[2] for m in launch.attr("tensor_maps")} == {box} and ops(launch).count("tma_load") == n // 256
+    a = np.random.default_rng(11).integers(-100, 100, shape).astype(NP[dtype])
+    assert np.array_equal(run_device(done, {"A": a, "B": np.zeros_like(a)}).outputs["B"], a + 1)
+
+
+def test_a_row_of_unknown_stride_needs_it_aligned():
+    m, n = T.dynamic("m"), T.dynamic("n")
+
+    @T.prim_func
+    def main(A: T.Tensor((m, n), "float32"), B: T.Tensor((m, n), "float32")):
+        with T.Kernel(T.ceildiv(n, 512), m, threads=128) as (bx, row):
+            S = T.alloc_shared((512,), "float32")
+            T.copy(A[row, bx * 512:(bx + 1) * 512], S)
+            T.copy(S, B[row, bx * 512:(bx + 1) * 512])
+
+    assert "tma_load" not in ops(launch_of(main))
+    assert {"tma_load", "tma_store"} <= set(ops(launch_of(main, assume_aligned_strides=True)))
+    a = np.random.default_rng(12).standard_normal((3, 520)).astype(np.float32)
+    got = run_device(lowered(main, assume_aligned_strides=True), {"A": a, "B": np.zeros_like(a)}).outputs["B"]
+    assert np.array_equal(got, a)
+
+
+def test_hints_go_with_boxes_of_a_row():
+    calls = [x for x in walk(launch_of(runs_at_the_edge((4001,), hint="evict_first"))) if isinstance(x, Call)]
+    assert {x.attr("cache_hint") for x in calls if x.op == "tma_load"} == {"evict_first"}
+
+
+def test_small_tiles_say_why_threads_copy_them():
+    assert "`S` is loaded by all threads: threads are as quick with 1024 bytes" in launch_of(rows(256)).attr("report")
+
+
 def test_hints_promotion_and_prefetch():
     @T.prim_func
     def main(A: T.Tensor((64, 128), "float16"), B: T.Tensor((64, 128), "float16")):
@@ -438,7 +508,7 @@ def test_faults_are_found(name, kind):
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 @pytest.mark.parametrize("program", [lambda: in_two_steps(4096, 4096, 4096, 128, 128, 256), lambda: batched(5)[0],
-                                     moved_in_a_loop, lambda: loads("nested"), rows])
+                                     moved_in_a_loop, lambda: loads("nested"), rows, lambda: runs_at_the_edge((4001,))])
 def test_assembles(program):
     (kernel,) = lowered(program()).kernels
     cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")

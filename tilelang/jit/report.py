@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tilelang.ir import Const, Func, walk
+from tilelang.ir import AddressOf, Const, Func, If, Load, Ramp, Store, walk
 from tilelang.ir.expr import Call
 from tilelang.target import Target
 from tilelang.target.cluster import cluster_of
@@ -36,12 +36,15 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
         launch = kernel.launch
         shared = kernel.shared_bytes if isinstance(kernel.shared_bytes, int) else None
         threads = launch.num_threads
+        nodes = [x for x in walk(launch.body) if isinstance(x, (Call, If, Load, Store))]
         facts: dict[str, Any] = {
             "name": kernel.name,
             "grid": [g if isinstance(g, int) else int(g.value) if isinstance(g, Const) else repr(g) for g in kernel.grid],
             "threads": threads, "cluster": list(cluster_of(launch) or ()) or None,
-            "instructions": _instructions(launch), "maps": [_map(m) for m in kernel.tensor_maps],
-            "schedule": launch.attr("pipeline_report"), "declined": list(launch.attr("report", ())),
+            "instructions": _instructions(nodes), "maps": [_map(m) for m in kernel.tensor_maps],
+            "why": _reasons(nodes, target), "roles": _roles(launch, nodes), "stages": dict(launch.attr("stages", ())),
+            "schedule": launch.attr("pipeline_report"), "overlap": launch.attr("overlap"),
+            "declined": list(launch.attr("report", ())),
             "registers": known.get("registers"), "spills": known.get("spills"), "shared_bytes": shared,
             "static_shared": known.get("static_shared"), "synchronisation": launch.attr("sync_report"),
         }
@@ -51,16 +54,76 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
     return out
 
 
-def _instructions(launch: Any) -> dict[str, dict[str, int]]:
+def _instructions(nodes: list[Any]) -> dict[str, dict[str, int]]:
     """Kind -> instruction -> places in the program."""
     found: dict[str, Counter[str]] = {kind: Counter() for kind in _KINDS}
-    for x in walk(launch.body):
+    for x in nodes:
+        if isinstance(x, (Load, Store)) and x.buffer.scope_name == "global":
+            lanes = x.indices[-1].lanes if x.indices and isinstance(x.indices[-1], Ramp) else 1
+            nbytes = max(1, x.buffer.dtype.bits * int(lanes) // 8)
+            kind = "loads" if isinstance(x, Load) else "stores"
+            found[kind][f"{kind} of {nbytes} byte{'s' * (nbytes > 1)} by threads"] += 1
         if not isinstance(x, Call):
             continue
         for kind, ops in _KINDS.items():
             if x.op in ops:
                 found[kind][_spelled(x)] += 1
     return {kind: dict(sorted(c.items())) for kind, c in found.items() if c}
+
+
+def _reasons(nodes: list[Any], target: Target) -> list[str]:
+    """Why the instructions are these, where that is no refusal (those are `declined`): what each reads, what the target has."""
+    out: dict[str, None] = {}
+    arch = target.arch if target.is_cuda else ""
+    for x in nodes:
+        if not isinstance(x, Call):
+            continue
+        if x.op == "wgmma":
+            a = "A in registers" if isinstance(x.args[1], AddressOf) else \
+                f"A in shared memory with {'K' if x.attr('a_major') == 'k' else 'M'} contiguous"
+            b = f"B in shared memory with {'K' if x.attr('b_major') == 'k' else 'N'} contiguous"
+            out[f"{x.attr('row')}: whole warp groups; {a}, {b}"] = None
+        elif x.op == "mma" and not target.has_wgmma:
+            out[f"{x.attr('row')}: {arch} has no wgmma"] = None
+        elif x.op == "cp_async" and not target.has_wgmma:
+            out[f"cp.async: {arch} has no TMA"] = None
+        elif x.op in ("tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store"):
+            what = "runs of whole 16 bytes" if x.op.startswith("bulk") else "boxes"
+            out[f"{x.op}: tiles whose {what} have addresses and strides of whole 16 bytes"] = None
+        elif x.op == "stmatrix":
+            out["stmatrix: accumulators of 16 bits on their way to shared memory"] = None
+    return list(out)
+
+
+def _roles(launch: Any, nodes: list[Any]) -> list[dict[str, Any]]:
+    """What the warp groups of a block do: {"warp_groups": [first, count], "threads", "registers", "does"}.
+
+    registers: what setmaxnreg gives a thread, None where all keep what the launch gives.
+    """
+    threads = launch.num_threads
+    groups = max(1, -(-threads // 128))
+    calls = [x for x in nodes if isinstance(x, Call)]
+    chosen = [x for x in nodes if isinstance(x, If) and isinstance(x.cond, Call) and x.cond.op == "in_warp_groups"]
+    parts: list[tuple[tuple[int, ...], list[Call]]] = []
+    for x in chosen:
+        cond: Any = x.cond
+        first, count = cond.attr("first"), cond.attr("count")
+        mine = [y for y in walk(x.then) if isinstance(y, Call)]
+        parts.append((tuple(range(first, first + count)), mine))
+        others = tuple(g for g in range(groups) if not first <= g < first + count)
+        if x.orelse is not None and others:
+            ids = set(map(id, mine))
+            rest = [y for y in calls if id(y) not in ids] if len(chosen) == 1 else [
+                y for y in walk(x.orelse) if isinstance(y, Call)]
+            parts.append((others, rest))
+    out: dict[tuple[int, ...], dict[str, Any]] = {}
+    for who, run in parts or [(tuple(range(groups)), calls)]:
+        one = out.setdefault(who, {"warp_groups": [who[0], len(who)], "threads": min(threads, 128 * len(who)),
+                                   "registers": None, "does": []})
+        ops = {x.op for x in run}
+        one["does"] = [kind for kind in ("loads", "products", "stores") if kind in one["does"] or ops & set(_KINDS[kind])]
+        one["registers"] = next((int(x.attr("n")) for x in run if x.op == "set_max_nreg"), one["registers"])
+    return [out[k] for k in sorted(out)]
 
 
 def _spelled(c: Call) -> str:
@@ -134,14 +197,28 @@ def text_of(facts: dict[str, Any]) -> list[str]:
                    f"{o['of_warps']} warps, limited by {o['limited_by']}")
     for kind, found in facts["instructions"].items():
         out.append(f"    {kind}: " + ", ".join(f"{name} ({n})" if n > 1 else name for name, n in found.items()))
+    out += [f"    why {line}" for line in facts["why"]]
     out += [f"    map {m}" for m in facts["maps"]]
+    if len(facts["roles"]) > 1:
+        out += [f"    role: {_role(r)}" for r in facts["roles"]]
+    if facts["stages"]:
+        out.append("    stages: " + ", ".join(f"{n} of {name}" for name, n in facts["stages"].items()))
     if facts["schedule"]:
         out.append(f"    schedule: {facts['schedule']}")
+    if facts["overlap"]:
+        out.append(f"    overlap: {facts['overlap']}")
     out += [f"    note: {line}" for line in facts["declined"]]
     out += [f"    {line}" for line in _limit_lines(facts["limits"])]
     if facts["synchronisation"]:
         out.append(f"    synchronisation: {facts['synchronisation']}")
     return out
+
+
+def _role(r: dict[str, Any]) -> str:
+    first, count = r["warp_groups"]
+    who = f"warp group {first}" if count == 1 else f"warp groups {first} to {first + count - 1}"
+    kept = f", {r['registers']} registers a thread" if r["registers"] else ""
+    return f"{who}, {r['threads']} threads: {', '.join(r['does']) or 'other work'}{kept}"
 
 
 def _limit_lines(limits: dict[str, Any] | None) -> list[str]:

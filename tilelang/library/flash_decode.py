@@ -41,9 +41,11 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
     lengths must not exceed what table or cache hold.  Rows of a sequence's last page behind its end, and of a cache in one
     piece, get weight 0, so they must be finite.
 
-    splits: blocks that share the keys of a sequence; None: from a cost model of the capacity.  Other arguments, the error bound
-    and what is raised: as flash_attention.  return_lse: (batch, heads, seq_q), or (batch, heads).
+    splits: blocks that share the keys of a sequence; None: from a cost model of the capacity.  Other arguments and the error
+    bound: as flash_attention.  return_lse: (batch, heads, seq_q), or (batch, heads).
     Results are the same bits for the same inputs and splits.
+
+    Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
     >>> rng = np.random.default_rng(0)
     >>> k, v = (rng.standard_normal((6, 16, 2, 64)).astype(np.float16) for _ in range(2))

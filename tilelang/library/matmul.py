@@ -85,7 +85,9 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
 
     a: (rows, k).  b: (groups, k, n), or (groups, n, k) with transpose_b.  group_sizes: (groups,) int32 on the same device,
     read by the kernel: group g has group_sizes[g] rows, which follow those of g - 1; rows of no group come out as zeros.
-    The rest, types and errors are as for matmul (float8 without scales is accumulated in two levels).
+    The rest (out_dtype, …) and types are as for matmul (float8 without scales is accumulated in two levels).
+
+    Raises matmul-shape, matmul-type, matmul-option, matmul-device, matmul-target.
 
     >>> import numpy as np
     >>> a, b = np.ones((3, 2), np.float32), np.array([1, 2], np.float32).reshape(2, 1, 1) * np.ones((2, 2, 1), np.float32)

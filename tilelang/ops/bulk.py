@@ -2,6 +2,9 @@
 
 Addresses and size are multiples of 16 bytes and nothing is clipped, so the run lies inside the tensor for certain.  The
 Copy carries bulk=True, and into shared memory barrier=(shared.barrier buffer, index).
+
+A run that may leave the tensor goes as boxes of one row by a tensor map (boxes=True beside bulk): what lies outside is read
+as zero and not written.  Boxes have up to 256 elements and start at multiples of 128 bytes of shared memory.
 """
 
 from __future__ import annotations
@@ -11,16 +14,34 @@ from typing import Any
 
 from tilelang.arith import divisible
 from tilelang.ir import AddressOf, Evaluate, Expr, Region, Stmt, call, const, convert, is_const, seq
+from tilelang.target.tensor_map import STRIDE_ALIGN, refusal
 
 UNIT = 16  # bytes
 MOST_BYTES = 1 << 16
+_BOX, _START = 256, 128  # most elements of a box; bytes that a box starts at multiples of
+_MOST_BOXES = 16
 
 
-def bulk_refusal(op: Any, tile: Region, run: Region, analyzer: Any, divisors: Any = None) -> str:
-    """Why `tile` (shared) and `run` (global) cannot be the two sides of a bulk copy; "" when they can.
+def run_refusal(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool = False) -> str:
+    """Why `tile` (shared) and `run` (global) can be the sides neither of a bulk copy nor of boxes of one row; "" when they can.
 
-    analyzer: knows the ranges of the variables in run.  divisors: known divisors of variables.
+    analyzer: knows the ranges of the variables in run.  strides: run-time strides are taken to be multiples of 16 bytes,
+    which the host checks.
     """
+    why = _form(op, tile, run)
+    if why or not as_boxes(tile, run, analyzer):
+        return why
+    boxes = _boxes(op, tile, run, analyzer, strides)
+    return f"{_place(run, tile.dtype.bits, analyzer)}, and {boxes}" if boxes else ""
+
+
+def as_boxes(tile: Region, run: Region, analyzer: Any) -> bool:
+    """Whether a run is not surely inside its tensor, at whole 16 bytes: attr boxes."""
+    return bool(_place(run, tile.dtype.bits, analyzer))
+
+
+def _form(op: Any, tile: Region, run: Region) -> str:
+    """What speaks against both ways."""
     b, t = tile.buffer, run.buffer
     if op.attr("disable_tma") or op.attr("prefer_instruction") not in (None, "tma"):
         return "the copy asks for another way"
@@ -36,17 +57,47 @@ def bulk_refusal(op: Any, tile: Region, run: Region, analyzer: Any, divisors: An
         return f"the tile of `{t.name}` is not contiguous"
     if int(t.attr("align", UNIT)) < UNIT:
         return f"`{t.name}` may start at no multiple of {UNIT} bytes"
+    return ""
+
+
+def _place(run: Region, bits: int, analyzer: Any) -> str:
+    """What of the place of a run speaks against a bulk copy."""
+    t = run.buffer
     step = UNIT * 8 // math.gcd(bits, UNIT * 8)
     at: Any = convert(t.offset)
     for m, s in zip(run.mins, t.strides):
         at = at + convert(m) * s
-    if not divisible(at, step, divisors, analyzer):
+    if not divisible(at, step, None, analyzer):
         return f"the tile of `{t.name}` may start at no multiple of {UNIT} bytes"
     for m, e, size in zip(run.mins, run.extents, t.shape):
         low = convert(m)
         if not (analyzer.can_prove(low >= 0) and analyzer.can_prove(low + e <= size)):
             return f"the tile may leave `{t.name}`"
     return ""
+
+
+def _boxes(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool) -> str:
+    """What speaks against boxes of one row."""
+    t, bits = run.buffer, tile.dtype.bits
+    unit = UNIT * 8 // math.gcd(bits, UNIT * 8)
+    if op.attr("unaligned_columns") or not divisible(convert(run.mins[-1]), unit, None, analyzer):
+        return f"the tile of `{t.name}` may start at a column that is no multiple of {UNIT} bytes"
+    wide = _box_columns(tile)
+    if not wide:
+        return f"`{tile.buffer.name}` has no parts of whole {_START} bytes and at most {_BOX} elements"
+    unknown = [x for x in t.strides[:-1] if not isinstance(x, int) and not hasattr(x, "value")]
+    if not strides and not all(divisible(x, unit) for x in unknown):
+        return f"run-time strides of `{t.name}` may be no multiples of {STRIDE_ALIGN} bytes"
+    if not isinstance(t.offset, int) and not hasattr(t.offset, "value"):
+        return f"where `{t.name}` starts is known at run time only"
+    return refusal(t, (wide, *[1] * (t.ndim - 1))) or ""
+
+
+def _box_columns(tile: Region) -> int:
+    """Elements of a box, 0 where the tile has no such parts or too many."""
+    n, bits = int(tile.buffer.shape[0]), tile.dtype.bits
+    fits = [w for w in range(1, min(_BOX, n) + 1) if n % w == 0 and (w == n or w * bits % (8 * _START) == 0)]
+    return fits[-1] if fits and n // fits[-1] <= _MOST_BOXES else 0
 
 
 def bulk_bytes(tile: Region) -> int:
@@ -59,6 +110,8 @@ def lower_bulk(op: Any, cx: Any) -> Stmt:
     into = op.dst.buffer.scope_name != "global"
     tile, run = (op.dst, op.src) if into else (op.src, op.dst)
     storage, place = cx.physical(tile.buffer, (const(0),))
+    if op.attr("boxes"):
+        return _lower_boxes(op, cx, into, tile, run)
     size = const(bulk_bytes(tile), "uint32")
     outside = AddressOf(run.buffer, cx.simplified(tuple(cx.expr(convert(m)) for m in run.mins)))
     if into:
@@ -68,8 +121,27 @@ def lower_bulk(op: Any, cx: Any) -> Stmt:
     return seq(_do("bulk_store", op, outside, AddressOf(storage, place), size), _do("bulk_commit", op), span=op.span)
 
 
+def _lower_boxes(op: Any, cx: Any, into: bool, tile: Region, run: Region) -> Stmt:
+    wide, storage = _box_columns(tile), cx.physical(tile.buffer, (const(0),))[0]
+    name = cx.tensor_map(run.buffer, (wide, *[1] * (run.buffer.ndim - 1)), 0, row_bytes=bulk_bytes(tile))
+    hint = op.attr("eviction_policy")
+    attrs = {"map": name, **({"cache_hint": hint} if hint in ("evict_first", "evict_last") else {})}
+    out: list[Stmt] = []
+    for first in range(0, int(tile.buffer.shape[0]), wide):
+        *lead, last = (cx.expr(convert(m)) for m in run.mins)
+        where = cx.simplified((last + first, *reversed(lead)))
+        place = AddressOf(storage, (const(first),))
+        if into:
+            barrier, index = op.attr("barrier")
+            args: tuple[Any, ...] = (place, AddressOf(barrier, (cx.expr(convert(index)),)), *where)
+        else:
+            args = (place, *where)
+        out.append(Evaluate(call("tma_load" if into else "tma_store", args, "void", span=op.span, **attrs), span=op.span))
+    return seq(*out, *(() if into else (_do("bulk_commit", op),)), span=op.span)
+
+
 def _do(name: str, op: Any, *args: Expr) -> Stmt:
     return Evaluate(call(name, args, "void", span=op.span), span=op.span)
 
 
-__all__ = ["bulk_bytes", "bulk_refusal", "lower_bulk"]
+__all__ = ["as_boxes", "bulk_bytes", "lower_bulk", "run_refusal"]

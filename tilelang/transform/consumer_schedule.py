@@ -26,35 +26,43 @@ _SERIAL = {"num_stages": None, "order": None, "stage": None, "sync": None, "grou
 
 
 def consumer(r: RoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer] = ()) -> list[Stmt]:
-    """The loop without its copies, and what ends it.
+    """The loop without its copies, and what ends it.  `r.overlap` then says what runs under what, and why not more.
 
     finished: what follows the last use of `tiles`, which the loop only reads.
     """
     pair = _pair(r)
-    if pair is not None:
+    if isinstance(pair, Pair):
+        r.overlap = "the second product of an iteration runs under the next one's first and the work on it"
         late = any(r.body.items[pair.second].touches(b.data) for b in tiles)
         return [*_rotated(r, pair, [] if late else list(finished)), *(finished if late else ())]
     if _overlapped(r):
+        r.overlap = "a product runs on while the next stage is waited for"
         return [*_one_running(r), *finished]
     chain = product_chain(r)
     if chain is not None:
+        r.overlap = "parts of a product take turns in the same registers, each under the work on the one before"
         return [*chained(r, chain), *finished]
     parts = two_parts(r)
-    return [*(_plain(r) if parts is None else alternate(r, parts)), *finished]
+    turns = "; warp groups start one product after another" if staggered(r) else ""
+    if parts is not None:
+        r.overlap = f"two parts take turns, each product under the work on the one before{turns}"
+        return [*alternate(r, parts), *finished]
+    r.overlap = "each product is waited for where it stands" + (f" (the second is not moved: {pair})" if pair else "") + turns
+    return [*_plain(r), *finished]
 
 
 def late_rings(r: RoleLoop) -> list[Ring]:
     """The rings whose stages the consumers use an iteration later than the others."""
     pair = _pair(r)
-    return [] if pair is None else [x for x in r.rings if x.first == pair.second]
+    return [x for x in r.rings if x.first == pair.second] if isinstance(pair, Pair) else []
 
 
 def takes_slow_rings(r: RoleLoop) -> bool:
     """Whether the schedule of a loop knows of stages that are for several iterations: what uses them stays in its order."""
-    return _pair(r) is None and not _overlapped(r)
+    return not isinstance(_pair(r), Pair) and not _overlapped(r)
 
 
-def _pair(r: RoleLoop) -> Pair | None:
+def _pair(r: RoleLoop) -> Pair | str:
     return two_products(r.body, r.loads, set(r.versions), r.consumer_registers, r.groups * GROUP)
 
 

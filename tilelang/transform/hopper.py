@@ -36,6 +36,19 @@ def hopper(cx: PassContext) -> Hopper:
                   bool(cx.option(PassConfigKey.TL_ASSUME_ALIGNED_STRIDES)))
 
 
+def no_roles(cx: PassContext) -> str:
+    """Which option keeps a target that could from giving warps roles; "" on other targets and where they have them."""
+    if not getattr(cx.target, "has_wgmma", False) or hopper(cx).roles:
+        return ""
+    if not cx.option(PassConfigKey.TL_ENABLE_HOPPER):
+        return "tl.enable_hopper is off"
+    if cx.option(PassConfigKey.TL_GLOBAL_ALIGNMENT) < ADDRESS_ALIGN:
+        return "tensors may start at any address (tl.global_alignment)"
+    return next(f"{key.value} is on" for key in (
+        PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC, PassConfigKey.TL_DISABLE_TMA_LOWER,
+        PassConfigKey.TL_DISABLE_WARP_SPECIALIZED) if cx.option(key))
+
+
 def placed_in_kernel(launch: Launch) -> set[Var]:
     """Storage of tensors whose address only the kernel knows: no host can describe them to TMA."""
     nodes = [x for x in walk(launch.body) if isinstance(x, (Alloc, Bind))]
@@ -43,4 +56,4 @@ def placed_in_kernel(launch: Launch) -> set[Var]:
         x.var for x in nodes if isinstance(x, Bind) and x.var.dtype.is_handle}
 
 
-__all__ = ["Hopper", "hopper", "placed_in_kernel"]
+__all__ = ["Hopper", "hopper", "no_roles", "placed_in_kernel"]

@@ -33,31 +33,40 @@ class Pair:
     waits: int
 
 
-def two_products(body: Body, loads: set[int], rings: set[Buffer], registers: int, threads: int) -> Pair | None:
-    """The two products of a loop whose second may run under the work on the first's result; None when there are none.
+def two_products(body: Body, loads: set[int], rings: set[Buffer], registers: int, threads: int) -> Pair | str:
+    """The two products of a loop whose second may run under the work on the first's result; or why not, "" where the loop
+    has no two products.
 
     rings: the buffers that the loads fill.  registers: what a thread may use; threads: that share an accumulator.
     """
     items = body.items
     rest = [i for i in range(len(items)) if i not in loads]
     found = [i for i in rest if isinstance(items[i].stmt, Gemm)]
-    if len(found) != 2 or found[1] != rest[-1] or body.allocs or any(items[i].defines is not None for i in rest):
-        return None
+    if len(found) != 2:
+        return ""
+    if found[1] != rest[-1]:
+        return "work follows it"
+    if body.allocs or any(items[i].defines is not None for i in rest):
+        return "the loop binds values that are not the same for all threads"
     first, second = found
     a: Any = items[first].stmt
     b: Any = items[second].stmt
-    if a.b.buffer not in rings or b.b.buffer not in rings or a.b.buffer is b.b.buffer or a.c.buffer is b.c.buffer:
-        return None
+    if a.c.buffer is b.c.buffer:
+        return "both add to one accumulator"
+    if a.b.buffer not in rings or b.b.buffer not in rings or a.b.buffer is b.b.buffer:
+        return "its tiles have no ring of their own"
     if b.a.buffer.scope_name != FRAGMENT or free_vars(b) & {s.var for s in body.pure}:
-        return None
+        return f"`{b.a.buffer.name}` is not in registers"
     private: list[Var] = [b.c.buffer.data, b.a.buffer.data]
     if any(items[i].touches(v) for v in private for i in rest if i <= first):
-        return None
+        return "what it uses is touched before the first one"
     if any(e.writes and e.storage is a.a.buffer.data for i in rest for e in items[i].effects):
-        return None
+        return f"`{a.a.buffer.name}` is written in the loop"
     held = sum(r.buffer.size * r.dtype.bits // 32 for r in (a.c, b.c, b.a)) // threads
-    if held + _BESIDE > registers or not _allowed(items, rest, second):
-        return None
+    if held + _BESIDE > registers:
+        return f"both results take {held} registers of a thread and {_BESIDE} beside them, more than {registers}"
+    if not _allowed(items, rest, second):
+        return "the work in between depends on it"
     waits = next((i for i in rest if first < i < second and any(items[i].touches(v) for v in private)), second)
     return Pair(first, second, waits)
 

@@ -69,8 +69,7 @@ def product_chain(r: RoleLoop) -> Chain | None:
     if any(e.writes and e.storage in read for i in others for e in items[i].effects) or any(
             items[i].touches(part.data) for i in others if i < found[0]):
         return None
-    outside = (s for s in stmts_of(r.launch.body) if s is not r.loop)
-    if any(e.storage is part.data for s in outside for e in effects(s)):
+    if r.used_outside(part.data):
         return None
     return Chain(tuple(found), part, _ahead(r, found[0]))
 

@@ -12,6 +12,7 @@ from tilelang.ops import Copy, Reduce, Scan
 
 from .config import PassConfigKey
 from .effects import effects, orders, statements
+from .hopper import no_roles
 from .liveness import Liveness, has_views, live_into
 from .pass_ import TILE, PassContext, pass_
 from .pipeline_emit import Plan, emit
@@ -80,7 +81,11 @@ class _Planner:
             more = tuple((self.made[b], lay) for b, lay in layouts if b in self.made)
             out = with_attrs(out, layouts=tuple(layouts) + more)
         reports = [s.attr("pipeline_report") for s in statements(body) if isinstance(s, For)]
-        return with_attrs(out, pipeline_report="; ".join(r for r in reports if r) or None)
+        stages = {**dict(self.launch.attr("stages", ())), **{b.name: int(v.shape[0]) for b, v in self.made.items()}}
+        off = no_roles(self.cx)
+        notes = (*self.launch.attr("report", ()), *([f"one role for all warps: {off}"] if off else []))
+        return with_attrs(out, pipeline_report="; ".join(r for r in reports if r) or None,
+                          stages=tuple(stages.items()) or None, report=notes or None)
 
     def visit(self, s: Any) -> Any:
         if isinstance(s, tuple):

@@ -66,7 +66,7 @@ class RoleLoop:
     groups: warp groups that compute, `thread` is the index of a thread in the block.  base: steps this loop's rings have
     made before its first iteration, modulo twice the stages; None for none.  repeated: it runs once for each tile of a block,
     and must leave its rings as it found them.  turns: for rings whose stages are for several iterations, that number ->
-    as base.
+    as base.  overlap: words for the report, once the consumers' schedule is made.
     """
 
     launch: Launch
@@ -80,6 +80,7 @@ class RoleLoop:
     base: Expr | None = None
     repeated: bool = False
     turns: Mapping[int, Expr | None] = field(default_factory=dict)
+    overlap: str = ""
 
     @property
     def slow(self) -> list[Ring]:
@@ -157,6 +158,11 @@ class RoleLoop:
     def release(self, ring: Ring, slot: Expr) -> list[Stmt]:
         """One arrival a warp: its threads have read the stage."""
         return [*self.read_out(set(ring.buffers)), do("sync_warp"), self.released(ring, slot)]
+
+    def used_outside(self, storage: Var) -> bool:
+        """Whether the launch touches memory in front of the loop or behind it."""
+        inside = sum(e.storage is storage for e in effects(self.loop))
+        return sum(e.storage is storage for e in effects(self.launch.body)) > inside
 
     def read_out(self, tiles: set[Buffer]) -> list[Stmt]:
         """In front of an arrival that gives tiles back: a thread's own loads from them are over.

@@ -211,8 +211,9 @@ class _Roles:
         if layouts:  # a user's layout of a buffer is that of each of its versions
             out = with_attrs(out, layouts=(*layouts, *((new[b], lay) for b, lay in layouts if b in new)))
         names = ", ".join(sorted(b.name for b in new))
+        stages = tuple((b.name, self.shared.stages_of(r.turn)) for r in self.rings for b in r.buffers)
         return with_attrs(out, compute_threads=self.groups * GROUP, report=(*self.launch.attr("report", ()), about),
-                          pipeline_report=(
+                          stages=stages, overlap=self.shared.overlap, pipeline_report=(
             f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
             f"{self.stages} stages"))
 

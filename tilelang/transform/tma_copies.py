@@ -22,7 +22,7 @@ from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Fu
                          walk, with_attrs)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
-from tilelang.ops.bulk import bulk_bytes, bulk_refusal
+from tilelang.ops.bulk import as_boxes, bulk_bytes, run_refusal
 from tilelang.ops.gemm.wgmma import shared_layout
 from tilelang.ops.tma import tma_bytes, tma_refusal
 from tilelang.ops.tma_store import moved_tile, tile_refusal
@@ -174,9 +174,15 @@ class _Copies:
     def _is_load(self, c: Copy) -> bool:
         """Whether a copy can be a load by TMA; the report says why a larger one cannot."""
         if not self.on or c.attr("tma") or c.attr("bulk") or c.attr("async_group") or c.src.buffer.scope_name != "global" or \
-                c.dst.buffer.scope_name not in SHARED or _bytes(c.dst) < SMALLEST:
+                c.dst.buffer.scope_name not in SHARED:
             return False
-        why = bulk_refusal(c, c.dst, c.src, self.analyzer) if c.dst.buffer.ndim == 1 else tma_refusal(c, self.stores.strides)
+        if _bytes(c.dst) < SMALLEST:
+            if _bytes(c.dst):
+                self.notes[f"`{c.dst.buffer.name}` is loaded by all threads: {_few(c.dst)}"] = None
+            return False
+        strides = self.stores.strides
+        one_row = c.dst.buffer.ndim == 1
+        why = run_refusal(c, c.dst, c.src, self.analyzer, strides) if one_row else tma_refusal(c, strides)
         why = why or self._unfit(c.dst.buffer)
         if not why and c.src.buffer.data in self.placed:
             why = f"the address of `{c.src.buffer.name}` is known in the kernel only"
@@ -188,6 +194,13 @@ class _Copies:
         if why:
             self.notes[f"`{c.dst.buffer.name}` is loaded by all threads: {why}"] = None
         return not why
+
+    def _way(self, c: Copy | AtomicTile, tile: Region) -> dict[str, Any]:
+        """The attributes of a copy that TMA makes."""
+        if tile.buffer.ndim != 1 or not isinstance(c, Copy):
+            return {"tma": True}
+        run = c.src if tile is c.dst else c.dst
+        return {"bulk": True, "boxes": as_boxes(tile, run, self.analyzer) or None}
 
     def _unfit(self, b: Buffer) -> str:
         """Why a shared tile cannot lie in panels; "" when it can."""
@@ -228,7 +241,7 @@ class _Copies:
         self.inits.append(_do("mbarrier_init", at, const(1, "uint32")))
         bytes_ = sum(bulk_bytes(c.dst) if c.dst.buffer.ndim == 1 else tma_bytes(c) for c in run)
         asks = [_do("mbarrier_arrive_expect_tx", at, const(bytes_, "uint32")),
-                *(with_attrs(c, **_way(c.dst), barrier=(bar, const(0))) for c in run)]
+                *(with_attrs(c, **self._way(c, c.dst), barrier=(bar, const(0))) for c in run)]
         out: list[Stmt] = [self._one(seq(*asks))]
         if not self.stores.loops:
             return [*out, _do("mbarrier_wait", at, const(0, "uint32"))]
@@ -248,9 +261,11 @@ class _Copies:
             return False
         asked = bool(c.attr("use_tma"))
         if not asked and (not self.on or _bytes(src) < SMALLEST):
+            if self.on and _bytes(src):
+                self.notes[f"`{c.dst.buffer.name}` is written by all threads: {_few(src)}"] = None
             return False
         if src.buffer.ndim == 1 and isinstance(c, Copy):
-            why = bulk_refusal(c, src, c.dst, self.analyzer)
+            why = run_refusal(c, src, c.dst, self.analyzer, self.stores.strides)
         else:
             why = tile_refusal(c, src, c.dst, isinstance(c, AtomicTile), self.stores.strides)
         why = why or self._unfit(src.buffer) or self.stores.refusal(c, c.dst.buffer)
@@ -262,7 +277,7 @@ class _Copies:
         """One thread stores the tile.  awaited: a wait stands in front of what writes the tile next."""
         self.deferred |= awaited
         wait = [] if awaited else [_do("bulk_wait", n=0) if self._again(c) else _do("bulk_wait", n=0, read=True)]
-        return self._one(seq(with_attrs(c, **_way(moved_tile(c)), awaited=True), *wait))
+        return self._one(seq(with_attrs(c, **self._way(c, moved_tile(c)), awaited=True), *wait))
 
     def _again(self, c: Copy | AtomicTile) -> bool:
         """Whether the elements must not be changed before an earlier store to them is done."""
@@ -300,8 +315,8 @@ def source(c: Copy | AtomicTile) -> Region | None:
     return got if isinstance(got, Region) else None
 
 
-def _way(tile: Region) -> dict[str, Any]:
-    return {"bulk": True} if tile.buffer.ndim == 1 else {"tma": True}
+def _few(tile: Region) -> str:
+    return f"threads are as quick with {_bytes(tile)} bytes"
 
 
 def _is_role(s: Stmt) -> bool:

@@ -63,9 +63,7 @@ def two_parts(r: RoleLoop) -> Parts | None:
     read = {e.storage for e in items[at].effects} - {part.data}
     if any(e.writes and e.storage in read for i in others for e in items[i].effects):
         return None
-    outside = (s for s in stmts_of(r.launch.body) if s is not r.loop)
-    if any(items[i].touches(part.data) for i in others if i < at) or any(
-            e.storage is part.data for s in outside for e in effects(s)):
+    if any(items[i].touches(part.data) for i in others if i < at) or r.used_outside(part.data):
         return None
     if any(b is part for b, _ in r.launch.attr("layouts") or ()) or _registers(r, part) > r.consumer_registers:
         return None
