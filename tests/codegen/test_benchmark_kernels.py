@@ -55,3 +55,14 @@ def test_the_log_names_serialised_products():
     planted = re.sub(r"tl::wgmma_wait<\d+>\(\);", 'printf("%d", (int)threadIdx.x);', waited, count=1)
     assert planted != source
     assert "C75" in nvrtc.compile_cubin(planted, "sm_90a").log
+
+
+def test_the_log_counts_what_is_spilled():
+    """128 x 128 sums of 128 threads take 128 registers each: not for eight blocks at once."""
+    program = gemm(m=512, n=512, k=256, bm=128, bn=128, bk=32, threads=128)
+    (kernel,) = lower(program.func, Target({"kind": "cuda", "arch": "sm_80"})).kernels
+    source = print_kernel(kernel)
+    planted = re.sub(r"__launch_bounds__\((\d+)[^)]*\)", r"__launch_bounds__(\1, 8)", source)
+    assert planted != source and nvrtc.compile_cubin(source, "sm_80").spills == 0
+    cubin = nvrtc.compile_cubin(planted, "sm_80")
+    assert cubin.spills > 0 and cubin.registers <= 64
