@@ -5,16 +5,17 @@ import pytest
 
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
-from tilelang.ir import Launch, walk
+from tilelang.ir import Launch, dtype, numpy_dtype, walk
 from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
+from tilelang.target.mma import round_tf32
 from tilelang.transform.pass_ import PassContext
 from tilelang.transform.pipeline import lower
 from tilelang.transform.specialize_warps import specialize_warps
 
-SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
+SM90, E4 = Target({"kind": "cuda", "arch": "sm_90a"}), "float8_e4m3fn"
 M, N, K, BM, BN, BK = 140, 136, 200, 64, 64, 32
 COLUMNS, ROWS, STEPS = -(-N // BN), -(-M // BM), -(-K // BK)
 
@@ -229,6 +230,67 @@ def test_two_products_inside_a_loop():
     assert np.array_equal(got, s @ v.astype(np.float64))
 
 
+def scaled(bm=64, bn=64, k=640, tiles=5, workers=2, threads=128, stages=3):
+    """float8 with a scale for every row and 128 of k, workers that take tiles in turn."""
+    @T.prim_func
+    def main(A: T.Tensor((bm * tiles, k), E4), B: T.Tensor((bn, k), E4), S: T.Tensor((bm * tiles, k // 128), "float32"),
+             C: T.Tensor((bm * tiles, bn), "float32")):
+        with T.Kernel(workers, threads=threads) as w:
+            As, Bs = T.alloc_shared((bm, 128), E4), T.alloc_shared((bn, 128), E4)
+            part, Cf = T.alloc_fragment((bm, bn), "float32"), T.alloc_fragment((bm, bn), "float32")
+            row = T.alloc_fragment((bm,), "float32")
+            for t in T.serial(T.ceildiv(tiles - w, workers)):
+                at = (t * workers + w) * bm
+                T.clear(Cf)
+                for ko in T.Pipelined(k // 128, num_stages=stages):
+                    T.copy(A[at, ko * 128], As)
+                    T.copy(B[0, ko * 128], Bs)
+                    for i in T.Parallel(bm):
+                        row[i] = S[at + i, ko]
+                    T.gemm(As, Bs, part, transpose_B=True, clear_accum=True)
+                    for i, j in T.Parallel(bm, bn):
+                        Cf[i, j] += part[i, j] * row[i]
+                T.copy(Cf, C[at, 0])
+
+    return main
+
+
+def test_sums_of_two_levels_inside_a_loop():
+    low = lower(scaled().func, SM90)
+    assert low.kernels[0].launch.attr("overlap").startswith("two parts take turns")
+    rng = np.random.default_rng(2)
+    a, b = (rng.integers(-2, 3, s).astype(numpy_dtype(dtype(E4))) for s in ((320, 640), (64, 640)))
+    s = rng.integers(1, 4, (320, 5)).astype(np.float32)
+    got = run_device(low, {"A": a, "B": b, "S": s, "C": np.zeros((320, 64), np.float32)}).outputs["C"]
+    assert np.array_equal(got, (a.astype(np.float64) * s.repeat(128, 1)) @ b.astype(np.float64).T)
+    wide = lower(scaled(128, 256, tiles=3, threads=256, stages=4).func, SM90).kernels[0].launch
+    assert wide.attr("overlap").startswith("parts of a product take turns") and any(
+        "in 2 parts of 128 columns" in line for line in wide.attr("report"))
+
+
+def test_float32_tiles_inside_a_loop_are_rounded_by_tma():
+    @T.prim_func
+    def main(A: T.Tensor((192, 64), "float32"), B: T.Tensor((64, 64), "float32"), C: T.Tensor((192, 64), "float32")):
+        with T.Kernel(2, threads=128) as w:
+            As, Bs = T.alloc_shared((64, 32), "float32"), T.alloc_shared((64, 32), "float32")
+            F = T.alloc_fragment((64, 64), "float32")
+            for t in T.serial(2 - w):
+                T.clear(F)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(A[(t * 2 + w) * 64, k * 32], As)
+                    T.copy(B[0, k * 32], Bs)
+                    T.gemm(As, Bs, F, transpose_B=True)
+                T.copy(F, C[(t * 2 + w) * 64, 0])
+
+    low = lower(main.func, SM90)
+    assert {m.buffer.name for m in low.kernels[0].tensor_maps if m.tf32} == {"A", "B"} and "wgmma" in ops(low.kernels[0].launch)
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((192, 64)).astype(np.float32), rng.standard_normal((64, 64)).astype(np.float32)
+    got = run_device(low, {"A": a, "B": b, "C": np.zeros((192, 64), np.float32)}).outputs["C"]
+    want = round_tf32(a).astype(np.float64) @ round_tf32(b).astype(np.float64).T
+    assert np.abs(got - want).max() < 64 * 2.0**-24 * (np.abs(a) @ np.abs(b).T).max()
+
+
 def large(stages=4):
     """4096 cubed, persistent by hand."""
     @T.prim_func
@@ -248,7 +310,8 @@ def large(stages=4):
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-@pytest.mark.parametrize("program", [large, lambda: attention_by_rows(4096, 64, 128, 132)])
+@pytest.mark.parametrize("program", [large, lambda: attention_by_rows(4096, 64, 128, 132),
+                                     lambda: scaled(128, 256, 4096, 32, 132, 256, 4)])
 def test_assembles(program):
     (kernel,) = lower(program().func, SM90).kernels
     assert "in_warp_groups" in ops(kernel.launch)

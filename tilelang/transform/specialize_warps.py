@@ -36,8 +36,8 @@ from .consumer_schedule import consumer, takes_slow_rings
 from .effects import acts, effects, expr_effects, is_sync, statements
 from .hopper import hopper, placed_in_kernel
 from .liveness import has_views
-from .pairing import row_start
 from .outer_loops import Around, Counted, inner_loops
+from .pairing import row_start
 from .pass_ import TILE, PassContext, pass_
 from .persist import Tiles, Work, plan_tiles
 from .pipeline_emit import rename

@@ -28,6 +28,7 @@ from .effects import effects
 from .hopper import hopper
 from .liveness import has_views
 from .loop_layouts import over_loops, projected, serial_dims, touch
+from .outer_loops import inner_loops
 from .pass_ import TILE, PassContext, pass_
 from .pipeline_emit import rename
 from .plan_pipelines import is_pipelined
@@ -71,7 +72,7 @@ def split_products(func: Func, cx: PassContext) -> Func:
 
 def _split(launch: Launch, cx: PassContext) -> Launch | None:
     """The launch with its product in parts; None where it stays whole."""
-    loops = [s for s in stmts_of(launch.body) if isinstance(s, For) and is_pipelined(s)]
+    loops = inner_loops(launch.body, is_pipelined)
     products: list[Any] = [x for x in walk(launch.body) if isinstance(x, Gemm)]
     if len(loops) != 1 or len(products) != 1 or any(loops[0].attr(x) is not None for x in _COUNTED):
         return None

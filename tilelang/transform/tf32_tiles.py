@@ -6,9 +6,10 @@ its map says tf32 (nearest, ties away from zero, as cvt.rna.tf32.f32): then both
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
-from tilelang.ir import For, Launch, Var, stmts_of
+from tilelang.ir import For, Launch, Var
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import is_tf32
 
@@ -19,8 +20,9 @@ _FLOATS = ("float32", "tfloat32")
 
 
 def tf32_tiles(launch: Launch, loop: For, items: list[Item]) -> frozenset[Var]:
-    """The storages that copies of a loop of the launch's body fill and only its products in tf32 read."""
-    elsewhere = {e.storage for s in stmts_of(launch.body) if s is not loop for e in effects(s)}
+    """The storages that copies of a loop fill and only its products in tf32 read."""
+    inside = Counter(e.storage for e in effects(loop))
+    elsewhere = {v for v, n in Counter(e.storage for e in effects(launch.body)).items() if n > inside[v]}
     out: set[Var] = set()
     for load in items:
         copy: Any = load.stmt
