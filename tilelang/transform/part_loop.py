@@ -28,7 +28,7 @@ from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, If, Load, Region, Stm
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Gemm
 
-from .effects import effects, fills_whole, touches
+from .effects import fills_whole, touches
 from .pipeline_emit import rename
 from .rings import RoleLoop, do, pin
 from .row_factors import row_factors
@@ -92,8 +92,7 @@ def _ahead(r: RoleLoop, first: int) -> tuple[Buffer, ...]:
     touched = {e.storage for x in before for e in x.effects}
     if any(e.writes and e.storage in touched for x in after for e in x.effects):
         return ()
-    outside = (s for s in stmts_of(r.launch.body) if s is not r.loop)
-    if any(e.storage in made for s in outside for e in effects(s)):
+    if any(map(r.used_outside, made)):
         return ()
     annotated = {b for b, _ in r.launch.attr("layouts") or ()}
     return () if annotated & set(made.values()) else tuple(made.values())

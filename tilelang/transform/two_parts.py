@@ -93,8 +93,8 @@ def _early(r: RoleLoop, before: list[Stmt], after: list[Stmt]) -> list[Buffer] |
     touched = {e.storage for e in (x for s in before for x in effects(s))}
     if any(e.writes and e.storage in touched for s in after for e in effects(s)):
         return None
-    others = (s for s in (*stmts_of(r.launch.body), *stmts_of(r.loop.body)) if s is not r.loop and id(s) not in inside)
-    if any(e.storage in made for s in others for e in effects(s)):
+    others = (s for s in stmts_of(r.loop.body) if id(s) not in inside)
+    if any(map(r.used_outside, made)) or any(e.storage in made for s in others for e in effects(s)):
         return None
     annotated = {b for b, _ in r.launch.attr("layouts") or ()}
     return None if annotated & set(made.values()) else list(made.values())
