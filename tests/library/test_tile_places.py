@@ -130,13 +130,13 @@ def test_what_the_model_chooses():
 
 PRICES = {
     (800, 800, 8000, "nn", 64, 160, 64, 7, 128, 2): ("turned", 21.7),
-    (800, 800, 8000, "nt", 128, 96, 64, 6, 256, 2): ("moved", 21.1),
+    (800, 800, 8000, "nt", 128, 96, 64, 7, 256, 2): ("moved", 24.9),  # each element stored by one block
     (1536, 1536, 1536, "nn", 192, 96, 64, 4, 384, 1): ("wide", 12.4),
     (768, 3072, 768, "nn", 192, 96, 64, 4, 384, 1): ("wide", 7.6),
     (384, 1536, 6144, "nn", 192, 96, 64, 4, 384, 4): ("wide", 15.8),
     (788, 3072, 768, "nt", 256, 72, 64, 4, 256, 1): ("staged", 7.9),
     (1536, 1536, 1536, "nn", 192, 96, 64, 5, 384, 1): ("staged", 12.9),
-    (197, 768, 3072, "nt", 64, 96, 64, 8, 128, 4): ("moved", 6.6),
+    (800, 800, 8000, "nt", 64, 160, 64, 7, 128, 2): ("moved", 25.1),
     (10000, 200, 1000, "nt", 192, 104, 64, 5, 384, 1): ("moved", 11.1),
 }
 
@@ -153,7 +153,7 @@ def test_prices_are_near_what_was_measured(kernel):
 
 def test_the_library_takes_them():
     """Through matmul itself, with 16-bit results."""
-    m, n, k = 72, 72, 768
+    m, n, k = 72, 80, 768
     t = chosen(m, n, k, "nn")
     assert t.moved and t.staged and t.turned
     a, b = (np.random.default_rng(1).integers(-1, 2, s).astype(np.float16) for s in ((m, k), (k, n)))

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from math import ceil, gcd, prod
+from math import ceil, gcd, log2, prod
 
 from tilelang.transform.deal_tiles import panel_rows
-from tilelang.transform.pairing import (SECTOR, WAITING, Load, larger_in_one_round, paired_cycles, pays_for_many,
+from tilelang.transform.pairing import (LINE, SECTOR, WAITING, Load, larger_in_one_round, paired_cycles, pays_for_many,
                                         pays_in_one_round, saved_in_one_round)
 
 from .tile_facts import Chip, Problem, Tile, chip_of, turned, without_wgmma
@@ -24,20 +24,31 @@ from .tile_facts import Chip, Problem, Tile, chip_of, turned, without_wgmma
 _OUTPUT_STAGING = 32 * 1024  # shared bytes left to the copy of a tile out through shared memory
 _BARRIER_BYTES = 1024
 _ISSUE = {1: 1.28, 2: 1.25, 3: 1.29}  # by warp groups that compute: cycles for one of the matrix unit
+# Cycles of an iteration over 128 bytes of k, however narrow its tile: 64 rows by 16, 24, 32 columns take 173 to 185.
+_LEAST = 170.0
+_NORM = 12  # of loads and products that take about as long: one waits now and then for the other
+# Loads of one round for each doubling of its iterations beyond 16: blocks drift apart, and less of what they load is the same.
+_DRIFT = 0.06
+_CROWDED = 0.25  # power of the part of the units that load, by which each has less
 _SUMS = {1: 168, 2: 192, 3: 128}  # registers of a thread for totals and sums of a part
-_OWN = 35.0  # bytes a cycle from L2 of what one unit asks for, with all units loading; of s units s ** (1 / 3) as many
+_OWN = 60.0  # bytes a cycle from L2 of what one unit asks for, with all units loading; of s units s ** (1 / 3) as many
 # Bytes a cycle of the parts of boxes outside their tensor, which TMA fills with zeros: of one unit, of all together.
-_OUTSIDE, _OUTSIDE_ALL = 25.0, 2100.0
+_OUTSIDE, _OUTSIDE_ALL = 27.5, 1550.0
 # What more the rows of boxes cost where k is outermost: of boxes narrower than 128 bytes, of rows across sectors.
-_NARROW, _OUTERMOST = 3.2, 1.25
+_NARROW, _OUTERMOST = 2.4, 1.15
+# What 128 bytes of a row take of L2 that begin in the middle of a line, at another sector, and so where k is outermost.
+_MIDDLE, _ACROSS, _ACROSS_OUTERMOST = 1.15, 1.35, 1.55
 _TALL = 1.6  # of tiles of more than 256 rows, which are two boxes: measured, not understood
 _SHARED_ROWS = 1.14, 1.02  # what neighbours share takes longer from memory: 128 bytes of a row a stage, 256 of them
 # Cycles more of clusters of 4 and 8 than of two: 128x72 tiles at 1000 cubed take 7.8 us in clusters of 2 x 2, 7.3 of
 # 2 x 4.  Not where neighbours share the larger operand: 192x104 at 10000x200x1000 take 11.1 in 2 x 2, 11.0 in 2 x 4.
 _TOGETHER = 2400
 _FAR_LARGER = 8  # operand than the other: neighbours share its tiles
-_TURNED, _STAGED = 20.0, 6.0  # cycles that a thread takes to bring an element into shared memory, of a turned tile and others
-_MOVED, _MOVED_STEPS = 1.09, 12  # loads of tiles that are moved; iterations from which on that pays
+# Cycles more for an element of a tile that leaves: through shared memory, in whole vectors or not; of a turned one, and its
+# sums; of moved sums; in rows that TMA cannot store.
+_STAGED, _STAGED_APART, _TURNED, _TURNED_SUMS, _MOVED_SUMS, _APART = 0.06, 0.3, 0.28, 0.25, 0.54, 0.12
+_MOVED, _MOVED_STEPS = 1.06, 12  # loads of tiles that are moved; iterations from which on that pays
+_WARM, _KEPT = 1.78, 0.7  # how much faster what L2 keeps is there again, up to what part of it
 _FILLED = 0.75  # of the units that tiles must have to do, for sizes that are tried only then
 _FEW_ROWS = 128  # rows up to which turned tiles are thought of
 
@@ -59,10 +70,10 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
     return _price(chip, p, t)[0]
 
 
-def _price(chip: Chip, p: Problem, t: Tile) -> tuple[float, float]:
-    """(seconds, seconds if memory were free)."""
+def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float, float]:
+    """(seconds, seconds if memory were free).  across: the tile is turned, which p and t no longer say."""
     if t.turned:
-        return _price(chip, turned(p, t.staged), replace(t, turned=False))
+        return _price(chip, turned(p, t.staged), replace(t, turned=False), True)
     size = p.bits / 8
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     depth = ceil(ceil(p.k / t.bk) / t.parts)  # stages of a block
@@ -78,7 +89,7 @@ def _price(chip: Chip, p: Problem, t: Tile) -> tuple[float, float]:
     if chip.kind == "wgmma":  # L2 as well is slower when power limits
         power = 0.2 if p.a_rows % SECTOR or p.b_rows % SECTOR else 0.08
         load *= 1 + power * _long(rounds * depth * max(matrix, load) / chip.clock)
-    stage = max(matrix, load)
+    stage = _stage(chip, t, rounds, matrix, load, t.bk * size)
     edges, zeros = _at_edges(chip, p, t)
     # One of a block's tiles lies at an edge, unless all do; where there are many, it is not felt.
     felt = 0.0 if not edges else 1.0 if edges == tiles else 1 / rounds if rounds < 4 else 0.0
@@ -86,14 +97,14 @@ def _price(chip: Chip, p: Problem, t: Tile) -> tuple[float, float]:
     if p.two_level and chip.kind == "wgmma":
         stage = _promoted(chip, p, t, stage)
     out_bytes = 4 if t.parts > 1 else p.out_bits / 8
-    staging = (_TURNED if p.staged else _STAGED if t.staged else 0) / t.threads
-    outside = 1100 + 700 + t.bm * t.bn * (out_bytes / chip.store * busy + staging)
+    leaving = t.bm * t.bn * _leaving(chip, p, t, across, out_bytes)
+    outside = 1750 + t.bm * t.bn * out_bytes / chip.store * busy + leaving
     if chip.kind != "cpu":
-        stage *= {1: 2.0, 2: 1.15, 3: 1.04}.get(t.stages, 1.0)  # a late load is felt sooner
+        stage *= {1: 2.0, 2: 1.68 if chip.kind == "wgmma" else 1.15, 3: 1.04}.get(t.stages, 1.0)  # a late load is felt sooner
     if chip.kind == "mma" and resident == 1:  # nothing runs while its warps wait for each other
         stage *= 1.12
     if chip.kind == "wgmma" and t.threads > 128:  # the loads of the next tile and one group's products hide the rest
-        outside += (rounds - 1) * 1000
+        outside += (rounds - 1) * (1000 + leaving)
     else:
         outside *= ceil(rounds / resident)
     cycles = rounds * depth * (stage + late) + outside
@@ -102,13 +113,36 @@ def _price(chip: Chip, p: Problem, t: Tile) -> tuple[float, float]:
     if chip.kind == "wgmma":  # where power limits, units that are done early leave theirs to the others
         idle = (1 - tiles / chip.units / rounds) * depth * stage * rounds
         cycles -= 0.5 * _long(cycles / chip.clock) * idle
-    own, moved, more = _seconds(chip, cycles), _memory(chip, p, t) / chip.memory, chip.start
-    near = _side_by_side(chip, p, t.bm, t.bn, t.parts) if moved * chip.memory > chip.cache else ""
+    own, moved, more = _seconds(chip, cycles), _memory(chip, p, t), chip.start
+    near = _side_by_side(chip, p, t.bm, t.bn, t.parts) if moved > chip.cache else ""
+    moved /= chip.memory * (_WARM if chip.kind == "wgmma" and moved < _KEPT * chip.cache else 1.0)
     if near and (columns if near == "a" else rows) > 1:
         moved *= _SHARED_ROWS[t.bk * size > 128]
     if t.parts > 1:
         more += chip.start + p.batch * p.m * p.n * (4 * t.parts + p.out_bits / 8) / (1.5 * chip.memory)
     return max(own, moved) + more, own + more
+
+
+def _stage(chip: Chip, t: Tile, rounds: int, matrix: float, load: float, depth: float) -> float:
+    """Cycles of a stage of so many bytes of k."""
+    if chip.kind != "wgmma":
+        return max(matrix, load)
+    least = _LEAST * depth / 128
+    if rounds > 1:
+        return max(matrix, load, least)
+    return float((matrix**_NORM + load**_NORM + least**_NORM) ** (1 / _NORM))
+
+
+def _leaving(chip: Chip, p: Problem, t: Tile, across: bool, out_bytes: float) -> float:
+    """Cycles that an element of a tile takes to leave, beyond its bytes.  across: see _price."""
+    whole = (p.m if across else p.n) * out_bytes % 16 == 0
+    if t.staged or p.staged:
+        return _STAGED if whole or chip.kind != "wgmma" else _STAGED_APART
+    if chip.kind != "wgmma":
+        return 0.0
+    if across:
+        return _TURNED_SUMS if t.parts > 1 else _TURNED
+    return _MOVED_SUMS if t.parts > 1 and t.moved else 0.0 if whole else _APART
 
 
 def _promoted(chip: Chip, p: Problem, t: Tile, stage: float) -> float:
@@ -145,7 +179,7 @@ def _issue(chip: Chip, t: Tile, traffic: float) -> float:
     """
     if chip.kind != "wgmma":
         return 1.0
-    return _ISSUE[t.threads // 128] * (1 + 0.06 * max(0.0, traffic / 48 - 1))
+    return _ISSUE[t.threads // 128] * (1 + 0.065 * max(0.0, traffic / 48 - 1))
 
 
 def _seconds(chip: Chip, cycles: float) -> float:
@@ -201,14 +235,24 @@ def _load(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...], busy: float) 
     a, b = (x.taken for x in loads)
     a *= _boxes(p, p.a_k, t.bm, loads[0])
     b *= _boxes(p, p.b_k, t.loaded, loads[1])
-    rate = min(chip.alone, chip.l2 / busy) / (_MOVED if t.moved else 1)
+    rate = min(chip.alone, chip.l2 / busy ** (_CROWDED if chip.kind == "wgmma" else 1)) / (_MOVED if t.moved else 1)
     if chip.kind != "wgmma":
         return (a + b) / rate
-    own, columns, rows = _OWN / busy**0.5, ceil(p.n / t.bn), ceil(p.m / t.bm)
-    near = _side_by_side(chip, p, t.bm, t.bn, t.parts)
+    a, b = a * _lines(p.a_k, loads[0]), b * _lines(p.b_k, loads[1])
+    columns, rows = ceil(p.n / t.bn), ceil(p.m / t.bm)
+    if columns * rows * p.batch * t.parts <= chip.units:
+        rate /= 1 + _DRIFT * log2(max(1.0, p.k / t.parts * p.bits / 16384))
+    own, near = _OWN / busy**0.5, _side_by_side(chip, p, t.bm, t.bn, t.parts)
     alone = a / (rate if near == "a" and columns > 1 else min(rate, own * columns ** (1 / 3)))
     alone += b / (rate if near == "b" and rows > 1 else min(rate, own * rows ** (1 / 3)))
     return alone if prod(spans) == 1 else max(alone, paired_cycles(loads, 0, prod(spans)))
+
+
+def _lines(k_inner: bool, load: Load) -> float:
+    """What more of L2 rows take that lie in two lines; those across sectors: Load.cost."""
+    if load.row % LINE == 0 or load.row % SECTOR:
+        return 1.0
+    return _ACROSS_OUTERMOST if not k_inner else _ACROSS if load.row % (LINE // 2) else _MIDDLE
 
 
 def _at_edges(chip: Chip, p: Problem, t: Tile) -> tuple[int, float]:
@@ -359,7 +403,8 @@ def _parts(chip: Chip, p: Problem, bm: int, bn: int, bk: int) -> tuple[int, ...]
 @lru_cache(maxsize=1024)
 def choose_tile(chip: Chip, p: Problem) -> Tile:
     """Of the candidates within 1 % of the cheapest the one that moves the fewest bytes a product; where memory is what
-    limits, the one whose own work takes the least.  Of equals one that is moved, which loads no zeros.
+    limits, the one whose own work takes the least.  Of equals the one of shorter stages, then one that is moved, which
+    loads no zeros, then the one of more warp groups (128x96 of two 6.5 us, of one 6.7 at 495x2971x720).
 
     Raises ValueError where no tile fits (column_block).
     """
@@ -367,9 +412,9 @@ def choose_tile(chip: Chip, p: Problem) -> Tile:
     if not priced:
         raise ValueError(f"no tile of {chip.kind} suits {p}")
     best, own, _ = min(priced, key=lambda x: x[:2])
-    near = [(t.parts, x if own < best else (t.bm + t.bn) / (t.bm * t.bn), seconds, not t.moved, t)
-            for seconds, x, t in priced if seconds <= 1.01 * best]
-    _, _, seconds, _, t = min(near, key=lambda x: x[:4])
+    near = [(t.parts, x if own < best else (t.bm + t.bn) / (t.bm * t.bn), t.bk, not t.moved, -t.threads, seconds, k)
+            for k, (seconds, x, t) in enumerate(priced) if seconds <= 1.01 * best]
+    seconds, _, t = priced[min(near)[-1]]
     return replace(t, seconds=seconds)
 
 
