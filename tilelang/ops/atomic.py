@@ -11,7 +11,7 @@ from tilelang.ir.evaluate import binary_function, to_dtype
 from tilelang.target.instructions import ATOMIC_DTYPES
 
 from .base import Access, LowerContext
-from .pairing import iteration_space, matched_indices
+from .pairing import PRIVATE, iteration_space, matched_indices
 from .tiles import fit
 from .tma_store import store_accumulators, store_tile
 
@@ -64,6 +64,8 @@ class AtomicTile(TileOp):
             return Evaluate(call(f"atomic_{self.kind}", (where, cast(value, self.dst.dtype)), self.dst.dtype,
                                  span=self.span, order=self.attr("memory_order") or "relaxed"), span=self.span)
 
+        if other is not None and other.buffer.scope_name in PRIVATE:
+            return cx.private(extents, body, span=self.span)  # each thread adds what it has
         return cx.parallel(extents, body, span=self.span)
 
     @property

@@ -9,6 +9,7 @@ from tilelang.errors import InternalError
 from tilelang.ir import Expr, If, Region, Stmt, Store, Var, const, convert, load, logical
 
 Dims = tuple[int | None, ...]
+PRIVATE = ("local", "local.var")  # scopes of which each thread has its own: it works on them for itself
 
 
 def unit(extent: Any) -> bool:
@@ -76,7 +77,7 @@ def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[
             got = None if src is None else load(src.buffer, matched_indices(src, of_src, at), span=src.span)
             return Store(dst.buffer, matched_indices(dst, of_dst, at), value(got), span=span)
 
-        if any(r is not None and r.buffer.scope_name in ("local", "local.var") for r in (dst, src)):
+        if any(r is not None and r.buffer.scope_name in PRIVATE for r in (dst, src)):
             return cx.private(extents, body, span=span)
         return cx.parallel(extents, body, span=span, **options)
 
@@ -102,5 +103,5 @@ def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[
     return cx.parallel(tuple(base.buffer.shape), part, span=span)
 
 
-__all__ = ["Dims", "base_side", "iteration_space", "level", "lower_elementwise", "matched_indices", "offset_indices",
+__all__ = ["PRIVATE", "Dims", "base_side", "iteration_space", "level", "lower_elementwise", "matched_indices", "offset_indices",
            "unit"]

@@ -13,7 +13,7 @@ from tilelang.ir.evaluate import binary_function, to_dtype
 
 from .base import Access, LowerContext
 from .layouts import same_layout
-from .pairing import offset_indices
+from .pairing import PRIVATE, offset_indices
 from .reduce import identity, refuse_sums
 from .tiles import fit
 
@@ -54,8 +54,11 @@ class Scan(TileOp):
         return same_layout(self.src, self.dst, known)
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """Staged in shared memory; one thread a line where there are lines for all threads, else one warp a line."""
+        """Staged in shared memory; one thread a line where there are lines for all threads, else one warp a line.  Private
+        arrays are scanned by each thread for itself."""
         src, dst = self.src, self.dst
+        if any(r.buffer.scope_name in PRIVATE for r in (src, dst)):
+            return self._by_each_thread(cx)
         shape = tuple(int(n) for n in src.extents)
         lines = cx.new_shared(f"{dst.buffer.name}_scan", shape, dst.buffer.dtype)
         count = 1
@@ -92,6 +95,23 @@ class Scan(TileOp):
                        For(k, const(0), const(shape[axis]), "serial", step))
 
         return cx.parallel(tuple(1 if d == axis else n for d, n in enumerate(shape)), scan, span=self.span)
+
+    def _by_each_thread(self, cx: LowerContext) -> Stmt:
+        src, dst, dt, zero = self.src, self.dst, self.dst.dtype, (const(0),)
+        axis = self.dim % len(src.extents)
+        acc, length = cx.new_local(f"{dst.buffer.name}_acc", 1, dt), src.extents[axis]
+
+        def scan(at: tuple[Var, ...]) -> Stmt:
+            k = fresh("k")
+            place = length - 1 - k if self.reverse else k
+            where = tuple(at[d] if d != axis else place for d in range(len(src.extents)))
+            value = cast(load(src.buffer, offset_indices(src, where)), dt)
+            step = seq(Store(acc, zero, self._combined(load(acc, zero), value)),
+                       Store(dst.buffer, offset_indices(dst, where), load(acc, zero)))
+            return seq(Store(acc, zero, const(identity(self.kind, dt), dt)),
+                       For(k, const(0), const(int(length)), "serial", step))
+
+        return cx.private(tuple(1 if d == axis else n for d, n in enumerate(src.extents)), scan, span=self.span)
 
     def _lines_by_warps(self, cx: LowerContext, lines: Buffer, shape: tuple[int, ...], count: int) -> Stmt:
         """32 elements of a line at a time: shifts by 1, 2, 4, 8, 16 lanes add what lies before, then the carry."""

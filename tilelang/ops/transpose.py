@@ -12,6 +12,7 @@ from tilelang.ir.evaluate import to_dtype
 
 from .base import Access, LowerContext
 from .layouts import FRAGMENT
+from .pairing import PRIVATE
 from .tiles import fit
 
 errors.register("transpose-shape", ValueError, "a transpose whose tiles do not match",
@@ -51,6 +52,8 @@ class Transpose(TileOp):
             value = load(self.src.buffer, src)
             return Store(self.dst.buffer, dst, cast(value, self.dst.dtype), span=self.span)
 
+        if any(r.buffer.scope_name in PRIVATE for r in (self.src, self.dst)):
+            return cx.private(self.space, body, span=self.span)
         return cx.parallel(self.space, body, span=self.span)
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (AddressOf, Alloc, Call, Expr, For, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, While,
+from tilelang.ir import (AddressOf, Alloc, Call, Expr, For, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, TileOp, While,
                          convert, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.warp_groups import GROUP, alike, holds_in
@@ -254,6 +254,7 @@ def together(c: Any, s: Any, action: Action, part: str = "") -> Action:
     return run
 
 
+_PRIVATE = ("local", "local.var")
 _COMPOUND = (Seq, If, For, While, Launch)
 _GATHER = ("in_warp_groups", "sync_threads", *BLOCK_VOTES)
 
@@ -261,14 +262,17 @@ _GATHER = ("in_warp_groups", "sync_threads", *BLOCK_VOTES)
 def meets_around(c: Any, s: Stmt) -> bool:
     """Whether the roles that come to s meet before and behind it: it touches shared memory, and holds nothing in which they
     meet anyway.  Statements around such work are the same for all threads; each role runs them by itself."""
-    if len(c.members) < 2 or isinstance(s, (Alloc, TileOp, Parallel)):
+    if len(c.members) < 2 or isinstance(s, (Alloc, Parallel)):
         return False
+    if isinstance(s, TileOp):  # that of each thread; the others are one action of all roles
+        return _touches_shared(s) and any(isinstance(n, Region) and n.buffer.scope_name in _PRIVATE for n in walk(s))
     return _touches_shared(s) and not (isinstance(s, _COMPOUND) and any(
         isinstance(n, (TileOp, Parallel)) or isinstance(n, Call) and n.op in _GATHER for n in walk(s)))
 
 
 def _touches_shared(x: Any) -> bool:
-    return any(isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope() in ("shared", "shared.dyn") for n in walk(x))
+    kinds = (Load, Store, AddressOf, Region)
+    return any(isinstance(n, kinds) and n.buffer.scope() in ("shared", "shared.dyn") for n in walk(x))
 
 
 def asks_shared(c: Any, s: Stmt) -> bool:

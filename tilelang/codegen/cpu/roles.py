@@ -27,6 +27,7 @@ from tilelang.ir import (
     Launch,
     Load,
     Parallel,
+    Region,
     Seq,
     Stmt,
     Store,
@@ -43,7 +44,7 @@ from tilelang.target.warp_groups import GROUP, alike, holds_in
 
 from .clusters import CLUSTER_CALLS
 from .lanes import BLOCK_VOTES
-from .threads import Threads, Together, check_uniform, is_private, own_work, spread
+from .threads import Threads, Together, check_uniform, is_private, of_each, spread
 from .types import unsupported
 
 ADDRESSES = ("wgmma", "wgmma_descriptor", "tma_load")  # their misuse ends the call as a deadlock does
@@ -139,7 +140,7 @@ class Split:
     def _apart(self, s: Stmt) -> Stmt:
         """A statement that some threads come to, whatever their role: nothing that the block does as one."""
         barrier = isinstance(s, Evaluate) and s.call.op in ("sync_threads", *BLOCK_VOTES)
-        if barrier or isinstance(s, Parallel) or isinstance(s, TileOp) and not own_work(s):
+        if barrier or isinstance(s, Parallel) or isinstance(s, TileOp) and not of_each(s):
             raise unsupported("a tile operation, T.Parallel or a barrier under a condition that depends on the thread",
                               span=s.span, hint="move it out of the branch: all threads of the block take part in it")
         return s
@@ -148,7 +149,7 @@ class Split:
         """A statement that all roles come to."""
         if any(isinstance(n, Call) and n.op in BLOCK_VOTES for n in walk(s)):
             return self._each(s, self._votes(s))
-        if isinstance(s, Parallel) or isinstance(s, TileOp) and not own_work(s):
+        if isinstance(s, Parallel) or isinstance(s, TileOp) and not of_each(s):
             check_uniform(self.threads, s)
             return Together(s, self._key(s, 0), span=s.span)
         if isinstance(s, Store) and not is_private(s.buffer) and not self.threads.varies((s.value, *s.indices)):
@@ -183,7 +184,7 @@ class Split:
 
 def _shared(s: Any) -> bool:
     """Whether a statement or expression touches shared memory."""
-    return any(isinstance(n, (Load, Store)) and n.buffer.scope() in ("shared", "shared.dyn") for n in walk(s))
+    return any(isinstance(n, (Load, Store, Region)) and n.buffer.scope() in ("shared", "shared.dyn") for n in walk(s))
 
 
 __all__ = ["Role", "Split", "needs_roles", "roles_of"]

@@ -284,8 +284,9 @@ def _loop(t: Threads, s: Stmt) -> None:
     if by_hand is not None:  # one of the threads does it
         check_uniform(t, by_hand)
     exchange = isinstance(s, Masked) and isinstance(s.body, (Bind, Store, Evaluate))  # of the mask's threads
+    alone = s.body if isinstance(s, Masked) and isinstance(s.body, TileOp) and of_each(s.body) else None
     for n in walk(s):
-        if isinstance(n, Parallel) or isinstance(n, TileOp) and not own_work(n) and n is not by_hand:
+        if isinstance(n, Parallel) or isinstance(n, TileOp) and not own_work(n) and n is not by_hand and n is not alone:
             raise unsupported("a tile operation or T.Parallel under a condition that depends on the thread",
                               span=n.span, hint="move it out of the branch: all threads of the block take part in it")
         if isinstance(n, Call) and (n.op in (*EXCHANGES, *MATRIX_CALLS) and not exchange or n.op in BLOCK_VOTES and not (
@@ -303,6 +304,11 @@ def own_work(s: TileOp) -> bool:
     """Whether a tile operation is every thread's own: between its private arrays, and global memory."""
     buffers = [a.region.buffer for a in s.accesses()]  # type: ignore[attr-defined]
     return any(map(is_private, buffers)) and all(is_private(b) or b.scope() == "global" for b in buffers)
+
+
+def of_each(s: TileOp) -> bool:
+    """Whether each thread does a tile operation for itself, shared memory included."""
+    return any(is_private(a.region.buffer) for a in s.accesses())  # type: ignore[attr-defined]
 
 
 Places = dict[Var, set[tuple[Expr, ...]]]
