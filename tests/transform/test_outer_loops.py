@@ -97,7 +97,19 @@ def one_branch(A, B, C, As, Bs, F, block, n, step):
         T.copy(F, C[block * BM, 0])
 
 
-PROGRAMS = {"persistent": (persistent, 3), "scheduler": (scheduler, 3), "lengths": (lengths, 3), "branches": (branches, 3),
+@T.macro
+def left_early(A, B, C, As, Bs, F, block, n, step):
+    """Conditions of the loop's variable and a parameter alone."""
+    for t in T.serial(4):
+        if t % 2 == 1:
+            T.continue_loop()
+        step(A, B, C, As, Bs, F, t // 2, block % 2, 0, n, 2)
+        if t == n - 5:
+            T.loop_break()
+
+
+PROGRAMS = {"left_early": (left_early, 2), "persistent": (persistent, 3),
+            "scheduler": (scheduler, 3), "lengths": (lengths, 3), "branches": (branches, 3),
             "nested": (nested, 3), "one_branch": (one_branch, 3)}
 
 

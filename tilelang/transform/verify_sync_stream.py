@@ -144,8 +144,12 @@ class Stream(Accesses):
                         isinstance(self.entry, np.ndarray) and np.array_equal(self.mask, self.entry)):
                     raise Undecided("a loop is left by some of the threads")
                 raise _Left(isinstance(s, Continue))
-            elif isinstance(s, (Seq, If)) and self.plan.leaves(s):
-                raise Undecided("a loop is left under a condition")
+            elif isinstance(s, If) and self.plan.leaves(s):
+                for body in self._ways(s.cond, s.then, s.orelse, s):
+                    self.do(body)
+            elif isinstance(s, Seq) and self.plan.leaves(s):
+                for x in s.stmts:
+                    self.do(x)
             elif isinstance(s, Seq):
                 for x in s.stmts:
                     if isinstance(x, Bind):
