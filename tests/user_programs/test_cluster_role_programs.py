@@ -1,7 +1,7 @@
 """Hopper programs with roles, clusters and mbarriers written out."""
 
 import torch
-from bounds import E16, E32, EBF, mm_bound, wide, within
+from bounds import E16, E32, EBF, equal, mm_bound, wide, within
 from spec_harness import on
 
 import tilelang
@@ -287,3 +287,93 @@ def test_ws_three_roles(case):
     w_ = W.half() * s[:, None]
     w = wide(A) @ wide(w_).T
     within(o, w, mm_bound(A, w_.T, E16, w, K))
+
+
+@ROLES
+def test_ws_four_roles(case):
+    @T.prim_func
+    def main(X: T.Tensor((4, 64, 64), f16), Y: T.Tensor((4, 64, 64), f32), Z: T.Tensor((4, 64), f32)):
+        with T.Kernel(1, threads=512):
+            s0 = T.alloc_shared((64, 64), f16)
+            s1 = T.alloc_shared((64, 64), f16)
+            s2 = T.alloc_shared((64, 64), f16)
+            a0 = T.alloc_fragment((64, 64), f32)
+            a1 = T.alloc_fragment((64, 64), f32)
+            a2 = T.alloc_fragment((64, 64), f32)
+            m = T.alloc_fragment((64,), f32)
+            with T.ws(0):
+                T.copy(X[0, :, :], s0)
+                T.gemm(s0, s0, a0, transpose_B=True, clear_accum=True)
+                T.copy(a0, Y[0, :, :])
+                T.reduce_max(a0, m, dim=0)
+                T.copy(m, Z[0, :])
+            with T.ws(1):
+                T.copy(X[1, :, :], s1)
+                T.gemm(s1, s1, a1, clear_accum=True)
+                T.copy(a1, Y[1, :, :])
+                mm = T.alloc_fragment((64,), f32)
+                T.reduce_max(a1, mm, dim=0)
+                T.copy(mm, Z[1, :])
+            with T.ws(2, 3):
+                T.copy(X[2, :, :], s2)
+                T.gemm(s2, s2, a2, transpose_A=True, clear_accum=True)
+                T.copy(a2, Y[2, :, :])
+                mq = T.alloc_fragment((64,), f32)
+                T.reduce_max(a2, mq, dim=1)
+                T.copy(mq, Z[2, :])
+                for i, j in T.Parallel(64, 64):
+                    Y[3, i, j] = T.cast(s2[j, i], f32)
+                for i in T.Parallel(64):
+                    Z[3, i] = 1.0
+
+    X = case.randint(-3, 4, (4, 64, 64), torch.half)
+    x = X.float()
+    (y, z), _ = case.call(tilelang.compile(main, out_idx=[1, 2]), X)
+    w = [x[0] @ x[0].T, x[1] @ x[1], x[2].T @ x[2], x[2].T]
+    equal(y, torch.stack(w))
+    equal(z, torch.stack([w[0].amax(0), w[1].amax(0), w[2].amax(1), torch.ones(64)]))
+
+
+@ROLES
+def test_ws_epilogue_wide(case):
+    # two consumers, 64x256 halves in fp16 by TMA store panels, in a loop over tiles inside the roles
+    M, N, K, BK = 256, 256, 64, 64
+
+    @T.prim_func
+    def main(A: T.Tensor((M, K), f16), B: T.Tensor((N, K), f16), C_: T.Tensor((M, N), f16)):
+        with T.Kernel(1, threads=384):
+            a = T.alloc_shared((2, 128, BK), f16)
+            b = T.alloc_shared((N, BK), f16)
+            x = T.alloc_fragment((64, N), f32)
+            y = T.alloc_fragment((64, N), f32)
+            full = T.alloc_barrier([128] * 2)
+            empty = T.alloc_barrier([256] * 2)
+            bf_ = T.alloc_barrier(128)
+            with T.ws(2):
+                T.tma_copy(B[0, 0], b, barrier=bf_)
+                T.mbarrier_arrive(bf_)
+                for t in T.serial(M // 128):
+                    T.mbarrier_wait_parity(empty[t % 2], (t // 2 + 1) % 2)
+                    T.tma_copy(A[t * 128, 0], a[t % 2, :, :], barrier=full[t % 2])
+                    T.mbarrier_arrive(full[t % 2])
+            with T.ws(0):
+                T.mbarrier_wait_parity(bf_, 0)
+                for t in T.serial(M // 128):
+                    T.mbarrier_wait_parity(full[t % 2], t // 2 % 2)
+                    T.wgmma_gemm(a[t % 2, 0:64, :], b, x, transpose_B=True, clear_accum=True)
+                    T.wait_wgmma(0)
+                    T.mbarrier_arrive(empty[t % 2])
+                    T.copy(x, C_[t * 128, 0])
+            with T.ws(1):
+                T.mbarrier_wait_parity(bf_, 0)
+                for t in T.serial(M // 128):
+                    T.mbarrier_wait_parity(full[t % 2], t // 2 % 2)
+                    T.wgmma_gemm(a[t % 2, 64:128, :], b, y, transpose_B=True, clear_accum=True)
+                    T.wait_wgmma(0)
+                    T.mbarrier_arrive(empty[t % 2])
+                    T.copy(y, C_[t * 128 + 64, 0])
+
+    A, B = case.randn(M, K, dt=torch.half), case.randn(N, K, dt=torch.half)
+    (o,), _ = case.call(tilelang.compile(main, out_idx=[2]), A, B)
+    w = wide(A) @ wide(B).T
+    within(o, w, mm_bound(A, B.T, E16, w, K))

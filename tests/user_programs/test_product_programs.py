@@ -378,3 +378,69 @@ def test_split_k_last_block(case):
     w = wide(A) @ wide(B)
     within(o, w, mm_bound(A, B, 0, w, K))
     assert (own[3] == 0).all()
+
+
+@EVERY
+def test_stream_k(case):
+    M, N, K, BM, BN, BK, P = 64, 96, 160, 32, 32, 32, 4
+    TN = N // BN
+    KT = K // BK
+    TOT = (M // BM) * TN * KT
+    PER = -(-TOT // P)
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), f16),
+        B: T.Tensor((K, N), f16),
+        W: T.Tensor((P, BM, BN), f32),
+        Fl: T.Tensor((P,), "int32"),
+        C_: T.Tensor((M, N), f32),
+    ):
+        with T.Kernel(P, threads=64) as p_:
+            p = P - 1 - p_
+            a = T.alloc_shared((BM, BK), f16)
+            b = T.alloc_shared((BK, BN), f16)
+            acc = T.alloc_fragment((BM, BN), f32)
+            tx = T.get_thread_binding()
+            it = T.alloc_var("int32", init=0)
+            end = T.alloc_var("int32", init=0)
+            it = p * PER
+            end = T.min((p + 1) * PER, TOT)
+            while it < end:
+                tile = it // KT
+                k0 = it % KT
+                k1 = T.min(KT, k0 + end - it)
+                T.clear(acc)
+                for k in T.serial(k0, k1):
+                    T.copy(A[tile // TN * BM, k * BK], a)
+                    T.copy(B[k * BK, tile % TN * BN], b)
+                    T.gemm(a, b, acc)
+                if k0 != 0:
+                    T.copy(acc, W[p, :, :])
+                    T.sync_threads()
+                    if tx == 0:
+                        T.atomic_store(Fl[p], 1, memory_order="release")
+                else:
+                    last = (tile + 1) * KT
+                    q = T.alloc_var("int32", init=0)
+                    q = p + 1
+                    if k1 < KT:
+                        cover = T.alloc_var("int32", init=0)
+                        cover = end
+                        while cover < last:
+                            if tx == 0:
+                                f = T.alloc_var("int32", init=0)
+                                while f == 0:
+                                    f = T.atomic_load(Fl[q], memory_order="acquire")
+                            T.sync_threads()
+                            for i, j in T.Parallel(BM, BN):
+                                acc[i, j] += W[q, i, j]
+                            cover += PER
+                            q += 1
+                    T.copy(acc, C_[tile // TN * BM, tile % TN * BN])
+                it += k1 - k0
+
+    A, B = case.randn(M, K, dt=torch.half), case.randn(K, N, dt=torch.half)
+    (o,), _ = case.call(tilelang.compile(main, out_idx=[4]), A, B, torch.zeros(P, BM, BN), torch.zeros(P, dtype=torch.int32))
+    w = wide(A) @ wide(B)
+    within(o, w, mm_bound(A, B, 0, w, K))
