@@ -35,6 +35,7 @@ from .hopper import hopper
 from .lower_parallel import lower_loop, private_loop, run_loop
 from .pass_ import PassContext, pass_
 from .plan_shared_memory import planned_bytes
+from .promises import promised
 from .raw_hopper import alignment_by_hand
 from .tma_stores import TmaStores
 from .vector_lanes import scalar_async
@@ -104,8 +105,7 @@ class Lowering:
         self.thread: Var = launch.thread_vars[0] if y == z == 1 else fresh("tid")
         self.layouts: dict[Buffer, Any] = dict(launch.attr("layouts", ()))
         self.safe: dict[Buffer, Expr] = dict(launch.attr("safe_values", ()))
-        self.analyzer = Analyzer()
-        self.divisors: dict[Expr, int] = {}
+        self.analyzer, self.divisors = promised(func)
         self.loop: Loop | None = None
         self.group: Var | None = None  # the warp group, when it was asked for
         self.in_role = False

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import Buffer, Const, Expr, Ramp, Var, binary, const, free_vars, fresh, is_const
+from tilelang.ir import Buffer, Cast, Const, Expr, Ramp, Var, binary, const, free_vars, fresh, is_const
 
 MAX_BYTES = 16  # the widest load or store of one thread (PTX ISA, ld/st .v4.b32 and cp.async)
 
@@ -21,7 +21,9 @@ def stride_along(e: Expr, var: Var, analyzer: Analyzer) -> int | None:
     out = 0
     for atom, c in form.terms.items():
         if atom is var:
-            out = c
+            out += c
+        elif isinstance(atom, Cast) and isinstance(atom.value, Var) and 32 <= atom.value.dtype.bits <= atom.dtype.bits:
+            out += c if atom.value is var else 0  # the variable in the width of a large tensor's indices
         elif not isinstance(atom, Var) and var in free_vars(atom):
             return None
     return out

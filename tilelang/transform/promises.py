@@ -1,0 +1,50 @@
+"""What T.assume says of values that the host knows: it is checked at every call, so proofs may use it."""
+
+from __future__ import annotations
+
+from tilelang.arith import Analyzer
+from tilelang.ir import Binary, Call, Const, Evaluate, Expr, Func, Launch, Load, Seq, Var, free_vars, walk
+
+
+def promises(func: Func) -> tuple[Expr, ...]:
+    """Conditions of T.assume outside of control flow that speak of scalar parameters and shape symbols alone."""
+    handles = {p for p, _ in func.buffers}
+    known = {p for p in func.params if p not in handles and p.dtype.is_int}
+    for _, b in func.buffers:
+        known |= {v for d in (*b.shape, *(b.strides_ or ())) if isinstance(d, Expr) for v in free_vars(d)}
+    out: list[Expr] = []
+
+    def visit(s: object) -> None:
+        if isinstance(s, Seq):
+            for x in s.stmts:
+                visit(x)
+        elif isinstance(s, Launch):
+            visit(s.body)
+        elif isinstance(s, Evaluate) and s.call.op == "assume":
+            _parts(s.call.args[0], out)
+
+    visit(func.body)
+    return tuple(e for e in out if free_vars(e) <= known and not any(isinstance(x, (Load, Call)) for x in walk(e)))
+
+
+def _parts(e: Expr, out: list[Expr]) -> None:
+    if isinstance(e, Binary) and e.op == "and":
+        _parts(e.a, out)
+        _parts(e.b, out)
+    else:
+        out.append(e)
+
+
+def promised(func: Func) -> tuple[Analyzer, dict[Expr, int]]:
+    """(an analyzer that knows the promises, divisors of the variables of which `x % n == 0` is promised)."""
+    analyzer, divisors = Analyzer(), dict[Expr, int]()
+    for e in promises(func):
+        analyzer = analyzer.assuming(e)
+        if isinstance(e, Binary) and e.op == "eq" and isinstance(e.b, Const) and e.b.value == 0:
+            x = e.a
+            if isinstance(x, Binary) and x.op in ("floormod", "truncmod") and isinstance(x.a, Var) and isinstance(x.b, Const):
+                divisors[x.a] = max(divisors.get(x.a, 1), abs(int(x.b.value)))
+    return analyzer, divisors
+
+
+__all__ = ["promised", "promises"]
