@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from tilelang.ir import Buffer, Const, Load, dtype
-from tilelang.ir.record import record, with_init
+from tilelang.ir.record import entity, record, state, with_init
 
 
 @record
@@ -94,3 +94,25 @@ def test_nodes_refuse_assignments():
 def test_fields_that_are_not_given_in_order_are_refused(fields):
     with pytest.raises(TypeError, match="are given in order|non-default argument 'y' follows"):
         record(type("Bad", (), {"__annotations__": dict.fromkeys(fields, "int"), **fields}))
+
+
+@state
+class Counter:
+    n: int
+    seen: list[int] = field(default_factory=list)
+
+
+@entity
+class Place:
+    n: int
+
+
+def test_states_are_equal_by_value_and_entities_to_themselves():
+    a, b = Counter(1), Counter(1)
+    assert a == b and repr(a) == "Counter(n=1, seen=[])"
+    a.n += 1
+    assert a != b
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(a)
+    p = Place(1)
+    assert p != Place(1) and p == p and len({p, Place(1)}) == 2 and repr(p) == "Place(n=1)" and replace(p, n=2).n == 2

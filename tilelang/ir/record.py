@@ -1,4 +1,4 @@
-"""Frozen records that are cheap to define: a compilation imports dozens of them before it can begin."""
+"""Dataclasses that are cheap to define: a compilation imports dozens of them before it can begin."""
 
 from __future__ import annotations
 
@@ -25,13 +25,31 @@ def record(cls: C) -> C:
     What `dataclass(frozen=True)` writes as text and compiles for each class all records share.  That nobody assigns to a field
     is checked by mypy alone.  Raises TypeError for fields by keyword only or not in `__init__`.
     """
-    out: Any = with_init(cls)
-    compared = [f.name for f in out.__dataclass_fields__.values() if f.compare]
-    out._compared = staticmethod(attrgetter(*compared) if compared else lambda _: ())
-    for name, method in (("__eq__", _equal), ("__hash__", _hash), ("__repr__", _repr)):
-        if name not in cls.__dict__:
-            setattr(out, name, method)
-    return out
+    return _with(with_init(cls), __eq__=_equal, __hash__=_hash, __repr__=_repr)
+
+
+@dataclass_transform(field_specifiers=(field,))
+def state(cls: C) -> C:
+    """Class decorator: a dataclass whose instances change, equal by value and not hashable.  Raises TypeError as `record`."""
+    return _with(with_init(cls), __eq__=_equal, __hash__=None, __repr__=_repr)
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
+def entity(cls: C) -> C:
+    """Class decorator: a dataclass whose instances change and are equal to themselves alone.  Raises TypeError as `record`."""
+    return _with(with_init(cls), __repr__=_repr)
+
+
+def _with(cls: Any, **methods: Any) -> Any:
+    """The class with the methods that it does not define itself."""
+    own = vars(cls)
+    if "__eq__" in methods:
+        compared = [f.name for f in cls.__dataclass_fields__.values() if f.compare]
+        cls._compared = staticmethod(attrgetter(*compared) if compared else lambda _: ())
+    for name, method in methods.items():
+        if name not in own:
+            setattr(cls, name, method)
+    return cls
 
 
 def with_init(cls: C, guarded: bool = False) -> C:
@@ -117,4 +135,4 @@ def _repr(self: Any) -> str:
     return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
-__all__ = ["record", "with_init"]
+__all__ = ["entity", "record", "state", "with_init"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from tilelang.ir import Func
-from tilelang.ir.record import record
+from tilelang.ir.record import record, state
 from tilelang.runtime.cache import Entry
 from tilelang.target import Target
 
@@ -76,7 +76,7 @@ class Artifact:
         return cls(kind, source, host, files, meta)
 
 
-@dataclass
+@state
 class CompiledArtifact:
     """What tilelang.lower returns: programs, parameters and source, without (runtime_only: with) something callable."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,13 @@ from tilelang.errors import TileLangError
 from tilelang.ir import (Bind, Buffer, Const, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, Var, While,
                          free_vars, walk)
 from tilelang.ir.evaluate import evaluate
+from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 
 _MOST_POINTS = 1 << 16  # block indices over which lengths of loops are averaged
 
 
-@dataclass
+@state
 class Work:
     """Of one launch; None where it depends on what is known at calls only.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import Buffer, Func, Var, dtype
+from tilelang.ir.record import state
 
 
-@dataclass
+@state
 class KernelParam:
     """dtype: tilelang dtype.  shape: ints or symbol Vars; [] for scalars."""
 

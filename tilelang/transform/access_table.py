@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Launch, Load, Ramp, Select, Unary, Var, walk
 from tilelang.ir.expr import Call
-from tilelang.ir.record import record
+from tilelang.ir.record import entity, record, state
 from tilelang.ir.visitor import children
 
 from .claimed_slots import Claims
@@ -31,7 +31,7 @@ _NUMPY: dict[str, Any] = {
 }
 
 
-@dataclass(eq=False)
+@entity
 class Loop:
     """A loop around an access.  var: None for while.  independent: its iterations are those of a parallel loop."""
 
@@ -50,7 +50,7 @@ class Loop:
         return int(self.start.value) if isinstance(self.start, Const) else None
 
 
-@dataclass(eq=False)
+@entity
 class Access:
     """One access to memory that other threads can see.
 
@@ -93,13 +93,13 @@ class _Unknown(Exception):
     """The value cannot be tabulated."""
 
 
-@dataclass
+@state
 class _Value:
     table: Any  # ndarray or int
     terms: dict[Expr, int] = field(default_factory=dict)
 
 
-@dataclass
+@state
 class _Footprint:
     keys: tuple[Any, ...]  # per dimension ndarray (threads, points)
     terms: tuple[dict[Expr, int], ...]

@@ -15,12 +15,13 @@ the loop.  Only the order of additions changes, which a reduction leaves open.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tilelang.ir import (Binary, Bind, Break, Buffer, Call, Cast, Const, Continue, Evaluate, Expr, Func, If, Launch, Load,
                          Parallel, Region, Seq, Stmt, Store, Unary, Var, const, is_const, replace, rewrite, rewrite_launches,
                          seq, stmts_of, substitute, walk, with_attrs)
+from tilelang.ir.record import state
 from tilelang.layout import THREAD, Fragment
 from tilelang.ops import Fill, Reduce, SumCopies
 from tilelang.ops.layouts import carried
@@ -45,7 +46,7 @@ def defer_sums(func: Func, cx: PassContext) -> Func:
     return replace(func, body=rewrite_launches(func.body, lambda x: _Sums(x).run()))
 
 
-@dataclass
+@state
 class _Sum:
     """What is done with a fragment that sums are added to: paths of the statements, in program order.
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Store, Var, While, fields_of,
                          walk)
+from tilelang.ir.record import state
 from tilelang.ops.distribute import Distribution
 
 from .fragment_access import Grid, Touch, resolve
 
 
-@dataclass
+@state
 class Loop:
     """A distributed loop while it is lowered.
 

@@ -6,13 +6,14 @@ in several shapes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import (Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, Store, TileOp,
                          Var, fields_of, walk)
+from tilelang.ir.record import state
 from tilelang.layout import Fragment, replicated_fragment
 
 from .loop_layouts import Loop, Touch, serial_dims, touch
@@ -25,7 +26,7 @@ FRAGMENT, GROUP = "local.fragment", 128
 SHARED = ("shared", "shared.dyn")
 
 
-@dataclass
+@state
 class Known:
     """What ops are asked with (ops.base: infer_layout), and why each layout was chosen."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.ir import Binary, Buffer, Const, Expr, Load, Parallel, Store, TileOp, Var, walk
+from tilelang.ir.record import state
 from tilelang.layout import REGISTER, Fragment, Mode
 from tilelang.ops import Copy, Gemm, Reduce
 
@@ -14,7 +14,7 @@ FRAGMENT = "local.fragment"
 Written = list[tuple[Buffer, tuple[Expr, ...]]]
 
 
-@dataclass
+@state
 class Touch:
     """A fragment access in a Parallel.
 
@@ -33,7 +33,7 @@ class Touch:
     writes: bool
 
 
-@dataclass
+@state
 class Loop:
     """A Parallel with its fragment accesses.
 

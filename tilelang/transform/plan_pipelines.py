@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tilelang.errors import InternalError, error, register
 from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Region, Seq, Stmt, Var,
                          While, rebuild, replace, seq, stmts_of, walk, with_attrs)
+from tilelang.ir.record import state
 from tilelang.ops import Copy, Reduce, Scan
 
 from .config import PassConfigKey
@@ -63,7 +64,7 @@ def plan_pipelines(func: Func, cx: PassContext) -> Func:
     return replace(func, body=visit(func.body))
 
 
-@dataclass
+@state
 class _Planner:
     launch: Launch
     cx: PassContext

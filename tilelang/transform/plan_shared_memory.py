@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Func, Launch, Seq, Stmt, Var, call, rebuild, replace, seq, stmts_of,
                          walk, with_attrs)
+from tilelang.ir.record import state
 
 from .config import PassConfigKey
 from .effects import effects, statements
@@ -23,7 +23,7 @@ PROXY_CALLS = frozenset(("wgmma_descriptor", "tma_load", "tma_store", "tma_reduc
 ALIGN = 128  # bytes: one row of the 32 banks, which swizzled layouts count from
 
 
-@dataclass
+@state
 class _Span:
     """A buffer with its life: positions of the first and last statement of the block's body that touch it."""
 

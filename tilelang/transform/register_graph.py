@@ -7,10 +7,11 @@ whole_registers follow values through them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Break, Buffer, Const, Continue, Evaluate, For, If, Seq, Stmt, Var, While)
+from tilelang.ir.record import state
 from tilelang.target.register_forms import Form, register_form
 from tilelang.target.wgmma import WGMMA_ROWS
 
@@ -21,7 +22,7 @@ _WAITING = frozenset(("wgmma_wait", "wgmma_commit", "thread_return"))
 NEVER = 99  # groups committed since the last product of a buffer, when none is under way
 
 
-@dataclass
+@state
 class Node:
     """One statement without products, waits, pins and jumps inside, or a run of products."""
 

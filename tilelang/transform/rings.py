@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Launch, Stmt, Var, binary, call, cast, const,
                          convert, dtype, is_const, logical, seq)
+from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_bytes
 
@@ -23,7 +24,7 @@ ROLE_REGISTERS = {2: (24, 240), 3: (32, 160)}
 SLOW_STAGES = 2  # of a ring whose stages are for several iterations each: one in use, one on its way
 
 
-@dataclass
+@state
 class Ring:
     """Copies that fill the same stages.
 
@@ -59,7 +60,7 @@ class Ring:
         return sum(tma_bytes(items[i].stmt) for i in self.items)
 
 
-@dataclass
+@state
 class RoleLoop:
     """A pipelined loop that is shared out between roles.
 

@@ -9,10 +9,10 @@ A buffer with V versions (slot = iteration mod V) has dependences only between i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tilelang.ir import Alloc, Bind, Buffer, Expr, Stmt, Var, free_vars, used_vars
-from tilelang.ir.record import record
+from tilelang.ir.record import record, state
 
 from .effects import Effect, effects, expr_effects
 
@@ -30,7 +30,7 @@ class Item:
         return any(e.storage is storage for e in self.effects)
 
 
-@dataclass
+@state
 class Body:
     """A loop body taken apart.
 

@@ -12,7 +12,7 @@ shared memory, has no such meaning and is refused.  Names of one memory (T.resha
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr
                          Stmt, Store, Var, While, const, convert, free_vars, fresh, is_const, load, rebuild, replace,
                          substitute, unary, walk)
 from tilelang.ir.evaluate import evaluate
+from tilelang.ir.record import state
 
 from .effects import inner
 from .pass_ import TILE, PassContext, pass_
@@ -99,7 +100,7 @@ def _of_loop(loop: Parallel) -> Stmt:
     return Seq((*before, replace(loop, body=visit(loop.body))))
 
 
-@dataclass
+@state
 class _Access:
     """A load or store of the loop.  step: its statement, counted.  again: in a loop of the body.  place: see _Body.at."""
 
@@ -113,7 +114,7 @@ class _Access:
     sums: bool = False  # a store of the element that its value reads
 
 
-@dataclass
+@state
 class _Body:
     """Accesses of one loop to the memory that it stores in, and where they lie in each iteration."""
 

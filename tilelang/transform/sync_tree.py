@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch,
                          Parallel, Ramp, Seq, Stmt, Store, Var, While, call, dtype, unary)
 from tilelang.ir.expr import Call, Load
+from tilelang.ir.record import entity
 
 from .access_table import Access, Loop
 from .effects import Effect, effects, is_sync, own_effects
@@ -23,7 +24,7 @@ register("sync-divergent", ValueError, "a block barrier is needed where only som
 BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid"))
 
 
-@dataclass(eq=False)
+@entity
 class Place:
     """One statement.  accesses: those it makes itself.  before: a barrier goes in front of it; body_end: one goes to
     the end of its (while) body."""

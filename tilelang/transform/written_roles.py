@@ -13,12 +13,13 @@ last access of the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Parallel, Stmt,
                          TileOp, Var, While, binary, const, is_const, rebuild, replace, seq, stmts_of, walk, with_attrs)
+from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
 from tilelang.target.cluster import cluster_of
@@ -191,7 +192,7 @@ def _groups(role: tuple[int, int], whole: tuple[int, int]) -> str:
 # ---- products under way -----------------------------------------------------------------------------------------------
 
 
-@dataclass
+@state
 class _Running:
     """Which accumulators the groups under way may use: the newest first, the last entry stands for all older ones."""
 
