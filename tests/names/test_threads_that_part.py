@@ -377,6 +377,11 @@ def ballots(form):
             elif form == "loop":
                 for k in range(i % 4):
                     O[k % 2, i] = O[k % 2, i] + T.cast(T.ballot(A[i] % 2 == 0), "int64")
+            elif form == "counted before":  # what the bound is made of changes in the loop
+                n = T.alloc_var("int32", init=i % 4)
+                for k in range(n):
+                    n = n - 1
+                    O[k % 2, i] = O[k % 2, i] + T.cast(T.ballot(A[i] % 2 == 0), "int64")
             else:
                 v = T.alloc_var("int32", init=0)
                 while v < A[i] % 3:
@@ -387,7 +392,7 @@ def ballots(form):
 
 
 @pytest.mark.spec("T.ballot", "L15:warp-votes")
-@pytest.mark.parametrize("form", ["branches", "loop", "while"])
+@pytest.mark.parametrize("form", ["branches", "loop", "counted before", "while"])
 def test_a_ballot_asks_the_lanes_that_come_and_names_them_to_the_device(form):
     """ballot_masks: a mask of all lanes is undefined where some are elsewhere."""
     f, x = ballots(form), LANES[:40]
@@ -405,7 +410,7 @@ def test_a_ballot_asks_the_lanes_that_come_and_names_them_to_the_device(form):
     if form == "branches":
         first = [of(i, lambda k: k % 5 > 1, even) if i % 5 > 1 else of(i, lambda k: k % 5 <= 1, odd) for i in x]
         second = [of(i, lambda k: k % 5 > 1 and k % 3 == 1, even) if i % 5 > 1 and i % 3 == 1 else 0 for i in x]
-    elif form == "loop":
+    elif form != "while":
         turns = [[of(i, lambda k, n=n: k % 4 > n, even) if i % 4 > n else 0 for i in x] for n in range(3)]
         first, second = np.add(turns[0], turns[2]), turns[1]
     else:

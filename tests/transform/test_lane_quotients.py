@@ -56,6 +56,24 @@ def test_values_stay_and_the_lane_leaves_the_dividend(n, step):
             assert b.same(a), (a, b)
 
 
+def test_a_sum_keeps_the_value_that_memory_had():
+    """What a sum was made of may have changed where its quotient is taken."""
+    @T.prim_func
+    def f(O: T.Tensor((32, 8), "int32")):
+        with T.Kernel(1, threads=32):
+            i = T.get_thread_binding()
+            s = T.alloc_var("int32", init=i)
+            for v in T.unroll(8):
+                j = s * 8 + v
+                s = s + 1
+                O[i, v] = j // 4
+                s = s - 1
+
+    got = np.zeros((32, 8), np.int32)
+    tilelang.compile(f, target=ARCHS["sm_90a"], execution_backend="simulator")(got)
+    assert np.array_equal(got, np.arange(256).reshape(32, 8) // 4)
+
+
 def test_parts_of_lanes_leave_too():
     """((x0 // 2) + v // 2) % 16 of a lane v in [0, 8): v // 2 is a lane of its own."""
     (t, v, x0, j), _, _ = quotients_of(8, 8, ())

@@ -99,12 +99,25 @@ class _Masks:
             raise error("ballot-lanes", "T.ballot in a loop that some lanes leave by break, continue or return",
                         found="a loop that some lanes leave", span=place, notes=((s.span, "the loop"),))
         lanes = Buffer("lanes", (1,), _U32, "local.var", span=s.span)
+        bounds: list[Stmt] = []
+        if isinstance(s, For):  # they hold for the whole loop, whatever its body changes
+            start, extent = (_settled(e, name, bounds) for e, name in ((s.start, "start"), (s.extent, "count")))
+            s = replace(s, start=start, extent=extent)
         first = s.cond if isinstance(s, While) else binary("gt", s.extent, const(0, s.extent.dtype))
         again = s.cond if isinstance(s, While) else binary(
             "lt", binary("add", binary("sub", s.var, s.start), const(1, s.var.dtype)), s.extent)
         now = load(lanes, _ZERO)
         body = seq(self.stmt(s.body, now), Store(lanes, _ZERO, _named(again, now, s.span), span=s.span))
-        return seq(Alloc(lanes, _named(first, mask, s.span), span=s.span), replace(s, body=body), span=s.span)
+        return seq(*bounds, Alloc(lanes, _named(first, mask, s.span), span=s.span), replace(s, body=body), span=s.span)
+
+
+def _settled(e: Any, name: str, bounds: list[Stmt]) -> Expr:
+    """A bound of a loop as a value that stays: a variable, bound in `bounds`, unless it is one."""
+    if isinstance(e, (Const, Var)):
+        return e
+    v = Var(name, e.dtype, span=e.span)
+    bounds.append(Bind(v, e, span=e.span))
+    return v
 
 
 def _vote(pred: Expr, mask: Expr, at: Call) -> Call:

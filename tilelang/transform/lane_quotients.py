@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import Binary, Bind, Const, Expr, For, Func, Node, Var, binary, const, replace, rewrite, walk
+from tilelang.ir import Binary, Bind, Call, Const, Expr, For, Func, Load, Node, Var, binary, const, replace, rewrite, walk
 
 from .pass_ import DEVICE, PassContext, pass_
 
@@ -57,7 +57,8 @@ class _Values:
     def learn(self, s: Bind) -> None:
         self.divisors[s.var] = known_divisor(s.value, self.divisors, self.analyzer)
         found = self.lane_of(s.value)
-        if found is not None:
+        # What is computed again at the place of use must not have changed until there.
+        if found is not None and not any(isinstance(x, (Load, Call)) for x in walk(found[2])):
             self.sums[s.var] = found
 
     def lane_of(self, e: Expr) -> tuple[Expr, int, Expr] | None:
