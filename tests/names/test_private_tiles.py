@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from everywhere import WITH_HOPPER, cuda_text, everywhere
+from everywhere import WITH_HOPPER, cuda_text, everywhere, run
 
 import tilelang.language as T
+from tilelang.errors import TileLangError
 
 TILES = ((np.arange(512) * 37) % 101 - 40).reshape(64, 2, 4).astype(np.float32)
 
@@ -123,3 +124,59 @@ def test_copies_to_arrays_of_threads_beside_warp_groups_of_their_own():
     s, t = np.roll(a, 128, 0), np.arange(256)
     want = np.where(t[:, None] % 2 == 0, s[255 - t], s)
     assert np.array_equal(everywhere(f, a, on=WITH_HOPPER)[1], want)
+
+
+def parts_of_fragments(form):
+    @T.prim_func
+    def f(A: T.Tensor((64, 8), "float32"), O: T.Tensor((64, 8), "float32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            R = T.alloc_local((4,), "float32")
+            H = T.alloc_fragment((64, 8), "float32")
+            T.copy(A, H)
+            T.clear(R)
+            if form == "read":
+                T.copy(H[63 - t, 2:6], R)
+            elif form == "one for all":
+                T.copy(H[5, 2:6], R)
+            elif form == "branch":
+                if t % 2 == 0:
+                    T.copy(H[63 - t, 2:6], R)
+            else:
+                for i in range(4):
+                    R[i] = t * 10 + i
+                T.copy(R, H[t, 2:6])
+                T.copy(H, O)
+            if form != "written":
+                for i in range(4):
+                    O[t, i] = R[i]
+
+    return f
+
+
+@pytest.mark.spec("T.copy", "T.alloc_local", "T.alloc_fragment")
+@pytest.mark.parametrize("form", ["read", "one for all", "written"])
+def test_parts_of_fragments_reach_arrays_of_threads_that_do_not_hold_them(form):
+    """The threads that held the part got it, and no others."""
+    a, t = TILES.reshape(64, 8), np.arange(64)[:, None]
+    want = np.zeros_like(a)
+    if form == "read":
+        want[:, :4] = a[::-1, 2:6]
+    elif form == "one for all":
+        want[:, :4] = a[5, 2:6]
+    else:
+        want = a.copy()
+        want[:, 2:6] = t * 10 + np.arange(4)
+    assert np.array_equal(everywhere(parts_of_fragments(form), a)[1], want)
+
+
+@pytest.mark.spec("T.copy", "T.alloc_local", "T.alloc_fragment")
+def test_a_part_of_a_fragment_under_a_condition_of_the_thread_is_refused_on_a_gpu():
+    a, t = TILES.reshape(64, 8), np.arange(64)[:, None]
+    want = np.zeros_like(a)
+    want[:, :4] = np.where(t % 2 == 0, a[::-1, 2:6], 0)
+    f = parts_of_fragments("branch")
+    assert np.array_equal(everywhere(f, a, on=("tile", "cpu"))[1], want)
+    with pytest.raises(TileLangError) as e:
+        run(f, a, on="simulator")
+    assert e.value.kind == "collective-divergent"

@@ -68,7 +68,8 @@ def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[
     condition, so that its owners stay the ones who execute it."""
     extents, of_dst, of_src = iteration_space(dst, src)
     base = base_side(dst, src)
-    whole = base.buffer.scope_name == "local.fragment" and not base.is_full
+    of_each = any(r is not None and r.buffer.scope_name in PRIVATE for r in (dst, src))
+    whole = base.buffer.scope_name == "local.fragment" and not base.is_full and not of_each
     if base is src and dst.buffer.scope_name == "local.fragment" and dst.is_full and tuple(
             n for n in dst.buffer.shape if not unit(n)) == tuple(e for e in extents if not unit(e)):
         whole = False  # the owners of all that is written execute it: nothing of the old values has to be kept
@@ -77,7 +78,7 @@ def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[
             got = None if src is None else load(src.buffer, matched_indices(src, of_src, at), span=src.span)
             return Store(dst.buffer, matched_indices(dst, of_dst, at), value(got), span=span)
 
-        if any(r is not None and r.buffer.scope_name in PRIVATE for r in (dst, src)):
+        if of_each:
             return cx.private(extents, body, span=span)
         return cx.parallel(extents, body, span=span, **options)
 
