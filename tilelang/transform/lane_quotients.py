@@ -26,15 +26,27 @@ def lane_quotients(func: Func, cx: PassContext) -> Func:
     """Rewrite (b + v) // c and (b + v) % c in unrolled loops over v in [0, n), where the power of two n divides b, and
     divides c or is a multiple of c.
     """
-    if not any(isinstance(x, Binary) and x.op in _DIVISIONS for x in walk(func.body)):
+    lanes: dict[Var, int] = {}
+    binds: list[Bind] = []  # in the order of the program: what a value is made of stands before it
+    divisions: list[Binary] = []
+    for x in walk(func.body):
+        if isinstance(x, Binary):
+            if x.op in _DIVISIONS:
+                divisions.append(x)
+        elif isinstance(x, Bind):
+            if x.var.dtype.is_int and x.var.dtype.lanes == 1:
+                binds.append(x)
+        elif isinstance(x, For) and _counts_lanes(x):
+            lanes[x.var] = int(x.extent.value)  # type: ignore[attr-defined]
+    if not lanes or not divisions:
         return func
-    known = _Values({s.var: int(s.extent.value) for s in walk(func.body)  # type: ignore[attr-defined]
-                      if isinstance(s, For) and _counts_lanes(s)})
-    if not known.lanes:
+    known = _Values(lanes)
+    for s in binds:
+        known.learn_sum(s)
+    if not any(known.candidate(x) for x in divisions):
         return func
-    for s in walk(func.body):  # in the order of the program: what a value is made of stands before it
-        if isinstance(s, Bind) and s.var.dtype.is_int and s.var.dtype.lanes == 1:
-            known.learn(s)
+    for s in binds:
+        known.divisors[s.var] = known_divisor(s.value, known.divisors, known.analyzer)
     return replace(func, body=rewrite(func.body, known.parted))
 
 
@@ -54,8 +66,7 @@ class _Values:
     sums: dict[Var, tuple[Expr, int, Expr]] = field(default_factory=dict)
     analyzer: Analyzer = field(default_factory=Analyzer)
 
-    def learn(self, s: Bind) -> None:
-        self.divisors[s.var] = known_divisor(s.value, self.divisors, self.analyzer)
+    def learn_sum(self, s: Bind) -> None:
         found = self.lane_of(s.value)
         # What is computed again at the place of use must not have changed until there.
         if found is not None and not any(isinstance(x, (Load, Call)) for x in walk(found[2])):
@@ -79,16 +90,23 @@ class _Values:
                 return e, n // c if e.op == "floordiv" else c, const(0, e.dtype)
         return None
 
-    def parted(self, x: Node) -> Expr | None:
-        """The quotient or remainder without the lane in its dividend; None where it stays."""
+    def candidate(self, x: Node) -> tuple[Expr, int, Expr, int] | None:
+        """(lane, n, rest, c) of a quotient or remainder of (lane + rest) by c that may part; None for others."""
         if not isinstance(x, Binary) or x.op not in _DIVISIONS or not isinstance(x.b, Const) or x.b.value <= 0:
             return None
         found = self.lane_of(x.a)
         if found is None:
             return None
         (lane, n, rest), c = found, x.b.value
-        if c % n and n % c or isinstance(rest, Const) and rest.value == 0:
+        return None if c % n and n % c or isinstance(rest, Const) and rest.value == 0 else (lane, n, rest, c)
+
+    def parted(self, x: Node) -> Expr | None:
+        """The quotient or remainder without the lane in its dividend; None where it stays."""
+        found = self.candidate(x)
+        if found is None:
             return None
+        assert isinstance(x, Binary)
+        lane, n, rest, c = found
         if known_divisor(rest, self.divisors, self.analyzer) % n:
             return None
         if c % n == 0:
