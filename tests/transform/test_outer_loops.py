@@ -170,7 +170,23 @@ def left_by_a_result(A, B, C, As, Bs, F, block, n, step):
             T.loop_break()
 
 
+@T.macro
+def by_the_lanes_that_come(A, B, C, As, Bs, F, block, n, step):
+    """One thread that loads is not the warp that computes."""
+    for t in T.serial(2):
+        step(A, B, C, As, Bs, F, T.cast(T.popcount(T.ballot(n > 3)), "int32") // 32, t, 0, STEPS, 2)
+
+
+@T.macro
+def by_a_function(A, B, C, As, Bs, F, block, n, step):
+    """The next tile, whoever asks: each role would get another one."""
+    for t in T.serial(2):
+        step(A, B, C, As, Bs, F, T.call_extern("int32", "next_tile"), t, 0, STEPS, 2)
+
+
 @pytest.mark.parametrize("body, why", [
+    (by_the_lanes_that_come, "is computed by the threads that would not load"),
+    (by_a_function, "is computed by the threads that would not load"),
     (by_a_result, "is computed by the threads that would not load"), (left_by_a_result, "how often the loop runs"),
     (by_a_variable_of_results, "is computed by the threads that would not load")])
 def test_declined_with_the_reason(body, why):

@@ -1,9 +1,11 @@
 import pytest
 from pass_programs import F32, gemm, region
 
+import tilelang.language as T
 from tilelang import ops
 from tilelang.errors import InternalError, TileLangError
-from tilelang.ir import I32, Alloc, Bind, Buffer, Evaluate, For, If, Parallel, Store, const, fresh, load, parse, to_text, walk
+from tilelang.ir import (I32, Alloc, Bind, Buffer, Call, Evaluate, For, If, Parallel, Store, const, fresh, load, parse, to_text,
+                         walk)
 from tilelang.transform.pass_ import PassContext, run_passes
 from tilelang.transform.plan_pipelines import plan_pipelines
 
@@ -174,3 +176,17 @@ def test_a_fragment_across_stages_stays_sequential():
              lambda v: ops.Copy(region(acc2), region(v["C"], (0, 0), (1, 4)))]
     f = manual((0, 1, 2, 3, 4), (0, 0, 0, 1, 1), middle=steps)
     assert "would break a dependence on `acc2`" in report(plan(f))
+
+
+def test_a_function_that_may_act_is_called_once_an_iteration():
+    """The next row, whoever asks: a copy ahead would take the row of another iteration."""
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            As = T.alloc_shared((1, 64), "float16")
+            for _ in T.Pipelined(8, num_stages=2):
+                x = T.call_extern("int32", "next_row")
+                T.copy(A[x, 0], As)
+                T.copy(As, C[x, 0])
+
+    assert sum(isinstance(x, Call) and x.op == "call_extern" for x in walk(plan(f.func))) == 1

@@ -33,6 +33,9 @@ _ARGUMENT_MODES = {
 # Operations that order threads or asynchronous work; nothing may be moved across them.
 SYNC_CALLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "sync_warp", "sync_grid",
                         "cp_async_commit", "cp_async_wait", "ptx_commit_group", "ptx_wait_group", "thread_return"))
+# Operations without effects whose value is not one for all threads and all times.
+_OF_THREADS = frozenset(("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "in_warp_groups",
+                         "atomic_load"))
 
 
 @record
@@ -233,5 +236,16 @@ def is_sync(call: Any) -> bool:
     return call.op in SYNC_CALLS or (row is not None and row.effect == "sync")
 
 
-__all__ = ["SYNC_CALLS", "Effect", "acts", "argument_mode", "effects", "expr_effects", "fills_whole", "inner", "is_sync",
-           "orders", "own_effects", "statements"]
+def hangs_on_threads(e: Node) -> bool:
+    """Whether a value may be another one for other threads that compute it, for fewer of them, or at another time: what lanes
+    tell each other, a thread's own numbers, changing memory read on purpose, functions whose text is not known here."""
+    for x in walk(e):
+        if isinstance(x, Call):
+            row = INTRINSICS.get(x.op)
+            if x.op in _OF_THREADS or row is None or row.effect not in (PURE, READS):
+                return True
+    return False
+
+
+__all__ = ["SYNC_CALLS", "Effect", "acts", "argument_mode", "effects", "expr_effects", "fills_whole", "hangs_on_threads",
+           "inner", "is_sync", "orders", "own_effects", "statements"]

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, If, Launch, Parallel, Seq, Stmt,
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Const, Continue, Expr, For, If, Launch, Parallel, Seq, Stmt,
                          Store, Var, While, binary, cast, const, convert, dtype, free_vars, load, replace, seq, stmts_of,
                          walk)
 
-from .effects import effects, expr_effects, inner, is_sync, own_effects, statements
+from .effects import effects, expr_effects, hangs_on_threads, inner, own_effects, statements
 from .plan_pipelines import has_exits
 
 SCALAR = "local.var"
@@ -53,7 +53,7 @@ class Around:
 
     def same(self, e: Expr) -> bool:
         """Whether a value is the same in both roles."""
-        if any(isinstance(x, Call) and is_sync(x) for x in walk(e)):
+        if hangs_on_threads(e):
             return False
         if free_vars(e) & (self.bound | set(self.launch.thread_vars)) - self.visible:
             return False
@@ -66,6 +66,8 @@ class Around:
             self.reached |= here
             self._lose(effects(s))
             return
+        if isinstance(s, (For, While, If)):
+            self._lose(own_effects(s))
         match s:
             case Seq():
                 for x in s.stmts:

@@ -14,7 +14,7 @@ from dataclasses import field
 from tilelang.ir import Alloc, Bind, Buffer, Expr, Stmt, Var, free_vars, used_vars
 from tilelang.ir.record import record, state
 
-from .effects import Effect, effects, expr_effects
+from .effects import Effect, acts, effects, expr_effects
 
 
 @record
@@ -75,7 +75,7 @@ def take_apart(stmts: Iterable[Stmt]) -> Body:
         needs |= {e.buffer for e in own} & scheduled
         if isinstance(s, Bind):
             reads = tuple(expr_effects(s.value))
-            if not any(e.writes or e.storage in written for e in reads):
+            if not acts(s) and not any(e.writes or e.storage in written for e in reads):
                 body.pure.append(s)
                 pure_needs[s.var] = needs
                 if needs:

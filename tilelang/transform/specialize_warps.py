@@ -33,7 +33,7 @@ from tilelang.ops.tma import row_parts, tma_bytes, tma_parts, tma_refusal
 from tilelang.ops.tma_store import STEP_BYTES
 
 from .consumer_schedule import consumer, takes_slow_rings
-from .effects import acts, effects, expr_effects, is_sync, statements
+from .effects import acts, effects, expr_effects, hangs_on_threads, is_sync, statements
 from .hopper import hopper, placed_in_kernel
 from .liveness import has_views
 from .outer_loops import Around, Counted, inner_loops
@@ -346,7 +346,7 @@ class _Roles:
     def _plain(self, e: Expr) -> bool:
         """Whether a value is the same whoever computes it and whenever: no private or changing memory, no effects."""
         written = {x.storage for x in effects(self.launch.body) if x.writes}
-        if any(isinstance(x, Call) and is_sync(x) for x in walk(e)):
+        if hangs_on_threads(e):
             return False
         return all(not x.writes and (x.storage in self.scalars or x.buffer.scope_name == "global" and x.storage not in written)
                    for x in expr_effects(e))
