@@ -49,7 +49,7 @@ class MapDriver(Driver):
             "strides": numbers(strides, ctypes.c_uint64, rank - 1), "box": numbers(box, U, rank),
             "ones": numbers(ones, U, rank), "codes": (interleave, swizzle, l2, fill)})
         ctypes.cast(place, ctypes.POINTER(Bytes)).contents.words[:] = [len(self.encoded)] * 16
-        return self.refuse
+        return self.refuse or (0 if self.current else 201)  # CUDA_ERROR_INVALID_CONTEXT
 
 
 def launch(grid, body, **attrs):
@@ -114,6 +114,16 @@ def test_a_map_is_kept_until_the_tensor_changes():
     assert [v[5][0][0] for v in driver.launches] == [1, 1, 2, 2, 3, 4, 4, 5]
 
 
+def test_a_thread_without_a_context_gets_the_devices_for_its_maps():
+    """PyTorch's threads for gradients may call a kernel before anything else: the driver encodes nothing for them then."""
+    call, driver = one_map()
+    call(OnGpu(array((64, 128))))
+    assert len(driver.encoded) == 1 and driver.pushed == 2 and driver.current == 0  # for the map, and for the launch
+    driver.current = driver.contexts[0]
+    call(OnGpu(array((32, 128))))
+    assert len(driver.encoded) == 2 and driver.pushed == 2 and driver.current == driver.contexts[0]
+
+
 def test_what_tma_cannot_describe_is_refused_before_anything_runs():
     call, driver = one_map()
     with pytest.raises(RuntimeError, match=r"A strides\[0\] .* multiple of 16 bytes"):
@@ -156,6 +166,7 @@ def test_a_launch_that_does_not_happen_encodes_nothing():
 def test_encoding_from_python_is_the_same():
     a = tensor("A", (4, 96, 200), "bfloat16")
     driver = MapDriver([None], [()])
+    driver.current = 7000
     out = encode(driver, TensorMap("A_map", a, (64, 8, 1), 128), 4096, (4, 96, 200))
     assert out == np.full(16, 1, np.uint64).tobytes()
     assert driver.encoded[0]["strides"] == [400, 38400] and driver.encoded[0]["dims"] == [200, 96, 4]

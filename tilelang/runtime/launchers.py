@@ -37,6 +37,7 @@ from tilelang.ir import (
 from tilelang.target.cluster import check_cluster, cluster_of
 
 from . import workspaces
+from .contexts import in_context
 from .host_stub import CPU, CUDA, Frame
 from .llvm_text import HostExpr, Writer, code_of, scalar_type, text_of
 from .signature import Signature, TensorArg
@@ -291,23 +292,7 @@ class _CudaStatements(HostStatements):
 
     def _in_context(self, call: Any, message: str) -> None:
         """Make the launch with the device's primary context current (another thread or device may hold none)."""
-        w = self.w
-        held = w.slot("ptr")
-        w.do(f"store ptr null, ptr {held}")
-        w.do(f"call i32 @cuCtxGetCurrent(ptr {held})")
-        same = w.ins(f"icmp eq ptr {w.ins(f'load ptr, ptr {held}')}, {self.context}")
-        push, join, pop, done = (w.name(n) for n in ("push", "join", "pop", "done"))
-        w.branch(same, join, push)
-        w.begin(push)
-        w.do(f"call i32 @cuCtxPushCurrent_v2(ptr {self.context})")
-        w.jump(join)
-        w.begin(join)
-        rc = call()
-        w.branch(same, done, pop)
-        w.begin(pop)
-        w.do(f"call i32 @cuCtxPopCurrent_v2(ptr {held})")
-        w.jump(done)
-        w.begin(done)
+        w, rc = self.w, in_context(self.w, self.context, call)
         w.do(f"store i32 {rc}, ptr @tl_status")
         w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", message)
 
@@ -346,7 +331,7 @@ class _CudaStatements(HostStatements):
 
     def _tensor_map(self, code: TensorMapCode, late: bool = False) -> str:
         return code.emit(self.w, self.sig.name, self._start(code.map.buffer), [self.wide(e) for e in code.map.extents()],
-                         [self.wide(s) for s in code.map.strides()], late)
+                         [self.wide(s) for s in code.map.strides()], self.context, late)
 
     def _argument(self, p: Any) -> tuple[str, str]:
         w = self.w

@@ -13,6 +13,7 @@ from typing import Any
 from tilelang.errors import error
 from tilelang.target.tensor_map import ADDRESS_ALIGN, MAP_ALIGN, MAP_BYTES, STRIDE_ALIGN, TensorMap
 
+from .contexts import in_context
 from .llvm_text import Writer
 
 ENCODE = "cuTensorMapEncodeTiled"
@@ -74,12 +75,13 @@ class TensorMapCode:
         return f"{self.name} = internal global [{self.at + MAP_BYTES} x i8] zeroinitializer, align {MAP_ALIGN}\n"
 
     def emit(self, w: Writer, fn: str, address: str, extents: Sequence[str], strides: Sequence[str],
-             late: bool = False) -> str:
+             context: str, late: bool = False) -> str:
         """Text that leaves the map of a call on the stack; its address.
 
         address: ptr.  extents, strides: i64, innermost first, strides in elements without the innermost.  Raises in
         the caller when the tensor cannot be described.  A tensor without elements gets a map of zeros: every use of
-        it faults, and a kernel has none.  late: launches may have run before it.
+        it faults, and a kernel has none.  context: ptr, made current where the driver encodes.  late: launches may have
+        run before it.
         """
         what = f"kernel {fn}{' launch' * late} input {self.map.buffer.name}"
         pitch = self._pitch(w, strides)
@@ -92,7 +94,7 @@ class TensorMapCode:
         w.branch(self._empty(w, extents), done, some)
         w.begin(some)
         self._checks(w, what, address, pitch)
-        self._cached(w, what, place, address, extents, pitch)
+        self._cached(w, what, place, address, extents, pitch, context)
         w.jump(done)
         w.begin(done)
         return place
@@ -121,7 +123,7 @@ class TensorMapCode:
                     "bytes (the tensor is moved by TMA; tl.disable_tma_lower compiles the kernel without)")
 
     def _cached(self, w: Writer, what: str, place: str, address: str, extents: Sequence[str],
-                pitch: Sequence[str]) -> None:
+                pitch: Sequence[str], context: str) -> None:
         """Copy the record's map when its key is this tensor; encode otherwise, and keep it when the record is free."""
         key = [w.ins(f"ptrtoint ptr {address} to i64"), *extents, *pitch]
         look, use, make, keep, store, join = (w.name(n) for n in ("look", "use", "make", "keep", "store", "join"))
@@ -140,7 +142,7 @@ class TensorMapCode:
         w.do(f"store atomic i64 0, ptr {self.name} release, align 8")
         w.jump(join)
         w.begin(make)
-        rc = self._encode(w, place, address, extents, pitch)
+        rc = in_context(w, context, lambda: self._encode(w, place, address, extents, pitch))
         w.branch(free, keep, store)
         w.begin(keep)
         good = w.ins(f"icmp eq i32 {rc}, 0")
