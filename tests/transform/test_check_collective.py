@@ -147,3 +147,33 @@ def test_a_loop_whose_end_is_beside_a_counter_of_its_threads():
             Y[tx] = k
 
     assert (run_device(lowered(main), {"Y": np.zeros(64, np.int32)}).outputs["Y"] == 5).all()
+
+
+def stores_by_thread(form):
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            F = T.alloc_fragment((64,), "float32")
+            T.copy(A, F)
+            if form == "place":
+                F[63 - t] = 1
+            elif form == "value":
+                F[3] = t
+            elif form == "branch":
+                if t % 2 == 0:
+                    F[3] = 1
+            else:
+                F[3] = 1
+            T.copy(F, B)
+
+    return main
+
+
+@pytest.mark.parametrize("form", ["place", "value", "branch"])
+def test_what_threads_store_by_themselves_in_a_fragment_is_refused(form):
+    """Each stored in a copy of its own, and one of them was written out."""
+    with pytest.raises(TileLangError, match="threads store different things in `F`") as e:
+        lowered(stores_by_thread(form))
+    assert e.value.kind == "fragment-store"
+    lowered(stores_by_thread("all alike"))

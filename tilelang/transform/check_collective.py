@@ -32,6 +32,10 @@ register("update-by-every-thread", ValueError, "each thread of the block reads o
          "write it in T.Parallel, under `if T.get_thread_binding() == 0:`, or with T.atomic_add",
          expected="one thread that changes the element")
 
+register("fragment-store", ValueError, "a thread stores by itself in a fragment, outside T.Parallel",
+         "store in T.Parallel, or use T.alloc_local for arrays of each thread and shared memory for what threads pass on",
+         expected="one value from all threads, or T.Parallel")
+
 _PRIVATE = ("local", "local.var")
 BLOCK_BARRIERS = ("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid")
 
@@ -147,6 +151,11 @@ def _stmt(s: Stmt, d: _ByThread, branch: Stmt | None) -> None:
             raise error("collective-divergent", f"{what} takes all threads of the block, and only some threads get "
                         "here",
                         span=s.span, notes=((getattr(branch, "span", None), "entered by some threads only"),))
+        case Store() if s.buffer.scope_name == "local.fragment" and (
+                branch is not None or d.divergent(s.value) or any(map(d.divergent, s.indices))):
+            around = () if branch is None else ((getattr(branch, "span", None), "entered by some threads only"),)
+            raise error("fragment-store", f"threads store different things in `{s.buffer.name}`, of which every thread that "
+                        "holds an element has a copy", found="a store that differs between threads", span=s.span, notes=around)
         case Evaluate() | Bind() | Store() if branch is not None:
             for c in _barriers(s):
                 raise error("collective-divergent", f"T.{c.op} waits for all threads of the block, and only some threads get "
