@@ -17,6 +17,7 @@ from tilelang.target import Target
 from tilelang.target.register_forms import form_of
 from tilelang.transform import pipeline
 from tilelang.transform.early_scaling import early_scaling
+from tilelang.transform.rings import do
 from transform.test_product_registers import both_ways, numbers
 
 passes = sys.modules["tilelang.transform.product_registers"]
@@ -89,4 +90,14 @@ def test_accumulators_that_are_touched_in_between_stay_where_they_are(monkeypatc
         return seq(x, with_attrs(scale, registers=None)) if mapped else None
 
     launch = replace(kernel.launch, body=rewrite(kernel.launch.body, scaled_before_the_sums_too))
+    assert str(early_scaling(launch)) == str(launch)
+
+
+def test_a_wait_stays_behind_the_products_it_is_for(monkeypatch):
+    kernel = lowered(monkeypatch, False)
+
+    def another_commit(x):
+        return seq(x, do("wgmma_commit")) if kind(x) == "map" else None
+
+    launch = replace(kernel.launch, body=rewrite(kernel.launch.body, another_commit))
     assert str(early_scaling(launch)) == str(launch)

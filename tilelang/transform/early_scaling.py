@@ -59,6 +59,8 @@ def _reordered(body: list[Stmt]) -> list[Stmt] | None:
     parts = _parts(body[mapped])
     if factor is None or parts is None or not _independent(moved, [body[mapped], *between]):
         return None
+    if any(isinstance(c, Call) and c.op in ("wgmma", "wgmma_commit") for s in between for c in walk(s)):
+        return None  # the wait is for these products too
     first, second, third = parts
     after = do("wgmma_hold", AddressOf(factor, (const(0),)), count=min(2, factor.size))
     return [*body[:held], *body[held + 1:mapped], first, body[held], *moved, second, after, third, *between, *body[scaled + 1:]]
