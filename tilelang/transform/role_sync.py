@@ -11,7 +11,7 @@ A part in loops is ordered with its own turns before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilelang.errors import error, register
@@ -171,7 +171,7 @@ class RoleSync:
         for (_, known), end in zip(self.around, ends):
             between |= any(isinstance(x, Evaluate) for x in got)
             loop = next(x for x in got if isinstance(x, For))
-            got = list(stmts_of(loop.body)[end - known:])
+            got = _without_binds(stmts_of(loop.body), end - known)
         return [*got, _barrier(s)] if between else got
 
     def named(self, s: Stmt, start: int, count: int) -> Stmt:
@@ -229,6 +229,17 @@ def _touches_alone(part: Stmt) -> bool:
 
 def _barrier(s: Stmt) -> Stmt:
     return Evaluate(call("sync_threads", (), "void"), span=s.span)
+
+
+def _without_binds(stmts: Sequence[Stmt], n: int) -> list[Stmt]:
+    """The statements but for the first n bindings; barriers between those stay."""
+    out: list[Stmt] = []
+    for x in stmts:
+        if n and isinstance(x, Bind):
+            n -= 1
+        else:
+            out.append(x)
+    return out
 
 
 __all__ = ["RoleSync", "has_roles", "role_of"]
