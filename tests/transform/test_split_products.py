@@ -161,10 +161,12 @@ def test_several_loops_over_the_sums():
 
 def test_more_tiles_than_multiprocessors():
     """Persistent: each tile starts its first product anew."""
-    x = inputs(128 * 45, 256 * 3, 256)
-    program = scaled(m=128 * 45, n=256 * 3, k=256)
-    assert was_split(program) and "tile_step" in text_of(program)
-    assert np.array_equal(run_device(compiled(program), x).outputs["C"], wanted(x))
+    assert "tile_step" in text_of(scaled(m=128 * 45, n=256 * 3, k=256))
+    x = inputs(128 * 5, 256 * 3, 256)
+    program = scaled(m=128 * 5, n=256 * 3, k=256)
+    low = compiled(program, **{"tl.persistent": 4})  # 15 tiles for 4 blocks
+    assert was_split(program) and "tile_step" in print_kernel(low.kernels[0])
+    assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
 
 
 def test_numbers_of_iterations_known_at_run_time():
