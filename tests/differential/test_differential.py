@@ -30,9 +30,14 @@ def run_family(family, chunk, executions, examples):
     go()
 
 
+def chunks():
+    """Of each family; products take longest, and every second of their chunks waits for the nightly run."""
+    late = [pytest.mark.slow]
+    return [pytest.param(f, c, marks=late if f == "gemm" and c % 2 else []) for f in FAMILIES for c in range(CHUNKS)]
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "chunk"), chunks())
 def test_three_executions_agree(family, chunk):
     run_family(family, chunk, EXECUTIONS, EXAMPLES)
 
