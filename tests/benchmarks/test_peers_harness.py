@@ -123,6 +123,7 @@ def test_who_stands_still_is_named(tmp_path):
     assert "stood still" in data["events"][0] and "burst window of tiny-fa by slow" in data["events"][0]
 
 
+@pytest.mark.slow
 def test_a_whole_run_survives_a_crash(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))))
     monkeypatch.setattr(os, "environ", dict(os.environ))

@@ -31,9 +31,8 @@ def run_family(family, chunk, executions, examples):
 
 
 def chunks():
-    """Of each family; products take longest, and every second of their chunks waits for the nightly run."""
-    late = [pytest.mark.slow]
-    return [pytest.param(f, c, marks=late if f == "gemm" and c % 2 else []) for f in FAMILIES for c in range(CHUNKS)]
+    """Of each family; the chunks behind the first wait for the nightly run, and test_differential_programs draws more."""
+    return [pytest.param(f, c, marks=[pytest.mark.slow] if c else []) for f in FAMILIES for c in range(CHUNKS)]
 
 
 @pytest.mark.timeout(900)

@@ -42,6 +42,7 @@ def example(folder, name, text, functions, measure=False):
                                         for f in functions], 1, measure)
 
 
+@pytest.mark.slow
 def test_a_bad_example_costs_only_itself(tmp_path):
     good = example(tmp_path, "good.py", GOOD, ["check", "wrong", "fails"], measure=True)
     hangs = example(tmp_path, "hangs.py", HANGS, ["check", "hangs", "check"])

@@ -102,10 +102,11 @@ FORMS = {"causal_64": (64, CAUSAL, 8192), "full_64": (64, FULL, 8192), "causal_9
          "causal_128": (128, CAUSAL, 8192), "full_128": (128, FULL, 16384), "short_128": (128, CAUSAL, 512),
          "ragged_128": (128, FULL, 8190), "window_128": (128, Mask(1023, 0), 8192), "causal_192": (192, CAUSAL, 8192),
          "causal_256": (256, CAUSAL, 8192), "full_256": (256, FULL, 8192)}
+IN_CI = ("causal_128", "full_128", "full_64", "causal_256")  # the others take half a minute together
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in IN_CI else [pytest.mark.slow]) for n in FORMS])
 def test_chosen_tiles_assemble_without_spills_or_serialised_products(name):
     dim, mask, length = FORMS[name]
     sizes = square(1, 16, length, dim)
