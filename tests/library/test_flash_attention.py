@@ -120,6 +120,12 @@ def test_windows(on, window, causal):
     check(on, 1, 130, 200, window=window, causal=causal)
 
 
+@pytest.mark.parametrize("on, scale", [("cpu", 0.8), ("cpu", 1.1), ("sm_90a", 1.1)])
+def test_rows_whose_first_tiles_show_them_nothing(on, scale):
+    """What their maximum starts from, times the scale, is finite; contracted to one rounding, it does not turn 0 to NaN."""
+    check(on, 1, 130, 200, 1, 1, window=5, scale=scale)
+
+
 @everywhere
 @pytest.mark.parametrize("dim, dim_v, dtype", [(128, 128, "bfloat16"), (256, 256, "float16"), (80, 48, "float16"),
                                                (16, 240, "bfloat16"), (192, 128, "float16")])

@@ -32,11 +32,11 @@ def normal(rng, shape, dtype="float16"):
     return rng.standard_normal(shape).astype(np.float32).astype(NUMPY[dtype])
 
 
-def reference(q, k, v, window=None):
+def reference(q, k, v, window=None, scale=None):
     """(result, logarithms) in float64; q (seq_q, heads, dim), k and v (length, kv_heads, …)."""
     q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
     k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
-    s = np.einsum("qhd,khd->hqk", q, k) * q.shape[-1]**-0.5
+    s = np.einsum("qhd,khd->hqk", q, k) * (scale or q.shape[-1]**-0.5)
     at, key = np.arange(len(q))[:, None] + len(k) - len(q), np.arange(len(k))[None, :]
     s = np.where((key <= at) & (key > at - (window or 10**9)), s, -np.inf)
     top = s.max(-1, keepdims=True, initial=-np.inf)
@@ -55,7 +55,8 @@ def near(got, want, bound):
     return got.shape == want.shape and bool((d <= bound).all())  # NaN is not
 
 
-def check(on, lengths, seq_q=1, heads=4, kv_heads=2, dim=64, dim_v=None, page=16, window=None, splits=None, dtype="float16"):
+def check(on, lengths, seq_q=1, heads=4, kv_heads=2, dim=64, dim_v=None, page=16, window=None, splits=None, dtype="float16",
+          scale=None):
     rng = np.random.default_rng(0)
     batch, most, dim_v = len(lengths), max(1, -(-max(lengths) // (page or 1))), dim_v or dim
     if page is None:
@@ -68,12 +69,12 @@ def check(on, lengths, seq_q=1, heads=4, kv_heads=2, dim=64, dim_v=None, page=16
             table[b, -(-n // page):] = 2**30
     q = normal(rng, (batch, seq_q, heads, dim), dtype)
     got, lse = flash_decode(q, k, v, np.array(lengths, np.int32), block_table=table, window=window, splits=splits,
-                            return_lse=True, target=TARGETS[on])
+                            scale=scale, return_lse=True, target=TARGETS[on])
     assert got.dtype == q.dtype and got.shape == (*q.shape[:3], dim_v) and lse.shape == (batch, heads, seq_q)
     for b, n in enumerate(lengths):
         mine = [x[b, :n] if page is None else x[table[b, :-(-n // page)]].reshape(-1, *x.shape[2:])[:n] for x in (k, v)]
-        want, want_lse = reference(q[b], *mine, window)
-        score = dim * 2.0**-24 * float(np.abs(q[b].astype(float)).max() * dim) * dim**-0.5
+        want, want_lse = reference(q[b], *mine, window, scale)
+        score = dim * 2.0**-24 * float(np.abs(q[b].astype(float)).max() * dim) * (scale or dim**-0.5)
         largest = float(np.abs(mine[1].astype(np.float64)).max(initial=0.0))
         assert near(got[b], want, largest * (2 * ROUND[dtype] + 2 * score + 2.0**-18 + 2.0**-25 * n))
         assert near(lse[b], want_lse, 2 * score + 2.0**-15)
@@ -100,6 +101,12 @@ def test_more_splits_than_tiles(on):
 @pytest.mark.parametrize("seq_q, heads, kv_heads", [(3, 8, 2), (20, 8, 1), (2, 4, 4)])
 def test_several_queries_and_heads_in_one_tile(on, seq_q, heads, kv_heads):
     check(on, [90, 33, 2], seq_q, heads, kv_heads, splits=2)
+
+
+@pytest.mark.parametrize("scale", [0.8, 1.1])
+def test_parts_that_show_a_query_nothing(scale):
+    """Whatever the scale, which kernels read at each call, what the maximum starts from is a number."""
+    check("cpu", [70, 33, 5], seq_q=3, splits=5, scale=scale)
 
 
 @everywhere

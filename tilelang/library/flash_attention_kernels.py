@@ -4,21 +4,26 @@ A tile of scores S = Q K^T never leaves the registers.  Per row, `top` is the la
 2^(c s - c top) and `acc` the sum of these weights times V; c = scale log2(e), so that a weight is one multiply-add and
 one exp2.  When `top` rises, both sums are multiplied by 2^(c old - c new).
 
-Keys a row does not see have the score -inf, and the weight 2^-inf = 0: `top` starts at the lowest number whose product
+Keys a row does not see have the score -inf, and the weight 2^-inf = 0: `top` starts at the lowest power of two whose product
 with c is finite, which no score that counts lies below.  A row that sees nothing at all ends with 0 and the logarithm
 -inf.  NaN goes through: no comparison hides one.
+
+Compilers contract a * c - b * c, whose second product alone is rounded then.  So where `top` stays the sums are multiplied by
+2^((old - new) c), which is 1 whatever c and `top` are, and the product of c and what `top` starts from is exact.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
 
 import tilelang.language as T
 
 LOG2E = 1.4426950408889634
-LOWEST = -3.4028234663852886e38  # of float32
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,12 @@ class Tile:
 
 
 def lowest(c: Any) -> Any:
-    """What `top` starts from."""
-    return LOWEST / T.max(c, 1.0)
+    """What `top` starts from: -2^127 over the power of two in c, or over 1 where c is less than that.  c: a float, or an
+    expression in float32."""
+    if isinstance(c, (int, float)):
+        return -2.0**(128 - math.frexp(np.float32(max(c, 1.0)))[1])
+    exponent = T.shift_right(T.reinterpret(T.max(c, 1.0), "int32"), 23) - 127
+    return -T.reinterpret(T.shift_left(254 - exponent, 23), "float32")
 
 
 @T.macro
@@ -63,7 +72,7 @@ def absorb(S, P, acc, top, before, factor, total, part, c):
     T.copy(top, before)
     T.reduce_max(S, top, dim=1, clear=False)
     for i in T.Parallel(rows):
-        factor[i] = T.exp2(before[i] * c - top[i] * c)
+        factor[i] = T.exp2((before[i] - top[i]) * c)
     for i, j in T.Parallel(rows, keys):
         S[i, j] = T.exp2(S[i, j] * c - top[i] * c)
     T.reduce_sum(S, part, dim=1)
