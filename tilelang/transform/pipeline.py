@@ -39,6 +39,7 @@ from .plan_shared_memory import plan_shared_memory
 from .product_registers import product_registers
 from .refuse_races import refuse_races
 from .settle_reads import settle_reads
+from .settle_threads import settle_threads
 from .simplify import simplify
 from .specialize_warps import specialize_warps
 from .split_products import split_products
@@ -54,6 +55,7 @@ log = logging.getLogger("tilelang.transform")
 # Order matters where a line says so.
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
+    settle_threads,  # before all that asks who gets where
     group_branches,  # before all that looks for roles
     check_divisors,
     check_iterations,
