@@ -75,6 +75,24 @@ def test_views(on):
     check(matmul(same, b, **PLACES[on]), wide(same), wide(b))
 
 
+@pytest.mark.parametrize("on", ["cpu", "sm_90a"])
+def test_arrays_backwards(on):
+    a, b = normal((24, 40)), normal((2, 40, 24), seed=1)
+    check(matmul(a[::-1], b[0, :, ::-1], **PLACES[on]), wide(a[::-1]), wide(b[0, :, ::-1]))
+    got = grouped_matmul(a[::-1], b[::-1], np.int32([0, 24]), **PLACES[on])
+    check(got, wide(a[::-1]), wide(b[0]))
+
+
+@pytest.mark.parametrize("on", ["cpu", "sm_90a"])
+def test_not_a_number_is_hidden_by_no_activation(on):
+    a, b = normal((8, 16)), normal((16, 8), seed=1)
+    a[3, 5], b[7, 2], b[1, 6] = np.nan, np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        want = wide(a) @ wide(b)
+    got = wide(matmul(a, b, activation="relu", **PLACES[on]))
+    assert (np.isnan(got) == np.isnan(want)).all() and (np.isinf(got) == (want == np.inf)).all()
+
+
 @everywhere
 def test_batches(on):
     a, b = normal((3, 70, 40)), normal((3, 40, 24), seed=1)

@@ -33,6 +33,11 @@ def aligned(x: Any, bytes_: int = 16) -> bool:
     return bool((x.ctypes.data if is_numpy(x) else x.data_ptr()) % bytes_ == 0)
 
 
+def strided(x: Any) -> bool:
+    """Whether a tensor can name where its elements lie: steps of whole elements, none backwards."""
+    return not is_numpy(x) or all(s >= 0 and s % x.itemsize == 0 for s in x.strides)
+
+
 def place(x: Any) -> Any:
     """The device of a tensor, "numpy" for arrays."""
     return "numpy" if is_numpy(x) else x.device
@@ -74,4 +79,4 @@ def target_of(x: Any) -> Target:
     return Target("cpu")
 
 
-__all__ = ["aligned", "empty", "fresh", "is_numpy", "maker", "place", "strides", "target_of", "type_name", "zeros"]
+__all__ = ["aligned", "empty", "fresh", "is_numpy", "maker", "place", "strided", "strides", "target_of", "type_name", "zeros"]

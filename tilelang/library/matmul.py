@@ -11,7 +11,7 @@ from tilelang.errors import register
 from tilelang.ir import dtype
 from tilelang.language.state import error
 
-from .arrays import aligned, empty, fresh, is_numpy, place, type_name, zeros
+from .arrays import aligned, empty, fresh, is_numpy, place, strided, type_name, zeros
 from .matmul_kernels import ACTIVATIONS, Form
 from .matmul_plan import Place, Request, grouped, product
 from .operands import Operand, operand
@@ -222,7 +222,7 @@ def _plan(a: Any, b: Any, transpose_a: bool, transpose_b: bool, bias: Any, activ
         return lambda a, b, bias, sa, sb, out: empty(a, shape, types[2]) if out is None else out
     if k == 0:
         return _of_zeros(left, right, types, activation, where)
-    loose = [name for name, x in (("a", a), ("b", b)) if where.target.is_cuda and not aligned(x)]
+    loose = [name for name, x in (("a", a), ("b", b)) if not strided(x) or where.target.is_cuda and not aligned(x)]
     if loose:
         return _aligning(loose, transpose_a, transpose_b, activation, out_dtype, fast_accum, where)
     two = kind == "fp8" and (scaling == "block" or not fast_accum and k > 128) and (
@@ -256,7 +256,8 @@ def _of_zeros(left: Operand, right: Operand, types: tuple[str, ...], activation:
 
 def _aligning(loose: list[str], transpose_a: bool, transpose_b: bool, activation: str | None, out_dtype: Any,
               fast_accum: bool, where: Place) -> Callable[..., Any]:
-    """Operands whose first element is at no multiple of 16 bytes are copied: no wide load may touch them."""
+    """Operands whose first element is at no multiple of 16 bytes are copied: no wide load may touch them.  So are those whose
+    elements lie backwards."""
 
     def run(a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any) -> Any:
         a, b = (fresh(x) if name in loose else x for name, x in (("a", a), ("b", b)))
@@ -287,11 +288,24 @@ def _grouped_plan(a: Any, b: Any, sizes: Any, transpose_b: bool, bias: Any, acti
         raise error("matmul-shape", f"a grouped product of {m} x {k} by {right.batch} matrices of {k} x {n} has no work",
                     expected="rows, columns and groups", found=f"{m} x {k} by {right.batch} of {k} x {n}",
                     hint="call it with rows, columns and groups")
+    if not (strided(a) and strided(b)):
+        return _copying(transpose_b, activation, out_dtype, where)
     kind = _TYPES[types[0]][0]
     form = Form(m, n, k, types, _UNSET, bias="" if bias is None else type_name(bias), activation=activation or "",
                 groups=right.batch)
     run = grouped(Request(form, kind, left, right, False, where), a)
     return lambda a, b, bias, sizes: run(a, b, bias, sizes, zeros(a, (m, n), types[2]))
+
+
+def _copying(transpose_b: bool, activation: str | None, out_dtype: Any, where: Place) -> Callable[..., Any]:
+    """Operands of a grouped product whose elements lie backwards are copied."""
+
+    def run(a: Any, b: Any, bias: Any, sizes: Any) -> Any:
+        a, b = (x if strided(x) else fresh(x) for x in (a, b))
+        return grouped_matmul(a, b, sizes, transpose_b=transpose_b, bias=bias, activation=activation, out_dtype=out_dtype,
+                              target=where.target, execution_backend=where.backend)
+
+    return run
 
 
 __all__ = ["grouped_matmul", "matmul"]

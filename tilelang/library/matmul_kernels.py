@@ -208,7 +208,7 @@ def _tensor(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...]) -> Any
 
 def _activated(x: Any, name: str) -> Any:
     if name == "relu":
-        return T.max(x, 0)
+        return T.if_then_else(x < 0, T.cast(0, x.dtype), x)  # a maximum would hide NaN
     if name == "gelu":
         return x * 0.5 * (1.0 + T.erf(x * 0.7071067811865476))
     return x / (1.0 + T.exp(-x)) if name == "silu" else x
