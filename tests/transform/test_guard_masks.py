@@ -298,6 +298,33 @@ def test_random_masks(data):
     assert np.array_equal(run_tile(new, [a, b, 0])["B"], run_tile(func, [a, b, 0])["B"])
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_start_that_is_asked_for_before_its_condition_changes(arch):
+    """The product does not ask again whether its tile was cleared, behind what changes the answer."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            S = T.alloc_shared((64, 64), "float16")
+            F = T.alloc_fragment((64, 64), "float32")
+            turns = T.alloc_var("int32", init=0)
+            T.copy(A, S)
+            T.fill(F, 5)
+            if turns == 0:
+                for i, j in T.Parallel(64, 64):
+                    F[i, j] = 0
+            else:
+                for i, j in T.Parallel(64, 64):
+                    F[i, j] = F[i, j] * 2
+            turns = turns + 1
+            T.gemm(S, S, F, transpose_B=True)
+            T.copy(F, C)
+
+    a = np.random.default_rng(0).integers(-3, 4, (64, 64)).astype(np.float16)
+    got = run_device(lower(main.func, Target({"kind": "cuda", "arch": arch})), [a, np.zeros((64, 64), np.float32)]).outputs["C"]
+    assert np.array_equal(got, a.astype(np.float32) @ a.T.astype(np.float32))
+
+
 def test_attention_masks_its_last_blocks_only():
     new = guarded(attention(1, 1, 512, 64, causal=True))
     (guard,) = guards(new)

@@ -29,7 +29,7 @@ from tilelang.ir.expr import Call
 from tilelang.ops import Fill, Gemm
 
 from .divergence import Divergence
-from .effects import effects
+from .effects import effects, expr_effects, hangs_on_threads
 from .pass_ import TILE, PassContext, pass_
 from .pipeline_emit import rename
 
@@ -235,9 +235,15 @@ def _cleared(stmts: list[Stmt]) -> list[Stmt]:
         if found is None:
             continue
         tile, test, rest = found
+        if hangs_on_threads(test):
+            continue
+        asked = {e.storage for e in expr_effects(test)}
         for m in range(n + 1, len(out)):
             later: Any = out[m]
-            if not any(e.storage is tile.data for e in effects(later)):
+            touched = list(effects(later))
+            if not any(e.storage is tile.data for e in touched):
+                if any(e.writes and e.storage in asked for e in touched):
+                    break  # the product would ask again, of something else
                 continue
             if isinstance(later, Gemm) and later.c.buffer is tile and later.c.is_full and is_const(
                     later.clear_accum, False) and not any(r.buffer.data is tile.data for r in (later.a, later.b)):
