@@ -55,6 +55,7 @@ def free(clear_first=False, **o):
     m, n, k, bm, bn, bk, stages, threads = (o.get(x, d) for x, d in (
         ("m", 64), ("n", 64), ("k", 512), ("bm", 64), ("bn", 64), ("bk", 128), ("stages", 3), ("threads", 128)))
     blocks, triangular = k // bk, o.get("triangular", False)
+    lag = o.get("lag", 0)
 
     @T.prim_func
     def main(A: T.Tensor((m, k), F8), B: T.Tensor((n, k), F8), S: T.Tensor((m, blocks), "float32"),
@@ -64,7 +65,7 @@ def free(clear_first=False, **o):
             part, total = T.alloc_fragment((bm, bn), "float32"), T.alloc_fragment((bm, bn), "float32")
             row = T.alloc_fragment((bm,), "float32")
             T.clear(total)
-            for ko in T.Pipelined(by if triangular else blocks, num_stages=stages):
+            for ko in T.Pipelined(by - lag if triangular else blocks, num_stages=stages):
                 T.copy(A[by * bm, ko * bk], As)
                 T.copy(B[bx * bn, ko * bk], Bs)
                 for i in T.Parallel(bm):
@@ -108,14 +109,15 @@ def test_any_number_of_iterations(blocks, stages):
     assert np.array_equal(got, want)
 
 
-@pytest.mark.parametrize("threads, bm", [(128, 64), (256, 128)])
-def test_numbers_of_iterations_known_at_run_time(threads, bm):
+@pytest.mark.parametrize("threads, bm, lag", [(128, 64, 0), (256, 128, 0), (128, 64, 1)])
+def test_numbers_of_iterations_known_at_run_time(threads, bm, lag):
+    """Negative ones are no iteration."""
     m, n, k = 4 * bm, 64, 512
     a, b, s = inputs(m, n, k, 4)
-    program = compiled(free(m=m, n=n, k=k, bm=bm, threads=threads, triangular=True))
+    program = compiled(free(m=m, n=n, k=k, bm=bm, threads=threads, triangular=True, lag=lag))
     assert 1 in waits(program)
     got = run_device(program, {"A": a, "B": b, "S": s, "C": np.zeros((m, n), np.float32)}).outputs["C"]
-    seen = np.arange(k)[None, :] < np.arange(m)[:, None] // bm * 128
+    seen = np.arange(k)[None, :] < (np.arange(m)[:, None] // bm - lag) * 128
     want = (a.astype(float) * s.repeat(128, 1) * seen) @ b.astype(float).T
     assert np.array_equal(got, want)
 

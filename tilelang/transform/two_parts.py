@@ -152,6 +152,7 @@ def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
             out.append(turn(first + whole * TURN, left, []))
         return out
     zero, one = const(0, extent.dtype), const(1, extent.dtype)
+    extent = binary("max", extent, zero)  # what is left of a negative one would be some
     whole_turns, done = extent // TURN, extent // TURN * TURN
     return [*made, *([If(binary("gt", whole_turns, zero), wait_for_turn(r))] if lead else []),
             turns(first, whole_turns, TURN, lead), turns(first + done, extent % TURN // 2, 2, False),
