@@ -164,6 +164,21 @@ def test_which_tensors_must_lie_apart():
     assert not overlapping(crossing.func, True) and overlapping(crossing.func, False)
 
 
+def test_a_condition_asked_for_again_reads_behind_the_loop():
+    @T.prim_func
+    def main(A: T.Tensor((4,), "int32"), B: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=1) as _:
+            n = T.alloc_var("int32", init=0)
+            while A[0] < 3 and n < 9:
+                n = n + 1
+                B[0] = n
+
+    assert read_after_write(main.func) == (("B", "A"),)
+    a = np.zeros(4, np.int32)
+    kernel(main, "cpu")(a, a)
+    assert a[0] == 3
+
+
 def test_the_kernel_in_order():
     """No pipeline, no promise to the device compiler, a barrier where threads read what others have written."""
     def launch(f, target, **config):

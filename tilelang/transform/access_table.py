@@ -70,7 +70,6 @@ class Access:
     span: Any
     lanes: int = 32  # lanes of a warp whose address counts
     signals: Buffer | None = None  # mbarrier that tells when it has happened (TMA loads)
-    twin: bool = False  # of another tensor, which a call may pass for this one too: only writes behind it matter
 
     @property
     def is_shared(self) -> bool:
@@ -125,7 +124,7 @@ class Tables:
 
     def collide(self, a: Access, b: Access, how: Relation) -> bool:
         """Whether two different threads may touch one element, one of them writing, a before b as `how` says."""
-        if a.buffer.data is not b.buffer.data or not (a.writes or b.writes) or (a.atomic and b.atomic) or b.twin:
+        if a.buffer.data is not b.buffer.data or not (a.writes or b.writes) or (a.atomic and b.atomic):
             return False
         shared = self.common(a, b, how)
         last = how.carried[0] if how.carried else None

@@ -108,12 +108,13 @@ def _pairs(func: Func, launch: Launch) -> list[tuple[Buffer, Buffer]]:
 
 
 def _in_order(s: Stmt) -> Iterator[Effect]:
-    """Effects in order; the body of a serial loop twice, since its beginning follows its end.  Iterations of T.Parallel do
-    not follow each other."""
-    yield from own_effects(s)
-    for _ in range(2 if isinstance(s, (For, While)) else 1):
-        for x in inner(s):
-            yield from _in_order(x)
+    """Effects in order; the body of a serial loop twice, since its beginning follows its end, as a condition does that is
+    asked for again.  Iterations of T.Parallel do not follow each other."""
+    for _ in range(2 if isinstance(s, While) else 1):
+        yield from own_effects(s)
+        for _ in range(2 if isinstance(s, For) else 1):
+            for x in inner(s):
+                yield from _in_order(x)
 
 
 __all__ = ["keep_order", "made_of_pointers", "overlapping", "parameter_names", "read_after_write"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch,
-                         Parallel, Ramp, Seq, Stmt, Store, Var, While, call, convert, dtype, unary, walk)
+                         Parallel, Ramp, Seq, Stmt, Store, Var, While, call, dtype, unary)
 from tilelang.ir.expr import Call, Load
 from tilelang.ir.record import entity
 
@@ -79,7 +79,6 @@ class TreeBuilder:
         self.overlapping = {b.data for b in launch.attr("overlapping") or ()}
         if self.overlapping & self.watched:
             self.watched |= self.overlapping
-        self.twins = _twins(launch)
         self.root = self.place(launch.body, (), ())
 
     def place(self, s: Stmt, loops: tuple[Loop, ...], conds: tuple[Expr, ...]) -> Place:
@@ -89,10 +88,6 @@ class TreeBuilder:
             a = self.access(e, loops, conds)
             if a is not None:
                 p.accesses.append(a)
-            for other in self.twins.get(e.buffer, ()) if e.reads else ():
-                a = self.access(replace(e, buffer=other, mode="read"), loops, conds)
-                if a is not None:
-                    p.accesses.append(replace(a, twin=True))
         match s:
             case Seq():
                 p.inner = [self.place(x, loops, conds) for x in s.stmts]
@@ -141,22 +136,6 @@ class TreeBuilder:
             indices = None
         return Access(b, e.reads, e.writes, e.mode == "atomic", indices, width, loops, conds, is_async,
                       getattr(node, "span", None), lanes, signals)
-
-
-def _twins(launch: Launch) -> dict[Buffer, tuple[Buffer, ...]]:
-    """Tensors that a launch reads -> others, of the same shape and type, that it writes: a call may pass one tensor for both.
-    That it does not read such a tensor behind a write of the other is the host's affair (transform/aliasing.py)."""
-    made = {x.buffer.data for x in walk(launch.body) if isinstance(x, Alloc)}
-    found = [e for e in effects(launch.body) if e.buffer.scope_name == "global" and e.storage not in made]
-    written = dict.fromkeys(e.buffer for e in found if e.writes)
-    return {b: others for b in dict.fromkeys(e.buffer for e in found if e.reads) if (others := tuple(
-        w for w in written if w.data is not b.data and w.dtype == b.dtype and _alike(w, b)))}
-
-
-def _alike(a: Buffer, b: Buffer) -> bool:
-    """Whether elements of the same indices lie in the same places of two tensors."""
-    return len(a.shape) == len(b.shape) and all(bool(convert(x) == convert(y)) for x, y in zip(
-        (*a.shape, *a.strides, a.offset), (*b.shape, *b.strides, b.offset)))
 
 
 def _signalled(c: Call) -> Buffer | None:
