@@ -16,9 +16,9 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load,
-                         Parallel, Ramp, Select, Seq, Shuffle, Stmt, Store, TileOp, Var, While, binary, call, cast, const,
-                         convert, dtype, fresh, load, rebuild, replace, seq, substitute, walk, with_attrs)
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If,
+                         Launch, Load, Parallel, Ramp, Select, Seq, Shuffle, Stmt, Store, TileOp, Var, While, binary, call,
+                         cast, const, convert, dtype, fresh, load, rebuild, replace, seq, substitute, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
@@ -453,9 +453,10 @@ class Lowering:
 
     def _vectorized(self, s: For) -> Stmt:
         """T.vectorized: vector accesses around the lanes in per-thread code; inside a distributed loop, whose lanes
-        are vectors already, an unrolled loop."""
+        are vectors already, and where some lanes are left out, an unrolled loop."""
         extent = s.extent
-        if self.loop is not None or not isinstance(extent, Const) or not isinstance(s.start, Const) or s.start.value:
+        early = any(isinstance(x, (Break, Continue)) for x in walk(s.body))
+        if self.loop is not None or early or not isinstance(extent, Const) or not isinstance(s.start, Const) or s.start.value:
             return self.loop_stmt(replace(s, kind="unroll"), self.stmt)
         return self.scratch(lambda: private_loop(self, (s.var,), (int(extent.value),), s.body, s.span))
 

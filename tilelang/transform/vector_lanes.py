@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.arith import known_divisor
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Const, Evaluate, Expr, For, If, Load,
-                         Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, fresh, load, replace, seq,
-                         substitute, walk)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate, Expr, For,
+                         If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, fresh, load,
+                         replace, seq, substitute, walk)
 from tilelang.ops.distribute import conjunction
 
 from .distributed_loop import Loop, depends, in_order, is_memory
@@ -24,7 +24,8 @@ def emit_lanes(lw: Any, loop: Loop, s: Stmt) -> Stmt:
         orelse = None if s.orelse is None else lw.under(s.cond, False, lambda: emit_lanes(lw, loop, s.orelse))
         return replace(s, cond=lw.expr(s.cond), then=then, orelse=orelse)
     if isinstance(s, For) and s.kind in ("serial", "unroll") and not depends(s.start, var) and \
-            not depends(s.extent, var):
+            not depends(s.extent, var) and not any(isinstance(x, (Break, Continue)) for x in walk(s.body)):
+        # What leaves an iteration early leaves it for one lane alone: such a loop is run lane after lane.
         return lw.loop_stmt(s, lambda body: emit_lanes(lw, loop, body))
     if isinstance(s, Seq) and all(_splits(x) for x in s.stmts):
         return seq(*[emit_lanes(lw, loop, x) for x in s.stmts])
