@@ -108,12 +108,13 @@ def positions(code: CodeType, lasti: int) -> tuple[int, int, int, int] | None:
 
 
 _STDLIB = os.path.dirname(os.__file__) + os.sep
+_COMMAND = os.path.join(os.path.dirname(__file__), "__main__.py")  # runs under the name __main__
 
 
 def _is_users(frame: Any) -> bool:
     """Whether a frame is of the user's code: not ours, not Python's own."""
     name, file = frame.f_globals.get("__name__") or "", frame.f_code.co_filename
-    if name.partition(".")[0] in ("tilelang", "tvm_ffi") or file.startswith("<frozen"):
+    if name.partition(".")[0] in ("tilelang", "tvm_ffi") or file.startswith("<frozen") or file == _COMMAND:
         return False
     return not file.startswith(_STDLIB) or f"{os.sep}site-packages{os.sep}" in file
 

@@ -68,8 +68,15 @@ requires_llvm = _requires(lambda: importlib.util.find_spec("llvmlite") is not No
 
 def requires_package(*names: str) -> Callable[[Any], Any]:
     """Skip unless all packages are installed."""
-    missing = [n for n in names if importlib.util.find_spec(n) is None]
+    missing = [n for n in names if not _is_installed(n)]
     return _requires(lambda: not missing, f"not installed: {', '.join(missing)}")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the package of a submodule
+        return False
 
 
 _MODES: dict[str, Callable[[Any, Any], bool]] = {
@@ -111,13 +118,21 @@ def process_func(func: Callable[..., float], name: str | None = None, /, **kwarg
 
 
 def regression(prefixes: Iterable[str] = ("regression_",), verbose: bool = True) -> None:
-    """Run every function of the calling module whose name starts with a prefix."""
+    """Run every function of the calling module whose name starts with a prefix.
+
+    Such a function calls process_func itself, or returns ms, which are printed under its name.
+    """
     scope = sys._getframe(1).f_globals
     for name, fn in list(scope.items()):
         if callable(fn) and any(name.startswith(p) for p in prefixes):
             if verbose:
                 print(f"# {os.path.basename(scope.get('__file__', '?'))}: {name}", file=sys.stderr)
-            process_func(fn, name)
+            before = len(_results)
+            latency = fn()
+            if latency is not None:
+                process_func(lambda ms=latency: ms, name)
+            elif len(_results) == before and not env.TL_PERF_REGRESSION_ONLY:
+                raise ValueError(f"{name} must call process_func or return milliseconds, it returned None")
 
 
 __all__ = ["main", "process_func", "regression", "requires_cdna", "requires_cuda", "requires_cuda_compute_version",

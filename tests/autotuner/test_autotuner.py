@@ -160,3 +160,42 @@ def test_a_hanging_candidate_costs_only_itself():
 
     result = tune([{"blk": 1}, {"blk": 32}], compile_one, ProfileArgs(1, 1, timeout=2))
     assert result.config == {"blk": 32} and list(result.failures) == ["{'blk': 1}"]
+
+
+def test_tensors_of_the_caller_are_measured_on_as_copies():
+    @autotune(configs=iter([{"blk": 16}, {"blk": 32}]), warmup=1, rep=2,
+              ref_prog=lambda a: [a.add_(1.0)][:0])
+    @tilelang.jit
+    def bump(A, blk=8):
+        N, M = T.const("N M")
+        s = T.dynamic("s")
+        A: T.StridedTensor((N, M), (s, 1), "float32")
+        with T.Kernel(T.ceildiv(N, blk), threads=32) as bx:
+            for i, j in T.Parallel(blk, M):
+                A[bx * blk + i, j] = A[bx * blk + i, j] + 1.0
+
+    for n in 32, 64:  # the configurations of an iterator serve every call
+        a = torch.zeros(n, 8)[:, :4]
+        bump(a)
+        assert (a == 1).all()
+        with set_autotune_inputs(torch.zeros(n, 4)):
+            bump.compile(torch.zeros(n, 4))
+            assert (get_autotune_inputs()[0] == 0).all()
+
+
+def test_what_is_no_parameter_is_refused_and_methods_are_tuned():
+    with pytest.raises(ValueError, match="do_not_specialize names size, no parameter of `scale`"):
+        tuned([{"blk": 16}], do_not_specialize=["size"])
+
+    class Layer:
+        factor = 16
+
+        @autotune(configs=lambda self, n: [{"blk": self.factor}], warmup=1, rep=1)
+        @tilelang.jit(out_idx=[-1], target="cpu")
+        def scale(self, n, blk=8):
+            return program(n, blk)
+
+    layer = Layer()
+    assert layer.scale(64).config == {"blk": 16} and "autotune" in repr(Layer.scale)
+    layer.factor = 32
+    assert layer.scale(64).config == {"blk": 32}

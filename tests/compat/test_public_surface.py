@@ -116,6 +116,9 @@ def test_tvm_names():
     assert get_pass_context().config == {} and outer.config and simplify_prim_func(scale) is scale
     assert tvm.DataType("float16").bits == 16 and tvm.error.InternalError is InternalError
     tvm.ir.assert_structural_equal(scale, scale)
+    tvm.ir.assert_structural_equal(tvm.IRModule.from_expr(scale), tvm.IRModule({scale.name: scale}))
+    with pytest.raises(AssertionError, match="the modules hold"):
+        tvm.ir.assert_structural_equal(tvm.IRModule.from_expr(scale), tvm.IRModule({"other": scale}))
     with pytest.raises(AssertionError):
         tvm.ir.assert_structural_equal(scale, tilelang.jit(lambda: scale).func().with_attr("global_symbol", "other"))
     seen = []
@@ -271,3 +274,20 @@ def test_libraries_are_found_by_name():
     assert libinfo.find_lib_path("no_such_library", optional=True) == []
     with pytest.raises(RuntimeError, match="no library no_such_library is found"):
         libinfo.find_lib_path("no_such_library")
+
+
+def test_functions_of_a_regression_call_process_func_or_return_milliseconds(monkeypatch, capsys):
+    from tilelang.testing import process_func, regression, requires_package
+
+    monkeypatch.setitem(globals(), "perf_ms", lambda: 1.5)
+    monkeypatch.setitem(globals(), "perf_itself", lambda: [process_func(lambda: 2.5, "mine"), None][1])
+    regression(prefixes=("perf_",), verbose=False)
+    assert capsys.readouterr().out.splitlines() == ["perf_ms: 1.5", "mine: 2.5"]
+    monkeypatch.setitem(globals(), "perf_nothing", lambda: None)
+    with pytest.raises(ValueError, match="perf_nothing must call process_func or return milliseconds"):
+        regression(prefixes=("perf_nothing",), verbose=False)
+    @requires_package("no_such_package.part")
+    def skipped():
+        pass
+
+    assert skipped.pytestmark[0].args == (True,)

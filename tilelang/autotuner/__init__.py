@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.jit import JITImpl, JITKernel
 from tilelang.jit.keys import freeze, freeze_tensor
+from tilelang.jit.methods import InClasses
 from tilelang.jit.supply import TensorSupplyType
 from tilelang.log import logger
 from tilelang.runtime.cache import compiler_stamp, digest
@@ -27,24 +28,34 @@ register("tune-closure", AssertionError, "a function to be tuned holds a value t
 RESERVED = "pass_configs"
 
 
-class AutoTuneImpl:
+class AutoTuneImpl(InClasses):
     """A @tilelang.jit function whose tunable parameters are found by measuring."""
 
     def __init__(self, jit_impl: JITImpl, configs: Any, profile: ProfileArgs, early_stop: bool,
                  early_stop_factor: float, do_not_specialize: Iterable[str] | None) -> None:
-        self.jit_impl, self.configs, self.profile = jit_impl, configs, profile
+        self.jit_impl, self.profile = jit_impl, profile
+        self.configs = list(configs) if isinstance(configs, Iterator) else configs  # every set of arguments reads them
         self.early_stop, self.early_stop_factor = early_stop, early_stop_factor
         self.skipped = frozenset(do_not_specialize or ())
         self.results: dict[Any, AutotuneResult] = {}
+        self.__doc__, self.__module__ = jit_impl.__doc__, jit_impl.__module__
+        unknown = sorted(self.skipped - set(jit_impl.signature.parameters))
+        if unknown:
+            raise error("tune-keys", f"do_not_specialize names {', '.join(unknown)}, no parameter of `{jit_impl.__name__}`",
+                        expected=f"parameters among {', '.join(jit_impl.signature.parameters)}", found=", ".join(unknown),
+                        hint=f"the parameters are {', '.join(jit_impl.signature.parameters)}")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["jit_impl"], name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __repr__(self) -> str:
+        return f"<tilelang.autotune {self.jit_impl!r}>"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         kernel, runtime = self._kernel(args, kwargs)
         return kernel if runtime is None else kernel(*runtime)
 
-    def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
+    def compile(self, /, *args: Any, **kwargs: Any) -> JITKernel:
         """The best kernel for these arguments."""
         return self._kernel(args, kwargs)[0]
 

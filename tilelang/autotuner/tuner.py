@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from tilelang.env import env
 from tilelang.errors import brought, error, register
 from tilelang.jit import JITKernel
@@ -112,6 +114,9 @@ class Measurement:
         """Milliseconds of a candidate, checked first."""
         inputs = self.inputs_for(kernel)
         self.check(kernel, inputs)
+        names = kernel.written()  # the caller's tensors, and what the next candidate is checked on, stay as they are
+        written = {k for k, a in enumerate(kernel.signature.inputs) if a.name in names}
+        inputs = [_copy(x) if k in written else x for k, x in enumerate(inputs)]
         bench = lambda fn: do_bench(fn, _n_warmup=self.profile.warmup, _n_repeat=self.profile.rep,  # noqa: E731
                                     backend=self.profile.backend, device=device_of(kernel) or "cpu",
                                     early_stop_baseline=baseline)
@@ -131,7 +136,13 @@ def _list(x: Any) -> list[Any]:
 
 
 def _copy(x: Any) -> Any:
-    return x.clone() if hasattr(x, "clone") else x.copy() if hasattr(x, "copy") else x
+    """A tensor of the same values and strides (those of a view of every second row, say), anything else as it is."""
+    if hasattr(x, "clone"):
+        x = x.detach()
+        if 0 in x.stride() or x.is_contiguous():
+            return x.clone()
+        return x.new_empty_strided(x.size(), x.stride()).copy_(x)
+    return x.copy(order="K") if isinstance(x, np.ndarray) else x.copy() if hasattr(x, "copy") else x
 
 
 def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any]], JITKernel], profile: ProfileArgs, *,

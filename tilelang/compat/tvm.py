@@ -41,7 +41,16 @@ class IRModule:
 
 
 def assert_structural_equal(a: Any, b: Any, map_free_vars: bool = False) -> None:
-    """Raises AssertionError when two programs, statements or expressions differ in more than names of variables."""
+    """Raises AssertionError when two programs, statements, expressions or modules differ in more than names of variables.
+
+    Modules are equal when the same names hold equal programs.
+    """
+    if isinstance(a, IRModule) and isinstance(b, IRModule):
+        if a.functions.keys() != b.functions.keys():
+            raise AssertionError(f"the modules hold {sorted(a.functions)} and {sorted(b.functions)}")
+        for name in a.functions:
+            assert_structural_equal(a.functions[name], b.functions[name], map_free_vars)
+        return
     x, y = (program_of(v) or v for v in (a, b))
     if not alpha_equal(x, y):
         raise AssertionError(f"the programs differ:\n{_ir.to_text(x)}\n---\n{_ir.to_text(y)}")

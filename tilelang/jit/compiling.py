@@ -72,7 +72,22 @@ def flag_list(flags: Any) -> tuple[str, ...]:
         return ()
     if isinstance(flags, str):
         return tuple(shlex.split(flags))
+    if not isinstance(flags, (list, tuple)):
+        raise TypeError(f"compile_flags are a string or a list of strings, found {type(flags).__name__} {flags!r}")
     return tuple(str(f) for f in flags)
+
+
+def check_host(target_host: Any) -> Any:
+    """target_host as it is, where it names a CPU target (the host side is always compiled for this machine's CPU).
+
+    Raises AssertionError for anything else.
+    """
+    if target_host is not None and target_host != "auto":
+        host = target_host if isinstance(target_host, Target) else Target(target_host)
+        if host.is_cuda:
+            raise error("target-unknown", f"Target {host} is not supported as target_host", expected="llvm, c or cpu",
+                        found=str(host), hint="leave target_host out")
+    return target_host
 
 
 def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, target: Any = None,
@@ -209,6 +224,17 @@ def compile_request(request: Request) -> JITKernel:
     return kernel
 
 
+def recompiled(request: Request, tuned: tuple[Any, Any, Any]) -> JITKernel:
+    """The kernel that was pickled in another process: of the same program and settings, from the cache where it is there.
+
+    tuned: its latency in ms, configuration and reference latency, where it was tuned.
+    """
+    kernel = compile_request(request)
+    if tuned[0] is not None:
+        kernel.update_tuner_result(*tuned)
+    return kernel
+
+
 def _compile_now(request: Request, key: str | None) -> JITKernel:
     say = request.verbose or env.is_print_on_compilation_enabled()
     name = request.func.name
@@ -247,6 +273,7 @@ def compile(func: Any = None, out_idx: Any = None, execution_backend: str | None
     pass configs, and whatever the compiler refuses, at the user's line.
     """
     try:
+        check_host(target_host)
         with phase("compile"):
             kernel = compile_request(make_request(func, out_idx, execution_backend, target, verbose, pass_configs,
                                                   compile_flags))

@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.env import env
-from tilelang.errors import InternalError, TileLangError, error, register, told
+from tilelang.errors import InternalError, JITNoBuilderError, TileLangError, error, register, told
 from tilelang.target import Target
 from tilelang.transform.scope import current_config
 
 from .artifact import program_of
-from .compiling import compile_request, make_request, run_parallel
+from .captured import Captured
+from .compiling import check_host, compile_request, make_request, run_parallel
 from .eager import EagerCalls
 from .kernel import JITKernel
 from .keys import SIMPLE, freeze
+from .methods import InClasses
 
 register("jit-out-idx", ValueError, "out_idx is given to an eager function, which returns its T.empty tensors",
          expected="out_idx with a function that returns a @T.prim_func")
@@ -49,7 +51,7 @@ def names_around(fn: Any) -> dict[str, Any] | None:
     return outer_locals(depth + 1, fn) or None
 
 
-class JITImpl:
+class JITImpl(InClasses):
     """What @tilelang.jit makes of a function.
 
     mode: "auto" until the first use, then "lazy" (a factory that returns a PrimFunc: calling gives the kernel) or
@@ -71,10 +73,11 @@ class JITImpl:
         self._source: str | None = None
         self._signature: inspect.Signature | None = None
         self.outer_names = names_around(func)
-        self.__doc__ = getattr(func, "__doc__", None)
+        self._captured: Captured | None = None
+        self.__doc__, self.__module__ = getattr(func, "__doc__", None), getattr(func, "__module__", None) or __name__
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("__name__", "__qualname__", "__module__", "__closure__", "__code__", "__globals__", "__defaults__",
+        if name in ("__name__", "__qualname__", "__closure__", "__code__", "__globals__", "__defaults__",
                     "__kwdefaults__"):
             return getattr(self.func, name)
         if name == "__wrapped__":
@@ -113,14 +116,17 @@ class JITImpl:
         return self._signature
 
     # ---- which of the two styles ------------------------------------------------------------------------------------
-    def initialize_jit_mode(self, *args: Any, **kwargs: Any) -> str:
-        """Find out the mode (once); arguments are those of the call at hand."""
+    def initialize_jit_mode(self, /, *args: Any, **kwargs: Any) -> str:
+        """Find out the mode; arguments are those of the call at hand.
+
+        It is kept unless it had to be guessed, because the call failed before it showed: then the next call tells.
+        """
         if self.mode == "auto":
             if program_of(self.func) is not None or not callable(self.func):
                 raise error("jit-not-a-function", f"@tilelang.jit takes a function, found {type(self.func).__name__}",
                             found=type(self.func).__name__,
                             hint="compile a PrimFunc with tilelang.compile(func)")
-            mode = "lazy" if self._has_prim_func() or self._returns_program(args, kwargs) else "eager"
+            mode, sure = ("lazy", True) if self._has_prim_func() else self._tried(args, kwargs)
             if mode == "eager" and not hasattr(self.func, "__code__"):
                 raise error("jit-not-a-function", f"@tilelang.jit takes a function defined by def, found "
                             f"{getattr(self.func, '__name__', '') or type(self.func).__name__} ({type(self.func).__name__})",
@@ -131,6 +137,8 @@ class JITImpl:
                             "tensors it makes with T.empty",
                             found=f"out_idx={self.out_idx!r} with an eager function",
                             hint="remove out_idx, or return a @T.prim_func")
+            if not sure:
+                return mode
             self.mode = mode
         return self.mode
 
@@ -152,24 +160,30 @@ class JITImpl:
                         return True
         return False
 
-    def _returns_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """A factory may call another function that makes the program: it shows only by calling it."""
+    def _tried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bool]:
+        """(mode, whether it is sure) of a function without a prim_func of its own: a factory may call another function
+        that makes the program, which shows only by calling it."""
         tree = self.func_source
         if "T.Kernel" in tree or "T.const" in tree or "T.empty" in tree:
-            return False
+            return "eager", True
         try:
-            return program_of(self.factory(*args, **kwargs)) is not None
+            return ("lazy" if program_of(self.factory(*args, **kwargs)) is not None else "eager"), True
+        except JITNoBuilderError:
+            return "eager", True
         except Exception:
-            return False
+            return ("eager" if self.out_idx is None else "lazy"), False
 
     # ---- calling ----------------------------------------------------------------------------------------------------
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            if self.mode == "auto":
-                self.initialize_jit_mode(*args, **kwargs)
             if self.mode == "eager":
                 return self.eager.call(args, kwargs)
-            return self._lazy(args, kwargs)
+            if self.mode == "lazy":
+                return self._lazy(args, kwargs)
+            mode = self.initialize_jit_mode(*args, **kwargs)
+            out = self.eager.call(args, kwargs) if mode == "eager" else self._lazy(args, kwargs)
+            self.mode = mode
+            return out
         except (TileLangError, InternalError) as e:
             raise told(e)  # noqa: B904 - told decides what goes with it
 
@@ -181,11 +195,17 @@ class JITImpl:
         return self._eager
 
     def surroundings(self) -> Any:
-        """What besides the arguments decides a compilation: pass configs and, where not fixed, target and backend."""
+        """What besides the arguments decides a compilation: pass configs, where not fixed target and backend, and the
+        values that the function reads from closures and globals."""
         configs = tuple(self.pass_configs.items()) if self.pass_configs else ()
         scope = current_config()
         if configs or scope:
             configs = tuple((str(k), freeze(v)) for k, v in (*scope.items(), *configs))
+        captured = self._captured
+        if captured is None:
+            captured = self._captured = Captured(self.func)
+        if captured:
+            configs = (*configs, captured.values())
         if self.target is None or self.target == "auto":
             return (configs, Target.current(), env.TILELANG_TARGET, env.TILELANG_DEFAULT_TARGET,
                     env.TILELANG_EXECUTION_BACKEND)
@@ -217,7 +237,7 @@ class JITImpl:
     def _frozen(self, bound: inspect.BoundArguments) -> Any:
         return tuple((name, freeze(value)) for name, value in bound.arguments.items())
 
-    def parse_cache_key(self, *args: Any, **kwargs: Any) -> Any:
+    def parse_cache_key(self, /, *args: Any, **kwargs: Any) -> Any:
         """The key of a call: equal keys share a kernel."""
         if self.initialize_jit_mode(*args, **kwargs) == "eager":
             return self.eager.key(args, kwargs)
@@ -237,6 +257,8 @@ class JITImpl:
         request = make_request(func, self.out_idx, self.execution_backend, self.target, self.verbose,
                                self.pass_configs if pass_configs is None else pass_configs, self.compile_flags)
         kernel = compile_request(request)
+        if self.target_host is not None:
+            kernel.target_host = check_host(self.target_host)
         if self.debug_root_path is not None:
             self._write_debug(kernel)
         return kernel
@@ -248,7 +270,7 @@ class JITImpl:
         (root / f"tilelang_jit_kernel_{name}.c").write_text(kernel.get_kernel_source())
         (root / f"tilelang_jit_program_{name}.py").write_text(repr(kernel.prim_func))
 
-    def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
+    def compile(self, /, *args: Any, **kwargs: Any) -> JITKernel:
         """The kernel for these arguments, without running it.
 
         Eager functions take real tensors, T.Tensor placeholders, or keyword values for their T.const dimensions.
@@ -257,13 +279,13 @@ class JITImpl:
             return self.eager.compile(args, kwargs)
         return self._lazy(args, kwargs)
 
-    def get_tir(self, *args: Any, **kwargs: Any) -> Any:
+    def get_tir(self, /, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments, not compiled."""
         if self.initialize_jit_mode(*args, **kwargs) == "eager":
             return self.eager.program(args, kwargs)
         return self._program(self._bind(args, kwargs))
 
-    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
+    def get_kernel_source(self, /, *args: Any, **kwargs: Any) -> str:
         return self.compile(*args, **kwargs).get_kernel_source()
 
     def par_compile(self, configs: Iterable[Any], num_workers: int | None = None,

@@ -8,7 +8,7 @@ from tilelang.errors import error, register
 from tilelang.ir import dtype
 
 from .artifact import program_of
-from .keys import SIMPLE, freeze, strides_of
+from .keys import SIMPLE, freeze, is_settings, strides_of
 
 if TYPE_CHECKING:
     from .decorator import JITImpl
@@ -89,9 +89,10 @@ class EagerCalls:
     def _is_simple(self, values: dict[str, Any]) -> bool:
         """Shapes and compile-time values decide: no const from a stride, no packed tensor, no value whose equality
         hides a difference (floats, containers)."""
+        if any(type(v) not in SIMPLE and (not callable(v) or is_settings(v)) for v in (values[n] for n in self.static)):
+            return False
         trace = self._trace(values, {})
-        return (not trace.packed and all(what == "shape" for _, what, _ in trace.consts.values()) and
-                all(type(values[n]) in SIMPLE or callable(values[n]) for n in self.static))
+        return not trace.packed and all(what == "shape" for _, what, _ in trace.consts.values())
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JITKernel:
         return self._kernel(*self._bind(args, kwargs))

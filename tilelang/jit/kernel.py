@@ -470,6 +470,17 @@ class JITKernel:
     def __repr__(self) -> str:
         return f"<JITKernel {self.signature.name} for {self.target}>"
 
+    def __copy__(self) -> JITKernel:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> JITKernel:
+        return self
+
+    def __reduce__(self) -> Any:
+        from .compiling import recompiled  # lower in the same room: that module builds kernels
+
+        return recompiled, (self.request, (self.latency, self.config, self.ref_latency))
+
 
 def _empty_list(call: Any) -> Any:
     """The cython backend returns [] where there are no outputs."""

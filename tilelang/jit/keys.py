@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from tilelang.ir import Node, dtype
 
 SIMPLE = (int, str, bool, type(None), dtype)  # types whose == and hash tell programs apart, given the type
+
+_PLAIN = (*SIMPLE, float)
 
 
 def freeze(value: Any) -> Any:
@@ -15,7 +19,7 @@ def freeze(value: Any) -> Any:
 
     dtypes count as their name, so that "float32", T.float32 and torch.float32 agree.  Numbers keep their type (1,
     True and 1.0 differ).  Lists, dicts and sets are frozen; callables and other objects count by identity or their
-    own hash.  Raises TypeError for other unhashable values.
+    own hash, objects compared by identity also by their plain attributes.  Raises TypeError for other unhashable values.
     """
     t = type(value)
     if isinstance(value, str):
@@ -43,7 +47,34 @@ def freeze(value: Any) -> Any:
     except TypeError:
         raise TypeError(f"Unsupported unhashable JIT compile-time cache key value {value!r} of type "
                         f"{type(value).__name__}") from None
+    if is_settings(value):
+        return Same(value), attributes(value)
     return value
+
+
+def is_settings(x: Any) -> bool:
+    """An object of the user that is told apart by identity and may change: no function, class, module, container or
+    object of ours."""
+    t = type(x)
+    return (t.__hash__ in (object.__hash__, None) and isinstance(getattr(x, "__dict__", None), dict) and
+            not isinstance(x, (type, FunctionType, MethodType, ModuleType, partial, dict, list, set)) and
+            (t.__module__ or "").partition(".")[0] not in ("tilelang", "torch", "numpy"))
+
+
+def attributes(value: Any, depth: int = 3) -> tuple[Any, ...]:
+    """Attributes of an object that are numbers, strings, dtypes, or containers and objects of them (to a depth): what a
+    program made from the object may have read, and its owner may have changed since."""
+    out = []
+    for name, x in vars(value).items():
+        t = type(x)
+        if t in _PLAIN:
+            out.append((name, freeze(x)))
+        elif t in (list, tuple, dict, set):
+            if all(type(y) in _PLAIN for y in (x if t is not dict else [*x, *x.values()])):
+                out.append((name, freeze(x)))
+        elif depth and is_settings(x):
+            out.append((name, attributes(x, depth - 1)))
+    return tuple(out)
 
 
 class Same:

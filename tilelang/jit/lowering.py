@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilelang.errors import error, register
 from tilelang.runtime.params import KernelParam, params_of
 from tilelang.transform.observe import announce_code
 
 from .artifact import KERNEL_SEPARATOR, CompiledArtifact, Request, program_of
 from .building import device_source, legalized
 from .compiling import make_request
+
+register("lower-module", ValueError, "a module of several programs, or of none, is lowered", expected="a module of one program")
 
 
 def parameters(func: Any) -> list[KernelParam]:
@@ -22,13 +25,17 @@ def parameters(func: Any) -> list[KernelParam]:
 
 def lower(func_or_mod: Any, target: Any = "auto", target_host: Any = None, runtime_only: bool = False,
           enable_host_codegen: bool = False, enable_device_compile: bool = False) -> CompiledArtifact:
-    """Lower a PrimFunc for a target, whose hardware need not exist here.
+    """Lower a PrimFunc, or a module that holds one, for a target, whose hardware need not exist here.
 
     enable_device_compile: the device code is compiled too (rt_mod is the kernel then).
     """
     func = func_or_mod
     if program_of(func) is None and hasattr(func, "functions"):
-        func = next(iter(func.functions.values()))
+        if len(func.functions) != 1:
+            names = ", ".join(map(str, func.functions)) or "nothing"
+            raise error("lower-module", f"lower takes one program, the module holds {names}",
+                        found=f"{len(func.functions)} programs", hint="lower each: lower(module[name])")
+        (func,) = func.functions.values()
     request = make_request(func, None, None, target)
     if enable_device_compile:
         from .compiling import compile_request

@@ -92,6 +92,12 @@ class PrimFunc:
     def __hash__(self) -> int:
         return hash(self.func)
 
+    def __reduce__(self) -> Any:
+        return PrimFunc, (self.func, None, self.defaults)  # functions inside functions cannot be pickled, programs can
+
+    def __deepcopy__(self, memo: Any) -> PrimFunc:
+        return self
+
     def __call__(self, *args: Any, **kw: Any) -> Any:
         raise TypeError(f"PrimFunc `{self.func.name}` is not callable: compile it with tilelang.compile and call the "
                         "kernel")

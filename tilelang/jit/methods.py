@@ -1,0 +1,59 @@
+"""A @tilelang.jit function in a class, called on an object: the object is its first argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+_FIRST = ("self", "cls")
+
+
+class BoundJIT:
+    """owner: the decorated function.  obj: the object it is called on, a compile-time value: its plain attributes
+    (numbers, strings, dtypes, containers and objects of them) are part of the key of a kernel."""
+
+    def __init__(self, owner: Any, obj: Any) -> None:
+        self.__func__, self.__self__ = owner, obj
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__.compile(self.__self__, *args, **kwargs)
+
+    def get_tir(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__.get_tir(self.__self__, *args, **kwargs)
+
+    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
+        return self.__func__.get_kernel_source(self.__self__, *args, **kwargs)
+
+    def par_compile(self, configs: Iterable[Any], num_workers: int | None = None, ignore_error: bool = False) -> Any:
+        me = {self.__func__.first_parameter: self.__self__}
+        given = [(self.__self__, *c) if isinstance(c, tuple) else {**me, **c} if isinstance(c, dict) else c for c in configs]
+        return self.__func__.par_compile(given, num_workers, ignore_error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__func__, name)
+
+    def __repr__(self) -> str:
+        return f"<{self.__func__!r} of {self.__self__!r}>"
+
+
+class InClasses:
+    """What makes a decorated function a method where its first parameter is `self` (or `cls` below @classmethod).
+
+    Others in a class body, and decorated functions kept as class attributes, take their own arguments alone.
+    """
+
+    @property
+    def first_parameter(self) -> str:
+        return next(iter(self.signature.parameters), "")  # type: ignore[attr-defined]
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        return self if obj is None or self.first_parameter not in _FIRST else BoundJIT(self, obj)
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # type: ignore[attr-defined]  # by name, as functions are
+
+
+__all__ = ["BoundJIT", "InClasses"]
