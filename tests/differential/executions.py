@@ -20,6 +20,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+NARROW = ("int4", "uint4", "float4_e2m1fn")
 SIMULATED = ("sm_80", "sm_90a")
 HERE = ("tile", *SIMULATED, "cpu")
 
@@ -68,14 +69,21 @@ def inputs(seed: int, tensors: Sequence[Any]) -> list[np.ndarray]:
     """Arrays for rows (name, shape, dtype, low, high[, more]): small integers.
 
     more: "strides" in elements (the array is a window on storage of its own), "normal": numbers of a normal distribution
-    within low .. high, "tol": how far results may be from the meaning.  int4 is packed, two values a byte.
+    within low .. high, "tol": how far results may be from the meaning, "nibbles": what the four-bit digits of each element
+    are, "scalar": no tensor but a number, "pointer": the call is given the address.  Types of four bits are packed, two a byte.
     """
     rng = np.random.default_rng(seed)
     out = []
     for _, shape, dt, low, high, *rest in tensors:
         more = rest[0] if rest else {}
-        if dt == "int4":
-            v = rng.integers(low, high + 1, shape).astype(np.uint8) & 15
+        if more.get("nibbles"):
+            codes = rng.choice(np.array(more["nibbles"], np.uint32), (*shape, np.dtype(dt).itemsize * 2))
+            word = sum(codes[..., k] << np.uint32(4 * k) for k in range(codes.shape[-1]))
+            out.append(word.astype(f"u{np.dtype(dt).itemsize}").view(dt))
+            continue
+        if dt in NARROW:
+            v = rng.integers(low, high + 1, shape)
+            v = _fp4(v) if dt[0] == "f" else v.astype(np.uint8) & 15
             out.append((v[..., 0::2] | v[..., 1::2] << 4).view(np.int8))
             continue
         values: Any = rng.integers(low, high + 1, shape)
@@ -84,6 +92,12 @@ def inputs(seed: int, tensors: Sequence[Any]) -> list[np.ndarray]:
         out.append(laid_out(values.astype(np.float64 if dt.startswith(("f", "b")) else np.int64).astype(numpy_type(dt)),
                             more.get("strides")))
     return out
+
+
+def _fp4(v: np.ndarray) -> np.ndarray:
+    """Codes of float4_e2m1fn for whole numbers of -6 .. 6; 5 becomes 4."""
+    size = np.abs(v)
+    return (np.array([0, 2, 4, 5, 6, 6, 7], np.uint8)[size] | (v < 0) << 3).astype(np.uint8)
 
 
 def laid_out(a: np.ndarray, strides: Sequence[int] | None) -> np.ndarray:
@@ -211,8 +225,8 @@ def _execute(name: str, func: Any, prim: Any, args: list[np.ndarray], tensors: S
             if e.kind != "needs-arch":
                 raise
             program = legalized(func, Target({"kind": "cuda", "arch": "sm_90a"}))
-        meaning = run_tile(program, _packed(args, tensors))
-        return [np.asarray(meaning[t[0]]) for t in tensors]
+        own, passed = _packed(args, tensors)
+        return _left(run_tile(program, passed), own, tensors)
     if name == "cubin":
         from tilelang.codegen.cuda import print_kernel
         from tilelang.runtime.nvrtc import compile_cubin
@@ -231,27 +245,42 @@ def _execute(name: str, func: Any, prim: Any, args: list[np.ndarray], tensors: S
 
         program = lower(func, Target({"kind": "cuda", "arch": name}), configs)
         running[0] = True
-        outputs = run_device(program, _packed(args, tensors)).outputs
-        return [np.asarray(outputs[t[0]]) for t in tensors]
+        own, passed = _packed(args, tensors)
+        return _left(run_device(program, passed).outputs, own, tensors)
     import tilelang
 
     kernel = tilelang.compile(prim, target=name, pass_configs=configs or None)
     running[0] = True
     own = [own_copy(a) for a in args]
     if name == "cpu":
-        kernel(*own)
+        kernel(*(_number(a, t) for a, t in zip(own, tensors)))
         return own
     import torch
 
-    moved = [_to_device(a, torch) for a in own]
-    kernel(*moved)
+    moved = [_to_device(a, torch) if not _said(t, "scalar") else a for a, t in zip(own, tensors)]
+    kernel(*(_number(m, t) for m, t in zip(moved, tensors)))
     torch.cuda.synchronize()
-    return [_from_device(m, a.dtype) for m, a in zip(moved, own)]
+    return [_from_device(m, a.dtype) if not _said(t, "scalar") else a for m, a, t in zip(moved, own, tensors)]
 
 
-def _packed(args: Sequence[np.ndarray], tensors: Sequence[Any]) -> list[np.ndarray]:
-    """int4 as the lowered program sees it: bytes."""
-    return [a.view(np.uint8) if t[2:3] == ("int4",) else a for a, t in zip(args, tensors)]
+def _said(t: Sequence[Any], what: str) -> bool:
+    return len(t) > 5 and bool(t[5].get(what))
+
+
+def _number(a: Any, t: Sequence[Any]) -> Any:
+    return int(a) if _said(t, "scalar") else a
+
+
+def _packed(args: Sequence[np.ndarray], tensors: Sequence[Any]) -> tuple[list[np.ndarray], list[Any]]:
+    """Arrays as the lowered program sees them, types of four bits as bytes, and what stands for them in the call."""
+    own = [own_copy(a) if _said(t, "pointer") else a.view(np.uint8) if t[2:3] and t[2] in NARROW else a
+           for a, t in zip(args, tensors)]
+    return own, [a.ctypes.data if _said(t, "pointer") else _number(a, t) for a, t in zip(own, tensors)]
+
+
+def _left(outputs: dict[str, Any], own: Sequence[np.ndarray], tensors: Sequence[Any]) -> list[np.ndarray]:
+    """The arrays after the call: what is handed over as a number or address is no output of the simulators."""
+    return [a if _said(t, "scalar") or _said(t, "pointer") else np.asarray(outputs[t[0]]) for a, t in zip(own, tensors)]
 
 
 _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}

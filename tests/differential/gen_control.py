@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gen_extra import EXTRA, EXTRA_WEIGHTS
 from gen_more import MORE, WEIGHTS
 from gen_parallel import Nodes, atomic, inner_sum, parallel, per_thread, spread_sum
 from gen_state import Scope, State, counter, node
@@ -18,7 +19,7 @@ def condition(st: State, s: Scope) -> str:
     known = [v for v in s.uniform]
     inputs = [b for b in s.buffers if b.scope == "global" and not b.base and b.readable
               and not b.dtype.startswith(("float8", "u"))]
-    if inputs and (not known or st.chance(0.12)):
+    if inputs and (not known or st.chance(0.4)):
         b = st.pick(inputs)
         return f"{b.name}[{', '.join(st.uniform_index(s, n) for n in b.shape)}] {st.pick(['>', '<', '=='])} {st.between(-1, 1)}"
     if not known:
@@ -61,13 +62,13 @@ def _forget(st: State, items: list, n: int) -> None:
 
 
 def _weights(st: State, s: Scope) -> list[tuple[str, float]]:
-    w = {"parallel": 5.0, "copy": 4.0, "fill": 1.0, "gemm": 1.8, "reduce": 1.6, "scan": 0.5, "atomic": 1.5, "inner": 0.8,
-         "spread": 0.4, "thread": 1.2, "view": 0.7, "transpose": 0.2, "reducer": 0.5, "let": 0.5, "assign": 0.7, "serial": 1.2,
-         "pipelined": 1.3, "branch": 1.0, "while": 0.4, "grid": 0.3, "macro": 0.5, "leave": 0.0, "alloc": 0.3, "ordered": 0.4,
-         "swap": 0.15, **WEIGHTS}
+    w = {"parallel": 5.0, "copy": 4.0, "fill": 1.0, "gemm": 1.8, "reduce": 1.6, "scan": 0.9, "atomic": 1.5, "inner": 0.8,
+         "spread": 0.4, "thread": 1.7, "view": 1.0, "transpose": 0.3, "reducer": 1.2, "let": 0.5, "assign": 0.7, "serial": 1.2,
+         "pipelined": 1.3, "branch": 1.0, "while": 0.5, "grid": 0.3, "macro": 0.5, "leave": 0.0, "alloc": 0.3, "ordered": 0.4,
+         "swap": 0.5, **WEIGHTS, **EXTRA_WEIGHTS}
     w.update(st.profile.weights)
     if s.in_loop and not s.pipelined:
-        w["leave"] = 1.4
+        w["leave"] = 5.0
     if any(b.atomic for b in s.buffers):
         w["atomic"] = 4.0
     if s.depth >= MAX_DEPTH:
@@ -85,33 +86,36 @@ def _weights(st: State, s: Scope) -> list[tuple[str, float]]:
 def serial(st: State, s: Scope) -> Nodes | None:
     """A serial or unrolled loop: plain, stepped, backwards, with a run-time bound, or of no iteration."""
     k = st.fresh("k")
-    kind = st.pick(["T.serial", "range", "T.serial", "T.unroll", "T.Serial"])
+    kind = st.pick(["T.serial", "range", "range", "T.unroll", "T.Serial"])
     form = st.between(0, 6)
     n = st.between(1, 4)
     known = [v for v in s.uniform if v.low >= 0 and v.high <= 4]
+    tag = ""
     if form == 0:
-        step = st.between(2, 3)
+        step, tag = st.between(2, 3), "step"
         text, var = f"{kind}(0, {n * step - st.between(0, step - 1)}, {step})", counter(k, n * step)
     elif form == 1:
-        first = st.between(1, 3)
+        first, tag = st.between(1, 3), "start"
         text, var = f"{kind}({first}, {first + n})", counter(k, n, first)
     elif form == 2 and kind == "range":
-        text, var = f"range({n - 1}, -1, -1)", counter(k, n)
+        text, var, tag = f"range({n - 1}, -1, -1)", counter(k, n), "down"
     elif form == 3 and known and kind != "T.unroll":
         v = st.pick(known)
-        n = v.high + 1
+        n, tag = v.high + 1, "runtime"
         text, var = f"{kind}({v.text} + {st.between(0, 1)})", counter(k, n)
     elif form == 4 and st.symbols and kind != "T.unroll":
         m = st.pick(st.symbols)
         n = -(-st.symbols[m] // 8)
-        text, var = f"{kind}(T.ceildiv({m}, 8))", counter(k, n)
+        text, var, tag = f"{kind}(T.ceildiv({m}, 8))", counter(k, n), "symbol"
     else:
         text, var = f"{kind}({n})", counter(k, n)
+        if kind == "T.unroll" and st.chance(0.4):
+            text, tag = f"T.unroll({n}, {st.pick(['explicit=True', 'unroll_factor=2'])})", "unroll-option"
     if n * s.times > MAX_TIMES:
         return None
     inner = s.inner(max(1, n), in_loop=kind != "T.unroll", uniform=[var])
     return [node(f"for {k} in {text}:", block(st, inner, st.between(1, 4)), None, f"loop:{kind}",
-                 *(["loop:" + ("step", "start", "down", "runtime", "symbol")[form]] if form < 5 else []))]
+                 *([f"loop:{tag}"] if tag else []))]
 
 
 def grid(st: State, s: Scope) -> Nodes | None:
@@ -282,12 +286,7 @@ def let(st: State, s: Scope) -> Nodes | None:
 def assign(st: State, s: Scope) -> Nodes | None:
     """A step of a mutable scalar."""
     if not st.mutable or st.chance(0.15):
-        name = st.fresh("v")
-        n = st.between(2, 9)
-        st.allocs.append(node(f"{name} = T.alloc_var('int32', init={st.between(0, n - 1)})", None, None, "alloc:var"))
-        v = integer(name, 0, n - 1)
-        st.mutable.append(v)
-        s.uniform.append(v)
+        st.scalar(s)
     v = st.pick(st.mutable)
     if v not in s.uniform:
         s.uniform.append(v)
@@ -311,10 +310,11 @@ def assign(st: State, s: Scope) -> Nodes | None:
 
 def swap(st: State, s: Scope) -> Nodes | None:
     """Two scalars change places."""
-    pairs = [(a, b) for a in st.mutable for b in st.mutable if a is not b and a.high == b.high]
-    if not pairs:
+    if not st.mutable:
         return None
-    a, b = st.pick(pairs)
+    a = st.pick(st.mutable)
+    good = [b for b in st.mutable if b is not a and b.high == a.high]
+    b = st.pick(good) if good else st.scalar(s, a.high)
     return [node(f"{a.text}, {b.text} = {b.text}, {a.text}", None, None, "scalar:swap")]
 
 
@@ -338,4 +338,4 @@ STATEMENTS = {"parallel": parallel, "copy": copy, "fill": fill, "gemm": gemm, "r
               "atomic": atomic, "inner": inner_sum, "spread": spread_sum, "thread": per_thread, "view": view,
               "transpose": transpose, "reducer": reducer, "let": let, "assign": assign, "serial": serial,
               "pipelined": pipelined, "branch": branch, "while": while_loop, "grid": grid, "macro": macro, "leave": leave,
-              "alloc": alloc, "ordered": ordered, "swap": swap, **MORE}
+              "alloc": alloc, "ordered": ordered, "swap": swap, **MORE, **EXTRA}

@@ -39,12 +39,29 @@ def returned(st: State, s: Scope) -> Nodes | None:
         if v.bound * s.times > (to.room or 0):
             return None
         to.room -= v.bound * s.times
+    if dt in ("float32", "float16") and shape[0] % 2 == 0 and st.chance(0.4):
+        return _returned_pairs(st, s, to, kept[0], [*nodes, *kept[1]])
     order = f", memory_order='{st.pick(ORDERS)}'" if st.chance(0.6) else ""
     line, features = header(st, [(i, shape[0])])
     at = f"({shape[0] - 1} - {i})" if st.chance(0.5) else i
     text = f"{kept[0].name}[{i}] = T.atomic_{op}({to.name}[{at}], {v.text}{order}, return_prev=True)"
     return [*nodes, *kept[1], node(line, [*p.pre, node(text, None, None, "atomic:return", f"atomic:order{order[-9:-1]}"[:20])],
                                    None, *features)]
+
+
+def _returned_pairs(st: State, s: Scope, to: Buf, kept: Buf, nodes: Nodes) -> Nodes | None:
+    """The old values of T.atomic_addx2 of neighbours."""
+    n = to.shape[0]
+    got = new_buffer(st, s, "shared", (n,), to.dtype, bound=3)
+    if got is None or got[0].bound * s.times > (to.room or 0):
+        return None
+    to.room -= got[0].bound * s.times
+    i, w = st.fresh("i"), st.fresh("w")
+    body = [node(f"{w} = T.atomic_addx2({to.name}[{i} * 2], {got[0].name}[{i} * 2], return_prev=True)", None, None,
+                 "atomic:return-x2"),
+            *(node(f"{kept.name}[{i} * 2 + {k}] = T.extract_lane({w}, {k})") for k in (0, 1))]
+    line, features = header(st, [(i, n // 2)])
+    return [*nodes, *got[1], node(line, body, None, *features)]
 
 
 def bits(st: State, s: Scope) -> Nodes | None:
@@ -118,15 +135,10 @@ def warps(st: State, s: Scope) -> Nodes | None:
     """Reductions and votes of a warp, of private integers."""
     if st.threads % 32:
         return None
-    local = [b for b in s.buffers if b.scope == "local" and b.dtype == "int32"]
-    if not local:
-        made = new_local(st, s)
-        if made.dtype != "int32":
-            return None
-        local = [made]
+    local = [b for b in s.buffers if b.scope == "local" and b.dtype == "int32"] or [new_local(st, s, "int32")]
     b = st.pick(local)
     x = f"{b.name}[{st.between(0, b.shape[0] - 1)}]"
-    form = st.pick(["sum", "sum", "bitand", "bitor", "any", "all", "ballot", "shfl"])
+    form = st.pick(["sum", "bitand", "bitor", "any", "all", "ballot", "shfl"])
     m = min(b.high, 7) + 1
     if form in ("sum", "bitand", "bitor"):
         value = f"T.floormod(T.warp_reduce_{form}({x}), {m})"
@@ -143,7 +155,7 @@ def vectors(st: State, s: Scope) -> Nodes | None:
     """Slices of private arrays as vectors, and arithmetic on pairs."""
     local = [b for b in s.buffers if b.scope == "local" and b.shape[0] >= 2]
     if not local:
-        local = [new_local(st, s)]
+        local = [new_local(st, s, st.pick(["float32", "float16"]))]
     b = st.pick(local)
     n = b.shape[0]
     if n >= 4 and st.chance(0.5):
@@ -181,6 +193,9 @@ def mask(st: State, s: Scope) -> Nodes | None:
     """A tile of bool, written by one loop and read by another; sometimes asked as a whole."""
     shape = (st.extent(),) if st.chance(0.5) else (st.extent(), st.extent())
     scope = st.pick(["shared", "fragment"])
+    same = [b for b in writable(s, "shared", "fragment") if not b.base]
+    if same and st.chance(0.5):
+        shape = st.pick(same).shape
     name = st.fresh("B")
     size = 1
     for n in shape:
@@ -202,8 +217,8 @@ def mask(st: State, s: Scope) -> Nodes | None:
         text = f"{dst.name}[{idx}] = {p.store(dst, 1)}"
         cond = f"{name}[{idx}]" if st.chance(0.5) else f"not {name}[{idx}]"
         out.append(node(line, [*p.pre, node(f"if {cond}:", [node(text)])], None, "mask:read", *features))
-    if scope == "shared" and len(shape) == 1 and st.mutable and st.chance(0.9):
-        v = st.pick(st.mutable)
+    if scope == "shared" and len(shape) == 1:
+        v = st.pick(st.mutable) if st.mutable else st.scalar(s)
         fn = st.pick(["any_of", "all_of"])
         out.append(node(f"{v.text} = T.cast(T.{fn}({name}), 'int32')", None, None, f"mask:{fn}"))
     return out
@@ -284,9 +299,9 @@ def workspace(st: State, s: Scope) -> Nodes | None:
 
 def counted(st: State, s: Scope) -> Nodes | None:
     """T.syncthreads_count, _and, _or of a condition on the thread, into a scalar of the block."""
-    if not st.mutable or s.in_loop and st.chance(0.5):
+    if s.in_loop and st.chance(0.5):
         return None
-    v = st.pick(st.mutable)
+    v = st.pick(st.mutable) if st.mutable else st.scalar(s)
     form = st.pick(["count", "and", "or"])
     cond = st.pick([f"tx < {st.between(0, st.threads)}", f"tx % {st.between(2, 5)} == 0"])
     return [node(f"{v.text} = T.syncthreads_{form}({cond}) % {v.high + 1}", None, None, f"warp:syncthreads-{form}")]
@@ -312,9 +327,11 @@ def scalar_atomic(st: State, s: Scope) -> Nodes | None:
 
 
 def small_types(st: State, s: Scope) -> Nodes | None:
-    """A packed int4 tensor: through shared memory, element by element or as a whole."""
-    good = [b for b in writable(s, "fragment", "shared") if len(b.shape) == 2 and b.shape[1] % 2 == 0 and b.low <= -8
-            and b.high >= 7 and not is_unsigned(b.dtype) and not b.dtype.startswith("float8")]
+    """A packed tensor of int4, uint4 or fp4: through shared memory, element by element or as a whole."""
+    kind, least, most = st.pick([("int4", -8, 7), ("uint4", 0, 15), ("float4_e2m1fn", -6, 6)])
+    good = [b for b in writable(s, "fragment", "shared") if len(b.shape) == 2 and b.shape[1] % 2 == 0 and b.low <= least
+            and b.high >= most and not is_unsigned(b.dtype) and not b.dtype.startswith("float8")
+            and (kind[0] != "f" or is_float(b.dtype))]
     if not good:
         return None
     b = st.pick(good)
@@ -322,16 +339,16 @@ def small_types(st: State, s: Scope) -> Nodes | None:
     t = st.tensor((rows, cols), (str(rows), str(cols)), "float16", 7)
     row = st.tensors[-1]
     row.pop("strides", None)
-    row.update(dtype="int4", low=-8, high=7)
+    row.update(dtype=kind, low=least, high=most)
     if st.chance(0.5):
         i, j = st.fresh("i"), st.fresh("i")
-        text = f"{b.name}[{i}, {j}] = T.cast({t.name}[{i}, {cols - 1} - {j}], 'int32')"
-        return [node(f"for {i}, {j} in T.Parallel({b.dims[0]}, {b.dims[1]}):", [node(text)], None, "int4:elements")]
+        text = f"{b.name}[{i}, {j}] = T.cast({t.name}[{i}, {cols - 1} - {j}], '{'float32' if kind[0] == 'f' else 'int32'}')"
+        return [node(f"for {i}, {j} in T.Parallel({b.dims[0]}, {b.dims[1]}):", [node(text)], None, f"{kind}:elements")]
     name = st.fresh("S")
     if not st.fits("shared", b.shape, "int8"):
         return None
-    st.allocs.append(node(f"{name} = T.alloc_shared(({', '.join(b.dims)},), 'int4')", None, None, "alloc:shared:int4"))
-    return [node(f"T.copy({t.name}, {name})", None, None, "int4:copy"), node(f"T.copy({name}, {b.name})")]
+    st.allocs.append(node(f"{name} = T.alloc_shared(({', '.join(b.dims)},), '{kind}')", None, None, f"alloc:shared:{kind}"))
+    return [node(f"T.copy({t.name}, {name})", None, None, f"{kind}:copy"), node(f"T.copy({name}, {b.name})")]
 
 
 def by_hand_ring(st: State, s: Scope) -> Nodes | None:
@@ -358,6 +375,6 @@ def by_hand_ring(st: State, s: Scope) -> Nodes | None:
 MORE = {"returned": returned, "bits": bits, "pairs": pairs, "warps": warps, "vectors": vectors, "drawn": drawn, "mask": mask,
         "run_time_extent": run_time_extent, "by_reference": by_reference, "stated": stated, "workspace": workspace,
         "counted": counted, "scalar_atomic": scalar_atomic, "small_types": small_types, "by_hand_ring": by_hand_ring}
-WEIGHTS = {"returned": 0.4, "bits": 0.4, "pairs": 0.25, "warps": 0.8, "vectors": 0.3, "drawn": 0.25, "mask": 0.6,
+WEIGHTS = {"returned": 0.6, "bits": 0.4, "pairs": 0.4, "warps": 0.9, "vectors": 0.7, "drawn": 0.25, "mask": 0.9,
            "run_time_extent": 0.3, "by_reference": 0.9, "stated": 0.4, "workspace": 0.25, "counted": 0.4,
-           "scalar_atomic": 0.3, "small_types": 0.3, "by_hand_ring": 0.25}
+           "scalar_atomic": 0.4, "small_types": 1.1, "by_hand_ring": 0.3}

@@ -178,7 +178,9 @@ def inner_sum(st: State, s: Scope) -> Nodes | None:
     p = Point(st, s, [*vars, (r, n)], [b for b in reads if b.root is not dst.root])
     v = p.fit(p.value(2), -63, 63)
     loop = [*_taken(p), node(f"{acc} = {acc} + {v.text}")]
-    if st.chance(0.25):
+    if st.chance(0.25) and "index:negative" not in p.features:  # of a loop's variable they count from the end, of others not
+        return _while_sum(st, dst, vars, idx, (acc, dt), (r, n), v, loop, p)
+    if st.chance(0.4):
         cond = p.condition()
         loop = [*_taken(p), node(f"if {cond}:", loop)] if st.chance(0.5) else [
             *_taken(p), node(f"if {cond}:", [node(st.pick(["continue", "break"]))], None, "inner:break-continue"), *loop]
@@ -190,6 +192,20 @@ def inner_sum(st: State, s: Scope) -> Nodes | None:
     body = [node(f"{acc} = 0"), node(f"for {r} in {kind}({n}):", loop), *p2.pre, node(f"{dst.at(idx)} = {total.text}")]
     line, features = header(st, vars)
     return [node(line, body, None, "parallel:inner-loop", *features, *sorted(p.features))]
+
+
+def _while_sum(st: State, dst: Buf, vars: list[tuple[str, int]], idx: list[str], acc: tuple[str, str], counted: tuple[str, int],
+               v: Value, loop: Nodes, p: Point) -> Nodes:
+    """The sum by a while loop whose iterations each have a count of their own."""
+    (name, dt), (r, n) = acc, counted
+    st.allocs.append(node(f"{r} = T.alloc_var('int32')", None, None, "alloc:var"))
+    p2 = Point(st, p.scope, vars, [])
+    total = p2.fit(Value(name, dt, n * min(v.low, 0), n * max(v.high, 0)), dst.low, dst.high)
+    until = f"{st.pick(vars)[0]} % {n + 1}" if st.chance(0.6) else str(n)
+    body = [node(f"{name} = 0"), node(f"{r} = 0"), node(f"while {r} < {until}:", [*loop, node(f"{r} = {r} + 1")]), *p2.pre,
+            node(f"{dst.at(idx)} = {total.text}")]
+    line, features = header(st, vars)
+    return [node(line, body, None, "parallel:inner-while", *features, *sorted(p.features))]
 
 
 def spread_sum(st: State, s: Scope) -> Nodes | None:
@@ -217,7 +233,7 @@ def atomic(st: State, s: Scope) -> Nodes | None:
     """Atomics of elements in a loop, or of a tile; onto tensors and shared buffers that only atomics touch meanwhile."""
     good = [b for b in s.buffers if b.atomic]
     shared = [b for b in writable(s, "shared") if b.room is not None and b.dtype in ("int32", "float32", "int64", "float16")]
-    if shared and st.chance(0.35):
+    if shared and st.chance(0.55):
         return _atomic_shared(st, s, st.pick(shared))
     if not good:
         return None
@@ -271,7 +287,7 @@ def _atomic_shared(st: State, s: Scope, dst: Buf) -> Nodes | None:
     vars = [(st.fresh("i"), n)]
     p = Point(st, s, vars, [b for b in readable(s) if b.root is not dst.root])
     v = p.fit(p.value(1), -3, 3)
-    op = st.pick(["add", "add", "max", "min"]) if dst.dtype in ("int32",) else "add"
+    op = st.pick(["add", "max", "min"]) if dst.dtype in ("int32", "int64", "float32") else "add"
     if op == "add":
         if n * v.bound * s.times > (dst.room or 0):
             return None
@@ -344,10 +360,10 @@ def per_thread(st: State, s: Scope) -> Nodes | None:
     return out
 
 
-def new_local(st: State, s: Scope) -> Buf:
+def new_local(st: State, s: Scope, dt: str | None = None, n: int | None = None) -> Buf:
     """A private array of the whole kernel, set at its start."""
-    n = st.pick([2, 4, 4, 8])
-    b, alloc = st.allocate("local", (n,), st.pick(["int32", "float32", "float16"]), bound=None)
+    n = n or st.pick([2, 4, 4, 8])
+    b, alloc = st.allocate("local", (n,), dt or st.pick(["int32", "float32", "float16"]), bound=None)
     st.allocs.append(alloc)
     r = st.fresh("r")
     st.prologue.append(node(f"for {r} in T.serial({n}):", [node(f"{b.name}[{r}] = (tx + {r}) % {min(b.bound, 5) + 1}")]))

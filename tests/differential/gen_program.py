@@ -12,14 +12,14 @@ from gen_values import EXACT
 
 FEW = ("float16", "float32", "int32")
 ANY = (*FEW, *FEW, "float16", "float32", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int16", "float64",
-       "int64")
+       "int64", "uint16", "uint32")
 PROFILES = (
-    Profile("small", (1, 2, 3, 4, 5, 7, 8, 12, 13, 16), (32, 64, 64, 96, 128, 1, 16, 48, 100), ANY, (2, 8)),
-    Profile("middle", (4, 8, 16, 16, 20, 24, 32, 32, 40, 48, 64), (32, 64, 96, 128, 128, 160, 256), ANY, (2, 8)),
-    Profile("loops", (4, 8, 12, 16, 32), (32, 64, 128), FEW, (2, 7),
+    Profile("small", (1, 2, 3, 4, 5, 7, 8, 12, 13, 16), (32, 64, 64, 96, 128, 1, 16, 48, 100), ANY, (3, 9)),
+    Profile("middle", (4, 8, 16, 16, 20, 24, 32, 32, 40, 48, 64), (32, 64, 96, 128, 128, 160, 256), ANY, (3, 8)),
+    Profile("loops", (4, 8, 12, 16, 32), (32, 64, 128), FEW, (3, 8),
             {"serial": 3.0, "pipelined": 3.0, "while": 1.5, "branch": 2.0, "ordered": 1.5, "assign": 1.5, "gemm": 1.0}),
     Profile("products", (16, 16, 32, 32, 48, 64, 64, 8, 24, 40), (64, 128, 128, 256),
-            ("float16", "float16", "bfloat16", "int8", "float32", "float8_e4m3fn", "float8_e5m2"), (2, 6),
+            ("float16", "float16", "bfloat16", "int8", "float32", "float8_e4m3fn", "float8_e5m2", "float64", "uint8"), (2, 6),
             {"gemm": 5.0, "pipelined": 2.5, "ordered": 1.2, "thread": 0.3}),
     Profile("tensor", (64, 64, 128, 64, 32), (128, 128, 256, 384),
             ("float16", "float16", "bfloat16", "int8", "float8_e4m3fn", "float32"), (2, 6),
@@ -43,6 +43,8 @@ def make_program(seed: int, profile: str | None = None) -> Program:
     st = State(seed, PROFILES[0])
     st.profile = next(p for p in PROFILES if p.name == profile) if profile else st.rng.choices(PROFILES, (4, 5, 4, 4, 2))[0]
     st.inputs, kernels = [], []
+    if st.chance(0.15):
+        st.parameter()
     for _ in range(2 if st.chance(0.12) else 1):
         kernels.append(_kernel(st, kernels))
     return {"seed": seed, "profile": st.profile.name, "dims": st.dims, "symbols": st.symbols, "steps": st.steps,
@@ -81,6 +83,7 @@ def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
             names.append("bz")
             grid.append(str(gz))
             st.blocks *= gz
+    grid_values += st.given
     st.grid_values = grid_values
     flat = f"({bm} * {gn} + {bn})" if len(names) < 3 else f"((bz * {gm} + {bm}) * {gn} + {bn})"
     st.flat, st.workspaces = flat, []
@@ -102,7 +105,7 @@ def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
         st.outputs.append(o)
         s.buffers.append(o)
     for _ in range(st.between(1, 3)):
-        shape = (st.extent(), st.extent()) if st.chance(0.75) else (st.extent(),) if st.chance(0.7) else (
+        shape = (st.extent(), st.extent()) if st.chance(0.68) else (st.extent(),) if st.chance(0.55) else (
             st.between(1, 4), st.extent(), st.extent())
         size = 1
         for e in shape:
@@ -127,10 +130,38 @@ def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
     if any("tx" in str(x) for x in (*st.prologue, *body)):
         head.append(node("tx = T.get_thread_binding()"))
     whole = [*st.prologue, *body, *tail]
-    if persistent:
+    if persistent and st.chance(0.3):
+        whole = _scheduled(st, (bm, bn), (gm, gn), grid[0], whole)
+    elif persistent:
         group = st.pick(["", f", group_size={st.between(1, 4)}"])
         whole = [node(f"for {bm}, {bn} in T.Persistent([{gm}, {gn}], {grid[0]}, bx{group}):", whole, None, "loop:T.Persistent")]
-    return {"grid": grid, "blocks": names, "threads": st.threads, "body": [*options, *head, *st.allocs, *whole]}
+    hints = _hints(st)
+    return {"grid": grid, "blocks": names, "threads": st.threads, "body": [*options, *head, *st.allocs, *hints, *whole]}
+
+
+def _scheduled(st: State, tile: tuple[str, str], counts: tuple[int, int], workers: str, body: list[Node]) -> list[Node]:
+    """The loop over tiles by a tile scheduler."""
+    more = st.pick(["", ", column_major=False", f", swizzle_size={st.between(1, 3)}"])
+    loop = [node(f"{tile[0]} = sched.m_idx"), node(f"{tile[1]} = sched.n_idx"), *body, node("sched.next_tile()")]
+    return [node(f"sched = T.PersistentTileScheduler({counts[0]}, {counts[1]}, {workers}{more})"), node("sched.init(bx)"),
+            node("while sched.valid():", loop, None, "loop:scheduler")]
+
+
+def _hints(st: State) -> list[Node]:
+    """Layouts of shared tiles, and values for reads outside of tensors."""
+    out: list[Node] = []
+    tiles = [b for b in st.top if b.scope == "shared" and len(b.shape) == 2 and b.root is b]
+    if tiles and st.chance(0.06):
+        b = st.pick(tiles)
+        kind = st.pick(["make_swizzled_layout", "make_swizzled_layout", "make_linear_layout"])
+        out.append(node(f"T.annotate_layout({{{b.name}: {kind}({b.name})}})", None, None, "hint:layout"))
+    plain = {t["name"] for t in st.tensors if not t.get("scalar") and t["dtype"] not in ("int4", "uint4", "float4_e2m1fn")}
+    inputs = [b for b in st.inputs if b.name in plain and b.name.startswith("A") and b.dtype != "bool"]
+    if inputs and st.chance(0.06):
+        b = st.pick(inputs)
+        out.append(node(f"T.annotate_safe_value({{{b.name}: {st.between(max(b.low, -5), min(b.high, 5))}}})", None, None,
+                        "hint:safe-value"))
+    return out
 
 
 def _size(st: State, n: int) -> str:

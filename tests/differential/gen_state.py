@@ -119,8 +119,13 @@ class State:
         self.symbols: dict[str, int] = {}
         self.steps: dict[str, str] = {}  # symbols of strides, and what they are
         self.tensors: list[dict[str, Any]] = []
-        self.scalars: list[dict[str, Any]] = []
+        self.given: list[Value] = []  # whole numbers that the call is given
         self.allocs: list[Node] = []
+        self.mutable: list[Value] = []
+        self.inputs: list[Buf] = []
+        self.outputs: list[Buf] = []
+        self.top: list[Buf] = []
+        self.grid_values: list[Value] = []
         self.prologue: list[Node] = []
         self.blocks = 1
         self.flat = "0"  # text of the block's number
@@ -180,6 +185,14 @@ class State:
         self.tensors.append(t)
         return Buf(name, "global", shape, dims, dt, low, high, **more)
 
+    def parameter(self) -> Value:
+        """A whole number of the call."""
+        name, high = self.fresh("n"), self.between(1, 6)
+        self.tensors.append({"name": name, "shape": [], "dtype": "int32", "low": 0, "high": high, "scalar": True})
+        v = integer(name, 0, high)
+        self.given.append(v)
+        return v
+
     def strides(self, dims: tuple[str, ...]) -> list[str]:
         """Texts of strides with space between rows, tiles or elements: numbers, or symbols of run time."""
         inner = self.pick([1, 1, 1, 1, 2, 3])
@@ -222,6 +235,15 @@ class State:
         if scope == "shared":
             return self.shared_bytes + n * BITS[dt] // 8 <= 36 * 1024
         return self.register_bits + n * max(BITS[dt], 8) <= self.threads * 32 * 120
+
+    def scalar(self, s: Scope, high: int | None = None) -> Value:
+        """A new scalar that the program may change, of every thread of the block alike."""
+        name, n = self.fresh("v"), high + 1 if high else self.between(2, 9)
+        self.allocs.append(node(f"{name} = T.alloc_var('int32', init={self.between(0, n - 1)})", None, None, "alloc:var"))
+        v = integer(name, 0, n - 1)
+        self.mutable.append(v)
+        s.uniform.append(v)
+        return v
 
     # -- block-uniform integers
 

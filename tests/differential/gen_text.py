@@ -9,13 +9,15 @@ from gen_state import Node
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"^([A-Za-z_]\w*)(?:, ([A-Za-z_]\w*))? = ")
+_REDUCED = re.compile(r"^T\.reduce_\w+\(\w+, (\w+)\)$")
 _LOOP = re.compile(r"^for (.+?) in ")
 
 
 def source(program: dict[str, Any], note: str = "") -> str:
     """The whole file: extents, macros, the program, its inputs, and the comparison when it is run."""
     macros: list[str] = []
-    body: list[str] = []
+    body = [f"    {t['name']} = T.make_tensor({t['name']}_address, ({', '.join(t['shape'])},), '{t['dtype']}')"
+            for t in program["tensors"] if t.get("pointer")]
     named = {*program["dims"], *program["symbols"]}
     params = {t["name"] for t in program["tensors"]}
     for k in program["kernels"]:
@@ -27,7 +29,9 @@ def source(program: dict[str, Any], note: str = "") -> str:
         mutable = {m.group(1) for n in k["body"] if (m := _ASSIGNED.match(n["t"])) and "T.alloc_var" in n["t"]}
         _write(k["body"], 2, body, macros, params | set(blocks), named, mutable)
     head = [f'"""{note or "A generated program"}: seed {program["seed"]}, profile {program["profile"]}."""', "",
-            "import tilelang.language as T", ""]
+            "import tilelang.language as T"]
+    layouts = sorted(x for x in LAYOUTS if any(f"{x}(" in line for line in body))
+    head += [f"from tilelang.layout import {', '.join(layouts)}", ""] if layouts else [""]
     head += [f"{name} = {value}" for name, value in program["dims"].items() if _uses(body + macros + _shapes(program), name)]
     head += [f"{name} = T.dynamic('{name}')" for name in (*program["symbols"], *program.get("steps", {}))
              if _uses(_shapes(program), name)]
@@ -39,6 +43,8 @@ def source(program: dict[str, Any], note: str = "") -> str:
     return text + "\n" + _footer(program)
 
 
+LAYOUTS = ("make_linear_layout", "make_swizzled_layout")
+
 # Macros a program may call, and the lines that define them.
 _ADDED = ["", "", "@T.macro", "def added(x: T.Ref, v, w=2):", "    x = x + v * w", "    return x, v + 1"]
 LIBRARY = {"added": _ADDED,
@@ -48,6 +54,10 @@ LIBRARY = {"added": _ADDED,
 
 def _annotation(t: dict[str, Any]) -> str:
     """A parameter: row after row, or with strides."""
+    if t.get("scalar"):
+        return f"{t['name']}: T.{t['dtype']}"
+    if t.get("pointer"):
+        return f"{t['name']}_address: T.ptr"
     if "strides" in t:
         return f"{t['name']}: T.StridedTensor(({', '.join(t['shape'])},), ({', '.join(t['strides'])},), '{t['dtype']}')"
     return f"{t['name']}: T.Tensor(({', '.join(t['shape'])},), '{t['dtype']}')"
@@ -64,7 +74,7 @@ def _uses(lines: list[str], name: str) -> bool:
 def _footer(program: dict[str, Any]) -> str:
     rows = []
     for t in program["tensors"]:
-        more = {k: t[k] for k in ("normal", "tol") if k in t}
+        more = {k: t[k] for k in ("normal", "tol", "scalar", "pointer", "nibbles") if k in t}
         if "strides" in t:
             more["strides"] = tuple(_number(program, d) for d in t["strides"])
         row = (t["name"], tuple(_number(program, d) for d in t["shape"]), t["dtype"], t["low"], t["high"])
@@ -138,7 +148,8 @@ def _macro(n: Node, depth: int, out: list[str], macros: list[str], known: set[st
     for name in _NAME.findall("\n".join(lines)):
         if name in known and name not in used and name not in named:
             used.append(name)
-    assigned = {g for t in _texts(n["b"]) if (m := _ASSIGNED.match(t)) for g in m.groups() if g in mutable}
+    assigned = {m.group(1) for t in _texts(n["b"]) if (m := _REDUCED.match(t)) and m.group(1) in mutable}
+    assigned |= {g for t in _texts(n["b"]) if (m := _ASSIGNED.match(t)) for g in m.groups() if g in mutable}
     name = f"part{sum(x == '@T.macro' for x in macros)}"
     params = [f"{x}: T.Ref" if x in assigned else x for x in used]
     macros += ["@T.macro", f"def {name}({', '.join(params)}):", *lines, "", ""]
@@ -164,6 +175,7 @@ def features(program: dict[str, Any]) -> list[str]:
         out.add("kernels:2")
     if any(not d.isdigit() and d in program["symbols"] for t in program["tensors"] for d in t["shape"]):
         out.add("shape:dynamic")
+    out |= {f"param:{k}" for t in program["tensors"] for k in ("scalar", "pointer") if t.get(k)}
     for t in program["tensors"]:
         if "strides" in t:
             out.add(f"strides:{'dynamic' if any(d in program.get('steps', {}) for d in t['strides']) else 'static'}"

@@ -26,7 +26,7 @@ def gemm(st: State, s: Scope) -> Nodes | None:
     """T.gemm in any form, its accumulator cleared or added to."""
     dt = st.pick([d for d in st.profile.dtypes if d in PRODUCTS])
     other = dt
-    if dt.startswith("float8") and st.chance(0.3):
+    if dt.startswith("float8") and st.chance(0.5):
         other = st.pick(["float8_e4m3fn", "float8_e5m2"])
     acc = st.pick(PRODUCTS[dt])
     even = st.chance(0.6)
@@ -49,34 +49,41 @@ def gemm(st: State, s: Scope) -> Nodes | None:
         c, nodes = made
     limit = {"float16": 3, "float8_e4m3fn": 7, "float8_e5m2": 7}.get(dt if acc != "float16" else acc, 31)
     ta, tb = st.chance(0.3), st.chance(0.35)
-    a = operand(st, s, "fragment" if st.chance(0.12) else "shared", (k, m) if ta else (m, k), dt, limit)
+    a = operand(st, s, "fragment" if st.chance(0.16) else "shared", (k, m) if ta else (m, k), dt, limit)
     if a is None:
         return None
-    in_registers = st.chance(0.3 if a[0].scope == "fragment" else 0.05)  # both rarely meet by themselves
+    in_registers = st.chance(0.45 if a[0].scope == "fragment" else 0.07)  # both rarely meet by themselves
     b = operand(st, s, "fragment" if in_registers else "shared", (n, k) if tb else (k, n), other, limit)
     if b is None or a[0].root is b[0].root and a[0] is not b[0]:
         return None
     delta = k * a[0].bound * b[0].bound
     top = 2**12 if dt.startswith("float8") else min(c.high, EXACT[acc])
-    options = []
+    options, tags = [], []
+    if min(m, n, k) < 8:
+        tags.append("gemm:tiny")
+    if other != dt:
+        tags.append("gemm:two-types")
     if ta:
         options.append("transpose_A=True")
     if tb:
         options.append("transpose_B=True")
     if st.chance(0.3):
-        options.append(f"policy=T.GemmWarpPolicy.{st.pick(['Square', 'FullRow', 'FullCol'])}")
+        policy = st.pick(["Square", "FullRow", "FullCol"])
+        options.append(f"policy=T.GemmWarpPolicy.{policy}")
+        tags.append(f"gemm:policy-{policy}")
     if delta > top or dt.startswith("float8") and c.room < c.high - 4096 - 2**12:
         return None
-    if delta * s.times <= c.room and st.chance(0.8):
+    if delta * s.times <= c.room and st.chance(0.7):
         c.room -= delta * s.times
-    elif s.uniform and st.chance(0.2) and delta * s.times <= c.room:
+    elif s.uniform and st.chance(0.4) and delta * s.times <= c.room:
         c.room -= delta * s.times
         options.append(f"clear_accum=({st.pick(s.uniform).text} == 0)")
+        tags.append("gemm:clear-runtime")
     else:
         options.append("clear_accum=True")
     kind = f"gemm:{a[0].scope[0]}{b[0].scope[0]}:{'T' if ta else 'N'}{'T' if tb else 'N'}"
     text = f"T.gemm({', '.join([a[0].name, b[0].name, c.name, *options])})"
-    return [*nodes, *a[1], *b[1], node(text, None, None, "gemm", kind, f"gemm:{dt}->{acc}")]
+    return [*nodes, *a[1], *b[1], node(text, None, None, "gemm", kind, f"gemm:{dt}->{acc}", *tags)]
 
 
 def reduction(st: State, s: Scope) -> Nodes | None:
@@ -85,10 +92,10 @@ def reduction(st: State, s: Scope) -> Nodes | None:
             and not b.dtype.startswith("float8")]
     if not good:
         return None
-    src = st.pick([*good, *(b for b in good if len(b.shape) == 3 for _ in range(3))])  # few tiles have three dimensions
+    src = st.pick([*good, *(b for b in good if len(b.shape) == 3 for _ in range(5))])  # few tiles have three dimensions
     kinds = ["sum", "sum", "max", "min", "absmax", "abssum"]
     if src.dtype in INTS and not is_unsigned(src.dtype):
-        kinds += ["bitand", "bitor", "bitxor"]
+        kinds += ["bitand", "bitor", "bitxor"] * 3
     kind = st.pick(kinds)
     dim = st.between(0, len(src.shape) - 1)
     n = src.shape[dim]
@@ -170,15 +177,15 @@ def scan(st: State, s: Scope) -> Nodes | None:
 BIT_VIEWS = {"uint8": ("int8",), "int8": ("uint8",), "int16": ("uint16", "int8"), "int32": ("int8", "int16", "uint8")}
 
 
-def view(st: State, s: Scope) -> Nodes | None:
-    """A reshape of a live buffer, or a view of its bits as another type."""
+def view(st: State, s: Scope, of: Buf | None = None) -> Nodes | None:
+    """A reshape of a live buffer, or a view of its bits as another type; of some of them another view."""
     good = [b for b in s.buffers if b.scope in ("shared", "shared", "fragment") and not b.base]
     if not good:
         return None
     views = [b for b in good if b.root is not b]
-    b = st.pick(views if views and st.chance(0.4) else good)
+    b = of or st.pick(views if views and st.chance(0.4) else good)
     name = st.fresh("W")
-    if st.chance(0.3) and b.scope == "shared" and b.dtype in BIT_VIEWS and b.root is b:
+    if st.chance(0.6) and b.scope == "shared" and b.dtype in BIT_VIEWS and b.root is b:
         dt = st.pick(BIT_VIEWS[b.dtype])  # integers only: which zero a float is depends on the order of its sums
         k = BITS[b.dtype] // BITS[dt]
         shape = (*b.shape[:-1], b.shape[-1] * k)
@@ -195,8 +202,9 @@ def view(st: State, s: Scope) -> Nodes | None:
     shape = st.pick([x for x in shapes if x != b.shape] or [b.shape])
     v = Buf(name, b.scope, shape, tuple(str(e) for e in shape), b.dtype, b.low, b.high, root=b.root, writable=b.writable)
     s.buffers.append(v)
-    return [node(f"{name} = T.{st.pick(['reshape', 'view'])}({b.name}, ({', '.join(map(str, shape))},))", None, None,
+    made = [node(f"{name} = T.{st.pick(['reshape', 'view'])}({b.name}, ({', '.join(map(str, shape))},))", None, None,
                  f"view:{b.scope}", *(["view:of-view"] if b.root is not b else []))]
+    return made + (view(st, s, v) or [] if of is None and st.chance(0.25) else [])
 
 
 def transpose(st: State, s: Scope) -> Nodes | None:

@@ -23,8 +23,14 @@ def region(b: Buf, start: list[str], extents: list[int], st: State, base: bool =
         return f"{b.name}[{', '.join(start)}]"
     parts = []
     for x, e in zip(start, extents):
+        n, fixed = b.shape[len(parts)], not b.base and not b.dims[len(parts)].startswith("M")
         if e == 1 and st.chance(0.8):
-            parts.append(x)
+            # A constant index below zero counts from the end, of an extent of run time too.
+            parts.append(str(int(x) - n) if x.isdigit() and int(x) < n and not b.base and st.chance(0.25) else x)
+        elif x == "0" and fixed and st.chance(0.3):
+            parts.append(":" if e == n else f":{e}")
+        elif x.isdigit() and int(x) + e == n and fixed and st.chance(0.5):
+            parts.append(f"{x}:")
         elif x.isdigit():
             parts.append(f"{x}:{int(x) + e}")
         else:
@@ -118,7 +124,10 @@ def copy(st: State, s: Scope, dst: Buf | None = None, src: Buf | None = None) ->
     if src.dtype == dst.dtype and src.scope == "global" and not src.base and dst.scope == "shared" and st.chance(0.15) \
             and BITS[src.dtype] * ext[-1] % 32 == 0 and not s.pipelined:
         return [node(f"T.async_copy({a}, {b})", None, None, "copy:async"), node("T.ptx_wait_group(0)")]
-    tags = (tag, f"{tag}:{conv}", *(f"copy-option:{o.split('=')[0]}" for o in options))
+    said = [("region:negative", "[-"), ("region:negative", ", -"), ("region:open", ":,"), ("region:open", ":]"),
+            ("region:open", "[:"), ("region:open", ", :")]
+    tags = (tag, f"{tag}:{conv}", *(f"copy-option:{o.split('=')[0]}" for o in options),
+            *sorted({f for f, x in said if x in a or x in b}))
     return [node(f"T.copy({', '.join([a, b, *options])})", None, None, *tags)]
 
 
@@ -165,6 +174,8 @@ def new_input(st: State, s: Scope, shape: tuple[int, ...], dt: str, bound: int) 
         dims.insert(0, str(lead))
         nums.insert(0, lead)
     b = st.tensor(tuple(nums), tuple(dims), dt, bound, writable=False)
+    if st.chance(0.05) and "strides" not in st.tensors[-1] and all(d.isdigit() for d in dims):
+        st.tensors[-1]["pointer"] = True
     st.inputs.append(b)
     s.buffers.append(b)
     return b

@@ -1,11 +1,12 @@
 """Runs generated programs on every execution and compares them.
 
-    python tests/differential/run.py --programs 3000 --seed 1 --jobs 2 --out /tmp/differential
-    python tests/differential/run.py --programs 500 --seed 1 --jobs 16 --gpu --out /tmp/differential-gpu
+    python tests/differential/run.py --programs 3000 --seed 1 --workers 2 --out /tmp/differential
+    python tests/differential/run.py --programs 3000 --seed 1 --workers 16 --gpu --out /tmp/differential-gpu
 
 Every program is a file in OUT/programs that runs by itself.  Results are lines of OUT/results.jsonl; a second run with
-the same OUT goes on where the first one ended.  OUT/summary.json counts outcomes by execution and by feature.  Programs
-that fail are cut down (--shrink N: the first N) and left in OUT/failures.
+the same OUT goes on where the first one ended.  OUT/summary.json has the number of programs, their outcomes by execution
+and by feature, what disagreed, and the seconds.  --gpu adds the device to meaning, simulator and CPU; --only leaves
+simulator and CPU out.  Programs that fail are cut down (--shrink N: the first N) and left in OUT/failures.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import json
 import os
 import pathlib
 import platform
+import re
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -31,19 +34,20 @@ from shrinking import shrink  # noqa: E402
 from workers import Worker, run_all  # noqa: E402
 
 EXECUTIONS = ("tile", "sm_80", "sm_90a", "cpu")
+FEW = 30  # of 3,000 programs: what fewer draw is named in the summary
 
 
 def program_seed(seed: int, index: int) -> int:
     return seed * 1_000_003 + index
 
 
-def executions_of(seed: int, gpu: bool = False, cubin: bool = False) -> tuple[str, ...]:
-    """What a program runs on: the meaning, and the device, or the CPU and the simulator of one architecture in turn."""
-    if gpu or cubin:
-        return ("tile", "cuda") if gpu else ("tile", "cubin")
-    if is_hopper(seed):
-        return ("tile", "sm_90a", "cpu")
-    return ("tile", ("sm_80", "sm_90a", "sm_90a")[seed % 3], "cpu")
+def executions_of(seed: int, gpu: bool = False, cubin: bool = False, only: bool = False) -> tuple[str, ...]:
+    """What a program runs on: the meaning, the simulator of one architecture in turn, and the CPU; with gpu the device too,
+    with cubin the compiler of its text.  only: these and the meaning."""
+    more = ("cuda",) * gpu + ("cubin",) * cubin
+    if only:
+        return ("tile", *more)
+    return ("tile", "sm_90a" if is_hopper(seed) else ("sm_80", "sm_90a", "sm_90a")[seed % 3], "cpu", *more)
 
 
 def status_of(outcomes: dict[str, Any]) -> str:
@@ -67,36 +71,64 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             found[f][r["status"]] += 1
     out["executions"] = {k: dict(v) for k, v in sorted(by.items())}
     out["kinds"] = {k: dict(v.most_common()) for k, v in sorted(kinds.items())}
-    drawn = coverage({f: sum(c.values()) for f, c in found.items()})
+    drawn = coverage(r["features"] for r in rows)
     out["never drawn"] = [f for f, n in drawn.items() if not n]
+    out["seldom drawn"] = {f: n for f, n in drawn.items() if n * 3000 < FEW * len(rows)}
     out["features"] = {k: dict(v) for k, v in sorted(found.items())}
+    out["disagreements"] = [{"seed": r["seed"], "execution": name, "kind": o["kind"], "text": o["text"]}
+                            for r in rows for name, o in r["outcomes"].items() if o["status"] == "failed"]
     return out
 
 
 EXPECTED = """
-    accumulate:shared alloc:global alloc:shared:bool alloc:shared:int4 atomic:add:int32 atomic:addx2 atomic:load
-    atomic:or atomic:order atomic:return atomic:store atomic:tile-add atomic:tile-scalar atomic:shared-add branch:else
-    branch:loaded copy:async copy:fragment->fragment copy:global->fragment copy:global->global copy:global->shared
-    copy:shared->fragment copy:shared->shared copy-option:prefer_instruction copy-option:annotations expr:clamp
-    expr:invert expr:named expr:square gemm:ff gemm:fs gemm:sf gemm:ss gemm:slice gemm:float8 gemm:int8
-    hopper:cluster-bulk hopper:cluster-elements hopper:handed hopper:multicast hopper:nreg hopper:one-thread
-    hopper:tma hopper:wgmma hopper:ws index:guarded index:negative index:outside int4:copy int4:elements kernels:2
-    loop:T.Persistent loop:T.Pipelined loop:T.grid loop:T.unroll loop:T.loop_break loop:break loop:continue
-    loop:ordered loop:ordered-annotations loop:ordered-group loop:while loop:while-break macro macro:ref-added
-    macro:ref-added_twice macro:ref-results mask:any_of mask:read parallel:run-time parallel:spread-sum
-    parallel:two-stores random:integer reduce:absmax reduce:abssum reduce:batch reduce:bitxor reduce:dim0/1
-    reduce:dim0/2 reduce:dim0/3 reduce:dim1/2 reduce:dim1/3 reduce:dim2/3 reduce:generic reduce:nan_propagate
-    reducer:sum return scalar:assign scan:cummax scan:cumsum shape:dynamic stages:0 stages:4 stages:user1 stages:user3
-    stated:assert stated:assume strides:dynamic strides:inner strides:static thread:T.vectorized thread:barrier-in-if
-    thread:shuffle threads:odd transpose use_swizzle vector:abs2 vector:slice view:bits view:of-view view:fragment
-    view:shared warp:any warp:ballot warp:shfl warp:sum warp:syncthreads-count workspace:copy
+    accumulate:fragment accumulate:shared alloc:global alloc:shared:bool alloc:shared:int4 atomic:add:int32 atomic:addx2
+    atomic:addx4 atomic:load atomic:max atomic:min atomic:or atomic:order atomic:return atomic:return-x2 atomic:shared-add
+    atomic:shared-max atomic:shared-min atomic:store atomic:tile-add atomic:tile-max atomic:tile-min atomic:tile-scalar
+    branch:else branch:loaded cond:and cond:chain cond:not cond:or config:tl.cluster config:tl.disable_warp_specialized
+    config:tl.enable_hopper config:tl.persistent copy-option:annotations copy-option:coalesced_width copy-option:disable_tma
+    copy-option:eviction_policy copy-option:prefer_instruction copy:async copy:fragment->fragment copy:fragment->global
+    copy:fragment->shared copy:global->fragment copy:global->global copy:global->local copy:global->shared copy:im2col
+    copy:local->global copy:local->local copy:local->shared copy:shared->fragment copy:shared->global copy:shared->local
+    copy:shared->shared dtype:bfloat16 dtype:float64 dtype:float8_e4m3fn dtype:float8_e5m2 dtype:int16 dtype:int64
+    dtype:int8 dtype:uint16 dtype:uint32 dtype:uint8 expr:bits expr:choose expr:clamp expr:invert expr:named expr:select
+    expr:shift expr:square extern fill:fragment fill:global fill:local fill:shared float4_e2m1fn:copy float4_e2m1fn:elements
+    gemm:bfloat16 gemm:clear-runtime gemm:ff gemm:float32 gemm:float64 gemm:float8 gemm:fs gemm:int8 gemm:policy-FullCol
+    gemm:policy-FullRow gemm:policy-Square gemm:sf gemm:slice gemm:sparse gemm:ss:NN gemm:ss:NT gemm:ss:TN gemm:ss:TT
+    gemm:tiny gemm:two-types gemm:uint8 grid:1d grid:2d grid:3d hint:layout hint:safe-value hopper:cluster-bulk
+    hopper:cluster-elements hopper:handed hopper:multicast hopper:nreg hopper:one-thread hopper:tma hopper:wgmma hopper:ws
+    index:guarded index:half index:mix index:mod index:negative index:outside index:plain index:reverse index:ring
+    index:shift inner:break-continue int4:copy int4:elements kernels:2 loop:T.Persistent loop:T.Pipelined loop:T.Serial
+    loop:T.grid loop:T.loop_break loop:T.serial loop:T.unroll loop:break loop:continue loop:down loop:ordered
+    loop:ordered-annotations loop:ordered-group loop:pipelined-runtime loop:range loop:runtime loop:scheduler loop:start
+    loop:step loop:symbol loop:unroll-option loop:while loop:while-break macro macro:ref-added macro:ref-added_twice
+    macro:ref-results mask:all_of mask:any_of mask:read mask:written parallel:1d parallel:2d parallel:3d
+    parallel:coalesced_width parallel:if parallel:inner-loop parallel:inner-while parallel:permuted parallel:run-time
+    parallel:scratch parallel:spread-sum parallel:two-stores param:pointer param:scalar pointer:global pointer:shared
+    random:integer reduce:absmax reduce:abssum reduce:batch reduce:bitand reduce:bitor reduce:bitxor reduce:dim0/1
+    reduce:dim0/2 reduce:dim0/3 reduce:dim1/2 reduce:dim1/3 reduce:dim2/3 reduce:fragment->fragment reduce:fragment->shared
+    reduce:generic reduce:local-max reduce:local-sum reduce:max reduce:min reduce:nan_propagate reduce:shared->fragment
+    reduce:shared->shared reduce:sum reducer:max reducer:min reducer:sum region:negative region:open return scalar:assign
+    scalar:let scalar:swap scan:cummax scan:cummax-in-place scan:cumsum scan:fragment->fragment scan:fragment->shared
+    scan:local scan:shared->fragment scan:shared->shared scratch:T.serial scratch:T.unroll scratch:T.vectorized
+    shape:dynamic stages:0 stages:1 stages:2 stages:3 stages:4 stages:user1 stages:user2 stages:user3 stated:assert
+    stated:assume strides:dynamic strides:inner strides:static thread:T.serial thread:T.unroll thread:T.vectorized
+    thread:barrier-in-if thread:guard thread:shuffle thread:stride threads:odd transpose uint4:copy uint4:elements
+    use_swizzle vector:abs2 vector:extract vector:max2 vector:min2 vector:slice view:bits view:fragment view:of-view
+    view:shared warp:all warp:any warp:ballot warp:bitand warp:bitor warp:shfl warp:sum warp:syncthreads-count
+    workspace:copy ws:tiles
 """.split()
+BEGINNINGS = ("atomic:addx2", "gemm:float8", "atomic:order")  # of names that go on without a colon
 
 
-def coverage(counts: dict[str, int]) -> dict[str, int]:
+def coverage(programs: Iterable[list[str]]) -> dict[str, int]:
     """How many programs drew each part of the language that the generator means to cover (names are beginnings)."""
-    return {e: sum(n for f, n in counts.items() if f == e or f.startswith((e + ":", e + "->"))
-                   or (e in ("atomic:addx2", "gemm:float8", "atomic:order") and f.startswith(e))) for e in EXPECTED}
+    counts = dict.fromkeys(EXPECTED, 0)
+    for drawn in programs:
+        found = {f[:m.start()] for f in drawn for m in re.finditer(":|->|$", f)}
+        found |= {e for e in BEGINNINGS if any(f.startswith(e) for f in drawn)}
+        for e in found & counts.keys():
+            counts[e] += 1
+    return counts
 
 
 def machine(gpu: bool) -> dict[str, Any]:
@@ -115,10 +147,11 @@ def main() -> int:
     p.add_argument("--programs", type=int, default=300)
     p.add_argument("--first", type=int, default=0, help="index of the first program")
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    p.add_argument("-n", "--workers", "--jobs", dest="workers", type=int, default=os.cpu_count() or 1, help="processes")
     p.add_argument("--out", type=pathlib.Path, default=pathlib.Path("differential-out"))
-    p.add_argument("--gpu", action="store_true", help="compare the CUDA device with the tile meaning")
-    p.add_argument("--cubin", action="store_true", help="only compile the CUDA source of every program, no device needed")
+    p.add_argument("--gpu", action="store_true", help="run on the CUDA device as well")
+    p.add_argument("--cubin", action="store_true", help="compile the CUDA source of every program as well, no device needed")
+    p.add_argument("--only", action="store_true", help="leave out simulator and CPU")
     p.add_argument("--record", type=pathlib.Path, help="also write the summary, with the machine it was made on, to this file")
     p.add_argument("--profile", help="draw all programs from one profile")
     p.add_argument("--shrink", type=int, default=0, help="cut down the first N programs that fail")
@@ -131,9 +164,7 @@ def main() -> int:
         cut_down(program, ("tile", "cuda") if a.gpu else EXECUTIONS, a.out, wanted=a.wanted)
         return 0
     if a.coverage:
-        drawn = collections.Counter(f for i in range(a.programs)
-                                    for f in features(make_program(program_seed(a.seed, a.first + i), a.profile)))
-        found = coverage(drawn)
+        found = coverage(features(make_program(program_seed(a.seed, a.first + i), a.profile)) for i in range(a.programs))
         for name, n in sorted(found.items(), key=lambda x: x[1]):
             print(f"{n:6} {name}")
         return 1 if not all(found.values()) else 0
@@ -175,16 +206,16 @@ def main() -> int:
                 path.unlink()
             bar.advance(task)
 
-        run_all([(s, lambda s=s: write(s), executions_of(s, a.gpu, a.cubin)) for s in seeds], a.jobs, done,
+        run_all([(s, lambda s=s: write(s), executions_of(s, a.gpu, a.cubin, a.only)) for s in seeds], a.workers, done,
                 {"TILELANG_CACHE_DIR": str(a.out / "cache"), "TILELANG_VERIFY": os.environ.get("TILELANG_VERIFY", "1")})
     out = summary(rows)
     out.update(seed=a.seed, seconds=round(time.time() - start, 1))
     (a.out / "summary.json").write_text(json.dumps(out, indent=1) + "\n")
     if a.record:
         a.record.write_text(json.dumps({"machine": machine(a.gpu), **out}, indent=1) + "\n")
-    print(json.dumps({k: out[k] for k in ("programs", "status", "executions", "kinds", "never drawn")}, indent=1))
+    print(json.dumps({k: v for k, v in out.items() if k != "features"}, indent=1))
     for seed in failures[:a.shrink]:
-        cut_down(make_program(seed, a.profile), executions_of(seed, a.gpu), a.out)
+        cut_down(make_program(seed, a.profile), executions_of(seed, a.gpu, a.cubin, a.only), a.out)
     return 1 if out["status"].get("failed") else 0
 
 
