@@ -224,7 +224,7 @@ def warp_groups(st: State, s: Scope) -> Nodes | None:
     return out
 
 
-LIBRARY_CALLS = {"fabsf": 1, "floorf": 1, "ceilf": 1, "truncf": 1, "rintf": 1, "fmodf": 2}
+LIBRARY_CALLS = ("fabsf", "floorf", "ceilf", "truncf", "nearbyintf", "fmodf", "fmaf")
 
 
 def library_call(st: State, s: Scope) -> Nodes | None:
@@ -244,6 +244,9 @@ def library_call(st: State, s: Scope) -> Nodes | None:
     call = st.pick(["T.call_extern", "T.call_pure_extern"])
     if name == "fmodf":
         got = Value(f"{call}('float32', 'fmodf', {x}, T.float32(8.0))", "float32", -7, 7)
+    elif name == "fmaf":
+        got = Value(f"{call}('float32', 'fmaf', {x}, T.float32(3.0), T.float32(-1.0))", "float32", 3 * v.low - 1,
+                    3 * v.high - 1)
     elif name == "fabsf":
         got = Value(f"{call}('float32', 'fabsf', {x})", "float32", 0, v.bound)
     else:

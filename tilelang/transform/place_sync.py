@@ -123,8 +123,15 @@ class _Flow:
         for p in root.all():
             if p.loop is not None:
                 self.inside[p.loop] = list(p.all_accesses())
-        self.flow(root, {})
+        self.whole(root)
         self.prune(root)
+
+    def whole(self, root: Place) -> None:
+        """Follow a launch, or the statements of a loop between roles: what comes behind their break and continue, role_sync.py
+        orders by a barrier of its own."""
+        self.leaving.append(([], []))
+        self.flow(root, {})
+        self.leaving.pop()
 
     def prune(self, root: Place) -> None:
         """Take back barriers that others have made needless; those in the innermost loops first."""
@@ -134,7 +141,7 @@ class _Flow:
         for _, _, p, mark in sorted(marked, key=lambda m: m[:2], reverse=True):
             setattr(p, mark, False)
             try:
-                self.flow(root, {})
+                self.whole(root)
             except _Needed:
                 setattr(p, mark, True)
                 self.leaving.clear()

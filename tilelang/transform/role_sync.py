@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (Bind, Call, Const, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call, const,
-                         fresh, rebuild, replace, rewrite, seq, stmts_of, substitute, walk)
+from tilelang.ir import (Bind, Call, Const, Continue, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call,
+                         const, fresh, rebuild, replace, rewrite, seq, stmts_of, substitute, walk)
 from tilelang.ir.record import record
 
 from .effects import effects
@@ -39,6 +39,36 @@ def role_of(s: Stmt) -> tuple[int, int] | None:
 def has_roles(s: Stmt) -> bool:
     """Whether a branch by role stands in s."""
     return any(isinstance(x, If) and role_of(x) is not None for x in walk(s))
+
+
+def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """Branches of one role that follow each other, others' between them or not, as one: its turns are ordered in it."""
+    out: list[Stmt] = []
+    for s in stmts:
+        role, k = role_of(s), len(out) - 1
+        while role is not None and k >= 0 and _apart(role_of(out[k]), role) and getattr(out[k], "orelse", None) is None:
+            k -= 1
+        if role is not None and k >= 0 and role_of(out[k]) == role and isinstance(s, If) and isinstance(last := out[k], If) \
+                and last.orelse is None and s.orelse is None:
+            out[k] = replace(last, then=seq(last.then, s.then, span=last.then.span))
+        else:
+            out.append(s)
+    return tuple(out)
+
+
+def _apart(a: tuple[int, int] | None, b: tuple[int, int]) -> bool:
+    """Whether two roles have no warp group in common."""
+    return a is not None and (a[0] + a[1] <= b[0] or b[0] + b[1] <= a[0])
+
+
+def _continues(s: Stmt) -> bool:
+    """Whether a `continue` of the loop around s stands in s."""
+    if isinstance(s, Continue):
+        return True
+    if isinstance(s, (For, While)):
+        return False
+    return any(_continues(x) for f in ("body", "then", "orelse", "stmts") for v in (getattr(s, f, None),)
+               for x in (v if isinstance(v, tuple) else (v,)) if isinstance(x, Stmt))
 
 
 @record
@@ -64,7 +94,7 @@ class RoleSync:
 
     def body(self, s: Stmt, loops: bool) -> Stmt:
         """The statements of a block that has roles.  loops: they run again and again."""
-        pieces = self.pieces(stmts_of(s))
+        pieces = self.pieces(_joined(stmts_of(s)))
         out: list[Stmt] = []
         for k, p in enumerate(pieces):
             if k and self.meets(pieces[k - 1], p):
@@ -72,7 +102,8 @@ class RoleSync:
             out += self.plain(p.stmts) if p.plain else self.with_roles(p.stmts[0])
             self.binds += [x for x in p.stmts if isinstance(x, Bind)]
         if loops and any(p.touches for p in pieces):
-            out.append(_barrier(s))
+            # `continue` passes by the end of the body: the barrier between two turns then stands at its beginning.
+            out.insert(0 if _continues(s) else len(out), _barrier(s))
         return seq(*out, span=s.span)
 
     @staticmethod
