@@ -95,3 +95,28 @@ def test_a_file_that_fails_by_itself_is_told_by_its_line(tmp_path, capsys):
     path.write_text("import tilelang\nx = missing + 1\n", encoding="utf-8")
     assert cli.main(["compile", str(path)]) == 2
     assert f"{path}:2: NameError: name 'missing' is not defined" in capsys.readouterr().err
+
+
+def test_what_is_missing_on_the_command_line_is_named(tmp_path, capsys):
+    path = tmp_path / "kernels.py"
+    path.write_text("import tilelang\nimport tilelang.language as T\n\n\n@tilelang.jit\ndef wanting(A):\n    N = T.const('N')\n"
+                    "    A: T.Tensor((N,), 'float32')\n    with T.Kernel(1, threads=32):\n        A[0] = 1.0\n\n\n"
+                    "@tilelang.jit(out_idx=-1)\ndef sized(n):\n    return n\n", encoding="utf-8")
+    for file, said in ((f"{path}:wanting", "give the values of its T.const: --set N=…"),
+                       (f"{path}:sized", "missing a required argument: 'n'; give it: --set"),
+                       (str(tmp_path), "is not a Python file")):
+        assert cli.main(["compile", file]) == 2
+        err = capsys.readouterr().err
+        assert said in err and "Traceback" not in err
+    with pytest.raises(SystemExit):
+        cli.main(["demo", "--size", "0"])
+    assert "it must be at least 1, found 0" in capsys.readouterr().err
+
+
+def test_a_place_is_the_users_or_none():
+    """Run as `python -m tilelang`, errors of the command line show no line of the package."""
+    import subprocess
+    import sys
+
+    out = subprocess.run([sys.executable, "-m", "tilelang", "demo", "--target", "nowhere"], capture_output=True, text=True)
+    assert out.returncode == 2 and "Target nowhere is not supported" in out.stderr and "-->" not in out.stderr

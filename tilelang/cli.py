@@ -50,13 +50,13 @@ def _console() -> Any:
 def load_source(path: pathlib.Path) -> dict[str, Any]:
     """The global names of a Python file, run as a module.
 
-    Raises FileNotFoundError, and LookupError that names the line where the file itself fails.
+    Raises FileNotFoundError, and LookupError for what is no Python file or fails itself (with the line).
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
+    if spec is None or spec.loader is None or path.is_dir():
+        raise LookupError(f"{path} is not a Python file (NAME.py)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     try:
@@ -98,10 +98,24 @@ def find_program(where: str, settings: dict[str, Any]) -> Any:
     if unknown and not eager:
         raise LookupError(f"{where} has no argument {', '.join(unknown)}; it has: {', '.join(takes)}")
     if hasattr(found, "get_tir"):
-        return found.get_tir(**settings)
+        try:
+            return found.get_tir(**settings)
+        except TypeError as e:
+            if isinstance(e, TileLangError) or not str(e).startswith("missing a required argument"):
+                raise
+            raise LookupError(f"{where}: {e}; give it: --set NAME=VALUE") from None
+        except TileLangError as e:
+            if e.kind == "eager-const":
+                e.hint = f"give the values of its T.const: {' '.join(f'--set {n}=…' for n in _consts(found))}"
+            raise
     if callable(found) and not hasattr(found, "buffer_map"):
         return found(**settings)
     return found
+
+
+def _consts(function: Any) -> list[str]:
+    """Names of the T.const of an eager function."""
+    return sorted({n for k in function.eager.traces.values() for n in k.consts})
 
 
 def _is_program(v: Any) -> bool:
@@ -292,6 +306,13 @@ def doctor(args: argparse.Namespace) -> int:
     return 0
 
 
+def _count(text: str) -> int:
+    """A number from 1 on, for argparse."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it must be at least 1, found {text}")
+    return int(text)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The argument parser of `python -m tilelang`."""
     parser = argparse.ArgumentParser(prog="python -m tilelang", description="Tile kernels: compile, look, run, check.")
@@ -304,7 +325,7 @@ def build_parser() -> argparse.ArgumentParser:
         return p
 
     p = command("demo", demo)
-    p.add_argument("--size", type=int, default=1024, help="M = N = K (default 1024)")
+    p.add_argument("--size", type=_count, default=1024, help="M = N = K (default 1024)")
     p.add_argument("--target", default="auto", help="auto, cpu or cuda (default auto: the GPU if there is one)")
     p.add_argument("--dtype", choices=["float16", "float32"], help="default float16 on a GPU, float32 on the CPU")
     p.add_argument("--lines", type=int, default=60, help="lines of source to print (default 60)")
@@ -313,8 +334,10 @@ def build_parser() -> argparse.ArgumentParser:
         p = command(name, run)
         p.add_argument("file", help="Python file, or FILE:NAME for one of several kernels in it")
         p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="argument of a kernel factory")
-        p.add_argument("--target", default="auto", help="auto, cpu, cuda (default auto)")
-        p.add_argument("--arch", help="compile for this GPU, present or not: sm_80, sm_90a, …")
+        if name != "simulate":
+            p.add_argument("--target", default="auto", help="auto, cpu, cuda (default auto)")
+        p.add_argument("--arch", help="simulate this GPU: sm_80 (default), sm_90a, …" if name == "simulate" else
+                       "compile for this GPU, present or not: sm_80, sm_90a, …")
         if name == "compile":
             p.add_argument("--output", help="write the kernel source to this file")
         if name == "show":
@@ -325,7 +348,7 @@ def build_parser() -> argparse.ArgumentParser:
     p = command("bench", bench)
     p.add_argument("what", choices=["compile", "cpu", "gpu"], help="what to measure")
     p.add_argument("--arch", help="architecture for `compile` (default sm_90a)")
-    p.add_argument("--repeat", type=int, default=5, help="repetitions (default 5)")
+    p.add_argument("--repeat", type=_count, default=5, help="repetitions (default 5)")
     command("doctor", doctor)
     return parser
 

@@ -1,7 +1,9 @@
 """Tools (runtime 13): pictures of layouts, and counts of a program's work."""
 
 import re
+import sys
 import xml.etree.ElementTree as xml
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,3 +97,24 @@ def test_facts_of_architectures(arch, cap):
     assert device.warp_size == 32 and device.reg_cap == 65536 and device.smem_cap >= 48 << 10 and len(device.bandwidth) == 2
     with pytest.raises(ValueError):
         CUDA("cpu")
+
+
+def test_colour_maps_come_by_name(tmp_path, monkeypatch):
+    """Of matplotlib, which a stand-in plays here: maps of 0..1 have N."""
+    class Map:
+        N = 256
+
+        def __call__(self, x):
+            return (x, 0.0, 1.0 - x, 1.0)
+
+    layout = T.Layout((2, 2), lambda i, j: i * 2 + j)
+    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace(colormaps={"blues": Map()}))
+    for name in "blues", Map():
+        plot_layout(layout, str(tmp_path), formats="svg", colormap=name)
+        fills = [r.get("fill") for r in xml.parse(tmp_path / "layout.svg").getroot().findall("{*}rect")]
+        assert fills == ["rgb(0,0,255)", "rgb(85,0,170)", "rgb(170,0,85)", "rgb(255,0,0)"]
+    with pytest.raises(ValueError, match="no colour map 'greens'"):
+        plot_layout(layout, str(tmp_path), formats="svg", colormap="greens")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="the colour map 'blues' is matplotlib's"):
+        plot_layout(layout, str(tmp_path), formats="svg", colormap="blues")

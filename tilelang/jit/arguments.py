@@ -196,7 +196,20 @@ def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
             if isinstance(a, ScalarArg):
                 big = isinstance(x, int) and a.var.dtype.is_int  # beyond int64: tvm_ffi passes it as an object
                 kind = "kernel-scalar-range" if big or isinstance(e, ValueError) else "kernel-scalar"
-    return error(kind, text, expected=_expected(str(e)), found=found, notes=notes, hint=_hint(text))
+    return error(kind, text, expected=_expected(str(e)), found=found, notes=notes, hint=_packed_hint(inputs, m["name"]) or
+                 _hint(text))
+
+
+def _packed_hint(inputs: Any, name: str) -> str:
+    """What to pass for a tensor of values narrower than a byte."""
+    a = next((a for a in inputs if a.name == name), None)
+    if not isinstance(a, TensorArg) or a.buffer.dtype.bits >= 8:
+        return ""
+    per = 8 // a.buffer.dtype.bits
+    last = a.buffer.shape[-1] if a.buffer.shape else 1
+    last = last // per if isinstance(last, int) else f"{last} / {per}"
+    return (f"{a.buffer.dtype} tensors are passed packed, {per} values a byte: `{name}` as int8 of shape "
+            f"({', '.join(map(str, (*a.buffer.shape[:-1], last)))},)")
 
 
 _WANTED = re.compile(r"(?:expected |is expected to )(?P<what>.+)$|: (?P<rule>(?:its data |it )?must be .+)$|"
@@ -210,6 +223,8 @@ def _expected(text: str) -> str:
         return ""
     if m["more"]:
         return "tensors that lie apart"
+    if "non-compact strides" in text:
+        return "a compact array: each stride the product of the extents behind it"
     part = re.search(r" ((?:shape|strides)\[\d+\]) ", text)
     return f"{part[1]} = {m['what']}" if part and m["what"] else m["what"] or m["rule"]
 
@@ -233,6 +248,11 @@ def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
             return error("kernel-argument", f"kernel {sig.name} input {a.name} dtype mismatch, expected a plain element type, "
                          f"got {describe(x)}", expected="a plain element type", found=describe(x), notes=_declared(a),
                          hint="pass x.int_repr(), and its scale and zero point as arguments of their own")
+        if "doesn't have storage" in str(e) and _is_wrapped(x):
+            return error("kernel-argument", f"kernel {sig.name} input {a.name} expected pointer or tensor handle, got a tensor "
+                         "without memory of its own, as vmap, grad and other transforms of torch.func pass",
+                         expected="a tensor with memory", found=f"a tensor of torch.func ({type(x).__name__})",
+                         notes=_declared(a), hint="call the kernel inside a torch.autograd.Function or torch.library.custom_op")
         if getattr(x, "is_meta", False):
             return error("kernel-argument", f"kernel {sig.name} input {a.name} device_type mismatch, expected a device "
                          f"with memory, got {describe(x)}",
@@ -245,6 +265,11 @@ def _unconvertible(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
                              f"{_wanted(a)}, got {describe(x)}",
                              expected=str(_wanted(a)), found=describe(x), notes=_declared(a), hint=f"({e})")
     return e
+
+
+def _is_wrapped(x: Any) -> bool:
+    torch = torch_if_loaded()
+    return torch is not None and isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _wanted(a: Any) -> str:
@@ -286,7 +311,7 @@ def explain_cython(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
             text = _cython_text(a, x, str(e))
             if text:
                 return error("kernel-input", text, expected=_expected(str(e)), found=describe(x), notes=_declared(a),
-                             hint=_hint(str(e)))
+                             hint=_packed_hint(inputs, a.name) or _hint(str(e)))
     return explain(sig, args, e)
 
 
@@ -301,8 +326,9 @@ def _cython_text(a: TensorArg, x: Any, text: str) -> str:
                 f"{len(shape)}")
     at = re.search(r"(shape|strides)\[(\d+)\]", text)
     if at and at[1] == "shape":
-        return (f"Static shape mismatch for parameter {a.name}: expected {a.buffer.shape[int(at[2])]} at index "
-                f"{at[2]}, got {shape[int(at[2])]}")
+        k, per = int(at[2]), max(1, 8 // a.buffer.dtype.bits) if int(at[2]) == len(shape) - 1 else 1
+        return (f"Static shape mismatch for parameter {a.name}: expected {a.buffer.shape[k]} at index {k}, got {shape[k]}" +
+                (f" bytes of {per} values" if per > 1 else ""))
     if at and a.buffer.strides_ is None:
         return f"Expected parameter {a.name} to be a contiguous tensor"
     if at:

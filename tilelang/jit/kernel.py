@@ -138,7 +138,8 @@ class JITKernel:
                     return fitting(*other)
         tell = explain_cython if self.execution_backend == "cython" else explain
         out = tell(self.signature, args, problem)
-        interpreted = out is problem and self._built.lowered is not None
+        interpreted = (out is problem and self._built.lowered is not None and
+                       getattr(entry, "refusal", None) is not problem)
         fault = internal(self.request, "the interpreter", out) if interpreted else None
         if fault is not None:
             raise fault from out

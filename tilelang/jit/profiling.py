@@ -80,19 +80,26 @@ class Profiler:
                  early_stop_baseline: float | None = None) -> Any:
         """Milliseconds of the kernel, or of func, on inputs made here or given."""
         inputs = self._inputs(input_tensors, dynamic_symbolic_constraints)
-        run = func if func is not None else self.adapter
+        run = self._runs(func)
         return do_bench(lambda: run(*inputs), warmup, rep, n_warmup, n_repeat, quantiles, backend=backend,
                         return_mode=return_mode, device=device if device is not None else self.device or "cpu",
                         early_stop_baseline=early_stop_baseline)
 
     def run_once(self, func: Callable[..., Any] | None = None) -> Any:
         """Run the kernel, or func, on fresh inputs."""
-        return (func or self.adapter)(*self._get_inputs())
+        return self._runs(func)(*self._get_inputs())
+
+    def _runs(self, func: Callable[..., Any] | None) -> Callable[..., Any]:
+        run = func if func is not None else self.adapter
+        if not callable(run):
+            raise ValueError("this Profiler has no kernel: take it from kernel.get_profiler(), or call "
+                             "with_default_adapter(kernel.adapter)")
+        return run
 
     def _both(self, reference: Callable[..., Any], input_tensors: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
         inputs = self._inputs(input_tensors)
         wanted = _as_list(reference(*inputs))
-        got = _as_list(self.adapter(*inputs))
+        got = _as_list(self._runs(None)(*inputs))
         assert len(got) == len(wanted), f"the kernel gives {len(got)} outputs, the reference {len(wanted)}"
         return got, wanted
 

@@ -41,11 +41,13 @@ class _NoLaunch:
 
 
 class SimulatedEntry:
-    """call: inputs -> outputs.  last_report: of the device simulator's last run."""
+    """call: inputs -> outputs.  last_report: of the device simulator's last run.  refusal: what the checks of the arguments
+    last raised, which is no fault of the interpreter."""
 
     full = None
     check = None
     error: Exception | None = None
+    refusal: Exception | None = None
 
     def __init__(self, request: Request, sig: Signature, lowered: Func | None) -> None:
         self.request, self.sig = request, sig
@@ -61,7 +63,11 @@ class SimulatedEntry:
         sig = self.sig
         count = sum(len(a.buffer.shape) for a in sig.outputs) + len(sig.symbols)
         room = (ctypes.c_int64 * max(1, count))()
-        self.checks(*args, ctypes.addressof(room))
+        try:
+            self.checks(*args, ctypes.addressof(room))
+        except Exception as e:
+            self.refusal = e
+            raise
         values = dict(zip(sig.symbols, room[count - len(sig.symbols):count]))
         given: dict[str, Any] = {}
         shared: dict[str, tuple[Any, np.ndarray]] = {}

@@ -61,8 +61,17 @@ def _flat(table: np.ndarray, grid_shape: Any) -> np.ndarray:
 
 
 def colours_of(values: np.ndarray, colormap: Any) -> np.ndarray:
-    """RGB of each cell: light, the same for equal values, by thread in groups of eight hues."""
+    """RGB of each cell: light, the same for equal values, by thread in groups of eight hues.
+
+    colormap: a function of (row, column, value) -> (r, g, b), a colour map of matplotlib or its name, or None.
+    Raises ValueError for a name that matplotlib does not know, ImportError where it is not installed.
+    """
     rows, columns = values.shape
+    if isinstance(colormap, str):
+        colormap = _named(colormap)
+    if hasattr(colormap, "N"):  # matplotlib's: of a number from 0 to 1
+        scale, ramp_of = max(1, int(values.max(initial=0))), colormap
+        colormap = lambda i, j, v: ramp_of(max(v, 0) / scale)[:3]  # noqa: E731
     out = np.ones((rows, columns, 3))
     for i in range(rows):
         for j in range(columns):
@@ -74,6 +83,18 @@ def colours_of(values: np.ndarray, colormap: Any) -> np.ndarray:
                 ramp = [max(0.0, min(1.0, abs((hue + k) % 6 - 3) - 1)) for k in (0, 4, 2)]
                 out[i, j] = [0.72 + 0.28 * c - 0.05 * (v % 4) for c in ramp]
     return np.clip(out, 0, 1)
+
+
+def _named(name: str) -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise ImportError(f"the colour map {name!r} is matplotlib's: pip install tilelang-py[vis], or pass a function of "
+                          "(row, column, value)") from None
+    try:
+        return matplotlib.colormaps[name]
+    except KeyError:
+        raise ValueError(f"matplotlib has no colour map {name!r}") from None
 
 
 def _svg(path: str, labels: list[list[list[str]]], colours: np.ndarray) -> None:

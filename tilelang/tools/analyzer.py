@@ -40,8 +40,11 @@ class Analyzer:
     def analysis(cls, fn: Any, device: Any) -> AnalysisResult:
         """2 * M * N * K per T.gemm and the bytes of each T.copy that touches a parameter, times loops and grid.
 
-        Raises ValueError where a loop, grid or tile has no static extent.
+        device: an architecture of tilelang.carver.arch.  Raises TypeError for anything else, ValueError where a loop, grid
+        or tile has no static extent.
         """
+        if not hasattr(device, "bandwidth"):
+            raise TypeError(f"device is an architecture such as tilelang.carver.arch.CUDA(\"cuda\"), found {device!r}")
         one = cls(fn, device)
         one._stmt(one.func.body, 1)
         bandwidth = device.bandwidth[1] / 1000

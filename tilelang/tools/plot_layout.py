@@ -15,7 +15,8 @@ def plot_layout(layout: Any, save_directory: str = "./tmp", name: str = "layout"
     """Draw a Layout (cells: physical element; view="output": the element kept there) or a Fragment (T thread, L register).
 
     formats: pdf, png, svg, all, or a comma list; files are <save_directory>/<name>.<format>.  colormap: a function of
-    (row, column, value) -> (r, g, b) in 0..1, or None.  grid_shape: (rows, columns) of the picture of a 1-D layout.
+    (row, column, value) -> (r, g, b) in 0..1, a colour map of matplotlib or its name, or None.  grid_shape: (rows, columns)
+    of the picture of a 1-D layout.
     Raises TypeError for other objects, ValueError for an unknown format or view.
     """
     if not isinstance(layout, (Layout, Fragment)):

@@ -1,0 +1,76 @@
+"""Refused calls and settings say what was met and what to do, on every execution alike."""
+
+import numpy as np
+import pytest
+
+import tilelang
+import tilelang.language as T
+from tilelang.errors import InternalError
+
+torch = pytest.importorskip("torch")
+
+
+def assuming():
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def assuming(A: T.Tensor((m,), "int32"), U: T.Tensor((4,), "int32")):
+        T.assume(m % 8 == 0)
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(4):
+                U[i] = m
+    return assuming
+
+
+def packed():
+    @T.prim_func
+    def packed(A: T.Tensor((4, 32), "int4"), B: T.Tensor((4, 32), "int4")):
+        with T.Kernel(1, threads=32):
+            S = T.alloc_shared((4, 32), "int4")
+            T.copy(A, S)
+            T.copy(S, B)
+    return packed
+
+
+def test_what_the_host_checks_is_no_fault_of_an_interpreter():
+    for target, backend in ("cpu", "tile"), ("cuda", "simulator"):
+        kernel = tilelang.compile(assuming(), target=target, execution_backend=backend)
+        with pytest.raises(RuntimeError, match="Assume: ") as caught:
+            kernel(np.zeros(4, np.int32), np.zeros(4, np.int32))
+        assert not isinstance(caught.value, InternalError)
+        with pytest.raises(RuntimeError, match="Symbolic shape variable m requires") as caught:
+            kernel(None, np.zeros(4, np.int32))
+        assert not isinstance(caught.value, InternalError)
+
+
+def test_packed_and_strided_tensors_say_what_to_pass():
+    kernel = tilelang.compile(packed(), out_idx=-1, target="cpu", execution_backend="tile")
+    with pytest.raises(RuntimeError, match=r"passed packed, 2 values a byte: `A` as int8 of shape \(4, 16,\)"):
+        kernel(torch.zeros(4, 32, dtype=torch.int8))
+    cython = tilelang.compile(packed(), out_idx=-1, target="cpu", execution_backend="cython")
+    with pytest.raises(ValueError, match="expected 32 at index 1, got 32 bytes of 2 values"):
+        cython(torch.zeros(4, 32, dtype=torch.int8))
+    kernel = tilelang.compile(assuming(), target="cpu", execution_backend="tile")
+    with pytest.raises(RuntimeError, match="expected: a compact array: each stride the product"):
+        kernel(torch.zeros(8, dtype=torch.int32), torch.zeros(1, dtype=torch.int32).expand(4))
+
+
+def test_tensors_of_transforms_have_no_memory():
+    kernel = tilelang.compile(assuming(), out_idx=-1, target="cpu")
+    assert kernel(torch.zeros(8, dtype=torch.int32))[0] == 8
+    with pytest.raises(RuntimeError, match="expected pointer or tensor handle, got a tensor without memory of its own"):
+        torch.vmap(kernel)(torch.zeros(2, 8, dtype=torch.int32))
+
+
+def test_settings_that_mean_nothing_are_refused():
+    with pytest.raises(TypeError, match="compile_flags are a string or a list of strings, found int 3"):
+        tilelang.compile(assuming(), compile_flags=3)
+    for host in "abacus", "cuda":
+        with pytest.raises(AssertionError, match=f"Target {host}"):
+            tilelang.compile(assuming(), target="cpu", target_host=host)
+    assert tilelang.compile(assuming(), target="cpu", execution_backend="tile", target_host="llvm").target_host == "llvm"
+    kernel = tilelang.compile(assuming(), target="cpu", execution_backend="tile")
+    with pytest.raises(ValueError, match="this Profiler has no kernel"):
+        tilelang.Profiler(kernel.params, [], tilelang.TensorSupplyType.One).do_bench(input_tensors=[])
+    with pytest.raises(TypeError, match="device is an architecture"):
+        tilelang.tools.Analyzer.analysis(packed(), "cuda")
