@@ -42,6 +42,21 @@ def test_in_of_shapes_stays_a_python_question():
     agree(main, [np.zeros(shape, np.int32)], {0: want})
 
 
+def test_containers_of_run_time_values_are_compared_by_their_elements():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32"), B: T.Tensor((8, 5), "int32")):
+        with T.Kernel(8, threads=1) as bx:
+            B[bx, 0] = 1 if (bx, A[bx]) == (2, 5) else 0
+            B[bx, 1] = 1 if [A[bx], 1] != [4, 1] else 0
+            B[bx, 2] = 1 if (bx, (A[bx],)) in ((0, (4,)), (3, (3,)), (1, (1,))) else 0
+            B[bx, 3] = 1 if {"a": A[bx], "b": 0} == {"b": 0, "a": 3} else 0
+            B[bx, 4] = 1 if (A[bx], bx) == (4,) or list(A.shape) == [7] else 0
+
+    a, i = np.array([4, 0, 5, 3, 5, 4, 3, 1], np.int32), np.arange(8)
+    want = np.stack([(i == 2) & (a == 5), a != 4, (i == 0) | (i == 3), a == 3, np.zeros(8)], 1).astype(np.int32)
+    agree(main, [a, mark((8, 5), np.int32)], {1: want})
+
+
 def _matched():
     @T.prim_func
     def main(B: T.Tensor((8,), "int32")):
@@ -83,6 +98,19 @@ def _scalar():
     return main
 
 
+def _same(i, j):
+    return 1 if i == j else 0
+
+
+def _diagonal():
+    @T.prim_func
+    def main(B: T.Tensor((8, 8), "int32")):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(8, 8):
+                B[i, j] = _same(i, j)
+    return main
+
+
 def _position():
     @T.prim_func
     def main(A: T.Tensor((8,), "int32"), B: T.Tensor((8,), "int32")):
@@ -91,7 +119,7 @@ def _position():
     return main
 
 
-@pytest.mark.parametrize("build", [_matched, _any, _helper, _scalar, _position])
+@pytest.mark.parametrize("build", [_matched, _any, _helper, _scalar, _diagonal, _position])
 def test_python_truth_of_an_equality_of_run_time_values_is_refused(build):
     """Each of these took the branch of "not equal" for every block, without a word."""
     refused(build, "only the kernel knows it|is known only when the kernel runs", on=("cpu",))

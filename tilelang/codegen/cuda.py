@@ -62,6 +62,7 @@ _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_ari
                "le": "vec_compare", "gt": "vec_compare", "ge": "vec_compare", "eq": "vec_compare", "ne": "vec_compare",
                "and": "vec_compare", "or": "vec_compare"}
 _SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_cluster")  # their second address is only read
+_LANEWISE = ("abs", "popcount", "clz", "__ffs")  # of vectors: applied to each element
 _WORD = re.compile(r"\w+")
 
 
@@ -481,6 +482,8 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CLikePrinter):
             text = row.cuda.get(dt.base, row.cuda.get("*", ""))
             if not text:
                 raise self.unsupported(f"the function `{e.op}` on {dt}", e)
+            if dt.lanes > 1 and e.op in _LANEWISE:
+                return f"tl::map([](auto a) {{ return {text.format('a')}; }}, {args[0]})", POSTFIX
             attrs = call_fields(e.op, dict(e.attrs))
             attrs["dtype"] = self.type_name(e.dtype) if e.dtype.kind != "v" else ""
             return text.format(*args, args=", ".join(args), **attrs), POSTFIX

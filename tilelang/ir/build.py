@@ -273,7 +273,7 @@ def as_bool(e: Any) -> Expr:
         return e
     if isinstance(e, Const):
         return TRUE if e.value else FALSE
-    return Binary("ne", e, Const(0.0 if e.dtype.is_float else 0, e.dtype), BOOL)
+    return Binary("ne", e, cast(0.0 if e.dtype.is_float else 0, e.dtype), BOOL.with_lanes(e.dtype.lanes))
 
 
 def unary(op: str, a: Any) -> Expr:
@@ -297,11 +297,17 @@ def unary(op: str, a: Any) -> Expr:
 
 
 def select(cond: Any, a: Any, b: Any, lazy: bool = True) -> Expr:
-    """cond ? a : b, operands promoted; a literal condition picks its side."""
+    """cond ? a : b, operands promoted; a literal condition picks its side, a vector one that of each lane."""
     cond = as_bool(cond)
     a, b = match(convert(a), convert(b)) if isinstance(a, Expr) or isinstance(b, Expr) is False else match(a, b)
     if isinstance(cond, Const):
         return a if cond.value else b
+    if cond.dtype.lanes > 1:
+        wide = a.dtype if a.dtype.lanes > 1 else a.dtype.with_lanes(cond.dtype.lanes)
+        if wide.lanes != cond.dtype.lanes:
+            raise facts(TypeError(f"a condition of {cond.dtype.lanes} lanes chooses between {a.dtype}"),
+                        f"{cond.dtype.lanes} lanes", f"{wide.lanes}")
+        a, b = cast(a, wide), cast(b, wide)
     return Select(cond, a, b, a.dtype, lazy)
 
 

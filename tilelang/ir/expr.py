@@ -85,7 +85,9 @@ class Expr(Node):
                     "a tuple, a list or a loop", f"`{self!r}`")
 
     def astype(self, dt: Any) -> Expr:
-        return cast(self, dt)
+        """The value in another type; a vector by the name of its elements' type too."""
+        dt = dtype(dt)
+        return cast(self, dt.with_lanes(self.dtype.lanes) if dt.lanes == 1 else dt)
 
     def asobject(self) -> Expr:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from .recorder import OPS, SCALARS, Emitted, Recorder, log, reads_memory
 from .regions import BufferSlice
 from .scope import Frame, IfFrame, Poison, Undefined, WhileFrame, outside_scope, rebound_constant
 from .state import describe, set_current
+from .trace_equality import differs
 
 
 class Guard:
@@ -47,6 +49,11 @@ class Builder(Recorder):
         if isinstance(value, BufferSlice):
             value = value.vector()
         if isinstance(value, Expr):
+            if value.dtype.lanes > 1:
+                raise errors.error("condition", f"a vector of {value.dtype.lanes} values has no one truth value",
+                                   expected="a scalar", found=f"a {value.dtype} vector", span=self.span(),
+                                   hint="compare an element of it, or T.any_of and T.all_of of a region; "
+                                   "T.if_then_else chooses between scalars in a loop")
             return bool(value.value) if isinstance(value, Const) else as_bool(value)
         if isinstance(value, Buffer):
             raise errors.error("condition", f"Buffer `{value.name}` has no truth value",
@@ -130,7 +137,21 @@ class Builder(Recorder):
                                    expected="two values", found=found, span=self.span(),
                                    hint="compare an element of the buffer: A[i] == x" if isinstance(x, Buffer) else
                                    "compare with a number")
+        if isinstance(a, (tuple, list, dict)) and type(a) is type(b) and (differs(a) or differs(b)):
+            same = self._elementwise(a, b)
+            return self.not_(same) if op == "!=" else same
         return OPS[op](a, b)
+
+    def _elementwise(self, a: Any, b: Any) -> Any:
+        """a == b of containers with elements known only at run time: the comparisons joined by `and`."""
+        if len(a) != len(b) or isinstance(a, dict) and a.keys() != b.keys():
+            return False
+        if isinstance(a, dict):
+            a, b = list(a.values()), [b[k] for k in a]
+        same: Any = True
+        for x, y in zip(a, b):
+            same = self._logical("and", same, (partial(self.equality, "==", x, y),))
+        return same
 
     def contains(self, item: Any, items: Any, absent: bool = False) -> Any:
         """`item in items`, or `not in`: where a value is known only at run time, the comparisons joined by `or`."""
@@ -142,10 +163,11 @@ class Builder(Recorder):
             found = logical("and", item >= low, item <= high)
             if abs(items.step) != 1:
                 found = logical("and", found, OPS["=="]((item - low) % abs(items.step), 0))
-        elif isinstance(items, (tuple, list, set, frozenset)) and not all(map(self._static, (item, *items))):
+        elif isinstance(items, (tuple, list, set, frozenset)) and not all(
+                self._static(x) and not differs(x) for x in (item, *items)):
             found = False
             for x in items:
-                part = OPS["=="](item, x)
+                part = self.equality("==", item, x)
                 found = logical("or", found, const(self.truth(part)) if self._static(part) else self.truth(part))
         elif self._static(item) or isinstance(items, (Buffer, BufferSlice)):
             found = item in items

@@ -101,7 +101,7 @@ def _integer(name: str, result: DType | None = None) -> Callable[..., Expr]:
         if not e.dtype.is_int:
             raise error("math-type", f"T.{name} needs an integer, found {e.dtype}",
                         expected="an integer", found=str(e.dtype))
-        return call(name, (e,), result or e.dtype)
+        return call(name, (e,), result.with_lanes(e.dtype.lanes) if result else e.dtype)
 
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"{name} of an integer."
@@ -281,7 +281,7 @@ def Select_(cond: Any, a: Any, b: Any) -> Expr:
         raise error("select-types", f"T.Select: mismatched types {x.dtype} and {y.dtype}",
                     found=f"{x.dtype} and {y.dtype}")
     c = as_bool(cond)
-    return Select(c, x, y, x.dtype, False)
+    return Select(c, x, y, x.dtype, False) if c.dtype.lanes == 1 else select(c, x, y, lazy=False)
 
 
 def if_then_else(cond: Any, a: Any, b: Any) -> Expr:

@@ -186,7 +186,7 @@ class BufferSlice:
     __tilelang_expr__ = vector
 
     def astype(self, dt: Any) -> Expr:
-        return cast(self.vector(), dt)
+        return self.vector().astype(dt)
 
     def __getitem__(self, key: Any) -> Any:
         raise error("store-target", f"a region of `{self.buffer.name}` cannot be subscripted again",

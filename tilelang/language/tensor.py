@@ -29,7 +29,7 @@ def shape_of(shape: Any, what: str) -> tuple[Any, ...]:
         if isinstance(d, int) and d >= 1 << 63:
             raise error("tensor-shape", f"the shape of {what} has the dimension {d}, which does not fit int64",
                         expected="a dimension below 2**63", found=str(d))
-        if isinstance(d, Expr) and not d.dtype.is_int:
+        if isinstance(d, Expr) and not (d.dtype.is_int and d.dtype.lanes == 1):
             raise error("tensor-shape", f"the shape of {what} has a dimension of type {d.dtype}, integers are needed",
                         expected="integers", found=str(d.dtype))
         out.append(d)

@@ -8,33 +8,47 @@ the program would silently take that way for every block and every element.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from tilelang import errors
 from tilelang.ir import Binary, Call, Expr, Load, Var, walk
 
+from .regions import BufferSlice
 from .state import current
 
 
 def refuse_unlike(e: Binary) -> None:
     """Called with `a == b` or `a != b` used as a truth value, where a and b are not the same expression.
 
-    Two plain variables are told apart by identity, and expressions of shape symbols by structure.  Raises condition
-    when the user's code asks about anything that differs between threads, blocks, iterations or calls.
+    A shape symbol is told from other variables by identity, and expressions of shape symbols by structure.  Raises
+    condition when the user's code asks about anything that differs between threads, blocks, iterations or calls.
     """
     b = current()
-    if b is None or isinstance(e.a, Var) and isinstance(e.b, Var):
+    if b is None or isinstance(e.a, Var) and isinstance(e.b, Var) and not (differs(e.a) and differs(e.b)):
         return
     caller = sys._getframe(2).f_globals.get("__name__", "")
     if caller.startswith("tilelang.") and not caller.startswith("tilelang.library"):
         return
+    if differs(e):
+        raise errors.error("condition", f"`{_text(e)}` is asked for a Python truth value, and only the kernel knows it",
+                           expected="a value known while tracing", found=f"`{_text(e)}`",
+                           span=b.here(), hint="match, any, all, list.index and helper functions that are not "
+                           "macros decide while tracing: use `if` in the kernel or a T.macro, T.if_then_else, or "
+                           "join conditions with `and` and `or`")
+
+
+def differs(value: Any) -> bool:
+    """Whether only the running kernel knows the value, or an element of a container: not so of shape symbols."""
+    if isinstance(value, (tuple, list, dict)):
+        return any(map(differs, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, BufferSlice) or hasattr(value, "__tilelang_expr__"):
+        return True
+    b = current()
+    if b is None or not isinstance(value, Expr):
+        return False
     scalars = {id(var) for var, buffer in b.params.values() if buffer is None}
-    for x in walk(e):
-        if isinstance(x, (Load, Call)) or isinstance(x, Var) and (x.span is not None or id(x) in scalars):
-            raise errors.error("condition", f"`{_text(e)}` is asked for a Python truth value, and only the kernel knows it",
-                               expected="a value known while tracing", found=f"`{_text(e)}`",
-                               span=b.here(), hint="match, any, all, list.index and helper functions that are not "
-                               "macros decide while tracing: use `if` in the kernel or a T.macro, T.if_then_else, or "
-                               "join conditions with `and` and `or`")
+    return any(isinstance(x, (Load, Call)) or isinstance(x, Var) and (x.span is not None or id(x) in scalars)
+               for x in walk(value))
 
 
 def _text(e: Expr) -> str:
@@ -44,4 +58,4 @@ def _text(e: Expr) -> str:
 
 Binary.unlike = staticmethod(refuse_unlike)
 
-__all__ = ["refuse_unlike"]
+__all__ = ["differs", "refuse_unlike"]

@@ -70,7 +70,7 @@ class Uses:
             for x in s.stmts:
                 self._collect(x, loop)
         elif isinstance(s, Alloc):
-            self._see(s.buffer)
+            self._allocated(s)
         elif isinstance(s, If) and self.by_hand and role_of(s.cond) is not None:
             count = (role_of(s.cond) or (0, 0))[1] * GROUP
             saved = self.role
@@ -89,6 +89,9 @@ class Uses:
                 elif isinstance(y, Load) and y.buffer.scope_name == FRAGMENT:
                     self.alone.add(y.buffer)  # a run-time bound or value read from a fragment
         elif isinstance(s, Parallel):
+            for y in walk(s.body):
+                if isinstance(y, Alloc):
+                    self._allocated(y)
             self._collect_loop(s)
         elif isinstance(s, For):
             self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
@@ -100,6 +103,12 @@ class Uses:
                 inner = getattr(s, f, None)
                 if isinstance(inner, Stmt):
                     self._collect(inner, loop)
+
+    def _allocated(self, s: Alloc) -> None:
+        """What threads hold in registers has a size that the program knows."""
+        if s.buffer.scope_name.startswith("local") and not s.buffer.is_static:
+            raise run_time_shape(s.buffer, s.buffer.span)
+        self._see(s.buffer)
 
     def _collect_exprs(self, s: Stmt) -> None:
         """Buffers used by the expressions of a statement that every thread executes by itself."""
