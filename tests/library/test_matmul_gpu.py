@@ -37,6 +37,26 @@ def test_layouts(m, n, k, dtype, ta, tb):
     assert torch.equal(got, again)
 
 
+@pytest.mark.parametrize("m, n, k", [(1928, 3104, 2048), (3320, 1584, 3000)])
+def test_products_cut_in_two(m, n, k):
+    """Their two launches overlap, and what comes before and behind them on a stream does not (library/cut_kernels.py)."""
+    a, b, bias = normal(m, k), normal(k, n, seed=1), normal(n, seed=2)
+    check(matmul(a, b), a, b)
+    want = [matmul(x, b, bias=bias, activation="relu") for x in (a, -a)]
+    place, wrong = torch.empty_like(a), torch.zeros((), dtype=torch.int64, device=DEVICE)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for i in range(40):
+        place.copy_(-a if i % 2 else a)
+        wrong += (matmul(place, b, bias=bias, activation="relu") != want[i % 2]).any()
+    torch.cuda.synchronize()
+    found = []
+    for s in streams * 4:
+        with torch.cuda.stream(s):
+            found.append(matmul(a, b, bias=bias, activation="relu"))
+    torch.cuda.synchronize()
+    assert not wrong and all(torch.equal(x, want[0]) for x in found)
+
+
 @pytest.mark.parametrize("m, n, k", [(1000, 1048, 336), (257, 129, 4096), (333, 517, 1021)])
 @pytest.mark.parametrize("tb", [False, True])
 def test_bytes_and_float8(m, n, k, tb):

@@ -6,11 +6,14 @@ from programs import gemm
 
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
-from tilelang.ir import If, stmts_of, walk
+from tilelang.ir import If, Launch, stmts_of, walk
 from tilelang.ir.expr import Call
+from tilelang.library.cut_kernels import gemm_cut
+from tilelang.library.matmul_kernels import Form
+from tilelang.library.tile_facts import Cut, Tile
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.transform.dependent_launch import dependent_launch, ordered
+from tilelang.transform.dependent_launch import around_launch, dependent_launch, ordered
 from tilelang.transform.pipeline import DEVICE_PASSES, lower
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
@@ -47,6 +50,15 @@ def test_only_where_asked_for_and_from_sm_90_on():
         assert launch.attr("pdl") is None and "pdl_sync" not in calls(launch)
 
 
+def test_a_launch_that_lets_the_next_one_start_is_not_started_early_itself():
+    """Else the next one could read what the kernel in front of both has not yet written."""
+    t = Tile(64, 96, 64, 2, 128)
+    f = Form(152, 200, 144, ("float16",) * 3 + ("float32",), t, cut=Cut(0, 128, t))
+    first, second = (k.launch for k in lower(gemm_cut(f).func, SM90A, ON).kernels)
+    assert first.attr("pdl") is None and calls(first).count("pdl_trigger") == 1 and "pdl_sync" not in calls(first)
+    assert second.attr("pdl") is True and calls(second).count("pdl_sync") == 1 and "pdl_trigger" not in calls(second)
+
+
 def copied(by_hand=False):
     @T.prim_func
     def f(A: T.Tensor((256,), "float32"), B: T.Tensor((256,), "float32")):
@@ -71,3 +83,47 @@ def test_what_a_program_loads_behind_its_own_wait_stays_there():
     assert kernel.launch.attr("pdl") is True and "A" in kernel.launch.attr("may_alias")
     text = print_kernel(kernel)
     assert "__restrict__ A" not in text and text.index("pdl_sync();") < text.index("A[")
+
+
+def in_a_row(where):
+    @T.prim_func
+    def f(A: T.Tensor((128, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((128, 64), "float32")):
+        with T.Kernel(2, threads=128) as bx:
+            As, Bs = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            Cf = T.alloc_fragment((64, 64), "float32")
+            if where == "top":
+                T.pdl_sync()
+                T.pdl_trigger()
+            T.clear(Cf)
+            if where == "middle":
+                T.pdl_sync()
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[bx * 64, k * 32], As)
+                T.copy(B[k * 32, 0], Bs)
+                T.gemm(As, Bs, Cf)
+            T.copy(Cf, C[bx * 64, 0])
+            if where == "end":
+                T.pdl_sync()
+
+    return f.func
+
+
+@pytest.mark.parametrize("where, ops", [("top", ["pdl_sync", "pdl_trigger"]), ("end", ["pdl_sync"]), ("middle", [])])
+def test_roles_of_launches_that_wait_at_their_top_or_end(where, ops):
+    """What stands in front of all loads, or behind all stores, is not in the way of roles (around_launch)."""
+    lowered = lower(in_a_row(where), SM90A, {"tl.enable_hopper": True})
+    launch = lowered.kernels[0].launch
+    stmts = [c for s in stmts_of(launch.body) for c in [calls(s)] if c]
+    if where == "middle":
+        assert "in_warp_groups" not in calls(launch) and any("calls pdl_sync itself" in x for x in launch.attr("report"))
+        return
+    at = next(k for k, c in enumerate(stmts) if "in_warp_groups" in c)
+    around = [c for c in (stmts[:at] if where == "top" else stmts[at + 1:]) if any(op.startswith("pdl") for op in c)]
+    assert around == [[op] for op in ops]
+    assert launch.attr("pdl") is True and "tma_load" in stmts[at] and not any(op.startswith("pdl") for op in stmts[at])
+    head, _, tail = around_launch(next(x for x in walk(in_a_row(where)) if isinstance(x, Launch)))
+    assert [op for s in (tail if where == "end" else head) for op in calls(s)] == ops
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((128, 64), (64, 64)))
+    got = run_device(lowered, {"A": a, "B": b, "C": np.zeros((128, 64), np.float32)})
+    assert np.array_equal(got.outputs["C"], a.astype(np.float32) @ b.astype(np.float32))

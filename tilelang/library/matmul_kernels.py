@@ -6,13 +6,13 @@ form does not use have one element.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, gcd
 from typing import Any
 
 import tilelang.language as T
 
-from .tiles import Tile
+from .tile_facts import Cut, Tile
 
 ACTIVATIONS = ("relu", "gelu", "silu")
 
@@ -25,7 +25,8 @@ class Form:
     all dimensions, in elements; () for compact.  shared_b: one B for the batch.  bias: there is one, of this type.
     scaling: "" none, "tensor" one scale for each of A and B, "block" one for 128 elements of k of a row of A and one for
     128 x 128 of B.  groups: of grouped.  open_rows: the kernel takes any m (no batch, A not transposed); the form's
-    m is one it was made for.
+    m is one it was made for.  cut: `tile` computes C up to there, another one what follows.  origin: row and column of C
+    where a piece begins, whose m and n are its own.
     """
 
     m: int
@@ -44,6 +45,18 @@ class Form:
     scaling: str = ""
     groups: int = 0
     open_rows: bool = False
+    cut: Cut | None = None
+    origin: tuple[int, int] = (0, 0)
+
+    @property
+    def pieces(self) -> "tuple[Form, ...]":
+        """The rectangles of C that have tiles of their own."""
+        if self.cut is None:
+            return (self,)
+        at, rest = self.cut.at, replace(self, tile=self.cut.tile, cut=None)
+        if self.cut.axis:
+            return replace(self, n=at, cut=None), replace(rest, n=self.n - at, origin=(0, at))
+        return replace(self, m=at, cut=None), replace(rest, m=self.m - at, origin=(at, 0))
 
     @property
     def rows(self) -> Any:
@@ -151,14 +164,15 @@ class Form:
 
     def at_a(self, b: Any, m: Any, k: Any) -> list[Any]:
         """Index of A's element (m, k) of product b."""
+        m = _beyond(m, self.origin[0])
         return [*([b] if self.batch else []), *((k, m) if self.ta else (m, k))]
 
     def at_b(self, b: Any, k: Any, n: Any) -> list[Any]:
-        lead = self.groups or self.batch and not self.shared_b
+        lead, n = self.groups or self.batch and not self.shared_b, _beyond(n, self.origin[1])
         return [*([b] if lead else []), *((n, k) if self.tb else (k, n))]
 
     def at_c(self, b: Any, m: Any, n: Any) -> list[Any]:
-        return [*([b] if self.batch else []), m, n]
+        return [*([b] if self.batch else []), _beyond(m, self.origin[0]), _beyond(n, self.origin[1])]
 
     def left(self, A: Any, B: Any, b: Any, row: Any, k: Any) -> Any:
         """Where the left operand of a tile's product begins."""
@@ -177,7 +191,7 @@ class Form:
             if self.scaling == "tensor":
                 x = x * (sa[0] * sb[0])
             if self.bias:
-                x = x + T.cast(bias[column], self.result)
+                x = x + T.cast(bias[_beyond(column, self.origin[1])], self.result)
             return _activated(x, self.activation)
 
         return scaled
@@ -194,6 +208,10 @@ def _chosen(values: list[Any], index: Any) -> Any:
     for k in reversed(range(len(values) - 1)):
         out = T.if_then_else(index == k, values[k], out)
     return out
+
+
+def _beyond(index: Any, origin: int) -> Any:
+    return index + origin if origin else index
 
 
 def _start(index: Any, size: int, extent: int, moved: bool) -> Any:
@@ -214,9 +232,34 @@ def _activated(x: Any, name: str) -> Any:
     return x / (1.0 + T.exp(-x)) if name == "silu" else x
 
 
+@T.macro
+def leave(f, m, Cf, at, bias, sa, sb, C):
+    """What is done to a tile's sums Cf, and their way to C, of m rows; at: the block variables."""
+    t, finish = f.tile, f.finish
+    bx, by, bz = at
+    if t.staged:
+        Cs = T.alloc_shared((t.bn, t.bm) if t.turned else (t.bm, t.bn), f.types[2])
+        for i, j in T.Parallel(t.bm, t.bn):
+            c = (f.row(by) + i) if t.turned else (f.column(bx) + j)
+            Cs[(j, i) if t.turned else (i, j)] = T.cast(finish(Cf[i, j], bias, sa, sb, c), f.types[2])
+        T.copy(f.own(Cs, bx, by), C[f.at_c(bz, *f.own_place(bx, by))])
+    elif t.turned:
+        for i, j in T.Parallel(t.bm, t.bn):
+            if bx * t.bn + j < m and by * t.bm + i < f.n:
+                C[f.at_c(bz, bx * t.bn + j, by * t.bm + i)] = T.cast(
+                    finish(Cf[i, j], bias, sa, sb, by * t.bm + i), f.types[2])
+    elif f.finishes:
+        D = Cf if f.result == f.types[3] else T.alloc_fragment((t.bm, t.bn), f.result)
+        for i, j in T.Parallel(t.bm, t.bn):
+            D[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)
+        T.copy(D, C[f.at_c(bz, by * t.bm, bx * t.bn)])
+    else:
+        T.copy(Cf, C[f.at_c(bz, by * t.bm, bx * t.bn)])
+
+
 def gemm(f: Form) -> Any:
     """One accumulator.  (A, B, bias, sa, sb, C)."""
-    t, m, finish = f.tile, f.rows, f.finish
+    t, m = f.tile, f.rows
 
     @T.prim_func
     def matmul(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
@@ -230,24 +273,7 @@ def gemm(f: Form) -> Any:
                 T.copy(f.left(A, B, bz, f.row(by), ko * t.bk), As)
                 T.copy(f.right(A, B, bz, ko * t.bk, f.column(bx)), Bs)
                 T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
-            if t.staged:
-                Cs = T.alloc_shared((t.bn, t.bm) if t.turned else (t.bm, t.bn), f.types[2])
-                for i, j in T.Parallel(t.bm, t.bn):
-                    c = (f.row(by) + i) if t.turned else (f.column(bx) + j)
-                    Cs[(j, i) if t.turned else (i, j)] = T.cast(finish(Cf[i, j], bias, sa, sb, c), f.types[2])
-                T.copy(f.own(Cs, bx, by), C[f.at_c(bz, *f.own_place(bx, by))])
-            elif t.turned:
-                for i, j in T.Parallel(t.bm, t.bn):
-                    if bx * t.bn + j < m and by * t.bm + i < f.n:
-                        C[f.at_c(bz, bx * t.bn + j, by * t.bm + i)] = T.cast(
-                            finish(Cf[i, j], bias, sa, sb, by * t.bm + i), f.types[2])
-            elif f.finishes:
-                D = Cf if f.result == f.types[3] else T.alloc_fragment((t.bm, t.bn), f.result)
-                for i, j in T.Parallel(t.bm, t.bn):
-                    D[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)
-                T.copy(D, C[f.at_c(bz, by * t.bm, bx * t.bn)])
-            else:
-                T.copy(Cf, C[f.at_c(bz, by * t.bm, bx * t.bn)])
+            leave(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
 
     return matmul
 
@@ -410,4 +436,4 @@ def repack(shape: tuple[int, ...], strides: tuple[int, ...], out_strides: tuple[
     return repacked
 
 
-__all__ = ["ACTIVATIONS", "Form", "gemm", "gemm_grouped", "gemm_split", "gemm_two_level", "repack"]
+__all__ = ["ACTIVATIONS", "Form", "gemm", "gemm_grouped", "gemm_split", "gemm_two_level", "leave", "repack"]

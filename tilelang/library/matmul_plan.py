@@ -15,6 +15,8 @@ from tilelang.language.state import error
 from tilelang.target import Target
 
 from .arrays import empty, maker, target_of, zeros
+from .cut_kernels import gemm_cut
+from .cut_tiles import choose_cut
 from .matmul_kernels import Form, gemm, gemm_grouped, gemm_split, gemm_two_level, repack
 from .operands import Copied, Operand, copy_of
 from .tiles import Chip, Problem, Tile, chip_of, choose_tile, without_wgmma
@@ -100,7 +102,9 @@ def _formed(r: Request, batch: int, rows: int) -> Form:
                       128 if f.scaling == "block" else 0, r.left.row_start(size), r.right.row_start(size),
                       not f.groups and f.scaling != "block", not (r.two_level or f.groups or f.open_rows),
                       open_rows=bool(f.groups or f.open_rows))
-    return replace(f, tile=choose_tile(chip, problem), ta=r.left.transposed, tb=r.right.transposed,
+    tile = choose_tile(chip, problem)
+    tile, cut = choose_cut(chip, problem, tile) or (tile, None)
+    return replace(f, tile=tile, cut=cut, ta=r.left.transposed, tb=r.right.transposed,
                    a_strides=r.left.strides, b_strides=r.right.strides)
 
 
@@ -125,7 +129,8 @@ def _reader(x: Operand, c: Copied | None, element: str, at: Place) -> Plan:
 
 @lru_cache(maxsize=256)
 def _kernel(f: Form, two_level: bool, at: Place) -> Plan:
-    return at.compile((gemm_two_level if two_level else gemm_split if f.tile.parts > 1 else gemm)(f))
+    program = gemm_two_level if two_level else gemm_split if f.tile.parts > 1 else gemm_cut if f.cut else gemm
+    return at.compile(program(f))
 
 
 def product(r: Request, like: Any, shape: tuple[int, ...]) -> Plan:

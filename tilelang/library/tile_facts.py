@@ -17,6 +17,7 @@ class Chip:
     kind: "wgmma", "mma" or "cpu".  units: processors (SMs, cores).  clock: Hz of short kernels.  flops: of 16-bit
     products, a cycle and unit.  l2: bytes a cycle and unit with all units loading; alone: with one.  store: bytes a
     cycle and unit to memory.  memory: bytes/s.  cache: bytes of L2.  shared: bytes a block may have, and a unit has.
+    around: seconds of the same work that other launches do before and behind this one, which count where power limits.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Chip:
     shared: int
     shared_unit: int
     start: float = 2e-6
+    around: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,15 @@ class Tile:
         return self.wide or self.bn
 
 
+@dataclass(frozen=True)
+class Cut:
+    """The rest of a product whose first `at` rows (axis 0) or columns (axis 1) another tile computes, and its own tile."""
+
+    axis: int
+    at: int
+    tile: Tile
+
+
 def chip_of(target: Target) -> Chip:
     """The numbers of a target; counts of the device at hand where there is one."""
     if not target.is_cuda:
@@ -127,4 +138,4 @@ def turned(p: Problem, staged: bool = False) -> Problem:
     return replace(p, m=p.n, n=p.m, a_k=p.b_k, b_k=p.a_k, a_rows=p.b_rows, b_rows=p.a_rows, may_turn=False, staged=staged)
 
 
-__all__ = ["Chip", "Problem", "Tile", "chip_of", "turned", "without_wgmma"]
+__all__ = ["Chip", "Cut", "Problem", "Tile", "chip_of", "turned", "without_wgmma"]

@@ -88,7 +88,7 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
     matrix *= _issue(chip, t, (t.bm + t.loaded) * t.bk * size / matrix)
     if chip.kind == "wgmma":  # L2 as well is slower when power limits
         power = 0.2 if p.a_rows % SECTOR or p.b_rows % SECTOR else 0.08
-        load *= 1 + power * _long(rounds * depth * max(matrix, load) / chip.clock)
+        load *= 1 + power * _long(rounds * depth * max(matrix, load) / chip.clock + chip.around)
     stage = _stage(chip, t, rounds, matrix, load, t.bk * size)
     edges, zeros = _at_edges(chip, p, t)
     # One of a block's tiles lies at an edge, unless all do; where there are many, it is not felt.
@@ -112,7 +112,7 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
         cycles += _TOGETHER
     if chip.kind == "wgmma":  # where power limits, units that are done early leave theirs to the others
         idle = (1 - tiles / chip.units / rounds) * depth * stage * rounds
-        cycles -= 0.5 * _long(cycles / chip.clock) * idle
+        cycles -= 0.5 * _long(cycles / chip.clock + chip.around) * idle
     own, moved, more = _seconds(chip, cycles), _memory(chip, p, t), chip.start
     near = _side_by_side(chip, p, t.bm, t.bn, t.parts) if moved > chip.cache else ""
     moved /= chip.memory * (_WARM if chip.kind == "wgmma" and moved < _KEPT * chip.cache else 1.0)
@@ -185,7 +185,7 @@ def _issue(chip: Chip, t: Tile, traffic: float) -> float:
 def _seconds(chip: Chip, cycles: float) -> float:
     """Kernels that run long are slowed down by the power limit: to 0.94 of the clock from 100 us on."""
     seconds = cycles / chip.clock
-    return seconds * (1 + 0.065 * _long(seconds))
+    return seconds * (1 + 0.065 * _long(seconds + chip.around))
 
 
 def _long(seconds: float) -> float:

@@ -18,8 +18,8 @@ behind it: no parameter is `__restrict__` then.
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Bind, Call, Func, Launch, Load, Stmt, Store, replace, rewrite_launches, seq, stmts_of, walk,
-                         with_attrs)
+from tilelang.ir import (Alloc, Bind, Call, Evaluate, Func, Launch, Load, Stmt, Store, replace, rewrite_launches, seq, stmts_of,
+                         walk, with_attrs)
 
 from .aliasing import parameter_names
 from .config import PassConfigKey
@@ -53,6 +53,8 @@ def _dependent(launch: Launch, wanted: bool, names: tuple[str, ...]) -> Launch:
         return launch if ordered(launch) else with_attrs(launch, may_alias=names)
     if not wanted or launch.attr("cooperative") or not ordered(launch):
         return launch
+    if any(isinstance(x, Call) and x.op == "pdl_trigger" for x in walk(launch.body)):  # in front of a wait it would let
+        return launch  # the next one start before the kernel in front of this one is over
     stmts = stmts_of(launch.body)
     at = next((n for n, s in enumerate(stmts) if not _sets_up(s)), len(stmts))
     body = seq(*stmts[:at], do("pdl_sync"), do("pdl_trigger"), *stmts[at:], span=launch.body.span)
@@ -68,6 +70,24 @@ def ordered(launch: Launch) -> bool:
         if e.buffer.scope_name == "global")
 
 
+def around_launch(launch: Launch) -> tuple[list[Stmt], Stmt, list[Stmt]]:
+    """What a launch and its neighbours on the stream tell each other before it does anything, the rest, and what they do at
+    its very end: whole blocks run it, whatever roles they have in between."""
+    stmts = list(stmts_of(launch.body))
+    at = next((k for k, s in enumerate(stmts) if not isinstance(s, Alloc) or s.init is not None), 0)
+    head: list[Stmt] = []
+    tail: list[Stmt] = []
+    while len(stmts) > at and _dependence(stmts[at]):
+        head.append(stmts.pop(at))
+    while stmts and _dependence(stmts[-1]):
+        tail.insert(0, stmts.pop())
+    return head, seq(*stmts, span=launch.body.span), tail
+
+
+def _dependence(s: Stmt) -> bool:
+    return isinstance(s, Evaluate) and isinstance(s.call, Call) and s.call.op in ("pdl_trigger", "pdl_sync")
+
+
 def _sets_up(s: Stmt) -> bool:
     """Whether a statement may run before the kernel in front is over."""
     if isinstance(s, Alloc):
@@ -78,4 +98,4 @@ def _sets_up(s: Stmt) -> bool:
         e.buffer.scope_name == "global" for e in effects(s))
 
 
-__all__ = ["dependent_launch", "ordered"]
+__all__ = ["around_launch", "dependent_launch", "ordered"]

@@ -15,6 +15,7 @@
 A barrier's phase p (0, 1, …) is over when its arrivals and bytes are complete; waiting for parity x returns once the
 phase of that parity is over, and for parity 1 on a fresh barrier at once (PTX ISA, "mbarrier").  Copies that the same
 statements use first and last share a ring.  Everything else, before and after the loop, is the consumers'.
+pdl_trigger and pdl_sync at the top or the end of the body stay in front of and behind both roles.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tilelang.ops.tma import row_parts, tma_bytes, tma_parts, tma_refusal
 from tilelang.ops.tma_store import STEP_BYTES
 
 from .consumer_schedule import consumer, takes_slow_rings
+from .dependent_launch import around_launch
 from .effects import acts, effects, expr_effects, hangs_on_threads, is_sync, statements
 from .hopper import hopper, placed_in_kernel
 from .liveness import has_views
@@ -69,6 +71,10 @@ def specialize_warps(func: Func, cx: PassContext) -> Func:
 
     def visit(x: Any) -> Any:
         if isinstance(x, Launch):
+            head, body, tail = around_launch(x)
+            if head or tail:
+                out = visit(replace(x, body=body))
+                return replace(out, body=seq(*head, out.body, *tail, span=x.body.span))
             loops = [s for s in stmts_of(x.body) if isinstance(s, For) and is_pipelined(s)]
             tiled = step_tiles(x, loops[0], cx) if len(loops) == 1 else None
             loops = loops or inner_loops(x.body, is_pipelined)

@@ -1,0 +1,50 @@
+"""Products whose last round of tiles would leave units idle: the rest of C has tiles of its own."""
+
+from typing import Any
+
+import tilelang.language as T
+
+from .matmul_kernels import Form, leave
+
+
+def gemm_cut(f: Form) -> Any:
+    """One accumulator; f.cut says where its second tile begins.  (A, B, bias, sa, sb, C).
+
+    The two launches have nothing to do with each other, so blocks of the second start where the first has none left.  The
+    second ends behind the first: whoever waits for it has both.
+    """
+    whole, (f, g) = f, f.pieces
+    t, u = f.tile, g.tile
+
+    @T.prim_func
+    def matmul_cut(A: whole.a(whole.m), B: whole.b, bias: whole.bias_vector, sa: whole.sa(whole.m),
+                   sb: whole.sb, C: whole.c(whole.m)):
+        with T.Kernel(*f.tiles(f.m), f.batch or 1, threads=t.threads) as (bx, by, bz):
+            As = T.alloc_shared(f.left_tile, f.types[t.turned])
+            Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
+            Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
+            T.use_swizzle(t.panel)
+            T.pdl_trigger()
+            T.clear(Cf)
+            for ko in T.Pipelined(f.steps, num_stages=t.stages):
+                T.copy(f.left(A, B, bz, f.row(by), ko * t.bk), As)
+                T.copy(f.right(A, B, bz, ko * t.bk, f.column(bx)), Bs)
+                T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+            leave(f, f.m, Cf, (bx, by, bz), bias, sa, sb, C)
+        with T.Kernel(*g.tiles(g.m), g.batch or 1, threads=u.threads) as (bx, by, bz):
+            As = T.alloc_shared(g.left_tile, g.types[u.turned])
+            Bs = T.alloc_shared(g.right_tile, g.types[not u.turned])
+            Cf = T.alloc_fragment((u.bm, u.bn), g.types[3])
+            T.use_swizzle(u.panel)
+            T.clear(Cf)
+            for ko in T.Pipelined(g.steps, num_stages=u.stages):
+                T.copy(g.left(A, B, bz, g.row(by), ko * u.bk), As)
+                T.copy(g.right(A, B, bz, ko * u.bk, g.column(bx)), Bs)
+                T.gemm(As, g.columns_of(Bs), Cf, transpose_A=g.t_left, transpose_B=g.t_right)
+            leave(g, g.m, Cf, (bx, by, bz), bias, sa, sb, C)
+            T.pdl_sync()
+
+    return matmul_cut
+
+
+__all__ = ["gemm_cut"]

@@ -1,0 +1,83 @@
+"""Where a product is cut in two, so that its last round of tiles does not leave units idle.
+
+    C = [ whole rounds of one tile ]            time = that of both products, and of another launch
+        [ the rest: a product with a tile that suits it ]
+
+Both are priced by the model of tiles.py; a product is cut where that saves enough to be sure of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from math import ceil
+
+from .tile_facts import Chip, Cut, Problem, Tile
+from .tiles import candidates, choose_tile, price
+
+_SURE = 0.96  # of the time of one tile: what is predicted to save less is noise
+_OVERLAP = 1e-6  # seconds that the start of the second launch does not take
+_FULL = 0.92  # of the units, which the last round of the first piece keeps busy
+_LOOKED_AT = 12  # cuts whose rest gets a tile
+
+
+@lru_cache(maxsize=1024)
+def choose_cut(chip: Chip, p: Problem, plain: Tile) -> tuple[Tile, Cut] | None:
+    """The tile of the first piece and the cut, where they are predicted to be worth more than `plain` for all of C."""
+    tiles = ceil(p.m / plain.bm) * ceil(p.n / plain.bn) * p.batch
+    if chip.kind != "wgmma" or p.kind == "float" or p.two_level or p.open_rows:
+        return None
+    if plain.turned or plain.parts > 1 or tiles <= chip.units:
+        return None
+    found = next(iter(cuts(chip, p, plain.seconds)), None)
+    return None if found is None else found[1:]
+
+
+def cuts(chip: Chip, p: Problem, plain: float, sure: float = _SURE) -> list[tuple[float, Tile, Cut]]:
+    """(seconds, tile of the first piece, cut), the fewest seconds first, of less than `sure` of those of one tile."""
+    area = float(p.m * p.n)
+
+    def among(piece: Problem) -> Chip:
+        """The machine as it is while other launches compute the rest of the product."""
+        return replace(chip, around=round(plain * (1 - piece.m * piece.n / area), 6))
+
+    firsts = [(price(among(one), one, t), one, rest, t, axis, at) for one, rest, t, axis, at in _whole_rounds(chip, p)]
+    if not firsts:
+        return []
+    rate = min(s / (one.m * one.n) for s, one, *_ in firsts)  # no rest takes less
+    most = sure * plain
+    out: list[tuple[float, Tile, Cut]] = []
+    bounds = sorted((s + rate * (area - one.m * one.n) - _OVERLAP, k) for k, (s, one, *_) in enumerate(firsts))
+    for bound, k in bounds[:_LOOKED_AT]:
+        if bound >= min([most, *(x[0] for x in out[:1])]):
+            break
+        s, _, rest, t, axis, at = firsts[k]
+        try:
+            other = choose_tile(among(rest), rest)
+        except ValueError:
+            continue
+        seconds = s + other.seconds - _OVERLAP
+        if seconds < most:
+            out.append((seconds, replace(t, seconds=seconds), Cut(axis, at, other)))
+            out.sort(key=lambda x: x[0])
+    return out
+
+
+def _whole_rounds(chip: Chip, p: Problem) -> Iterator[tuple[Problem, Problem, Tile, int, int]]:
+    """(first piece, rest, tile of the first, axis, where the rest begins): the most whole rounds of a tile, or one fewer."""
+    for t in candidates(chip, p):
+        if t.turned or t.staged or t.parts > 1 or t.threads < 256:
+            continue
+        rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
+        for axis, (across, side, extent) in enumerate(((columns, t.bm, p.m), (rows, t.bn, p.n))):
+            most = rows * columns * p.batch // chip.units
+            for rounds in range(max(1, most - 1), most + 1):
+                lines = rounds * chip.units // (across * p.batch)  # rows of tiles, or columns of them
+                at = lines * side
+                if 0 < at < extent and lines * across * p.batch >= (rounds - 1 + _FULL) * chip.units:
+                    pieces = [replace(p, n=x) if axis else replace(p, m=x) for x in (at, extent - at)]
+                    yield pieces[0], replace(pieces[1], may_split=False), t, axis, at
+
+
+__all__ = ["choose_cut", "cuts"]
