@@ -39,7 +39,7 @@ def test_layouts(m, n, k, dtype, ta, tb):
 
 @pytest.mark.parametrize("m, n, k", [(1928, 3104, 2048), (3320, 1584, 3000)])
 def test_products_cut_in_two(m, n, k):
-    """Their two launches overlap, and what comes before and behind them on a stream does not (library/cut_kernels.py)."""
+    """The second launch begins while the first runs: what comes before and behind both does not (library/cut_kernels.py)."""
     a, b, bias = normal(m, k), normal(k, n, seed=1), normal(n, seed=2)
     check(matmul(a, b), a, b)
     want = [matmul(x, b, bias=bias, activation="relu") for x in (a, -a)]

@@ -10,8 +10,7 @@ from .matmul_kernels import Form, leave
 def gemm_cut(f: Form) -> Any:
     """One accumulator; f.cut says where its second tile begins.  (A, B, bias, sa, sb, C).
 
-    The two launches have nothing to do with each other, so blocks of the second start where the first has none left.  The
-    second ends behind the first: whoever waits for it has both.
+    The second launch sets itself up while the first runs: its blocks come where the first has none left, and wait for its end.
     """
     whole, (f, g) = f, f.pieces
     t, u = f.tile, g.tile
@@ -36,13 +35,13 @@ def gemm_cut(f: Form) -> Any:
             Bs = T.alloc_shared(g.right_tile, g.types[not u.turned])
             Cf = T.alloc_fragment((u.bm, u.bn), g.types[3])
             T.use_swizzle(u.panel)
+            T.pdl_sync()
             T.clear(Cf)
             for ko in T.Pipelined(g.steps, num_stages=u.stages):
                 T.copy(g.left(A, B, bz, g.row(by), ko * u.bk), As)
                 T.copy(g.right(A, B, bz, ko * u.bk, g.column(bx)), Bs)
                 T.gemm(As, g.columns_of(Bs), Cf, transpose_A=g.t_left, transpose_B=g.t_right)
             leave(g, g.m, Cf, (bx, by, bz), bias, sa, sb, C)
-            T.pdl_sync()
 
     return matmul_cut
 
