@@ -19,7 +19,8 @@ from .tiles import candidates, choose_tile, price
 _SURE = 0.96  # of the time of one tile: what is predicted to save less is noise
 _OVERLAP = 1e-6  # seconds that the start of the second launch does not take
 _FULL = 0.92  # of the units, which the last round of the first piece keeps busy
-_LOOKED_AT = 12  # cuts whose rest gets a tile
+_LARGE = 128 * 128  # elements of a tile from which on it is thought of for the first piece
+_LOOKED_AT = 4  # cuts whose rest gets a tile
 
 
 @lru_cache(maxsize=1024)
@@ -67,7 +68,7 @@ def cuts(chip: Chip, p: Problem, plain: float, sure: float = _SURE) -> list[tupl
 def _whole_rounds(chip: Chip, p: Problem) -> Iterator[tuple[Problem, Problem, Tile, int, int]]:
     """(first piece, rest, tile of the first, axis, where the rest begins): the most whole rounds of a tile, or one fewer."""
     for t in candidates(chip, p):
-        if t.turned or t.staged or t.parts > 1 or t.threads < 256:
+        if t.turned or t.staged or t.parts > 1 or t.bm * t.bn < _LARGE or t.threads < 256:
             continue
         rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
         for axis, (across, side, extent) in enumerate(((columns, t.bm, p.m), (rows, t.bn, p.n))):
