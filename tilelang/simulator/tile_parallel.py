@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Expr, For, Load, Parallel, Store, TileOp, Var,
-                         free_vars, is_const, numpy_dtype, substitute, walk)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Expr, For, Load, Node, Parallel, Store, TileOp, Var,
+                         children, free_vars, is_const, numpy_dtype, substitute, walk)
 from tilelang.ir.evaluate import Closure
 
 from .faults import fault
@@ -48,7 +48,8 @@ class ParallelLoop:
         self.extents = [compiler.expr(e) for e in s.extents]
         self.var_slots = [(compiler.slot(v), numpy_dtype(v.dtype)) for v in s.vars]
         own = {id(v) for v in s.vars}
-        self.outer = [(compiler.slot(v), v) for v in free_vars(s.body) if id(v) not in own]
+        deciding = _deciding(s.body, set())  # a line that is printed may name a thread beside: the first one here
+        self.outer = [(compiler.slot(v), v, v in deciding) for v in free_vars(s.body) if id(v) not in own]
         self.private = self._private_buffers()
         self.one_by_one = False
         self.keys = self._accumulation_keys()
@@ -139,9 +140,10 @@ class ParallelLoop:
                 return
             points = np.indices(extents).reshape(len(extents), n)
             slots = list(f.slots)
-            for at, v in self.outer:
+            for at, v, decides in self.outer:
                 if isinstance(slots[at], np.ndarray) and slots[at].ndim:
-                    slots[at] = uniform(slots[at], f, f"{v.name}, used inside T.Parallel,", s.span)
+                    slots[at] = uniform(slots[at], f, f"{v.name}, used inside T.Parallel,", s.span) if decides else \
+                        slots[at][0 if f.mask is None else int(np.argmax(f.mask))]
             groups = self._groups(self._frame(f, slots, points))
             if groups is None:
                 self._run(f, slots, points, only=True)
@@ -199,6 +201,18 @@ class ParallelLoop:
             store.known = np.zeros((store.lanes, store.nbytes // store.granule), bool)
         if store.known is not None:
             store.known[...] = known
+
+
+def _deciding(n: Node, out: set[Var]) -> set[Var]:
+    """The variables below n that do more than stand in what is printed."""
+    if isinstance(n, Var):
+        out.add(n)
+    elif isinstance(n, Buffer):
+        out |= free_vars(n)
+    elif not isinstance(n, Call) or n.op != "printf":
+        for c in children(n):
+            _deciding(c, out)
+    return out
 
 
 def _inline(e: Expr, binds: dict[Var, Expr]) -> Expr:

@@ -18,6 +18,7 @@ from .check_divisors import check_divisors
 from .check_hopper import check_hopper
 from .check_iterations import check_iterations
 from .check_pipelines import check_pipelines
+from .check_private import check_private
 from .check_races import check_races
 from .check_roles import check_roles
 from .config import PassConfigKey
@@ -59,6 +60,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     group_branches,  # before all that looks for roles
     check_divisors,
     check_iterations,
+    check_private,
     check_roles,  # before check_hopper, which turns T.ws into tests of thread numbers where it can
     check_hopper,
     check_races,  # only where asked for

@@ -83,6 +83,11 @@ class Expressions:
         self.maybe = 0  # > 0: the code being emitted may not be executed for every value of the loop variables
         self.swept: set[Var] = set()  # variables that certainly take every value of their analyzer range
 
+    @property
+    def first_thread(self) -> str:
+        """Whose values stand for those of all threads where they agree."""
+        return "0"
+
     # ---- scalars --------------------------------------------------------------------------------------------------
 
     def value(self, e: Expr) -> str:
@@ -297,7 +302,7 @@ class Expressions:
         """Address of an element, not guarded."""
         at, where = self.offset(b, indices), self.base_of(b)
         if where.copies > 1:
-            at = self.f.add(self.f.mul(at, str(where.copies)), self.tid or "0")
+            at = self.f.add(self.f.mul(at, str(where.copies)), self.tid or self.first_thread)
         return self.f.at(where.base, memory_type(b.dtype, self.span), at)
 
     def in_range(self, n: Any, b: Buffer, indices: tuple[Expr, ...], at: list[str]) -> str:

@@ -198,6 +198,11 @@ class Statements(Expressions):
                 self.tid = None
         self.outside_threads()
 
+    @property
+    def first_thread(self) -> str:
+        """Whose values stand for those of all threads of the role where they agree."""
+        return str(self.ranges[0][0])
+
     def leave(self) -> None:
         """All threads are done."""
         if self.coroutine is None:
@@ -213,7 +218,7 @@ class Statements(Expressions):
     def _var(self, e: Var) -> str:
         slot = self.slots.get(e)
         if slot is not None:
-            return load(self.f, e.dtype, self.f.at(slot.base, memory_type(e.dtype), self.tid or "0"))
+            return load(self.f, e.dtype, self.f.at(slot.base, memory_type(e.dtype), self.tid or self.first_thread))
         return super()._var(e)
 
     # ---- simple statements ----------------------------------------------------------------------------------------

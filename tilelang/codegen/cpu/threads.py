@@ -82,13 +82,14 @@ class Threads:
     """Result of the analysis of one launch.
 
     count: threads per block.  varying: Vars that differ between threads.  private: storage (data Vars) with one copy a
-    thread.  looped: ids of the statements that run as a loop over threads.
+    thread.  looped: ids of the statements that run as a loop over threads.  indices: the thread indices.
     """
 
     count: int
     varying: set[Var] = field(default_factory=set)
     private: set[Var] = field(default_factory=set)
     looped: set[int] = field(default_factory=set)
+    indices: tuple[Var, ...] = ()
 
     def varies(self, e: Any) -> bool:
         """Whether an expression (or tuple of them) may differ between threads."""
@@ -124,7 +125,7 @@ def analyse_threads(launch: Launch) -> Threads:
 
 def spread(launch: Launch) -> Threads:
     """What depends on the thread index, no statement chosen to be a loop yet."""
-    out = Threads(launch.num_threads, set(launch.thread_vars))
+    out = Threads(launch.num_threads, set(launch.thread_vars), indices=launch.thread_vars)
     if out.count == 1:
         out.varying.clear()
         return out
@@ -333,12 +334,14 @@ def meets_itself(stmts: list[Stmt]) -> bool:
 
 
 def check_uniform(t: Threads, s: Stmt) -> None:
-    """Iterations belong to no thread here; only a printed line may name one (it says thread 0)."""
+    """Iterations belong to no thread here; only a printed line may name one (it says thread 0).  What check_private has let
+    through is one value for all threads at this place, or an iteration's own: that of the first thread stands for it."""
+    by_hand = isinstance(s, TileOp) and s.attr("by_hand")  # type: ignore[attr-defined]
     prints = {id(v) for n in walk(s) if isinstance(n, Call) and n.op == "printf" for v in walk(n)}
     for n in walk(s):
-        if isinstance(n, Var) and n in t.varying and id(n) not in prints:
+        if isinstance(n, Var) and n in (t.varying if by_hand else t.varying & set(t.indices)) and id(n) not in prints:
             raise unsupported(f"the thread-dependent value {n.name} inside a tile operation or T.Parallel", span=s.span,
                               hint="iterations of T.Parallel have no thread of their own here")
-        if isinstance(n, Buffer) and n.data in t.private:
+        if by_hand and isinstance(n, Buffer) and n.data in t.private:
             raise unsupported(f"per-thread buffer {n.name} inside a tile operation or T.Parallel", span=s.span,
                               hint="use a fragment, whose elements are shared out over the threads")
