@@ -161,9 +161,11 @@ def test_work_of_the_block_does_not_rest_on_a_variable_of_a_role(where):
                     for i in T.Parallel(256):
                         O[i] = A[i]
 
-    with pytest.raises(TileLangError) as e:
-        run(f, LINE, on="cpu")
-    assert e.value.kind == "cpu-unsupported" and "test_warp_group_roles.py" in str(e.value)
+    for on in WITH_HOPPER:
+        with pytest.raises(TileLangError) as e:
+            run(f, LINE, on=on)
+        kind = "parallel-thread" if where == "value" else "collective-divergent"
+        assert e.value.kind == kind and "test_warp_group_roles.py" in str(e.value), on
 
 
 def copied_by_threads(predicate):

@@ -284,6 +284,9 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
     Two iterations that store different values in one element of global or shared memory race.  Where that shows at compile time
     the program is refused (parallel-overwrite); where the values are read from memory it is not: a GPU keeps any of them,
     the CPU the last, the simulator reports the race (sim-race), and TILELANG_ENABLE_DATA_RACE_CHECK=1 warns.
+    An iteration belongs to no thread, with loop_layout too: numbers of threads, and what is made of them, are refused in it
+    (parallel-thread). T.alloc_local and T.alloc_var from outside are temporaries of one iteration, set before they are read
+    (else parallel-carried) and again behind the loop (else parallel-left), or values that all threads hold.
     prefer_async is accepted and has no effect: stores of a loop are synchronous, T.copy is what becomes asynchronous.
     """
     return ParallelFrame(extents, attrs_of(annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
