@@ -312,11 +312,10 @@ class _Walk:
                     if isinstance(e, Expr)]
         for e in operands:
             self.reads(e, s)
-        scopes = {a.region.buffer.scope_name for a in accesses}
-        own = not scopes.isdisjoint(PRIVATE)
-        if not s.attr("by_hand") and (not own or "local.fragment" in scopes):  # type: ignore[attr-defined]
+        own = any(a.region.buffer.scope_name in PRIVATE for a in accesses)  # each thread's, which may take a part of its own
+        if not own and not s.attr("by_hand"):  # type: ignore[attr-defined]
             self.of_all(s)
-            for e in () if own else operands:  # each thread's array may take a part of its own
+            for e in operands:
                 self.uniform(e, s, f"T.{s.op_name}")
         varies = self.some or any(map(self.at.varies, operands))
         for a in accesses:
