@@ -164,6 +164,23 @@ def gemm(m=100, n=72, k=88, bm=64, bn=64, bk=32, ta=False, tb=False, stages=2, d
     return main
 
 
+@T.macro
+def absorb(S, P, acc, top, before, rescale, total, row, scale):
+    """The softmax of one more tile of scores S (rows, keys): raises `top`, rescales the sums, leaves the weights in P."""
+    T.copy(top, before)
+    T.reduce_max(S, top, dim=1, clear=False)
+    for i in T.Parallel(S.shape[0]):
+        rescale[i] = T.exp2((before[i] - top[i]) * scale)
+    for i, j in T.Parallel(S.shape[0], S.shape[1]):
+        S[i, j] = T.exp2((S[i, j] - top[i]) * scale)
+    T.reduce_sum(S, row, dim=1)
+    for i in T.Parallel(S.shape[0]):
+        total[i] = total[i] * rescale[i] + row[i]
+    for i, j in T.Parallel(acc.shape[0], acc.shape[1]):
+        acc[i, j] *= rescale[i]
+    T.copy(S, P)
+
+
 def attention(batch=1, heads=2, seq=100, dim=32, causal=False, bm=64, bn=64, stages=2, dtype="float16", threads=128):
     scale, shape = dim**-0.5 * 1.44269504, (batch, seq, heads, dim)
 
@@ -189,18 +206,7 @@ def attention(batch=1, heads=2, seq=100, dim=32, causal=False, bm=64, bn=64, sta
                     P[i, j] = T.if_then_else(ok, 0, -T.infinity("float32"))
                 T.gemm(Qs, Ks, P, transpose_B=True)
                 T.copy(V[b, k * bn:(k + 1) * bn, h, :], Vs)
-                T.copy(mx, m0)
-                T.reduce_max(P, mx, dim=1, clear=False)
-                for i in T.Parallel(bm):
-                    r[i] = T.exp2((m0[i] - mx[i]) * scale)
-                for i, j in T.Parallel(bm, bn):
-                    P[i, j] = T.exp2((P[i, j] - mx[i]) * scale)
-                T.reduce_sum(P, row, dim=1)
-                for i in T.Parallel(bm):
-                    total[i] = total[i] * r[i] + row[i]
-                for i, j in T.Parallel(bm, dim):
-                    Of[i, j] *= r[i]
-                T.copy(P, Ph)
+                absorb(P, Ph, Of, mx, m0, r, total, row, scale)
                 T.gemm(Ph, Vs, Of)
             for i, j in T.Parallel(bm, dim):
                 Of[i, j] /= total[i]

@@ -324,6 +324,12 @@ def disagreements(prim: Any, args: list[np.ndarray], want: list[np.ndarray],
     return said
 
 
+def agree(prim: Any, args: list[np.ndarray], want: dict[int, np.ndarray], on: Sequence[str] = HERE) -> None:
+    """Every execution leaves want[i] in argument i, and the others as they were."""
+    said = disagreements(prim, args, [want.get(i, a) for i, a in enumerate(args)], on)
+    assert not said, said
+
+
 def main(func: Any, seed: int, tensors: Sequence[Any], configs: dict[str, Any]) -> None:
     """What a program's file does when it is run: all executions, one line each."""
     names = sys.argv[1:] or HERE

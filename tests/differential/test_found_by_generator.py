@@ -1,18 +1,11 @@
 """Programs the generator found executions to disagree on, or to refuse: the smallest form of each, named by what was wrong."""
 
 import numpy as np
-import pytest
-from executions import HERE, _execute, between_rows, disagreements, laid_out
+from executions import HERE, _execute, agree, between_rows, laid_out
 
 import tilelang.language as T
 
 I32 = np.int32
-
-
-def agree(prim, args, want, on=HERE):
-    """Every execution leaves want[i] in argument i, and the others as they were."""
-    said = disagreements(prim, args, [want.get(i, a) for i, a in enumerate(args)], on)
-    assert not said, said
 
 
 def test_a_variable_set_in_a_loop_some_leave_is_one_value_of_a_block_of_half_a_warp():
@@ -352,67 +345,3 @@ def test_indices_of_64_bits_into_tiles():
     x, y = np.meshgrid(range(4), range(8), indexing="ij")
     p = np.tile(a[(x * 3 + 1) % 8, (y + 7) % 16], (2, 2))
     agree(f, [a, np.zeros_like(a), np.zeros_like(a)], {1: np.roll(a, -3, 0), 2: p})
-
-
-@pytest.mark.parametrize("word", ["break", "continue"])
-@pytest.mark.parametrize("marks", [(0, 0, 1, 0), (-1, 1, -1, 0)])
-def test_a_loop_with_warp_groups_in_it_is_left_and_turned_early(word, marks):
-    """Barriers were placed for the statements between the groups as if no loop stood around them: an internal error."""
-    @T.prim_func
-    def f(A: T.Tensor((4, 8, 16), "int32"), P: T.Tensor((4,), "int32"), O: T.Tensor((4, 8, 16), "int32"),
-          Q: T.Tensor((8, 16), "int32")):
-        with T.Kernel(1, threads=256):
-            S = T.alloc_shared((8, 16), "int32")
-            R = T.alloc_shared((8, 16), "int32")
-            T.clear(S)
-            T.clear(R)
-            for k in T.serial(4):
-                for i, j in T.Parallel(8, 16):
-                    R[i, j] = S[7 - i, 15 - j] + k
-                if P[k] > 0:
-                    if word == "break":
-                        break
-                    else:
-                        continue
-                with T.ws(0):
-                    T.copy(A[k, 0:8, 0:16], S)
-                with T.ws(1):
-                    for i, j in T.Parallel(8, 16):
-                        O[k, i, j] = R[i, 15 - j]
-                for i, j in T.Parallel(8, 16):
-                    S[i, j] = S[i, j] + R[7 - i, j]
-                if P[k] < 0:
-                    continue
-                for i, j in T.Parallel(8, 16):
-                    R[i, j] = S[7 - i, j]
-            T.copy(S, Q)
-
-    a, o = np.arange(512, dtype=I32).reshape(4, 8, 16), np.zeros((4, 8, 16), I32)
-    s, r = np.zeros((8, 16), I32), np.zeros((8, 16), I32)
-    for k in range(4):
-        r = s[::-1, ::-1] + I32(k)
-        if marks[k] > 0:
-            if word == "break":
-                break
-            continue
-        o[k], s = r[:, ::-1], a[k] + r[::-1]
-        if marks[k] >= 0:
-            r = s[::-1]
-    agree(f, [a, np.array(marks, I32), np.zeros_like(o), np.zeros((8, 16), I32)], {2: o, 3: s})
-
-
-def test_one_warp_group_after_itself_sees_what_its_other_threads_stored():
-    @T.prim_func
-    def f(A: T.Tensor((8, 16), "int32"), O: T.Tensor((2, 8, 16), "int32")):
-        with T.Kernel(1, threads=256):
-            S = T.alloc_shared((8, 16), "int32")
-            with T.ws(0):
-                T.copy(A, S)
-            with T.ws(1):
-                T.copy(A, O[1, 0:8, 0:16])
-            with T.ws(0):
-                for i, j in T.Parallel(8, 16):
-                    O[0, i, j] = S[7 - i, 15 - j]
-
-    a = np.arange(128, dtype=I32).reshape(8, 16)
-    agree(f, [a, np.zeros((2, 8, 16), I32)], {1: np.stack([a[::-1, ::-1], a])})

@@ -4,7 +4,8 @@ import ctypes
 
 from tilelang.ir import I32, Buffer, For, Func, Store, Var, const, dtype, load, seq
 from tilelang.runtime.host_engine import HostLibrary, compile_object
-from tilelang.runtime.host_stub import CPU, modes_of, stub_text
+from tilelang.runtime.host_frame import CPU
+from tilelang.runtime.host_stub import modes_of, stub_text
 from tilelang.runtime.signature import ScalarArg, signature_of
 
 HANDLE = dtype("handle")

@@ -2,6 +2,7 @@
 
 import torch
 from bounds import E16, E32, EBF, equal, mm_bound, wide, within
+from programs import absorb
 from spec_harness import on
 
 import tilelang
@@ -160,18 +161,7 @@ def fa_consumer(Qs, Ks, Vs, q_full, k_full, v_full, k_empty, v_empty, out, nk, S
         T.mbarrier_arrive(k_empty[k % S])
         for i, j in T.Parallel(BM, BN):
             P[i, j] = T.if_then_else(k * BN + j < Sk, P[i, j] * sc, -1e30)
-        T.copy(m, mp)
-        T.reduce_max(P, m, dim=1, clear=False)
-        for i in T.Parallel(BM):
-            r[i] = T.exp2(mp[i] - m[i])
-        for i, j in T.Parallel(BM, BN):
-            P[i, j] = T.exp2(P[i, j] - m[i])
-        T.reduce_sum(P, s, dim=1)
-        for i in T.Parallel(BM):
-            l[i] = l[i] * r[i] + s[i]
-        for i, d in T.Parallel(BM, D):
-            acc[i, d] *= r[i]
-        T.copy(P, Ph)
+        absorb(P, Ph, acc, m, mp, r, l, s, 1)
         T.mbarrier_wait_parity(v_full[k % S], (k // S) % 2)
         T.wgmma_gemm(Ph, Vs[k % S, :, :], acc)
         T.wait_wgmma(0)

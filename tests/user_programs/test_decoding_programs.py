@@ -5,6 +5,7 @@ import math
 import numpy as np
 import torch
 from bounds import equal, within
+from programs import absorb
 from spec_harness import EVERY, on
 
 import tilelang
@@ -58,18 +59,7 @@ def rope_attn(B, S, HQ, HKV, D, BM=64, BN=32, threads=128, stages=1):
                 for i, j in T.Parallel(BM, BN):
                     P[i, j] = T.if_then_else(bx * BM + i >= k * BN + j, 0, -T.infinity(f32))
                 T.gemm(Qs, Ks, P, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                T.copy(m, mp)
-                T.reduce_max(P, m, dim=1, clear=False)
-                for i in T.Parallel(BM):
-                    r[i] = T.exp2((mp[i] - m[i]) * sc)
-                for i, j in T.Parallel(BM, BN):
-                    P[i, j] = T.exp2((P[i, j] - m[i]) * sc)
-                T.reduce_sum(P, s, dim=1)
-                for i in T.Parallel(BM):
-                    l[i] = l[i] * r[i] + s[i]
-                for i, j in T.Parallel(BM, D):
-                    O_[i, j] *= r[i]
-                T.copy(P, Pb)
+                absorb(P, Pb, O_, m, mp, r, l, s, sc)
                 T.gemm(Pb, Vs, O_, policy=T.GemmWarpPolicy.FullRow)
             for i, j in T.Parallel(BM, D):
                 O_[i, j] = O_[i, j] / l[i]
@@ -106,6 +96,21 @@ def test_rope_gqa(case):
     within(O, want, bound)
 
 
+@T.macro
+def weigh(S, W, A, m, mp, l, s):
+    """Scores S of 16 heads become weights W: exp(score - largest so far); what was summed before in A and l is rescaled."""
+    T.copy(m, mp)
+    T.reduce_max(S, m, dim=1, clear=False)
+    for i, j in T.Parallel(16, S.shape[1]):
+        S[i, j] = T.exp(S[i, j] - m[i])
+    T.reduce_sum(S, s, dim=1)
+    for i in T.Parallel(16):
+        l[i] = l[i] * T.exp(mp[i] - m[i]) + s[i]
+    for i, d in T.Parallel(16, A.shape[1]):
+        A[i, d] *= T.exp(mp[i] - m[i])
+    T.copy(S, W)
+
+
 @tilelang.jit
 def paged_int8(Q, KC, VC, KS, VS, Tab, Len, G: int = 4, page: int = 16):
     B, HKV, D, NP, MP, HQ = T.const("B HKV D NP MP HQ")
@@ -139,16 +144,7 @@ def paged_int8(Q, KC, VC, KS, VS, Tab, Len, G: int = 4, page: int = 16):
             T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
             for i, j in T.Parallel(16, page):
                 S[i, j] = T.if_then_else(p * page + j < n, S[i, j] * (D**-0.5), -1e30)
-            T.copy(m, mp)
-            T.reduce_max(S, m, dim=1, clear=False)
-            for i, j in T.Parallel(16, page):
-                S[i, j] = T.exp(S[i, j] - m[i])
-            T.reduce_sum(S, s, dim=1)
-            for i in T.Parallel(16):
-                l[i] = l[i] * T.exp(mp[i] - m[i]) + s[i]
-            for i, d in T.Parallel(16, D):
-                A[i, d] *= T.exp(mp[i] - m[i])
-            T.copy(S, Ps)
+            weigh(S, Ps, A, m, mp, l, s)
             T.gemm(Ps, Vs, A, policy=T.GemmWarpPolicy.FullCol)
         for i, d in T.Parallel(16, D):
             if i < G:
@@ -294,16 +290,7 @@ def tree_attn(Nt, S, H, D, BN=32):
                     bit = (Mask[i] >> T.cast(T.max(pos, 0), "uint64")) & T.uint64(1)
                     ok = (pos < 0) or (pos < Nt and bit != 0)
                     P[i, j] = T.if_then_else(ok, P[i, j] * D**-0.5, -1e30)
-                T.copy(m, mp)
-                T.reduce_max(P, m, dim=1, clear=False)
-                for i, j in T.Parallel(16, BN):
-                    P[i, j] = T.exp(P[i, j] - m[i])
-                T.reduce_sum(P, s, dim=1)
-                for i in T.Parallel(16):
-                    l[i] = l[i] * T.exp(mp[i] - m[i]) + s[i]
-                for i, d in T.Parallel(16, D):
-                    acc[i, d] *= T.exp(mp[i] - m[i])
-                T.copy(P, Ps)
+                weigh(P, Ps, acc, m, mp, l, s)
                 T.gemm(Ps, Vs, acc, policy=T.GemmWarpPolicy.FullCol)
             for i, d in T.Parallel(16, D):
                 acc[i, d] /= l[i]

@@ -15,7 +15,8 @@ import numpy as np
 from tilelang.ir import Func, Var, dtype, free_vars, numpy_dtype, with_attrs
 from tilelang.ir.evaluate import evaluate
 from tilelang.runtime.host_engine import HostLibrary, compile_object, ffi_state
-from tilelang.runtime.host_stub import CPU, Frame, stub_text
+from tilelang.runtime.host_frame import CPU, Frame
+from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.llvm_text import Writer
 from tilelang.runtime.signature import PointerArg, ScalarArg, Signature, TensorArg, host_assumptions
 

@@ -10,7 +10,7 @@ from .signature import PointerArg, TensorArg
 
 
 def refuse_overlaps(stub: Any) -> None:
-    """Checks at the end of `prepare` (a host_stub.Prepare): the pairs of stub.apart are not the same memory."""
+    """Checks at the end of `prepare` (a host_checks.Prepare): the pairs of stub.apart are not the same memory."""
     w = stub.w
     named = {a.name: a for a in stub.sig.inputs if a.index in stub.data}
     bounds: dict[str, tuple[str, str]] = {}

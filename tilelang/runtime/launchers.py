@@ -38,7 +38,7 @@ from tilelang.target.cluster import check_cluster, cluster_of
 
 from . import workspaces
 from .contexts import in_context
-from .host_stub import CPU, CUDA, Frame
+from .host_frame import CPU, CUDA, Frame
 from .llvm_text import HostExpr, Writer, code_of, scalar_type, text_of
 from .signature import Signature, TensorArg
 from .tensor_maps import DECLARATION, TensorMapCode

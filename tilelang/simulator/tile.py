@@ -32,7 +32,7 @@ from .boxes import launch_maps
 from .tile_env import TileEnv, scalar_elements
 from .tile_hopper import TILE_HOPPER_OPS, space_of
 from .tile_parallel import ParallelLoop
-from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, around, asks_shared, in_front, make_barriers,
+from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Parting, Role, TileBlock, around, asks_shared, in_front, make_barriers,
                          meets_around, roles_of, run_roles, signalling, together, whole_role)
 from .tile_warp import WARP_OPS
 
@@ -307,8 +307,9 @@ class TileCompiler(StmtCompiler):
         outside, self.gathered = self.gathered, True  # iterations belong to no role
         action = ParallelLoop(self, s).action()
         self.gathered = outside
-        private = any(isinstance(n, Store) and n.buffer.scope_name in PRIVATE for n in walk(s.body))
-        return action if private else together(self, s, action)
+        # Each role runs a loop that sets its own variables; what else a loop changes, it changes once.
+        once = any(isinstance(n, Evaluate) or isinstance(n, Store) and n.buffer.scope_name not in PRIVATE for n in walk(s))
+        return together(self, s, action) if once else action
 
     def compile_tile_op(self, s: Any) -> Action:
         if not hasattr(s, "reference"):
@@ -338,7 +339,7 @@ class TileCompiler(StmtCompiler):
             self.safe[id(b)] = self.expr(v)
         self.maps, self.space = launch_maps(s), space_of(s)
         self.roles = roles = roles_of(s)
-        self.members = tuple(range(len(roles)))
+        self.members, self.part = tuple(range(len(roles))), Parting(s)
         whole = Role(0, tuple(range(-(-s.num_threads // 128))), s.num_threads)
         grid, body = [self.expr(g) for g in s.grid], self.stmt(s.body)
         block_slots = [(self.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (AddressOf, Alloc, Call, Expr, For, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, TileOp, While,
-                         convert, walk)
+from tilelang.ir import (AddressOf, Alloc, Bind, Call, Expr, For, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, TileOp,
+                         Var, While, convert, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.warp_groups import GROUP, alike, holds_in
 
@@ -254,6 +254,31 @@ def together(c: Any, s: Any, action: Action, part: str = "") -> Action:
     return run
 
 
+class Parting:
+    """Which branches and loops of a launch the threads of a block may take differently."""
+
+    def __init__(self, s: Launch) -> None:
+        self.vars: set[Any] = set(s.thread_vars)  # and storage of private arrays: what differs between threads
+        size = 0
+        while size != len(self.vars):
+            size = len(self.vars)
+            for n in walk(s.body):
+                if isinstance(n, Bind) and self.of(n.value):
+                    self.vars.add(n.var)
+                elif isinstance(n, Store) and n.buffer.scope_name in _PRIVATE and self.of(n.value):
+                    self.vars.add(n.buffer.data)
+
+    def of(self, e: Any) -> bool:
+        """Whether an expression may differ between threads."""
+        return any(n in self.vars if isinstance(n, Var) else isinstance(n, Load) and n.buffer.data in self.vars
+                   for n in walk(e))
+
+    def at(self, s: Stmt) -> bool:
+        """Whether the threads that come to a statement part there."""
+        asked = (s.cond,) if isinstance(s, (If, While)) else (s.start, s.extent) if isinstance(s, For) else ()
+        return any(map(self.of, asked))
+
+
 _PRIVATE = ("local", "local.var")
 _COMPOUND = (Seq, If, For, While, Launch)
 _GATHER = ("in_warp_groups", "sync_threads", *BLOCK_VOTES)
@@ -266,8 +291,12 @@ def meets_around(c: Any, s: Stmt) -> bool:
         return False
     if isinstance(s, TileOp):  # that of each thread; the others are one action of all roles
         return _touches_shared(s) and any(isinstance(n, Region) and n.buffer.scope_name in _PRIVATE for n in walk(s))
-    return _touches_shared(s) and not (isinstance(s, _COMPOUND) and any(
-        isinstance(n, (TileOp, Parallel)) or isinstance(n, Call) and n.op in _GATHER for n in walk(s)))
+    if not _touches_shared(s) or not isinstance(s, _COMPOUND):
+        return _touches_shared(s)
+    if any(isinstance(n, Call) and n.op in _GATHER for n in walk(s)):
+        return False
+    # Where threads part, tile operations are those of each thread; a role may have none that comes to them.
+    return c.part.at(s) or not any(isinstance(n, (TileOp, Parallel)) for n in walk(s))
 
 
 def _touches_shared(x: Any) -> bool:
@@ -354,5 +383,5 @@ def run_roles(blocks: list[LaneFrame], roles: list[Role], body: Action) -> None:
     TileScheduler([g.block for g in blocks], frames, body).run()
 
 
-__all__ = ["NO_EFFECT", "ROLE_OPS", "Role", "SYNC_OPS", "TileBarrier", "TileBlock", "around", "asks_shared", "in_front",
-           "make_barriers", "meets_around", "roles_of", "run_roles", "signalling", "together", "whole_role"]
+__all__ = ["NO_EFFECT", "ROLE_OPS", "Role", "SYNC_OPS", "Parting", "TileBarrier", "TileBlock", "around", "asks_shared",
+           "in_front", "make_barriers", "meets_around", "roles_of", "run_roles", "signalling", "together", "whole_role"]

@@ -1,0 +1,118 @@
+"""Programs with warp groups of their own that the generator found executions to disagree on: the smallest form of each."""
+
+import numpy as np
+import pytest
+from executions import agree
+
+import tilelang.language as T
+
+I32 = np.int32
+
+
+@pytest.mark.parametrize("word", ["break", "continue"])
+@pytest.mark.parametrize("marks", [(0, 0, 1, 0), (-1, 1, -1, 0)])
+def test_a_loop_with_warp_groups_in_it_is_left_and_turned_early(word, marks):
+    """Barriers were placed for the statements between the groups as if no loop stood around them: an internal error."""
+    @T.prim_func
+    def f(A: T.Tensor((4, 8, 16), "int32"), P: T.Tensor((4,), "int32"), O: T.Tensor((4, 8, 16), "int32"),
+          Q: T.Tensor((8, 16), "int32")):
+        with T.Kernel(1, threads=256):
+            S = T.alloc_shared((8, 16), "int32")
+            R = T.alloc_shared((8, 16), "int32")
+            T.clear(S)
+            T.clear(R)
+            for k in T.serial(4):
+                for i, j in T.Parallel(8, 16):
+                    R[i, j] = S[7 - i, 15 - j] + k
+                if P[k] > 0:
+                    if word == "break":
+                        break
+                    else:
+                        continue
+                with T.ws(0):
+                    T.copy(A[k, 0:8, 0:16], S)
+                with T.ws(1):
+                    for i, j in T.Parallel(8, 16):
+                        O[k, i, j] = R[i, 15 - j]
+                for i, j in T.Parallel(8, 16):
+                    S[i, j] = S[i, j] + R[7 - i, j]
+                if P[k] < 0:
+                    continue
+                for i, j in T.Parallel(8, 16):
+                    R[i, j] = S[7 - i, j]
+            T.copy(S, Q)
+
+    a, o = np.arange(512, dtype=I32).reshape(4, 8, 16), np.zeros((4, 8, 16), I32)
+    s, r = np.zeros((8, 16), I32), np.zeros((8, 16), I32)
+    for k in range(4):
+        r = s[::-1, ::-1] + I32(k)
+        if marks[k] > 0:
+            if word == "break":
+                break
+            continue
+        o[k], s = r[:, ::-1], a[k] + r[::-1]
+        if marks[k] >= 0:
+            r = s[::-1]
+    agree(f, [a, np.array(marks, I32), np.zeros_like(o), np.zeros((8, 16), I32)], {2: o, 3: s})
+
+
+def test_one_warp_group_after_itself_sees_what_its_other_threads_stored():
+    @T.prim_func
+    def f(A: T.Tensor((8, 16), "int32"), O: T.Tensor((2, 8, 16), "int32")):
+        with T.Kernel(1, threads=256):
+            S = T.alloc_shared((8, 16), "int32")
+            with T.ws(0):
+                T.copy(A, S)
+            with T.ws(1):
+                T.copy(A, O[1, 0:8, 0:16])
+            with T.ws(0):
+                for i, j in T.Parallel(8, 16):
+                    O[0, i, j] = S[7 - i, 15 - j]
+
+    a = np.arange(128, dtype=I32).reshape(8, 16)
+    agree(f, [a, np.zeros((2, 8, 16), I32)], {1: np.stack([a[::-1, ::-1], a])})
+
+
+def test_a_loop_with_variables_of_its_iterations_runs_once_beside_warp_groups():
+    """The tile meaning ran it in every role: the later one wrote again what the earlier had changed since."""
+    @T.prim_func
+    def f(A: T.Tensor((64,), "int32"), O: T.Tensor((64,), "int32"), P: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=256):
+            S = T.alloc_shared((64,), "int32")
+            v = T.alloc_var("int32")
+            for i in T.Parallel(64):
+                v = A[i] * 2
+                S[i] = v + 1
+                T.atomic_add(P[63 - i], v)
+            with T.ws(0):
+                for i in T.Parallel(64):
+                    S[i] = S[i] + 100
+            T.copy(S, O)
+
+    a = np.arange(64, dtype=I32)
+    agree(f, [a, np.zeros(64, I32), np.zeros(64, I32)], {1: a * 2 + 101, 2: a[::-1] * 2})
+
+
+def test_a_copy_of_some_threads_in_a_loop_beside_warp_groups():
+    """The tile meaning waited at the copy for warp groups of which no thread comes to it."""
+    @T.prim_func
+    def f(A: T.Tensor((2, 64), "int32"), O: T.Tensor((256, 4), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((64,), "int32")
+            L = T.alloc_local((4,), "int32")
+            T.clear(L)
+            for k in T.serial(2):
+                T.copy(A[k, 0:64], S)
+                if tx < 100:
+                    T.copy(S[k * 8:k * 8 + 4], L)
+                for r in T.serial(tx // 128):
+                    T.copy(S[12 + r:16 + r], L)
+            with T.ws(0):
+                T.clear(S[0:8])
+            T.copy(L, O[tx, 0:4])
+
+    a = np.arange(128, dtype=I32).reshape(2, 64)
+    o = np.zeros((256, 4), I32)
+    o[:100], o[128:] = a[1, 8:12], a[1, 12:16]
+    agree(f, [a, np.zeros_like(o)], {1: o})

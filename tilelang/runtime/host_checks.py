@@ -1,0 +1,404 @@
+"""The text of `prepare`: every check of the inputs, the symbols solved, the frame filled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilelang.ir import Buffer, Expr, Var, free_vars, int_range
+
+from .host_frame import (BOOL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, DLTENSOR, FLOAT, INT, NONE, OBJECT_TO_DLTENSOR, POINTER,
+                         TENSOR, Frame, Launcher, dtype_bits, is_packed)
+from .host_overlap import refuse_overlaps
+from .llvm_text import HostExpr, Writer, has_infinity, rounded_to, text_of
+from .signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
+
+
+class Prepare:
+    """Text of `prepare`: every check of the inputs, then the frame."""
+
+    def __init__(self, sig: Signature, launcher: Launcher, needed: set[Var],
+                 assumptions: tuple[Expr, ...] = (), apart: tuple[tuple[str, str], ...] = (),
+                 made: Mapping[str, tuple[Buffer, ...]] | None = None) -> None:
+        self.sig, self.launcher, self.needed, self.assumptions = sig, launcher, needed, assumptions
+        self.apart, self.made = apart, made or {}
+        self.data: dict[int, str] = {}  # parameter index -> address of its first element
+        self.w = Writer()
+        self.scalars: dict[Var, str] = {}
+        self.expr = HostExpr(self.w, self.scalars, sig.name)
+        self.frame = Frame(sig)
+        self.device: str | None = None  # device id of the first tensor
+        self.tensors: dict[int, str] = {}  # parameter index -> address of its DLTensor
+        self.shapes: dict[int, str] = {}
+        self.strides: dict[int, str] = {}
+        self.null: dict[int, str] = {}  # parameter index -> i1 "None was passed" (tensors never touched)
+        self.empty: dict[int, str] = {}
+        self.maybe: dict[Var, tuple[str, str]] = {}  # symbol -> (value slot, flag slot)
+
+    def build(self, name: str) -> str:
+        w = self.w
+        for k, a in enumerate(self.sig.inputs):
+            slot = w.ins(f"getelementptr i8, ptr %args, i64 {16 * k}") if k else "%args"
+            if isinstance(a, ScalarArg):
+                self._scalar(a, slot)
+            elif isinstance(a, PointerArg):
+                self._pointer(a, slot)
+            elif a.used:
+                self._tensor(a, slot)
+            else:
+                self._optional_tensor(a, slot)
+        self._solve()
+        for a in self.sig.inputs:
+            if isinstance(a, TensorArg):
+                self._late_checks(a)
+        refuse_overlaps(self)
+        exact = HostExpr(w, self.scalars, self.sig.name, wrap=True)
+        for e in self.assumptions:
+            w.check(exact.boolean(e), "RuntimeError", f"{self.sig.name}: Assume: {text_of(e)}")
+        for k, v in enumerate(self.sig.symbols):
+            self._put(self.frame.of_symbol(k), "i64", self.scalars[v])
+        w.do("ret i32 0")
+        return w.function(name, "ptr %args, ptr %frame", "internal ")
+
+    def _put(self, offset: int, ty: str, value: str) -> None:
+        self.w.put("%frame", offset, ty, value)
+
+    # ---- arguments ------------------------------------------------------------------------------------------------
+    def _scalar(self, a: ScalarArg, slot: str) -> None:
+        w, dt = self.w, a.var.dtype
+        what = f"kernel {self.sig.name} scalar {a.name}"
+        kind = w.at(slot, 0, "i32")
+        raw = w.at(slot, 8, "i64")
+        is_int = w.ins(f"icmp eq i32 {kind}, {INT}")
+        is_bool = w.ins(f"icmp eq i32 {kind}, {BOOL}")
+        whole = w.ins(f"or i1 {is_int}, {is_bool}")
+        if dt.is_float:
+            self._float_scalar(a, kind, raw, whole, what)
+            return
+        if dt.is_bool:
+            small = w.ins(f"icmp ule i64 {raw}, 1")
+            w.check(w.ins(f"and i1 {whole}, {small}"), "TypeError", f"{what} expected boolean")
+        elif dt.bits == 64 and dt.is_unsigned:  # larger values than int64 arrive as a pointer-sized argument
+            wide = w.ins(f"icmp eq i32 {kind}, {POINTER}")
+            w.check(w.ins(f"or i1 {whole}, {wide}"), "TypeError", f"{what} expected integer")
+            fits = w.ins(f"icmp sge i64 {raw}, 0")
+            w.check(w.ins(f"or i1 {fits}, {wide}"), "ValueError", f"{what} expected integer of uint64, from 0")
+        else:
+            w.check(whole, "TypeError", f"{what} expected integer")
+            low, high = int_range(dt)
+            if dt.bits < 64:
+                shifted = w.ins(f"sub i64 {raw}, {low}")
+                inside = w.ins(f"icmp ule i64 {shifted}, {high - low}")
+                w.check(inside, "ValueError", f"{what} expected integer of {dt}, from {low} to {high}")
+        self.scalars[a.var] = raw
+        self._put(self.frame.of_arg(a.index), "i64", raw)
+
+    def _float_scalar(self, a: ScalarArg, kind: str, raw: str, whole: str, what: str) -> None:
+        w, dt = self.w, a.var.dtype
+        is_float = w.ins(f"icmp eq i32 {kind}, {FLOAT}")
+        w.check(w.ins(f"or i1 {is_float}, {whole}"), "TypeError", f"{what} expected float")
+        value = w.ins(f"select i1 {is_float}, double {w.ins(f'bitcast i64 {raw} to double')}, "
+                      f"double {w.ins(f'sitofp i64 {raw} to double')}")
+        if dt.bits < 64:
+            back = rounded_to(w, dt, value)
+            lost = w.ins(f"fcmp oeq double {w.ins(f'call double @llvm.fabs.f64(double {back})')}, 0x7FF0000000000000")
+            was = w.ins(f"fcmp oeq double {w.ins(f'call double @llvm.fabs.f64(double {value})')}, 0x7FF0000000000000")
+            kept = w.ins(f"xor i1 {lost}, true")
+            good = w.ins(f"or i1 {was}, {kept}") if has_infinity(dt) else kept
+            w.check(good, "ValueError", f"{what} expected float of {dt}, the value is too large")
+            value = back  # what host expressions and every target see
+        self.scalars[a.var] = value
+        self._put(self.frame.of_arg(a.index), "double", value)
+
+    def _pointer(self, a: PointerArg, slot: str) -> None:
+        w = self.w
+        kind, raw = w.at(slot, 0, "i32"), w.at(slot, 8, "ptr")
+        is_tensor = self._is_tensor(kind)
+        plain = w.ins(f"icmp ule i32 {kind}, {INT}")
+        address = w.ins(f"or i1 {plain}, {w.ins(f'icmp eq i32 {kind}, {POINTER}')}")
+        w.check(w.ins(f"or i1 {address}, {is_tensor}"), "RuntimeError",
+                f"kernel {self.sig.name} input {a.name} expected pointer or tensor handle")
+        tensor, join, before = w.name("tensor"), w.name("join"), w.block
+        w.branch(is_tensor, tensor, join)
+        w.begin(tensor)
+        d = self._dltensor(kind, raw)
+        p = self._data(d)
+        w.jump(join)
+        w.begin(join)
+        address = w.ins(f"phi ptr [ {raw}, %{before} ], [ {p}, %{tensor} ]")
+        self.data[a.index] = address
+        self._put(self.frame.of_arg(a.index), "ptr", address)
+
+    def _is_tensor(self, kind: str) -> str:
+        w = self.w
+        return w.ins(f"or i1 {w.ins(f'icmp eq i32 {kind}, {TENSOR}')}, {w.ins(f'icmp eq i32 {kind}, {DLTENSOR}')}")
+
+    def _dltensor(self, kind: str, raw: str) -> str:
+        w = self.w
+        offset = w.ins(f"select i1 {w.ins(f'icmp eq i32 {kind}, {TENSOR}')}, i64 {OBJECT_TO_DLTENSOR}, i64 0")
+        return w.ins(f"getelementptr i8, ptr {raw}, i64 {offset}")
+
+    def _data(self, d: str) -> str:
+        w = self.w
+        return w.ins(f"getelementptr i8, ptr {w.at(d, 0, 'ptr')}, i64 {w.at(d, 40, 'i64')}")
+
+    def _tensor(self, a: TensorArg, slot: str) -> None:
+        """Kind, None, rank, dtype, device of a tensor the program uses."""
+        w = self.w
+        kind, raw = w.at(slot, 0, "i32"), w.at(slot, 8, "ptr")
+        w.check(w.ins(f"icmp ne i32 {kind}, {NONE}"), "RuntimeError",
+                f"{self.sig.name}.{a.name} is expected to have non-NULL pointer")
+        self._handle(a, kind, raw)
+
+    def _handle(self, a: TensorArg, kind: str, raw: str) -> None:
+        w, fn = self.w, self.sig.name
+        w.check(self._is_tensor(kind), "RuntimeError", f"kernel {fn} input {a.name} expected pointer or tensor handle")
+        d = self._dltensor(kind, raw)
+        w.check(w.ins(f"icmp eq i32 {w.at(d, 16, 'i32')}, {len(a.buffer.shape)}"), "RuntimeError",
+                f"kernel {fn} input {a.name} ndim mismatch, expected {len(a.buffer.shape)}")
+        if not is_packed(a.buffer.dtype):
+            word = w.at(d, 20, "i32")
+            good = ""
+            for accepted in dtype_bits(a.buffer.dtype):
+                this = w.ins(f"icmp eq i32 {word}, {accepted}")
+                good = w.ins(f"or i1 {good}, {this}") if good else this
+            w.check(good, "RuntimeError", f"kernel {fn} input {a.name} dtype mismatch, expected {a.buffer.dtype}")
+        self.tensors[a.index] = d
+        self.shapes[a.index] = w.at(d, 24, "ptr")
+        self.strides[a.index] = w.at(d, 32, "ptr")
+        self._device(a, d)
+
+    def _device(self, a: TensorArg, d: str) -> None:
+        w, fn = self.w, self.sig.name
+        kind = w.at(d, 8, "i32")
+        families = (CUDA, CUDA_MANAGED) if self.launcher.device == CUDA else (CPU, CUDA_HOST)
+        good = w.ins(f"or i1 {w.ins(f'icmp eq i32 {kind}, {families[0]}')}, "
+                     f"{w.ins(f'icmp eq i32 {kind}, {families[1]}')}")
+        w.check(good, "RuntimeError", f"kernel {fn} input {a.name} device_type mismatch, expected "
+                f"{'cuda' if self.launcher.device == CUDA else 'cpu'}")
+        if not a.used:
+            return
+        device = w.at(d, 12, "i32")
+        if self.device is None:
+            self.device = device
+            self._put(0, "i32", kind)
+            self._put(8, "i32", device)
+        elif self.launcher.device == CUDA:
+            w.check(w.ins(f"icmp eq i32 {device}, {self.device}"), "RuntimeError",
+                    f"kernel {fn} input {a.name} device_id violates packed ABI constraint")
+
+    def _optional_tensor(self, a: TensorArg, slot: str) -> None:
+        """A tensor the program never touches: None, or a tensor that fits all the same."""
+        w = self.w
+        kind, raw = w.at(slot, 0, "i32"), w.at(slot, 8, "ptr")
+        self.null[a.index] = w.ins(f"icmp eq i32 {kind}, {NONE}")
+        given, join = w.name("given"), w.name("join")
+        dummy, held = w.slot("i8", 64), w.slot("ptr")
+        w.do(f"store ptr {dummy}, ptr {held}")
+        w.branch(self.null[a.index], join, given)
+        w.begin(given)
+        self._handle(a, kind, raw)
+        w.do(f"store ptr {self.tensors[a.index]}, ptr {held}")
+        w.jump(join)
+        w.begin(join)
+        self.tensors[a.index] = w.ins(f"load ptr, ptr {held}")
+
+    # ---- shapes, strides, symbols ---------------------------------------------------------------------------------
+    def _extent(self, a: TensorArg, dim: int) -> str:
+        """Logical extent of a dimension as i64 (packed types count values, not bytes)."""
+        w, buffer = self.w, a.buffer
+        v = w.at(self.shapes[a.index], 8 * dim, "i64")
+        if is_packed(buffer.dtype) and dim == len(buffer.shape) - 1:
+            word = w.ins(f"zext i32 {w.at(self.tensors[a.index], 20, 'i32')} to i64")
+            bits = w.ins(f"and i64 {w.ins(f'lshr i64 {word}, 8')}, 255")
+            lanes = w.ins(f"lshr i64 {word}, 16")
+            total = w.ins(f"mul i64 {v}, {w.ins(f'mul i64 {bits}, {lanes}')}")
+            return w.ins(f"udiv i64 {total}, {buffer.dtype.bits * buffer.dtype.lanes}")
+        return v
+
+    def _stride(self, a: TensorArg, dim: int) -> str:
+        """Stride of a dimension in elements; a null stride array means compact."""
+        w = self.w
+        base = self.strides[a.index]
+        null = w.ins(f"icmp eq ptr {base}, null")
+        return self.expr._either(null, lambda: self._compact(a, dim), lambda: w.at(base, 8 * dim, "i64"), "i64")
+
+    def _compact(self, a: TensorArg, dim: int) -> str:
+        step = "1"
+        for d in range(len(a.buffer.shape) - 1, dim, -1):
+            step = self.w.ins(f"mul i64 {step}, {self.w.at(self.shapes[a.index], 8 * d, 'i64')}")
+        return step
+
+    def _solve(self) -> None:
+        for a in self.sig.args:
+            if a.index in self.tensors and a.index not in self.null:
+                self._is_empty(a)
+        for step in self.sig.steps:
+            if isinstance(step, Solve):
+                self.scalars[step.symbol] = self._solved(step)
+            else:
+                self._compare(step)
+        if self.sig.optional:
+            self._solve_optional()
+
+    def _is_empty(self, a: TensorArg) -> None:
+        w = self.w
+        zero = "false"
+        for d in range(len(a.buffer.shape)):
+            v = w.at(self.shapes[a.index], 8 * d, "i64")
+            zero = w.ins(f"or i1 {zero}, {w.ins(f'icmp eq i64 {v}, 0')}")
+        self.empty[a.index] = zero
+
+    def _actual(self, site: Any) -> str:
+        return self._extent(site.arg, site.dim) if site.what == "shape" else self._stride(site.arg, site.dim)
+
+    def _message(self, site: Any, why: str = "") -> str:
+        text = f"kernel {self.sig.name} input {site.arg.name} {site.what}[{site.dim}] violates packed ABI constraint"
+        return text + (f", {why}" if why else f", expected {site.value!r}")
+
+    def _solved(self, step: Solve) -> str:
+        w, site = self.w, step.site
+        actual = self._actual(site)
+        factor, offset = self.expr(step.factor), self.expr(step.offset)
+        value = actual if offset == "0" else w.ins(f"sub i64 {actual}, {offset}")
+        if factor != "1":
+            message = self._message(site, f"{site.value!r} has no whole {step.symbol.name} for it")
+            if not factor.lstrip("-").isdigit():
+                w.check(w.ins(f"icmp ne i64 {factor}, 0"), "RuntimeError", message)
+            rest = w.ins(f"srem i64 {value}, {factor}")
+            w.check(w.ins(f"icmp eq i64 {rest}, 0"), "RuntimeError", message)
+            value = w.ins(f"sdiv i64 {value}, {factor}")
+        self._fits(value, step.symbol, site)
+        return value
+
+    def _fits(self, value: str, symbol: Var, site: Any) -> None:
+        """The symbol's type must hold the value; an extent is never negative."""
+        w, dt = self.w, symbol.dtype
+        low, high = int_range(dt)
+        low = 0 if site.what == "shape" or dt.is_unsigned else low
+        why = f"{symbol.name} is {dt}, from {low} to {high}"
+        if dt.bits >= 64:
+            if low == 0:
+                w.check(w.ins(f"icmp sge i64 {value}, 0"), "RuntimeError", self._message(site, why))
+            return
+        shifted = value if low == 0 else w.ins(f"sub i64 {value}, {low}")
+        w.check(w.ins(f"icmp ule i64 {shifted}, {high - low}"), "RuntimeError", self._message(site, why))
+
+    def _compare(self, site: Any) -> None:
+        w = self.w
+        actual = self._actual(site)
+        same = w.ins(f"icmp eq i64 {actual}, {self.expr(site.value)}")
+        if site.what == "strides":
+            same = w.ins(f"or i1 {same}, {self._free_stride(site.arg, site.dim)}")
+        w.check(same, "RuntimeError", self._message(site))
+
+    def _free_stride(self, a: TensorArg, dim: int) -> str:
+        """Strides of extent-1 dimensions and of tensors without elements mean nothing."""
+        w = self.w
+        one = w.ins(f"icmp eq i64 {w.at(self.shapes[a.index], 8 * dim, 'i64')}, 1")
+        return w.ins(f"or i1 {one}, {self.empty[a.index]}")
+
+    def _solve_optional(self) -> None:
+        """Symbols that only tensors the program never touches can give: taken from whichever was passed."""
+        w = self.w
+        for step in self.sig.optional:
+            site = step.site if isinstance(step, Solve) else step
+            if isinstance(step, Solve) and step.symbol not in self.maybe:
+                self.maybe[step.symbol] = (w.slot("i64"), w.slot("i1"))
+                w.do(f"store i64 0, ptr {self.maybe[step.symbol][0]}")
+                w.do(f"store i1 false, ptr {self.maybe[step.symbol][1]}")
+            given, join = w.name("given"), w.name("join")
+            if site.arg.index in self.null:
+                w.branch(self.null[site.arg.index], join, given)
+                w.begin(given)
+            self._reload()
+            if site.arg.index not in self.empty or site.arg.index in self.null:
+                self._is_empty_here(site.arg)
+            plain = site.value if isinstance(site.value, Var) and site.value in self.maybe else None
+            if plain is not None:
+                self._bind_or_compare(plain, site)
+            elif isinstance(step, Solve):
+                self._require(free_vars(step.factor) | free_vars(step.offset))
+                self._set(step.symbol, self._solved(step))
+            else:
+                self._require(free_vars(site.value) if isinstance(site.value, Expr) else set())
+                self._compare(site)
+            if site.arg.index in self.null:
+                w.jump(join)
+                w.begin(join)
+        self._reload()
+        self._require(self.needed)
+
+    def _is_empty_here(self, a: TensorArg) -> None:
+        self.shapes[a.index] = self.w.at(self.tensors[a.index], 24, "ptr")
+        self.strides[a.index] = self.w.at(self.tensors[a.index], 32, "ptr")
+        self._is_empty(a)
+
+    def _reload(self) -> None:
+        for v, (value, _) in self.maybe.items():
+            self.scalars[v] = self.w.ins(f"load i64, ptr {value}")
+
+    def _set(self, v: Var, value: str) -> None:
+        self.w.do(f"store i64 {value}, ptr {self.maybe[v][0]}")
+        self.w.do(f"store i1 true, ptr {self.maybe[v][1]}")
+
+    def _bind_or_compare(self, v: Var, site: Any) -> None:
+        w = self.w
+        old, new, join = w.name("old"), w.name("new"), w.name("join")
+        w.branch(w.ins(f"load i1, ptr {self.maybe[v][1]}"), old, new)
+        w.begin(old)
+        self._compare(site)
+        w.jump(join)
+        w.begin(new)
+        value = self._actual(site)
+        self._fits(value, v, site)
+        self._set(v, value)
+        w.jump(join)
+        w.begin(join)
+
+    def _require(self, symbols: set[Var]) -> None:
+        for v in sorted((s for s in symbols if s in self.maybe), key=lambda s: s.name):
+            names = ", ".join(f"{self.sig.name}.{n}" for n in dict(self.sig.sources).get(v, ()))
+            self.w.check(self.w.ins(f"load i1, ptr {self.maybe[v][1]}"), "RuntimeError",
+                         f"Symbolic shape variable {v.name} requires at least one non-null buffer among: {names}")
+
+    # ---- what needs the shape -------------------------------------------------------------------------------------
+    def _late_checks(self, a: TensorArg) -> None:
+        """Compact strides, null and misaligned data."""
+        w, fn = self.w, self.sig.name
+        if a.index in self.null:  # never touched: no pointer is taken from it
+            self._put(self.frame.of_arg(a.index), "ptr", "null")
+            return
+        if a.buffer.strides_ is None and len(a.buffer.shape):
+            self._compact_strides(a)
+        data = self._data(self.tensors[a.index])
+        there = w.ins(f"icmp ne ptr {data}, null")
+        w.check(w.ins(f"or i1 {there}, {self.empty[a.index]}"), "RuntimeError",
+                f"kernel {fn} input {a.name} data pointer is NULL")
+        align = self.launcher.alignment(a)
+        if align > 1:
+            low = w.ins(f"and i64 {w.ins(f'ptrtoint ptr {data} to i64')}, {align - 1}")
+            good = w.ins(f"icmp eq i64 {low}, 0")
+            w.check(w.ins(f"or i1 {good}, {self.empty[a.index]}"), "RuntimeError",
+                    f"kernel {fn} input {a.name} byte_offset violates packed ABI constraint: its data must be aligned "
+                    f"to {align} bytes")
+        self._put(self.frame.of_arg(a.index), "ptr", data)
+        self.data[a.index] = data
+
+    def _compact_strides(self, a: TensorArg) -> None:
+        w, fn = self.w, self.sig.name
+        base = self.strides[a.index]
+        some, join = w.name("strided"), w.name("join")
+        w.branch(w.ins(f"icmp eq ptr {base}, null"), join, some)
+        w.begin(some)
+        step = "1"
+        for d in range(len(a.buffer.shape) - 1, -1, -1):
+            same = w.ins(f"icmp eq i64 {w.at(base, 8 * d, 'i64')}, {step}")
+            free = self._free_stride(a, d)
+            w.check(w.ins(f"or i1 {same}, {free}"), "RuntimeError",
+                    f"kernel {fn} input {a.name} strides[{d}] violates packed ABI constraint "
+                    f"({fn}.{a.name}.strides: expected to be compact array, but got non-compact strides)")
+            if d:
+                step = w.ins(f"mul i64 {step}, {w.at(self.shapes[a.index], 8 * d, 'i64')}")
+        w.jump(join)
+        w.begin(join)

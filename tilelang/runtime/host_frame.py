@@ -1,0 +1,81 @@
+"""What the functions of a host program pass on to each other, and how values of the caller are told apart."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tilelang.ir import Var, dtype
+
+from .llvm_text import Writer
+from .signature import ScalarArg, Signature, TensorArg
+
+NONE, INT, BOOL, FLOAT, POINTER, DLTENSOR, TENSOR = 0, 1, 2, 3, 4, 7, 70
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+OBJECT_TO_DLTENSOR = 24
+
+_FP8_FAMILY = {
+    "float8_e4m3": ("float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz"),
+    "float8_e5m2": ("float8_e5m2", "float8_e5m2fnuz"),
+    "tfloat32": ("float32",),
+}
+
+
+class Frame:
+    """The int64 slots prepare fills: device type and id, one slot a parameter (address or value), one a symbol."""
+
+    def __init__(self, sig: Signature) -> None:
+        self.sig = sig
+        self.size = 2 + len(sig.args) + len(sig.symbols)
+
+    def of_arg(self, index: int) -> int:
+        """Byte offset of a parameter's slot."""
+        return 8 * (2 + index)
+
+    def of_symbol(self, k: int) -> int:
+        return 8 * (2 + len(self.sig.args) + k)
+
+    def values(self, w: Writer, frame: str) -> dict[Var, str]:
+        """Scalars and symbols loaded from a frame: i64, or double for float scalars."""
+        out = {a.var: w.at(frame, self.of_arg(a.index), "double" if a.var.dtype.is_float else "i64")
+               for a in self.sig.args if isinstance(a, ScalarArg)}
+        out.update({v: w.at(frame, self.of_symbol(k), "i64") for k, v in enumerate(self.sig.symbols)})
+        return out
+
+    def addresses(self, w: Writer, frame: str) -> dict[Var, str]:
+        """Storage variable of each tensor, and each pointer parameter, to its address."""
+        return {a.buffer.data if isinstance(a, TensorArg) else a.var: w.at(frame, self.of_arg(a.index), "ptr")
+                for a in self.sig.args if not isinstance(a, ScalarArg)}
+
+
+class Launcher(Protocol):
+    """What runs the kernels once the arguments are good: one for the CPU entry, one for CUDA launches."""
+
+    device: int  # CPU or CUDA
+
+    def declarations(self) -> str:
+        """Text of the external symbols used."""
+
+    def alignment(self, arg: TensorArg) -> int:
+        """Bytes the data pointer must be a multiple of."""
+
+    def emit(self, w: Writer, frame: Frame, sig: Signature) -> None:
+        """Body of `launch`: %frame holds the values; w.check raises."""
+
+
+def dtype_bits(dt: dtype) -> list[int]:
+    """The DLPack type words (code | bits << 8 | lanes << 16) a buffer of this type accepts."""
+    def word(code: int, bits: int, lanes: int = 1) -> int:
+        return code | bits << 8 | lanes << 16
+
+    if dt.base in _FP8_FAMILY:
+        return [word(dtype(n).type_code, dtype(n).bits, dt.lanes) for n in _FP8_FAMILY[dt.base]]
+    if dt.is_bool:
+        return [word(6, 8, dt.lanes), word(0, 8, dt.lanes), word(1, 8, dt.lanes), word(1, 1, dt.lanes)]
+    if dt.is_handle:
+        return [word(0, 64), word(1, 64)]
+    return [word(dt.type_code, dt.bits, dt.lanes)]
+
+
+def is_packed(dt: dtype) -> bool:
+    """Whether values are narrower than a byte and packed by the caller."""
+    return dt.bits < 8
