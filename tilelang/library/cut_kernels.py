@@ -5,9 +5,10 @@ from typing import Any
 import tilelang.language as T
 
 from .matmul_kernels import Form, leave
+from .padded import Copies, product_of_copies
 
 
-def gemm_cut(f: Form) -> Any:
+def gemm_cut(f: Form, copies: Copies = (None, None)) -> Any:
     """One accumulator; f.cut says where its second tile begins.  (A, B, bias, sa, sb, C).
 
     The second launch sets itself up while the first runs: its blocks come where the first has none left, and wait for its end.
@@ -15,9 +16,8 @@ def gemm_cut(f: Form) -> Any:
     whole, (f, g) = f, f.pieces
     t, u = f.tile, g.tile
 
-    @T.prim_func
-    def matmul_cut(A: whole.a(whole.m), B: whole.b, bias: whole.bias_vector, sa: whole.sa(whole.m),
-                   sb: whole.sb, C: whole.c(whole.m)):
+    @T.macro
+    def product(A, B, bias, sa, sb, C):
         with T.Kernel(*f.tiles(f.m), f.batch or 1, threads=t.threads) as (bx, by, bz):
             As = T.alloc_shared(f.left_tile, f.types[t.turned])
             Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
@@ -42,6 +42,14 @@ def gemm_cut(f: Form) -> Any:
                 T.copy(g.right(A, B, bz, ko * u.bk, g.column(bx)), Bs)
                 T.gemm(As, g.columns_of(Bs), Cf, transpose_A=g.t_left, transpose_B=g.t_right)
             leave(g, g.m, Cf, (bx, by, bz), bias, sa, sb, C)
+
+    if any(copies):
+        return product_of_copies(whole, whole.m, product, copies)
+
+    @T.prim_func
+    def matmul_cut(A: whole.a(whole.m), B: whole.b, bias: whole.bias_vector, sa: whole.sa(whole.m),
+                   sb: whole.sb, C: whole.c(whole.m)):
+        product(A, B, bias, sa, sb, C)
 
     return matmul_cut
 

@@ -11,7 +11,9 @@ from math import ceil, gcd
 from typing import Any
 
 import tilelang.language as T
+from tilelang.ir import dtype as dtype_of
 
+from .padded import Copies, product_of_copies
 from .tile_facts import Cut, Tile
 
 ACTIVATIONS = ("relu", "gelu", "silu")
@@ -91,6 +93,11 @@ class Form:
         return T.Tensor(blocks, "float32")
 
     @property
+    def sums(self) -> Any:
+        """The parameter W of split products."""
+        return T.Tensor((self.tile.parts * max(1, self.batch), self.m, self.n), self.types[3])
+
+    @property
     def t_left(self) -> bool:
         """Whether the left operand of a tile's product is stored (k, bm).  In turned tiles B is the left one."""
         return not self.tb if self.tile.turned else self.ta
@@ -115,11 +122,16 @@ class Form:
 
     def row(self, by: Any) -> Any:
         """The first row of a tile (a column of C, where tiles are turned)."""
-        return _start(by, self.tile.bm, self.n if self.tile.turned else self.m, self.tile.moved)
+        return _start(by, self.tile.bm, self.n if self.tile.turned else self.m, self.tile.moved, self._unit(self.t_left))
 
     def column(self, bx: Any) -> Any:
         """The first column of a tile (a row of C, where tiles are turned)."""
-        return _start(bx, self.tile.bn, self.m if self.tile.turned else self.n, self.tile.moved)
+        return _start(bx, self.tile.bn, self.m if self.tile.turned else self.n, self.tile.moved,
+                      self._unit(not self.t_right))
+
+    def _unit(self, contiguous: bool) -> int:
+        """What the start of a tile is a multiple of: TMA takes boxes at whole 16 bytes of what is contiguous."""
+        return 16 // dtype_of(self.types[0]).bytes if contiguous else 1
 
     def own_place(self, bx: Any, by: Any) -> tuple[Any, Any]:
         """Row and column of C where the elements begin that a tile shares with no earlier one."""
@@ -214,9 +226,12 @@ def _beyond(index: Any, origin: int) -> Any:
     return index + origin if origin else index
 
 
-def _start(index: Any, size: int, extent: int, moved: bool) -> Any:
-    """Where a tile starts; the last one ends where the tensor does, if tiles are moved."""
-    return T.min(index * size, extent - size) if moved and extent > size and extent % size else index * size
+def _start(index: Any, size: int, extent: int, moved: bool, unit: int) -> Any:
+    """Where a tile starts, at a multiple of `unit`; if tiles are moved, the last one ends where the tensor does or less than
+    `unit` behind."""
+    if not moved or extent <= size or extent % size == 0:
+        return index * size
+    return T.min(index * size, -(-(extent - size) // unit) * unit)
 
 
 def _tensor(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...]) -> Any:
@@ -257,12 +272,12 @@ def leave(f, m, Cf, at, bias, sa, sb, C):
         T.copy(Cf, C[f.at_c(bz, by * t.bm, bx * t.bn)])
 
 
-def gemm(f: Form) -> Any:
-    """One accumulator.  (A, B, bias, sa, sb, C)."""
+def gemm(f: Form, copies: Copies = (None, None)) -> Any:
+    """One accumulator.  (A, B, bias, sa, sb, C); with copies see padded.py."""
     t, m = f.tile, f.rows
 
-    @T.prim_func
-    def matmul(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
+    @T.macro
+    def product(A, B, bias, sa, sb, C):
         with T.Kernel(*f.tiles(m), f.batch or 1, threads=t.threads) as (bx, by, bz):
             As = T.alloc_shared(f.left_tile, f.types[t.turned])
             Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
@@ -275,17 +290,24 @@ def gemm(f: Form) -> Any:
                 T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
             leave(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
 
+    if any(copies):
+        return product_of_copies(f, m, product, copies)
+
+    @T.prim_func
+    def matmul(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
+        product(A, B, bias, sa, sb, C)
+
     return matmul
 
 
-def gemm_two_level(f: Form) -> Any:
+def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
     """Sums of 128 elements of k (scaled, if they are) are added to a second accumulator.  (A, B, bias, sa, sb, C)."""
     t, m, finish = f.tile, f.rows, f.finish
     width = gcd(t.bn, 128) if f.scaling == "block" else t.bn  # columns that lie in one block of 128
     chunks, last = t.bn // width, ceil(f.n / 128) - 1
 
-    @T.prim_func
-    def matmul_two_level(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
+    @T.macro
+    def product(A, B, bias, sa, sb, C):
         with T.Kernel(*f.tiles(m), f.batch or 1, threads=t.threads) as (bx, by, bz):
             As = T.alloc_shared(f.left_tile, f.types[t.turned])
             Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
@@ -317,21 +339,27 @@ def gemm_two_level(f: Form) -> Any:
                         Cf[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)
                 T.copy(Cf, C[f.at_c(bz, by * t.bm, bx * t.bn)])
 
+    if any(copies):
+        return product_of_copies(f, m, product, copies)
+
+    @T.prim_func
+    def matmul_two_level(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
+        product(A, B, bias, sa, sb, C)
+
     return matmul_two_level
 
 
-def gemm_split(f: Form) -> Any:
+def gemm_split(f: Form, copies: Copies = (None, None)) -> Any:
     """k shared out over tile.parts blocks, whose sums are added in order: the same bits at every call.
 
     (A, B, bias, sa, sb, W, C), W: (parts * max(batch, 1), m, n) of the accumulator's type, any contents.
     """
-    t, finish = f.tile, f.finish
+    t, m, finish = f.tile, f.m, f.finish
     lead, share = f.batch or 1, ceil(f.steps / t.parts)
     rows, columns = 16, 64
 
-    @T.prim_func
-    def matmul_split(A: f.a(f.m), B: f.b, bias: f.bias_vector, sa: f.sa(f.m), sb: f.sb,
-                     W: T.Tensor((t.parts * lead, f.m, f.n), f.types[3]), C: f.c(f.m)):
+    @T.macro
+    def product(A, B, bias, sa, sb, W, C):
         with T.Kernel(*f.tiles(f.m), t.parts * lead, threads=t.threads) as (bx, by, bz):
             As = T.alloc_shared(f.left_tile, f.types[t.turned])
             Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
@@ -361,6 +389,13 @@ def gemm_split(f: Form) -> Any:
             for i, j in T.Parallel(rows, columns):
                 D[i, j] = finish(total[i, j], bias, sa, sb, bx * columns + j)
             T.copy(D, C[f.at_c(bz, by * rows, bx * columns)])
+
+    if any(copies):
+        return product_of_copies(f, m, product, copies)
+
+    @T.prim_func
+    def matmul_split(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, W: f.sums, C: f.c(m)):
+        product(A, B, bias, sa, sb, W, C)
 
     return matmul_split
 
@@ -411,29 +446,4 @@ def gemm_grouped(f: Form) -> Any:
     return matmul_grouped
 
 
-def repack(shape: tuple[int, ...], strides: tuple[int, ...], out_strides: tuple[int, ...], dtype: str,
-           transposed: bool) -> Any:
-    """A copy of matrices in another order of storage.  (X, Y), X: (batch, rows, columns) of these strides; Y the same,
-    or (batch, columns, rows), of out_strides."""
-    batch, rows, columns = shape
-    side = 64
-    out_shape = (batch, columns, rows) if transposed else shape
-
-    @T.prim_func
-    def repacked(X: T.StridedTensor(shape, strides, dtype), Y: T.StridedTensor(out_shape, out_strides, dtype)):
-        with T.Kernel(T.ceildiv(columns, side), T.ceildiv(rows, side), batch, threads=256) as (bx, by, bz):
-            if transposed:
-                S = T.alloc_shared((side, side), dtype)
-                T.copy(X[bz, by * side, bx * side], S)
-                for i, j in T.Parallel(side, side):
-                    if bx * side + i < columns and by * side + j < rows:
-                        Y[bz, bx * side + i, by * side + j] = S[j, i]
-            else:
-                for i, j in T.Parallel(side, side):
-                    if by * side + i < rows and bx * side + j < columns:
-                        Y[bz, by * side + i, bx * side + j] = X[bz, by * side + i, bx * side + j]
-
-    return repacked
-
-
-__all__ = ["ACTIVATIONS", "Form", "gemm", "gemm_grouped", "gemm_split", "gemm_two_level", "leave", "repack"]
+__all__ = ["ACTIVATIONS", "Form", "gemm", "gemm_grouped", "gemm_split", "gemm_two_level", "leave"]

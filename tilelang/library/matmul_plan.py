@@ -14,17 +14,25 @@ from tilelang.jit import compile as compile_program
 from tilelang.language.state import error
 from tilelang.target import Target
 
-from .arrays import empty, maker, target_of, zeros
+from .arrays import empty, left_of, maker, target_of, zeros
 from .cut_kernels import gemm_cut
 from .cut_tiles import choose_cut
-from .matmul_kernels import Form, gemm, gemm_grouped, gemm_split, gemm_two_level, repack
+from .matmul_kernels import Form, gemm, gemm_grouped, gemm_split, gemm_two_level
 from .operands import Copied, Operand, copy_of
+from .padded import Copies
+from .repack import Rows, pad_rows, repack
 from .tiles import Chip, Problem, Tile, chip_of, choose_tile, without_wgmma
+from .vectors import VectorForm, vector_product
 
 register("matmul-target", ValueError, "element types that the target's products do not have",
          expected="element types that the target's products have")
 
-_SLOW = 5e13  # operations/s with operands that neither TMA nor wide copies can load
+_SLOW = 5e13  # operations/s with operands that wgmma does not multiply in their order
+# Seconds that a launch of copies adds, and bytes/s that it reads and writes (H200: 22 MB of odd rows in 10 us, 67 MB in 35).
+_COPY_START, _COPY_RATE = 1.3e-6, 4.2e12
+# With loads of single elements: what the loop takes, of the time that the model has for whole ones, and the rest of such a
+# launch; what a step takes at least, of 32 of k, with nothing to hide it (50 shapes, 2 to 78 us: within a fifth mostly).
+_ELEMENTS, _LAUNCH, _STEP = 1.7, 0.3e-6, 0.49e-6
 Plan = Callable[..., Any]
 
 
@@ -76,18 +84,37 @@ def _prepared(r: Request) -> tuple[Request, Copied | None, Copied | None]:
     sm_90 multiplies 8- and 32-bit types with k contiguous only, and its loads want rows of whole 16 bytes.  A copy costs
     a pass over the operand; a small product rather loads element by element.
     """
-    size, chip = dtype(r.form.types[0]).bytes, r.place.chip
-    out: list[Copied | None] = []
-    for x, k_inner in ((r.left, not r.left.transposed), (r.right, r.right.transposed)):
-        turned = chip.kind == "wgmma" and r.kind in ("fp8", "int8", "tf32") and not k_inner
-        wanted = not x.plain
-        if chip.kind == "wgmma" and r.kind != "float" and (turned or not x.fits(size)):
-            work = 2.0 * r.form.m * r.form.n * r.form.k * max(1, r.form.batch)
-            moved = 2 * x.rows * x.columns * max(1, x.batch) * size
-            wanted = wanted or work / _SLOW > chip.start + moved / chip.memory
-        out.append(copy_of(x, size, turned) if wanted else None)
-    a, b = out
+    size, wgmma = dtype(r.form.types[0]).bytes, r.place.chip.kind == "wgmma" and r.kind != "float"
+    sides = [(r.left, not r.left.transposed), (r.right, r.right.transposed)]
+    turned = [wgmma and r.kind in ("fp8", "int8", "tf32") and not k_inner for _, k_inner in sides]
+    needed = [not x.plain for x, _ in sides]
+    unfit = [wgmma and (t or not x.fits(size)) for (x, _), t in zip(sides, turned)]
+    all_fit = _copied(r, [n or u for n, u in zip(needed, unfit)], turned)
+    few = _copied(r, needed, turned)
+    return all_fit if any(unfit) and _copies_pay(r, few[0], all_fit, any(turned)) else few
+
+
+def _copied(r: Request, wanted: list[bool], turned: list[bool]) -> tuple[Request, Copied | None, Copied | None]:
+    """The product with copies of the operands that are to have one."""
+    size = dtype(r.form.types[0]).bytes
+    a, b = (copy_of(x, size, t) if w else None for x, w, t in zip((r.left, r.right), wanted, turned))
     return replace(r, left=a.operand if a else r.left, right=b.operand if b else r.right), a, b
+
+
+def _copies_pay(r: Request, few: Request, copied: tuple[Request, Copied | None, Copied | None], turned: bool) -> bool:
+    """Whether copies of all operands that TMA cannot load take less than a product by mma.sync that loads their elements."""
+    f, chip = r.form, r.place.chip
+    moved = 2 * sum(x.rows * x.columns * max(1, x.batch) * dtype(f.types[0]).bytes
+                    for x, c in zip((r.left, r.right), copied[1:]) if c)
+    if turned:
+        return 2.0 * f.m * f.n * f.k * max(1, f.batch) / _SLOW > chip.start + moved / chip.memory
+    batch, rows = max(1, f.batch or f.groups), max(1, ceil(f.m / f.groups)) if f.groups else f.m
+    with_copies = _formed(copied[0], batch, rows).tile.seconds + _COPY_START + moved / _COPY_RATE
+    tile = _formed(few, batch, rows).tile
+    start = without_wgmma(chip).start
+    steps = ceil(ceil(f.k / 32) / tile.parts)
+    return with_copies < max(_LAUNCH + _ELEMENTS * (tile.seconds - start),
+                             start + steps * _STEP + (tile.parts > 1) * chip.start)
 
 
 def _formed(r: Request, batch: int, rows: int) -> Form:
@@ -108,53 +135,96 @@ def _formed(r: Request, batch: int, rows: int) -> Form:
                    a_strides=r.left.strides, b_strides=r.right.strides)
 
 
-def _copier(x: Operand, c: Copied, element: str, at: Place) -> Plan:
-    """f(tensor) -> its copy, as the kernel reads it."""
-    shape = (max(1, x.batch), x.rows, x.columns)
-    kernel = at.compile(repack(shape, (x.lead, x.down, x.right), c.strides, element, c.turned))
+def _rows(x: Operand, c: Copied | None, element: str) -> Rows | None:
+    """What the product's program copies itself; None: nothing, or an operand that needs another copy."""
+    if c is None or c.turned or not x.plain:
+        return None
+    rows = Rows(x.batch, x.rows, x.columns, x.lead, x.down, c.shape[2], element)
+    return rows if rows.fits else None
+
+
+def _reader(x: Operand, c: Copied | None, element: str, at: Place, rows: Rows | None = None) -> Plan:
+    """f(tensor) -> what a kernel takes for it.  rows: what the kernel copies itself."""
+    if c is None or rows is not None:
+        return x.view
+    own = _rows(x, c, element)
+    kernel = at.compile(pad_rows(own) if own is not None else repack(
+        (max(1, x.batch), x.rows, x.columns), (x.lead, x.down, x.right), c.strides, element, c.turned))
     columns = c.operand.columns
 
     def run(t: Any) -> Any:
         t = x.view(t)
-        out = empty(t, c.shape, element)[:, :, :columns]
+        if own is not None:
+            out = empty(t, c.shape[not x.batch:], element)
+            kernel(t, out)
+            return left_of(out, columns)
+        out = left_of(empty(t, c.shape, element), columns)
         kernel(t if x.batch else t[None], out)
         return out if x.batch else out[0]
 
     return run
 
 
-def _reader(x: Operand, c: Copied | None, element: str, at: Place) -> Plan:
-    return x.view if c is None else _copier(x, c, element, at)
-
-
 @lru_cache(maxsize=256)
-def _kernel(f: Form, two_level: bool, at: Place) -> Plan:
+def _kernel(f: Form, two_level: bool, at: Place, copies: Copies = (None, None)) -> Plan:
     program = gemm_two_level if two_level else gemm_split if f.tile.parts > 1 else gemm_cut if f.cut else gemm
-    return at.compile(program(f))
+    return at.compile(program(f, copies))
+
+
+def _room(like: Any, rows: Rows | None, element: str) -> Callable[[], Any]:
+    """Makes the tensor that a program copies to; where it copies nothing, the same of one element each time."""
+    if rows is None:
+        nothing = zeros(like, (1,), element)
+        return lambda: nothing
+    return maker(like, (rows.batch, rows.rows, rows.padded)[not rows.batch:], element)
+
+
+def _vector(r: Request) -> VectorForm | None:
+    """A product of one row or column whose other operand TMA cannot load and a copy would cost more than all the rest."""
+    f, chip = r.form, r.place.chip
+    matrix, other = (r.right, r.left) if f.m == 1 else (r.left, r.right)
+    if chip.kind != "wgmma" or r.kind != "half" or 1 not in (f.m, f.n) or f.batch or f.groups or f.scaling:
+        return None
+    rows = Rows(0, matrix.rows, matrix.columns, 0, matrix.down, matrix.columns, f.types[f.m == 1])
+    if not (matrix.plain and other.plain) or matrix.fits(rows.size) or not 0 < rows.words < 1 << 28:
+        return None
+    form = replace(f, ta=r.left.transposed, tb=r.right.transposed, a_strides=r.left.strides, b_strides=r.right.strides)
+    return VectorForm(form, rows).shared_out(chip.units)
 
 
 def product(r: Request, like: Any, shape: tuple[int, ...]) -> Plan:
     """f(a, b, bias, scale_a, scale_b, out) -> out, or a new tensor of this shape, of the kind of `like`."""
     check_target(r)
+    vector = _vector(r)
+    if vector is not None:
+        sums = maker(like, (vector.parts, vector.count), "float32")
+        return _calls(r.place.compile(vector_product(vector)), vector.f, (r.left.view, r.right.view), [], [sums], like, shape)
     ready, copy_a, copy_b = _prepared(r)
     opened = r.open_rows and copy_a is None and not r.left.transposed and not r.form.batch
     if opened:  # tiles for the next power of two
         ready = replace(ready, form=replace(r.form, m=1 << (r.form.m - 1).bit_length(), open_rows=True))
     f = _formed(ready, max(1, r.form.batch), ready.form.m)
-    split = f.tile.parts > 1
-    kernel = (_kernel if opened else _kernel.__wrapped__)(f, r.two_level, r.place)
-    read_a = _reader(r.left, copy_a, f.types[0], r.place)
-    read_b = _reader(r.right, copy_b, f.types[1], r.place)
+    copies = _rows(r.left, copy_a, f.types[0]), _rows(r.right, copy_b, f.types[1])
+    kernel = (_kernel if opened else _kernel.__wrapped__)(f, r.two_level, r.place, copies)
+    reads = (_reader(r.left, copy_a, f.types[0], r.place, copies[0]), _reader(r.right, copy_b, f.types[1], r.place, copies[1]))
+    padded = [_room(like, rows, element) for rows, element in zip(copies, f.types)] if any(copies) else []
+    space = [maker(like, (f.tile.parts * max(1, f.batch), f.m, f.n), f.types[3])] if f.tile.parts > 1 else []
+    return _calls(kernel, f, reads, padded, space, like, shape)
+
+
+def _calls(kernel: Plan, f: Form, reads: tuple[Plan, Plan], padded: list[Callable[[], Any]], space: list[Callable[[], Any]],
+           like: Any, shape: tuple[int, ...]) -> Plan:
+    """What `product` returns.  padded, space: make the tensors that the kernel takes for copies and sums."""
+    read_a, read_b = reads
     result = maker(like, shape, f.types[2])
-    space = maker(like, (f.tile.parts * max(1, f.batch), f.m, f.n), f.types[3])
     one = zeros(like, (1,), "float32")  # for parameters that the form does not use
 
     def run(a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any) -> Any:
         c = result() if out is None else out
         if f.scaling == "tensor":
             scale_a, scale_b = scale_a.reshape(1), scale_b.reshape(1)
-        kernel(read_a(a), read_b(b), one if bias is None else bias, one if scale_a is None else scale_a,
-               one if scale_b is None else scale_b, *((space(),) if split else ()), c)
+        kernel(read_a(a), read_b(b), *[make() for make in padded], one if bias is None else bias,
+               one if scale_a is None else scale_a, one if scale_b is None else scale_b, *[make() for make in space], c)
         return c
 
     return run

@@ -1,0 +1,206 @@
+"""A vector times a matrix whose rows are no multiples of 16 bytes: one pass over the matrix, in whole words.
+
+A copy with longer rows would be two more passes.  Elements of 2 bytes; sums in float32, in an order that only the
+shape and the number of multiprocessors decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import tilelang.language as T
+
+from .repack import Rows
+
+_THREADS = 256
+_WIDE, _GROUPS = 128, 4  # words of a row, rows that a block reads at a time where sums go down the columns
+_TALL = 4  # rows of a thread where they go along the rows: those of one parity share what they take of the vector
+
+
+@dataclass(frozen=True)
+class VectorForm:
+    """C of a Form `f` with m or n of 1, the rows of whose other operand are r, k shared out over `parts` blocks."""
+
+    f: Any
+    r: Rows
+    parts: int = 1
+
+    @property
+    def of_b(self) -> bool:
+        """Whether B is the matrix."""
+        return bool(self.f.m == 1)
+
+    @property
+    def along(self) -> bool:
+        """Whether k lies along the matrix's rows."""
+        return bool(self.f.tb if self.of_b else not self.f.ta)
+
+    @property
+    def count(self) -> int:
+        """Elements of C."""
+        return self.r.rows if self.along else self.r.columns
+
+    @property
+    def blocks(self) -> int:
+        """Side by side."""
+        return ceil(self.r.rows / (_TALL * self.teams)) if self.along else ceil((self.r.columns + 1) // 2 / _WIDE)
+
+    @property
+    def whole(self) -> int:
+        """What of k a loop without conditions may read in words.  Along the rows: words of a row that lie inside it wherever
+        it begins, which leaves the first and up to two elements at the end.  Down the columns: rows with one behind them."""
+        return max(0, self.r.columns // 2 - 1) if self.along else self.r.rows - 1
+
+    @property
+    def steps(self) -> int:
+        """Over these."""
+        return ceil(self.whole / (self.lanes if self.along else _GROUPS))
+
+    @property
+    def lanes(self) -> int:
+        """Threads that go along a row together: 8 words each, if there are so few."""
+        return next((n for n in (32, 64, 128) if 8 * n >= self.whole), _THREADS)
+
+    @property
+    def teams(self) -> int:
+        """Of so many threads in a block, each with rows of its own."""
+        return _THREADS // self.lanes
+
+    @property
+    def ahead(self) -> int:
+        """Steps whose loads are under way at once: few turns, and few steps without work."""
+        share = ceil(self.steps / self.parts)
+        return min(range(8, 0, -1), key=lambda n: ceil(share / n) * (n + 0.5))
+
+    @property
+    def turns(self) -> int:
+        """Of a block's loop over `ahead` steps."""
+        return ceil(self.steps / self.parts / self.ahead)
+
+    def shared_out(self, units: int) -> VectorForm:
+        """The same in parts: some 8 blocks for each multiprocessor, where there is enough of k."""
+        return VectorForm(self.f, self.r, max(1, min(ceil(8 * units / self.blocks), self.steps // 6, 64)))
+
+    def factor(self, A: Any, B: Any, k: Any) -> Any:
+        """Element k of the vector; 0 outside."""
+        near = T.min(T.max(k, 0), self.f.k - 1)
+        x = A[self.f.at_a(0, 0, near)] if self.of_b else B[self.f.at_b(0, near, 0)]
+        return T.if_then_else(T.And(k >= 0, k < self.f.k), T.cast(x, "float32"), T.float32(0))
+
+    def words(self, M: Any) -> Any:
+        """The matrix as words."""
+        return T.make_tensor(M.data, (self.r.words,), "uint32")
+
+    def half(self, word: Any, number: int) -> Any:
+        """An element of a word, as it is summed."""
+        return T.cast(T.reinterpret(T.cast(word >> (16 * number), "uint16"), self.r.element), "float32")
+
+
+@T.macro
+def _finish(v, at, x, C, bias, sa, sb):
+    C[v.f.at_c(0, *((0, at) if v.of_b else (at, 0)))] = T.cast(
+        v.f.finish(x, bias, sa, sb, at if v.of_b else 0), v.f.types[2])
+
+
+@T.macro
+def _put(v, by, at, x, W, C, bias, sa, sb):
+    """A block's sum of an element of C, or the element where there are no others."""
+    if v.parts == 1:
+        _finish(v, at, x, C, bias, sa, sb)
+    else:
+        W[by, at] = x
+
+
+@T.macro
+def _down(v, A, B, M, bx, by, out):
+    """Sums of columns: each word has two, moved to where they begin.  The last row comes element by element."""
+    source = v.words(M)
+    low = T.alloc_fragment((_GROUPS, _WIDE), "float32")
+    high = T.alloc_fragment((_GROUPS, _WIDE), "float32")
+    T.clear(low)
+    T.clear(high)
+    for i in T.serial(v.turns):
+        for u in T.unroll(v.ahead):
+            for g, j in T.Parallel(_GROUPS, _WIDE):
+                row = ((by * v.turns + i) * v.ahead + u) * _GROUPS + g
+                first = T.min(row, v.whole - 1) * v.r.down
+                at = first // 2 + T.min(bx * _WIDE + j, (v.r.columns - 1) // 2)
+                beyond = at + 1 if v.r.columns > 2 else T.min(at + 1, v.r.words - 1)
+                both = T.cast(source[beyond], "uint64") << 32 | T.cast(source[at], "uint64")
+                moved = T.cast(both >> T.cast(first % 2 * 16, "uint64"), "uint32")
+                found = T.if_then_else(row < v.whole, moved, T.uint32(0))
+                x = v.factor(A, B, row)
+                low[g, j] += v.half(found, 0) * x
+                high[g, j] += v.half(found, 1) * x
+    lows = T.alloc_fragment((_WIDE,), "float32")
+    highs = T.alloc_fragment((_WIDE,), "float32")
+    T.reduce_sum(low, lows, dim=0)
+    T.reduce_sum(high, highs, dim=0)
+    for j in T.Parallel(_WIDE):
+        column = (bx * _WIDE + j) * 2
+        x = v.factor(A, B, T.if_then_else(by == 0, v.f.k - 1, v.f.k))
+        for h in T.unroll(2):
+            if column + h < v.count:
+                more = T.cast(M[v.r.rows - 1, column + h], "float32") * x
+                _put(v, by, column + h, T.if_then_else(h == 0, lows[j], highs[j]) + T.if_then_else(by == 0, more, 0), *out)
+
+
+@T.macro
+def _across(v, A, B, M, bx, by, out):
+    """Sums of rows: where a row begins inside a word, its elements lie one further in the words.  The ends of rows come
+    element by element."""
+    source = v.words(M)
+    sums = T.alloc_fragment((_TALL, v.teams, v.lanes), "float32")
+    for t, j in T.Parallel(v.teams, v.lanes):
+        for g in T.unroll(_TALL):
+            begin = 2 - g * v.r.down % 2  # elements in front of the words
+            e = T.if_then_else(j < 2, j, begin + 2 * v.whole + j - 2)
+            inside = T.And(T.And(T.Or(j >= 2, j < begin), e < v.f.k), T.And(j < 5, by == 0))
+            row = T.min((bx * v.teams + t) * _TALL + g, v.r.rows - 1)
+            x = T.cast(M[row, T.min(e, v.f.k - 1)], "float32") * v.factor(A, B, e)
+            sums[g, t, j] = T.if_then_else(inside, x, T.float32(0))
+    for i in T.serial(v.turns):
+        for u in T.unroll(v.ahead):
+            for t, j in T.Parallel(v.teams, v.lanes):
+                near = ((by * v.turns + i) * v.ahead + u) * v.lanes + j
+                for g in T.unroll(_TALL):
+                    row = T.min((bx * v.teams + t) * _TALL + g, v.r.rows - 1)
+                    at = row * v.r.down // 2 + 1 + T.min(near, v.whole - 1)
+                    found = T.if_then_else(near < v.whole, source[at], T.uint32(0))
+                    k = near * 2 + 2 - g * v.r.down % 2
+                    sums[g, t, j] += v.half(found, 0) * v.factor(A, B, k)
+                    sums[g, t, j] += v.half(found, 1) * v.factor(A, B, k + 1)
+    total = T.alloc_fragment((_TALL, v.teams), "float32")
+    T.reduce_sum(sums, total, dim=2)
+    for g, t in T.Parallel(_TALL, v.teams):
+        if (bx * v.teams + t) * _TALL + g < v.count:
+            _put(v, by, (bx * v.teams + t) * _TALL + g, total[g, t], *out)
+
+
+def vector_product(v: VectorForm) -> Any:
+    """(A, B, bias, sa, sb, W, C), W: (parts, elements of C) float32, any contents."""
+    f = v.f
+
+    @T.prim_func
+    def matmul_vector(A: f.a(f.m), B: f.b, bias: f.bias_vector, sa: f.sa(f.m), sb: f.sb,
+                      W: T.Tensor((v.parts, v.count), "float32"), C: f.c(f.m)):
+        with T.Kernel(v.blocks, v.parts, threads=_THREADS) as (bx, by):
+            if v.along:
+                _across(v, A, B, B if v.of_b else A, bx, by, (W, C, bias, sa, sb))
+            else:
+                _down(v, A, B, B if v.of_b else A, bx, by, (W, C, bias, sa, sb))
+        if v.parts > 1:
+            with T.Kernel(T.ceildiv(v.count, _THREADS), threads=_THREADS) as bx:
+                for i in T.Parallel(_THREADS):
+                    if bx * _THREADS + i < v.count:
+                        total = T.alloc_var("float32", init=0)
+                        for p in T.serial(v.parts):
+                            total += W[p, bx * _THREADS + i]
+                        _finish(v, bx * _THREADS + i, total, C, bias, sa, sb)
+
+    return matmul_vector
+
+
+__all__ = ["VectorForm", "vector_product"]
