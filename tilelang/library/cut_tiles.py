@@ -17,7 +17,6 @@ from .tile_facts import Chip, Cut, Problem, Tile
 from .tiles import candidates, choose_tile, price
 
 _SURE = 0.96  # of the time of one tile: what is predicted to save less is noise
-_OVERLAP = 1e-6  # seconds that the start of the second launch does not take
 _FULL = 0.92  # of the units, which the last round of the first piece keeps busy
 _LARGE = 128 * 128  # elements of a tile from which on it is thought of for the first piece
 _LOOKED_AT = 4  # cuts whose rest gets a tile
@@ -49,7 +48,7 @@ def cuts(chip: Chip, p: Problem, plain: float, sure: float = _SURE) -> list[tupl
     rate = min(s / (one.m * one.n) for s, one, *_ in firsts)  # no rest takes less
     most = sure * plain
     out: list[tuple[float, Tile, Cut]] = []
-    bounds = sorted((s + rate * (area - one.m * one.n) - _OVERLAP, k) for k, (s, one, *_) in enumerate(firsts))
+    bounds = sorted((s + rate * (area - one.m * one.n), k) for k, (s, one, *_) in enumerate(firsts))
     for bound, k in bounds[:_LOOKED_AT]:
         if bound >= min([most, *(x[0] for x in out[:1])]):
             break
@@ -58,7 +57,7 @@ def cuts(chip: Chip, p: Problem, plain: float, sure: float = _SURE) -> list[tupl
             other = choose_tile(among(rest), rest)
         except ValueError:
             continue
-        seconds = s + other.seconds - _OVERLAP
+        seconds = s + other.seconds
         if seconds < most:
             out.append((seconds, replace(t, seconds=seconds), Cut(axis, at, other)))
             out.sort(key=lambda x: x[0])
