@@ -7,6 +7,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from tilelang.ir import dtype
+from tilelang.language.macro import Macro
 
 _VALUES = (int, float, str, bool, type(None), dtype)
 _STORES = ("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL", "DELETE_DEREF")
@@ -35,7 +36,6 @@ class Captured:
         return tuple([_key(_of_cell(c)) for c in self.cells] + [_key(names.get(n, _GONE)) for names, n in self.globals])
 
     def _follow(self, fn: Any) -> None:
-        fn = getattr(fn, "orig_func", fn)  # a macro
         while hasattr(fn, "__wrapped__"):
             fn = fn.__wrapped__
         if not isinstance(fn, FunctionType) or id(fn) in self._seen or _is_ours(fn):
@@ -53,7 +53,7 @@ class Captured:
                 self.globals.append(at)
 
     def _counts(self, value: Any) -> bool:
-        inner = getattr(value, "orig_func", value)
+        inner = value.orig_func if isinstance(value, Macro) else value
         if isinstance(inner, FunctionType):
             self._follow(inner)
             return not _is_ours(inner)
