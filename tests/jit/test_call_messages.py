@@ -72,5 +72,9 @@ def test_settings_that_mean_nothing_are_refused():
     kernel = tilelang.compile(assuming(), target="cpu", execution_backend="tile")
     with pytest.raises(ValueError, match="this Profiler has no kernel"):
         tilelang.Profiler(kernel.params, [], tilelang.TensorSupplyType.One).do_bench(input_tensors=[])
+    with pytest.raises(ValueError, match="layout_visualization_formats takes all, or a comma list"):
+        tilelang.compile(assuming(), target="cpu", pass_configs={"tl.layout_visualization_formats": "txt,gif"})
+    with tilelang.tvm.transform.PassContext(config={"tl.enable_fast_math": True}) as scope:
+        assert tilelang.tvm.transform.PassContext.current() is scope
     with pytest.raises(TypeError, match="device is an architecture"):
         tilelang.tools.Analyzer.analysis(packed(), "cuda")

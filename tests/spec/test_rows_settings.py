@@ -154,8 +154,8 @@ def test_settings_are_read_live_overridden_and_refused_when_unknown(monkeypatch)
 def test_every_key_is_accepted_and_says_what_it_does(key):
     row = ROWS[key]
     assert row.about and key == key.value and str(key) == key.value
-    value = {bool: True, int: 32 if row.choices and 32 in row.choices else 1, str: (row.choices or ("x",))[-1], dict: {},
-             list: [], tuple: (), float: 1.0}[row.types[0]]
+    value = {bool: True, int: 32 if row.choices and 32 in row.choices else 1, dict: {}, list: [], tuple: (), float: 1.0,
+             str: (row.choices or (row.default or "x",))[-1]}[row.types[0]]
     if row.deprecated:
         with pytest.deprecated_call():
             assert normalize_config({key: value})

@@ -76,6 +76,12 @@ def dtype_bits(dt: dtype) -> list[int]:
     return [word(dt.type_code, dt.bits, dt.lanes)]
 
 
+def allocated_bits(dt: dtype) -> int:
+    """The DLPack type word that frameworks make an output of: float8_e4m3 is float8_e4m3fn there, DLPack's type of that name
+    is another one that none of them has."""
+    return dtype_bits(dtype("float8_e4m3fn") if dt.base == "float8_e4m3" and dt.lanes == 1 else dt)[0]
+
+
 def is_packed(dt: dtype) -> bool:
     """Whether values are narrower than a byte and packed by the caller."""
     return dt.bits < 8

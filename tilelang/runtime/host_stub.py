@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from tilelang.ir import Buffer, Expr, Var
 
 from .host_checks import Prepare
-from .host_frame import CPU, DLTENSOR, NONE, TENSOR, Frame, Launcher, dtype_bits
+from .host_frame import CPU, DLTENSOR, NONE, TENSOR, Frame, Launcher, allocated_bits
 from .llvm_text import HEADER, WEIGHTS, HostExpr, Writer
 from .signature import Signature, TensorArg
 
@@ -109,7 +109,7 @@ class Wrapper:
                             f"kernel {self.sig.name} output {a.name} shape[{k}] is negative")
                 w.put(shape, 8 * k, "i64", v)
             for offset, ty, value in ((0, "ptr", "null"), (8, "i32", device[0]), (12, "i32", device[1]),
-                                      (16, "i32", str(n)), (20, "i32", str(dtype_bits(a.buffer.dtype)[0])),
+                                      (16, "i32", str(n)), (20, "i32", str(allocated_bits(a.buffer.dtype))),
                                       (24, "ptr", shape), (32, "ptr", "null"), (40, "i64", "0")):
                 w.put(proto, offset, ty, value)
             self._forward(w.ins(f"call i32 @TVMFFIEnvTensorAlloc(ptr {proto}, ptr {held})"))

@@ -165,7 +165,10 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
     _K.TL_STORAGE_REWRITE_DETECT_INPLACE: _flag("accepted, no effect: registers are given by NVRTC and LLVM"),
     _K.TL_AST_PRINT_ENABLE: _flag("print the program before the first pass"),
     _K.TL_LAYOUT_VISUALIZATION_ENABLE: _flag("draw the layouts"),
-    _K.TL_LAYOUT_VISUALIZATION_FORMATS: ConfigRow((str,), "txt", "comma list of txt, pdf, png, svg, all"),
+    _K.TL_LAYOUT_VISUALIZATION_FORMATS: ConfigRow(
+        (str,), "txt", "comma list of txt, pdf, png, svg, all",
+        allowed=(lambda v: v == "all" or {f.strip() for f in v.split(",")} <= {"txt", "pdf", "png", "svg"},
+                 "all, or a comma list of txt, pdf, png, svg")),
     _K.TL_EMIT_LINE_DIRECTIVES: _flag("#line directives in device source"),
     _K.TL_ENABLE_DUMP_IR: _flag("write the IR after every pass"),
     _K.TL_DUMP_IR_DIR: ConfigRow((str,), "./dump_ir/", "where tl.enable_dump_ir writes"),

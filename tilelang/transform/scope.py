@@ -28,6 +28,11 @@ class PassContext:
         self.instruments = list(instruments or ())
         self._watch = ExitStack()
 
+    @staticmethod
+    def current() -> PassContext:
+        """The innermost open block of this thread, or one without configs."""
+        return get_pass_context()
+
     def __enter__(self) -> PassContext:
         self._watch.enter_context(observing(*map(as_observer, self.instruments)))
         _stack().append(self)
