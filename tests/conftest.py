@@ -1,5 +1,6 @@
 """Shared fixtures: golden texts, a private cache, skipping of GPU tests where there is no GPU."""
 
+import importlib.util
 import os
 import pathlib
 
@@ -42,6 +43,21 @@ def _has_gpu() -> bool:
         return cuda_driver.is_available() and cuda_driver.driver().device_count() > 0
     except Exception:
         return False
+
+
+class NeedsTorch(pytest.Module):
+    """A test module that imports torch at its top, where torch is not installed."""
+
+    def collect(self):
+        pytest.skip("torch is not installed", allow_module_level=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path, parent):
+    """Nothing but the packages of [test] is needed to pass the tests: what compares with torch is skipped without it."""
+    if importlib.util.find_spec("torch") is None and "\nimport torch\n" in module_path.read_text(encoding="utf-8"):
+        return NeedsTorch.from_parent(parent, path=module_path)
+    return None
 
 
 GPU_SECONDS = 120

@@ -1,6 +1,7 @@
 """The kernel of the README stands within its first 20 lines and computes what it says."""
 
 import pathlib
+import re
 import runpy
 
 import numpy as np
@@ -27,3 +28,15 @@ def test_the_readme_kernel_runs(tmp_path):
 def test_the_two_commands_stand_in_the_readme():
     assert "pip install . && python -m tilelang demo" in README
     assert "pip install '.[test]' && python -m pytest" in README
+
+
+def test_the_second_command_needs_no_torch():
+    """tests/conftest.py skips modules with the line `import torch`: those that reach torch otherwise must have it too."""
+    tests = pathlib.Path(__file__).resolve().parent
+    texts = {p: p.read_text(encoding="utf-8") for p in tests.rglob("*.py") if "programs" != p.parent.name}
+    line = re.compile(r"^(?:import|from) torch\b.*", re.MULTILINE)
+    helpers = {p.stem for p, text in texts.items() if line.search(text) and not p.name.startswith("test_")}
+    for p, text in texts.items():
+        if p.name.startswith("test_"):
+            reached = line.findall(text) or re.findall(rf"^(?:import|from) (?:{'|'.join(helpers)})\b", text, re.MULTILINE)
+            assert not reached or "\nimport torch\n" in text or p.parent.name == "benchmarks", p.name
