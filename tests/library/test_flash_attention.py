@@ -250,6 +250,19 @@ def test_refused_by_name(kind, text, args, options):
         assert caught.value.kind == f"attention-{kind}" and caught.value.hint
 
 
+def test_the_result_lies_in_the_queries_or_apart():
+    """Of a strided array too, and whatever the call before had for `out`."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, 70, 6, 16)).astype(np.float16)
+    q, k, v = x[:, :, :2], x[:, :, 2:4], x[:, :, 4:]
+    want = flash_attention(q, k, v)
+    assert np.array_equal(flash_attention(q, k, v, out=np.zeros_like(want)), want)
+    for out, name in ((k, "k"), (v, "v"), (x[:, :, 1:3], "q")):
+        with pytest.raises(tilelang.errors.TileLangError, match=f"out and {name} have memory in common"):
+            flash_attention(q, k, v, out=out)
+    assert np.array_equal(flash_attention(q, k, v, out=q), want) and np.array_equal(q, want)
+
+
 def test_no_gradient_is_promised():
     torch = pytest.importorskip("torch")
     q = torch.zeros(1, 4, 1, 16, dtype=torch.float16, requires_grad=True)

@@ -256,6 +256,8 @@ F8 = np.zeros((128, 128), E4)
     (lambda: matmul(A, B, bias=np.zeros(9, np.float16)), "matmul-shape", r"expected \(8,\)"),
     (lambda: matmul(A, B, bias=np.zeros(8, np.int32)), "matmul-type", "bias is of int32"),
     (lambda: matmul(A, B, out=np.zeros((8, 8), np.float32)), "matmul-shape", "expected float16"),
+    (lambda: matmul(B[:8], B[:8], out=B[4:12]), "matmul-option", "out and a have memory in common"),
+    (lambda: matmul(A, B, out=B[:8]), "matmul-option", "out and b have memory in common"),
     (lambda: matmul(A, B.astype(np.float32)), "matmul-type", "float16 and float32"),
     (lambda: matmul(A, B, out_dtype="int32"), "matmul-type", "no result of int32"),
     (lambda: matmul(A.astype(np.int16), B.astype(np.int16)), "matmul-type", "int16"),

@@ -38,6 +38,25 @@ def strided(x: Any) -> bool:
     return not is_numpy(x) or all(s >= 0 and s % x.itemsize == 0 for s in x.strides)
 
 
+class _Bytes:
+    """Bytes in memory as an array of NumPy that is never read."""
+
+    def __init__(self, x: Any, size: int) -> None:
+        self.__array_interface__ = {"version": 3, "shape": tuple(x.shape), "strides": tuple(n * size for n in x.stride()),
+                                    "data": (x.data_ptr(), False), "typestr": f"|V{size}"}
+
+
+def overlap(x: Any, y: Any) -> bool:
+    """Whether two tensors have memory in common; taken to be so where that is hard to tell."""
+    if place(x) != place(y) or 0 in x.shape or 0 in y.shape:
+        return False
+    a, b = (t if is_numpy(t) else np.asarray(_Bytes(t, t.element_size())) for t in (x, y))
+    try:
+        return bool(np.may_share_memory(a, b) and np.shares_memory(a, b, max_work=10_000))
+    except RuntimeError:  # more work than that
+        return True
+
+
 def place(x: Any) -> Any:
     """The device of a tensor, "numpy" for arrays."""
     return "numpy" if is_numpy(x) else x.device
@@ -84,5 +103,5 @@ def target_of(x: Any) -> Target:
     return Target("cpu")
 
 
-__all__ = ["aligned", "empty", "fresh", "is_numpy", "left_of", "maker", "place", "strided", "strides", "target_of", "type_name",
-           "zeros"]
+__all__ = ["aligned", "empty", "fresh", "is_numpy", "left_of", "maker", "overlap", "place", "strided", "strides", "target_of",
+           "type_name", "zeros"]

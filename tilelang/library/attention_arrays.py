@@ -14,7 +14,7 @@ from tilelang.errors import error, register
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
 
-from .arrays import is_numpy, strides, type_name
+from .arrays import is_numpy, overlap, strides, type_name
 
 register("attention-argument", TypeError, "an argument of an attention function is of no kind it takes",
          "pass float16 or bfloat16 torch tensors, or NumPy arrays",
@@ -36,6 +36,22 @@ def facts(x: Any) -> tuple[Any, ...]:
     if is_numpy(x):
         return x.shape, x.strides, x.dtype
     return x.shape, x.stride(), x.dtype, x.device
+
+
+def check_apart(out: Any, q: Any, others: dict[str, Any]) -> None:
+    """Rows of the result are written while others still read keys and values; a tile's own queries have been read then, so
+    `out` may be q itself.  Raises attention-option."""
+    for name, x in {"q": q, **others}.items():
+        if not (name == "q" and _place(out) == _place(x)) and overlap(out, x):
+            raise error("attention-option", f"out and {name} have memory in common",
+                        expected="memory of its own, or all of q", found=f"memory of {name}",
+                        hint="leave it out, or pass a copy")
+
+
+def _place(x: Any) -> tuple[Any, ...]:
+    """Where the elements of a tensor lie."""
+    start = x.ctypes.data if is_numpy(x) else x.data_ptr()
+    return start, *((n, step) for n, step in zip(x.shape, strides(x)) if n > 1)
 
 
 def device_of(x: Any) -> Any:
@@ -159,5 +175,5 @@ def configs(target: Target) -> dict[str, Any]:
     return {"tl.enable_fast_math": True, **({"tl.enable_hopper": True} if target.has_wgmma else {})}
 
 
-__all__ = ["DTYPES", "UNIT", "check_alike", "check_gradient", "check_heads", "check_scale", "compact", "configs", "device_of",
-           "facts", "framework", "readable", "running_on", "strides_of"]
+__all__ = ["DTYPES", "UNIT", "check_alike", "check_apart", "check_gradient", "check_heads", "check_scale", "compact", "configs",
+           "device_of", "facts", "framework", "readable", "running_on", "strides_of"]

@@ -18,8 +18,8 @@ from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
 from .arrays import empty, strides, type_name
-from .attention_arrays import (UNIT, check_alike, check_gradient, check_heads, check_scale, compact, configs, device_of, facts,
-                               framework, readable, running_on, strides_of)
+from .attention_arrays import (UNIT, check_alike, check_apart, check_gradient, check_heads, check_scale, compact, configs,
+                               device_of, facts, framework, readable, running_on, strides_of)
 from .attention_tiles import Machine, attention_tile, machine_of
 from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention, packed_attention
 
@@ -49,8 +49,9 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     of q.  cu_seqlens_k may be left out where it is the same.  Their values are not read on the host.  Keys and values behind
     a sequence (of the next one, or of none) get weight 0, so they must be finite; queries of no sequence get no result.
 
-    scale: positive; dim**-0.5 when None.  out: tensor for the result.  return_lse: also the natural logarithm of the sum of
-    exp(scale * scores), float32, (batch, heads, seq_q) or (heads, tokens_q).
+    scale: positive; dim**-0.5 when None.  out: tensor for the result, which may be q, but no part of k or v.
+    return_lse: also the natural logarithm of the sum of exp(scale * scores), float32, (batch, heads, seq_q) or
+    (heads, tokens_q).
     target: what to run on; None: the device of the tensors.  NumPy arrays run on the CPU, by the interpreter of tile programs
     for target="tile", on the device simulator for a CUDA target.
 
@@ -83,6 +84,8 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
             _runs[key] = run
     check_gradient(run.torch, "flash_attention", q, k, v)
     scale = run.scale if scale is None else scale
+    if out is not None:
+        check_apart(out, q, {"k": k, "v": v})
     result = out if out is not None else empty(q, run.shape, run.element)
     lse = empty(q, run.lse_shape, "float32") if return_lse else None
     run(q, k, v, scale, cu_seqlens_q, cu_seqlens_k, result, lse)

@@ -13,8 +13,8 @@ from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
 from .arrays import empty, strides, type_name
-from .attention_arrays import (UNIT, check_alike, check_gradient, check_heads, check_scale, compact, configs, device_of, facts,
-                               framework, readable, running_on, strides_of)
+from .attention_arrays import (UNIT, check_alike, check_apart, check_gradient, check_heads, check_scale, compact, configs,
+                               device_of, facts, framework, readable, running_on, strides_of)
 from .attention_tiles import Machine, machine_of, shared_bytes
 from .flash_attention_kernels import Tile
 from .flash_decode_kernels import DecodeSizes, decode_attention
@@ -67,6 +67,8 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
             _runs[key] = run
     check_gradient(run.torch, "flash_decode", q, k_cache, v_cache)
     scale = run.scale if scale is None else check_scale(scale)
+    if out is not None:
+        check_apart(out, q, {"k_cache": k_cache, "v_cache": v_cache})
     result = out if out is not None else empty(q, run.shape, run.element)
     lse = empty(q, run.lse_shape, "float32") if return_lse else None
     if run.kernel is not None:

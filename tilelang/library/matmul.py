@@ -11,7 +11,7 @@ from tilelang.errors import register
 from tilelang.ir import dtype
 from tilelang.language.state import error
 
-from .arrays import aligned, empty, fresh, is_numpy, place, strided, type_name, zeros
+from .arrays import aligned, empty, fresh, is_numpy, overlap, place, strided, type_name, zeros
 from .matmul_kernels import ACTIVATIONS, Form
 from .matmul_plan import Place, Request, grouped, product
 from .operands import Operand, operand
@@ -55,8 +55,8 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     op(a), (m, ceil(k / 128)), and one for every 128 x 128 of op(b), (ceil(n / 128), ceil(k / 128)).
     fast_accum: float8 sums stay in the matrix unit, which on sm_90 adds with about 13 bits; otherwise sums of 128 are
     added in float32.
-    out: contiguous, of the result's shape and type.  target, execution_backend: as for tilelang.compile, instead of the
-    device the operands are on.
+    out: contiguous, of the result's shape and type, apart from the operands.  target, execution_backend: as for
+    tilelang.compile, instead of the device the operands are on.
 
     Error of an element, with u = 2**-24 and s the sum of |a||b| over k: (k u + e) s and the rounding to the result's
     type; e is 0 for float16, bfloat16 and float64, 2**-10 for float32 on a GPU, 2**-11 for float8 (k / 32 * 2**-13 with
@@ -75,6 +75,8 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     if plan is None:
         plan = _kept(key, _plan(a, b, transpose_a, transpose_b, bias, activation, out_dtype, scale_a, scale_b,
                                 fast_accum, out, Place.of(a, target, execution_backend)))
+    if out is not None:
+        _check_apart(out, {"a": a, "b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b})
     return plan(a, b, bias, scale_a, scale_b, out)
 
 
@@ -195,6 +197,14 @@ def _check_rest(a: Any, others: dict[str, Any], n: int, bias: Any, activation: s
         raise error("matmul-option", f"there is no activation {activation!r}",
                     expected=f"one of {', '.join(ACTIVATIONS)}", found=repr(activation),
                     hint="one of " + ", ".join(ACTIVATIONS))
+
+
+def _check_apart(out: Any, others: dict[str, Any]) -> None:
+    """Tiles of the result are written while others still read the operands.  Raises matmul-option."""
+    for name, x in others.items():
+        if x is not None and overlap(out, x):
+            raise error("matmul-option", f"out and {name} have memory in common",
+                        expected="memory of its own", found=f"memory of {name}", hint="leave out out, or pass a copy")
 
 
 # ---- plans ------------------------------------------------------------------------------------------------------------
