@@ -98,6 +98,23 @@ def error(got: np.ndarray, exact: np.ndarray, name: str) -> np.ndarray:
     return np.where(np.isnan(got) & np.isnan(exact), 0, np.where(np.isnan(got) | np.isnan(exact), np.inf, off))
 
 
+WORST: dict[tuple[str, str], tuple[float, float]] = {}  # (function, type) -> (greatest error met, bound)
+checked: dict[str, int] = {"within": 0, "exact": 0}  # how many results were compared with a bound, how many bit by bit
+
+
+def worst_table() -> list[str]:
+    """The greatest errors met so far, in units in the last place, beside their bounds: a line for each function."""
+    narrow = [t for t in FLOATS if dtype(t).bits <= 16]
+    lines = ["| function | 8 and 16 bits | float32 | float64 |", "|---|---|---|---|"]
+    for name in sorted({n for n, _ in WORST}):
+        cells = []
+        for types in (narrow, ["float32"], ["float64"]):
+            met = [WORST[name, t] for t in types if (name, t) in WORST]
+            cells.append(f"{max(m[0] for m in met):.3f} of {max(m[1] for m in met):g}" if met else "")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return [*lines, f"{checked['within']} results within their bounds, {checked['exact']} equal to the one right result"]
+
+
 def check(what: str, name: str, got: np.ndarray, exact: np.ndarray, bound: float, *args: np.ndarray) -> float:
     """Assert that all results are within `bound` units of exact ones, and zeros have their sign.  The greatest error."""
     if dtype(name).bits == 8 and what != "nextafter":
@@ -110,6 +127,8 @@ def check(what: str, name: str, got: np.ndarray, exact: np.ndarray, bound: float
     zero = (exact == 0) & (got.astype(exact.dtype) == 0) & ("fnuz" not in name)  # these have one zero
     wrong = np.flatnonzero(zero & (np.signbit(exact) != np.signbit(got.astype(exact.dtype))))
     assert not len(wrong), f"{what} in {name}: the zero of {[a[wrong[0]] for a in args]} has the wrong sign"
+    checked["within"] += len(off)
+    WORST[what, name] = max(WORST.get((what, name), (0.0, bound)), (float(off[at]), bound))
     return float(off[at])
 
 
@@ -133,5 +152,6 @@ def assert_same(got: np.ndarray, want: np.ndarray, what: str, *args: np.ndarray)
     else:
         g, w = got.astype(np.float64), want.astype(np.float64)
         wrong = ~((g == w) & (np.signbit(g) == np.signbit(w)) | np.isnan(g) & np.isnan(w))
+    checked["exact"] += wrong.size
     at = np.flatnonzero(wrong)
     assert not len(at), f"{what}: {[a[at[0]] for a in args]} gives {got[at[0]]!r}, expected {want[at[0]]!r} ({len(at)} such)"
