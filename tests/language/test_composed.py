@@ -170,6 +170,60 @@ def test_meta_class_keeps_state_in_variables():
     assert "c_value" in f.script()
 
 
+@T.meta_class
+class Total:
+    def __init__(self, start):
+        self.sum = T.alloc_var("int32", init=start)
+
+    @property
+    def doubled(self):
+        return self.sum[0] * 2
+
+    def __call__(self):
+        return self.sum[-1] + 1
+
+    @staticmethod
+    def tripled(total):
+        return total.sum[0] * 3
+
+    def add(self, by):
+        self.sum[0] += by
+
+    def spill(self):
+        self.sum[1] = 5
+
+
+def _plus_100(total):
+    return total.sum[0] + 100
+
+
+def test_properties_dunders_and_plain_functions_read_the_variables_of_an_object():
+    @T.prim_func
+    def f(O: T.Tensor((5,), "int32")):
+        with T.Kernel(1, threads=1):
+            t = Total(4)
+            before = t.doubled
+            t.add(3)
+            O[0] = t.doubled
+            O[1] = t()
+            O[2] = Total.tripled(t)
+            O[3] = _plus_100(t)
+            O[4] = before
+
+    assert out(f) == [14, 8, 21, 107, 8]
+
+
+def test_a_variable_has_no_second_element():
+    """The store went to the variable whatever its index."""
+    with pytest.raises(IndexError, match="`sum` is a variable: its only element is 0"):
+        @T.prim_func
+        def f(O: T.Tensor((1,), "int32")):
+            with T.Kernel(1, threads=1):
+                t = Total(4)
+                t.spill()
+                O[0] = t.doubled
+
+
 def test_a_name_of_an_element_still_says_where_a_tile_starts():
     @T.prim_func
     def f(A: T.Tensor((4, 8), "int32"), O: T.Tensor((8,), "int32")):

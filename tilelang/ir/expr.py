@@ -217,10 +217,18 @@ class Load(Expr):
     A Ramp as the last index reads a vector; dtype then has its lanes.
     """
 
+    subscript: ClassVar[Any] = None
+
     buffer: Buffer
     indices: tuple[Expr, ...]
     dtype: dtype
     span: Span | None = None
+
+    def __getitem__(self, key: Any) -> Any:
+        """`obj.v[0]` in Python code that only runs while tracing, where the language knows v for a variable."""
+        if Load.subscript is None:
+            raise TypeError("'Load' object is not subscriptable")
+        return Load.subscript(self, key)
 
 
 @node

@@ -39,6 +39,7 @@ _INSTEAD = (
     ("a Python integer is needed here", "int, float, range bounds in comprehensions and the functions of math need values "
      "while tracing: use T.cast(x, dtype), or the function of that name in T, such as T.sqrt"),
     ("loop of ufunc", "NumPy's functions need values while tracing: use the function of that name in T, such as T.exp"),
+    ("is not subscriptable", "buffers have elements; a scalar, and a T.alloc_var, is read by its name, without [0]"),
     ("has no len()", "use its shape: A.shape[0]"),
 )
 

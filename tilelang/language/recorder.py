@@ -22,6 +22,7 @@ from .containers import settle
 from .regions import BufferSlice, store_slice, subscript
 from .scope import Context, Frame, Poison, RootFrame, Undefined
 from .state import describe
+from .variables import element, is_held
 
 log = logging.getLogger("tilelang.language")
 
@@ -225,7 +226,7 @@ class Recorder:
         return value
 
     def _is_fresh_handle(self, value: Any) -> bool:
-        return isinstance(value, Load) and id(value) in self.handles and id(value) not in self.named
+        return is_held(value)
 
     def _bind_expr(self, name: str, value: Expr, old: Any) -> Any:
         if isinstance(value, Load) and id(value) in self.handles and id(value) not in self.named:
@@ -348,8 +349,8 @@ class Recorder:
         """`target[key] = value`."""
         if isinstance(target, Buffer):
             self._store_item(target, key, value)
-        elif isinstance(target, Load) and id(target) in self.handles and id(target) not in self.named:
-            self.store(target.buffer, target.indices, value)
+        elif is_held(target):
+            self.store(target.buffer, element(target, key).indices, value)
         elif isinstance(target, Poison):
             target._raise()
         elif isinstance(target, (Expr, BufferSlice)):
@@ -392,8 +393,8 @@ class Recorder:
                 store_slice(self, where, OPS[op](where, value))
             else:
                 self.store(target, where.indices, OPS[op](where, value))
-        elif isinstance(target, Load) and id(target) in self.handles and id(target) not in self.named:
-            self.store(target.buffer, target.indices, OPS[op](target, value))
+        elif is_held(target):
+            self.store(target.buffer, element(target, key).indices, OPS[op](target, value))
         else:
             self._keep(target, key, OPS[op](target[key], value))
 
@@ -406,8 +407,6 @@ class Recorder:
 
     def getitem(self, target: Any, key: Any) -> Any:
         """`target[key]` where target is an attribute or an element of a container (it may hold a variable)."""
-        if isinstance(target, Load) and id(target) in self.handles and id(target) not in self.named:
-            return target
         return target[key]
 
     def slice(self, start: Any, stop: Any, step: Any) -> builtins.slice:
