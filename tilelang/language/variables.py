@@ -17,7 +17,7 @@ def is_held(value: Any) -> bool:
 
 
 def element(value: Load, key: Any) -> Load:
-    """`value[key]`: a held variable, whose only element is 0.  Raises TypeError for other values, index-count for other keys."""
+    """`value[key]`: a held variable, whose only element is 0.  Raises TypeError, index-count."""
     if not is_held(value):
         raise facts(TypeError("'Load' object is not subscriptable"), "a buffer, or a variable in an attribute or container",
                     f"`{value!r}`")

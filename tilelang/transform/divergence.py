@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilelang.ir import (Alloc, Bind, Break, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq, Stmt,
                          Store, TileOp, Var, While)
 from tilelang.ir.expr import AddressOf, Call
-from tilelang.ir.visitor import children
+from tilelang.ir.visitor import children, walk
 from tilelang.target.intrinsics import INTRINSICS, PURE
 
 from .effects import argument_mode, effects
@@ -21,7 +21,9 @@ class Divergence:
         self.locals: set[Var] = set()
         self.memo: dict[int, tuple[Expr, bool]] = {}
         # Global memory that this kernel writes may be changed by other blocks between the reads of two threads.
-        self.unstable = {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == "global"}
+        self.launch = launch  # keeps the loads alive that `settled` knows by their ids
+        self.unstable = _written(launch.body)
+        self.settled = _settled(launch.body) if self.unstable else frozenset()
         while True:
             before = len(self.vars), len(self.locals)
             self.memo.clear()
@@ -40,8 +42,10 @@ class Divergence:
         if isinstance(e, Var):
             return e in self.vars
         if isinstance(e, Load):
-            if e.buffer.data in self.locals or e.buffer.data in self.unstable:
+            if e.buffer.data in self.locals:
                 return True
+            if e.buffer.data in self.unstable:
+                return id(e) not in self.settled or any(map(self.divergent, e.indices))
             return any(map(self.divergent, e.indices))
         if isinstance(e, Call):
             if e.op in _BLOCK_WIDE:
@@ -117,6 +121,37 @@ class Divergence:
                 inner = some or self.divergent(s.cond)
                 return self.leaves_early(s.then, inner) or (s.orelse is not None and self.leaves_early(s.orelse, inner))
         return False
+
+
+def _written(s: Stmt) -> set[Var]:
+    """Storage in global memory that s writes."""
+    return {e.storage for e in effects(s) if e.writes and e.buffer.scope_name == "global"}
+
+
+def _settled(body: Stmt) -> frozenset[int]:
+    """ids of the loads of global memory that no block writes between the barriers of all blocks around them: threads read
+    the same there, however the values came about.  Barriers in loops and branches part nothing."""
+    phases: list[list[Stmt]] = [[]]
+    for s in _flat(body):
+        if isinstance(s, Evaluate) and s.call.op == "sync_grid":
+            phases.append([])
+        else:
+            phases[-1].append(s)
+    if len(phases) == 1:
+        return frozenset()
+    still: set[int] = set()
+    moving: set[int] = set()
+    for phase in phases:
+        changed = set().union(*map(_written, phase))
+        for s in phase:
+            for x in walk(s):
+                if isinstance(x, Load) and x.buffer.scope_name == "global":
+                    (moving if x.buffer.data in changed else still).add(id(x))
+    return frozenset(still - moving)
+
+
+def _flat(s: Stmt) -> list[Stmt]:
+    return [y for x in s.stmts for y in _flat(x)] if isinstance(s, Seq) else [s]
 
 
 __all__ = ["Divergence"]
