@@ -279,10 +279,10 @@ def test_tracing_is_fast():
     from test_trace import gemm
 
     gemm(64, 64, 64)
-    t = time.perf_counter()
+    t = time.process_time()  # of this process: other work on the machine is not tracing
     for _ in range(5):
         gemm(64, 64, 64)
-    assert (time.perf_counter() - t) / 5 < 0.010
+    assert (time.process_time() - t) / 5 < 0.010
 
 
 def test_error_of_plain_python_keeps_its_class_and_gets_the_place():

@@ -144,7 +144,8 @@ def test_attention_of_int8_scores_and_fp8_values():
     a = np.einsum("hsd,htd->hst", q.astype(float), k.astype(float)) * qs[:, :, None] * ks[:, None]
     p = 2.0 ** np.where(np.tril(np.ones((s, s), bool)), a - a.max(-1, keepdims=True), -np.inf)
     want = np.einsum("hst,hdt->hsd", p / p.sum(-1, keepdims=True), v.astype(float)) * vs[:, None]
-    agree(int8_scores_fp8_values(heads, s, d, 32, 64), [q, k, v, qs, ks, vs, mark((heads, s, d), BF)], {6: want.astype(BF)}, tol=6e-2)
+    args = [q, k, v, qs, ks, vs, mark((heads, s, d), BF)]
+    agree(int8_scores_fp8_values(heads, s, d, 32, 64), args, {6: want.astype(BF)}, tol=6e-2)
 
 
 def test_triangular_inverse_of_chunks():
@@ -177,7 +178,8 @@ def test_triangular_inverse_of_chunks():
             T.gemm(A, vb, wf, clear_accum=True)
             T.copy(wf, W[b * c, 0])
 
-    k, v, beta = (data((chunks * c, d)) * 0.2).astype(np.float32), data((chunks * c, d)), RNG.random(chunks * c).astype(np.float32)
+    k, v = (data((chunks * c, d)) * 0.2).astype(np.float32), data((chunks * c, d))
+    beta = RNG.random(chunks * c).astype(np.float32)
     parts = [slice(b * c, (b + 1) * c) for b in range(chunks)]
     inverse = [np.linalg.inv(np.eye(c) + np.tril((k[p] * beta[p, None]).astype(float) @ k[p].T, -1)) for p in parts]
     w = np.concatenate([a @ (v[p] * beta[p, None]) for a, p in zip(inverse, parts)])
@@ -191,7 +193,8 @@ def test_codes_of_three_bits_with_permuted_columns():
 
     @T.prim_func
     def main(A: T.Tensor((m, k), F16), codes: T.Tensor((words, n), "uint32"), scale: T.Tensor((groups, n), F16),
-             zero: T.Tensor((groups, n), "int8"), group: T.Tensor((k,), I32), column: T.Tensor((k,), I32), C: T.Tensor((m, n), BF16)):
+             zero: T.Tensor((groups, n), "int8"), group: T.Tensor((k,), I32), column: T.Tensor((k,), I32),
+             C: T.Tensor((m, n), BF16)):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=128) as (bx, by):
             As, Ws, Cf = T.alloc_shared((bm, bk), F16), T.alloc_shared((bk, bn), F16), T.alloc_fragment((bm, bn), F32)
             T.clear(Cf)
