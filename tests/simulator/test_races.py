@@ -77,3 +77,16 @@ def test_finds_the_first_race_and_nothing_else(group):
         assert detected(program, group) == first_race(program, group)
 
     go()
+
+
+def test_a_block_barrier_orders_reads_of_threads_whose_warps_had_different_clocks():
+    """A release by one warp puts its clock ahead of the other's; reads of both share one slot."""
+    clocks, table = Clocks(64), AccessTable(1, 64, 64, SITES, "memory")
+    clocks.advance(np.array([3]))
+    clocks.acquire(np.arange(64) == 3, clocks.seen[3].copy())
+    g, t = np.zeros((7, 1), int), np.arange(7)
+    table.read(clocks, g, t, 0)
+    with pytest.raises(TileLangError, match="writes"):
+        table.write(clocks, g[:1], np.array([40]), 0)
+    clocks.barrier()
+    table.write(clocks, g[:1], np.array([40]), 0)

@@ -39,6 +39,8 @@ class Clocks:
     def barrier(self, members: np.ndarray | None = None) -> None:
         """A barrier of these threads (a mask), or of the whole block."""
         if members is None:
+            # One clock for all threads: those of a block share a slot of bookkeeping, whose clock is the latest of theirs.
+            self.now[:self.lanes] = self.now[:self.lanes].max()
             self.seen[:] = self.now
             self.now += 1
             self._least.clear()
