@@ -118,6 +118,27 @@ def test_methods_are_compiled_for_the_attributes_of_their_object():
     assert "B[i] = " in str(layer.lazy.get_tir(4)) and layer.lazy.get_kernel_source(4) and layer.eager.__name__ == "eager"
 
 
+def test_objects_given_as_arguments_count_with_their_attributes():
+    @tilelang.jit(out_idx=-1, execution_backend="tile")
+    def make(n, given):
+        return shifted(n, given() if callable(given) else given.step)
+
+    class Plan(Settings):
+        def __init__(self, step):
+            self.step = step
+
+        def get(self):
+            return self.step
+
+    plan = Plan(1)
+    for given in plan, plan.get:
+        plan.step = 1
+        first = make(4, given)
+        assert make(4, given) is first and first(zeros())[0] == 1
+        plan.step = 2
+        assert make(4, given)(zeros())[0] == 2
+
+
 def test_copies_and_pickles():
     assert by_global.__module__ == __name__ and pickle.loads(pickle.dumps(by_global)) is by_global
     kernel = by_global(4)

@@ -89,7 +89,8 @@ class EagerCalls:
     def _is_simple(self, values: dict[str, Any]) -> bool:
         """Shapes and compile-time values decide: no const from a stride, no packed tensor, no value whose equality
         hides a difference (floats, containers)."""
-        if any(type(v) not in SIMPLE and (not callable(v) or is_settings(v)) for v in (values[n] for n in self.static)):
+        given = [values[n] for n in self.static]
+        if any(type(v) not in SIMPLE and (not callable(v) or is_settings(getattr(v, "__self__", v))) for v in given):
             return False
         trace = self._trace(values, {})
         return not trace.packed and all(what == "shape" for _, what, _ in trace.consts.values())

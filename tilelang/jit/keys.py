@@ -47,8 +47,9 @@ def freeze(value: Any) -> Any:
     except TypeError:
         raise TypeError(f"Unsupported unhashable JIT compile-time cache key value {value!r} of type "
                         f"{type(value).__name__}") from None
-    if is_settings(value):
-        return Same(value), attributes(value)
+    owner = value.__self__ if t is MethodType else value
+    if is_settings(owner):
+        return Same(value) if owner is value else value, attributes(owner)
     return value
 
 
