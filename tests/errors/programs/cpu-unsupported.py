@@ -3,12 +3,10 @@ import tilelang.language as T
 
 
 @T.prim_func
-def f(A: T.Tensor((32, 32), "float32")):
-    with T.Kernel(1, threads=64):
-        S = T.alloc_shared((32, 32), "float32")
+def f(A: T.Tensor((32,), "int32")):
+    with T.Kernel(1, threads=32):
         tx = T.get_thread_binding(0)
-        if tx < 32:
-            T.copy(A, S)
+        A[tx] = T.call_extern("int32", "__popc", A[tx])
 
 
 tilelang.compile(f, target="cpu")
