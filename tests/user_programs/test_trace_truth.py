@@ -125,6 +125,19 @@ def test_python_truth_of_an_equality_of_run_time_values_is_refused(build):
     refused(build, "only the kernel knows it|is known only when the kernel runs", on=("cpu",))
 
 
+def test_a_dict_has_no_run_time_keys():
+    def build():
+        table = {1: 5, 2: 6}
+
+        @T.prim_func
+        def main(A: T.Tensor((8,), "int32"), B: T.Tensor((8,), "int32")):
+            with T.Kernel(8, threads=1) as bx:
+                B[bx] = table[A[bx]]
+        return main
+
+    refused(build, r"`A\[bx\]` is no key of a Python dict", error=TypeError, on=("cpu",))
+
+
 def test_python_truth_of_an_equality_of_symbols_is_structural():
     n, m = T.dynamic("n"), T.dynamic("m")
     seen = []

@@ -57,6 +57,10 @@ def place_error(b: Builder, e: Exception) -> Exception | None:
                             found="a call inside every call", span=outermost.span(call))
     if module.startswith("tilelang.") and isinstance(e, _FAULTS):
         return _internal(b, e)
+    if here and isinstance(e, KeyError) and e.args and isinstance(e.args[0], Node):
+        return errors.error("type", f"`{e.args[0]!r}` is no key of a Python dict: its value is known only when the kernel runs",
+                            expected="a key known while tracing", found=f"`{e.args[0]!r}`", span=refine(b, e),
+                            hint="choose by T.if_then_else, or keep the table in a tensor")
     for cls, kind in _PLACED:
         if isinstance(e, cls):
             if not kind or not ours and not (here and isinstance(e, (TypeError, NameError))):
