@@ -1,6 +1,7 @@
 """Launches with warp roles that loop over tiles (transform/persist.py, tile_steps.py)."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tilelang.ir.expr import Call, Const
 from tilelang.ir.evaluate import evaluate
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
+from tilelang.transform.pairing import Load, pairs, pays_in_one_round
 from tilelang.transform.pass_ import PassContext
 from tilelang.transform.persist import Work, plan_tiles
 from tilelang.transform.pipeline import legalized, lower
@@ -191,8 +193,37 @@ def test_a_cluster_shares_keys_and_values():
 
 @pytest.mark.parametrize("shape", [dict(m=192, n=192, k=64), dict(m=192, n=192, k=64, dynamic=True)])
 def test_odd_and_unknown_grids_have_no_clusters(shape):
+    """3 x 3 tiles would be a round more, with the tiles that pairs lack."""
     launch = lower(gemm(**shape, threads=128).func, HOPPER, options(2, **{"tl.cluster": 2})).kernels[0].launch
     assert launch.attr("cluster") is None
+
+
+def test_the_last_pair_may_lack_a_tile_where_that_takes_no_round_more():
+    """3 x 5 tiles for 6 blocks: three rounds, with 3 x 6 too."""
+    rng = np.random.default_rng(5)
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((192, 96), (96, 320)))
+    program = lower(gemm(m=192, n=320, k=96, threads=128).func, HOPPER, options(6, **{"tl.cluster": 2}))
+    launch = program.kernels[0].launch
+    assert launch.attr("cluster") == (2, 1, 1) and launch.grid[0].value == 6
+    got = run_device(program, {"A": a, "B": b, "bias": np.zeros(320, np.float32), "C": np.full((192, 320), 7, np.float16)})
+    assert np.array_equal(got.outputs["C"], (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16))
+    assert pairs(4, 7, 1) and pairs(5, 3, 6) and not pairs(5, 3, 8) and not pairs(5, 3, 5)
+    assert pairs(23, 11, 132) and not pairs(33, 4, 132)  # 253 tiles and 264, two rounds; 132 and 136
+
+
+def test_clusters_of_four_run_as_many_at_a_time_as_groups_of_multiprocessors_hold():
+    config = {"tl.enable_hopper": True, "tl.cluster": (2, 2)}
+    func = gemm(m=2048, n=2048, k=64, bm=128, bn=128, bk=64, stages=6, threads=256).func
+    tiles = specialize_warps(legalized(func, HOPPER, config), PassContext(HOPPER, config))
+    launch = next(x for x in walk(tiles.body) if isinstance(x, Launch))
+    assert "persistent: 120 blocks" in " ".join(launch.attr("report"))
+
+
+@pytest.mark.parametrize("m, n, k, found", [(3320, 1584, 10680, True), (3328, 1600, 10752, False), (3320, 1584, 680, False)])
+def test_pairs_in_long_loops_whose_rows_lie_across_sectors(m, n, k, found):
+    """256x160 tiles, 130 of them: 163 us alone, 152 in pairs; where all rows lie in lines 152 and 148."""
+    assert pays_in_one_round((Load(256 * 128, math.gcd(2 * k, 128), True), Load(160 * 128, math.gcd(2 * n, 128))), 1280,
+                             -(-k // 64)) == found
 
 
 def test_small_grids_keep_one_tile_a_block():

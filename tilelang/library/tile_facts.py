@@ -116,7 +116,7 @@ def chip_of(target: Target) -> Chip:
     if target.has_wgmma:
         units = _units() if same else 132
         # Tiles that neighbours ask for at the same time reach 77 bytes a cycle and more from L2 (of one's own: _OWN).
-        return Chip("wgmma", units, 1.98e9, 4096, 82, 95, 19, 3.83e12, 60 << 20, limits.shared_per_block,
+        return Chip("wgmma", units, 1.98e9, 4096, 83, 95, 19, 3.83e12, 60 << 20, limits.shared_per_block,
                     limits.shared_per_sm, 1.3e-6)
     units = _units() if same else 108
     flops = 2540 if target.arch_number == 90 else 2048 if target.arch_number >= 80 else 1024

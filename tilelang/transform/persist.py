@@ -22,7 +22,7 @@ from tilelang.ir.record import record
 
 from .config import PassConfigKey
 from .deal_tiles import Deal, deal_tiles, panel_rows
-from .pairing import Load, larger_in_one_round, pays_for_many, pays_in_one_round, saved_in_one_round
+from .pairing import Load, at_once, larger_in_one_round, pairs, pays_for_many, pays_in_one_round, saved_in_one_round
 from .pass_ import PassContext
 from .teams import Team, make_team
 
@@ -104,9 +104,10 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     if why and spans is None:
         return why + refused
     cluster = 1 if spans is None else prod(spans)
+    running = min(blocks, at_once(cx.target.limits.multiprocessors, cluster))
     few = launch if spans is None else _grouped(launch, spans)
     total = analyzer.simplify(_product([convert(g) for g in few.grid]))
-    teams = total if why else _minimum(total, const(blocks // cluster, total.dtype))
+    teams = total if why else _minimum(total, const(running // cluster, total.dtype))
     block, index = Var("block", dtype("int32")), Var("tile_step", dtype("int32"))
     first: Expr = block
     binds: list[Bind] = []
@@ -121,10 +122,10 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     t = Var("tile", dtype("int32"))
     # One tile a block: its place must not name the loop's variable, which place_sync would count through.
     binds.append(Bind(t, first if why else _minimum(first + index * teams, total - 1)))
-    order, about = _order(few, work, blocks // cluster, spans or (1,) * len(launch.grid), cx)
+    order, about = _order(few, work, running // cluster, spans or (1,) * len(launch.grid), cx)
     binds += order(t)
     count = (total - (block // cluster) + (teams - 1)) // teams
-    text = f"one tile a block ({why})" if why else f"persistent: {blocks // cluster * cluster} blocks, tiles {about}"
+    text = f"one tile a block ({why})" if why else f"persistent: {running // cluster * cluster} blocks, tiles {about}"
     if spans is None:
         return Tiles(teams, block, index, count, tuple(binds), text + refused)
     team, places = make_team(spans, binds[1].var)
@@ -150,7 +151,7 @@ def _spans(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tu
     """
     asked, dims = cx.option(PassConfigKey.TL_CLUSTER), len(launch.grid)
     if not isinstance(asked, tuple):
-        paired = None if blocks % 2 else _paired(launch, work, cx, pays)
+        paired = None if blocks % 2 else _paired(launch, work, cx, pays, blocks)
         return tuple(2 if k == paired else 1 for k in range(dims))
     spans = (*asked, *[1] * dims)[:max(dims, len(asked))]
     none = f"no clusters of {' x '.join(map(str, asked))}: "
@@ -191,16 +192,20 @@ def _larger(launch: Launch, work: Work, blocks: int, found: tuple[int, ...] | st
     return larger_in_one_round(tuple(sizes), shared, saved, blocks, found)
 
 
-def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool]) -> int | None:
+def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool],
+            blocks: int) -> int | None:
     """The dimension along which neighbours make a cluster: what they both load is loaded once.  None for none.
 
-    pays: whether clusters are worth it with such loads.
+    pays: whether clusters are worth it with such loads.  blocks: that run at a time, 0 where the grid stays as large as it is.
     """
+    sizes = [convert(g) for g in launch.grid]
+    total = prod(g.value if isinstance(g, Const) else 0 for g in sizes)
     asked = cx.option(PassConfigKey.TL_CLUSTER)
     best: tuple[int, int] | None = None
     for k, (v, g) in enumerate(zip(launch.block_vars, launch.grid)):
         n = convert(g)
-        if asked == 1 or not isinstance(n, Const) or n.value % 2 or v in free_vars(work.extent):
+        if asked == 1 or not isinstance(n, Const) or v in free_vars(work.extent) or n.value % 2 and not (
+                total and blocks and work.padded and pairs(n.value, total // n.value, blocks)):
             continue
         saved = sum(b for b, at in work.loads if not _names(at, v))
         loads = tuple(Load(b, start, not _names(at, v)) for (b, at), start in zip(work.loads, work.starts))

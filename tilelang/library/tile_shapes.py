@@ -1,0 +1,167 @@
+"""Tiles of matrix products that a machine can hold: sizes, rings, places; library/tiles.py prices them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil, gcd
+
+from tilelang.transform.deal_tiles import panel_rows
+from tilelang.transform.pairing import SECTOR
+
+from .tile_facts import Chip, Problem, Tile, turned
+
+_OUTPUT_STAGING = 32 * 1024  # shared bytes left to the copy of a tile out through shared memory
+_BARRIER_BYTES = 1024
+_SUMS = {1: 168, 2: 192, 3: 128}  # registers of a thread for totals and sums of a part
+# Rows of a tile, warp groups that compute it, registers of a thread for its sums.  (192 rows in two groups, each with half of
+# the columns of all rows, took as long as in three or longer.)
+_GROUPS = ((64, 1, 168), (128, 1, 168), (128, 2, 168), (256, 2, 168), (192, 3, 96), (384, 3, 96))
+_FAR_LARGER = 8  # operand than the other: neighbours share its tiles
+_MOVED_STEPS = 12  # iterations from which on moving tiles pays
+_FILLED = 0.75  # of the units that tiles must have to do, for sizes that are tried only then
+_FEW_ROUNDS, _WELL = 6, 0.85  # of several rounds
+_FEWER = 0.9  # of the loads, for which panels are given up
+_FEW_ROWS = 128  # rows up to which turned tiles are thought of
+
+
+def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
+    """Tiles that the machine can hold, unpriced."""
+    wgmma, few = chip.kind == "wgmma" and p.kind != "float", p.m <= _FEW_ROWS
+    if wgmma and p.may_turn and few:  # first: of equals they are faster, by 3 %
+        yield from (replace(t, turned=True) for t in candidates(chip, turned(p)))
+    if wgmma:
+        shapes = list(_warp_group_tiles(chip, p))
+    elif chip.kind == "cpu":
+        shapes = [(bm, bn, 1024 // p.bits if p.two_level else 32, 1) for bm in (16, 32, 64, 128) for bn in (16, 32, 64, 128)]
+    else:
+        depths = (1024 // p.bits,) if p.two_level else (max(16, 512 // p.bits), max(32, 1024 // p.bits))
+        shapes = [(bm, bn, bk, threads) for bm in (32, 64, 128, 256) for bn in (32, 64, 128, 256) for bk in depths
+                  for threads in (128, 256) if 16 <= bm * bn // threads <= (64 if p.kind == "float" else 128)]
+    room = chip.shared - _BARRIER_BYTES
+    for bm, bn, bk, threads in shapes:
+        if p.column_block and bn > p.column_block + gcd(bn, p.column_block) or p.two_level and bk * p.bits != 1024:
+            continue
+        wide = 0
+        if chip.kind == "wgmma" and not p.b_k and bn * p.bits > 1024 and bn * p.bits % 1024:
+            # Panels narrower than 128 bytes are many small boxes, of 0.3 of the speed: whole ones are loaded.
+            # Those that begin inside a sector of L2 are slow again (128x104 at 1280^3: 13.8 us where 128x128 takes 9.3).
+            wide = ceil(bn * p.bits / 1024) * 1024 // p.bits
+            if bn * p.bits % 512 and p.b_rows % SECTOR == 0:
+                continue
+        stage = (bm + (wide or bn)) * bk * p.bits // 8
+        out = bm * bn * p.out_bits // 8
+        for parts in _parts(chip, p, bm, bn, bk):
+            blocks = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * parts
+            most = chip.units * (_FEW_ROUNDS if parts == 1 else 1)
+            if (wide or p.staged or bn % 16) and not _FILLED * chip.units <= blocks <= most or (
+                    wide and blocks > chip.units and bn % 16):
+                continue
+            movable = blocks <= chip.units and _movable(p, bm, bn, bk * parts)
+            for moved in (False, True) if movable and parts == 1 else (movable,):  # sums of parts need no room to move
+                staged = parts == 1 and (p.staged or moved)
+                left = room - (out if staged else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
+                stages = 1 if chip.kind == "cpu" else min(left // stage, 8 if chip.kind == "wgmma" else 4, ceil(p.k / bk) + 1)
+                if stages > (chip.kind != "cpu"):
+                    yield Tile(bm, bn, bk, stages, threads, parts, _panel(chip, p, bm, bn, parts), moved=moved,
+                               staged=staged, wide=wide)
+    if wgmma and p.may_turn and not few:
+        yield from (replace(t, turned=True) for t in candidates(chip, turned(p, staged=True)))
+
+
+def shared_bytes(p: Problem, t: Tile) -> int:
+    """Shared memory of the stages of a tile."""
+    return t.stages * (t.bm + t.loaded) * t.bk * p.bits // 8
+
+
+def column_parts(t: Tile) -> int:
+    """In how many parts of its columns a tile's product is computed so that the sums of one fit beside the totals; 0 for none
+    (transform/split_products.py)."""
+    most, sums = _SUMS[t.threads // 128], t.bm * t.bn // t.threads
+    return next((s for s in range(1, max(1, t.bn // 64) + 1) if t.bn % s == 0 and t.bn // s % 8 == 0 and
+                 sums + sums // s <= most), 0)
+
+
+def side_by_side(chip: Chip, p: Problem, bm: int, bn: int, parts: int) -> str:
+    """The operand whose tiles blocks side by side share, "a" or "b"; "" where both count."""
+    one_round = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * parts <= chip.units
+    return "" if not one_round else "a" if p.m >= _FAR_LARGER * p.n else "b" if p.n >= _FAR_LARGER * p.m else ""
+
+
+def _warp_group_tiles(chip: Chip, p: Problem) -> Iterator[tuple[int, int, int, int]]:
+    """(bm, bn, bk, threads) of _GROUPS.  Accumulators leave room for addresses and the epilogue.
+
+    Columns in steps of 8, and of whole panels that are wider, only for tiles of few rounds that fill the machine;
+    wgmma has no odd multiples of 8 of bytes.
+    """
+    for rows, groups, most in _GROUPS:
+        threads = 128 * groups
+        for bn in range(16, 257, 16 if p.kind == "int8" else 8):
+            narrow = not p.b_k and bn * p.bits > 1024 and bn * p.bits % 1024
+            if (bn % 16 or narrow or p.staged) and not (p.may_move and _fills(chip, p, rows, bn)):
+                continue
+            if column_parts(Tile(rows, bn, 0, 0, threads)) if p.two_level else rows * bn // threads <= most:
+                for bytes_ in (128, 256) if not p.two_level else (128,):
+                    yield rows, bn, bytes_ * 8 // p.bits, threads
+
+
+def _fills(chip: Chip, p: Problem, bm: int, bn: int) -> bool:
+    """Whether tiles, of all or of some part of k, are nearly as many as units, or fill a few rounds of them."""
+    tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
+    if tiles > chip.units:
+        rounds = ceil(tiles / chip.units)
+        return rounds <= _FEW_ROUNDS and p.m * p.n * p.batch >= _WELL * bm * bn * rounds * chip.units
+    return tiles <= chip.units and chip.units // tiles * tiles >= _FILLED * chip.units
+
+
+def _parts(chip: Chip, p: Problem, bm: int, bn: int, bk: int) -> tuple[int, ...]:
+    """Ways to share out k: worth a thought where tiles leave units idle."""
+    tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
+    if not p.may_split or chip.kind == "cpu" or tiles * 3 > chip.units * 2:
+        return (1,)
+    steps = ceil(p.k / bk)
+    depths = {ceil(steps / x): x for x in range(min(16, steps // 4), 1, -1) if tiles * x <= chip.units * 2}
+    worth = sorted(depths.values())  # the fewest of equal depth
+    return (1, *(x for x in worth if tiles * x * 2 >= chip.units or x == worth[-1]))
+
+
+def _movable(p: Problem, bm: int, bn: int, deep: int) -> bool:
+    """Whether the last tiles may be moved inside, in loops over `deep` of k an iteration that are long enough to feel it."""
+    cut = p.m > bm and p.m % bm > 0 or p.n > bn and p.n % bn > 0
+    return p.may_move and cut and p.k >= _MOVED_STEPS * deep
+
+
+def _panel(chip: Chip, p: Problem, bm: int, bn: int, parts: int) -> int:
+    """Rows of tiles that are worked on together.
+
+    In one round where one operand is by far the larger, blocks side by side share its tiles: what two neighbours ask for
+    comes once.  4096x128x4096 in 64x64 tiles, 64 x 2 of them: 9.3 us row by row, 11.5 in panels of 12 rows; 256x4096x4096
+    in 64x128 tiles, 4 x 32: 13.3 column by column, 22.4 row by row.
+    """
+    if chip.kind != "wgmma":
+        return max(1, 2048 // bm)
+    near = side_by_side(chip, p, bm, bn, parts)
+    return ceil(p.m / bm) if near == "b" else 1 if near == "a" or parts > 1 else panel_rows(chip.units, bm, bn)
+
+
+def by_rows(chip: Chip, p: Problem, t: Tile) -> Tile:
+    """The tile in panels of one row where that loads far less, counted wave by wave: in grids of few rounds that are narrow,
+    panels end in the middle of waves.  14288x1048x2064 in 192x160 tiles, 75 x 7 of them, took 97.7 us in panels of 11 rows,
+    93.5 row by row; 8496x608x3264 in 192x128 56.5 and 54.4.
+    """
+    q = turned(p) if t.turned else p
+    rows, columns = ceil(q.m / t.bm), ceil(q.n / t.bn)
+    tiles = rows * columns * q.batch
+    if chip.kind != "wgmma" or t.parts > 1 or not chip.units < tiles <= _FEW_ROUNDS * chip.units:
+        return t
+
+    def loaded(panel: int) -> int:
+        order = [(top + i, j if top // panel % 2 == 0 else columns - 1 - j) for top in range(0, rows, panel)
+                 for j in range(columns) for i in range(min(panel, rows - top))]
+        waves = (order[at:at + chip.units] for at in range(0, len(order), chip.units))
+        return sum(len({i for i, _ in w}) * t.bm + len({j for _, j in w}) * t.bn for w in waves)
+
+    return replace(t, panel=1) if loaded(1) < _FEWER * loaded(t.panel) else t
+
+
+__all__ = ["by_rows", "candidates", "column_parts", "shared_bytes", "side_by_side"]
