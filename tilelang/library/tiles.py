@@ -220,7 +220,7 @@ def _clusters(chip: Chip, p: Problem, t: Tile, matrix: float) -> tuple[int, ...]
     for spans, count in (((2, 1, 1), grid[0]), ((1, 2, 1), grid[1])):
         loads = _loads(p, t, spans, t.bm, t.loaded)
         if (pays_in_one_round(loads, matrix, depth) if one_round else pays_for_many(loads, matrix)) and (
-                pairs(count, prod(grid) // count, chip.units)) and (prod(found) == 1 or loads[1].size > loads[0].size):
+                pairs(count, prod(grid) // count, chip.units)) and (prod(found) == 1 or loads[1].cost > loads[0].cost):
             found = spans
     if not one_round or p.open_rows or p.two_level:  # the compiler knows no grid, or not what an iteration takes
         return found

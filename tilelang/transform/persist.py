@@ -201,14 +201,14 @@ def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, t
     sizes = [convert(g) for g in launch.grid]
     total = prod(g.value if isinstance(g, Const) else 0 for g in sizes)
     asked = cx.option(PassConfigKey.TL_CLUSTER)
-    best: tuple[int, int] | None = None
+    best: tuple[float, int] | None = None
     for k, (v, g) in enumerate(zip(launch.block_vars, launch.grid)):
         n = convert(g)
         if asked == 1 or not isinstance(n, Const) or v in free_vars(work.extent) or n.value % 2 and not (
                 total and blocks and work.padded and pairs(n.value, total // n.value, blocks)):
             continue
-        saved = sum(b for b, at in work.loads if not _names(at, v))
         loads = tuple(Load(b, start, not _names(at, v)) for (b, at), start in zip(work.loads, work.starts))
+        saved = sum(x.cost for x in loads if x.saved)
         if asked is None and not pays(work, loads):
             continue
         if saved and (best is None or saved > best[0]):
