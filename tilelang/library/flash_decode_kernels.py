@@ -57,6 +57,27 @@ def join(Means, Sums, O, LSE, b, i, h, splits, dim_v, with_lse):
 
 
 @T.macro
+def take(Qs, Q, b, row, used, group, h):
+    """The queries of a tile that starts at `row`, in the order of `give`; zeros behind the last of them (`used`)."""
+    rows, dim = Qs.shape
+    for i, j in T.Parallel(rows, dim):
+        r = row + i
+        Qs[i, j] = T.if_then_else(r < used, Q[b, r // group, h * group + r % group, j], T.cast(0, Qs.dtype))
+
+
+@T.macro
+def hide(S, k, at, row, group, left):
+    """-inf for the scores of the k-th tile of keys that a row of S does not see; its first query stands at key position `at`.
+    left: how many keys before its own a query sees; None: all."""
+    rows, keys = S.shape
+    for i, j in T.Parallel(rows, keys):
+        key = k * keys + j
+        position = at + (row + i) // group
+        sees = key <= position if left is None else T.And(key <= position, key >= position - left)
+        S[i, j] = T.if_then_else(sees, S[i, j], -T.infinity("float32"))
+
+
+@T.macro
 def give(acc, total, mean, log, at, row, used, group, h, with_log):
     """The rows of a tile that are queries (`used`): acc to mean[*at, query, head, :], total to log[*at, head, query].
 
@@ -125,20 +146,14 @@ def decode_attention(sizes: DecodeSizes, strides: Any, dtype: str, left: int | N
             share = T.ceildiv(end - begin, splits)
             first = T.min(end, begin + s * share)
             last = T.min(end, first + share)
-            for i, j in T.Parallel(rows, dim):
-                r = row + i
-                Qs[i, j] = T.if_then_else(r < used, Q[b, r // group, h * group + r % group, j], T.cast(0, dtype))
+            take(Qs, Q, b, row, used, group, h)
             T.clear(acc)
             T.clear(total)
             T.fill(top, lowest(c))
             for k in T.Pipelined(first, last, num_stages=tile.stages):
                 T.copy(part(K, Table, b, k * keys, h), Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-                for i, j in T.Parallel(rows, keys):
-                    key = k * keys + j
-                    position = at + (row + i) // group
-                    sees = key <= position if left is None else T.And(key <= position, key >= position - left)
-                    S[i, j] = T.if_then_else(sees, S[i, j], -T.infinity("float32"))
+                hide(S, k, at, row, group, left)
                 T.copy(part(V, Table, b, k * keys, h), Vs)
                 absorb(S, P, acc, top, before, factor, total, more, c)
                 T.gemm(P, Vs, acc)

@@ -8,10 +8,8 @@ at the user's line.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,28 +17,20 @@ import numpy as np
 
 from tilelang.ir import Alloc, Buffer, Call, Func, Launch, numpy_dtype, walk
 from tilelang.ir.evaluate import Closure, Value
-from tilelang.target.cluster import cluster_of
 
-from .async_copy import ASYNC_OPS, AsyncCopies
-from .asynchronous import GROUP, Asynchronous, Proxy
-from .boxes import launch_maps
-from .cluster import CLUSTER_OPS, Cluster
+from .async_copy import ASYNC_OPS
 from .counters import BankCount, Site
+from .device_launch import HOPPER_OPS, DeviceLaunch
 from .faults import fault
-from .grid import grid_barrier, has_grid_barrier, whole_grid
-from .host import Arguments, bind_arguments, clusters
+from .grid import grid_barrier
+from .host import Arguments, bind_arguments
 from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote
-from .lanes import Action, LaneFrame, contains, uniform
-from .machine import ALIGN, Block, Global, MachineCompiler, Shared
+from .lanes import Action, LaneFrame, uniform
+from .machine import ALIGN, Global, MachineCompiler
 from .matrix import MATRIX_OPS
-from .mbarrier import MBARRIER_OPS
 from .memory import Storage, geometry, span_of
-from .races import AccessTable
-from .roles import BLOCK_BARRIER, Roles, SplitGroups, unit_frames
-from .tma import TMA_OPS
-from .wgmma import WGMMA_OPS
+from .roles import BLOCK_BARRIER, SplitGroups
 
-HOPPER_OPS = {**MBARRIER_OPS, **TMA_OPS, **WGMMA_OPS, **CLUSTER_OPS}
 
 @dataclass
 class Report:
@@ -129,101 +119,10 @@ class DeviceCompiler(MachineCompiler):
 
     def compile_launch(self, s: Launch) -> Action:
         self.threads, self.sources = s.num_threads, s.attr("import_source") or ()
-        self.maps = launch_maps(s)
-        grid, place = [self.expr(g) for g in s.grid], self._place_shared(s)
-        self.workspaces = workspaces = list[Action]()
-        body = self.stmt(s.body)
-        self.workspaces = None
-        dims, mates = cluster_of(s), math.prod(cluster_of(s) or (1,))
-        meets = has_grid_barrier(s)  # all blocks are run side by side, cluster after cluster
-        size = math.prod(whole_grid(s)) if meets else mates
-        hopper = size > 1 or contains(s.body, (), tuple(HOPPER_OPS))
-        roles = hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
-        barriers = size * sum(math.prod(n.buffer.shape) for n in walk(s.body)
-                              if isinstance(n, Alloc) and n.buffer.scope() == "shared.barrier")
-        block_slots = [(self.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
-        thread_slots = [self.slot(v) for v in s.thread_vars]
-        threads, (x, y, _) = s.num_threads, s.threads
-        whole = GROUP if size > 1 else WARP
-        lanes = -(-threads // whole) * whole  # of one block
-        # Barriers of single warps: who has read global memory must then be known by warp.
-        group = WARP if roles or contains(s.body, (), ("sync_warp",)) else lanes
-        agents = Asynchronous.agents(size * lanes, barriers) if hopper else 0
-        raised = max((int(n.attr("n")) for n in walk(s.body)
-                      if isinstance(n, Call) and n.op == "set_max_nreg" and n.attr("inc")), default=None)
-        t = np.arange(size * lanes) % lanes
-        mask = None if lanes == threads else t < threads
-        thread_values = [v.astype(np.int32) for v in (t % x, t // x % y, t // (x * y))]
+        return DeviceLaunch(self, s, self._place_shared(s)).run
 
-        def run_blocks(frames: list[LaneFrame], tables: list[AccessTable]) -> None:
-            """The blocks of a cluster, or one."""
-            if not roles:
-                return body(frames[0])
-            unit = GROUP if hopper and not self.split else WARP
-            parts = [p for g in frames for p in unit_frames(g, g.slots, threads, unit)]
-            if not hopper:
-                return Roles(parts, body).run()
-            block = frames[0].block
-            assert block.shared is not None, "a Hopper launch has an arena of shared memory"
-            work = Asynchronous(block, threads, size * lanes, barriers, [block.shared.table, *tables], raised)
-            block.shared.proxy = Proxy(block.shared.table)
-            for g in frames:
-                g.block.asynchronous = work
-            Roles(parts, body, unit, work).run()
-            if self.check:
-                work.finish()
-            for table in tables:
-                table.forget_agents()
-
-        def run(f: LaneFrame) -> None:
-            extents = [int(g(f)) for g in grid]
-            nbytes, offsets = place(f)
-            arena = nbytes if size == 1 else -(-max(nbytes, 1) // 1024) * 1024
-            for make in workspaces:
-                make(f)
-            tables = self._start_launch(f, size * lanes, group, hopper)
-            groups = clusters(extents, dims, s.span)
-            for number, at in enumerate([[index for mate in groups for index in mate]] if meets else groups):
-                names = [f"({', '.join(map(str, index))})" for index in at]
-                cluster = Cluster(size, lanes, arena, names, mates) if size > 1 else None
-                block = Block(size * lanes, threads, self.counters, self.printer, names[0], agents)
-                block.shared = Shared(arena * size, self.shared_granule, size * lanes, self.sites)
-                block.copies, block.cluster = AsyncCopies(size * lanes), cluster
-                for table in (block.shared.table, *tables):
-                    table.block = number
-                    if cluster is not None:
-                        table.thread = cluster.thread
-                frames = []
-                for rank, index in enumerate(at):
-                    own = copy(block)
-                    own.where, own.rank, own.first, own.base = names[rank], rank, rank * lanes, rank * arena
-                    g = LaneFrame(list(f.slots), size * lanes, mask, own)
-                    for slot, offset in offsets:
-                        g.slots[slot] = offset + own.base
-                    for (slot, dt), v in zip(block_slots, index):
-                        g.slots[slot] = dt(v)
-                    for slot, values in zip(thread_slots, thread_values):
-                        g.slots[slot] = values
-                    frames.append(g)
-                run_blocks(frames, tables)
-
-        return run
-
-    def _start_launch(self, f: LaneFrame, lanes: int, group: int, hopper: bool) -> list[AccessTable]:
-        """Fresh access tables of the global tensors that the program writes."""
-        tables = []
-        for at in self.globals:
-            memory = f.slots[at]
-            if isinstance(memory, Global) and self.check and at in self._written_slots():
-                n = memory.store.nbytes // memory.store.granule
-                table = AccessTable(n, lanes, group, self.sites, f"global tensor {memory.store.name}",
-                                    many_blocks=True)
-                memory.table = table
-                memory.proxy = Proxy(table) if hopper else None
-                tables.append(table)
-        return tables
-
-    def _written_slots(self) -> set[int]:
+    def written_slots(self) -> set[int]:
+        """Slots of the buffers that the program writes, as far as they are known by now."""
         return {self.slot_of[v] for v in self.written if v in self.slot_of}
 
     def _place_shared(self, s: Launch) -> Callable[[LaneFrame], tuple[int, list[tuple[int, int]]]]:
