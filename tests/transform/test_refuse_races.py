@@ -161,3 +161,17 @@ def test_long_loops_are_not_followed():
                 B[0] = i
 
     assert run_passes(f.func, [refuse_races], PassContext()) == f.func
+
+
+def test_what_is_left_of_iterations_that_go_on_to_the_next_is_followed():
+    @T.prim_func
+    def f(B: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(32, 8):
+                if j > 3:
+                    continue
+                B[i] = j
+
+    with pytest.raises(TileLangError) as e:
+        run_passes(f.func, [refuse_races], PassContext())
+    assert e.value.kind == "parallel-overwrite"

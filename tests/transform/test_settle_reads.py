@@ -172,3 +172,50 @@ def test_what_is_an_iterations_own_or_does_not_show_is_left_alone(body):
     f = program(body).func
     got = run_passes(f, [settle_reads], PassContext())
     assert sum(isinstance(x, Alloc) for x in walk(got)) == sum(isinstance(x, Alloc) for x in walk(f))
+
+
+@T.macro
+def sums_read_behind(F, W, G):
+    for i, j in T.Parallel(8, 8):
+        G[i] += F[j]
+        F[i * 8 + j] = G[i]
+
+
+@T.macro
+def sums_read_in_front(F, W, G):
+    for i, j in T.Parallel(8, 8):
+        F[i * 8 + j] = G[i]
+        G[i] += j
+
+
+@T.macro
+def sums_of_sums(F, W, G):
+    for i, j in T.Parallel(8, 8):
+        G[i] += j
+        F[i] += G[i]
+
+
+@pytest.mark.parametrize("body", [sums_read_behind, sums_read_in_front, sums_of_sums], ids=lambda b: b.__name__)
+def test_sums_of_several_iterations_are_not_read_before_they_are_whole(body):
+    """GPUs added up in another order than the tile meaning and the CPU, and each read other partial sums."""
+    with pytest.raises(TileLangError) as e:
+        lower(program(body).func, Target("c"))
+    assert e.value.kind == "parallel-order"
+
+
+@T.macro
+def up_to_forty(F, W, G):
+    for i in T.Parallel(63):
+        if i > 40:
+            continue
+        F[i + 1] = F[i]
+
+
+def test_iterations_that_go_on_to_the_next_are_followed():
+    """Loops with `continue` were passed over: the tile meaning gave old values, the CPU new ones."""
+    a = np.arange(64, dtype=np.int32)
+    want = np.where((a > 0) & (a < 42), a - 1, a)
+    assert np.array_equal(everywhere(program(up_to_forty), a, on=WITH_HOPPER)[1][0], want)
+    with pytest.raises(TileLangError) as e:
+        lower(program(up_to_forty, shared=True).func, Target("c"))
+    assert e.value.kind == "parallel-order"

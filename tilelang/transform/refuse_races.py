@@ -21,6 +21,7 @@ from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, 
 from tilelang.ir.evaluate import evaluate
 
 from .effects import inner, statements
+from .loop_body import drop_continue
 from .pass_ import TILE, PassContext, pass_
 
 register("parallel-overwrite", ValueError, "two T.Parallel iterations store different values in one element",
@@ -39,10 +40,10 @@ def refuse_races(func: Func, cx: PassContext) -> Func:
     what depends on memory or on an argument is passed over.
     """
     for s in statements(func.body):
-        if isinstance(s, Parallel) and not any(isinstance(x, (Break, Continue)) for x in walk(s.body)):
+        if isinstance(s, Parallel):
             extents = [int(e.value) for e in s.extents if is_const(e)]  # type: ignore[attr-defined]
             if len(extents) == len(s.extents) and 1 < math.prod(extents) <= POINTS:
-                _Loop(s, extents).follow(s.body, (), {})
+                _Loop(s, extents).follow(drop_continue(s.body), (), {})
     return func
 
 
@@ -68,8 +69,9 @@ class _Loop:
                 self.follow(s.then, (*conds, (cond, True)), dict(bound))
                 if s.orelse is not None:
                     self.follow(s.orelse, (*conds, (cond, False)), dict(bound))
-            case For() if not (isinstance(s.extent, Const) and s.extent.value > 0):
-                return  # it may not run
+            case For() if not (isinstance(s.extent, Const) and s.extent.value > 0) or any(
+                    isinstance(x, (Break, Continue)) for x in walk(s.body)):
+                return  # it may not run, or not all of it
             case While():
                 return
             case _:

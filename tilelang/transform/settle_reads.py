@@ -26,6 +26,7 @@ from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 
 from .effects import inner
+from .loop_body import drop_continue
 from .pass_ import TILE, PassContext, pass_
 
 register("parallel-order", ValueError, "a T.Parallel iteration reads what another one stores",
@@ -60,9 +61,9 @@ def _of_loop(loop: Parallel) -> Stmt:
     if len(extents) != len(loop.extents) or not 1 < math.prod(extents) <= POINTS:
         return loop
     stored = {x.buffer.data for x in walk(loop.body) if isinstance(x, Store) and x.buffer.scope_name in _SCOPES}
-    if not any(isinstance(x, Load) and x.buffer.data in stored for x in walk(loop.body)) or any(
-            isinstance(x, (Break, Continue)) for x in walk(loop.body)):
+    if not any(isinstance(x, Load) and x.buffer.data in stored for x in walk(loop.body)):
         return loop
+    loop = replace(loop, body=drop_continue(loop.body))
     body = _Body(loop, extents, stored)
     body.follow(loop.body, (), {}, False)
     old: dict[Buffer, Buffer] = {}
@@ -73,7 +74,8 @@ def _of_loop(loop: Parallel) -> Stmt:
             continue
         (w, (one, two)) = found[0]
         late = [x for x in body.accesses if x.stores and x.buffer.data is read.buffer.data and (x.step < read.step or x.again)]
-        if read.buffer.scope_name != _FRAGMENT or late or read.again or not read.buffer.is_static:
+        partial = w.sums and w.shared  # what other passes add up, in an order of their own
+        if read.buffer.scope_name != _FRAGMENT or late or partial or read.again or not read.buffer.is_static:
             name = f"`{read.buffer.name}`" if read.buffer is w.buffer else f"`{read.buffer.name}` and `{w.buffer.name}`"
             raise error("parallel-order", f"iteration ({body.text(two)}) of the parallel loop reads the element of {name} that "
                         f"iteration ({body.text(one)}) stores", found=f"one that iteration ({body.text(one)}) stores",
@@ -112,6 +114,7 @@ class _Access:
     flat: Expr
     stores: bool = False
     sums: bool = False  # a store of the element that its value reads
+    shared: bool = False  # by several iterations
 
 
 @state
@@ -147,7 +150,8 @@ class _Body:
                 if s.orelse is not None:
                     self.follow(s.orelse, (*conds, unary("not", cond)), dict(bound), again)
             case For():
-                runs = isinstance(s.extent, Const) and s.extent.value > 0
+                runs = isinstance(s.extent, Const) and s.extent.value > 0 and not any(
+                    isinstance(x, (Break, Continue)) for x in walk(s.body))
                 self.follow(s.body, conds if runs else (*conds, None), bound, True)
             case While():
                 self.follow(s.body, (*conds, None), bound, True)
@@ -184,7 +188,8 @@ class _Body:
 
     def adds_up(self, r: _Access) -> bool:
         """Whether a store updates the element that is read: F[i] = F[i] + x, which other passes sum over iterations."""
-        same = [w for w in self.accesses if w.stores and w.step == r.step and is_const(simplify(w.flat - r.flat), 0)]
+        same = [w for w in self.accesses if w.stores and w.step == r.step and w.buffer.data is r.buffer.data
+                and is_const(simplify(w.flat - r.flat), 0)]
         for w in same:
             w.sums = True
         return bool(same)
@@ -199,8 +204,7 @@ class _Body:
         writers = np.flatnonzero(live_w)
         order = np.argsort(one[writers], kind="stable")
         places = one[writers][order]
-        if w.sums and (places[1:] == places[:-1]).any():
-            return None  # the sum of several iterations, which other passes form
+        w.shared |= bool((places[1:] == places[:-1]).any())
         readers = np.flatnonzero(live_r)
         for side, step in (("left", 0), ("right", -1)):  # the first and the last iteration that stores there
             k = np.searchsorted(places, two[readers], side) + step  # type: ignore[call-overload]

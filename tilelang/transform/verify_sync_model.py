@@ -17,7 +17,7 @@ from .verify_sync_clocks import Clocks, MBarrier, NamedBarrier, Warp
 from .verify_sync_memory import Memory
 from .verify_sync_plan import Plan
 from .verify_sync_stream import Stream
-from .verify_sync_values import Values, number
+from .verify_sync_values import Marked, Values, number
 
 GROUP = 128
 _MOST_STEPS, _MOST_EXACT = 400_000, 40_000  # events of a run; of one that leaves out no turn
@@ -91,7 +91,7 @@ class Model:
     later: so many more iterations are followed before turns are left out.
     """
 
-    def __init__(self, plan: Plan, values: Values, env: dict[Var, Any], scale: int, width: int = GROUP,
+    def __init__(self, plan: Plan, values: Values, env: dict[Var, Any], scale: int | Marked, width: int = GROUP,
                  whole: int = 1, tiles: int = 3, later: int = 0, every_tile: bool = True) -> None:
         self.plan, self.values, self.scale, self.whole, self.tiles = plan, values, scale, whole, tiles
         self.later, self.every_tile = later, every_tile

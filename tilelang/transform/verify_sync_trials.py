@@ -2,7 +2,9 @@
 
 Block variables, symbols, scalars and numbers read from tensors decide how often loops run.  For each of them that does,
 the model runs with values that make ring loops run 0, 1, 2, S-1, S, S+1 and 2S+1 times (S: stages), so that every phase
-meets every stage at the end and at the start.
+meets every stage at the end and at the start.  Where a loop is left on such a value (`break`, `continue`, `while`), or a branch
+that orders threads is taken, the model also runs with values that do so in the first, the second and the last iteration, in all
+and in none.
 """
 
 from __future__ import annotations
@@ -10,14 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import Bind, For, If, Launch, Load, Node, Seq, Stmt, Var, While
+from tilelang.ir import Binary, Bind, Const, For, If, Launch, Load, Node, Seq, Stmt, Var, While, walk
 
 from .sync_fault import Fault, Found, Undecided
 from .verify_sync_model import GROUP, Model
 from .verify_sync_plan import Plan
-from .verify_sync_values import Values, number
+from .verify_sync_values import Marked, Values, number
 
 _MOST_TRIALS = 12
+_MOST_LEAVING = 16
+# Numbers beside a constant for which a comparison with it holds, and does not.
+_DECIDE = {"lt": (-1, 0), "le": (0, 1), "eq": (0, 1), "ne": (1, 0), "gt": (1, 0), "ge": (0, -1)}
 _ORDINARY = 4096  # of a symbol or scalar that nothing else says of
 _LARGEST = 1 << 16  # of one that drives a loop
 _SCALE = 256  # of numbers read from tensors, unless they drive a loop
@@ -113,22 +118,60 @@ class _Trials:
         self.loops = [s for s, _ in found]
         return tuple(e for _, e in found)
 
-    def all(self) -> list[tuple[dict[Any, int], int]]:
+    def all(self) -> list[tuple[dict[Any, int], int | Marked]]:
         """The ordinary choice, and for each driver those that reach the extents looked for."""
-        out = [(self.base, _SCALE)]
+        out: list[tuple[dict[Any, int], int | Marked]] = [(self.base, _SCALE)]
         s = self.plan.stages
         tiles = any(isinstance(x, For) and self.plan.is_ring_loop(x) and self.plan.is_outer(x) for x in self.plan.nodes)
         # Over several tiles the rings go on wherever they stand: few lengths of the loops inside tell all.
         wants = [0, 1, s + 1] if tiles else sorted({0, 1, 2, s - 1, s, s + 1, 2 * s + 1})
         if not any(isinstance(x, For) and self.plan.is_ring_loop(x) for x in self.plan.nodes):
-            return out
+            return [*out, *self._leaving()]
         drivers: list[Any] = [v for v in self.base if self.most.get(v, 1) > 0]
         for d in [*drivers, *([None] if self.reads else [])]:
             for v in self._values(d, self.most.get(d, _LARGEST), wants):
                 choice = (self.base, v) if d is None else ({**self.base, d: v}, _SCALE)
                 if choice not in out:
                     out.append(choice)
-        return out[:_MOST_TRIALS]
+        return [*out[:_MOST_TRIALS], *[c for c in self._leaving() if c not in out]]
+
+    def _leaving(self) -> list[tuple[dict[Any, int], int | Marked]]:
+        """Choices that leave loops of the rings early, and take and pass by branches that order threads, where numbers read
+        or variables of the launch decide that."""
+        conds: list[Node] = []
+        last = {self.plan.stages}
+        for s in self.plan.nodes:
+            if isinstance(s, If) and self.plan.facts(s)[2]:
+                conds.append(s.cond)
+            elif self.plan.is_ring_loop(s):  # type: ignore[arg-type]
+                found = [x.cond for x in walk(s.body) if isinstance(x, If) and self.plan.leaves(x)]  # type: ignore[attr-defined]
+                conds += [*found, *([s.cond] if isinstance(s, While) else [])]
+                if found and isinstance(s, For) and isinstance(s.extent, Const):
+                    last.add(int(s.extent.value) - 1)
+        bound = {x.var: x.value for x in self.plan.nodes if isinstance(x, Bind)}
+        names, seen = set(), set()
+        pairs: dict[tuple[int, int], None] = {}
+        while conds:
+            for x in walk(conds.pop()):
+                if isinstance(x, Var) and x not in seen:
+                    seen.add(x)
+                    conds += [bound[x]] if x in bound else []
+                elif isinstance(x, Load) and not x.dtype.is_float:
+                    names.add(x.buffer.scope_name)
+                elif isinstance(x, Binary) and x.op in _DECIDE and isinstance(x.b, Const) and x.b.dtype.is_int:
+                    yes, no = _DECIDE[x.op]
+                    pairs[int(x.b.value) + yes, int(x.b.value) + no] = None
+        places = sorted({0, 1, *sorted(last)[-2:]})
+        out: list[tuple[dict[Any, int], int | Marked]] = []
+        if "global" in names:
+            out += [(self.base, v) for v in (0, 1, self.plan.stages + 1)]
+            for yes, no in list(pairs)[:3]:
+                out += [(self.base, Marked(p, *held)) for p, *held in (
+                    *((p, yes, no) for p in places), (-1, no, yes), (-1, yes, no))]
+        for v in self.base:
+            if v in seen and self.most.get(v, 1) > 0 and v not in self.plan.launch.block_vars:
+                out += [({**self.base, v: n}, _SCALE) for n in places if self.launches(v, n)]
+        return out[:_MOST_LEAVING]
 
     def _values(self, driver: Any, most: int, wants: list[int]) -> list[int]:
         known: dict[int, tuple[Any, ...]] = {}
@@ -178,6 +221,13 @@ _WAYS = ((1, 0, True), (1, 1, True), (1, 2, True), (1, 3, True), (1 << 12, 0, Fa
 _EXACT = 4  # first of the ways that leave out no turn
 
 
+def _told(scale: int | Marked) -> str:
+    """What a trial takes tensors to hold."""
+    if isinstance(scale, Marked):
+        return f"{scale.there} at place {scale.place} and {scale.elsewhere} elsewhere"
+    return f"{scale}, {2 * scale}, {3 * scale}, ..." if scale else "0"
+
+
 def check_model(launch: Launch, nodes: list[Node]) -> tuple[str, list[Fault]]:
     """(one-paragraph verdict, faults found) of the model for a launch."""
     plan = Plan(launch, nodes)
@@ -203,6 +253,10 @@ def check_model(launch: Launch, nodes: list[Node]) -> tuple[str, list[Fault]]:
                         way = way + 1 if e.fault.stuck else max(way + 1, _EXACT)
                     elif e.fault.stuck and width == GROUP:
                         width = 32
+                    elif scale != _SCALE:
+                        f = e.fault
+                        raise Found(Fault(f"{f.message} (where numbers read from tensors are {_told(scale)})", f.span, f.other,
+                                          f.exact, f.stuck)) from None
                     else:
                         raise
             runs, cut, accesses = runs + 1, cut or model.cut, accesses + sum(b.accesses for b in model.blocks)

@@ -46,8 +46,20 @@ def one(value: Any, what: str) -> int:
     return int(value)
 
 
-def number(scale: int, at: tuple[Any, ...]) -> int:
-    """The whole number that a tensor is taken to hold somewhere: growing by `scale` along it."""
+@record
+class Marked:
+    """What a tensor is taken to hold where loops are left on what is read: `there` at one place of its last dimension,
+    `elsewhere` at the others."""
+
+    place: int
+    there: int
+    elsewhere: int
+
+
+def number(scale: int | Marked, at: tuple[Any, ...]) -> int:
+    """The whole number that a tensor is taken to hold somewhere: growing by `scale` along it, or as it is marked."""
+    if isinstance(scale, Marked):
+        return scale.there if at and int(at[-1]) == scale.place else scale.elsewhere
     flat = 0
     for i in at:
         flat = flat * 64 + int(i)
