@@ -177,7 +177,7 @@ def test_what_is_an_iterations_own_or_does_not_show_is_left_alone(body):
 @T.macro
 def sums_read_behind(F, W, G):
     for i, j in T.Parallel(8, 8):
-        G[i] += F[j]
+        G[i] += j + 1
         F[i * 8 + j] = G[i]
 
 
@@ -185,22 +185,30 @@ def sums_read_behind(F, W, G):
 def sums_read_in_front(F, W, G):
     for i, j in T.Parallel(8, 8):
         F[i * 8 + j] = G[i]
-        G[i] += j
+        G[i] += j + 1
 
 
 @T.macro
 def sums_of_sums(F, W, G):
     for i, j in T.Parallel(8, 8):
-        G[i] += j
-        F[i] += G[i]
+        G[i] += W[i, j]
+        G[i + 8] += G[i]
 
 
-@pytest.mark.parametrize("body", [sums_read_behind, sums_read_in_front, sums_of_sums], ids=lambda b: b.__name__)
-def test_sums_of_several_iterations_are_not_read_before_they_are_whole(body):
-    """GPUs added up in another order than the tile meaning and the CPU, and each read other partial sums."""
-    with pytest.raises(TileLangError) as e:
-        lower(program(body).func, Target("c"))
-    assert e.value.kind == "parallel-order"
+SUMS = np.cumsum(np.arange(8) + 1)
+SUMS_OF_F = np.cumsum(np.arange(64).reshape(8, 8), 1)
+
+
+@pytest.mark.parametrize("threads", [32, 128])
+@pytest.mark.parametrize("body, f, g", [
+    (sums_read_behind, np.tile(SUMS, 8), [36] * 8 + [0] * 8),
+    (sums_read_in_front, np.tile(SUMS - np.arange(8) - 1, 8), [36] * 8 + [0] * 8),
+    (sums_of_sums, np.arange(64), [*SUMS_OF_F[:, -1], *SUMS_OF_F.sum(1)]),
+], ids=["behind", "in front", "of sums"])
+def test_sums_of_several_iterations_are_seen_as_far_as_they_are_formed(body, f, g, threads):
+    """GPUs did a statement for a whole vector of iterations before the next one, and read what those further on had added."""
+    out = everywhere(program(body, threads), np.arange(64, dtype=np.int32), on=WITH_HOPPER)[1]
+    assert np.array_equal(out[0], f) and np.array_equal(out[1, :16], g)
 
 
 @T.macro

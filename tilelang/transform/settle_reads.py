@@ -74,8 +74,7 @@ def _of_loop(loop: Parallel) -> Stmt:
             continue
         (w, (one, two)) = found[0]
         late = [x for x in body.accesses if x.stores and x.buffer.data is read.buffer.data and (x.step < read.step or x.again)]
-        partial = w.sums and w.shared  # what other passes add up, in an order of their own
-        if read.buffer.scope_name != _FRAGMENT or late or partial or read.again or not read.buffer.is_static:
+        if read.buffer.scope_name != _FRAGMENT or late or read.again or not read.buffer.is_static:
             name = f"`{read.buffer.name}`" if read.buffer is w.buffer else f"`{read.buffer.name}` and `{w.buffer.name}`"
             raise error("parallel-order", f"iteration ({body.text(two)}) of the parallel loop reads the element of {name} that "
                         f"iteration ({body.text(one)}) stores", found=f"one that iteration ({body.text(one)}) stores",
@@ -114,7 +113,6 @@ class _Access:
     flat: Expr
     stores: bool = False
     sums: bool = False  # a store of the element that its value reads
-    shared: bool = False  # by several iterations
 
 
 @state
@@ -204,7 +202,8 @@ class _Body:
         writers = np.flatnonzero(live_w)
         order = np.argsort(one[writers], kind="stable")
         places = one[writers][order]
-        w.shared |= bool((places[1:] == places[:-1]).any())
+        if w.sums and (places[1:] == places[:-1]).any():
+            return None  # the sum of several iterations, which one thread forms in order: what they read of it is known
         readers = np.flatnonzero(live_r)
         for side, step in (("left", 0), ("right", -1)):  # the first and the last iteration that stores there
             k = np.searchsorted(places, two[readers], side) + step  # type: ignore[call-overload]

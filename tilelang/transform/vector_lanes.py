@@ -27,7 +27,7 @@ def emit_lanes(lw: Any, loop: Loop, s: Stmt) -> Stmt:
             not depends(s.extent, var) and not any(isinstance(x, (Break, Continue)) for x in walk(s.body)):
         # What leaves an iteration early leaves it for one lane alone: such a loop is run lane after lane.
         return lw.loop_stmt(s, lambda body: emit_lanes(lw, loop, body))
-    if isinstance(s, Seq) and all(_splits(x) for x in s.stmts):
+    if isinstance(s, Seq) and all(_splits(x) for x in s.stmts) and not _shared_by_lanes(s, var):
         return seq(*[emit_lanes(lw, loop, x) for x in s.stmts])
     return _leaf(lw, loop, s)
 
@@ -36,6 +36,17 @@ def _splits(s: Stmt) -> bool:
     """Whether a statement may be run for all lanes before the next one: no private state crosses statements."""
     return not any(isinstance(x, (Bind, Alloc, Evaluate, While, Break)) or
                    (isinstance(x, Store) and x.buffer.scope_name in ("local", "local.var")) for x in walk(s))
+
+
+def _shared_by_lanes(s: Seq, var: Var) -> bool:
+    """Whether a statement stores an element that is one for several lanes and another one touches it: a sum that is looked
+    at while it is formed, in the order of the lanes."""
+    for x in s.stmts:
+        shared = {y.buffer.data for y in walk(x) if isinstance(y, Store) and not any(depends(i, var) for i in y.indices)}
+        if shared and any(isinstance(z, (Load, Store, AddressOf)) and z.buffer.data in shared
+                          for y in s.stmts if y is not x for z in walk(y)):
+            return True
+    return False
 
 
 def _has_fragment_load(e: Node) -> bool:
