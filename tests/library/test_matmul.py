@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilelang.library import grouped_matmul, matmul, matmul_plan, tiles
+from tilelang.library import grouped_matmul, matmul, matmul_plan, tile_shapes, tiles
 
 E4, E5 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53, "int32": 0.0}
@@ -46,7 +46,7 @@ def test_orders_of_storage(on, element, ta, tb):
 @pytest.mark.parametrize("ta, tb", [(False, False), (False, True), (True, False), (True, True)])
 def test_few_rows_by_tiles_that_are_not_turned(ta, tb, monkeypatch):
     """As products of more rows have them; the other tests here have turned ones on sm_90a."""
-    monkeypatch.setattr(tiles, "_FEW_ROWS", 0)
+    monkeypatch.setattr(tile_shapes, "_FEW_ROWS", 0)
     a, b = normal((69, 104), ml_dtypes.bfloat16), normal((104, 88), ml_dtypes.bfloat16, 1)
     got = matmul(a.T.copy() if ta else a, b.T.copy() if tb else b, transpose_a=ta, transpose_b=tb, **PLACES["sm_90a"])
     check(got, wide(a), wide(b))
