@@ -63,7 +63,7 @@ def private_tiles(st: State, s: Scope) -> Nodes | None:
     if form == "in":
         good = [x for x in s.buffers if x.scope in ("global", "shared", "shared") and x.readable and not x.base
                 and x.shape[-1] >= n and holds(b, x)]
-        wanted = st.pick(["global", "shared"])
+        wanted = st.pick(["global", "global", "shared"])
         if good:
             src = st.pick([x for x in good if x.scope == wanted] or good)
             p = Point(st, s, [("tx", st.threads)], [])
