@@ -65,7 +65,7 @@ def free(clear_first=False, **o):
             part, total = T.alloc_fragment((bm, bn), "float32"), T.alloc_fragment((bm, bn), "float32")
             row = T.alloc_fragment((bm,), "float32")
             T.clear(total)
-            for ko in T.Pipelined(by - lag if triangular else blocks, num_stages=stages):
+            for ko in T.Pipelined((by if triangular else blocks) - lag, num_stages=stages):
                 T.copy(A[by * bm, ko * bk], As)
                 T.copy(B[bx * bn, ko * bk], Bs)
                 for i in T.Parallel(bm):
@@ -120,6 +120,13 @@ def test_numbers_of_iterations_known_at_run_time(threads, bm, lag):
     seen = np.arange(k)[None, :] < (np.arange(m)[:, None] // bm - lag) * 128
     want = (a.astype(float) * s.repeat(128, 1) * seen) @ b.astype(float).T
     assert np.array_equal(got, want)
+
+
+def test_a_number_below_zero_is_no_iteration():
+    program = compiled(free(m=128, k=128, lag=2))
+    a, b, s = inputs(128, 64, 128, 1)
+    got = run_device(program, {"A": a, "B": b, "S": s, "C": np.ones((128, 64), np.float32)}).outputs["C"]
+    assert not got.any() and "warp groups" in str(program.kernels[0].launch.attr("pipeline_report"))
 
 
 @pytest.mark.parametrize("what, program", [

@@ -142,7 +142,7 @@ def alternate(r: RoleLoop, parts: Parts) -> list[Stmt]:
     first, extent, lead = convert(r.loop.start), convert(r.loop.extent), staggered(r)
     made: list[Stmt] = [Alloc(parts.second), *(Alloc(b) for _, b in twins)]
     if isinstance(extent, Const):
-        whole, left = divmod(int(extent.value), TURN)
+        whole, left = divmod(max(0, int(extent.value)), TURN)
         out = list(made)
         if lead and whole:
             out.append(wait_for_turn(r))
