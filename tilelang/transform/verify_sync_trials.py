@@ -139,37 +139,44 @@ class _Trials:
         """Choices that leave loops of the rings early, and take and pass by branches that order threads, where numbers read
         or variables of the launch decide that."""
         conds: list[Node] = []
+        branches: list[Node] = []
         last = {self.plan.stages}
         for s in self.plan.nodes:
             if isinstance(s, If) and self.plan.facts(s)[2]:
-                conds.append(s.cond)
+                branches.append(s.cond)
             elif self.plan.is_ring_loop(s):  # type: ignore[arg-type]
                 found = [x.cond for x in walk(s.body) if isinstance(x, If) and self.plan.leaves(x)]  # type: ignore[attr-defined]
                 conds += [*found, *([s.cond] if isinstance(s, While) else [])]
                 if found and isinstance(s, For) and isinstance(s.extent, Const):
                     last.add(int(s.extent.value) - 1)
         bound = {x.var: x.value for x in self.plan.nodes if isinstance(x, Bind)}
-        names, seen = set(), set()
+        reads, used = False, set()
         pairs: dict[tuple[int, int], None] = {}
-        while conds:
-            for x in walk(conds.pop()):
-                if isinstance(x, Var) and x not in seen:
-                    seen.add(x)
-                    conds += [bound[x]] if x in bound else []
-                elif isinstance(x, Load) and not x.dtype.is_float:
-                    names.add(x.buffer.scope_name)
-                elif isinstance(x, Binary) and x.op in _DECIDE and isinstance(x.b, Const) and x.b.dtype.is_int:
-                    yes, no = _DECIDE[x.op]
-                    pairs[int(x.b.value) + yes, int(x.b.value) + no] = None
-        places = sorted({0, 1, *sorted(last)[-2:]})
+        for cond in (*conds, *branches):
+            parts, names, asked = [cond], set(), []
+            while parts:
+                for x in walk(parts.pop()):
+                    if isinstance(x, Var) and x not in names:
+                        names.add(x)
+                        parts += [bound[x]] if x in bound else []
+                    elif isinstance(x, Load) and not x.dtype.is_float and x.buffer.scope_name == "global":
+                        names.add(x.buffer.data)
+                    elif isinstance(x, Binary) and x.op in _DECIDE and isinstance(x.b, Const) and x.b.dtype.is_int:
+                        yes, no = _DECIDE[x.op]
+                        asked.append((int(x.b.value) + yes, int(x.b.value) + no))
+            used |= names
+            if any(v.dtype.is_handle for v in names):  # numbers of a tensor
+                reads = True
+                pairs.update(dict.fromkeys(asked))
+        places = sorted({0, 1, *sorted(last)[-2:]}) if conds else [0]
         out: list[tuple[dict[Any, int], int | Marked]] = []
-        if "global" in names:
+        if reads:
             out += [(self.base, v) for v in (0, 1, self.plan.stages + 1)]
             for yes, no in list(pairs)[:3]:
                 out += [(self.base, Marked(p, *held)) for p, *held in (
                     *((p, yes, no) for p in places), (-1, no, yes), (-1, yes, no))]
         for v in self.base:
-            if v in seen and self.most.get(v, 1) > 0 and v not in self.plan.launch.block_vars:
+            if v in used and self.most.get(v, 1) > 0 and v not in self.plan.launch.block_vars:
                 out += [({**self.base, v: n}, _SCALE) for n in places if self.launches(v, n)]
         return out[:_MOST_LEAVING]
 
