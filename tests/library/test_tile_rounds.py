@@ -77,6 +77,9 @@ def test_tiles_offered_for_several_rounds():
     assert not any(t.turned or t.wide or t.bn % 16 for t in many)
     t = choose_tile(H200, lined(8496, 608, 3264, "nn"))
     assert t.turned and t.staged and t.bm == 128
+    t = choose_tile(H200, lined(1920, 1080, 2048, "nn"))
+    assert (t.bm, t.bn, t.wide) == (192, 96, 128)
+    assert choose_tile(H200, lined(14696, 6808, 224, "nt")).threads > 128  # 128x160 by one group took 129 us, 192x192 104
 
 
 @pytest.mark.parametrize("shape, size, rows", [((14288, 1048, 2064, "nt"), (192, 160, 4, 384), True),

@@ -50,7 +50,8 @@ _TOGETHER, _TOGETHER_NEAR = 2000, 300
 _STAGED, _STAGED_APART, _TURNED, _TURNED_SUMS, _MOVED_SUMS, _APART = 0.055, 0.3, 0.28, 0.25, 0.54, 0.12
 # Cycles of each round but the last, part of a tile's stores that a round adds, what they cost in rows across sectors.
 _ROUND, _STORED, _STORED_ACROSS = 875, 0.67, 1.57
-_LONE = 0.5  # of what a tile costs beside its loop, where one group computes: what each round but the first adds
+# Of what a tile costs beside its loop, where one group computes 64 rows, 128: what each round but the first adds.
+_LONE, _LONE_TALL = 0.5, 0.75
 _MOVED = 1.06  # loads of tiles that are moved
 _ALIKE = 1.01  # prices that are not told apart
 _WARM, _KEPT = 1.78, 0.7  # how much faster what L2 keeps is there again, up to what part of it
@@ -116,7 +117,7 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
     if chip.kind == "wgmma" and t.threads > 128:  # the loads of the next tile and one group's products hide the rest
         outside += (rounds - 1) * (_ROUND + _STORED * stores + leaving)
     elif chip.kind == "wgmma":
-        outside *= 1 + (rounds - 1) * _LONE
+        outside *= 1 + (rounds - 1) * (_LONE if t.bm == 64 else _LONE_TALL)
     else:
         outside *= ceil(rounds / resident)
     cycles = rounds * depth * (stage + late) + outside
@@ -324,7 +325,7 @@ def choose_tile(chip: Chip, p: Problem) -> Tile:
     if not priced:
         raise ValueError(f"no tile of {chip.kind} suits {p}")
     best, own, _ = min(priced, key=lambda x: x[:2])
-    near = [(t.parts, x if own < best else (t.bm + t.loaded) / (t.bm * t.bn), t.bk, not t.moved, -t.threads, seconds, k)
+    near = [(t.parts, x if own < best else (t.bm + t.bn) / (t.bm * t.bn), t.bk, not t.moved, -t.threads, seconds, k)
             for k, (seconds, x, t) in enumerate(priced) if seconds <= _ALIKE * best]
     seconds, _, t = priced[min(near)[-1]]
     return replace(by_rows(chip, p, t), seconds=seconds)
