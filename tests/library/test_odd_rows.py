@@ -30,6 +30,7 @@ ROWS = {
     "float8": Rows(0, 7, 130, 0, 130, 256, "float8_e4m3fn"), "words": Rows(0, 5, 9, 0, 9, 12, "float32"),
     "one_row": Rows(0, 1, 3, 0, 3, 8, "float16"), "a_word": Rows(0, 1, 2, 0, 2, 8, "float16"),
     "many_blocks": Rows(0, 41, 1025, 0, 1031, 1088, "float16"),
+    "whole_blocks_and_a_rest": Rows(0, 257, 9, 0, 9, 16, "float16"), "whole_blocks": Rows(0, 256, 16, 0, 16, 16, "float16"),
 }
 
 

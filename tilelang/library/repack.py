@@ -73,7 +73,8 @@ class Rows:
 
     @property
     def blocks(self) -> int:
-        return max(1, ceil(self.vectors / (_EACH)))
+        """The last one is not full where elements are left behind the vectors: it copies them."""
+        return self.vectors // _EACH + 1 if self.bytes % 4 else ceil(self.vectors / _EACH)
 
     def place(self, row: Any, column: Any) -> tuple[Any, ...]:
         """Index of an element of row `row` of all matrices."""
