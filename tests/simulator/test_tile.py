@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sim_programs import alloc, program
 
+import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.simulator import run_tile
 
@@ -356,3 +357,18 @@ def test_every_tile_op_has_a_reference():
 
     assert len(TILE_OPS) >= 7
     assert not [name for name, cls in TILE_OPS.items() if not callable(getattr(cls, "reference", None))]
+
+
+def test_safe_values_are_those_of_their_own_kernel():
+    """A kernel in front of another one that reads outside the same tensor."""
+    @T.prim_func
+    def later(A: T.Tensor((4,), "int32"), B: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            T.annotate_safe_value({A: 3})
+        with T.Kernel(1, threads=32):
+            S = T.alloc_shared((8,), "int32")
+            T.copy(A[0:8], S)
+            T.copy(S, B)
+
+    got = run_tile(later.func, {"A": np.full(4, 5, np.int32), "B": np.full(8, 9, np.int32)})["B"]
+    assert got.tolist() == [5] * 4 + [0] * 4

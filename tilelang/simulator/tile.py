@@ -335,8 +335,7 @@ class TileCompiler(StmtCompiler):
 
     def compile_launch(self, s: Launch) -> Action:
         self.threads, self.sources = s.num_threads, s.attr("import_source") or ()
-        for b, v in s.attr("safe_values") or ():
-            self.safe[id(b)] = self.expr(v)
+        self.safe = {id(b): self.expr(v) for b, v in s.attr("safe_values") or ()}  # a kernel's own
         self.maps, self.space = launch_maps(s), space_of(s)
         self.roles = roles = roles_of(s)
         self.members, self.part = tuple(range(len(roles))), Parting(s)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import Binary, Bind, Const, For, If, Launch, Load, Node, Seq, Stmt, Var, While, walk
+from tilelang.ir import Binary, Bind, Call, Const, For, If, Launch, Load, Node, Seq, Stmt, Var, While, walk
 
 from .sync_fault import Fault, Found, Undecided
 from .verify_sync_model import GROUP, Model
@@ -143,7 +143,8 @@ class _Trials:
         last = {self.plan.stages}
         for s in self.plan.nodes:
             if isinstance(s, If) and self.plan.facts(s)[2]:
-                branches.append(s.cond)
+                if not any(isinstance(x, Call) and x.op == "thread_return" for x in walk(s)):  # the model cannot follow it
+                    branches.append(s.cond)
             elif self.plan.is_ring_loop(s):  # type: ignore[arg-type]
                 found = [x.cond for x in walk(s.body) if isinstance(x, If) and self.plan.leaves(x)]  # type: ignore[attr-defined]
                 conds += [*found, *([s.cond] if isinstance(s, While) else [])]
