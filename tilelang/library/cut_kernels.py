@@ -8,40 +8,36 @@ from .matmul_kernels import Form, leave
 from .padded import Copies, product_of_copies
 
 
+@T.macro
+def piece(f, neighbour, A, B, bias, sa, sb, C, bx, by, bz):
+    """A block's tile of one piece.  neighbour: what its launch tells the other, before anything else."""
+    t = f.tile
+    As = T.alloc_shared(f.left_tile, f.types[t.turned])
+    Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
+    Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
+    T.use_swizzle(t.panel)
+    neighbour()
+    T.clear(Cf)
+    for ko in T.Pipelined(f.steps, num_stages=t.stages):
+        T.copy(f.left(A, B, bz, f.row(by), ko * t.bk), As)
+        T.copy(f.right(A, B, bz, ko * t.bk, f.column(bx)), Bs)
+        T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+    leave(f, f.m, Cf, (bx, by, bz), bias, sa, sb, C)
+
+
 def gemm_cut(f: Form, copies: Copies = (None, None)) -> Any:
     """One accumulator; f.cut says where its second tile begins.  (A, B, bias, sa, sb, C).
 
     The second launch sets itself up while the first runs: its blocks come where the first has none left, and wait for its end.
     """
-    whole, (f, g) = f, f.pieces
-    t, u = f.tile, g.tile
+    whole, (first, rest) = f, f.pieces
 
     @T.macro
     def product(A, B, bias, sa, sb, C):
-        with T.Kernel(*f.tiles(f.m), f.batch or 1, threads=t.threads) as (bx, by, bz):
-            As = T.alloc_shared(f.left_tile, f.types[t.turned])
-            Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
-            Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
-            T.use_swizzle(t.panel)
-            T.pdl_trigger()
-            T.clear(Cf)
-            for ko in T.Pipelined(f.steps, num_stages=t.stages):
-                T.copy(f.left(A, B, bz, f.row(by), ko * t.bk), As)
-                T.copy(f.right(A, B, bz, ko * t.bk, f.column(bx)), Bs)
-                T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
-            leave(f, f.m, Cf, (bx, by, bz), bias, sa, sb, C)
-        with T.Kernel(*g.tiles(g.m), g.batch or 1, threads=u.threads) as (bx, by, bz):
-            As = T.alloc_shared(g.left_tile, g.types[u.turned])
-            Bs = T.alloc_shared(g.right_tile, g.types[not u.turned])
-            Cf = T.alloc_fragment((u.bm, u.bn), g.types[3])
-            T.use_swizzle(u.panel)
-            T.pdl_sync()
-            T.clear(Cf)
-            for ko in T.Pipelined(g.steps, num_stages=u.stages):
-                T.copy(g.left(A, B, bz, g.row(by), ko * u.bk), As)
-                T.copy(g.right(A, B, bz, ko * u.bk, g.column(bx)), Bs)
-                T.gemm(As, g.columns_of(Bs), Cf, transpose_A=g.t_left, transpose_B=g.t_right)
-            leave(g, g.m, Cf, (bx, by, bz), bias, sa, sb, C)
+        with T.Kernel(*first.tiles(first.m), first.batch or 1, threads=first.tile.threads) as (bx, by, bz):
+            piece(first, T.pdl_trigger, A, B, bias, sa, sb, C, bx, by, bz)
+        with T.Kernel(*rest.tiles(rest.m), rest.batch or 1, threads=rest.tile.threads) as (bx, by, bz):
+            piece(rest, T.pdl_sync, A, B, bias, sa, sb, C, bx, by, bz)
 
     if any(copies):
         return product_of_copies(whole, whole.m, product, copies)
