@@ -24,6 +24,7 @@ import numpy as np
 import tilelang.language as T
 
 LOG2E = 1.4426950408889634
+LAG = 8.0  # `top` follows the scores when weights would pass 2^8: far below what a float16 holds
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ def absorb(S, P, acc, top, before, factor, total, part, c):
     """Take the weights of a tile of scores S: into P (16 bit), `total` and, as a factor per row, into `acc`."""
     rows, keys = S.shape
     T.copy(top, before)
-    T.reduce_max(S, top, dim=1, clear=False)
+    T.reduce_max(S, top, dim=1)
+    for i in T.Parallel(rows):
+        top[i] = T.if_then_else((top[i] - before[i]) * c > LAG, top[i], before[i])
     for i in T.Parallel(rows):
         factor[i] = T.exp2((before[i] - top[i]) * c)
     for i, j in T.Parallel(rows, keys):

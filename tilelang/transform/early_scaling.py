@@ -17,6 +17,7 @@ whose accumulators these are had the first half of the exponentials to end.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from tilelang.ir import (Buffer, Call, Const, Evaluate, For, If, Launch, Load, Stmt, Store, Var, const, fresh, free_vars,
@@ -25,6 +26,7 @@ from tilelang.ir.expr import AddressOf
 from tilelang.target.register_forms import form_of
 
 from .effects import effects
+from .lazy_scaling import lazy_scaling
 from .rings import do
 
 
@@ -62,7 +64,12 @@ def _reordered(body: list[Stmt]) -> list[Stmt] | None:
     if any(isinstance(c, Call) and c.op in ("wgmma", "wgmma_commit") for s in between for c in walk(s)):
         return None  # the wait is for these products too
     first, second, third = parts
-    after = do("wgmma_hold", AddressOf(factor, (const(0),)), count=min(2, factor.size))
+    lazy = lazy_scaling(body, scaled, mapped, factor)
+    if lazy is None:
+        after = do("wgmma_hold", AddressOf(factor, (const(0),)), count=min(2, factor.size))
+    else:
+        after, moved = copy(body[held]), [*moved[:-1], *lazy.branch]
+        between = [lazy.rest.get(i, body[i]) for i in range(mapped + 1, waits)]
     return [*body[:held], *body[held + 1:mapped], first, body[held], *moved, second, after, third, *between, *body[scaled + 1:]]
 
 

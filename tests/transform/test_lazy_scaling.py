@@ -1,0 +1,140 @@
+"""Accumulators scaled only where a maximum moved: which programs, that they mean the same, and NaN and rows without keys."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import tilelang.transform.early_scaling as early
+from tilelang.codegen.cuda import print_kernel
+from tilelang.ir import Binary, Call, For, Load, Select, Store, binary, replace, rewrite, walk
+from tilelang.library.flash_attention_kernels import LAG, Mask, Sizes, Tile, dense_attention
+from tilelang.simulator import run_device
+from tilelang.target import Target
+from tilelang.transform import pipeline
+
+passes = sys.modules["tilelang.transform.product_registers"]
+SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
+FAST = {"tl.enable_fast_math": True}
+SEQ, DIM = 320, 64
+
+
+def program(causal=False):
+    strides = [(SEQ * DIM, SEQ * DIM, DIM, 1)] * 4
+    return dense_attention(Sizes(1, SEQ, SEQ, 1, 1, DIM, DIM), strides, "bhsd", "float16", Mask(None, 0 if causal else None),
+                           Tile(128, 64, 2, 256), True)
+
+
+def lowered(causal=False):
+    return pipeline.lower(program(causal).func, SM90A, FAST)
+
+
+def votes(kernel):
+    return sum(isinstance(x, Call) and x.op == "any_sync" for x in walk(kernel.launch.body))
+
+
+def tensors(scores):
+    """Q, K, V: keys of a tile of 64 are `scores` times a direction that the queries of odd rows share."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.normal(size=(1, 1, SEQ, DIM)).astype(np.float16) for _ in (0, 1, 2))
+    q[..., 0], k[..., 0] = np.where(np.arange(SEQ) % 3 == 1, 8, 0), np.repeat(scores, 64)
+    return q, k, v
+
+
+def reference(q, k, v, scale, causal):
+    q, k, v = (x.astype(np.float64)[0, 0] for x in (q, k, v))
+    s = q @ k.T * scale
+    if causal:
+        s = np.where(np.tril(np.ones(s.shape, bool)), s, -np.inf)
+    top = s.max(1, keepdims=True)
+    p = np.exp(s - top)
+    return p @ v / p.sum(1, keepdims=True), np.log(p.sum(1)) + top[:, 0]
+
+
+def run(made, q, k, v, scale):
+    out = run_device(made, [q, k, v, scale, np.zeros_like(q), np.zeros((1, 1, SEQ), np.float32)]).outputs
+    return out["O"][0, 0], out["LSE"][0, 0]
+
+
+@pytest.mark.parametrize("causal, scores", [(False, (0, 9, 3, 40, 41)), (True, (0, 9, 3, 40, 41)), (False, (40, 0, 0, 9, 40))])
+def test_maxima_that_rise_late_in_some_rows(monkeypatch, causal, scores):
+    """8 * 31 * scale is beyond 2^8, 8 * 9 * scale is not: some warps scale in some steps, none in most."""
+    q, k, v = tensors(scores)
+    scale = DIM**-0.5
+    made = lowered(causal)
+    assert votes(made.kernels[0]) == 1
+    got = run(made, q, k, v, scale)
+    out, lse = reference(q, k, v, scale, causal)
+    assert np.abs(got[0] - out).max() <= 6 * 2**-11 * np.abs(v).max() and np.abs(got[1] - lse).max() <= 1e-3
+    monkeypatch.setattr(early, "lazy_scaling", lambda *_: None)
+    always = lowered(causal)
+    assert votes(always.kernels[0]) == 0
+    assert all(np.array_equal(a, b) for a, b in zip(got, run(always, q, k, v, scale), strict=True))
+
+
+def test_not_a_number_goes_through():
+    q, k, v = tensors((0, 9, 3, 40, 41))
+    q[0, 0, 5, 3] = np.nan
+    got, lse = run(lowered(), q, k, v, DIM**-0.5)
+    bad = np.zeros(SEQ, bool)
+    bad[5] = True
+    assert np.array_equal(np.isnan(got).any(1), bad) and np.array_equal(np.isnan(lse), bad)
+
+
+def test_the_text_has_one_branch_around_factor_sum_and_accumulators():
+    text = print_kernel(lowered().kernels[0], fast_math=True)
+    loop = text[text.index("for (int k = 1;"):]
+    branch = loop[loop.index("if (moved != 0) {"):]
+    branch = branch[:branch.index("tl::scale_acc(factor_moved") + 40]
+    wanted = ("factor_moved[r] = tl::fast_exp2(", "total[r] = total[r] * factor_moved[r];", "tl::scale_acc(factor_moved")
+    assert [x for x in wanted if x not in branch] == []
+    assert "total[r] = total[r] + more[r];" in loop[loop.index(branch) + len(branch):]
+
+
+def changed(monkeypatch, edit):
+    """Votes of the kernel whose statements are edited in front of early_scaling."""
+    kept = passes.early_scaling
+    monkeypatch.setattr(passes, "early_scaling",
+                        lambda launch: kept(replace(launch, body=rewrite(launch.body, edit))))
+    return votes(lowered().kernels[0])
+
+
+def is_row(s, name):
+    return isinstance(s, For) and isinstance(s.body, Store) and s.body.buffer.name == name
+
+
+def test_a_maximum_that_follows_every_score_is_scaled_at_every_step(monkeypatch):
+    def follow(s):
+        if is_row(s, "top") and isinstance(s.body.value, Select):
+            return replace(s, body=replace(s.body, value=binary("max", s.body.value.a, s.body.value.b)))
+        return None
+
+    assert changed(monkeypatch, lambda s: None) == 1
+    assert changed(monkeypatch, follow) == 0
+
+
+def test_other_uses_of_the_factor_keep_it(monkeypatch):
+    def squared(s):
+        if is_row(s, "total") and isinstance(s.body.value, Binary):
+            return replace(s, body=replace(s.body, value=binary("mul", s.body.value, s.body.value)))
+        return None
+
+    assert changed(monkeypatch, squared) == 0
+
+
+def test_a_total_that_is_read_in_between_is_not_scaled_early(monkeypatch):
+    totals = []
+
+    def read(s):
+        if is_row(s, "total"):
+            totals[:] = [s.body.buffer]
+        if is_row(s, "more") and isinstance(s.body.value, Load) and totals:
+            value = binary("add", s.body.value, Load(totals[0], (s.var,), totals[0].dtype))
+            return replace(s, body=replace(s.body, value=value))
+        return None
+
+    assert changed(monkeypatch, read) == 0
+
+
+def test_the_lag_is_far_below_what_weights_hold():
+    assert 2.0**LAG * 64 < 65504
