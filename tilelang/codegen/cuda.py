@@ -10,39 +10,9 @@ import re
 from typing import Any, Protocol
 
 from tilelang.errors import InternalError
-from tilelang.ir import (
-    AddressOf,
-    Alloc,
-    Assert,
-    Binary,
-    Bind,
-    Broadcast,
-    Buffer,
-    Call,
-    Cast,
-    Const,
-    Expr,
-    For,
-    If,
-    Launch,
-    Load,
-    Ramp,
-    Select,
-    Shuffle,
-    Span,
-    Store,
-    StringConst,
-    Unary,
-    Var,
-    binary,
-    const,
-    dtype,
-    follows_addresses,
-    is_const,
-    rebuild,
-    stmts_of,
-    walk,
-)
+from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Broadcast, Buffer, Call, Cast, Const, Expr, For, If, Launch,
+                         Load, Ramp, Select, Shuffle, Span, Store, StringConst, Unary, Var, binary, const, dtype,
+                         follows_addresses, is_const, rebuild, statements, stmts_of, walk)
 from tilelang.target import INTRINSICS
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
 from tilelang.target.cluster import cluster_of
@@ -55,7 +25,7 @@ from .hopper import HopperCalls, tensor_map_parameters
 from .own_registers import declared_registers
 from .prelude import device_header
 from .tight_loops import TightLoops
-from .wgmma import below, borrows, multiplies
+from .wgmma import borrows, multiplies
 
 SHARED_SCOPES = ("shared", "shared.dyn", "shared.barrier")
 _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
@@ -224,7 +194,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CLikePrinter):
         if packed is None:
             self.plain_for(s)
             own = s.kind == "serial" and self.launch.attr("own_values")
-            if own and multiplies(s) and not any(map(multiplies, below(s.body))):
+            if own and multiplies(s) and not any(map(multiplies, statements(s.body))):
                 self.afresh()
         else:
             self.source_comment(next(iter(stmts_of(s.body))).span)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Const, Evaluate, For, If, Seq, Stmt, While, const, stmts_of, with_attrs
+from tilelang.ir import AddressOf, Call, Const, Evaluate, For, Stmt, const, statements, stmts_of, with_attrs
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
 
 from .c_like import POSTFIX, Text
@@ -222,21 +222,7 @@ def borrows(s: Stmt) -> bool:
 
 def multiplies(s: Stmt) -> bool:
     """Whether a loop has products inside."""
-    return isinstance(s, For) and any(_product(x) is not None for x in below(s.body))
-
-
-def below(s: Stmt) -> Iterator[Stmt]:
-    """A statement and all statements below it."""
-    stack = [s]
-    while stack:
-        x = stack.pop()
-        yield x
-        if isinstance(x, Seq):
-            stack += x.stmts
-        elif isinstance(x, For | While):
-            stack.append(x.body)
-        elif isinstance(x, If):
-            stack += (x.then,) if x.orelse is None else (x.then, x.orelse)
+    return isinstance(s, For) and any(_product(x) is not None for x in statements(s.body))
 
 
 def _word(a: Any) -> int:
@@ -284,4 +270,4 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, produ
             f"      : {outputs}\n      : {', '.join(inputs)});\n}}\n")
 
 
-__all__ = ["MOST", "SWIZZLES", "WgmmaCalls", "below", "borrows", "multiplies", "product_runs", "wgmma_function"]
+__all__ = ["MOST", "SWIZZLES", "WgmmaCalls", "borrows", "multiplies", "product_runs", "wgmma_function"]

@@ -49,8 +49,8 @@ from .printer import to_text
 from .span import Span
 from .stmt import (EMPTY, TILE_OPS, Alloc, Assert, Attrs, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel,
                    Seq, Stmt, Store, TileOp, While, replace, seq, tile_op, with_attrs)
-from .visitor import (children, follows_addresses, free_vars, rebuild, rewrite, rewrite_launches, stmts_of, substitute,
-                      used_vars, walk)
+from .visitor import (children, follows_addresses, free_vars, inner, rebuild, rewrite, rewrite_launches, rewrite_stmts,
+                      statements, stmts_of, substitute, used_vars, walk)
 
 
 __all__ = [n for n in dir() if not n.startswith("_")]

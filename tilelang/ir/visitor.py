@@ -8,13 +8,14 @@ from typing import Any
 from .buffer import Buffer
 from .expr import Expr, Var
 from .nodes import Node, fields_of
-from .stmt import Bind, For, If, Launch, Seq, Stmt, While, seq
+from .stmt import Bind, For, Func, If, Launch, Parallel, Seq, Stmt, While, replace, seq
 
 # Definition sites (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func) are fields too: a rewriter sees them.
 
 
 _PLAIN = {"str", "int", "bool", "dtype", "tuple[int, ...]", "tuple[int, int, int]"}
 _NODE_FIELDS: dict[type, tuple[str, ...]] = {}
+_WITH_STATEMENTS = (Seq, For, If, While, Parallel, Launch)
 
 
 def node_fields(cls: type) -> tuple[str, ...]:
@@ -100,15 +101,34 @@ def rewrite(n: Any, fn: Callable[[Node], Node | None]) -> Any:
     return visit(n)
 
 
-def rewrite_launches(s: Any, fn: Callable[[Launch], Stmt | None]) -> Any:
-    """A body with fn(launch) in the place of each launch, None to keep it; nothing inside launches is looked at."""
-    if isinstance(s, Launch):
+def rewrite_stmts(n: Any, fn: Callable[[Stmt], Stmt | None]) -> Any:
+    """Top-down rewriting of statements: fn(statement) -> what stands in its place, or None to look at those inside it.
+
+    n: a Func or a statement.  Expressions are not visited; what fn gives is not looked into.
+    """
+    def visit(v: Any) -> Any:
+        if isinstance(v, Stmt):
+            got = fn(v)
+            if got is not None:
+                return got
+            return rebuild(v, visit) if isinstance(v, _WITH_STATEMENTS) else v
+        if type(v) is tuple and v:
+            out = tuple(map(visit, v))
+            return v if all(a is b for a, b in zip(out, v)) else out
+        return v
+
+    return replace(n, body=visit(n.body)) if isinstance(n, Func) else visit(n)
+
+
+def rewrite_launches(n: Any, fn: Callable[[Launch], Stmt | None]) -> Any:
+    """A Func or a statement with fn(launch) in the place of each launch, None to keep it; launches are not looked into."""
+    def here(s: Stmt) -> Stmt | None:
+        if not isinstance(s, Launch):
+            return None
         got = fn(s)
         return s if got is None else got
-    if isinstance(s, tuple):
-        out = tuple(rewrite_launches(x, fn) for x in s)
-        return s if all(a is b for a, b in zip(out, s)) else out
-    return rebuild(s, lambda x: rewrite_launches(x, fn)) if isinstance(s, Seq | For | While | If) else s
+
+    return rewrite_stmts(n, here)
 
 
 def rebuild(n: Node, visit: Callable[[Any], Any]) -> Any:
@@ -197,3 +217,21 @@ def follows_addresses(n: Node) -> bool:
 def stmts_of(s: Stmt) -> tuple[Stmt, ...]:
     """The statements of a body: a Seq's, or the one."""
     return s.stmts if isinstance(s, Seq) else (s,)
+
+
+def inner(s: Stmt) -> tuple[Stmt, ...]:
+    """The statements directly inside a statement."""
+    if isinstance(s, Seq):
+        return s.stmts
+    if isinstance(s, If):
+        return (s.then,) if s.orelse is None else (s.then, s.orelse)
+    return (s.body,) if isinstance(s, For | While | Parallel | Launch) else ()
+
+
+def statements(s: Stmt) -> Iterator[Stmt]:
+    """s and every statement below it, pre-order."""
+    stack = [s]
+    while stack:
+        at = stack.pop()
+        yield at
+        stack += reversed(inner(at))

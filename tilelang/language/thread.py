@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, If, Load, StringConst, Var, While, binary,
-                         call, cast, const, convert)
+from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, If, Load, StringConst, Var, binary, call,
+                         cast, const, convert)
 from tilelang.ir import dtype as DType
 
 from .builder import Emitted
 from .kernel import need_kernel, thread_index
 from .regions import BufferSlice
-from .scope import Frame, IfFrame
+from .scope import Frame, IfFrame, WhileFrame
 from .state import describe, error, need_builder, place
 from .tensor import address_of, dtype_of
 from .tile import EMITTED
@@ -311,18 +311,6 @@ class _Branch(Frame):
         owner.branches[self.which] = self.body()
 
 
-class _RawWhile(Frame):
-    once = False
-    loop = True
-
-    def __init__(self, cond: Expr) -> None:
-        super().__init__()
-        self.cond = cond
-
-    def close(self, builder: Any) -> While:
-        return While(self.cond, self.body(), span=self.span)
-
-
 def If_(cond: Any) -> _RawIf:
     """Raw branch: holds T.Then() and T.Else() blocks."""
     return _RawIf(cast(convert(cond), "bool"))
@@ -338,9 +326,9 @@ def Else() -> _Branch:
     return _Branch("else")
 
 
-def While_(cond: Any) -> _RawWhile:
+def While_(cond: Any) -> WhileFrame:
     """Raw while loop."""
-    return _RawWhile(cast(convert(cond), "bool"))
+    return WhileFrame(cast(convert(cond), "bool"))
 
 
 def ldg(src: Any, index: Any = None) -> Expr:

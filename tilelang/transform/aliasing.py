@@ -9,12 +9,12 @@ overlap every other (tirx.noalias = False) answers such calls: one that runs in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from tilelang.ir import Buffer, For, Func, Launch, Stmt, Var, While, rebuild, replace, walk, with_attrs
+from tilelang.ir import (Buffer, For, Func, Launch, Stmt, Var, While, inner, replace, rewrite_launches, rewrite_stmts, walk,
+                         with_attrs)
 
 from .config import PassConfigKey
-from .effects import Effect, inner, own_effects
+from .effects import Effect, own_effects
 from .pass_ import TILE, PassContext, pass_
 from .plan_pipelines import is_pipelined
 
@@ -61,27 +61,23 @@ def keep_order(func: Func, cx: PassContext) -> Func:
     noalias = bool(cx.option(PassConfigKey.TIR_NOALIAS))
     free = set(func.attr("may_alias") or ()) if noalias else set(parameter_names(func))
 
-    def visit(x: Any) -> Any:
-        if isinstance(x, Launch):
-            found = _free_pairs(func, x, free)
-            if not found:
-                return x
-            them = tuple({b: None for pair in found for b in pair})
-            return with_attrs(replace(x, body=_serial(x.body)), overlapping=them)
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
+    def serial(launch: Launch) -> Launch:
+        found = _free_pairs(func, launch, free)
+        if not found:
+            return launch
+        them = tuple({b: None for pair in found for b in pair})
+        return with_attrs(replace(launch, body=_serial(launch.body)), overlapping=them)
 
-    return replace(func, body=visit(func.body)) if free else func
+    return rewrite_launches(func, serial) if free else func
 
 
-def _serial(s: Any) -> Any:
-    if isinstance(s, tuple):
-        return tuple(map(_serial, s))
-    if isinstance(s, For) and is_pipelined(s):
+def _serial(body: Stmt) -> Stmt:
+    def loop(s: Stmt) -> Stmt | None:
+        if not isinstance(s, For) or not is_pipelined(s):
+            return None
         return For(s.var, s.start, s.extent, "serial", _serial(s.body), (), s.span)
-    return rebuild(s, _serial) if isinstance(s, Stmt) else s
+
+    return rewrite_stmts(body, loop)
 
 
 def _free_pairs(func: Func, launch: Launch, free: set[str]) -> list[tuple[Buffer, Buffer]]:

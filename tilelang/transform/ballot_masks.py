@@ -14,10 +14,9 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Launch, Seq, Stmt, Store, Var,
-                         While, binary, call, cast, const, dtype, load, replace, rewrite, seq, unary, walk)
+                         While, binary, call, cast, const, dtype, inner, load, replace, rewrite, seq, unary, walk)
 
 from .divergence import Divergence
-from .effects import inner
 from .pass_ import TILE, PassContext, pass_
 
 register("ballot-lanes", NotImplementedError, "T.ballot stands in a loop that lanes leave by break, continue or return",

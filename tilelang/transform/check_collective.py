@@ -10,14 +10,13 @@ from typing import Any
 from tilelang.arith import simplify
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, Var,
-                         While, binary, cast, dtype, replace, rewrite, walk)
+                         While, binary, cast, dtype, inner, replace, rewrite, statements, walk)
 from tilelang.ir.expr import Call
 from tilelang.ir.visitor import children
 
 from tilelang.ops import Copy
 
 from .divergence import Divergence
-from .effects import inner, statements
 from .pass_ import TILE, PassContext, pass_
 
 register("collective-divergent", NotImplementedError,

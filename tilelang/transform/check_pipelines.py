@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.ir import For, Func, stmts_of
+from tilelang.ir import For, Func, statements, stmts_of
 
-from .effects import statements
 from .pass_ import TILE, PassContext, pass_
 from .plan_pipelines import check_flow, is_pipelined, scheduled_lists, wanted_stages
 from .schedule import take_apart

@@ -20,11 +20,11 @@ import numpy as np
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, Func, If, Launch,
-                         Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, children, walk)
+                         Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, children, inner, statements, walk)
 from tilelang.target.intrinsics import INTRINSICS, WARP
 from tilelang.target.warp_groups import GROUP, holds_in
 
-from .effects import argument_mode, inner, statements, touches
+from .effects import argument_mode, touches
 from .pass_ import TILE, PassContext, pass_
 from .thread_values import PRIVATE, STALE, VARIES, Memory, Values
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from tilelang.env import env, is_truthy
 from tilelang.errors import TileLangError
-from tilelang.ir import Bind, Const, Expr, Func, If, Load, Parallel, Store, Var, free_vars, is_const, substitute, walk
+from tilelang.ir import (Bind, Const, Expr, Func, If, Load, Parallel, Store, Var, free_vars, inner, is_const, statements,
+                         substitute, walk)
 from tilelang.ir.evaluate import evaluate
 
 from .config import PassConfigKey
-from .effects import inner, statements
 from .pass_ import TILE, PassContext, pass_
 
 log = logging.getLogger("tilelang.transform")

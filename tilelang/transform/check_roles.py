@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from tilelang.errors import error
-from tilelang.ir import Func, If, Launch, Stmt, walk
+from tilelang.ir import Func, If, Launch, Stmt, inner, walk
 from tilelang.ir.expr import Call
 from tilelang.target.warp_groups import GROUP, holds_in
 
 from .check_collective import BLOCK_BARRIERS
-from .effects import inner
 from .pass_ import TILE, PassContext, pass_
 
 _WHOLE = tuple(op for op in BLOCK_BARRIERS if op != "sync_threads")  # a block barrier in a role is the role's

@@ -19,8 +19,8 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.ir import (Binary, Bind, Break, Buffer, Call, Cast, Const, Continue, Evaluate, Expr, Func, If, Launch, Load,
-                         Parallel, Region, Seq, Stmt, Store, Unary, Var, const, is_const, replace, rewrite, rewrite_launches,
-                         seq, stmts_of, substitute, walk, with_attrs)
+                         Parallel, Region, Seq, Stmt, Store, Unary, Var, const, inner, is_const, replace, rewrite,
+                         rewrite_launches, seq, statements, stmts_of, substitute, walk, with_attrs)
 from tilelang.ir.record import state
 from tilelang.layout import THREAD, Fragment
 from tilelang.ops import Fill, Reduce, SumCopies
@@ -29,7 +29,7 @@ from tilelang.ops.lower_reduce import split_at_warp
 from tilelang.target import is_pure
 
 from .divergence import Divergence
-from .effects import Effect, effects, inner, own_effects, statements
+from .effects import Effect, effects, own_effects
 from .pass_ import TILE, PassContext, pass_
 
 FRAGMENT, WARP = "local.fragment", 32

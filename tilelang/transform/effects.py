@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Node,
-                         Parallel, Region, Seq, Stmt, Store, TileOp, Var, While, children,
-                         walk)
+                         Parallel, Region, Stmt, Store, TileOp, Var, While, children, inner, statements, walk)
 from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WRITES
 
@@ -170,18 +169,6 @@ def _made_by(s: Stmt) -> Iterator[Effect]:
                 yield Effect(a.region.buffer, a.mode, s, None, a.region)
 
 
-def inner(s: Stmt) -> tuple[Stmt, ...]:
-    """The statements directly inside a statement."""
-    match s:
-        case Seq():
-            return s.stmts
-        case For() | Parallel() | While() | Launch():
-            return (s.body,)
-        case If():
-            return (s.then,) if s.orelse is None else (s.then, s.orelse)
-    return ()
-
-
 def effects(s: Stmt) -> Iterator[Effect]:
     """Every access below a statement, in program order."""
     stack = [s]
@@ -191,13 +178,6 @@ def effects(s: Stmt) -> Iterator[Effect]:
         below = inner(at)
         if below:
             stack += reversed(below)
-
-
-def statements(s: Stmt) -> Iterator[Stmt]:
-    """s and every statement below it, pre-order."""
-    yield s
-    for x in inner(s):
-        yield from statements(x)
 
 
 def acts(s: Stmt) -> bool:

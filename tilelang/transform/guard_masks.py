@@ -24,7 +24,7 @@ from typing import Any
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.ir import (EMPTY, LOGICAL, TRUE, Binary, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Load,
                          Parallel, Select, Seq, Stmt, Store, Unary, Var, call, const, free_vars, is_const, logical, rebuild,
-                         replace, seq, stmts_of, substitute, unary, walk)
+                         replace, rewrite_launches, seq, stmts_of, substitute, unary, walk)
 from tilelang.ir.expr import Call
 from tilelang.ops import Fill, Gemm
 
@@ -46,16 +46,7 @@ def guard_masks(func: Func, cx: PassContext) -> Func:
 
     Keeps: every element's value, bit by bit (a product that clears its start begins with +0 as the filled tile does).
     """
-
-    def visit(x: Any) -> Any:
-        if isinstance(x, Launch):
-            return _Masks(x).run()
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
-
-    return replace(func, body=visit(func.body))
+    return rewrite_launches(func, lambda x: _Masks(x).run())
 
 
 class _Masks:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.ir import Buffer, For, Func, If, Launch, Parallel, Seq, Stmt, Var, rebuild, replace, with_attrs
+from tilelang.ir import Buffer, Func, Launch, Parallel, Stmt, Var, replace, rewrite_launches, rewrite_stmts, with_attrs
 from tilelang.layout import Fragment, replicated_fragment, row_fragment, view_layout, viewed_fragment
 from tilelang.ops import Gemm
 
@@ -39,27 +39,14 @@ from .strict_layouts import StrictLayouts
 def infer_layouts(func: Func, cx: PassContext) -> Func:
     """Choose layouts for all launches of a program.  See the module's text."""
 
-    def visit(s: Any) -> Any:
-        if isinstance(s, Launch):
-            while True:
-                try:
-                    return _Inference(s, cx).run()
-                except _Staged as e:
-                    s = e.launch
-        if isinstance(s, (Seq, If, For)):
-            return rebuild(s, lambda v: visit_field(v))
-        return s
+    def inferred(launch: Launch) -> Launch:
+        while True:
+            try:
+                return _Inference(launch, cx).run()
+            except _Staged as e:
+                launch = e.launch
 
-    def visit_field(v: Any) -> Any:
-        if isinstance(v, Stmt):
-            return visit(v)
-        if isinstance(v, tuple) and v and isinstance(v[0], Stmt):
-            out = tuple(visit(x) for x in v)
-            return v if all(a is b for a, b in zip(out, v)) else out
-        return v
-
-    body = visit(func.body)
-    return func if body is func.body else replace(func, body=body)
+    return rewrite_launches(func, inferred)
 
 
 class _Staged(Exception):
@@ -79,7 +66,7 @@ class _Inference(StrictLayouts):
         self._free()
         self._loops()
         self._shared()
-        body = self._rewritten(self.launch.body)
+        body = rewrite_stmts(self.launch.body, self._decided)
         order = {b: k for k, b in enumerate(self.buffers)}
         layouts = tuple(sorted(((b, lay) for b, lay in self.known.layouts.items() if b in order),
                                key=lambda p: order[p[0]]))
@@ -281,23 +268,13 @@ class _Inference(StrictLayouts):
 
     # ---- the program with the decisions ---------------------------------------------------------------------------
 
-    def _rewritten(self, s: Any) -> Any:
+    def _decided(self, s: Stmt) -> Stmt | None:
         if isinstance(s, Gemm):
             return self.gemms[id(s)]
         if isinstance(s, Parallel):
             loop = self.loops.get(id(s))
             return s if loop is None or loop.layout is None else with_attrs(s, loop_layout=loop.layout)
-        if isinstance(s, (Seq, For, If)) or hasattr(s, "body"):
-            return rebuild(s, self._rewritten_field)
-        return s
-
-    def _rewritten_field(self, v: Any) -> Any:
-        if isinstance(v, Stmt):
-            return self._rewritten(v)
-        if isinstance(v, tuple) and v and isinstance(v[0], Stmt):
-            out = tuple(self._rewritten(x) for x in v)
-            return v if all(a is b for a, b in zip(out, v)) else out
-        return v
+        return None
 
 
 __all__ = ["infer_layouts"]

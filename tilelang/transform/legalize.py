@@ -8,9 +8,9 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel,
-                         Region, Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, is_const, rebuild, replace,
-                         rewrite, stmts_of, walk, with_attrs)
+from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Region,
+                         Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, inner, is_const, rebuild, replace, rewrite,
+                         statements, stmts_of, walk, with_attrs)
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.verify import verify
 from tilelang.ops import AtomicTile
@@ -18,7 +18,7 @@ from tilelang.target.tensor_map import REDUCE_ADD
 
 from .aliasing import parameter_names
 from .config import PassConfigKey
-from .effects import effects, inner, own_effects, statements
+from .effects import effects, own_effects
 from .index_width import widen_indices
 from .pass_ import TILE, PassContext, pass_
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Const, Continue, Expr, For, If, Launch, Parallel, Seq, Stmt,
-                         Store, Var, While, binary, cast, const, convert, dtype, free_vars, load, replace, seq, stmts_of,
-                         walk)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Const, Continue, Expr, For, If, Launch, Parallel, Seq, Stmt, Store, Var,
+                         While, binary, cast, const, convert, dtype, free_vars, inner, load, replace, seq, statements,
+                         stmts_of, walk)
 
-from .effects import effects, expr_effects, hangs_on_threads, inner, own_effects, statements
+from .effects import effects, expr_effects, hangs_on_threads, own_effects
 from .plan_pipelines import has_exits
 
 SCALAR = "local.var"

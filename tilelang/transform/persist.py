@@ -10,7 +10,7 @@ time share what they load.  Where the work of a tile grows with a block variable
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -85,13 +85,8 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     if _may_wait(launch.body):
         return "blocks may wait for each other"
     blocks = int(asked) if asked is not None and asked is not True else cx.target.limits.multiprocessors
-    why = ""
-    if asked is False or asked == 0 and asked is not None:
-        why = "tl.persistent is off"
-    elif not alone and asked is None or int(launch.attr("min_blocks_per_sm") or 1) > 1:
-        why = "blocks share a multiprocessor"
-    analyzer = Analyzer()
-    whole = analyzer.simplify(_product([convert(g) for g in launch.grid]))
+    why = _own_tiles(launch, asked, alone)
+    whole = Analyzer().simplify(_product([convert(g) for g in launch.grid]))
     one_round = not why and isinstance(whole, Const) and whole.value <= blocks
     if one_round:
         why = "there are no more tiles than multiprocessors"
@@ -106,7 +101,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     cluster = 1 if spans is None else prod(spans)
     running = min(blocks, at_once(cx.target.limits.multiprocessors, cluster))
     few = launch if spans is None else _grouped(launch, spans)
-    total = analyzer.simplify(_product([convert(g) for g in few.grid]))
+    total = Analyzer().simplify(_product([convert(g) for g in few.grid]))
     teams = total if why else _minimum(total, const(running // cluster, total.dtype))
     block, index = Var("block", dtype("int32")), Var("tile_step", dtype("int32"))
     first: Expr = block
@@ -129,18 +124,33 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True) 
     if spans is None:
         return Tiles(teams, block, index, count, tuple(binds), text + refused)
     team, places = make_team(spans, binds[1].var)
-    binds += places
+    own, inside, about = _in_team(launch, few, spans, team)
+    return Tiles(teams * cluster, block, index, const(1, count.dtype) if why else count, (*binds, *places, *own), text + about,
+                 team, inside, bool(why))
+
+
+def _own_tiles(launch: Launch, asked: Any, alone: bool) -> str:
+    """Why each block keeps its own tile, as far as it does not depend on their number; "" where nothing asks for that."""
+    if asked is False or asked == 0 and asked is not None:
+        return "tl.persistent is off"
+    shared = not alone and asked is None or int(launch.attr("min_blocks_per_sm") or 1) > 1
+    return "blocks share a multiprocessor" if shared else ""
+
+
+def _in_team(launch: Launch, few: Launch, spans: tuple[int, ...], team: Team) -> tuple[list[Bind], Expr | None, str]:
+    """(block variables of the launch, whether its grid has the block: None where all are in it, words for the report) from
+    the place of a cluster in the grid of `few` and a block's ranks."""
+    binds: list[Bind] = []
     inside: Expr | None = None
-    for k in sorted(team.wide):
+    wide = sorted(team.wide)
+    for k in wide:
         v, n = launch.block_vars[k], convert(launch.grid[k])
         binds.append(Bind(v, few.block_vars[k] * spans[k] + team.ranks[k]))
         if not isinstance(n, Const) or n.value % spans[k]:
             here = binary("lt", v, convert(n))
             inside = here if inside is None else logical("and", inside, here)
-    text += f"; clusters of {' x '.join(str(spans[k]) for k in sorted(team.wide))} along " + (
-        "dimension " if len(team.wide) == 1 else "dimensions ") + " and ".join(map(str, sorted(team.wide))) + " of the grid"
-    return Tiles(teams * cluster, block, index, const(1, count.dtype) if why else count, tuple(binds), text, team, inside,
-                 bool(why))
+    return binds, inside, (f"; clusters of {' x '.join(str(spans[k]) for k in wide)} along "
+                           f"{'dimension' if len(wide) == 1 else 'dimensions'} {' and '.join(map(str, wide))} of the grid")
 
 
 def _spans(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool],
@@ -278,11 +288,16 @@ def _names(at: tuple[Expr, ...], v: Var) -> bool:
 
 def _plain(launch: Launch, t: Expr) -> list[Bind]:
     """x fastest."""
+    return _taken_apart(launch, t, range(len(launch.grid)))
+
+
+def _taken_apart(launch: Launch, index: Expr, dims: Sequence[int]) -> list[Bind]:
+    """The block variables of these dimensions, the first one fastest, of a tile's number among them."""
     out: list[Bind] = []
-    for v, g in zip(launch.block_vars[:-1], launch.grid):
-        out.append(Bind(v, t % g))
-        t = t // g
-    return [*out, Bind(launch.block_vars[-1], t)]
+    for k in dims[:-1]:
+        out.append(Bind(launch.block_vars[k], index % launch.grid[k]))
+        index = index // launch.grid[k]
+    return [*out, *(Bind(launch.block_vars[k], index) for k in dims[-1:])]
 
 
 def _panels(launch: Launch, t: Expr, across: int, along: int, panel: int) -> list[Bind]:
@@ -298,14 +313,7 @@ def _panels(launch: Launch, t: Expr, across: int, along: int, panel: int) -> lis
     out = [flat, rest, number, inside, rows, column,
            Bind(b, _minimum(number.var * panel + inside.var % rows.var, gl - 1)),
            Bind(a, Select(binary("eq", number.var % 2, const(0)), column.var, turned, turned.dtype, lazy=False))]
-    over: Expr = rest.var
-    others = [k for k in range(len(launch.grid)) if k not in (across, along)]
-    for k in others[:-1]:
-        out.append(Bind(launch.block_vars[k], over % launch.grid[k]))
-        over = over // launch.grid[k]
-    if others:
-        out.append(Bind(launch.block_vars[others[-1]], over))
-    return out
+    return out + _taken_apart(launch, rest.var, [k for k in range(len(launch.grid)) if k not in (across, along)])
 
 
 def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> list[Bind]:
@@ -322,12 +330,7 @@ def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> 
     now = _bound("width", _minimum(width, rest - first.var * width))
     out = [first, inside, now, Bind(launch.block_vars[growing], (g - 1) - _minimum(inside.var // now.var, g - 1))]
     head = _bound("other", _minimum(first.var * width + inside.var % now.var, rest - 1))
-    out.append(head)
-    over: Expr = head.var
-    for k in others[:-1]:
-        out.append(Bind(launch.block_vars[k], over % launch.grid[k]))
-        over = over // launch.grid[k]
-    return [*out, Bind(launch.block_vars[others[-1]], over)]
+    return [*out, head, *_taken_apart(launch, head.var, others)]
 
 
 def _dealt(launch: Launch, work: Work, blocks: int) -> Deal | None:
@@ -356,12 +359,7 @@ def _longest_in(launch: Launch, row: Expr, column: Expr, work: Work) -> list[Bin
         return out
     total = Analyzer().simplify(_product([convert(launch.grid[k]) for k in others]))
     place = _bound("column", _minimum(column, total - 1))
-    out.append(place)
-    over: Expr = place.var
-    for k in others[:-1]:
-        out.append(Bind(launch.block_vars[k], over % launch.grid[k]))
-        over = over // launch.grid[k]
-    return [*out, Bind(launch.block_vars[others[-1]], over)]
+    return [*out, place, *_taken_apart(launch, place.var, others)]
 
 
 def _growing(launch: Launch, work: Work) -> int | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tilelang.ir import (Break, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt,
-                         While, rebuild)
+from tilelang.ir import Break, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt, While, rewrite_launches
 from tilelang.ir.record import record
 from tilelang.ir import replace as with_fields
 
@@ -40,16 +39,11 @@ def place_sync(func: Func, cx: PassContext) -> Func:
     if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC):
         return func
 
-    def visit(x: Any) -> Any:
-        if isinstance(x, Launch):
-            done = synchronized(x)
-            return fence_arrivals(done) if x.attr("by_hand") else done
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
+    def ordered(launch: Launch) -> Launch:
+        done = synchronized(launch)
+        return fence_arrivals(done) if launch.attr("by_hand") else done
 
-    return with_fields(func, body=visit(func.body))
+    return rewrite_launches(func, ordered)
 
 
 def synchronized(launch: Launch) -> Launch:

@@ -6,13 +6,13 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.errors import InternalError, error, register
-from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Region, Seq, Stmt, Var,
-                         While, rebuild, replace, seq, stmts_of, walk, with_attrs)
+from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Region, Seq, Stmt, Var, While,
+                         rebuild, replace, rewrite_launches, rewrite_stmts, seq, statements, stmts_of, walk, with_attrs)
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Reduce, Scan
 
 from .config import PassConfigKey
-from .effects import effects, orders, statements
+from .effects import effects, orders
 from .hopper import no_roles
 from .liveness import Liveness, has_views, live_into
 from .pass_ import TILE, PassContext, pass_
@@ -52,16 +52,7 @@ def plan_pipelines(func: Func, cx: PassContext) -> Func:
     sequential; attribute `pipeline_report` of the resulting loop says what was done and why.  Barriers between
     threads are placed later.
     """
-
-    def visit(x: Any) -> Any:
-        if isinstance(x, Launch):
-            return _Planner(x, cx).run()
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
-
-    return replace(func, body=visit(func.body))
+    return rewrite_launches(func, lambda x: _Planner(x, cx).run())
 
 
 @state
@@ -73,7 +64,7 @@ class _Planner:
     def run(self) -> Launch:
         if not any(isinstance(s, For) and is_pipelined(s) for s in statements(self.launch.body)):
             return self.launch
-        body: Stmt = self.visit(self.launch.body)
+        body = self.planned(self.launch.body)
         touched = {e.storage for e in effects(body)}
         body = _drop_allocs(body, {b for b in self.made if b.data not in touched})
         layouts = self.launch.attr("layouts")
@@ -88,15 +79,12 @@ class _Planner:
         return with_attrs(out, pipeline_report="; ".join(r for r in reports if r) or None,
                           stages=tuple(stages.items()) or None, report=notes or None)
 
-    def visit(self, s: Any) -> Any:
-        if isinstance(s, tuple):
-            out = tuple(map(self.visit, s))
-            return s if all(a is b for a, b in zip(out, s)) else out
-        if not isinstance(s, Stmt):
-            return s
-        if isinstance(s, For) and is_pipelined(s):
-            return self.loop(s, self.visit(s.body))
-        return rebuild(s, self.visit)
+    def planned(self, body: Stmt) -> Stmt:
+        """A body with its pipelined loops, inner ones first, as serial code."""
+        def loop(s: Stmt) -> Stmt | None:
+            return self.loop(s, self.planned(s.body)) if isinstance(s, For) and is_pipelined(s) else None
+
+        return rewrite_stmts(body, loop)
 
     def loop(self, original: For, body: Stmt) -> Stmt:
         """A pipelined loop, its body already planned, as serial code."""

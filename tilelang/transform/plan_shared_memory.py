@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Func, Launch, Seq, Stmt, Var, call, rebuild, replace, seq, stmts_of,
-                         walk, with_attrs)
+from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Func, Launch, Seq, Stmt, Var, call, replace, rewrite_launches, seq,
+                         statements, stmts_of, walk, with_attrs)
 from tilelang.ir.record import state
 
 from .config import PassConfigKey
-from .effects import effects, statements
+from .effects import effects
 from .pass_ import DEVICE, SYNCED, PassContext, pass_
 from .sync_tree import barrier, barrier_in
 
@@ -52,18 +52,13 @@ def plan_shared_memory(func: Func, cx: PassContext) -> Func:
     reuse = not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE)
     limit = getattr(cx.target, "max_shared_bytes", None)
 
-    def visit(x: Any) -> Any:
-        if isinstance(x, Launch):
-            planned = _planned(x, reuse, limit)
-            if cx.option(PassConfigKey.TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS):
-                _report(planned, cx)
-            return planned
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
+    def plan(launch: Launch) -> Launch:
+        planned = _planned(launch, reuse, limit)
+        if cx.option(PassConfigKey.TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS):
+            _report(planned, cx)
+        return planned
 
-    return replace(func, body=visit(func.body))
+    return rewrite_launches(func, plan)
 
 
 def _report(launch: Launch, cx: PassContext) -> None:

@@ -26,15 +26,15 @@ from collections.abc import Iterable
 from copy import copy
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, Func, Launch, Stmt, Var, rebuild, rewrite_launches, seq,
-                         with_attrs)
+from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, Func, Launch, Stmt, Var, inner, rebuild, rewrite_launches,
+                         seq, with_attrs)
 from tilelang.ir import replace as replaced
 from tilelang.ir.record import record
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from .config import PassConfigKey
 from .early_scaling import early_scaling
-from .effects import Effect, effects, inner
+from .effects import Effect, effects
 from .pass_ import DEVICE, PassContext, pass_
 from .register_graph import NEVER, Graph, Node, needed, running_after, states
 from .whole_registers import move, whole_registers

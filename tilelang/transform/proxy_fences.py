@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Call, Evaluate, For, If, Launch, Seq, Stmt, Var, While, call, rebuild, replace, seq,
-                         walk)
+from tilelang.ir import (AddressOf, Call, Evaluate, For, If, Launch, Seq, Stmt, Var, While, call, inner, replace,
+                         rewrite_stmts, seq, walk)
 
-from .effects import effects, inner, own_effects
+from .effects import effects, own_effects
 
 SHARED = ("shared", "shared.dyn")
 ASYNC_READERS = frozenset(("wgmma_descriptor", "tma_store", "tma_reduce_add", "bulk_store", "bulk_copy_cluster"))
@@ -36,15 +36,10 @@ def fence_barriers(body: Stmt) -> Stmt:
             any(x.op in ASYNC_WRITERS for x in calls) and _order(body, False)[1]):
         return body
 
-    def visit(x: Any) -> Any:
-        if isinstance(x, Evaluate):
-            return _with_fence(x) if x.call.op == "sync_threads" else x
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
+    def fenced(s: Stmt) -> Stmt | None:
+        return _with_fence(s) if isinstance(s, Evaluate) and s.call.op == "sync_threads" else None
 
-    return visit(body)
+    return rewrite_stmts(body, fenced)
 
 
 def _order(s: Stmt, touched: bool) -> tuple[bool, bool]:

@@ -17,10 +17,9 @@ import numpy as np
 from tilelang.arith import simplify
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var, While,
-                         const, convert, free_vars, is_const, substitute, walk)
+                         const, convert, free_vars, inner, is_const, statements, substitute, walk)
 from tilelang.ir.evaluate import evaluate
 
-from .effects import inner, statements
 from .loop_body import drop_continue
 from .pass_ import TILE, PassContext, pass_
 

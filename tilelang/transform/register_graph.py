@@ -6,16 +6,16 @@ whole_registers follow values through them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Break, Buffer, Const, Continue, Evaluate, For, If, Seq, Stmt, Var, While)
+from tilelang.ir import AddressOf, Alloc, Break, Buffer, Const, Continue, Evaluate, For, If, Seq, Stmt, Var, While, statements
 from tilelang.ir.record import state
 from tilelang.target.register_forms import Form, register_form
 from tilelang.target.wgmma import WGMMA_ROWS
 
-from .effects import Effect, effects, inner, own_effects
+from .effects import Effect, effects, own_effects
 
 _FLOW = (Break, Continue)
 _WAITING = frozenset(("wgmma_wait", "wgmma_commit", "thread_return"))
@@ -129,21 +129,12 @@ class Graph:
 
     def _plain(self, s: Stmt) -> bool:
         """Whether a statement is one node: no product, wait, pin or declaration of those looked at, and no jump, is in it."""
-        for x in below(s):
+        for x in statements(s):
             if isinstance(x, _FLOW) or isinstance(x, Alloc) and x.buffer.data in self.storages:
                 return False
             if isinstance(x, Evaluate) and (x.call.op in _WAITING or x.call.op in ("wgmma", "wgmma_pin")):
                 return False
         return True
-
-
-def below(s: Stmt) -> Iterator[Stmt]:
-    """A statement and all below it."""
-    stack = [s]
-    while stack:
-        x = stack.pop()
-        yield x
-        stack += inner(x)
 
 
 def needed(n: Node, b: Buffer) -> bool:
@@ -190,4 +181,4 @@ def states(graph: Graph, start: Any, step: Callable[[int, Any], Any], meet: Call
     return out
 
 
-__all__ = ["NEVER", "Graph", "Node", "below", "needed", "running_after", "states"]
+__all__ = ["NEVER", "Graph", "Node", "needed", "running_after", "states"]

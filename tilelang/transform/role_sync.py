@@ -16,7 +16,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Call, Const, Continue, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call,
-                         const, fresh, rebuild, replace, rewrite, seq, stmts_of, substitute, walk)
+                         const, fresh, rebuild, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk)
 from tilelang.ir.record import record
 
 from .effects import effects
@@ -208,19 +208,14 @@ class RoleSync:
     def named(self, s: Stmt, start: int, count: int) -> Stmt:
         """s with barriers of `count` threads in place of block barriers."""
 
-        def visit(x: Any) -> Any:
-            if isinstance(x, Evaluate):
-                if x.call.op != "sync_threads":
-                    return x
-                number = x.call.attr("number")
-                number = self.number(start) if number is None else number
-                return Evaluate(call("named_barrier", (const(number), const(count)), "void"), span=x.span)
-            if isinstance(x, tuple):
-                out = tuple(map(visit, x))
-                return x if all(a is b for a, b in zip(out, x)) else out
-            return rebuild(x, visit) if isinstance(x, Stmt) else x
+        def barrier(x: Stmt) -> Stmt | None:
+            if not isinstance(x, Evaluate) or x.call.op != "sync_threads":
+                return None
+            number = x.call.attr("number")
+            number = self.number(start) if number is None else number
+            return Evaluate(call("named_barrier", (const(number), const(count)), "void"), span=x.span)
 
-        return visit(s)
+        return rewrite_stmts(s, barrier)
 
     def number(self, start: int) -> int:
         """Of the barrier of the role that begins at a warp group: none that the program names."""

@@ -20,12 +20,11 @@ import numpy as np
 from tilelang.arith import simplify
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Select, Seq,
-                         Stmt, Store, Var, While, const, convert, free_vars, fresh, is_const, load, rebuild, replace,
+                         Stmt, Store, Var, While, const, convert, free_vars, fresh, inner, is_const, load, rebuild, replace,
                          substitute, unary, walk)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 
-from .effects import inner
 from .loop_body import drop_continue
 from .pass_ import TILE, PassContext, pass_
 

@@ -24,9 +24,9 @@ from operator import attrgetter
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Stmt, Var,
-                         binary, call, const, convert, free_vars, is_const, rebuild, replace, seq, stmts_of,
-                         substitute, walk, with_attrs)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary, call, const,
+                         convert, free_vars, is_const, replace, rewrite_launches, seq, statements, stmts_of, substitute, walk,
+                         with_attrs)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
@@ -35,7 +35,7 @@ from tilelang.ops.tma_store import STEP_BYTES
 
 from .consumer_schedule import consumer, takes_slow_rings
 from .dependent_launch import around_launch
-from .effects import acts, effects, expr_effects, hangs_on_threads, is_sync, statements
+from .effects import acts, effects, expr_effects, hangs_on_threads, is_sync
 from .hopper import hopper, placed_in_kernel
 from .liveness import has_views
 from .outer_loops import Around, Counted, inner_loops
@@ -66,35 +66,29 @@ def specialize_warps(func: Func, cx: PassContext) -> Func:
     Needs tl.enable_hopper and sm_90a; off with tl.disable_warp_specialized or tl.disable_tma_lower.
     Keeps: the meaning of the sequential loop, for every extent (0 too).
     """
-    if not hopper(cx).roles:
-        return func
+    return rewrite_launches(func, lambda x: _specialized(x, cx)) if hopper(cx).roles else func
 
-    def visit(x: Any) -> Any:
-        if isinstance(x, Launch):
-            head, body, tail = around_launch(x)
-            if head or tail:
-                out = visit(replace(x, body=body))
-                return replace(out, body=seq(*head, out.body, *tail, span=x.body.span))
-            loops = [s for s in stmts_of(x.body) if isinstance(s, For) and is_pipelined(s)]
-            tiled = step_tiles(x, loops[0], cx) if len(loops) == 1 else None
-            loops = loops or inner_loops(x.body, is_pipelined)
-            if not loops:
-                return x
+
+def _specialized(launch: Launch, cx: PassContext) -> Launch:
+    """The launch in roles, or with the reason why not in its report."""
+    head, body, tail = around_launch(launch)
+    if head or tail:
+        out = _specialized(replace(launch, body=body), cx)
+        return replace(out, body=seq(*head, out.body, *tail, span=launch.body.span))
+    loops = [s for s in stmts_of(launch.body) if isinstance(s, For) and is_pipelined(s)]
+    tiled = step_tiles(launch, loops[0], cx) if len(loops) == 1 else None
+    loops = loops or inner_loops(launch.body, is_pipelined)
+    if not loops:
+        return launch
+    try:
+        if tiled is not None:
             try:
-                if tiled is not None:
-                    try:
-                        return _Roles(tiled[0], [tiled[1]], cx).run()
-                    except _Declined:  # as they are, the loads of each step may not be in the way
-                        pass
-                return _Roles(x, loops, cx).run()
-            except _Declined as e:
-                return with_attrs(x, report=(*x.attr("report", ()), f"one role for all warps: {e}"))
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
-
-    return replace(func, body=visit(func.body))
+                return _Roles(tiled[0], [tiled[1]], cx).run()
+            except _Declined:  # as they are, the loads of each step may not be in the way
+                pass
+        return _Roles(launch, loops, cx).run()
+    except _Declined as e:
+        return with_attrs(launch, report=(*launch.attr("report", ()), f"one role for all warps: {e}"))
 
 
 class _Roles:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (Alloc, Buffer, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const, fresh, is_const,
-                         rebuild, replace, rewrite, seq, stmts_of, substitute, walk, with_attrs)
+                         replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute, walk, with_attrs)
 from tilelang.ir.record import record
 from tilelang.layout import Fragment
 from tilelang.ops import Gemm
@@ -58,16 +58,7 @@ def split_products(func: Func, cx: PassContext) -> Func:
     """
     if not hopper(cx).wgmma:
         return func
-
-    def visit(x: Any) -> Any:
-        if isinstance(x, Launch):
-            return _split(x, cx) or x
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
-
-    return replace(func, body=visit(func.body))
+    return rewrite_launches(func, lambda x: _split(x, cx))
 
 
 def _split(launch: Launch, cx: PassContext) -> Launch | None:
@@ -107,16 +98,13 @@ def _split(launch: Launch, cx: PassContext) -> Launch | None:
     new += body[last + 1:]
     done = replace(loop, body=seq(*new, span=loop.body.span))
 
-    def visit(x: Any) -> Any:
-        if x is loop:
-            return done
-        if isinstance(x, Alloc) and x.buffer is op.c.buffer:
-            return replace(x, buffer=part)
-        if isinstance(x, tuple):
-            return tuple(map(visit, x))
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
+    def changed(s: Stmt) -> Stmt | None:
+        if isinstance(s, Alloc) and s.buffer is op.c.buffer:
+            return replace(s, buffer=part)
+        return done if s is loop else None
 
-    return with_attrs(replace(launch, body=visit(launch.body)), layouts=(*(launch.attr("layouts") or ()), *kept),
+    out = replace(launch, body=rewrite_stmts(launch.body, changed))
+    return with_attrs(out, layouts=(*(launch.attr("layouts") or ()), *kept),
                       report=(*launch.attr("report", ()), f"`{part.name}` is computed in {parts} parts of {width} columns"))
 
 

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Region, Stmt,
-                         Store, TileOp, Var, While, const, fresh, rebuild, replace, stmts_of, substitute, walk)
+                         Store, TileOp, Var, While, const, fresh, inner, rebuild, replace, stmts_of, substitute, walk)
 from tilelang.ops import Copy, Fill
 
-from .effects import inner
 
 FRAGMENT, SHARED = "local.fragment", ("shared", "shared.dyn")
 REGISTERS = 128  # of 32 bits a thread, of a tile that every thread holds

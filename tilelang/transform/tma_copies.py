@@ -18,8 +18,8 @@ from typing import Any
 from tilelang.arith import Analyzer
 from tilelang.arith.simplify import extent_bounds
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq,
-                         Stmt, Store, While, binary, call, const, dtype, is_const, load, rebuild, replace, seq, stmts_of,
-                         walk, with_attrs)
+                         Stmt, Store, While, binary, call, const, dtype, is_const, load, replace, rewrite_launches, seq,
+                         stmts_of, walk, with_attrs)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
 from tilelang.ops.bulk import as_boxes, bulk_bytes, run_refusal
@@ -48,16 +48,7 @@ def tma_copies(func: Func, cx: PassContext) -> Func:
     """
     on, strides = hopper(cx).tma, hopper(cx).strides
 
-    def visit(x: Any) -> Any:
-        if isinstance(x, Launch):
-            return _Copies(x, on, strides).run() if on or asks_for_tma(x) else x
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
-
-    body = visit(func.body)
-    return func if body is func.body else replace(func, body=body)
+    return rewrite_launches(func, lambda x: _Copies(x, on, strides).run() if on or asks_for_tma(x) else x)
 
 
 class _Copies:

@@ -7,10 +7,8 @@ that the rings tell apart (verify_sync_trials).  Shares no code with the passes 
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilelang.errors import error, register
-from tilelang.ir import Alloc, Func, Launch, Stmt, rebuild, replace, walk, with_attrs
+from tilelang.ir import Alloc, Func, Launch, rewrite_launches, walk, with_attrs
 
 from .config import PassConfigKey
 from .pass_ import DEVICE, PassContext, pass_
@@ -32,22 +30,17 @@ def verify_sync(func: Func, cx: PassContext) -> Func:
     """
     strict = not cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC)
 
-    def visit(x: Any) -> Any:
-        if isinstance(x, Launch):
-            text, faults = check_launch(x)
-            for f in faults:
-                if f.exact and strict:
-                    notes = ((f.other, "the other access"),) if f.other is not None else ()
-                    one = f.other is not None and f.other == f.span
-                    raise error("sync-unordered", f.message,
-                                found=f.message, span=f.span, notes=notes, hint=_ONE if one else _TWO)
-            return with_attrs(x, sync_report=text)
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
+    def checked(launch: Launch) -> Launch:
+        text, faults = check_launch(launch)
+        for f in faults:
+            if f.exact and strict:
+                notes = ((f.other, "the other access"),) if f.other is not None else ()
+                one = f.other is not None and f.other == f.span
+                raise error("sync-unordered", f.message,
+                            found=f.message, span=f.span, notes=notes, hint=_ONE if one else _TWO)
+        return with_attrs(launch, sync_report=text)
 
-    return replace(func, body=visit(func.body))
+    return rewrite_launches(func, checked)
 
 
 def check_launch(launch: Launch) -> tuple[str, list[Fault]]:

@@ -108,15 +108,8 @@ class Stream(Accesses):
             case If():
                 for body in self._ways(s.cond, s.then, s.orelse, s):
                     yield from self.run(body)
-            case For():
-                for body in self._turns(s):
-                    try:
-                        yield from self.run(body)
-                    except _Left as e:
-                        if not e.again:
-                            break
-            case While():
-                for body in self._rounds(s):
+            case For() | While():
+                for body in self._turns(s) if isinstance(s, For) else self._rounds(s):
                     try:
                         yield from self.run(body)
                     except _Left as e:
@@ -136,24 +129,7 @@ class Stream(Accesses):
         if registers and not isinstance(s, (Seq, If, For, While)) or registers and not matters:
             self._ordinary(s)
         if not matters:
-            if isinstance(s, Bind):
-                self._bind(s)
-            elif isinstance(s, (Break, Continue)):
-                # All that run the loop leave it, if those that came to it are those that are here.
-                if self.guess or self.mask is not None and not (
-                        isinstance(self.entry, np.ndarray) and np.array_equal(self.mask, self.entry)):
-                    raise Undecided("a loop is left by some of the threads")
-                raise _Left(isinstance(s, Continue))
-            elif isinstance(s, If) and self.plan.leaves(s):
-                for body in self._ways(s.cond, s.then, s.orelse, s):
-                    self.do(body)
-            elif isinstance(s, Seq) and self.plan.leaves(s):
-                for x in s.stmts:
-                    self.do(x)
-            elif isinstance(s, Seq):
-                for x in s.stmts:
-                    if isinstance(x, Bind):
-                        self._bind(x)
+            self._pass_by(s)
             return
         match s:
             case Seq():
@@ -164,15 +140,8 @@ class Stream(Accesses):
                     self.do(body)
             case For() if self.plan.is_flat(s):
                 self._all_at_once(s)
-            case For():
-                for body in self._turns(s):
-                    try:
-                        self.do(body)
-                    except _Left as e:
-                        if not e.again:
-                            break
-            case While():
-                for body in self._rounds(s):
+            case For() | While():
+                for body in self._turns(s) if isinstance(s, For) else self._rounds(s):
                     try:
                         self.do(body)
                     except _Left as e:
@@ -197,6 +166,27 @@ class Stream(Accesses):
                     self._set(s.buffer, (0,) * s.buffer.ndim, s.init)
             case Assert():
                 self.reads(s.cond, s)
+
+    def _pass_by(self, s: Stmt) -> None:
+        """A statement that orders and touches nothing: what it binds, and whether a loop is left in it."""
+        if isinstance(s, Bind):
+            self._bind(s)
+        elif isinstance(s, (Break, Continue)):
+            # All that run the loop leave it, if those that came to it are those that are here.
+            if self.guess or self.mask is not None and not (
+                    isinstance(self.entry, np.ndarray) and np.array_equal(self.mask, self.entry)):
+                raise Undecided("a loop is left by some of the threads")
+            raise _Left(isinstance(s, Continue))
+        elif isinstance(s, If) and self.plan.leaves(s):
+            for body in self._ways(s.cond, s.then, s.orelse, s):
+                self.do(body)
+        elif isinstance(s, Seq) and self.plan.leaves(s):
+            for x in s.stmts:
+                self.do(x)
+        elif isinstance(s, Seq):
+            for x in s.stmts:
+                if isinstance(x, Bind):
+                    self._bind(x)
 
     def _bind(self, s: Bind) -> None:
         if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:

@@ -17,15 +17,16 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Parallel, Stmt,
-                         TileOp, Var, While, binary, const, is_const, rebuild, replace, seq, stmts_of, walk, with_attrs)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Parallel, Stmt, TileOp,
+                         Var, While, binary, const, inner, is_const, rebuild, replace, rewrite_launches, seq, stmts_of, walk,
+                         with_attrs)
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
 from tilelang.target.cluster import cluster_of
 
 from .check_hopper import linear_thread
-from .effects import effects, inner
+from .effects import effects
 from .pass_ import TILE, PassContext, pass_
 from .raw_hopper import check_raw_loads, pin_raw_products
 from .repeated_products import separate_repeated_products
@@ -51,16 +52,7 @@ def written_roles(func: Func, cx: PassContext) -> Func:
 
     Raises tma-copy, role-fragment, role-place at the user's line.
     """
-
-    def visit(x: Any) -> Any:
-        if isinstance(x, Launch):
-            return _written(x)
-        if isinstance(x, tuple):
-            out = tuple(map(visit, x))
-            return x if all(a is b for a, b in zip(out, x)) else out
-        return rebuild(x, visit) if isinstance(x, Stmt) else x
-
-    return replace(func, body=visit(func.body))
+    return rewrite_launches(func, _written)
 
 
 def _written(launch: Launch) -> Launch:
