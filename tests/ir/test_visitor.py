@@ -14,8 +14,8 @@ def names(body):
 
 def program():
     i = fresh("i", dtype("int32"))
-    launch = Launch((const(2),), (fresh("bx", dtype("int32")),), (1, 1, 1), tuple(fresh(f"t{d}", dtype("int32")) for d in "xyz"),
-                    seq(act("c"), act("d")))
+    bx, *threads = (fresh(n, dtype("int32")) for n in ("bx", "tx", "ty", "tz"))
+    launch = Launch((const(2),), (bx,), (1, 1, 1), tuple(threads), seq(act("c"), act("d")))
     loop = For(i, const(0), const(4), "serial", seq(act("b"), If(fresh("p", dtype("bool")), launch, act("e"))))
     return Func("f", (), (), seq(act("a"), loop, act("f")))
 
