@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import types
 
 import numpy as np
 import pytest
@@ -71,6 +72,69 @@ def test_a_changed_global_or_closure_compiles_a_new_kernel(monkeypatch):
         assert make(4)(zeros())[0] == 5
         monkeypatch.setitem(globals(), "STEP", 1)
         assert make(4) is first
+
+
+class Numbers:
+    step = 1
+
+    def __init__(self):
+        self.own = {"steps": [1, {"inner": 1}]}
+
+    def of_method(self):
+        return STEP
+
+
+TABLE, ARRAY, NUMBERS, ACTS = {"a": [1, (2, 1)], "b": {3}}, np.array([1, 2]), Numbers(), {"act": lambda: ACTS["by"], "by": 1}
+MODULE = types.ModuleType("numbers_of_mine")
+MODULE.step, MODULE.other = 1, 0
+READS = {"a list in a dict": (lambda: TABLE["a"][1][1], lambda: TABLE["a"].__setitem__(1, (2, 5))),
+         "a set": (lambda: max(TABLE["b"]) - 2, lambda: TABLE["b"].add(7)),
+         "an array": (lambda: int(ARRAY[0]), lambda: ARRAY.__setitem__(0, 5)),
+         "an attribute": (lambda: NUMBERS.own["steps"][1]["inner"], lambda: NUMBERS.own["steps"][1].update(inner=5)),
+         "a class": (lambda: NUMBERS.step, lambda: setattr(Numbers, "step", 5)),
+         "a class by its name": (lambda: Numbers.step - 4, lambda: setattr(Numbers, "step", 9)),
+         "a method": (lambda: NUMBERS.of_method(), lambda: globals().update(STEP=5)),
+         "a function in a dict": (lambda: ACTS["act"](), lambda: ACTS.update(by=5)),
+         "another function": (lambda: ACTS["act"]() - 4, lambda: ACTS.update(act=lambda: 9)),
+         "a module": (lambda: MODULE.step, lambda: setattr(MODULE, "step", 5)),
+         "bound arguments": (functools.partial(lambda t: t[0], [1]), None)}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_containers_objects_and_modules_hold_counts(name):
+    read, change = READS[name]
+    made, run = [], []  # what tracing itself changes asks for no other program
+
+    @tilelang.jit(out_idx=-1, execution_backend="tile")
+    def make(n):
+        made.append(n)
+        return shifted(n, read())
+
+    @tilelang.jit(execution_backend="tile")
+    def eager(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "int32")
+        run.append(N)
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(N):
+                A[i] += read()
+
+    a = zeros()
+    first = make(4)
+    eager(a)
+    traced = len(made), len(run)
+    MODULE.other += 1
+    assert make(4) is first and first(zeros())[0] == 1
+    eager(a)
+    assert a[0] == 2 and (len(made), len(run)) == traced
+    change = change or (lambda: read.args[0].__setitem__(0, 5))
+    change()
+    try:
+        assert make(4)(zeros())[0] == 5
+        eager(a)
+        assert a[0] == 7
+    finally:
+        globals().update(STEP=1)
 
 
 class Settings:

@@ -79,6 +79,7 @@ class AutoTuneImpl(InClasses):
                 configs, lambda config: self._compile(args, kwargs, config), self.profile,
                 inputs=runtime if runtime else None, key=self._disk_key(key, configs), early_stop=self.early_stop,
                 early_stop_factor=self.early_stop_factor)
+            self.results[values, impl.surroundings()] = result  # what tracing itself has changed asks for no other
         assert result.kernel is not None
         return result.kernel, runtime
 

@@ -2,66 +2,132 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
-from types import CellType, CodeType, FunctionType
+import sys
+from functools import partial
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from tilelang.ir import dtype
 from tilelang.language.macro import Macro
 
-_VALUES = (int, float, str, bool, type(None), dtype)
+from .keys import FOREIGN, attributes, content, is_settings
+
+_SIMPLE = (int, str, bool, type(None), dtype)
 _STORES = ("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL", "DELETE_DEREF")
 _GONE: Any = object()
 
 
 class Captured:
-    """Numbers, strings and dtypes that a function, what is defined in it and the user's functions and macros it calls read
-    from closures and globals; also which functions those names stand for.
+    """Values that a function, what is defined in it and the user's functions and macros it calls read from closures and
+    globals: numbers, strings and dtypes; what lists, dicts, sets and arrays hold; attributes of the user's objects and
+    classes, and those attributes of the user's modules that the reading function names.
 
-    What is inside containers and other objects is not followed.  Names that the functions assign themselves (counters)
-    do not count.
+    Torch tensors are not followed.  Names that the functions assign themselves (counters) do not count.
     """
 
     def __init__(self, fn: Any) -> None:
-        self.cells: list[CellType] = []
-        self.globals: list[tuple[dict[str, Any], str]] = []
-        self._seen: set[int] = set()
-        self._follow(fn)
-
-    def __bool__(self) -> bool:
-        return bool(self.cells or self.globals)
+        self.fn = fn
+        self.reads: dict[int, _Reads] = {}  # of functions met, by id
+        self.kept: dict[int, Any] = {}  # what counts by identity stays alive, so that no id is given twice
 
     def values(self) -> tuple[Any, ...]:
         """What the names stand for now, hashable and with types told apart."""
-        return tuple([_key(_of_cell(c)) for c in self.cells] + [_key(names.get(n, _GONE)) for names, n in self.globals])
+        walk = _Walk(self)
+        walk.follow(self.fn)
+        return tuple(walk.out)
 
-    def _follow(self, fn: Any) -> None:
-        while hasattr(fn, "__wrapped__"):
-            fn = fn.__wrapped__
-        if not isinstance(fn, FunctionType) or id(fn) in self._seen or _is_ours(fn):
+
+class _Reads:
+    """Names that one function reads from around it."""
+
+    __slots__ = ("attributes", "cells", "fn", "globals")
+
+    def __init__(self, fn: FunctionType) -> None:
+        read, stored, attrs = set[str](), set[str](), set[str]()
+        _names(fn.__code__, read, stored, attrs)
+        self.fn, self.attributes = fn, sorted(attrs)
+        self.cells = [c for n, c in zip(fn.__code__.co_freevars, fn.__closure__ or ()) if n not in stored]
+        names = fn.__globals__
+        self.globals = [n for n in sorted(read - stored) if n in names and not _is_foreign(names[n]) or
+                        n not in names and not hasattr(builtins, n)]
+
+
+class _Walk:
+    """One look at all that a function reads, each function once."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.captured, self.out, self.seen = captured, list[Any](), set[int]()
+
+    def follow(self, fn: Any) -> None:
+        while not isinstance(fn, FunctionType) or "__wrapped__" in fn.__dict__:
+            try:
+                fn = fn.__wrapped__
+            except AttributeError:
+                return
+        me = id(fn)
+        if me in self.seen:
             return
-        self._seen.add(id(fn))
-        read, stored = set[str](), set[str]()
-        _names(fn.__code__, read, stored)
-        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
-            if name not in stored and id(cell) not in self._seen and self._counts(_of_cell(cell)):
-                self._seen.add(id(cell))
-                self.cells.append(cell)
-        for name in sorted(read - stored):
-            at = (fn.__globals__, name)
-            if self._counts(fn.__globals__.get(name, _GONE)) and not any(n == name and g is at[0] for g, n in self.globals):
-                self.globals.append(at)
+        self.seen.add(me)
+        reads = self.captured.reads.get(me)
+        if reads is None:
+            if _is_foreign(fn):
+                return
+            reads = self.captured.reads[me] = _Reads(fn)
+        out = self.out
+        for cell in reads.cells:
+            value = _of_cell(cell)
+            t = value.__class__
+            out.append((t, value) if t in _SIMPLE else value.hex() if t is float else self.key(value, reads))
+        names = fn.__globals__
+        for name in reads.globals:
+            value = names.get(name, _GONE)
+            t = value.__class__
+            out.append((t, value) if t in _SIMPLE else value.hex() if t is float else self.key(value, reads))
 
-    def _counts(self, value: Any) -> bool:
-        inner = value.orig_func if isinstance(value, Macro) else value
-        if isinstance(inner, FunctionType):
-            self._follow(inner)
-            return not _is_ours(inner)
-        return type(value) in _VALUES
+    def key(self, value: Any, reads: _Reads) -> Any:
+        """Of what is no plain value."""
+        if value.__class__ is FunctionType or value.__class__ is Macro:
+            self.captured.kept[id(value)] = value
+            self.follow(value.orig_func if isinstance(value, Macro) else value)
+            return id(value)
+        return content(value, lambda x: self.other(x, reads))
+
+    def other(self, value: Any, reads: _Reads) -> Any:
+        """The key of what is neither plain nor a container of such: identity, and what can be read through it."""
+        if isinstance(value, (FunctionType, Macro)):
+            return self.key(value, reads)
+        if isinstance(value, ModuleType):
+            inside = {} if _is_foreign(value) else vars(value)
+            return tuple([(n, content(inside[n], lambda x: self.other(x, reads))) for n in reads.attributes if n in inside])
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, getattr(torch, "Tensor", ())):
+            return None
+        self.captured.kept[id(value)] = value
+        if isinstance(value, partial):
+            return id(value), self.key([value.func, value.args, value.keywords], reads)
+        if isinstance(value, MethodType):
+            return self.key([value.__func__, value.__self__], reads)
+        if is_settings(value) or isinstance(value, type):
+            of = value if isinstance(value, type) else type(value)
+            if _is_foreign(of):
+                return id(value), attributes(value) if of is not value else ()
+            for name in reads.attributes:
+                f = getattr(of, name, None)
+                if isinstance(f, (FunctionType, MethodType)):
+                    self.follow(getattr(f, "__func__", f))
+            return id(value), attributes(value)
+        self.follow(value)
+        return id(value)
 
 
-def _is_ours(fn: FunctionType) -> bool:
-    return (fn.__module__ or "").partition(".")[0] == "tilelang"
+def _is_foreign(value: Any) -> bool:
+    """A module, class or function of Python, of a library that kernels are written with, or of this package."""
+    if isinstance(value, BuiltinFunctionType):
+        return True
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return isinstance(value, (ModuleType, type, FunctionType)) and (name or "").partition(".")[0] in FOREIGN
 
 
 def _of_cell(cell: CellType) -> Any:
@@ -71,22 +137,21 @@ def _of_cell(cell: CellType) -> Any:
         return _GONE
 
 
-def _key(value: Any) -> Any:
-    t = value.__class__
-    return value.hex() if t is float else (t, value) if t in _VALUES else id(value)
-
-
-def _names(code: CodeType, read: set[str], stored: set[str]) -> None:
-    """Global names that code and what is nested in it may read, and names of its surroundings that they assign."""
-    read.update(code.co_names)
+def _names(code: CodeType, read: set[str], stored: set[str], attrs: set[str]) -> None:
+    """Names of globals that code and what is nested in it read, names of its surroundings that they assign, and names of
+    attributes they ask for."""
     own = {*code.co_cellvars}
     for i in dis.get_instructions(code):
         if i.opname in _STORES and i.argval not in own:
             stored.add(i.argval)
+        elif i.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            read.add(i.argval)
+        elif i.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            attrs.add(i.argval)
     for c in code.co_consts:
         if isinstance(c, CodeType):
             inner = set[str]()
-            _names(c, read, inner)
+            _names(c, read, inner, attrs)
             stored.update(inner - own)
 
 

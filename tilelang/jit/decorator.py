@@ -204,8 +204,7 @@ class JITImpl(InClasses):
         captured = self._captured
         if captured is None:
             captured = self._captured = Captured(self.func)
-        if captured:
-            configs = (*configs, captured.values())
+        configs = (*configs, captured.values())
         if self.target is None or self.target == "auto":
             return (configs, Target.current(), env.TILELANG_TARGET, env.TILELANG_DEFAULT_TARGET,
                     env.TILELANG_EXECUTION_BACKEND)
@@ -224,6 +223,7 @@ class JITImpl(InClasses):
         kernel = self._kernels.get(key)
         if kernel is None:
             kernel = self._kernels[key] = self.compile_program(self._program(bound), bound)
+            self._kernels[key[0], self.surroundings()] = kernel  # what the factory itself has changed asks for no other
         if fast is not None:
             self._fast[fast] = kernel
         return kernel

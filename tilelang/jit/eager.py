@@ -192,6 +192,7 @@ class EagerCalls:
         if kernel is None:
             func, key = self._traced(trace, values, consts)
             kernel = trace.kernels[key] = self.owner.compile_program(func)
+            self.traces[self._static_key(values)] = trace  # what tracing itself has changed (a list it fills) asks for no other
         return kernel
 
     def _traced(self, trace: _Trace, values: dict[str, Any], consts: dict[str, Any]) -> tuple[Any, Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -12,6 +15,11 @@ from tilelang.ir import Node, dtype
 SIMPLE = (int, str, bool, type(None), dtype)  # types whose == and hash tell programs apart, given the type
 
 _PLAIN = (*SIMPLE, float)
+_FUNCTIONS = (FunctionType, MethodType, ModuleType, type)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+# Where modules, classes and functions come from whose state makes no other program.
+FOREIGN = frozenset({"tilelang", "tvm", "torch", "numpy", "ml_dtypes", *sys.stdlib_module_names} - {"__main__"})
 
 
 def freeze(value: Any) -> Any:
@@ -59,23 +67,75 @@ def is_settings(x: Any) -> bool:
     t = type(x)
     return (t.__hash__ in (object.__hash__, None) and isinstance(getattr(x, "__dict__", None), dict) and
             not isinstance(x, (type, FunctionType, MethodType, ModuleType, partial, dict, list, set)) and
-            (t.__module__ or "").partition(".")[0] not in ("tilelang", "torch", "numpy"))
+            (t.__module__ or "").partition(".")[0] not in ("builtins", "tilelang", "torch", "numpy"))
 
 
 def attributes(value: Any, depth: int = 3) -> tuple[Any, ...]:
-    """Attributes of an object that are numbers, strings, dtypes, or containers and objects of them (to a depth): what a
-    program made from the object may have read, and its owner may have changed since."""
+    """Attributes of an object, or of a class of the user, that are numbers, strings, dtypes, or containers and objects of
+    them (to a depth), those of its classes included: what a program made from the object may have read, and its owner may
+    have changed since."""
     out = []
-    for name, x in vars(value).items():
+    for name, x in _fields(value):
         t = type(x)
         if t in _PLAIN:
             out.append((name, freeze(x)))
-        elif t in (list, tuple, dict, set):
-            if all(type(y) in _PLAIN for y in (x if t is not dict else [*x, *x.values()])):
-                out.append((name, freeze(x)))
+        elif t in _CONTAINERS:
+            with suppress(_NotPlain):
+                out.append((name, content(x, _not_plain)))
         elif depth and is_settings(x):
             out.append((name, attributes(x, depth - 1)))
     return tuple(out)
+
+
+def content(value: Any, other: Callable[[Any], Any], depth: int = 20) -> Any:
+    """A hashable stand-in for what lists, tuples, dicts, sets and arrays hold, their insides included; other(x) is that of
+    anything else that is no number, string or dtype."""
+    t = type(value)
+    if t in _PLAIN:
+        return freeze(value)
+    if not depth or t in _FUNCTIONS:
+        return other(value)
+    if isinstance(value, (list, tuple, deque)):
+        return t, tuple([content(x, other, depth - 1) for x in value])
+    if isinstance(value, Mapping):
+        return t, tuple([(content(k, other, depth - 1), content(x, other, depth - 1)) for k, x in list(value.items())])
+    if isinstance(value, (set, frozenset)):
+        return t, frozenset([content(x, other, depth - 1) for x in value])
+    if isinstance(value, bytearray):
+        return t, bytes(value)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        if value.dtype.hasobject:
+            return content(value.tolist(), other, depth - 1)
+        return t, str(value.dtype), value.shape, value.tobytes()
+    if torch is not None and isinstance(value, getattr(torch, "dtype", ())):
+        return freeze(value)
+    return other(value)
+
+
+class _NotPlain(Exception):
+    """Something in a container is no plain value."""
+
+
+def _not_plain(value: Any) -> Any:
+    raise _NotPlain
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes kept in an object, then those in its classes (a class: its own and its bases') as far as they are the
+    user's; the special names of Python are none."""
+    seen = set[str]()
+    own = value if isinstance(value, type) else type(value)
+    slots = [n for c in own.__mro__ for n in (c.__dict__.get("__slots__") or ())] if own is not value else []
+    places = [{n: getattr(value, n) for n in slots if n.isidentifier() and hasattr(value, n)}]
+    if own is not value:
+        places.append(getattr(value, "__dict__", None) or {})
+    places += [dict(vars(c)) for c in own.__mro__ if (c.__module__ or "").partition(".")[0] not in FOREIGN]
+    for names in places:
+        for name, x in list(names.items()):
+            if name not in seen and not (name.startswith("__") and name.endswith("__")):
+                seen.add(name)
+                yield name, x
 
 
 class Same:
