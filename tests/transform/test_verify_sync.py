@@ -220,3 +220,36 @@ def test_a_barrier_of_the_grid_is_one_of_each_block():
     assert faults == [] and text.startswith("ordered: "), text
     _, faults = check_launch(without(launch, "sync_grid"))
     assert any("without a barrier in between" in f.message and f.exact for f in faults)
+
+
+@pytest.mark.parametrize("same, other, ordered", [(1, 0, True), (2, 0, False), (1, 5, False)])
+def test_threads_that_compare_their_numbers_with_a_parameter(same, other, ordered):
+    """Only threads with one number may both be the ones; what else asks for the parameter takes it to be the same."""
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32"), n: T.int32):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((64,), "int32")
+            tx = T.get_thread_binding()
+            m = n + 3
+            if tx // same == m:
+                S[0] = tx
+            if tx // same == m + other:
+                A[tx] = S[0]
+
+    text, faults = check_launch(without(lowered(main.func), "sync_threads"))
+    assert (not faults) == ordered == text.startswith("ordered: "), text
+
+
+def test_a_part_of_a_fragment_at_a_run_time_index_is_copied_without_a_barrier():
+    @T.prim_func
+    def main(A: T.Tensor((2, 24, 8), "float32"), n: T.int32, p: T.int32, C: T.Tensor((24,), "float32")):
+        with T.Kernel(1, threads=64):
+            F, S = T.alloc_fragment((2, 24, 8), "float32"), T.alloc_shared((24,), "float32")
+            T.copy(A, F)
+            T.copy(F[p:p + 1, 0:24, n], S)
+            for i in T.Parallel(24):
+                C[i] = S[i] * 2
+
+    launch = lowered(main.func)
+    text, faults = check_launch(launch)
+    assert faults == [] and text.startswith("ordered: ") and calls(launch, "sync_threads") == 1, text

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import Expr, If, Region, Stmt, Store, Var, const, convert, load, logical
+from tilelang.ir import Expr, If, Region, Stmt, Store, Var, binary, const, convert, load, logical
 
 Dims = tuple[int | None, ...]
 PRIVATE = ("local", "local.var")  # scopes of which each thread has its own: it works on them for itself
@@ -88,8 +88,8 @@ def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[
         inside: Expr = const(True)
         point: list[Any] = [None] * len(extents)
         for i, m, e, d in zip(at, base.mins, base.extents, dims):
-            low, high = convert(m), convert(m) + e
-            inside = logical("and", inside, logical("and", i >= low, i < high))
+            low = convert(m)
+            inside = logical("and", inside, binary("eq", i, low) if unit(e) else logical("and", i >= low, i < low + e))
             if d is not None:
                 point[d] = i - low
         where = tuple(at)

@@ -22,6 +22,7 @@ from tilelang.ir.visitor import children
 
 from .divergence import Divergence
 from .sync_fault import SHARED, Fault
+from .verify_sync_answers import Answers
 from .verify_sync_locals import Locals
 from .verify_sync_shadow import AT_ONCE, Shadow, combined, differ, held, made_of, possible, slot_turns, widest_piece
 from .verify_sync_turns import has_unknown_loops, places_by
@@ -56,12 +57,18 @@ def check_barriers(launch: Launch, buffers: list[Buffer]) -> tuple[str, list[Fau
 
 
 def _walks(launch: Launch, buffers: list[Buffer], extents: tuple[int | None, ...], piece: int) -> list[_Follower]:
-    """Walks with every extent, and where conditions on unknown numbers were met, with every sample of those."""
+    """Walks with every extent, and where conditions on unknown numbers were met, with every sample of those.
+
+    Where a walk finds a fault, and threads compared their numbers with parameters of the kernel (`i == n`), it is made again
+    for every one of those numbers that a parameter may be, and for none of them.
+    """
     out = []
     for n in extents:
         for trial in range(len(SAMPLES)):
-            out.append(_Follower(launch, buffers, n, piece, trial).run())
-            if not out[-1].sampled:
+            walk = _Follower(launch, buffers, n, piece, trial).run()
+            others = list(walk.answers.others()) if walk.faults else []
+            out += [_Follower(launch, buffers, n, piece, trial, given).run() for given in others] or [walk]
+            if not walk.sampled:
                 break
     return out
 
@@ -75,7 +82,8 @@ class _Follower:
     """One walk through the program of a block.
 
     extent: trip count given to loops of unknown extent.  trial: which of SAMPLES unknown numbers are taken for where a
-    condition asks; conditions that all threads answer alike hold in the first walk and fail in the second.
+    condition asks; conditions that all threads answer alike hold in the first walk and fail in the second.  given: what
+    parameters are taken for, where threads compare numbers of theirs with them (`Answers`).
     """
 
     launch: Launch
@@ -83,6 +91,7 @@ class _Follower:
     extent: int | None
     piece: int  # bytes of a granule when negative, else an upper limit of them
     trial: int = 0
+    given: dict[Var, int | None] = field(default_factory=dict)
     sampled: bool = False
     faults: list[Fault] = field(default_factory=list)
     accesses: int = 0
@@ -118,6 +127,7 @@ class _Follower:
         self.maybe: dict[Var, tuple[Any, Any]] = {}
         self.guessing = False
         self.divergence: Divergence | None = None
+        self.answers = Answers(self.launch, self.given)
         self.locals = Locals(self.launch, self.matters)
         self.shared_use.clear()  # setting a variable that is followed matters too
         self.following = True
@@ -444,7 +454,7 @@ class _Follower:
     def binary(self, e: Binary) -> Any:
         a, b = self.value(e.a), self.value(e.b)
         if a is None or b is None:
-            return None
+            return self.answers.compared(e, a, b, self.env) if e.op in ("eq", "ne") else None
         return combined(e.op, a, b)
 
     def same_everywhere(self, e: Expr) -> bool:
