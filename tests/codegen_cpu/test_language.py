@@ -225,6 +225,23 @@ def test_a_table_of_addresses():
     assert np.array_equal(run_cpu(gather, [table, None])["B"], rows * 2)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_indices_that_start_again_in_one_loop_at_different_widths(masked):
+    """F[i % 4] beside G[(4 * j + i + 1) % 32]: the shorter one's turns are not taken for one run."""
+    @T.prim_func
+    def main(F: T.Tensor((4,), "float32"), G: T.Tensor((4, 32), "float32"), B: T.Tensor((9, 16), "float32")):
+        with T.Kernel(1, threads=32):
+            P = T.alloc_fragment((4,), "float32")
+            T.copy(F, P)
+            for j in T.serial(9):
+                for i in T.serial(16):
+                    B[j, i] = T.min(G[i % 4, (4 * j + i + 1) % 32], 100) - P[i & 3 if masked else i % 4]
+
+    f, g = (rng.integers(-31, 32, s).astype(np.float32) for s in ((4,), (4, 32)))
+    j, i = np.mgrid[0:9, 0:16]
+    assert np.array_equal(run_cpu(main, [f, g, None])["B"], g[i % 4, (4 * j + i + 1) % 32] - f[i % 4])
+
+
 @pytest.mark.parametrize("what", ["store", "load", "copy", "negative", "thread"])
 def test_leaving_block_memory_for_certain_is_refused(what):
     @T.prim_func

@@ -250,7 +250,9 @@ class Expressions:
             if e.op in ("floordiv", "floormod") and isinstance(e.b, Const) and e.b.value > 0 and self.exact(e.a):
                 low = self.analyzer.bounds_of(self.analyzer.linear(e.a))[0]
                 if low is not None and low >= 0:
-                    return self.f.let(f"{'udiv' if e.op == 'floordiv' else 'urem'} i64 {self.index(e.a)}, {e.b.value}")
+                    if e.op == "floordiv":
+                        return self.f.let(f"udiv i64 {self.index(e.a)}, {e.b.value}")
+                    return self.f.hidden(self.f.let(f"urem i64 {self.index(e.a)}, {e.b.value}"))
         elif isinstance(e, Cast) and e.value.dtype.is_signed and e.dtype.is_signed:
             if e.dtype.bits >= e.value.dtype.bits:
                 return self.index(e.value)
@@ -262,10 +264,13 @@ class Expressions:
 
     def _sized(self, e: Expr) -> str:
         """The value computed in its own type, extended."""
-        v = self.value(e)
-        if e.dtype.bits == 64 and not e.dtype.is_bool:
-            return v
-        return self.f.let(f"{'sext' if e.dtype.is_signed else 'zext'} {value_type(e.dtype)} {v} to i64")
+        return self._extended(self.value(e), e.dtype)
+
+    def _extended(self, v: str, dt: Any) -> str:
+        wide = v
+        if dt.bits != 64 or dt.is_bool:
+            wide = self.f.let(f"{'sext' if dt.is_signed else 'zext'} {value_type(dt)} {v} to i64")
+        return wide if is_literal(v) else self.f.hidden(wide)
 
     # ---- memory ---------------------------------------------------------------------------------------------------
 
@@ -395,9 +400,8 @@ class Expressions:
                 columns.append([self.index(e)] * lanes)
             else:
                 ty, v = value_type(e.dtype), self.value(e)
-                scalar = value_type(e.dtype.scalar)
                 lane = [self.f.let(f"extractelement {ty} {v}, i64 {k}") for k in range(lanes)]
-                columns.append([x if scalar == "i64" else self.f.let(f"sext {scalar} {x} to i64") for x in lane])
+                columns.append([self._extended(x, e.dtype.scalar) for x in lane])
         return [list(c) for c in zip(*columns)]
 
     def lane_in_range(self, b: Buffer, at: list[str]) -> str:

@@ -117,7 +117,7 @@ def _shuffle(cx: Any, e: Call) -> str:
     other = cx.index(e.args[1])
     start = f.let(f"and i64 {t}, {-width}")
     if e.op == "shfl_idx":
-        src = f.add(start, f.let(f"and i64 {other}, {width - 1}"))
+        src = f.add(start, f.hidden(f.let(f"and i64 {other}, {width - 1}")))
     else:
         op = {"shfl_xor": "xor", "shfl_up": "sub", "shfl_down": "add"}[e.op]
         src = f.let(f"{op} i64 {t}, {other}")

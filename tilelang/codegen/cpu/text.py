@@ -93,6 +93,7 @@ class Fn:
         self.ended = False
         self.loops: list[Loop] = []
         self._n = 0
+        self._zero = ""  # the register that hides values
         self._seen: dict[str, str] = {}  # pure instructions of the open block
 
     # ---- instructions -------------------------------------------------------------------------------------------
@@ -124,6 +125,20 @@ class Fn:
         v = f"%{self.name_of(hint + '.')}"
         self.allocas.append(f"  {v} = alloca {type_text}" + (f", align {align}" if align else ""))
         return v
+
+    def hidden(self, v: str) -> str:
+        """An i64 that LLVM takes as it comes: v, or'ed with a zero that it cannot see.
+
+        For indices that start again within a loop (remainders, masks, narrower integers).  LLVM 22's vectoriser assumes
+        that they do not and checks it before the loop, but of two with different widths it loses the check of the narrower:
+        F[i % 4] beside G[(i + j) % 32] is then read past the end of F.
+        """
+        if is_literal(v):
+            return v
+        if not self._zero:
+            self._zero = f"%{self.name_of('zero')}"
+            self.allocas.append(f'  {self._zero} = call i64 asm "", "=r,0"(i64 0)')
+        return self.let(f"or i64 {v}, {self._zero}")
 
     # ---- blocks -------------------------------------------------------------------------------------------------
 
