@@ -51,7 +51,8 @@ from .linear import Bounds
 def simplify_stmt(stmt: Stmt, env: Env | None = None) -> Stmt:
     """The statement with every expression simplified under the bounds of the loops, launches and conditions around it.
 
-    Branches whose condition is decided disappear, loops of extent 0 too; a serial loop of extent 1 becomes its body.
+    Branches whose condition is decided disappear, loops of extent 0 too; a serial loop of extent 1 becomes its body (but
+    for one with the attr `kept`).
     The same object when nothing changes.  env: inclusive bounds of free variables.
     """
     return _Simplify().stmt(stmt, Analyzer(env))
@@ -119,7 +120,7 @@ class _Simplify:
         n = a.interval(extent)
         if n[1] is not None and n[1] <= 0:
             return EMPTY
-        if n == (1, 1) and s.kind in ("serial", "unroll"):
+        if n == (1, 1) and s.kind in ("serial", "unroll") and not s.attr("kept"):
             if not _has_break(s.body):
                 return self.stmt(substitute(s.body, {s.var: start}), a)
         inner = a.bind(s.var, *extent_bounds(a, start, extent))

@@ -8,16 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.target.atomics import Atomic
+
 WARP, BANKS = 32, 32
 
 
 @dataclass(frozen=True)
 class Site:
-    """A place in the program that touches memory: the user's span, the buffer's name, and a text for people."""
+    """A place in the program that touches memory: the user's span, the buffer's name, and a text for people.
+
+    atomic: what an atomic operation there does, where its order matters."""
 
     span: Any
     name: str
     text: str
+    atomic: Atomic | None = None
 
 
 @dataclass

@@ -105,7 +105,7 @@ class DeviceLaunch:
         block.shared = Shared(arena * size, c.shared_granule, size * lanes, c.sites)
         block.copies, block.cluster = AsyncCopies(size * lanes), cluster
         for table in (block.shared.table, *tables):
-            table.block = number
+            table.block, table.each = number, lanes
             if cluster is not None:
                 table.thread = cluster.thread
         frames = []

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilelang.ir import AddressOf, Call, Load, StringConst, dtype, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value, binary_function, to_dtype
+from tilelang.target.atomics import Atomic, family
 
 from .faults import fault
 from .lanes import LaneFrame, exit_lanes
@@ -83,7 +84,8 @@ def _atomic(c: Any, e: Call) -> Closure:
     count = e.args[1].dtype.lanes if len(e.args) > 1 else 1
     what = "atomic load of" if kind == "load" else "atomic access to"
     order = Releases(e)
-    cells = c.cells(target, count, what, order)
+    waits = c.turning and e.args is not c.dropped
+    cells = c.cells(target, count, what, order, Atomic(family(e.op), waits, c.inside))
 
     def run(f: LaneFrame) -> Value:
         flat, at, ok = cells(f)

@@ -14,6 +14,7 @@ import numpy as np
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
                          Seq, Stmt, Store, TileOp, Var, While, numpy_dtype, replace, walk)
 from tilelang.ir.evaluate import Closure, ExprCompiler, Frame, Value
+from tilelang.target.atomics import Branch, Iterations, Role
 from tilelang.target.device_functions import known_function
 
 from .addresses import Addresses
@@ -86,6 +87,9 @@ class StmtCompiler(ExprCompiler):
     def __init__(self, rows: Any = None) -> None:
         super().__init__(rows)
         self.addresses = Addresses()
+        self.inside: tuple[Branch | Iterations | Role, ...] = ()  # what the statement being compiled stands in
+        self.turning = False  # the innermost loop is a while loop
+        self.dropped: tuple[Any, ...] | None = None  # the arguments of a call whose result nobody takes
 
     def stmt(self, s: Stmt) -> Action:
         """The action of s."""
@@ -173,6 +177,7 @@ class StmtCompiler(ExprCompiler):
         raise NotImplementedError
 
     def compile_evaluate(self, s: Evaluate) -> Action:
+        self.dropped = s.call.args
         fn = self.expr(s.call)
 
         def run(f: LaneFrame) -> None:
@@ -234,7 +239,16 @@ class StmtCompiler(ExprCompiler):
         return run
 
     def compile_if(self, s: If) -> Action:
-        return self.branch(self.expr(s.cond), self.stmt(s.then), self.stmt(s.orelse) if s.orelse is not None else None)
+        cond, outer = self.expr(s.cond), self.inside
+        role: tuple[Role, ...] = ()
+        if isinstance(s.cond, Call) and s.cond.op == "in_warp_groups":
+            role = (Role(int(s.cond.attr("first")), int(s.cond.attr("count"))),)
+        self.inside = (*outer, Branch(id(s), True), *role)
+        then = self.stmt(s.then)
+        self.inside = (*outer, Branch(id(s), False))
+        orelse = self.stmt(s.orelse) if s.orelse is not None else None
+        self.inside = outer
+        return self.branch(cond, then, orelse)
 
     def branch(self, cond: Closure, then: Action, orelse: Action | None) -> Action:
         """The action of a condition whose parts are compiled."""
@@ -268,9 +282,19 @@ class StmtCompiler(ExprCompiler):
 
         return run
 
+    def _turn(self, s: For | While) -> Action:
+        """The body of a loop."""
+        inside, turning = self.inside, self.turning
+        self.turning = isinstance(s, While)
+        if isinstance(s, For) and s.attr("independent"):
+            self.inside = (*inside, Iterations(id(s)))
+        body = self.stmt(s.body)
+        self.inside, self.turning = inside, turning
+        return body
+
     def _for(self, s: For) -> Action:
         at, start, extent = self.slot(s.var), self.expr(s.start), self.expr(s.extent)
-        body = self.stmt(s.body)
+        body = self._turn(s)
         leaves = contains(s.body, (Break, Continue), ("thread_return",))
 
         def run(f: LaneFrame) -> None:
@@ -299,7 +323,7 @@ class StmtCompiler(ExprCompiler):
         return run
 
     def _while(self, s: While) -> Action:
-        cond, body = self.expr(s.cond), self.stmt(s.body)
+        cond, body = self.expr(s.cond), self._turn(s)
 
         def run(f: LaneFrame) -> None:
             old, outer = f.mask, f.leaving

@@ -15,6 +15,7 @@ import numpy as np
 from tilelang.ir import (AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Const, Expr, Func, Launch, Load, Ramp,
                          Store, Var, numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
+from tilelang.target.atomics import Atomic
 from tilelang.target.intrinsics import INTRINSICS
 from tilelang.target.tensor_map import tensor_maps_of
 
@@ -105,9 +106,9 @@ class MachineCompiler(StmtCompiler):
         self.written = _written(func)
         self.guards_registers = any(isinstance(n, Call) and n.op == "wgmma" for n in walk(func))
 
-    def site(self, b: Buffer, span: Any, text: str) -> int:
+    def site(self, b: Buffer, span: Any, text: str, atomic: Atomic | None = None) -> int:
         """Number of a place that accesses memory."""
-        self.sites.append(Site(span, b.name, text))
+        self.sites.append(Site(span, b.name, text, atomic))
         return len(self.sites) - 1
 
     # -- addresses
@@ -430,13 +431,14 @@ class MachineCompiler(StmtCompiler):
                         span=self.sites[site].span, notes=((other.span, "the copy was issued here"),),
                         hint="wait for the group of that copy (cp_async_wait) and put a barrier after it")
 
-    def cells(self, e: AddressOf, count: int, what: str, order: Releases | None = None) -> Callable[[LaneFrame], Any]:
+    def cells(self, e: AddressOf, count: int, what: str, order: Releases | None = None,
+              atomic: Atomic | None = None) -> Callable[[LaneFrame], Any]:
         """Element numbers for an atomic access of `count` consecutive elements (see lane_ops).  order: what it releases and
-        acquires."""
+        acquires.  atomic: what it does."""
         b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.place
         width = count * dt.itemsize
         address = self.reach(b, e.indices, width, span, what, True)
-        site, at, steps = self.site(b, span, "atomic access"), self.slot(b.data), np.arange(count)
+        site, at, steps = self.site(b, span, "atomic access", atomic), self.slot(b.data), np.arange(count)
 
         def run(f: LaneFrame) -> Any:
             a = address(f)

@@ -151,19 +151,26 @@ class _Peers:
             if bad.any():
                 n, k = np.argwhere(bad)[0]
                 return int(n), None, int(self.site[g[n, k]].max())
-            foreign = (there != block)[:, :, None]
+        bad = self.unseen(clocks, g, t, block)
+        if bad is None:
+            return None
+        n, k, group = np.argwhere(bad)[0]
+        return int(n), int(self.who[g[n, k], group]), int(self.site[g[n, k], group])
+
+    def unseen(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, block: int) -> np.ndarray | None:
+        """[row, column of g, group]: where another thread of this block has made an access that the accesses (g, t) have not
+        seen; None: nowhere."""
         clock = self.clock[g]  # (n, k, groups)
-        if self.many_blocks and foreign.any():
-            clock = np.where(foreign, 0, clock)
+        if self.many_blocks:
+            foreign = (self.block[g] != block)[:, :, None]
+            if foreign.any():
+                clock = np.where(foreign, 0, clock)
         if not clock.any():
             return None
         who, tt = self.who[g], t[:, None, None]
         late = clocks.seen[np.broadcast_to(tt, who.shape), np.maximum(who, 0)] < clock
         bad = (clock > 0) & np.where(who == _MANY, clocks.least(self.group)[t][:, None, :] < clock, (who != tt) & late)
-        if not bad.any():
-            return None
-        n, k, group = np.argwhere(bad)[0]
-        return int(n), int(who[n, k, group]), int(self.site[g[n, k], group])
+        return bad if bad.any() else None
 
     def _known(self, clocks: Clocks, g: np.ndarray, t: np.ndarray) -> np.ndarray:
         """Whether threads t know of all that the last block did with granules g."""
@@ -197,7 +204,8 @@ class AccessTable:
         self.wsite = np.zeros(granules, np.int32)
         self.wblock = np.full(granules if many_blocks else 0, _NONE, np.int32)
         self.reads = _Peers(*self.shape)
-        self.atomics: _Peers | None = None
+        self.atomics: dict[str, _Peers] = {}  # by family; what waits, "?"
+        self.each = lanes  # of one of the blocks that run side by side
         self.agents: dict[int, str] = {}  # words for messages, by number
         self.thread: Callable[[int], str] = "thread {}".format  # words for messages
         self.agent_reads: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of an agent: clock and site by granule
@@ -209,7 +217,7 @@ class AccessTable:
     def read(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int) -> None:
         """Threads t read granules g.  Raises sim-race."""
         self._after_write(clocks, g, t, site, "reads")
-        self._after(self.atomics, "accessed atomically", clocks, g, t, site, "reads")
+        self._after_atomics(clocks, g, t, site, "reads")
         self.reads.enter(clocks, g, t, site, self.block)
 
     def atomic(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int) -> None:
@@ -218,16 +226,21 @@ class AccessTable:
         self._after(self.reads, "read", clocks, g, t, site, "accesses atomically")
         if self.agent_reads:
             self._after_agents(clocks, g, t, site)
-        if self.atomics is None:
-            self.atomics = _Peers(*self.shape)
-        self.atomics.enter(clocks, g, t, site, self.block)
+        atomic = self.sites[site].atomic
+        kind = "?" if atomic is None or atomic.waits else atomic.family
+        for other, peers in self.atomics.items():
+            if other != kind and "?" not in (other, kind):
+                self._after_other_kind(peers, clocks, g, t, site)
+        if kind not in self.atomics:
+            self.atomics[kind] = _Peers(*self.shape)
+        self.atomics[kind].enter(clocks, g, t, site, self.block)
 
     def write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, same: np.ndarray | None = None) -> None:
         """Threads t write granules g.  same: per thread, whether memory now holds the value it wrote (several threads
         storing one value in one instruction is no race).  Raises sim-race."""
         self._after_write(clocks, g, t, site, "writes")
         self._after(self.reads, "read", clocks, g, t, site, "writes")
-        self._after(self.atomics, "accessed atomically", clocks, g, t, site, "writes")
+        self._after_atomics(clocks, g, t, site, "writes")
         if self.agent_reads:
             self._after_agents(clocks, g, t, site)
         self.record_write(clocks, g, t, site)
@@ -246,8 +259,8 @@ class AccessTable:
         self.reads.forget(g)
         for clock, _ in self.agent_reads.values():
             clock[g] = 0
-        if self.atomics is not None:
-            self.atomics.forget(g)
+        for peers in self.atomics.values():
+            peers.forget(g)
         if self.many_blocks:
             self.wblock[g] = self.block
 
@@ -261,7 +274,7 @@ class AccessTable:
         rows, who = g[:, None], np.full(len(g), t)
         self._after_write(clocks, rows, who, site, "starts a copy over")
         self._after(self.reads, "read", clocks, rows, who, site, "starts a copy over")
-        self._after(self.atomics, "accessed atomically", clocks, rows, who, site, "starts a copy over")
+        self._after_atomics(clocks, rows, who, site, "starts a copy over")
         if self.agent_reads:
             self._after_agents(clocks, rows, who, site)
         if proxy is not None:
@@ -293,9 +306,28 @@ class AccessTable:
                 n, k = np.argwhere(late)[0]
                 raise self._race(int(t[n]), "writes", site, agent, "may still be reading", int(sites[g[n, k]]))
 
-    def _after(self, peers: _Peers | None, did: str, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int,
+    def _after_atomics(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, does: str) -> None:
+        for peers in self.atomics.values():
+            self._after(peers, "accessed atomically", clocks, g, t, site, does)
+
+    def _after_other_kind(self, peers: _Peers, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int) -> None:
+        """Atomic accesses after those of another family, by threads of the same block: one statement is behind the other."""
+        bad = peers.unseen(clocks, g, t, self.block)
+        if bad is None:
+            return
+        own = t // self.each
+        bad &= np.arange(bad.shape[2]) * peers.group // self.each == own[:, None, None]
+        here = self.sites[site].atomic
+        for k in np.unique(peers.site[g][bad]).tolist():
+            there = self.sites[k].atomic
+            if there is not None and here.misses_order(there):
+                n, column, group = np.argwhere(bad & (peers.site[g] == k))[0]
+                raise self._race(int(t[n]), f"does an atomic {here.family} to", site, int(peers.who[g[n, column], group]),
+                                 f"did an atomic {there.family} to", k)
+
+    def _after(self, peers: _Peers, did: str, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int,
                does: str) -> None:
-        clash = peers.clash(clocks, g, t, self.block) if peers is not None else None
+        clash = peers.clash(clocks, g, t, self.block)
         if clash is not None:
             n, other, other_site = clash
             raise self._race(int(t[n]), does, site, other, did, other_site)

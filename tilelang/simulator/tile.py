@@ -180,7 +180,7 @@ class TileCompiler(StmtCompiler):
 
         return run
 
-    def cells(self, e: AddressOf, count: int, what: str, order: Any = None) -> Callable[[LaneFrame], Any]:
+    def cells(self, e: AddressOf, count: int, what: str, order: Any = None, atomic: Any = None) -> Callable[[LaneFrame], Any]:
         b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.place
         where = self.locate(b, e.indices, count, span, True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from tilelang.ir.expr import Call
 from tilelang.ir.record import entity, record, state
 from tilelang.ir.visitor import children
 
+from .atomic_order import Update, in_order
 from .claimed_slots import Claims
 from .divergence import Divergence
 
@@ -61,7 +62,7 @@ class Access:
     buffer: Buffer
     reads: bool
     writes: bool
-    atomic: bool
+    update: Update | None
     indices: tuple[Expr, ...] | None
     width: int
     loops: tuple[Loop, ...]
@@ -119,12 +120,15 @@ class Tables:
         self.roots: dict[int, tuple[Expr, frozenset[Var]]] = {}
         self.prints: dict[Any, _Footprint | None] = {}
         self.decided: dict[Any, bool] = {}
+        self.actors: dict[Access, int | None] = {}
 
     # ---- questions ----------------------------------------------------------------------------------------------
 
     def collide(self, a: Access, b: Access, how: Relation) -> bool:
         """Whether two different threads may touch one element, one of them writing, a before b as `how` says."""
-        if a.buffer.data is not b.buffer.data or not (a.writes or b.writes) or (a.atomic and b.atomic):
+        if a.buffer.data is not b.buffer.data or not (a.writes or b.writes):
+            return False
+        if a.update and b.update and not in_order(a, b, self.divergence):
             return False
         shared = self.common(a, b, how)
         last = how.carried[0] if how.carried else None
@@ -155,6 +159,8 @@ class Tables:
     # ---- deciding -----------------------------------------------------------------------------------------------
 
     def _collide(self, a: Access, b: Access, how: Relation, shared: list[Loop]) -> bool:
+        if a.update and b.update and self.actor(a) == self.actor(b) is not None:
+            return False
         if a.indices is None or b.indices is None or a.buffer is not b.buffer and a.buffer.shape != b.buffer.shape:
             return True
         if a.buffer.dtype.bits * a.buffer.dtype.lanes < 8:
@@ -282,6 +288,17 @@ class Tables:
                         out |= self.vars_of(self.binds[x])
             hit = self.roots[id(e)] = (e, frozenset(out))
         return hit[1]
+
+    def actor(self, a: Access) -> int | None:
+        """The thread that makes an access, where its conditions let only one through."""
+        if a not in self.actors:
+            try:
+                mask = _Evaluation(self, replace(a, indices=(), width=1), {}, frozenset()).mask()
+            except _Unknown:
+                mask = None
+            who = np.arange(self.num_threads) if mask is None else np.flatnonzero(mask.any(1))
+            self.actors[a] = int(who[0]) if len(who) == 1 else None
+        return self.actors[a]
 
     # ---- tables -------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Const, Expr, For, If, L
                          binary, cast, const, fresh, load, seq, substitute, unary, walk)
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, private
 
+from .atomic_order import as_iterations
 from .distributed_loop import Loop, accesses, in_order, is_memory
 from .fragment_access import Grid, Touch, shared_elements
 from .loop_body import drop_continue, inline_index_binds, refuse_carried, renamed
@@ -121,7 +122,9 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
         inner = _emit_points(lw, loop, body)
     finally:
         lw.analyzer, lw.loop = saved
-    return seq(*before, _wrap_axes(dist, inner, _touches_registers(lw, body), span), *after)
+    inner = _wrap_axes(dist, inner, _touches_registers(lw, body), span)
+    inner = as_iterations(body, inner, bool(dist.axes or dist.lanes), span)
+    return seq(*before, inner, *after)
 
 
 def _touches_registers(lw: Any, body: Stmt) -> bool:

@@ -10,6 +10,7 @@ from tilelang.ir.record import record
 from tilelang.ir import replace as with_fields
 
 from .access_table import Access, Loop, Relation, Tables
+from .atomic_order import must_be_placed
 from .config import PassConfigKey
 from .divergence import Divergence
 from .pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
@@ -24,7 +25,8 @@ ROUNDS = 4_000  # of loops' bodies, after which numbers of iterations are counte
 
 @pass_(needs=THREADS_BOUND, gives=SYNCED)
 def place_sync(func: Func, cx: PassContext) -> Func:
-    """Put a block barrier between any two accesses of different threads to one element, one of them a write.
+    """Put a block barrier between any two accesses of different threads to one element, one of them a write; between two atomic
+    ones where their order matters (atomic_order.py).
 
     Before:                          After:
         S[tx] = A[tx]                    S[tx] = A[tx]
@@ -59,24 +61,32 @@ def synchronized(launch: Launch) -> Launch:
             return launch
         divergence = Divergence(launch)
         try:
+            places = _spared(tree, ignored)
             _Flow(Tables(launch, tree.binds, divergence)).run(tree.root)
         except _TooDeep:
             tree = TreeBuilder(launch)
+            places = _spared(tree, ignored)
             _Flow(Tables(launch, tree.binds, divergence), coarse=True).run(tree.root)
-        places = list(tree.root.all())
-        for k in ignored:
-            places[k].before = places[k].body_end = False
         if not tree.root.before and not tree.root.has_barrier:
             return with_fields(launch, body=fence_barriers(launch.body))
         try:
             return with_fields(launch, body=fence_barriers(_Writer(divergence).body(tree.root)))
         except Unplaceable as e:
-            # The order of a thread's accesses to global memory is its own affair where threads run apart.
+            # Where threads run apart the order of accesses to global memory is their own affair, and so is what they tell
+            # each other by atomics.
             inside = set(map(id, e.place.all()))
             drop = {k for k, p in enumerate(places) if id(p) in inside and p.barrier_placed and not p.for_shared}
             if not drop:
                 raise refused(e.place) from None
             ignored |= drop
+
+
+def _spared(tree: TreeBuilder, ignored: set[int]) -> list[Place]:
+    """The places of a tree; those of these numbers need barriers for shared memory alone."""
+    places = list(tree.root.all())
+    for k in ignored:
+        places[k].never = True
+    return places
 
 
 @record
@@ -221,16 +231,16 @@ class _Flow:
             self.for_loop(p, {})
 
     def conflicts(self, state: _State, accesses: list[Access], p: Place) -> bool:
-        """Whether an access conflicts with a pending one.  Notes at p whether shared memory is concerned."""
+        """Whether an access conflicts with a pending one, so that p needs a barrier.  Notes at p whether it must have it."""
         found = False
         for b in accesses:
             for e, age in state.items():
                 if age is None and e.access.buffer.data is b.buffer.data and self.t.collide(e.access, b, e.how):
                     found = True
-                    p.for_shared |= b.is_shared
-                    if self.checking or b.is_shared:
+                    p.for_shared |= b.is_shared and must_be_placed(e.access, b)
+                    if p.for_shared or self.checking and not p.never:
                         return True
-        return found
+        return found and not p.never
 
     # ---- loops --------------------------------------------------------------------------------------------------
 

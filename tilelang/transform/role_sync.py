@@ -248,9 +248,10 @@ def _of_role(part: Stmt, count: int) -> Stmt:
 
 
 def _touches_alone(part: Stmt) -> bool:
-    """Whether a part has accesses of its own threads to shared memory, beyond those that mbarriers order."""
+    """Whether a part has accesses of its own threads to shared memory, beyond those that mbarriers order, or atomics."""
     return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in ("shared", "shared.dyn") or
-               isinstance(x, Call) and x.op in ("sync_threads", "stmatrix", "cp_async", "tma_store") for x in walk(part))
+               isinstance(x, Call) and (x.op in ("sync_threads", "stmatrix", "cp_async", "tma_store") or
+                                        x.op.startswith("atomic_")) for x in walk(part))
 
 
 def _barrier(s: Stmt) -> Stmt:

@@ -14,6 +14,7 @@ from tilelang.ir.expr import Call, Load
 from tilelang.ir.record import entity
 
 from .access_table import Access, Loop
+from .atomic_order import Update, update_of
 from .effects import Effect, effects, is_sync, own_effects
 
 _SHARED = ("shared", "shared.dyn")
@@ -35,7 +36,8 @@ class Place:
     loop: Loop | None = None
     before: bool = False
     body_end: bool = False
-    for_shared: bool = False  # the barrier is needed for shared memory (else only for global memory)
+    for_shared: bool = False  # the barrier is needed for shared memory (else only where all threads come to it)
+    never: bool = False  # threads run apart here: only what is needed for shared memory counts
 
     @property
     def barrier_placed(self) -> bool:
@@ -85,7 +87,7 @@ class TreeBuilder:
         p = Place(s)
         own = list(own_effects(s))
         for e in own:
-            a = self.access(e, loops, conds)
+            a = self.access(e, s, loops, conds)
             if a is not None:
                 p.accesses.append(a)
         match s:
@@ -111,12 +113,12 @@ class TreeBuilder:
                 p.inner = [self.place(s.body, loops, conds)]
         return p
 
-    def access(self, e: Effect, loops: tuple[Loop, ...], conds: tuple[Expr, ...]) -> Access | None:
+    def access(self, e: Effect, s: Stmt, loops: tuple[Loop, ...], conds: tuple[Expr, ...]) -> Access | None:
         b = e.buffer
         if b.scope_name not in _SHARED and e.storage not in self.watched or b.attr("ordered"):
             return None
         if e.storage in self.overlapping:  # wherever each of them lies
-            return Access(_ANYWHERE, e.reads, e.writes, e.mode == "atomic", None, 1, loops, conds, False,
+            return Access(_ANYWHERE, e.reads, e.writes, _update(e, s, loops), None, 1, loops, conds, False,
                           getattr(e.node, "span", None))
         indices, width, lanes, is_async, signals = e.indices, 1, 32, False, None
         node = e.node
@@ -134,8 +136,15 @@ class TreeBuilder:
                 indices = None
         if indices is not None and any(i.dtype.lanes > 1 for i in indices[:-1]):
             indices = None
-        return Access(b, e.reads, e.writes, e.mode == "atomic", indices, width, loops, conds, is_async,
+        return Access(b, e.reads, e.writes, _update(e, s, loops), indices, width, loops, conds, is_async,
                       getattr(node, "span", None), lanes, signals)
+
+
+def _update(e: Effect, s: Stmt, loops: tuple[Loop, ...]) -> Update | None:
+    """What an atomic access by statement s does."""
+    if e.mode != "atomic" or not isinstance(e.node, Call):
+        return None
+    return update_of(e.node, s, bool(loops) and loops[-1].var is None)
 
 
 def _signalled(c: Call) -> Buffer | None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Buffer, Const, Expr, Load, Node, Ramp, Select, Store
+from tilelang.ir import Buffer, Const, Evaluate, Expr, Load, Node, Ramp, Select, Store
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.visitor import children
+from tilelang.target.atomics import Atomic, family
 
 from .sync_fault import SHARED, Fault, Found
 from .verify_sync_copies import EVENT_RULES
@@ -29,6 +30,8 @@ class Accesses:
     n: int
     guess: int
     independent: int
+    inside: Any
+    turning: bool
     _ways: Any
     only: Any
 
@@ -64,7 +67,9 @@ class Accesses:
         """An access through an address given to an intrinsic."""
         size = a.buffer.dtype.bytes
         if c.op.startswith("atomic_"):
-            self.touch("a", a.buffer, a.indices, {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1), s)
+            used = not (isinstance(s, Evaluate) and s.call is c)
+            self.touch("a", a.buffer, a.indices, {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1), s,
+                       atomic=Atomic(family(c.op), used and self.turning, self.inside))
         elif c.op in ("ldmatrix", "stmatrix"):
             mask, active = self.mask, self.active
             lanes = self.threads % 32 < 8 * int(c.attr("num", 4))
@@ -75,16 +80,16 @@ class Accesses:
             self.touch("w", a.buffer, None, 1, s)
 
     def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, s: Any,
-              memory: Any = None) -> None:
+              memory: Any = None, atomic: Atomic | None = None) -> None:
         """An access of `width` elements by each active thread; indices None: anywhere in the buffer.
 
-        memory: that of another block of the cluster.
+        memory: that of another block of the cluster.  atomic: what an atomic one does.
         """
         self.block.accesses += 1
         g, t, exact = self.granules(b, indices, width)
         if len(g):
             into = memory or self.block.memory
-            into.threads(mode, g, t, self.active, s.span, exact and not self.guess, bool(self.independent))
+            into.threads(mode, g, t, self.active, s.span, exact and not self.guess, bool(self.independent), atomic)
 
     def at_once(self, s: Store) -> None:
         """Several threads store in one place in one instruction.  Raises Found where they store different things."""

@@ -20,11 +20,13 @@ from tilelang.ir import (Alloc, Assert, Bind, Binary, Buffer, Cast, Const, Evalu
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.visitor import children
 
+from tilelang.target.atomics import Atomic, Branch, Iterations, family
+
 from .divergence import Divergence
 from .sync_fault import SHARED, Fault
 from .verify_sync_answers import Answers
 from .verify_sync_locals import Locals
-from .verify_sync_shadow import AT_ONCE, Shadow, combined, differ, held, made_of, possible, slot_turns, widest_piece
+from .verify_sync_shadow import AT_ONCE, Shadow, combined, differ, held, made_of, mode_of, possible, slot_turns, widest_piece
 from .verify_sync_turns import has_unknown_loops, places_by
 
 BUDGET = 6000  # access evaluations; loops are cut short beyond
@@ -115,7 +117,10 @@ class _Follower:
         total = max(self.offset.get(b.data, 0) + b.size * b.dtype.bytes for b in self.buffers)
         self.shadow = Shadow(total // self.granule + 1)
         self.size = {b.data: b.size * b.dtype.bytes for b in self.buffers}
-        self.sites: list[Any] = []
+        self.sites: list[tuple[Any, bool, Atomic | None]] = []  # where, whether the address was known, what an atomic one does
+        self.path: tuple[Branch | Iterations, ...] = ()
+        self.parts = 0  # runs of branches and parallel loops
+        self.turning = False  # the innermost loop is a while loop
         self.open: list[tuple[Any, Any, int]] = []  # copies of the group not yet committed
         self.groups: list[list[tuple[Any, Any, int]]] = []
         self.independent = 0
@@ -193,17 +198,26 @@ class _Follower:
         # Where the condition is not known a thread may take either way, unless a part of it that is known says no.
         ways = [possible(s.cond, w, self.value, self.maybe) if c is None else np.asarray(c, dtype=bool) == w
                 for w in (True, False)]
-        for way, body in zip(ways, (s.then, s.orelse)):
+        path = self.path
+        self.parts = run = self.parts + 1
+        for way, body, first in zip(ways, (s.then, s.orelse), (True, False)):
             if body is not None:
                 way = np.broadcast_to(way, self.n)
                 taken = way if mask is None else way & mask
+                self.path = (*path, Branch(run, first))
                 if taken.all():
                     self.stmt(body, None)
                 elif taken.any():
                     self.stmt(body, taken)
+        self.path = path
 
     def while_loop(self, s: While, mask: Any) -> None:
         """As often as its condition holds where that is known, else three times."""
+        turning, self.turning = self.turning, True
+        self.turns(s, mask)
+        self.turning = turning
+
+    def turns(self, s: While, mask: Any) -> None:
         for k in range(MOST_TURNS + 1):
             self.reads(s.cond, mask, s)
             c = self.value(s.cond)
@@ -238,7 +252,12 @@ class _Follower:
             left_out = (most - 2 * first) // period * period
             steps = [*range(first), *range(first + left_out, most)]
             self.cut = max(self.cut, len(steps))
-        self.independent += bool(s.attr("independent"))
+        path, turning = self.path, self.turning
+        self.turning = False
+        if s.attr("independent"):
+            self.independent += 1
+            self.parts += 1
+            self.path = (*path, Iterations(self.parts))
         for at, k in enumerate(steps):
             if k != at:  # turns were left out
                 self.locals.forget(s)
@@ -251,6 +270,7 @@ class _Follower:
                     break
             self.stmt(s.body, inside)
         self.independent -= bool(s.attr("independent"))
+        self.path, self.turning = path, turning
         self.env.pop(s.var, None)
         if guessed or len(steps) < most:
             self.locals.forget(s)
@@ -320,7 +340,9 @@ class _Follower:
         """An access through an address given to an intrinsic."""
         size = a.buffer.dtype.bytes
         if c.op.startswith("atomic_"):
-            self.touch("a", a.buffer, a.indices, {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1), mask, s)
+            used = not (isinstance(s, Evaluate) and s.call is c)
+            self.touch("a", a.buffer, a.indices, {"atomic_addx2": 2, "atomic_addx4": 4}.get(c.op, 1), mask, s,
+                       atomic=Atomic(family(c.op), used and self.turning, self.path))
         elif c.op == "cp_async":
             width = max(1, int(c.attr("bytes", 16)) // size)
             self.touch("async" if k == 0 else "r", a.buffer, a.indices, width, mask, s)
@@ -334,7 +356,7 @@ class _Follower:
             self.touch("w", a.buffer, None, 1, mask, s)
 
     def touch(self, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any, s: Stmt,
-              together: bool = False) -> None:
+              together: bool = False, atomic: Atomic | None = None) -> None:
         """together: all threads touch the same place."""
         self.accesses += 1
         if together:
@@ -345,8 +367,8 @@ class _Follower:
         if not exact:
             self.unknown += 1
         site = len(self.sites)
-        self.sites.append((s.span, exact))
-        kind = "w" if mode == "async" else mode
+        self.sites.append((s.span, exact, atomic))
+        kind = "w" if mode == "async" else mode if atomic is None else mode_of(atomic)
         if not exact and self.independent:  # iterations of a parallel loop: the program says they do not meet
             return
         flying = self.shadow.flying[g]
@@ -355,7 +377,7 @@ class _Follower:
             other = int(flying[int(np.argmax(flying > 0))]) - 1
             self.fault(b, "is touched while an asynchronous copy to it is in flight", s, other, exact)
         else:
-            other = self.shadow.clash(kind, g, t, self.epoch)
+            other = self.shadow.clash(kind, g, t, self.epoch, lambda site: self.meets(atomic, self.sites[site][2]))
             if other is not None:
                 self.fault(b, "is touched by two threads without a barrier in between", s, other, exact)
         if mode == "async":
@@ -363,6 +385,11 @@ class _Follower:
             self.open.append((g, t, site))
         else:
             self.shadow.note(kind, g, t, self.epoch, site)
+
+    @staticmethod
+    def meets(a: Atomic | None, b: Atomic | None) -> bool:
+        """Whether two accesses that nothing orders are a fault, atomic ones by what they do."""
+        return a is None or b is None or a.misses_order(b)
 
     def at_once(self, s: Store, mask: Any) -> None:
         """Several threads store in one place in one instruction."""
@@ -374,7 +401,7 @@ class _Follower:
 
     def fault(self, b: Buffer, what: str, s: Stmt, other: int, exact: bool) -> None:
         if len(self.faults) < 8:
-            span, known = self.sites[other]
+            span, known, _ = self.sites[other]
             self.faults.append(Fault(f"`{b.name}` {what}", s.span, span, exact and known))
 
     def granules(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any) -> tuple[Any, Any, bool]:

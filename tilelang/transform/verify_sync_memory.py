@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.target.atomics import Atomic
+
 from .sync_fault import Fault, Found
 from .verify_sync_clocks import Clocks, Row, Warp
+from .verify_sync_shadow import mode_of
 
-# Modes: r read, w write, a atomic; which earlier ones an access conflicts with.
-_CONFLICTS = {"r": "wa", "w": "rwa", "a": "rw"}
 MESSAGES = {"order": "is touched by two threads without a barrier in between",
             "copy": "is touched while an asynchronous copy to it is in flight",
             "again": "is overwritten by a copy while something that reads or writes it is not known to be over",
@@ -62,7 +63,8 @@ class Memory:
         self.flying: Any = None  # number of the site of the cp.async in flight over a granule
         self.version = 0
         self.checked: dict[Any, tuple[int, int]] = {}
-        self.sites: list[tuple[Any, bool]] = [(None, True)]  # where, whether the address was known
+        # Where, whether the address was known, and what an atomic access does.
+        self.sites: list[tuple[Any, bool, Atomic | None]] = [(None, True, None)]
 
     def name(self, at: int) -> str:
         """Of the buffer that holds a byte."""
@@ -92,7 +94,7 @@ class Memory:
         if self.flying is not None and version != self.version:
             over = self.flying[lo // self.granule: -(-hi // self.granule)]
             if over.any():
-                raise self._fault("copy", lo, span, *self.sites[int(over[int(np.argmax(over > 0))])])
+                raise self._fault("copy", lo, span, *self.sites[int(over[int(np.argmax(over > 0))])][:2])
         if self.touched and version != self.version:
             self._threads(mode, lo, hi, seen, fenced, span)
         self.checked[key] = self.version, t.written
@@ -123,16 +125,17 @@ class Memory:
 
     def _threads(self, mode: str, lo: int, hi: int, seen: Row, fenced: Row, span: Any) -> None:
         a, b = lo // self.granule, -(-hi // self.granule)
-        for m in _CONFLICTS[mode]:
-            got = self.touched.get(m)
+        for m, got in self.touched.items():
+            if m == mode == "r":
+                continue
             for what, known in (("order", seen), ("unread" if m == "r" else "proxy", fenced)):
-                if got is None or b <= got.lo or got.hi <= a or (known >= got.latest).all():
+                if b <= got.lo or got.hi <= a or (known >= got.latest).all():
                     continue
                 bad = known[got.component[:, a:b]] < got.when[:, a:b]
                 if bad.any():
                     row, at = (int(x[0]) for x in np.nonzero(bad))
                     text = what if known is fenced else "again" if mode == "w" else "early"
-                    raise self._fault(text, (a + at) * self.granule, span, *self.sites[got.site[row, a + at]])
+                    raise self._fault(text, (a + at) * self.granule, span, *self.sites[got.site[row, a + at]][:2])
 
     # ---- cp.async ---------------------------------------------------------------------------------------------------
 
@@ -150,11 +153,14 @@ class Memory:
     # ---- threads ----------------------------------------------------------------------------------------------------
 
     def threads(self, mode: str, g: Any, thread: Any, active: list[tuple[Warp, int]], span: Any, exact: bool = True,
-                alone: bool = False) -> None:
+                alone: bool = False, atomic: Atomic | None = None) -> None:
         """Ordinary accesses of granules g by threads (same shape); active: their warps.
 
-        exact: whether the addresses are known.  alone: the program says that these threads do not meet one another.
+        exact: whether the addresses are known.  alone: the program says that these threads do not meet one another.  atomic:
+        what an atomic access (mode "a") does.
         """
+        if atomic is not None:
+            mode = mode_of(atomic)
         first, last = int(g.min()) * self.granule, (int(g.max()) + 1) * self.granule
         warp = thread // 32
         rows = {w.number: w.known(lanes) for w, lanes in active}
@@ -165,19 +171,19 @@ class Memory:
             over = self.flying[g]
             if over.any():
                 k = int(np.argmax(over > 0))
-                where, known = self.sites[int(over[k])]
+                where, known, _ = self.sites[int(over[k])]
                 raise self._fault("copy", int(g[k]) * self.granule, span, where, exact and known)
         if exact or not alone:
-            self._conflict(mode, g, thread, warp, rows, span, exact)
-        self._note(mode, g, thread, warp, active, span, exact)
+            self._conflict(mode, g, thread, warp, rows, span, exact, atomic)
+        self._note(mode, g, thread, warp, active, span, exact, atomic)
 
     def _note(self, mode: str, g: Any, thread: Any, warp: Any, active: list[tuple[Warp, int]], span: Any,
-              exact: bool) -> None:
+              exact: bool, atomic: Atomic | None) -> None:
         got = self.touched.get(mode)
         if got is None:
             got = self.touched[mode] = _Touched(self.warps, self.granules, self.clocks.row())
         got.lo, got.hi = min(got.lo, int(g.min())), max(got.hi, int(g.max()) + 1)
-        self.sites.append((span, exact))
+        self.sites.append((span, exact, atomic))
         self.version += 1
         component, now = np.zeros(self.warps, np.int32), np.zeros(self.warps, np.int32)
         for w, lanes in active:
@@ -207,21 +213,34 @@ class Memory:
                     raise self._fault("copy" if m == "w" else "late", at, span, where, exact)
 
     def _conflict(self, mode: str, g: Any, thread: Any, warp: Any, rows: dict[int, tuple[Row, Row]], span: Any,
-                  exact: bool) -> None:
+                  exact: bool, atomic: Atomic | None) -> None:
         known: Any = None
-        for m in _CONFLICTS[mode]:
-            got = self.touched.get(m)
-            if got is None or all((seen >= got.latest).all() for seen, _ in rows.values()):
+        for m, got in self.touched.items():
+            if m == mode and m != "w" or all((seen >= got.latest).all() for seen, _ in rows.values()):
                 continue
             if known is None:
                 known = np.zeros((self.warps, self.clocks.size), np.int32)
                 for n, (seen, _) in rows.items():
                     known[n] = seen
             bad = (known[warp, got.component[:, g]] < got.when[:, g]) & (got.thread[:, g] != thread)
-            if bad.any():
-                row, at = (int(x[0]) for x in np.nonzero(bad))
-                where, known_there = self.sites[int(got.site[row, g[at]])]
-                raise self._fault("order", int(g[at]) * self.granule, span, where, exact and known_there)
+            if not bad.any():
+                continue
+            if atomic is not None and m[0] == "a":
+                bad &= self._misses_order(atomic, got.site[:, g], bad)
+                if not bad.any():
+                    continue
+            row, at = (int(x[0]) for x in np.nonzero(bad))
+            where, known_there, _ = self.sites[int(got.site[row, g[at]])]
+            raise self._fault("order", int(g[at]) * self.granule, span, where, exact and known_there)
+
+    def _misses_order(self, atomic: Atomic, sites: Any, among: Any) -> Any:
+        """Which of these atomic accesses should have been ordered with this one."""
+        out = np.zeros(sites.shape, bool)
+        for k in np.unique(sites[among]).tolist():
+            other = self.sites[k][2]
+            if other is not None and atomic.misses_order(other):
+                out |= sites == k
+        return out
 
 
 __all__ = ["MESSAGES", "Memory"]

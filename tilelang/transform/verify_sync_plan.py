@@ -42,6 +42,7 @@ class Plan:
         self.matrix_registers = frozenset(
             a.buffer.data for x in self.nodes if isinstance(x, Call) and x.op == "wgmma" for a in x.args[:2]
             if isinstance(a, AddressOf) and a.buffer.scope_name == "local")
+        self.atomics = any(isinstance(x, Call) and x.op.startswith("atomic_") for x in self.nodes)
         self.granule = self._granule()
         self.stored: set[tuple[int, int]] = set()  # stores, and first threads of streams, that have been compared at once
         self._facts: dict[int, tuple[bool, bool, bool, bool]] = {}

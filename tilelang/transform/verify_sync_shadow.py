@@ -13,6 +13,8 @@ from tilelang.ir import Bind, Binary, Const, Expr, For, Launch, Load, Ramp, Stor
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.visitor import children
 
+from tilelang.target.atomics import Atomic
+
 from .sync_fault import SHARED
 
 
@@ -38,23 +40,40 @@ def slot_turns(s: For) -> tuple[int, int]:
 
 
 class Shadow:
-    """Who touched each granule of the block's shared memory, and when (epoch: number of barriers before)."""
+    """Who touched each granule of the block's shared memory, and when (epoch: number of barriers before).
+
+    Modes: "r", "w", and for atomic operations "a" followed by their family; "a?" for those that wait."""
 
     def __init__(self, size: int) -> None:
-        self.when = {m: np.full(size, -1, np.int32) for m in "rwa"}
-        self.who = {m: np.zeros(size, np.int32) for m in "rwa"}
-        self.site = {m: np.zeros(size, np.int32) for m in "rwa"}
+        self.size = size
+        self.when: dict[str, Any] = {}
+        self.who: dict[str, Any] = {}
+        self.site: dict[str, Any] = {}
         self.flying = np.zeros(size, np.int32)  # site + 1 of the copy in flight
 
-    def clash(self, mode: str, g: Any, t: Any, epoch: int) -> int | None:
-        """Site of an access that an access in `mode` of threads t to granules g is not ordered with."""
-        for m in {"r": "wa", "w": "rwa", "a": "rw"}[mode]:
+    def clash(self, mode: str, g: Any, t: Any, epoch: int, meets: Callable[[int], bool]) -> int | None:
+        """Site of an access that an access in `mode` of threads t to granules g is not ordered with.
+
+        meets: of the site of an atomic access, whether that matters to this one, if it is atomic too."""
+        for m in self.when:
+            if m == mode and m != "w":
+                continue
             bad = (self.when[m][g] == epoch) & (self.who[m][g] != t)
-            if bad.any():
-                return int(self.site[m][g[int(np.argmax(bad))]])
+            if not bad.any():
+                continue
+            sites = self.site[m][g[bad]]
+            if m[0] != "a" or mode[0] != "a":
+                return int(sites[0])
+            for site in dict.fromkeys(sites.tolist()):
+                if meets(site):
+                    return int(site)
         return None
 
     def note(self, mode: str, g: Any, t: Any, epoch: int, site: int) -> None:
+        """Enter an access."""
+        if mode not in self.when:
+            self.when[mode] = np.full(self.size, -1, np.int32)
+            self.who[mode], self.site[mode] = np.zeros(self.size, np.int32), np.zeros(self.size, np.int32)
         when, who = self.when[mode], self.who[mode]
         several = (when[g] == epoch) & (who[g] != t)
         who[g] = t
@@ -62,6 +81,11 @@ class Shadow:
         who[g[several]] = -2
         when[g] = epoch
         self.site[mode][g] = site
+
+
+def mode_of(a: Atomic) -> str:
+    """The mode in which memory keeps an atomic access."""
+    return "a?" if a.waits else f"a{a.family}"
 
 
 AT_ONCE = "is written by two threads at once with what they read from different places"
@@ -163,4 +187,4 @@ def possible(e: Expr, want: bool, value: Callable[[Expr], Any], bound: dict[Var,
     return np.True_
 
 
-__all__ = ["AT_ONCE", "Shadow", "combined", "differ", "held", "made_of", "possible", "slot_turns", "widest_piece"]
+__all__ = ["AT_ONCE", "Shadow", "combined", "differ", "held", "made_of", "mode_of", "possible", "slot_turns", "widest_piece"]

@@ -15,6 +15,7 @@ import numpy as np
 from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Load, Ramp,
                          Seq, Stmt, Store, Var, While, walk)
 from tilelang.ir.expr import AddressOf, Call
+from tilelang.target.atomics import Branch, Iterations, Role
 
 from .sync_fault import SHARED, Fault, Found, Undecided
 from .verify_sync_accesses import Accesses
@@ -56,6 +57,8 @@ class Stream(Accesses):
         self.products = block.clocks.new()  # of its matrix instructions
         self.guess = 0  # depth of branches whose condition is not known
         self.independent = 0
+        self.inside: tuple[Branch | Iterations | Role, ...] = ()
+        self.turning = False  # the innermost loop is a while loop
         self.axes = 0  # loops whose iterations are followed all at once
         self.tiles = 0  # depth of loops around ring loops
         self.path: tuple[int, ...] = ()  # their iterations
@@ -219,26 +222,43 @@ class Stream(Accesses):
         """Those of two parts (statements or values, None: absent) that are taken, each with its threads active."""
         self.reads(cond, s)
         c = self.values(cond, self)
+        around = self.inside
         if c is None:  # either way may be taken by any thread
             if self.plan.facts(s)[2]:
                 raise Undecided("synchronisation under a condition that is known only at run time")
             self.guess += 1
-            yield from (body for body in (then, orelse) if body is not None)
+            for way, body in ((True, then), (False, orelse)):
+                if body is not None:
+                    self._enter(s, cond, way, around)
+                    yield body
             self.guess -= 1
+            self.inside = around
             return
         if not isinstance(c, np.ndarray):
             body = then if c else orelse
             if body is not None:
+                self._enter(s, cond, bool(c), around)
                 yield body
+                self.inside = around
             return
         mask, active = self.mask, self.active
-        for way, body in ((c, then), (~c, orelse)):
+        for way, body in ((True, then), (False, orelse)):
             if body is not None:
-                taken = way if mask is None else way & mask
-                self.only(taken)
+                taken = c if way else ~c
+                self.only(taken if mask is None else taken & mask)
                 if self.active:
+                    self._enter(s, cond, way, around)
                     yield body
                 self.mask, self.active = mask, active
+        self.inside = around
+
+    def _enter(self, s: Any, cond: Expr, way: bool, around: tuple[Any, ...]) -> None:
+        """Follow one way of a branch."""
+        if not self.plan.atomics:
+            return
+        self.inside = (*around, Branch(id(s), way))
+        if way and isinstance(cond, Call) and cond.op == "in_warp_groups":
+            self.inside = (*self.inside, Role(int(cond.attr("first")), int(cond.attr("count"))))
 
     def only(self, taken: Any) -> None:
         """Only these threads are active from here on."""
@@ -266,7 +286,11 @@ class Stream(Accesses):
             self.block.model.cut = True
         mask, active, entry = self.mask, self.active, self.entry
         most = int(np.max(extent))
-        self.independent += bool(s.attr("independent"))
+        around, turning = self.inside, self.turning
+        self.turning = False
+        if s.attr("independent"):
+            self.independent += 1
+            self.inside = (*around, Iterations(id(s)))
         path = self.path
         steps = self._steps(s, start if isinstance(start, int) else 0, most, ring)
         self.entry = False if isinstance(extent, np.ndarray) else mask
@@ -283,6 +307,7 @@ class Stream(Accesses):
                 yield s.body
         finally:
             self.mask, self.active, self.path, self.entry = mask, active, path, entry
+            self.inside, self.turning = around, turning
             self.tiles -= outer
             self.independent -= bool(s.attr("independent"))
 
@@ -290,11 +315,13 @@ class Stream(Accesses):
         """Iterations that do not meet one another: their number is a further axis of all values."""
         self.axes += 1
         self.independent += 1
+        around, self.inside = self.inside, (*self.inside, Iterations(id(s)))
         self.env[s.var] = (int(s.start.value) + np.arange(int(s.extent.value))).reshape(  # type: ignore[attr-defined]
             -1, *(1,) * self.axes)
         self.do(s.body)
         self.axes -= 1
         self.independent -= 1
+        self.inside = around
         self.env.pop(s.var, None)
 
     def _steps(self, s: For, start: int, most: int, ring: bool) -> list[int] | range:
@@ -325,8 +352,9 @@ class Stream(Accesses):
         return [*range(first), *range(first + left_out, most)]
 
     def _rounds(self, s: While) -> Iterator[Stmt]:
-        mask, active, entry, path = self.mask, self.active, self.entry, self.path
-        self.entry = mask
+        mask, active, entry, path, around, turning = (self.mask, self.active, self.entry, self.path, self.inside,
+                                                      self.turning)
+        self.entry, self.turning = mask, True
         try:
             for k in range(_MOST + 1):
                 self.mask, self.active, self.path = mask, active, (*path, k)
@@ -346,6 +374,7 @@ class Stream(Accesses):
                 yield s.body
         finally:
             self.mask, self.active, self.entry, self.path = mask, active, entry, path
+            self.inside, self.turning = around, turning
         # Every role that goes on for so long stops here: the rounds that are left out are those at the end.
         if self.block.model.whole > 1:
             raise Undecided(f"a while loop of more than {_MOST} iterations")
