@@ -8,10 +8,11 @@ import pytest
 from tilelang.codegen.cuda import print_kernel
 from tilelang.ir import dtype, numpy_dtype, walk
 from tilelang.ir.expr import Call
-from tilelang.library.matmul_kernels import Form, gemm, gemm_grouped, gemm_split, gemm_two_level
+from tilelang.library.matmul_kernels import Form, gemm, gemm_grouped, gemm_two_level
 from tilelang.library.matmul_plan import Place, Request, check_target
 from tilelang.library.operands import copy_of, operand
 from tilelang.library.repack import repack
+from tilelang.library.split_kernels import gemm_split
 from tilelang.library.tiles import Problem, Tile, chip_of, choose_tile
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile

@@ -10,7 +10,8 @@ from tilelang.codegen.cuda import print_kernel
 from tilelang.ir import walk
 from tilelang.ir.expr import Call
 from tilelang.library import matmul
-from tilelang.library.matmul_kernels import Form, gemm, gemm_split
+from tilelang.library.matmul_kernels import Form, gemm
+from tilelang.library.split_kernels import gemm_split
 from tilelang.library.tiles import Problem, Tile, candidates, chip_of, choose_tile, price
 from tilelang.simulator import run_device
 from tilelang.target import Target
@@ -25,22 +26,23 @@ def lined(m, n, k, order, **more):
                    b_rows=math.gcd(2 * (k if order == "nt" else n), 128), may_turn=True, **more)
 
 
-def check(m, n, k, tile, batch=0, ta=False, tb=True, bias=False):
+def check(m, n, k, tile, batch=0, ta=False, tb=True, bias=False, out="float32"):
     """A product of small integers on the device simulator, which sees every element loaded and stored."""
     rng = np.random.default_rng(0)
     lead = (batch,) if batch else ()
     a, b = (rng.integers(-3, 4, (*lead, *s)).astype(np.float16) for s in ((m, k), (k, n)))
-    f = Form(m, n, k, ("float16", "float16", "float32", "float32"), tile, batch, ta, tb, bias="float32" if bias else "")
+    f = Form(m, n, k, ("float16", "float16", out, "float32"), tile, batch, ta, tb, bias="float32" if bias else "")
     one, space = np.ones(1, np.float32), {}
     added = np.arange(n, dtype=np.float32) if bias else one
     if tile.parts > 1:
-        space = {"W": np.full((tile.parts * max(1, batch), m, n), np.nan, np.float32)}
+        space = {"W": np.full(f.sums_shape, np.nan, np.float32)}
     program = (gemm_split if tile.parts > 1 else gemm)(f)
     got = run_device(lower(program.func, SM90, {"tl.enable_hopper": True}),
                      {"A": np.ascontiguousarray(a.swapaxes(-1, -2)) if ta else a,
                       "B": np.ascontiguousarray(b.swapaxes(-1, -2)) if tb else b, "bias": added, "sa": one, "sb": one, **space,
-                      "C": np.full((*lead, m, n), np.nan, np.float32)})
-    assert np.array_equal(got.outputs["C"], a.astype(np.float64) @ b.astype(np.float64) + (added if bias else 0))
+                      "C": np.full((*lead, m, n), np.nan, out)})
+    want = a.astype(np.float64) @ b.astype(np.float64) + (added if bias else 0)
+    assert np.array_equal(got.outputs["C"], want.astype(out))
 
 
 @pytest.mark.parametrize("shape, near", [
@@ -72,7 +74,13 @@ PLACES = {
     "split_turned": (90, 104, 300, replace(SPLIT, turned=True), {"tb": False}), "turned": (90, 104, 136, TURNED, {}),
     "staged": (90, 104, 136, STAGED, {"bias": True}),
     "staged_nn": (90, 104, 136, STAGED, {"tb": False, "batch": 2}),
-    "staged_odd": (90, 99, 136, STAGED, {}), "turned_bias": (90, 104, 136, TURNED, {"bias": True}),
+    "staged_odd": (90, 99, 136, STAGED, {}), "turned_half": (90, 104, 136, TURNED, {"out": "float16", "bias": True}),
+    "staged_half": (90, 104, 136, STAGED, {"out": "float16", "bias": True, "batch": 2}),
+    "staged_half_odd": (90, 99, 136, replace(STAGED, bm=128, threads=256, stages=2), {"out": "float16"}),
+    "staged_groups": (200, 104, 136, Tile(192, 136, 64, 2, 384, turned=True, staged=True), {"out": "float16", "tb": False}),
+    "moved_half": (100, 200, 200, MOVED, {"out": "float16"}), "split_turned_only": (
+        90, 104, 300, replace(SPLIT, turned=True, moved=False), {"bias": True, "out": "float16", "batch": 2}),
+    "turned_bias": (90, 104, 136, TURNED, {"bias": True}),
     "wide": (100, 200, 136, Tile(64, 72, 64, 3, 128, wide=128), {"tb": False}),
     "wide_moved": (100, 200, 200, replace(MOVED, wide=128), {"tb": False}),
     "wide_split": (100, 200, 300, replace(SPLIT, wide=128), {"tb": False}),
@@ -85,11 +93,30 @@ def test_values_wherever_tiles_lie(name):
     check(m, n, k, tile, **more)
 
 
-def test_staged_tiles_leave_in_whole_vectors():
+def test_tiles_leave_in_whole_vectors():
+    """Turned ones by stmatrix, in boxes; those of which only some goes, from shared memory."""
     f = Form(100, 200, 200, ("float16", "float16", "float16", "float32"), STAGED)
-    for tile in (STAGED, TURNED, MOVED):
-        assert "tl::copy<half_t, 8>(&C[" in printed(replace(f, tile=tile))
-    assert "tl::copy<half_t, 8>(&C[" not in printed(replace(f, tile=replace(STAGED, staged=False)))
+    for tile in (STAGED, replace(STAGED, staged=False)):
+        text = printed(replace(f, tile=tile))
+        assert "tl::stmatrix_x4_trans(" in text and "tl::tma_store_2d(" in text and "&C[" not in text
+    for tile, matrix in ((TURNED, "_trans("), (MOVED, "tl::stmatrix_x")):
+        text = printed(replace(f, tile=tile))
+        assert matrix in text and "tl::copy<half_t, 8>(&C[" in text and "tma_store" not in text
+    wide = ("float16", "float16", "float32", "float32")  # which stmatrix does not turn
+    for tile, staged in ((STAGED, True), (replace(STAGED, staged=False), False)):
+        assert ("tl::tma_store_2d(&Cs" in printed(replace(f, types=wide, tile=tile))) == staged
+
+
+def test_sums_of_parts_leave_in_boxes():
+    """Whole tiles, wherever they lie in C; the second launch reads neighbouring sums by neighbouring threads."""
+    for tile in (SPLIT, replace(SPLIT, turned=True), replace(SPLIT, turned=True, moved=False)):
+        f = Form(100, 200, 300, ("float16", "float16", "float16", "float32"), tile, tb=True)
+        down, across = (200, 100) if tile.turned else (100, 200)
+        assert f.sums_shape == (2, -(-down // 64) * 64, -(-across // 72) * 72)
+        first, second = lower(gemm_split(f).func, SM90, {"tl.enable_hopper": True}).kernels
+        assert "tl::tma_store_3d(" in print_kernel(first) and "&W[" not in print_kernel(first)
+        assert ("const int j = tx & 31;" if tile.turned else "const int j = tx & 63;") in print_kernel(second)
+    assert replace(f, tile=replace(SPLIT, moved=False), batch=3).sums_shape == (6, 100, 200)
 
 
 def printed(f):

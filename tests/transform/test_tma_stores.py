@@ -9,7 +9,7 @@ from tilelang.codegen.cuda import print_kernel
 from tilelang.errors import TileLangError
 from tilelang.ir import AddressOf, Evaluate, For, Seq, Stmt, Store, call, const, rebuild, replace, walk
 from tilelang.ir.expr import Call
-from tilelang.ops.tma_store import accumulator_pieces
+from tilelang.ops.tma_store import Pieces, accumulator_pieces
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
@@ -70,6 +70,54 @@ def test_products(name, out, roles):
     got = run_device(program, {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.zeros((m, n), NP[out])})
     want = a.astype(np.float64) @ (b.T if tb else b).astype(np.float64)
     assert np.abs(got.outputs["C"].astype(np.float64) - want).max() <= (EPS[out] + k * 2.0**-22) * np.abs(want).max()
+
+
+TRANSPOSED = {  # columns and rows of C, of k, of a tile, threads
+    "ragged": (136, 130, 72, 128, 120, 256), "three_groups": (200, 104, 64, 192, 136, 384),
+    "two_tiles_of_columns": (256, 40, 64, 256, 72, 256), "one_group": (72, 64, 64, 64, 24, 128),
+    "no_whole_rows": (99, 70, 64, 64, 72, 128),
+}
+
+
+def transposed(m, n, k, bm, bn, threads, out="float16"):
+    """C = (A @ B^T)^T."""
+
+    @T.prim_func
+    def main(A: T.Tensor((m, k), "float16"), B: T.Tensor((n, k), "float16"), C: T.Tensor((n, m), out)):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
+            As, Bs = T.alloc_shared((bm, 64), "float16"), T.alloc_shared((bn, 64), "float16")
+            F, G = T.alloc_fragment((bm, bn), "float32"), T.alloc_fragment((bn, bm), "float32")
+            T.clear(F)
+            for ko in T.Pipelined(T.ceildiv(k, 64), num_stages=2):
+                T.copy(A[by * bm, ko * 64], As)
+                T.copy(B[bx * bn, ko * 64], Bs)
+                T.gemm(As, Bs, F, transpose_B=True)
+            T.transpose(F, G)
+            T.copy(G, C[bx * bn, by * bm])
+
+    return main
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_accumulators(name):
+    """A group's 64 rows are a panel's 128 bytes; what TMA cannot write the group carries there, and it turns 16 bits only."""
+    shape = TRANSPOSED[name]
+    m, n, k = shape[:3]
+    rng = np.random.default_rng(5)
+    a, b = rng.integers(-3, 4, (m, k)).astype(np.float16), rng.integers(-3, 4, (n, k)).astype(np.float16)
+    program = lowered(transposed(*shape))
+    launch = program.kernels[0].launch
+    assert ("tma_store" in ops(launch)) == (m % 8 == 0) and "stmatrix" in ops(launch)
+    assert all(x.attr("trans") for x in walk(launch) if isinstance(x, Call) and x.op == "stmatrix")
+    if m % 8:
+        assert "by all threads, from panels" in report(launch)
+    got = run_device(program, {"A": a, "B": b, "C": np.full((n, m), np.nan, np.float16)})
+    assert np.array_equal(got.outputs["C"], (b.astype(np.float64) @ a.T.astype(np.float64)).astype(np.float16))
+
+
+def test_transposed_accumulators_of_other_sizes():
+    launch = launch_of(transposed(72, 64, 64, 64, 24, 128, "float32"))
+    assert "tma_store" not in ops(launch) and "transposed elements of float32" in report(launch)
 
 
 @pytest.mark.parametrize("out", ["int32", "int8"])
@@ -367,7 +415,8 @@ def test_pieces_of_accumulators():
     for n in (8, 64, 256):
         pieces = accumulator_pieces(accumulator_fragment(n), 128)
         assert pieces is not None and pieces.groups == n // 8 and not pieces.tiles
-    assert accumulator_pieces(accumulator_fragment(64).permuted((1, 0)), 128) is None
+        turned = accumulator_pieces(accumulator_fragment(n).permuted((1, 0)), 128)
+        assert turned == Pieces(pieces.groups, (), (), (), turned=True)
 
 
 # ---- planted faults ---------------------------------------------------------------------------------------------------

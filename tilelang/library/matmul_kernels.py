@@ -1,4 +1,4 @@
-"""Matrix products in the language: one accumulator, two levels of accumulation, split k, groups of rows.
+"""Matrix products in the language: one accumulator, two levels of accumulation, groups of rows (split k: split_kernels.py).
 
 Each function makes the program of a Form: everything that is fixed while compiling.  A, B and C are tensors of two
 dimensions, or three with a batch in front; bias has n elements; sa and sb are scales (see Form.scaling).  Tensors that a
@@ -93,9 +93,23 @@ class Form:
         return T.Tensor(blocks, "float32")
 
     @property
+    def sums_shape(self) -> tuple[int, int, int]:
+        """Of the parameter W of split products: C for each part; of turned or moved tiles whole tiles, turned as they are."""
+        t, (down, across) = self.tile, (self.n, self.m) if self.tile.turned else (self.m, self.n)
+        whole = (ceil(down / t.bm) * t.bm, ceil(across / t.bn) * t.bn) if t.turned or t.moved else (down, across)
+        return t.parts * max(1, self.batch), *whole
+
+    @property
     def sums(self) -> Any:
         """The parameter W of split products."""
-        return T.Tensor((self.tile.parts * max(1, self.batch), self.m, self.n), self.types[3])
+        return T.Tensor(self.sums_shape, self.types[3])
+
+    def sum_at(self, m: Any, n: Any) -> tuple[Any, Any]:
+        """Where the sum of C's element (m, n) lies in a part of W: a moved tile's in the place it would have if not moved."""
+        t, (i, j), (down, across) = self.tile, *(((n, m), (self.n, self.m)) if self.tile.turned else ((m, n), (self.m, self.n)))
+        if not t.moved:
+            return i, j
+        return (_moved_on(i, t.bm, down, self._unit(self.t_left)), _moved_on(j, t.bn, across, self._unit(not self.t_right)))
 
     @property
     def t_left(self) -> bool:
@@ -150,13 +164,6 @@ class Form:
         if t.turned:
             return tile[across:across + t.bn, down:down + t.bm]
         return tile[down:down + t.bm, across:across + t.bn]
-
-    def owns(self, bx: Any, by: Any, i: Any, j: Any) -> Any:
-        """Whether element (i, j) of a tile is one of those, and inside."""
-        t, (down, across) = self.tile, (self.n, self.m) if self.tile.turned else (self.m, self.n)
-        inside = T.And(self.row(by) + i < down, self.column(bx) + j < across)
-        late = T.And(self.row(by) + i >= by * t.bm, self.column(bx) + j >= bx * t.bn)
-        return T.And(inside, late) if t.moved else inside
 
     def columns_of(self, tile: Any) -> Any:
         """What the product takes of the right operand's tile, of which more may be loaded."""
@@ -234,6 +241,14 @@ def _start(index: Any, size: int, extent: int, moved: bool, unit: int) -> Any:
     return T.min(index * size, -(-(extent - size) // unit) * unit)
 
 
+def _moved_on(index: Any, size: int, extent: int, unit: int) -> Any:
+    """Place of an element in a row of whole tiles, the last of which was moved to `_start`."""
+    last = (ceil(extent / size) - 1) * size
+    by = last - -(-(extent - size) // unit) * unit
+    unit = gcd(last, by, 8)  # elements that stay side by side
+    return index + T.if_then_else(index // unit >= last // unit, by, 0) if last and by else index
+
+
 def _tensor(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...]) -> Any:
     shape = shape if shape[0] else shape[1:]
     return T.StridedTensor(shape, strides, dtype) if strides else T.Tensor(shape, dtype)
@@ -252,24 +267,29 @@ def leave(f, m, Cf, at, bias, sa, sb, C):
     """What is done to a tile's sums Cf, and their way to C, of m rows; at: the block variables."""
     t, finish = f.tile, f.finish
     bx, by, bz = at
-    if t.staged:
-        Cs = T.alloc_shared((t.bn, t.bm) if t.turned else (t.bm, t.bn), f.types[2])
-        for i, j in T.Parallel(t.bm, t.bn):
-            c = (f.row(by) + i) if t.turned else (f.column(bx) + j)
-            Cs[(j, i) if t.turned else (i, j)] = T.cast(finish(Cf[i, j], bias, sa, sb, c), f.types[2])
-        T.copy(f.own(Cs, bx, by), C[f.at_c(bz, *f.own_place(bx, by))])
-    elif t.turned:
+    halves = dtype_of(f.types[2]).bits == 16  # which stmatrix brings to shared memory, turned or not
+    if t.turned and not (t.staged or halves):
         for i, j in T.Parallel(t.bm, t.bn):
             if bx * t.bn + j < m and by * t.bm + i < f.n:
                 C[f.at_c(bz, bx * t.bn + j, by * t.bm + i)] = T.cast(
                     finish(Cf[i, j], bias, sa, sb, by * t.bm + i), f.types[2])
-    elif f.finishes:
-        D = Cf if f.result == f.types[3] else T.alloc_fragment((t.bm, t.bn), f.result)
-        for i, j in T.Parallel(t.bm, t.bn):
-            D[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)
-        T.copy(D, C[f.at_c(bz, by * t.bm, bx * t.bn)])
     else:
-        T.copy(Cf, C[f.at_c(bz, by * t.bm, bx * t.bn)])
+        D = Cf if f.result == f.types[3] else T.alloc_fragment((t.bm, t.bn), f.result)
+        if f.finishes:
+            for i, j in T.Parallel(t.bm, t.bn):
+                c = (f.row(by) + i) if t.turned else (f.column(bx) + j)
+                D[i, j] = finish(Cf[i, j], bias, sa, sb, c)
+        if t.turned:
+            E = T.alloc_fragment((t.bn, t.bm), f.result)
+            T.transpose(D, E)
+        else:
+            E = D
+        if t.moved or t.staged and not halves:  # of which only some may go, or what TMA does not turn
+            Cs = T.alloc_shared((t.bn, t.bm) if t.turned else (t.bm, t.bn), f.types[2])
+            T.copy(E, Cs)
+            T.copy(f.own(Cs, bx, by), C[f.at_c(bz, *f.own_place(bx, by))])
+        else:
+            T.copy(E, C[f.at_c(bz, *f.own_place(bx, by))])
 
 
 def gemm(f: Form, copies: Copies = (None, None)) -> Any:
@@ -349,57 +369,6 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
     return matmul_two_level
 
 
-def gemm_split(f: Form, copies: Copies = (None, None)) -> Any:
-    """k shared out over tile.parts blocks, whose sums are added in order: the same bits at every call.
-
-    (A, B, bias, sa, sb, W, C), W: (parts * max(batch, 1), m, n) of the accumulator's type, any contents.
-    """
-    t, m, finish = f.tile, f.m, f.finish
-    lead, share = f.batch or 1, ceil(f.steps / t.parts)
-    rows, columns = 16, 64
-
-    @T.macro
-    def product(A, B, bias, sa, sb, W, C):
-        with T.Kernel(*f.tiles(f.m), t.parts * lead, threads=t.threads) as (bx, by, bz):
-            As = T.alloc_shared(f.left_tile, f.types[t.turned])
-            Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
-            Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
-            first = bz // lead * share
-            T.use_swizzle(t.panel, enable=t.panel > 1)
-            T.clear(Cf)
-            for ko in T.Pipelined(share, num_stages=t.stages):
-                T.copy(f.left(A, B, bz % lead, f.row(by), (first + ko) * t.bk), As)
-                T.copy(f.right(A, B, bz % lead, (first + ko) * t.bk, f.column(bx)), Bs)
-                T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
-            if t.turned or t.moved:
-                for i, j in T.Parallel(t.bm, t.bn):
-                    if f.owns(bx, by, i, j):
-                        r, c = f.row(by) + i, f.column(bx) + j
-                        W[(bz, c, r) if t.turned else (bz, r, c)] = Cf[i, j]
-            else:
-                T.copy(Cf, W[bz, by * t.bm, bx * t.bn])
-        with T.Kernel(T.ceildiv(f.n, columns), T.ceildiv(f.m, rows), lead, threads=256) as (bx, by, bz):
-            T.pdl_sync()
-            total = T.alloc_fragment((rows, columns), f.types[3])
-            D = T.alloc_fragment((rows, columns), f.result)
-            T.clear(total)
-            for p in T.serial(t.parts):
-                for i, j in T.Parallel(rows, columns):
-                    total[i, j] += W[p * lead + bz, by * rows + i, bx * columns + j]
-            for i, j in T.Parallel(rows, columns):
-                D[i, j] = finish(total[i, j], bias, sa, sb, bx * columns + j)
-            T.copy(D, C[f.at_c(bz, by * rows, bx * columns)])
-
-    if any(copies):
-        return product_of_copies(f, m, product, copies)
-
-    @T.prim_func
-    def matmul_split(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, W: f.sums, C: f.c(m)):
-        product(A, B, bias, sa, sb, W, C)
-
-    return matmul_split
-
-
 def gemm_grouped(f: Form) -> Any:
     """Rows of A in f.groups groups one after another, each with its own B.  (A, B, bias, sizes, where, C).
 
@@ -446,4 +415,4 @@ def gemm_grouped(f: Form) -> Any:
     return matmul_grouped
 
 
-__all__ = ["ACTIVATIONS", "Form", "gemm", "gemm_grouped", "gemm_split", "gemm_two_level", "leave"]
+__all__ = ["ACTIVATIONS", "Form", "gemm", "gemm_grouped", "gemm_two_level", "leave"]

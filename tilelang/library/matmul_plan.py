@@ -17,10 +17,11 @@ from tilelang.target import Target
 from .arrays import empty, left_of, maker, target_of, zeros
 from .cut_kernels import gemm_cut
 from .cut_tiles import choose_cut
-from .matmul_kernels import Form, gemm, gemm_grouped, gemm_split, gemm_two_level
+from .matmul_kernels import Form, gemm, gemm_grouped, gemm_two_level
 from .operands import Copied, Operand, copy_of
 from .padded import Copies
 from .repack import Rows, pad_rows, repack
+from .split_kernels import gemm_split
 from .tiles import Chip, Problem, Tile, chip_of, choose_tile, without_wgmma
 from .vectors import VectorForm, vector_product
 
@@ -208,7 +209,7 @@ def product(r: Request, like: Any, shape: tuple[int, ...]) -> Plan:
     kernel = (_kernel if opened else _kernel.__wrapped__)(f, r.two_level, r.place, copies)
     reads = (_reader(r.left, copy_a, f.types[0], r.place, copies[0]), _reader(r.right, copy_b, f.types[1], r.place, copies[1]))
     padded = [_room(like, rows, element) for rows, element in zip(copies, f.types)] if any(copies) else []
-    space = [maker(like, (f.tile.parts * max(1, f.batch), f.m, f.n), f.types[3])] if f.tile.parts > 1 else []
+    space = [maker(like, f.sums_shape, f.types[3])] if f.tile.parts > 1 else []
     return _calls(kernel, f, reads, padded, space, like, shape)
 
 

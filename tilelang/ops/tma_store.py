@@ -8,6 +8,8 @@
         one thread:  tma_store(panel -> tensor); bulk_commit
 
 Where TMA cannot write the tensor, the threads of the group carry each panel there themselves, rows in one piece.
+Transposed accumulators of 16 bits (T.transpose of a fragment) take the same way: the 64 rows of a group's piece are then the
+128 bytes of a panel's row, and stmatrix exchanges rows and columns.
 
 The accumulators of wgmma (target/wgmma.py) repeat 64 x 8 pieces: a warp has 16 rows of each, a lane two neighbours of
 two rows.  Barriers are those of the group alone, numbered from GROUP_BARRIERS, so that groups may drift apart; the
@@ -44,21 +46,27 @@ class Pieces:
 
     groups: column groups of 8 a thread has, in consecutive registers.  tiles: (count, registers, rows) per register digit
     of the 64-row tiles.  row_groups, column_groups: (count, stride in threads, elements) digits over warp groups.
+    turned: the fragment's rows are the columns of the accumulators, which all else here counts in.
     """
 
     groups: int
     tiles: tuple[tuple[int, int, int], ...]
     row_groups: tuple[tuple[int, int, int], ...]
     column_groups: tuple[tuple[int, int, int], ...]
+    turned: bool = False
 
 
 def accumulator_pieces(frag: Any, threads: int) -> Pieces | None:
-    """The pieces of a fragment that has the layout of wgmma accumulators in `threads` threads; None for others."""
+    """The pieces of a fragment that has the layout of wgmma accumulators in `threads` threads, or that of transposed ones;
+    None for others."""
     if len(frag.modes) != 2 or frag.is_padded or frag.copies or frag.threads != threads or threads % GROUP or \
             threads_used(frag) != threads:
         return None
     (rows, out_rows), (columns, out_columns) = (outer_digits(ms, 8) for ms in frag.modes)
-    if (rows, columns) != (ROWS, PAIRS):
+    turned = (rows, columns) == (PAIRS, ROWS)
+    if turned:
+        out_rows, out_columns = out_columns, out_rows
+    elif (rows, columns) != (ROWS, PAIRS):
         return None
     out_rows, out_columns = _by_group(out_rows), _by_group(out_columns)
     if [(o.size, o.to, o.stride, o.weight) for o in out_rows[-2:]] != [(4, THREAD, WARP, 16), (2, REGISTER, 2, 8)]:
@@ -72,7 +80,7 @@ def accumulator_pieces(frag: Any, threads: int) -> Pieces | None:
     return Pieces(own[0].size if own else 1,
                   tuple((o.size, o.stride, o.weight) for o in out_rows[:-2] if o.to == REGISTER),
                   tuple((o.size, o.stride, o.weight) for o in out_rows[:-2] if o.to == THREAD),
-                  tuple((o.size, o.stride, o.weight) for o in out_columns if o.to == THREAD))
+                  tuple((o.size, o.stride, o.weight) for o in out_columns if o.to == THREAD), turned)
 
 
 def _by_group(digits: list[Outer]) -> list[Outer]:
@@ -141,7 +149,7 @@ class _Store:
     def __init__(self, cx: Any, src: Region, dst: Region, op: Any, pieces: Pieces, reduce: bool) -> None:
         self.cx, self.src, self.dst, self.op, self.pieces, self.reduce = cx, src, dst, op, pieces, reduce
         self.dt = dst.dtype
-        self.columns = PANEL * 8 // self.dt.bits if self.dt.bits else 0  # of a whole panel
+        self.columns = PANEL * 8 // self.dt.bits if self.dt.bits else 0  # of the accumulators, in a whole panel
         self.team = 8 * pieces.groups  # columns a warp group has
 
     def refusal(self) -> str:
@@ -152,6 +160,8 @@ class _Store:
             return "the copy asks for another way"
         if self.src.dtype.lanes != 1 or self.dt.lanes != 1 or self.dt.is_bool or self.dt.bits not in (8, 16, 32):
             return f"elements of {self.dt} have no form"
+        if self.pieces.turned and self.dt.bits != 16:
+            return f"transposed elements of {self.dt} have no form"
         self.dims = matrix_dims(self.dst, rows, columns)
         if self.dims is None:
             return f"the tile of `{t.name}` is no box whose rows are contiguous"
@@ -178,7 +188,8 @@ class _Store:
     def _box(self, p: int) -> tuple[int, ...]:
         out = [1] * self.dst.buffer.ndim
         assert self.dims is not None
-        out[self.dims[0]], out[self.dims[1]] = ROWS_OF_STEP, self._width(p)
+        size = ROWS_OF_STEP, self._width(p)
+        out[self.dims[0]], out[self.dims[1]] = size[::-1] if self.pieces.turned else size
         return tuple(reversed(out))
 
     def stmt(self, by_tma: bool) -> Stmt:
@@ -225,9 +236,15 @@ class _Store:
         return [If(leader, wait), barrier, *self._fill(register + p * self.columns // 8 * 4, p, slot),
                 *fence, barrier, If(leader, seq(self._store(row, p, slot), _do("bulk_commit")))]
 
+    @property
+    def _dims(self) -> tuple[int, int]:
+        """The dimensions of the tensor that are rows and columns of the accumulators."""
+        y, x = self.dims or (0, 0)
+        return (x, y) if self.pieces.turned else (y, x)
+
     def _corner(self, row: int, p: int) -> list[Expr]:
         """Indices of the first element of a panel in the tensor, as they stand in the tile program."""
-        y, x = self.dims or (0, 0)
+        y, x = self._dims
         at = [convert(m) for m in self.dst.mins]
         at[y] = at[y] + self._over_groups(self.pieces.row_groups) + row
         at[x] = at[x] + self._over_groups(self.pieces.column_groups) + p * self.columns
@@ -237,7 +254,8 @@ class _Store:
         cx = self.cx
         at = [cx.expr(m) for m in self._corner(row, p)]
         place, *where = cx.simplified((self.layout.offset((slot, const(0), const(0))), *reversed(at)))
-        name = cx.tensor_map(self.dst.buffer, self._box(p), PANEL, row_bytes=self.team * self.dt.bits // 8)
+        wide = ROWS_OF_STEP * math.prod(n for n, *_ in self.pieces.row_groups) if self.pieces.turned else self.team
+        name = cx.tensor_map(self.dst.buffer, self._box(p), PANEL, row_bytes=wide * self.dt.bits // 8)
         op = "tma_reduce_add" if self.reduce else "tma_store"
         span = self.op.span
         return Evaluate(call(op, (AddressOf(self.stage, (place,)), *where), "void", span=span, map=name, **_hint(self.op)),
@@ -262,8 +280,9 @@ class _Store:
         """Neighbouring threads write neighbouring elements, as wide as the tensor's rows are aligned."""
         cx, t, (y, x) = self.cx, self.dst.buffer, self.dims or (0, 0)
         width = self._lanes()
-        across = self._width(p) // width
-        total = ROWS_OF_STEP * across
+        rows, columns = (self._width(p), ROWS_OF_STEP) if self.pieces.turned else (ROWS_OF_STEP, self._width(p))
+        across = columns // width
+        total = rows * across
         v = fresh("v")
         n = v * GROUP + self.lane
         r, c = n // across, n % across * width
@@ -306,8 +325,12 @@ class _Store:
         """num 8x8 matrices from consecutive registers: rows +0 and +8 of one column group, then of the next."""
         local, n = self.cx.local_of(self.src.buffer), 2 * num
         lane = self.lane % WARP
-        row = self.lane // WARP * 16 + lane % 16
-        chunk = column * 8 + (lane // 16 * 8 if num == 4 else 0)
+        if self.pieces.turned:
+            row = column * 8 + (lane // 16 * 8 if num == 4 else 0) + lane % 8
+            chunk = self.lane // WARP * 16 + lane // 8 % 2 * 8
+        else:
+            row = self.lane // WARP * 16 + lane % 16
+            chunk = column * 8 + (lane // 16 * 8 if num == 4 else 0)
         place, = self.cx.simplified((self.layout.offset((slot, row, chunk)),))
         out: list[Stmt] = []
         source = AddressOf(local, (register,))
@@ -315,7 +338,7 @@ class _Store:
             value = load(local, (_ramp(register, n),))
             out.append(Store(self.packed, (_ramp(const(0), n),), cast(value, self.dt.with_lanes(n))))
             source = AddressOf(self.packed, (const(0),))
-        out.append(_do("stmatrix", AddressOf(self.stage, (place,)), source, num=num, trans=False))
+        out.append(_do("stmatrix", AddressOf(self.stage, (place,)), source, num=num, trans=self.pieces.turned))
         return seq(*out)
 
     def _pairs(self, register: Expr, column: Expr, slot: Expr) -> Stmt:

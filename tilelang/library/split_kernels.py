@@ -1,0 +1,95 @@
+"""Products whose k is shared out over blocks: parts of sums in a first launch, their sum in order in a second.
+
+The parts lie in W as tiles compute them (Form.sums_shape), so that whole tiles leave by TMA; the second launch finds the
+places of moved tiles and turns what is turned.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import tilelang.language as T
+
+from .matmul_kernels import Form
+from .padded import Copies, product_of_copies
+
+
+@T.macro
+def add_in_place(f, at, W, bias, sa, sb, C):
+    """A block's 16 x 64 elements of C, whose sums lie as those of C do."""
+    bx, by, bz = at
+    lead, finish = f.batch or 1, f.finish
+    total, D = T.alloc_fragment((16, 64), f.types[3]), T.alloc_fragment((16, 64), f.result)
+    T.clear(total)
+    for p in T.serial(f.tile.parts):
+        for i, j in T.Parallel(16, 64):
+            total[i, j] += W[p * lead + bz, by * 16 + i, bx * 64 + j]
+    for i, j in T.Parallel(16, 64):
+        D[i, j] = finish(total[i, j], bias, sa, sb, bx * 64 + j)
+    T.copy(D, C[f.at_c(bz, by * 16, bx * 64)])
+
+
+@T.macro
+def add_tiles(f, size, at, W, bias, sa, sb, C):
+    """A block's elements of C, whose sums lie in tiles that are turned or moved.  size: rows and columns of W, whose neighbours
+    are neighbouring threads': those of moved tiles may lie apart."""
+    bx, by, bz = at
+    t, lead, finish = f.tile, f.batch or 1, f.finish
+    down, across = size
+    rows, columns = size[::-1] if t.turned else size
+    step = 256 // across
+    total = T.alloc_fragment(size, f.types[3])
+    T.annotate_layout({total: T.Fragment(size, forward_fn=lambda i, j: (i % step * across + j, i // step))})
+    Cs = T.alloc_shared((rows, columns), f.types[2])
+    T.clear(total)
+    for p in T.serial(t.parts):
+        for i, j in T.Parallel(down, across):
+            r, c = (j, i) if t.turned else (i, j)
+            total[i, j] += W[(p * lead + bz, *f.sum_at(by * rows + r, bx * columns + c))]
+    for i, j in T.Parallel(down, across):
+        r, c = (j, i) if t.turned else (i, j)
+        Cs[r, c] = T.cast(finish(total[i, j], bias, sa, sb, bx * columns + c), f.types[2])
+    T.copy(Cs, C[f.at_c(bz, by * rows, bx * columns)], disable_tma=True)  # few bytes a thread: sooner there by itself
+
+
+def gemm_split(f: Form, copies: Copies = (None, None)) -> Any:
+    """k shared out over tile.parts blocks, whose sums are added in order: the same bits at every call.
+
+    (A, B, bias, sa, sb, W, C), W: f.sums_shape of the accumulator's type, any contents.
+    """
+    t, lead, share = f.tile, f.batch or 1, ceil(f.steps / f.tile.parts)
+    rows, columns = (32, 32) if t.turned else (16, 64)
+
+    @T.macro
+    def product(A, B, bias, sa, sb, W, C):
+        with T.Kernel(*f.tiles(f.m), t.parts * lead, threads=t.threads) as (bx, by, bz):
+            As = T.alloc_shared(f.left_tile, f.types[t.turned])
+            Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
+            Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
+            first = bz // lead * share
+            T.use_swizzle(t.panel, enable=t.panel > 1)
+            T.clear(Cf)
+            for ko in T.Pipelined(share, num_stages=t.stages):
+                T.copy(f.left(A, B, bz % lead, f.row(by), (first + ko) * t.bk), As)
+                T.copy(f.right(A, B, bz % lead, (first + ko) * t.bk, f.column(bx)), Bs)
+                T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+            T.copy(Cf, W[bz, by * t.bm, bx * t.bn])
+        with T.Kernel(T.ceildiv(f.n, columns), T.ceildiv(f.m, rows), lead, threads=256) as (bx, by, bz):
+            T.pdl_sync()
+            if t.turned or t.moved:
+                add_tiles(f, (columns, rows) if t.turned else (rows, columns), (bx, by, bz), W, bias, sa, sb, C)
+            else:
+                add_in_place(f, (bx, by, bz), W, bias, sa, sb, C)
+
+    if any(copies):
+        return product_of_copies(f, f.m, product, copies)
+
+    @T.prim_func
+    def matmul_split(A: f.a(f.m), B: f.b, bias: f.bias_vector, sa: f.sa(f.m), sb: f.sb, W: f.sums, C: f.c(f.m)):
+        product(A, B, bias, sa, sb, W, C)
+
+    return matmul_split
+
+
+__all__ = ["gemm_split"]
