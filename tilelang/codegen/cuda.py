@@ -454,7 +454,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CLikePrinter):
                 raise self.unsupported(f"the function `{e.op}` on {dt}", e)
             if dt.lanes > 1 and e.op in _LANEWISE:
                 return f"tl::map([](auto a) {{ return {text.format('a')}; }}, {args[0]})", POSTFIX
-            attrs = call_fields(e.op, dict(e.attrs))
+            attrs = call_fields(e.op, dict(e.attrs), args)
             attrs["dtype"] = self.type_name(e.dtype) if e.dtype.kind != "v" else ""
             return text.format(*args, args=", ".join(args), **attrs), POSTFIX
         return self._math_call(e, row, args, dt)

@@ -15,6 +15,7 @@ from . import math as _math
 from . import nodes as _nodes
 from . import thread as _thread
 from . import trace_equality as _trace_equality
+from .addresses import access_ptr, address_of
 from .alloc import (alloc_buffer, alloc_fragment, alloc_global, alloc_local, alloc_shared, alloc_var, allocate, empty,
                     sblock_alloc_buffer)
 from .allreduce import CommReducer, comm_reducer, tvm_thread_allreduce
@@ -60,8 +61,8 @@ from .reducer import alloc_reducer, finalize_reducer, reducer_init, reducer_upda
 from .source_kernel import CUDASourceCodeKernel
 from .sparse import gemm_sp
 from .symbolics import const, dynamic, symbolic
-from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, access_ptr, address_of,
-                     handle, make_tensor, make_tensor_from_addr, match_buffer, ptr, reshape, view)
+from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, handle, make_tensor,
+                     make_tensor_from_addr, match_buffer, ptr, reshape, view)
 from .tensor_core import (TensorCoreIntrinEmitter, TensorCoreIntrinEmitterWithLadderTransform, get_ldmatrix_offset,
                           get_mma_micro_size, get_swizzle_layout, make_mma_swizzle_layout, mma_store_index_map,
                           ptx_cp_async, ptx_ldmatrix, ptx_mma)

@@ -16,7 +16,7 @@ from .builder import Builder, Emitted
 from .loops import Parallel, serial
 from .regions import BufferSlice, operand
 from .state import describe, error, need_builder
-from .tile import EMITTED
+from .tile import EMITTED, check_policy
 
 WARP = 32  # lanes of a warp
 
@@ -25,9 +25,11 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: 
            eviction_policy: str | None = None, annotations: dict[str, Any] | None = None) -> Emitted:
     """Tile (rows: output pixels, columns: (kh, kw, c)) of an NHWC image, zero outside it.
 
-    Row r is output pixel nhw_step*BM + r (flattened n, oh, ow), column c is c_step*BK + c.
+    Row r is output pixel nhw_step*BM + r (flattened n, oh, ow), column c is c_step*BK + c.  eviction_policy is a hint that
+    has no effect on copies by threads.
     """
     b = need_builder("T.im2col")
+    check_policy((annotations or {}).get("eviction_policy", eviction_policy))
     o = operand(col, "the destination of T.im2col")
     if not isinstance(img, Buffer) or len(img.shape) != 4:
         raise error("im2col-operand", f"T.im2col reads a whole 4-dimensional NHWC tensor, found {describe(img)}",

@@ -17,18 +17,12 @@ from .loops import Parallel, attrs_of
 from .regions import check_inside, non_unit, operand, pair, whole_region
 from .state import describe, error, need_builder
 from .thread import emit_call
-from .tile import EVICTION_POLICIES, emit_op, warp_policy
+from .tile import check_policy, emit_op, warp_policy
 
 SHARED = ("shared", "shared.dyn")
 
 
 # ---- copies ---------------------------------------------------------------------------------------------------------
-
-
-def _policy(policy: Any) -> None:
-    if policy is not None and not isinstance(policy, int) and policy not in EVICTION_POLICIES:
-        raise error("eviction-policy", f"unknown eviction policy {policy!r}, expected one of {', '.join(EVICTION_POLICIES)}",
-                    expected=f"one of {', '.join(EVICTION_POLICIES)}", found=repr(policy))
 
 
 def _mask(mask: Any, what: str) -> int | None:
@@ -58,7 +52,7 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
     Raises cluster-mask, leader-scope, barrier-operand, copy-option; tma-copy for tiles TMA cannot move.
     """
     b = need_builder("T.tma_copy")
-    _policy((annotations or {}).get("eviction_policy", eviction_policy))
+    check_policy((annotations or {}).get("eviction_policy", eviction_policy))
     mask = _mask(cluster_mask, "T.tma_copy")
     n = leader_scope_threads
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n <= 0 or n % 32):
@@ -115,7 +109,7 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
     source must be written and fenced before); else element by element, visible after T.cluster_sync().
     """
     b, k = need_builder("T.copy_cluster"), need_kernel("T.copy_cluster")
-    _policy((annotations or {}).get("eviction_policy", eviction_policy))
+    check_policy((annotations or {}).get("eviction_policy", eviction_policy))
     if (dst_block is None) == (cluster_mask is None):
         raise error("copy-option", "T.copy_cluster takes either dst_block or cluster_mask",
                     expected="dst_block or cluster_mask", found=f"{'neither' if dst_block is None else 'both'}",

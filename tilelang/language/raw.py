@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import Assert as AssertStmt
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Expr, Var, as_bool, binary, call, cast, convert,
-                         substitute)
+from tilelang.ir import (AddressOf, Bind, Buffer, Expr, Var, as_bool, binary, call, cast, convert,
+                         is_const, substitute)
 from tilelang.ir import dtype as DType
 from tilelang.target import Target
 from tilelang.target.intrinsics import INTRINSICS, is_pure
@@ -16,7 +16,7 @@ from .builder import Emitted
 from .kernel import import_source, thread_binding
 from .scope import BodyFrame, Frame
 from .state import describe, error, need_builder
-from .tensor import TensorSpec, dtype_of, from_element, shape_of, view
+from .tensor import TensorSpec, dtype_of, flat_only, over_storage, owner_of, shape_of, view
 from .thread import activemask, emit_call, shfl_down, shfl_sync, shfl_up, sync_grid, value_call
 from .tile import EMITTED
 
@@ -24,8 +24,14 @@ _IMPORT = "pragma_import_c"
 
 
 def Assert(condition: Any, message: str, error_kind: str = "RuntimeError") -> Emitted:
-    """Check a condition: on the host before the launch, in a kernel on the device."""
+    """Check a condition: on the host before the launch, in a kernel on the device.
+
+    Raises not-available for another kind of error than RuntimeError.
+    """
     b = need_builder("T.Assert")
+    if error_kind != "RuntimeError":
+        raise error("not-available", f"T.Assert that raises {error_kind} is not available", expected='"RuntimeError"',
+                    found=repr(error_kind), hint="leave error_kind out: a failed check raises RuntimeError")
     b.emit(AssertStmt(as_bool(condition), str(message), "device_assert" if b.kernel is not None else "assert",
                       span=b.here()))
     return EMITTED
@@ -71,12 +77,29 @@ def writes(*regions: Any) -> Emitted:
 
 
 def bind(value: Any, type_annotation: Any = None, *, var: Any = None) -> Var:
-    """A fresh immutable variable with this value."""
+    """A fresh immutable variable with this value; or `var` (of T.var, or a dtype called without arguments), given it.
+
+    Raises store-target where `var` is no scalar variable or has a value already.
+    """
     b = need_builder("T.bind")
     e = convert(value)
+    if var is not None:
+        _scalar("T.bind", var)
+        if any(isinstance(s, Bind) and s.var is var for f in b.frames for s in f.stmts):
+            raise error("store-target", f"T.bind of `{var.name}`, which has a value", expected="a variable without a value",
+                        found=f"`{var.name}` with one", hint="T.alloc_var makes a variable that can be stored to")
+        b.emit(Bind(var, cast(e, var.dtype), span=b.here()))
+        return var
     v = b.let("bound", e if type_annotation is None else cast(e, dtype_of(type_annotation, "T.bind")))
     b.unnamed[id(v)] = v
     return v
+
+
+def _scalar(what: str, var: Any) -> None:
+    if not isinstance(var, Var) or var.dtype.is_handle:
+        raise error("store-target", f"{what} names a scalar variable, found {describe(var)}",
+                    expected="a scalar variable", found=describe(var),
+                    hint='write v = T.var("v", "int32") before')
 
 
 class _LetFrame(BodyFrame):
@@ -94,10 +117,7 @@ class _LetFrame(BodyFrame):
 def let(var: Var, value: Any) -> Frame:
     """`with T.let(var, value):` gives a scalar variable (T.var, T.int32()) its value inside the block."""
     need_builder("T.let")
-    if not isinstance(var, Var) or var.dtype.is_handle:
-        raise error("store-target", f"T.let names a scalar variable, found {describe(var)}",
-                    expected="a scalar variable", found=describe(var),
-                    hint='write v = T.var("v", "int32") before')
+    _scalar("T.let", var)
     return _LetFrame(var, cast(convert(value), var.dtype))
 
 
@@ -124,10 +144,7 @@ def type_annotation(dtype: Any) -> DType:
 
 def buffer_at(data: Any) -> Buffer:
     """The buffer that owns a storage variable (`A.data`)."""
-    b = need_builder("T.tvm_access_ptr")
-    known = [x for _, x in b.params.values() if x is not None]
-    known += [s.buffer for f in b.frames for s in f.stmts if isinstance(s, Alloc)] + list(b.outputs)
-    found = next((x for x in known if x.data is data), None)
+    found = owner_of(data)
     if found is None:
         raise error("pointer", f"T.tvm_access_ptr needs the storage of a buffer in scope (`A.data`), found {describe(data)}",
                     expected="the storage of a buffer in scope, A.data", found=describe(data))
@@ -159,17 +176,12 @@ def handle_add_byte_offset(pointer: Any, offset: Any) -> Expr:
 
 
 def decl_buffer(shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None, elem_offset: Any = None,
-                scope: str = "global", align: int = 0, offset_factor: int = 0, **_: Any) -> Buffer:
-    """A buffer over existing storage (the `data` of another buffer or a pointer)."""
-    b = need_builder("T.decl_buffer")
-    if isinstance(data, Buffer):
-        data = data.data
-    if not isinstance(data, Var):
-        raise error("pointer", f"T.decl_buffer needs the storage of a buffer (`data=A.data`), found {describe(data)}",
-                    expected="the storage of a buffer, A.data", found=describe(data),
-                    hint="use T.alloc_buffer for new storage")
+                scope: str = "global", align: int = 0, offset_factor: int = 0, buffer_type: str = "",
+                axis_separators: Any = None) -> Buffer:
+    """A buffer over existing storage (the `data` of another buffer or a pointer).  Raises pointer, view-size."""
+    flat_only("T.decl_buffer", buffer_type, axis_separators)
     spec = TensorSpec(shape_of(shape, "T.decl_buffer"), dtype, strides, scope, align=align)
-    return from_element(b, "T.decl_buffer", spec, data, 0 if elem_offset is None else elem_offset, "view")
+    return over_storage("T.decl_buffer", spec, data, elem_offset)
 
 
 def launch_thread(tag: str, extent: Any) -> Frame:
@@ -203,19 +215,28 @@ def call_intrin(dtype: Any, op: str, *args: Any, annotations: Any = None, **attr
     return value_call(name, args, DType(dtype), **attrs)
 
 
+def _warp_of(warp_size: Any) -> None:
+    if not is_const(convert(warp_size), 32):
+        raise error("lane-arguments", f"a warp has 32 lanes, found warp_size {warp_size}", expected="32",
+                    found=str(warp_size), hint="pass 32")
+
+
 def tvm_warp_shuffle(mask: Any, value: Any, lane: Any, width: int, warp_size: int) -> Var:
-    """The value of a lane of the warp."""
-    return shfl_sync(value, lane, width)
+    """The value of a lane of the warp.  Raises lane-arguments."""
+    _warp_of(warp_size)
+    return shfl_sync(value, lane, width, mask)
 
 
 def tvm_warp_shuffle_up(mask: Any, value: Any, delta: Any, width: int, warp_size: int) -> Var:
     """The value of the lane `delta` below."""
-    return shfl_up(value, delta, width)
+    _warp_of(warp_size)
+    return shfl_up(value, delta, width, mask)
 
 
 def tvm_warp_shuffle_down(mask: Any, value: Any, delta: Any, width: int, warp_size: int) -> Var:
     """The value of the lane `delta` above."""
-    return shfl_down(value, delta, width)
+    _warp_of(warp_size)
+    return shfl_down(value, delta, width, mask)
 
 
 def tvm_warp_activemask() -> Var:

@@ -19,7 +19,7 @@ from .alloc import alloc_fragment
 from .builder import Builder, Emitted
 from .loops import Parallel
 from .state import describe, error, need_builder
-from .tile import EMITTED, copy, fill
+from .tile import EMITTED, check_batch, copy, fill
 
 OPS = {"sum": "add", "max": "max", "min": "min", "bitand": "bitand", "bitor": "bitor", "bitxor": "bitxor"}
 
@@ -107,6 +107,7 @@ def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
                      annotations: dict[str, Any] | None = None) -> Emitted:
     """Write the results to the fragment dst (older form: they stay in acc)."""
     b = need_builder("T.finalize_reducer")
+    check_batch(batch)
     e = _epoch(b, acc, "T.finalize_reducer")
     if e.legacy or dst is None and e.state == "allocated":
         e.state = "closed"

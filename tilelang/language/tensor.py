@@ -6,7 +6,7 @@ import inspect
 import warnings
 from typing import Any
 
-from tilelang.ir import AddressOf, Bind, Buffer, Call, Cast, Const, Expr, Load, Var, as_dim, cast, convert, walk
+from tilelang.ir import AddressOf, Alloc, Bind, Buffer, Call, Cast, Const, Expr, Load, Var, as_dim, cast, convert, walk
 from tilelang.ir import dtype as DType
 
 from .regions import BufferSlice
@@ -94,12 +94,15 @@ class TensorSpec:
 
 
 class TensorFactory:
-    """T.Tensor and its kin: callable and subscriptable; bare, shape and dtype come from the argument of the call."""
+    """T.Tensor and its kin: callable and subscriptable; bare, shape and dtype come from the argument of the call.
+
+    With `data=A.data` in a function they are no annotation but a Buffer over the storage of A.
+    """
 
     def __init__(self, name: str, scope: str, strided: bool = False, compact: bool = True) -> None:
         self.name, self.default_scope, self.strided, self.compact = name, scope, strided, compact
 
-    def __call__(self, *args: Any, **kw: Any) -> TensorSpec:
+    def __call__(self, *args: Any, **kw: Any) -> Any:
         make = self._strided if self.strided else self._plain
         signature = inspect.signature(make)
         try:
@@ -109,13 +112,14 @@ class TensorFactory:
                         expected=f"({', '.join(signature.parameters)})", found=str(e)) from None
         return make(*args, **kw)
 
-    def _plain(self, shape: Any, dtype: Any = "float32", data: Any = None, scope: str | None = None) -> TensorSpec:
-        return TensorSpec(shape, dtype, None, scope or self.default_scope, self.compact)
+    def _plain(self, shape: Any, dtype: Any = "float32", data: Any = None, scope: str | None = None) -> Any:
+        spec = TensorSpec(shape, dtype, None, scope or self.default_scope, self.compact)
+        return spec if data is None else over_storage(f"T.{self.name}", spec, data)
 
     def _strided(self, shape: Any, strides: Any, dtype: Any = "float32", scope: str | None = None) -> TensorSpec:
         return TensorSpec(shape, dtype, strides, scope or self.default_scope)
 
-    def __getitem__(self, key: Any) -> TensorSpec:
+    def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, tuple):
             if isinstance(key, (int, Expr)):
                 raise error("tensor-subscript", f"T.{self.name}[{key}] is ambiguous: write T.{self.name}(({key},), "
@@ -139,10 +143,12 @@ class _BufferFactory(TensorFactory):
 
     def _plain(self, shape: Any, dtype: Any = "float32", data: Any = None,  # type: ignore[override]
                strides: Any = None, elem_offset: Any = None, scope: str = "global", align: int = 0,
-               offset_factor: int = 0, buffer_type: str = "", axis_separators: Any = None) -> TensorSpec:
+               offset_factor: int = 0, buffer_type: str = "", axis_separators: Any = None) -> Any:
+        flat_only(f"T.{self.name}", buffer_type, axis_separators)
         warnings.warn("T.Buffer is deprecated, use T.Tensor or T.StridedTensor", DeprecationWarning, stacklevel=4)
-        return TensorSpec(shape, dtype, strides, scope, compact=strides is not None, align=max(align, 0),
-                          elem_offset=elem_offset)
+        compact = strides is not None or data is not None
+        spec = TensorSpec(shape, dtype, strides, scope, compact=compact, align=max(align, 0), elem_offset=elem_offset)
+        return spec if data is None else over_storage("T.Buffer", spec, data, elem_offset)
 
 
 Tensor = TensorFactory("Tensor", "global")
@@ -219,7 +225,10 @@ def _distance(at: AddressOf) -> Any:
 
 def make_tensor_from_addr(addr: Any, shape: Any, dtype: Any = "float32", strides: Any = None,
                           storage_scope: str = "global") -> Buffer:
-    """A tensor at an integer address."""
+    """A tensor at an integer address, in global memory.  Raises pointer for another scope."""
+    if storage_scope != "global":
+        raise error("pointer", f"T.make_tensor_from_addr of {storage_scope} memory", expected="an address in global memory",
+                    found=f"scope {storage_scope!r}", hint="name the buffer itself, or its part by T.decl_buffer(data=S.data)")
     return make_tensor(addr, shape, dtype, strides)
 
 
@@ -247,6 +256,65 @@ def from_element(b: Any, what: str, spec: TensorSpec, data: Var, offset: Any, na
     return out
 
 
+def over_storage(what: str, spec: TensorSpec, data: Any, elem_offset: Any = None) -> Buffer:
+    """A buffer of this type over the storage of another (`A.data`, or A itself) or at a pointer parameter.
+
+    Raises pointer where `data` is neither, or lies in another scope; view-size where a tensor is surely smaller (parts of
+    shared memory and of registers are judged when the program is lowered).
+    """
+    b = need_builder(what)
+    owner = data if isinstance(data, Buffer) else owner_of(data)
+    data = data.data if isinstance(data, Buffer) else data
+    if not isinstance(data, Var):
+        raise error("pointer", f"{what} needs the storage of a buffer (`data=A.data`), found {describe(data)}",
+                    expected="the storage of a buffer, A.data", found=describe(data),
+                    hint="use T.alloc_buffer for new storage")
+    start = 0 if elem_offset is None else elem_offset
+    if owner is not None:
+        if _kind(owner.scope_name) != _kind(spec.scope_name):
+            raise error("pointer", f"{what} of scope {spec.scope_name} over the storage of `{owner.name}`, which is "
+                        f"{owner.scope_name}", expected=f'scope="{owner.scope_name}"', found=f'scope="{spec.scope_name}"',
+                        hint="give the scope of the storage")
+        spec.scope_name = owner.scope_name
+        room, need = _bits(owner.dtype, owner.shape), _bits(spec.dtype, spec.shape)
+        compact = owner.scope_name == "global" and owner.strides_ is None and owner.offset == 0 and spec.strides is None
+        if compact and None not in (room, need) and isinstance(start, int) and need + start * _bits(spec.dtype, ()) > room:
+            raise error("view-size", f"{what} of {spec.shape} {spec.dtype} from element {start} of the storage of "
+                        f"`{owner.name}`, which ends before", expected=f"at most {room // 8} bytes",
+                        found=f"{(need + start * _bits(spec.dtype, ())) // 8} bytes", hint="make the tensor smaller")
+    return from_element(b, what, spec, data, start, "view")
+
+
+def owner_of(data: Any) -> Buffer | None:
+    """The buffer in scope that owns a storage variable (`A.data`), None for a pointer."""
+    b = need_builder("the storage of a buffer")
+    known = [x for _, x in b.params.values() if x is not None]
+    known += [s.buffer for f in b.frames for s in f.stmts if isinstance(s, Alloc)] + list(b.outputs)
+    return next((x for x in known if x.data is data), None)
+
+
+def _kind(scope_name: str) -> str:
+    return "shared" if scope_name in ("shared", "shared.dyn") else scope_name
+
+
+def _bits(dt: DType, shape: tuple[Any, ...]) -> Any:
+    """Bits of a tensor; None where its shape is not constant."""
+    n = dt.bits * dt.lanes
+    for d in shape:
+        if not isinstance(d, int):
+            return None
+        n *= d
+    return n
+
+
+def flat_only(what: str, buffer_type: str, axis_separators: Any) -> None:
+    """Refuse what says how a tensor is laid out, and has no meaning here.  Raises not-available."""
+    if buffer_type not in ("", "default") or axis_separators:
+        raise error("not-available", f"{what} with buffer_type or axis_separators is not available",
+                    expected="neither of them", found=f"buffer_type={buffer_type!r}, axis_separators={axis_separators!r}",
+                    hint="leave them out")
+
+
 def _moves(b: Any, e: Expr) -> bool:
     """Whether a value may differ inside a launch: between threads or statements."""
     inner = b.frames[b.frames.index(b.kernel):]
@@ -258,8 +326,14 @@ def _moves(b: Any, e: Expr) -> bool:
 def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None,
                  elem_offset: Any = None, scope: str = "global", align: int = 0, offset_factor: int = 0,
                  buffer_type: str = "", axis_separators: Any = None) -> Buffer:
-    """The tensor at a pointer parameter; or a view of a buffer's region."""
+    """The tensor at a pointer parameter; or a view of a buffer's region.
+
+    data, elem_offset, scope: what the parameter or the region has, if given.  Raises pointer where they say otherwise.
+    """
+    flat_only("T.match_buffer", buffer_type, axis_separators)
     if isinstance(param, BufferSlice):
+        own = param.region.buffer
+        _agrees(data, own.data, elem_offset, scope, own.scope_name)
         r = param.region
         if r.buffer.strides_ is not None or not all(isinstance(s, (int, Expr)) for s in r.buffer.strides):
             raise error("pointer", "T.match_buffer of a region of a strided buffer is not available",
@@ -277,7 +351,20 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = Non
     if not isinstance(param, Var):
         raise error("pointer", f"T.match_buffer needs a pointer parameter or a region, found {describe(param)}",
                     expected="a pointer parameter or a region", found=describe(param))
+    _agrees(data, param, elem_offset, scope, "global")
     return make_tensor(param, shape, dtype, strides)
+
+
+def _agrees(data: Any, own: Any, elem_offset: Any, scope: str, own_scope: str) -> None:
+    """Refuse what T.match_buffer is told of storage that has another: the parameter or the region says where it begins."""
+    given = [(f"elem_offset={elem_offset}", elem_offset is None or isinstance(elem_offset, (int, Const)) and
+              int(getattr(elem_offset, "value", elem_offset)) == 0),
+             ("data", data is None or data is own), (f"scope={scope!r}", scope == "global" or _kind(scope) == _kind(own_scope))]
+    for what, right in given:
+        if not right:
+            raise error("pointer", f"T.match_buffer with {what}, which is not the parameter's or the region's own",
+                        expected="what the parameter or the region has", found=what,
+                        hint="T.decl_buffer(data=A.data, elem_offset=n, scope=…) starts elsewhere in the storage of A")
 
 
 def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
@@ -316,48 +403,6 @@ def reshape(src: Any, shape: Any) -> Buffer:
     return view(src, shape)
 
 
-def address_of(x: Any) -> AddressOf:
-    """Address of an element `A[i, j]` (of a buffer: its first element)."""
-    if isinstance(x, Load):
-        return AddressOf(x.buffer, x.indices)
-    if isinstance(x, BufferSlice):
-        return AddressOf(x.buffer, x.region.mins)
-    if isinstance(x, Buffer):
-        return AddressOf(x, tuple(Const(0, DType("int32")) for _ in x.shape))
-    raise error("pointer", f"an address is taken of a buffer, a region or an element, found {describe(x)}",
-                expected="a buffer, a region or an element", found=describe(x))
-
-
-_ACCESS = {"r": 1, "w": 2, "rw": 3, "wr": 3}
-
-
-def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0, extent: Any = None,
-               ignore_last_ndim: int = 0) -> AddressOf:
-    """Pointer to a buffer, region (its first element) or element, for extern calls and intrinsics.
-
-    Raises access-type for a bad access string.
-    """
-    if isinstance(access_type, str) and (not access_type or set(access_type) - {"r", "w"}):
-        raise error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'",
-                    found=repr(access_type))
-    at = address_of(base)
-    if isinstance(offset, int) and offset == 0:
-        return at
-    if len(at.indices) != 1:
-        raise error("access-type", "access_ptr with an offset needs a 1-dimensional buffer",
-                    expected="a 1-dimensional buffer", found=f"{len(at.indices)} dimensions",
-                           hint="give the element's indices instead")
-    return AddressOf(at.buffer, (at.indices[0] + offset,))
-
-
-def _method_access_ptr(self: Buffer, access_mask: Any = "r", offset: Any = 0, extent: Any = None,
-                       **_: Any) -> AddressOf:
-    """`buf.access_ptr("r")`: pointer to the buffer's first element, or `offset` elements on (1-D buffers)."""
-    return access_ptr(self, access_mask, offset=offset, extent=extent)
-
-
-setattr(Buffer, "access_ptr", _method_access_ptr)  # noqa: B010 - like Buffer.subscript, known once the language is
-
 __all__ = ["FragmentBuffer", "LocalBuffer", "SharedBuffer", "StridedTensor", "Tensor", "TensorFactory", "TensorSpec",
-           "access_ptr", "address_of", "dtype_of", "handle", "make_tensor", "make_tensor_from_addr", "match_buffer",
-           "ptr", "reshape", "shape_of", "view"]
+           "dtype_of", "flat_only", "handle", "make_tensor", "make_tensor_from_addr", "match_buffer",
+           "over_storage", "owner_of", "ptr", "reshape", "shape_of", "view"]

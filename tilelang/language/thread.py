@@ -6,16 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, If, Load, StringConst, Var, binary, call,
-                         cast, const, convert)
+from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, If, Load, StringConst, Var, as_bool,
+                         binary, call, cast, const, convert, is_const)
 from tilelang.ir import dtype as DType
 
+from .addresses import address_of
 from .builder import Emitted
 from .kernel import need_kernel, thread_index
 from .regions import BufferSlice
 from .scope import Frame, IfFrame, WhileFrame
 from .state import describe, error, need_builder, place
-from .tensor import address_of, dtype_of
+from .tensor import dtype_of
 from .tile import EMITTED
 
 FULL_MASK = 0xFFFFFFFF
@@ -104,9 +105,9 @@ syncthreads_count, syncthreads_and, syncthreads_or = (
 
 def _shuffle(name: str, row: str) -> Callable[..., Var]:
     def fn(value: Any, lane: Any, width: int = 32, mask: Any = FULL_MASK) -> Var:
-        v = convert(value)
-        extra = {} if mask == FULL_MASK else {"mask": f"0x{int(mask):x}u"}
-        return value_call(row, (v, cast(convert(lane), I32)), v.dtype, width=int(width), **extra)
+        v, m = convert(value), _mask(mask)
+        named = () if is_const(m, FULL_MASK) else (m,)
+        return value_call(row, (v, cast(convert(lane), I32), *named), v.dtype, width=int(width))
 
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"{name}: the value of another lane of the warp."
@@ -118,6 +119,9 @@ shfl_up, shfl_down = _shuffle("shfl_up", "shfl_up"), _shuffle("shfl_down", "shfl
 
 
 def _mask(mask: Any) -> Expr:
+    """A mask of lanes; -1 names all."""
+    if isinstance(mask, int) and -1 << 31 <= mask < 0:
+        mask &= FULL_MASK
     return const(mask, "uint32") if isinstance(mask, int) else cast(mask, "uint32")
 
 
@@ -271,10 +275,20 @@ def evaluate(value: Any) -> Emitted | None:
 
 
 def buffer_store(buffer: Buffer, value: Any, indices: Any, predicate: Any = None) -> Emitted:
-    """buffer[indices] = value."""
+    """buffer[indices] = value; with a predicate where it holds.  Raises predicate-type for a predicate of several lanes."""
     b = need_builder("T.buffer_store")
     idx = indices if isinstance(indices, (tuple, list)) else (indices,)
+    if predicate is None:
+        b.setitem(buffer, tuple(idx), value)
+        return EMITTED
+    cond = convert(predicate)
+    if cond.dtype.lanes != 1 or not (cond.dtype.is_bool or cond.dtype.is_int):
+        raise error("predicate-type", f"the predicate of T.buffer_store is one condition, found {cond.dtype}",
+                    expected="a bool or an integer", found=str(cond.dtype), hint="store the lanes one by one")
+    frame = IfFrame(as_bool(cond))
+    b.enter(frame)
     b.setitem(buffer, tuple(idx), value)
+    b.exit(frame)
     return EMITTED
 
 

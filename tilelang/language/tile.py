@@ -35,6 +35,13 @@ def emit_op(b: Builder, op: Any) -> Emitted:
     return EMITTED
 
 
+def check_policy(policy: Any) -> None:
+    """Raises eviction-policy for a name that is none; a number is the hardware's own."""
+    if policy is not None and not isinstance(policy, int) and policy not in EVICTION_POLICIES:
+        raise error("eviction-policy", f"unknown eviction policy {policy!r}, expected one of {', '.join(EVICTION_POLICIES)}",
+                    expected=f"one of {', '.join(EVICTION_POLICIES)}", found=repr(policy))
+
+
 def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma: bool = False,
          eviction_policy: str | None = None, prefer_instruction: str | None = None,
          annotations: dict[str, Any] | None = None, loop_layout: Any = None) -> Emitted:
@@ -47,11 +54,7 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
     notes = dict(annotations or {})
     if "parallel_loop_layout" in notes:
         loop_layout = notes.pop("parallel_loop_layout")
-    policy = notes.get("eviction_policy", eviction_policy)
-    if policy is not None and not isinstance(policy, int) and policy not in EVICTION_POLICIES:
-        raise error("eviction-policy", f"unknown eviction policy {policy!r}, expected one of "
-                           f"{', '.join(EVICTION_POLICIES)}",
-                    expected=f"one of {', '.join(EVICTION_POLICIES)}", found=repr(policy))
+    check_policy(notes.get("eviction_policy", eviction_policy))
     prefer = notes.get("prefer_instruction", prefer_instruction)
     if prefer not in (None, "tma", "cp_async", "sync"):
         raise error("copy-option", f"prefer_instruction must be 'tma', 'cp_async' or 'sync', got {prefer!r}",
@@ -152,6 +155,13 @@ def _whole(x: Any, what: str) -> Region:
     return operand(x, what).region()
 
 
+def check_batch(batch: Any) -> None:
+    """Raises reduce-batch for outputs of an exchange that are no positive integer; they never change results."""
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise error("reduce-batch", f"batch must be a positive integer, got {batch!r}",
+                    found=repr(batch))
+
+
 def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool = True, batch: int = 1,
            nan_propagate: bool = False, annotations: dict[str, Any] | None = None) -> Emitted:
     """out = reduce_type over dimension dim of buffer, computed in out's type; clear=False combines with out's value."""
@@ -159,9 +169,7 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
     if reduce_type not in KINDS:
         raise error("reduce-kind", f"unknown kind of reduction {reduce_type!r}, expected one of {', '.join(KINDS)}",
                     expected=f"one of {', '.join(KINDS)}", found=repr(reduce_type))
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise error("reduce-batch", f"batch must be a positive integer, got {batch!r}",
-                    found=repr(batch))
+    check_batch(batch)
     src, dst = _whole(buffer, "the source of a reduction"), _whole(out, "the result of a reduction")
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise error("reduce-dim", f"dim must be an integer, got {dim!r}",

@@ -162,7 +162,7 @@ def taking_part(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.nd
 def _shuffle(c: Any, e: Call) -> Closure:
     value, operand = c.expr(e.args[0]), c.expr(e.args[1])
     width, vector = int(e.attr("width", WARP) or WARP), e.dtype.lanes > 1
-    mask, threads = np.asarray(int(str(e.attr("mask") or hex(FULL_MASK)).rstrip("u"), 0), np.uint64), c.threads
+    named, threads = c.expr(e.args[2]) if len(e.args) > 2 else None, c.threads
 
     def run(f: LaneFrame) -> Value:
         need_whole_warps(f, e)
@@ -176,8 +176,8 @@ def _shuffle(c: Any, e: Call) -> Closure:
                         "execute it",
                         expected="a lane that executes it", found=f"thread {int(src[t])}, which does not",
                         span=e.span, hint="all lanes of the warp must reach a shuffle together")
-        if f.mask is not None or mask != FULL_MASK:
-            taking_part(f, e, mask, threads)
+        if f.mask is not None or named is not None:
+            taking_part(f, e, np.asarray(FULL_MASK if named is None else named(f)), threads)
         return x[src]
 
     return run

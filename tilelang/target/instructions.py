@@ -7,6 +7,7 @@ the Call's attrs by name; it calls the functions of codegen/prelude_*.cuh, which
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tilelang.ir.record import record
@@ -41,9 +42,9 @@ _device("ldmatrix", 2, WRITES, "tl::ldmatrix_x{num}{trans_suffix}({0}, {1})")
 _device("stmatrix", 2, WRITES, "tl::stmatrix_x{num}{trans_suffix}({0}, {1})")
 _device("mma", 3, WRITES, "tl::{row_function}({0}, {1}, {2})")
 
-# Lanes of a warp; full mask, every lane of the warp must take part.
+# Lanes of a warp: a value, a lane and, unless all lanes take part, the mask of those that do.
 for _name, _fn in (("shfl_xor", "xor_sync"), ("shfl_up", "up_sync"), ("shfl_down", "down_sync"), ("shfl_idx", "sync")):
-    _device(_name, 2, WARP, f"tl::shfl_{_fn}({{0}}, {{1}}, {{width}}, {{mask}})")
+    _device(_name, -1, WARP, f"tl::shfl_{_fn}({{0}}, {{1}}, {{width}}, {{mask}})")
 for _name in ("any_sync", "all_sync", "ballot_sync", "match_any_sync"):
     _device(_name, -1, WARP, f"tl::{_name}({{args}})")
 _device("match_all_sync", -1, WARP, "tl::match_all_sync({args})")
@@ -151,8 +152,8 @@ class LdmatrixRow:
 LDMATRIX_ROWS = {(num, trans): LdmatrixRow(num, trans) for num in (1, 2, 4) for trans in (False, True)}
 
 
-def call_fields(op: str, attrs: dict[str, Any]) -> dict[str, Any]:
-    """Format fields of a device row's text that are derived from the Call's attrs.
+def call_fields(op: str, attrs: dict[str, Any], args: Sequence[str] = ()) -> dict[str, Any]:
+    """Format fields of a device row's text that are derived from the Call's attrs and the texts of its arguments.
 
     Raises KeyError when a required attr is missing.
     """
@@ -174,7 +175,7 @@ def call_fields(op: str, attrs: dict[str, Any]) -> dict[str, Any]:
         out["order_number"] = ATOMIC_ORDERS.index(attrs.get("order") or "relaxed")
     elif op.startswith("shfl_"):
         out.setdefault("width", 32)
-        out.setdefault("mask", "0xffffffffu")
+        out["mask"] = args[2] if len(args) > 2 else "0xffffffffu"
     return out
 
 

@@ -143,7 +143,7 @@ class Values:
             if e.op in ("any_sync", "all_sync", "ballot_sync", "ballot", "match_all_sync"):
                 return False
             if e.op == "shfl_idx":
-                return any(map(self._varies, e.args[1:]))
+                return self._varies(e.args[1])
         return any(map(self._varies, e.args))
 
     def _reduced(self, e: Binary) -> bool:

@@ -92,11 +92,10 @@ def check_mask(cx: Any, e: Call, masks: Callable[[], str] | int) -> None:
 
 def mask_of(cx: Any, e: Call) -> Callable[[], str] | int | None:
     """The mask that an exchange names, None where it has none."""
-    if e.op.startswith("shfl_"):
-        return int(str(e.attr("mask") or hex(FULL)).rstrip("u"), 0)
-    if len(e.args) < 2:
-        return None
-    mask = e.args[1]
+    at = 2 if e.op.startswith("shfl_") else 1
+    if len(e.args) <= at:
+        return FULL if at == 2 else None
+    mask = e.args[at]
     return int(mask.value) if isinstance(mask, Const) else lambda: str(cx.cast_value(mask, dtype("uint32")))
 
 

@@ -1,0 +1,63 @@
+"""Addresses of elements: T.address_of, T.access_ptr and the method of buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import AddressOf, Buffer, Const, Load
+from tilelang.ir import dtype as DType
+
+from .regions import BufferSlice
+from .state import describe, error
+
+
+def address_of(x: Any) -> AddressOf:
+    """Address of an element `A[i, j]` (of a buffer: its first element)."""
+    if isinstance(x, Load):
+        return AddressOf(x.buffer, x.indices)
+    if isinstance(x, BufferSlice):
+        return AddressOf(x.buffer, x.region.mins)
+    if isinstance(x, Buffer):
+        return AddressOf(x, tuple(Const(0, DType("int32")) for _ in x.shape))
+    raise error("pointer", f"an address is taken of a buffer, a region or an element, found {describe(x)}",
+                expected="a buffer, a region or an element", found=describe(x))
+
+
+_ACCESS = {"r": 1, "w": 2, "rw": 3, "wr": 3}
+
+
+def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0, extent: Any = None,
+               ignore_last_ndim: int = 0) -> AddressOf:
+    """Pointer to a buffer, region (its first element) or element, for extern calls and intrinsics.
+
+    extents, extent, ignore_last_ndim: how much is accessed, which nothing here depends on.  Raises access-type for a bad
+    access string or more extents than dimensions, pointer for what has no address or is no access.
+    """
+    if not isinstance(access_type, (str, int)) or isinstance(access_type, bool):
+        raise error("pointer", f"T.access_ptr: an access is 'r', 'w', 'rw' or a bit mask, found {describe(access_type)}",
+                    expected="'r', 'w', 'rw' or a bit mask", found=describe(access_type), hint="pass 'r', 'w' or 'rw'")
+    if isinstance(access_type, str) and (not access_type or set(access_type) - {"r", "w"}):
+        raise error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'",
+                    found=repr(access_type))
+    at = address_of(base)
+    if len(extents) > len(at.indices):
+        raise error("access-type", f"T.access_ptr of {len(at.indices)} dimensions with {len(extents)} extents",
+                    expected=f"at most {len(at.indices)} extents", found=f"{len(extents)}", hint="leave extents out")
+    if isinstance(offset, int) and offset == 0:
+        return at
+    if len(at.indices) != 1:
+        raise error("access-type", "access_ptr with an offset needs a 1-dimensional buffer",
+                    expected="a 1-dimensional buffer", found=f"{len(at.indices)} dimensions",
+                           hint="give the element's indices instead")
+    return AddressOf(at.buffer, (at.indices[0] + offset,))
+
+
+def _method_access_ptr(self: Buffer, access_mask: Any = "r", offset: Any = 0, extent: Any = None,
+                       **_: Any) -> AddressOf:
+    """`buf.access_ptr("r")`: pointer to the buffer's first element, or `offset` elements on (1-D buffers)."""
+    return access_ptr(self, access_mask, offset=offset, extent=extent)
+
+
+setattr(Buffer, "access_ptr", _method_access_ptr)  # noqa: B010 - like Buffer.subscript, known once the language is
+
+__all__ = ["access_ptr", "address_of"]
