@@ -67,6 +67,9 @@ class AutoTuneImpl(InClasses):
         runtime = None if lazy else [v for n, v in bound.arguments.items() if n in impl.eager.runtime]
         tunable = {k for c in configs for k in c if k != RESERVED}
         given = tunable & set(bound.arguments)
+        if runtime and any(v is None for v in runtime):
+            config = {k: v for k, v in configs[0].items() if k not in (RESERVED, *given)}
+            runtime = impl.eager.inputs(args, {**kwargs, **config})
         if given:
             logger.warning("tuning is skipped: %s given explicitly", ", ".join(sorted(given)))
             return impl.compile(*args, **kwargs), runtime

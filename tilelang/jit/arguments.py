@@ -289,6 +289,8 @@ def _hint(text: str) -> str:
         return "convert the tensor before the call"
     if " scalar " in text:
         return "pass a Python number of the parameter's type"
+    if "non-NULL pointer, got None" in text:
+        return "pass a tensor; one that an eager function can do without is annotated under `if x is not None:`"
     if "NULL pointer" in text or "handle" in text:
         return "pass a tensor: torch, NumPy, or any object with __dlpack__"
     return "pass a tensor of the shape the kernel was compiled for, or compile it with T.dynamic dimensions"

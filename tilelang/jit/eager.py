@@ -28,8 +28,9 @@ _MISSING: Any = object()
 class _Trace:
     """One set of compile-time values: where its T.const values stand, and the kernels made so far."""
 
-    def __init__(self, consts: dict[str, tuple[str, str, int]], func: Any) -> None:
+    def __init__(self, consts: dict[str, tuple[str, str, int]], func: Any, absent: tuple[str, ...] = ()) -> None:
         self.consts = consts
+        self.absent = absent  # tensors given as None that the program does without
         self.func = func  # None while consts are symbolic
         self.kernels: dict[Any, Any] = {}
         self.packed: dict[str, Any] = {}  # tensor -> element type narrower than a byte, known after the first trace
@@ -61,8 +62,8 @@ class EagerCalls:
         key = None
         if not kwargs and not self.open:
             try:
-                key = (self.owner.surroundings(), *[x.shape if c == 0 else None if c == 1 else (type(x), x)
-                                                    for c, x in zip(self.code, args)])
+                key = (self.owner.surroundings(), *[x.shape if c == 0 else None if c == 1 or x is None else
+                                                    (type(x), x) if c == 2 else x.shape for c, x in zip(self.code, args)])
                 hit = self.fast.get(key)
             except (AttributeError, TypeError):  # no tensor, or an unhashable value: the careful way
                 key = hit = None
@@ -80,11 +81,19 @@ class EagerCalls:
                         expected=f"{', '.join(self.runtime)}", found=f"no {missing[0]}",
                         hint="pass every tensor; results made by T.empty are returned, not passed")
         kernel = self._kernel(values, consts)
+        names = self._given(values)
         if key is not None and self._is_simple(values):
-            whole = len(args) == len(self.runtime) == len(self.names)
-            self.fast[key] = kernel, None if whole else [
-                (i, self.defaults[n]) for i, n in enumerate(self.names) if self.code[i] != 2]
-        return kernel(*(values[n] for n in self.runtime))
+            whole = len(args) == len(names) == len(self.names)
+            self.fast[key] = kernel, None if whole else [(i, self.defaults[n]) for i, n in enumerate(self.names) if n in names]
+        return kernel(*(values[n] for n in names))
+
+    def _given(self, values: dict[str, Any]) -> list[str]:
+        """Parameters of the kernel: tensors that may be None, and are, are none."""
+        absent = self._trace(values, {}).absent if self._nones(values) else ()
+        return [n for n in self.runtime if n not in absent]
+
+    def _nones(self, values: dict[str, Any]) -> tuple[str, ...]:
+        return tuple(n for n in self.tensors if values[n] is None)
 
     def _is_simple(self, values: dict[str, Any]) -> bool:
         """Shapes and compile-time values decide: no const from a stride, no packed tensor, no value whose equality
@@ -107,6 +116,11 @@ class EagerCalls:
         values, consts = self._bind(args, kwargs)
         trace = self._trace(values, consts)
         return self._static_key(values), tuple(self._const_values(trace, values, consts).items())
+
+    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """What the kernel of a call is called with: of tensors that are None, those that it has."""
+        values = self._bind(args, kwargs)[0]
+        return [values[n] for n in self._given(values)]
 
     # ---- steps ------------------------------------------------------------------------------------------------------
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -144,14 +158,14 @@ class EagerCalls:
                 raise error("eager-annotation", f"`{n}` of `{self.owner.__name__}` is given a tensor and has no annotation: "
                             "without one a parameter is a value to compile for", found=f"{type(values[n]).__name__} for `{n}`",
                             hint=f"write `{n}: T.Tensor(shape, dtype)` in the body, in front of T.Kernel")
-        return tuple(freeze(values[n]) for n in self.static), opened, self.owner.surroundings()
+        return tuple(freeze(values[n]) for n in self.static), opened, self._nones(values), self.owner.surroundings()
 
     def _trace(self, values: dict[str, Any], consts: dict[str, Any]) -> _Trace:
         key = self._static_key(values)
         trace = self.traces.get(key)
         if trace is None:
             traced = self.function.trace(self._static(values), None)
-            trace = self.traces[key] = _Trace(dict(traced.consts), traced.func)
+            trace = self.traces[key] = _Trace(dict(traced.consts), traced.func, traced.absent)
         for name in consts:
             if name not in trace.consts:
                 raise error("eager-arguments", f"`{self.owner.__name__}` got an unexpected keyword argument {name!r}: "
@@ -161,7 +175,8 @@ class EagerCalls:
         return trace
 
     def _static(self, values: dict[str, Any]) -> dict[str, Any]:
-        return {n: values[n] for n in (*self.static, *self.open) if values[n] is not _MISSING}
+        names = (*self.static, *self.open, *self._nones(values))
+        return {n: values[n] for n in names if values[n] is not _MISSING}
 
     def _const_values(self, trace: _Trace, values: dict[str, Any], consts: dict[str, Any]) -> dict[str, int]:
         out: dict[str, int] = {}

@@ -427,6 +427,8 @@ class Recorder:
 
     def annotate(self, name: str, param: Any, annotation: Any) -> Any:
         """`name: annotation` in the body for a parameter; params.py replaces it per function form."""
+        if param is None and self.eager is not None:
+            return self.eager.declare_none(self, name, annotation)
         declare = getattr(param, "declare", None)
         return declare(self, annotation) if declare is not None else param
 

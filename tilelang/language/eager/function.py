@@ -50,12 +50,14 @@ class Traced:
     """func: the program; None when consts were symbolic and tracing stopped at the first T.Kernel.
 
     consts: const name -> (tensor parameter, "shape" | "strides", dimension) it is read from; all its places are in
-    uses.  dtypes: const name -> dtype.
+    uses.  dtypes: const name -> dtype.  absent: tensor parameters given None that met no annotation: they are None in the
+    program, which does not have them.
     """
 
     func: PrimFunc | None
     consts: dict[str, tuple[str, str, int]]
     uses: dict[str, tuple[tuple[str, str, int], ...]] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
 
 
 class _StopAtKernel(Exception):
@@ -65,8 +67,8 @@ class _StopAtKernel(Exception):
 class _State:
     """What the builder asks about the eager function being traced."""
 
-    def __init__(self, values: Mapping[str, int] | None) -> None:
-        self.values = values
+    def __init__(self, values: Mapping[str, int] | None, nones: set[str]) -> None:
+        self.values, self.nones = values, nones
         self.consts: dict[str, Any] = {}
 
     def const(self, name: str, dt: DType) -> Any:
@@ -80,6 +82,10 @@ class _State:
                             found=f"no value for `{name}`",
                                    hint="pass a tensor that has it as a dimension, or give it as a keyword")
         return self.consts[name]
+
+    def declare_none(self, b: Builder, name: str, annotation: Any) -> Any:
+        """The annotation of a parameter that is None: it is a tensor that the call does not give."""
+        return declare_param(b, name, annotation) if name in self.nones else None
 
     def before_kernel(self, b: Builder) -> None:
         if self.values is None and self.consts:
@@ -109,12 +115,15 @@ class EagerFunction:
             self.parameters[p.name] = Parameter(p.name, kind, p.default, a, open_shape)
 
     def trace(self, args: Mapping[str, Any] | None = None, const_values: Mapping[str, int] | None = None) -> Traced:
-        """Trace with these arguments (name -> tensor, TensorSpec or value; tensors may be missing).
+        """Trace with these arguments (name -> tensor, TensorSpec or value; tensors may be missing).  A tensor given as None,
+        whose annotation stands in the body, is None until the annotation is met.
 
         const_values None: consts are symbolic, see Traced.  Raises const-unused, const-value, eager-argument.
         """
         args = dict(args or {})
-        state = _State(const_values)
+        nones = {p.name for p in self.parameters.values() if p.kind == TENSOR and p.name in args and args[p.name] is None and
+                 p.name not in getattr(self.pyfunc, "__annotations__", {})}
+        state = _State(const_values, nones)
         b = Builder(self.name, eager=state)
         values: dict[str, Any] = {}
         order: list[str] = []
@@ -132,19 +141,21 @@ class EagerFunction:
             elif p.name in getattr(self.pyfunc, "__annotations__", {}):
                 values[p.name] = declare_param(b, p.name, p.annotation, param_span(self.rewritten, p.name))
             else:
-                values[p.name] = Unannotated(p.name)
+                values[p.name] = None if p.name in nones else Unannotated(p.name)
         stopped = False
         try:
             run_rewritten(b, self.pyfunc, self.rewritten, values, self.caller_locals)
         except _StopAtKernel:
             stopped = True
         uses = self._const_uses(b, state)
+        absent = tuple(n for n in order if n in nones and n not in b.params)
+        order = [n for n in order if n not in absent]
         func = None
         if not stopped:
             span = function_span(self.rewritten)
             scalars = (p for p in self.parameters.values() if p.kind == SCALAR and not p.required)
             func = PrimFunc(finish(b, self.name, order, span), self.pyfunc, {p.name: p.default for p in scalars})
-        return Traced(func, {n: u[0] for n, u in uses.items()}, uses)
+        return Traced(func, {n: u[0] for n, u in uses.items()}, uses, absent)
 
     def _open_spec(self, state: _State, p: Parameter, arg: Any) -> TensorSpec:
         """The type of a bare T.Tensor parameter: rank and dtype of the argument, one const per dimension."""
