@@ -227,3 +227,92 @@ def test_iterations_that_go_on_to_the_next_are_followed():
     with pytest.raises(TileLangError) as e:
         lower(program(up_to_forty, shared=True).func, Target("c"))
     assert e.value.kind == "parallel-order"
+
+
+@T.macro
+def read_behind_updates(F, W, G):
+    for i in T.Parallel(64):
+        T.atomic_add(F[i % 4], 1)
+        G[i] = F[(i + 1) % 4]
+
+
+@T.macro
+def read_before_updates(F, W, G):
+    for i in T.Parallel(64):
+        G[i] = W[0, (i + 1) % 4]
+        T.atomic_max(F[i % 4], 99)
+
+
+@T.macro
+def value_of_an_update(F, W, G):
+    for i in T.Parallel(64):
+        T.atomic_add(F[i % 4], F[(i + 1) % 4])
+
+
+@T.macro
+def stored_beside_updates(F, W, G):
+    for i in T.Parallel(64):
+        if i < 4:
+            F[i] = 7
+        T.atomic_add(F[i % 4], 1)
+
+
+BESIDE_UPDATES = {read_behind_updates: "reads", read_before_updates: "reads", value_of_an_update: "reads",
+                  stored_beside_updates: "stores in"}
+
+
+@pytest.mark.parametrize("target", ["c", "sm_90a"])
+@pytest.mark.parametrize("body", BESIDE_UPDATES, ids=lambda b: b.__name__)
+def test_plain_accesses_to_what_others_update_atomically_are_refused(body, target):
+    with pytest.raises(TileLangError, match=f"{BESIDE_UPDATES[body]} the element of `[FW]` that .* updates atomically") as e:
+        lower(program(body, shared=True).func, Target("c" if target == "c" else {"kind": "cuda", "arch": target}))
+    assert e.value.kind == "parallel-order" and "T.atomic_load" in str(e.value)
+
+
+def test_tensors_that_others_update_atomically_are_not_read_either():
+    @T.prim_func
+    def f(C: T.Tensor((4,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                T.atomic_add(C[i % 4], 1)
+                B[i] = C[(i + 1) % 4]
+
+    with pytest.raises(TileLangError) as e:
+        lower(f.func, Target("c"))
+    assert e.value.kind == "parallel-order"
+
+
+@T.macro
+def own_updates(F, W, G):
+    for i in T.Parallel(64):
+        T.atomic_add(F[i], 3)
+        G[i] = W[i // 8, i % 8]
+
+
+@T.macro
+def read_and_updated_apart(F, W, G):
+    for i in T.Parallel(32):
+        T.atomic_add(F[i % 4], 1)
+        G[i] = F[i + 32]
+
+
+@T.macro
+def a_guard_of_a_maximum(F, W, G):
+    for i in T.Parallel(64):
+        if F[i % 4] < i:
+            T.atomic_max(F[i % 4], i)
+
+
+@pytest.mark.parametrize("body", [own_updates, read_and_updated_apart], ids=lambda b: b.__name__)
+def test_what_no_other_iteration_updates_is_read(body):
+    a = np.arange(64, dtype=np.int32)
+    got = everywhere(program(body, shared=True), a, on=WITH_HOPPER)[1]
+    f = a + 3 if body is own_updates else np.where(a < 4, a + 8, a)
+    g = f if body is own_updates else np.where(a < 32, np.roll(a, -32), 0)
+    assert np.array_equal(got, [f, g])
+
+
+def test_whether_a_maximum_would_change_something_may_be_looked_up_first():
+    lower(program(a_guard_of_a_maximum, 64, shared=True).func, Target({"kind": "cuda", "arch": "sm_80"}))
+    got = everywhere(program(a_guard_of_a_maximum, 64, shared=True), np.zeros(64, np.int32))[1]
+    assert got[0, :4].tolist() == [60, 61, 62, 63]

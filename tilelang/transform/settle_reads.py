@@ -7,6 +7,7 @@
 Iterations run in no order.  Where all of them read before any stores, as the text of the loop has it, what is read are the
 values from before the loop, whatever order they run in: of a fragment a copy is kept.  A read behind the store, and one of
 shared memory, has no such meaning and is refused.  Names of one memory (T.reshape, T.view) are one.
+Elements that other iterations update atomically are neither read nor stored by plain accesses, in global memory too.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Select, Seq,
-                         Stmt, Store, Var, While, const, convert, free_vars, fresh, inner, is_const, load, rebuild, replace,
-                         substitute, unary, walk)
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Load,
+                         Parallel, Select, Seq, Stmt, Store, Var, While, const, convert, free_vars, fresh, inner, is_const,
+                         load, rebuild, replace, substitute, unary, walk)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 
@@ -38,7 +39,8 @@ _FRAGMENT, _SCOPES = "local.fragment", ("local.fragment", "shared", "shared.dyn"
 
 @pass_(needs=TILE)
 def settle_reads(func: Func, cx: PassContext) -> Func:
-    """Copies of fragments for loops that read old values of elements which other iterations store; raises "parallel-order".
+    """Copies of fragments for loops that read old values of elements which other iterations store; raises "parallel-order" for
+    what has no meaning.
 
     Follows loops of constant extents.  Places and conditions must show by themselves what they are: what depends on memory
     or on an argument is passed over.
@@ -60,13 +62,17 @@ def _of_loop(loop: Parallel) -> Stmt:
     if len(extents) != len(loop.extents) or not 1 < math.prod(extents) <= POINTS:
         return loop
     stored = {x.buffer.data for x in walk(loop.body) if isinstance(x, Store) and x.buffer.scope_name in _SCOPES}
-    if not any(isinstance(x, Load) and x.buffer.data in stored for x in walk(loop.body)):
+    updated = {a.buffer.data for x in walk(loop.body) if (a := _updated(x)) is not None}
+    if not any(isinstance(x, Load) and x.buffer.data in stored or isinstance(x, (Load, Store)) and x.buffer.data in updated
+               for x in walk(loop.body)):
         return loop
     loop = replace(loop, body=drop_continue(loop.body))
-    body = _Body(loop, extents, stored)
+    body = _Body(loop, extents, stored | updated)
     body.follow(loop.body, (), {}, False)
+    if updated:
+        body.refuse_beside_updates()
     old: dict[Buffer, Buffer] = {}
-    for read in [x for x in body.accesses if not x.stores and not body.adds_up(x)]:
+    for read in [x for x in body.accesses if x.buffer.data in stored and x.reads and not body.adds_up(x)]:
         found = [(w, pair) for w in body.accesses if w.stores and w.buffer.data is read.buffer.data
                  and (pair := body.crossing(w, read)) is not None]
         if not found:
@@ -100,9 +106,18 @@ def _of_loop(loop: Parallel) -> Stmt:
     return Seq((*before, replace(loop, body=visit(loop.body))))
 
 
+def _updated(x: Any) -> AddressOf | None:
+    """The element that an atomic call changes."""
+    if isinstance(x, Call) and x.op.startswith("atomic_") and x.op != "atomic_load" and x.args and isinstance(
+            x.args[0], AddressOf):
+        return x.args[0]
+    return None
+
+
 @state
 class _Access:
-    """A load or store of the loop.  step: its statement, counted.  again: in a loop of the body.  place: see _Body.at."""
+    """A load or store of the loop, or the address that an atomic operation updates.  step: its statement, counted.  again: in a
+    loop of the body.  place: see _Body.at."""
 
     node: Any
     buffer: Buffer
@@ -112,6 +127,11 @@ class _Access:
     flat: Expr
     stores: bool = False
     sums: bool = False  # a store of the element that its value reads
+
+    @property
+    def reads(self) -> bool:
+        """Whether it is a load."""
+        return isinstance(self.node, Load)
 
 
 @state
@@ -169,6 +189,9 @@ class _Body:
             return
         if isinstance(e, Load):
             self.add(e, conds, bound, again, False)
+        address = _updated(e)
+        if address is not None:
+            self.add(address, conds, bound, again, False)
         for v in vars(e).values() if hasattr(e, "__dict__") else ():
             for x in v if isinstance(v, tuple) else (v,):
                 if isinstance(x, Expr):
@@ -182,6 +205,22 @@ class _Body:
         for i, n in zip(x.indices, b.strides):
             flat = flat + substitute(i, bound) * n
         self.accesses.append(_Access(x, b, self.step, conds, again, convert(flat), stores))
+
+    def refuse_beside_updates(self) -> None:
+        """Raises parallel-order where a load or store surely meets an atomic update by another iteration."""
+        for w in [x for x in self.accesses if isinstance(x.node, AddressOf)]:
+            for x in self.accesses:
+                if isinstance(x.node, AddressOf) or x.buffer.data is not w.buffer.data:
+                    continue
+                pair = self.crossing(w, x)
+                if pair is not None:
+                    one, two = map(self.text, pair)
+                    does = "stores in" if x.stores else "reads"
+                    raise error("parallel-order", f"iteration ({two}) of the parallel loop {does} the element of "
+                                f"`{x.buffer.name}` that iteration ({one}) updates atomically",
+                                expected="plain accesses to elements that no other iteration updates",
+                                found=f"one that iteration ({one}) updates", span=x.node.span or w.node.span or self.loop.span,
+                                hint="use a second loop, or T.atomic_load and T.atomic_store where any order will do")
 
     def adds_up(self, r: _Access) -> bool:
         """Whether a store updates the element that is read: F[i] = F[i] + x, which other passes sum over iterations."""
