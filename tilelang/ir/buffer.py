@@ -128,12 +128,6 @@ class Region(Node):
         return self.buffer.dtype
 
     @property
-    def tile_shape(self) -> tuple[Any, ...]:
-        """Extents without the unit dimensions (at least one kept)."""
-        out = tuple(e for e in self.extents if not (isinstance(e, int) and e == 1))
-        return out or (1,)
-
-    @property
     def is_full(self) -> bool:
         """Whether it is the whole buffer."""
         return all(is_const(m, 0) for m in self.mins) and all(

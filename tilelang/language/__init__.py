@@ -13,6 +13,7 @@ from . import fastmath as _fastmath
 from . import kinds as _kinds
 from . import math as _math
 from . import nodes as _nodes
+from . import spellings as _spellings
 from . import thread as _thread
 from . import trace_equality as _trace_equality
 from .addresses import access_ptr, address_of
@@ -96,6 +97,7 @@ _public = {
     **_UNAVAILABLE,
 }
 globals().update(_public)
+globals().update({_n: _spellings.spelled(globals()[_n], _order) for _n, _order in _spellings.SPELLINGS.items()})
 
 # Defined in rooms above the tracer's needs: loaded when first asked for.
 _LAZY = {

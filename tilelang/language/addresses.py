@@ -1,14 +1,17 @@
-"""Addresses of elements: T.address_of, T.access_ptr and the method of buffers."""
+"""Addresses of elements: T.address_of, T.access_ptr; the methods access_ptr, vload and vstore of buffers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import AddressOf, Buffer, Const, Load
+from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, convert, load
 from tilelang.ir import dtype as DType
 
+from .builder import Emitted
+from .math import Ramp_ as ramp
 from .regions import BufferSlice
-from .state import describe, error
+from .state import describe, error, need_builder
+from .tile import EMITTED
 
 
 def address_of(x: Any) -> AddressOf:
@@ -58,6 +61,36 @@ def _method_access_ptr(self: Buffer, access_mask: Any = "r", offset: Any = 0, ex
     return access_ptr(self, access_mask, offset=offset, extent=extent)
 
 
+def _vector_index(buffer: Buffer, begin: Any, lanes: int) -> tuple[Any, ...]:
+    """The index of `lanes` consecutive elements from `begin` on."""
+    at = tuple(begin) if isinstance(begin, (tuple, list)) else (begin,)
+    return at if lanes == 1 else (*at[:-1], ramp(at[-1], 1, lanes))
+
+
+def _vload(self: Buffer, begin: Any, dtype: Any = None) -> Expr:
+    """`buf.vload([i, j], "float32x4")`: the element at an index, or as many in a row as the type has lanes.
+
+    Raises dtype-name for a type of other elements.
+    """
+    return load(self, _vector_index(self, begin, _lanes(self, self.dtype if dtype is None else DType(dtype))))
+
+
+def _vstore(self: Buffer, begin: Any, value: Any) -> Emitted:
+    """`buf.vstore([i, j], value)`: store a value, or the lanes of a vector in a row."""
+    b, v = need_builder("Buffer.vstore"), convert(value)
+    b.setitem(self, _vector_index(self, begin, v.dtype.lanes), v)
+    return EMITTED
+
+
+def _lanes(buffer: Buffer, dt: DType) -> int:
+    if dt.scalar != buffer.dtype.scalar or dt.lanes % buffer.dtype.lanes:
+        raise error("dtype-name", f"vload of `{buffer.name}`, which holds {buffer.dtype}, as {dt}",
+                    expected=f"{buffer.dtype.scalar} or vectors of it", found=str(dt), hint="T.view gives another element type")
+    return dt.lanes // buffer.dtype.lanes
+
+
+setattr(Buffer, "vload", _vload)  # noqa: B010
+setattr(Buffer, "vstore", _vstore)  # noqa: B010
 setattr(Buffer, "access_ptr", _method_access_ptr)  # noqa: B010 - like Buffer.subscript, known once the language is
 
 __all__ = ["access_ptr", "address_of"]

@@ -26,7 +26,17 @@ _all.update(short=dtype("int16"), int=dtype("int32"), uint=dtype("uint32"), long
 
 globals().update(_all)
 _all_dtypes = sorted(_all)
-_TORCH_DTYPE_TO_STR = {f"torch.{n}": n for n in _SCALARS if n not in ("int4", "tfloat32")}
+
+
+def __getattr__(name: str) -> Any:
+    """`_TORCH_DTYPE_TO_STR`: torch's types by name; torch is imported when it is asked for."""
+    if name != "_TORCH_DTYPE_TO_STR":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import torch
+
+    known = {n: getattr(torch, n, None) for n in _SCALARS}
+    out = globals()[name] = {t: n for n, t in known.items() if isinstance(t, torch.dtype)}
+    return out
 
 
 def get_tvm_dtype(x: Any) -> dtype:

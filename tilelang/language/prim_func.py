@@ -73,10 +73,6 @@ class PrimFunc:
                   for k, v in changes.items()}
         return PrimFunc(with_attrs(func, **frozen), self.orig_func, self.defaults)
 
-    def with_func(self, func: Func) -> PrimFunc:
-        """The same function with another program."""
-        return PrimFunc(func, self.orig_func, self.defaults)
-
     def script(self, show_meta: bool = False) -> str:
         """The program as text."""
         return to_text(self.func)

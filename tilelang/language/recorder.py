@@ -172,9 +172,6 @@ class Recorder:
             if top is frame:
                 return
 
-    def in_kernel(self) -> bool:
-        return self.kernel is not None
-
     def fresh_name(self, base: str) -> str:
         """A buffer name that no other buffer of the function has."""
         n = self.buffer_names.get(base, 0)

@@ -206,7 +206,10 @@ class Layout:
         return Layout([s * factor if k == d else s for k, s in enumerate(self.shape)], fn, swizzle=self.swizzle)
 
     def expand(self, leading_shape: Sequence[int]) -> Layout:
-        """Leading dimensions that pass through: slices of storage one after another."""
+        """Leading dimensions that pass through: slices of storage one after another.
+
+        Raises TypeError for what is no list of integers, ValueError for extents below 1.
+        """
         if not isinstance(leading_shape, (list, tuple)) or \
                 not all(isinstance(s, int) and not isinstance(s, bool) for s in leading_shape):
             raise facts(TypeError(f"Layout.expand takes a list of integers, found {leading_shape!r}"),
@@ -219,6 +222,15 @@ class Layout:
             return self
         size = self.size
         lead = tuple(leading_shape)
+
+        if self._declared is None:  # physical indices of its own: the leading ones stand in front of them
+            inner = self._forward
+
+            def through(*idx: Any) -> Any:
+                base = inner(*idx[k:])
+                return (*idx[:k], *(base if isinstance(base, (tuple, list)) else (base,)))
+
+            return Layout((*lead, *self.shape), through, swizzle=self.swizzle, trusted=True)
 
         def fn(*idx: Any) -> Any:
             return _row_major(idx[:k], lead) * size + self.offset(idx[k:])
@@ -244,7 +256,8 @@ class Layout:
     def reshape(self, shape: Sequence[int], rescale_num: int = 1, rescale_den: int = 1) -> Layout:
         """The same storage seen with another shape (row-major order of elements kept).
 
-        rescale_num / rescale_den: ratio of old to new element size when the element type changes too.
+        rescale_num / rescale_den: ratio of old to new element size when the element type changes too.  Raises layout-invalid
+        for another number of elements, and where what is to be one element does not lie together.
         """
         new = tuple(int(s) for s in shape)
         if int(np.prod(new)) * rescale_den != int(np.prod(self.shape)) * rescale_num:
@@ -252,6 +265,16 @@ class Layout:
                         f"{new} needs {int(np.prod(new)) * rescale_den // rescale_num}",
                         expected=f"{int(np.prod(self.shape))} elements",
                         found=f"{int(np.prod(new)) * rescale_den // rescale_num}")
+
+        if rescale_den > rescale_num and rescale_den % rescale_num == 0:
+            f = rescale_den // rescale_num
+            together = self._table.reshape(-1, f)
+            apart = (together[:, 0] % f != 0) | (together != together[:, :1] + np.arange(f)).any(1)
+            if apart.any():
+                raise error("layout-invalid", f"Layout.reshape: elements {f * int(apart.argmax())} to "
+                            f"{f * int(apart.argmax()) + f - 1} of {self.shape} are to be one element",
+                            expected=f"{f} places in a row, the first a multiple of {f}",
+                            found=f"places {', '.join(map(str, together[apart.argmax()]))}")
 
         def fn(*idx: Any) -> Any:
             at = _row_major(idx, new)

@@ -1,4 +1,4 @@
-"""The CUDA driver by ctypes: contexts, modules, launches, streams, events, memory, device properties.
+"""The CUDA driver by ctypes: contexts, modules, launches, streams, memory, device properties.
 
 Importing needs no driver; a call without one raises RuntimeError that says so.  Source: CUDA Driver API reference.
 """
@@ -179,36 +179,6 @@ class Driver:
         self.call("cuStreamCreate", ctypes.byref(s), 1)
         return int(s.value or 0)
 
-    def stream_synchronize(self, stream: int = 0) -> None:
-        self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
-
-    def event(self) -> Event:
-        return Event(self)
-
-
-class Event:
-    """A timing event."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.driver, self.handle = driver, ctypes.c_void_p()
-        driver.call("cuEventCreate", ctypes.byref(self.handle), 0)
-
-    def record(self, stream: int = 0) -> None:
-        self.driver.call("cuEventRecord", self.handle, ctypes.c_void_p(stream))
-
-    def synchronize(self) -> None:
-        self.driver.call("cuEventSynchronize", self.handle)
-
-    def elapsed_ms(self, since: Event) -> float:
-        """Milliseconds from `since` to this event; both must have completed."""
-        ms = ctypes.c_float()
-        self.driver.call("cuEventElapsedTime", ctypes.byref(ms), since.handle, self.handle)
-        return ms.value
-
-    def __del__(self) -> None:
-        if self.handle.value:
-            self.driver.lib.cuEventDestroy_v2(self.handle)
-
 
 class Module:
     """A loaded cubin.  Unloaded when dropped."""
@@ -255,12 +225,6 @@ class Function:
         value = ctypes.c_int()
         self.module.driver.call("cuFuncGetAttribute", ctypes.byref(value), FUNC_ATTRIBUTES[name], self.handle)
         return value.value
-
-    def max_blocks_per_sm(self, threads: int) -> int:
-        n = ctypes.c_int()
-        self.module.driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(n), self.handle, threads,
-                                ctypes.c_size_t(self.dynamic_shared))
-        return n.value
 
     def launch(self, grid: Sequence[int], block: Sequence[int], args: Sequence[tuple[str, Any]],
                stream: int = 0) -> None:

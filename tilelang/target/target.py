@@ -179,11 +179,6 @@ class Target:
         return 1024
 
     @property
-    def max_registers(self) -> int:
-        """32-bit registers a thread may use."""
-        return 255
-
-    @property
     def warp_size(self) -> int:
         return 32
 
@@ -201,11 +196,6 @@ class Target:
     @property
     def has_stmatrix(self) -> bool:
         return self.at_least(90)
-
-    @property
-    def has_bf16(self) -> bool:
-        """bfloat16 arithmetic and matrix rows."""
-        return self.at_least(80)
 
     @property
     def has_fp8_mma(self) -> bool:

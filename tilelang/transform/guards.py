@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.arith.width import widened
-from tilelang.ir import Broadcast, Buffer, Const, Expr, Ramp, Shuffle, binary, cast, const, logical
+from tilelang.ir import Broadcast, Const, Expr, Ramp, Shuffle, binary, cast, const, logical
 
 
 def bounds_guard(analyzer: Analyzer, shape: tuple[Any, ...], indices: tuple[Expr, ...],
@@ -41,11 +41,6 @@ def vector_lanes_of(indices: tuple[Expr, ...]) -> list[tuple[Expr, ...]]:
     return [tuple(at(i, k) for i in indices) for k in range(lanes)] if lanes > 1 else []
 
 
-def is_guarded(buffer: Buffer) -> bool:
-    """Whether accesses of a buffer are guarded at all: only global memory is."""
-    return buffer.scope_name == "global"
-
-
 def tile_indices(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Indices of a tile in int32, which is enough for one: formulas of layouts put indices together as they stand."""
     def narrow(i: Expr) -> Expr:
@@ -57,4 +52,4 @@ def tile_indices(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return tuple(map(narrow, indices))
 
 
-__all__ = ["bounds_guard", "is_guarded", "tile_indices", "vector_lanes_of"]
+__all__ = ["bounds_guard", "tile_indices", "vector_lanes_of"]

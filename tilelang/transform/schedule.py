@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import field
 
-from tilelang.ir import Alloc, Bind, Buffer, Expr, Stmt, Var, free_vars, used_vars
+from tilelang.ir import Alloc, Bind, Expr, Stmt, Var, free_vars, used_vars
 from tilelang.ir.record import record, state
 
 from .effects import Effect, acts, effects, expr_effects
@@ -133,16 +133,6 @@ def stage_span(items: list[Item], stage: list[int], storage: Var) -> int:
     return max(at) - min(at) + 1 if at else 1
 
 
-def buffers_written(items: Iterable[Item]) -> list[Buffer]:
-    """Buffers that the items write, in order of first access."""
-    out: dict[Buffer, None] = {}
-    for x in items:
-        for e in x.effects:
-            if e.writes:
-                out.setdefault(e.buffer)
-    return list(out)
-
-
 def needed_binds(pure: list[Bind], used: Iterable[object]) -> list[Bind]:
     """The pure bindings that values in `used` depend on, in order."""
     wanted = set(used)
@@ -154,4 +144,4 @@ def needed_binds(pure: list[Bind], used: Iterable[object]) -> list[Bind]:
     return keep[::-1]
 
 
-__all__ = ["Body", "Item", "Violation", "buffers_written", "needed_binds", "stage_span", "take_apart", "violations"]
+__all__ = ["Body", "Item", "Violation", "needed_binds", "stage_span", "take_apart", "violations"]

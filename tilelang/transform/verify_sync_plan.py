@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from math import gcd, lcm
-from typing import Any
 
-from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Continue, Evaluate, For, If, Launch, Load, Node, Stmt,
+from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Continue, For, If, Launch, Load, Node, Stmt,
                          Store, Var, While, walk)
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.visitor import children
@@ -192,9 +191,4 @@ def follows(nodes: list[Node]) -> bool:
     return any(isinstance(x, Call) and (x.op in ASYNCHRONOUS or x.op == "in_warp_groups") for x in nodes)
 
 
-def calls_of(s: Stmt) -> Any:
-    """The call of an Evaluate, else None."""
-    return s.call if isinstance(s, Evaluate) else None
-
-
-__all__ = ["ASYNCHRONOUS", "EVENTS", "WAITS", "Plan", "calls_of", "follows"]
+__all__ = ["ASYNCHRONOUS", "EVENTS", "WAITS", "Plan", "follows"]

@@ -79,11 +79,6 @@ def value_type(dt: dtype, span: Any = None) -> str:
     return memory_type(dt, span)
 
 
-def int_type(dt: dtype) -> str:
-    """Integer type as wide as a register value of dt (for bit operations on floats)."""
-    return _lanes("i64" if dt.bits == 64 else "i32", dt.lanes)
-
-
 def splat(literal: str, ty: str) -> str:
     """A literal for ty, repeated over its lanes."""
     if ty[0] != "<":
