@@ -125,7 +125,7 @@ def test_which_products_copy_their_operands(shape, tb, copied):
     left = Operand(m, k, 0, m * k, k, 1, False, False)
     right = Operand(n, k, 0, n * k, k, 1, False, True) if tb else Operand(k, n, 0, n * k, n, 1, False, False)
     form = Form(m, n, k, ("float16",) * 3 + ("float32",), MOVED)
-    _, a, b = matmul_plan._prepared(Request(form, "half", left, right, False, Place(SM90, None)))
+    _, a, b = matmul_plan.routes(Request(form, "half", left, right, False, Place(SM90, None)))[0]
     assert (a is not None, b is not None) == copied
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -302,9 +302,11 @@ def par_compile(funcs: Iterable[Any], out_idx: Any = None, execution_backend: st
     return run_parallel([lambda f=f: one(f) for f in funcs], num_workers, ignore_error)
 
 
-def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool) -> list[Any]:
-    """Results of argument-less jobs, run in a thread pool with a progress bar."""
-    from concurrent.futures import ThreadPoolExecutor
+def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
+                 step: Callable[[], None] | None = None) -> list[Any]:
+    """Results of argument-less jobs, run in a thread pool with a progress bar.  step: called for each that is done, instead
+    of the bar."""
+    from concurrent.futures import ThreadPoolExecutor, as_completed
 
     from tilelang.runtime.cpus import usable_cpus
 
@@ -313,7 +315,11 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool) -
     workers = num_workers or min(len(jobs), usable_cpus())
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
         futures = [pool.submit(job) for job in jobs]
-        _progress(futures)
+        if step is None:
+            _progress(futures)
+        else:
+            for _ in as_completed(futures):
+                step()
         out = []
         for k, future in enumerate(futures):
             try:

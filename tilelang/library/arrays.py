@@ -85,6 +85,14 @@ def zeros(like: Any, shape: tuple[int, ...], element: str) -> Any:
     return out
 
 
+def zeros_laid(like: Any, shape: tuple[int, ...], steps: tuple[int, ...], element: str) -> Any:
+    """The same with strides, in elements."""
+    flat = zeros(like, (1 + sum((n - 1) * s for n, s in zip(shape, steps)),), element)
+    if is_numpy(flat):
+        return np.lib.stride_tricks.as_strided(flat, shape, tuple(s * flat.itemsize for s in steps))
+    return flat.as_strided(shape, steps)
+
+
 def fresh(x: Any) -> Any:
     """A compact copy at an aligned address."""
     return x.copy() if is_numpy(x) else x.clone()
@@ -104,4 +112,4 @@ def target_of(x: Any) -> Target:
 
 
 __all__ = ["aligned", "empty", "fresh", "is_numpy", "left_of", "maker", "overlap", "place", "strided", "strides", "target_of",
-           "type_name", "zeros"]
+           "type_name", "zeros", "zeros_laid"]

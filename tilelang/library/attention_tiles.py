@@ -27,6 +27,7 @@ _BESIDE_MMA = 70  # the same for mma.sync, which holds fragments of K and V too
 _STEP = 190.0  # cycles a step costs beside its arithmetic: barriers, the ends of products, quad reductions
 _MASK = 5.0  # cycles a key of a tile that some queries see in part: index, comparison and selection for each score
 _ALIKE = 1.006  # prices that are not told apart: 144 and 160 keys ran up to 0.7 % faster than 176 on an H200
+_FAR = 1.4  # times the least price: nothing dearer is worth timing
 _LATENCY = 1400.0  # cycles from asking for a tile of keys to having it
 _START, _STORE = 1300.0, 19.0  # cycles until the first scores; bytes a cycle stored
 _MOST_TILES = 512  # tiles of one head that are priced one by one; more are sampled
@@ -162,5 +163,14 @@ def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
     return min((t for t in prices if t.rows == best.rows and prices[t] <= _ALIKE * prices[best]), key=lambda t: t.keys)
 
 
-__all__ = ["Machine", "attention_tile", "candidates", "machine_of", "price", "registers", "shared_bytes", "step_cycles",
-           "steps"]
+def near_tiles(m: Machine, sizes: Sizes, mask: Mask, most: int) -> list[Tile]:
+    """Tiles that are worth timing, at most so many: the model's, the cheapest ones, then the cheapest with other rows."""
+    model = attention_tile(m, sizes, mask)
+    priced = sorted(((price(m, sizes, mask, t), k, t) for k, t in enumerate(candidates(m, sizes))), key=lambda x: x[:2])
+    near = [t for cycles, _, t in priced if cycles <= _FAR * priced[0][0]]
+    others = list({t.rows: t for t in reversed(near)}.values())
+    return list(dict.fromkeys([model, *near[:most // 2], *others, *near]))[:most]
+
+
+__all__ = ["Machine", "attention_tile", "candidates", "machine_of", "near_tiles", "price", "registers", "shared_bytes",
+           "step_cycles", "steps"]

@@ -6,7 +6,7 @@ The programs stand in flash_attention_kernels.py, the choice of tiles in attenti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,8 +20,9 @@ from tilelang.target import Target
 from .arrays import empty, strides, type_name
 from .attention_arrays import (UNIT, check_alike, check_apart, check_gradient, check_heads, check_scale, compact, configs,
                                device_of, facts, framework, readable, running_on, strides_of)
-from .attention_tiles import Machine, attention_tile, machine_of
+from .attention_tiles import Machine, attention_tile, machine_of, near_tiles
 from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention, packed_attention
+from .opt_in import wanted
 
 LAYOUTS = ("bshd", "bhsd")
 _MOST_RUNS = 4096  # forms of calls that are remembered
@@ -32,7 +33,7 @@ _MOST_SHAPES = 16  # kernels made for one shape; beyond, one for all shapes
 def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
                     window: int | tuple[int | None, int | None] | None = None, cu_seqlens_q: Any = None,
                     cu_seqlens_k: Any = None, return_lse: bool = False, layout: str = "bshd", out: Any = None,
-                    target: Any = None) -> Any:
+                    target: Any = None, tune: bool | None = None) -> Any:
     """softmax(scale * q k^T) v, forward, without a matrix of scores in memory.
 
     q: (batch, seq_q, heads, dim), k: (batch, seq_k, kv_heads, dim), v: (batch, seq_k, kv_heads, dim_v) with layout="bshd";
@@ -54,6 +55,8 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     (heads, tokens_q).
     target: what to run on; None: the device of the tensors.  NumPy arrays run on the CPU, by the interpreter of tile programs
     for target="tile", on the device simulator for a CUDA target.
+    tune: True: the first call of a form times the tiles that the cost model holds for good on the tensors' GPU and keeps the
+    fastest, as matmul does (docs/tuning.md).
 
     Error: with eps = 2^-11 (float16) or 2^-8 (bfloat16), |result - exact| <= max|v| (2 eps + 2 d 2^-24 scale |q||k| + 2^-18
     + 2^-25 seq_k in float16): weights and result are rounded to 16 bits, a score is a float32 sum of d products.
@@ -71,14 +74,14 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     scale = None if scale is None else check_scale(scale)
     fixed = _fixed(scale)
     try:
-        key = (facts(q), facts(k), facts(v), causal, window, layout, return_lse, target, fixed,
+        key = (facts(q), facts(k), facts(v), causal, window, layout, return_lse, target, fixed, tune,
                *(None if x is None else facts(x) for x in (cu_seqlens_q, cu_seqlens_k, out)))
         run = _runs.get(key)
     except (AttributeError, TypeError):
         key = run = None
     if run is None:
-        run = _prepare(q, k, v, causal, window, cu_seqlens_q, cu_seqlens_k, return_lse, layout, out, target, fixed)
-        if key is not None:
+        run = _prepare(q, k, v, causal, window, cu_seqlens_q, cu_seqlens_k, return_lse, layout, out, target, fixed, scale, tune)
+        if key is not None and not run.passing:
             if len(_runs) >= _MOST_RUNS:
                 _runs.clear()
             _runs[key] = run
@@ -98,7 +101,8 @@ class _Run:
 
     kernel: None where nothing is to be computed.  shape, lse_shape, element: of the outputs.  scale: the default.  tiles: of
     a packed call, how many tiles to make room for.  torch: the module, None for NumPy arrays.  usable: whether the kernel
-    can read q, k, v as they lie; check_address: whether they must start at a multiple of 16 bytes.
+    can read q, k, v as they lie; check_address: whether they must start at a multiple of 16 bytes.  passing: not for the next
+    call, which may be tuned.
     """
 
     kernel: JITKernel | None
@@ -110,6 +114,7 @@ class _Run:
     torch: Any
     usable: tuple[bool, ...]
     check_address: bool
+    passing: bool = False
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float, cu_q: Any, cu_k: Any, out: Any, lse: Any) -> None:
         if self.kernel is None:
@@ -133,7 +138,7 @@ _runs: dict[Any, _Run] = {}
 
 
 def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k: Any, with_lse: bool, layout: str, out: Any,
-             target: Any, fixed: float | None) -> _Run:
+             target: Any, fixed: float | None, scale: float | None, tune: bool | None) -> _Run:
     """Check the arguments and find or make the kernel for them."""
     given = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "out": out}
     torch = framework("flash_attention", {n: x for n, x in given.items() if x is not None or n in "qkv"}, ("q", "k", "v"))
@@ -156,7 +161,6 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
     lse_shape = (sizes.heads, sizes.seq_q) if packed else (sizes.batch, sizes.heads, sizes.seq_q)
     where, backend, units = running_on(q, target)
     machine = machine_of(where, units)
-    tile = _tile(machine, sizes, mask, packed)
     arrays = (q, k, v)
     usable = tuple(strides_of(x) is not None for x in arrays)
     laid = tuple(strides_of(x) or compact(x.shape) for x in arrays)
@@ -165,15 +169,35 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
         raise error("attention-shape", "`out` has rows that are not contiguous or not aligned to 16 bytes",
                     expected="contiguous rows at multiples of 16 bytes", found="others",
                     hint="leave it out, or allocate it with torch.empty")
-    kernel = None
-    if min(sizes) > 0:
-        shapes = tuple(tuple(x.shape) for x in arrays) + (shape,)
-        form = "packed" if packed else layout
-        fixed = sizes.dim**-0.5 if fixed == 0 else fixed
-        kernel = _kernel(sizes, shapes, laid, form, type_name(q), mask, tile, with_lse, where, backend, fixed)
-    tiles = sizes.seq_q // tile.rows + sizes.batch if packed else 0
-    return _Run(kernel, shape, lse_shape, type_name(q), sizes.dim**-0.5, tiles, torch, usable,
-                torch is not None and where.is_cuda)
+    shapes = tuple(tuple(x.shape) for x in arrays) + (shape,)
+    form, element, default = "packed" if packed else layout, type_name(q), sizes.dim**-0.5
+    fixed = default if fixed == 0 else fixed
+
+    def with_tile(tile: Tile) -> _Run:
+        kernel = None
+        if min(sizes) > 0:
+            kernel = _kernel(sizes, shapes, laid, form, element, mask, tile, with_lse, where, backend, fixed)
+        tiles = sizes.seq_q // tile.rows + sizes.batch if packed else 0
+        return _Run(kernel, shape, lse_shape, element, default, tiles, torch, usable, torch is not None and where.is_cuda)
+
+    tile = _tile(machine, sizes, mask, packed)
+    tuned = min(sizes) > 0 and wanted(tune, q, where, backend)
+    if tuned:
+        from . import attention_choices as choices, tuning  # for calls that are tuned alone
+
+        factor = default if scale is None else scale
+        kind = [form, element, *sizes[3:], mask.left, mask.right, with_lse, fixed is None, *usable]
+        counts = choices.rounded(sizes[:3]) if packed else choices.told_apart(kind, sizes[:3])
+        near = near_tiles(machine, _mean(sizes) if packed else sizes, mask, choices.MOST)
+
+        def make(choice: tuple[Tile]) -> Any:
+            run = with_tile(*choice)
+            return lambda out, lse: run(q, k, v, factor, cu_q, cu_k, out, lse)
+
+        (tile,) = tuning.tuner.choose(choices.attention_task(
+            "flash_attention", [kind, counts], arrays, factor, sizes.seq_k, (where, backend),
+            (shape, laid[3], lse_shape if with_lse else None), [(t,) for t in near], make)).choice
+    return replace(with_tile(tile), passing=tuned is None)
 
 
 def _ranks(q: Any, k: Any, v: Any, rank: int, names: str) -> None:
@@ -255,11 +279,14 @@ def _mask(causal: bool, window: Any, sizes: Sizes | None) -> Mask:
 
 
 def _tile(machine: Machine, sizes: Sizes, mask: Mask, packed: bool) -> Tile:
-    """Packed sequences are priced as so many of the mean length."""
-    if packed and sizes.batch > 0:
-        n = sizes.batch
-        sizes = sizes._replace(seq_q=-(-sizes.seq_q // n), seq_k=-(-sizes.seq_k // n))
+    sizes = _mean(sizes) if packed else sizes
     return attention_tile(machine, sizes, mask) if min(sizes) > 0 else Tile()
+
+
+def _mean(sizes: Sizes) -> Sizes:
+    """Packed sequences are priced as so many of the mean length."""
+    n = max(1, sizes.batch)
+    return sizes._replace(seq_q=-(-sizes.seq_q // n), seq_k=-(-sizes.seq_k // n))
 
 
 _shapes: dict[Any, set[Any]] = {}

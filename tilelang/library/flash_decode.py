@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Any
@@ -18,6 +18,7 @@ from .attention_arrays import (UNIT, check_alike, check_apart, check_gradient, c
 from .attention_tiles import Machine, machine_of, shared_bytes
 from .flash_attention_kernels import Tile
 from .flash_decode_kernels import DecodeSizes, decode_attention
+from .opt_in import wanted
 
 _MOST_RUNS = 4096
 _MOST_SPLITS = 64
@@ -27,7 +28,7 @@ _COMBINE, _COMBINE_SPLIT = 4000.0, 60.0  # cycles of the second launch, and for 
 
 def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_table: Any = None, scale: float | None = None,
                  window: int | None = None, splits: int | None = None, return_lse: bool = False, out: Any = None,
-                 target: Any = None) -> Any:
+                 target: Any = None, tune: bool | None = None) -> Any:
     """softmax(scale * q k^T) v for the newest queries of each sequence, over its cached keys and values.
 
     q: (batch, seq_q, heads, dim), or (batch, heads, dim) for one query each.  lengths: (batch,) int32, keys of each sequence,
@@ -44,6 +45,7 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
     splits: blocks that share the keys of a sequence; None: from a cost model of the capacity.  Other arguments and the error
     bound: as flash_attention.  return_lse: (batch, heads, seq_q), or (batch, heads).
     Results are the same bits for the same inputs and splits.
+    tune: as for flash_attention; tiles and splits are timed with the lengths of the first call.
 
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
@@ -55,13 +57,13 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
     """
     given = (q, k_cache, v_cache, lengths, block_table, out)
     try:
-        key = (*(None if x is None else facts(x) for x in given), window, splits, return_lse, target)
+        key = (*(None if x is None else facts(x) for x in given), window, splits, return_lse, target, tune)
         run = _runs.get(key)
     except (AttributeError, TypeError):
         key = run = None
     if run is None:
-        run = _prepare(q, k_cache, v_cache, lengths, block_table, window, splits, return_lse, out, target)
-        if key is not None:
+        run = _prepare(q, k_cache, v_cache, lengths, block_table, scale, window, splits, return_lse, out, target, tune)
+        if key is not None and not run.passing:
             if len(_runs) >= _MOST_RUNS:
                 _runs.clear()
             _runs[key] = run
@@ -82,7 +84,7 @@ class _Run:
 
     kernel: None where there are no queries.  shape, lse_shape, element: of the outputs.  sizes, splits: of the call.
     torch: the module, None for NumPy arrays.  usable: whether the kernel can read the caches as they lie.  on_device:
-    addresses must be multiples of 16 bytes.
+    addresses must be multiples of 16 bytes.  passing: not for the next call, which may be tuned.
     """
 
     kernel: JITKernel | None
@@ -95,6 +97,7 @@ class _Run:
     torch: Any
     usable: tuple[bool, bool]
     on_device: bool
+    passing: bool = False
 
     def __call__(self, q: Any, k: Any, v: Any, lengths: Any, table: Any, scale: float, out: Any, lse: Any) -> None:
         assert self.kernel is not None
@@ -115,8 +118,8 @@ class _Run:
 _runs: dict[Any, _Run] = {}
 
 
-def _prepare(q: Any, k: Any, v: Any, lengths: Any, table: Any, window: Any, splits: Any, with_lse: bool, out: Any,
-             target: Any) -> _Run:
+def _prepare(q: Any, k: Any, v: Any, lengths: Any, table: Any, scale: Any, window: Any, splits: Any, with_lse: bool, out: Any,
+             target: Any, tune: bool | None) -> _Run:
     """Check the arguments and find or make the kernel for them."""
     given = {"q": q, "k_cache": k, "v_cache": v, "lengths": lengths, "block_table": table, "out": out}
     torch = framework("flash_decode", {n: x for n, x in given.items() if x is not None or n not in ("block_table", "out")},
@@ -138,15 +141,36 @@ def _prepare(q: Any, k: Any, v: Any, lengths: Any, table: Any, window: Any, spli
                     hint="leave it out")
     where, backend, units = running_on(q, target)
     machine = machine_of(where, units)
-    tile = decode_tile(machine, sizes)
-    parts = splits or decode_splits(machine, sizes, tile)
-    kernel = None
-    if sizes.batch and sizes.seq_q:
-        kernel = _kernel(sizes, (k, v), type_name(q), None if window is None else window - 1, tile, parts > 1, with_lse, where,
-                         backend)
     lse_shape = (sizes.batch, sizes.heads) + ((sizes.seq_q,) if q.ndim == 4 else ())
-    return _Run(kernel, shape, lse_shape, type_name(q), sizes.dim**-0.5, sizes, parts, torch,
-                (strides_of(k) is not None, strides_of(v) is not None), torch is not None and where.is_cuda)
+    usable = (strides_of(k) is not None, strides_of(v) is not None)
+    left, default, working = None if window is None else window - 1, sizes.dim**-0.5, bool(sizes.batch and sizes.seq_q)
+
+    def with_choice(tile: Tile, parts: int) -> _Run:
+        kernel = None
+        if working:
+            kernel = _kernel(sizes, (k, v), type_name(q), left, tile, parts > 1, with_lse, where, backend)
+        return _Run(kernel, shape, lse_shape, type_name(q), default, sizes, parts, torch, usable,
+                    torch is not None and where.is_cuda)
+
+    tile = decode_tile(machine, sizes)
+    choice = tile, splits or decode_splits(machine, sizes, tile)
+    tuned = working and wanted(tune, q, where, backend)
+    if tuned:
+        from . import attention_choices as choices, tuning  # for calls that are tuned alone
+
+        factor = default if scale is None else check_scale(scale)
+        count = sizes.width * (sizes.page_size or 1)
+        kind = [*sizes[:6], sizes.page_size, type_name(q), left, with_lse, splits, *usable, *choices.rounded((count,))]
+
+        def make(choice: tuple[Tile, int]) -> Any:
+            run = with_choice(*choice)
+            return lambda out, lse: run(q, k, v, lengths, table, factor, out, lse)
+
+        choice = tuning.tuner.choose(choices.attention_task(
+            "flash_decode", kind, (q, k, v), factor, count, (where, backend),
+            (shape, compact(shape), lse_shape if with_lse else None),
+            near_choices(machine, sizes, choice, splits is None), make)).choice
+    return replace(with_choice(*choice), passing=tuned is None)
 
 
 def _sizes(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> DecodeSizes:
@@ -211,6 +235,21 @@ def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile) -> int:
     return min(range(1, min(_MOST_SPLITS, steps) + 1), key=cost)
 
 
+def near_choices(m: Machine, sizes: DecodeSizes, model: tuple[Tile, int], any_splits: bool) -> list[tuple[Tile, int]]:
+    """(tile, splits) that are worth timing: the model's, others over how many blocks, narrower tiles and shorter rings.
+
+    any_splits: whether how many blocks is left open.
+    """
+    tile, splits = model
+    steps = max(1, ceil(sizes.width * (sizes.page_size or 1) / tile.keys))
+    counts = [n for n in (splits * 2, ceil(splits * 1.5), splits * 3 // 4, splits // 2, 1, splits + 1)
+              if 1 <= n <= min(_MOST_SPLITS, steps)]
+    tiles = [replace(tile, stages=max(2, tile.stages // 2))]
+    if tile.keys % 32 == 0:
+        tiles.append(replace(tile, keys=tile.keys // 2, stages=min(8, 2 * tile.stages)))
+    return list(dict.fromkeys([model, *((tile, n) for n in counts if any_splits), *((t, splits) for t in tiles)]))
+
+
 def _kernel(sizes: DecodeSizes, caches: Any, dtype: str, left: int | None, tile: Tile, split: bool, with_lse: bool,
             target: Target, backend: str | None) -> JITKernel:
     """One kernel serves every batch, cache and table; strides of single elements are no symbols to solve for."""
@@ -233,4 +272,4 @@ def _made(fixed: Any, free: Any, dtype: str, left: int | None, tile: Tile, split
     return compile(program, target=target, execution_backend=backend, pass_configs=options)
 
 
-__all__ = ["decode_splits", "decode_tile", "flash_decode"]
+__all__ = ["decode_splits", "decode_tile", "flash_decode", "near_choices"]

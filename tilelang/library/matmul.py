@@ -13,8 +13,9 @@ from tilelang.language.state import error
 
 from .arrays import aligned, empty, fresh, is_numpy, overlap, place, strided, type_name, zeros
 from .matmul_kernels import ACTIVATIONS, Form
-from .matmul_plan import Place, Request, grouped, product
+from .matmul_plan import Place, Request, check_target, chosen, grouped, product
 from .operands import Operand, operand
+from .opt_in import wanted
 from .tiles import Tile
 
 register("matmul-shape", ValueError, "operands of a library product whose shapes do not fit together",
@@ -40,7 +41,8 @@ _MOST_PLANS = 4096  # kernels stay in the memory of tilelang.compile and on disk
 
 def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False, bias: Any = None,
            activation: str | None = None, out_dtype: Any = None, scale_a: Any = None, scale_b: Any = None,
-           fast_accum: bool = False, out: Any = None, target: Any = None, execution_backend: str | None = None) -> Any:
+           fast_accum: bool = False, out: Any = None, target: Any = None, execution_backend: str | None = None,
+           tune: bool | None = None) -> Any:
     """activation(scale * (op(a) @ op(b)) + bias), a new tensor or `out`.
 
     a: (m, k), or (k, m) with transpose_a.  b: (k, n), or (n, k) with transpose_b.  a may have a batch in front, b the same
@@ -57,6 +59,9 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     added in float32.
     out: contiguous, of the result's shape and type, apart from the operands.  target, execution_backend: as for
     tilelang.compile, instead of the device the operands are on.
+    tune: True: the first call of a form times a dozen ways to compute it on the operands' GPU and keeps the fastest, if it is
+    surely faster than the cost model's choice (seconds, once: the disk cache remembers it; docs/tuning.md).  False: the
+    model's choice.  None: as the setting TILELANG_LIBRARY_TUNING says when a form comes first.
 
     Error of an element, with u = 2**-24 and s the sum of |a||b| over k: (k u + e) s and the rounding to the result's
     type; e is 0 for float16, bfloat16 and float64, 2**-10 for float32 on a GPU, 2**-11 for float8 (k / 32 * 2**-13 with
@@ -70,11 +75,17 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     """
     key = (_facts(a), _facts(b), transpose_a, transpose_b, None if bias is None else _facts(bias), activation, out_dtype,
            None if scale_a is None else _facts(scale_a), None if scale_b is None else _facts(scale_b), fast_accum,
-           None if out is None else _facts(out), target if target is None else str(target), execution_backend)
+           None if out is None else _facts(out), target if target is None else str(target), execution_backend, tune)
     plan = _PLANS.get(key)
     if plan is None:
+        where = Place.of(a, target, execution_backend)
+        tuned = wanted(tune, a, where.target, where.backend)
+        if tuned is None:  # a captured call takes what is there
+            return matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b, bias=bias, activation=activation,
+                          out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, fast_accum=fast_accum, out=out, target=target,
+                          execution_backend=execution_backend, tune=False)
         plan = _kept(key, _plan(a, b, transpose_a, transpose_b, bias, activation, out_dtype, scale_a, scale_b,
-                                fast_accum, out, Place.of(a, target, execution_backend)))
+                                fast_accum, out, where, tuned))
     if out is not None:
         _check_apart(out, {"a": a, "b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b})
     return plan(a, b, bias, scale_a, scale_b, out)
@@ -82,12 +93,13 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
 
 def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = False, bias: Any = None,
                    activation: str | None = None, out_dtype: Any = None, target: Any = None,
-                   execution_backend: str | None = None) -> Any:
+                   execution_backend: str | None = None, tune: bool | None = None) -> Any:
     """Rows of a in groups, each multiplied by a matrix of its own: out[rows of g] = activation(a[rows of g] @ b[g] + bias).
 
     a: (rows, k).  b: (groups, k, n), or (groups, n, k) with transpose_b.  group_sizes: (groups,) int32 on the same device,
     read by the kernel: group g has group_sizes[g] rows, which follow those of g - 1; rows of no group come out as zeros.
-    The rest (out_dtype, …) and types are as for matmul (float8 without scales is accumulated in two levels).
+    The rest (out_dtype, …) and types are as for matmul (float8 without scales is accumulated in two levels); tuning times
+    groups of the sizes that the first call has.
 
     Raises matmul-shape, matmul-type, matmul-option, matmul-device, matmul-target.
 
@@ -97,11 +109,15 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
     [2.0, 4.0, 4.0]
     """
     key = ("grouped", _facts(a), _facts(b), _facts(group_sizes), transpose_b, None if bias is None else _facts(bias),
-           activation, out_dtype, target if target is None else str(target), execution_backend)
+           activation, out_dtype, target if target is None else str(target), execution_backend, tune)
     plan = _PLANS.get(key)
     if plan is None:
-        plan = _kept(key, _grouped_plan(a, b, group_sizes, transpose_b, bias, activation, out_dtype,
-                                         Place.of(a, target, execution_backend)))
+        where = Place.of(a, target, execution_backend)
+        tuned = wanted(tune, a, where.target, where.backend)
+        if tuned is None:
+            return grouped_matmul(a, b, group_sizes, transpose_b=transpose_b, bias=bias, activation=activation,
+                                  out_dtype=out_dtype, target=target, execution_backend=execution_backend, tune=False)
+        plan = _kept(key, _grouped_plan(a, b, group_sizes, transpose_b, bias, activation, out_dtype, where, tuned))
     return plan(a, b, bias, group_sizes)
 
 
@@ -211,7 +227,7 @@ def _check_apart(out: Any, others: dict[str, Any]) -> None:
 
 
 def _plan(a: Any, b: Any, transpose_a: bool, transpose_b: bool, bias: Any, activation: str | None, out_dtype: Any,
-          scale_a: Any, scale_b: Any, fast_accum: bool, out: Any, where: Place) -> Callable[..., Any]:
+          scale_a: Any, scale_b: Any, fast_accum: bool, out: Any, where: Place, tune: bool) -> Callable[..., Any]:
     """What calls with such operands run: f(a, b, bias, scale_a, scale_b, out)."""
     left, right = operand(a, "a", transpose_a), operand(b, "b", transpose_b)
     types = _check_types(a, b, out_dtype)
@@ -234,12 +250,25 @@ def _plan(a: Any, b: Any, transpose_a: bool, transpose_b: bool, bias: Any, activ
         return _of_zeros(left, right, types, activation, where)
     loose = [name for name, x in (("a", a), ("b", b)) if not strided(x) or where.target.is_cuda and not aligned(x)]
     if loose:
-        return _aligning(loose, transpose_a, transpose_b, activation, out_dtype, fast_accum, where)
+        return _aligning(loose, transpose_a, transpose_b, activation, out_dtype, fast_accum, where, tune)
     two = kind == "fp8" and (scaling == "block" or not fast_accum and k > 128) and (
         where.target.is_cuda or scaling == "block")
     form = Form(m, n, k, types, _UNSET, left.batch, shared_b=bool(left.batch and not right.batch),
                 bias="" if bias is None else type_name(bias), activation=activation or "", scaling=scaling)
-    return product(Request(form, kind, left, right, two, where, _many_rows(form, left, right, two, where)), a, shape)
+    r = Request(form, kind, left, right, two, where, _many_rows(form, left, right, two, where))
+    check_target(r)
+    choice = chosen(r)
+    if tune:
+        along = -2 if transpose_a else -1, -1 if transpose_b else -2
+        choice = _tuned("product_task", r, a, shape, (a, b, bias, scale_a, scale_b), along)
+    return product(r, choice, a, shape)
+
+
+def _tuned(task: str, *args: Any) -> Any:
+    """The choice that the tuner finds for a task of matmul_choices.py, which is loaded for that alone."""
+    from . import matmul_choices, tuning
+
+    return tuning.tuner.choose(getattr(matmul_choices, task)(*args)).choice
 
 
 def _many_rows(form: Form, left: Operand, right: Operand, two: bool, where: Place) -> bool:
@@ -259,13 +288,13 @@ def _of_zeros(left: Operand, right: Operand, types: tuple[str, ...], activation:
     def run(a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any) -> Any:
         return matmul(zeros(a, (*lead, m, 1), types[0]), zeros(a, (*lead_b, 1, n), types[1]), bias=bias,
                       activation=activation, out_dtype=types[2], out=out, target=where.target,
-                      execution_backend=where.backend)
+                      execution_backend=where.backend, tune=False)
 
     return run
 
 
 def _aligning(loose: list[str], transpose_a: bool, transpose_b: bool, activation: str | None, out_dtype: Any,
-              fast_accum: bool, where: Place) -> Callable[..., Any]:
+              fast_accum: bool, where: Place, tune: bool) -> Callable[..., Any]:
     """Operands whose first element is at no multiple of 16 bytes are copied: no wide load may touch them.  So are those whose
     elements lie backwards."""
 
@@ -273,13 +302,13 @@ def _aligning(loose: list[str], transpose_a: bool, transpose_b: bool, activation
         a, b = (fresh(x) if name in loose else x for name, x in (("a", a), ("b", b)))
         return matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b, bias=bias, activation=activation,
                       out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, fast_accum=fast_accum, out=out,
-                      target=where.target, execution_backend=where.backend)
+                      target=where.target, execution_backend=where.backend, tune=tune)
 
     return run
 
 
 def _grouped_plan(a: Any, b: Any, sizes: Any, transpose_b: bool, bias: Any, activation: str | None, out_dtype: Any,
-                  where: Place) -> Callable[..., Any]:
+                  where: Place, tune: bool) -> Callable[..., Any]:
     """What calls with such operands run: f(a, b, bias, sizes)."""
     types = _check_types(a, b, out_dtype)
     if a.ndim != 2 or b.ndim != 3:
@@ -299,21 +328,26 @@ def _grouped_plan(a: Any, b: Any, sizes: Any, transpose_b: bool, bias: Any, acti
                     expected="rows, columns and groups", found=f"{m} x {k} by {right.batch} of {k} x {n}",
                     hint="call it with rows, columns and groups")
     if not (strided(a) and strided(b)):
-        return _copying(transpose_b, activation, out_dtype, where)
+        return _copying(transpose_b, activation, out_dtype, where, tune)
     kind = _TYPES[types[0]][0]
     form = Form(m, n, k, types, _UNSET, bias="" if bias is None else type_name(bias), activation=activation or "",
                 groups=right.batch)
-    run = grouped(Request(form, kind, left, right, False, where), a)
+    r = Request(form, kind, left, right, False, where)
+    check_target(r)
+    choice = chosen(r)
+    if tune:
+        choice = _tuned("grouped_task", r, a, (m, n), (a, b, bias, sizes), (-1, -1 if transpose_b else -2))
+    run = grouped(r, choice, a)
     return lambda a, b, bias, sizes: run(a, b, bias, sizes, zeros(a, (m, n), types[2]))
 
 
-def _copying(transpose_b: bool, activation: str | None, out_dtype: Any, where: Place) -> Callable[..., Any]:
+def _copying(transpose_b: bool, activation: str | None, out_dtype: Any, where: Place, tune: bool) -> Callable[..., Any]:
     """Operands of a grouped product whose elements lie backwards are copied."""
 
     def run(a: Any, b: Any, bias: Any, sizes: Any) -> Any:
         a, b = (x if strided(x) else fresh(x) for x in (a, b))
         return grouped_matmul(a, b, sizes, transpose_b=transpose_b, bias=bias, activation=activation, out_dtype=out_dtype,
-                              target=where.target, execution_backend=where.backend)
+                              target=where.target, execution_backend=where.backend, tune=tune)
 
     return run
 

@@ -22,6 +22,7 @@ from .operands import Copied, Operand, copy_of
 from .padded import Copies
 from .repack import Rows, pad_rows, repack
 from .split_kernels import gemm_split
+from .tile_facts import Cut
 from .tiles import Chip, Problem, Tile, chip_of, choose_tile, without_wgmma
 from .vectors import VectorForm, vector_product
 
@@ -79,8 +80,21 @@ class Request:
     open_rows: bool = False
 
 
-def _prepared(r: Request) -> tuple[Request, Copied | None, Copied | None]:
-    """Which operands are copied first, and the product of the copies.
+@dataclass(frozen=True)
+class Choice:
+    """How a product is computed: `form` with its tiles and the storage of what they read; `copied`: operands that are copied
+    first; `vector`: a vector times a matrix that is not."""
+
+    form: Form
+    copied: tuple[Copied | None, Copied | None] = (None, None)
+    vector: VectorForm | None = None
+
+
+Route = tuple[Request, Copied | None, Copied | None]
+
+
+def routes(r: Request) -> list[Route]:
+    """Which operands may be copied first, and the product of the copies; the better way first.
 
     sm_90 multiplies 8- and 32-bit types with k contiguous only, and its loads want rows of whole 16 bytes.  A copy costs
     a pass over the operand; a small product rather loads element by element.
@@ -90,19 +104,21 @@ def _prepared(r: Request) -> tuple[Request, Copied | None, Copied | None]:
     turned = [wgmma and r.kind in ("fp8", "int8", "tf32") and not k_inner for _, k_inner in sides]
     needed = [not x.plain for x, _ in sides]
     unfit = [wgmma and (t or not x.fits(size)) for (x, _), t in zip(sides, turned)]
-    all_fit = _copied(r, [n or u for n, u in zip(needed, unfit)], turned)
     few = _copied(r, needed, turned)
-    return all_fit if any(unfit) and _copies_pay(r, few[0], all_fit, any(turned)) else few
+    if not any(unfit):
+        return [few]
+    all_fit = _copied(r, [n or u for n, u in zip(needed, unfit)], turned)
+    return [all_fit, few] if _copies_pay(r, few[0], all_fit, any(turned)) else [few, all_fit]
 
 
-def _copied(r: Request, wanted: list[bool], turned: list[bool]) -> tuple[Request, Copied | None, Copied | None]:
+def _copied(r: Request, wanted: list[bool], turned: list[bool]) -> Route:
     """The product with copies of the operands that are to have one."""
     size = dtype(r.form.types[0]).bytes
     a, b = (copy_of(x, size, t) if w else None for x, w, t in zip((r.left, r.right), wanted, turned))
     return replace(r, left=a.operand if a else r.left, right=b.operand if b else r.right), a, b
 
 
-def _copies_pay(r: Request, few: Request, copied: tuple[Request, Copied | None, Copied | None], turned: bool) -> bool:
+def _copies_pay(r: Request, few: Request, copied: Route, turned: bool) -> bool:
     """Whether copies of all operands that TMA cannot load take less than a product by mma.sync that loads their elements."""
     f, chip = r.form, r.place.chip
     moved = 2 * sum(x.rows * x.columns * max(1, x.batch) * dtype(f.types[0]).bytes
@@ -118,22 +134,52 @@ def _copies_pay(r: Request, few: Request, copied: tuple[Request, Copied | None, 
                              start + steps * _STEP + (tile.parts > 1) * chip.start)
 
 
-def _formed(r: Request, batch: int, rows: int) -> Form:
-    """The form with its tile and the storage of its operands.  rows: of a group or a product, for the choice."""
+def problem_of(r: Request, batch: int, rows: int) -> tuple[Chip, Problem]:
+    """What tiles are priced for.  rows: of a group or a product, for the choice."""
     f, chip = r.form, r.place.chip
     size = dtype(f.types[0]).bytes
     native = r.kind == "half" or not r.left.transposed and r.right.transposed
     if chip.kind == "wgmma" and not (native and r.left.fits(size) and r.right.fits(size)):
         chip = without_wgmma(chip)
-    problem = Problem(rows, f.n, f.k, batch, r.kind, size * 8, dtype(f.types[2]).bits, r.two_level, not r.left.transposed,
-                      r.right.transposed, not (r.two_level or f.groups or f.open_rows),
-                      128 if f.scaling == "block" else 0, r.left.row_start(size), r.right.row_start(size),
-                      not f.groups and f.scaling != "block", not (r.two_level or f.groups or f.open_rows),
-                      open_rows=bool(f.groups or f.open_rows))
+    return chip, Problem(rows, f.n, f.k, batch, r.kind, size * 8, dtype(f.types[2]).bits, r.two_level, not r.left.transposed,
+                         r.right.transposed, not (r.two_level or f.groups or f.open_rows),
+                         128 if f.scaling == "block" else 0, r.left.row_start(size), r.right.row_start(size),
+                         not f.groups and f.scaling != "block", not (r.two_level or f.groups or f.open_rows),
+                         open_rows=bool(f.groups or f.open_rows))
+
+
+def tiled(r: Request, tile: Tile, cut: Cut | None = None) -> Form:
+    """The form with these tiles and the storage of its operands."""
+    return replace(r.form, tile=tile, cut=cut, ta=r.left.transposed, tb=r.right.transposed,
+                   a_strides=r.left.strides, b_strides=r.right.strides)
+
+
+def _formed(r: Request, batch: int, rows: int) -> Form:
+    """The form with the model's tiles."""
+    chip, problem = problem_of(r, batch, rows)
     tile = choose_tile(chip, problem)
     tile, cut = choose_cut(chip, problem, tile) or (tile, None)
-    return replace(f, tile=tile, cut=cut, ta=r.left.transposed, tb=r.right.transposed,
-                   a_strides=r.left.strides, b_strides=r.right.strides)
+    return tiled(r, tile, cut)
+
+
+def sized(r: Request, route: Route) -> tuple[Request, int, int]:
+    """(the route's request, batch, rows) for which tiles are chosen: rows of groups shared out evenly; for any number of rows
+    those of the next power of two."""
+    ready, f = route[0], r.form
+    if f.groups:
+        return ready, f.groups, max(1, ceil(f.m / f.groups))
+    if r.open_rows and route[1] is None and not r.left.transposed and not f.batch:
+        ready = replace(ready, form=replace(ready.form, m=1 << (f.m - 1).bit_length(), open_rows=True))
+    return ready, max(1, f.batch), ready.form.m
+
+
+def chosen(r: Request) -> Choice:
+    """The model's choice."""
+    vector = _vector(r)
+    if vector is not None:
+        return Choice(vector.f, vector=vector)
+    route = routes(r)[0]
+    return Choice(_formed(*sized(r, route)), route[1:])
 
 
 def _rows(x: Operand, c: Copied | None, element: str) -> Rows | None:
@@ -193,20 +239,14 @@ def _vector(r: Request) -> VectorForm | None:
     return VectorForm(form, rows).shared_out(chip.units)
 
 
-def product(r: Request, like: Any, shape: tuple[int, ...]) -> Plan:
+def product(r: Request, choice: Choice, like: Any, shape: tuple[int, ...]) -> Plan:
     """f(a, b, bias, scale_a, scale_b, out) -> out, or a new tensor of this shape, of the kind of `like`."""
-    check_target(r)
-    vector = _vector(r)
+    f, vector, (copy_a, copy_b) = choice.form, choice.vector, choice.copied
     if vector is not None:
         sums = maker(like, (vector.parts, vector.count), "float32")
         return _calls(r.place.compile(vector_product(vector)), vector.f, (r.left.view, r.right.view), [], [sums], like, shape)
-    ready, copy_a, copy_b = _prepared(r)
-    opened = r.open_rows and copy_a is None and not r.left.transposed and not r.form.batch
-    if opened:  # tiles for the next power of two
-        ready = replace(ready, form=replace(r.form, m=1 << (r.form.m - 1).bit_length(), open_rows=True))
-    f = _formed(ready, max(1, r.form.batch), ready.form.m)
     copies = _rows(r.left, copy_a, f.types[0]), _rows(r.right, copy_b, f.types[1])
-    kernel = (_kernel if opened else _kernel.__wrapped__)(f, r.two_level, r.place, copies)
+    kernel = (_kernel if f.open_rows else _kernel.__wrapped__)(f, r.two_level, r.place, copies)
     reads = (_reader(r.left, copy_a, f.types[0], r.place, copies[0]), _reader(r.right, copy_b, f.types[1], r.place, copies[1]))
     padded = [_room(like, rows, element) for rows, element in zip(copies, f.types)] if any(copies) else []
     space = [maker(like, f.sums_shape, f.types[3])] if f.tile.parts > 1 else []
@@ -231,12 +271,9 @@ def _calls(kernel: Plan, f: Form, reads: tuple[Plan, Plan], padded: list[Callabl
     return run
 
 
-def grouped(r: Request, like: Any) -> Plan:
-    """f(a, b, bias, sizes, out) -> out.  The tile is chosen for rows shared out evenly."""
-    check_target(r)
-    ready, copy_a, copy_b = _prepared(r)
-    groups = r.form.groups
-    f = _formed(ready, groups, max(1, ceil(r.form.m / groups)))
+def grouped(r: Request, choice: Choice, like: Any) -> Plan:
+    """f(a, b, bias, sizes, out) -> out."""
+    f, (copy_a, copy_b), groups = choice.form, choice.copied, r.form.groups
     kernel = r.place.compile(gemm_grouped(f))
     read_a = _reader(r.left, copy_a, f.types[0], r.place)
     read_b = _reader(r.right, copy_b, f.types[1], r.place)
@@ -259,4 +296,5 @@ def check_target(r: Request) -> None:
                     hint="sm_89 and newer have it; convert the operands to float16")
 
 
-__all__ = ["Place", "Request", "Tile", "check_target", "grouped", "product"]
+__all__ = ["Choice", "Place", "Request", "Route", "check_target", "chosen", "grouped", "problem_of", "product", "routes",
+           "sized", "tiled"]

@@ -196,6 +196,10 @@ class DiskCache:
             except OSError:
                 pass
 
+    def remove(self, key: str) -> None:
+        """Remove an entry, if there is one."""
+        remove_folder(self.path(key))
+
     def clear(self) -> None:
         """Remove every entry."""
         remove_folder(self.root)

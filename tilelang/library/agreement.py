@@ -1,0 +1,166 @@
+"""How far two results of one call may lie apart that were computed in different orders.
+
+Each lies within the bound of its function's docstring of the exact result, so they lie within twice that of each other.
+Sums of products of magnitudes are bounded by the lengths of rows and columns: sum |a||b| <= |a| |b|.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from .arrays import is_numpy, type_name
+
+U = 2.0**-24
+# Element type -> (relative, absolute) error of rounding to it, the largest number.
+ROUNDING = {"float16": (2.0**-11, 2.0**-25, 65504.0), "bfloat16": (2.0**-8, 2.0**-134, 3.3895314e38),
+            "float32": (U, 2.0**-150, 3.4028235e38), "float64": (2.0**-53, 0.0, 1.7976931348623157e308),
+            "float8_e4m3fn": (2.0**-4, 2.0**-10, 448.0), "float8_e5m2": (2.0**-3, 2.0**-17, 57344.0)}
+_SLOPE = 1.13  # the steepest of relu, gelu, silu
+_FEW = 16 * U  # what an epilogue adds, of the terms it adds up
+_PIECE = 1 << 23  # elements that are looked at together
+
+
+def wide(x: Any) -> Any:
+    """A tensor in float64."""
+    if is_numpy(x):
+        return x.astype(np.float64)
+    return (x.float() if x.itemsize == 1 else x).double()
+
+
+def _pieces(x: Any, axis: int) -> Iterator[slice]:
+    """Slices of a dimension, of about _PIECE elements of the tensor each."""
+    n = x.shape[axis]
+    step = max(1, _PIECE * n // max(1, int(np.prod([int(d) for d in x.shape]))))
+    for at in range(0, n, step):
+        yield slice(at, at + step)
+
+
+def _joined(parts: list[Any]) -> Any:
+    return np.concatenate(parts, -1) if is_numpy(parts[0]) else sys.modules["torch"].cat(parts, -1)
+
+
+def lengths(x: Any, along: int, scales: Callable[[slice], Any] | None = None) -> Any:
+    """Lengths, in float64, of the rows of a matrix or a batch (along=-1) or its columns (along=-2).
+
+    scales: of a slice of rows or columns, the factors of their elements, as shaped as they are.
+    """
+    across = -3 - along
+    out = []
+    for part in _pieces(x, across):
+        w = wide(x[..., part, :] if across == -2 else x[..., part])
+        w = w if scales is None else w * scales(part)
+        out.append((w * w).sum(along) ** 0.5)
+    return _joined(out)
+
+
+def within(x: Any, y: Any, bound: Callable[[slice], Any]) -> bool:
+    """Whether two tensors differ by no more than the bound and the rounding of both to their type.
+
+    bound: of a slice of the next to last dimension; what is not finite there bounds nothing.  Where it is finite both are NaN
+    or neither is; numbers too large for the type are its largest.  Integers are equal.
+    """
+    if type_name(x) not in ROUNDING:
+        return bool((x == y).all())
+    relative, absolute, most = ROUNDING[type_name(x)]
+    for part in _pieces(x, -2):
+        v, w = wide(x[..., part, :]), wide(y[..., part, :])
+        limit = bound(part)
+        none = (v != v) & (w != w) | (limit != limit) | (abs(limit) == float("inf"))
+        v, w = v.clip(-most, most), w.clip(-most, most)
+        near = abs(v - w) <= limit + relative * (abs(v) + abs(w)) + 2 * absolute
+        if not bool((near | none).all()):
+            return False
+    return True
+
+
+def products_agree(k: int, kind: str, two_level: bool, a: Any, b: Any, along: tuple[int, int], bias: Any = None,
+                   scales: tuple[Any, Any] = (None, None), blocks: bool = False) -> Callable[[Any, Any], bool]:
+    """f(x, y): whether two results of a product (library/matmul.py) may both be right.
+
+    along: dimensions of a and b that hold k.  scales: one each, or with `blocks` one for 128 of k of a row of op(a), and for
+    128 x 128 of op(b).  b may have groups in front, of which the largest counts.
+    """
+    u = 2.0**-53 if type_name(a) == "float64" else U
+    low = {"tf32": 2.0**-10, "fp8": 2.0**-11 if two_level else max(2.0**-11, k / 32 * 2.0**-13)}.get(kind, 0.0)
+    sums = 0.0 if kind == "int8" else k * u + low
+
+    def of_rows(part: slice) -> Any:
+        s = _repeated(wide(scales[0][part]), k)
+        return s if along[0] == -1 else s.T
+
+    def of_columns(part: slice) -> Any:
+        first, last = part.start // 128, ceil(min(part.stop, b.shape[-3 - along[1]]) / 128)
+        s = _repeated(_repeated(wide(scales[1][first:last]), k).T, 128 * (last - first)).T
+        s = s[part.start - 128 * first:][:min(part.stop, b.shape[-3 - along[1]]) - part.start]
+        return s if along[1] == -1 else s.T
+
+    @cache
+    def sums_of_magnitudes() -> tuple[Any, Any, Any]:
+        """Lengths of rows and of columns, whose products bound them, and what is added."""
+        rows = lengths(a, along[0], of_rows if blocks else None)
+        columns = lengths(b, along[1], of_columns if blocks else None)
+        if columns.ndim > rows.ndim:  # groups
+            columns = columns.max(0) if is_numpy(columns) else columns.amax(0)
+        if scales[0] is not None and not blocks:
+            rows = rows * abs(wide(scales[0]).reshape(-1)[0] * wide(scales[1]).reshape(-1)[0])
+        return rows, columns, 0.0 if bias is None else abs(wide(bias))
+
+    def agree(x: Any, y: Any) -> bool:
+        rows, columns, added = sums_of_magnitudes()
+
+        def bound(part: slice) -> Any:
+            total = rows[..., part, None] * columns[..., None, :]
+            return 2 * _SLOPE * (sums * total + _FEW * (total + added))
+
+        return within(x, y, bound)
+
+    return agree
+
+
+def _repeated(x: Any, count: int) -> Any:
+    """A matrix with each column 128 times, so many of them."""
+    return (np.repeat(x, 128, -1) if is_numpy(x) else x.repeat_interleave(128, -1))[:, :count]
+
+
+def attention_agrees(q: Any, k: Any, v: Any, scale: float, seq_k: int) -> Callable[[tuple[Any, ...], tuple[Any, ...]], bool]:
+    """f(x, y) of (result, logarithms or None): whether two results of attention may both be right (flash_attention's bound)."""
+    half = type_name(q) == "float16"
+    eps = ROUNDING[type_name(q)][0]
+
+    def largest(x: Any) -> float:
+        """Of what is finite: a cache may hold anything where nothing is read."""
+        x = abs(x)[abs(x) < float("inf")]
+        return float(x.max()) if x.shape[0] else 0.0
+
+    def longest(x: Any) -> float:
+        return largest(lengths(x.reshape(-1, x.shape[-1]), -1))
+
+    @cache
+    def limits() -> tuple[float, float]:
+        """Of results, of logarithms."""
+        scores = 2 * q.shape[-1] * U * scale * longest(q) * longest(k)
+        weights = 2 * eps + scores + 2.0**-18 + (2.0**-25 * seq_k if half else 0.0)
+        flat = v.reshape(-1, v.shape[-1])
+        values = max(largest(wide(flat[part])) for part in _pieces(flat, 0))
+        return 2 * values * weights, 2 * (weights + 8 * U)
+
+    def agree(x: tuple[Any, ...], y: tuple[Any, ...]) -> bool:
+        limit, of_logs = limits()
+        good = within(x[0], y[0], lambda part: limit)
+        if not good or x[1] is None:
+            return good
+        logs = [t.reshape(-1, t.shape[-1]) for t in (x[1], y[1])]
+        same = logs[0] == logs[1]
+        near = abs(wide(logs[0]) - wide(logs[1])) <= of_logs + 4 * U * abs(wide(logs[0]))
+        return bool((same | near).all())
+
+    return agree
+
+
+__all__ = ["ROUNDING", "attention_agrees", "lengths", "products_agree", "wide", "within"]

@@ -1,0 +1,57 @@
+"""What the attention functions have timed: tiles of queries and keys, and in decode steps the blocks that share a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tilelang.target import Target
+
+from .agreement import attention_agrees
+from .arrays import type_name, zeros, zeros_laid
+from .tuning import Candidate, Task
+
+MOST = 8  # choices of a call: each takes a second to compile
+_EXACT = 16  # sizes of a form that are told apart; beyond, those of one power of two are alike
+_met: dict[str, set[tuple[int, ...]]] = {}
+
+
+def told_apart(form: Any, sizes: tuple[int, ...]) -> list[int]:
+    """Sizes as a key of tuning: themselves, or once a form has come with many the powers of two from them on."""
+    known = _met.setdefault(str(form), set())
+    if sizes in known or len(known) < _EXACT:
+        known.add(sizes)
+        return list(sizes)
+    return rounded(sizes)
+
+
+def rounded(sizes: tuple[int, ...]) -> list[int]:
+    """The next powers of two."""
+    return [1 << (n - 1).bit_length() if n else 0 for n in sizes]
+
+
+def attention_task(name: str, key: Any, arrays: tuple[Any, Any, Any], scale: float, seq_k: int,
+                   where: tuple[Target, str | None], results: tuple[Any, Any, Any], choices: Sequence[Any],
+                   make: Callable[[Any], Callable[..., None]]) -> Task:
+    """The task of finding the best choice for a call of attention.
+
+    arrays: q, k, v.  where: target and execution backend.  results: shape and strides of the result, shape of the logarithms
+    (None: there are none).  choices: the model's first, each (tile,) or (tile, splits).  make: choice -> run(out, lse).
+    """
+    q = arrays[0]
+    shape, steps, of_logs = results
+
+    def outputs() -> tuple[Any, Any]:
+        return zeros_laid(q, shape, steps, type_name(q)), None if of_logs is None else zeros(q, of_logs, "float32")
+
+    def config(choice: Any) -> dict[str, Any]:
+        tile, *more = choice
+        return {**asdict(tile), **({"splits": more[0]} if more else {})}
+
+    about = f"{name} {tuple(q.shape)} by {tuple(arrays[1].shape)} {type_name(q)}"
+    return Task(about, [name, key], q, *where, lambda: [Candidate(config(c), lambda c=c: make(c), c) for c in choices], outputs,
+                attention_agrees(*arrays, scale, seq_k))
+
+
+__all__ = ["MOST", "attention_task", "rounded", "told_apart"]

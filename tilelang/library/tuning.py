@@ -1,0 +1,306 @@
+"""Tuning: of the ways in which the cost models would answer a call, the one that is fastest on the device at hand.
+
+    candidates, the model's first -> compiled in threads -> results compared with the model's -> timed in turns -> kept
+
+What was found is remembered in the process and in the autotuner's folder of the disk cache.  A call is tuned where it runs
+on a GPU and is not being captured in a graph.  The CPU and the simulators keep to the models: there, compiling a dozen
+candidates takes longer than thousands of calls, and what else the host does decides the times.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+from tilelang.env import env
+from tilelang.jit.building import INTERPRETED, toolchain_stamp
+from tilelang.jit.compiling import run_parallel
+from tilelang.jit.timing import EventClock
+from tilelang.log import logger
+from tilelang.runtime import cuda_driver
+from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
+from tilelang.runtime.cpus import usable_cpus
+from tilelang.target import Target
+
+from .arrays import is_numpy
+
+MOST = 12  # candidates of a call, the model's among them
+SURE = 0.98  # of the model's time: what is less faster than that is noise
+# (runs a turn, how much slower than the fastest what stays in may be); then turns of _RUNS that decide
+_HEATS = ((5, 1.3), (8, 1.1), (8, 1.04))
+_TURNS, _RUNS = 5, 16
+_TURN_MS = 20.0  # what the runs of a candidate may take in a turn
+_PATIENCE = 1.0  # seconds until progress is shown
+Run = Callable[..., None]
+
+
+class Clock(Protocol):
+    """What times runs."""
+
+    def measure(self, fn: Callable[[], Any], n: int, flush: bool) -> list[float]:
+        """Milliseconds of each of n calls, one after another; flush: with nothing of them in the caches."""
+
+    def release(self) -> None:
+        """Give back the memory that measuring takes."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to answer a call.
+
+    config: JSON values that tell it from the others.  make: compiles it, gives run(*outputs), which computes it.
+    choice: what the function that made the candidate knows it by.
+    """
+
+    config: dict[str, Any]
+    make: Callable[[], Run]
+    choice: Any
+
+    @property
+    def name(self) -> str:
+        return json.dumps(self.config, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A call that may be tuned.
+
+    about: what it is, for people.  key: JSON values that decide which candidate is fastest.  like: a tensor of the call.
+    candidates: the model's choice first.  outputs: fresh tensors for results.  agree: whether the results of two
+    candidates are as close as their errors allow.
+    """
+
+    about: str
+    key: Any
+    like: Any
+    target: Target
+    backend: str | None
+    candidates: Callable[[], Sequence[Candidate]]
+    outputs: Callable[[], tuple[Any, ...]]
+    agree: Callable[[tuple[Any, ...], tuple[Any, ...]], bool]
+
+
+def gpu_clock(like: Any, target: Target, backend: str | None) -> Clock | None:
+    """Events on the current stream of a tensor's GPU; None where calls do not run on one."""
+    if is_numpy(like) or like.device.type != "cuda" or not target.is_cuda or backend in INTERPRETED:
+        return None
+    return EventClock(like.device, 256, "event")
+
+
+def captured(like: Any) -> bool:
+    """Whether what is launched now goes into a graph."""
+    return not is_numpy(like) and like.device.type == "cuda" and bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+
+
+def race(measure: Callable[[int, int], list[float]], count: int) -> tuple[int, dict[int, float]]:
+    """(the fastest, milliseconds of those that came to the end) of `count` candidates, 0 the model's.
+
+    measure: (candidate, runs) -> milliseconds of each.  All are timed in turns, so that what changes with time (clocks,
+    power) changes for all.  The model's stays unless another is surely faster: by 2 %, and in every turn of the end.
+    """
+    taken: dict[int, list[float]] = {k: [] for k in range(count)}
+
+    def turn(runs: int) -> None:
+        for k, times in taken.items():
+            fit = int(_TURN_MS / max(times[-1], 1e-6)) if times else runs
+            found = sorted(measure(k, max(1, min(runs, fit))))
+            times.append(statistics.fmean(found[:max(1, len(found) * 3 // 4)]))  # events count in steps: no median
+
+    for runs, factor in _HEATS:
+        turn(runs)
+        middle = {k: statistics.median(t) for k, t in taken.items()}
+        limit = factor * min(middle.values())
+        taken = {k: t for k, t in taken.items() if k == 0 or middle[k] <= limit}
+    if len(taken) > 1:
+        for k in taken:
+            taken[k] = taken[k][-1:]
+        for _ in range(_TURNS):
+            turn(_RUNS)
+    last = {k: statistics.median(t[-_TURNS:]) for k, t in taken.items()}
+    best = min(last, key=lambda k: last[k])
+    sure = last[best] <= SURE * last[0] and all(x < y for x, y in zip(taken[best][-_TURNS:], taken[0][-_TURNS:]))
+    return best if sure else 0, last
+
+
+class Tuner:
+    """Finds and remembers the best candidates.
+
+    clock: (tensor, target, execution backend) -> what times there, or None.  disk: where results are kept.
+    """
+
+    def __init__(self, clock: Callable[[Any, Target, str | None], Clock | None] = gpu_clock,
+                 disk: DiskCache | None = None) -> None:
+        self.clock, self.disk = clock, disk or DiskCache("autotuner")
+        self.found: dict[str, str] = {}  # key -> name of the candidate
+        self._lock = threading.Lock()  # one race at a time: two would time each other
+
+    def can(self, like: Any, target: Target, backend: str | None) -> bool | None:
+        """Whether calls with such tensors can be timed; None: not this one, which is being captured in a graph."""
+        return None if captured(like) else self.clock(like, target, backend) is not None
+
+    def choose(self, task: Task) -> Candidate:
+        """The candidate for a call.  What goes wrong with others than the model's is told and costs nothing else."""
+        candidates = task.candidates()
+        if len(candidates) == 1:
+            return candidates[0]
+        names = {c.name: c for c in candidates}
+        key = digest(["library", task.key, task.backend, _machine(task.like, task.target), compiler_stamp()])
+        if key not in self.found:
+            with self._lock:
+                if key not in self.found:
+                    self.found[key] = self._kept(key, names) or self._timed(task, candidates, key)
+        return names.get(self.found[key], candidates[0])
+
+    def _kept(self, key: str, names: dict[str, Candidate]) -> str | None:
+        """What a process before found, if it is a candidate still."""
+        entry = None if env.is_autotune_cache_disabled() else self.disk.load(key)
+        name = json.dumps(entry.meta.get("config"), sort_keys=True) if entry is not None else None
+        if name is not None and name not in names:
+            logger.warning("tuning: the kept choice %s is none any more: it is found anew", name)
+            self.disk.remove(key)
+            return None
+        return name
+
+    def _timed(self, task: Task, candidates: Sequence[Candidate], key: str) -> str:
+        start = time.perf_counter()
+        try:
+            best, times = self._best(task, candidates)
+        except Exception as e:  # no memory for results, most likely
+            logger.warning("tuning %s failed, the model's choice stays: %s", task.about, e)
+            return candidates[0].name
+        won = candidates[best]
+        found = "the model's choice stays" if best == 0 else f"{won.name}: {times[best]:.4f} ms, the model's {times[0]:.4f}"
+        logger.info("tuned %s in %.1f s: %s", task.about, time.perf_counter() - start, found)
+        if not env.is_autotune_cache_disabled():
+            self.disk.store(key, Entry({"about": task.about, "config": won.config, "times": {
+                candidates[k].name: ms for k, ms in times.items()}}))
+        return won.name
+
+    def _best(self, task: Task, candidates: Sequence[Candidate]) -> tuple[int, dict[int, float]]:
+        """(the best, milliseconds of those timed last)."""
+        with progress(f"tuning {task.about}", 2 * len(candidates)) as step, at_home(task.like):
+            clock = self.clock(task.like, task.target, task.backend)
+            runs = compiled(candidates, step)
+            if clock is None or runs[0] is None:
+                raise RuntimeError("it does not compile" if clock else "nothing measures time there")
+            able, outputs = self._agreeing(task, candidates, runs, step)
+            if len(able) == 1:
+                return 0, {}
+
+            def measure(k: int, n: int) -> list[float]:
+                run = runs[able[k]]
+                assert run is not None
+                return clock.measure(lambda: run(*outputs), n, True)
+
+            try:
+                best, times = race(measure, len(able))
+            finally:
+                clock.release()
+            return able[best], {able[k]: ms for k, ms in times.items()}
+
+    def _agreeing(self, task: Task, candidates: Sequence[Candidate], runs: list[Run | None],
+                  step: Callable[[], None]) -> tuple[list[int], tuple[Any, ...]]:
+        """(those whose results are the model's within the errors of both, outputs of the last)."""
+        wanted = outputs = task.outputs()
+        able = []
+        for k, run in enumerate(runs):
+            step()
+            if run is None:
+                continue
+            try:
+                outputs = task.outputs() if k else wanted
+                run(*outputs)
+                if k and not task.agree(outputs, wanted):
+                    logger.warning("tuning %s: %s gives another result than the model's choice and is not used", task.about,
+                                   candidates[k].name)
+                    continue
+            except Exception as e:
+                if k == 0:
+                    raise
+                logger.warning("tuning %s: %s is skipped: %s", task.about, candidates[k].name, _line(e))
+                continue
+            able.append(k)
+        return able, outputs
+
+
+def compiled(candidates: Sequence[Candidate], step: Callable[[], None]) -> list[Run | None]:
+    """What runs each candidate, None for one that does not compile; in threads."""
+
+    def job(c: Candidate) -> Run | None:
+        try:
+            return c.make()
+        except Exception as e:
+            logger.warning("tuning: %s does not compile: %s", c.name, _line(e))
+            return None
+
+    workers = min(len(candidates), env.tuning_workers(usable_cpus()))
+    return run_parallel([lambda c=c: job(c) for c in candidates], workers, False, step)
+
+
+@contextmanager
+def at_home(like: Any) -> Iterator[None]:
+    """The device of a tensor is the current one, and torch follows no gradients."""
+    if is_numpy(like):
+        yield
+        return
+    torch = sys.modules["torch"]
+    with torch.no_grad(), torch.cuda.device(like.device if like.device.type == "cuda" else -1):
+        yield
+
+
+@contextmanager
+def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
+    """Gives a function to call after each of `total` steps; a bar where that takes long and somebody is looking."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar, start, lock = Progress(console=Console(stderr=True), transient=True), time.perf_counter(), threading.Lock()
+    task = bar.add_task(text, total=total)
+
+    def step() -> None:
+        with lock:
+            if time.perf_counter() - start > _PATIENCE:
+                bar.start()
+            bar.advance(task)
+
+    try:
+        yield step
+    finally:
+        bar.stop()
+
+
+def _machine(like: Any, target: Target) -> list[Any]:
+    """What a measured choice depends on besides the call and this package."""
+    device = 0 if is_numpy(like) or like.device.type != "cuda" else like.device.index or 0
+    return [str(target), toolchain_stamp(target), *_device(device)]
+
+
+@lru_cache(maxsize=64)
+def _device(index: int) -> tuple[Any, ...]:
+    """Name and size of a GPU, version of its driver."""
+    if not cuda_driver.is_available():
+        return ()
+    driver = cuda_driver.driver()
+    found = driver.properties(index)
+    return found.name, found.sm_count, *driver.version()
+
+
+def _line(e: Exception) -> str:
+    return f"{type(e).__name__}: {e}".split("\n", 1)[0]
+
+
+tuner = Tuner()
+
+__all__ = ["MOST", "SURE", "Candidate", "Clock", "Task", "Tuner", "at_home", "captured", "compiled", "gpu_clock", "progress",
+           "race", "tuner"]
