@@ -22,6 +22,7 @@ from tilelang.target import Target
 from tilelang.transform import pipeline, verify_sync_trials
 from tilelang.transform.pass_ import DEVICE, PassContext, pass_, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
+from tilelang.transform.scope import as_planned, plan_only
 from tilelang.transform.verify_sync import check_launch, verify_sync
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
@@ -386,6 +387,16 @@ def test_a_program_in_doubt_is_compiled_by_a_plainer_schedule(monkeypatch):
     low = lower(PROGRAMS["gemm_nt"]().func, SM90, ON)
     assert "mbarrier_wait" not in ops_of(low) and "wgmma" in ops_of(low)
     assert any("without warp roles: not checked: of a doubt" in line for line in low.kernels[0].attr("report"))
+
+
+def test_where_the_first_schedule_is_asked_for_no_other_is_tried(monkeypatch):
+    monkeypatch.setattr(pipeline, "_doubt", lambda func: "not checked: of a doubt")
+    tried = []
+    with as_planned():
+        assert plan_only()
+        with pytest.raises(ValueError, match="of a doubt"):
+            lower(PROGRAMS["gemm_nt"]().func, SM90, ON, early=tried.append)
+    assert len(tried) == 1 and not plan_only()
 
 
 def test_what_no_schedule_clears_is_refused(monkeypatch):

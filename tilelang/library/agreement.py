@@ -59,6 +59,7 @@ def lengths(x: Any, along: int, scales: Callable[[slice], Any] | None = None) ->
     return _joined(out)
 
 
+@np.errstate(all="ignore")
 def within(x: Any, y: Any, bound: Callable[[slice], Any]) -> bool:
     """Whether two tensors differ by no more than the bound and the rounding of both to their type.
 
@@ -73,7 +74,7 @@ def within(x: Any, y: Any, bound: Callable[[slice], Any]) -> bool:
         limit = bound(part)
         none = (v != v) & (w != w) | (limit != limit) | (abs(limit) == float("inf"))
         v, w = v.clip(-most, most), w.clip(-most, most)
-        near = abs(v - w) <= limit + relative * (abs(v) + abs(w)) + 2 * absolute
+        near = abs(v - w) <= limit + relative * abs(v) + relative * abs(w) + 2 * absolute
         if not bool((near | none).all()):
             return False
     return True
@@ -150,6 +151,7 @@ def attention_agrees(q: Any, k: Any, v: Any, scale: float, seq_k: int) -> Callab
         values = max(largest(wide(flat[part])) for part in _pieces(flat, 0))
         return 2 * values * weights, 2 * (weights + 8 * U)
 
+    @np.errstate(all="ignore")
     def agree(x: tuple[Any, ...], y: tuple[Any, ...]) -> bool:
         limit, of_logs = limits()
         good = within(x[0], y[0], lambda part: limit)

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from tilelang.runtime import cuda_driver
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
+from tilelang.transform.scope import as_planned
 
 from .arrays import is_numpy
 
@@ -232,13 +233,14 @@ class Tuner:
 
 
 def compiled(candidates: Sequence[Candidate], step: Callable[[], None]) -> list[Run | None]:
-    """What runs each candidate, None for one that does not compile; in threads."""
+    """What runs each candidate, None for one that does not compile as it is planned; in threads."""
 
     def job(c: Candidate) -> Run | None:
         try:
-            return c.make()
+            with nullcontext() if c is candidates[0] else as_planned():
+                return c.make()
         except Exception as e:
-            logger.warning("tuning: %s does not compile: %s", c.name, _line(e))
+            logger.debug("tuning: %s does not compile: %s", c.name, _line(e))
             return None
 
     workers = min(len(candidates), env.tuning_workers(usable_cpus()))

@@ -39,6 +39,7 @@ from .plan_pipelines import plan_pipelines
 from .plan_shared_memory import plan_shared_memory
 from .product_registers import product_registers
 from .refuse_races import refuse_races
+from .scope import plan_only
 from .settle_reads import settle_reads
 from .settle_threads import settle_threads
 from .simplify import simplify
@@ -116,7 +117,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
     config: pass configs, by key or PassConfigKey.  Raises TileLangError for programs that cannot be compiled,
     InternalError (naming a report folder) for faults of a pass.  A program whose synchronisation cannot be cleared is
     compiled again by plainer schedules: without tiles of several steps, warp roles, the Hopper path, asynchronous copies.
-    Its launches then say so in their attr `report`.  What fails with all of them is refused.
+    Its launches then say so in their attr `report`.  What fails with all of them is refused, in `as_planned` what fails
+    with the first.
 
     early: called with each program before its synchronisation is verified; the last call's is the one returned but for
     the attrs `sync_report` and `report`.  Whoever starts work on it then throws that away when this function raises.
@@ -138,6 +140,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
             if e.kind != "sync-unordered" and not tight and (first is None or first.kind == "shared-memory"):
                 raise
             first, why = first or e, why or e.message
+            if plan_only():
+                break
             continue
         doubt = _doubt(out)
         if doubt is None or _asynchronous(func):  # ordered by hand: no schedule of ours is in question
@@ -146,6 +150,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
                 out = _told(out, f"compiled without {given_up}: {why}")
             return split_host(out)
         why = why or doubt
+        if plan_only():
+            break
     if first is not None:
         raise first from None
     raise error("sync-unordered", f"the synchronisation of `{func.name}` cannot be cleared: {why}",

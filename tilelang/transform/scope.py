@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +95,22 @@ def current_config() -> dict[Any, Any]:
     for context in getattr(_local, "stack", ()):
         out.update(context.config)
     return out
+
+
+@contextmanager
+def as_planned() -> Iterator[None]:
+    """Programs that this thread compiles inside are refused where only a plainer schedule than the first works: of many ways
+    to write a kernel none is worth trying that way.  What compiles is the same as elsewhere."""
+    _local.plans = getattr(_local, "plans", 0) + 1
+    try:
+        yield
+    finally:
+        _local.plans -= 1
+
+
+def plan_only() -> bool:
+    """Whether an `as_planned` block is open."""
+    return getattr(_local, "plans", 0) > 0
 
 
 def simplify_prim_func(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,113 @@
+"""How far results that were summed in different orders may lie apart (library/agreement.py)."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tilelang.library.agreement import ROUNDING, attention_agrees, lengths, products_agree, wide, within
+
+
+def normal(shape, element=np.float16, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32).astype(element)
+
+
+def test_lengths_of_rows_and_columns():
+    x = normal((3, 40, 24), np.float32)
+    assert np.allclose(lengths(x, -1), np.linalg.norm(x, axis=-1)) and np.allclose(lengths(x, -2), np.linalg.norm(x, axis=-2))
+    assert wide(x).dtype == np.float64
+
+
+@pytest.mark.parametrize("element", sorted(ROUNDING))
+def test_two_roundings_of_one_number(element):
+    """Neighbours in the type may be results of the same sum, their neighbours not; infinity is the largest number."""
+    kind = np.dtype(getattr(ml_dtypes, element, None) or element)
+    one = np.ones((1, 1)).astype(kind)
+    bits = one.view(f"u{kind.itemsize}")
+    steps = [(bits + n).astype(bits.dtype).view(kind) for n in (1, 4)]
+    zero = lambda part: 0.0  # noqa: E731
+    assert within(one, steps[0], zero) and not within(one, steps[1], zero)
+    if element in ("float16", "float32", "float64"):
+        most = np.array([[np.finfo(kind).max]], kind)
+        assert within(most, np.array([[np.inf]], kind), zero) and not within(most, -most, zero)
+
+
+def test_what_is_not_a_number():
+    nan, one = np.array([[np.nan, 1.0]]), np.array([[1.0, 1.0]])
+    assert within(nan, nan, lambda part: 0.0) and not within(nan, one, lambda part: 1.0)
+    assert within(nan, one, lambda part: float("inf"))
+    assert within(np.array([[3]]), np.array([[3]]), None) and not within(np.array([[3]]), np.array([[4]]), None)
+
+
+def results(a, b, element, seed):
+    """a @ b in float32, k in another order, rounded."""
+    order = np.random.default_rng(seed).permutation(a.shape[-1])
+    total = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
+    for k in order:
+        total += a[..., k, None] * b[..., k, None, :]
+    return total.astype(element)
+
+
+@pytest.mark.parametrize("element", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products(element, turned):
+    a, b = normal((2, 24, 500), element), normal((500, 40), element, 1)
+    x, y = (results(a.astype(np.float32), b.astype(np.float32), element, seed) for seed in (2, 3))
+    assert (x != y).any()
+    if turned:
+        agree = products_agree(500, "half", False, a.swapaxes(1, 2), b.T, (-2, -1))
+    else:
+        agree = products_agree(500, "half", False, a, b, (-1, -2))
+    assert agree(x, y)
+    for wrong in (0, np.nan):
+        z = x.copy()
+        z[1, 7, 9] = wrong
+        assert not agree(z, x)
+    fewer = results(a[..., :499].astype(np.float32), b[:499].astype(np.float32), element, 2)
+    assert not agree(fewer, x)  # one step of k is left out
+
+
+def test_scales_bias_and_integers():
+    f8 = ml_dtypes.float8_e4m3fn
+    a, b = normal((200, 300), f8), normal((300, 136), f8, 1)
+    big, one = np.float32([1e3]), np.float32([1.0])
+    x = results(a.astype(np.float32), b.astype(np.float32), np.float32, 2)
+    low = x * (1 + 1e-4)
+    agree = products_agree(300, "fp8", True, a, b, (-1, -2), None, (big, one))
+    assert agree(1e3 * x, 1e3 * low) and not agree(x, low + 1e3)
+    sa, sb = np.ones((200, 3), np.float32), np.ones((2, 3), np.float32)
+    sa[5] = 1e3
+    for stored, along in ((b, (-1, -2)), (b.T, (-1, -1))):
+        blocks = products_agree(300, "fp8", True, a, stored, along, None, (sa, sb), True)
+        y = x.copy()
+        y[5] += 10
+        assert blocks(x, y)  # row 5 has large sums
+        y[6] += 10
+        assert not blocks(x, y)
+    bias = np.float32(np.full(136, 1e6))
+    i8 = [x.astype(np.int8) for x in (a.astype(np.float32), b.astype(np.float32))]
+    exact = products_agree(300, "int8", False, *i8, (-1, -2), bias)
+    assert exact(x + 1e6, x + 1e6 + 0.5) and not exact(x + 1e6, x + 1e6 + 100)
+    assert not products_agree(300, "int8", False, *i8, (-1, -2))(x, low)
+
+
+def test_groups_have_the_bound_of_the_largest():
+    a, b = normal((24, 64)), normal((3, 64, 40), seed=1)
+    b[2] *= 100
+    x = results(a.astype(np.float32), b[2].astype(np.float32), np.float32, 2)
+    agree = products_agree(64, "half", False, a, b, (-1, -2))
+    assert agree(x, x + 1e-3) and not agree(x, x + 10)
+
+
+@pytest.mark.parametrize("element", [np.float16, ml_dtypes.bfloat16])
+def test_attention(element):
+    q, k, v = (normal((1, 40, 2, 64), element, s) for s in range(3))
+    s = np.einsum("bqhd,bkhd->bhqk", *(x.astype(np.float64) for x in (q, k))) * 0.125
+    logs = np.log(np.exp(s).sum(-1)).astype(np.float32)
+    out = np.einsum("bhqk,bkhd->bqhd", np.exp(s - logs[..., None]), v.astype(np.float64)).astype(element)
+    v[0, 3] = np.inf  # nothing that is read
+    agree = attention_agrees(q, k, v, 0.125, 40)
+    near = (out.astype(np.float32) * (1 + 1e-3)).astype(element)
+    assert agree((out, logs), (near, logs + 1e-5)) and agree((out, None), (near, None))
+    assert not agree((out, logs), (out, logs + 1)) and not agree((out, None), (out + element(1), None))
+    logs[0, 0, 0] = -np.inf
+    assert agree((out, logs), (out, logs))
