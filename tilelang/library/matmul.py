@@ -98,7 +98,7 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
 
     a: (rows, k).  b: (groups, k, n), or (groups, n, k) with transpose_b.  group_sizes: (groups,) int32 on the same device,
     read by the kernel: group g has group_sizes[g] rows, which follow those of g - 1; rows of no group come out as zeros.
-    The rest (out_dtype, …) and types are as for matmul (float8 without scales is accumulated in two levels); tuning times
+    The rest (out_dtype, …) and types are as for matmul (float8 without scales is accumulated in two levels); tune times
     groups of the sizes that the first call has.
 
     Raises matmul-shape, matmul-type, matmul-option, matmul-device, matmul-target.
