@@ -125,7 +125,7 @@ class MachineCompiler(StmtCompiler):
 
         def run(f: LaneFrame) -> np.ndarray:
             shape, strides, offset = geo(f)
-            idx = [np.asarray(fn(f)).astype(np.int64) for fn in fns]
+            idx = [np.asarray(fn(f)).astype(np.int64, copy=False) for fn in fns]
             if count == 0:
                 idx = [i if d == last else i[..., None] for d, i in enumerate(idx)]
             linear, bad = linear_index(idx, shape, strides, offset)

@@ -129,9 +129,11 @@ def linear_index(indices: list[np.ndarray], shape: tuple[int, ...], strides: tup
     """(element number in the storage, whether it lies outside the shape in some dimension); indices: int64."""
     linear: Value = np.int64(offset)
     bad: Value = np.False_
-    for i, n, s in zip(indices, shape, strides):
-        linear = linear + i * s
-        bad = bad | (i < 0) | (i >= n)
+    for d, (i, n, s) in enumerate(zip(indices, shape, strides)):
+        step = i if s == 1 else i * s
+        out = i.view(np.uint64) >= n  # indices below zero are beyond every extent
+        linear = linear + step if d or offset else step
+        bad = bad | out if d else out
     return np.asarray(linear), np.asarray(bad)
 
 

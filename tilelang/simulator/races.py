@@ -116,8 +116,8 @@ class _Peers:
         clock, who = self.clock[g, k], self.who[g, k]
         older = clock < now
         if clocks.partial:  # an older access may be forgotten only if this thread has seen it
-            least = clocks.least(self.group)[np.broadcast_to(tt, g.shape), np.broadcast_to(k, g.shape)]
-            seen = clocks.seen[np.broadcast_to(tt, g.shape), np.maximum(who, 0)]
+            least = clocks.least(self.group)[tt, k]
+            seen = clocks.seen[tt, np.maximum(who, 0)]
             older = older & np.where(who == _MANY, least >= clock, (who < 0) | (seen >= clock))
         mine = np.where(older | (who == tt) | (who == _NONE), tt, _MANY)
         self.clock[g, k] = np.maximum(clock, now)
@@ -168,7 +168,7 @@ class _Peers:
         if not clock.any():
             return None
         who, tt = self.who[g], t[:, None, None]
-        late = clocks.seen[np.broadcast_to(tt, who.shape), np.maximum(who, 0)] < clock
+        late = clocks.seen[tt, np.maximum(who, 0)] < clock
         bad = (clock > 0) & np.where(who == _MANY, clocks.least(self.group)[t][:, None, :] < clock, (who != tt) & late)
         return bad if bad.any() else None
 
@@ -345,7 +345,7 @@ class AccessTable:
                 n, k = np.argwhere(other)[0]
                 raise self._race(int(t[n]), does, site, None, "wrote", int(self.wsite[g[n, k]]))
         if bad.any():
-            bad &= clocks.seen[np.broadcast_to(t[:, None], who.shape), np.maximum(who, 0)] < self.wclock[g]
+            bad &= clocks.seen[t[:, None], np.maximum(who, 0)] < self.wclock[g]
             if bad.any():
                 n, k = np.argwhere(bad)[0]
                 raise self._race(int(t[n]), does, site, int(who[n, k]), "wrote", int(self.wsite[g[n, k]]))

@@ -15,24 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Alloc, Assert, Bind, Binary, Buffer, Cast, Const, Evaluate, Expr, For, If, Launch, Load, Node, Ramp,
-                         Select, Seq, Stmt, Store, Unary, Var, While)
+from tilelang.ir import (Alloc, Assert, Bind, Buffer, Const, Evaluate, Expr, For, If, Launch, Load, Node, Ramp,
+                         Select, Seq, Stmt, Store, Var, While)
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.visitor import children
-
 from tilelang.target.atomics import Atomic, Branch, Iterations, family
 
-from .divergence import Divergence
 from .sync_fault import SHARED, Fault
-from .verify_sync_answers import Answers
 from .verify_sync_locals import Locals
-from .verify_sync_shadow import AT_ONCE, Shadow, combined, differ, held, made_of, mode_of, possible, slot_turns, widest_piece
+from .verify_sync_numbers import SAMPLES, Numbers
+from .verify_sync_shadow import AT_ONCE, Shadow, differ, held, made_of, mode_of, possible, slot_turns, widest_piece
 from .verify_sync_turns import has_unknown_loops, places_by
 
 BUDGET = 6000  # access evaluations; loops are cut short beyond
-# What numbers that all threads read alike, but nobody knows here, are taken for: one walk each where a condition asks.
-SAMPLES = (0, 1, 3, 6)
 MOST_TURNS = 64  # of a while loop
+_MOST_PLACES = 1024  # kept, of accesses that come again
 _WRITES_FIRST = ("cp_async", "ldmatrix", "stmatrix")
 _BARRIERS = frozenset(("sync_threads", "sync_grid"))  # a barrier of all blocks is one of each block
 _ORDERING = _BARRIERS | {"cp_async_commit", "cp_async_wait"}
@@ -80,7 +77,7 @@ class _Misaligned(Exception):
 
 
 @dataclass
-class _Follower:
+class _Follower(Numbers):
     """One walk through the program of a block.
 
     extent: trip count given to loops of unknown extent.  trial: which of SAMPLES unknown numbers are taken for where a
@@ -102,12 +99,7 @@ class _Follower:
     cut: int = 0
 
     def run(self) -> _Follower:
-        x, y, z = self.launch.threads
-        self.n = x * y * z
-        t = np.arange(self.n)
-        self.threads = t
-        self.env: dict[Var, Any] = dict(zip(self.launch.thread_vars, (t % x, t // x % y, t // (x * y))))
-        self.env.update((v, 0) for v in self.launch.block_vars)
+        self.begin()
         self.offset = {b.data: at for b, at in self.launch.attr("shared_offsets", ())}
         self.granule = abs(self.piece)
         for b in self.buffers:
@@ -126,13 +118,11 @@ class _Follower:
         self.independent = 0
         self.stored: set[int] = set()  # stores followed at least once
         self.shared_use: dict[int, bool] = {}
-        self.constant: dict[int, bool] = {}
-        self.known: dict[int, tuple[Any]] = {}
+        self.below: dict[int, list[Any]] = {}
+        self.slotted: dict[int, tuple[int, int]] = {}
+        self.places: dict[tuple[Any, ...], tuple[tuple[Any, Any, bool], list[Any]]] = {}
         self.following = False
         self.maybe: dict[Var, tuple[Any, Any]] = {}
-        self.guessing = False
-        self.divergence: Divergence | None = None
-        self.answers = Answers(self.launch, self.given)
         self.locals = Locals(self.launch, self.matters)
         self.shared_use.clear()  # setting a variable that is followed matters too
         self.following = True
@@ -154,15 +144,22 @@ class _Follower:
             self.shared_use[id(x)] = hit
         return hit
 
+    def followed(self, n: Node) -> list[Any]:
+        """What is directly below a sequence or an expression and is followed: names, and what matters."""
+        hit = self.below.get(id(n))
+        if hit is None:
+            hit = self.below[id(n)] = [x for x in children(n) if isinstance(x, Bind) or isinstance(x, Expr | Stmt) and
+                                       self.matters(x)]
+        return hit
+
     # ---- statements -----------------------------------------------------------------------------------------------
 
     def stmt(self, s: Stmt, mask: Any) -> None:
         """mask: bool per thread, None for all."""
         match s:
             case Seq():
-                for x in s.stmts:
-                    if isinstance(x, Bind) or self.matters(x):
-                        self.stmt(x, mask)
+                for x in self.followed(s):
+                    self.stmt(x, mask)
             case Bind():
                 self.reads(s.value, mask, s)
                 if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
@@ -241,11 +238,11 @@ class _Follower:
         start = 0 if start is None else start
         guessed = extent is None
         if extent is None:
-            extent = self.extent if self.extent is not None else slot_turns(s)[0]
+            extent = self.extent if self.extent is not None else self.slots(s)[0]
             if isinstance(s.extent, Var):
                 self.env[s.extent] = extent
         most = int(np.max(extent))
-        first, period = slot_turns(s)
+        first, period = self.slots(s)
         steps: Sequence[int] = range(most)
         if most > 2 * first + period and (self.accesses > BUDGET or most > 64 or not places_by(s, self.locals.followed)):
             # The first rounds and the last, leaving out whole turns of the slots in between.
@@ -274,6 +271,13 @@ class _Follower:
         self.env.pop(s.var, None)
         if guessed or len(steps) < most:
             self.locals.forget(s)
+
+    def slots(self, s: For) -> tuple[int, int]:
+        """slot_turns, looked for once a loop."""
+        hit = self.slotted.get(id(s))
+        if hit is None:
+            hit = self.slotted[id(s)] = slot_turns(s)
+        return hit
 
     def call(self, s: Evaluate, mask: Any) -> None:
         c = s.call
@@ -332,9 +336,8 @@ class _Follower:
                 else:
                     self.reads(a, mask, s)
         else:
-            for c in children(e):
-                if isinstance(c, Expr):
-                    self.reads(c, mask, s)
+            for part in self.followed(e):
+                self.reads(part, mask, s)
 
     def through(self, c: Call, k: int, a: AddressOf, mask: Any, s: Stmt) -> None:
         """An access through an address given to an intrinsic."""
@@ -406,19 +409,37 @@ class _Follower:
 
     def granules(self, b: Buffer, indices: tuple[Expr, ...] | None, width: int, mask: Any) -> tuple[Any, Any, bool]:
         """(granules, their threads, whether exact) of an access."""
+        if indices is None or len(indices) != 1:
+            return self.anywhere(b)
+        e = indices[0]
+        if isinstance(e, Ramp):
+            width = e.lanes if isinstance(e.stride, Const) and e.stride.value == 1 else 0
+            e = e.base
+        if not width:
+            return self.anywhere(b)
+        on = self.hangs_on(e)
+        if on is None:
+            return self.placed(b, self.value(e), width, mask)
+        at = [self.env.get(v) for v in on]
+        key = (b, id(e), width, b"" if mask is None else mask.tobytes(), *(x if isinstance(x, int) else id(x) for x in at))
+        hit = self.places.get(key)
+        if hit is None:
+            if len(self.places) == _MOST_PLACES:
+                self.places.clear()
+            hit = self.places[key] = self.placed(b, self.value(e), width, mask), at  # `at` keeps the arrays named by id
+        return hit[0]
+
+    def anywhere(self, b: Buffer) -> tuple[Any, Any, bool]:
+        """Any place of a buffer, by any thread."""
         base = self.offset.get(b.data, 0)
-        first = None
-        if indices is not None and len(indices) == 1:
-            e = indices[0]
-            if isinstance(e, Ramp):
-                width = e.lanes if isinstance(e.stride, Const) and e.stride.value == 1 else 0
-                e = e.base
-            first = self.value(e) if width else None
-        if first is None:  # anywhere in the buffer, by any thread
-            g = np.arange(base, base + self.size.get(b.data, b.dtype.bytes)) // self.granule
-            return np.unique(g), np.int32(-3), False
+        return np.unique(np.arange(base, base + self.size.get(b.data, b.dtype.bytes)) // self.granule), np.int32(-3), False
+
+    def placed(self, b: Buffer, first: Any, width: int, mask: Any) -> tuple[Any, Any, bool]:
+        """granules of `width` elements from element `first`, a number for all threads or one for each, None: unknown."""
+        if first is None:
+            return self.anywhere(b)
+        base, threads = self.offset.get(b.data, 0), self.threads
         first = np.broadcast_to(np.asarray(first), self.n)
-        threads = self.threads
         if mask is not None:
             first, threads = first[mask], threads[mask]
         at = base + first * b.dtype.bytes
@@ -430,71 +451,6 @@ class _Follower:
         t = np.repeat(threads, span) if span > 1 else threads
         ok = (g >= 0) & (g < len(self.shadow.flying))
         return (g, t, True) if ok.all() else (g[ok], t[ok], True)
-
-    # ---- values ---------------------------------------------------------------------------------------------------
-
-    def truth(self, e: Expr) -> Any:
-        """Value of a condition; where it hangs on numbers that are unknown but the same for all threads, of this trial."""
-        c = self.value(e)
-        if c is not None:
-            return c
-        self.divergence = self.divergence or Divergence(self.launch)
-        self.guessing = True
-        c = self.value(e)
-        self.guessing = False
-        alike = not self.divergence.divergent(e)
-        self.sampled |= alike or c is not None
-        return self.trial == 0 if alike and (self.trial < 2 or c is None) else c
-
-    def value(self, e: Expr) -> Any:
-        """Value of an integer expression per thread (or one for all), None when unknown."""
-        if isinstance(e, Const):
-            return e.value if not e.dtype.is_float else None
-        if isinstance(e, Var):
-            return self.env.get(e)
-        if isinstance(e, Load):
-            held = self.locals.values.get(e.buffer.data)
-            if held is not None:
-                return held
-            if self.guessing and not e.dtype.is_float and self.divergence and not self.divergence.divergent(e):
-                return SAMPLES[self.trial]
-            return None
-        if isinstance(e, Binary):
-            if self.same_everywhere(e):
-                hit = self.known.get(id(e))
-                if hit is None:
-                    hit = self.known[id(e)] = (self.binary(e),)
-                return hit[0]
-            return self.binary(e)
-        if isinstance(e, Cast):
-            return self.value(e.value) if not (e.dtype.is_float or e.value.dtype.is_float) else None
-        if isinstance(e, Unary):
-            v = self.value(e.a)
-            if v is None:
-                return None
-            return {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}[e.op](v)
-        if isinstance(e, Select):
-            c, x, y = self.value(e.cond), self.value(e.a), self.value(e.b)
-            return None if c is None or x is None or y is None else np.where(c, x, y)
-        return None
-
-    def binary(self, e: Binary) -> Any:
-        a, b = self.value(e.a), self.value(e.b)
-        if a is None or b is None:
-            return self.answers.compared(e, a, b, self.env) if e.op in ("eq", "ne") else None
-        return combined(e.op, a, b)
-
-    def same_everywhere(self, e: Expr) -> bool:
-        """Whether a value depends on the thread alone, so that it is computed once."""
-        hit = self.constant.get(id(e))
-        if hit is None:
-            if isinstance(e, Var):
-                hit = e in self.launch.thread_vars or e in self.launch.block_vars
-            else:
-                hit = not isinstance(e, (Load, Call)) and all(
-                    self.same_everywhere(c) for c in children(e) if isinstance(c, Expr))
-            self.constant[id(e)] = hit
-        return hit
 
 
 __all__ = ["check_barriers", "widest_piece"]
