@@ -132,8 +132,8 @@ def chosen(m, n, k, order, **more):
 
 def test_what_the_model_chooses():
     """Tiles of one round that fill the machine; measured on an H200."""
-    t = chosen(1536, 1536, 1536, "nn")
-    assert (t.bm, t.bn, t.wide) == (192, 96, 128) and not t.turned
+    t = chosen(1536, 1536, 1536, "nn")  # 12.2 us; 192x96 of whole panels 12.6
+    assert (t.bm, t.bn, t.wide) == (128, 144, 0) and t.turned and t.staged
     t = chosen(788, 3072, 768, "nt")
     assert (t.bm, t.bn) == (256, 72) and t.turned and t.staged
     t = chosen(10000, 200, 1000, "nt")
@@ -146,7 +146,7 @@ def test_what_the_model_chooses():
     known, t = lined(1000, 1000, 1000, "nt"), Tile(128, 72, 64, 8, 128)
     assert price(H200, replace(known, open_rows=True), t) > price(H200, known, t)  # grids known at run time: no clusters of 8
     odd = [chosen(4088, 4104, 4120, order) for order in ("nt", "nn")]  # rows across sectors, several rounds
-    assert [(t.bm, t.bn) for t in odd] == [(128, 208), (192, 192)]
+    assert [(t.bm, t.bn) for t in odd] == [(128, 208), (192, 176)]
     assert chosen(800, 800, 8000, "nn").turned and chosen(100, 4096, 4096, "nt").moved
     assert not any(t.moved or t.staged or t.wide for t in candidates(H200, lined(8192, 8192, 4096, "nn", may_move=True)))
     assert not any(t.moved for t in candidates(H200, lined(1000, 1000, 1000, "nt")))
@@ -157,13 +157,15 @@ def test_what_the_model_chooses():
 
 PRICES = {
     (800, 800, 8000, "nn", 64, 160, 64, 7, 128, 2): ("turned", 21.7),
-    (800, 800, 8000, "nt", 128, 96, 64, 7, 256, 2): ("moved", 24.9),  # each element stored by one block
+    (1152, 328, 10624, "nt", 128, 168, 64, 5, 256, 7): ("moved", 18.6),
     (1536, 1536, 1536, "nn", 192, 96, 64, 4, 384, 1): ("wide", 12.4),
     (768, 3072, 768, "nn", 192, 96, 64, 4, 384, 1): ("wide", 7.6),
     (384, 1536, 6144, "nn", 192, 96, 64, 4, 384, 4): ("wide", 15.8),
     (788, 3072, 768, "nt", 256, 72, 64, 4, 256, 1): ("staged", 7.9),
     (1536, 1536, 1536, "nn", 192, 96, 64, 5, 384, 1): ("staged", 12.9),
-    (800, 800, 8000, "nt", 64, 160, 64, 7, 128, 2): ("moved", 25.1),
+    (800, 800, 8000, "nt", 64, 160, 64, 7, 128, 2): ("moved", 22.0),
+    (4384, 2232, 2824, "nn", 128, 200, 64, 4, 256, 1): ("staged", 86.4),
+    (216, 8056, 840, "nn", 128, 112, 64, 6, 256, 1): ("staged", 9.6),
     (10000, 200, 1000, "nt", 192, 104, 64, 5, 384, 1): ("moved", 11.1),
 }
 

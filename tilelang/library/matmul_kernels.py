@@ -322,7 +322,7 @@ def gemm(f: Form, copies: Copies = (None, None)) -> Any:
 
 def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
     """Sums of 128 elements of k (scaled, if they are) are added to a second accumulator.  (A, B, bias, sa, sb, C)."""
-    t, m, finish = f.tile, f.rows, f.finish
+    t, m = f.tile, f.rows
     width = gcd(t.bn, 128) if f.scaling == "block" else t.bn  # columns that lie in one block of 128
     chunks, last = t.bn // width, ceil(f.n / 128) - 1
 
@@ -348,16 +348,7 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
                 T.gemm(As, Bs, part, transpose_A=f.t_left, transpose_B=f.t_right, clear_accum=True)
                 for i, j in T.Parallel(t.bm, t.bn):
                     Cf[i, j] += part[i, j] * (row[i] * _chosen(scales, j // width)) if f.scaling == "block" else part[i, j]
-            if t.turned:
-                for i, j in T.Parallel(t.bm, t.bn):
-                    if bx * t.bn + j < m and by * t.bm + i < f.n:
-                        C[f.at_c(bz, bx * t.bn + j, by * t.bm + i)] = T.cast(
-                            finish(Cf[i, j], bias, sa, sb, by * t.bm + i), f.types[2])
-            else:
-                if f.finishes:
-                    for i, j in T.Parallel(t.bm, t.bn):
-                        Cf[i, j] = finish(Cf[i, j], bias, sa, sb, bx * t.bn + j)
-                T.copy(Cf, C[f.at_c(bz, by * t.bm, bx * t.bn)])
+            leave(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
 
     if any(copies):
         return product_of_copies(f, m, product, copies)

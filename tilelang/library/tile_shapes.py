@@ -60,7 +60,8 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
             movable = blocks <= chip.units and _movable(p, bm, bn, bk * parts)
             for moved in (False, True) if movable and parts == 1 else (movable,):  # sums of parts need no room to move
                 staged = parts == 1 and (p.staged or moved)
-                left = room - (out if staged else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
+                whole = staged and (moved or p.out_bits != 16)  # else only panels of it are there at a time
+                left = room - (out if whole else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
                 stages = 1 if chip.kind == "cpu" else min(left // stage, 8 if chip.kind == "wgmma" else 4, ceil(p.k / bk) + 1)
                 if stages > (chip.kind != "cpu"):
                     yield Tile(bm, bn, bk, stages, threads, parts, _panel(chip, p, bm, bn, parts), moved=moved,

@@ -24,11 +24,12 @@ _ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # by warp groups that compute: cycles fo
 # Cycles of an iteration over 128 bytes of k, however narrow its tile: 64 rows by 16, 24, 32 columns take 173 to 185.
 _LEAST = 170.0
 _NORM = 12  # of loads and products that take about as long: one waits now and then for the other
+_BOTH = 5  # of a tile's own work and memory
 # Loads of one round for each doubling of its iterations beyond 16: blocks drift apart, and less of what they load is the same.
 _DRIFT, _DRIFT_ACROSS = 0.07, 0.02  # and where rows lie across sectors
 # From three rounds on neighbours' loads are no longer the same at the same time: bytes a cycle from L2 that a unit gets, and
 # part of the time that pairs of units take in one round (192x96, 256x96, 128x128 at 4608x4608x2048: 45 alone, 54 in pairs).
-_LONG, _APART_FROM, _LONG_PAIRED = 51.0, 3, 0.8
+_LONG, _APART_FROM, _LONG_PAIRED = 51.0, 3, 0.82
 _LONG_LINES, _LONG_SECTORS = 1.1, 1.5  # of rows across lines, across sectors
 _WAITING = 28.0  # cycles for 128 bytes of k, where a stage is free only when all blocks of a cluster have used it
 _CROWDED = 0.25  # power of the part of the units that load, by which each has less
@@ -39,21 +40,22 @@ _OUTSIDE_LONG, _FELT_LONG = 25.0, 0.3  # over several rounds; what is felt of th
 # What more the rows of boxes cost where k is outermost: of panels of 64, 32, 16 bytes; of rows across sectors.
 _NARROW, _OUTERMOST = {64: 1.53, 32: 2.25, 16: 3.5}, 1.13
 # What 128 bytes of a row take of L2 that begin in the middle of a line, at another sector, and so where k is outermost.
-_MIDDLE, _ACROSS, _ACROSS_OUTERMOST = 1.2, 1.48, 1.54
+_MIDDLE, _ACROSS, _ACROSS_OUTERMOST = 1.2, 1.48, 1.6
 _TALL = 1.6  # of tiles of more than 256 rows, which are two boxes: measured, not understood
 _SHARED_ROWS = 1.14, 1.02  # what neighbours share takes longer from memory: 128 bytes of a row a stage, 256 of them
 # Cycles more of clusters of 4 and 8 than of two: 128x72 tiles at 1000 cubed take 7.8 us in clusters of 2 x 2, 7.3 of
 # 2 x 4.  Where neighbours share the larger operand: 192x104 at 10000x200x1000 take 10.9 in 2 x 1, 11.1 in 2 x 2 and 2 x 4.
-_TOGETHER, _TOGETHER_NEAR = 2000, 300
-# Cycles more for an element of a tile that leaves: through shared memory, in whole vectors or not; of a turned one, and its
-# sums; of moved sums; in rows that TMA cannot store.
-_STAGED, _STAGED_APART, _TURNED, _TURNED_SUMS, _MOVED_SUMS, _APART = 0.055, 0.3, 0.28, 0.25, 0.54, 0.12
+_TOGETHER, _TOGETHER_NEAR = 400, 300
+# Cycles more for an element of a tile that leaves: through shared memory, in whole vectors or not; of a turned one, by
+# stmatrix and without; of sums whose tiles are turned or moved; in rows that TMA cannot store.
+_STAGED, _STAGED_APART, _BY_MATRICES, _TURNED, _SUMS, _APART = 0.03, 0.2, 0.02, 0.28, 0.05, 0.12
 # Cycles of each round but the last, part of a tile's stores that a round adds, what they cost in rows across sectors.
-_ROUND, _STORED, _STORED_ACROSS = 875, 0.67, 1.57
+_ROUND, _STORED, _STORED_ACROSS = 800, 0.65, 1.6
 # Of what a tile costs beside its loop, where one group computes 64 rows, 128: what each round but the first adds.
 _LONE, _LONE_TALL = 0.5, 0.75
 _MOVED = 1.06  # loads of tiles that are moved
-_ALIKE = 1.01  # prices that are not told apart
+_TURNED_LONG = 1.02  # turned tiles in several rounds (22 of them at 17 shapes; not understood)
+_ALIKE, _ALIKE_ONCE = 1.01, 1.005  # prices that are not told apart; of one round
 _WARM, _KEPT = 1.78, 0.7  # how much faster what L2 keeps is there again, up to what part of it
 
 
@@ -77,7 +79,8 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
 def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float, float]:
     """(seconds, seconds if memory were free).  across: the tile is turned, which p and t no longer say."""
     if t.turned:
-        return _price(chip, turned(p, t.staged), replace(t, turned=False), True)
+        found = _price(chip, turned(p, t.staged), replace(t, turned=False), True)
+        return found if chip.kind != "wgmma" or _once(chip, p, t) else (found[0] * _TURNED_LONG, found[1] * _TURNED_LONG)
     size = p.bits / 8
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     depth = ceil(ceil(p.k / t.bk) / t.parts)  # stages of a block
@@ -133,7 +136,9 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
         moved *= _SHARED_ROWS[t.bk * size > 128]
     if t.parts > 1:
         more += chip.start + p.batch * p.m * p.n * (4 * t.parts + p.out_bits / 8) / (1.5 * chip.memory)
-    return max(own, moved) + more, own + more
+    if chip.kind != "wgmma":
+        return max(own, moved) + more, own + more
+    return (own**_BOTH + moved**_BOTH) ** (1 / _BOTH) + more, own + more
 
 
 def _stage(chip: Chip, t: Tile, rounds: int, matrix: float, load: float, depth: float) -> float:
@@ -148,20 +153,23 @@ def _stage(chip: Chip, t: Tile, rounds: int, matrix: float, load: float, depth: 
 
 def _leaving(chip: Chip, p: Problem, t: Tile, across: bool, out_bytes: float) -> float:
     """Cycles that an element of a tile takes to leave, beyond its bytes.  across: see _price."""
-    whole = (p.m if across else p.n) * out_bytes % 16 == 0
-    if t.staged or p.staged:
-        return _STAGED if whole or chip.kind != "wgmma" else _STAGED_APART
     if chip.kind != "wgmma":
-        return 0.0
+        return _STAGED if t.staged or p.staged else 0.0
+    whole, halves = (p.m if across else p.n) * out_bytes % 16 == 0, p.out_bits == 16
+    if t.parts > 1:
+        return _SUMS if across or t.moved else 0.0 if whole else _APART
+    if t.moved or across and p.staged and not halves:
+        return _STAGED if whole else _STAGED_APART
     if across:
-        return _TURNED_SUMS if t.parts > 1 else _TURNED
-    return _MOVED_SUMS if t.parts > 1 and t.moved else 0.0 if whole else _APART
+        return (_BY_MATRICES if whole else _APART) if halves else _TURNED
+    return 0.0 if whole else _APART
 
 
 def _stored(chip: Chip, p: Problem, t: Tile, across: bool, out_bytes: float) -> float:
     """What more a tile's stores cost whose rows do not start at multiples of a sector."""
     apart = chip.kind == "wgmma" and (p.m if across else p.n) * out_bytes % SECTOR
-    direct = p.staged or t.staged or not across and t.parts == 1 and (p.m if across else p.n) * out_bytes % 16 == 0
+    direct = t.staged or t.parts == 1 and (p.staged or (not across or p.out_bits == 16) and (
+        p.m if across else p.n) * out_bytes % 16 == 0)
     return _STORED_ACROSS if apart and direct else 1.0
 
 
@@ -205,10 +213,13 @@ def _long(seconds: float) -> float:
     return min(1.0, max(0.0, (seconds - 4e-5) / 6e-5))
 
 
-def _loads(p: Problem, t: Tile, spans: tuple[int, ...], rows: int, columns: int) -> tuple[Load, Load]:
-    """A stage's loads of so many rows of A and columns of B; the tiles of a row of a cluster load A once, of a column B."""
+def _loads(p: Problem, t: Tile, spans: tuple[int, ...], rows: int, columns: int, form: bool = False) -> tuple[Load, Load]:
+    """A stage's loads of so many rows of A and columns of B; the tiles of a row of a cluster load A once, of a column B.
+
+    form: with what k outermost costs, which prices have from _boxes and _lines.
+    """
     row = t.bk * p.bits / 8
-    return Load(rows * row, p.a_rows, spans[0]), Load(columns * row, p.b_rows, spans[1])
+    return (Load(rows * row, p.a_rows, spans[0], p.a_k or not form), Load(columns * row, p.b_rows, spans[1], p.b_k or not form))
 
 
 def _clusters(chip: Chip, p: Problem, t: Tile, matrix: float) -> tuple[int, ...]:
@@ -219,7 +230,7 @@ def _clusters(chip: Chip, p: Problem, t: Tile, matrix: float) -> tuple[int, ...]
     grid = ceil(p.n / t.bn), ceil(p.m / t.bm), p.batch * t.parts
     depth, one_round = ceil(ceil(p.k / t.bk) / t.parts), prod(grid) <= chip.units
     for spans, count in (((2, 1, 1), grid[0]), ((1, 2, 1), grid[1])):
-        loads = _loads(p, t, spans, t.bm, t.loaded)
+        loads = _loads(p, t, spans, t.bm, t.loaded, True)
         if (pays_in_one_round(loads, matrix, depth) if one_round else pays_for_many(loads, matrix)) and (
                 pairs(count, prod(grid) // count, chip.units)) and (prod(found) == 1 or loads[1].cost > loads[0].cost):
             found = spans
@@ -227,7 +238,7 @@ def _clusters(chip: Chip, p: Problem, t: Tile, matrix: float) -> tuple[int, ...]
         return found
 
     def saved(spans: tuple[int, ...]) -> float:
-        return saved_in_one_round(_loads(p, t, spans, t.bm, t.loaded), matrix, depth, prod(spans))
+        return saved_in_one_round(_loads(p, t, spans, t.bm, t.loaded, True), matrix, depth, prod(spans))
 
     return larger_in_one_round(grid, (True, True, False), saved, chip.units, found)
 
@@ -251,11 +262,12 @@ def _load(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...], busy: float) 
     if chip.kind != "wgmma":
         return (a + b) / rate
     a, b = a * _lines(p.a_k, loads[0]), b * _lines(p.b_k, loads[1])
-    columns, rows = ceil(p.n / t.bn), ceil(p.m / t.bm)
+    columns, rows, drift = ceil(p.n / t.bn), ceil(p.m / t.bm), 1.0
     if columns * rows * p.batch * t.parts <= chip.units:
         across = p.a_rows % SECTOR or p.b_rows % SECTOR
-        rate /= 1 + (_DRIFT_ACROSS if across else _DRIFT) * log2(max(1.0, p.k / t.parts * p.bits / 16384))
-    own, near = _OWN / busy**0.5, side_by_side(chip, p, t.bm, t.bn, t.parts)
+        drift += (_DRIFT_ACROSS if across else _DRIFT) * log2(max(1.0, p.k / t.parts * p.bits / 16384))
+        rate /= drift
+    own, near = _OWN / busy**0.5 / drift, side_by_side(chip, p, t.bm, t.bn, t.parts)
     ask = max(1.0, columns / spans[0]), max(1.0, rows / spans[1])  # units or clusters that ask for a tile of A, of B
     alone = a / (rate if near == "a" and ask[0] > 1 else min(rate, own * ask[0] ** (1 / 3)))
     alone += b / (rate if near == "b" and ask[1] > 1 else min(rate, own * ask[1] ** (1 / 3)))
@@ -263,7 +275,7 @@ def _load(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...], busy: float) 
     if prod(spans) == 1:
         return alone if rounds < _APART_FROM else max(alone, sum(
             x.size * (_LONG_SECTORS if x.row % SECTOR else _LONG_LINES if x.row % LINE else 1.0) for x in loads) / _LONG)
-    return max(alone, paired_cycles(loads, 0, prod(spans)) * (_LONG_PAIRED if rounds > 1 else 1.0))
+    return max(alone, paired_cycles(loads, 0, prod(spans), rounds == 1) * (_LONG_PAIRED if rounds > 1 else 1.0))
 
 
 def _lines(k_inner: bool, load: Load) -> float:
@@ -313,11 +325,17 @@ def _memory(chip: Chip, p: Problem, t: Tile) -> float:
     return out + (once if once < chip.cache / 2 else max(once, waves * min(wave, once)))
 
 
+def _once(chip: Chip, p: Problem, t: Tile) -> bool:
+    """Whether there is a unit for each tile."""
+    down, across = (p.n, p.m) if t.turned else (p.m, p.n)
+    return chip.kind == "wgmma" and ceil(down / t.bm) * ceil(across / t.bn) * p.batch * t.parts <= chip.units
+
+
 @lru_cache(maxsize=1024)
 def choose_tile(chip: Chip, p: Problem) -> Tile:
-    """Of the candidates within 1 % of the cheapest the one that moves the fewest bytes a product; where memory is what
-    limits, the one whose own work takes the least.  Of equals the one of shorter stages, then one that is moved, which
-    loads no zeros, then the one of more warp groups (128x96 of two 6.5 us, of one 6.7 at 495x2971x720).
+    """Of the candidates within 1 % of the cheapest, half of that in one round, the one that moves the fewest bytes a product;
+    where memory is what limits, the one whose own work takes the least.  Of equals the one of shorter stages, then one that
+    is moved, which loads no zeros, then the one of more warp groups (128x96 of two 6.5 us, of one 6.7 at 495x2971x720).
 
     Raises ValueError where no tile fits (column_block).
     """
@@ -325,8 +343,9 @@ def choose_tile(chip: Chip, p: Problem) -> Tile:
     if not priced:
         raise ValueError(f"no tile of {chip.kind} suits {p}")
     best, own, _ = min(priced, key=lambda x: x[:2])
-    near = [(t.parts, x if own < best else (t.bm + t.bn) / (t.bm * t.bn), t.bk, not t.moved, -t.threads, seconds, k)
-            for k, (seconds, x, t) in enumerate(priced) if seconds <= _ALIKE * best]
+    memory = best > own * 2 ** (1 / _BOTH)  # is what takes longer
+    near = [(t.parts, x if memory else (t.bm + t.bn) / (t.bm * t.bn), t.bk, not t.moved, -t.threads, seconds, k)
+            for k, (seconds, x, t) in enumerate(priced) if seconds <= (_ALIKE_ONCE if _once(chip, p, t) else _ALIKE) * best]
     seconds, _, t = priced[min(near)[-1]]
     return replace(by_rows(chip, p, t), seconds=seconds)
 

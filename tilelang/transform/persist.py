@@ -41,7 +41,7 @@ class Work:
     extent: Expr
     block_vars: tuple[Var, ...]
     cycles: float = 0  # of the matrix unit, an iteration; 0 where unknown
-    starts: tuple[int, ...] = ()  # for each load: rows of its source start at multiples of so many bytes
+    rows: tuple[tuple[int, bool], ...] = ()  # of each load's source: see pairing.rows_of
     padded: bool = False
 
 
@@ -193,8 +193,8 @@ def _larger(launch: Launch, work: Work, blocks: int, found: tuple[int, ...] | st
         return found
 
     def saved(spans: tuple[int, ...]) -> float:
-        loads = tuple(Load(b, start, prod(n for v, n in zip(launch.block_vars, spans) if not _names(at, v)))
-                      for (b, at), start in zip(work.loads, work.starts))
+        loads = tuple(Load(b, start, prod(n for v, n in zip(launch.block_vars, spans) if not _names(at, v)), inner)
+                      for (b, at), (start, inner) in zip(work.loads, work.rows))
         return saved_in_one_round(loads, work.cycles, int(steps.value), prod(spans))
 
     shared = tuple(v not in free_vars(work.extent) and not all(_names(at, v) for _, at in work.loads)
@@ -217,7 +217,7 @@ def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, t
         if asked == 1 or not isinstance(n, Const) or v in free_vars(work.extent) or n.value % 2 and not (
                 total and blocks and work.padded and pairs(n.value, total // n.value, blocks)):
             continue
-        loads = tuple(Load(b, start, not _names(at, v)) for (b, at), start in zip(work.loads, work.starts))
+        loads = tuple(Load(b, start, not _names(at, v), inner) for (b, at), (start, inner) in zip(work.loads, work.rows))
         saved = sum(x.cost for x in loads if x.saved)
         if asked is None and not pays(work, loads):
             continue

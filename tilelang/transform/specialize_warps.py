@@ -39,7 +39,7 @@ from .effects import acts, effects, expr_effects, hangs_on_threads, is_sync
 from .hopper import hopper, placed_in_kernel
 from .liveness import has_views
 from .outer_loops import Around, Counted, inner_loops
-from .pairing import row_start
+from .pairing import rows_of
 from .pass_ import TILE, PassContext, pass_
 from .persist import Tiles, Work, plan_tiles
 from .pipeline_emit import rename
@@ -240,9 +240,9 @@ class _Roles:
         rest = [x.stmt for i, x in enumerate(self.body.items) if i not in loaded]
         # What other work takes is not known: it may hide any load.
         cycles = sum(wgmma_cycles(x) for x in rest) if all(isinstance(x, Gemm) for x in rest) else 0
+        rows = tuple(rows_of(op, at, self.loop.var) for op, (_, at) in zip(copies, loads))
         got = plan_tiles(self.launch, Work(tuple(loads), _inlined(convert(self.loop.extent), self.values),
-                                           self.launch.block_vars, cycles, tuple(map(row_start, copies)),
-                                           padded),
+                                           self.launch.block_vars, cycles, rows, padded),
                          self.cx, self._alone())
         self.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
         return None if isinstance(got, str) else got
