@@ -90,6 +90,44 @@ def test_scales_bias_and_integers():
     assert not products_agree(300, "int8", False, *i8, (-1, -2))(x, low)
 
 
+def test_torch_tensors_have_the_same_bounds():
+    torch = pytest.importorskip("torch")
+
+    def tensor(x, element=None):
+        y = torch.from_numpy(np.ascontiguousarray(x).astype(np.float32))
+        return y if element is None else y.to(getattr(torch, element))
+
+    f8 = ml_dtypes.float8_e4m3fn
+    a, b = normal((200, 300), f8), normal((300, 136), f8, 1)
+    x = tensor(results(a.astype(np.float32), b.astype(np.float32), np.float32, 2))
+    ta, tb = tensor(a, "float8_e4m3fn"), tensor(b, "float8_e4m3fn")
+    one = torch.tensor([1.0])
+    assert products_agree(300, "fp8", True, ta, tb, (-1, -2), None, (one, one))(x, x * (1 + 1e-4))
+    sa, sb = torch.ones(200, 3), torch.ones(2, 3)
+    sa[5] = 1e3
+    for stored, along in ((tb, (-1, -2)), (tb.t().contiguous(), (-1, -1))):
+        blocks = products_agree(300, "fp8", True, ta, stored, along, None, (sa, sb), True)
+        y = x.clone()
+        y[5] += 10
+        assert blocks(x, y)
+        y[6] += 10
+        assert not blocks(x, y)
+    groups = normal((3, 64, 40), seed=1)
+    groups[2] *= 100
+    left = normal((24, 64))
+    x = tensor(results(left.astype(np.float32), groups[2].astype(np.float32), np.float32, 2))
+    agree = products_agree(64, "half", False, tensor(left, "float16"), tensor(groups, "float16"), (-1, -2), tensor(np.ones(40)))
+    assert agree(x, x + 1e-3) and not agree(x, x + 10)
+    q, k, v = (tensor(normal((1, 40, 2, 64), seed=s), "bfloat16") for s in range(3))
+    v[0, 3] = float("nan")
+    out, logs = q * 0.1, torch.zeros(1, 2, 40)
+    agree = attention_agrees(q, k, v, 0.125, 40)
+    assert agree((out, logs), (out, logs + 1e-5)) and not agree((out, logs), (out + 1, logs))
+    assert not agree((out, logs), (out, logs + 1)) and agree((out, logs - torch.inf), (out, logs - torch.inf))
+    i8 = [t.to(torch.int8) for t in (x, x)]
+    assert within(i8[0], i8[1], None) and not within(i8[0], i8[1] + 1, None)
+
+
 def test_groups_have_the_bound_of_the_largest():
     a, b = normal((24, 64)), normal((3, 64, 40), seed=1)
     b[2] *= 100

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tilelang.library import flash_attention, flash_decode, matmul, tuning
+from tilelang.library import flash_attention, flash_decode, grouped_matmul, matmul, matmul_choices, tuning
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -55,6 +55,35 @@ def _place(x):
 
     place = Place.of(x, None, None)
     return place.target, place.backend
+
+
+def bytes8(*shape, seed=0):
+    return normal(*shape, seed=seed, dtype=torch.float32).to(torch.float8_e4m3fn)
+
+
+FORMS = {
+    "float8 in two levels": lambda t: matmul(bytes8(200, 640), bytes8(136, 640, seed=1), transpose_b=True, tune=t),
+    "float8 by blocks": lambda t: matmul(bytes8(200, 640), bytes8(136, 640, seed=1), transpose_b=True, tune=t,
+                                         scale_a=torch.full((200, 5), 0.5).cuda(), scale_b=torch.ones(2, 5).cuda()),
+    "bytes": lambda t: matmul((normal(200, 336) * 40).to(torch.int8), (normal(336, 136, seed=1) * 40).to(torch.int8), tune=t),
+    "float32": lambda t: matmul(normal(200, 336, dtype=torch.float32), normal(336, 136, seed=1, dtype=torch.float32), tune=t),
+    "a batch": lambda t: matmul(normal(3, 200, 336), normal(3, 336, 136, seed=1), bias=normal(136), activation="silu", tune=t),
+    "groups": lambda t: grouped_matmul(normal(300, 256), normal(4, 256, 136, seed=1),
+                                       torch.tensor([100, 0, 57, 90], dtype=torch.int32).cuda(), tune=t),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form, tuner, monkeypatch):
+    """Candidates of all types agree with the model's choice by the bounds of their types."""
+    every = matmul_choices.choices
+    monkeypatch.setattr(matmul_choices, "choices", lambda r: every(r)[:5])
+    counts = []
+    race = tuning.race
+    monkeypatch.setattr(tuning, "race", lambda measure, count: counts.append(count) or race(measure, count))
+    got, want = (FORMS[form](t).double() for t in (True, False))
+    assert (got - want).abs().max() <= 2.0**-7 * want.abs().max() and len(tuner.found) == 1
+    assert counts and counts[0] >= 3
 
 
 def test_attention(tuner):

@@ -254,7 +254,7 @@ def at_home(like: Any) -> Iterator[None]:
         yield
         return
     torch = sys.modules["torch"]
-    with torch.no_grad(), torch.cuda.device(like.device if like.device.type == "cuda" else -1):
+    with torch.no_grad(), torch.cuda.device(like.device) if like.device.type == "cuda" else nullcontext():
         yield
 
 
