@@ -39,24 +39,32 @@ def asked(m, n, k, tb=False, target=SM90, kind="half", types=HALF, **more):
     return Request(f, kind, operand(a, "a", False), operand(b, "b", tb), False, Place(target, None))
 
 
-KINDS = {
-    "408x1240x10584 NT": (dict(tb=True), ("parts", "turned")), "680x4000x1720 NN": ({}, ("moved", "turned")),
-    "4384x2232x2824 NN": ({}, ("cut", "turned")), "15212x74x2692 NT": (dict(tb=True), ("copied", "plain")),
-    "2x4097x4097 NT": (dict(tb=True), ("copied", "plain")), "1x4097x4097 NN": ({}, ("vector", "copied")),
-    "1000x1000x1000 sm_80": (dict(target=SM80), ("plain",))}
+SHAPES = {  # and what there is to choose for whatever the prices are
+    "408x1240x10584 NT": (dict(tb=True), ()), "680x4000x1720 NN": ({}, ()), "4384x2232x2824 NN": ({}, ()),
+    "15212x74x2692 NT": (dict(tb=True), ("copied", "plain")), "2x4097x4097 NT": (dict(tb=True), ("copied", "plain")),
+    "1x4097x4097 NN": ({}, ("vector", "copied", "plain")), "1000x1000x1000 sm_80": (dict(target=SM80), ("plain",))}
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_the_models_choice_and_others_of_each_kind(name):
-    options, has = KINDS[name]
+def kinds_of(names):
+    return {k for n in names for k in (*n, *n.get("tile", {}))} | {"plain" for n in names if set(n) == {"tile"}}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_models_choice_and_others(name):
+    options, has = SHAPES[name]
     r = asked(*map(int, name.split()[0].split("x")), **options)
     found = choices(r)
     names = [config(c) for c in found]
     assert 3 <= len(found) <= tuning.MOST and names[0] == config(chosen(r))
     assert len({str(n) for n in names}) == len(names) and json.loads(json.dumps(names)) == names
-    kinds = {k for n in names for k in (*n, *n.get("tile", {}))} | {"plain" for n in names if set(n) == {"tile"}}
-    assert set(has) <= kinds
-    assert choices(r, 4) == found[:4]
+    assert set(has) <= kinds_of(names) and choices(r, 4) == found[:4]
+
+
+def test_each_kind_is_thought_of():
+    """Where prices are near: tiles of parts of k, turned, moved and wide ones, products cut in two."""
+    names = [config(c) for name in list(SHAPES)[:3] for c in choices(asked(*map(int, name.split()[0].split("x")),
+                                                                             **SHAPES[name][0]))]
+    assert {"parts", "turned", "moved", "staged", "wide", "cut"} <= kinds_of(names)
 
 
 def test_tiles_are_by_price_and_of_many_kinds():

@@ -36,7 +36,7 @@ from .arrays import is_numpy
 MOST = 12  # candidates of a call, the model's among them
 SURE = 0.98  # of the model's time: what is less faster than that is noise
 # (runs a turn, how much slower than the fastest what stays in may be); then turns of _RUNS that decide
-_HEATS = ((5, 1.3), (8, 1.1), (8, 1.04))
+_HEATS = ((1, 2.0), (5, 1.3), (8, 1.1), (8, 1.04))
 _TURNS, _RUNS = 5, 16
 _TURN_MS = 20.0  # what the runs of a candidate may take in a turn
 _PATIENCE = 1.0  # seconds until progress is shown
