@@ -165,7 +165,7 @@ class Tuner:
         entry = None if env.is_autotune_cache_disabled() else self.disk.load(key)
         name = json.dumps(entry.meta.get("config"), sort_keys=True) if entry is not None else None
         if name is not None and name not in names:
-            logger.warning("tuning: the kept choice %s is none any more: it is found anew", name)
+            logger.info("tuning: the kept choice %s is none any more: it is found anew", name)
             self.disk.remove(key)
             return None
         return name
