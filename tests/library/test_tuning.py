@@ -13,6 +13,7 @@ from tilelang.library import opt_in, tuning
 from tilelang.log import logger
 from tilelang.runtime.cache import DiskCache
 from tilelang.target import Target
+from tilelang.transform.scope import PassContext, current_config, plan_only
 
 CPU = Target("cpu")
 
@@ -132,7 +133,9 @@ def test_other_keys_and_devices_are_tuned_anew(disk, monkeypatch):
     monkeypatch.setattr(tuning, "compiler_stamp", lambda: "another text of the package")
     tuner.choose(task(("model", "other")))
     tuner.choose(replace(task(("model", "other")), target=Target("cuda")))
-    assert len(tuner.found) == 5
+    with PassContext(config={"tl.enable_fast_math": True}):
+        tuner.choose(task(("model", "other")))
+    assert len(tuner.found) == 6
 
 
 def test_damaged_and_old_entries_are_found_anew(disk, lines):
@@ -246,15 +249,18 @@ def test_progress_is_shown_where_somebody_looks(monkeypatch):
 
 
 def test_candidates_are_compiled_in_threads_and_counted():
-    steps = []
-    names = [threading.current_thread().name]
+    """With the caller's pass configs; all but the model's as they are planned or not at all."""
+    steps, names, seen = [], [threading.current_thread().name], {}
 
-    def make():
+    def make(k):
         names.append(threading.current_thread().name)
+        seen[k] = plan_only(), current_config()
         return lambda out: None
 
-    found = tuning.compiled([tuning.Candidate({"k": k}, make, k) for k in range(3)], lambda: steps.append(1))
+    with PassContext(config={"tl.enable_fast_math": True}):
+        found = tuning.compiled([tuning.Candidate({"k": k}, lambda k=k: make(k), k) for k in range(3)], lambda: steps.append(1))
     assert len(found) == 3 and len(steps) == 3 and names[0] not in names[1:]
+    assert seen == {k: (k > 0, {"tl.enable_fast_math": True}) for k in range(3)}
 
 
 def test_at_home_leaves_arrays_alone():

@@ -29,7 +29,7 @@ from tilelang.runtime import cuda_driver
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
-from tilelang.transform.scope import as_planned
+from tilelang.transform.scope import PassContext, as_planned, current_config
 
 from .arrays import is_numpy
 
@@ -153,7 +153,8 @@ class Tuner:
         if len(candidates) == 1:
             return candidates[0]
         names = {c.name: c for c in candidates}
-        key = digest(["library", task.key, task.backend, _machine(task.like, task.target), compiler_stamp()])
+        configs = {str(k): v for k, v in current_config().items()}
+        key = digest(["library", task.key, task.backend, configs, _machine(task.like, task.target), compiler_stamp()])
         if key not in self.found:
             with self._lock:
                 if key not in self.found:
@@ -233,11 +234,13 @@ class Tuner:
 
 
 def compiled(candidates: Sequence[Candidate], step: Callable[[], None]) -> list[Run | None]:
-    """What runs each candidate, None for one that does not compile as it is planned; in threads."""
+    """What runs each candidate, None for one that does not compile as it is planned; in threads, with the pass configs that
+    hold here."""
+    configs = current_config()
 
     def job(c: Candidate) -> Run | None:
         try:
-            with nullcontext() if c is candidates[0] else as_planned():
+            with PassContext(config=configs), nullcontext() if c is candidates[0] else as_planned():
                 return c.make()
         except Exception as e:
             logger.debug("tuning: %s does not compile: %s", c.name, _line(e))
