@@ -136,7 +136,7 @@ def test_threads_return_in_a_loop_and_exchange_values_in_a_branch():
     f = tile_program({"A": ((32,), "int32")}, """
         A[tx] = tx
         if tx < 8:
-            A[tx] = T.call('shfl_xor', 'int32', A[tx], 1, attrs=(('mask', '0xff'),))
+            A[tx] = T.call('shfl_xor', 'int32', A[tx], 1, T.uint32(255))
         for k in T.serial(4):
             A[tx] = A[tx] + 100
             if tx < k:

@@ -173,8 +173,9 @@ def leaves_early():
         with T.Kernel(4, 4, threads=128) as (bx, by):
             As, Bs = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
             Cf = T.alloc_fragment((64, 64), "float32")
-            if bx >= n:
-                T.thread_return()
+            if by > 0:  # where it returns is no block's other way
+                if bx >= n:
+                    T.thread_return()
             T.clear(Cf)
             for k in T.Pipelined(4, num_stages=2):
                 T.copy(A[by * 64, k * 64], As)
@@ -364,3 +365,23 @@ def test_pages_read_from_a_table(pages):
     rows = (table[:, None] * 64 + np.arange(64)).ravel()
     want = (q.astype(np.float64) @ k[rows].T.astype(np.float64) * 0.125) @ v[rows].astype(np.float64)
     assert np.array_equal(got.outputs["O"], want)
+
+
+def test_blocks_that_return_early_have_roles():
+    @T.prim_func
+    def main(A: T.Tensor((256, 256), "float16"), B: T.Tensor((256, 256), "float16"), C: T.Tensor((256, 256), "float16"),
+             n: T.int32):
+        with T.Kernel(4, 4, threads=128) as (bx, by):
+            if bx >= n:
+                T.thread_return()
+            As, Bs = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            Cf = T.alloc_fragment((64, 64), "float32")
+            T.clear(Cf)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A[by * 64, k * 64], As)
+                T.copy(B[k * 64, bx * 64], Bs)
+                T.gemm(As, Bs, Cf)
+            T.copy(Cf, C[by * 64, bx * 64])
+
+    launch = launch_of(main)
+    assert "tma_load" in ops(launch) and "thread_return" not in ops(launch) and "ordered: " in launch.attr("sync_report")

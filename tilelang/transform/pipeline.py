@@ -13,6 +13,7 @@ from tilelang.ir import replace as replaced
 
 from .aliasing import keep_order, overlapping
 from .ballot_masks import ballot_masks
+from .block_returns import block_returns
 from .check_collective import check_collective
 from .check_divisors import check_divisors
 from .check_hopper import check_hopper
@@ -58,6 +59,7 @@ log = logging.getLogger("tilelang.transform")
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
     settle_threads,  # before all that asks who gets where
+    block_returns,  # after it: it knows which branches there are; before all that asks who gets where or looks for roles
     group_branches,  # before all that looks for roles
     check_divisors,
     check_iterations,
