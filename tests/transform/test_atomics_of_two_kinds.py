@@ -354,3 +354,49 @@ def test_bodies_with_one_kind_stay_as_they_are():
     assert as_iterations(loops[0].body, inner, True, None) is inner
     both = as_iterations(seq(loops[0].body, loops[1].body), inner, False, None)
     assert isinstance(both, For) and both.body is inner and both.attr("independent") and both.attr("kept")
+
+
+def test_a_barrier_taken_away_beside_copies_by_tma():
+    """Programs that the model of the verifier follows."""
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), M: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=N):
+            a, low = T.alloc_shared((64, 64), "float32"), T.alloc_shared((64,), "float32")
+            T.fill(low, 100)
+            T.copy(A, a)
+            for i, j in T.Parallel(64, 64):
+                T.atomic_min(low[i], a[i, j])
+            for _i, j in T.Parallel(64, 64):
+                T.atomic_add(low[j], 1.0)
+            T.copy(low, M)
+
+    p = lowered(main, "sm_90a")
+    assert any(isinstance(x, Evaluate) and x.call.op == "sync_threads" for x in walk(p.host))
+    assert "tma_load" in text(main, "sm_90a") and check_launch(launch_of(p.host))[1] == []
+    body = text(main, "sm_90a")
+    assert between(body, "tl::atomic_min", "tl::atomic_add") == 1
+    kept = body[:body.index("tl::atomic_min")].count("__syncthreads()")
+    planted = without_barriers(p.host, but=kept)
+    (fault, *_) = check_launch(launch_of(planted))[1]
+    assert fault.exact and "`low`" in fault.message
+    with pytest.raises(TileLangError) as e:
+        run_device(planted, [np.ones((64, 64), np.float32), np.zeros(64, np.float32)])
+    assert e.value.kind == "sim-race" and "atomic add" in str(e.value)
+
+
+def test_an_atomic_store_needs_nothing_there_before_it():
+    @T.prim_func
+    def main(X: T.Tensor((3, N), "int32"), H: T.Tensor((3, 32), "int32")):
+        with T.Kernel(1, threads=N):
+            S = T.alloc_shared((32,), "int32")
+            for k in T.serial(3):
+                for i in T.Parallel(32):
+                    T.atomic_store(S[i], 0)
+                for i in T.Parallel(N):
+                    T.atomic_add(S[X[k, i] % 32], 1)
+                for i in T.Parallel(32):
+                    H[k, i] = T.atomic_load(S[31 - i])
+
+    x = np.arange(3 * N, dtype=np.int32).reshape(3, N) ** 2
+    got = everywhere(main, x)[1]
+    assert np.array_equal(got[:, ::-1], [np.bincount(r % 32, minlength=32) for r in x])

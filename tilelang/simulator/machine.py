@@ -400,7 +400,8 @@ class MachineCompiler(StmtCompiler):
         if shared and block.shared.pending.any():
             self.refuse_pending(block.shared, g, b, site)
         proxy = block.shared.proxy if shared else memory.proxy
-        if mode == "write":
+        atomic = self.sites[site].atomic
+        if mode == "write" or atomic is not None and atomic.family == "store":  # an atomic store needs nothing there before it
             if shared:
                 block.shared.owner[g] = self.slot(b.data)
             elif store.known is not None:
