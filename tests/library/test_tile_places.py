@@ -12,7 +12,10 @@ from tilelang.ir.expr import Call
 from tilelang.library import matmul
 from tilelang.library.matmul_kernels import Form, gemm
 from tilelang.library.split_kernels import gemm_split
-from tilelang.library.tiles import Problem, Tile, candidates, chip_of, choose_tile, price
+from tilelang.library.matmul_plan import Place, _kernel
+from tilelang.library.tile_facts import Cut
+from tilelang.library.tiles import (Problem, Tile, candidates, chip_of, choose_tile, finished, price, starts_soon,
+                                    without_wgmma)
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
@@ -153,6 +156,35 @@ def test_what_the_model_chooses():
     assert not chosen(1000, 1048, 328, "nt").moved  # too few steps to feel it
     small = replace(lined(200, 3000, 2048, "nt", may_move=True), kind="int8", bits=8, out_bits=32)
     assert all(t.bn % 16 == 0 for t in candidates(H200, small)) and any(t.moved for t in candidates(H200, small))
+
+
+def test_launches_that_start_soon():
+    """In clusters, short loops, few short rounds; not where loads of neighbours would come apart (H200, both ways timed)."""
+    for m, n, k, order in ((1000, 1000, 1000, "nt"), (1024, 1024, 1024, "nt"), (512, 512, 512, "nt"), (200, 10000, 1000, "nt"),
+                           (1000, 1048, 328, "nt"), (3192, 544, 528, "nn"), (6312, 1144, 224, "nn"), (216, 8056, 840, "nn")):
+        t = chosen(m, n, k, order)
+        assert t.soon and starts_soon(H200, lined(m, n, k, order), t)
+    assert not any(chosen(*s, "nt").soon for s in ((1024, 1024, 4096), (128, 4096, 14336), (4096, 4096, 4096)))
+    p, t = lined(1024, 1024, 1024, "nt"), Tile(64, 128, 64, 8, 128)
+    assert starts_soon(H200, p, t) and not starts_soon(H200, replace(p, open_rows=True), t)
+    assert not starts_soon(without_wgmma(H200), p, t) and not starts_soon(H200, replace(p, two_level=True), t)
+    assert finished(H200, p, t) == replace(t, soon=True)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_starts_soon_waits_before_it_touches_memory(parts):
+    """The library's own way to a kernel: the wait stands in front of every access, and lets the next one start."""
+    f = Form(96, 72, 512, ("float16", "float16", "float16", "float32"), Tile(64, 72, 64, 3, 128, parts, soon=True), tb=True)
+    for soon in (True, False):
+        kernel = _kernel.__wrapped__(replace(f, tile=replace(f.tile, soon=soon)), False, Place(SM90, None))
+        first = kernel.get_kernel_source().split("// ---- next")[0]
+        assert ("griddepcontrol.launch_dependents" in first) == soon == ("  tl::pdl_sync();" in first)
+        body = first[first.index("__global__"):]
+        if soon:
+            assert body.index("tl::pdl_sync()") < body.index("tl::pdl_trigger()") < body.index("tl::tma_load")
+    cut = replace(f, m=192, tile=replace(f.tile, parts=1), cut=Cut(0, 128, f.tile))
+    assert "griddepcontrol.wait" not in _kernel.__wrapped__(cut, False, Place(SM90, None)).get_kernel_source().split(
+        "// ---- next")[0]
 
 
 PRICES = {

@@ -17,8 +17,7 @@ from .arrays import zeros
 from .cut_tiles import cuts
 from .matmul_plan import Choice, Request, Route, chosen, grouped, problem_of, product, routes, sized, tiled
 from .operands import Operand
-from .tile_shapes import by_rows
-from .tiles import Chip, Problem, Tile, candidates, price
+from .tiles import Chip, Problem, Tile, candidates, finished, price
 from .tuning import MOST, Candidate, Task
 from .vectors import VectorForm
 
@@ -73,7 +72,7 @@ def _of_route(r: Request, route: Route, cut: int) -> Iterator[Choice]:
 def by_price(chip: Chip, p: Problem) -> list[Tile]:
     """Tiles that the machine can hold, the cheapest first, with what the model expects of them."""
     priced = sorted(((price(chip, p, t), k, t) for k, t in enumerate(candidates(chip, p))), key=lambda x: x[:2])
-    return [replace(by_rows(chip, p, t), seconds=s) for s, _, t in priced if s <= _FAR * priced[0][0]]
+    return [replace(finished(chip, p, t), seconds=s) for s, _, t in priced if s <= _FAR * priced[0][0]]
 
 
 def of_all_kinds(tiles: list[Tile]) -> Iterator[Tile]:
@@ -108,7 +107,7 @@ def config(c: Choice) -> dict[str, Any]:
 
 def _numbers(t: Tile) -> dict[str, int]:
     """The fields of a tile that are not as usual."""
-    plain = {"parts": 1, "turned": False, "moved": False, "staged": False, "wide": 0}
+    plain = {"parts": 1, "turned": False, "moved": False, "staged": False, "wide": 0, "soon": False}
     return {k: int(v) for k, v in asdict(t).items() if k != "seconds" and v != plain.get(k)}
 
 

@@ -75,7 +75,7 @@ class Tile:
     columns of the result and bn its rows, so few rows fill a tile: instructions have 64 x 8 n.
     moved: the last tiles lie inside the tensor and compute again what their neighbours do.  staged: results leave
     through shared memory: moved and turned ones in whole rows.  wide: columns of the right operand that a stage loads,
-    where more than bn.
+    where more than bn.  soon: the launch is set up while the one before it ends (tl.dependent_launch).
     """
 
     bm: int
@@ -90,6 +90,7 @@ class Tile:
     moved: bool = False
     staged: bool = False
     wide: int = 0
+    soon: bool = False
 
     @property
     def loaded(self) -> int:

@@ -56,6 +56,9 @@ _LONE, _LONE_TALL = 0.5, 0.75
 _MOVED = 1.06  # loads of tiles that are moved
 _TURNED_LONG = 1.02  # turned tiles in several rounds (22 of them at 17 shapes; not understood)
 _ALIKE, _ALIKE_ONCE = 1.01, 1.005  # prices that are not told apart; of one round
+# Iterations over 128 bytes of k of a unit's tiles, of one, up to which it may start soon; where rows lie across sectors, on
+# so many of the units (79 tiles of 128x208 at 10000x200x1000 13.9 us, then 16.4; 120 of 128x72 at 1000x1048x328 5.1, 4.4).
+_SOON, _SOON_ONCE, _NEARLY = 16, 40, 0.85
 _WARM, _KEPT = 1.78, 0.7  # how much faster what L2 keeps is there again, up to what part of it
 
 
@@ -331,24 +334,52 @@ def _once(chip: Chip, p: Problem, t: Tile) -> bool:
     return chip.kind == "wgmma" and ceil(down / t.bm) * ceil(across / t.bn) * p.batch * t.parts <= chip.units
 
 
+def finished(chip: Chip, p: Problem, t: Tile) -> Tile:
+    """The tile with what its size and place decide: the order in which blocks take them, whether they are set up soon."""
+    t = by_rows(chip, p, t)
+    return replace(t, soon=starts_soon(chip, p, t))
+
+
+def starts_soon(chip: Chip, p: Problem, t: Tile) -> bool:
+    """Whether a launch gains by being set up while the one before it ends, some 0.7 us of 2 to 15 (docs/performance.md).
+
+    Blocks then begin in the order in which units become free: those that wait for their neighbours anyway, or have little to
+    load, feel nothing of it; in long loops loads of neighbours come apart (128x4096x14336 by 64x64 34.7 us, then 41.4).
+    """
+    if chip.kind != "wgmma" or p.kind != "half" or p.two_level or p.open_rows:
+        return False
+    q = turned(p, t.staged) if t.turned else p
+    steps = ceil(ceil(q.k / t.bk) / t.parts) * t.bk * q.bits / 1024
+    if not _once(chip, p, t):
+        return ceil(ceil(q.m / t.bm) * ceil(q.n / t.bn) * q.batch * t.parts / chip.units) * steps <= _SOON
+    if prod(_clusters(chip, q, replace(t, turned=False), t.bk * q.bits / 256 * matrix_cycles(chip, q, t.bm, t.bn))) > 1:
+        return True
+    if q.a_rows % SECTOR or q.b_rows % SECTOR:
+        return steps <= _SOON and ceil(q.m / t.bm) * ceil(q.n / t.bn) * q.batch * t.parts >= _NEARLY * chip.units
+    return steps <= _SOON_ONCE
+
+
 @lru_cache(maxsize=1024)
 def choose_tile(chip: Chip, p: Problem) -> Tile:
-    """Of the candidates within 1 % of the cheapest, half of that in one round, the one that moves the fewest bytes a product;
-    where memory is what limits, the one whose own work takes the least.  Of equals the one of shorter stages, then one that
-    is moved, which loads no zeros, then the one of more warp groups (128x96 of two 6.5 us, of one 6.7 at 495x2971x720).
+    """Of the candidates within 1 % of the cheapest, half of that in one round, the one of the fewest parts, then the one that
+    moves the fewest bytes a product; where memory is what limits, the one whose own work takes the least.  Of equals the
+    one of shorter stages, then one that is moved, which loads no zeros, then the one of more warp groups (128x96 of two
+    6.5 us, of one 6.7 at 495x2971x720).
 
     Raises ValueError where no tile fits (column_block).
     """
     priced = [(*_price(chip, p, t), t) for t in candidates(chip, p)]
     if not priced:
         raise ValueError(f"no tile of {chip.kind} suits {p}")
-    best, own, _ = min(priced, key=lambda x: x[:2])
+    best, own, cheapest = min(priced, key=lambda x: x[:2])
+    parts = cheapest.parts
     memory = best > own * 2 ** (1 / _BOTH)  # is what takes longer
     near = [(t.parts, x if memory else (t.bm + t.bn) / (t.bm * t.bn), t.bk, not t.moved, -t.threads, seconds, k)
-            for k, (seconds, x, t) in enumerate(priced) if seconds <= (_ALIKE_ONCE if _once(chip, p, t) else _ALIKE) * best]
+            for k, (seconds, x, t) in enumerate(priced)
+            if seconds <= (_ALIKE_ONCE if t.parts == parts and _once(chip, p, t) else _ALIKE) * best]
     seconds, _, t = priced[min(near)[-1]]
-    return replace(by_rows(chip, p, t), seconds=seconds)
+    return replace(finished(chip, p, t), seconds=seconds)
 
 
-__all__ = ["Chip", "Problem", "Tile", "candidates", "chip_of", "choose_tile", "column_parts", "matrix_cycles", "price",
-           "shared_bytes", "turned", "without_wgmma"]
+__all__ = ["Chip", "Problem", "Tile", "candidates", "chip_of", "choose_tile", "column_parts", "finished", "matrix_cycles",
+           "price", "shared_bytes", "starts_soon", "turned", "without_wgmma"]
