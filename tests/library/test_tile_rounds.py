@@ -78,7 +78,7 @@ def test_tiles_offered_for_several_rounds():
     t = choose_tile(H200, lined(8496, 608, 3264, "nn"))
     assert t.turned and t.staged and t.bm == 128
     t = choose_tile(H200, lined(1920, 1080, 2048, "nn"))
-    assert (t.bm, t.bn, t.wide) == (192, 96, 128)
+    assert (t.bm, t.bn) == (192, 96) and (t.wide == 128 or t.turned and t.staged)  # 15.8 us, 16.2; others 16.5 and more
     assert choose_tile(H200, lined(14696, 6808, 224, "nt")).threads > 128  # 128x160 by one group took 129 us, 192x192 104
 
 
