@@ -250,6 +250,8 @@ class Point:
                 return f"(not {self.condition(depth - 1)})"
             return f"({self.condition(depth - 1)} {op} {self.condition(depth - 1)})"
         a = self.leaf()
+        if a.low == a.high:  # a number: Python would decide at once, and the value have the type of one side
+            a = Value(f"T.{a.dtype}({a.text})", a.dtype, a.low, a.high)
         if st.chance(0.15) and a.dtype == "int32":
             return f"({a.text} % 2 == {st.between(0, 1)})"
         if st.chance(0.15):

@@ -136,7 +136,7 @@ def parallel(st: State, s: Scope, dst: Buf | None = None, whole: bool = False) -
         body = _statements(st, p, dst, idx, st.pick([1, 2, 2, 3]))
     if not whole and st.chance(0.2):
         others = [b for b in writable(s, "shared", "fragment", "global") if id(b.root) not in p.written
-                  and not any(b.name + "[" in str(n) or _names(n, b) for n in body)]
+                  and not any(v.root is b.root and v.name + "[" in str(body) for v in s.buffers)]  # views have other names
         if others:
             second = st.pick(others)
             at = _also(st, second, vars)
@@ -147,12 +147,6 @@ def parallel(st: State, s: Scope, dst: Buf | None = None, whole: bool = False) -
                 p.features.add("parallel:two-stores")
     line, features = header(st, vars)
     return [node(line, body, None, *features, *sorted(p.features))]
-
-
-def _names(n: Node, b: Buf) -> bool:
-    """Whether the statement reads any buffer on b's storage (views have other names)."""
-    text = str(n)
-    return any(v.root is b.root and v.name + "[" in text for v in [b])
 
 
 def inner_sum(st: State, s: Scope) -> Nodes | None:

@@ -409,6 +409,13 @@ def test_literals_in_promotion():
         T.int32() & 0xFFFFFFFF
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_condition_known_when_traced_promotes_both_sides_too(known):
+    i, x = T.int32(), T.float16()
+    got = T.if_then_else(known, i, x)
+    assert got.dtype == "float16" == T.Select(i < 3, got, x).dtype
+
+
 def test_a_macro_that_changes_a_variable_may_end_a_block():
     @T.macro
     def bump(v: T.Ref):

@@ -174,6 +174,13 @@ def test_barrier_moves_before_a_branch():
     assert [is_sync(s) for s in out.body.body.stmts[2:]] == [False, True, False]
 
 
+def test_what_a_condition_reads_is_read_behind_the_barrier_in_front_of_its_branch():
+    """P's barrier moves in front of the branch; S, which the condition reads, is stored behind the branch."""
+    out = placed(block(lambda bx, tx: seq(put(H, tx, get(P, 63 - tx)), If(get(S, 63 - tx) > 0, put(P, tx, get(G, tx))),
+                                          put(S, tx, get(G, tx)))))
+    assert [is_sync(s) for s in out.body.body.stmts[2:]] == [False, True, False, True, False]
+
+
 def test_uniform_loop_in_a_divergent_branch_is_lifted():
     k = fresh("k")
     out = placed(block(lambda bx, tx: If(tx < 16, For(k, const(0), const(4), "serial", seq(

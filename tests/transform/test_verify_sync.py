@@ -240,6 +240,24 @@ def test_threads_that_compare_their_numbers_with_a_parameter(same, other, ordere
     assert (not faults) == ordered == text.startswith("ordered: "), text
 
 
+@pytest.mark.parametrize("ends, ordered", [(lambda n: T.min(n + 2, 32), True), (lambda n: T.max(n + 2, 32), False),
+                                           (lambda n: (n + 5) % 16 + 17, True), (lambda n: n % 64, False),
+                                           (lambda n: T.if_then_else(n > 3, T.min(n, 30) // 2, n & 15), True)])
+def test_threads_beyond_all_that_a_number_may_be_stay_out(ends, ordered):
+    """Of `tx < min(n, 32)` the threads from 32 on are no part, whatever n is."""
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32"), n: T.int32):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((64,), "int32")
+            tx = T.get_thread_binding()
+            if tx < ends(n):
+                S[tx] = tx
+            A[tx] = S[63 - tx % 32]
+
+    text, faults = check_launch(without(lowered(main.func), "sync_threads"))
+    assert (not faults) == ordered == text.startswith("ordered: "), text
+
+
 def test_a_part_of_a_fragment_at_a_run_time_index_is_copied_without_a_barrier():
     @T.prim_func
     def main(A: T.Tensor((2, 24, 8), "float32"), n: T.int32, p: T.int32, C: T.Tensor((24,), "float32")):

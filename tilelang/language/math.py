@@ -285,9 +285,9 @@ def Select_(cond: Any, a: Any, b: Any) -> Expr:
 
 
 def if_then_else(cond: Any, a: Any, b: Any) -> Expr:
-    """cond ? a : b; only the chosen side is evaluated (guards loads)."""
+    """cond ? a : b, promoted to one type; only the chosen side is evaluated (guards loads)."""
     a, b = (v.vector() if isinstance(v, BufferSlice) else v for v in (a, b))
-    return select(cond, a, b) if not isinstance(cond, bool) else convert(a if cond else b)
+    return select(cond, a, b)
 
 
 def Ramp_(base: Any, stride: Any, lanes: int) -> Ramp:

@@ -169,8 +169,11 @@ class _Flow:
             return state
         if isinstance(s, While):
             return self.while_loop(p, state)
+        leaf = is_leaf(p)
+        if not leaf:
+            state = self.hoist(p, state)  # in front of what p reads itself, which stays pending inside
         state = self.own(p, state)
-        if is_leaf(p):
+        if leaf:
             if isinstance(s, Break):
                 self.leaving[-1][0].append(state)
                 return {}
@@ -178,7 +181,6 @@ class _Flow:
                 self.leaving[-1][1].append(state)
                 return {}
             return _after_async(s, state)
-        state = self.hoist(p, state)
         if isinstance(s, If):
             outs = [self.flow(x, state) for x in p.inner]
             return _merged(*outs) if s.orelse is not None else _merged(state, *outs)

@@ -22,9 +22,10 @@ from tilelang.ir.visitor import children
 from tilelang.target.atomics import Atomic, Branch, Iterations, family
 
 from .sync_fault import SHARED, Fault
+from .verify_sync_limits import possible
 from .verify_sync_locals import Locals
 from .verify_sync_numbers import SAMPLES, Numbers
-from .verify_sync_shadow import AT_ONCE, Shadow, differ, held, made_of, mode_of, possible, slot_turns, widest_piece
+from .verify_sync_shadow import AT_ONCE, Shadow, differ, held, made_of, mode_of, slot_turns, widest_piece
 from .verify_sync_turns import has_unknown_loops, places_by
 
 BUDGET = 6000  # access evaluations; loops are cut short beyond

@@ -1,5 +1,5 @@
 """Who touched which piece of shared memory since the last block barrier, how large those pieces may be, and arithmetic
-on numbers and conditions of all threads at once."""
+on numbers of all threads at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Bind, Binary, Const, Expr, For, Launch, Load, Ramp, Store, Unary, Var, walk
+from tilelang.ir import Bind, Binary, Const, Expr, For, Launch, Load, Ramp, Store, Var, walk
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.visitor import children
 
@@ -169,22 +169,4 @@ def combined(op: str, a: Any, b: Any) -> Any:
     return None
 
 
-def possible(e: Expr, want: bool, value: Callable[[Expr], Any], bound: dict[Var, tuple[Any, Any]]) -> Any:
-    """The threads (a bool each, or one for all) for which a condition may have the truth value `want`.
-
-    value: a condition's value where it is known, else None.  bound: this function's results for False and True, of names.
-    """
-    known = value(e)
-    if known is not None:
-        return np.asarray(known, dtype=bool) == want
-    if isinstance(e, Var) and e in bound:
-        return bound[e][want]
-    if isinstance(e, Unary) and e.op == "not":
-        return possible(e.a, not want, value, bound)
-    if isinstance(e, Binary) and e.op in ("and", "or"):
-        a, b = (possible(x, want, value, bound) for x in (e.a, e.b))
-        return a & b if (e.op == "and") == want else a | b
-    return np.True_
-
-
-__all__ = ["AT_ONCE", "Shadow", "combined", "differ", "held", "made_of", "mode_of", "possible", "slot_turns", "widest_piece"]
+__all__ = ["AT_ONCE", "Shadow", "combined", "differ", "held", "made_of", "mode_of", "slot_turns", "widest_piece"]
