@@ -265,6 +265,7 @@ def test_jit_of_the_worked_program_on_both_interpreters():
         assert np.array_equal(np.asarray(make(128, 128, 192)(a, b)), product(a, b))
 
 
+@pytest.mark.spec("T.annotate_producer_reg_dealloc", "T.annotate_consumer_reg_alloc", "T.no_set_max_nreg", "L15:register-hints")
 @pytest.mark.parametrize("asked, sets", [((), ("<24, false>", "<240, true>")), ((40, 232), ("<40, false>", "<232, true>")),
                                          ((64, 240), ("<24, false>", "<240, true>")), (None, ())])
 def test_registers_of_the_roles_that_the_compiler_makes(asked, sets):

@@ -90,7 +90,7 @@ def test_a_tensor_over_the_storage_of_another():
     np.testing.assert_array_equal(z, x.reshape(16, 2))
 
 
-@pytest.mark.spec("L5:Buffer")
+@pytest.mark.spec("L5:Buffer", "T.Buffer")
 def test_a_buffer_over_a_part_of_the_storage():
     with pytest.warns(DeprecationWarning):
 

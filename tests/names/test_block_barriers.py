@@ -123,7 +123,7 @@ def test_threads_part_and_meet_at_named_barriers():
     assert np.array_equal(everywhere(f, ALL, on=WITH_HOPPER)[1], want)
 
 
-@pytest.mark.spec("T.sync_grid", "T.cluster_sync", "T.block_rank_in_cluster", "T.ClusterKernel")
+@pytest.mark.spec("T.sync_grid", "T.cluster_sync", "T.block_rank_in_cluster", "T.ClusterKernel", "L7:ClusterKernel")
 def test_clusters_whose_blocks_meet_all_blocks_of_the_grid():
     @T.prim_func
     def f(A: T.Tensor((4, 4), "int32"), O: T.Tensor((4, 4), "int32")):

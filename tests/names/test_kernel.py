@@ -246,7 +246,7 @@ def test_null_pointers():
 TWICE = "__device__ int twice(int x) { return 2 * x; }"
 
 
-@pytest.mark.spec("T.import_source")
+@pytest.mark.spec("T.import_source", "T.sblock_attr", "T.attr")
 @pytest.mark.spec("L18:raw-attributes", "L19:extern")
 def test_device_source_by_every_spelling():
     def program(spell):

@@ -218,6 +218,38 @@ def test_a_tensor_never_touched_may_be_none():
         fns["call"](f32(4), f32(3), None)
 
 
+class NoMemory:
+    """A one-dimensional float32 tensor of n elements whose data pointer is null."""
+
+    class Tensor(ctypes.Structure):
+        _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32),
+                    ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                    ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                    ("byte_offset", ctypes.c_uint64), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+    def __init__(self, n):
+        self.extents, self.steps = (ctypes.c_int64 * 1)(n), (ctypes.c_int64 * 1)(1)
+        self.tensor = self.Tensor(None, (ctypes.c_int32 * 2)(1, 0), 1, 2, 32, 1, self.extents, self.steps, 0, None, None)
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+    def __dlpack__(self, **_):
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return make(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+@pytest.mark.spec("R4:null")
+def test_a_tensor_without_memory():
+    m = Var("m", I64)
+    fns, seen = build(program(tensor("A", (m,))))
+    nothing, some = NoMemory(0), NoMemory(3)
+    refused(fns["call"], (f32(3),), (some,), "input A data pointer is NULL")
+    fns["call"](nothing)  # there is nothing to read
+    assert len(seen.calls) == 2
+
+
 @pytest.mark.spec("R4:offset", "R4:null")
 def test_misaligned_and_empty_data():
     m = Var("m", I64)

@@ -257,7 +257,8 @@ class _Printer:
             case _:
                 raise TypeError(f"no text for statement {type(s).__name__}")
 
-    def func(self, f: Func) -> None:
+    def _symbols(self, f: Func) -> None:
+        """Declarations of the symbols in shapes, strides and offsets of parameters."""
         defined = {id(p) for p in f.params}
         symbols: list[Var] = []
         for _, b in f.buffers:
@@ -267,9 +268,12 @@ class _Printer:
                         if isinstance(x, Var) and id(x) not in defined:
                             defined.add(id(x))
                             symbols.append(x)
-        params = ", ".join(f"{self.name(p)}: T.{_ctor(p.dtype)}" for p in f.params)
         for v in symbols:
             self.emit(f'{self.name(v)} = T.dynamic("{v.name}", "{v.dtype}")')
+
+    def func(self, f: Func) -> None:
+        params = ", ".join(f"{self.name(p)}: T.{_ctor(p.dtype)}" for p in f.params)
+        self._symbols(f)
         self.emit("@T.prim_func")
         self.emit(f"def {f.name}({params}):")
         self.depth += 1

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, seq, to_text, with_attrs
+from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, seq, with_attrs
 from tilelang.ir import dtype as DType
 from tilelang.ir import replace as replace_node
 
@@ -74,8 +74,10 @@ class PrimFunc:
         return PrimFunc(with_attrs(func, **frozen), self.orig_func, self.defaults)
 
     def script(self, show_meta: bool = False) -> str:
-        """The program as text."""
-        return to_text(self.func)
+        """The program as text, for its readers (`tilelang.ir.to_text` gives what parses back)."""
+        from tilelang.ir.script import to_script
+
+        return to_script(self.func)
 
     __str__ = script
 
