@@ -189,6 +189,32 @@ def test_reading_before_writing_warns(caplog):
     assert "`S` is read before it is written" in caplog.text
 
 
+@pytest.mark.parametrize("reads, warned", [("rows above", False), ("behind the first turn", False), ("in any turn", True)])
+def test_rows_that_the_first_turn_does_not_read_are_no_reason_to_warn(reads, warned, caplog):
+    @T.prim_func
+    def main(A: T.Tensor((8, 32), "float32")):
+        with T.Kernel(1, threads=32):
+            S = T.alloc_shared((8, 32), "float32")
+            for i in T.serial(8):
+                for j in T.Parallel(32):
+                    s = T.alloc_var("float32", init=0.0)
+                    if reads == "rows above":
+                        for k in T.serial(i):
+                            s += S[k, j]
+                    elif reads == "behind the first turn":
+                        if i > 0:
+                            s += S[i - 1, j]
+                    else:
+                        s += S[i, j]
+                    S[i, j] = A[i, j] - s
+            T.copy(S, A)
+
+    with caplog.at_level(logging.WARNING, logger="tilelang.transform"):
+        logging.getLogger("tilelang").propagate = True
+        legal(main)
+    assert ("`S` is read before it is written" in caplog.text) == warned
+
+
 def test_long_dimensions_are_indexed_in_64_bits():
     n = 3 * 2**30
 

@@ -36,6 +36,7 @@ _INSTEAD = (
     ("Cannot use and / or / not operator to Expr", "min, max, bool and sorted of Python need values while tracing: use "
      "T.min, T.max, T.if_then_else; `if` and `while` of a kernel function take run-time conditions"),
     ("bad operand type for abs()", "use T.abs"),
+    ("`**` is not defined", 'write T.pow(T.cast(x, "float32"), y); a T.const is a plain number behind the first T.Kernel'),
     ("a Python integer is needed here", "int, float, range bounds in comprehensions and the functions of math need values "
      "while tracing: use T.cast(x, dtype), or the function of that name in T, such as T.sqrt"),
     ("loop of ufunc", "NumPy's functions need values while tracing: use the function of that name in T, such as T.exp"),

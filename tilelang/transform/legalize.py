@@ -324,10 +324,24 @@ def warn_uninitialized(func: Func) -> None:
         passed_on and s.buffer.scope_name.startswith("shared"))}
     for e in effects(func.body):
         if e.storage in local and e.storage not in seen and e.buffer.scope_name in _PRIVATE:
-            seen.add(e.storage)
             if e.mode == "read" or e.mode == "readwrite" and isinstance(e.node, TileOp) and _accumulates(e.node):
+                if _later_turns(func.body, e):
+                    continue
                 place = getattr(e.node, "span", None)
                 log.warning("buffer `%s` is read before it is written%s", e.buffer.name, f" ({place})" if place else "")
+            seen.add(e.storage)
+
+
+def _later_turns(s: Stmt, e: Any) -> bool:
+    """Whether a read stands in a loop that writes the buffer too, under a condition or in a loop that its first turn may leave
+    out: rows above row i, of which row 0 has none."""
+    for outer in statements(s):
+        if isinstance(outer, (For, While)) and any(w.writes and w.storage == e.storage for w in effects(outer.body)):
+            for x in statements(outer.body):
+                if (isinstance(x, If) or isinstance(x, For) and not isinstance(x.extent, Const)) and any(
+                        n is e.node for n in walk(x)):
+                    return True
+    return False
 
 
 def _accumulates(op: TileOp) -> bool:
