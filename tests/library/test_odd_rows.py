@@ -118,7 +118,9 @@ def test_the_last_tile_of_rows_of_any_length_is_loaded_by_tma(tile, ta, tb, monk
     ((447, 2153, 4187), False, (True, True)), ((65, 127, 255), False, (True, True)), ((1001, 127, 301), False, (True, True)),
     ((17, 4097, 4097), True, (True, True)), ((1000, 1001, 1024), False, (False, True)),
     ((1000, 1001, 1024), True, (False, False)), ((3, 5, 7), True, (False, False)), ((500, 499, 67), False, (False, False)),
-    ((2, 4097, 4097), True, (True, True)), ((7, 1025, 513), True, (True, True)), ((65, 67, 69), True, (False, False))])
+    ((2, 4097, 4097), True, (True, True)), ((7, 1025, 513), True, (True, True)), ((65, 67, 69), True, (False, False)),
+    ((15212, 74, 2692), True, (False, False)), ((1028, 1028, 1028), True, (True, True)),  # rows of whole 8 bytes
+    ((5313, 520, 4228), True, (True, True)), ((8, 4100, 4100), True, (True, True))])
 def test_which_products_copy_their_operands(shape, tb, copied):
     """By the model: where copies of all odd rows and TMA take less than loads of their elements, as on an H200."""
     m, n, k = shape

@@ -35,6 +35,7 @@ _COPY_START, _COPY_RATE = 1.3e-6, 4.2e12
 # With loads of single elements: what the loop takes, of the time that the model has for whole ones, and the rest of such a
 # launch; what a step takes at least, of 32 of k, with nothing to hide it (50 shapes, 2 to 78 us: within a fifth mostly).
 _ELEMENTS, _LAUNCH, _STEP = 1.7, 0.3e-6, 0.49e-6
+_WORDS = 1.05  # with loads of 8 bytes, for what is 1.7 with those of 2 (ten shapes: 0.63 to 1.05)
 Plan = Callable[..., Any]
 
 
@@ -133,7 +134,8 @@ def _copies_pay(r: Request, few: Request, copied: Route, turned: bool) -> bool:
     tile = _formed(few, batch, rows).tile
     start = without_wgmma(chip).start
     steps = ceil(ceil(f.k / 32) / tile.parts)
-    return with_copies < max(_LAUNCH + _ELEMENTS * (tile.seconds - start),
+    words = all(x.row_start(dtype(f.types[0]).bytes) % 8 == 0 for x in (r.left, r.right))
+    return with_copies < max(_LAUNCH + (_WORDS if words else _ELEMENTS) * (tile.seconds - start),
                              start + steps * _STEP + (tile.parts > 1) * chip.start)
 
 
