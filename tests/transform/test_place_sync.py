@@ -71,6 +71,12 @@ def test_predicates_count():
     assert barriers(placed(f)) == 1
 
 
+def test_conditions_on_fractions_are_not_taken_for_whole_numbers():
+    """2.5 > 2 holds, and for all that is known here so may any comparison of floats."""
+    f = block(lambda bx, tx: seq(If(const(2.5, F32) > const(2.0, F32), put(S, tx, get(G, tx))), put(H, tx, get(S, 63 - tx))))
+    assert barriers(placed(f)) == 1
+
+
 def test_write_after_read():
     f = block(lambda bx, tx: seq(put(H, tx, get(S, 63 - tx)), put(S, tx, get(G, tx))))
     assert barriers(placed(f)) == 1

@@ -428,6 +428,8 @@ class _Evaluation:
         return mask
 
     def value(self, e: Expr) -> _Value:
+        if e.dtype.is_float:
+            raise _Unknown
         if isinstance(e, Const):
             return _Value(int(e.value))
         if isinstance(e, Var):
