@@ -290,3 +290,19 @@ def test_deep_nests_are_synchronised_in_time(monkeypatch):
     assert time.process_time() - begin < 60
     monkeypatch.setattr(importlib.import_module("tilelang.transform.place_sync"), "ROUNDS", 5)
     np.testing.assert_array_equal(everywhere(nest(3, 96), a, on=("tile", "simulator"))[0], want[0])
+
+
+def test_what_is_left_out_where_threads_run_apart_separates_nothing():
+    """The order in G is the threads' own affair in that loop; S still needs its barrier, in front of it."""
+    @T.prim_func
+    def main(X: T.Tensor((N,), "int32"), G: T.Tensor((N,), "int32"), O: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=N):
+            S, tx = T.alloc_shared((N,), "int32"), T.get_thread_binding()
+            S[tx] = X[tx]
+            for k in T.serial(X[tx]):
+                G[(tx + k) % N] = k
+                O[tx] = S[(tx + 1) % N]
+
+    launch = lower(main.func, Target({"kind": "cuda", "arch": "sm_80"}), {}).kernels[0].launch
+    order = [x for x in walk(launch) if isinstance(x, For) or isinstance(x, Evaluate) and is_sync(x)]
+    assert [isinstance(x, For) for x in order] == [False, True] and launch.attr("sync_report").startswith("ordered:")
