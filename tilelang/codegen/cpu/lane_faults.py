@@ -32,6 +32,13 @@ class LaneFaults:
 
     word: Var = field(default_factory=lambda: Var("lane_fault", dtype("handle")))
     texts: list[str] = field(default_factory=list)
+    nulls: dict[Var, int] = field(default_factory=dict)  # addresses that must not be null, and the numbers of the faults
+
+    def null_pointers(self, used: dict[Var, str]) -> None:
+        """used: address -> what is wrong where it is null."""
+        for v, text in used.items():
+            self.texts.append(text)
+            self.nulls[v] = len(self.texts)
 
     def code(self, e: Call, what: int, span: Any) -> int:
         """Number of a fault of a call."""

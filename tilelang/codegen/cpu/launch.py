@@ -46,6 +46,7 @@ from .actor_launch import GROUP_BYTES, ActorLaunch, shared_slots
 from .exprs import Bound, Expressions, Storage
 from .stmts import Statements, on_stack
 from .lane_faults import LaneFaults
+from .null_pointers import used_surely
 from .lanes import EXCHANGES
 from .masks import masked
 from .matrices import MATRIX_CALLS
@@ -224,10 +225,13 @@ def emit_launch(cx: Host, s: Launch) -> None:
     captured = _capture(cx, s)
     faults = LaneFaults()
     word = ""
-    if any(isinstance(n, Call) and n.op in (*EXCHANGES, *MATRIX_CALLS) for n in walk(s.body)):
+    pointers = [p for p in cx.func.params if p.dtype.is_handle and cx.func.buffer_of(p) is None]
+    nulls = {} if actors else used_surely(s, pointers)
+    if nulls or any(isinstance(n, Call) and n.op in (*EXCHANGES, *MATRIX_CALLS) for n in walk(s.body)):
         word = cx.f.alloca("i64", hint="lane_fault")
         cx.f.do(f"store i64 0, ptr {word}")
         captured.append(Captured(faults.word, "ptr", word))
+        faults.null_pointers(nulls)
     if actors:
         run = ActorLaunch(cx, s, name, slots, captured, faults)
         used_scratch = run.scratch
@@ -344,6 +348,9 @@ def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Sl
     body = Statements(f, cx.host, Analyzer(), threads, s.thread_vars, s.threads)
     body.faults = faults
     cx.open_block(body, s, names, captured, zip(places, slots))
+    for v in cx.func.params:
+        if v in faults.nulls:
+            body.not_null(v)
     body.stmt(s.body)
     if not f.ended:
         f.end("ret void")

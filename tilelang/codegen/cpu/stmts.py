@@ -232,9 +232,19 @@ class Statements(Expressions):
             self._bind_per_thread(s)
             return
         self.bind(s.var, s.value)
+        if s.var in self.faults.nulls:
+            self.not_null(s.var)
         if s.var.dtype.is_signed and s.var.dtype.lanes == 1 and s.value.dtype == s.var.dtype:
             lo, hi = self.analyzer.interval(s.value)
             self.analyzer = self.analyzer.bind(s.var, lo, hi)
+
+    def not_null(self, v: Var) -> None:
+        """The block ends where an address is null whose tensor is used, and the call fails."""
+        def leave() -> None:
+            self.f.do(f"store i64 {self.faults.nulls[v]}, ptr {self.value(self.faults.word)}")
+            self.f.end("ret void")
+
+        self.f.branch(self.f.let(f"icmp eq ptr {self.value(v)}, null"), leave)
 
     def _bind_per_thread(self, s: Bind) -> None:
         mt = memory_type(s.var.dtype, s.span)
