@@ -11,7 +11,8 @@ from tilelang.ir import Evaluate, For, If, Launch, const, rewrite, seq, walk
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.target.atomics import Atomic, Branch, Iterations, Role, commute, family, unordered
-from tilelang.transform.atomic_order import Update, as_iterations, must_be_placed
+from tilelang.transform.atomic_order import Update, as_iterations, in_order, must_be_placed, waits
+from tilelang.transform.divergence import Divergence
 from tilelang.transform.pipeline import lower
 from tilelang.transform.verify_sync import check_launch
 
@@ -336,15 +337,50 @@ def test_facts_about_atomics():
     assert not Atomic("load").misses_order(Atomic("store")) and Atomic("load").misses_order(add)
 
 
+def in_a_while_loop(waiting):
+    """Old values that are used in a while loop: one that all threads run alike, or one that each leaves by itself."""
+    @T.prim_func
+    def main(O: T.Tensor((32,), "int32"), X: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=N):
+            S, tx, k = T.alloc_shared((32,), "int32"), T.get_thread_binding(), T.alloc_var("int32", init=0)
+            T.fill(S, 3)
+            if waiting:
+                while k < X[tx]:
+                    k = T.atomic_add(S[tx % 32], 1, return_prev=True)
+                    T.atomic_max(S[(tx + 1) % 32], 2)
+            else:
+                while k < 3:
+                    for i in T.Parallel(32):
+                        O[i] = T.atomic_add(S[i], 1, return_prev=True)
+                    for i in T.Parallel(32):
+                        T.atomic_max(S[31 - i], 40)
+                    k += 1
+            T.copy(S, O)
+
+    return main
+
+
+def test_old_values_in_while_loops():
+    """Only threads that leave a loop one by one wait in it."""
+    body = text(in_a_while_loop(False))
+    assert between(body, "tl::atomic_add", "tl::atomic_max") == 1 and between(body, "while (", "tl::atomic_add") == 1
+    body = text(in_a_while_loop(True))
+    assert between(body, "while (", "tl::atomic_max") == 0 and "__syncthreads" in body
+
+
 class _Made:
-    def __init__(self, kind, used=False, waits=False):
-        self.update, self.span, self.conds = Update(kind, used, waits), None, ()
+    def __init__(self, kind, used=False):
+        self.update, self.span, self.conds, self.loops = Update(kind, used), None, (), ()
 
 
 def test_what_cannot_be_compiled_without_a_barrier():
-    assert must_be_placed(_Made("min"), _Made("add")) and must_be_placed(_Made("load", True), _Made("add"))
-    assert not must_be_placed(_Made("add", True), _Made("add")) and not must_be_placed(_Made("load", True, True), _Made("add"))
-    assert not must_be_placed(_Made("exchange", True), _Made("store"))
+    def must(a, b):
+        return must_be_placed(a, b, None)
+
+    assert must(_Made("min"), _Made("add")) and must(_Made("load", True), _Made("add"))
+    assert not must(_Made("add", True), _Made("add")) and not must(_Made("exchange", True), _Made("store"))
+    assert not waits(_Made("load", True), None)
+    assert in_order(_Made("add", True), _Made("add"), Divergence(launch_of(lowered(flags("own")).host)))
 
 
 def test_bodies_with_one_kind_stay_as_they_are():

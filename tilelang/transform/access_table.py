@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Launch, Load, Ramp, Select, Unary, Var, walk
+from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Launch, Load, Ramp, Select, Unary, Var, While, walk
 from tilelang.ir.expr import Call
 from tilelang.ir.record import entity, record, state
 from tilelang.ir.visitor import children
@@ -34,12 +34,14 @@ _NUMPY: dict[str, Any] = {
 
 @entity
 class Loop:
-    """A loop around an access.  var: None for while.  independent: its iterations are those of a parallel loop."""
+    """A loop around an access.  var: None for while.  independent: its iterations are those of a parallel loop.  turns: the
+    statement of a while loop."""
 
     var: Var | None
     start: Expr | None
     extent: Expr | None
     independent: bool = False
+    turns: While | None = None
     defined: set[Any] = field(default_factory=set)  # Vars defined inside
 
     @property

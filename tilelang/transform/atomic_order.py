@@ -22,25 +22,29 @@ if TYPE_CHECKING:
 
 @record
 class Update:
-    """An atomic operation.  used: something is made of its result.  waits: that in a while loop, which may go round until
-    other threads have changed the element."""
+    """An atomic operation.  used: something is made of its result."""
 
     family: str
     used: bool
-    waits: bool
 
 
-def update_of(c: Call, s: Stmt, in_while: bool) -> Update:
-    """What statement s does by an atomic call.  in_while: the innermost loop around it is one."""
-    used = not (isinstance(s, Evaluate) and s.call is c)
-    return Update(family(c.op), used, used and (in_while or isinstance(s, While)))
+def update_of(c: Call, s: Stmt) -> Update:
+    """What statement s does by an atomic call."""
+    return Update(family(c.op), not (isinstance(s, Evaluate) and s.call is c))
+
+
+def waits(a: Access, divergence: Divergence) -> bool:
+    """Whether an atomic access looks for what other threads do: its result is used in a while loop that threads leave one by
+    one."""
+    turns = a.loops[-1].turns if a.loops else None
+    return turns is not None and a.update is not None and a.update.used and divergence.left_one_by_one(turns)
 
 
 def in_order(a: Access, b: Access, divergence: Divergence) -> bool:
     """Whether two atomic accesses of different threads to one element keep their order, a before b in the program."""
     x, y = a.update, b.update
     assert x is not None and y is not None
-    if x.waits and any(map(divergence.divergent, a.conds)):
+    if any(map(divergence.divergent, a.conds)) and waits(a, divergence):
         return False  # threads that go past may be those that it waits for: a barrier before what they do would hold them up
     if not commute(x.family, y.family):
         return True
@@ -49,7 +53,7 @@ def in_order(a: Access, b: Access, divergence: Divergence) -> bool:
     return a is not b and (a.span is None or a.span != b.span)  # old values: other statements come before or after all of it
 
 
-def must_be_placed(a: Access, b: Access) -> bool:
+def must_be_placed(a: Access, b: Access, divergence: Divergence) -> bool:
     """Whether a program cannot be compiled where no barrier can stand between two accesses to shared memory that need one.
 
     Threads that run apart may synchronise by atomics themselves: loads, stores and exchanges among each other, old values, and
@@ -57,7 +61,9 @@ def must_be_placed(a: Access, b: Access) -> bool:
     x, y = a.update, b.update
     if x is None or y is None:
         return True
-    return not (commute(x.family, y.family) or x.waits or y.waits) and bool({x.family, y.family} & ARITHMETIC)
+    if commute(x.family, y.family) or not {x.family, y.family} & ARITHMETIC:
+        return False
+    return not (waits(a, divergence) or waits(b, divergence))
 
 
 def as_iterations(body: Stmt, inner: Stmt, repeated: bool, span: Any) -> Stmt:
@@ -85,4 +91,4 @@ def _has_order(calls: list[tuple[str, bool]], repeated: bool) -> bool:
     return not commute(first, first) or first != "load" and any(used for _, used in calls)
 
 
-__all__ = ["Update", "as_iterations", "in_order", "must_be_placed", "update_of"]
+__all__ = ["Update", "as_iterations", "in_order", "must_be_placed", "update_of", "waits"]

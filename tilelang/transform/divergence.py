@@ -108,6 +108,11 @@ class Divergence:
             if isinstance(c, Expr):
                 self.addresses(c)
 
+    def left_one_by_one(self, s: While) -> bool:
+        """Whether threads may go round a while loop a different number of times."""
+        leaves = [x.cond for x in walk(s.body) if isinstance(x, If) and any(isinstance(y, Break) for y in walk(x))]
+        return any(map(self.divergent, (s.cond, *leaves)))
+
     def leaves_early(self, s: Stmt, some: bool) -> bool:
         """Whether some threads may leave the loop around s, or its iteration, before the others."""
         match s:

@@ -239,7 +239,7 @@ class _Flow:
             for e, age in state.items():
                 if age is None and e.access.buffer.data is b.buffer.data and self.t.collide(e.access, b, e.how):
                     found = True
-                    p.for_shared |= b.is_shared and must_be_placed(e.access, b)
+                    p.for_shared |= b.is_shared and must_be_placed(e.access, b, self.t.divergence)
                     if p.for_shared or self.checking and not p.never:
                         return True
         return found and not p.never

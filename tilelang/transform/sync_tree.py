@@ -103,7 +103,7 @@ class TreeBuilder:
                     loop.defined.add(s.var)
                 p.inner = [self.place(s.body, (*loops, p.loop), conds)]
             case While():
-                p.loop = Loop(None, None, None)
+                p.loop = Loop(None, None, None, turns=s)
                 p.inner = [self.place(s.body, (*loops, p.loop), conds)]
             case If():
                 p.inner = [self.place(s.then, loops, (*conds, s.cond))]
@@ -118,7 +118,7 @@ class TreeBuilder:
         if b.scope_name not in _SHARED and e.storage not in self.watched or b.attr("ordered"):
             return None
         if e.storage in self.overlapping:  # wherever each of them lies
-            return Access(_ANYWHERE, e.reads, e.writes, _update(e, s, loops), None, 1, loops, conds, False,
+            return Access(_ANYWHERE, e.reads, e.writes, _update(e, s), None, 1, loops, conds, False,
                           getattr(e.node, "span", None))
         indices, width, lanes, is_async, signals = e.indices, 1, 32, False, None
         node = e.node
@@ -136,15 +136,15 @@ class TreeBuilder:
                 indices = None
         if indices is not None and any(i.dtype.lanes > 1 for i in indices[:-1]):
             indices = None
-        return Access(b, e.reads, e.writes, _update(e, s, loops), indices, width, loops, conds, is_async,
+        return Access(b, e.reads, e.writes, _update(e, s), indices, width, loops, conds, is_async,
                       getattr(node, "span", None), lanes, signals)
 
 
-def _update(e: Effect, s: Stmt, loops: tuple[Loop, ...]) -> Update | None:
+def _update(e: Effect, s: Stmt) -> Update | None:
     """What an atomic access by statement s does."""
     if e.mode != "atomic" or not isinstance(e.node, Call):
         return None
-    return update_of(e.node, s, bool(loops) and loops[-1].var is None)
+    return update_of(e.node, s)
 
 
 def _signalled(c: Call) -> Buffer | None:

@@ -21,6 +21,7 @@ from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.visitor import children
 from tilelang.target.atomics import Atomic, Branch, Iterations, family
 
+from .divergence import Divergence
 from .sync_fault import SHARED, Fault
 from .verify_sync_limits import possible
 from .verify_sync_locals import Locals
@@ -113,7 +114,7 @@ class _Follower(Numbers):
         self.sites: list[tuple[Any, bool, Atomic | None]] = []  # where, whether the address was known, what an atomic one does
         self.path: tuple[Branch | Iterations, ...] = ()
         self.parts = 0  # runs of branches and parallel loops
-        self.turning = False  # the innermost loop is a while loop
+        self.turning = False  # the innermost loop is a while loop that threads leave one by one
         self.open: list[tuple[Any, Any, int]] = []  # copies of the group not yet committed
         self.groups: list[list[tuple[Any, Any, int]]] = []
         self.independent = 0
@@ -211,7 +212,8 @@ class _Follower(Numbers):
 
     def while_loop(self, s: While, mask: Any) -> None:
         """As often as its condition holds where that is known, else three times."""
-        turning, self.turning = self.turning, True
+        self.divergence = self.divergence or Divergence(self.launch)
+        turning, self.turning = self.turning, self.divergence.left_one_by_one(s)
         self.turns(s, mask)
         self.turning = turning
 
