@@ -1,5 +1,6 @@
 """Shared fixtures: golden texts, a private cache, skipping of GPU tests where there is no GPU."""
 
+import gc
 import importlib.util
 import os
 import pathlib
@@ -78,6 +79,13 @@ def pytest_collection_modifyitems(config, items):
         # the process, and under xdist the other tests go on.
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(GPU_SECONDS, method="thread"))
+
+
+def pytest_collection_finish(session):
+    """Thousands of collected tests are there to stay: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5000, *gc.get_threshold()[1:])
 
 
 def pytest_configure(config):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import shutil
 import struct
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tilelang.target.tensor_map import tensor_maps_of
 from tilelang.target.wgmma import WGMMA_ROWS
 
 HEADER = Path(__file__).with_name("host_cuda.h")
+COMPILE = ("g++", "-O1", "-std=c++17", "-mf16c", "-fno-strict-aliasing", "-ffp-contract=off", "-w", "-fPIC")
 _C_TYPES = {"int32": "int", "int64": "long long", "uint32": "unsigned", "float32": "float", "float64": "double",
             "bool": "bool"}
 _WORD = re.compile(r"\w+")
@@ -39,11 +42,25 @@ def _host_sections(text: str) -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2]))
 
 
+def _parts() -> list[str]:
+    """host_cuda.h: the machine that every kernel runs on, and what stands for sections of the prelude."""
+    return HEADER.read_text().split("// ==== sections", 1)
+
+
+@functools.cache
+def _machine() -> tempfile.TemporaryDirectory[str]:
+    """A folder with machine.h, compiled once a process: its headers take longer than a kernel."""
+    folder = tempfile.TemporaryDirectory(prefix="host_cuda")
+    file = Path(folder.name) / "machine.h"
+    file.write_text(_parts()[0])
+    subprocess.run([*COMPILE, "-x", "c++-header", str(file)], check=True)
+    return folder
+
+
 def host_source(kernel: Any) -> str:
     """A C++ file with the kernel's printed text and an entry `run`."""
     device = print_kernel(kernel)
-    header = HEADER.read_text()
-    machine, replaced = header.split("// ==== sections", 1)
+    replaced = _parts()[1]
     table = {n: s.text for n, s in sections().items()} | _host_sections(replaced)
     text = device[device.index('extern "C" __global__'):].replace("extern __shared__ ", "extern ", 1)
     wanted, todo = set(), set(_WORD.findall(device.split("namespace tl {")[0] + text)) | set(_used_operators(device))
@@ -62,7 +79,7 @@ def host_source(kernel: Any) -> str:
     args = ", ".join([_argument(p, i) for i, p in enumerate(kernel.params)] + [
         f"*(tl::tensor_map*)a[{len(kernel.params) + i}]" for i in range(len(tensor_maps_of(kernel.launch)))])
     return "\n".join([
-        machine, "typedef __half half_t; typedef __nv_bfloat16 bfloat16_t;", "#define TL_DEVICE static inline",
+        '#include "machine.h"', "typedef __half half_t; typedef __nv_bfloat16 bfloat16_t;", "#define TL_DEVICE static inline",
         "namespace tl {", *(table[n] for n in order if n in wanted), rows, "}", text,
         f"static void call(void** a) {{ {kernel.name}({args}); }}",
         'extern "C" int run(void** a, const int* grid, const int* block) { return launch(call, a, grid, block); }', ""])
@@ -140,8 +157,7 @@ def run_on_host(kernel: Any, values: dict[str, Any], grid: tuple[int, ...], fold
     file = folder / f"{kernel.name}.cpp"
     file.write_text(host_source(kernel))
     library = file.with_suffix(".so")
-    subprocess.run(["g++", "-O1", "-std=c++17", "-mf16c", "-fno-strict-aliasing", "-ffp-contract=off", "-w", "-shared",
-                    "-fPIC", "-o", str(library), str(file)], check=True)
+    subprocess.run([*COMPILE, "-shared", "-I", _machine().name, "-o", str(library), str(file)], check=True)
     cells = [values[p.name].ctypes.data if isinstance(p, Buffer)
              else ctypes.addressof(_keep(np.array([values[p.name]], str(p.dtype)), values, p.name))
              for p in kernel.params]

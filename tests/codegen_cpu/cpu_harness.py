@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from completed import completed
 
 from tilelang import ops  # noqa: F401 - registers the tile ops that the text names
 from tilelang.codegen.cpu import CpuProgram, HostCpu, compile_tile
-from tilelang.ir import Buffer, Func, Var, numpy_dtype, parse
+from tilelang.ir import Buffer, Func, Var, numpy_dtype
 from tilelang.runtime.cpu_engine import cpu_engine
 
 _C = {"i1": ctypes.c_bool, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
@@ -75,33 +74,4 @@ def _shape(b: Buffer, func: Func, args: list[Any], scalars: dict[Var, Any]) -> t
     return tuple(d if isinstance(d, int) else known[d] for d in b.shape)
 
 
-def tile_program(tensors: dict[str, tuple[tuple, str]], body: str, *, grid: str = "1", threads: Any = 32,
-                 scalars: str = "", symbols: str = "", attrs: str = "", launch_attrs: str = "",
-                 before: str = "") -> Func:
-    """A function with tensor parameters {name: (shape, dtype)} and one kernel, from text.
-
-    body: statements of the kernel, using bx, by as many as grid has extents, and tx, ty, tz.  before: host statements.
-    """
-    threads = (threads, 1, 1) if isinstance(threads, int) else threads
-    params = ", ".join([f"{n}_handle: T.handle" for n in tensors] + [s for s in [scalars] if s])
-    lines = [f'{s} = T.dynamic("{s}", "int32")' for s in symbols.split()]
-    lines += ["@T.prim_func", f"def main({params}):"]
-    for n, (shape, dt) in tensors.items():
-        dims = ", ".join(str(d) if isinstance(d, int) else f"T.expr({d})" for d in shape)
-        lines.append(f'    {n} = T.match_buffer({n}_handle, "{n}", ({dims},), "{dt}", scope="global", data="{n}_p")')
-    if attrs:
-        lines.append(f"    T.func_attr(attrs=({attrs},))")
-    lines += [textwrap.indent(textwrap.dedent(before).strip("\n"), "    ")] if before else []
-    names = ", ".join([*("bx", "by", "bz")[:grid.count(",") + 1], "tx", "ty", "tz"])
-    more = f", attrs=({launch_attrs},)" if launch_attrs else ""
-    lines.append(f"    with T.Kernel({grid}, threads={threads}{more}) as ({names}):")
-    lines.append(textwrap.indent(textwrap.dedent(body).strip("\n"), "        "))
-    return parse("\n".join(lines) + "\n")
-
-
-def alloc(name: str, shape: tuple[int, ...], dt: str, scope: str) -> str:
-    """An allocation line."""
-    return f'{name} = T.alloc("{name}", {shape}, "{dt}", scope="{scope}", data="{name}_p")'
-
-
-__all__ = ["Compiled", "CpuProgram", "alloc", "run_cpu", "tile_program"]
+__all__ = ["Compiled", "CpuProgram", "run_cpu"]

@@ -3,7 +3,8 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from cpu_harness import Compiled, alloc, run_cpu, tile_program
+from cpu_harness import Compiled, run_cpu
+from kernel_text import alloc, program
 
 from tilelang.errors import TileLangError
 from tilelang.simulator import run_tile
@@ -24,7 +25,7 @@ def same(f, args, **kw):
 
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 70, 1000])
 def test_vector_add_with_a_run_time_length(n):
-    f = tile_program({k: (("n",), "float32") for k in "ABC"}, """
+    f = program({k: (("n",), "float32") for k in "ABC"}, """
         for i, in T.Parallel(32):
             C[bx * 32 + i] = A[bx * 32 + i] + B[bx * 32 + i]
     """, grid="(n + 31) // 32", symbols="n")
@@ -36,7 +37,7 @@ def test_vector_add_with_a_run_time_length(n):
 
 @pytest.mark.parametrize("dt", ["float16", "bfloat16", "float32", "int8", "int32"])
 def test_elementwise_rounds_in_its_own_type(dt):
-    f = tile_program({k: ((37, 21), dt) for k in "XYZ"}, """
+    f = program({k: ((37, 21), dt) for k in "XYZ"}, """
         for i, j in T.Parallel(16, 16):
             Z[by * 16 + i, bx * 16 + j] = X[by * 16 + i, bx * 16 + j] * Y[by * 16 + i, bx * 16 + j] \\
                 + T.max(X[by * 16 + i, bx * 16 + j], Y[by * 16 + i, bx * 16 + j])
@@ -50,7 +51,7 @@ def test_elementwise_rounds_in_its_own_type(dt):
 
 
 def test_columns_do_not_spill_into_the_next_row():
-    f = tile_program({"A": ((3, 5), "int32"), "B": ((3, 5), "int32")}, """
+    f = program({"A": ((3, 5), "int32"), "B": ((3, 5), "int32")}, """
         for i, j in T.Parallel(4, 8):
             B[i, j] = A[i, j - 1] + 1
     """)
@@ -60,7 +61,7 @@ def test_columns_do_not_spill_into_the_next_row():
 @pytest.mark.parametrize("m, n", [(64, 64), (70, 52), (1, 200)])
 @pytest.mark.parametrize("dt", ["float32", "float16", "int8"])
 def test_copy_and_transpose_through_shared_memory(m, n, dt):
-    f = tile_program({"A": ((m, n), dt), "B": ((n, m), dt), "C": ((m, n), dt)}, f"""
+    f = program({"A": ((m, n), dt), "B": ((n, m), dt), "C": ((m, n), dt)}, f"""
         {alloc("S", (32, 32), dt, "shared.dyn")}
         {alloc("R", (32, 32), dt, "shared.dyn")}
         T.copy(src=T.region(A[by * 32, bx * 32], 32, 32), dst=T.region(S[0, 0], 32, 32))
@@ -74,7 +75,7 @@ def test_copy_and_transpose_through_shared_memory(m, n, dt):
 
 
 def test_copies_from_outside_give_the_safe_value_per_dimension():
-    f = tile_program({"A": ((3, 5), "float32"), "B": ((8, 8), "float32")}, f"""
+    f = program({"A": ((3, 5), "float32"), "B": ((8, 8), "float32")}, f"""
         {alloc("S", (8, 8), "float32", "shared.dyn")}
         T.copy(src=T.region(A[-2, -1], 8, 8), dst=T.region(S[0, 0], 8, 8))
         T.copy(src=T.region(S[0, 0], 8, 8), dst=T.region(B[0, 0], 8, 8))
@@ -91,7 +92,7 @@ def test_copies_from_outside_give_the_safe_value_per_dimension():
 def test_reduce(kind, dim, clear):
     shape = (5, 37)
     rest = shape[1 - dim]
-    f = tile_program({"A": (shape, "float32"), "B": ((rest,), "float32")}, f"""
+    f = program({"A": (shape, "float32"), "B": ((rest,), "float32")}, f"""
         {alloc("x", shape, "float32", "local.fragment")}
         {alloc("r", (rest,), "float32", "local.fragment")}
         T.copy(src=T.region(A[0, 0], 5, 37), dst=T.region(x[0, 0], 5, 37))
@@ -109,7 +110,7 @@ def test_reduce(kind, dim, clear):
 
 
 def test_reductions_ignore_nan_unless_asked():
-    f = tile_program({"A": ((2, 40), "float16"), "B": ((2,), "float16"), "C": ((2,), "float16")}, f"""
+    f = program({"A": ((2, 40), "float16"), "B": ((2,), "float16"), "C": ((2,), "float16")}, f"""
         {alloc("x", (2, 40), "float16", "local.fragment")}
         {alloc("r", (2,), "float16", "local.fragment")}
         T.copy(src=T.region(A[0, 0], 2, 40), dst=T.region(x[0, 0], 2, 40))
@@ -128,7 +129,7 @@ def test_reductions_ignore_nan_unless_asked():
 
 @pytest.mark.parametrize("m, n", [(16, 64), (37, 100), (3, 129)])
 def test_softmax(m, n):
-    f = tile_program({"X": ((m, n), "float16"), "Y": ((m, n), "float16")}, f"""
+    f = program({"X": ((m, n), "float16"), "Y": ((m, n), "float16")}, f"""
         {alloc("x", (4, n), "float32", "local.fragment")}
         {alloc("mx", (4,), "float32", "local.fragment")}
         {alloc("s", (4,), "float32", "local.fragment")}
@@ -150,7 +151,7 @@ def test_softmax(m, n):
 
 
 def test_atomic_tile_adds_once_and_blocks_do_not_lose_updates():
-    f = tile_program({"C": ((20, 30), "float32"), "H": ((2,), "float16")}, f"""
+    f = program({"C": ((20, 30), "float32"), "H": ((2,), "float16")}, f"""
         {alloc("F", (16, 16), "float32", "local.fragment")}
         T.fill(dst=T.region(F[0, 0], 16, 16), value=1.0)
         T.atomic(dst=T.region(C[8, 16], 16, 16), value=T.region(F[0, 0], 16, 16), kind="add")
@@ -164,7 +165,7 @@ def test_atomic_tile_adds_once_and_blocks_do_not_lose_updates():
 
 
 def test_host_assertion_stops_the_call_before_any_launch():
-    f = tile_program({"A": (("n",), "int32")}, "A[0] = 1", symbols="n",
+    f = program({"A": (("n",), "int32")}, "A[0] = 1", symbols="n",
                      before="T.Assert(n > 2, 'n must be above 2', 'assert')")
     a = np.zeros(3, np.int32)
     Compiled(f)(a)
@@ -176,7 +177,7 @@ def test_host_assertion_stops_the_call_before_any_launch():
 
 
 def test_break_out_of_parallel_is_refused():
-    f = tile_program({"A": ((8,), "int32")}, """
+    f = program({"A": ((8,), "int32")}, """
         for i, in T.Parallel(8):
             if A[i] > 0:
                 break
@@ -186,7 +187,7 @@ def test_break_out_of_parallel_is_refused():
 
 
 def test_a_bound_atomic_happens_once():
-    f = tile_program({"N": ((1,), "int32"), "A": ((4,), "int32")}, """
+    f = program({"N": ((1,), "int32"), "A": ((4,), "int32")}, """
         for i, in T.Parallel(4):
             old: T.int32 = T.call("atomic_add", "int32", T.address_of(N[0]), 1)
             A[old] = old + 10
@@ -196,7 +197,7 @@ def test_a_bound_atomic_happens_once():
 
 
 def test_an_index_computed_by_a_hash_wraps_as_its_type_does():
-    f = tile_program({"A": ((16,), "int32"), "B": ((64,), "int32")}, """
+    f = program({"A": ((16,), "int32"), "B": ((64,), "int32")}, """
         for i, in T.Parallel(64):
             B[i] = A[(i * 1103515245 + 12345) % 16] + A[T.max(i * 1103515245, 0) // 400000000]
     """)
@@ -209,7 +210,7 @@ def test_an_index_computed_by_a_hash_wraps_as_its_type_does():
 
 def test_the_text_does_not_depend_on_the_run():
     def text():
-        return Compiled(tile_program({"A": (("n", 8), "float16"), "B": (("n", 8), "float32")}, """
+        return Compiled(program({"A": (("n", 8), "float16"), "B": (("n", 8), "float32")}, """
             for i, j in T.Parallel(16, 8):
                 B[bx * 16 + i, j] = T.call("exp", "float32", T.cast(A[bx * 16 + i, j], "float32"))
         """, grid="(n + 15) // 16", symbols="n")).program.llvm_ir

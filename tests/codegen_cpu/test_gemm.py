@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from cpu_harness import Compiled, alloc, run_cpu, tile_program
+from cpu_harness import Compiled, run_cpu
+from kernel_text import alloc, program
 
 from tilelang.codegen.cpu.gemm import blocking
 from tilelang.codegen.cpu.host import describe, host_cpu
@@ -20,7 +21,7 @@ HOSTS = {"here": host_cpu(), "avx2": describe("x", AVX2, "", True), "sse": descr
 def one_gemm(m, n, k, ta=False, tb=False, dt="float32", acc="float32", clear="False"):
     """C += op(A) @ op(B) on one tile."""
     sa, sb = (k, m) if ta else (m, k), (n, k) if tb else (k, n)
-    return tile_program({"A": (sa, dt), "B": (sb, dt), "C": ((m, n), acc)}, f"""
+    return program({"A": (sa, dt), "B": (sb, dt), "C": ((m, n), acc)}, f"""
         {alloc("As", sa, dt, "shared.dyn")}
         {alloc("Bs", sb, dt, "shared.dyn")}
         {alloc("Cf", (m, n), acc, "local.fragment")}
@@ -113,7 +114,7 @@ def test_clearing_the_accumulator_ignores_what_was_there():
 
 
 def test_versions_of_a_shared_operand_and_a_run_time_clear():
-    f = tile_program({"A": ((4, 16, 8), "float32"), "B": ((4, 8, 32), "float32"), "C": ((16, 32), "float32")}, f"""
+    f = program({"A": ((4, 16, 8), "float32"), "B": ((4, 8, 32), "float32"), "C": ((16, 32), "float32")}, f"""
         {alloc("As", (2, 16, 8), "float32", "shared.dyn")}
         {alloc("Bs", (2, 8, 32), "float32", "shared.dyn")}
         {alloc("Cf", (16, 32), "float32", "local.fragment")}

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from cpu_harness import alloc, run_cpu, tile_program
+from cpu_harness import run_cpu
+from kernel_text import alloc, program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ def test_copies_clip_each_dimension(d):
     at = [f"{a_at[0]} + bx" if d["by_block"] else a_at[0], *a_at[1:]]
     tensors = {"A": (("n", *a_shape[1:]) if d["dynamic"] else tuple(a_shape), d["src"]),
                "B": (tuple(b_shape), d["dst"]), "D": ((2, *e), d["dst"])}
-    f = tile_program(tensors, f"""
+    f = program(tensors, f"""
         {alloc("S", tuple(e), d["dst"], d["scope"])}
         T.copy(src={region("A", at, d["source"])}, dst={region("S", zero, e)})
         T.copy(src={region("S", zero, e)}, dst={region("D", ["bx", *zero], [1, *e])})
@@ -90,7 +91,7 @@ def test_reductions_and_scans_over_any_dimension(d):
             del out[dim]
     more = f"clear={d['clear']}, nan_propagate=False" if d["op"] == "reduce" else f"reverse={d['reverse']}"
     zx, zr = [0] * len(e), [0] * len(out)
-    f = tile_program({"A": (tuple(e), d["src"]), "B": (tuple(out), d["dst"])}, f"""
+    f = program({"A": (tuple(e), d["src"]), "B": (tuple(out), d["dst"])}, f"""
         {alloc("x", tuple(e), d["src"], "local.fragment")}
         {alloc("r", tuple(out), d["dst"], "local.fragment")}
         T.copy(src={region("A", zx, e)}, dst={region("x", zx, e)})

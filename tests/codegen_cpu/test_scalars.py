@@ -3,7 +3,8 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from cpu_harness import run_cpu, tile_program
+from cpu_harness import run_cpu
+from kernel_text import program
 
 from tilelang.errors import TileLangError
 from tilelang.ir import dtype, numpy_dtype
@@ -15,7 +16,7 @@ FLOATS = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnu
 def elementwise(expr, x_type, y_type, n=4096, z_type=None):
     """Y = expr(X[i], Z[i])."""
     tensors = {"X": ((n,), x_type), "Z": ((n,), z_type or x_type), "Y": ((n,), y_type)}
-    return tile_program(tensors, f"""
+    return program(tensors, f"""
         for i, in T.Parallel(256):
             Y[bx * 256 + i] = {expr}
     """, grid=str(n // 256))

@@ -7,7 +7,8 @@ import threading
 
 import numpy as np
 import pytest
-from cpu_harness import Compiled, alloc, run_cpu, tile_program
+from cpu_harness import Compiled, run_cpu
+from kernel_text import alloc, program
 
 import tilelang.language as T
 from tilelang.errors import TileLangError
@@ -26,7 +27,7 @@ def agrees(f, args):
 @pytest.mark.spec("T.address_of")
 @pytest.mark.spec("L6:alloc_local")
 def test_private_memory_has_a_copy_per_thread():
-    f = tile_program({"A": ((64,), "int32"), "N": ((1,), "int32")}, f"""
+    f = program({"A": ((64,), "int32"), "N": ((1,), "int32")}, f"""
         {alloc("r", (2,), "int32", "local")}
         r[0] = tx * 2
         r[1] = r[0] + 1
@@ -38,7 +39,7 @@ def test_private_memory_has_a_copy_per_thread():
 
 
 def test_a_named_value_that_differs_between_threads():
-    f = tile_program({"A": ((64,), "int32")}, """
+    f = program({"A": ((64,), "int32")}, """
         i: T.int32 = (tx * 2) % 64 + tx // 32
         A[i] = tx
     """, grid="1", threads=64)
@@ -46,12 +47,12 @@ def test_a_named_value_that_differs_between_threads():
 
 
 def test_three_dimensional_thread_index():
-    f = tile_program({"A": ((2, 3, 4), "int32")}, "A[tz, ty, tx] = tx + ty * 10 + tz * 100", threads=(4, 3, 2))
+    f = program({"A": ((2, 3, 4), "int32")}, "A[tz, ty, tx] = tx + ty * 10 + tz * 100", threads=(4, 3, 2))
     agrees(f, [np.zeros((2, 3, 4), np.int32)])
 
 
 def test_shared_memory_written_by_one_thread_is_seen_by_another():
-    f = tile_program({"A": ((64,), "int32")}, f"""
+    f = program({"A": ((64,), "int32")}, f"""
         {alloc("S", (64,), "int32", "shared.dyn")}
         S[tx] = tx * 3
         T.evaluate(T.call("sync_threads", "int32"))
@@ -61,7 +62,7 @@ def test_shared_memory_written_by_one_thread_is_seen_by_another():
 
 
 def test_loops_whose_length_depends_on_the_thread():
-    f = tile_program({"A": ((32,), "int32"), "B": ((32,), "int32")}, f"""
+    f = program({"A": ((32,), "int32"), "B": ((32,), "int32")}, f"""
         {alloc("v", (1,), "int32", "local.var")}
         while v[0] * v[0] < tx:
             v[0] = v[0] + 1
@@ -77,14 +78,14 @@ def test_loops_whose_length_depends_on_the_thread():
 @pytest.mark.parametrize("op, operand, width", [("shfl_xor", 7, 8), ("shfl_up", 3, 32), ("shfl_down", 5, 16),
                                                 ("shfl_idx", 6, 8)])
 def test_shuffles(op, operand, width):
-    f = tile_program({"A": ((64,), "int32")}, f"""
+    f = program({"A": ((64,), "int32")}, f"""
         A[tx] = T.call("{op}", "int32", tx * 5, {operand}, attrs=(("width", T.py({width})),))
     """, threads=64)
     agrees(f, [np.zeros(64, np.int32)])
 
 
 def test_a_warp_sum_by_shuffles():
-    f = tile_program({"X": ((32,), "float32"), "Y": ((32,), "float32")}, f"""
+    f = program({"X": ((32,), "float32"), "Y": ((32,), "float32")}, f"""
         {alloc("v", (1,), "float32", "local.var")}
         v[0] = X[tx]
         for k in T.serial(5):
@@ -96,7 +97,7 @@ def test_a_warp_sum_by_shuffles():
 
 
 def test_votes():
-    f = tile_program({"A": ((64,), "int32"), "B": ((64,), "uint64")}, """
+    f = program({"A": ((64,), "int32"), "B": ((64,), "uint64")}, """
         A[tx] = T.call("any_sync", "int32", tx == 40) * 2 + T.call("all_sync", "int32", tx < 32)
         B[tx] = T.call("ballot", "uint64", tx % 3 == 0)
     """, threads=64)
@@ -107,7 +108,7 @@ def test_votes():
 
 
 def test_copy_to_private_memory_uses_each_threads_region():
-    f = tile_program({"A": ((32, 4), "float32"), "B": ((32, 4), "float32")}, f"""
+    f = program({"A": ((32, 4), "float32"), "B": ((32, 4), "float32")}, f"""
         {alloc("r", (4,), "float32", "local")}
         T.copy(src=T.region(A[tx, 0], 1, 4), dst=T.region(r[0], 4))
         for k in T.serial(4):
@@ -126,14 +127,14 @@ def test_copy_to_private_memory_uses_each_threads_region():
     ("for i, in T.Parallel(8):\n    A[i] = T.cast(tx, 'float32')", "thread-dependent value tx"),
 ])
 def test_what_one_cpu_thread_cannot_do_is_refused(body, what):
-    f = tile_program({"A": ((32,), "float32")}, alloc("S", (32,), "float32", "shared.dyn") + "\n" + body)
+    f = program({"A": ((32,), "float32")}, alloc("S", (32,), "float32", "shared.dyn") + "\n" + body)
     with pytest.raises(TileLangError, match=what) as e:
         Compiled(f)
     assert e.value.kind == "cpu-unsupported" and e.value.hint
 
 
 def test_threads_return_in_a_loop_and_exchange_values_in_a_branch():
-    f = tile_program({"A": ((32,), "int32")}, """
+    f = program({"A": ((32,), "int32")}, """
         A[tx] = tx
         if tx < 8:
             A[tx] = T.call('shfl_xor', 'int32', A[tx], 1, T.uint32(255))
@@ -150,7 +151,7 @@ def test_threads_return_in_a_loop_and_exchange_values_in_a_branch():
 
 
 def test_threads_of_a_branch_see_what_others_of_it_wrote():
-    f = tile_program({"A": ((32,), "int32"), "B": ((32,), "int32")}, f"""
+    f = program({"A": ((32,), "int32"), "B": ((32,), "int32")}, f"""
         {alloc("S", (32,), "int32", "shared.dyn")}
         {alloc("r", (1,), "int32", "local.var")}
         S[tx] = 0 - tx
@@ -192,7 +193,7 @@ def test_threads_of_a_branch_see_what_others_of_it_wrote():
 
 @pytest.mark.parametrize("leave, stays", [("bx == 1", lambda b, t: b != 1), ("tx % 3 == bx", lambda b, t: t % 3 != b)])
 def test_threads_that_returned_do_nothing_more(leave, stays):
-    f = tile_program({"A": ((2, 32), "int32"), "B": ((2, 32), "int32")}, f"""
+    f = program({"A": ((2, 32), "int32"), "B": ((2, 32), "int32")}, f"""
         {alloc("S", (32,), "int32", "shared.dyn")}
         S[tx] = 0
         if {leave}:
@@ -214,7 +215,7 @@ def test_threads_that_returned_do_nothing_more(leave, stays):
 def test_a_transpose_with_unit_dimensions_keeps_the_others_in_order(shape):
     turned = (*shape[:-2], shape[-1], shape[-2])
     copies = [f"{', '.join(['0'] * len(shape))}], {', '.join(map(str, s))}" for s in (shape, turned)]
-    f = tile_program({"A": (shape, "int32"), "B": (turned, "int32")}, f"""
+    f = program({"A": (shape, "int32"), "B": (turned, "int32")}, f"""
         {alloc("S", shape, "int32", "shared.dyn")}
         {alloc("R", turned, "int32", "shared.dyn")}
         T.copy(src=T.region(A[{copies[0]}), dst=T.region(S[{copies[0]}))
@@ -227,7 +228,7 @@ def test_a_transpose_with_unit_dimensions_keeps_the_others_in_order(shape):
 
 def big_blocks(blocks):
     """Each block needs 2 MiB of its own memory."""
-    return tile_program({"A": ((blocks,), "int64")}, f"""
+    return program({"A": ((blocks,), "int64")}, f"""
         {alloc("S", (512, 1024), "int32", "shared.dyn")}
         {alloc("r", (1,), "int64", "local.fragment")}
         for i, j in T.Parallel(512, 1024):
@@ -288,9 +289,10 @@ def test_pool_of_any_size_also_after_fork(count):
 def test_printing_in_a_kernel():
     script = f"""
 import sys; sys.path[:0] = [{os.path.dirname(__file__)!r}, {os.path.dirname(os.path.dirname(__file__))!r}]
-from cpu_harness import Compiled, tile_program
+from cpu_harness import Compiled
+from kernel_text import program
 import numpy as np
-f = tile_program({{"A": ((1,), "int32")}}, '''
+f = program({{"A": ((1,), "int32")}}, '''
     if tx < 2:
         T.evaluate(T.call("printf", "int32", "x=%d y=%f %s\\\\n", tx, 1.5, "z"))
 ''')

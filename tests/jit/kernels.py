@@ -59,13 +59,7 @@ def scale_t(X, Y, f: T.float32 = 2.0):
 @tilelang.jit(out_idx=[-1], target="cpu")
 def lazy_scale(m, n=8, dtype=f32, factor=2.0):
     """Lazy factory."""
-    @T.prim_func
-    def main(A: T.Tensor((m, n), dtype), B: T.Tensor((m, n), dtype)):
-        with T.Kernel(m, threads=32) as bx:
-            for j in T.Parallel(n):
-                B[bx, j] = A[bx, j] * T.cast(factor, dtype)
-
-    return main
+    return scale_program(m, n, dtype, factor)
 
 
 @tilelang.jit(target="cpu")

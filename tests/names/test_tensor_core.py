@@ -37,7 +37,7 @@ def test_places_are_those_of_the_instructions(k):
             assert fragment_element("C", lane, r, k) == T.mma_store_index_map(lane, r)
 
 
-def gemm(dtype, acc, ta=False, tb=True, m_first=False, M=64, N=64, K=64, chunk=32, store="global", swizzle=False,
+def gemm(dtype, acc, ta=False, tb=True, m_first=False, M=64, N=32, K=64, chunk=32, store="global", swizzle=False,
          emitter=T.TensorCoreIntrinEmitter):
     e = emitter(a_dtype=dtype, b_dtype=dtype, accum_dtype=acc, a_transposed=ta, b_transposed=tb,
                 block_row_warps=2, block_col_warps=2, warp_row_tiles=M // 2, warp_col_tiles=N // 2, chunk=chunk,
@@ -77,8 +77,9 @@ def gemm(dtype, acc, ta=False, tb=True, m_first=False, M=64, N=64, K=64, chunk=3
 @pytest.mark.spec("T.TensorCoreIntrinEmitter", "T.TensorCoreIntrinEmitterWithLadderTransform", "L22:emitter",
                   "T.make_mma_swizzle_layout")
 @pytest.mark.parametrize("dtype,acc,options", [
-    ("float16", "float32", {}), ("float16", "float16", {"tb": False}), ("float16", "float32", {"ta": True, "tb": False}),
-    ("float16", "float32", {"ta": True, "swizzle": True}), ("bfloat16", "float32", {"m_first": True, "swizzle": True}),
+    ("float16", "float32", {}), ("float16", "float16", {"tb": False, "N": 64}),
+    ("float16", "float32", {"ta": True, "tb": False}), ("float16", "float32", {"ta": True, "swizzle": True}),
+    ("bfloat16", "float32", {"m_first": True, "swizzle": True}),
     ("int8", "int32", {"store": "shared"}), ("int8", "int32", {"ta": True, "tb": False}),
     ("float16", "float32", {"emitter": T.TensorCoreIntrinEmitterWithLadderTransform}),
     ("float32", "float32", {"chunk": 16})])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hopper_text import ELECT, SYNC, addr, call, do, groups, indent, init, maps
-from sim_programs import alloc, program
+from kernel_text import alloc, program
 
 from tilelang.ir import Func
 

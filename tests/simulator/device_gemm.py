@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim_programs import alloc, program
+from kernel_text import alloc, program
 
 from tilelang.ir import Func
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from sim_programs import alloc, program
+from kernel_text import alloc, program
 
 from tilelang.ir import Func
 

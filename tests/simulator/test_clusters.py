@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cluster_text import MEET, RANK, cluster, gemm, send, shift
 from hopper_text import addr, do, init, maps
-from sim_programs import alloc, program
+from kernel_text import alloc, program
 
 from tilelang.errors import TileLangError
 from tilelang.simulator import run_device

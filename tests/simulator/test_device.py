@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from sim_programs import alloc, program
+from kernel_text import alloc, program
 
 from tilelang.errors import TileLangError
 from tilelang.ir import Span, Store, numpy_dtype, rewrite

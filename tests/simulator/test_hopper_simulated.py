@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hopper_text import ELECT, SYNC, addr, call, do, gemm, groups, indent, init, maps, tma_copy
-from sim_programs import alloc, program
+from kernel_text import alloc, program
 
 from tilelang.errors import TileLangError
 from tilelang.simulator import run_device

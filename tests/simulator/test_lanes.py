@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sim_programs import alloc, program
+from kernel_text import alloc, program
 
 from tilelang.simulator import run_device, run_tile
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from sim_programs import alloc, program
+from kernel_text import alloc, program
 
 import tilelang.language as T
 from tilelang.errors import TileLangError

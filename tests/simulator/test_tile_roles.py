@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hopper_text import ELECT, addr, do, groups
-from sim_programs import alloc, program
+from kernel_text import alloc, program
 
 from tilelang.errors import TileLangError
 from tilelang.simulator import run_tile

@@ -36,8 +36,9 @@ def staged(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
 def test_a_key_without_effect_says_so():
     """Each key is read by the package, or its line says that it has no effect."""
     text = "\n".join(p.read_text() for p in PACKAGE.rglob("*.py") if p.name != "config.py")
+    words = set(re.findall(r"\w+", text))
     for key, row in ROWS.items():
-        used = re.search(rf"\b{key.name}\b", text) or f'"{key.value}"' in text
+        used = key.name in words or f'"{key.value}"' in text
         assert bool(used) != ("no effect" in row.about), (key, row.about)
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "simulator"))
 from hopper_text import SYNC, addr, do
-from sim_programs import alloc, program
+from kernel_text import alloc, program
 from test_hopper_simulated import FENCE, UNFENCED, ring_read_by_threads
 from test_verify_model import SM90, fault_of, is_call, launch_of, ordered, unchecked, without
 

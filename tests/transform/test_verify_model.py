@@ -14,7 +14,7 @@ import hopper_text
 import test_hopper_simulated as simulated
 from hopper_text import SYNC, addr, do, groups, init, maps
 from programs import attention, gemm
-from sim_programs import alloc, program
+from kernel_text import alloc, program
 
 import tilelang.language as T
 from tilelang.ir import Evaluate, For, Launch, binary, const, replace, rewrite, seq, substitute, walk

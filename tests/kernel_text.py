@@ -1,18 +1,19 @@
-"""Small programs written as IR text, for the simulator tests."""
+"""Small programs written as IR text, for tests of executions and passes."""
 
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 from tilelang import ops  # noqa: F401 - registers the tile ops that the text names
 from tilelang.ir import Func, parse
 
 
-def program(tensors: dict[str, tuple[tuple, str]], body: str, *, grid: str = "1", threads: int | tuple = 32,
-            scalars: str = "", symbols: str = "", attrs: str = "", launch_attrs: str = "") -> Func:
-    """A function with tensor parameters {name: (shape, dtype)} and one kernel.
+def program(tensors: dict[str, tuple[tuple, str]], body: str, *, grid: str = "1", threads: Any = 32, scalars: str = "",
+            symbols: str = "", attrs: str = "", launch_attrs: str = "", before: str = "") -> Func:
+    """A function with tensor parameters {name: (shape, dtype)} and one kernel, from text.
 
-    body: statements of the kernel; it may use bx, by (as many as grid has extents), tx, ty, tz.
+    body: statements of the kernel, using bx, by as many as grid has extents, and tx, ty, tz.  before: host statements.
     """
     threads = (threads, 1, 1) if isinstance(threads, int) else threads
     params = ", ".join([f"{n}_handle: T.handle" for n in tensors] + [s for s in [scalars] if s])
@@ -23,8 +24,8 @@ def program(tensors: dict[str, tuple[tuple, str]], body: str, *, grid: str = "1"
         lines.append(f'    {n} = T.match_buffer({n}_handle, "{n}", ({dims},), "{dt}", scope="global", data="{n}_p")')
     if attrs:
         lines.append(f"    T.func_attr(attrs=({attrs},))")
-    count = grid.count(",") + 1
-    names = ", ".join([*("bx", "by", "bz")[:count], "tx", "ty", "tz"])
+    lines += [textwrap.indent(textwrap.dedent(before).strip("\n"), "    ")] if before else []
+    names = ", ".join([*("bx", "by", "bz")[:grid.count(",") + 1], "tx", "ty", "tz"])
     more = f", attrs=({launch_attrs},)" if launch_attrs else ""
     lines.append(f"    with T.Kernel({grid}, threads={threads}{more}) as ({names}):")
     lines.append(textwrap.indent(textwrap.dedent(body).strip("\n"), "        "))
