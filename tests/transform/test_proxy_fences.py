@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "simulator"))
 from hopper_text import SYNC, addr, do
 from kernel_text import alloc, program
 from test_hopper_simulated import FENCE, UNFENCED, ring_read_by_threads
