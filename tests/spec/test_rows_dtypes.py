@@ -1,5 +1,7 @@
 """Element types by name (language 3): storage, conversion and arithmetic of each."""
 
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -172,3 +174,11 @@ def test_calling_a_type_makes_constants_casts_and_vectors():
     with pytest.raises(TypeError, match="Invalid DataType"):
         T.dtype(3.5)
     assert T.dtype(np.int16) == T.dtype("short") == "int16" and T.dtype(ml_dtypes.bfloat16) == "bfloat16"
+
+
+@pytest.mark.spec("L3.1:dtype", "T.tfloat32")
+def test_types_that_no_other_framework_has_are_spelled_so():
+    assert str(T.tfloat32) == "custom[tfloat32]" and str(T.float4_e2m1_unpacked) == "custom[float4_e2m1_unpacked]8"
+    assert T.dtype("custom[tfloat32]") is T.tfloat32 == "tfloat32" and f"{T.tfloat32}" == "tfloat32"
+    assert repr(T.tfloat32) == "dtype('tfloat32')" and str(T.float16) == f"{T.float16}" == "float16"
+    assert pickle.loads(pickle.dumps(T.tfloat32)) is T.tfloat32

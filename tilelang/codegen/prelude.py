@@ -81,7 +81,7 @@ def mma_wrapper(row: MmaRow) -> str:
     operands = ", ".join("{" + ", ".join(x) + "}" for x in (c, a, b, c))
     outputs = ", ".join(f'"{c_kind}"(C[{i}])' for i in range(nc))
     inputs = ", ".join([f'"{in_kind}"(A[{i}])' for i in range(na)] + [f'"{in_kind}"(B[{i}])' for i in range(nb)])
-    ta, tb, tc = (_C_TYPES[str(d)] for d in (row.a_dtype, row.b_dtype, row.c_dtype))
+    ta, tb, tc = (_C_TYPES[d] for d in (row.a_dtype, row.b_dtype, row.c_dtype))
     return (f"TL_DEVICE void {function_name(row)}({tc}* c, const {ta}* a, const {tb}* b) {{\n"
             f"  {c_register}* C = reinterpret_cast<{c_register}*>(c);\n"
             f"  const {in_register} *A = reinterpret_cast<const {in_register}*>(a), "

@@ -254,7 +254,7 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, produ
         inputs.append(f'"l"(b{number})')
     inputs.append('"r"((int)keep)')
     outputs = ", ".join(f'"{kind}"(C[{i}])' for i in range(n))
-    a_type = f"const {C_TYPES[str(row.a_dtype)]}*" if in_registers else "unsigned long long"
+    a_type = f"const {C_TYPES[row.a_dtype]}*" if in_registers else "unsigned long long"
     operands = [f"unsigned long long b{k}" if sources else f"{a_type} a{k}, unsigned long long b{k}" for k in numbers]
     params = ", ".join(["bool keep", *operands] if run else [*operands, "bool keep"])
     registers = "".join(f"  const unsigned* A{k} = reinterpret_cast<const unsigned*>(a{k});\n" for k in numbers) \
@@ -262,7 +262,7 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, produ
     predicates = f".reg .pred p{', q' if products > 1 else ''};\\nsetp.ne.b32 p, %{n + products * each}, 0;\\n"
     if products > 1:
         predicates += "setp.eq.u32 q, 0, 0;\\n"
-    c_param = "" if target else f"{C_TYPES[str(row.c_dtype)]}* c, "
+    c_param = "" if target else f"{C_TYPES[row.c_dtype]}* c, "
     c_array = "" if target else f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n"
     return (f"TL_DEVICE void {name}({c_param}{params}) {{\n"
             f"{c_array}{registers}"

@@ -41,6 +41,11 @@ def _split(name: str) -> tuple[str, int] | None:
     return None
 
 
+# Types that no other framework has, as str() spells them.
+_CUSTOM = {"tfloat32": "custom[tfloat32]", "float4_e2m1_unpacked": "custom[float4_e2m1_unpacked]8"}
+_ALIASES.update({spelled: name for name, spelled in _CUSTOM.items()})
+
+
 def canonical_name(name: str) -> str:
     """The canonical spelling of a dtype string.  Raises ValueError for unknown names."""
     name = _ALIASES.get(name, name)
@@ -72,6 +77,14 @@ class dtype(str):
         return got
 
     __hash__ = str.__hash__
+
+    def __str__(self) -> str:
+        """The name; of types that no other framework has, the spelling that the specification gives."""
+        plain = str.__str__(self)
+        return _CUSTOM.get(plain, plain)
+
+    def __format__(self, spec: str) -> str:
+        return str.__str__(self).__format__(spec)  # f-strings print the name
 
     def __repr__(self) -> str:
         return f"dtype('{str.__str__(self)}')"

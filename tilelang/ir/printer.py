@@ -290,7 +290,7 @@ class _Printer:
 
 
 def _ctor(dt: dtype) -> str:
-    return str(dt)
+    return f"{dt}"
 
 
 def _own_nodes(n: Any) -> Any:

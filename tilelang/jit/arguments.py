@@ -273,7 +273,7 @@ def _is_wrapped(x: Any) -> bool:
 
 
 def _wanted(a: Any) -> str:
-    return str(a.buffer.dtype) if isinstance(a, TensorArg) else f"a scalar {getattr(a.var, 'dtype', '')}"
+    return f"{a.buffer.dtype}" if isinstance(a, TensorArg) else f"a scalar {getattr(a.var, 'dtype', '')}"
 
 
 def _hint(text: str) -> str:

@@ -45,7 +45,7 @@ def freeze(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, getattr(torch, "dtype", ())):
         try:
-            return str(dtype(value))
+            return f"{dtype(value)}"
         except (TypeError, ValueError):
             return value
     if isinstance(value, Node):

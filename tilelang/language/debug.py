@@ -84,7 +84,7 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
     if isinstance(obj, BufferSlice) or not isinstance(obj, Expr) or obj.dtype.lanes != 1:
         raise error("print-operand", f"T.print takes a scalar, a buffer or None, found {describe(obj)}",
                     found=describe(obj))
-    label = _LABELS.get(obj.dtype, str(obj.dtype))
+    label = _LABELS.get(obj.dtype, f"{obj.dtype}")
     b.emit(_printed(b, f"{_escape(msg or f'expr<{_short(obj)}>')}: dtype={label}", obj))
     return EMITTED
 
@@ -113,7 +113,7 @@ def _print_buffer(b: Builder, buffer: Buffer, msg: str, thread: int) -> Emitted:
         coords.append(rest % d)
         rest = rest // d
     value = load(source, coords[::-1])
-    line = f"{_escape(msg)}: buffer={buffer.name}, index=%d, dtype={_LABELS.get(buffer.dtype, str(buffer.dtype))}"
+    line = f"{_escape(msg)}: buffer={buffer.name}, index=%d, dtype={_LABELS.get(buffer.dtype, buffer.dtype)}"
     loop = For(index, zero, Const(buffer.size, I32), "serial", _printed(b, line, value, index), span=b.here())
     if source.scope_name.startswith("shared"):
         tx, ty, tz = k.thread_vars

@@ -151,7 +151,7 @@ def _row(what: str, prefix: str, a: Any, b: Any, c: Any) -> Any:
 
 
 def _row_name(prefix: str, types: list[Any]) -> str:
-    a, b, c = (PTX_TYPES.get(str(t), str(t)) for t in types)
+    a, b, c = (PTX_TYPES.get(f"{t}", f"{t}") for t in types)
     return f"wgmma.{prefix}.{c}.{a}.{b}"
 
 

@@ -90,7 +90,7 @@ class TensorSpec:
                       tuple(sorted(attrs.items())), span=span)
 
     def __repr__(self) -> str:
-        return f"T.Tensor({self.shape}, {str(self.dtype)!r})"
+        return f"T.Tensor({self.shape}, '{self.dtype}')"
 
 
 class TensorFactory:

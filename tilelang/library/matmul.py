@@ -154,7 +154,7 @@ def _check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
     _, acc, result = _TYPES[ta]
     if out_dtype is not None:
         name = out_dtype.__name__ if isinstance(out_dtype, type) else str(out_dtype)
-        result = str(dtype(name.rpartition(".")[2]))
+        result = f"{dtype(name.rpartition('.')[2])}"
     if not (dtype(result).is_float or result == acc):
         raise error("matmul-type", f"a product of {ta} has no result of {result}",
                     expected=f"{acc} or a floating-point type", found=str(result),

@@ -170,7 +170,7 @@ WGMMA_ROWS: Mapping[str, WgmmaRow] = _Rows()
 
 def wgmma_sizes(a_dtype: Any, b_dtype: Any, c_dtype: Any) -> tuple[int, ...]:
     """Values of N for operands and accumulator of these element types, ascending; () when there is no row."""
-    a, b, c = str(operand_dtype(a_dtype)), str(operand_dtype(b_dtype)), str(dtype(c_dtype))
+    a, b, c = f"{operand_dtype(a_dtype)}", f"{operand_dtype(b_dtype)}", f"{dtype(c_dtype)}"
     return _sizes(a) if c in _TYPES.get((a, b), ()) else ()
 
 
@@ -178,7 +178,7 @@ def wgmma_row(n: int, a_dtype: Any, b_dtype: Any, c_dtype: Any) -> WgmmaRow | No
     """The row with n columns for these element types, None when there is none."""
     if n not in wgmma_sizes(a_dtype, b_dtype, c_dtype):
         return None
-    return _row(_name(n, str(operand_dtype(a_dtype)), str(operand_dtype(b_dtype)), str(dtype(c_dtype))))
+    return _row(_name(n, f"{operand_dtype(a_dtype)}", f"{operand_dtype(b_dtype)}", f"{dtype(c_dtype)}"))
 
 
 # ---- descriptors ------------------------------------------------------------------------------------------------------

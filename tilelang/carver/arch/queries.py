@@ -74,7 +74,7 @@ _SINCE = ((70, _HALF), (75, _WHOLE), (80, {("bfloat16", "float32"), ("int4", "in
 
 def is_tensorcore_supported_precision(in_dtype: Any, accum_dtype: Any, arch: TileDevice) -> bool:
     """Whether matrix units multiply these element types without rounding them first (so not float32)."""
-    pair = str(dtype(in_dtype)), str(dtype(accum_dtype))
+    pair = f"{dtype(in_dtype)}", f"{dtype(accum_dtype)}"
     pair = pair[0].replace("float8_e4m3", "float8_e4m3fn").replace("fnfn", "fn"), pair[1]
     return is_cuda_arch(arch) and any(arch.sm_version >= since and pair in pairs for since, pairs in _SINCE)
 

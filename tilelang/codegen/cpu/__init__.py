@@ -85,12 +85,12 @@ def compile_tile(func: Func, host: HostCpu | None = None) -> CpuProgram:
     for p in func.params:
         b = func.buffer_of(p)
         if b is not None:
-            signature.append(CpuParam("tensor", b.name, str(b.dtype), "ptr", p))
+            signature.append(CpuParam("tensor", b.name, f"{b.dtype}", "ptr", p))
         elif p.dtype.is_handle:
-            signature.append(CpuParam("pointer", p.name, str(p.dtype), "ptr", p))
+            signature.append(CpuParam("pointer", p.name, f"{p.dtype}", "ptr", p))
         else:
-            signature.append(CpuParam("scalar", p.name, str(p.dtype), value_type(p.dtype, p.span), p))
-    signature += [CpuParam("symbol", v.name, str(v.dtype), "i64", v) for v in symbols]
+            signature.append(CpuParam("scalar", p.name, f"{p.dtype}", value_type(p.dtype, p.span), p))
+    signature += [CpuParam("symbol", v.name, f"{v.dtype}", "i64", v) for v in symbols]
     entry = clean(func.attr("global_symbol") or func.name) + "_entry"  # no name of a C function ends so
     f = Fn(module, entry, "ptr", [(p.type, f"p{k}", "") for k, p in enumerate(signature)], linkage="", attrs="nounwind")
     host_code = Host(f, host or host_cpu(), func)

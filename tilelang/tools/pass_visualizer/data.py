@@ -60,7 +60,7 @@ def inspect_structure(func_or_mod: Any) -> dict[str, Any]:
     buffers: dict[str, str] = {}
     body = _outline(func.body, buffers)
     params = {(b.name if (b := func.buffer_of(p)) is not None else p.name):
-              _shape(b) if b is not None else str(p.dtype) for p in func.params}
+              _shape(b) if b is not None else f"{p.dtype}" for p in func.params}
     return {"name": func.name, "phase": func.attr("phase", "TILE"), "params": params, "buffers": buffers, "body": body}
 
 
