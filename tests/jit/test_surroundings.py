@@ -10,6 +10,7 @@ import pytest
 
 import tilelang
 import tilelang.language as T
+from tilelang.jit.captured import Captured
 
 STEP = 1
 
@@ -135,6 +136,19 @@ def test_what_containers_objects_and_modules_hold_counts(name):
         assert a[0] == 7
     finally:
         globals().update(STEP=1)
+
+
+def test_keys_of_equal_surroundings_have_one_text():
+    """Results of tuning are found again by it, in another process too."""
+    def key(n, how):
+        names = {"T": T, "cfg": types.SimpleNamespace(n=n), "NUMBERS": NUMBERS}
+        exec(f"def helper(x, k=2):\n    return [x {how} i for i in range(k)]\n"
+             "def f(x):\n    return helper(x + cfg.n, NUMBERS)", names)
+        return Captured(names["f"]).values()
+
+    a, b = key(1, "+"), key(1, "+")
+    assert a != b and str(a) == str(b)
+    assert str(key(2, "+")) != str(a) and str(key(1, "-")) != str(a)
 
 
 class Settings:

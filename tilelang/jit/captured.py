@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import dis
+import inspect
 import sys
+from contextlib import suppress
 from functools import partial
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 from tilelang.ir import dtype
 from tilelang.language.macro import Macro
 
-from .keys import FOREIGN, attributes, content, is_settings
+from .keys import FOREIGN, Same, attributes, content, is_plain, is_settings
 
 _SIMPLE = (int, str, bool, type(None), dtype)
 _STORES = ("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL", "DELETE_DEREF")
@@ -30,7 +32,7 @@ class Captured:
     def __init__(self, fn: Any) -> None:
         self.fn = fn
         self.reads: dict[int, _Reads] = {}  # of functions met, by id
-        self.kept: dict[int, Any] = {}  # what counts by identity stays alive, so that no id is given twice
+        self.kept: dict[int, Known] = {}  # what counts by identity, by id
 
     def values(self) -> tuple[Any, ...]:
         """What the names stand for now, hashable and with types told apart."""
@@ -89,9 +91,8 @@ class _Walk:
     def key(self, value: Any, reads: _Reads) -> Any:
         """Of what is no plain value."""
         if value.__class__ is FunctionType or value.__class__ is Macro:
-            self.captured.kept[id(value)] = value
             self.follow(value.orig_func if isinstance(value, Macro) else value)
-            return id(value)
+            return self.identity(value)
         return content(value, lambda x: self.other(x, reads))
 
     def other(self, value: Any, reads: _Reads) -> Any:
@@ -104,22 +105,49 @@ class _Walk:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, getattr(torch, "Tensor", ())):
             return None
-        self.captured.kept[id(value)] = value
         if isinstance(value, partial):
-            return id(value), self.key([value.func, value.args, value.keywords], reads)
+            return self.key([value.func, value.args, value.keywords], reads)
         if isinstance(value, MethodType):
             return self.key([value.__func__, value.__self__], reads)
         if is_settings(value) or isinstance(value, type):
             of = value if isinstance(value, type) else type(value)
             if _is_foreign(of):
-                return id(value), attributes(value) if of is not value else ()
+                return self.identity(value), attributes(value) if of is not value else ()
             for name in reads.attributes:
                 f = getattr(of, name, None)
                 if isinstance(f, (FunctionType, MethodType)):
                     self.follow(getattr(f, "__func__", f))
-            return id(value), attributes(value)
+            return self.identity(value), attributes(value)
         self.follow(value)
-        return id(value)
+        return self.identity(value)
+
+    def identity(self, value: Any) -> Known:
+        known = self.captured.kept.get(id(value))
+        if known is None:
+            known = self.captured.kept[id(value)] = Known(value)
+        return known
+
+
+class Known(Same):
+    """Something that counts by identity in this process.  Its text is the same in another one where its code is: that of
+    functions, and of classes and objects that hold plain values alone."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        value = self.value.orig_func if isinstance(self.value, Macro) else self.value
+        if isinstance(value, FunctionType):
+            return f"{value.__qualname__}{_of_code(value.__code__)}{value.__defaults__}{value.__kwdefaults__}"
+        of = value if isinstance(value, type) else type(value)
+        if (of is value or is_settings(value)) and (of is value or is_plain([*vars(value).values()])):
+            with suppress(OSError, TypeError):
+                return "".join(inspect.getsource(c) for c in of.__mro__ if not _is_foreign(c))
+        return object.__repr__(value)
+
+
+def _of_code(code: CodeType) -> tuple[Any, ...]:
+    return (code.co_code, code.co_names, code.co_varnames,
+            *[_of_code(c) if isinstance(c, CodeType) else c for c in code.co_consts])
 
 
 def _is_foreign(value: Any) -> bool:

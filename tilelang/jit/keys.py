@@ -113,6 +113,15 @@ def content(value: Any, other: Callable[[Any], Any], depth: int = 20) -> Any:
     return other(value)
 
 
+def is_plain(value: Any) -> bool:
+    """Whether containers hold numbers, strings and dtypes alone."""
+    try:
+        content(value, _not_plain)
+    except _NotPlain:
+        return False
+    return True
+
+
 class _NotPlain(Exception):
     """Something in a container is no plain value."""
 
