@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.errors import error, register
+from tilelang.ir import to_text
 from tilelang.jit import JITKernel, compile
 from tilelang.jit.supply import TensorSupplyType
 
@@ -104,7 +105,7 @@ class AutotuneResult:
             (folder / HOST_KERNEL_PATH).write_text(self.kernel.get_host_source())
             (folder / OUT_IDX_PATH).write_text(json.dumps(self.kernel.out_idx))
         if self.func is not None:
-            (folder / KERNEL_PY_PATH).write_text(str(self.func))
+            (folder / KERNEL_PY_PATH).write_text(to_text(getattr(self.func, "func", self.func)))
         if verbose:
             print(f"saved the tuning result to {folder}")
 
