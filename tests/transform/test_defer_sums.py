@@ -186,6 +186,17 @@ def test_sums_over_several_warps_stay():
     np.testing.assert_array_equal(got, total)
 
 
+def test_copies_are_summed_in_whole_warps_alone():
+    """Four threads of a last warp hold nothing, and lanes that they would ask are not there."""
+    func = rows(scaled, threads=132)
+    assert deferred(func)[1:] == (1, 1)
+    a = np.random.default_rng(1).integers(-8, 9, (STEPS, ROWS, COLS)).astype("float32")
+    total = np.zeros(ROWS)
+    for tile in a:
+        total = 2 * total + tile.sum(1)
+    np.testing.assert_array_equal(run_device(lower(func.func, SM90A), {"A": a}).outputs["B"], total)
+
+
 def test_a_sum_that_starts_outside_the_loop_it_ends_in_stays():
     """The sum goes on over the outer loop: its copies must not be added at the end of each inner one."""
 

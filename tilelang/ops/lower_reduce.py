@@ -117,10 +117,7 @@ class ReduceLowering:
             while mask >= m.stride:
                 exchange.append(Store(self.partials, at, self.combine(mine, from_lane(mine, mask)), span=span))
                 mask //= 2
-        if exchange and cx.num_threads % WARP:  # the threads past the last whole warp hold nothing
-            exchange = [If(cx.thread < cx.num_threads // WARP * WARP, seq(*exchange))]
-        steps += exchange
-        out = seq(*steps)
+        out = seq(*steps, in_whole_warps(exchange, cx))
         for (v, n), d in reversed(list(zip(dist.axes, dist.axis_dims))):
             if d != self.axis:
                 out = For(v, const(0), const(n), "unroll", out)
@@ -204,6 +201,13 @@ def from_lane(value: Expr, mask: int) -> Expr:
     return call("shfl_xor", (value, const(mask)), dt, width=WARP)
 
 
+def in_whole_warps(exchange: list[Stmt], cx: Any) -> Stmt | None:
+    """Steps over lanes without the threads past the last whole warp, which hold nothing and have not all lanes beside them."""
+    if exchange and cx.num_threads % WARP:
+        return If(cx.thread < cx.num_threads // WARP * WARP, seq(*exchange))
+    return seq(*exchange) if exchange else None
+
+
 def split_at_warp(modes: list[Mode]) -> tuple[list[Mode], list[Mode]]:
     """Thread digits that butterflies of one warp can sum over, and the rest."""
     lanes: list[Mode] = []
@@ -243,4 +247,4 @@ def share_of_memory(shape: tuple[int, ...], axis: int, threads: int) -> Fragment
     return Fragment(shape, modes, threads=threads)
 
 
-__all__ = ["ReduceLowering", "from_lane", "share_of_memory", "split_at_warp"]
+__all__ = ["ReduceLowering", "from_lane", "in_whole_warps", "share_of_memory", "split_at_warp"]

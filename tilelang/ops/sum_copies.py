@@ -7,7 +7,7 @@ from typing import Any
 from tilelang.ir import Attrs, For, Region, Span, Stmt, Store, TileOp, const, fresh, load, seq, tile_op
 
 from .base import Access, LowerContext
-from .lower_reduce import from_lane, split_at_warp
+from .lower_reduce import from_lane, in_whole_warps, split_at_warp
 
 
 @tile_op("sum_copies")
@@ -41,7 +41,7 @@ class SumCopies(TileOp):
             while mask >= m.stride:
                 steps.append(Store(local, (r,), mine + from_lane(mine, mask), span=self.span))
                 mask //= 2
-        return For(r, const(0), const(int(local.shape[0])), "unroll", seq(*steps), span=self.span)
+        return For(r, const(0), const(int(local.shape[0])), "unroll", seq(in_whole_warps(steps, cx)), span=self.span)
 
     def check(self) -> None:
         """Nothing a user could get wrong: users do not write it."""
