@@ -5,6 +5,8 @@ from __future__ import annotations
 from gen_state import Buf, Node, Scope, State, node
 from gen_values import EXACT, INTS, Value, cast, envelope, integer, is_float, is_unsigned, literal, promote
 
+RN = ", 'rn'"  # the rounding that T.ieee_fsqrt wants named
+
 
 class Point:
     """Where expressions are evaluated: loop variables with their extents, and what may be read there.
@@ -151,7 +153,7 @@ class Point:
     def _combine(self, depth: int) -> Value | None:
         st = self.state
         op = st.pick(["+", "+", "-", "*", "max", "min", "abs", "neg", "choose", "choose", "floordiv", "mod", "bits", "shift",
-                      "floor", "cast", "select", "trunc", "round", "invert", "square", "named"])
+                      "floor", "cast", "select", "trunc", "round", "invert", "square", "named", "functions"])
         a = self.value(depth - 1)
         self.features.add(f"expr:{op}")
         if op in "+-*" or op in ("max", "min", "choose", "select"):
@@ -182,6 +184,8 @@ class Point:
                 return Value(f"T.round({a.text})", a.dtype, a.low, a.high)
             fn = "T.floor" if op == "floor" else st.pick(["T.trunc", "T.ceil"])
             return Value(f"{fn}({a.text} * 0.25)", promote(a.dtype, "float32"), a.low // 4 - 1, a.high // 4 + 1)
+        if op == "functions":
+            return self._function(a, depth)
         if a.dtype not in ("int32", "int64", "int16", "int8"):
             return None
         c = st.between(2, 9)
@@ -192,8 +196,16 @@ class Point:
                 a = self.fit(a, -31, 31)
                 return Value(f"T.pow({a.text}, 2)", a.dtype, 0, a.bound ** 2)
             case "named":
-                fn = st.pick(["T.floordiv", "T.floormod", "T.bitwise_and", "T.shift_right"])
+                fn = st.pick(["T.floordiv", "T.floormod", "T.bitwise_and", "T.shift_right", "T.shift_left", "T.bitwise_xor",
+                              "T.align_up"])
                 dt = promote(a.dtype, "int32")
+                if fn == "T.shift_left":
+                    return Value(f"T.shift_left({a.text}, {c % 3 + 1})", dt, a.low << c % 3 + 1, a.high << c % 3 + 1)
+                if fn == "T.bitwise_xor":
+                    k = envelope(a, literal(c))
+                    return Value(f"T.bitwise_xor({a.text}, {c})", dt, -k, k - 1)
+                if fn == "T.align_up":
+                    return Value(f"T.align_up({a.text}, {c})", dt, -(-a.low // c) * c, -(-a.high // c) * c)
                 if fn == "T.floordiv":
                     return Value(f"T.floordiv({a.text}, {c})", dt, a.low // c, a.high // c)
                 if fn == "T.shift_right":
@@ -221,6 +233,42 @@ class Point:
                 k = envelope(a, b)
                 return Value(f"({a.text} {st.pick('&|^')} {b.text})", promote(a.dtype, b.dtype), -k, k - 1)
         return None
+
+    def _function(self, a: Value, depth: int) -> Value | None:
+        """A function of floats whose results are whole numbers again, whichever way it rounds."""
+        st = self.state
+        if a.dtype not in ("float32", "float64"):
+            if a.bound > EXACT["float32"] // 4:
+                return None
+            a = cast(a, "float32")
+        mode = st.pick(["", ", 'rn'", ", 'rz'", ", 'ru'", ", 'rd'"])
+        form = st.pick(["add", "sub", "mul", "fdiv", "fmaf", "fsqrt", "fmod", "nearbyint", "isfinite", "reinterpret"])
+        self.features.add(f"function:{form}")
+        c = st.between(2, 9)
+        match form:
+            case "add" | "sub" | "mul" | "fmaf":
+                a, b = self.fit(a, -31, 31), cast(self.fit(self.value(depth - 1), -15, 15), a.dtype)
+                if form == "fmaf":
+                    third = Value(f"({a.text} * {c}.0 + {b.text})", a.dtype, a.low * c + b.low, a.high * c + b.high)
+                    return Value(f"T.ieee_fmaf({a.text}, T.{a.dtype}({c}), {b.text}{mode})", a.dtype, third.low, third.high)
+                found = self._binary({"add": "+", "sub": "-", "mul": "*"}[form], a, b, a.dtype)
+                return Value(f"T.ieee_{form}({a.text}, {b.text}{mode})", a.dtype, found.low, found.high) if found else None
+            case "fdiv":
+                a = self.fit(a, -31, 31)
+                return Value(f"T.ieee_fdiv({a.text} * T.{a.dtype}({c}), T.{a.dtype}({c}){mode})", a.dtype, a.low, a.high)
+            case "fsqrt":
+                a = self.bind(self.fit(a, -31, 31))
+                return Value(f"T.ieee_fsqrt({a.text} * {a.text}{mode or RN})", a.dtype, 0, a.bound)
+            case "fmod": return Value(f"T.fmod({a.text}, T.{a.dtype}({c}))", a.dtype, max(a.low, 1 - c) if a.low < 0 else 0,
+                                      min(a.high, c - 1) if a.high > 0 else 0)
+            case "nearbyint":
+                return Value(f"T.nearbyint({a.text} * T.{a.dtype}(0.5))", a.dtype, a.low // 2, -(-a.high // 2))
+            case "isfinite":
+                a = self.bind(a)
+                return Value(f"T.if_then_else(T.isfinite({a.text}), {a.text}, T.{a.dtype}(0))", a.dtype, min(0, a.low),
+                             max(0, a.high))
+        bits = "int32" if a.dtype == "float32" else "int64"
+        return Value(f"T.reinterpret(T.reinterpret({a.text}, '{bits}'), '{a.dtype}')", a.dtype, a.low, a.high)
 
     def _binary(self, op: str, a: Value, b: Value, dt: str) -> Value | None:
         match op:

@@ -323,6 +323,10 @@ def per_thread(st: State, s: Scope) -> Nodes | None:
         return None
     dst = st.pick(shared)
     p = Point(st, s, [("tx", threads)], [b for b in reads if b.root is not dst.root and not b.base])
+    if st.chance(0.3):
+        p.vars.append(st.pick([("T.get_lane_idx()", 32), ("T.get_warp_idx()", -(-threads // 32)),
+                               ("T.get_warp_group_idx()", -(-threads // 128))]))
+        p.features.add("thread:lane")
     n = dst.shape[-1]
     lead = [st.uniform_index(s, k) for k in dst.shape[:-1]]
     if kind == "stride":
