@@ -1,10 +1,8 @@
 """Lowering for sm_90a: wgmma, TMA loads and warp roles.  Behind tl.enable_hopper."""
 
-import importlib.util
-
-
 import numpy as np
 import pytest
+from hopper_lowered import launch_of, lowered, ops, report
 from programs import attention, cases, gemm
 
 import tilelang.language as T
@@ -20,33 +18,12 @@ from tilelang.transform.pipeline import lower
 from tilelang.transform.specialize_warps import specialize_warps
 
 CASES = {c.name: c for c in cases() if c.name.startswith(("gemm", "attention"))}
-simulated = pytest.mark.skipif(importlib.util.find_spec("tilelang.simulator.mbarrier") is None,
-                               reason="the simulator has no mbarriers yet")
 MODES = {"roles": {}, "one_role": {"tl.disable_warp_specialized": True}}
-
-
-def lowered(program, arch="sm_90a", **options):
-    return lower(getattr(program, "func", program), Target({"kind": "cuda", "arch": arch}),
-                 {"tl.enable_hopper": True, **{f"tl.{k}": v for k, v in options.items()}})
-
-
-def launch_of(program, **options):
-    (kernel,) = lowered(program, **options).kernels
-    return kernel.launch
-
-
-def ops(launch):
-    return [x.op for x in walk(launch) if isinstance(x, Call)]
-
-
-def report(launch):
-    return " ".join(launch.attr("report", ()))
 
 
 # ---- meaning --------------------------------------------------------------------------------------------------------
 
 
-@simulated
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CASES)
 def test_computes_the_program(name, mode):
@@ -71,7 +48,6 @@ SHAPES = [dict(m=130, n=136, k=200, bm=128, bn=128, bk=64, threads=256, tb=True,
           dict(m=128, n=40, k=96, bm=128, bn=40, bk=32, threads=128, stages=2)]
 
 
-@simulated
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mode", MODES)
 def test_tiles_of_many_forms(shape, mode):
@@ -148,7 +124,6 @@ def test_the_second_product_runs_under_the_work_on_the_first():
     assert waits == [("wgmma_commit", None), ("wgmma_commit", None), ("wgmma_wait", 1), ("wgmma_wait", 0)]
 
 
-@simulated
 @pytest.mark.parametrize("seq", [1, 64, 65, 300])
 def test_attention_of_few_and_many_blocks(seq):
     rng = np.random.default_rng(3)
@@ -252,7 +227,6 @@ def with_run_time_strides(step):
     return main
 
 
-@simulated
 def test_strides_known_at_run_time_need_a_proven_alignment():
     launch = launch_of(with_run_time_strides(4))
     assert "tma_load" not in ops(launch) and "no multiples of 16 bytes" in report(launch)
@@ -268,7 +242,6 @@ def test_strides_known_at_run_time_need_a_proven_alignment():
     assert np.array_equal(got.outputs["C"], want)
 
 
-@simulated
 def test_coordinates_read_from_memory():
     launch = launch_of(indexed())
     assert "tma_load" in ops(launch)
@@ -355,7 +328,6 @@ def test_loads_come_in_the_order_of_their_use():
     assert loads[-1].attr("map") == "V_map" and len(loads) == 4  # the last values come after the loop
 
 
-@simulated
 @pytest.mark.parametrize("pages", [1, 2, 3, 8])
 def test_pages_read_from_a_table(pages):
     rng = np.random.default_rng(5)

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from hopper_lowered import lowered
 from programs import gemm
 
 import tilelang.language as T
@@ -17,7 +18,6 @@ from tilelang.target import Target
 from tilelang.target.mma import round_tf32
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
 from tilelang.transform.pass_ import PassContext
-from tilelang.transform.pipeline import lower
 from tilelang.transform.schedule import take_apart
 from tilelang.transform.specialize_warps import specialize_warps
 from tilelang.transform.tf32_tiles import rounded_tiles, tf32_tiles
@@ -25,10 +25,6 @@ from tilelang.transform.tf32_tiles import rounded_tiles, tf32_tiles
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 F8, F8B = "float8_e4m3fn", "float8_e5m2"
 assembled = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-
-
-def lowered(program, **options):
-    return lower(program.func, SM90, {"tl.enable_hopper": True, **{f"tl.{k}": v for k, v in options.items()}})
 
 
 def calls(program):

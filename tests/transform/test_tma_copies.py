@@ -2,43 +2,22 @@
 
 import numpy as np
 import pytest
+from hopper_lowered import launch_of, lowered, ops, plain_stores, report
 from programs import EPS, NP
 
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
 from tilelang.errors import TileLangError
-from tilelang.ir import Evaluate, For, If, Seq, Stmt, Store, rebuild, replace, walk
+from tilelang.ir import Evaluate, For, If, Seq, Stmt, rebuild, replace, walk
 from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.transform.pass_ import PassContext
-from tilelang.transform.pipeline import lower
 from tilelang.transform.tma_copies import tma_copies
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
 ON, OFF = {"tl.enable_hopper": True}, {"tl.enable_hopper": False}
-
-
-def lowered(program, **options):
-    return lower(program.func, SM90A, {**ON, **{f"tl.{k}": v for k, v in options.items()}})
-
-
-def launch_of(program, **options):
-    (kernel,) = lowered(program, **options).kernels
-    return kernel.launch
-
-
-def ops(node):
-    return [x.op for x in walk(node) if isinstance(x, Call)]
-
-
-def report(launch):
-    return " ".join(launch.attr("report", None) or ())
-
-
-def plain_stores(launch):
-    return [x for x in walk(launch) if isinstance(x, Store) and x.buffer.scope_name == "global"]
 
 
 # ---- stores -----------------------------------------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from hopper_lowered import launch_of, lowered, ops, plain_stores, report
 from programs import EPS, NP, attention, gemm
 
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
 from tilelang.errors import TileLangError
-from tilelang.ir import AddressOf, Evaluate, For, Seq, Stmt, Store, call, const, rebuild, replace, walk
+from tilelang.ir import AddressOf, Evaluate, For, Seq, Stmt, call, const, rebuild, replace, walk
 from tilelang.ir.expr import Call
 from tilelang.ops.tma_store import Pieces, accumulator_pieces
 from tilelang.runtime import nvrtc
@@ -17,28 +18,6 @@ from tilelang.target.wgmma import accumulator_fragment
 from tilelang.transform.pipeline import lower
 
 ONE_ROLE = {"disable_warp_specialized": True}
-
-
-def lowered(program, **options):
-    return lower(getattr(program, "func", program), Target({"kind": "cuda", "arch": "sm_90a"}),
-                 {"tl.enable_hopper": True, **{f"tl.{k}": v for k, v in options.items()}})
-
-
-def launch_of(program, **options):
-    (kernel,) = lowered(program, **options).kernels
-    return kernel.launch
-
-
-def ops(launch):
-    return [x.op for x in walk(launch) if isinstance(x, Call)]
-
-
-def stores_from_registers(launch):
-    return [x for x in walk(launch) if isinstance(x, Store) and x.buffer.scope_name == "global"]
-
-
-def report(launch):
-    return " ".join(launch.attr("report", None) or ())
 
 
 # ---- meaning ----------------------------------------------------------------------------------------------------------
@@ -65,7 +44,7 @@ def test_products(name, out, roles):
     program = lowered(gemm(**shape, out=out), **({} if roles else ONE_ROLE))
     launch = program.kernels[0].launch
     assert ("in_warp_groups" in ops(launch)) == roles
-    assert "tma_store" in ops(launch) and not stores_from_registers(launch)
+    assert "tma_store" in ops(launch) and not plain_stores(launch)
     assert ("stmatrix" in ops(launch)) == (out != "float32")
     got = run_device(program, {"A": a, "B": b, "bias": np.zeros(n, np.float32), "C": np.zeros((m, n), NP[out])})
     want = a.astype(np.float64) @ (b.T if tb else b).astype(np.float64)
@@ -133,7 +112,7 @@ def test_integers(out):
 def test_attention_writes_its_rows_between_the_heads():
     program = lowered(attention(2, 2, 100, 64))
     launch = program.kernels[0].launch
-    assert "tma_store" in ops(launch) and not stores_from_registers(launch)
+    assert "tma_store" in ops(launch) and not plain_stores(launch)
     assert ("O", (64, 1, 64, 1)) in [(m[1].name, tuple(m[2])) for m in launch.attr("tensor_maps")]
     rng = np.random.default_rng(7)
     q, k, v = (rng.standard_normal((2, 100, 2, 64)).astype(np.float16) for _ in range(3))
@@ -191,7 +170,7 @@ def test_rows_that_tma_cannot_write_leave_in_one_piece(n, out, lanes, threads, r
     program = lowered(gemm(m=m, n=n, k=k, bm=bm, bn=64, bk=32, threads=threads, tb=True, stages=2, dtype=dtype,
                            acc="int32" if integer else "float32", out=out), **({} if roles else ONE_ROLE))
     launch = program.kernels[0].launch
-    stores = stores_from_registers(launch)
+    stores = plain_stores(launch)
     assert "tma_store" not in ops(launch) and "from panels" in report(launch) and "multiple of 16" in report(launch)
     assert stores and all(x.indices[-1].dtype.lanes == lanes for x in stores)
     got = run_device(program, {"A": a, "B": b, "bias": np.zeros(n, np.int32 if integer else np.float32),
@@ -213,7 +192,7 @@ def test_persistent_launches(bn, out, threads):
     a, b = rng.integers(-3, 4, (m, k)).astype(np.float16), rng.integers(-3, 4, (k, n)).astype(np.float16)
     program = lowered(gemm(m=m, n=n, k=k, bm=bm, bn=bn, bk=32, threads=threads, stages=2, out=out), persistent=3)
     launch = program.kernels[0].launch
-    assert "tma_store" in ops(launch) and not stores_from_registers(launch)
+    assert "tma_store" in ops(launch) and not plain_stores(launch)
     assert any(isinstance(x, For) and x.attr("tiles") and "tma_store" in ops(x.body) for x in walk(launch))
     waits = [x.attr("n") for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"]
     assert waits[-1] == 0
@@ -373,7 +352,7 @@ def test_declined_stores_say_why(program, why):
     launch = launch_of(program())
     if why:
         assert "tma_store" not in ops(launch) and why in report(launch)
-        assert stores_from_registers(launch)
+        assert plain_stores(launch)
     else:
         assert "tma_store" in ops(launch)
 
