@@ -21,6 +21,12 @@ def test_every_spelling_has_a_place():
         assert same == [n for n in order.split() if n in same], name
 
 
+def test_a_function_is_one_object_wherever_it_is_imported_from():
+    from tilelang.language import proxy, thread, tir
+
+    assert thread.shfl_sync is T.shfl_sync and thread.If_ is T.If is tir.ir.If and proxy.make_tensor is T.make_tensor
+
+
 def test_a_parameter_given_twice_or_left_out_is_an_error():
     def f(a, b=2):
         return a, b

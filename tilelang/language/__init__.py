@@ -97,7 +97,7 @@ _public = {
     **_UNAVAILABLE,
 }
 globals().update(_public)
-globals().update({_n: _spellings.spelled(globals()[_n], _order) for _n, _order in _spellings.SPELLINGS.items()})
+globals().update(_spellings.spell(globals()))
 
 # Defined in rooms above the tracer's needs: loaded when first asked for.
 _LAZY = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,16 @@ def spelled(fn: Callable[..., Any], names: str) -> Callable[..., Any]:
     return call
 
 
+def spell(names: dict[str, Any]) -> dict[str, Any]:
+    """The functions of SPELLINGS among these names, spelled.  The modules that define them hold the same ones from then on,
+    so that a function is one object wherever it is imported from."""
+    out = {name: spelled(names[name], order) for name, order in SPELLINGS.items()}
+    for name, fn in out.items():
+        home = vars(sys.modules[fn.__module__])
+        home.update({own: fn for own, x in home.items() if x is names[name]})
+    return out
+
+
 def _placed(fn: Callable[..., Any], order: list[str], args: tuple[Any, ...], kw: dict[str, Any]) -> tuple[Any, ...]:
     """The positional arguments, with those of `kw` renamed or moved to their place."""
     params = inspect.signature(fn).parameters.values()
@@ -73,4 +84,4 @@ def _placed(fn: Callable[..., Any], order: list[str], args: tuple[Any, ...], kw:
     return args
 
 
-__all__ = ["SPELLINGS", "spelled"]
+__all__ = ["SPELLINGS", "spell", "spelled"]
