@@ -207,7 +207,8 @@ def warp_groups(st: State, s: Scope) -> Nodes | None:
     dsts = st.rng.sample(good, count)
     reads = [replace(b, writable=False) for b in s.buffers if b.scope in ("global", "shared") and b.readable and not b.base
              and not b.atomic and b.root not in dsts]
-    out: Nodes = []
+    # Groups of one T.ws and of the next, or of the loop's next turn, meet here: their order is the program's own affair.
+    out: Nodes = [node("T.sync_threads()")]
     for g, dst in enumerate(dsts):
         role = Scope([*reads, dst], list(s.uniform), list(s.vars), s.times, s.depth + 1)
         body: Nodes = []
