@@ -95,7 +95,7 @@ def _row(row: Any) -> str:
         return ""
     c = {"tfloat32": "float", "float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float", "int8": "signed char",
          "uint8": "unsigned char", "int32": "int"}
-    types = [c.get(str(d)) for d in (row.a_dtype, row.b_dtype, row.c_dtype)]
+    types = [c.get(f"{d}") for d in (row.a_dtype, row.b_dtype, row.c_dtype)]
     wide = "int" if row.c_dtype.is_int else "float"
     return (f"TL_DEVICE void {function_name(row)}({types[2]}* c, const {types[0]}* a, const {types[1]}* b) {{ "
             f"matrix_multiply<{k}, {row.a.registers}, {row.b.registers}, {row.c.registers}, {wide}>(c, a, b); }}\n")
@@ -123,7 +123,7 @@ def _hopper(name: str) -> str:
             f"{', '.join(f'unsigned long long a{i}, unsigned long long b{i}' for i in count)}) {{ "
             + " ".join(f"{one}(c, a{i}, b{i}, {'true' if i else 'keep'});" for i in count) + " }\n")
     row = WGMMA_ROWS["wgmma." + m.group(1).replace("_", ".")]
-    ta, tb, tc = (_WGMMA_TYPES[str(d)] for d in (row.a_dtype, row.b_dtype, row.c_dtype))
+    ta, tb, tc = (_WGMMA_TYPES[f"{d}"] for d in (row.a_dtype, row.b_dtype, row.c_dtype))
     orders = m.group(3)
     place = f"operand_place(a, {int(orders[0] == 'm')}, row, k, sizeof({ta}))"
     element = f"[=](int row, int k) {{ return shared_at<{ta}>({place}); }}"
