@@ -39,6 +39,22 @@ def test_refused_source_is_an_error_with_the_output_and_the_source():
 
 
 @needs_nvrtc
+def test_refused_long_source_is_told_on_one_screen_and_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lines = [f"__device__ int unused_{i}(int x) {{ return x + {i}; }}" for i in range(200)]
+    lines[120] = "__device__ int wrong(int x) { return nonsense(x); }"
+    source = "\n".join([*lines, 'extern "C" __global__ void k() {}'])
+    with pytest.raises(RuntimeError) as e:
+        compile_cubin(source, "sm_80")
+    text = str(e.value)
+    assert 'identifier "nonsense" is undefined' in text and "  121 | __device__ int wrong" in text and "  122 | " in text
+    assert "unused_1(" not in text and "unused_130(" not in text and len(text.splitlines()) < 30
+    (folder,) = tmp_path.iterdir()
+    assert f"all of it: {folder}" in text and (folder / "kernel.cu").read_text().strip() == source
+    assert "nonsense" in (folder / "nvrtc.log").read_text()
+
+
+@needs_nvrtc
 def test_options_reach_the_compiler():
     source = 'extern "C" __global__ void k(float* a) { a[0] = VALUE / a[1]; }'
     slow = compile_cubin(source, "sm_80", ["-DVALUE=a[2]"])

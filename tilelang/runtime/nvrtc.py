@@ -11,9 +11,10 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from functools import cache
+from pathlib import Path
 
 from tilelang.env import env
 from tilelang.errors import error, register
@@ -233,8 +234,8 @@ def compiler_for(arch: str) -> Nvrtc:
 def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
     """Compile CUDA C++ source to a cubin for arch ("sm_80", "sm_90a").
 
-    options: further NVRTC options.  Raises RuntimeError with the compiler's output and the source when it is refused,
-    and when no NVRTC is installed.
+    options: further NVRTC options.  Raises RuntimeError with the compiler's errors and the lines they name when it is
+    refused, and when no NVRTC is installed.
     """
     nvrtc = compiler_for(arch)
     flags = [f"-arch={arch}", "-std=c++17", "-default-device", "--ptxas-options=-v",
@@ -245,7 +246,7 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
     if rc != 0 and small:  # it may name what is left out, or this NVRTC may not know the option
         rc, log, cubin = _compile(nvrtc, source, flags)
     if rc != 0 or not cubin:
-        message = f"NVRTC refused the CUDA source for {arch}:\n{log}\n\nsource:\n{_numbered(source)}"
+        message = f"NVRTC refused the CUDA source for {arch}:\n{_refusal(log, source)}"
         hint = "if the source contains no T.import_source or call_extern of yours, this is a compiler bug"
         if not nvrtc.includes and "could not open source file" in log:
             hint = "the CUDA headers are missing: pip install 'tilelang-py[cuda]', or set CUDA_HOME to a CUDA toolkit"
@@ -266,14 +267,50 @@ def compile_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
              *(f"-I{d}" for d in nvrtc.includes), *options]
     rc, log, ptx = _compile(nvrtc, source, flags, "PTX")
     if rc != 0:
-        message = f"NVRTC refused the CUDA source for {arch}:\n{log}\n\nsource:\n{_numbered(source)}"
+        message = f"NVRTC refused the CUDA source for {arch}:\n{_refusal(log, source)}"
         raise error("nvrtc-compile", message,
                     found="source that it refuses", hint="without a T.import_source of yours this is a compiler bug")
     return ptx.rstrip(b"\0").decode()
 
 
-def _numbered(source: str) -> str:
-    return "\n".join(f"{i:5d} | {line}" for i, line in enumerate(source.splitlines(), 1))
+_SCREEN, _AROUND, _PLACES, _WIDTH = 30, 2, 4, 160  # lines of a screen; beside a place; places shown; characters of a line
+
+
+def _refusal(log: str, source: str) -> str:
+    """The compiler's errors and the lines they name, on one screen; where that is not all, both whole in files."""
+    lines, said = source.splitlines(), log.splitlines()
+    short = len(lines) <= _SCREEN
+    if short and len(said) <= _SCREEN:
+        return f"{log}\n\nsource:\n{_numbered(lines, range(len(lines)))}"
+    wrong = [i for i, line in enumerate(said) if ": error" in line or ": catastrophic error" in line] or [0]
+    told = sorted({k for i in wrong[:_PLACES] for k in range(i, min(i + 3, len(said)))})
+    named = [int(m.group(1)) - 1 for i in wrong[:_PLACES] if (m := re.search(r"\((\d+)\): ", said[i]))]
+    shown = sorted({k for n in named for k in range(n - _AROUND, n + _AROUND + 1) if 0 <= k < len(lines)})
+    text = "\n".join(said[i][:_WIDTH] for i in told) + f"\n({len(wrong)} errors)" * (len(wrong) > _PLACES)
+    return f"{text}\n\nsource:\n{_numbered(lines, shown)}\nall of it: {_saved(log, source)}"
+
+
+def _numbered(lines: list[str], shown: Iterable[int]) -> str:
+    out, last = [], -1
+    for i in shown:
+        if i > last + 1:
+            out.append("  ... |")
+        out.append(f"{i + 1:5d} | {lines[i][:_WIDTH]}")
+        last = i
+    return "\n".join(out)
+
+
+def _saved(log: str, source: str) -> str:
+    """A folder with the source and the compiler's output; a note where none can be written."""
+    import tempfile
+
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="tilelang-nvrtc-"))
+        (folder / "kernel.cu").write_text(source + "\n", encoding="utf-8")
+        (folder / "nvrtc.log").write_text(log + "\n", encoding="utf-8")
+        return str(folder)
+    except OSError as e:
+        return f"(no file could be written: {e})"
 
 
 def parse_resources(log: str) -> dict[str, Resources]:
