@@ -1,8 +1,8 @@
 """The programs behind `flash_attention`: one pass over the keys for a tile of queries, dense or packed.
 
 A tile of scores S = Q K^T never leaves the registers.  Per row, `top` is the largest score so far, or lags behind it by
-LAG / c at most, `total` the sum of 2^(c s - c top) and `acc` the sum of these weights times V; c = scale log2(e), so that a weight is one multiply-add and
-one exp2.  When `top` rises, both sums are multiplied by 2^(c old - c new).
+LAG / c at most, `total` the sum of 2^(c s - c top) and `acc` the sum of these weights times V; c = scale log2(e), so that a
+weight is one multiply-add and one exp2.  When `top` rises, both sums are multiplied by 2^(c old - c new).
 
 Keys a row does not see have the score -inf, and the weight 2^-inf = 0: `top` starts at the lowest power of two whose product
 with c is finite, which no score that counts lies below.  A row that sees nothing at all ends with 0 and the logarithm
