@@ -85,6 +85,34 @@ def test_loops_by_their_other_names(on):
     assert np.array_equal(y[2], x * 2) and np.array_equal(y[3, :, 0], x[:, 3]) and np.array_equal(y[4], x)
 
 
+@pytest.mark.spec("T.parallel", "L8:raw-loops")
+@pytest.mark.parametrize("on", EXECUTIONS)
+def test_a_parallel_loop_starts_where_it_is_told(on):
+    """T.parallel(start, stop) refused every start other than 0."""
+    @T.prim_func
+    def f(n: T.int32, X: T.Tensor((N,), "int32"), Y: T.Tensor((3, N), "int32")):
+        with T.Kernel(1, threads=N):
+            F = T.alloc_fragment((N,), "int32")
+            T.copy(X, F)
+            for i in T.parallel(3, 40):
+                F[i] += i
+            T.copy(F, Y[0, :])
+            for i in T.parallel(n, 2 * n + 1):
+                Y[1, i] = X[i] * 2
+            first = T.alloc_var("int32", init=n)
+            for i in T.parallel(first, n):  # no iteration
+                Y[2, i] = 1
+            first = n - 2
+            for i in T.parallel(first, n):
+                Y[2, i] = i
+
+    x = np.arange(N, dtype=np.int32) * 3
+    y = run(f, 9, x, on=on)[1]
+    k = np.arange(N)
+    assert np.array_equal(y[0], x + k * ((k >= 3) & (k < 40))) and np.array_equal(y[1], x * 2 * ((k >= 9) & (k < 19)))
+    assert np.array_equal(y[2], k * ((k >= 7) & (k < 9)))
+
+
 @pytest.mark.spec("L8:loop_break")
 @pytest.mark.parametrize("on", EXECUTIONS)
 def test_leaving_a_loop_and_an_iteration(on):

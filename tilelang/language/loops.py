@@ -148,18 +148,20 @@ class ParallelFrame(Frame):
     loop = True
     parallel = True
 
-    def __init__(self, extents: tuple[Any, ...], attrs: Attrs) -> None:
+    def __init__(self, extents: tuple[Any, ...], attrs: Attrs, start: Expr | None = None) -> None:
         super().__init__()
         if not extents:
             raise error("parallel-extents", "T.Parallel needs at least one extent",
                         expected="at least one extent", found="none")
         self.extents = tuple(loop_bound(e, "an extent") for e in extents)
         few_enough("T.Parallel", *self.extents)
-        self.attrs = attrs
+        self.attrs, self.start = attrs, start
 
     def open(self, b: Builder) -> Any:
         names = "ijklmn"
         self.vars = tuple(b.new_var(names[k] if k < 6 else f"i{k}", e.dtype) for k, e in enumerate(self.extents))
+        if self.start is not None:  # iterations are counted from 0
+            return binary("add", self.vars[0], fixed(b, self.start))
         return self.vars[0] if len(self.vars) == 1 else self.vars
 
     def close(self, b: Builder) -> Stmt:
@@ -331,13 +333,11 @@ def grid(*extents: Any) -> GridFrame:
 
 
 def parallel(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None = None) -> ParallelFrame:
-    """One-dimensional T.Parallel with a start."""
-    if stop is None:
-        return ParallelFrame((start,), attrs_of(annotations))
-    if is_const(start, 0):
-        return ParallelFrame((stop,), attrs_of(annotations))
-    raise error("loop-bounds", "T.parallel with a start other than 0 is not available: add the start in the body",
-                expected="start 0", found=str(start))
+    """One-dimensional T.Parallel over start .. stop - 1, or 0 .. start - 1."""
+    if stop is None or is_const(convert(start), 0):
+        return ParallelFrame((start if stop is None else stop,), attrs_of(annotations))
+    first, end = loop_bound(start, "the start"), loop_bound(stop, "the end")
+    return ParallelFrame((binary("sub", end, first),), attrs_of(annotations), first)
 
 
 def loop_break() -> None:

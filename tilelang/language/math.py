@@ -13,6 +13,7 @@ from tilelang.ir import dtype as DType
 from tilelang.ir.build import float_max, float_min
 from tilelang.target.accuracy import FAST, stated
 
+from .casts import converted
 from .regions import BufferSlice
 from .state import describe, error
 from .tensor import dtype_of
@@ -237,6 +238,9 @@ def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any 
 
     Floats to integers truncate; beyond the range they give its nearest end, and NaN gives 0.  Narrower floats round to
     nearest even, once; those of 8 bits saturate (infinities too).  Integers keep their low bits.
+    round: "rn" to nearest even (also into integers), "rz" towards 0, "rp" up, "rm" down.  sat=False: what is beyond the range
+    of an 8-bit float becomes infinity, or NaN where the type has none; other types do not ask.  Raises cast-option for
+    options that do not exist, for "rs" and where a type has no such conversion (see casts.converted).
     """
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
@@ -250,12 +254,12 @@ def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any 
         raise error("cast-option", "rbits goes with round='rs', and only with it",
                     expected="rbits with round='rs', and only with it",
                     found=f"round={round!r} {'without' if rbits is None else 'with'} rbits")
-    if round not in ("", "rn") or not sat:
-        raise error("cast-option", f"T.cast with round={round!r}, sat={sat} is not available yet",
-                    expected="round='rn', sat=True", found=f"round={round!r}, sat={sat}")
+    if round == "rs":
+        raise error("cast-option", "T.cast with round='rs' is for Blackwell (sm_100), which is not available yet",
+                    expected="'', rn, rz, rp or rm", found="'rs'")
     dt = dtype_of(dtype, "T.cast")
     e = value_of(value)
-    return cast(e, dt.with_lanes(e.dtype.lanes) if dt.lanes == 1 and e.dtype.lanes > 1 else dt)
+    return converted(e, dt.with_lanes(e.dtype.lanes) if dt.lanes == 1 and e.dtype.lanes > 1 else dt, round, sat)
 
 
 def Cast_(dtype: Any, value: Any) -> Expr:
