@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from gen_extra import EXTRA, EXTRA_WEIGHTS
+from gen_lanes import LANE_WEIGHTS, LANES
 from gen_more import MORE, WEIGHTS
 from gen_parallel import Nodes, atomic, inner_sum, parallel, per_thread, spread_sum
+from gen_regions import REGION_WEIGHTS, REGIONS
 from gen_state import Scope, State, counter, node
 from gen_tile_ops import gemm, reducer, reduction, scan, transpose, view
 from gen_tiles import copy, fill, find_input, new_buffer, operand
@@ -65,7 +67,7 @@ def _weights(st: State, s: Scope) -> list[tuple[str, float]]:
     w = {"parallel": 5.0, "copy": 4.0, "fill": 1.0, "gemm": 1.8, "reduce": 1.6, "scan": 0.9, "atomic": 1.5, "inner": 0.8,
          "spread": 0.4, "thread": 1.7, "view": 1.0, "transpose": 0.3, "reducer": 1.2, "let": 0.5, "assign": 0.7, "serial": 1.2,
          "pipelined": 1.3, "branch": 1.0, "while": 0.5, "grid": 0.3, "macro": 0.5, "leave": 0.0, "alloc": 0.3, "ordered": 0.4,
-         "swap": 0.5, **WEIGHTS, **EXTRA_WEIGHTS}
+         "swap": 0.5, **WEIGHTS, **EXTRA_WEIGHTS, **LANE_WEIGHTS, **REGION_WEIGHTS}
     w.update(st.profile.weights)
     if s.in_loop and not s.pipelined:
         w["leave"] = 5.0
@@ -87,7 +89,7 @@ def serial(st: State, s: Scope) -> Nodes | None:
     """A serial or unrolled loop: plain, stepped, backwards, with a run-time bound, or of no iteration."""
     k = st.fresh("k")
     kind = st.pick(["T.serial", "range", "range", "T.unroll", "T.Serial"])
-    form = st.between(0, 6)
+    form = st.between(0, 5)
     n = st.between(1, 4)
     known = [v for v in s.uniform if v.low >= 0 and v.high <= 4]
     tag = ""
@@ -338,4 +340,5 @@ STATEMENTS = {"parallel": parallel, "copy": copy, "fill": fill, "gemm": gemm, "r
               "atomic": atomic, "inner": inner_sum, "spread": spread_sum, "thread": per_thread, "view": view,
               "transpose": transpose, "reducer": reducer, "let": let, "assign": assign, "serial": serial,
               "pipelined": pipelined, "branch": branch, "while": while_loop, "grid": grid, "macro": macro, "leave": leave,
-              "alloc": alloc, "ordered": ordered, "swap": swap, **MORE, **EXTRA}
+              "alloc": alloc, "ordered": ordered, "swap": swap, **MORE, **EXTRA, **LANES,
+              **REGIONS}

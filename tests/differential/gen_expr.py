@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gen_functions import rounded
 from gen_state import Buf, Node, Scope, State, node
 from gen_values import EXACT, INTS, Value, cast, envelope, integer, is_float, is_unsigned, literal, promote
 
@@ -108,7 +109,7 @@ class Point:
         if v.bound <= EXACT[v.dtype] // 4 and v.bound < 2**29 and st.chance(0.2):
             self.features.add("expr:clamp")
             text = f"T.clamp({v.text}, {low}, {high})" if st.chance(0.5) else f"T.max(T.min({v.text}, {high}), {low})"
-            return Value(text, promote(v.dtype, "int32"), max(low, v.low), min(high, v.high))
+            return Value(text, promote(v.dtype, "int32"), min(max(low, v.low), high), max(min(high, v.high), low))
         if v.dtype in INTS:
             span = high - low + 1
             dt = promote(v.dtype, "int32")
@@ -153,7 +154,8 @@ class Point:
     def _combine(self, depth: int) -> Value | None:
         st = self.state
         op = st.pick(["+", "+", "-", "*", "max", "min", "abs", "neg", "choose", "choose", "floordiv", "mod", "bits", "shift",
-                      "floor", "cast", "select", "trunc", "round", "invert", "square", "named", "functions"])
+                      "floor", "cast", "select", "trunc", "round", "invert", "square", "named", "functions", "functions",
+                      "counts"])
         a = self.value(depth - 1)
         self.features.add(f"expr:{op}")
         if op in "+-*" or op in ("max", "min", "choose", "select"):
@@ -190,6 +192,8 @@ class Point:
             return None
         c = st.between(2, 9)
         match op:
+            case "counts":
+                return self._counted(a)
             case "invert":
                 return Value(f"(~{a.text})", a.dtype, -a.high - 1, -a.low - 1)
             case "square":
@@ -234,9 +238,19 @@ class Point:
                 return Value(f"({a.text} {st.pick('&|^')} {b.text})", promote(a.dtype, b.dtype), -k, k - 1)
         return None
 
+    def _counted(self, a: Value) -> Value | None:
+        """How many bits of an int32 are set, or where the first of them stands."""
+        if a.dtype != "int32":
+            return None
+        fn = self.state.pick(["popcount", "clz", "__ffs"])
+        self.features.add(f"counts:{fn}")
+        return Value(f"T.{fn}({a.text})", "int32", 0, 32)
+
     def _function(self, a: Value, depth: int) -> Value | None:
         """A function of floats whose results are whole numbers again, whichever way it rounds."""
         st = self.state
+        if st.chance(0.5):
+            return rounded(st.rng, a, self.fit, self.features.add)
         if a.dtype not in ("float32", "float64"):
             if a.bound > EXACT["float32"] // 4:
                 return None

@@ -159,7 +159,7 @@ def sparse(st: State, s: Scope) -> Nodes | None:
     t = st.tensor(e_shape, tuple(map(str, e_shape)), meta, 7)
     row = st.tensors[-1]
     row.pop("strides", None)
-    row["nibbles"] = (4, 14) if dt == "float32" else (4, 8, 9, 12, 13, 14)
+    row["nibbles"] = [4, 14] if dt == "float32" else [4, 8, 9, 12, 13, 14]
     name = st.fresh("E")
     st.shared_bytes += e_shape[0] * e_shape[1] * 4
     st.allocs.append(node(f"{name} = T.alloc_shared({e_shape}, '{meta}')"))
@@ -260,5 +260,5 @@ def library_call(st: State, s: Scope) -> Nodes | None:
 
 EXTRA = {"scratch": scratch, "private_tiles": private_tiles, "pointers": pointers, "sparse": sparse, "image": image,
          "warp_groups": warp_groups, "library_call": library_call}
-EXTRA_WEIGHTS = {"scratch": 0.5, "private_tiles": 2.0, "pointers": 0.8, "sparse": 0.4, "image": 0.35, "warp_groups": 3.0,
+EXTRA_WEIGHTS = {"scratch": 0.5, "private_tiles": 2.6, "pointers": 0.8, "sparse": 0.4, "image": 0.35, "warp_groups": 3.0,
                  "library_call": 0.3}

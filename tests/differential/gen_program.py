@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gen_control import assign, block, condition
+from gen_grid import grid_program, is_grid
 from gen_hopper import hopper_program, is_hopper
+from gen_near import is_near, near_program
 from gen_state import Buf, Node, Profile, Scope, State, counter, node
 from gen_tiles import new_buffer
 from gen_values import EXACT
@@ -29,7 +31,7 @@ _CONFIGS = ({}, {}, {}, {}, {"tl.disable_warp_specialized": True}, {"tl.enable_h
             {"tl.disable_wgmma": True}, {"tl.persistent": False}, {"tl.persistent": 2},
             {"tl.disable_shared_memory_reuse": True},
             {"tl.global_alignment": 1}, {"tl.config_index_bitwidth": 64}, {"tl.enable_aggressive_shared_memory_merge": True},
-            {"tl.cluster": 2})
+            {"tl.cluster": 2}, {"tl.enable_fast_math": True})
 
 Program = dict[str, Any]
 """seed, profile, dims {name: extent}, symbols {name: extent}, tensors [{name, shape, dtype, low, high}], configs, kernels
@@ -40,6 +42,10 @@ def make_program(seed: int, profile: str | None = None) -> Program:
     """The program of a seed."""
     if profile == "hopper" or profile is None and is_hopper(seed):
         return hopper_program(seed)
+    if profile == "near" or profile is None and is_near(seed):
+        return near_program(seed)
+    if profile == "grid" or profile is None and is_grid(seed):
+        return grid_program(seed)
     st = State(seed, PROFILES[0])
     st.profile = next(p for p in PROFILES if p.name == profile) if profile else st.rng.choices(PROFILES, (4, 5, 4, 4, 2))[0]
     st.inputs, kernels = [], []
@@ -48,7 +54,8 @@ def make_program(seed: int, profile: str | None = None) -> Program:
     for _ in range(2 if st.chance(0.12) else 1):
         kernels.append(_kernel(st, kernels))
     return {"seed": seed, "profile": st.profile.name, "dims": st.dims, "symbols": st.symbols, "steps": st.steps,
-            "tensors": st.tensors, "configs": dict(st.pick(_CONFIGS)), "kernels": kernels}
+            "tensors": st.tensors, "configs": dict(st.pick(_CONFIGS)), "kernels": kernels,
+            "style": st.pick([None] * 6 + ["eager", "eager", "lazy"])}
 
 
 def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
@@ -59,8 +66,8 @@ def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
         st.inputs = [*st.inputs, *[Buf(o.name, "global", o.shape, o.dims, o.dtype, o.low, o.high, writable=False)
                                    for o in st.outputs if not o.atomic]]
     tm, tn = st.extent(), st.extent()
-    gm, gn = st.between(1, 3), st.between(1, 2)
-    persistent = st.chance(0.12)
+    persistent = st.chance(0.14)
+    gm, gn = (st.between(2, 4), st.between(1, 2)) if persistent else (st.between(1, 3), st.between(1, 2))
     st.outputs = []
     m = tm * gm - (st.between(0, tm - 1) if st.chance(0.5) else 0)
     n = tn * gn - (st.between(0, tn - 1) if st.chance(0.5) else 0)
@@ -70,6 +77,7 @@ def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
     head: list[Node] = []
     if persistent:
         workers = st.between(1, gm * gn + 1)
+        uneven = ["persistent:idle"] if workers > gm * gn else ["persistent:unequal"] if gm * gn % workers else []
         names, grid, bm, bn = ["bx"], [str(workers)], st.fresh("b"), st.fresh("b")
         grid_values = [counter(bm, gm), counter(bn, gn)]
         st.blocks = gm * gn
@@ -131,20 +139,22 @@ def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
         head.append(node("tx = T.get_thread_binding()"))
     whole = [*st.prologue, *body, *tail]
     if persistent and st.chance(0.3):
-        whole = _scheduled(st, (bm, bn), (gm, gn), grid[0], whole)
+        whole = _scheduled(st, (bm, bn), (gm, gn), grid[0], whole, uneven)
     elif persistent:
         group = st.pick(["", f", group_size={st.between(1, 4)}"])
-        whole = [node(f"for {bm}, {bn} in T.Persistent([{gm}, {gn}], {grid[0]}, bx{group}):", whole, None, "loop:T.Persistent")]
+        line = f"for {bm}, {bn} in T.Persistent([{gm}, {gn}], {grid[0]}, bx{group}):"
+        whole = [node(line, whole, None, "loop:T.Persistent", *uneven)]
     hints = _hints(st)
     return {"grid": grid, "blocks": names, "threads": st.threads, "body": [*options, *head, *st.allocs, *hints, *whole]}
 
 
-def _scheduled(st: State, tile: tuple[str, str], counts: tuple[int, int], workers: str, body: list[Node]) -> list[Node]:
+def _scheduled(st: State, tile: tuple[str, str], counts: tuple[int, int], workers: str, body: list[Node],
+               uneven: list[str]) -> list[Node]:
     """The loop over tiles by a tile scheduler."""
     more = st.pick(["", ", column_major=False", f", swizzle_size={st.between(1, 3)}"])
     loop = [node(f"{tile[0]} = sched.m_idx"), node(f"{tile[1]} = sched.n_idx"), *body, node("sched.next_tile()")]
     return [node(f"sched = T.PersistentTileScheduler({counts[0]}, {counts[1]}, {workers}{more})"), node("sched.init(bx)"),
-            node("while sched.valid():", loop, None, "loop:scheduler")]
+            node("while sched.valid():", loop, None, "loop:scheduler", *uneven)]
 
 
 def _hints(st: State) -> list[Node]:

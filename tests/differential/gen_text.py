@@ -29,18 +29,42 @@ def source(program: dict[str, Any], note: str = "") -> str:
         mutable = {m.group(1) for n in k["body"] if (m := _ASSIGNED.match(n["t"])) and "T.alloc_var" in n["t"]}
         _write(k["body"], 2, body, macros, params | set(blocks), named, mutable)
     head = [f'"""{note or "A generated program"}: seed {program["seed"]}, profile {program["profile"]}."""', "",
-            "import tilelang.language as T"]
+            *(["import tilelang"] if program.get("style") else []), "import tilelang.language as T"]
     layouts = sorted(x for x in LAYOUTS if any(f"{x}(" in line for line in body))
     head += [f"from tilelang.layout import {', '.join(layouts)}", ""] if layouts else [""]
     head += [f"{name} = {value}" for name, value in program["dims"].items() if _uses(body + macros + _shapes(program), name)]
     head += [f"{name} = T.dynamic('{name}')" for name in (*program["symbols"], *program.get("steps", {}))
-             if _uses(_shapes(program), name)]
+             if _uses(_shapes(program), name) and not _const(program, name)]
     if any(f"{use}(" in line for use in LIBRARY for line in body + macros):
         head += [x for texts in LIBRARY.values() for x in texts]
-    shapes = [_annotation(t) for t in program["tensors"]]
-    params_text = (",\n" + 12 * " ").join(shapes)
-    text = "\n".join([*head, "", "", *macros, "@T.prim_func", f"def program({params_text}):", *body])
+    text = "\n".join([*head, "", "", *macros, *_written(program, body)])
     return text + "\n" + _footer(program)
+
+
+def _written(program: dict[str, Any], body: list[str]) -> list[str]:
+    """The program itself: a T.prim_func, one that a factory returns, or an eager function with its sizes as constants."""
+    style = program.get("style")
+    shapes = [_annotation(t) for t in program["tensors"]]
+    params = (",\n" + 12 * " ").join(shapes)
+    if style is None:
+        return ["@T.prim_func", f"def program({params}):", *body]
+    if style == "lazy":
+        dims = [f"{name}={value}" for name, value in program["dims"].items()]
+        inner = ["@T.prim_func", f"def whole({params}):", *body]
+        return ["@tilelang.jit", f"def program({', '.join(dims)}):", *("    " + x for x in inner), "    return whole", "", "",
+                "program = program.get_tir()"]
+    names = [t["name"] if not t.get("scalar") and not t.get("pointer") else s for t, s in zip(program["tensors"], shapes)]
+    own = [f"    {s}" for t, s in zip(program["tensors"], shapes) if not t.get("scalar") and not t.get("pointer")]
+    sizes = [f"    {x} = T.const('{x}')" for x in program["symbols"] if _const(program, x)]
+    given = [f"{x}={program['symbols'][x]}" for x in program["symbols"] if _const(program, x)]
+    return ["@tilelang.jit", f"def program({', '.join(names)}):", *sizes, *own, *body, "", "",
+            f"program = program.get_tir({', '.join(given)})"]
+
+
+def _const(program: dict[str, Any], name: str) -> bool:
+    """Whether a size is a constant of an eager function: it must be an extent of a tensor by itself."""
+    return program.get("style") == "eager" and any(d == name for t in program["tensors"] for d in t["shape"]
+                                                   if not t.get("pointer"))
 
 
 LAYOUTS = ("make_linear_layout", "make_swizzled_layout")
@@ -173,6 +197,10 @@ def features(program: dict[str, Any]) -> list[str]:
             out.add("threads:odd")
     if len(program["kernels"]) > 1:
         out.add("kernels:2")
+    if program.get("style"):
+        out.add(f"style:{program['style']}")
+        if any(_const(program, x) for x in program["symbols"]):
+            out.add("style:const")
     if any(not d.isdigit() and d in program["symbols"] for t in program["tensors"] for d in t["shape"]):
         out.add("shape:dynamic")
     out |= {f"param:{k}" for t in program["tensors"] for k in ("scalar", "pointer") if t.get(k)}

@@ -98,6 +98,8 @@ def _without_nesting(program: Program) -> Iterator[Program]:
                 yield c
     if program["configs"]:
         yield {**copy.deepcopy(program), "configs": {}}
+    if program.get("style"):
+        yield {**copy.deepcopy(program), "style": None}
     for k, kernel in enumerate(program["kernels"]):
         for threads in (128, 64, 32):
             if kernel["threads"] != threads:
