@@ -213,6 +213,52 @@ def test_properties_dunders_and_plain_functions_read_the_variables_of_an_object(
     assert out(f) == [14, 8, 21, 107, 8]
 
 
+@T.meta_class
+class Countdown:
+    def __init__(self, n):
+        self.n = n
+        self.left = T.alloc_var("int32", init=n)
+        self.done = T.alloc_var("int32", init=0)
+
+    def valid(self):
+        twice = self.done[0] * 2
+        return twice < self.n and self.left[0] > 0
+
+    def signed(self, k):
+        s = self.done[0] + k
+        return T.if_then_else(s % 2 == 0, s, -s) if self.left[0] > 3 else s
+
+    def step(self):
+        self.done[0] += 1
+        self.left[0] = self.left[0] - 1
+
+
+def test_methods_that_only_read_state_stand_in_conditions():
+    """They were taken for macros with effects: refused as the condition of a while loop and in arms of a selection."""
+    @T.prim_func
+    def f(O: T.Tensor((9,), "int32")):
+        with T.Kernel(1, threads=1):
+            c = Countdown(6)
+            first = c.signed(3)
+            while c.valid() or c.signed(2) < 0:
+                O[c.done] = c.signed(c.done) + (c.signed(1) if c.valid() else 100)
+                c.step()
+            O[7] = first
+            O[8] = c.done
+
+    done, left, want = 0, 6, [0] * 9
+
+    def signed(k):
+        s = done + k
+        return (s if s % 2 == 0 else -s) if left > 3 else s
+
+    while done * 2 < 6 and left > 0 or signed(2) < 0:
+        want[done] = signed(done) + (signed(1) if done * 2 < 6 and left > 0 else 100)
+        done, left = done + 1, left - 1
+    want[7:] = [-3, done]
+    assert out(f) == want
+
+
 def test_a_variable_has_no_second_element():
     """The store went to the variable whatever its index."""
     with pytest.raises(IndexError, match="`sum` is a variable: its only element is 0"):

@@ -33,11 +33,14 @@ class Macro:
     """A function whose body is traced anew at each call.
 
     Run-time scalars are passed by value (bound once); buffers, regions and Python values as they are.
-    name, orig_func, source: of the Python function.
+    name, orig_func, source: of the Python function.  reads_only: it stands for an expression, also where that may
+    not be evaluated; a statement in it is refused there when it is traced.
     """
 
-    def __init__(self, fn: Callable[..., Any], caller_locals: dict[str, Any] | None = None) -> None:
+    def __init__(self, fn: Callable[..., Any], caller_locals: dict[str, Any] | None = None,
+                 reads_only: bool = False) -> None:
         self.orig_func, self.name, self.__name__, self.__doc__ = fn, fn.__name__, fn.__name__, fn.__doc__
+        self._reads_only = reads_only
         self._caller_locals = caller_locals
         self._signature = inspect.signature(fn)
         self._rewritten: Rewritten | None = None
@@ -52,7 +55,7 @@ class Macro:
 
     def __call__(self, *args: Any, **kw: Any) -> Any:
         b = need_builder(f"macro {self.name}")
-        if b.lazy:
+        if b.lazy and not self._reads_only:
             raise error("lazy-effect", f"macro `{self.name}` is called in an operand that may not be "
                                        "evaluated",
                         found=f"a call of macro `{self.name}`", hint="call it in a statement before and use its result")
@@ -129,6 +132,8 @@ class Macro:
 
 
 def _by_value(b: Builder, name: str, value: Any) -> Any:
+    if b.lazy:  # nothing changes between here and where it is used
+        return value
     if isinstance(value, Expr) and not isinstance(value, (Const, Var)) and not value.dtype.is_handle:
         if isinstance(value, Load) and id(value) in b.handles and id(value) not in b.named:
             return value

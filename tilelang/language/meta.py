@@ -21,21 +21,25 @@ def inline(method: Callable[..., Any]) -> Macro:
     return method if isinstance(method, Macro) else Macro(method)
 
 
-def _touches_state(fn: Callable[..., Any]) -> bool:
-    """Whether a method subscripts an attribute of its object (`self.x[0]`), which only rewritten code can do."""
+def _state_uses(fn: Callable[..., Any]) -> tuple[bool, bool]:
+    """Whether a method subscripts an attribute of its object (`self.x[0]`), and whether it stores to one."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
-    return any(isinstance(n, ast.Subscript) and isinstance(n.value, ast.Attribute) for n in ast.walk(tree))
+    uses = [n for n in ast.walk(tree) if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Attribute)]
+    return bool(uses), any(not isinstance(n.ctx, ast.Load) for n in uses)
 
 
 def meta_class(cls: type) -> type:
     """Class decorator: objects that hold T.alloc_var state in attributes while a kernel is traced.
 
-    Methods that use `self.x[0]` are inlined at the call; others run as plain Python.  A constructor argument `name`
-    prefixes the names of the state variables: {name}_{attribute}.
+    Methods that use `self.x[0]` are inlined at the call, and those that store nothing may stand wherever an
+    expression may (`while tiles.valid():`); others run as plain Python.  A constructor argument `name` prefixes the
+    names of the state variables: {name}_{attribute}.
     """
     for key, fn in list(vars(cls).items()):
-        if inspect.isfunction(fn) and not key.startswith("__") and _touches_state(fn):
-            setattr(cls, key, Macro(fn))
+        if inspect.isfunction(fn) and not key.startswith("__"):
+            uses, stores = _state_uses(fn)
+            if uses:
+                setattr(cls, key, Macro(fn, reads_only=not stores))
     init: Callable[..., None] = vars(cls).get("__init__", object.__init__)
     signature = inspect.signature(init)
 

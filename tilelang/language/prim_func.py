@@ -15,6 +15,7 @@ from tilelang.ir import replace as replace_node
 from .ast_rewrite import Rewritten, rewrite_function
 from .builder import Builder, tracing
 from .python_errors import place_error, refine
+from .reducer import check_reducers
 from .scope import UNDEFINED, Context
 from .state import error, need_function
 from .tensor import PointerFactory, TensorFactory, TensorSpec
@@ -246,6 +247,7 @@ def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
     """The Func of a finished trace.  order: parameter names in signature order."""
     while b.frames[-1] is not b.root:
         b.exit(b.frames[-1])
+    check_reducers(b)
     if b.outputs and (b.returned is None or len(b.returned) != len(b.outputs)):
         kept = {len(b.outputs) + k for k in b.returned or ()}
         missing = [o.name for k, o in enumerate(b.outputs) if k not in kept]

@@ -235,8 +235,8 @@ class Recorder:
         if isinstance(value, Var):
             self.name_value(name, value)
             return value
-        if value.dtype.is_handle or (self.kernel is None and not reads_memory(value)):
-            return value
+        if self.lazy or value.dtype.is_handle or (self.kernel is None and not reads_memory(value)):
+            return value  # lazy: a name inside one expression, during which nothing changes
         if isinstance(old, Var) and not isinstance(old, Const):
             log.warning("%s: Immutable value `%s` is re-bound; use T.alloc_var for a variable that "
                         "changes", self.span(),
@@ -274,6 +274,8 @@ class Recorder:
 
     def freeze(self, value: Any) -> Any:
         """The value as it is now: an expression that reads memory is bound to a variable."""
+        if self.lazy:
+            return value
         if isinstance(value, Expr) and not isinstance(value, (Var, Const)) and not self._is_fresh_handle(value):
             if reads_memory(value) or self.kernel is not None and not value.dtype.is_handle:
                 v = self.let("t", value)

@@ -10,7 +10,24 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from tilelang.ir import Binary, Buffer, Const, Expr, Load, cast, const, convert, int_range, load
+from tilelang import errors
+from tilelang.ir import (
+    AddressOf,
+    Binary,
+    Buffer,
+    Const,
+    Expr,
+    Load,
+    Region,
+    Stmt,
+    Store,
+    cast,
+    const,
+    convert,
+    int_range,
+    load,
+    walk,
+)
 from tilelang.ir import dtype as DType
 from tilelang.ir.dtype import SCALE
 from tilelang.ops.reduce import identity as neutral
@@ -25,11 +42,21 @@ OPS = {"sum": "add", "max": "max", "min": "min", "bitand": "bitand", "bitor": "b
 
 
 class _Epoch:
-    """What is known of one reducer: its op, and where it is between init and finalize."""
+    """What is known of one reducer: its op, where it is between init and finalize, and the frame both stand in.
+
+    calls: the statements that its own calls have made, the only ones that may use it.
+    """
 
     def __init__(self, op: str, legacy: bool) -> None:
         self.op, self.legacy, self.state = op, legacy, "allocated"
         self.init: Expr | None = None
+        self.frame: Any = None
+        self.calls: list[Stmt] = []
+
+    def made(self, b: Builder) -> None:
+        """The last statement is this reducer's."""
+        if not b.frames[-1].dead:
+            self.calls += b.frames[-1].stmts[-1:]
 
 
 def identity(op: str, dt: DType) -> Const:
@@ -79,9 +106,14 @@ def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
     if e.state == "open":
         raise error("reducer-order", f"the reducer `{acc.name}` is initialised twice",
                     found=f"T.reducer_init of `{acc.name}` twice")
-    e.state = "open"
+    if init is not None and isinstance(init, Expr) and not isinstance(init, Const) and init.dtype != acc.dtype:
+        raise error("reducer-operand", f"the initial value of `{acc.name}` is {init.dtype}, the reducer {acc.dtype}",
+                    expected=f"a value of {acc.dtype}", found=str(init.dtype), hint=f"T.cast(value, \"{acc.dtype}\")")
+    e.state, e.frame = "open", b.frames[-1]
     e.init = None if init is None else b.freeze(cast(convert(init), acc.dtype))
-    return fill(acc, identity(e.op, acc.dtype))
+    fill(acc, identity(e.op, acc.dtype))
+    e.made(b)
+    return EMITTED
 
 
 def reducer_update(element: Any, value: Any) -> Emitted:
@@ -99,7 +131,11 @@ def reducer_update(element: Any, value: Any) -> Emitted:
     if not any(getattr(f, "parallel", False) for f in b.frames):
         raise error("reducer-order", "T.reducer_update outside T.Parallel",
                     found="T.reducer_update outside T.Parallel")
-    b.store(acc, element.indices, Binary(OPS[e.op], element, cast(convert(value), acc.dtype), acc.dtype))
+    added = cast(convert(value), acc.dtype)
+    if any(_uses(x, acc) for x in walk(added)):
+        raise _direct_use(acc, b.here())
+    b.store(acc, element.indices, Binary(OPS[e.op], element, added, acc.dtype))
+    e.made(b)
     return EMITTED
 
 
@@ -118,8 +154,16 @@ def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
     if not isinstance(dst, Buffer) or dst.scope_name != "local.fragment":
         raise error("reducer-operand", f"T.finalize_reducer writes to a fragment, found {describe(dst)}",
                     expected="a fragment", found=describe(dst))
+    if tuple(dst.shape) != tuple(acc.shape) or dst.dtype != acc.dtype:
+        raise error("reducer-operand", f"T.finalize_reducer writes {_form(acc)} of `{acc.name}` to `{dst.name}`, which is "
+                    f"{_form(dst)}", expected=f"a fragment {_form(acc)}", found=_form(dst))
+    if e.frame is not b.frames[-1]:
+        raise error("reducer-order", f"T.finalize_reducer of `{acc.name}` stands in another scope than its T.reducer_init",
+                    expected="both in one loop body or branch, so that each init meets its finalize",
+                    found="T.finalize_reducer in another scope", hint="move one of them into the scope of the other")
     e.state = "closed"
     copy(acc, dst)
+    e.made(b)
     if e.init is not None:
         frame = Parallel(*acc.shape)
         index = b.enter(frame)
@@ -127,6 +171,36 @@ def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
         b.store(dst, where, Binary(OPS[e.op], load(dst, where), e.init, dst.dtype))
         b.exit(frame)
     return EMITTED
+
+
+def _form(buffer: Buffer) -> str:
+    return f"({', '.join(str(d) for d in buffer.shape)}) {buffer.dtype}"
+
+
+def _uses(x: Any, acc: Buffer) -> bool:
+    return isinstance(x, (Load, Store, AddressOf, Region)) and x.buffer.data is acc.data
+
+
+def _direct_use(acc: Buffer, span: Any) -> Exception:
+    return errors.error("reducer-use", f"the reducer `{acc.name}` is read or written other than by its calls",
+                        found=f"a use of `{acc.name}` itself", span=span)
+
+
+def check_reducers(b: Builder) -> None:
+    """The end of a trace: every reducer that was initialised is finalised, and only its calls have used it."""
+    for acc, e in b.reducers.values():
+        if e.state == "open":
+            raise errors.error("reducer-order", f"the reducer `{acc.name}` is initialised and never finalised",
+                               found=f"T.reducer_init of `{acc.name}` without T.finalize_reducer", span=acc.span)
+        if e.frame is None:  # the older form: a fragment that loops and tile ops use
+            continue
+        own = {id(x) for call in e.calls for x in walk(call)}
+        place = acc.span
+        for stmt in b.root.stmts:
+            for x in walk(stmt):
+                place = x.span if isinstance(x, Stmt) and x.span is not None else place
+                if _uses(x, acc) and id(x) not in own:
+                    raise _direct_use(acc, place)
 
 
 __all__ = ["alloc_reducer", "finalize_reducer", "reducer_init", "reducer_update"]
