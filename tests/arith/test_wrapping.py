@@ -47,29 +47,53 @@ def tree(r, dt, bufs, i, depth):
 
 @pytest.mark.parametrize("dt", TYPES)
 def test_simplify_keeps_wrapping_values(dt):
-    r, rng = random.Random(dt), np.random.default_rng(7)
-    np_dt = numpy_dtype(dt)
-    bufs = leaves(dt)
-    info = np.iinfo(np_dt)
-    data = {b: rng.integers(info.min, info.max, N, dtype=np_dt, endpoint=True) for b in bufs}
+    r, bufs, i = random.Random(dt), leaves(dt), Var("i", dtype("int32"))
+    for _ in range(150):
+        keeps_values(dt, tree(r, dt, bufs, i, 4), bufs, i)
+
+
+def keeps_values(dt, e, bufs, i):
+    """Check that e simplified, on data that use the whole type, gives what e gives, lies in its interval and stays."""
+    rng, info = np.random.default_rng(7), np.iinfo(numpy_dtype(dt))
+    data = {b: rng.integers(info.min, info.max, N, dtype=numpy_dtype(dt), endpoint=True) for b in bufs}
     for values in data.values():
         values[:6] = [info.min, info.max, 0, 1, info.max // 2, info.max - 1]
-    i = Var("i", dtype("int32"))
     at = np.arange(N, dtype=np.int32)
 
     def read(b, indices, mask, node):
         return data[b][np.broadcast_to(indices[0], (N,))]
 
+    a = Analyzer({i: (0, N - 1)})
+    s = a.simplify(e)
+    before = np.broadcast_to(evaluate(e, {i: at}, read), (N,))
+    after = np.broadcast_to(evaluate(s, {i: at}, read), (N,))
+    assert np.array_equal(before, after), f"{e!r}\n-> {s!r}"
+    lo, hi = a.interval(e)
+    assert (lo is None or lo <= int(before.min())) and (hi is None or int(before.max()) <= hi), repr(e)
+    assert a.simplify(s) is s
+
+
+def remainders(r, dt, bufs, i, depth):
+    """Sums of quotients and remainders of loads by numbers that share divisors, few of them powers of two."""
+    if depth == 0:
+        return load(r.choice(bufs), (i,)) if r.random() < 0.8 else cast(i, dt)
+    a = remainders(r, dt, bufs, i, depth - 1)
+    op = r.choice(["add", "sub", "scale", "floordiv", "floormod", "floormod", "truncmod"])
+    if op in ("add", "sub"):
+        other = remainders(r, dt, bufs, i, depth - 1) if r.random() < 0.7 else const(r.choice([1, 2, 3, 5, 100]), dt)
+        return Binary(op, a, other, dtype(dt))
+    return Binary("mul" if op == "scale" else op, a, const(r.choice([2, 3, 5, 6, 10, 12, 15, 30, 100]), dt), dtype(dt))
+
+
+@pytest.mark.parametrize("dt", TYPES)
+def test_a_remainder_of_a_sum_of_remainders_does_not_wrap(dt):
+    """(a % 6 + b % 6) % 3 became (a + b) % 3, whose sum wraps."""
+    r, (A, B), i = random.Random(dt), leaves(dt), Var("i", dtype("int32"))
+    x, y = load(A, (i,)), load(B, (i,))
+    keeps_values(dt, (x % const(6, dt) + y % const(6, dt)) % const(3, dt), (A, B), i)
+    assert Analyzer().simplify(x % const(10, dt) % const(5, dt)).same(x % const(5, dt))  # one whole value does not wrap
     for _ in range(150):
-        e = tree(r, dt, bufs, i, 4)
-        a = Analyzer({i: (0, N - 1)})
-        s = a.simplify(e)
-        before = np.broadcast_to(evaluate(e, {i: at}, read), (N,))
-        after = np.broadcast_to(evaluate(s, {i: at}, read), (N,))
-        assert np.array_equal(before, after), f"{e!r}\n-> {s!r}"
-        lo, hi = a.interval(e)
-        assert (lo is None or lo <= int(before.min())) and (hi is None or int(before.max()) <= hi), repr(e)
-        assert a.simplify(s) is s
+        keeps_values(dt, remainders(r, dt, (A, B), i, r.randrange(2, 5)), (A, B), i)
 
 
 def test_shift_by_a_variable_ends():

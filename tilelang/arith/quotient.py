@@ -125,19 +125,22 @@ class Quotients:
         if c == 1:
             return Linear({}, 0)
         rest: dict[Expr, int] = {}
-        extra = Linear({}, 0)
+        inner = Linear({}, 0)
+        outer: dict[Expr, int] = {}
         for atom, k in a.terms.items():
             if k % c == 0:
                 continue
-            if isinstance(atom, Binary) and atom.op == "floormod":
-                d = const_of(atom.b)
-                inner = self.linear(atom.a)
-                if d is not None and d > 0 and (d * k) % c == 0 and self.exact(inner, dt):
-                    extra = extra.plus(inner, k)  # x % d is x up to multiples of d, and k*d is a multiple of c
-                    continue
-            rest[atom] = k if -c < k < c else k % c if k > 0 else -(-k % c)
-        if extra.terms or extra.const:
-            return self.remainder(Linear(rest, a.const).plus(extra), c, dt)
+            k = k if -c < k < c else k % c if k > 0 else -(-k % c)
+            rest[atom] = k
+            form = self._up_to_multiples(atom, k, c, dt)
+            if form is None:
+                outer[atom] = k
+            else:
+                inner = inner.plus(form, k)
+        if len(outer) < len(rest):
+            whole = Linear(outer, a.const % c).plus(inner)
+            if c & (c - 1) == 0 or self.exact(whole, dt):  # a sum of whole values may wrap where that of remainders does not
+                return self.remainder(whole, c, dt)
         r = Linear(rest, a.const % c)
         if not rest:
             return r
@@ -150,6 +153,14 @@ class Quotients:
         if not self.exact(r, dt) and self.exact(a, dt):
             r = a
         return Linear({Binary("floormod", emit(r, dt), Const(c, dt), dt): 1}, 0)
+
+    def _up_to_multiples(self, atom: Expr, k: int, c: int, dt: dtype) -> Linear | None:
+        """x of an atom x % d where k*d is a multiple of c: k times either leaves the same remainder by c."""
+        if isinstance(atom, Binary) and atom.op == "floormod":
+            d, inner = const_of(atom.b), self.linear(atom.a)
+            if d is not None and d > 0 and (d * k) % c == 0 and self.exact(inner, dt):
+                return inner
+        return None
 
     def merge(self, form: Linear, dt: dtype) -> Linear:
         """Join quotient and remainder terms of one value (the last line of the module's identities)."""
