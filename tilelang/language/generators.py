@@ -1,0 +1,373 @@
+"""Generators of random words, as cuRAND's device interface counts them; each is written in the language.
+
+Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC11.  xorwow: Marsaglia, "Xorshift
+RNGs", 2003.  MRG32k3a: L'Ecuyer, "Good parameters and implementations for combined multiple recursive random number
+generators", 1999.  How seeds become states and how far sequences lie apart is cuRAND's (its documentation and header).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from tilelang.ir import Alloc, Buffer, Expr, Span, Var, binary, cast, const, convert, logical, select
+from tilelang.ir import dtype as DType
+
+from .builder import Builder
+from .loops import serial, unroll
+from .scope import IfFrame, WhileFrame
+
+U32, U64, F64 = DType("uint32"), DType("uint64"), DType("float64")
+TWO_PI = 6.283185307179586
+
+
+def put(b: Builder, buffer: Buffer, i: Any, value: Any) -> None:
+    b.store(buffer, (convert(i),), value)
+
+
+def let(b: Builder, name: str, value: Any) -> Var:
+    return b.let(name, convert(value))
+
+
+class Generator:
+    """The state of a thread's generator: private arrays, how they start, and what is drawn from them."""
+
+    arrays: tuple[tuple[str, int, DType], ...]
+
+    def __init__(self, b: Builder, span: Span | None) -> None:
+        self.state = {name: Buffer(b.fresh_name(f"rng_{name}"), (n,), dt, "local", span=span) for name, n, dt in self.arrays}
+
+    def start(self, b: Builder, seed: Var, seq: Var, off: Var) -> None:
+        """Statements that bring the state to element `off` of sequence `seq` (all uint64)."""
+        raise NotImplementedError
+
+    def word(self, b: Builder) -> Var:
+        """The next 32 bits: uint32."""
+        raise NotImplementedError
+
+    def uniform(self, b: Builder, dt: DType) -> Expr:
+        """A number over (0, 1]."""
+        if dt.bits == 64:
+            return self._long(b)
+        return cast(self.word(b), dt) * const(2.0 ** -32, dt) + const(2.0 ** -33, dt)
+
+    def polar(self, b: Builder, dt: DType) -> tuple[Expr, Expr]:
+        """A number over (0, 1] and an angle over (0, 2 pi]."""
+        if dt.bits == 64:
+            u, v = self._long(b), self._long(b)
+            return u, v * const(TWO_PI, dt)
+        u = self.uniform(b, dt)
+        return u, cast(self.word(b), dt) * const(2.0 ** -32 * TWO_PI, dt) + const(2.0 ** -33 * TWO_PI, dt)
+
+    def _long(self, b: Builder) -> Expr:
+        """A float64 over (0, 1) from 53 bits of two words."""
+        x, y = cast(self.word(b), U64), cast(self.word(b), U64)
+        return cast(x ^ (y << const(21, U64)), F64) * const(2.0 ** -53, F64) + const(2.0 ** -54, F64)
+
+
+def _zero_minus(bit: Expr) -> Expr:
+    """All ones where the bit (0 or 1) is set."""
+    return const(0, U32) - bit
+
+
+# ---- Philox4x32-10 ------------------------------------------------------------------------------------------------------
+
+class Philox(Generator):
+    """The key is the seed, the upper half of the counter the sequence, the lower half the offset divided by four."""
+
+    arrays = (("counter", 4, U32), ("key", 2, U32), ("words", 4, U32), ("at", 1, DType("int32")))
+    M0, M1, W0, W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
+
+    def start(self, b: Builder, seed: Var, seq: Var, off: Var) -> None:
+        counter = self.state["counter"]
+        for i in range(2):
+            put(b, self.state["key"], i, cast((seed >> const(32 * i, U64)) & const(0xFFFFFFFF, U64), U32))
+            put(b, counter, i, const(0, U32))
+            put(b, counter, 2 + i, cast((seq >> const(32 * i, U64)) & const(0xFFFFFFFF, U64), U32))
+        self._advance(b, off >> const(2, U64))
+        put(b, self.state["at"], 0, cast(off & const(3, U64), "int32"))
+        self._generate(b)
+
+    def word(self, b: Builder) -> Var:
+        at = self.state["at"]
+        out = let(b, "rng", self.state["words"][at[0]])
+        put(b, at, 0, at[0] + 1)
+        frame = IfFrame(convert(at[0] == 4))
+        b.enter(frame)
+        put(b, at, 0, 0)
+        self._advance(b, const(1, U64))
+        self._generate(b)
+        b.exit(frame)
+        return out
+
+    def uniform(self, b: Builder, dt: DType) -> Expr:
+        unit = const(2.0 ** -32, dt)  # of 32 bits in float64 too
+        return cast(self.word(b), dt) * unit + (const(2.0 ** -33, dt) if dt.bits == 32 else unit)
+
+    def _generate(self, b: Builder) -> None:
+        """words = Philox4x32-10(counter, key)."""
+        words, key = self.state["words"], self.state["key"]
+        work = Buffer(b.fresh_name("rng_key_of_round"), (2,), U32, "local", span=b.here())
+        b.emit(Alloc(work, None, span=b.here()))
+        for i in range(4):
+            put(b, words, i, self.state["counter"][i])
+        for i in range(2):
+            put(b, work, i, key[i])
+        loop = unroll(10)
+        b.enter(loop)
+        w = [let(b, f"w{i}", words[i]) for i in range(4)]
+        k = [let(b, f"k{i}", work[i]) for i in range(2)]
+        p0, p1 = (let(b, f"p{i}", cast(x, U64) * const(m, U64)) for i, (x, m) in enumerate(((w[0], self.M0), (w[2], self.M1))))
+        put(b, words, 0, cast(p1 >> const(32, U64), U32) ^ w[1] ^ k[0])
+        put(b, words, 1, cast(p1 & const(0xFFFFFFFF, U64), U32))
+        put(b, words, 2, cast(p0 >> const(32, U64), U32) ^ w[3] ^ k[1])
+        put(b, words, 3, cast(p0 & const(0xFFFFFFFF, U64), U32))
+        put(b, work, 0, k[0] + const(self.W0, U32))
+        put(b, work, 1, k[1] + const(self.W1, U32))
+        b.exit(loop)
+
+    def _advance(self, b: Builder, by: Expr) -> None:
+        """counter += by (uint64), over its 128 bits."""
+        counter = self.state["counter"]
+        low = let(b, "low", cast(counter[0], U64) | (cast(counter[1], U64) << const(32, U64)))
+        high = let(b, "high", cast(counter[2], U64) | (cast(counter[3], U64) << const(32, U64)))
+        now = let(b, "now", low + by)
+        carried = let(b, "carried", high + cast(now < low, U64))
+        for i, v in enumerate((now, carried)):
+            put(b, counter, 2 * i, cast(v & const(0xFFFFFFFF, U64), U32))
+            put(b, counter, 2 * i + 1, cast(v >> const(32, U64), U32))
+
+
+def _coefficient(words: Buffer, at: Expr) -> Expr:
+    """Bit `at` of an array of words: 0 or 1."""
+    return (words[at // 32] >> cast(at % 32, U32)) & const(1, U32)
+
+
+# ---- jumps ----------------------------------------------------------------------------------------------------------------
+
+class Jumping(Generator):
+    """A linear generator.  Its jumps are powers of x modulo the polynomial of its steps: no tables of matrices.
+
+    n steps are x**n modulo that polynomial, read as a sum of few steps.  power, base, left, product: polynomials; n: what is
+    left of an exponent.
+    """
+
+    def multiply(self, b: Builder, modulus: Any) -> None:
+        """product = left * base modulo the polynomial."""
+        raise NotImplementedError
+
+    def jump(self, b: Builder, counts: tuple[tuple[Var, tuple[int, ...]], ...], modulus: Any = None) -> None:
+        """power = the product of polynomials ** counts (uint64), by squaring: one text of the product for all of it."""
+        power, base, left, product, n = (self.state[k] for k in ("power", "base", "left", "product", "n"))
+        size, dt = int(power.shape[0]), power.dtype
+        for i in range(size):
+            put(b, power, i, const(int(i == 0), dt))
+        turns = serial(len(counts))
+        turn = b.enter(turns)
+        count: Expr = counts[-1][0]
+        start: list[Expr] = [const(c, dt) for c in counts[-1][1]]
+        for k, (other, polynomial) in enumerate(counts[:-1]):
+            here = binary("eq", turn, k)
+            count, start = select(here, other, count), [select(here, const(c, dt), old) for c, old in zip(polynomial, start)]
+        put(b, n, 0, count)
+        for i in range(size):
+            put(b, base, i, start[i])
+        more = WhileFrame(convert(n[0] != const(0, U64)))
+        b.enter(more)
+        steps = serial(2)  # of an odd exponent power takes base as a factor; base is squared
+        squares = let(b, "squares", binary("eq", b.enter(steps), 1))
+        needed = IfFrame(logical("or", squares, binary("eq", n[0] & const(1, U64), const(1, U64))))
+        b.enter(needed)
+        for i in range(size):
+            put(b, left, i, select(squares, base[i], power[i]))
+        self.multiply(b, modulus)
+        for i in range(size):
+            put(b, power, i, select(squares, power[i], product[i]))
+            put(b, base, i, select(squares, product[i], base[i]))
+        b.exit(needed)
+        b.exit(steps)
+        put(b, n, 0, n[0] >> const(1, U64))
+        b.exit(more)
+        b.exit(turns)
+
+
+class Xorwow(Jumping):
+    """Five words that shift, 160 bits on which a step is linear, and one that counts.  Sequences lie 2**67 elements apart."""
+
+    arrays = (("v", 5, U32), ("d", 1, U32), ("power", 5, U32), ("base", 5, U32), ("left", 5, U32), ("product", 5, U32),
+              ("n", 1, U64))
+    STEPS = 0x100000F0E0F3C0035000621210861003000060001  # their characteristic polynomial: bit i belongs to x**i
+    WEYL = 362437
+
+    @staticmethod
+    @cache
+    def sequence() -> tuple[int, ...]:
+        """x**(2**67) modulo STEPS, in words."""
+        x = 2
+        for _ in range(67):
+            square = 0
+            for i in reversed(range(160)):
+                square <<= 1
+                square ^= (Xorwow.STEPS if square >> 160 else 0) ^ (x if x >> i & 1 else 0)
+            x = square
+        return tuple(x >> 32 * i & 0xFFFFFFFF for i in range(5))
+
+    def start(self, b: Builder, seed: Var, seq: Var, off: Var) -> None:
+        v, d = self.state["v"], self.state["d"]
+        halves = (cast((seed >> const(32 * i, U64)) & const(0xFFFFFFFF, U64), U32) for i in range(2))
+        low, high = (let(b, "mixed", (half ^ const(salt, U32)) * const(odd, U32)) for half, salt, odd in
+                     zip(halves, (0xAAD26B49, 0xF7DCEFDD), (1099087573, 2591861531)))
+        put(b, d, 0, const(6615241, U32) + high + low)
+        for i, value in enumerate((const(123456789, U32) + low, const(362436069, U32) ^ low, const(521288629, U32) + high,
+                                   const(88675123, U32) ^ high, const(5783321, U32) + low)):
+            put(b, v, i, value)
+        far = IfFrame(convert((seq | off) != const(0, U64)))
+        b.enter(far)
+        self.jump(b, ((seq, Xorwow.sequence()), (off, (2, 0, 0, 0, 0))))
+        self._apply(b)
+        put(b, d, 0, d[0] + const(self.WEYL, U32) * cast(off & const(0xFFFFFFFF, U64), U32))
+        b.exit(far)
+
+    def word(self, b: Builder) -> Var:
+        self._step(b)
+        d = self.state["d"]
+        put(b, d, 0, d[0] + const(self.WEYL, U32))
+        return let(b, "rng", self.state["v"][4] + d[0])
+
+    def _step(self, b: Builder) -> None:
+        v = self.state["v"]
+        first = let(b, "first", v[0] ^ (v[0] >> const(2, U32)))
+        last = let(b, "last", v[4])
+        for i in range(4):
+            put(b, v, i, v[i + 1])
+        put(b, v, 4, (last ^ (last << const(4, U32))) ^ (first ^ (first << const(1, U32))))
+
+    def multiply(self, b: Builder, modulus: Any = None) -> None:
+        left, base, product = (self.state[k] for k in ("left", "base", "product"))
+        for i in range(5):
+            put(b, product, i, const(0, U32))
+        loop = serial(160)  # Horner's rule: a coefficient of left a turn, the highest first
+        at = 159 - b.enter(loop)
+        over = let(b, "over", _zero_minus(product[4] >> const(31, U32)))
+        taken = let(b, "taken", _zero_minus(_coefficient(left, at)))
+        for i in reversed(range(5)):
+            up: Any = product[i] << const(1, U32)
+            if i:
+                up = up | (product[i - 1] >> const(31, U32))
+            fold = const(self.STEPS >> 32 * i & 0xFFFFFFFF, U32)
+            put(b, product, i, up ^ (over & fold) ^ (taken & base[i]))
+        b.exit(loop)
+
+    def _apply(self, b: Builder) -> None:
+        """v = the sum of the states after i steps, over the i whose coefficient in power is set."""
+        v, total = self.state["v"], self.state["product"]
+        for i in range(5):
+            put(b, total, i, const(0, U32))
+        loop = serial(160)
+        taken = let(b, "taken", _zero_minus(_coefficient(self.state["power"], b.enter(loop))))
+        for i in range(5):
+            put(b, total, i, total[i] ^ (taken & v[i]))
+        self._step(b)
+        b.exit(loop)
+        for i in range(5):
+            put(b, v, i, total[i])
+
+
+# ---- MRG32k3a --------------------------------------------------------------------------------------------------------------
+
+class Mrg32k3a(Jumping):
+    """Two recurrences of order three modulo primes, subtracted.  Sequences lie 2**76 elements apart.
+
+    The polynomial of a recurrence is x**3 - (c2 x**2 + c1 x + c0).
+    """
+
+    arrays = (("s1", 3, U64), ("s2", 3, U64), ("power", 3, U64), ("base", 3, U64), ("left", 3, U64), ("product", 3, U64),
+              ("n", 1, U64))
+    M1, M2 = 2**32 - 209, 2**32 - 22853
+    RECURRENCES = (("s1", M1, (M1 - 810728, 1403580, 0)), ("s2", M2, (M2 - 1370589, 0, 527612)))  # (c0, c1, c2)
+    NORM, WORD = 2.3283065498378288e-10, 1.000000048662  # to (0, 1] and to 32 bits: cuRAND's decimals
+
+    @staticmethod
+    @cache
+    def sequence(modulus: int, c: tuple[int, int, int]) -> tuple[int, ...]:
+        """x**(2**76) modulo the polynomial of the recurrence."""
+        x: tuple[int, ...] = (0, 1, 0)
+        for _ in range(76):
+            square = [sum(x[i] * x[k - i] for i in range(3) if 0 <= k - i < 3) % modulus for k in range(5)]
+            for k in (4, 3):
+                for i in range(3):
+                    square[k - 3 + i] = (square[k - 3 + i] + square[k] * c[i]) % modulus
+            x = tuple(square[:3])
+        return x
+
+    def start(self, b: Builder, seed: Var, seq: Var, off: Var) -> None:
+        low, high = (let(b, f"seed{i}", ((seed >> const(32 * i, U64)) & const(0xFFFFFFFF, U64)) ^ const(salt, U64))
+                     for i, salt in enumerate((0x55555555, 0xAAAAAAAA)))
+        for k, (name, modulus, _) in enumerate(self.RECURRENCES):
+            for i in range(3):
+                mixed = (high if (i + k) % 2 else low) * const(12345, U64) % const(modulus, U64)
+                put(b, self.state[name], i, select(binary("eq", seed, const(0, U64)), const(12345, U64), mixed))
+        far = IfFrame(convert((seq | off) != const(0, U64)))
+        b.enter(far)
+        for name, modulus, c in self.RECURRENCES:
+            self.jump(b, ((seq, Mrg32k3a.sequence(modulus, c)), (off, (0, 1, 0))), (modulus, c))
+            self._apply(b, self.state[name], modulus, c)
+        b.exit(far)
+
+    def _draw(self, b: Builder) -> Var:
+        """The next number of 1 .. M1: uint64."""
+        for name, modulus, c in self.RECURRENCES:
+            s = self.state[name]
+            new = let(b, f"new_{name}", _combined(c, (s[0], s[1], s[2]), modulus))
+            for i in range(2):
+                put(b, s, i, s[i + 1])
+            put(b, s, 2, new)
+        p, q = self.state["s1"][2], self.state["s2"][2]
+        return let(b, "rng_drawn", select(binary("gt", p, q), p - q, p + const(self.M1, U64) - q))
+
+    def word(self, b: Builder) -> Var:
+        return let(b, "rng", cast(cast(self._draw(b), F64) * const(self.WORD, F64), U32))
+
+    def uniform(self, b: Builder, dt: DType) -> Expr:
+        return cast(cast(self._draw(b), F64) * const(self.NORM, F64), dt)
+
+    def polar(self, b: Builder, dt: DType) -> tuple[Expr, Expr]:
+        u = let(b, "u", self.uniform(b, dt))
+        return u, self.uniform(b, dt) * const(TWO_PI, dt)
+
+    def multiply(self, b: Builder, modulus: tuple[int, tuple[int, int, int]]) -> None:
+        m, c = const(modulus[0], U64), modulus[1]
+        x, y = self.state["left"], self.state["base"]
+        terms: list[Expr] = []
+        for k in range(5):
+            parts = [x[i] * y[k - i] % m for i in range(3) if 0 <= k - i < 3]
+            terms.append(let(b, f"term{k}", sum(parts[1:], parts[0]) % m))
+        for k in (4, 3):
+            for i in range(3):
+                if c[i]:
+                    terms[k - 3 + i] = let(b, f"term{k - 3 + i}", (terms[k - 3 + i] + terms[k] * const(c[i], U64) % m) % m)
+        for i in range(3):
+            put(b, self.state["product"], i, terms[i])
+
+    def _apply(self, b: Builder, s: Buffer, modulus: int, c: tuple[int, int, int]) -> None:
+        """s[k] = the sum of power[i] * s[k + i], over the elements that follow s too."""
+        m, power = const(modulus, U64), self.state["power"]
+        follow: list[Expr] = [let(b, f"s{i}", s[i]) for i in range(3)]
+        for i in range(2):
+            follow.append(let(b, f"s{3 + i}", _combined(c, follow[i:i + 3], modulus)))
+        for k in range(3):
+            parts = [power[i] * follow[k + i] % m for i in range(3)]
+            put(b, s, k, sum(parts[1:], parts[0]) % m)
+
+
+def _combined(c: tuple[int, int, int], s: Any, modulus: int) -> Expr:
+    """The element that follows three of a recurrence; each product is below 2**64."""
+    m = const(modulus, U64)
+    parts = [x * const(k, U64) % m for x, k in zip(s, c) if k]
+    return sum(parts[1:], parts[0]) % m
+
+
+GENERATORS: dict[str, type[Generator]] = {"curandStatePhilox4_32_10_t": Philox, "curandStateMRG32k3a_t": Mrg32k3a,
+                                          "curandStateXORWOW_t": Xorwow}
+
+__all__ = ["GENERATORS", "Generator", "Mrg32k3a", "Philox", "U64", "Xorwow", "let", "put"]
