@@ -5,6 +5,8 @@ import pytest
 from executions import agree
 
 import tilelang.language as T
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
 
 I32 = np.int32
 
@@ -116,3 +118,33 @@ def test_a_copy_of_some_threads_in_a_loop_beside_warp_groups():
     o = np.zeros((256, 4), I32)
     o[:100], o[128:] = a[1, 8:12], a[1, 12:16]
     agree(f, [a, np.zeros_like(o)], {1: o})
+
+
+def test_many_parts_of_a_warp_that_write_by_themselves_leave_the_hopper_path_alone():
+    """The synchronisation of a pipelined product was taken to be beyond checking, and its fast schedule given up."""
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 32), "float16"), C: T.Tensor((64, 32), "float32"),
+          O: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            As, Bs = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 32), "float16")
+            S, F = T.alloc_shared((128,), "int32"), T.alloc_fragment((64, 32), "float32")
+            tx = T.get_thread_binding()
+            T.clear(F)
+            S[tx] = 0
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[0, k * 32], As)
+                T.copy(B[k * 32, 0], Bs)
+                T.gemm(As, Bs, F)
+            for r in T.serial(24):
+                if tx % (r + 2) == 0:
+                    S[tx] = S[tx] + r
+            O[tx] = S[127 - tx]
+            T.copy(F, C)
+
+    launch = lower(f.func, Target({"kind": "cuda", "arch": "sm_90a"})).kernels[0].launch
+    assert launch.attr("sync_report").startswith("ordered: model of"), launch.attr("report")
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-3, 4, n).astype(np.float16) for n in ((64, 64), (64, 32)))
+    o = np.array([sum(r for r in range(24) if t % (r + 2) == 0) for t in range(128)], I32)
+    zero = np.zeros((64, 32), np.float32)
+    agree(f, [a, b, zero, np.zeros(128, I32)], {2: a.astype(np.float32) @ b.astype(np.float32), 3: o[::-1]})

@@ -36,4 +36,8 @@ class Undecided(Exception):
     """Why a program cannot be followed: its synchronisation depends on data."""
 
 
-__all__ = ["SHARED", "Fault", "Found", "Undecided"]
+class Crowded(Undecided):
+    """More parts of warps act on their own than a model has room for: one with more room may follow the program."""
+
+
+__all__ = ["SHARED", "Crowded", "Fault", "Found", "Undecided"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .sync_fault import Fault, Found, Undecided
+from .sync_fault import Crowded, Fault, Found
 
 Row = np.ndarray  # time by component, 0: nothing seen
 
@@ -39,7 +39,7 @@ class Clocks:
     def new(self, ordinary: bool = False) -> int:
         """A component, whose time starts at 1."""
         if len(self.now) == self.size:
-            raise Undecided("too many threads act on their own")
+            raise Crowded("too many threads act on their own")
         self.now.append(1)
         self.asynchronous[len(self.now) - 1] = not ordinary
         return len(self.now) - 1

@@ -89,10 +89,11 @@ class Model:
     width: threads of a stream.  whole: ring loops of more iterations are followed without whole turns in between.
     tiles: iterations of loops around ring loops that are followed at least; every_tile: all that `whole` allows.
     later: so many more iterations are followed before turns are left out.
+    room: parts of a warp whose accesses are told apart.
     """
 
     def __init__(self, plan: Plan, values: Values, env: dict[Var, Any], scale: int | Marked, width: int = GROUP,
-                 whole: int = 1, tiles: int = 3, later: int = 0, every_tile: bool = True) -> None:
+                 whole: int = 1, tiles: int = 3, later: int = 0, every_tile: bool = True, room: int = 6) -> None:
         self.plan, self.values, self.scale, self.whole, self.tiles = plan, values, scale, whole, tiles
         self.later, self.every_tile = later, every_tile
         self.progress, self.cut = 0, False
@@ -101,7 +102,7 @@ class Model:
         self.size = dims[0] * dims[1] * dims[2]
         warps = -(-plan.launch.num_threads // 32)
         mbarriers = sum(int(b.shape[0]) for b in plan.barriers)
-        self.clocks = Clocks(self.size * (6 * warps + 2 * mbarriers + 32))
+        self.clocks = Clocks(self.size * (room * warps + 2 * mbarriers + 32))
         self.blocks: list[Block] = []
         self.cluster = NamedBarrier("the cluster barrier", self.clocks)
         for rank in range(self.size):

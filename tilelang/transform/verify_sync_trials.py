@@ -14,7 +14,7 @@ from typing import Any
 
 from tilelang.ir import Binary, Bind, Call, Const, For, If, Launch, Load, Node, Seq, Stmt, Var, While, walk
 
-from .sync_fault import Fault, Found, Undecided
+from .sync_fault import Crowded, Fault, Found, Undecided
 from .verify_sync_model import GROUP, Model
 from .verify_sync_plan import Plan
 from .verify_sync_values import Marked, Values, number
@@ -227,6 +227,7 @@ class _Trials:
 # `later` the lengths at which that happens are others.
 _WAYS = ((1, 0, True), (1, 1, True), (1, 2, True), (1, 3, True), (1 << 12, 0, False), (1 << 12, 0, True))
 _EXACT = 4  # first of the ways that leave out no turn
+_ROOM, _MUCH_ROOM = 6, 128  # parts of a warp that are told apart: the second costs time, and few programs need it
 
 
 def _told(scale: int | Marked) -> str:
@@ -238,6 +239,14 @@ def _told(scale: int | Marked) -> str:
 
 def check_model(launch: Launch, nodes: list[Node]) -> tuple[str, list[Fault]]:
     """(one-paragraph verdict, faults found) of the model for a launch."""
+    try:
+        return _followed(launch, nodes, _ROOM)
+    except Crowded:
+        return _followed(launch, nodes, _MUCH_ROOM)
+
+
+def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[Fault]]:
+    """check_model with so much room.  Raises Crowded where `_MUCH_ROOM` may be enough and `room` is not."""
     plan = Plan(launch, nodes)
     values = Values(plan.places, launch.thread_vars)
     width, cut, runs, accesses = GROUP, False, 0, 0
@@ -250,7 +259,7 @@ def check_model(launch: Launch, nodes: list[Node]) -> tuple[str, list[Fault]]:
             way = 0
             while True:
                 whole, later, every_tile = _WAYS[way]
-                model = Model(plan, values, env, scale, width, whole, 1 if runs else 3, later, every_tile)
+                model = Model(plan, values, env, scale, width, whole, 1 if runs else 3, later, every_tile, room)
                 try:
                     model.run()
                     break
@@ -269,6 +278,8 @@ def check_model(launch: Launch, nodes: list[Node]) -> tuple[str, list[Fault]]:
                         raise
             runs, cut, accesses = runs + 1, cut or model.cut, accesses + sum(b.accesses for b in model.blocks)
     except Undecided as e:
+        if isinstance(e, Crowded) and room < _MUCH_ROOM:
+            raise
         return f"not checked: {e}{doubt}", []
     except Found as e:
         at = f" ({e.fault.span})" if e.fault.span is not None else ""
