@@ -55,3 +55,86 @@ def test_a_null_argument_fails_the_call_where_a_block_follows_it():
     x = np.arange(8, dtype=np.float32)
     kernel(x.ctypes.data, 1, out)
     assert (out == x).all()
+
+
+@T.prim_func
+def by_element(p: T.ptr, n: T.int32, C: T.Tensor((64,), "float32")):
+    X = T.make_tensor(p, (64,), "float32")
+    with T.Kernel(2, threads=32) as b:
+        for i in T.Parallel(32):
+            if i < n:
+                C[b * 32 + i] = X[b * 32 + i]
+            else:
+                C[b * 32 + i] = -1
+
+
+@T.prim_func
+def by_choice(p: T.ptr, n: T.int32, C: T.Tensor((64,), "float32")):
+    X = T.make_tensor(p, (64,), "float32")
+    with T.Kernel(2, threads=32) as b:
+        for i in T.Parallel(32):
+            C[b * 32 + i] = T.if_then_else(i < n, X[b * 32 + i], -1.0)
+
+
+@T.prim_func
+def by_thread(p: T.ptr, n: T.int32, C: T.Tensor((64,), "float32")):
+    X = T.make_tensor(p, (64,), "float32")
+    with T.Kernel(2, threads=32) as b:
+        t = b * 32 + T.get_thread_binding()
+        S = T.alloc_shared((32,), "float32")
+        S[t % 32] = -1
+        if t % 32 < n:
+            S[t % 32] = X[t]
+        C[t] = S[t % 32]
+
+
+@T.prim_func
+def by_loop(p: T.ptr, n: T.int32, C: T.Tensor((64,), "float32")):
+    X = T.make_tensor(p, (64,), "float32")
+    with T.Kernel(2, threads=32) as b:
+        T.fill(C[b * 32 : b * 32 + 32], -1)
+        for i in T.serial(n):
+            C[b * 32 + i] = X[b * 32 + i]
+
+
+@T.prim_func
+def by_copy(p: T.ptr, n: T.int32, C: T.Tensor((64,), "float32")):
+    X = T.make_tensor(p, (64,), "float32")
+    with T.Kernel(2, threads=32) as b:
+        S = T.alloc_shared((32,), "float32")
+        if n > 0:
+            T.copy(X[b * 32 : b * 32 + 32], S)
+        else:
+            T.fill(S, -1)
+        T.copy(S, C[b * 32 : b * 32 + 32])
+
+
+@T.prim_func
+def by_question(p: T.ptr, n: T.int32, C: T.Tensor((64,), "float32")):
+    X = T.make_tensor(p, (64,), "float32")
+    with T.Kernel(2, threads=32) as b:
+        for i in T.Parallel(32):
+            if not T.isnullptr(p):
+                C[b * 32 + i] = X[b * 32 + i]
+            else:
+                C[b * 32 + i] = -1
+
+
+ALL = (by_element, by_choice, by_thread, by_loop, by_copy, by_question)
+
+
+@pytest.mark.parametrize("program", ALL, ids=lambda f: f.func.name)
+def test_a_null_argument_that_a_condition_leads_to_fails_the_call(program):
+    """The process ended with a segmentation fault."""
+    kernel, out = tilelang.compile(program, target="cpu"), np.zeros(64, np.float32)
+    kernel(0, 0, out)
+    assert (out == -1).all()
+    if program is by_question:
+        kernel(0, 32, out)
+        assert (out == -1).all()
+    else:
+        with pytest.raises(RuntimeError, match=f"kernel {program.func.name}: X .* is made of the null pointer, and used"):
+            kernel(0, 32, out)
+    x = np.arange(64, dtype=np.float32)
+    kernel(x.ctypes.data, 32, out)
+    assert (out == x).all()

@@ -46,7 +46,7 @@ from .actor_launch import GROUP_BYTES, ActorLaunch, shared_slots
 from .exprs import Bound, Expressions, Storage
 from .stmts import Statements, on_stack
 from .lane_faults import LaneFaults
-from .null_pointers import used_surely
+from .null_pointers import asked_behind_conditions, used_surely
 from .lanes import EXCHANGES
 from .masks import masked
 from .matrices import MATRIX_CALLS
@@ -210,7 +210,21 @@ class Slot:
 
 
 def emit_launch(cx: Host, s: Launch) -> None:
-    """The block and blocks functions of a launch, and its call."""
+    """The block and blocks functions of a launch, and its call; twice where pointers that are null need another one."""
+    pointers = [p for p in cx.func.params if p.dtype.is_handle and cx.func.buffer_of(p) is None]
+    nulls = {} if needs_roles(s) else used_surely(s, pointers)
+    asked, more = asked_behind_conditions(s, [] if needs_roles(s) else [p for p in pointers if p not in nulls])
+    if not more:
+        _emit_launch(cx, s, nulls)
+        return
+    null = "false"
+    for p in pointers:
+        null = cx.f.let(f"or i1 {null}, {cx.f.let(f'icmp eq ptr {cx.value(p)}, null')}")
+    cx.f.branch(null, lambda: _emit_launch(cx, asked, {**nulls, **more}), lambda: _emit_launch(cx, s, nulls))
+
+
+def _emit_launch(cx: Host, s: Launch, nulls: dict[Var, str]) -> None:
+    """nulls: addresses that must not be null -> what is wrong where they are."""
     number, cx.launches = cx.launches, cx.launches + 1
     name = f"{clean(cx.func.name)}_kernel" + (f"_{number}" if number else "")
     actors = needs_roles(s)
@@ -225,8 +239,6 @@ def emit_launch(cx: Host, s: Launch) -> None:
     captured = _capture(cx, s)
     faults = LaneFaults()
     word = ""
-    pointers = [p for p in cx.func.params if p.dtype.is_handle and cx.func.buffer_of(p) is None]
-    nulls = {} if actors else used_surely(s, pointers)
     if nulls or any(isinstance(n, Call) and n.op in (*EXCHANGES, *MATRIX_CALLS) for n in walk(s.body)):
         word = cx.f.alloca("i64", hint="lane_fault")
         cx.f.do(f"store i64 0, ptr {word}")

@@ -1,17 +1,18 @@
 """Tensors made of an address (a table of T.ptr, a pointer parameter) that is null: the call fails, not the process.
 
-Asked where the address is read, or the block begins, once, and only of tensors that are surely touched behind it: what stands
-under a condition may be the user's own test for null.
+Asked where the address is read, or the block begins, once, of tensors that are surely touched behind it.  What stands under a
+condition may be the user's own test for null: there it is asked behind the condition, and of pointer parameters in a second
+form of the launch, which runs where one of them is null.  The first has no questions that would keep its loops from vectors.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tilelang.ir import (Bind, Break, Buffer, Continue, Evaluate, For, If, Launch, Load, Node, Parallel, Select, Seq, Stmt,
-                         Store, TileOp, Var, While)
+from tilelang.ir import (Bind, Break, Buffer, Continue, Evaluate, Expr, For, If, Launch, Load, Node, Parallel, Select, Seq,
+                         Stmt, Store, TileOp, Var, While, rebuild, replace, seq, unary)
 from tilelang.ir.expr import AddressOf
 from tilelang.ir.visitor import children, walk
 
@@ -25,8 +26,7 @@ def used_surely(launch: Launch, given: Iterable[Var]) -> dict[Var, str]:
     def note(v: Var, stmts: tuple[Stmt, ...]) -> None:
         found = _first(v, stmts)
         if found is not None:
-            where = f" ({os.path.basename(found[1].file)}:{found[1].line})" if found[1] is not None else ""
-            out[v] = f"{found[0].name}{where} {TEXT}"
+            out[v] = _told(*found)
 
     for v in given:
         note(v, (launch.body,))
@@ -36,6 +36,61 @@ def used_surely(launch: Launch, given: Iterable[Var]) -> dict[Var, str]:
                 if isinstance(x, Bind) and x.var.dtype.is_handle:
                     note(x.var, s.stmts[k + 1:])
     return out
+
+
+def asked_behind_conditions(launch: Launch, given: Iterable[Var]) -> tuple[Launch, dict[Var, str]]:
+    """The launch, which is given these addresses, with names for them where a condition or loop leads to a sure use of their
+    tensors; name -> what is wrong where it is null."""
+    out: dict[Var, str] = {}
+
+    def question(v: Var, use: tuple[Buffer, Any], span: Any) -> Stmt:
+        name = Var(f"{v.name}_used", v.dtype)
+        out[name] = _told(*use)
+        return Bind(name, v, span=span)
+
+    def part(s: Stmt, left: tuple[Var, ...]) -> Stmt:
+        """What is done only where a condition says so, `left` not asked before."""
+        found = {v: use for v in left if (use := _first(v, (s,))) is not None}
+        asked = [question(v, use, s.span) for v, use in found.items()]
+        body = below(s, tuple(v for v in left if v not in found))
+        return seq(*asked, body) if asked else body
+
+    def choices(e: Node, s: Stmt, left: tuple[Var, ...]) -> Iterator[Stmt]:
+        """Questions in front of s for the choices in an expression of it; none for choices inside of what is chosen."""
+        if isinstance(e, Select) and e.lazy:
+            sides = ((e.cond, e.a), (unary("not", e.cond), e.b))
+            for cond, side in sides:
+                asked = [question(v, use, s.span) for v in left if (use := _of_expr(v, side, s)) is not None]
+                if asked:
+                    yield If(cond, seq(*asked), span=s.span)
+            yield from choices(e.cond, s, left)
+            return
+        for x in children(e):
+            if isinstance(x, Expr):
+                yield from choices(x, s, left)
+
+    def below(s: Stmt, left: tuple[Var, ...]) -> Stmt:
+        if not left:
+            return s
+        match s:
+            case If():
+                orelse = None if s.orelse is None else part(s.orelse, left)
+                return replace(s, then=part(s.then, left), orelse=orelse)
+            case For() | Parallel() | While():
+                return replace(s, body=part(s.body, left))
+            case Store() | Bind() | Evaluate():
+                asked = list(choices(s, s, left))
+                return seq(*asked, s) if asked else s
+        return rebuild(s, lambda x: below(x, left) if isinstance(x, Stmt) else tuple(
+            below(y, left) if isinstance(y, Stmt) else y for y in x) if isinstance(x, tuple) else x)
+
+    body = below(launch.body, tuple(given))
+    return (replace(launch, body=body) if out else launch), out
+
+
+def _told(b: Buffer, span: Any) -> str:
+    where = f" ({os.path.basename(span.file)}:{span.line})" if span is not None else ""
+    return f"{b.name}{where} {TEXT}"
 
 
 def _first(v: Var, stmts: tuple[Stmt, ...]) -> tuple[Buffer, Any] | None:
@@ -87,4 +142,4 @@ def _of_expr(v: Var, e: Node, s: Stmt) -> tuple[Buffer, Any] | None:
                  (f := _of_expr(v, x, s)) is not None), None)
 
 
-__all__ = ["TEXT", "used_surely"]
+__all__ = ["TEXT", "asked_behind_conditions", "used_surely"]
