@@ -136,5 +136,21 @@ def test_a_total_that_is_read_in_between_is_not_scaled_early(monkeypatch):
     assert changed(monkeypatch, read) == 0
 
 
+def test_a_total_that_the_exponentials_read_is_not_scaled_among_them(monkeypatch):
+    """The branch stands between the two halves of the exponentials' rows: the second would read totals scaled already."""
+    totals = []
+
+    def read(s):
+        if is_row(s, "total"):  # filled in front of the loop
+            totals[:] = [s.body.buffer]
+        if totals and isinstance(s, Store) and s.buffer.name == "S" and isinstance(s.value, Call) and s.value.op == "exp2":
+            row = next(x.indices for x in walk(s.value) if isinstance(x, Load) and x.buffer.name == "top")
+            value = replace(s.value, args=(binary("sub", s.value.args[0], Load(totals[0], row, totals[0].dtype)),))
+            return replace(s, value=value)
+        return None
+
+    assert changed(monkeypatch, read) == 0
+
+
 def test_the_lag_is_far_below_what_weights_hold():
     assert 2.0**LAG * 64 < 65504

@@ -37,8 +37,8 @@ class Lazy:
 
 
 def lazy_scaling(body: list[Stmt], scaled: int, place: int, factor: Buffer) -> Lazy | None:
-    """The scaling body[scaled] by `factor` under a condition, to stand right behind body[place]; None where it has to be done
-    at every step, or may well be."""
+    """The scaling body[scaled] by `factor` under a condition, to stand right behind body[place] or between parts of it; None
+    where it has to be done at every step, or may well be."""
     made = [i for i, s in enumerate(body) if _writes(s, factor)]
     if len(made) != 1 or made[0] > place:
         return None
@@ -59,7 +59,7 @@ def lazy_scaling(body: list[Stmt], scaled: int, place: int, factor: Buffer) -> L
         if i in (made[0], scaled) or not any(isinstance(x, Load) and x.buffer.data is factor.data for x in walk(s)):
             continue
         split = _split(s, factor, own) if i > place else None
-        if split is None or any(_touches(x, split[2]) for x in body[place + 1:i]) or i > scaled:
+        if split is None or any(_touches(x, split[2]) for x in body[place:i]) or i > scaled:
             return None
         totals.append(split[0])
         rest[i] = split[1]
@@ -75,11 +75,12 @@ def lazy_scaling(body: list[Stmt], scaled: int, place: int, factor: Buffer) -> L
 
 
 def _row_loop(s: Stmt) -> tuple[Var, Store] | None:
-    """(variable, statement) of `for r: x[r] = …` over all of x."""
+    """(variable, statement) of `for r: x[r] = …` over all of x, a thread's own."""
     if not isinstance(s, For) or not isinstance(s.body, Store) or not isinstance(s.extent, Const):
         return None
     to = s.body
-    whole = len(to.indices) == 1 and to.indices[0] is s.var and to.buffer.is_static and s.extent.value == to.buffer.size
+    whole = to.buffer.scope_name == "local" and len(to.indices) == 1 and to.indices[0] is s.var and to.buffer.is_static and \
+        s.extent.value == to.buffer.size
     return (s.var, to) if whole else None
 
 
