@@ -163,6 +163,53 @@ def test_what_is_not_linear_in_the_sum_or_needs_it_earlier_stays(update):
     assert deferred(rows(update))[1:] == (0, 0)
 
 
+@T.macro
+def divided_by_a_part(total, part, other, S, k):
+    for i in T.Parallel(ROWS):
+        total[i] = total[i] + other[i] / part[i]
+
+
+@T.macro
+def divided_by_the_sum(total, part, other, S, k):
+    for i in T.Parallel(ROWS):
+        total[i] = part[i] + other[i] / total[i]  # 1 / 0 at first, which the next step takes for 0
+
+
+@T.macro
+def times_what_hangs_on_the_part(total, part, other, S, k):
+    for i in T.Parallel(ROWS):
+        total[i] = total[i] + part[i] * (part[i] + other[i])
+
+
+@T.macro
+def part_kept_by_the_same_loop(total, part, other, S, k):
+    for i in T.Parallel(ROWS):
+        total[i] = total[i] + part[i]
+        other[i] = part[i]
+
+
+@T.macro
+def part_that_is_a_factor_beside(total, part, other, S, k):
+    again = T.alloc_fragment((ROWS,), total.dtype)
+    T.reduce_sum(S, again, dim=1)
+    for i in T.Parallel(ROWS):
+        total[i] = total[i] + part[i] * T.abs(again[i])
+    for i in T.Parallel(ROWS):
+        total[i] = total[i] + again[i]
+
+
+@pytest.mark.parametrize("update", [divided_by_a_part, divided_by_the_sum, times_what_hangs_on_the_part,
+                                    part_kept_by_the_same_loop, part_that_is_a_factor_beside], ids=lambda u: u.__name__)
+def test_copies_were_parts_of_sums_where_the_whole_was_asked_for(update):
+    """Divisors, factors and other stores of the loop need the sum over all lanes, not a lane's share."""
+    func = rows(update)
+    assert deferred(func)[1:] == (0, 0)
+    given = {"A": np.random.default_rng(4).integers(1, 9, (STEPS, ROWS, COLS)).astype("float32")}
+    want, got = run_tile(func.func, given), run_device(lower(func.func, SM80), given).outputs
+    for name in "BC":
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-5)
+
+
 def test_a_sum_that_does_not_start_from_zero_stays():
     assert deferred(rows(scaled, start=1.0))[1:] == (0, 0)
 

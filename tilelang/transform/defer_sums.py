@@ -96,7 +96,7 @@ class _Sums:
         layout = self.layouts.get(total)
         if not isinstance(layout, Fragment) or not _in_lanes(layout) or total.dtype.bits < 32:
             return None
-        out, parts = _Sum(), set[Buffer]()
+        out, parts, whole = _Sum(), set[Buffer](), set[Var]()
         for path, s, found in self.leaves:
             if not _touches(found, total):
                 continue
@@ -108,7 +108,11 @@ class _Sums:
             else:
                 added = self._linear(s, total, layout) if isinstance(s, Parallel) else None
                 (out.uses if added is None else out.updates).append(path)
-                parts |= added or set()
+                if added is not None:
+                    parts |= added[0]
+                    whole |= added[1]
+        if any(part.data in whole for part in parts):
+            return None
         for path, s, found in self.leaves:
             for part in parts:
                 if isinstance(s, Reduce) and s.dst.buffer is part:
@@ -126,8 +130,9 @@ class _Sums:
             return False
         return carried(src.reduce(op.dim), tuple(int(n) for n in op.dst.buffer.shape)) == dst
 
-    def _linear(self, loop: Parallel, total: Buffer, layout: Fragment) -> set[Buffer] | None:
-        """The parts that a loop adds to `total`, None where what it makes of it is not linear."""
+    def _linear(self, loop: Parallel, total: Buffer, layout: Fragment) -> tuple[set[Buffer], set[Var]] | None:
+        """The parts that a loop adds to `total` and the storage of all else that it reads, which must be no parts; None where
+        what it makes of the total is not linear."""
         if loop.attr("loop_layout") != layout or not all(is_const(e, n) for e, n in zip(loop.extents, total.shape)):
             return None
         names: dict[Var, Expr] = {}
@@ -136,23 +141,25 @@ class _Sums:
             if isinstance(s, Bind):
                 names[s.var] = substitute(s.value, dict(names))
             elif isinstance(s, Store):
-                stores.append(replace(s, value=substitute(s.value, dict(names))))
+                stores.append(substitute(s, dict(names)))
             else:
                 return None
-        mine = [s for s in stores if s.buffer is total]
-        elsewhere = [x for s in stores if s.buffer is not total for x in walk(s.value) if isinstance(x, Load)]
-        if len(mine) != 1 or mine[0].indices != loop.vars or any(x.buffer.data is total.data for x in elsewhere):
+        mine = [s for s in stores if s.buffer.data is total.data]
+        if len(mine) != 1 or mine[0].buffer is not total or mine[0].indices != loop.vars:
             return None
-        changed = {s.buffer for s in stores}
+        whole = {b for s in stores if s is not mine[0] for e in (s.value, *s.indices) for b in _read(e)}
+        changed = {s.buffer.data for s in stores}
         parts: set[Buffer] = set()
         for term in _terms(mine[0].value):
-            factors = list(_factors(term))
+            factors, divisors = _factors(term)
             held = [x for x in factors if isinstance(x, Load) and x.indices == loop.vars and (
-                x.buffer is total or x.buffer not in changed and self._is_part(x.buffer, layout))]
-            if len(held) != 1 or not all(x is held[0] or self._alike(x, loop, layout, changed) for x in factors):
+                x.buffer is total or x.buffer.data not in changed and self._is_part(x.buffer, layout))]
+            others = [x for x in (*factors, *divisors) if not held or x is not held[0]]
+            if len(held) != 1 or not all(self._alike(x, loop, layout, changed) for x in others):
                 return None
             parts.add(held[0].buffer)
-        return parts - {total} if total in parts else None
+            whole |= {b for e in others for b in _read(e)}
+        return (parts - {total}, whole) if total in parts and total.data not in whole else None
 
     def _is_part(self, b: Buffer, layout: Fragment) -> bool:
         """Whether a fragment holds sums over the lanes of the layout, and nothing else."""
@@ -160,13 +167,13 @@ class _Sums:
         return self.layouts.get(b) == layout and bool(written) and all(
             isinstance(s, Reduce) and s.clear and s.dst.buffer is b and self._own_share(s) for s in written)
 
-    def _alike(self, e: Expr, loop: Parallel, layout: Fragment, changed: set[Buffer]) -> bool:
+    def _alike(self, e: Expr, loop: Parallel, layout: Fragment, changed: set[Var]) -> bool:
         """Whether a factor is the same in every copy of an element."""
         for x in walk(e):
             match x:
                 case Load():
                     same = x.buffer.scope_name == FRAGMENT and self.layouts.get(x.buffer) == layout
-                    if not same or x.buffer in changed or x.indices != loop.vars:
+                    if not same or x.buffer.data in changed or x.indices != loop.vars:
                         return False
                 case Call():
                     if not is_pure(x.op) or x.op.startswith("get_"):
@@ -201,16 +208,20 @@ def _terms(e: Expr) -> Iterator[Expr]:
         yield e
 
 
-def _factors(e: Expr) -> Iterator[Expr]:
-    """The factors of nested products and what they are divided by."""
+def _factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
+    """The factors of nested products, and what they are divided by."""
     if isinstance(e, Binary) and e.op == "mul":
-        yield from _factors(e.a)
-        yield from _factors(e.b)
-    elif isinstance(e, Binary) and e.op == "div":
-        yield from _factors(e.a)
-        yield e.b
-    else:
-        yield e
+        a, b = _factors(e.a), _factors(e.b)
+        return [*a[0], *b[0]], [*a[1], *b[1]]
+    if isinstance(e, Binary) and e.op == "div":
+        factors, divisors = _factors(e.a)
+        return factors, [*divisors, e.b]
+    return [e], []
+
+
+def _read(e: Expr) -> Iterator[Var]:
+    """The storage of what an expression loads."""
+    return (x.buffer.data for x in walk(e) if isinstance(x, Load))
 
 
 def _leaves(s: Stmt, path: _Path = ()) -> Iterator[tuple[_Path, Stmt, list[Effect]]]:
