@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from semantics_harness import nodes, out, run
+from semantics_harness import out, run
 
 import tilelang.language as T
-from tilelang.ir import Store
 
 
 @pytest.mark.spec("L12.4:reducer-v2")
@@ -321,18 +320,6 @@ def test_a_previous_value_in_an_expression_with_the_element_is_refused():
         def f(O: T.Tensor((2,), "int32")):
             with T.Kernel(1, threads=1):
                 O[1] = O[0] + T.atomic_add(O[0], 1, return_prev=True)
-
-
-@pytest.mark.spec("T.pdl_sync")
-def test_hints_have_no_effect():
-    @T.prim_func
-    def f(O: T.Tensor((2,), "int32")):
-        with T.Kernel(1, threads=1):
-            T.no_set_max_nreg()
-            T.pdl_sync()
-            O[0] = 1
-
-    assert len(nodes(f, Store)) == 1
 
 
 @pytest.mark.spec("L19:pointers")

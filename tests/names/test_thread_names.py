@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from everywhere import EXECUTIONS, cuda_text, everywhere, run
+from everywhere import EXECUTIONS, WITH_HOPPER, cuda_text, everywhere, run
 
 import tilelang.language as T
 from tilelang.errors import TileLangError
@@ -347,6 +347,25 @@ def test_register_hints_do_not_change_results():
 
     x = np.arange(N, dtype=np.int32)
     assert np.array_equal(everywhere(f, x)[1], x + 1)
+
+
+@pytest.mark.spec("T.pdl_sync", "T.pdl_trigger", "L17:pdl")
+@pytest.mark.parametrize("on", WITH_HOPPER)
+def test_a_launch_that_waits_for_the_one_before_sees_what_it_stored(on):
+    @T.prim_func
+    def f(X: T.Tensor((256,), "int32"), H: T.Tensor((256,), "int32"), Y: T.Tensor((256,), "int32")):
+        with T.Kernel(4, threads=64) as b:
+            T.no_set_max_nreg()
+            for i in T.Parallel(64):
+                H[b * 64 + i] = X[b * 64 + i] * 3
+            T.pdl_trigger()
+        with T.Kernel(4, threads=64) as b:
+            T.pdl_sync()
+            for i in T.Parallel(64):
+                Y[b * 64 + i] = H[255 - b * 64 - i] + 1
+
+    x = np.arange(256, dtype=np.int32)
+    assert np.array_equal(run(f, x, on=on)[2], x[::-1] * 3 + 1)
 
 
 @pytest.mark.spec("must:10-async-wait")

@@ -149,17 +149,47 @@ def test_wider_vectors_are_variables_of_a_thread(name):
     cuda_text(f)
 
 
-@pytest.mark.spec("T.float4_e2m1fnx2", "L3.2:float4_e2m1fn", "L3.1:dtype")
+@pytest.mark.spec("T.float4_e2m1fnx2", "T.extract_lane", "L3.2:float4_e2m1fn", "L3.1:dtype")
 def test_packed_pairs_of_fp4_are_one_byte():
     dtype = T.float4_e2m1fnx2
     assert (dtype.bits, dtype.lanes, dtype.bytes) == (4, 2, 1) and dtype.is_float4() and T.is_float4_e2m1fn(dtype)
-    with pytest.raises(TileLangError):
+
+    @T.prim_func
+    def f(X: T.Tensor((8, 32), dtype), Y: T.Tensor((2, 8, 32), "float32"), Z: T.Tensor((8, 32), dtype),
+          W: T.Tensor((8, 32), dtype)):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((8, 32), dtype)
+            F = T.alloc_fragment((8, 32), dtype)
+            T.copy(X, S)
+            T.copy(S, F)
+            T.copy(F, Z)
+            for i, j in T.Parallel(8, 32):
+                pair = S[i, 31 - j]
+                Y[0, i, j] = T.cast(T.extract_lane(pair, 0), "float32")
+                Y[1, i, j] = T.cast(T.extract_lane(T.cast(X[i, 31 - j], "float32x2"), 1), "float32")
+            for i, j in T.Parallel(8, 32):  # the nearest fp4 of each half, and the two exchanged
+                W[i, j] = T.cast(T.float32x2(Y[1, i, j] * 0.7, Y[0, i, j]), dtype)
+
+    x = np.arange(256, dtype=np.uint8).reshape(8, 32)
+    halves = np.stack([x & 15, x >> 4]).view(ml_dtypes.float4_e2m1fn).astype(np.float32)[:, :, ::-1]
+    low = (halves[1] * np.float32(0.7)).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
+    high = halves[0].astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
+    for on in EXECUTIONS:
+        _, y, z, w = run(f, x, np.zeros((2, 8, 32), np.float32), np.zeros_like(x), np.zeros_like(x), on=on)
+        assert np.array_equal(y, halves) and np.array_equal(z, x) and np.array_equal(w, low | high << 4), on
+    cuda_text(f)
+
+
+@pytest.mark.spec("T.float4_e2m1fnx2", "L3.2:float4_e2m1fn")
+def test_a_tile_of_pairs_is_only_copied():
+    with pytest.raises(TileLangError) as e:
         @T.prim_func
-        def f(X: T.Tensor((8,), dtype), Y: T.Tensor((8,), "float32")):
-            with T.Kernel(1, threads=8):
-                Y[0] = T.extract_lane(X[0], 1)
+        def f(X: T.Tensor((8, 32), T.float4_e2m1fnx2), Y: T.Tensor((8, 32), "float32")):
+            with T.Kernel(1, threads=64):
+                T.copy(X, Y)
 
         cuda_text(f)
+    assert e.value.kind in ("small-type", "copy-tile")
 
 
 @pytest.mark.spec("L3.1:dtype", "T.dtype")

@@ -135,6 +135,25 @@ def test_options_written_in_the_function_are_its_attributes():
             outside()
 
 
+@pytest.mark.spec("L18:annotate_options", "T.annotate_pass_configs", "T.annotate_compile_flags", "R2.1:compile")
+def test_options_written_in_the_function_are_compiled_with():
+    """Flags are those of the function and then of the call; a pass config of the call wins."""
+    @T.prim_func
+    def f(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
+        T.annotate_compile_flags("-lineinfo")
+        T.annotate_pass_configs({"tl.enable_fast_math": True})
+        with T.Kernel(1, threads=32):
+            Y[T.get_thread_binding()] = T.exp(X[T.get_thread_binding()])
+
+    plain = tilelang.compile(f, target=SM80)
+    assert list(plain.compile_flags) == ["-lineinfo"] and "__expf" in plain.get_kernel_source()
+    other = tilelang.compile(f, target=SM80, compile_flags=["--maxrregcount=64"], pass_configs={"tl.enable_fast_math": False})
+    assert list(other.compile_flags) == ["-lineinfo", "--maxrregcount=64"] and "__expf" not in other.get_kernel_source()
+    x = np.linspace(-3, 3, 32, dtype=np.float32)
+    for on in EXECUTIONS:
+        assert np.allclose(run(f, x, on=on)[1], np.exp(x), rtol=1e-5), on
+
+
 def refused_program(body):
     @T.prim_func
     def f(A: T.Tensor((32, 32), "float32"), n: T.int32):

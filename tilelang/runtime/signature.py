@@ -13,6 +13,8 @@ register("out-idx-type", ValueError, "out_idx is not an integer or a list of int
          expected="an integer or a list of integers")
 register("out-idx-range", ValueError, "out_idx names no tensor parameter, or one twice",
          expected="positions of tensor parameters, each once")
+register("output-type", ValueError, "an output tensor has elements that are vectors",
+         "declare it with the scalar type and one more dimension")
 register("out-idx-conflict", ValueError, "the function returns T.empty tensors and out_idx is given too",
          expected="T.empty outputs or out_idx", found="both")
 register("symbol-unsolved", ValueError, "the value of a symbol cannot be computed from the arguments",
@@ -138,6 +140,10 @@ def resolve_out_idx(func: Func, out_idx: Any) -> tuple[int, ...]:
             raise error("out-idx-range", f"out_idx={out_idx!r} names `{func.params[at].name}`, which is not a tensor",
                         found=f"`{func.params[at].name}`, no tensor",
                         hint=OUT_IDX_HINT)
+        if buffer.dtype.lanes != 1 and buffer.dtype != "float4_e2m1fnx2":
+            raise error("output-type", f"output `{buffer.name}` has elements of {buffer.dtype}: no framework makes "
+                        "such tensors",
+                        expected="a scalar type", found=str(buffer.dtype))
         if not buffer.shape:
             raise error("output-rank", f"output `{buffer.name}` has no dimensions", hint="give it the shape (1,)")
         if buffer.strides_ is not None and not _is_compact(buffer):

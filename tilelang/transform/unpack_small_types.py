@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Func, Load, Node, Parallel, Region, Stmt,
+from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Func, Load, Node, Parallel, Region, Shuffle, Stmt,
                          Store, TileOp, Unary, Var, binary, call, cast, const, convert, dtype, fresh, load, replace,
                          rewrite, select, walk)
 from tilelang.ops import Copy, Fill, Gemm, Transpose
@@ -34,6 +34,7 @@ def unpack_small_types(func: Func, cx: PassContext) -> Func:
              for r, c in Parallel(8, 16): S[r, c] = nibble (j + c) % 2 of A[i + r, (j + c) // 2], sign extended
     Results are wrapped (int4) or rounded to nearest even (fp4) to the narrow type where they are made.  Whole bytes
     are stored, by copies of an even number of columns that start at an even one.  Raises small-type for the rest.
+    Elements of float4_e2m1fnx2 are bytes in every memory; their values are pairs of float16.
     """
     if not any(isinstance(x, Buffer) and x.dtype.base in WIDE or isinstance(x, Expr) and x.dtype.base in WIDE
                for x in walk(func)) and not any(b.dtype.base in WIDE for _, b in func.buffers):
@@ -47,14 +48,16 @@ class _Unpacking:
         self.buffers: dict[Buffer, Buffer] = {}
         self.vars: dict[Var, Var] = {}
         self.narrow: dict[Buffer, dtype] = {}  # new buffer -> its narrow type
+        self.pairs: dict[Buffer, dtype] = {}  # new buffer of bytes -> its type of two values
+        self.bytes: dict[int, tuple[Expr, Expr]] = {}  # id of a pair read -> (the pair, its byte)
         self.views: dict[Var, Buffer] = {}  # storage of narrow values outside global memory
 
     def run(self) -> Func:
         for x in walk(self.func.body):
-            if isinstance(x, Buffer) and x.dtype.base in WIDE and x.scope_name != "global":
+            if isinstance(x, Buffer) and x.dtype.base in WIDE and not is_pair(x.dtype) and x.scope_name != "global":
                 self.views[x.data] = x
         for x in walk(self.func.body):
-            if isinstance(x, Buffer) and x.data in self.views and x.dtype.base not in WIDE:
+            if isinstance(x, Buffer) and x.data in self.views and (x.dtype.base not in WIDE or is_pair(x.dtype)):
                 raise error("small-type", f"`{x.name}` is a view of `{self.views[x.data].name}`, whose values are not packed "
                             f"outside global memory",
                             expected="values of one byte or more", found=f"a view `{x.name}` of packed ones", span=x.span)
@@ -72,6 +75,8 @@ class _Unpacking:
                 return const(x.value, wide(x.dtype))
             case Load():
                 return self.load(x)
+            case Store() if x.buffer in self.pairs:
+                return replace(x, value=self.byte_of(x.value))
             case Store() if self.packed(x.buffer):
                 raise error("small-type", f"an element of `{x.buffer.name}` ({self.narrow[x.buffer]}) is stored: two values "
                             "share a byte",
@@ -103,9 +108,13 @@ class _Unpacking:
             return b
         got = self.buffers.get(b)
         if got is None:
+            if is_pair(b.dtype):
+                got = self.buffers[b] = replace(b, dtype=dtype("uint8"))
+                self.pairs[got] = b.dtype
+                return got
             if b.dtype.lanes != 1:
                 raise error("small-type", f"`{b.name}` has elements of type {b.dtype}",
-                            expected="scalar elements", found=str(b.dtype), span=b.span,
+                            expected="scalar elements or float4_e2m1fnx2", found=str(b.dtype), span=b.span,
                             hint="use the scalar type; copies pack it")
             if b.scope_name != "global":
                 got = replace(b, dtype=wide(b.dtype))
@@ -125,12 +134,33 @@ class _Unpacking:
         return b in self.narrow and b.scope_name == "global"
 
     def load(self, x: Load) -> Expr:
+        if x.buffer in self.pairs:
+            return self.pair(x)
         if x.buffer not in self.narrow:
             return x
         narrow = self.narrow[x.buffer]
         if not self.packed(x.buffer):
             return replace(x, dtype=wide(narrow).with_lanes(x.dtype.lanes))
         return self.unpacked(x.buffer, x.indices, x.span)
+
+    def pair(self, x: Load) -> Expr:
+        """The two values of a byte, low nibble first."""
+        narrow = self.pairs[x.buffer]
+        if any(i.dtype.lanes > 1 for i in x.indices):
+            raise error("small-type", f"a vector of `{x.buffer.name}`, whose elements are pairs, is read",
+                        expected="an element", found="a vector", span=x.span, hint="T.copy the tile instead")
+        byte = replace(x, dtype=dtype("uint8"))
+        nibbles = (binary("bitand", byte, const(15, "uint8")), binary("shr", byte, const(4, "uint8")))
+        out = Shuffle(tuple(value_of(n, narrow.scalar) for n in nibbles), (0, 1), wide(narrow), span=x.span)
+        self.bytes[id(out)] = (out, byte)
+        return out
+
+    def byte_of(self, value: Expr) -> Expr:
+        """The byte of a pair of values of the narrow type, held in float16; that of a pair just read is not made again."""
+        if id(value) in self.bytes:
+            return self.bytes[id(value)][1]
+        low, high = (code_of(v, dtype("float4_e2m1fn")) for v in lanes_of(value))
+        return binary("bitor", low, binary("shl", high, const(4, "uint8")))
 
     def unpacked(self, b: Buffer, indices: tuple[Expr, ...], span: Any) -> Expr:
         """The value of a packed tensor at logical indices."""
@@ -146,7 +176,14 @@ class _Unpacking:
     # ---- tile operations --------------------------------------------------------------------------------------------
 
     def tile_op(self, op: TileOp) -> Node | None:
-        touched = {r.buffer for r in walk(op) if isinstance(r, Region) and r.buffer in self.narrow}
+        regions = [r for r in walk(op) if isinstance(r, Region)]
+        paired = [r for r in regions if r.buffer in self.pairs]
+        if paired and (len(paired) < len(regions) or not isinstance(op, (Copy, Transpose))):
+            b = paired[0].buffer
+            raise error("small-type", f"T.{op.op_name} on `{b.name}`, whose elements are pairs ({self.pairs[b]})",
+                        expected="a copy between such tiles", found=f"T.{op.op_name}", span=op.span,
+                        hint="read and store its elements in T.Parallel")
+        touched = {r.buffer for r in regions if r.buffer in self.narrow}
         if not touched:
             return None
         if isinstance(op, Copy):
@@ -218,6 +255,15 @@ class _TileLoops:
                     "the elements")
 
 
+def is_pair(dt: dtype) -> bool:
+    """Whether an element is a byte of two fp4 values."""
+    return dt.base == "float4_e2m1fn" and dt.lanes == 2
+
+
+def lanes_of(value: Expr) -> tuple[Expr, ...]:
+    return tuple(Shuffle((value,), (k,), value.dtype.scalar) for k in range(value.dtype.lanes))
+
+
 def wide(dt: dtype) -> dtype:
     """The type that holds a narrow one's values."""
     return dtype(WIDE[dt.base]).with_lanes(dt.lanes)
@@ -251,21 +297,17 @@ def fitted(value: Expr, narrow: dtype) -> Expr:
     """A value brought into the narrow type: wrapped (integers; floats truncate first), or rounded to nearest even and
     saturated (fp4; NaN becomes zero)."""
     out = wide(narrow)
-    lanes = narrow.lanes
-    if isinstance(value, Const) and lanes == 1 and narrow.base != "float4_e2m1fn":
+    if narrow.lanes > 1:
+        whole = value if value.dtype.lanes > 1 else None
+        each = lanes_of(whole) if whole is not None else (value,) * narrow.lanes
+        return Shuffle(tuple(fitted(v, narrow.scalar) for v in each), tuple(range(narrow.lanes)), out)
+    if isinstance(value, Const) and narrow.base != "float4_e2m1fn":
         value = const(int(value.value), "int64")
     if narrow.base == "int4":
-        v = cast(value, out)
-        four = const(4, "int8") if lanes == 1 else None
-        if four is None:
-            raise error("small-type", "a vector conversion to int4",
-                        expected="a scalar conversion", found="a vector", hint="convert the elements in T.Parallel")
-        return binary("shr", binary("shl", v, four), four)
+        four = const(4, "int8")
+        return binary("shr", binary("shl", cast(value, out), four), four)
     if narrow.base == "uint4":
         return binary("bitand", cast(value, out), const(15, out))
-    if lanes > 1:
-        raise error("small-type", "a vector conversion to float4_e2m1fn",
-                    expected="a scalar conversion", found="a vector", hint="convert the elements in T.Parallel")
     x = cast(value, "float32")
     size = call("fabs", (x,), dtype("float32"))
     total: Expr = const(0.0, "float32")
