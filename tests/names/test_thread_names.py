@@ -366,6 +366,7 @@ def test_a_launch_that_waits_for_the_one_before_sees_what_it_stored(on):
 
     x = np.arange(256, dtype=np.int32)
     assert np.array_equal(run(f, x, on=on)[2], x[::-1] * 3 + 1)
+    cuda_text(f, "sm_90a")
 
 
 @pytest.mark.spec("must:10-async-wait")

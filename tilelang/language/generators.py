@@ -22,10 +22,12 @@ TWO_PI = 6.283185307179586
 
 
 def put(b: Builder, buffer: Buffer, i: Any, value: Any) -> None:
+    """buffer[i] = value."""
     b.store(buffer, (convert(i),), value)
 
 
 def let(b: Builder, name: str, value: Any) -> Var:
+    """A name for a value, computed once."""
     return b.let(name, convert(value))
 
 

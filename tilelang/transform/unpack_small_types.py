@@ -261,6 +261,7 @@ def is_pair(dt: dtype) -> bool:
 
 
 def lanes_of(value: Expr) -> tuple[Expr, ...]:
+    """The values of a vector."""
     return tuple(Shuffle((value,), (k,), value.dtype.scalar) for k in range(value.dtype.lanes))
 
 
