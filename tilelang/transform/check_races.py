@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.arith import simplify
 from tilelang.env import env, is_truthy
 from tilelang.errors import TileLangError
 from tilelang.ir import (Bind, Const, Expr, Func, If, Load, Parallel, Store, Var, free_vars, inner, is_const, statements,
@@ -17,6 +18,7 @@ from tilelang.ir.evaluate import evaluate
 
 from .config import PassConfigKey
 from .pass_ import TILE, PassContext, pass_
+from .settle_reads import updated_element
 
 log = logging.getLogger("tilelang.transform")
 POINTS = 1 << 18  # loops of more iterations are not followed
@@ -29,18 +31,45 @@ def check_races(func: Func, cx: PassContext) -> Func:
 
     Changes nothing.  Follows loops of constant extents whose indices read no memory; conditions that read memory count
     as true, so that a warning may be about iterations that never happen.  A value read from memory differs where the
-    places read do.
+    places read do.  Plain accesses beside atomic updates of other places are warned about where memory says which places.
     """
     asked = cx.config.get(PassConfigKey.TL_DISABLE_DATA_RACE_CHECK.value)
     if not (is_truthy(env.TILELANG_ENABLE_DATA_RACE_CHECK) if asked is None else not asked):
         return func
     for s in statements(func.body):
         if isinstance(s, Parallel):
+            _beside_updates(s)
             extents = [int(e.value) for e in s.extents if is_const(e)]  # type: ignore[attr-defined]
             if len(extents) == len(s.extents) and 1 < math.prod(extents) <= POINTS:
                 axes = np.indices(extents).reshape(len(extents), -1)
                 _follow(s.body, dict(zip(s.vars, axes)), np.ones(axes.shape[1], bool), {}, s)
     return func
+
+
+def _beside_updates(loop: Parallel) -> None:
+    """Warn where iterations read or store elements that others may update atomically, as numbers in memory have it.
+
+    Both places one expression is the usual guard of an update (`if x > M[k]: T.atomic_max(M[k], x)`).
+    """
+    bound = {s.var: s.value for s in statements(loop.body) if isinstance(s, Bind)}
+
+    def place(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        for _ in bound:
+            indices = tuple(substitute(i, bound) for i in indices)
+            if not any(free_vars(i) & set(bound) for i in indices):
+                break
+        return tuple(map(simplify, indices))
+
+    updates = {x.buffer: place(x.indices) for c in walk(loop.body) if (x := updated_element(c)) is not None}
+    for x in walk(loop.body):
+        if not isinstance(x, (Load, Store)) or x.buffer not in updates:
+            continue
+        mine, theirs = place(x.indices), updates[x.buffer]
+        if mine != theirs and any(isinstance(n, Load) for i in (*mine, *theirs) for n in walk(i)):
+            log.warning("Data race detected: iterations of T.Parallel may %s elements of `%s` that others update atomically%s",
+                        "read" if isinstance(x, Load) else "store", x.buffer.name,
+                        f" ({x.span or loop.span})" if x.span or loop.span else "")
+            return
 
 
 def _follow(s: Any, points: dict[Var, np.ndarray], live: np.ndarray, bound: dict[Var, Expr], loop: Parallel) -> None:

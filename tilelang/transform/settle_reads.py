@@ -62,7 +62,7 @@ def _of_loop(loop: Parallel) -> Stmt:
     if len(extents) != len(loop.extents) or not 1 < math.prod(extents) <= POINTS:
         return loop
     stored = {x.buffer.data for x in walk(loop.body) if isinstance(x, Store) and x.buffer.scope_name in _SCOPES}
-    updated = {a.buffer.data for x in walk(loop.body) if (a := _updated(x)) is not None}
+    updated = {a.buffer.data for x in walk(loop.body) if (a := updated_element(x)) is not None}
     if not any(isinstance(x, Load) and x.buffer.data in stored or isinstance(x, (Load, Store)) and x.buffer.data in updated
                for x in walk(loop.body)):
         return loop
@@ -106,7 +106,7 @@ def _of_loop(loop: Parallel) -> Stmt:
     return Seq((*before, replace(loop, body=visit(loop.body))))
 
 
-def _updated(x: Any) -> AddressOf | None:
+def updated_element(x: Any) -> AddressOf | None:
     """The element that an atomic call changes."""
     if isinstance(x, Call) and x.op.startswith("atomic_") and x.op != "atomic_load" and x.args and isinstance(
             x.args[0], AddressOf):
@@ -189,7 +189,7 @@ class _Body:
             return
         if isinstance(e, Load):
             self.add(e, conds, bound, again, False)
-        address = _updated(e)
+        address = updated_element(e)
         if address is not None:
             self.add(address, conds, bound, again, False)
         for v in vars(e).values() if hasattr(e, "__dict__") else ():
@@ -284,4 +284,4 @@ class _Body:
         return ", ".join(f"{v.name}={int(p[n])}" for v, p in self.points.items())
 
 
-__all__ = ["settle_reads"]
+__all__ = ["settle_reads", "updated_element"]
