@@ -85,7 +85,8 @@ def test_layouts_and_emitters_of_other_hardware_are_refused_by_name():
     from tilelang.layout import cute
 
     for refuse, words in ((layout.make_tcgen05mma_swizzled_layout, "Blackwell"), (cute.composition, "layout.cute.composition"),
-                          (cute.make_layout, "no CuTe algebra"), (intrinsics.INT4TensorCoreIntrinEmitter, "int8 instructions")):
+                          (cute.make_layout, "no CuTe algebra"),
+                          (intrinsics.INT4TensorCoreIntrinEmitterWithLadderTransform, "permuted beforehand")):
         with pytest.raises(NotImplementedError, match=words):
             refuse(1)
     assert cute.Layout is layout.Layout and {"coalesce", "complement", "restrict"} <= set(cute.__all__)

@@ -7,7 +7,7 @@ from everywhere import EXECUTIONS, cuda_text, run
 
 import tilelang.language as T
 from tilelang.errors import TileLangError
-from tilelang.language.sparse import e_factor
+from tilelang.cuda.intrinsics.sparse_layout import GROUP_CONFIG, get_e_factor as e_factor, get_e_replicate_factor
 
 RNG = np.random.default_rng(7)
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8, "float32": np.float32}
@@ -15,12 +15,12 @@ TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8,
 
 def compressed(M, K, dtype, meta):
     """(dense matrix, kept values, metadata) of a random sparse matrix."""
-    group = 2 if dtype == "float32" else 4
+    keep, group = GROUP_CONFIG[dtype]
     dense, kept, codes = np.zeros((M, K), np.float32), [], []
     for i in range(M):
         for g in range(K // group):
-            places = sorted(RNG.choice(group, group // 2, replace=False))
-            values = RNG.integers(-3, 4, group // 2)
+            places = sorted(RNG.choice(group, keep, replace=False))
+            values = RNG.integers(-3, 4, keep)
             dense[i, g * group + np.array(places)] = values
             kept.append(values)
             codes.append([4, 14][places[0]] if group == 2 else places[0] | places[1] << 2)
@@ -68,6 +68,16 @@ def test_products_of_compressed_operands(dtype, acc, meta, flags, stages):
     for on in EXECUTIONS:
         assert np.array_equal(run(f, *args, on=on)[3], dense @ b), on
     cuda_text(f)
+
+
+@pytest.mark.spec("L11:gemm_sp")
+def test_sizes_of_metadata():
+    """4 bits a group; a quad of lanes holds an instruction's words once for 8-bit operands, else twice."""
+    for dtype, (keep, group) in GROUP_CONFIG.items():
+        assert 2 * keep == group
+        for meta, bits in (("int16", 16), ("int32", 32), ("uint8", 8)):
+            assert e_factor(dtype, meta) == bits // 4 * group
+        assert get_e_replicate_factor(dtype) == (1 if T.dtype(dtype).bits == 8 else 2)
 
 
 @pytest.mark.spec("L11:gemm_sp")

@@ -7,6 +7,7 @@ from everywhere import cuda_text, everywhere, run
 
 import tilelang.language as T
 from tilelang.cuda.intrinsics import TensorCoreIntrinEmitter, mma_layout
+from tilelang.cuda.intrinsics import INT4TensorCoreIntrinEmitter
 from tilelang.errors import TileLangError
 from tilelang.language.tensor_core import fragment_element, fragment_place
 from tilelang.target.mma import MMA_ROWS
@@ -91,6 +92,43 @@ def test_products_by_an_emitter(dtype, acc, options):
         assert np.array_equal(got, (x.T if options.get("ta") else x) @ (y.T if options.get("tb", True) else y)), on
     text = cuda_text(f)
     assert "mma_m16n8" in text and ("ldmatrix_x4" in text) == (dtype in ("float16", "bfloat16"))
+
+
+@pytest.mark.spec("L22:emitter", "L3.2:int4")
+@pytest.mark.parametrize("atoms,stages", [(False, 1), (True, 2)])
+def test_products_of_two_int4_values_a_byte(atoms, stages):
+    M, N, K, chunk = 64, 32, 128, 32 * stages  # K and chunk in bytes
+    e = INT4TensorCoreIntrinEmitter("int4", "int8", "int32", b_transposed=True, block_row_warps=2, block_col_warps=1,
+                                    warp_row_tiles=32, warp_col_tiles=32, chunk=chunk)
+
+    @T.prim_func
+    def f(A: T.Tensor((M, K), "int8"), B: T.Tensor((N, K), "int8"), C: T.Tensor((M, N), "int32")):
+        with T.Kernel(1, threads=64):
+            As = T.alloc_shared((M, chunk), "int8")
+            Bs = T.alloc_shared((N, chunk), "int8")
+            Al = T.alloc_local(e.warp_rows * e.local_size_a, "int8")
+            Bl = T.alloc_local(e.warp_cols * e.local_size_b, "int8")
+            Cl = T.alloc_local(e.warp_rows * e.warp_cols * e.local_size_out, "int32")
+            T.clear(Cl)
+            for ko in T.serial(K // chunk):
+                T.copy(A[0, ko * chunk], As)
+                T.copy(B[0, ko * chunk], Bs)
+                for ki in T.serial(stages):
+                    e.ldmatrix_a(Al, As, ki)
+                    e.ldmatrix_b(Bl, Bs, ki)
+                    if atoms:
+                        _ = [e.mma_atom(Al, Bl, Cl, i, j) for i in (0, 1) for j in (0, 1)]
+                    else:
+                        e.mma(Al, Bl, Cl)
+            e.stmatrix(Cl, C, pid_m=0, pid_n=0)
+
+    x, y = (RNG.integers(-8, 8, (n, 2 * K)) for n in (M, N))
+    packed = [((v[:, 0::2] & 15) | (v[:, 1::2] & 15) << 4).astype(np.uint8).view(np.int8) for v in (x, y)]
+    for on in ON_WARPS:
+        assert np.array_equal(run(f, *packed, on=on)[2], x @ y.T), on
+    assert "mma_m16n8k32" in cuda_text(f)
+    with pytest.raises(TileLangError, match="int4 values"):
+        INT4TensorCoreIntrinEmitter("float16")
 
 
 @pytest.mark.spec("L22:emitter")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import register
-from tilelang.ir import AddressOf, Buffer, Expr, Load, cast, convert, load
+from tilelang.ir import AddressOf, Alloc, Buffer, Expr, Load, cast, const, convert, load
 from tilelang.ir import dtype as DType
 from tilelang.layout import Fragment, make_swizzled_layout
 from tilelang.target.instructions import MMA_ROWS
@@ -330,6 +330,60 @@ class TensorCoreIntrinEmitterWithLadderTransform(TensorCoreIntrinEmitter):
             raise error("not-available", "operands permuted beforehand are not available",
                         expected="transform kind 0", found=f"{self.transform_kind_a} and {self.transform_kind_b}",
                         hint="pass transform_kind 0")
+
+
+class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
+    """The emitter of operands that hold two int4 values a byte, the one of the lower column in the low half.
+
+    Shared and local operands are int8 arrays of such bytes; chunk counts bytes, so that a micro tile is 16 x 16 x 32 bytes,
+    64 values of K.  The halves are multiplied apart, as int8 values: exact sums of products.
+    a_dtype, b_dtype: "int4", or "int8" as their bytes are called; accum_dtype: "int32".  Raises gemm-types for others.
+    """
+
+    def __init__(self, a_dtype: Any = "int4", b_dtype: Any = "int4", accum_dtype: Any = "int32", *args: Any, **kw: Any) -> None:
+        for d in (a_dtype, b_dtype):
+            if DType(d) not in ("int4", "int8"):
+                raise error("gemm-types", f"INT4TensorCoreIntrinEmitter multiplies int4 values, found {DType(d)}",
+                            expected="int4, or int8 for its bytes", found=str(DType(d)))
+        super().__init__("int8", "int8", accum_dtype, *args, **kw)
+
+    def mma(self, A_local: Any, B_local: Any, C_local: Any, k_inner: Any = 0) -> Emitted:
+        """C_local += A_local times B_local, all micro tiles of the warp; operands of step k_inner of their buffers."""
+        a, b = (_origin(x, "registers of an operand")[0] for x in (A_local, B_local))
+        sizes = self.warp_rows * self.local_size_a, self.warp_cols * self.local_size_b
+        halves = [self._halves(x, k_inner * n, n) for x, n in zip((a, b), sizes)]
+        for i in range(self.warp_rows):
+            for j in range(self.warp_cols):
+                self._multiply(C_local, halves, i * self.local_size_a, j * self.local_size_b, i * self.warp_cols + j)
+        return EMITTED
+
+    def mma_atom(self, A_local: Any, B_local: Any, C_local: Any, inst_m_idx: int, inst_n_idx: int, k_inner: Any = 0) -> Emitted:
+        """One micro tile of `mma`."""
+        a, b = (_origin(x, "registers of an operand")[0] for x in (A_local, B_local))
+        tiles = k_inner * self.warp_rows + inst_m_idx, k_inner * self.warp_cols + inst_n_idx
+        halves = [self._halves(x, t * n, n) for x, t, n in zip((a, b), tiles, (self.local_size_a, self.local_size_b))]
+        self._multiply(C_local, halves, 0, 0, inst_m_idx * self.warp_cols + inst_n_idx)
+        return EMITTED
+
+    def _halves(self, source: Buffer, first: Any, count: int) -> list[Buffer]:
+        """The low and the high values of `count` bytes, one an element, in arrays of the thread."""
+        b, four = need_builder("INT4TensorCoreIntrinEmitter"), const(4, "int8")
+        out = [Buffer(b.fresh_name(name), (count,), DType("int8"), "local", span=b.here()) for name in ("low", "high")]
+        for x in out:
+            b.emit(Alloc(x, None, span=b.here()))
+        for r in range(count):
+            byte = load(source, (convert(first + r),))
+            b.store(out[0], (convert(r),), (byte << four) >> four)
+            b.store(out[1], (convert(r),), byte >> four)
+        return out
+
+    def _multiply(self, C_local: Any, halves: list[list[Buffer]], first_a: int, first_b: int, tile: int) -> None:
+        c = _origin(C_local, "registers of C")[0]
+        assert self.row is not None  # the constructor refuses types without an instruction
+        for a, b in zip(*halves):
+            for side in range(2):
+                at = tile * self.local_size_out + side * 4, first_a, first_b + side * (self.local_size_b // 2)
+                emit_call("mma", tuple(AddressOf(x, (convert(k),)) for x, k in zip((c, a, b), at)), "void", row=self.row.name)
 
 
 # ---- raw calls --------------------------------------------------------------------------------------------------------
