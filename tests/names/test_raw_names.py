@@ -207,6 +207,25 @@ def test_functions_of_the_user_are_refused_where_their_source_cannot_run(form, o
     assert "extern" in str(e.value) and name in str(e.value) and "-->" in str(e.value), str(e.value)
 
 
+@pytest.mark.spec("T.call_extern", "L19:extern")
+def test_calls_that_look_alike_were_taken_for_one_value():
+    """Each call may change what the next one gives: none is left out, and they keep the order of the program."""
+    @T.prim_func
+    def f(X: T.Tensor((4,), "int32"), O: T.Tensor((5,), "int32")):
+        with T.Kernel(1, threads=1):
+            T.import_source("TL_DEVICE int tick(int* p) { return (*p)++; }")
+            O[0] = T.call_extern("int32", "tick", T.address_of(X[0])) - T.call_extern("int32", "tick", T.address_of(X[0]))
+            O[1] = T.call_extern("int32", "tick", T.address_of(X[1])) * 0
+            O[2] = T.min(T.call_extern("int32", "tick", T.address_of(X[2])), T.call_extern("int32", "tick", T.address_of(X[2])))
+            T.evaluate(T.call_extern("int32", "tick", T.address_of(X[3])))
+
+    text = cuda_text(f)
+    text = text[text.index("__global__"):]
+    calls = [line.split("= ")[1] for line in text.splitlines() if "= tick(" in line and "//" not in line]
+    assert calls == [f"tick(&X[{k}]);" for k in (0, 0, 1, 2, 2, 3)]
+    assert "min(" in text and "O[1] = 0;" in text
+
+
 @pytest.mark.spec("T.call_extern", "T.call_pure_extern", "L19:extern")
 def test_functions_of_cudas_own_library_run_where_there_is_no_cuda():
     @T.prim_func

@@ -250,11 +250,25 @@ def _extern(op: str, dtype: Any, name: Any, args: tuple[Any, ...]) -> Any:
         b = need_builder(f"T.{op}")
         b.emit(Evaluate(e, span=b.here()))
         return EMITTED
-    return e
+    return e if op == "call_pure_extern" else _called_once(e)
+
+
+def _called_once(e: Call) -> Expr:
+    """The value of a function that may do anything: called here, where it is written, and once, whatever becomes of the value.
+    In operands that may not be evaluated the call itself."""
+    b = need_builder("T.call_extern")
+    if b.lazy or b.kernel is None:
+        return e
+    out = b.let("called", e)
+    b.unnamed[id(out)] = out
+    return out
 
 
 def call_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
-    """Call a device function by name; dtype "handle" makes it a statement.  Buffers are passed as pointers."""
+    """Call a device function by name; dtype "handle" makes it a statement.  Buffers are passed as pointers.
+
+    Calls are made in the order of the program, one for each time the call is written (T.call_pure_extern: as the compiler
+    likes)."""
     return _extern("call_extern", dtype, name, args)
 
 
