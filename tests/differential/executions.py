@@ -70,7 +70,8 @@ def inputs(seed: int, tensors: Sequence[Any]) -> list[np.ndarray]:
 
     more: "strides" in elements (the array is a window on storage of its own), "normal": numbers of a normal distribution
     within low .. high, "tol": how far results may be from the meaning, "nibbles": what the four-bit digits of each element
-    are, "scalar": no tensor but a number, "pointer": the call is given the address.  Types of four bits are packed, two a byte.
+    are, "full": any numbers of the type, "scalar": no tensor but a number, "pointer": the call is given the address.  Types of
+    four bits are packed, two a byte.
     """
     rng = np.random.default_rng(seed)
     out = []
@@ -86,12 +87,29 @@ def inputs(seed: int, tensors: Sequence[Any]) -> list[np.ndarray]:
             v = _fp4(v) if dt[0] == "f" else v.astype(np.uint8) & 15
             out.append((v[..., 0::2] | v[..., 1::2] << 4).view(np.int8))
             continue
+        if more.get("full"):
+            out.append(_of_whole_range(rng, shape, numpy_type(dt)))
+            continue
         values: Any = rng.integers(low, high + 1, shape)
         if more.get("normal"):
             values = np.clip(rng.standard_normal(shape), low, high)
         out.append(laid_out(values.astype(np.float64 if dt.startswith(("f", "b")) else np.int64).astype(numpy_type(dt)),
                             more.get("strides")))
     return out
+
+
+def _of_whole_range(rng: np.random.Generator, shape: Sequence[int], dt: np.dtype) -> np.ndarray:
+    """Any numbers of a type, every third one that arithmetic treats in its own way."""
+    some = rng.integers(0, 256, (*shape, dt.itemsize), np.uint8).view(dt).reshape(shape)
+    if dt.kind in "iu":
+        i = np.iinfo(dt)
+        edges = [0, 1, 2, i.max, i.max - 1, i.max // 2 + 1, i.min, i.min + 1, *([-1, -2] if i.min else [])]
+    else:
+        f = ml_dtypes.finfo(dt)
+        edges = [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.5, float(f.max), float(f.min), float(f.smallest_normal),
+                 float(f.smallest_subnormal), np.nan, 127.5, -129.0, *([np.inf, -np.inf] if dt.name != "float8_e4m3fn" else [])]
+    with np.errstate(all="ignore"):
+        return np.where(rng.random(shape) < 0.35, rng.choice(np.array(edges, dt), shape), some).astype(dt)
 
 
 def _fp4(v: np.ndarray) -> np.ndarray:
@@ -289,7 +307,7 @@ _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 def _to_device(a: np.ndarray, torch: Any) -> Any:
     """A tensor of the same bits on the device."""
     names = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
-             "uint16": getattr(torch, "uint16", None), "uint32": getattr(torch, "uint32", None)}
+             **{x: getattr(torch, x, None) for x in ("uint16", "uint32", "uint64")}}
     dt = names.get(a.dtype.name)
     if a.base is not None and not a.flags.c_contiguous:
         flat = _to_device(np.asarray(a.base), torch)

@@ -21,7 +21,7 @@ def condition(st: State, s: Scope) -> str:
     known = [v for v in s.uniform]
     inputs = [b for b in s.buffers if b.scope == "global" and not b.base and b.readable
               and not b.dtype.startswith(("float8", "u"))]
-    if inputs and (not known or st.chance(0.4)):
+    if inputs and (not known or st.chance(0.5)):
         b = st.pick(inputs)
         return f"{b.name}[{', '.join(st.uniform_index(s, n) for n in b.shape)}] {st.pick(['>', '<', '=='])} {st.between(-1, 1)}"
     if not known:
@@ -64,8 +64,8 @@ def _forget(st: State, items: list, n: int) -> None:
 
 
 def _weights(st: State, s: Scope) -> list[tuple[str, float]]:
-    w = {"parallel": 5.0, "copy": 4.0, "fill": 1.0, "gemm": 1.8, "reduce": 1.6, "scan": 0.9, "atomic": 1.5, "inner": 0.8,
-         "spread": 0.4, "thread": 1.7, "view": 1.0, "transpose": 0.3, "reducer": 1.2, "let": 0.5, "assign": 0.7, "serial": 1.2,
+    w = {"parallel": 5.0, "copy": 4.0, "fill": 1.0, "gemm": 1.8, "reduce": 1.6, "scan": 0.9, "atomic": 1.5, "inner": 1.0,
+         "spread": 0.4, "thread": 1.7, "view": 1.0, "transpose": 0.5, "reducer": 1.2, "let": 0.5, "assign": 0.7, "serial": 1.2,
          "pipelined": 1.3, "branch": 1.0, "while": 0.5, "grid": 0.3, "macro": 0.5, "leave": 0.0, "alloc": 0.3, "ordered": 0.4,
          "swap": 0.5, **WEIGHTS, **EXTRA_WEIGHTS, **LANE_WEIGHTS, **REGION_WEIGHTS}
     w.update(st.profile.weights)

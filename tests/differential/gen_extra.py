@@ -260,5 +260,5 @@ def library_call(st: State, s: Scope) -> Nodes | None:
 
 EXTRA = {"scratch": scratch, "private_tiles": private_tiles, "pointers": pointers, "sparse": sparse, "image": image,
          "warp_groups": warp_groups, "library_call": library_call}
-EXTRA_WEIGHTS = {"scratch": 0.5, "private_tiles": 2.6, "pointers": 0.8, "sparse": 0.4, "image": 0.35, "warp_groups": 3.0,
+EXTRA_WEIGHTS = {"scratch": 0.5, "private_tiles": 2.6, "pointers": 1.2, "sparse": 0.4, "image": 0.35, "warp_groups": 3.0,
                  "library_call": 0.3}

@@ -18,7 +18,7 @@ def is_grid(seed: int) -> bool:
 def grid_program(seed: int) -> dict[str, Any]:
     """The program of a seed."""
     st = State(seed, GRID)
-    kernel, tensors = st.pick([exchanged, exchanged, summed, last])(st)
+    kernel, tensors = st.pick([exchanged, exchanged, exchanged, summed, summed, last, last])(st)
     return {"seed": seed, "profile": "grid", "dims": {}, "symbols": {}, "steps": {}, "tensors": tensors, "configs": {},
             "kernels": [kernel]}
 
@@ -60,13 +60,13 @@ def exchanged(st: State) -> Made:
     if one:
         loop.append(barrier)
     loop.append(node(f"for i, j in T.Parallel({rows}, {cols}):", [node(f"S[i, j] = {mixed}")]))
-    if st.chance(0.3):
+    if st.chance(0.4):
         w = [node("w = T.alloc_var('int32', init=0)")]
         turns = [*w, node(f"while w < {steps}:", [node("k = w + 0"), *loop, node("w = w + 1")], None, "grid:while")]
     else:
         turns = [node(f"for k in T.serial({steps}):", loop, None, "grid:loop")]
     tensors = [_tensor("A", (blocks, rows, cols), dt), _tensor("B", (blocks, rows, cols), dt)]
-    if st.chance(0.3):
+    if st.chance(0.35):
         turns = [node(f"if n0 >= {wanted}:", turns, None, "grid:branch")]
         tensors.append({"name": "n0", "shape": [], "dtype": "int32", "low": 0, "high": 2, "scalar": True})
     body = [node(f"S = T.alloc_{own}(({rows}, {cols}), '{dt}')"), node(f"R = T.alloc_{got}(({rows}, {cols}), '{dt}')"),

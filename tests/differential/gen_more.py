@@ -375,6 +375,6 @@ def by_hand_ring(st: State, s: Scope) -> Nodes | None:
 MORE = {"returned": returned, "bits": bits, "pairs": pairs, "warps": warps, "vectors": vectors, "drawn": drawn, "mask": mask,
         "run_time_extent": run_time_extent, "by_reference": by_reference, "stated": stated, "workspace": workspace,
         "counted": counted, "scalar_atomic": scalar_atomic, "small_types": small_types, "by_hand_ring": by_hand_ring}
-WEIGHTS = {"returned": 0.6, "bits": 0.4, "pairs": 0.4, "warps": 0.9, "vectors": 0.7, "drawn": 0.25, "mask": 0.9,
-           "run_time_extent": 0.3, "by_reference": 0.9, "stated": 0.4, "workspace": 0.25, "counted": 0.4,
-           "scalar_atomic": 0.4, "small_types": 1.1, "by_hand_ring": 0.3}
+WEIGHTS = {"returned": 0.9, "bits": 0.4, "pairs": 0.8, "warps": 0.9, "vectors": 1.1, "drawn": 0.25, "mask": 1.1,
+           "run_time_extent": 0.3, "by_reference": 1.1, "stated": 0.4, "workspace": 0.25, "counted": 0.6,
+           "scalar_atomic": 0.4, "small_types": 1.7, "by_hand_ring": 0.3}

@@ -19,7 +19,7 @@ def is_near(seed: int) -> bool:
 def near_program(seed: int) -> dict[str, Any]:
     """The program of a seed."""
     st = State(seed, NEAR)
-    kernel, tensors = st.pick([chain, chain, attention])(st)
+    kernel, tensors = st.pick([chain, attention])(st)
     configs = st.pick([{}, {}, {"tl.enable_fast_math": True}, {"tl.disable_warp_specialized": True}])
     return {"seed": seed, "profile": "near", "dims": {}, "symbols": {}, "steps": {}, "tensors": tensors, "configs": configs,
             "kernels": [kernel]}
@@ -118,7 +118,7 @@ def product(st: State, rows: int, cols: int, kind: str) -> list[Node]:
 def attention(st: State) -> Made:
     """Softmax of products over keys in a pipelined loop, the running maximum and sum carried along."""
     d, bm, bn = st.pick([16, 32, 64]), st.pick([16, 32, 64, 128]), st.pick([16, 32, 64])
-    steps, kind, causal = st.between(1, 4), st.pick(["float16", "bfloat16"]), st.chance(0.4)
+    steps, kind, causal = st.between(1, 4), st.pick(["float16", "bfloat16"]), st.chance(0.5)
     threads, stages, heads = st.pick([64, 128, 128, 256]), st.between(0, 3), st.between(1, 2)
     n = bn * steps - (st.between(0, bn - 1) if st.chance(0.4) else 0)
     m = bm * st.between(1, 2)

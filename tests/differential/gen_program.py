@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gen_bits import bits_program, is_bits
 from gen_control import assign, block, condition
 from gen_grid import grid_program, is_grid
 from gen_hopper import hopper_program, is_hopper
@@ -46,6 +47,8 @@ def make_program(seed: int, profile: str | None = None) -> Program:
         return near_program(seed)
     if profile == "grid" or profile is None and is_grid(seed):
         return grid_program(seed)
+    if profile == "bits" or profile is None and is_bits(seed):
+        return bits_program(seed)
     st = State(seed, PROFILES[0])
     st.profile = next(p for p in PROFILES if p.name == profile) if profile else st.rng.choices(PROFILES, (4, 5, 4, 4, 2))[0]
     st.inputs, kernels = [], []
@@ -60,6 +63,7 @@ def make_program(seed: int, profile: str | None = None) -> Program:
 
 def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
     st.threads = st.pick(st.profile.threads)
+    sides = _sides(st) if st.chance(0.1) else None
     st.allocs, st.prologue, st.top, st.mutable = [], [], [], []
     st.shared_bytes = st.register_bits = 0
     if before:  # what the first kernel wrote is read by the second
@@ -92,6 +96,7 @@ def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
             grid.append(str(gz))
             st.blocks *= gz
     grid_values += st.given
+    host = _host(st, grid_values)
     st.grid_values = grid_values
     flat = f"({bm} * {gn} + {bn})" if len(names) < 3 else f"((bz * {gm} + {bm}) * {gn} + {bn})"
     st.flat, st.workspaces = flat, []
@@ -136,7 +141,7 @@ def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
         order = st.pick(["", ", order='column'"])
         options.append(node(f"T.use_swizzle({st.between(1, 3)}{order})", None, None, "use_swizzle"))
     if any("tx" in str(x) for x in (*st.prologue, *body)):
-        head.append(node("tx = T.get_thread_binding()"))
+        head.append(node("tx = T.get_thread_binding()" if sides is None else f"tx = {_thread(sides)}"))
     whole = [*st.prologue, *body, *tail]
     if persistent and st.chance(0.3):
         whole = _scheduled(st, (bm, bn), (gm, gn), grid[0], whole, uneven)
@@ -145,7 +150,38 @@ def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
         line = f"for {bm}, {bn} in T.Persistent([{gm}, {gn}], {grid[0]}, bx{group}):"
         whole = [node(line, whole, None, "loop:T.Persistent", *uneven)]
     hints = _hints(st)
-    return {"grid": grid, "blocks": names, "threads": st.threads, "body": [*options, *head, *st.allocs, *hints, *whole]}
+    made = {"grid": grid, "blocks": names, "threads": st.threads, "body": [*options, *head, *st.allocs, *hints, *whole]}
+    if any(o.atomic for o in [*st.outputs, *st.top_outputs]) and host.startswith("for"):
+        host = host.replace("(2)", "(1)")  # sums stay in the range they were drawn for
+    return {**made, **({"host": host} if host else {}), **({"block": sides} if sides else {})}
+
+
+def _host(st: State, values: list[Any]) -> str:
+    """What the host does around the launch: nothing, a choice by a number of the call, a loop."""
+    if st.given and st.chance(0.3):
+        return f"if {st.given[0].text} >= {st.between(0, 4)}:"
+    if not st.chance(0.05):
+        return ""
+    name = st.fresh("h")
+    values.append(counter(name, 2))
+    return f"for {name} in {st.pick(['range', 'T.serial'])}(2):"
+
+
+def _sides(st: State) -> list[int] | None:
+    """Threads of a block in two or three dimensions."""
+    good = [a for a in (2, 4, 8, 16, 32) if st.threads % a == 0 and st.threads > a]
+    if not good:
+        return None
+    a = st.pick(good)
+    rest = st.threads // a
+    return [a, 2, rest // 2] if rest % 2 == 0 and st.chance(0.3) else [a, rest]
+
+
+def _thread(sides: list[int]) -> str:
+    """A thread's number among all of its block."""
+    if len(sides) == 2:
+        return f"T.get_thread_binding(0) + T.get_thread_binding(1) * {sides[0]}"
+    return f"T.get_thread_binding(0) + (T.get_thread_binding(1) + T.get_thread_binding(2) * {sides[1]}) * {sides[0]}"
 
 
 def _scheduled(st: State, tile: tuple[str, str], counts: tuple[int, int], workers: str, body: list[Node],

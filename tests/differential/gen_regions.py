@@ -136,4 +136,4 @@ def reducer_forms(st: State, s: Scope) -> Nodes | None:
 
 
 REGIONS = {"gemm_regions": gemm_regions, "returned_global": returned_global, "tickets": tickets, "reducer_forms": reducer_forms}
-REGION_WEIGHTS = {"gemm_regions": 0.6, "returned_global": 0.5, "tickets": 0.35, "reducer_forms": 0.9}
+REGION_WEIGHTS = {"gemm_regions": 0.9, "returned_global": 0.5, "tickets": 0.35, "reducer_forms": 1.2}

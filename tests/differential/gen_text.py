@@ -25,9 +25,12 @@ def source(program: dict[str, Any], note: str = "") -> str:
         bound = blocks[0] if len(blocks) == 1 else f"({', '.join(blocks)})"
         launch = f"T.ClusterKernel({', '.join(k['grid'])}, cluster_dims={k['cluster']}, " if k.get("cluster") else \
             f"T.Kernel({', '.join(k['grid'])}, "
-        body.append(f"    with {launch}threads={k['threads']}) as {bound}:")
+        deep = 2 if k.get("host") else 1
+        body += [f"    {k['host']}"] if k.get("host") else []
+        threads = tuple(k["block"]) if k.get("block") else k["threads"]
+        body.append("    " * deep + f"with {launch}threads={threads}) as {bound}:")
         mutable = {m.group(1) for n in k["body"] if (m := _ASSIGNED.match(n["t"])) and "T.alloc_var" in n["t"]}
-        _write(k["body"], 2, body, macros, params | set(blocks), named, mutable)
+        _write(k["body"], deep + 1, body, macros, params | set(blocks), named, mutable)
     head = [f'"""{note or "A generated program"}: seed {program["seed"]}, profile {program["profile"]}."""', "",
             *(["import tilelang"] if program.get("style") else []), "import tilelang.language as T"]
     layouts = sorted(x for x in LAYOUTS if any(f"{x}(" in line for line in body))
@@ -98,7 +101,7 @@ def _uses(lines: list[str], name: str) -> bool:
 def _footer(program: dict[str, Any]) -> str:
     rows = []
     for t in program["tensors"]:
-        more = {k: t[k] for k in ("normal", "tol", "scalar", "pointer", "nibbles") if k in t}
+        more = {k: t[k] for k in ("normal", "tol", "scalar", "pointer", "nibbles", "full") if k in t}
         if "strides" in t:
             more["strides"] = tuple(_number(program, d) for d in t["strides"])
         row = (t["name"], tuple(_number(program, d) for d in t["shape"]), t["dtype"], t["low"], t["high"])
@@ -193,6 +196,8 @@ def features(program: dict[str, Any]) -> list[str]:
     out: set[str] = set()
     for k in program["kernels"]:
         out |= inside(k["body"]) | {f"grid:{len(k['grid'])}d"}
+        out |= {f"host:{k['host'].split()[0]}"} if k.get("host") else set()
+        out |= {f"threads:{len(k['block'])}d"} if k.get("block") else set()
         if k["threads"] % 32:
             out.add("threads:odd")
     if len(program["kernels"]) > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FLOATS = {"float8_e5m2": 8, "float8_e4m3fn": 8, "bfloat16": 16, "float16": 16, "float32": 32, "float64": 64}
-INTS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8, "uint16": 16, "uint32": 32}
+INTS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64}
 BITS = {**FLOATS, **INTS}
 # Largest n such that all integers of magnitude <= n are values of the type.
 EXACT = {"float8_e5m2": 8, "float8_e4m3fn": 16, "bfloat16": 256, "float16": 2048, "float32": 2**24, "float64": 2**53,

@@ -101,10 +101,15 @@ def _without_nesting(program: Program) -> Iterator[Program]:
     if program.get("style"):
         yield {**copy.deepcopy(program), "style": None}
     for k, kernel in enumerate(program["kernels"]):
+        if kernel.get("host"):
+            c = copy.deepcopy(program)
+            del c["kernels"][k]["host"]
+            yield c
         for threads in (128, 64, 32):
             if kernel["threads"] != threads:
                 c = copy.deepcopy(program)
                 c["kernels"][k]["threads"] = threads
+                c["kernels"][k].pop("block", None)
                 yield c
         for d, text in enumerate(kernel["grid"]):
             if text != "1":
