@@ -87,3 +87,30 @@ def test_a_fence_that_is_left_out_is_added(fault):
     assert "fence_proxy_async" in calls[:store] and low.kernels[0].attr("sync_report").startswith("ordered")
     want = args[0].astype(np.float64) @ args[1].astype(np.float64).T
     assert np.array_equal(run_device(low, args).outputs["C"], want)
+
+
+def test_faults_of_statements_that_the_compiler_made_are_told_at_a_line_of_the_user():
+    """They were told at the call of tilelang.compile: what a TMA copy announces, and a store of a fragment, had no place."""
+    @T.prim_func
+    def announced_late(A: T.Tensor((64, 64), f16), C: T.Tensor((64, 64), f16)):
+        with T.Kernel(1, threads=128):
+            S, bar = T.alloc_shared((64, 64), f16), T.alloc_barrier(1)
+            if T.get_thread_binding() == 0:
+                T.mbarrier_arrive(bar)
+            T.tma_copy(A[0:64, 0:64], S, barrier=bar)
+            T.mbarrier_wait_parity(bar, 0)
+            T.copy(S, C)
+
+    @T.prim_func
+    def not_awaited(A: T.Tensor((64, 64), f16), C: T.Tensor((64, 64), f32)):
+        with T.Kernel(1, threads=128):
+            S, F = T.alloc_shared((64, 64), f16), T.alloc_fragment((64, 64), f32)
+            T.copy(A, S)
+            T.wgmma_gemm(S, S, F, transpose_B=True, clear_accum=True)
+            T.copy(F, C)
+
+    for f, text in ((announced_late, "T.tma_copy"), (not_awaited, "T.wgmma_gemm")):
+        with pytest.raises(TileLangError) as caught:
+            lower(f.func, SM90A)
+        assert caught.value.kind == "sync-unordered" and f"^{'^' * len(text)}" in str(caught.value)
+        assert text in str(caught.value).splitlines()[2]

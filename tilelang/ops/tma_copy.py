@@ -87,8 +87,8 @@ def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
         *lead, last = (cx.expr(convert(m)) for m in other.mins)
         place = AddressOf(*cx.physical(tile.buffer, _at(tile, first, cx)))
         where = cx.simplified((last + first, *reversed(lead)))
-        out.append(_do("tma_load" if fixed else "tma_store", place, *fixed, *where, *([] if to is None else [to]), **attrs))
-    return seq(*out, *([] if fixed else [_do("bulk_commit")]), span=op.span)
+        out.append(_do("tma_load" if fixed else "tma_store", op, place, *fixed, *where, *([] if to is None else [to]), **attrs))
+    return seq(*out, *([] if fixed else [_do("bulk_commit", op)]), span=op.span)
 
 
 def _refusal(op: Any) -> str:
@@ -117,7 +117,7 @@ def lower_tma_copy(op: Any, cx: Any) -> Stmt:
         return _leader(op, cx, _row_boxes(op, cx) if is_row(op) else store_tile(cx, op.src, op.dst, op))
     barrier, index = op.attr("barrier")
     bar = AddressOf(barrier, (cx.expr(convert(index)),))
-    expect = _do("mbarrier_expect_tx", bar, const(_bytes(op), "uint32"))
+    expect = _do("mbarrier_expect_tx", op, bar, const(_bytes(op), "uint32"))
     return _leader(op, cx, seq(expect, _loads(op, cx), span=op.span))
 
 
@@ -185,7 +185,7 @@ def _bulk(op: Any, cx: Any) -> Stmt:
     out: list[Stmt] = []
     for first in range(0, count, n):
         to, frm = (AddressOf(*cx.physical(r.buffer, _at(r, first, cx))) for r in (d, s))
-        out.append(_do("bulk_copy_cluster", to, frm, const(n * s.dtype.bits // 8, "uint32"), bar, rank))
+        out.append(_do("bulk_copy_cluster", op, to, frm, const(n * s.dtype.bits // 8, "uint32"), bar, rank))
     return seq(*out, span=op.span)
 
 
@@ -198,8 +198,8 @@ def _at(r: Region, k: int, cx: Any) -> tuple[Expr, ...]:
     return tuple(reversed(out))
 
 
-def _do(name: str, *args: Expr, **attrs: Any) -> Stmt:
-    return Evaluate(call(name, args, "void", **attrs))
+def _do(name: str, op: Any, *args: Expr, **attrs: Any) -> Stmt:
+    return Evaluate(call(name, args, "void", span=op.span, **attrs), span=op.span)
 
 
 __all__ = ["check_tma_copy", "is_row", "lower_tma_copy"]

@@ -31,6 +31,13 @@ class Found(Exception):
         super().__init__(fault.message)
         self.fault = fault
 
+    def under(self, span: Any) -> Found:
+        """Itself; a fault of a statement without a place is told at the one around it."""
+        if self.fault.span is None and span is not None:
+            f = self.fault
+            self.fault = Fault(f.message, span, f.other, f.exact, f.stuck)
+        return self
+
 
 class Undecided(Exception):
     """Why a program cannot be followed: its synchronisation depends on data."""

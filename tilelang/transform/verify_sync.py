@@ -34,10 +34,10 @@ def verify_sync(func: Func, cx: PassContext) -> Func:
         text, faults = check_launch(launch)
         for f in faults:
             if f.exact and strict:
-                notes = ((f.other, "the other access"),) if f.other is not None else ()
+                notes = ((f.other, "the other access"),) if None not in (f.other, f.span) else ()
                 one = f.other is not None and f.other == f.span
-                raise error("sync-unordered", f.message,
-                            found=f.message, span=f.span, notes=notes, hint=_ONE if one else _TWO)
+                raise error("sync-unordered", f.message, found=f.message, span=f.span or f.other or launch.span,
+                            notes=notes, hint=_ONE if one else _TWO)
         return with_attrs(launch, sync_report=text)
 
     return rewrite_launches(func, checked)

@@ -104,10 +104,13 @@ class Stream(Accesses):
         match s:
             case Seq():
                 for x in s.stmts:
-                    if self.plan.facts(x)[1]:
-                        yield from self.run(x)
-                    else:
-                        self.do(x)
+                    try:
+                        if self.plan.facts(x)[1]:
+                            yield from self.run(x)
+                        else:
+                            self.do(x)
+                    except Found as e:
+                        raise e.under(x.span)  # noqa: B904 - the same one
             case If():
                 for body in self._ways(s.cond, s.then, s.orelse, s):
                     yield from self.run(body)
@@ -137,7 +140,10 @@ class Stream(Accesses):
         match s:
             case Seq():
                 for x in s.stmts:
-                    self.do(x)
+                    try:
+                        self.do(x)
+                    except Found as e:
+                        raise e.under(x.span)  # noqa: B904 - the same one
             case If():
                 for body in self._ways(s.cond, s.then, s.orelse, s):
                     self.do(body)
