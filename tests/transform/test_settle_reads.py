@@ -138,6 +138,67 @@ def test_shared_memory_that_others_store_is_refused():
     assert e.value.kind == "parallel-order"
 
 
+def of_tensors(body, n=16):
+    """body: macro of (A, b, n): an 8 x n tensor of int32 and the index of one of two blocks."""
+    @T.prim_func
+    def f(A: T.Tensor((8, n), "int32")):
+        with T.Kernel(2, threads=32) as b:
+            body(A, b, n)
+
+    return f
+
+
+@T.macro
+def one_to_the_left(A, b, n):
+    for j in T.Parallel(15):
+        A[b, j] = A[b, j] + A[b, j + 1]
+
+
+@T.macro
+def mirrored_rows(A, b, n):
+    for i, j in T.Parallel(4, 16):
+        A[i, j] = A[3 - i, j]
+
+
+@T.macro
+def left_half_from_the_right(A, b, n):
+    for j in T.Parallel(8):
+        A[b, j] = A[b, j + 8]
+
+
+@T.macro
+def outside_of_the_row(A, b, n):
+    for i, j in T.Parallel(8, 16):
+        if j == 15:
+            A[i, j] = A[i, j + 1]
+        if j == 0:
+            A[i, j - 1] = A[i, j + 3]
+
+
+@T.macro
+def swapped(A, b, n):
+    for j in T.Parallel(8):
+        t = A[b, j]
+        A[b, j] = A[b, 15 - j]
+        A[b, 15 - j] = t
+
+
+@pytest.mark.parametrize("n", [16, T.dynamic("n")], ids=["static", "dynamic"])
+@pytest.mark.parametrize("body", [one_to_the_left, mirrored_rows], ids=lambda b: b.__name__)
+def test_elements_of_tensors_that_other_iterations_store_are_refused(body, n):
+    """They were read before or after the store, as threads happened to run."""
+    with pytest.raises(TileLangError) as caught:
+        lower(of_tensors(body, n).func, Target({"kind": "cuda", "arch": "sm_80"}))
+    assert caught.value.kind == "parallel-order"
+
+
+@pytest.mark.parametrize("body", [left_half_from_the_right, outside_of_the_row, swapped], ids=lambda b: b.__name__)
+def test_elements_of_tensors_that_only_their_iteration_stores_are_left_alone(body):
+    """An access outside reads no element of the next row."""
+    f = of_tensors(body).func
+    assert run_passes(f, (settle_reads,), PassContext(Target("cpu"))) == f
+
+
 @T.macro
 def own_element(F, W, G):
     for i in T.Parallel(64):

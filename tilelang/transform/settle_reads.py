@@ -21,8 +21,8 @@ import numpy as np
 from tilelang.arith import simplify
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Load,
-                         Parallel, Select, Seq, Stmt, Store, Var, While, const, convert, free_vars, fresh, inner, is_const,
-                         load, rebuild, replace, substitute, unary, walk)
+                         Parallel, Select, Seq, Stmt, Store, Var, While, binary, const, convert, free_vars, fresh, inner,
+                         is_const, load, rebuild, replace, substitute, unary, walk)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 
@@ -34,7 +34,7 @@ register("parallel-order", ValueError, "a T.Parallel iteration reads what anothe
          expected="reads of elements that the iteration itself stores, or that none does")
 
 POINTS = 1 << 16  # loops of more iterations are not followed
-_FRAGMENT, _SCOPES = "local.fragment", ("local.fragment", "shared", "shared.dyn")
+_FRAGMENT, _SCOPES = "local.fragment", ("local.fragment", "shared", "shared.dyn", "global")
 
 
 @pass_(needs=TILE)
@@ -202,9 +202,20 @@ class _Body:
         if b.data not in self.stored or not isinstance(b.offset, (int, Expr)):
             return
         flat: Any = convert(b.offset)
-        for i, n in zip(x.indices, b.strides):
+        for i, n, size in zip(x.indices, b.strides, b.shape):
             flat = flat + substitute(i, bound) * n
+            if b.scope_name == "global":
+                conds = (*conds, *self.inside(convert(substitute(i, bound)), size))
         self.accesses.append(_Access(x, b, self.step, conds, again, convert(flat), stores))
+
+    def inside(self, i: Expr, size: Any) -> tuple[Expr, ...]:
+        """Conditions of the loop's variables for an index of a tensor: an access outside is skipped, or reads the safe value.
+
+        A size that is known at run time only is taken to be large enough, and other variables to be 0: that block is there.
+        """
+        i = convert(substitute(i, {v: const(0, v.dtype) for v in free_vars(i) - set(self.points)}))
+        above = binary("ge", i, convert(0))
+        return (above, binary("lt", i, convert(size))) if isinstance(size, int) or is_const(size) else (above,)
 
     def refuse_beside_updates(self) -> None:
         """Raises parallel-order where a load or store surely meets an atomic update by another iteration."""
