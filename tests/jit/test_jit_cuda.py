@@ -138,6 +138,7 @@ def test_phases_are_logged_on_demand():
     assert any(x.startswith("TileLang JIT phase done: build") for x in lines)
 
 
+@pytest.mark.spec("R3:JITKernel", "R4:device", "R4:offset", "R6:profiler")
 @pytest.mark.gpu
 def test_on_a_gpu():
     torch = pytest.importorskip("torch")

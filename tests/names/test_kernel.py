@@ -274,32 +274,38 @@ def test_null_pointers():
 TWICE = "__device__ int twice(int x) { return 2 * x; }"
 
 
+def device_source(spell):
+    """Y = 2 * X by a function of the user's source, given in one of the ways there are."""
+    @T.prim_func
+    def f(X: T.Tensor((N,), "int32"), Y: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=N, prelude=TWICE if spell == "prelude" else None):
+            t = T.get_thread_binding()
+            if spell == "import":
+                T.import_source(TWICE)
+                T.import_source(None)
+            if spell == "sblock_attr":
+                T.sblock_attr({"pragma_import_c": TWICE})
+            if spell == "attr":
+                with T.attr(0, "pragma_import_c", TWICE):
+                    Y[t] = T.call_pure_extern("int32", "twice", X[t])
+            else:
+                Y[t] = T.call_pure_extern("int32", "twice", X[t])
+
+    return f
+
+
+SPELLINGS = ("import", "sblock_attr", "attr", "prelude")
+
+
 @pytest.mark.spec("T.import_source", "T.sblock_attr", "T.attr")
 @pytest.mark.spec("L18:raw-attributes", "L19:extern")
 def test_device_source_by_every_spelling():
-    def program(spell):
-        @T.prim_func
-        def f(X: T.Tensor((N,), "int32"), Y: T.Tensor((N,), "int32")):
-            with T.Kernel(1, threads=N):
-                t = T.get_thread_binding()
-                if spell == "import":
-                    T.import_source(TWICE)
-                    T.import_source(None)
-                if spell == "sblock_attr":
-                    T.sblock_attr({"pragma_import_c": TWICE})
-                if spell == "attr":
-                    with T.attr(0, "pragma_import_c", TWICE):
-                        Y[t] = T.call_pure_extern("int32", "twice", X[t])
-                else:
-                    Y[t] = T.call_pure_extern("int32", "twice", X[t])
-
-        return f
-
-    for spell in ("import", "sblock_attr", "attr"):
+    for spell in SPELLINGS:
+        f = device_source(spell)
         for on in EXECUTIONS:
             with pytest.raises(TileLangError, match="twice"):
-                run(program(spell), on=on, simulated=True)
-        text = cuda_text(program(spell))
+                run(f, on=on, simulated=True)
+        text = cuda_text(f)
         assert text.count(TWICE) == 1 and "twice(X[" in text, spell
 
 
