@@ -53,72 +53,80 @@ class GuardPlan:
 
 def plan_guards(cx: Any, nest: Parallel) -> GuardPlan:
     """The guards of `nest` that a test on values known before it decides."""
-    plan = GuardPlan()
     if not cx.guarded:
-        return plan
-    ranges: dict[Var, tuple[Expr, Expr]] = {}
-    inlined: dict[Var, Expr] = {}
-    outer = cx.analyzer
-    inner = Analyzer(outer.env)
+        return GuardPlan()
+    known = _Nest(Analyzer(cx.analyzer.env))
+    known.visit(nest)
+    _drop_proven(cx, known.plan)
+    return known.plan
 
-    def enter(v: Var, start: Expr, extent: Expr) -> None:
-        if any(isinstance(n, (Load, Call)) for e in (start, extent) for n in walk(e)):
-            opaque.add(v)
-            return
-        last = binary("sub", binary("add", start, extent), const(1, extent.dtype))
-        ranges[v] = (start, last)
 
-    def visit(s: Any) -> None:
+@dataclass
+class _Nest:
+    """What is known of a nest's variables on the way through it.
+
+    ranges: first and last value of a loop's variable.  inlined: values of bindings.  opaque: variables whose values the nest
+    alone knows.
+    """
+
+    analyzer: Analyzer
+    plan: GuardPlan = field(default_factory=GuardPlan)
+    ranges: dict[Var, tuple[Expr, Expr]] = field(default_factory=dict)
+    inlined: dict[Var, Expr] = field(default_factory=dict)
+    opaque: set[Var] = field(default_factory=set)
+
+    def visit(self, s: Any) -> None:
         if isinstance(s, Parallel):
             for v, e in zip(s.vars, s.extents):
-                enter(v, const(0, v.dtype), substitute(e, inlined))
-            visit(s.body)
+                self.enter(v, const(0, v.dtype), substitute(e, self.inlined))
+            self.visit(s.body)
         elif isinstance(s, For):
-            look(s.start)
-            look(s.extent)
-            enter(s.var, substitute(s.start, inlined), substitute(s.extent, inlined))
-            visit(s.body)
+            self.look(s.start)
+            self.look(s.extent)
+            self.enter(s.var, substitute(s.start, self.inlined), substitute(s.extent, self.inlined))
+            self.visit(s.body)
         elif isinstance(s, Bind):
-            look(s.value)
-            value = substitute(s.value, inlined)
-            if s.var.dtype.is_signed and not any(isinstance(n, (Load, Call)) for n in walk(value)):
-                inlined[s.var] = value
+            self.look(s.value)
+            value = substitute(s.value, self.inlined)
+            if s.var.dtype.is_signed and not _of_memory(value):
+                self.inlined[s.var] = value
             else:
-                opaque.add(s.var)
+                self.opaque.add(s.var)
         elif isinstance(s, Stmt):
-            look_here(s)
+            if isinstance(s, Store):
+                self.access(s, s.buffer, s.indices)
+            for child in _fields(s):
+                if isinstance(child, Stmt):
+                    self.visit(child)
+                elif isinstance(child, Expr):
+                    self.look(child)
 
-    opaque: set[Var] = set()
+    def enter(self, v: Var, start: Expr, extent: Expr) -> None:
+        if _of_memory(start) or _of_memory(extent):
+            self.opaque.add(v)
+        else:
+            self.ranges[v] = (start, binary("sub", binary("add", start, extent), const(1, extent.dtype)))
 
-    def look_here(s: Stmt) -> None:
-        if isinstance(s, Store):
-            access(s, s.buffer, s.indices)
-        for child in _fields(s):
-            if isinstance(child, Stmt):
-                visit(child)
-            elif isinstance(child, Expr):
-                look(child)
-
-    def look(e: Expr) -> None:
+    def look(self, e: Expr) -> None:
         for n in walk(e):
             if isinstance(n, (Load, AddressOf)):
-                access(n, n.buffer, n.indices)
+                self.access(n, n.buffer, n.indices)
 
-    def access(n: Node, b: Buffer, indices: tuple[Expr, ...]) -> None:
+    def access(self, n: Node, b: Buffer, indices: tuple[Expr, ...]) -> None:
         if b.scope() != "global" or len(indices) != len(b.shape):
             return
         for d, (e, size) in enumerate(zip(indices, b.shape)):
             if e.dtype.lanes > 1 or not e.dtype.is_signed:
                 continue
-            corners = _corners(inner, substitute(e, inlined), ranges, opaque)
+            corners = _corners(self.analyzer, substitute(e, self.inlined), self.ranges, self.opaque)
             if corners is not None:
-                plan.accesses.add((id(n), d))
+                self.plan.accesses.add((id(n), d))
                 key = (corners[0], corners[1], size)
-                plan.tests.setdefault(key, key)
+                self.plan.tests.setdefault(key, key)
 
-    visit(nest)
-    _drop_proven(cx, plan)
-    return plan
+
+def _of_memory(e: Expr) -> bool:
+    return any(isinstance(n, (Load, Call)) for n in walk(e))
 
 
 def _drop_proven(cx: Any, plan: GuardPlan) -> None:

@@ -271,11 +271,7 @@ def _emit_launch(cx: Host, s: Launch, nulls: dict[Var, str]) -> None:
         failed = f.alloca("i32", hint="failed")
         f.do(f"store i32 0, ptr {failed}")
         record += [("i64", count), ("ptr", failed)]
-    kind = "{ " + ", ".join(t for t, _ in record) + " }"
-    context = f.alloca(kind, 16, "context")
-    for k, (t, v) in enumerate(record):
-        at = f.let(f"getelementptr inbounds {kind}, ptr {context}, i32 0, i32 {k}")
-        f.do(f"store {t} {v}, ptr {at}")
+    kind, context = _stored(f, record)
     if actors:
         run.blocks_function(kind, len(captured) + 2, len(record) - 2, len(record) - 1)
         count = run.groups(count)
@@ -289,6 +285,22 @@ def _emit_launch(cx: Host, s: Launch, nulls: dict[Var, str]) -> None:
     f.branch(f.let(f"icmp ne i32 {status}, 0"), lambda: cx._fail(message))
     if actors:
         run.report(failed)
+    _tell(cx, faults, word)
+
+
+def _stored(f: Fn, record: list[tuple[str, str]]) -> tuple[str, str]:
+    """(type, address) of a structure on the host's stack of these (type, value)."""
+    kind = "{ " + ", ".join(t for t, _ in record) + " }"
+    context = f.alloca(kind, 16, "context")
+    for k, (t, v) in enumerate(record):
+        at = f.let(f"getelementptr inbounds {kind}, ptr {context}, i32 0, i32 {k}")
+        f.do(f"store {t} {v}, ptr {at}")
+    return kind, context
+
+
+def _tell(cx: Host, faults: LaneFaults, word: str) -> None:
+    """Fails the call where a lane has left the code of a fault in `word`."""
+    f = cx.f
     for code, text in enumerate(faults.texts, 1):
         told = f.module.string(f"kernel {cx.func.name}: {text}")
         f.branch(f.let(f"icmp eq i64 {f.let(f'load i64, ptr {word}')}, {code}"), partial(cx._fail, told))
