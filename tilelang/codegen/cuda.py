@@ -10,16 +10,16 @@ import re
 from typing import Any, Protocol
 
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Broadcast, Buffer, Call, Cast, Const, Expr, For, If, Launch,
-                         Load, Ramp, Select, Shuffle, Span, Store, StringConst, Unary, Var, binary, const, dtype,
-                         follows_addresses, is_const, rebuild, statements, stmts_of, walk)
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Cast, Const, Expr, For, If, Launch, Load, Ramp, Select,
+                         Span, Store, StringConst, Var, const, dtype, follows_addresses, is_const, statements, stmts_of, walk)
 from tilelang.target import INTRINSICS
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
 from tilelang.target.cluster import cluster_of
 from tilelang.target.tensor_map import tensor_maps_of
 
-from .c_like import ADD, EQ, POSTFIX, PREFIX, CLikePrinter, Text, quote
-from .cuda_types import HALVES, KEYWORDS, TYPES, is_small_float, literal
+from .c_like import ADD, POSTFIX, PREFIX, Text, quote
+from .cuda_types import KEYWORDS, TYPES, is_small_float, literal
+from .cuda_values import CudaValues, lane_of
 from .halves import Halves
 from .hopper import HopperCalls, tensor_map_parameters
 from .own_registers import declared_registers
@@ -28,9 +28,6 @@ from .tight_loops import TightLoops
 from .wgmma import borrows, multiplies
 
 SHARED_SCOPES = ("shared", "shared.dyn", "shared.barrier")
-_VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
-               "le": "vec_compare", "gt": "vec_compare", "ge": "vec_compare", "eq": "vec_compare", "ne": "vec_compare",
-               "and": "vec_compare", "or": "vec_compare"}
 _SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_cluster")  # their second address is only read
 _LANEWISE = ("abs", "popcount", "clz", "__ffs")  # of vectors: applied to each element
 _WORD = re.compile(r"\w+")
@@ -54,7 +51,7 @@ def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False, line_directiv
     return CudaPrinter(kernel, fast_math, line_directives).source()
 
 
-class CudaPrinter(TightLoops, HopperCalls, Halves, CLikePrinter):
+class CudaPrinter(TightLoops, HopperCalls, Halves, CudaValues):
     """Prints one kernel; see print_kernel."""
 
     # A variable must not hide a function that a row's text calls.
@@ -69,7 +66,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CLikePrinter):
         self.offsets = {b.data: offset for b, offset in (kernel.launch.attr("shared_offsets") or ())}
         self.storage: dict[Var, dtype] = {}  # element type with which a storage was declared
         self.scalars: set[Var] = set()  # storages that are plain variables (local.var)
-        self.extra: set[str] = set()  # prelude sections used without being named (operators)
+        self.extra = set()
         self.valued = set()
         self.own_names, self.own_registers, self.own_functions = {}, {}, {}
 
@@ -283,9 +280,6 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CLikePrinter):
         lanes = [self._element(e.buffer, tuple(lane_of(i, k) for i in e.indices)) for k in range(e.dtype.lanes)]
         return f"{self.type_name(e.dtype)}{{{{{', '.join(lanes)}}}}}", POSTFIX
 
-    def _lane_args(self, dt: dtype) -> str:
-        return f"{self.type_name(dt.scalar)}, {dt.lanes}"
-
     def store(self, s: Store) -> None:
         if all(i.dtype.lanes == 1 for i in s.indices):
             self.emit(f"{self._element(s.buffer, s.indices)} = {self.moved(s) or self.top(s.value)};")
@@ -313,124 +307,6 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CLikePrinter):
     # ---- values ---------------------------------------------------------------------------------------------------
     def expr(self, e: Expr) -> Text:
         return (self.address(e.buffer, e.indices), PREFIX) if isinstance(e, AddressOf) else super().expr(e)
-
-    def convert(self, e: Cast) -> Text:
-        source, to = e.value.dtype, e.dtype
-        if to.lanes > 1:
-            return self._convert_vector(e)
-        name = self.type_name(to, e.span)
-        if source.scalar == to.scalar or {source.base, to.base} == {"float32", "tfloat32"}:
-            return self.expr(e.value)
-        if to.is_int and source.is_float:
-            wide = f"(float){self.at(e.value, PREFIX)}" if is_small_float(source) else self.top(e.value)
-            return f"tl::to_int<{name}>({wide})", POSTFIX
-        if source.is_int and (few := self.few_values(to.base, e.value)):
-            return few, POSTFIX
-        if is_small_float(source) and to != "float32":
-            return self._to(to, f"(float){self.at(e.value, PREFIX)}")
-        if is_small_float(to):
-            inner = self.at(e.value, PREFIX)
-            if source.is_bool or (source.is_int and source.bits < 32):
-                return f"{name}((float){inner})", POSTFIX
-            return f"{name}({self.top(e.value)})", POSTFIX
-        if to.is_bool:
-            return f"{self.at(e.value, EQ + 1)} != {self.top(const(0, source))}", EQ
-        return f"({name}){self.at(e.value, PREFIX)}", PREFIX
-
-    def _to(self, dt: dtype, text: str) -> Text:
-        """text converted to a scalar type; types of two words have no function form in C++."""
-        name = self.type_name(dt)
-        return (f"({name})({text})", PREFIX) if " " in name else (f"{name}({text})", POSTFIX)
-
-    def _convert_vector(self, e: Cast) -> Text:
-        source, to = e.value.dtype, e.dtype
-        value = self.top(e.value)
-        if source.base in ("float32", "tfloat32") and to.base in HALVES and to.lanes % 2 == 0:
-            return f"tl::cast_{'half' if to.base == 'float16' else 'bfloat16'}({value})", POSTFIX
-        name = self.type_name(to.scalar, e.span)
-        if is_small_float(source) and to.base != "float32":
-            value = f"tl::cast<float>({value})"
-        elif is_small_float(to) and (source.is_bool or (source.is_int and source.bits < 32)):
-            value = f"tl::cast<float>({value})"
-        return f"tl::{'cast_int' if to.is_int and source.is_float else 'cast'}<{name}>({value})", POSTFIX
-
-    def _binary(self, e: Binary) -> Text:
-        if e.a.dtype.lanes > 1 and e.op not in ("min", "max", "floordiv", "floormod"):
-            return self._vector_binary(e)
-        if e.a.dtype.lanes == 1 and (e.a.dtype.is_float8 or (e.a.dtype.base in HALVES and e.op == "div")):
-            wide = Binary(e.op, _as_float(e.a), _as_float(e.b), dtype("float32") if e.dtype.is_float else e.dtype)
-            text, level = super()._binary(wide)
-            return (f"{self.type_name(e.dtype)}({text})", POSTFIX) if e.dtype.is_float else (text, level)
-        return super()._binary(e)
-
-    def _vector_binary(self, e: Binary) -> Text:
-        dt = e.a.dtype
-        if dt.is_float8 or (dt.base in HALVES and e.op == "div"):
-            wide = dtype("float32").with_lanes(dt.lanes)
-            inner = Binary(e.op, Cast(e.a, wide), Cast(e.b, wide), wide if e.dtype.is_float else e.dtype)
-            return self.expr(Cast(inner, e.dtype) if e.dtype.is_float else inner)
-        section = _VECTOR_OPS.get(e.op, "vec_bits")
-        self.extra.add(section)
-        if section == "vec_arithmetic" and dt.base in HALVES and dt.lanes % 2 == 0:
-            self.extra.add("vec_half" if dt.base == "float16" else "vec_bfloat16")
-        return super()._binary(e)
-
-    def _unary(self, e: Unary) -> Text:
-        if e.dtype.lanes > 1:
-            symbol = {"neg": "-", "not": "!", "bitnot": "~"}[e.op]
-            result = self._to(e.dtype.scalar, symbol + _operand(e.dtype.scalar, "x"))[0]
-            return f"tl::map([](auto x) {{ return {result}; }}, {self.top(e.a)})", POSTFIX
-        if e.dtype.is_float8:
-            return f"{self.type_name(e.dtype)}(-(float){self.at(e.a, PREFIX)})", POSTFIX
-        return super()._unary(e)
-
-    def divisor(self, e: Expr, text: str) -> str:
-        """Narrow quotients are packed into words as if they could not overflow: one by 0 would reach its neighbours."""
-        narrow = e.dtype.lanes == 1 and e.dtype.bits < 32
-        return f"tl::nonzero({self.top(e)})" if narrow and not (isinstance(e, Const) and e.value) else text
-
-    def minmax(self, e: Binary) -> Text:
-        dt, f = e.dtype.scalar, e.op
-        if dt.base in ("float32", "tfloat32", "float64"):
-            name = f"f{f}" + ("" if dt == "float64" else "f")
-        elif dt.base in HALVES:
-            name = f"__h{f}"
-        elif dt.is_float8:
-            name = f"f{f}f"
-        else:
-            name = f
-        if e.dtype.lanes > 1:
-            result = self._to(dt, f"{name}({_operand(dt, 'a')}, {_operand(dt, 'b')})")[0]
-            return f"tl::map([](auto a, auto b) {{ return {result}; }}, {self.top(e.a)}, {self.top(e.b)})", POSTFIX
-        if dt.is_float8:
-            return self._to(dt, f"{name}((float){self.at(e.a, PREFIX)}, (float){self.at(e.b, PREFIX)})")
-        if dt.is_bool:
-            return self.expr(Binary("and" if f == "min" else "or", e.a, e.b, dt))
-        return self._narrow(f"{name}({self.top(e.a)}, {self.top(e.b)})", dt, POSTFIX) if dt.is_int else \
-            (f"{name}({self.top(e.a)}, {self.top(e.b)})", POSTFIX)
-
-    def floor_call(self, e: Binary) -> Text:
-        ctype = self.type_name(e.dtype.scalar)
-        if e.dtype.lanes > 1:
-            return (f"tl::map([](auto a, auto b) {{ return tl::{e.op}<{ctype}>(a, b); }}, {self.top(e.a)}, "
-                    f"{self.top(e.b)})"), POSTFIX
-        return f"tl::{e.op}<{ctype}>({self.top(e.a)}, {self.top(e.b)})", POSTFIX
-
-    def vector(self, e: Expr) -> Text:
-        if isinstance(e, Broadcast):
-            return f"tl::splat<{self._lane_args(e.dtype)}>({self.top(e.value)})", POSTFIX
-        if isinstance(e, Ramp):
-            return f"tl::ramp<{self._lane_args(e.dtype)}>({self.top(e.base)}, {self.top(e.stride)})", POSTFIX
-        if isinstance(e, Shuffle):
-            lanes = [(v, k) for v in e.vectors for k in range(v.dtype.lanes)]
-            picked = [self._lane(*lanes[i]) for i in e.indices]
-            return (picked[0], POSTFIX) if e.dtype.lanes == 1 else \
-                (f"{self.type_name(e.dtype)}{{{{{', '.join(picked)}}}}}", POSTFIX)
-        return (f"tl::map([](bool c, auto a, auto b) {{ return c ? a : b; }}, {self.top(e.cond)}, "  # type: ignore[attr-defined]
-                f"{self.top(e.a)}, {self.top(e.b)})"), POSTFIX  # type: ignore[attr-defined]
-
-    def _lane(self, v: Expr, k: int) -> str:
-        return f"{self.at(v, POSTFIX)}.v[{k}]" if v.dtype.lanes > 1 else self.top(v)
 
     # ---- calls ----------------------------------------------------------------------------------------------------
     def select_both(self, e: Select) -> Text:
@@ -515,28 +391,6 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CLikePrinter):
         self.emit(f"if (!({self.top(s.cond)})) tl::assert_failed({quote(text)});")
 
 
-def _operand(dt: dtype, name: str) -> str:
-    return f"(float){name}" if dt.is_float8 else name
-
-
-def _as_float(e: Expr) -> Expr:
-    return Cast(e, dtype("float32"))
-
-
-def lane_of(e: Expr, k: int) -> Expr:
-    """Scalar expression of lane k of a vector expression; scalars are their own lanes."""
-    if e.dtype.lanes == 1:
-        return e
-    if isinstance(e, Ramp):
-        return binary("add", e.base, binary("mul", const(k, e.base.dtype), e.stride))
-    if isinstance(e, Broadcast):
-        return e.value
-    if isinstance(e, (Binary, Unary, Cast)):
-        out = rebuild(e, lambda v: lane_of(v, k) if isinstance(v, Expr) else v)
-        return type(out)(**{**{f: getattr(out, f) for f in out.__dataclass_fields__}, "dtype": e.dtype.scalar})
-    return Shuffle((e,), (k,), e.dtype.scalar)
-
-
 def _taken_storages(launch: Launch) -> set[Var]:
     """Storages whose address the kernel has as a number or a pointer of its own: they may be written by it."""
     out: set[Var] = set()
@@ -567,4 +421,4 @@ def _written_storages(launch: Launch) -> set[Var]:
     return out
 
 
-__all__ = ["CudaPrinter", "DeviceKernel", "lane_of", "print_kernel"]
+__all__ = ["CudaPrinter", "DeviceKernel", "print_kernel"]
