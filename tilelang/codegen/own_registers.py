@@ -6,6 +6,7 @@ at the start of the kernel: functions that name them are always inlined there.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from tilelang.target.register_forms import MAPPED, SUMMED, Form, constant, form_
 from .c_like import POSTFIX, Text
 
 LEAST_HALVES = 8  # elements of a sum that is worth two halves
+LEAST_THREES = 16  # elements of a maximum that is worth a second look at its result
 
 
 class OwnRegisters:
@@ -177,8 +179,10 @@ class OwnRegisters:
         params = ", ".join(f"float& x{n}" for n in at.values())
         operands = ", ".join(f'"+f"(x{n})' for n in at.values())
         name = self.namer(s.buffer.data, s.buffer.name)
-        self._call_own(f"{v.op}_{array}_{form.points[0][1]}", f"({params})", f'asm volatile("{_joined(lines)}" : {operands});',
-                       ", ".join(f"{name}[{i}]" for i in at))
+        body = f'asm volatile("{_joined(lines)}" : {operands});'
+        if free and v.op == "max" and len(at) == 1 and len(form.points) >= LEAST_THREES:
+            body = largest_of_threes([f"tl_{array}_{k}" for _, k in form.points], body)
+        self._call_own(f"{v.op}_{array}_{form.points[0][1]}", f"({params})", body, ", ".join(f"{name}[{i}]" for i in at))
 
     def _mapped(self: Any, form: Form) -> None:
         """Operands are the different values that do not name the element, lines the operations on it, element by element."""
@@ -292,6 +296,31 @@ def _in_halves(op: str, points: list[tuple[int, str]]) -> list[str]:
     return ["{", f".reg .f32 u<{len(seen)}>;", *lines, *both, "}"]
 
 
+def largest_of_threes(registers: list[str], otherwise: str) -> str:
+    """Statements that raise the float x0 to the largest of these registers, as integers: one instruction is the maximum of
+    three of them, but of two floats.
+
+    Floats without a sign are ordered as integers are, above those with one.  So the result is wrong only where every float has
+    a sign, which it has then itself, or where one is NaN, which is above infinity: both are more than infinity as unsigned
+    numbers.  A warp in which that is seen does `otherwise`; what is marked any_order is done by whole warps.  (Written as two
+    branches, it made ptxas take descriptors out of uniform registers.)
+    """
+    half = len(registers) // 4 * 2  # a chain takes them by twos
+    first, second = registers[:half], registers[half:]
+    lines = ["{", ".reg .s32 u, e;", "mov.b32 %0, %1;", f"mov.b32 u, {second[0]};"]
+    for pair in itertools.zip_longest(*(_by_twos(x) for x in (first, second[1:])), fillvalue=()):
+        for to, names in zip(("%0", "u"), pair):
+            lines += [line for x in names for line in (f"mov.b32 e, {x};", f"max.s32 {to}, {to}, e;")]
+    lines += ["max.s32 %0, %0, u;", "}"]
+    return (f'int m; asm volatile("{_joined(lines)}" : "=&r"(m) : "f"(x0)); '
+            "const float before = x0; x0 = __int_as_float(m); "
+            f"if (__any_sync(0xffffffffu, (unsigned)m > 0x7f800000u)) {{ x0 = before; {otherwise} }}")
+
+
+def _by_twos(names: list[str]) -> list[list[str]]:
+    return [names[i:i + 2] for i in range(0, len(names), 2)]
+
+
 def _cvt(base: str) -> str:
     return f"cvt.rn.{'f16x2' if base == 'float16' else 'bf16x2'}.f32"
 
@@ -300,4 +329,4 @@ def _joined(lines: list[str]) -> str:
     return "\\n".join(lines)
 
 
-__all__ = ["OwnRegisters", "declared_registers", "move_function", "register_type"]
+__all__ = ["OwnRegisters", "declared_registers", "largest_of_threes", "move_function", "register_type"]

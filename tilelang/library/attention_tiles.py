@@ -3,6 +3,7 @@
     time of a tile of queries = start + (tiles of keys it sees) * step + (tiles it sees in part) * mask + store
     step  = max(matrix instructions of all its warp groups, one group's chain of products and softmax) + a fixed cost
     whole = rounds of tiles over the processors where tiles are equal; else their mean load and half the longest tile
+    Tiles that are equal and fill no whole round may be shared out by keys: see shares.
 
 Every candidate that fits registers and shared memory is priced and the cheapest taken; nothing is looked up by shape.
 Rates are cycles of one processor (SM), measured on an H200; those of mma.sync by the data sheet of sm_80.
@@ -18,6 +19,7 @@ from math import ceil
 from tilelang.target import Target
 
 from .flash_attention_kernels import Mask, Sizes, Tile
+from .flash_attention_shares import Shares
 
 GROUP = 128  # threads of a warp group, which has 64 rows of a product
 PANEL = 8192  # bytes through which a warp group stores results: 64 rows of 128 bytes
@@ -30,6 +32,9 @@ _ALIKE = 1.006  # prices that are not told apart: 144 and 160 keys ran up to 0.7
 _FAR = 1.4  # times the least price: nothing dearer is worth timing
 _LATENCY = 1400.0  # cycles from asking for a tile of keys to having it
 _START, _STORE = 1300.0, 19.0  # cycles until the first scores; bytes a cycle stored
+_JOIN, _JOIN_PART, _JOIN_BYTES = 5000.0, 400.0, 2000.0  # cycles of a second launch, of a part it weighs; bytes a cycle
+_SHARES = 8  # ways to share that are priced: blocks that take so many more steps than they must
+_WORTH = 0.99  # of the time of whole tiles: sharing takes memory and a longer compile
 _MOST_TILES = 512  # tiles of one head that are priced one by one; more are sampled
 
 
@@ -115,13 +120,56 @@ def price(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> float:
     """Cycles the model expects of a whole call."""
     seen = steps(sizes, mask, tile)
     step = step_cycles(m, tile, sizes.dim, sizes.dim_v)
-    beside = _START + 2 * tile.rows * sizes.dim_v / _STORE
+    beside = _beside(sizes, tile)
     times = [beside + n * step + masked * _MASK * tile.keys for n, masked in seen]
-    tiles = ceil(sizes.seq_q / tile.rows) * sizes.heads * sizes.batch
+    tiles = _tiles(sizes, tile)
     longest, mean = max(times), sum(times) / len(times)
-    if min(times) == longest:
-        return ceil(tiles / m.units) * longest
-    return max(longest, tiles * mean / m.units + longest / 2)
+    if min(times) < longest:
+        return max(longest, tiles * mean / m.units + longest / 2)
+    whole = ceil(tiles / m.units) * longest
+    shared = _shared(m, sizes, tile, longest) if m.kind == "wgmma" and mask == Mask() else None
+    return whole if shared is None or shared[0] > _WORTH * whole else shared[0]
+
+
+def shares(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> Shares | None:
+    """How the tiles that fill no whole round are shared out by keys; None where each tile is a block's own."""
+    if m.kind != "wgmma" or mask != Mask():
+        return None
+    (n, masked), *_ = steps(sizes, mask, tile)
+    longest = _beside(sizes, tile) + n * step_cycles(m, tile, sizes.dim, sizes.dim_v) + masked * _MASK * tile.keys
+    shared = _shared(m, sizes, tile, longest)
+    return None if shared is None or shared[0] > _WORTH * ceil(_tiles(sizes, tile) / m.units) * longest else shared[1]
+
+
+def _tiles(sizes: Sizes, tile: Tile) -> int:
+    return ceil(sizes.seq_q / tile.rows) * sizes.heads * sizes.batch
+
+
+def _beside(sizes: Sizes, tile: Tile) -> float:
+    """Cycles of a tile beside its steps."""
+    return _START + 2 * tile.rows * sizes.dim_v / _STORE
+
+
+def _shared(m: Machine, sizes: Sizes, tile: Tile, longest: float) -> tuple[float, Shares] | None:
+    """(cycles of a call, the cheapest way to share out its last tiles); None where there is nothing to share.
+
+    longest: cycles of a tile.  A part starts and ends like a tile, and leaves twice the bytes.
+    """
+    tiles, n = _tiles(sizes, tile), ceil(sizes.seq_k / tile.keys)
+    rest = tiles % m.units
+    if not rest:
+        return None
+    step = step_cycles(m, tile, sizes.dim, sizes.dim_v)
+    part = _beside(sizes, tile) + 2 * tile.rows * sizes.dim_v / _STORE
+    even = ceil(rest * n / m.units)
+
+    def cycles(deal: Shares) -> float:
+        moved = 8 * deal.parts * tile.rows * sizes.dim_v  # float32, written and read
+        joined = _JOIN + _JOIN_PART * (1 + ceil(n / deal.share)) + moved / _JOIN_BYTES
+        return tiles // m.units * longest + deal.share * step + (2 if deal.cross else 1) * part + joined
+
+    found = [Shares(tiles - rest, rest, n, share, m.units) for share in range(even, min(n, even + _SHARES))]
+    return min(((cycles(deal), deal) for deal in found), default=None)
 
 
 def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:
@@ -173,4 +221,4 @@ def near_tiles(m: Machine, sizes: Sizes, mask: Mask, most: int) -> list[Tile]:
 
 
 __all__ = ["Machine", "attention_tile", "candidates", "machine_of", "near_tiles", "price", "registers", "shared_bytes",
-           "step_cycles", "steps"]
+           "shares", "step_cycles", "steps"]

@@ -1,6 +1,6 @@
 """`flash_attention`: softmax(scale Q K^T) V for torch tensors and NumPy arrays.
 
-The programs stand in flash_attention_kernels.py, the choice of tiles in attention_tiles.py.
+The programs stand in flash_attention_kernels.py and flash_attention_shares.py, the choice of tiles in attention_tiles.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from tilelang.target import Target
 from .arrays import empty, strides, type_name
 from .attention_arrays import (UNIT, check_alike, check_apart, check_gradient, check_heads, check_scale, compact, configs,
                                device_of, facts, framework, readable, running_on, strides_of)
-from .attention_tiles import Machine, attention_tile, machine_of, near_tiles
+from .attention_tiles import Machine, attention_tile, machine_of, near_tiles, shares
 from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention, packed_attention
+from .flash_attention_shares import Shares, shared_attention
 from .opt_in import wanted
 
 LAYOUTS = ("bshd", "bhsd")
@@ -99,10 +100,10 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
 class _Run:
     """How to answer calls with arrays of one form.
 
-    kernel: None where nothing is to be computed.  shape, lse_shape, element: of the outputs.  scale: the default.  tiles: of
-    a packed call, how many tiles to make room for.  torch: the module, None for NumPy arrays.  usable: whether the kernel
-    can read q, k, v as they lie; check_address: whether they must start at a multiple of 16 bytes.  passing: not for the next
-    call, which may be tuned.
+    kernel: None where nothing is to be computed.  shape, lse_shape, element: of the outputs.  scale: the default.  room:
+    shapes and types of the arrays that a kernel works in.  torch: the module, None for NumPy arrays.  usable: whether the
+    kernel can read q, k, v as they lie; check_address: whether they must start at a multiple of 16 bytes.  passing: not for
+    the next call, which may be tuned.
     """
 
     kernel: JITKernel | None
@@ -110,7 +111,7 @@ class _Run:
     lse_shape: tuple[int, ...]
     element: str
     scale: float
-    tiles: int
+    room: tuple[tuple[tuple[int, ...], str], ...]
     torch: Any
     usable: tuple[bool, ...]
     check_address: bool
@@ -125,10 +126,8 @@ class _Run:
         usable = self.usable
         if self.check_address and (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 or usable != (True, True, True):
             q, k, v = (readable(x, ok, self.torch) for x, ok in zip((q, k, v), usable))
-        if cu_q is None:
-            self.kernel(q, k, v, scale, out, lse)
-            return
-        self.kernel(q, k, v, scale, cu_q, cu_q if cu_k is None else cu_k, empty(q, (self.tiles, 2), "int32"), out, lse)
+        lengths = () if cu_q is None else (cu_q, cu_q if cu_k is None else cu_k)
+        self.kernel(q, k, v, scale, *lengths, *(empty(q, *x) for x in self.room), out, lse)
 
 
 _runs: dict[Any, _Run] = {}
@@ -174,11 +173,11 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
     fixed = default if fixed == 0 else fixed
 
     def with_tile(tile: Tile) -> _Run:
-        kernel = None
+        kernel, room = None, ()
         if min(sizes) > 0:
-            kernel = _kernel(sizes, shapes, laid, form, element, mask, tile, with_lse, where, backend, fixed)
-        tiles = sizes.seq_q // tile.rows + sizes.batch if packed else 0
-        return _Run(kernel, shape, lse_shape, element, default, tiles, torch, usable, torch is not None and where.is_cuda)
+            deal = None if packed else shares(machine, sizes, mask, tile)
+            kernel, room = _kernel(sizes, deal, shapes, laid, form, element, mask, tile, with_lse, where, backend, fixed)
+        return _Run(kernel, shape, lse_shape, element, default, room, torch, usable, torch is not None and where.is_cuda)
 
     tile = _tile(machine, sizes, mask, packed)
     tuned = min(sizes) > 0 and wanted(tune, q, where, backend)
@@ -304,23 +303,26 @@ def _fixed(scale: float | None) -> float | None:
     return scale
 
 
-def _kernel(sizes: Sizes, shapes: Any, strides: Any, *options: Any) -> JITKernel:
-    """The kernel of a call: for these sizes and strides, or for any once there were many; packed calls share one."""
+def _kernel(sizes: Sizes, deal: Shares | None, shapes: Any, strides: Any, *options: Any) -> tuple[JITKernel, Any]:
+    """The kernel of a call and the room it works in: for these sizes and strides, or for any once there were many; packed
+    calls share one."""
     fixed = (sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v)
     known = _shapes.setdefault((fixed, *options), set())
-    packed = options[0] == "packed"
+    packed, tile = options[0] == "packed", options[3]
     if not packed and ((sizes, strides) in known or len(known) < _MOST_SHAPES):
         known.add((sizes, strides))
-        return _made(sizes, strides, *options)
+        shapes = () if deal is None else ((deal.parts, tile.rows, sizes.dim_v), (deal.parts, tile.rows))
+        return _made(sizes, deal, strides, *options), tuple((s, "float32") for s in shapes)
     # What stands at a single element is no stride: frameworks put any number there, so it is no symbol to solve for.
     free = tuple((*(n if e == 1 else None for n, e in zip(s[:-1], shape)), 1) for s, shape in zip(strides, shapes))
     counts = (n if n == 1 and not packed else None for n in sizes[:3])
-    return _made(Sizes(*counts, *fixed), free, *options)  # type: ignore[arg-type]
+    tiles = (((sizes.seq_q // tile.rows + sizes.batch, 2), "int32"),) if packed else ()
+    return _made(Sizes(*counts, *fixed), None, free, *options), tiles  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1024)
-def _made(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile: Tile, with_lse: bool, target: Target,
-          backend: str | None, fixed: float | None) -> JITKernel:
+def _made(sizes: Sizes, deal: Shares | None, strides: Any, layout: str, dtype: str, mask: Mask, tile: Tile, with_lse: bool,
+          target: Target, backend: str | None, fixed: float | None) -> JITKernel:
     """Compile; None among sizes and strides is a value known at calls."""
     sizes = Sizes(*(T.dynamic(name) if n is None else n for name, n in zip(Sizes._fields, sizes)))
     # Strides are multiples of 16 bytes, which TMA and vectors need: the program says so.
@@ -328,6 +330,8 @@ def _made(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile:
                     for array, s in zip("qkvo", strides))
     if layout == "packed":
         program = packed_attention(sizes, strides, dtype, mask, tile, with_lse, fixed)
+    elif deal is not None:
+        program = shared_attention(sizes, strides, layout, dtype, tile, deal, with_lse, fixed)
     else:
         program = dense_attention(sizes, strides, layout, dtype, mask, tile, with_lse, fixed)
     return compile(program, target=target, execution_backend=backend, pass_configs=configs(target))

@@ -1,0 +1,103 @@
+"""Tiles of queries that fill no whole round of the processors, shared out by keys."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+import tilelang
+from tilelang.library import flash_attention
+from tilelang.library.attention_arrays import compact, configs
+from tilelang.library.attention_tiles import attention_tile, machine_of, price, shares
+from tilelang.library.flash_attention_kernels import Mask, Sizes, Tile
+from tilelang.library.flash_attention_shares import Shares, shared_attention
+from tilelang.target import Target
+
+module = importlib.import_module("tilelang.library.flash_attention")
+SM90, SM80 = (Target({"kind": "cuda", "arch": a}) for a in ("sm_90a", "sm_80"))
+H200 = machine_of(SM90)
+FULL = Mask()
+
+
+def reference(q, k, v):
+    """(result, logarithms) in float64 of bhsd arrays."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    s = np.einsum("bhid,bhjd->bhij", q, k) * q.shape[-1]**-0.5
+    top = s.max(-1, keepdims=True)
+    p = np.exp(s - top)
+    total = p.sum(-1, keepdims=True)
+    return np.einsum("bhij,bhjd->bhid", p / total, v), (np.log(total) + top)[..., 0]
+
+
+def arrays(batch, seq_q, seq_k, heads, kv_heads, dim=64):
+    rng = np.random.default_rng(0)
+    shapes = ((batch, heads, seq_q, dim), (batch, kv_heads, seq_k, dim), (batch, kv_heads, seq_k, dim))
+    return [rng.standard_normal(s).astype(np.float16) for s in shapes]
+
+
+# ---- programs --------------------------------------------------------------------------------------------------------------
+
+DEALS = {"one_tile": ((1, 300, 330, 3, 1), Tile(128, 32, 2, 256), Shares(8, 1, 11, 3, 4)),
+         "parts_of_two_tiles": ((1, 118, 600, 7, 1), Tile(128, 32, 2, 256), Shares(4, 3, 19, 15, 4)),
+         "no_whole_round": ((2, 70, 250, 2, 1), Tile(64, 32, 2, 128), Shares(0, 8, 8, 3, 132)),
+         "keys_that_fill_tiles": ((1, 128, 128, 5, 5), Tile(128, 32, 2, 256), Shares(4, 1, 4, 1, 4))}
+
+
+@pytest.mark.parametrize("on", ["simulator", "tile"])
+@pytest.mark.parametrize("name", DEALS)
+def test_every_tile_of_keys_is_counted_once(name, on):
+    """What is in the room before is never read: it holds NaN."""
+    counts, tile, deal = DEALS[name]
+    q, k, v = arrays(*counts)
+    batch, seq_q, seq_k, heads, kv_heads = counts
+    program = shared_attention(Sizes(*counts, 64, 64), [compact(x.shape) for x in (q, k, v, q)], "bhsd", "float16", tile, deal,
+                               True, 64**-0.5)
+    kernel = tilelang.compile(program, target="cpu", execution_backend="tile") if on == "tile" else tilelang.compile(
+        program, target=SM90, execution_backend="simulator", pass_configs={**configs(SM90), "tl.persistent": deal.units})
+    means, sums = (np.full(s, np.nan, np.float32) for s in ((deal.parts, tile.rows, 64), (deal.parts, tile.rows)))
+    out, lse = np.full_like(q, np.nan), np.full((batch, heads, seq_q), np.nan, np.float32)
+    kernel(q, k, v, 64**-0.5, means, sums, out, lse)
+    want, want_lse = reference(q, k, v)
+    assert np.abs(out - want).max() < 2.0**-11 and np.abs(lse - want_lse).max() < 2.0**-18
+
+
+# ---- the choice ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_left_of_whole_rounds_is_shared():
+    sizes, tile = Sizes(4, 8192, 8192, 16, 16, 128, 128), Tile(128, 144, 2, 256)
+    deal = shares(H200, sizes, FULL, tile)
+    assert deal is not None and (deal.whole, deal.rest, deal.steps, deal.units) == (31 * 132, 4, 57, 132)
+    assert 1 < deal.share < 8
+    whole = price(H200, sizes._replace(seq_q=128, heads=132, batch=1), FULL, tile)  # one round
+    assert 31 * whole < price(H200, sizes, FULL, tile) < 31.25 * whole
+
+
+def test_blocks_keep_their_tiles_where_sharing_gains_nothing():
+    tile = Tile(128, 128, 2, 256)
+    for seq, heads, mask, machine in ((2048, 33, FULL, H200), (512, 32, FULL, H200), (8192, 64, Mask(None, 0), H200),
+                                      (8192, 64, FULL, machine_of(SM80))):
+        assert shares(machine, Sizes(1, seq, seq, heads, heads, 128, 128), mask, tile) is None, (seq, heads)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_few_queries_and_many_keys_are_shared(layout):
+    q, k, v = arrays(1, 40, 1500, 2, 1)
+    sizes = Sizes(1, 40, 1500, 2, 1, 64, 64)
+    deal = shares(H200, sizes, FULL, attention_tile(H200, sizes, FULL))
+    assert deal is not None and deal.whole == 0
+
+    def turned(x):
+        return np.ascontiguousarray(x.transpose(0, 2, 1, 3)) if layout == "bshd" else x
+
+    out, lse = flash_attention(*map(turned, (q, k, v)), layout=layout, return_lse=True, target=SM90)
+    want, want_lse = reference(q, k, v)
+    assert np.abs(turned(out) - want).max() < 2.0**-11 and np.abs(lse - want_lse).max() < 2.0**-18
+
+
+def test_a_kernel_for_any_sizes_has_whole_tiles(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_SHAPES", 0)
+    q, k, v = arrays(1, 40, 1500, 2, 1)
+    out = flash_attention(q, k, v, layout="bhsd", target=SM90)
+    assert np.abs(out - reference(q, k, v)[0]).max() < 2.0**-11
