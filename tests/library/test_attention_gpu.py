@@ -72,6 +72,35 @@ def test_flash_attention(name, layout):
         assert torch.equal(flash_attention(*given, causal=o["causal"], window=o["window"], layout=layout), got)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ROUND)
+def test_scores_below_zero_and_nan(dtype, causal):
+    """Maxima of floats are computed as integers where that is right: not where all are below zero, nor beside NaN."""
+    q, k, v = (random(1, n, 2, d, dtype=dtype) for n, d in ((600, 128), (700, 128), (700, 64)))
+    q, k = q.abs(), -k.abs()
+    k[:, :, 1, ::2] *= -1  # of the other head some are above
+    want = reference(q, k, v, causal, None)[0]
+    assert agree(flash_attention(q, k, v, causal=causal), want, bound(q, k, v)[0])
+    q[0, 77, 0, 5] = torch.nan
+    got = flash_attention(q, k, v, causal=causal)
+    assert got[0, 77, 0].isnan().all()
+    got[0, 77, 0] = want[0, 77, 0].to(dtype)
+    assert agree(got, want, bound(q.nan_to_num(), k, v)[0])
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("seq_q, seq_k, heads", [(40, 30000, 3), (1200, 1100, 17), (128, 4097, 9), (2048, 2048, 10)])
+def test_tiles_shared_out_by_keys(seq_q, seq_k, heads, layout):
+    q, k, v = random(1, seq_q, heads, 128), random(1, seq_k, 1, 128), random(1, seq_k, 1, 128)
+    given = [x.transpose(1, 2).contiguous() if layout == "bhsd" else x for x in (q, k, v)]
+    got, lse = flash_attention(*given, layout=layout, return_lse=True)
+    want, want_lse = reference(q, k, v, False, None)
+    allowed, allowed_lse = bound(q, k, v)
+    assert agree(got.transpose(1, 2) if layout == "bhsd" else got, want, allowed) and agree(lse, want_lse, allowed_lse)
+    for _ in range(20):
+        assert torch.equal(flash_attention(*given, layout=layout), got)
+
+
 def test_packed_sequences():
     lengths = [700, 0, 1, 129, 2000, 64]
     cu = torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32, device="cuda")
