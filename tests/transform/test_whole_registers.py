@@ -185,14 +185,19 @@ def test_the_text_of_loops_computes_what_they_say():
     want = [np.exp2((v - top[k >> 1 & 1]) * scale) for k, v in enumerate(start)]
     assert np.array_equal([registers[f"tl_P_{k}"] for k in range(n)], want)
 
-    for op, first in (("max", np.float32(-3)), ("add", np.float32(0))):
-        for row in (0, 1):
-            asm = re.search(rf'{op}_P_{2 * row}\(float& x0\) {{ asm volatile\("(.*?)" :', text).group(1)
-            operands = [first]
-            run_ptx(asm, operands, {f"tl_P_{k}": v for k, v in enumerate(start)})
-            mine = [v for k, v in enumerate(start) if k >> 1 & 1 == row]
-            halves = [np.add.accumulate(mine[k::2], dtype=np.float32)[-1] for k in (0, 1)]
-            assert operands[0] == (max(mine) if op == "max" else halves[0] + halves[1])
+    rows = [[v for k, v in enumerate(start) if k >> 1 & 1 == row] for row in (0, 1)]
+    for row in (0, 1):
+        asm = re.search(rf'add_P_{2 * row}\(float& x0\) {{ asm volatile\("(.*?)" :', text).group(1)
+        operands = [np.float32(0)]
+        run_ptx(asm, operands, {f"tl_P_{k}": v for k, v in enumerate(start)})
+        halves = [np.add.accumulate(rows[row][k::2], dtype=np.float32)[-1] for k in (0, 1)]
+        assert operands[0] == halves[0] + halves[1]
+
+    # Maxima of both rows, as integers (tests/codegen/test_maxima_by_threes.py), or in the last branch as floats.
+    body = re.search(r"max_P\(float& x0, float& x1\) \{(.*)\}\n", text).group(1)
+    operands = [np.float32(-3), np.float32(-3)]
+    run_ptx(re.findall(r'asm volatile\("(.*?)" :', body)[-1], operands, {f"tl_P_{k}": v for k, v in enumerate(start)})
+    assert operands == [max(row) for row in rows]
 
     registers = {f"tl_P_{k}": np.float32(k) for k in range(n)}
     run_ptx(re.search(r'halves_Ph\(\) \{ asm volatile\("(.*?)" ::', text).group(1), [], registers)
