@@ -49,13 +49,12 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of queries and of keys a block works on, stages of K and V, and threads; held: queries stay in registers."""
+    """Rows of queries and of keys a block works on, stages of K and V, and threads."""
 
     rows: int = 64
     keys: int = 64
     stages: int = 2
     threads: int = 128
-    held: bool = False
 
 
 def lowest(c: Any) -> Any:
@@ -125,7 +124,6 @@ def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: M
                         LSE: T.Tensor((batch, heads, seq_q) if with_lse else (1,), "float32")):
         with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=tile.threads) as (bx, h, b):
             Qs = T.alloc_shared((rows, dim), dtype)
-            Qm = T.alloc_fragment((rows, dim), dtype) if tile.held else Qs  # what products read
             Ks = T.alloc_shared((keys, dim), dtype)
             Vs = T.alloc_shared((keys, dim_v), dtype)
             S = T.alloc_fragment((rows, keys), "float32")
@@ -137,14 +135,12 @@ def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: M
             at = row + seq_k - seq_q  # position of the tile's first query among the keys
             first, last = key_tiles(mask, at, rows, seq_k, keys)
             T.copy(part(Q, b, h, row, rows), Qs)
-            if tile.held:
-                T.copy(Qs, Qm)
             T.clear(acc)
             T.clear(total)
             T.fill(top, lowest(c))
             for k in T.Pipelined(first, last, num_stages=tile.stages):
                 T.copy(part(K, b, h // group, k * keys, keys), Ks)
-                T.gemm(Qm, Ks, S, transpose_B=True, clear_accum=True)
+                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(rows, keys):
                     S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
                 T.copy(part(V, b, h // group, k * keys, keys), Vs)
@@ -195,7 +191,6 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
                 Tiles[tile_no, 1] = first_row
         with T.Kernel(tiles, heads, threads=tile.threads) as (bx, h):
             Qs = T.alloc_shared((rows, dim), dtype)
-            Qm = T.alloc_fragment((rows, dim), dtype) if tile.held else Qs  # what products read
             Ks = T.alloc_shared((keys, dim), dtype)
             Vs = T.alloc_shared((keys, dim_v), dtype)
             S = T.alloc_fragment((rows, keys), "float32")
@@ -211,14 +206,12 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
             at = row + seq_k - seq_q
             first, last = key_tiles(mask, at, rows, T.if_then_else(row < seq_q, seq_k, 0), keys)
             T.copy(Q[q0 + row:q0 + row + rows, h, :], Qs)
-            if tile.held:
-                T.copy(Qs, Qm)
             T.clear(acc)
             T.clear(total)
             T.fill(top, lowest(c))
             for k in T.Pipelined(first, last, num_stages=tile.stages):
                 T.copy(K[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Ks)
-                T.gemm(Qm, Ks, S, transpose_B=True, clear_accum=True)
+                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(rows, keys):
                     S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
                 T.copy(V[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Vs)

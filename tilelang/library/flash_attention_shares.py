@@ -104,7 +104,6 @@ def shared_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, tile: 
                         LSE: T.Tensor((batch, heads, seq_q) if with_lse else (1,), "float32")):
         with T.Kernel(whole + deal.parts, threads=tile.threads) as n:
             Qs = T.alloc_shared((rows, dim), dtype)
-            Qm = T.alloc_fragment((rows, dim), dtype) if tile.held else Qs  # what products read
             Ks = T.alloc_shared((keys, dim), dtype)
             Vs = T.alloc_shared((keys, dim_v), dtype)
             S = T.alloc_fragment((rows, keys), "float32")
@@ -121,14 +120,12 @@ def shared_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, tile: 
             row = at % tiles * rows
             h = at // tiles % heads
             T.copy(part(Q, at, h, row, rows), Qs)
-            if tile.held:
-                T.copy(Qs, Qm)
             T.clear(acc)
             T.clear(total)
             T.fill(top, lowest(c))
             for k in T.Pipelined(T.if_then_else(n < whole, steps, own), num_stages=tile.stages):
                 T.copy(part(K, at, h // group, (first + k) * keys, keys), Ks)
-                T.gemm(Qm, Ks, S, transpose_B=True, clear_accum=True)
+                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(rows, keys):
                     S[i, j] = T.if_then_else(T.Or(first + k < steps - 1, j < seq_k - (steps - 1) * keys), S[i, j],
                                              -T.infinity("float32"))
