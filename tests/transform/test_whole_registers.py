@@ -193,11 +193,11 @@ def test_the_text_of_loops_computes_what_they_say():
         halves = [np.add.accumulate(rows[row][k::2], dtype=np.float32)[-1] for k in (0, 1)]
         assert operands[0] == halves[0] + halves[1]
 
-    # Maxima of both rows, as integers (tests/codegen/test_maxima_by_threes.py), or in the last branch as floats.
-    body = re.search(r"max_P\(float& x0, float& x1\) \{(.*)\}\n", text).group(1)
-    operands = [np.float32(-3), np.float32(-3)]
-    run_ptx(re.findall(r'asm volatile\("(.*?)" :', body)[-1], operands, {f"tl_P_{k}": v for k, v in enumerate(start)})
-    assert operands == [max(row) for row in rows]
+    for row in (0, 1):  # maxima as integers (tests/codegen/test_maxima_by_threes.py), or in the last branch as floats
+        body = re.search(rf"max_P_{2 * row}\(float& x0\) \{{(.*)\}}\n", text).group(1)
+        operands = [np.float32(-3)]
+        run_ptx(re.findall(r'asm volatile\("(.*?)" :', body)[-1], operands, {f"tl_P_{k}": v for k, v in enumerate(start)})
+        assert operands == [max(rows[row])]
 
     registers = {f"tl_P_{k}": np.float32(k) for k in range(n)}
     run_ptx(re.search(r'halves_Ph\(\) \{ asm volatile\("(.*?)" ::', text).group(1), [], registers)

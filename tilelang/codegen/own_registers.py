@@ -143,17 +143,13 @@ class OwnRegisters:
                 self._packed(x, array, first)
 
     def _sums(self: Any, s: For) -> None:
-        maxima: list[tuple[str, list[str]]] = []
         for k in self._turns(s):
             for x in stmts_of(s.body):
                 form = sum_form(x, {s.var: k}) if isinstance(x, For) else None
                 if form is None:
                     self.stmt(x)
-                elif self._in_threes(form, x) and x is stmts_of(s.body)[-1]:
-                    maxima.append(self._maximum(form, x))
                 else:
                     self._summed(form, x)
-        self._maxima(form_of(s), maxima)
 
     def _turns(self: Any, s: For) -> Iterator[int]:
         """The values of a loop's variable: what is printed for each stands in a scope where it is a constant."""
@@ -172,10 +168,9 @@ class OwnRegisters:
         """Operands are the different elements added to.  Where any order will do, each is summed up in two halves side by
         side: an operation waits four cycles for the one before it."""
         array, v, free = self._own(form.buffer), form.value, bool(s.attr("any_order"))  # type: ignore[attr-defined]
-        if self._in_threes(form, s):
-            self._maxima(form, [self._maximum(form, s)])
-            return
-        assert isinstance(v, Binary) and isinstance(v.a, Load)
+        while isinstance(s, For):
+            s = s.body
+        assert isinstance(v, Binary) and isinstance(s, Store)
         op = SUMMED[v.op] + self._f32()
         at = {i: n for n, i in enumerate(dict.fromkeys(i for i, _ in form.points))}
         lines = [f"{op} %{at[i]}, %{at[i]}, tl_{array}_{k};" for i, k in form.points]
@@ -183,29 +178,11 @@ class OwnRegisters:
             lines = _in_halves(op, [(at[i], f"tl_{array}_{k}") for i, k in form.points])
         params = ", ".join(f"float& x{n}" for n in at.values())
         operands = ", ".join(f'"+f"(x{n})' for n in at.values())
-        name = self.namer(v.a.buffer.data, v.a.buffer.name)
-        self._call_own(f"{v.op}_{array}_{form.points[0][1]}", f"({params})", f'asm volatile("{_joined(lines)}" : {operands});',
-                       ", ".join(f"{name}[{i}]" for i in at))
-
-    def _in_threes(self: Any, form: Form, s: Stmt) -> bool:
-        """Whether a loop is the maximum of so many elements that it is taken as one of integers."""
-        assert isinstance(form.value, Binary)
-        return bool(s.attr("any_order")) and form.value.op == "max" and len(form.points) >= LEAST_THREES and \
-            len({i for i, _ in form.points}) == 1  # type: ignore[attr-defined]
-
-    def _maximum(self: Any, form: Form, s: Stmt) -> tuple[str, list[str]]:
-        """(what is raised, the registers it is raised to the largest of)."""
-        assert isinstance(form.value, Binary) and isinstance(form.value.a, Load)
-        to, array = form.value.a.buffer, self._own(form.buffer)
-        return f"{self.namer(to.data, to.name)}[{form.points[0][0]}]", [f"tl_{array}_{k}" for _, k in form.points]
-
-    def _maxima(self: Any, form: Form, found: list[tuple[str, list[str]]]) -> None:
-        if not found:
-            return
-        op = SUMMED["max"] + self._f32()
-        body = largest_of_threes([names for _, names in found], lambda points: _in_halves(op, points))
-        self._call_own(f"max_{self._own(form.buffer)}", f"({', '.join(f'float& x{i}' for i in range(len(found)))})", body,
-                       ", ".join(to for to, _ in found))
+        name = self.namer(s.buffer.data, s.buffer.name)
+        body = f'asm volatile("{_joined(lines)}" : {operands});'
+        if free and v.op == "max" and len(at) == 1 and len(form.points) >= LEAST_THREES:
+            body = largest_of_threes([f"tl_{array}_{k}" for _, k in form.points], body)
+        self._call_own(f"{v.op}_{array}_{form.points[0][1]}", f"({params})", body, ", ".join(f"{name}[{i}]" for i in at))
 
     def _mapped(self: Any, form: Form) -> None:
         """Operands are the different values that do not name the element, lines the operations on it, element by element."""
@@ -319,35 +296,26 @@ def _in_halves(op: str, points: list[tuple[int, str]]) -> list[str]:
     return ["{", f".reg .f32 u<{len(seen)}>;", *lines, *both, "}"]
 
 
-def largest_of_threes(rows: list[list[str]], in_floats: Callable[[list[tuple[int, str]]], list[str]]) -> str:
-    """Statements that raise each float x0, x1, … to the largest of its registers, as integers: one instruction is the maximum
-    of three of them, but of two floats.
+def largest_of_threes(registers: list[str], otherwise: str) -> str:
+    """Statements that raise the float x0 to the largest of these registers, as integers: one instruction is the maximum of
+    three of them, but of two floats.
 
-    Floats without a sign are ordered as integers are, above those with one.  So a result is wrong only where every float has a
-    sign, which it has then itself, or where one is NaN, which is above infinity: both are more than infinity as unsigned
-    numbers.  A warp in which that is seen does it `in_floats`: lines that raise operands of these numbers to registers.
-    What is marked any_order is done by whole warps.  They look once: a branch is a wait in the midst of a chain.  (Written as
-    two branches, it made ptxas take descriptors out of uniform registers.)
+    Floats without a sign are ordered as integers are, above those with one.  So the result is wrong only where every float has
+    a sign, which it has then itself, or where one is NaN, which is above infinity: both are more than infinity as unsigned
+    numbers.  A warp in which that is seen does `otherwise`; what is marked any_order is done by whole warps.  (Written as two
+    branches, it made ptxas take descriptors out of uniform registers.  One look at all rows is slower: what the last row
+    waits for is hidden under the first one's exponentials.)
     """
-    text = [f"int m{i}; asm volatile(\"{_joined(_in_threes(names))}\" : \"=&r\"(m{i}) : \"f\"(x{i}));"
-            for i, names in enumerate(rows)]
-    odd = " || ".join(f"(unsigned)m{i} > 0x7f800000u" for i in range(len(rows)))
-    again = " ".join(f"x{i} = before{i};" for i in range(len(rows)))
-    operands = ", ".join(f'"+f"(x{i})' for i in range(len(rows)))
-    lines = in_floats([(i, x) for i, names in enumerate(rows) for x in names])
-    return " ".join([*text, *(f"const float before{i} = x{i}; x{i} = __int_as_float(m{i});" for i in range(len(rows))),
-                     f"if (__any_sync(0xffffffffu, {odd})) {{ {again} asm volatile(\"{_joined(lines)}\" : {operands}); }}"])
-
-
-def _in_threes(registers: list[str]) -> list[str]:
-    """Lines that make %0 the largest of %1 and of these registers, as integers, in two chains."""
     half = len(registers) // 4 * 2  # a chain takes them by twos
     first, second = registers[:half], registers[half:]
     lines = ["{", ".reg .s32 u, e;", "mov.b32 %0, %1;", f"mov.b32 u, {second[0]};"]
     for pair in itertools.zip_longest(*(_by_twos(x) for x in (first, second[1:])), fillvalue=()):
         for to, names in zip(("%0", "u"), pair):
             lines += [line for x in names for line in (f"mov.b32 e, {x};", f"max.s32 {to}, {to}, e;")]
-    return [*lines, "max.s32 %0, %0, u;", "}"]
+    lines += ["max.s32 %0, %0, u;", "}"]
+    return (f'int m; asm volatile("{_joined(lines)}" : "=&r"(m) : "f"(x0)); '
+            "const float before = x0; x0 = __int_as_float(m); "
+            f"if (__any_sync(0xffffffffu, (unsigned)m > 0x7f800000u)) {{ x0 = before; {otherwise} }}")
 
 
 def _by_twos(names: list[str]) -> list[list[str]]:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, If, Select, Stmt, Store, call, cast, const, convert,
-                         dtype, fresh, load, seq, substitute)
+                         dtype, fresh, load, seq)
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
 from .distribute import Distribution, conjunction, digit, from_fragment
@@ -117,19 +117,11 @@ class ReduceLowering:
             while mask >= m.stride:
                 exchange.append(Store(self.partials, at, self.combine(mine, from_lane(mine, mask)), span=span))
                 mask //= 2
-        rows = [(v, n) for (v, n), d in zip(dist.axes, dist.axis_dims) if d != self.axis]
-
-        def of_rows(body: Stmt) -> Stmt:
-            for v, n in reversed(rows):
-                own_v = fresh(v.name, v.dtype)
-                body = For(own_v, const(0), const(n), "unroll", substitute(body, {v: own_v}))
-            return body
-
-        across = in_whole_warps(exchange, cx)
-        # Maxima of all rows come before the lanes': codegen looks once at the results of them all.
-        if across is not None and self.combine_op == "max":
-            return seq(of_rows(seq(*steps)), of_rows(across))
-        return of_rows(seq(*steps, across))
+        out = seq(*steps, in_whole_warps(exchange, cx))
+        for (v, n), d in reversed(list(zip(dist.axes, dist.axis_dims))):
+            if d != self.axis:
+                out = For(v, const(0), const(n), "unroll", out)
+        return out
 
     def _kept_distribution(self, lanes: list[Mode]) -> tuple[Distribution, Expr]:
         """Points of the reduced tile as the source's threads hold them, and their partial.  lanes: thread digits whose
