@@ -29,6 +29,47 @@ def test_annotations_may_be_strings_of_strings():
     assert (a == 3).all()
 
 
+def test_a_type_may_be_named_by_a_string_of_a_string():
+    """A scalar annotated "float32" in a module whose annotations are strings was no name that is defined."""
+    def main(A: "T.Tensor((4,), 'float32')", x: "'float32'", n: "'T.int64'"):  # noqa: F821
+        with T.Kernel(1, threads=4):
+            A[T.get_thread_binding()] = x + n
+
+    a = np.zeros(4, np.float32)
+    tilelang.compile(T.prim_func(main), target="cpu")(a, 0.5, 3)
+    assert (a == 3.5).all()
+
+
+def test_an_annotation_that_means_nothing_is_told_at_its_parameter():
+    def main(A: T.Tensor((4,), "float32"), x: "flaot32"):  # noqa: F821
+        with T.Kernel(1, threads=4):
+            A[0] = x
+
+    with pytest.raises(errors.TileLangError) as caught:
+        T.prim_func(main)
+    assert caught.value.kind == "parameter-annotation" and 'x: "flaot32"' in str(caught.value).splitlines()[2]
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_an_output_of_negative_extent_is_named(framework):
+    """The call failed where the framework allocates: "negative dimensions are not allowed"."""
+    @T.prim_func
+    def main(n: T.int32, A, O):
+        A: T.Tensor((4,), "float32")
+        O: T.Tensor((n - 1, 4), "float32")
+        with T.Kernel(n, threads=4) as b:
+            for i in T.Parallel(4):
+                O[b, i] = A[i] * b
+
+    a = np.arange(4, dtype=np.float32)
+    a = a if framework == "numpy" else pytest.importorskip("torch").from_numpy(a)
+    kernel = tilelang.compile(main, target="cpu", out_idx=-1)
+    assert tuple(kernel(3, a).shape) == (2, 4) and tuple(kernel(1, a).shape) == (0, 4)
+    with pytest.raises(errors.TileLangError, match=r"output O shape\[0\] is negative") as caught:
+        kernel(0, a)
+    assert caught.value.kind == "kernel-argument" and "`O` is declared here" in str(caught.value)
+
+
 def test_the_shared_buffer_that_needs_the_barrier_is_named():
     @T.prim_func
     def main(A: T.Tensor((64,), "float32")):

@@ -41,6 +41,7 @@ register("kernel-read-only", ValueError, "a read-only array is passed for a tens
 register("kernel-keyword", TypeError, "a kernel takes its inputs by position only", expected="inputs by position")
 
 _ABOUT = re.compile(r"^kernel (?P<fn>\S+) (?P<what>input|scalar) (?P<name>\S+) ")
+_NEGATIVE = re.compile(r"kernel \S+ output (?P<name>\S+) shape\[\d+\] is negative")
 _NULL = re.compile(r"^(?P<fn>\S+)\.(?P<name>\S+) is expected to have non-NULL pointer")
 
 
@@ -184,6 +185,12 @@ def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
     if isinstance(e, TileLangError):
         return e
     text = str(e)
+    m = _NEGATIVE.match(text)
+    if m is not None:
+        made = next(a for a in sig.outputs if a.name == m["name"])
+        return error("kernel-argument", text, expected="extents from 0 on",
+                     found=f"{m['name']} of shape ({', '.join(map(str, made.buffer.shape))})", notes=_declared(made),
+                     hint="pass arguments for which the shapes of all outputs exist")
     m = _ABOUT.match(text) or _NULL.match(text)
     if m is None:
         return _unconvertible(sig, args, e)

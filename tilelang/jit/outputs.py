@@ -74,6 +74,9 @@ class OutputCall:
         flat, out = list(room), []
         for a in self.sig.outputs:
             out.append(flat[:len(a.buffer.shape)])
+            for k, n in enumerate(out[-1]):
+                if n < 0:
+                    raise RuntimeError(f"kernel {self.sig.name} output {a.name} shape[{k}] is negative")
             flat = flat[len(a.buffer.shape):]
         return out
 

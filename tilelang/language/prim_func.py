@@ -17,7 +17,7 @@ from .builder import Builder, tracing
 from .python_errors import place_error, refine
 from .reducer import check_reducers
 from .scope import UNDEFINED, Context
-from .state import error, need_function
+from .state import error, need_function, place
 from .tensor import PointerFactory, TensorFactory, TensorSpec
 
 
@@ -163,21 +163,24 @@ def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any
                        found=repr(annotation), span=at, hint="use T.Tensor(shape, dtype), T.float32, T.int32, T.ptr, …")
 
 
-def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any]) -> Any:
+def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any], span: Any = None) -> Any:
     """An annotation, evaluated when it is a string (from __future__ import annotations)."""
     if not isinstance(text, str) or isinstance(text, DType):
         return text
     scope = {**fn.__globals__, **names}
-    try:
-        value = eval(text, scope)
-        # written as a string in a module whose annotations are strings already
-        return eval(value, scope) if isinstance(value, str) and not isinstance(value, DType) else value
-    except NameError as e:
+    value: Any = text
+    for _ in range(2):  # twice where a string is written in a module whose annotations are strings already
+        if not isinstance(value, str) or isinstance(value, DType):
+            break
         try:
-            return DType(text.removeprefix("T."))
-        except (ValueError, TypeError):
-            raise error("parameter-annotation", f"cannot evaluate the annotation {text!r}: {e}",
-                        found=f"{text!r}: {e}") from None
+            value = eval(value, scope)
+        except (NameError, SyntaxError) as e:
+            try:
+                return DType(value.removeprefix("T."))
+            except (ValueError, TypeError):
+                raise errors.error("parameter-annotation", f"cannot evaluate the annotation {text!r}: {e}",
+                                   found=f"{text!r}: {e}", span=span or place()) from None
+    return value
 
 
 def closure_names(fn: Callable[..., Any], caller_locals: dict[str, Any] | None) -> dict[str, Any]:
@@ -292,8 +295,8 @@ def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | 
         if p.default is not p.empty:
             defaults[p.name] = p.default
         if p.name in annotations:
-            args[p.name] = declare_param(b, p.name, resolve_annotation(annotations[p.name], pyfunc, names),
-                                         param_span(rw, p.name))
+            where = param_span(rw, p.name)
+            args[p.name] = declare_param(b, p.name, resolve_annotation(annotations[p.name], pyfunc, names, where), where)
         elif p.name in rw.annotated:
             args[p.name] = Unannotated(p.name)
         else:

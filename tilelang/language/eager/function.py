@@ -105,7 +105,7 @@ class EagerFunction:
         self.parameters: dict[str, Parameter] = {}
         for p in self.signature.parameters.values():
             if p.name in annotations:
-                a = resolve_annotation(annotations[p.name], pyfunc, names)
+                a = resolve_annotation(annotations[p.name], pyfunc, names, param_span(self.rewritten, p.name))
                 kind = _kind_of(a)
             elif p.name in self.rewritten.annotated:
                 a, kind = _body_annotation(self.rewritten.annotated[p.name], {**pyfunc.__globals__, **names})
