@@ -16,7 +16,7 @@ from tilelang.ops import Gemm, Reduce
 
 from .hopper import hopper
 from .overlap_products import FRAGMENT, Pair, two_products
-from .part_loop import chained, product_chain
+from .part_loop import Chain, chained, product_chain
 from .pipeline_emit import rename
 from .rings import GROUP, Ring, RoleLoop, do, hold, pin
 from .stagger import give_turn, has_iterations, staggered, wait_for_turn
@@ -49,6 +49,11 @@ def consumer(r: RoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer]
         return [*alternate(r, parts), *finished]
     r.overlap = "each product is waited for where it stands" + (f" (the second is not moved: {pair})" if pair else "") + turns
     return [*_plain(r), *finished]
+
+
+def chain_of(r: RoleLoop) -> Chain | None:
+    """The products that take turns in the same registers, where that is the schedule; None for other ones."""
+    return None if isinstance(_pair(r), Pair) or _overlapped(r) else product_chain(r)
 
 
 def late_rings(r: RoleLoop) -> list[Ring]:
@@ -179,4 +184,4 @@ def _overlapped(r: RoleLoop) -> bool:
         op.clear_accum, False)
 
 
-__all__ = ["consumer", "late_rings", "takes_slow_rings"]
+__all__ = ["chain_of", "consumer", "late_rings", "takes_slow_rings"]

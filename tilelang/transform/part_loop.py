@@ -20,10 +20,10 @@ one behind its last sums, whose descriptors are then computed under them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, If, Load, Region, Stmt, Store, Var, binary, const, convert,
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, If, Load, Region, Stmt, Store, Var, binary, const, convert,
                          free_vars, is_const, load, replace, seq, stmts_of, substitute, used_vars, walk, with_attrs)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Gemm
@@ -98,9 +98,32 @@ def _ahead(r: RoleLoop, first: int) -> tuple[Buffer, ...]:
     return () if annotated & set(made.values()) else tuple(made.values())
 
 
+@record
+class TileCode:
+    """A loop that is run once for each tile of a block, so that each tile's first product is started in the tile before.
+
+    made: allocations that all tiles share.  ahead: what a tile waits for and loads before its first product; start: that
+    product.  body: the loop behind it, given these two for the next tile.
+    """
+
+    made: list[Stmt]
+    ahead: list[Stmt]
+    start: list[Stmt]
+    body: Callable[[list[Stmt], list[Stmt]], list[Stmt]]
+
+
 def chained(r: RoleLoop, chain: Chain) -> list[Stmt]:
     """The loop without its copies, and what ends it."""
     return _Loop(r, chain).code()
+
+
+def chained_tiles(r: RoleLoop, chain: Chain) -> TileCode | None:
+    """The same for the tiles of a block; None where a tile's steps are not known to be two or more.
+
+    None as well where a turn starts the first product of the next one: ptxas then spills what the epilogue needs.
+    """
+    loop, extent = _Loop(r, chain), r.loop.extent
+    return loop.tile_code() if loop.early and isinstance(extent, Const) and extent.value > 1 else None
 
 
 class _Loop:
@@ -144,26 +167,50 @@ class _Loop:
 
     def code(self) -> list[Stmt]:
         loop, extent = self.r.loop, convert(self.r.loop.extent)
-        start, k, one = convert(loop.start), loop.var, const(1, extent.dtype)
-        last = start + extent - one
-        opening = self.fill(start)
+        start, one = convert(loop.start), const(1, extent.dtype)
+        last, opening = start + extent - one, self.opening(start)
+        turns, closing = self.turns(start, extent - one), self.rest(last, None)
         if self.early:
-            opening += self.r.filled(self.chain.items[0], start)
-            turn = [*self.start(0, k), *self.take(k), *self.fill(k + one), *self.rest(k, k + one)]
-            closing = [*self.start(0, last), *self.take(last), *self.rest(last, None)]
+            closing = [*self.start(0, last), *self.take(last), *closing]
         else:
-            opening += [*self.r.filled(self.chain.items[0], start), *self.start(0, start)]
+            opening += self.start(0, start)
+        whole = [*opening, turns, *closing]
+        if isinstance(extent, Const):
+            return [*self.made(), *whole] if extent.value > 0 else []
+        return [*self.made(), If(binary("gt", extent, const(0, extent.dtype)), seq(*whole), span=loop.span)]
+
+    def tile_code(self) -> TileCode:
+        """Of two steps and more, which are filled ahead.  The first step has its own text: the loop would start its product."""
+        start, extent = convert(self.r.loop.start), convert(self.r.loop.extent)
+        one = const(1, extent.dtype)
+        last = start + extent - one
+
+        def body(ahead: list[Stmt], product: list[Stmt]) -> list[Stmt]:
+            first = [*self.take(start), *self.fill(start + one), *self.rest(start, start + one)]
+            loop = self.turns(start + one, extent - one - one)
+            return [*first, loop, *self.start(0, last), *self.take(last), *self.rest(last, None, ahead), *product]
+
+        return TileCode(self.made(), self.opening(start), self.start(0, start), body)
+
+    def made(self) -> list[Stmt]:
+        """Allocations."""
+        made: list[Stmt] = [Alloc(b) for b in (*(b for _, b in self.copies), *(b for b, _ in self.factors))]
+        return made + [Alloc(b) for _, now, after in self.loaded for b in (now, after) if b is not None]
+
+    def opening(self, it: Expr) -> list[Stmt]:
+        """What the first product of the loop waits for, and what is filled ahead of it."""
+        return [*self.fill(it), *self.r.filled(self.chain.items[0], it)]
+
+    def turns(self, start: Expr, extent: Expr) -> For:
+        """The loop of so many turns: each starts its first product, or where nothing is filled ahead that of the next one."""
+        loop, k, one = self.r.loop, self.r.loop.var, const(1, extent.dtype)
+        if self.early:
+            turn = [*self.start(0, k), *self.take(k), *self.fill(k + one), *self.rest(k, k + one)]
+        else:
             turn = [*self.rest(k, k + one), *self.fill(k + one), *self.start(0, k + one)]
-            closing = self.rest(last, None)
         # With loads in the loop ptxas puts them between the instructions of a product that is started sooner.
         tight = bool(self.early and self.r.slow) or None
-        body = with_attrs(replace(loop, kind="serial", extent=extent - one, body=seq(*turn)), tight=tight, **_SERIAL)
-        made: list[Stmt] = [Alloc(b) for b in (*(b for _, b in self.copies), *(b for b, _ in self.factors))]
-        made += [Alloc(b) for _, now, after in self.loaded for b in (now, after) if b is not None]
-        whole = [*opening, body, *closing]
-        if isinstance(extent, Const):
-            return [*made, *whole] if extent.value > 0 else []
-        return [*made, If(binary("gt", extent, const(0, extent.dtype)), seq(*whole), span=loop.span)]
+        return with_attrs(replace(loop, kind="serial", start=start, extent=extent, body=seq(*turn)), tight=tight, **_SERIAL)
 
     def of(self, stmts: list[Stmt], it: Expr) -> list[Stmt]:
         """Statements of iteration `it`, behind the bindings that they need."""
@@ -188,8 +235,8 @@ class _Loop:
         """Product n, which runs on."""
         return [with_attrs(s, wait=-1) for s in self.of([self.products[n]], it)]
 
-    def rest(self, it: Expr, after: Expr | None) -> list[Stmt]:
-        """An iteration whose first product runs.  after: the next one, None for the last."""
+    def rest(self, it: Expr, after: Expr | None, ahead: Sequence[Stmt] = ()) -> list[Stmt]:
+        """An iteration whose first product runs.  after: the next one, None for the last.  ahead: done under the last part."""
         r, end = self.r, len(self.chain.items) - 1
         slot, _ = r.slot(it)
         out: list[Stmt] = []
@@ -198,6 +245,7 @@ class _Loop:
                 out += [*r.filled(item, it), *self.start(n, it)]
             if after is not None and n == end:
                 out += r.filled(self.chain.items[0], after)
+            out += ahead if n == end else ()
             out += [do("wgmma_wait", n=0), pin(self.chain.part)]
             out += [s for ring in r.rings if ring.last == item for s in r.release(ring, slot)]
             out += self.of(self.work[n], it)
@@ -224,4 +272,4 @@ def _whole(b: Buffer) -> Region:
     return Region(b, tuple(const(0) for _ in b.shape), tuple(b.shape))
 
 
-__all__ = ["Chain", "chained", "product_chain"]
+__all__ = ["Chain", "TileCode", "chained", "chained_tiles", "product_chain"]

@@ -25,6 +25,7 @@ from .check_roles import check_roles
 from .config import PassConfigKey
 from .defer_sums import defer_sums
 from .dependent_launch import dependent_launch
+from .early_stores import early_stores
 from .device_program import DeviceKernel, LoweredProgram, split_host
 from .flatten import flatten
 from .group_branches import group_branches
@@ -91,6 +92,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     plan_shared_memory,  # SYNCED -> DEVICE; its reuse needs the barriers
     lane_quotients,  # before simplify, which tidies up after it
     simplify,
+    early_stores,  # after simplify and before product_registers: it asks which registers statements name
     product_registers,  # after simplify: it follows values through the final program
     dependent_launch,  # after place_sync and simplify: every access of global memory has its place
     verify_sync,  # last: it checks what is printed, with the planned offsets

@@ -50,6 +50,7 @@ from .schedule import Body, take_apart
 from .step_tiles import step_tiles
 from .tf32_tiles import tf32_tiles
 from .tile_steps import Steps, WholeTile
+from .tile_turns import turned_tiles
 
 BARRIER_BYTES = 1024  # more than the barriers of all rings take
 OTHER_REGISTERS = 45  # of a thread, beside its fragments: addresses, loop variables, barriers
@@ -161,7 +162,8 @@ class _Roles:
             begin, bind, advance = ([x for s in steps.values() for x in part(s)]
                                     for part in (attrgetter("begin"), attrgetter("bind"), attrgetter("advance")))
             loading = rename([*begin, tiles.loop(*bind, *binds, *loading, *advance)])
-            computing = [*begin, tiles.loop(*bind, *binds, *computing, *advance)]
+            turned = None if whole or advance else turned_tiles(self.shared, tiles, [*bind, *binds], opening, ending)
+            computing = turned or [*begin, tiles.loop(*bind, *binds, *computing, *advance)]
         end = do("cluster_wait" if parting else "cluster_sync") if cluster else None
         out = self._parts(once, made, [*done, self._loader(loading)], computing, cluster, end)
         if tiles is not None:

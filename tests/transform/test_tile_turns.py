@@ -1,0 +1,127 @@
+"""The first product of a block's next tile is started before this one's results are stored."""
+
+import re
+
+import numpy as np
+import pytest
+from test_step_tiles import compiled, inputs, scaled, verdict, wanted
+
+import tilelang.language as T
+from tilelang.codegen.cuda import print_kernel
+from tilelang.ir import For, walk
+from tilelang.ir.expr import Call
+from tilelang.runtime import nvrtc
+from tilelang.simulator import run_device
+from tilelang.transform import part_loop, specialize_warps
+
+
+def in_and_before(low):
+    """Products that are started inside the computing groups' loop over tiles, and in front of it."""
+    launch = low.kernels[0].launch
+    loops = [x for x in walk(launch.body) if isinstance(x, For) and x.attr("tiles")]
+    inside = max(sum(isinstance(y, Call) and y.op == "wgmma_commit" for y in walk(x)) for x in loops)
+    return inside, sum(isinstance(y, Call) and y.op == "wgmma_commit" for y in walk(launch.body)) - inside
+
+
+def tiles(count, steps, stages=3, persistent=2, **more):
+    o = {"m": 64 * count, "n": 256, "k": 128 * steps, "bn": 256, "stages": stages, "columns": 12, **more}
+    return compiled(scaled(**o), **{"tl.persistent": persistent}), inputs(m=o["m"], n=256, k=o["k"], columns=12)
+
+
+# Of a block's tile: the first step's second part, both of a turn, both of the last step, and the next tile's first.
+@pytest.mark.parametrize("count, steps, stages, persistent", [
+    (4, 6, 3, 2), (5, 4, 3, 2),  # blocks of as many tiles, of one more
+    (7, 5, 3, 3), (5, 7, 2, 2), (3, 9, 4, 2),  # tiles that start in other stages of the rings
+    (6, 2, 3, 2),  # no step between the first and the last
+])
+def test_every_tile_has_its_own_product(count, steps, stages, persistent):
+    low, x = tiles(count, steps, stages, persistent)
+    assert in_and_before(low) == (6 if steps > 2 else 4, 1) and verdict(low).startswith("ordered:")
+    assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
+
+
+def test_blocks_of_one_tile_and_of_none():
+    """Two tiles for three blocks asked for: each has one, which no other follows."""
+    low, x = tiles(2, 4, persistent=3)
+    assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
+
+
+def test_the_bits_are_those_of_the_program_s_order(monkeypatch):
+    low, _ = tiles(5, 6)
+    monkeypatch.setattr(specialize_warps, "turned_tiles", lambda *_: None)
+    other, _ = tiles(5, 6)
+    assert in_and_before(low) == (6, 1) and in_and_before(other) == (4, 0)
+    x = inputs(m=64 * 5, n=256, k=128 * 6, columns=12, whole=False)
+    assert np.array_equal(run_device(low, x).outputs["C"], run_device(other, x).outputs["C"])
+
+
+def test_a_tile_of_one_step_stays(monkeypatch):
+    low, x = tiles(5, 1)
+    assert in_and_before(low)[1] == 0 and np.array_equal(run_device(low, x).outputs["C"], wanted(x))
+
+
+@pytest.mark.parametrize("counts, steps", [("by", [0, 1, 2, 3, 4]), ("read", [5, 0, 1, 2, 4])])
+def test_tiles_of_unequal_lengths_stay(counts, steps):
+    low, x = tiles(5, 6, counts=counts)
+    x["N"] = np.array(steps, np.int32)
+    assert in_and_before(low)[1] == 0
+    assert np.array_equal(run_device(low, x).outputs["C"], wanted(x, counts=steps))
+
+
+def test_sums_without_anything_filled_ahead_stay():
+    """Where a turn starts the first product of the next one, ptxas spills what the epilogue needs."""
+    low, x = tiles(4, 6, where="sums")
+    assert in_and_before(low)[1] == 0 and np.array_equal(run_device(low, x).outputs["C"], wanted(x))
+
+
+def shared_scale(m=256, n=256, k=512):
+    """The scales that a step fills lie where the tile's end reads them."""
+
+    @T.prim_func
+    def main(A: T.Tensor((m, k), "float8_e4m3fn"), B: T.Tensor((n, k), "float8_e4m3fn"), S: T.Tensor((m, k // 128), "float32"),
+             C: T.Tensor((m, n), "float32")):
+        with T.Kernel(T.ceildiv(n, 256), T.ceildiv(m, 64), threads=128) as (bx, by):
+            As, Bs = T.alloc_shared((64, 128), "float8_e4m3fn"), T.alloc_shared((256, 128), "float8_e4m3fn")
+            part, total = T.alloc_fragment((64, 256), "float32"), T.alloc_fragment((64, 256), "float32")
+            row = T.alloc_fragment((64,), "float32")
+            T.clear(total)
+            for ko in T.Pipelined(k // 128, num_stages=3):
+                T.copy(A[by * 64, ko * 128], As)
+                T.copy(B[bx * 256, ko * 128], Bs)
+                for i in T.Parallel(64):
+                    row[i] = S[by * 64 + i, ko]
+                T.gemm(As, Bs, part, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(64, 256):
+                    total[i, j] += part[i, j] * row[i]
+            for i, j in T.Parallel(64, 256):
+                total[i, j] += row[i]  # of the last step
+            T.copy(total, C[by * 64, bx * 256])
+
+    return main
+
+
+def test_what_the_end_of_a_tile_reads_is_not_filled_for_the_next_one():
+    low = compiled(shared_scale(), **{"tl.persistent": 2})
+    assert in_and_before(low)[1] == 0
+    x = inputs(m=256, n=256, k=512)
+    del x["N"]
+    assert np.array_equal(run_device(low, x).outputs["C"], wanted(x) + x["S"][:, -1:])
+
+
+def test_a_schedule_that_forgets_the_wait_for_the_next_tile_is_found(monkeypatch):
+    """The next tile's stage is not waited for: the verifier does not vouch for the program, which is compiled another way."""
+    real = part_loop._Loop.opening
+    monkeypatch.setattr(part_loop._Loop, "opening", lambda self, it: real(self, it)[:-1])
+    low, x = tiles(5, 6)
+    assert any("compiled without" in line for line in low.kernels[0].launch.attr("report"))
+    assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("more", [{}, {"stages": 3}, {"k": 8192}, {"k": 384}])
+def test_nothing_is_serialised_or_spilt(more):
+    o = {"m": 4096, "n": 4096, "k": 4096, "bm": 128, "bn": 256, "threads": 256, "stages": 4, **more}
+    low = compiled(scaled(**o))
+    assert in_and_before(low) == (6, 1)
+    cubin = nvrtc.compile_cubin(print_kernel(low.kernels[0]), "sm_90a")
+    assert cubin.spills == 0 and not re.findall(r"C75\d\d", cubin.log), cubin.log
