@@ -1,5 +1,6 @@
 """The first product of a block's next tile is started before this one's results are stored."""
 
+import random
 import re
 
 import numpy as np
@@ -11,7 +12,7 @@ from tilelang.codegen.cuda import print_kernel
 from tilelang.ir import For, walk
 from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc
-from tilelang.simulator import run_device
+from tilelang.simulator import coroutines, run_device
 from tilelang.transform import part_loop, specialize_warps
 
 
@@ -25,7 +26,8 @@ def in_and_before(low):
 
 def tiles(count, steps, stages=3, persistent=2, **more):
     o = {"m": 64 * count, "n": 256, "k": 128 * steps, "bn": 256, "stages": stages, "columns": 12, **more}
-    return compiled(scaled(**o), **{"tl.persistent": persistent}), inputs(m=o["m"], n=256, k=o["k"], columns=12)
+    x = inputs(m=o["m"], n=256, k=o["k"], bm=o.get("bm", 64), columns=12)
+    return compiled(scaled(**o), **{"tl.persistent": persistent}), x
 
 
 # Of a block's tile: the first step's second part, both of a turn, both of the last step, and the next tile's first.
@@ -44,6 +46,27 @@ def test_blocks_of_one_tile_and_of_none():
     """Two tiles for three blocks asked for: each has one, which no other follows."""
     low, x = tiles(2, 4, persistent=3)
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
+
+
+class AnyOrder(list):
+    """Parts of a block that are asked in another order each time whether they can go on."""
+
+    def __init__(self, parts, rng):
+        super().__init__(parts)
+        self.rng = rng
+
+    def __iter__(self):
+        return iter(self.rng.sample(list(super().__iter__()), len(self)))
+
+
+@pytest.mark.parametrize("count, persistent", [(1, 1), (2, 1), (3, 1), (5, 2)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_warps_in_any_order(count, persistent, seed, monkeypatch):
+    """Two groups that compute and one that loads: each waits often, and whoever can go on does so by chance."""
+    rng, real = random.Random(seed), coroutines.Scheduler.__init__
+    monkeypatch.setattr(coroutines.Scheduler, "__init__", lambda self, parts: real(self, AnyOrder(parts, rng)))
+    low, x = tiles(count, 5, 4, persistent, m=128 * count, bm=128, threads=256)
+    assert np.array_equal(run_device(low, x).outputs["C"], wanted(x, bm=128))
 
 
 def test_the_bits_are_those_of_the_program_s_order(monkeypatch):
