@@ -363,6 +363,23 @@ def test_macro_that_allocates_inside_a_loop():
 
 @pytest.mark.spec("L12.5:any-all")
 @pytest.mark.timeout(20)
+def test_votes_stand_in_any_operand_of_a_condition():
+    """Refused as the second operand of and/or, and in the arms of a selection."""
+    X = np.array([[0, 1, 1], [0, 0, 0], [1, 1, 1]], np.int32)
+
+    @T.prim_func
+    def main(X: T.Tensor((3, 3), "int32"), O: T.Tensor((3, 2), "int32")):
+        with T.Kernel(3, threads=32) as b:
+            S = T.alloc_shared((3,), "bool")
+            for i in T.Parallel(3):
+                S[i] = X[b, i] != 0
+            if T.any_of(S) and not T.all_of(S):
+                O[b, 0] = 7
+            O[b, 1] = T.all_of(S) if b > 0 and (b == 1 or T.any_of(S)) else T.any_of(S)
+
+    agree(main, [X, mark((3, 2), np.int32)], {1: np.array([[7, 1], [77, 0], [77, 1]])})
+
+
 def test_any_of_is_stored_into_a_variable():
     """Collatz lengths of a block: `more` was bound to another variable, so that the loop never ended."""
     n = 24

@@ -137,6 +137,15 @@ def _vote(kind: str) -> Callable[[Any], Expr]:
         if not (o.buffer.dtype.is_bool or o.buffer.dtype.is_int):
             raise error("vote-operand", f"T.{kind}_of needs a bool or integer buffer, found {o.buffer.dtype}",
                         expected="bool or integer elements", found=str(o.buffer.dtype))
+        lazy = b.lazy
+        if o.whole and not b.rounds:  # also where it may not be asked: reading a whole buffer does nothing else
+            b.lazy = 0
+        try:
+            return scanned(b, o, extents)
+        finally:
+            b.lazy = lazy
+
+    def scanned(b: Any, o: Any, extents: tuple[Any, ...]) -> Expr:
         found = alloc_var("bool", init=kind == "all")
         frames, index = [], []
         for e in extents:

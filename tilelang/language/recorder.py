@@ -47,7 +47,8 @@ class Recorder:
 
     frames: open scopes, outermost first.  handles: id -> element Load that a name stands for (T.alloc_var, T.Ref);
     named: the handles that have got their Python name.  elements: id of a variable -> the element it was read from
-    (`x = A[i, j]` may also say where a tile starts).  lazy: > 0 while an operand that may not run is evaluated.
+    (`x = A[i, j]` may also say where a tile starts).  lazy: > 0 while an operand that may not run is evaluated; rounds:
+    while one is evaluated that runs again and again, the condition of a loop.
     """
 
     def __init__(self, name: str, eager: Any = None) -> None:
@@ -66,7 +67,7 @@ class Recorder:
         self.temporaries: dict[int, Var] = {}
         self.elements: dict[int, tuple[Var, Load]] = {}
         self.reducers: dict[int, Any] = {}
-        self.lazy = 0
+        self.lazy = self.rounds = 0
         self.macro_writes: list[Var] = []
         self.hazard: tuple[Context, int, set[int]] | None = None
         self.kernel: Any = None
