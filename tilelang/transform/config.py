@@ -28,6 +28,7 @@ class PassConfigKey(str, Enum):
     TL_CLUSTER = "tl.cluster"
     TL_DEPENDENT_LAUNCH = "tl.dependent_launch"
     TL_STEP_TILES = "tl.step_tiles"
+    TL_WARP_GROUP_TURNS = "tl.warp_group_turns"
     TL_GLOBAL_ALIGNMENT = "tl.global_alignment"
     TL_ASSUME_ALIGNED_STRIDES = "tl.assume_aligned_strides"
     TL_DISABLE_SAFE_MEMORY_ACCESS = "tl.disable_safe_memory_legalize"
@@ -129,6 +130,7 @@ ROWS: dict[PassConfigKey, ConfigRow] = {
                              allowed=(_is_cluster, f"1, 2 or a pair of positive ints of at most {PORTABLE} blocks")),
     _K.TL_DEPENDENT_LAUNCH: _flag("kernels are launched while the one before them on the stream ends, and wait for its end"),
     _K.TL_STEP_TILES: _flag("values that steps load by themselves come by TMA, several steps at once", True),
+    _K.TL_WARP_GROUP_TURNS: _flag("warp groups start their first products one after another where that pays", True),
     _K.TL_GLOBAL_ALIGNMENT: ConfigRow((int,), 16, "bytes that tensors are taken to start at multiples of (calls check it)",
                                       choices=(1, 2, 4, 8, 16)),
     _K.TL_ASSUME_ALIGNED_STRIDES: _flag("run-time strides are taken to suit TMA (calls check it)"),

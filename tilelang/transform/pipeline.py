@@ -47,6 +47,7 @@ from .settle_threads import settle_threads
 from .simplify import simplify
 from .specialize_warps import specialize_warps
 from .split_products import split_products
+from .stagger import may_take_turns
 from .step_tiles import may_have_step_tiles
 from .tma_columns import tma_columns
 from .tma_copies import tma_copies
@@ -106,11 +107,12 @@ def legalized(func: Func, target: Any = None, config: Mapping[str, Any] | None =
 
 # Schedules, each plainer than the one before: what is given up, and the options that do it.
 _NO_STEP_TILES = {PassConfigKey.TL_STEP_TILES.value: False}
+_NO_TURNS = {PassConfigKey.TL_WARP_GROUP_TURNS.value: False}
 _NO_ROLES = {PassConfigKey.TL_DISABLE_WARP_SPECIALIZED.value: True}
 _NO_HOPPER = {**_NO_ROLES, PassConfigKey.TL_ENABLE_HOPPER.value: False}
 _PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("", {}), ("tiles of several steps", _NO_STEP_TILES), ("warp roles", _NO_ROLES), ("the Hopper path", _NO_HOPPER),
-    ("asynchronous copies", {**_NO_HOPPER, PassConfigKey.TL_ENABLE_ASYNC_COPY.value: False}),
+    ("", {}), ("tiles of several steps", _NO_STEP_TILES), ("turns of warp groups", _NO_TURNS), ("warp roles", _NO_ROLES),
+    ("the Hopper path", _NO_HOPPER), ("asynchronous copies", {**_NO_HOPPER, PassConfigKey.TL_ENABLE_ASYNC_COPY.value: False}),
 )
 
 
@@ -120,7 +122,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
 
     config: pass configs, by key or PassConfigKey.  Raises TileLangError for programs that cannot be compiled,
     InternalError (naming a report folder) for faults of a pass.  A program whose synchronisation cannot be cleared is
-    compiled again by plainer schedules: without tiles of several steps, warp roles, the Hopper path, asynchronous copies.
+    compiled again by plainer schedules: without tiles of several steps, turns of warp groups, warp roles, the Hopper path,
+    asynchronous copies.
     Its launches then say so in their attr `report`.  What fails with all of them is refused, in `as_planned` what fails
     with the first.
 
@@ -177,7 +180,8 @@ def _schedules(func: Func, cx: PassContext) -> Iterator[tuple[str, dict[str, Any
     seen: list[Any] = []
     for given_up, changes in _PLAINER:
         it = replace(cx, config={**cx.config, **changes})
-        what = (hopper(it), may_have_step_tiles(func, it), it.option(PassConfigKey.TL_ENABLE_ASYNC_COPY))
+        what = (hopper(it), may_have_step_tiles(func, it), may_take_turns(func, it),
+                it.option(PassConfigKey.TL_ENABLE_ASYNC_COPY))
         if what not in seen:
             seen.append(what)
             yield given_up, changes

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Expr, If, Stmt, binary, const, convert, logical, seq
+from tilelang.ir import Expr, Func, If, Launch, Stmt, binary, const, convert, logical, seq, walk
 from tilelang.ops import Gemm
 
+from .config import PassConfigKey
+from .hopper import hopper
+from .pass_ import PassContext
 from .rings import GROUP, RoleLoop, do
 
 BARRIERS = 5  # first of the named barriers 5 and 6; block barriers of roles have 1 to 4, copies through shared memory 8 up
@@ -26,8 +29,11 @@ def staggered(r: RoleLoop) -> bool:
     """Whether a loop is one product and work on its sums, by several groups.
 
     Not where the groups share a tile that one of them writes: the barrier of all groups that orders it takes the lead
-    back, and in front of the product it would wait for groups that wait for their turn.
+    back, and in front of the product it would wait for groups that wait for their turn.  (Where that barrier only comes
+    with layouts, of elements that another group holds, the pipeline gives the turns up: tl.warp_group_turns.)
     """
+    if not r.cx.option(PassConfigKey.TL_WARP_GROUP_TURNS):
+        return False
     items = [x for i, x in enumerate(r.body.items) if i not in r.loads]
     if any(e.writes and e.buffer.scope_name in ("shared", "shared.dyn") for x in items for e in x.effects):
         return False
@@ -37,6 +43,12 @@ def staggered(r: RoleLoop) -> bool:
         return False
     sums = products[0].c.buffer.data
     return any(x.touches(sums) for i, x in enumerate(r.body.items) if i not in r.loads and x.stmt is not products[0])
+
+
+def may_take_turns(func: Func, cx: PassContext) -> bool:
+    """Whether some launch may come to have warp groups that take turns."""
+    return hopper(cx).roles and bool(cx.option(PassConfigKey.TL_WARP_GROUP_TURNS)) and any(
+        isinstance(x, Launch) and x.num_threads >= 2 * GROUP for x in walk(func.body))
 
 
 def wait_for_turn(r: RoleLoop) -> Stmt:
@@ -62,4 +74,4 @@ def _is_group(r: RoleLoop, g: int) -> Expr:
     return logical("and", binary("ge", r.thread, low), binary("lt", r.thread, high))
 
 
-__all__ = ["BARRIERS", "give_turn", "has_iterations", "staggered", "wait_for_turn"]
+__all__ = ["BARRIERS", "give_turn", "has_iterations", "may_take_turns", "staggered", "wait_for_turn"]
