@@ -15,7 +15,8 @@ from tilelang.ir import dtype
 from .agreement import products_agree
 from .arrays import zeros
 from .cut_tiles import cuts
-from .matmul_plan import Choice, Request, Route, chosen, grouped, problem_of, product, routes, sized, tiled
+from .few_rows import FewRows
+from .matmul_plan import Choice, Request, Route, chosen, grouped, problem_of, product, routes, sized, tiled, vectors
 from .operands import Operand
 from .tiles import Chip, Problem, Tile, candidates, finished, price
 from .tuning import MOST, Candidate, Task
@@ -40,16 +41,20 @@ def choices(r: Request, most: int = MOST) -> list[Choice]:
                 count -= 1
 
     first, *others = routes(r)
-    if model.vector is not None:
-        add([Choice(model.form, vector=v) for v in _shared_out(model.vector)], most)
+    in_one_pass = vectors(r)
+    if in_one_pass is not None:
+        add([Choice(in_one_pass[0].f, vector=v) for v in _shared_out(in_one_pass[0])], most)
     for other in others:
         add(_of_route(r, other, 0), _OTHER_ROUTE)
     add(_of_route(r, first, _CUTS), most)
     return out
 
 
-def _shared_out(v: VectorForm) -> Iterator[VectorForm]:
+def _shared_out(v: VectorForm | FewRows) -> Iterator[VectorForm | FewRows]:
     """The same, k in more or fewer parts."""
+    if isinstance(v, FewRows):
+        yield from (v, *(replace(v, parts=x) for x in (2 * v.parts, v.parts // 2) if 2 <= x <= 8))
+        return
     for parts in (2 * v.parts, v.parts // 2, 1):
         if 1 <= parts <= max(1, v.steps // 3):
             yield replace(v, parts=parts)
@@ -95,6 +100,8 @@ def _size(t: Tile) -> tuple[int, int, bool, int]:
 
 def config(c: Choice) -> dict[str, Any]:
     """What tells a choice from others for the same product, as JSON values."""
+    if isinstance(c.vector, FewRows):
+        return {"few": [c.vector.parts, c.vector.side, c.vector.deep]}
     if c.vector is not None:
         return {"vector": c.vector.parts}
     out: dict[str, Any] = {"tile": _numbers(c.form.tile)}

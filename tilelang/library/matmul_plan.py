@@ -17,6 +17,7 @@ from tilelang.target import Target
 from .arrays import empty, left_of, maker, target_of, zeros
 from .cut_kernels import gemm_cut
 from .cut_tiles import choose_cut
+from .few_rows import MOST_ROWS, FewRows, few_rows_product
 from .matmul_kernels import Form, gemm, gemm_grouped, gemm_two_level
 from .operands import Copied, Operand, copy_of
 from .padded import Copies
@@ -87,11 +88,11 @@ class Request:
 @dataclass(frozen=True)
 class Choice:
     """How a product is computed: `form` with its tiles and the storage of what they read; `copied`: operands that are copied
-    first; `vector`: a vector times a matrix that is not."""
+    first; `vector`: a vector or a few rows times a matrix that is not."""
 
     form: Form
     copied: tuple[Copied | None, Copied | None] = (None, None)
-    vector: VectorForm | None = None
+    vector: VectorForm | FewRows | None = None
 
 
 Route = tuple[Request, Copied | None, Copied | None]
@@ -124,19 +125,30 @@ def _copied(r: Request, wanted: list[bool], turned: list[bool]) -> Route:
 
 def _copies_pay(r: Request, few: Request, copied: Route, turned: bool) -> bool:
     """Whether copies of all operands that TMA cannot load take less than a product by mma.sync that loads their elements."""
-    f, chip = r.form, r.place.chip
-    moved = 2 * sum(x.rows * x.columns * max(1, x.batch) * dtype(f.types[0]).bytes
-                    for x, c in zip((r.left, r.right), copied[1:]) if c)
     if turned:
-        return 2.0 * f.m * f.n * f.k * max(1, f.batch) / _SLOW > chip.start + moved / chip.memory
-    batch, rows = max(1, f.batch or f.groups), max(1, ceil(f.m / f.groups)) if f.groups else f.m
-    with_copies = _formed(copied[0], batch, rows).tile.seconds + _COPY_START + moved / _COPY_RATE
-    tile = _formed(few, batch, rows).tile
+        f, chip = r.form, r.place.chip
+        return 2.0 * f.m * f.n * f.k * max(1, f.batch) / _SLOW > chip.start + _copied_bytes(r, copied) / chip.memory
+    return expected(r, copied) < expected(r, (few, None, None))
+
+
+def _copied_bytes(r: Request, route: Route) -> int:
+    """Read and written by the copies."""
+    return 2 * sum(x.rows * x.columns * max(1, x.batch) * dtype(r.form.types[0]).bytes
+                   for x, c in zip((r.left, r.right), route[1:]) if c)
+
+
+def expected(r: Request, route: Route) -> float:
+    """Seconds of a route, of operands that TMA cannot load or could not before they were copied."""
+    f, chip, size = r.form, r.place.chip, dtype(r.form.types[0]).bytes
+    ready, batch, rows = route[0], max(1, f.batch or f.groups), max(1, ceil(f.m / f.groups)) if f.groups else f.m
+    tile = _formed(ready, batch, rows).tile
+    if any(route[1:]):
+        return tile.seconds + _COPY_START + _copied_bytes(r, route) / _COPY_RATE
     start = without_wgmma(chip).start
     steps = ceil(ceil(f.k / 32) / tile.parts)
-    words = all(x.row_start(dtype(f.types[0]).bytes) % 8 == 0 for x in (r.left, r.right))
-    return with_copies < max(_LAUNCH + (_WORDS if words else _ELEMENTS) * (tile.seconds - start),
-                             start + steps * _STEP + (tile.parts > 1) * chip.start)
+    words = all(x.row_start(size) % 8 == 0 for x in (r.left, r.right))
+    return max(_LAUNCH + (_WORDS if words else _ELEMENTS) * (tile.seconds - start),
+               start + steps * _STEP + (tile.parts > 1) * chip.start)
 
 
 def problem_of(r: Request, batch: int, rows: int) -> tuple[Chip, Problem]:
@@ -180,11 +192,14 @@ def sized(r: Request, route: Route) -> tuple[Request, int, int]:
 
 def chosen(r: Request) -> Choice:
     """The model's choice."""
-    vector = _vector(r)
-    if vector is not None:
-        return Choice(vector.f, vector=vector)
+    vector = vectors(r)
+    if vector is not None and not vector[1]:
+        return Choice(vector[0].f, vector=vector[0])
     route = routes(r)[0]
-    return Choice(_formed(*sized(r, route)), route[1:])
+    found = Choice(_formed(*sized(r, route)), route[1:])
+    if vector is not None and vector[1] < expected(r, route):
+        return Choice(vector[0].f, vector=vector[0])
+    return found
 
 
 def _rows(x: Operand, c: Copied | None, element: str) -> Rows | None:
@@ -231,25 +246,34 @@ def _room(like: Any, rows: Rows | None, element: str) -> Callable[[], Any]:
     return maker(like, (rows.batch, rows.rows, rows.padded)[not rows.batch:], element)
 
 
-def _vector(r: Request) -> VectorForm | None:
-    """A product of one row or column whose other operand TMA cannot load and a copy would cost more than all the rest."""
+def vectors(r: Request) -> tuple[VectorForm | FewRows, float] | None:
+    """A product of one row or few, or columns, whose other operand TMA cannot load, in one pass over that; and its seconds, 0
+    where a copy of it costs more than all the rest."""
     f, chip = r.form, r.place.chip
-    matrix, other = (r.right, r.left) if f.m == 1 else (r.left, r.right)
-    if chip.kind != "wgmma" or r.kind != "half" or 1 not in (f.m, f.n) or f.batch or f.groups or f.scaling:
+    of_b = f.m <= f.n
+    matrix, other = (r.right, r.left) if of_b else (r.left, r.right)
+    few = min(f.m, f.n)
+    if chip.kind != "wgmma" or r.kind != "half" or few > MOST_ROWS or f.batch or f.groups or f.scaling:
         return None
-    rows = Rows(0, matrix.rows, matrix.columns, 0, matrix.down, matrix.columns, f.types[f.m == 1])
+    rows = Rows(0, matrix.rows, matrix.columns, 0, matrix.down, matrix.columns, f.types[of_b])
     if not (matrix.plain and other.plain) or matrix.fits(rows.size) or not 0 < rows.words < 1 << 28:
         return None
     form = replace(f, ta=r.left.transposed, tb=r.right.transposed, a_strides=r.left.strides, b_strides=r.right.strides)
-    return VectorForm(form, rows).shared_out(chip.units)
+    if few == 1:
+        return VectorForm(form, rows).shared_out(chip.units), 0.0
+    found = FewRows(form, rows).shared_out(chip.units)
+    return found, found.seconds(chip.units)
 
 
 def product(r: Request, choice: Choice, like: Any, shape: tuple[int, ...]) -> Plan:
     """f(a, b, bias, scale_a, scale_b, out) -> out, or a new tensor of this shape, of the kind of `like`."""
     f, vector, (copy_a, copy_b) = choice.form, choice.vector, choice.copied
+    views = r.left.view, r.right.view
+    if isinstance(vector, FewRows):
+        return _calls(r.place.compile(few_rows_product(vector)), vector.f, views, [], [], like, shape)
     if vector is not None:
         sums = maker(like, (vector.parts, vector.count), "float32")
-        return _calls(r.place.compile(vector_product(vector)), vector.f, (r.left.view, r.right.view), [], [sums], like, shape)
+        return _calls(r.place.compile(vector_product(vector)), vector.f, views, [], [sums], like, shape)
     copies = _rows(r.left, copy_a, f.types[0]), _rows(r.right, copy_b, f.types[1])
     kernel = (_kernel if f.open_rows else _kernel.__wrapped__)(f, r.two_level, r.place, copies)
     reads = (_reader(r.left, copy_a, f.types[0], r.place, copies[0]), _reader(r.right, copy_b, f.types[1], r.place, copies[1]))
@@ -301,5 +325,5 @@ def check_target(r: Request) -> None:
                     hint="sm_89 and newer have it; convert the operands to float16")
 
 
-__all__ = ["Choice", "Place", "Request", "Route", "check_target", "chosen", "grouped", "problem_of", "product", "routes",
-           "sized", "tiled"]
+__all__ = ["Choice", "Place", "Request", "Route", "check_target", "chosen", "expected", "grouped", "problem_of", "product",
+           "routes", "sized", "tiled", "vectors"]
