@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tilelang.codegen.cuda import print_kernel
-from tilelang.ir import dtype, numpy_dtype, walk
+from tilelang.ir import For, const, dtype, numpy_dtype, walk
 from tilelang.ir.expr import Call
 from tilelang.library.matmul_kernels import Form, gemm, gemm_grouped, gemm_two_level
 from tilelang.library.matmul_plan import Place, Request, check_target
@@ -70,6 +70,16 @@ def test_compiles_clean_with_roles(name):
     for kernel in kernels:
         cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
         assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log
+
+
+@pytest.mark.parametrize("tile", [dict(moved=True), dict(turned=True), {}], ids=str)
+@pytest.mark.parametrize("parts", [11, 13])
+def test_sums_of_an_odd_number_of_parts_wait_for_their_loads_once(tile, parts):
+    """NVRTC unrolls loops of 12 and 14 turns wholly, of 11 and 13 not: each turn waited for its own load."""
+    f = Form(176, 184, 12592, HALF, Tile(64, 48, 64, 8, 128, parts, **tile), tb=True)
+    _, second = lower(gemm_split(f).func, SM90, {"tl.enable_hopper": True}).kernels
+    loops = [x for x in walk(second.launch) if isinstance(x, For) and x.extent == const(parts)]
+    assert loops and all(x.kind == "unroll" for x in loops)
 
 
 def test_which_copies_are_made():

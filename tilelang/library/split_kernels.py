@@ -22,7 +22,7 @@ def add_in_place(f, at, W, bias, sa, sb, C):
     lead, finish = f.batch or 1, f.finish
     total, D = T.alloc_fragment((16, 64), f.types[3]), T.alloc_fragment((16, 64), f.result)
     T.clear(total)
-    for p in T.serial(f.tile.parts):
+    for p in T.unroll(f.tile.parts):  # all parts are under way at once
         for i, j in T.Parallel(16, 64):
             total[i, j] += W[p * lead + bz, by * 16 + i, bx * 64 + j]
     for i, j in T.Parallel(16, 64):
@@ -40,13 +40,20 @@ def add_tiles(f, size, at, W, bias, sa, sb, C):
     rows, columns = size[::-1] if t.turned else size
     step = 256 // across
     total = T.alloc_fragment(size, f.types[3])
-    T.annotate_layout({total: T.Fragment(size, forward_fn=lambda i, j: (i % step * across + j, i // step))})
+    lanes = T.Fragment(size, forward_fn=lambda i, j: (i % step * across + j, i // step))
+    T.annotate_layout({total: lanes})
     Cs = T.alloc_shared((rows, columns), f.types[2])
+    count, *whole = f.sums_shape
+    sums = T.make_tensor(W.data, (count, whole[0] * whole[1]), f.types[3])
+    places = T.alloc_fragment(size, "int32")  # in every part the same: found once
+    T.annotate_layout({places: lanes})
+    for i, j in T.Parallel(down, across):
+        at, beside = f.sum_at(by * rows + (j if t.turned else i), bx * columns + (i if t.turned else j))
+        places[i, j] = at * whole[1] + beside
     T.clear(total)
-    for p in T.serial(t.parts):
+    for p in T.unroll(t.parts):
         for i, j in T.Parallel(down, across):
-            r, c = (j, i) if t.turned else (i, j)
-            total[i, j] += W[(p * lead + bz, *f.sum_at(by * rows + r, bx * columns + c))]
+            total[i, j] += sums[p * lead + bz, places[i, j]]
     for i, j in T.Parallel(down, across):
         r, c = (j, i) if t.turned else (i, j)
         Cs[r, c] = T.cast(finish(total[i, j], bias, sa, sb, bx * columns + c), f.types[2])
