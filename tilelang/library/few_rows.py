@@ -17,9 +17,12 @@ import tilelang.language as T
 from .repack import Rows
 
 MOST_ROWS = 16
-_THREADS = 128
-# Seconds of a launch; of a stretch of k in a block; of how many blocks a multiprocessor does at the time of one.
-_START, _STRETCH, _BLOCKS = 2.8e-6, {64: 0.62e-6, 128: 1.1e-6}, {64: 1.6, 128: 1.7}
+_THREADS, _SIDE, _DEEP = 128, 64, 64
+_TEAMS = 2 * _THREADS // _DEEP  # rows of the matrix that threads read side by side: an even number
+_BY_TEAM = _SIDE // _TEAMS, _TEAMS, _DEEP // 2  # the words of a tile: turns of the teams, teams, words of a row
+# Seconds of a launch and of its sums' way; of a stretch of k in a block that has a multiprocessor for itself, in one that does
+# not, and what each of these has to set up; what 8 more of the few add, as a part of a stretch (H200).
+_START, _ALONE, _SHARED, _OWN, _WIDER = 2.4e-6, 0.5e-6, 0.36e-6, 0.3e-6, 0.1
 
 
 @dataclass(frozen=True)
@@ -27,16 +30,12 @@ class FewRows:
     """C of a Form `f` with few rows or columns, the rows of whose other operand are r, k shared out over `parts` blocks of a
     cluster, of which there are at least two.
 
-    side: elements of C along the matrix that a block computes.  deep: of k at a time, even.  ahead: stretches of k, 1 or 2, whose
-    words are under way at a time.
+    A block computes _SIDE elements of C along the matrix, for each of the few, from stretches of _DEEP of k.
     """
 
     f: Any
     r: Rows
     parts: int = 2
-    side: int = 64
-    deep: int = 128
-    ahead: int = 1
 
     @property
     def of_b(self) -> bool:
@@ -62,28 +61,13 @@ class FewRows:
         """Elements of C along the matrix."""
         return self.r.rows if self.along else self.r.columns
 
-    @property
-    def tile(self) -> tuple[int, int]:
-        """Rows and columns of the matrix."""
-        return (self.side, self.deep) if self.along else (self.deep, self.side)
-
-    @property
-    def teams(self) -> int:
-        """Rows of the matrix that threads read side by side: an even number."""
-        return 2 * _THREADS // self.tile[1]
-
-    @property
-    def by_team(self) -> tuple[int, int, int]:
-        """The words of a tile: turns of the teams, teams, words of a row."""
-        return self.tile[0] // self.teams, self.teams, self.tile[1] // 2
-
     def inside(self, k: Any) -> Any:
         """Whether all words lie in the matrix that are read of a stretch of k, one more of a row than are needed."""
-        return k + self.deep + 2 <= self.f.k if self.count >= self.side else False
+        return k + _DEEP + 2 <= self.f.k if self.count >= _SIDE else False
 
     def start(self, block: Any) -> Any:
         """Where a block begins across k: the last one ends where the matrix does."""
-        return T.min(block * self.side, max(0, self.count - self.side))
+        return T.min(block * _SIDE, max(0, self.count - _SIDE))
 
     @property
     def k_inner(self) -> bool:
@@ -92,7 +76,7 @@ class FewRows:
 
     @property
     def steps(self) -> int:
-        return ceil(self.f.k / self.deep)
+        return ceil(self.f.k / _DEEP)
 
     @property
     def share(self) -> int:
@@ -101,24 +85,23 @@ class FewRows:
 
     def shared_out(self, units: int) -> FewRows:
         """The same in the parts that take least, the fewest of those that leave blocks the same number of stretches."""
-        ways = [replace(self, parts=n, deep=deep) for deep in (64, 128) for n in range(2, 9)]
-        return min(ways, key=lambda v: (v.seconds(units), v.parts, v.deep))
+        return min((replace(self, parts=n) for n in range(2, 9)), key=lambda v: (v.seconds(units), v.parts))
 
     def seconds(self, units: int) -> float:
-        """What is expected: what a block takes alone, or all of them."""
-        blocks = self.parts * ceil(self.count / self.side)
-        alone = self.share * _STRETCH[self.deep]
-        return _START + max(alone, alone * blocks / (_BLOCKS[self.deep] * units))
+        """What is expected: of a block alone, or of all that share a multiprocessor."""
+        blocks = self.parts * ceil(self.count / _SIDE)
+        width = 1 + _WIDER * (self.width // 8 - 1)
+        shared = ceil(blocks / units) * (_OWN + self.share * _SHARED * width)
+        return _START + max(self.share * _ALONE * width, shared)
 
     def place(self, at: Any, k: Any) -> tuple[Any, Any]:
         """Row and column of the matrix."""
         return (at, k) if self.along else (k, at)
 
 
-def _lanes(v: FewRows) -> Any:
-    """Neighbouring words are neighbouring threads', which have every v.teams-th row."""
-    words = v.tile[1] // 2
-    return T.Fragment(v.by_team, forward_fn=lambda r, t, w: (t * words + w, r))
+def _lanes() -> Any:
+    """Neighbouring words are neighbouring threads', which have every _TEAMS-th row."""
+    return T.Fragment(_BY_TEAM, forward_fn=lambda r, t, w: (t * _BY_TEAM[2] + w, r))
 
 
 @T.macro
@@ -130,16 +113,16 @@ def _fetch(v, given, at, first, own, ko, fetched):
     if ko < own:
         M, source, few = given
         low, high, XF = fetched
-        k = (first + ko) * v.deep
+        k = (first + ko) * _DEEP
         row, column = v.place(at, k)
         if v.inside(k):
-            for r, t, w in T.Parallel(*v.by_team, loop_layout=_lanes(v)):
-                here = (((row + t) * v.r.down + column) >> 1) + w + r * (v.teams * v.r.down // 2)
+            for r, t, w in T.Parallel(*_BY_TEAM, loop_layout=_lanes()):
+                here = (((row + t) * v.r.down + column) >> 1) + w + r * (_TEAMS * v.r.down // 2)
                 low[r, t, w] = source[here]
                 high[r, t, w] = source[here + 1]
         else:
-            for r, t, w in T.Parallel(*v.by_team, loop_layout=_lanes(v)):
-                here = ((T.min(row + r * v.teams + t, v.r.rows - 1) * v.r.down + column) >> 1) + w
+            for r, t, w in T.Parallel(*_BY_TEAM, loop_layout=_lanes()):
+                here = ((T.min(row + r * _TEAMS + t, v.r.rows - 1) * v.r.down + column) >> 1) + w
                 low[r, t, w] = source[T.min(here, v.r.words - 1)]
                 high[r, t, w] = source[T.min(here + 1, v.r.words - 1)]
         T.copy(few[(0, k) if v.k_inner else (k, 0)], XF)
@@ -155,39 +138,30 @@ def _put(v, M, at, k, fetched, S, X):
     low, high, XF = fetched
     row, column = v.place(at, k)
     if v.inside(k):
-        for r, t, w, h in T.Parallel(*v.by_team, 2):
+        for r, t, w, h in T.Parallel(*_BY_TEAM, 2):
             both = T.cast(high[r, t, w], "uint64") << 32 | T.cast(low[r, t, w], "uint64")
             word = T.cast(both >> T.cast((((row + t) * v.r.down + column) & 1) * 16, "uint64"), "uint32")
-            S[r * v.teams + t, w * 2 + h] = T.reinterpret(T.cast(word >> (16 * h), "uint16"), v.r.element)
+            S[r * _TEAMS + t, w * 2 + h] = T.reinterpret(T.cast(word >> (16 * h), "uint16"), v.r.element)
     else:
-        for r, t, w, h in T.Parallel(*v.by_team, 2):
-            first = T.min(row + r * v.teams + t, v.r.rows - 1) * v.r.down + column
+        for r, t, w, h in T.Parallel(*_BY_TEAM, 2):
+            first = T.min(row + r * _TEAMS + t, v.r.rows - 1) * v.r.down + column
             both = T.cast(high[r, t, w], "uint64") << 32 | T.cast(low[r, t, w], "uint64")
             word = T.cast(both >> T.cast((first & 1) * 16, "uint64"), "uint32")
-            left = v.f.k - k - (2 * w + h if v.along else r * v.teams + t)
-            S[r * v.teams + t, w * 2 + h] = T.reinterpret(T.if_then_else(
+            left = v.f.k - k - (2 * w + h if v.along else r * _TEAMS + t)
+            S[r * _TEAMS + t, w * 2 + h] = T.reinterpret(T.if_then_else(
                 left > 0, T.cast(word >> (16 * h), "uint16"), T.uint16(0)), v.r.element)
         if v.r.bytes % 4:
-            if T.And(k + v.deep >= v.f.k, at + v.side >= v.count):
+            if T.And(k + _DEEP >= v.f.k, at + _SIDE >= v.count):
                 for e in T.Parallel(1):
                     S[v.place(v.count - 1 - at, v.f.k - 1 - k + e)] = M[v.r.rows - 1, v.r.columns - 1]
     T.copy(XF, X)
 
 
-@T.macro
-def _step(v, given, at, first, own, ko, fetched, S, X, Cf):
-    """Stretch ko, if a block has so many; what takes its place comes under the product."""
-    if ko < own:
-        _put(v, given[0], at, (first + ko) * v.deep, fetched, S, X)
-        _fetch(v, given, at, first, own, ko + v.ahead, fetched)
-        T.gemm(S, X, Cf, transpose_A=not v.along, transpose_B=v.k_inner)
-
-
-def _room(v: FewRows, x_tile: tuple[int, int]) -> tuple[Any, Any, Any]:
+def _room(element: str, x_tile: tuple[int, int]) -> tuple[Any, Any, Any]:
     """What `_fetch` fetches."""
-    low, high = (T.alloc_fragment(v.by_team, "uint32") for _ in range(2))
-    T.annotate_layout({low: _lanes(v), high: _lanes(v)})
-    return low, high, T.alloc_fragment(x_tile, v.r.element)
+    low, high = (T.alloc_fragment(_BY_TEAM, "uint32") for _ in range(2))
+    T.annotate_layout({low: _lanes(), high: _lanes()})
+    return low, high, T.alloc_fragment(x_tile, element)
 
 
 @T.macro
@@ -201,18 +175,17 @@ def share_sums(parts, high, rank, S, R, there):
 
 def few_rows_product(v: FewRows) -> Any:
     """(A, B, bias, sa, sb, C)."""
-    f, parts, high = v.f, v.parts, ceil(v.side / v.parts)
-    x_tile = (v.width, v.deep) if v.k_inner else (v.deep, v.width)
+    f, parts, high = v.f, v.parts, ceil(_SIDE / v.parts)
+    x_tile = (v.width, _DEEP) if v.k_inner else (_DEEP, v.width)
 
     @T.prim_func
     def matmul_few_rows(A: f.a(f.m), B: f.b, bias: f.bias_vector, sa: f.sa(f.m), sb: f.sb, C: f.c(f.m)):
-        with T.ClusterKernel(parts, T.ceildiv(v.count, v.side), cluster_dims=(parts, 1, 1), threads=_THREADS) as (rank, bx):
+        with T.ClusterKernel(parts, T.ceildiv(v.count, _SIDE), cluster_dims=(parts, 1, 1), threads=_THREADS) as (rank, bx):
             M, few = (B, A) if v.of_b else (A, B)
             given = M, T.make_tensor(M.data, (v.r.words,), "uint32"), few
-            S, X = T.alloc_shared(v.tile, v.r.element), T.alloc_shared(x_tile, v.r.element)
-            even = _room(v, x_tile)
-            odd = _room(v, x_tile) if v.ahead == 2 else even
-            Cf = T.alloc_fragment((v.side, v.width), "float32")
+            S, X = T.alloc_shared((_SIDE, _DEEP), v.r.element), T.alloc_shared(x_tile, v.r.element)
+            fetched = _room(v.r.element, x_tile)
+            Cf = T.alloc_fragment((_SIDE, v.width), "float32")
             sums = T.alloc_shared((parts * high, v.width), "float32")
             R = T.alloc_shared((parts, high, v.width), "float32")
             there = T.alloc_cluster_barrier([_THREADS])
@@ -221,16 +194,15 @@ def few_rows_product(v: FewRows) -> Any:
             T.clear(Cf)
             at, first = v.start(bx), rank * v.share
             own = T.max(0, T.min(v.share, v.steps - first))
-            _fetch(v, given, at, first, own, 0, even)
-            if v.ahead == 2:
-                _fetch(v, given, at, first, own, 1, odd)
-            for turn in T.serial(T.ceildiv(own, v.ahead)):
-                _step(v, given, at, first, own, turn * v.ahead, even, S, X, Cf)
-                if v.ahead == 2:
-                    _step(v, given, at, first, own, turn * 2 + 1, odd, S, X, Cf)
-            for i, j in T.Parallel(parts * high - v.side, v.width):
-                sums[v.side + i, j] = T.float32(0)
-            for i, j in T.Parallel(v.side, v.width):
+            _fetch(v, given, at, first, own, 0, fetched)
+            for ko in T.serial(own):
+                _put(v, M, at, (first + ko) * _DEEP, fetched, S, X)
+                T.sync_threads()  # its fence waits for loads, so those of the next stretch come behind it
+                _fetch(v, given, at, first, own, ko + 1, fetched)
+                T.gemm(S, X, Cf, transpose_A=not v.along, transpose_B=v.k_inner)
+            for i, j in T.Parallel(parts * high - _SIDE, v.width):
+                sums[_SIDE + i, j] = T.float32(0)
+            for i, j in T.Parallel(_SIDE, v.width):
                 sums[i, j] = Cf[i, j]
             share_sums(parts, high, rank, sums, R, there)
             total = T.alloc_fragment((v.width, high), "float32")
@@ -240,7 +212,7 @@ def few_rows_product(v: FewRows) -> Any:
                     total[q, i] += R[p, i, q]
             for q, i in T.Parallel(v.width, high):
                 n = at + rank * high + i
-                if T.And(T.And(q < v.few, rank * high + i < v.side), T.And(n < v.count, n >= bx * v.side)):
+                if T.And(T.And(q < v.few, rank * high + i < _SIDE), T.And(n < v.count, n >= bx * _SIDE)):
                     C[(q, n) if v.of_b else (n, q)] = T.cast(
                         f.finish(total[q, i], bias, sa, sb, n if v.of_b else q), f.types[2])
             T.cluster_sync()

@@ -101,7 +101,7 @@ def _size(t: Tile) -> tuple[int, int, bool, int]:
 def config(c: Choice) -> dict[str, Any]:
     """What tells a choice from others for the same product, as JSON values."""
     if isinstance(c.vector, FewRows):
-        return {"few": [c.vector.parts, c.vector.side, c.vector.deep]}
+        return {"few": c.vector.parts}
     if c.vector is not None:
         return {"vector": c.vector.parts}
     out: dict[str, Any] = {"tile": _numbers(c.form.tile)}
