@@ -101,3 +101,12 @@ def test_shift_by_a_variable_ends():
     e = Binary("shl", const(1), n, n.dtype)
     assert Analyzer().simplify(e) is e
     assert Analyzer().simplify(e * 2 + e).same(e * 3)
+
+
+def test_sums_of_many_times_a_variable_are_not_taken_for_indices():
+    """(n % 97 * 31) % 97 became 31 * n % 97, and a hash of n by 1664525 had its factor taken modulo 1000."""
+    n, m = fresh("n"), fresh("m")
+    for e in ((n % 97 * 31) % 97, (n % 6 + m % 6) % 3, (n * 1664525 + 1013904223) % 1000, n * 1664525 // 1664525):
+        assert Analyzer().simplify(e).same(e), repr(e)
+    assert Analyzer().simplify((n % 12 + 2) % 6).same((n + 2) % 6) and Analyzer().simplify((n * 768 + 5) // 768).same(n)
+    assert Analyzer({n: (0, 1000)}).simplify(n * 1664525 // 1664525).same(n)

@@ -149,6 +149,34 @@ def test_wider_vectors_are_variables_of_a_thread(name):
     cuda_text(f)
 
 
+@pytest.mark.spec("T.int32", "L4.2:operators")
+def test_hashes_of_scalars_and_of_indices_wrap():
+    """Their products were taken for those of indices, which never wrap: remainders were those of the whole product."""
+    @T.prim_func
+    def f(seed: T.int32, blocks: T.int32, O: T.Tensor((70, 8, 5), "int32")):
+        with T.Kernel(blocks, threads=8) as b:
+            t = T.get_thread_binding()
+            h = (b * 8 + t) * 1103515245 + seed
+            O[b, t, 0] = h % 1000
+            O[b, t, 1] = h // 65536
+            O[b, t, 2] = (b * 16777259 + 1013904223) % 1000
+            O[b, t, 3] = (seed % 97) * 31 % 97 + t
+            O[b, t, 4] = (seed * 1664525) // 1664525
+
+    def wrapped(v):
+        return (v + 2**31) % 2**32 - 2**31
+
+    seed = 2000000011
+    index = [(b, t) for b in range(70) for t in range(8)]
+    want = [[wrapped((b * 8 + t) * 1103515245 + seed) % 1000, wrapped((b * 8 + t) * 1103515245 + seed) // 65536,
+             wrapped(b * 16777259 + 1013904223) % 1000, seed % 97 * 31 % 97 + t, wrapped(seed * 1664525) // 1664525]
+            for b, t in index]
+    for on in EXECUTIONS:
+        assert run(f, seed, 70, on=on)[0].reshape(-1, 5).tolist() == want, on
+    text = cuda_text(f)
+    assert "(unsigned)seed * (unsigned)1664525" in text  # C++ leaves what signed arithmetic gives beyond its range open
+
+
 @pytest.mark.spec("T.float4_e2m1fnx2", "T.extract_lane", "L3.2:float4_e2m1fn", "L3.1:dtype")
 def test_packed_pairs_of_fp4_are_one_byte():
     dtype = T.float4_e2m1fnx2

@@ -38,6 +38,13 @@ from .quotient import Quotients
 from .rules import ALL_RULES
 
 Env = Mapping[Var, Bounds]
+LARGE = 14  # of the range of a type, halved so often: 2**17 for int32
+
+
+def is_hash(form: Linear, dt: Any) -> bool:
+    """Whether a form has factors that no stride of an index has, or a constant that large."""
+    high = int_range(dt)[1]
+    return abs(form.const) > high // 2 or any(abs(k) > high >> LARGE for k in form.terms.values())
 
 
 class Analyzer(Quotients):
@@ -243,9 +250,17 @@ class Analyzer(Quotients):
         return lo, hi
 
     def exact(self, form: Linear, dt: Any) -> bool:
-        """Whether the form's value certainly fits dt, so that it equals the expression."""
+        """Whether the form's value fits dt, so that it equals the expression.
+
+        Variables of unknown bounds are taken to be indices, whose multiples fit.  Multiples by a number that no stride of an
+        index is (LARGE), and sums with one, are hashes and random numbers: those wrap.
+        """
         lo, hi = self.bounds_of(form)
         low, high = int_range(dt)
+        if lo is None or hi is None:
+            unknown = {a: k for a, k in form.terms.items() if None in self.atom_bounds(a)}
+            if is_hash(Linear(unknown, form.const), dt):
+                return False
         return (lo is None or lo >= low) and (hi is None or hi <= high)
 
     def atom_bounds(self, a: Expr) -> Bounds:

@@ -2,7 +2,8 @@
 
 The value of an expression of an n-bit type is congruent to its form modulo 2**n; where the form's interval lies inside
 the type's range the two are equal ("exact"), which is what division, remainder and comparison need.  A bound that is
-not known (None) counts as inside: index variables are taken not to overflow their type, data read from memory is not.
+not known (None) counts as inside: index variables are taken not to overflow their type (but see Analyzer.exact), data
+read from memory is not.
 """
 
 from __future__ import annotations

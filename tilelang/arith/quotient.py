@@ -30,6 +30,7 @@ class Quotients:
     # Supplied by Analyzer.
     def linear(self, e: Expr) -> Linear: raise NotImplementedError
     def bounds_of(self, form: Linear) -> Bounds: raise NotImplementedError
+    def atom_bounds(self, a: Expr) -> Bounds: raise NotImplementedError
     def exact(self, form: Linear, dt: Any) -> bool: raise NotImplementedError
     def _visit(self, v: Any) -> Any: raise NotImplementedError
 
@@ -139,7 +140,7 @@ class Quotients:
                 inner = inner.plus(form, k)
         if len(outer) < len(rest):
             whole = Linear(outer, a.const % c).plus(inner)
-            if c & (c - 1) == 0 or self.exact(whole, dt):  # a sum of whole values may wrap where that of remainders does not
+            if c & (c - 1) == 0 or self.exact(whole, dt) and self._grows_little(whole):
                 return self.remainder(whole, c, dt)
         r = Linear(rest, a.const % c)
         if not rest:
@@ -153,6 +154,12 @@ class Quotients:
         if not self.exact(r, dt) and self.exact(a, dt):
             r = a
         return Linear({Binary("floormod", emit(r, dt), Const(c, dt), dt): 1}, 0)
+
+    def _grows_little(self, whole: Linear) -> bool:
+        """Whether a sum of whole values in place of remainders cannot wrap where the remainders did not: one variable that may
+        be anything stays as it is, but many times it, or the sum of two, is not what the program computed."""
+        unknown = [k for atom, k in whole.terms.items() if None in self.atom_bounds(atom)]
+        return not unknown or unknown in ([1], [-1])
 
     def _up_to_multiples(self, atom: Expr, k: int, c: int, dt: dtype) -> Linear | None:
         """x of an atom x % d where k*d is a multiple of c: k times either leaves the same remainder by c."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tilelang.arith import Analyzer, extent_bounds
+from tilelang.arith import Analyzer, extent_bounds, is_hash
 from tilelang.arith.width import widened
 from tilelang.errors import InternalError, error, register
 from tilelang.ir import (
@@ -373,8 +373,15 @@ class CLikePrinter:
         raise NotImplementedError
 
     # ---- facts ------------------------------------------------------------------------------------------------------
+    def _may_wrap(self, e: Expr) -> bool:
+        """Whether e is the arithmetic of a hash or a generator of random numbers, which wraps."""
+        if not (isinstance(e, Binary) and e.op in ("add", "sub", "mul") and e.dtype.is_signed and e.dtype.lanes == 1):
+            return False
+        form = self.facts.linear(e)
+        return is_hash(form, e.dtype) and not self.facts.exact(form, e.dtype)
+
     def from_data(self, e: Expr) -> bool:
-        """Whether a value depends on memory or a call: then nothing is known of its size, and it may wrap around."""
+        """Whether a value depends on memory or a call, or is a hash: then nothing is known of its size, and it may wrap around."""
         hit = self._data.get(id(e))
         if hit is not None:
             return hit[1]
@@ -384,7 +391,7 @@ class CLikePrinter:
             return e in self.data_vars
         elif isinstance(e, (Binary, Unary, Cast, Select, Ramp, Broadcast)):
             out = any(self.from_data(x) for x in (getattr(e, f, None) for f in ("a", "b", "value", "base", "stride"))
-                      if isinstance(x, Expr))
+                      if isinstance(x, Expr)) or self._may_wrap(e)
         else:
             out = isinstance(e, Shuffle) and any(map(self.from_data, e.vectors))
         self._data[id(e)] = (e, out)
