@@ -19,7 +19,7 @@ def is_near(seed: int) -> bool:
 def near_program(seed: int) -> dict[str, Any]:
     """The program of a seed."""
     st = State(seed, NEAR)
-    kernel, tensors = st.pick([chain, attention])(st)
+    kernel, tensors = st.pick([chain, attention, row_sums])(st)
     configs = st.pick([{}, {}, {"tl.enable_fast_math": True}, {"tl.disable_warp_specialized": True}])
     return {"seed": seed, "profile": "near", "dims": {}, "symbols": {}, "steps": {}, "tensors": tensors, "configs": configs,
             "kernels": [kernel]}
@@ -113,6 +113,36 @@ def product(st: State, rows: int, cols: int, kind: str) -> list[Node]:
             node("T.copy(Q, Qs)"), node("T.copy(X, P)"),
             node(f"T.gemm(P, Qs, Y{st.pick(['', ', transpose_B=True'])}, clear_accum=True)"),
             _each(st, rows, cols, f"Y[i, j] * {1 / cols!r}", "near:product")]
+
+
+# Of a total L, a part N that is added to it, a factor U between 0 and 1 and another row V: linear in the sums and not.
+TERMS = ("L[i] * 0.5", "L[i] * U[i]", "L[i]", "N[i]", "N[i] * U[i]", "N[i] / 8.0", "V[i] * 0.5", "N[i] / (1.0 + U[i])",
+         "U[i] / (1.0 + N[i] * N[i])", "N[i] * (N[i] * 0.01 + 1.0)", "L[i] / (1.0 + T.abs(N[i]))", "1.0 / (2.0 + T.abs(L[i]))",
+         "N[i] * T.exp2(-T.abs(N[i]))", "V[i] * U[i] * N[i]", "T.max(L[i], N[i])")
+BESIDE = ("V[i] = N[i] * 0.125", "V[i] = V[i] * 0.5 + N[i] * 0.25", "U[i] = 1.0 / (1.0 + T.abs(N[i]))", "V[i] = L[i] * 0.5",
+          "V[i] = U[i] - V[i] * 0.5")
+
+
+def row_sums(st: State) -> Made:
+    """Sums of rows, tile after tile, and what a loop makes of them: a compiler may put the additions over lanes off."""
+    rows, cols, steps = st.pick([16, 32, 64]), st.pick([16, 32, 64, 20]), st.between(2, 4)
+    loop: list[Node] = [node("T.copy(A[k, 0, 0], X)"), node(f"T.reduce_{st.pick(['sum', 'sum', 'abssum'])}(X, N, dim=1)")]
+    for _ in range(st.between(1, 2)):
+        terms = [st.pick(["L[i]", "L[i] * 0.5", "L[i] * U[i]", *TERMS]), *(st.pick(TERMS) for _ in range(st.between(1, 2)))]
+        text = f" {st.pick(['+', '+', '-'])} ".join(terms)
+        body = [node(f"L[i] = {text}", None, None, "near:row-sums")]
+        if st.chance(0.4):
+            body.insert(st.between(0, 1), node(st.pick(BESIDE), None, None, "near:row-sums-beside"))
+        loop.append(node(f"for i in T.Parallel({rows}):", body))
+    if st.chance(0.3):
+        loop.append(node(f"for i in T.Parallel({rows}):", [node(st.pick(BESIDE))]))
+    head = st.pick(["T.serial({n})", "T.Pipelined({n}, num_stages=2)"]).format(n=steps)
+    made = [node(f"X = T.alloc_fragment(({rows}, {cols}), 'float32')"),
+            *(node(f"{x} = T.alloc_fragment(({rows},), 'float32')") for x in "LNUV"),
+            node("T.clear(L)"), node("T.fill(U, 0.5)"), node("T.fill(V, 1)"), node(f"for k in {head}:", loop),
+            *(node(f"T.copy({x}, O[{n}, 0])") for n, x in enumerate(st.pick(["LUV", "LUV", "LNUV"])))]
+    tensors = [_tensor("A", (steps, rows, cols), "float32", 1e-3), _tensor("O", (4, rows), "float32", 1e-3)]
+    return {"grid": ["1"], "blocks": ["b"], "threads": st.pick([32, 64, 128, 256]), "body": made}, tensors
 
 
 def attention(st: State) -> Made:
