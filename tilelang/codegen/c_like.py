@@ -381,7 +381,7 @@ class CLikePrinter:
         return is_hash(form, e.dtype) and not self.facts.exact(form, e.dtype)
 
     def from_data(self, e: Expr) -> bool:
-        """Whether a value depends on memory or a call, or is a hash: then nothing is known of its size, and it may wrap around."""
+        """Whether a value depends on memory or a call, or is a hash: nothing is known of its size, and it may wrap around."""
         hit = self._data.get(id(e))
         if hit is not None:
             return hit[1]

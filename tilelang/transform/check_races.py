@@ -60,7 +60,7 @@ def _beside_updates(loop: Parallel) -> None:
                 break
         return tuple(map(simplify, indices))
 
-    updates = {x.buffer: place(x.indices) for c in walk(loop.body) if (x := updated_element(c)) is not None}
+    updates = {e.buffer: place(e.indices) for c in walk(loop.body) if (e := updated_element(c)) is not None}
     for x in walk(loop.body):
         if not isinstance(x, (Load, Store)) or x.buffer not in updates:
             continue
