@@ -380,6 +380,8 @@ def test_votes_stand_in_any_operand_of_a_condition():
     agree(main, [X, mark((3, 2), np.int32)], {1: np.array([[7, 1], [77, 0], [77, 1]])})
 
 
+@pytest.mark.spec("L12.5:any-all")
+@pytest.mark.timeout(20)
 def test_any_of_is_stored_into_a_variable():
     """Collatz lengths of a block: `more` was bound to another variable, so that the loop never ended."""
     n = 24
