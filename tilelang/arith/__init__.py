@@ -16,7 +16,7 @@ from typing import Any
 
 from tilelang.ir import Binary, Cast, Expr, Select, Stmt, Var, const
 
-from .analyzer import Analyzer, Env, is_hash
+from .analyzer import Analyzer, Env, is_large
 from .linear import AffineForm, Bounds, Linear
 from .rules import ALL_RULES, Rule, RuleSet, Wild, rules
 from .simplify import extent_bounds, simplify_stmt
@@ -103,5 +103,5 @@ def _low_bits(op: str, d: int) -> int:
 
 
 __all__ = ["ALL_RULES", "AffineForm", "Analyzer", "Bounds", "Env", "Linear", "Rule", "RuleSet", "Var", "Wild", "affine",
-           "can_prove", "divisible", "extent_bounds", "interval", "is_hash", "known_divisor", "rules", "simplify",
+           "can_prove", "divisible", "extent_bounds", "interval", "is_large", "known_divisor", "rules", "simplify",
            "simplify_stmt"]

@@ -41,10 +41,10 @@ Env = Mapping[Var, Bounds]
 LARGE = 14  # of the range of a type, halved so often: 2**17 for int32
 
 
-def is_hash(form: Linear, dt: Any) -> bool:
-    """Whether a form has factors that no stride of an index has, or a constant that large."""
+def is_large(k: int, op: str, dt: Any) -> bool:
+    """Whether a factor ("mul") is one that no stride of an index has, or a summand is that large."""
     high = int_range(dt)[1]
-    return abs(form.const) > high // 2 or any(abs(k) > high >> LARGE for k in form.terms.values())
+    return abs(k) > (high >> LARGE if op == "mul" else high // 2)
 
 
 class Analyzer(Quotients):
@@ -258,8 +258,8 @@ class Analyzer(Quotients):
         lo, hi = self.bounds_of(form)
         low, high = int_range(dt)
         if lo is None or hi is None:
-            unknown = {a: k for a, k in form.terms.items() if None in self.atom_bounds(a)}
-            if is_hash(Linear(unknown, form.const), dt):
+            if is_large(form.const, "add", dt) or any(is_large(k, "mul", dt) and None in self.atom_bounds(atom)
+                                                      for atom, k in form.terms.items()):
                 return False
         return (lo is None or lo >= low) and (hi is None or hi <= high)
 

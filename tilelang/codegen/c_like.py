@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tilelang.arith import Analyzer, extent_bounds, is_hash
+from tilelang.arith import Analyzer, extent_bounds, is_large
 from tilelang.arith.width import widened
 from tilelang.errors import InternalError, error, register
 from tilelang.ir import (
@@ -377,8 +377,9 @@ class CLikePrinter:
         """Whether e is the arithmetic of a hash or a generator of random numbers, which wraps."""
         if not (isinstance(e, Binary) and e.op in ("add", "sub", "mul") and e.dtype.is_signed and e.dtype.lanes == 1):
             return False
-        form = self.facts.linear(e)
-        return is_hash(form, e.dtype) and not self.facts.exact(form, e.dtype)
+        if not any(isinstance(x, Const) and is_large(x.value, e.op, e.dtype) for x in (e.a, e.b)):
+            return False  # what follows is dear, and this text is half of compiling
+        return not self.facts.exact(self.facts.linear(e), e.dtype)
 
     def from_data(self, e: Expr) -> bool:
         """Whether a value depends on memory or a call, or is a hash: nothing is known of its size, and it may wrap around."""
