@@ -44,7 +44,7 @@ class Writer:
             return Number(f"T.{dt}({self.st.pick((0.5, -1.0, 3.0, 1e4 if dt != 'float8_e4m3fn' else 2.0))})", dt)
         least, most = _range(dt)
         c = self.st.pick((0, 1, 2, 7, most, least, most // 3, self.st.pick(MIXERS) % (most + 1)))
-        return Number(str(c) if dt == "int32" and 0 <= c < 100 else f"T.{dt}({c})", dt)
+        return Number(f"T.{dt}({c})", dt)
 
     def value(self, depth: int) -> Number:
         """Any expression."""
@@ -129,9 +129,12 @@ class Writer:
                     return None
                 fn = {"//": "({0} // {1})", "%": "({0} % {1})",
                       "trunc": st.pick(["T.truncdiv({0}, {1})", "T.truncmod({0}, {1})"])}
+                if not is_float(b.dtype) and not is_unsigned(b.dtype) and BITS[b.dtype] >= 32 and st.chance(0.3):
+                    safe = f"T.if_then_else({b.text} == 0, T.{b.dtype}(-1), {b.text})"
+                    return Number(fn[op].format(a.text, safe), dt)
                 if is_unsigned(b.dtype) and st.chance(0.5):
                     return Number(fn[op].format(a.text, f"({b.text} | T.{b.dtype}(1))"), dt)
-                c = st.pick((2, 3, 7, 16, 100, 127, -3, -16) if not is_unsigned(a.dtype) else (2, 3, 7, 16, 100))
+                c = st.pick((2, 3, 7, 16, 100, 127, -3, -16, -1) if not is_unsigned(a.dtype) else (2, 3, 7, 16, 100))
                 by = promote(a.dtype, "int32") or dt
                 return Number(fn[op].format(a.text, f"({c})"), by)
             case "/":

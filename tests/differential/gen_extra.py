@@ -192,7 +192,7 @@ def image(st: State, s: Scope) -> Nodes | None:
 
 def warp_groups(st: State, s: Scope) -> Nodes | None:
     """Warp groups that each fill tiles of their own, with T.ws, in front of what the whole block does with them."""
-    if st.threads < 256 or st.threads % 128 or s.pipelined:
+    if st.threads < 256 or st.threads % 128 or s.pipelined or st.sides:
         return None
     good = [b for b in writable(s, "shared") if b.root is b]
     if len(good) < 2:

@@ -11,7 +11,7 @@ from gen_hopper import hopper_program, is_hopper
 from gen_near import is_near, near_program
 from gen_state import Buf, Node, Profile, Scope, State, counter, node
 from gen_tiles import new_buffer
-from gen_values import EXACT
+from gen_values import BITS, EXACT
 
 FEW = ("float16", "float32", "int32")
 ANY = (*FEW, *FEW, "float16", "float32", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int16", "float64",
@@ -28,11 +28,14 @@ PROFILES = (
             ("float16", "float16", "bfloat16", "int8", "float8_e4m3fn", "float32"), (2, 6),
             {"gemm": 5.0, "pipelined": 4.0, "ordered": 1.2, "inner": 0.2, "scan": 0.2, "atomic": 0.4}),
 )
-_CONFIGS = ({}, {}, {}, {}, {"tl.disable_warp_specialized": True}, {"tl.enable_hopper": False},
+_CONFIGS = (*[{}] * 10, {"tl.disable_warp_specialized": True}, {"tl.enable_hopper": False},
             {"tl.disable_wgmma": True}, {"tl.persistent": False}, {"tl.persistent": 2},
             {"tl.disable_shared_memory_reuse": True},
             {"tl.global_alignment": 1}, {"tl.config_index_bitwidth": 64}, {"tl.enable_aggressive_shared_memory_merge": True},
-            {"tl.cluster": 2}, {"tl.enable_fast_math": True})
+            {"tl.cluster": 2}, {"tl.enable_fast_math": True}, {"tl.disable_tma_lower": True}, {"tirx.disable_vectorize": True},
+            {"tl.enable_async_copy": False}, {"tl.enable_lower_ldgstg": True}, {"tirx.merge_static_smem": True},
+            {"tirx.noalias": False}, {"tl.disable_loop_unswitching": True}, {"tl.reducer_force_baseline": True},
+            {"tl.layout_cost_model": "io-aware"}, {"tirx.disable_cse_tir": True}, {"tl.disable_vectorize_256": True})
 
 Program = dict[str, Any]
 """seed, profile, dims {name: extent}, symbols {name: extent}, tensors [{name, shape, dtype, low, high}], configs, kernels
@@ -63,7 +66,7 @@ def make_program(seed: int, profile: str | None = None) -> Program:
 
 def _kernel(st: State, before: list[dict[str, Any]]) -> dict[str, Any]:
     st.threads = st.pick(st.profile.threads)
-    sides = _sides(st) if st.chance(0.1) else None
+    st.sides = sides = _sides(st) if st.chance(0.1) else None
     st.allocs, st.prologue, st.top, st.mutable = [], [], [], []
     st.shared_bytes = st.register_bits = 0
     if before:  # what the first kernel wrote is read by the second
@@ -197,10 +200,10 @@ def _hints(st: State) -> list[Node]:
     """Layouts of shared tiles, and values for reads outside of tensors."""
     out: list[Node] = []
     tiles = [b for b in st.top if b.scope == "shared" and len(b.shape) == 2 and b.root is b]
-    if tiles and st.chance(0.06):
+    if tiles and st.chance(0.2):
         b = st.pick(tiles)
-        kind = st.pick(["make_swizzled_layout", "make_swizzled_layout", "make_linear_layout"])
-        out.append(node(f"T.annotate_layout({{{b.name}: {kind}({b.name})}})", None, None, "hint:layout"))
+        name, text = _layout(st, b)
+        out.append(node(f"T.annotate_layout({{{b.name}: {text}}})", None, None, "hint:layout", f"layout:{name}"))
     plain = {t["name"] for t in st.tensors if not t.get("scalar") and t["dtype"] not in ("int4", "uint4", "float4_e2m1fn")}
     inputs = [b for b in st.inputs if b.name in plain and b.name.startswith("A") and b.dtype != "bool"]
     if inputs and st.chance(0.06):
@@ -208,6 +211,19 @@ def _hints(st: State) -> list[Node]:
         out.append(node(f"T.annotate_safe_value({{{b.name}: {st.between(max(b.low, -5), min(b.high, 5))}}})", None, None,
                         "hint:safe-value"))
     return out
+
+
+def _layout(st: State, b: Buf) -> tuple[str, str]:
+    """A layout of a shared tile of two dimensions: what it is called, and its text."""
+    n, width = b.shape[1], b.shape[1] * BITS[b.dtype] // 8
+    banks = [x for x, nbytes in (("full", 128), ("half", 64), ("quarter", 32)) if width % nbytes == 0]
+    kind = st.pick(["swizzled", "swizzled", "linear", "padded", "turned", "rotated", *(["bank"] if banks else [])])
+    match kind:
+        case "bank": return kind, f"make_{st.pick(banks)}_bank_swizzled_layout({b.name})"
+        case "padded": return kind, f"padded_layout({b.shape}, {st.pick([1, 4, 8, 16])})"
+        case "turned": return kind, f"Layout({b.shape}, lambda i, j: (j, i))"
+        case "rotated": return kind, f"Layout({b.shape}, lambda i, j: (i, (j + i * {st.between(1, 9)}) % {n}))"
+    return kind, f"make_{kind}_layout({b.name})"
 
 
 def _size(st: State, n: int) -> str:

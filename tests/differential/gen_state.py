@@ -134,6 +134,7 @@ class State:
         self.shared_bytes = 0
         self.register_bits = 0
         self.threads = 128
+        self.sides: list[int] | None = None  # threads in more dimensions than one
 
     # -- small choices
 
@@ -225,8 +226,10 @@ class State:
             room = top - 4096 if top > 8192 else top // 2
         else:
             low, high = self.limits(dt, bound)
-        text = f"{name} = T.alloc_{scope}(({', '.join(dims)},), '{dt}')"
-        return Buf(name, scope, shape, dims, dt, low, high, room=room), node(text, None, None, f"alloc:{scope}:{dt}")
+        static = ", scope='shared'" if scope == "shared" and self.chance(0.06) else ""
+        text = f"{name} = T.alloc_{scope}(({', '.join(dims)},), '{dt}'{static})"
+        return Buf(name, scope, shape, dims, dt, low, high, room=room), node(
+            text, None, None, f"alloc:{scope}:{dt}", *(["alloc:static"] if static else []))
 
     def fits(self, scope: str, shape: tuple[int, ...], dt: str) -> bool:
         n = 1

@@ -26,14 +26,15 @@ def source(program: dict[str, Any], note: str = "") -> str:
         launch = f"T.ClusterKernel({', '.join(k['grid'])}, cluster_dims={k['cluster']}, " if k.get("cluster") else \
             f"T.Kernel({', '.join(k['grid'])}, "
         deep = 2 if k.get("host") else 1
+        host = {m.group(1)} if (m := _LOOP.match(k.get("host", ""))) else set()
         body += [f"    {k['host']}"] if k.get("host") else []
         threads = tuple(k["block"]) if k.get("block") else k["threads"]
         body.append("    " * deep + f"with {launch}threads={threads}) as {bound}:")
         mutable = {m.group(1) for n in k["body"] if (m := _ASSIGNED.match(n["t"])) and "T.alloc_var" in n["t"]}
-        _write(k["body"], deep + 1, body, macros, params | set(blocks), named, mutable)
+        _write(k["body"], deep + 1, body, macros, params | set(blocks) | host, named, mutable)
     head = [f'"""{note or "A generated program"}: seed {program["seed"]}, profile {program["profile"]}."""', "",
             *(["import tilelang"] if program.get("style") else []), "import tilelang.language as T"]
-    layouts = sorted(x for x in LAYOUTS if any(f"{x}(" in line for line in body))
+    layouts = sorted(x for x in LAYOUTS if any(re.search(rf"\b{x}\(", line) for line in body))
     head += [f"from tilelang.layout import {', '.join(layouts)}", ""] if layouts else [""]
     head += [f"{name} = {value}" for name, value in program["dims"].items() if _uses(body + macros + _shapes(program), name)]
     head += [f"{name} = T.dynamic('{name}')" for name in (*program["symbols"], *program.get("steps", {}))
@@ -70,7 +71,8 @@ def _const(program: dict[str, Any], name: str) -> bool:
                                                    if not t.get("pointer"))
 
 
-LAYOUTS = ("make_linear_layout", "make_swizzled_layout")
+LAYOUTS = ("Layout", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout", "make_linear_layout",
+           "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "padded_layout")
 
 # Macros a program may call, and the lines that define them.
 _ADDED = ["", "", "@T.macro", "def added(x: T.Ref, v, w=2):", "    x = x + v * w", "    return x, v + 1"]

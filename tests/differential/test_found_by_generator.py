@@ -4,6 +4,9 @@ import numpy as np
 from executions import HERE, _execute, agree, between_rows, laid_out
 
 import tilelang.language as T
+from tilelang.codegen.cuda import print_kernel
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
 
 I32 = np.int32
 
@@ -345,3 +348,45 @@ def test_indices_of_64_bits_into_tiles():
     x, y = np.meshgrid(range(4), range(8), indexing="ij")
     p = np.tile(a[(x * 3 + 1) % 8, (y + 7) % 16], (2, 2))
     agree(f, [a, np.zeros_like(a), np.zeros_like(a)], {1: np.roll(a, -3, 0), 2: p})
+
+
+def test_the_least_number_of_a_type_is_its_own_absolute_value():
+    """A device compared, converted and divided as if none were negative; of a constant it was an error."""
+    n = 32
+
+    @T.prim_func
+    def f(A: T.Tensor((n,), "int16"), B: T.Tensor((n,), "int64"), O: T.Tensor((4, n), "int64"), P: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(n):
+                O[0, i] = T.cast(T.abs(A[i]) == A[i], "int32")
+                O[1, i] = ((2 * i) | T.abs(B[i])) % (-3)
+                O[2, i] = T.abs(T.int32(-2147483648)) + T.abs(T.int64(-9223372036854775808))
+                O[3, i] = T.abs(T.int8(-128))
+                P[i] = T.abs(A[i])
+
+    a = np.where(np.arange(n) % 2, -2**15, np.arange(n)).astype(np.int16)
+    b = np.where(np.arange(n) % 2, -2**63, np.arange(n)).astype(np.int64)
+    o = np.empty((4, n), np.int64)
+    o[0], o[1], o[2], o[3] = 1, ((2 * np.arange(n)) | np.abs(b)) % -3, -2**31 - 2**63 + 2**64, -128
+    agree(f, [a, b, np.zeros((4, n), np.int64), np.zeros(n, np.float32)], {2: o, 3: a.astype(np.float32)})
+    text = print_kernel(lower(f.func, Target({"kind": "cuda", "arch": "sm_90a"})).kernels[0])
+    assert "tl::abs" in text and "T(-x)" not in text
+
+
+def test_whole_numbers_of_a_loop_wrap_as_those_of_memory_do():
+    """A device added in 64 bits what the type cannot hold: C leaves the overflow of signed numbers undefined."""
+    n = 64
+
+    @T.prim_func
+    def f(A: T.Tensor((n,), "int64"), O: T.Tensor((2, n), "int64")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(n):
+                O[0, i] = (T.int32(2147483647) + i) + T.int64(0) * A[i]
+                O[1, i] = i * 1103515245 + 12345
+
+    i = np.arange(n, dtype=np.int32)
+    with np.errstate(over="ignore"):
+        o = np.stack([np.int32(2147483647) + i, i * np.int32(1103515245) + np.int32(12345)]).astype(np.int64)
+    agree(f, [np.zeros(n, np.int64), np.zeros((2, n), np.int64)], {1: o})
+    text = print_kernel(lower(f.func, Target({"kind": "cuda", "arch": "sm_90a"})).kernels[0])
+    assert "(unsigned)2147483647" in text and "(unsigned)1103515245" in text

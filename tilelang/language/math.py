@@ -88,7 +88,7 @@ def abs(x: Any, *, dtype: Any = None) -> Expr:
     e = value_of(x)
     if e.dtype.is_unsigned or e.dtype.is_bool:
         return e
-    if isinstance(e, Const):
+    if isinstance(e, Const) and (e.dtype.is_float or e.value != int_range(e.dtype)[0]):
         return const(-e.value if e.value < 0 else e.value, e.dtype)
     return call("fabs" if e.dtype.is_float else "abs", (e,), e.dtype)
 
