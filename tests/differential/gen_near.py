@@ -54,8 +54,8 @@ def chain(st: State) -> Made:
     else:
         body.append(node(f"T.copy(A[b * {rows}, 0], X)"))
     tensors = [_tensor("A", (m, cols), dt, tol)]
-    for _ in range(st.between(2, 4)):
-        form = st.pick([elements, elements, softmax, norm, log_sum, product, product])
+    for _ in range(st.between(3, 5)):
+        form = st.pick([elements, elements, softmax, norm, norm, log_sum, product, product])
         if form is product:
             if "P = " in str(body) or rows % 16 or cols % 16:
                 continue
