@@ -100,11 +100,9 @@ def find_program(where: str, settings: dict[str, Any]) -> Any:
     if hasattr(found, "get_tir"):
         try:
             return found.get_tir(**settings)
-        except TypeError as e:
-            if isinstance(e, TileLangError) or not str(e).startswith("missing a required argument"):
-                raise
-            raise LookupError(f"{where}: {e}; give it: --set NAME=VALUE") from None
         except TileLangError as e:
+            if e.kind == "jit-arguments":
+                raise LookupError(f"{where}: {e.found}; give it: --set NAME=VALUE") from None
             if e.kind == "eager-const":
                 e.hint = f"give the values of its T.const: {' '.join(f'--set {n}=…' for n in _consts(found))}"
             raise

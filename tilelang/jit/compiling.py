@@ -30,6 +30,8 @@ from .kernel import JITKernel
 register("compile-not-a-program", AssertionError, "tilelang.compile is given something that is not a PrimFunc",
          "decorate the function with @T.prim_func and pass what that gives",
          expected="a PrimFunc")
+register("compile-option", TypeError, "an option of tilelang.compile of another type", "leave it out",
+         "a value of the option's type")
 register("backend-name", ValueError, "an execution backend that the target does not have",
          expected="an execution backend of the target")
 
@@ -53,7 +55,8 @@ def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
     if name == SIMULATOR and target == "auto" and not resolved.is_cuda and Target.current() is None:
         resolved = Target("cuda")
     if not isinstance(name, str):
-        raise TypeError(f"execution_backend must be a string, found {type(name).__name__}")
+        raise error("compile-option", f"execution_backend must be a string, found {type(name).__name__}",
+                    expected="the name of an execution backend", found=type(name).__name__)
     allowed = BACKENDS["cuda" if resolved.is_cuda else "cpu"]
     name = name.lower()
     if name in ("auto", "dlpack"):
@@ -73,7 +76,8 @@ def flag_list(flags: Any) -> tuple[str, ...]:
     if isinstance(flags, str):
         return tuple(shlex.split(flags))
     if not isinstance(flags, (list, tuple)):
-        raise TypeError(f"compile_flags are a string or a list of strings, found {type(flags).__name__} {flags!r}")
+        raise error("compile-option", f"compile_flags are a string or a list of strings, found {type(flags).__name__} "
+                    f"{flags!r}", expected="a string or a list of strings", found=f"{type(flags).__name__} {flags!r}")
     return tuple(str(f) for f in flags)
 
 
@@ -119,11 +123,16 @@ def _as_dict(config: Any) -> dict[Any, Any]:
     if config is None:
         return {}
     if isinstance(config, (str, bytes)) or not isinstance(config, (Mapping, tuple, list)) and not hasattr(config, "items"):
-        raise TypeError(f"pass_configs is a dict of keys and values, found {config!r}")
+        raise _no_dict(config)
     try:
         return dict(config) if isinstance(config, (Mapping, tuple, list)) else dict(config.items())
     except (TypeError, ValueError):
-        raise TypeError(f"pass_configs is a dict of keys and values, found {config!r}") from None
+        raise _no_dict(config) from None
+
+
+def _no_dict(config: Any) -> Exception:
+    return error("compile-option", f"pass_configs is a dict of keys and values, found {config!r}",
+                 expected="a dict of keys and values", found=repr(config))
 
 
 def cache_key(request: Request) -> str:

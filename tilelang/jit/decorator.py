@@ -32,6 +32,8 @@ register("jit-not-a-function", TypeError, "@tilelang.jit is put on something tha
          expected="a plain function")
 register("jit-no-program", TypeError, "a lazy function returned something that is not a PrimFunc",
          expected="a @T.prim_func as the function's result")
+register("jit-arguments", TypeError, "a lazy function is called with arguments that do not fit",
+         "give each parameter without a default one value")
 register("jit-configs", ValueError, "par_compile is given configurations that are neither tuples nor dicts",
          expected="a tuple or a dict for each configuration")
 
@@ -228,9 +230,16 @@ class JITImpl(InClasses):
             self._fast[fast] = kernel
         return kernel
 
+    def _name(self) -> str:
+        return getattr(self.func, "__name__", None) or type(self.func).__name__  # a functools.partial has none
+
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-        """Raises TypeError as Python does for a call that does not fit."""
-        bound = self.signature.bind(*args, **kwargs)
+        """Raises jit-arguments for a call that does not fit."""
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as e:
+            name = self._name()
+            raise error("jit-arguments", f"`{name}`: {e}", expected=f"{name}{self.signature}", found=str(e)) from None
         bound.apply_defaults()
         return bound
 
@@ -246,7 +255,7 @@ class JITImpl(InClasses):
     def _program(self, bound: inspect.BoundArguments) -> Any:
         out = self.factory(*bound.args, **bound.kwargs)
         if program_of(out) is None:
-            raise error("jit-no-program", f"`{self.__name__}` must return a @T.prim_func, it returned "
+            raise error("jit-no-program", f"`{self._name()}` must return a @T.prim_func, it returned "
                         f"{type(out).__name__}",
                         found=type(out).__name__, hint="end the function with `return` and the prim_func's name")
         return out

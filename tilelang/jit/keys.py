@@ -10,7 +10,11 @@ from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+from tilelang.errors import error, register
 from tilelang.ir import Node, dtype
+
+register("jit-key", TypeError, "a compile-time value of @tilelang.jit that cannot be told from others",
+         "pass numbers, strings, functions, or containers of them", "a hashable value, a list, a dict or a set")
 
 SIMPLE = (int, str, bool, type(None), dtype)  # types whose == and hash tell programs apart, given the type
 
@@ -53,8 +57,8 @@ def freeze(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        raise TypeError(f"Unsupported unhashable JIT compile-time cache key value {value!r} of type "
-                        f"{type(value).__name__}") from None
+        raise error("jit-key", f"Unsupported unhashable JIT compile-time cache key value {value!r} of type {t.__name__}",
+                    found=f"a value of type {t.__name__}") from None
     owner = value.__self__ if t is MethodType else value
     if is_settings(owner):
         return Same(value) if owner is value else value, attributes(owner)

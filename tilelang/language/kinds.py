@@ -192,6 +192,8 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
      "num_stages from 0, or order and stage with one integer per statement"),
     ("parallel-extents", ValueError, "T.Parallel without extents, or with too large ones", "give one extent per loop variable",
      "one extent per loop variable"),
+    ("program-called", TypeError, "a PrimFunc is called like a kernel", "kernel = tilelang.compile(func), then kernel(…)",
+     "a call of a compiled kernel"),
     # tile ops
     ("region-operand", TypeError, "a tile op's operand that is not a buffer, region or element",
      "pass a buffer, a slice A[a:b, k] or a start element A[i, j]", "a buffer, a region of it or an element of it"),

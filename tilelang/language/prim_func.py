@@ -98,8 +98,8 @@ class PrimFunc:
         return self
 
     def __call__(self, *args: Any, **kw: Any) -> Any:
-        raise TypeError(f"PrimFunc `{self.func.name}` is not callable: compile it with tilelang.compile and call the "
-                        "kernel")
+        raise errors.told(errors.error("program-called", f"PrimFunc `{self.func.name}` is not callable: compile it with "
+                                       "tilelang.compile and call the kernel", found=f"a call of `{self.func.name}`"))
 
 
 # ---- parameters ----------------------------------------------------------------------------------------------------

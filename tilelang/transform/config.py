@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
+from tilelang.errors import error, register
 from tilelang.ir.record import record
 from tilelang.target.cluster import PORTABLE
+
+register("config-key", AttributeError, "a pass config that does not exist", expected="a member of tilelang.PassConfigKey")
+register("config-type", TypeError, "a pass config with a value of another type", "leave it out for its default")
+register("config-value", ValueError, "a pass config with a value outside of its choices", "leave it out for its default")
 
 
 class PassConfigKey(str, Enum):
@@ -202,17 +208,20 @@ def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
         try:
             row = ROWS[PassConfigKey(name)]
         except ValueError:
-            raise AttributeError(f"Invalid config option '{name}' candidates are: "
-                                 f"{', '.join(k.value for k in PassConfigKey)}") from None
+            raise _unknown(name, [k.value for k in PassConfigKey]) from None
         if row.deprecated and value:
             warnings.warn(f"pass config {name} is deprecated: {row.deprecated}", DeprecationWarning, stacklevel=3)
         if value is not None and not isinstance(value, row.types):
             wanted = " or ".join(t.__name__ for t in row.types)
-            raise TypeError(f"pass config {name} takes {wanted}, found {type(value).__name__} {value!r}")
+            raise error("config-type", f"pass config {name} takes {wanted}, found {type(value).__name__} {value!r}",
+                        expected=wanted, found=f"{type(value).__name__} {value!r}")
         if value is not None and row.choices and value not in row.choices:
-            raise ValueError(f"pass config {name} takes one of {', '.join(map(repr, row.choices))}, found {value!r}")
+            choices = f"one of {', '.join(map(repr, row.choices))}"
+            raise error("config-value", f"pass config {name} takes {choices}, found {value!r}", expected=choices,
+                        found=repr(value))
         if value is not None and row.allowed and not row.allowed[0](value):
-            raise ValueError(f"pass config {name} takes {row.allowed[1]}, found {value!r}")
+            raise error("config-value", f"pass config {name} takes {row.allowed[1]}, found {value!r}",
+                        expected=row.allowed[1], found=repr(value))
         if name == PassConfigKey.TL_SIMPLIFY.value and isinstance(value, Mapping):
             _check_parts(value)
         if name == PassConfigKey.TL_CLUSTER.value and isinstance(value, list):
@@ -221,12 +230,18 @@ def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
     return out
 
 
+def _unknown(name: str, known: list[str]) -> Exception:
+    near = get_close_matches(name, known, 1)
+    return error("config-key", f"Invalid config option '{name}' candidates are: {', '.join(known)}", found=f"'{name}'",
+                 hint=f"did you mean {near[0]}?" if near else "leave it out, or use a member of tilelang.PassConfigKey")
+
+
 def _check_parts(value: Mapping[Any, Any]) -> None:
     """Sub-keys of tl.Simplify."""
     known = [k.value for k in PassConfigKey if k.name.startswith("TL_SIMPLIFY_")]
     for part in value:
         if (part.value if isinstance(part, PassConfigKey) else part) not in known:
-            raise AttributeError(f"Invalid config option 'tl.Simplify.{part}' candidates are: {', '.join(known)}")
+            raise _unknown(f"tl.Simplify.{part}", known)
 
 
 def default_of(key: PassConfigKey | str) -> Any:

@@ -1,0 +1,11 @@
+import tilelang
+import tilelang.language as T
+
+
+@T.prim_func
+def fill(A: T.Tensor((8,), "float32")):
+    with T.Kernel(1, threads=32):
+        T.fill(A, 2)
+
+
+tilelang.compile(fill, target="cpu", pass_configs={"tl.enable_fastmath": True})
