@@ -361,8 +361,6 @@ def test_macro_that_allocates_inside_a_loop():
     agree(f, [a, mark(n, I32)], {1: w})
 
 
-@pytest.mark.spec("L12.5:any-all")
-@pytest.mark.timeout(20)
 def test_votes_stand_in_any_operand_of_a_condition():
     """Refused as the second operand of and/or, and in the arms of a selection."""
     X = np.array([[0, 1, 1], [0, 0, 0], [1, 1, 1]], np.int32)
