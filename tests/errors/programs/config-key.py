@@ -8,4 +8,4 @@ def fill(A: T.Tensor((8,), "float32")):
         T.fill(A, 2)
 
 
-tilelang.compile(fill, target="cpu", pass_configs={"tl.enable_fastmath": True})
+tilelang.compile(fill, target="cpu", pass_configs={"tl.Simplify": {"enable_simplify_let_inlining": True}})
