@@ -62,7 +62,6 @@ register("codegen-unsupported", NotImplementedError, "the target's code generato
 _OWN_FUNCTION = "write it another way, or call a function of your own through T.import_source and T.call_extern"
 # C precedence; a higher number binds tighter.
 ATOM, POSTFIX, PREFIX, MUL, ADD, SHIFT, REL, EQ, BAND, BXOR, BOR, LAND, LOR, COND = range(16, 2, -1)
-_LARGE = 1 << 20  # constants from here on are no sizes of tiles or steps between them, but those of random numbers and hashes
 _BINARY = {"add": ("+", ADD), "sub": ("-", ADD), "mul": ("*", MUL), "div": ("/", MUL), "truncdiv": ("/", MUL),
            "truncmod": ("%", MUL), "shl": ("<<", SHIFT), "shr": (">>", SHIFT), "bitand": ("&", BAND),
            "bitxor": ("^", BXOR), "bitor": ("|", BOR), "lt": ("<", REL), "le": ("<=", REL), "gt": (">", REL),
@@ -307,7 +306,7 @@ class CLikePrinter:
             return self._floor(e)
         symbol, level = _BINARY[e.op]
         if e.op in ("add", "sub", "mul", "shl") and e.dtype.is_signed and e.dtype.bits >= 32 and e.dtype.lanes == 1 \
-                and (self.from_data(e) or self._leaves_range(e)):
+                and self.from_data(e):
             return self._wrapping(e, symbol, e.a, e.b)
         if level in (SHIFT, BAND, BXOR, BOR, LAND):
             a, b = (self._clear(x, level) for x in (e.a, e.b))
@@ -319,11 +318,6 @@ class CLikePrinter:
         if e.dtype.is_int and e.op not in COMPARISONS:
             return self._narrow(text, e.dtype, level)
         return text, level
-
-    def _leaves_range(self, e: Binary) -> bool:
-        """Whether arithmetic with a constant too large for an extent goes beyond the type by what is known of the variables."""
-        large = any(isinstance(x, Const) and abs(x.value) >= _LARGE for x in (e.a, e.b))
-        return large and not self.facts.exact(self.facts.linear(e), e.dtype)
 
     def divisor(self, e: Expr, text: str) -> str:
         """The text of an integer that is divided by."""
@@ -343,8 +337,7 @@ class CLikePrinter:
         return f"({self.type_name(dt)})({text})", PREFIX
 
     def _wrapping(self, e: Expr, symbol: str, a: Expr, b: Expr) -> Text:
-        """Signed arithmetic on data, or that leaves its type's range: C leaves overflow undefined, ours wraps, so it is done
-        unsigned."""
+        """Signed arithmetic on data: C leaves overflow undefined, ours wraps, so it is done unsigned."""
         u = self.type_name(dtype(f"uint{e.dtype.bits}"))
         right = self.at(b, PREFIX) if symbol == "<<" else f"({u}){self.at(b, PREFIX)}"
         return f"({self.type_name(e.dtype)})(({u}){self.at(a, PREFIX)} {symbol} {right})", PREFIX
