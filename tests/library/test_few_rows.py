@@ -31,12 +31,12 @@ def h200(monkeypatch):
     monkeypatch.setattr(Place, "chip", property(lambda self: H200))
 
 
-def few_rows(m, n, k, ta, tb, element="float16", down=0, parts=2):
+def few_rows(m, n, k, ta, tb, element="float16", down=0, parts=2, deep=64):
     """down: of the matrix, where its rows lie apart."""
     rows, columns = ((n, k) if tb else (k, n)) if m <= n else ((k, m) if ta else (m, k))
     apart = {"b_strides" if m <= n else "a_strides": (down, 1)} if down else {}
     form = Form(m, n, k, (element, element, "float32", "float32"), Tile(64, 64, 64, 2, 128), ta=ta, tb=tb, **apart)
-    return FewRows(form, Rows(0, rows, columns, 0, down or columns, down or columns, element), parts)
+    return FewRows(form, Rows(0, rows, columns, 0, down or columns, down or columns, element), parts, deep)
 
 
 def stored(x, turned, down=0):
@@ -54,10 +54,10 @@ def stored(x, turned, down=0):
     (133, 5, 517, False, False, 0, 4), (133, 2, 519, True, True, 0, 2), (130, 8, 130, True, False, 135, 5),
     (2, 37, 66, False, True, 0, 2), (5, 6, 9, False, False, 0, 2), (2, 66, 64, False, True, 67, 2),
     (2, 130, 63, False, False, 0, 8), (2, 65, 65, False, True, 0, 8)])
-@pytest.mark.parametrize("element", ["float16", "bfloat16"])
-def test_any_part_of_the_matrix_and_of_k(m, n, k, ta, tb, down, parts, element):
+@pytest.mark.parametrize("element, deep", [("float16", 64), ("bfloat16", 128)])
+def test_any_part_of_the_matrix_and_of_k(m, n, k, ta, tb, down, parts, element, deep):
     """Tiles at edges, k that ends inside a stretch or a word, blocks without work; what is no number stays where it is."""
-    v = few_rows(m, n, k, ta, tb, element, down, parts)
+    v = few_rows(m, n, k, ta, tb, element, down, parts, deep)
     rng = np.random.default_rng(0)
     dt = np.dtype(getattr(ml_dtypes, element, None) or element)
     a, b = (rng.integers(-3, 4, s).astype(dt) for s in ((m, k), (k, n)))
@@ -71,10 +71,17 @@ def test_any_part_of_the_matrix_and_of_k(m, n, k, ta, tb, down, parts, element):
     assert np.array_equal(got[:, finite], want[:, finite]) and not np.isfinite(got[:, 1]).any()
 
 
+def test_parts_keep_loads_under_way():
+    """The fewest that leave a block as much of k; two of longer stretches where C alone has blocks enough."""
+    long, short, many = (few_rows(*s).shared_out(132) for s in (
+        (2, 4097, 4097, False, True), (7, 1025, 513, False, True), (3, 20001, 999, False, False)))
+    assert (long.parts, long.deep) == (8, 64) and (short.parts, short.share) == (5, 2) and (many.parts, many.deep) == (2, 128)
+
+
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-@pytest.mark.parametrize("tb", [False, True])
-def test_whole_words_without_spills(tb):
-    v = few_rows(8, 4097, 4097, False, tb).shared_out(132)
+@pytest.mark.parametrize("n, tb", [(4097, False), (4097, True), (20001, False), (20001, True)])
+def test_whole_words_without_spills(n, tb):
+    v = few_rows(8, n, 4097, False, tb).shared_out(132)
     (kernel,) = lower(few_rows_product(v).func, SM90, HOPPER).kernels
     cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
     assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log

@@ -17,11 +17,10 @@ import tilelang.language as T
 from .repack import Rows
 
 MOST_ROWS = 16
-_THREADS, _SIDE, _DEEP = 128, 64, 64
-_TEAMS = 2 * _THREADS // _DEEP  # rows of the matrix that threads read side by side: an even number
-_BY_TEAM = _SIDE // _TEAMS, _TEAMS, _DEEP // 2  # the words of a tile: turns of the teams, teams, words of a row
-# Seconds of a launch and of its sums' way; of a stretch of k in a block that has a multiprocessor for itself, in one that does
-# not, and what each of these has to set up; what 8 more of the few add, as a part of a stretch (H200).
+_THREADS, _SIDE = 128, 64
+_UNDER_WAY = 32 * 1024  # bytes of words that a multiprocessor waits for at a time, in as few blocks as may be
+# Seconds of a launch and its sums; of 64 of k in a block that has a multiprocessor for itself, in one that does not, and
+# what each of these has to set up; what 8 more of the few add, as a part of a stretch (H200, within a seventh mostly).
 _START, _ALONE, _SHARED, _OWN, _WIDER = 2.4e-6, 0.5e-6, 0.36e-6, 0.3e-6, 0.1
 
 
@@ -30,12 +29,13 @@ class FewRows:
     """C of a Form `f` with few rows or columns, the rows of whose other operand are r, k shared out over `parts` blocks of a
     cluster, of which there are at least two.
 
-    A block computes _SIDE elements of C along the matrix, for each of the few, from stretches of _DEEP of k.
+    deep: of k at a time, 64 or 128, for _SIDE elements of C along the matrix that a block computes.
     """
 
     f: Any
     r: Rows
     parts: int = 2
+    deep: int = 64
 
     @property
     def of_b(self) -> bool:
@@ -61,9 +61,20 @@ class FewRows:
         """Elements of C along the matrix."""
         return self.r.rows if self.along else self.r.columns
 
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of the matrix."""
+        return (_SIDE, self.deep) if self.along else (self.deep, _SIDE)
+
+    @property
+    def by_team(self) -> tuple[int, int, int]:
+        """The words of a tile: turns of the teams, teams, of which there is an even number, words of a row."""
+        teams = 2 * _THREADS // self.tile[1]
+        return self.tile[0] // teams, teams, self.tile[1] // 2
+
     def inside(self, k: Any) -> Any:
         """Whether all words lie in the matrix that are read of a stretch of k, one more of a row than are needed."""
-        return k + _DEEP + 2 <= self.f.k if self.count >= _SIDE else False
+        return k + self.deep + 2 <= self.f.k if self.count >= _SIDE else False
 
     def start(self, block: Any) -> Any:
         """Where a block begins across k: the last one ends where the matrix does."""
@@ -76,7 +87,7 @@ class FewRows:
 
     @property
     def steps(self) -> int:
-        return ceil(self.f.k / _DEEP)
+        return ceil(self.f.k / self.deep)
 
     @property
     def share(self) -> int:
@@ -84,24 +95,31 @@ class FewRows:
         return ceil(self.steps / self.parts)
 
     def shared_out(self, units: int) -> FewRows:
-        """The same in the parts that take least, the fewest of those that leave blocks the same number of stretches."""
-        return min((replace(self, parts=n) for n in range(2, 9)), key=lambda v: (v.seconds(units), v.parts))
+        """The same in parts that keep loads of so many bytes under way, the fewest of those that leave a block as much.
+
+        Two parts of stretches of 128 where they do: 16x8191x2047 13.1 us, 14.2 of 64 in 2 parts, 17.1 in 4.
+        """
+        blocks = ceil(self.count / _SIDE)
+        wanted = 0.95 * units * _UNDER_WAY / (2 * _SIDE * blocks)  # of k
+        if 2 * 128 >= wanted:
+            return replace(self, parts=2, deep=128)
+        most = replace(self, parts=min(8, ceil(wanted / 64)), deep=64)
+        return replace(most, parts=max(2, ceil(most.steps / most.share)))
 
     def seconds(self, units: int) -> float:
         """What is expected: of a block alone, or of all that share a multiprocessor."""
         blocks = self.parts * ceil(self.count / _SIDE)
-        width = 1 + _WIDER * (self.width // 8 - 1)
-        shared = ceil(blocks / units) * (_OWN + self.share * _SHARED * width)
-        return _START + max(self.share * _ALONE * width, shared)
+        stretches = self.share * self.deep / 64 * (1 + _WIDER * (self.width // 8 - 1))
+        return _START + max(stretches * _ALONE, ceil(blocks / units) * (_OWN + stretches * _SHARED))
 
     def place(self, at: Any, k: Any) -> tuple[Any, Any]:
         """Row and column of the matrix."""
         return (at, k) if self.along else (k, at)
 
 
-def _lanes() -> Any:
-    """Neighbouring words are neighbouring threads', which have every _TEAMS-th row."""
-    return T.Fragment(_BY_TEAM, forward_fn=lambda r, t, w: (t * _BY_TEAM[2] + w, r))
+def _lanes(v: FewRows) -> Any:
+    """Neighbouring words are neighbouring threads', each of which has every row of its team."""
+    return T.Fragment(v.by_team, forward_fn=lambda r, t, w: (t * v.by_team[2] + w, r))
 
 
 @T.macro
@@ -113,16 +131,16 @@ def _fetch(v, given, at, first, own, ko, fetched):
     if ko < own:
         M, source, few = given
         low, high, XF = fetched
-        k = (first + ko) * _DEEP
+        k = (first + ko) * v.deep
         row, column = v.place(at, k)
         if v.inside(k):
-            for r, t, w in T.Parallel(*_BY_TEAM, loop_layout=_lanes()):
-                here = (((row + t) * v.r.down + column) >> 1) + w + r * (_TEAMS * v.r.down // 2)
+            for r, t, w in T.Parallel(*v.by_team, loop_layout=_lanes(v)):
+                here = (((row + t) * v.r.down + column) >> 1) + w + r * (v.by_team[1] * v.r.down // 2)
                 low[r, t, w] = source[here]
                 high[r, t, w] = source[here + 1]
         else:
-            for r, t, w in T.Parallel(*_BY_TEAM, loop_layout=_lanes()):
-                here = ((T.min(row + r * _TEAMS + t, v.r.rows - 1) * v.r.down + column) >> 1) + w
+            for r, t, w in T.Parallel(*v.by_team, loop_layout=_lanes(v)):
+                here = ((T.min(row + r * v.by_team[1] + t, v.r.rows - 1) * v.r.down + column) >> 1) + w
                 low[r, t, w] = source[T.min(here, v.r.words - 1)]
                 high[r, t, w] = source[T.min(here + 1, v.r.words - 1)]
         T.copy(few[(0, k) if v.k_inner else (k, 0)], XF)
@@ -138,30 +156,30 @@ def _put(v, M, at, k, fetched, S, X):
     low, high, XF = fetched
     row, column = v.place(at, k)
     if v.inside(k):
-        for r, t, w, h in T.Parallel(*_BY_TEAM, 2):
+        for r, t, w, h in T.Parallel(*v.by_team, 2):
             both = T.cast(high[r, t, w], "uint64") << 32 | T.cast(low[r, t, w], "uint64")
             word = T.cast(both >> T.cast((((row + t) * v.r.down + column) & 1) * 16, "uint64"), "uint32")
-            S[r * _TEAMS + t, w * 2 + h] = T.reinterpret(T.cast(word >> (16 * h), "uint16"), v.r.element)
+            S[r * v.by_team[1] + t, w * 2 + h] = T.reinterpret(T.cast(word >> (16 * h), "uint16"), v.r.element)
     else:
-        for r, t, w, h in T.Parallel(*_BY_TEAM, 2):
-            first = T.min(row + r * _TEAMS + t, v.r.rows - 1) * v.r.down + column
+        for r, t, w, h in T.Parallel(*v.by_team, 2):
+            first = T.min(row + r * v.by_team[1] + t, v.r.rows - 1) * v.r.down + column
             both = T.cast(high[r, t, w], "uint64") << 32 | T.cast(low[r, t, w], "uint64")
             word = T.cast(both >> T.cast((first & 1) * 16, "uint64"), "uint32")
-            left = v.f.k - k - (2 * w + h if v.along else r * _TEAMS + t)
-            S[r * _TEAMS + t, w * 2 + h] = T.reinterpret(T.if_then_else(
+            left = v.f.k - k - (2 * w + h if v.along else r * v.by_team[1] + t)
+            S[r * v.by_team[1] + t, w * 2 + h] = T.reinterpret(T.if_then_else(
                 left > 0, T.cast(word >> (16 * h), "uint16"), T.uint16(0)), v.r.element)
         if v.r.bytes % 4:
-            if T.And(k + _DEEP >= v.f.k, at + _SIDE >= v.count):
+            if T.And(k + v.deep >= v.f.k, at + _SIDE >= v.count):
                 for e in T.Parallel(1):
                     S[v.place(v.count - 1 - at, v.f.k - 1 - k + e)] = M[v.r.rows - 1, v.r.columns - 1]
     T.copy(XF, X)
 
 
-def _room(element: str, x_tile: tuple[int, int]) -> tuple[Any, Any, Any]:
+def _room(v: FewRows, x_tile: tuple[int, int]) -> tuple[Any, Any, Any]:
     """What `_fetch` fetches."""
-    low, high = (T.alloc_fragment(_BY_TEAM, "uint32") for _ in range(2))
-    T.annotate_layout({low: _lanes(), high: _lanes()})
-    return low, high, T.alloc_fragment(x_tile, element)
+    low, high = (T.alloc_fragment(v.by_team, "uint32") for _ in range(2))
+    T.annotate_layout({low: _lanes(v), high: _lanes(v)})
+    return low, high, T.alloc_fragment(x_tile, v.r.element)
 
 
 @T.macro
@@ -176,15 +194,15 @@ def share_sums(parts, high, rank, S, R, there):
 def few_rows_product(v: FewRows) -> Any:
     """(A, B, bias, sa, sb, C)."""
     f, parts, high = v.f, v.parts, ceil(_SIDE / v.parts)
-    x_tile = (v.width, _DEEP) if v.k_inner else (_DEEP, v.width)
+    x_tile = (v.width, v.deep) if v.k_inner else (v.deep, v.width)
 
     @T.prim_func
     def matmul_few_rows(A: f.a(f.m), B: f.b, bias: f.bias_vector, sa: f.sa(f.m), sb: f.sb, C: f.c(f.m)):
         with T.ClusterKernel(parts, T.ceildiv(v.count, _SIDE), cluster_dims=(parts, 1, 1), threads=_THREADS) as (rank, bx):
             M, few = (B, A) if v.of_b else (A, B)
             given = M, T.make_tensor(M.data, (v.r.words,), "uint32"), few
-            S, X = T.alloc_shared((_SIDE, _DEEP), v.r.element), T.alloc_shared(x_tile, v.r.element)
-            fetched = _room(v.r.element, x_tile)
+            S, X = T.alloc_shared(v.tile, v.r.element), T.alloc_shared(x_tile, v.r.element)
+            fetched = _room(v, x_tile)
             Cf = T.alloc_fragment((_SIDE, v.width), "float32")
             sums = T.alloc_shared((parts * high, v.width), "float32")
             R = T.alloc_shared((parts, high, v.width), "float32")
@@ -196,8 +214,7 @@ def few_rows_product(v: FewRows) -> Any:
             own = T.max(0, T.min(v.share, v.steps - first))
             _fetch(v, given, at, first, own, 0, fetched)
             for ko in T.serial(own):
-                _put(v, M, at, (first + ko) * _DEEP, fetched, S, X)
-                T.sync_threads()  # its fence waits for loads, so those of the next stretch come behind it
+                _put(v, M, at, (first + ko) * v.deep, fetched, S, X)
                 _fetch(v, given, at, first, own, ko + 1, fetched)
                 T.gemm(S, X, Cf, transpose_A=not v.along, transpose_B=v.k_inner)
             for i, j in T.Parallel(parts * high - _SIDE, v.width):

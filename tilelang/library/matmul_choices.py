@@ -53,7 +53,7 @@ def choices(r: Request, most: int = MOST) -> list[Choice]:
 def _shared_out(v: VectorForm | FewRows) -> Iterator[VectorForm | FewRows]:
     """The same, k in more or fewer parts."""
     if isinstance(v, FewRows):
-        yield from (v, *(replace(v, parts=x) for x in (2 * v.parts, v.parts // 2) if 2 <= x <= 8))
+        yield from (v, *(replace(v, parts=n, deep=deep) for n, deep in ((8, 64), (4, 64), (2, 128))))
         return
     for parts in (2 * v.parts, v.parts // 2, 1):
         if 1 <= parts <= max(1, v.steps // 3):
@@ -101,7 +101,7 @@ def _size(t: Tile) -> tuple[int, int, bool, int]:
 def config(c: Choice) -> dict[str, Any]:
     """What tells a choice from others for the same product, as JSON values."""
     if isinstance(c.vector, FewRows):
-        return {"few": c.vector.parts}
+        return {"few": [c.vector.parts, c.vector.deep]}
     if c.vector is not None:
         return {"vector": c.vector.parts}
     out: dict[str, Any] = {"tile": _numbers(c.form.tile)}
