@@ -265,12 +265,19 @@ template <typename T> TL_DEVICE T floormod(T a, T b) {
   return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r;
 }
 //@ abs
-// Without the instruction abs, which ptxas 13.0 takes to give 32768 of the least number of 16 bits, and without a sign
-// that could overflow: the least number of a type stays what it is.
+// The least number of a type stays what it is: no sign overflows.  ptxas 13.0 compares and converts what abs.s16 gives as if it
+// were 32768 then; the empty asm keeps LLVM from making abs.s16 of this as well.
 template <typename T> TL_DEVICE T abs(T x) {
-  using W = typename wraps_as<T>::type;
-  const T sign = T(x >> (8 * sizeof(T) - 1));
-  return T((W(x) ^ W(sign)) - W(sign));
+  if constexpr (sizeof(T) < 4) {
+    int y = x;
+    asm("" : "+r"(y));
+    const unsigned sign = unsigned(y >> 31);
+    return T(int((unsigned(y) ^ sign) - sign));
+  } else {
+    using W = typename wraps_as<T>::type;
+    const T sign = T(x >> (8 * sizeof(T) - 1));
+    return T((W(x) ^ W(sign)) - W(sign));
+  }
 }
 //@ select_both
 template <typename T> struct select_both {  // its fields are evaluated in order, by all lanes
