@@ -140,6 +140,26 @@ def test_a_schedule_that_forgets_the_wait_for_the_next_tile_is_found(monkeypatch
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
 
 
+def staging(low):
+    """Bytes of the panels that the groups store through, and of a panel's rows."""
+    launch = low.kernels[0].launch
+    box = next(m[2] for m in launch.attr("tensor_maps") if m[1].name == "C")
+    return next(b.size * b.dtype.bytes for b, _ in launch.attr("shared_offsets") if b.name == "staging"), box[0] * 4
+
+
+@pytest.mark.parametrize("stages, turned, wanted_panels", [
+    (4, True, (2 * 3 * 64 * 64, 64)),  # beside four stages, where two whole panels a group have no room
+    (4, False, (2 * 64 * 128, 128)),
+    (3, True, (2 * 2 * 64 * 128, 128)),
+])
+def test_three_narrow_panels_instead_of_one(stages, turned, wanted_panels, monkeypatch):
+    if not turned:
+        monkeypatch.setattr(specialize_warps, "turned_tiles", lambda *_: None)
+    low, x = tiles(3, 5, stages, 2, m=128 * 3, bm=128, threads=256)
+    assert staging(low) == wanted_panels and verdict(low).startswith("ordered:")
+    assert np.array_equal(run_device(low, x).outputs["C"], wanted(x, bm=128))
+
+
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 @pytest.mark.parametrize("more", [{}, {"stages": 3}, {"k": 8192}, {"k": 384}])
 def test_nothing_is_serialised_or_spilt(more):

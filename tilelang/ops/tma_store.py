@@ -1,6 +1,6 @@
 """Accumulators to global memory by TMA: staged in panels of shared memory, one warp group by itself.
 
-    for each 64 rows x 128 bytes of the group's part of the tile:
+    for each 64 rows x 128 (or 64) bytes of the group's part of the tile:
         one thread:  bulk_wait                         # the panel's last store has read it
         barrier of the warp group
         registers -> panel                             # stmatrix for 16-bit elements
@@ -149,7 +149,8 @@ class _Store:
     def __init__(self, cx: Any, src: Region, dst: Region, op: Any, pieces: Pieces, reduce: bool) -> None:
         self.cx, self.src, self.dst, self.op, self.pieces, self.reduce = cx, src, dst, op, pieces, reduce
         self.dt = dst.dtype
-        self.columns = PANEL * 8 // self.dt.bits if self.dt.bits else 0  # of the accumulators, in a whole panel
+        self.width = cx.stores.width  # bytes of a panel's row
+        self.columns = self.width * 8 // self.dt.bits if self.dt.bits else 0  # of the accumulators, in a whole panel
         self.team = 8 * pieces.groups  # columns a warp group has
 
     def refusal(self) -> str:
@@ -176,7 +177,7 @@ class _Store:
             return unaligned(self.dst)
         why = tensor_refusal(t, self.cx.stores.strides)
         for box in sorted({self._box(p) for p in range(self._panels())}):
-            why = why or refusal(t, box, PANEL) or ""
+            why = why or refusal(t, box, self.width) or ""
         return why or self.cx.stores.refusal(self.op, t)
 
     def _panels(self) -> int:
@@ -202,7 +203,7 @@ class _Store:
         steps = [(register, row, p) for register, row in sorted(starts, key=lambda s: s[1]) for p in range(self._panels())]
         slots = min(cx.stores.buffers, len(steps))
         self.stage = cx.stores.staging(groups, groups * slots, self.dt)
-        self.layout = panel_layout((groups * slots, ROWS_OF_STEP, self.columns), self.dt.bits, PANEL)
+        self.layout = panel_layout((groups * slots, ROWS_OF_STEP, self.columns), self.dt.bits, self.width)
         self.lane = cx.thread % GROUP if groups > 1 else cx.thread
         self.group: Expr = cx.thread // GROUP if groups > 1 else const(0)
         first = const(GROUP_BARRIERS) + cx.stores.first_group
@@ -255,7 +256,7 @@ class _Store:
         at = [cx.expr(m) for m in self._corner(row, p)]
         place, *where = cx.simplified((self.layout.offset((slot, const(0), const(0))), *reversed(at)))
         wide = ROWS_OF_STEP * math.prod(n for n, *_ in self.pieces.row_groups) if self.pieces.turned else self.team
-        name = cx.tensor_map(self.dst.buffer, self._box(p), PANEL, row_bytes=wide * self.dt.bits // 8)
+        name = cx.tensor_map(self.dst.buffer, self._box(p), self.width, row_bytes=wide * self.dt.bits // 8)
         op = "tma_reduce_add" if self.reduce else "tma_store"
         span = self.op.span
         return Evaluate(call(op, (AddressOf(self.stage, (place,)), *where), "void", span=span, map=name, **_hint(self.op)),

@@ -20,6 +20,7 @@ from tilelang.ir import (Alloc, Bind, Break, Call, Const, Continue, Evaluate, Ex
                          with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
+from tilelang.ops.tma_store import PANEL
 
 from .lower_parallel import lower_loop, private_loop, run_loop
 from .lowered_accesses import LoweredAccesses
@@ -46,18 +47,20 @@ def lower_tile_ops(func: Func, cx: PassContext) -> Func:
 
 def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
     """The launch with as much staging for stores by TMA as shared memory has room for; a second panel does not cost a
-    multiprocessor one of its blocks."""
+    multiprocessor one of its blocks.  Where only one panel fits, stores that run under the next tile's product (tile_turns.py)
+    have three of half the width if these do: the copies are read sooner, and wait less for each other."""
     limit = getattr(cx.target, "max_shared_bytes", None)
     alone = any(isinstance(x, Call) and x.op == "set_max_nreg" for x in walk(launch.body))  # its registers fill one
-    for panels in (2, 1):
-        lowering = Lowering(func, cx, launch, panels)
+    narrow = ((3, PANEL // 2),) if launch.attr("tiles_overlap") else ()
+    for panels, width in ((2, PANEL), *narrow, (1, PANEL)):
+        lowering = Lowering(func, cx, launch, panels, width)
         out = lowering.launch_stmt()
         staging = sum(b.size * b.dtype.bytes for b in lowering.stores.stages.values())
         if not staging or limit is None:
             return out
         total, whole = planned_bytes(out, cx), cx.target.limits.shared_per_sm
         reserved = 1024  # by the system, in every block
-        kept = whole // (total + reserved) == whole // (total - staging // 2 + reserved)
+        kept = whole // (total + reserved) == whole // (total - staging // panels * (panels - 1) + reserved)
         if total <= limit and (panels == 1 or alone or kept):
             return out
     return Lowering(func, cx, launch, 0).launch_stmt()
@@ -79,7 +82,7 @@ class Lowering(LoweredAccesses):
         maps = (*self.launch.attr("tensor_maps", ()), *((name, *key) for key, name in self.maps.items())) or None
         report = (*self.launch.attr("report", ()), *self.stores.reports) or None
         return with_attrs(replace(self.launch, body=body), layouts=None, tensor_maps=maps, compute_threads=None,
-                          report=report)
+                          tiles_overlap=None, report=report)
 
     def _prefetched(self) -> list[Stmt]:
         """One thread has the descriptors fetched while the others begin."""

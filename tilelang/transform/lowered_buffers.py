@@ -14,7 +14,7 @@ from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.distribute import conjunction
 from tilelang.ops.gemm.mma import padded_operands
 from tilelang.ops.tma_copy import is_row
-from tilelang.ops.tma_store import moved_tile
+from tilelang.ops.tma_store import PANEL, moved_tile
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from .config import PassConfigKey
@@ -49,7 +49,7 @@ class LoweredBuffers:
     lowered.
     """
 
-    def __init__(self, func: Func, cx: PassContext, launch: Launch, panels: int = 0) -> None:
+    def __init__(self, func: Func, cx: PassContext, launch: Launch, panels: int = 0, width: int = PANEL) -> None:
         self.cx, self.target, self.launch = cx, cx.target, launch
         self.num_threads = launch.num_threads
         x, y, z = launch.threads
@@ -70,7 +70,7 @@ class LoweredBuffers:
         self.panelled = _read_by_hardware(launch)
         self.padded = padded_operands(launch.body, self.layout_of)
         self.aligned = alignment_by_hand(launch)
-        self.stores = TmaStores(launch, hopper(cx).tma, panels, hopper(cx).strides)
+        self.stores = TmaStores(launch, hopper(cx).tma, panels, hopper(cx).strides, width)
         self.guarded = not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS)
         for v, n in zip(launch.thread_vars, launch.threads):
             self.analyzer = self.analyzer.bind(v, 0, n - 1)

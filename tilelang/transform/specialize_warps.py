@@ -168,6 +168,7 @@ class _Roles:
         out = self._parts(once, made, [*done, self._loader(loading)], computing, cluster, end)
         if tiles is not None:
             out = with_attrs(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None,
+                             tiles_overlap=bool(turned) or None,
                              cluster=None if tiles.team is None else (tiles.team.size, 1, 1))
         return self._said(out, self.about)
 

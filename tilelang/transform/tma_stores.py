@@ -19,7 +19,7 @@ from tilelang.ir import (Alloc, Buffer, Call, Const, Evaluate, Expr, For, If, La
                          const, dtype, seq, walk)
 from tilelang.ops import Copy
 from tilelang.ops.atomic import AtomicTile
-from tilelang.ops.tma_store import STEP_BYTES, uses_group_barriers
+from tilelang.ops.tma_store import PANEL, ROWS_OF_STEP, uses_group_barriers
 
 from .effects import effects
 from .hopper import placed_in_kernel
@@ -31,7 +31,8 @@ TILES = "tiles"  # attr of a For whose iterations are blocks of the grid: they w
 
 
 class TmaStores:
-    """on: whether TMA may be used.  strides: see Hopper.  buffers: panels of staging a warp group has (0: none).
+    """on: whether TMA may be used.  strides: see Hopper.  buffers: panels of staging a warp group has (0: none); width: bytes
+    of a panel's row.
 
     reports: what to tell.
 
@@ -39,8 +40,8 @@ class TmaStores:
     issued: whether that part stored anything.
     """
 
-    def __init__(self, launch: Launch, on: bool, buffers: int, strides: bool = False) -> None:
-        self.launch, self.buffers, self.strides = launch, buffers, strides
+    def __init__(self, launch: Launch, on: bool, buffers: int, strides: bool = False, width: int = PANEL) -> None:
+        self.launch, self.buffers, self.strides, self.width = launch, buffers, strides, width
         x, y, z = launch.threads
         self.one_group = x * y * z == GROUP
         on = on or asks_for_tma(launch)
@@ -130,7 +131,7 @@ class TmaStores:
         key = (self.first_group, groups, panels, dt)
         got = self.stages.get(key)
         if got is None:
-            got = Buffer("staging", (panels * STEP_BYTES * 8 // dt.bits,), dt, "shared.dyn",
+            got = Buffer("staging", (panels * ROWS_OF_STEP * self.width * 8 // dt.bits,), dt, "shared.dyn",
                          attrs=(("align", 1024), ("ordered", True)))
             self.stages[key] = got
         return got
