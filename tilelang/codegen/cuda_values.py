@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Binary, Broadcast, Cast, Const, Expr, Ramp, Shuffle, Unary, binary, const, dtype, rebuild
+from tilelang.ir import Binary, Broadcast, Cast, Const, Expr, Ramp, Shuffle, Unary, binary, const, dtype, is_const, rebuild
 
 from .c_like import EQ, POSTFIX, PREFIX, CLikePrinter, Text
 from .cuda_types import HALVES, is_small_float
@@ -70,6 +70,8 @@ class CudaValues(CLikePrinter):
             wide = Binary(e.op, _as_float(e.a), _as_float(e.b), dtype("float32") if e.dtype.is_float else e.dtype)
             text, level = super()._binary(wide)
             return (f"{self.type_name(e.dtype)}({text})", POSTFIX) if e.dtype.is_float else (text, level)
+        if e.op == "sub" and e.dtype.base == "int16" and e.dtype.lanes == 1 and is_const(e.a, 0):
+            return f"tl::negated({self.top(e.b)})", POSTFIX
         return super()._binary(e)
 
     def _vector_binary(self, e: Binary) -> Text:
@@ -91,6 +93,8 @@ class CudaValues(CLikePrinter):
             return f"tl::map([](auto x) {{ return {result}; }}, {self.top(e.a)})", POSTFIX
         if e.dtype.is_float8:
             return f"{self.type_name(e.dtype)}(-(float){self.at(e.a, PREFIX)})", POSTFIX
+        if e.op == "neg" and e.dtype.base == "int16":
+            return f"tl::negated({self.top(e.a)})", POSTFIX
         return super()._unary(e)
 
     def divisor(self, e: Expr, text: str) -> str:

@@ -264,6 +264,13 @@ template <typename T> TL_DEVICE T floormod(T a, T b) {
   T r = a % b;
   return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r;
 }
+//@ negated
+// Of 16 bits: a negation that LLVM cannot make abs.s16 of, see abs.
+TL_DEVICE short negated(short x) {
+  int y = x;
+  asm("" : "+r"(y));
+  return short(-y);
+}
 //@ abs
 // The least number of a type stays what it is: no sign overflows.  ptxas 13.0 compares and converts what abs.s16 gives as if it
 // were 32768 then; the empty asm keeps LLVM from making abs.s16 of this as well.
