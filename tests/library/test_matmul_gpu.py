@@ -57,11 +57,12 @@ def test_products_cut_in_two(m, n, k):
     assert not wrong and all(torch.equal(x, want[0]) for x in found)
 
 
-@pytest.mark.parametrize("m, n, k", [(1, 1001, 517), (1, 129, 8191), (4097, 1, 131), (447, 651, 1187), (65, 67, 69)])
+@pytest.mark.parametrize("m, n, k", [(1, 1001, 517), (1, 129, 8191), (4097, 1, 131), (447, 651, 1187), (65, 67, 69),
+                                     (2, 4097, 2049), (9, 1001, 777), (12001, 3, 515), (16, 8191, 129)])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("ta, tb", [(False, False), (True, True)])
 def test_odd_rows(m, n, k, dtype, ta, tb):
-    """Vectors, copies of both operands, loads element by element; what was in the workspace before does not matter."""
+    """Vectors, few rows, copies of both operands, loads of elements; what was in the workspace before does not matter."""
     torch.full((1 << 24,), float("nan"), device=DEVICE)
     test_layouts(m, n, k, dtype, ta, tb)
 
