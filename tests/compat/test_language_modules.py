@@ -86,7 +86,9 @@ def test_layouts_and_emitters_of_other_hardware_are_refused_by_name():
 
     for refuse, words in ((layout.make_tcgen05mma_swizzled_layout, "Blackwell"), (cute.composition, "layout.cute.composition"),
                           (cute.make_layout, "no CuTe algebra"),
-                          (intrinsics.INT4TensorCoreIntrinEmitterWithLadderTransform, "permuted beforehand")):
+                          (intrinsics.INT4TensorCoreIntrinEmitterWithLadderTransform, "permuted beforehand"),
+                          (intrinsics.WGMMATensorCoreIntrinEmitter, "T.gemm"),
+                          (intrinsics.compute_umma_descriptor, "Blackwell")):
         with pytest.raises(NotImplementedError, match=words):
             refuse(1)
     assert cute.Layout is layout.Layout and {"coalesce", "complement", "restrict"} <= set(cute.__all__)

@@ -54,6 +54,9 @@ import importlib.util, sys
 import tilelang, tilelang.language, tilelang.testing
 from tilelang import tvm
 assert tvm.target.Target and tvm.DataType("float16").bits == 16 and tvm.transform.PassContext and tvm.error.InternalError
+import tilelang.tvm
+from tilelang.tvm import target
+assert tilelang.tvm is tvm and target.Target is tvm.target.Target
 assert "tvm" not in sys.modules and importlib.util.find_spec("tvm") is None
 try:
     import tvm

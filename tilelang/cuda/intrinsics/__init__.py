@@ -11,11 +11,16 @@ from tilelang.language.tensor_core import (
     mma_store_index_map,
 )
 
-from tilelang.language.unavailable import refusals
+from tilelang.language.unavailable import UNAVAILABLE, refusals
 
 from . import sparse_layout
 from .layout import mma_layout
 
+# Names that T has too, each of which says for what hardware or by what statement.
+_REFUSED = """SparseTensorCoreIntrinEmitter TCGEN05DescriptorParams TCGEN05TensorCoreIntrinEmitter TensorCoreIntrinEmitterSM120
+    WGMMADescriptorParams WGMMATensorCoreIntrinEmitter WGSparseTensorCoreIntrinEmitter compute_gmma_descriptor
+    compute_umma_descriptor"""
+globals().update({name: UNAVAILABLE[name] for name in _REFUSED.split()})
 globals().update(refusals("is not available: operands permuted beforehand are not; use INT4TensorCoreIntrinEmitter",
                           "INT4TensorCoreIntrinEmitterWithLadderTransform"))
 
