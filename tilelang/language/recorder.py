@@ -67,7 +67,7 @@ class Recorder:
         self.temporaries: dict[int, Var] = {}
         self.elements: dict[int, tuple[Var, Load]] = {}
         self.reducers: dict[int, Any] = {}
-        self.lazy = self.rounds = 0
+        self.lazy = self.rounds = self.extern_calls = 0
         self.macro_writes: list[Var] = []
         self.hazard: tuple[Context, int, set[int]] | None = None
         self.kernel: Any = None

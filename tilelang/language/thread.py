@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, If, Load, StringConst, Var, as_bool,
-                         binary, call, cast, const, convert, is_const)
+                         binary, call, cast, const, convert, is_const, with_attrs)
 from tilelang.ir import dtype as DType
 
 from .addresses import address_of
@@ -250,25 +250,23 @@ def _extern(op: str, dtype: Any, name: Any, args: tuple[Any, ...]) -> Any:
         b = need_builder(f"T.{op}")
         b.emit(Evaluate(e, span=b.here()))
         return EMITTED
-    return e if op == "call_pure_extern" else _called_once(e)
+    return e if op == "call_pure_extern" else _own_call(e)
 
 
-def _called_once(e: Call) -> Expr:
-    """The value of a function that may do anything: called here, where it is written, and once, whatever becomes of the value.
-    In operands that may not be evaluated the call itself."""
+def _own_call(e: Call) -> Call:
+    """The call with a number of its own: what it gives is no other call's value, however alike they are.
+
+    It stays where it is written, in an operand that may not be evaluated as well."""
     b = need_builder("T.call_extern")
-    if b.lazy or b.kernel is None:
-        return e
-    out = b.let("called", e)
-    b.unnamed[id(out)] = out
-    return out
+    b.extern_calls += 1
+    return with_attrs(e, number=b.extern_calls)
 
 
 def call_extern(dtype: Any = None, name: Any = None, *args: Any) -> Any:
     """Call a device function by name; dtype "handle" makes it a statement.  Buffers are passed as pointers.
 
-    Calls are made in the order of the program, one for each time the call is written (T.call_pure_extern: as the compiler
-    likes)."""
+    Two calls are two values, however alike they are (T.call_pure_extern: as the compiler likes).
+    """
     return _extern("call_extern", dtype, name, args)
 
 
