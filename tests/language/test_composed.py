@@ -258,6 +258,38 @@ def test_methods_that_only_read_state_stand_in_conditions():
     assert out(f) == want
 
 
+def test_a_scheduler_says_what_it_does_not_have():
+    """The missing state was a KeyError inside the compiler, the missing method an error without a place."""
+    for make, match in ((lambda: T.PersistentTileScheduler(3, 4, stateful=False), "keeps no linear_idx"),
+                        (T.BaseTileScheduler, r"BaseTileScheduler must define update_current_idx\(linear_idx\)")):
+        with pytest.raises(NotImplementedError, match=match):
+            @T.prim_func
+            def f(O: T.Tensor((1,), "int32")):
+                with T.Kernel(1, threads=1) as b:
+                    make().init(b)
+
+
+def test_a_layout_is_of_shared_memory_or_a_fragment():
+    """That of a tensor or a private array was passed over."""
+    for scope in "global", "local":
+        with pytest.raises(ValueError, match="layouts are of shared buffers and fragments"):
+            @T.prim_func
+            def f(A: T.Tensor((8, 8), "int32")):
+                with T.Kernel(1, threads=32):
+                    B = A if scope == "global" else T.alloc_local((8, 8), "int32")
+                    T.annotate_layout({B: T.Layout((8, 8), lambda i, j: (j, i))})
+
+
+@pytest.mark.parametrize("width", [0, 3, 7, 64, -32, 8.0])
+def test_parts_of_a_warp_that_exchange_are_powers_of_two(width):
+    """The simulator took parts of any width, which the hardware has not."""
+    with pytest.raises(ValueError, match="1, 2, 4, 8, 16 or 32 lanes"):
+        @T.prim_func
+        def f(A: T.Tensor((32,), "int32")):
+            with T.Kernel(1, threads=32):
+                A[T.get_thread_binding()] = T.shfl_down(A[T.get_thread_binding()], 1, width=width)
+
+
 def test_a_variable_has_no_second_element():
     """The store went to the variable whatever its index."""
     with pytest.raises(IndexError, match="`sum` is a variable: its only element is 0"):

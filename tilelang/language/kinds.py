@@ -289,6 +289,8 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
     ("wide-operand", TypeError, "an operand of a wide load or store that names no consecutive elements",
      "pass a buffer, a region or an element A[i] of global (ldg, stg) or shared (lds, sts) memory",
      "consecutive elements of a buffer of global (ldg, stg) or shared (lds, sts) memory"),
+    ("scheduler", NotImplementedError, "a method that a tile scheduler does not have", "define it in a subclass",
+     "a scheduler that has the method"),
     ("lane-arguments", ValueError, "bad arguments of a warp primitive", "give the missing argument, as an integer",
      "arguments that the primitive takes"),
     ("lane-argument-type", TypeError, "a warp size that is not an integer", "leave it out for the warp size of the target",

@@ -13,7 +13,7 @@ from tilelang.ir import I32, Load, binary, cast, convert
 from .alloc import alloc_var
 from .kernel import need_kernel
 from .macro import Macro
-from .state import need_builder
+from .state import error, need_builder
 
 
 def inline(method: Callable[..., Any]) -> Macro:
@@ -79,32 +79,42 @@ class BaseTileScheduler:
 
     def _set(self, key: str, value: Any) -> None:
         b = need_builder(type(self).__name__)
-        b.store(self._state[key].buffer, self._state[key].indices, value)
+        b.store(self._get(key).buffer, self._get(key).indices, value)
 
-    linear_idx = property(lambda self: self._state["linear_idx"], doc="Linear index of the current tile.")
-    current_iter = property(lambda self: self._state["current_iter"], doc="Tiles done so far.")
-    m_idx = property(lambda self: self._state["m_idx"], doc="Row of the current tile.")
-    n_idx = property(lambda self: self._state["n_idx"], doc="Column of the current tile.")
+    def _get(self, key: str) -> Load:
+        if key not in self._state:
+            raise error("scheduler", f"a {type(self).__name__} with stateful=False keeps no {key}: it only gives coord(tile_id)",
+                        expected="a scheduler that keeps state", found="stateful=False", hint="leave stateful=False out")
+        return self._state[key]
+
+    linear_idx = property(lambda self: self._get("linear_idx"), doc="Linear index of the current tile.")
+    current_iter = property(lambda self: self._get("current_iter"), doc="Tiles done so far.")
+    m_idx = property(lambda self: self._get("m_idx"), doc="Row of the current tile.")
+    n_idx = property(lambda self: self._get("n_idx"), doc="Column of the current tile.")
+
+    def _undefined(self, method: str) -> Exception:
+        return error("scheduler", f"{type(self).__name__} must define {method}", expected=f"a subclass with {method}",
+                     found=f"none in {type(self).__name__}", hint=f"define {method} in a subclass of T.BaseTileScheduler")
 
     def update_current_idx(self, linear_idx: Any) -> None:
         """Set the coordinates of a tile."""
-        raise NotImplementedError(f"{type(self).__name__} must define update_current_idx(linear_idx)")
+        raise self._undefined("update_current_idx(linear_idx)")
 
     def init(self, linear_idx: Any) -> None:
         """Start at a tile."""
         self._set("linear_idx", linear_idx)
         self._set("current_iter", 0)
-        self.update_current_idx(self._state["linear_idx"])
+        self.update_current_idx(self.linear_idx)
 
     def next_tile(self, step: Any) -> None:
         """Go on by `step` tiles."""
-        self._set("linear_idx", self._state["linear_idx"] + step)
-        self._set("current_iter", self._state["current_iter"] + 1)
-        self.update_current_idx(self._state["linear_idx"])
+        self._set("linear_idx", self.linear_idx + step)
+        self._set("current_iter", self.current_iter + 1)
+        self.update_current_idx(self.linear_idx)
 
     def valid(self) -> Any:
         """Whether the current tile exists."""
-        raise NotImplementedError(f"{type(self).__name__} must define valid()")
+        raise self._undefined("valid()")
 
 
 class PersistentTileScheduler(BaseTileScheduler):
@@ -148,7 +158,7 @@ class PersistentTileScheduler(BaseTileScheduler):
         super().next_tile(self.workers if step is None else step)
 
     def valid(self) -> Any:
-        return self._state["linear_idx"] < self.total_tiles
+        return self.linear_idx < self.total_tiles
 
 
 def _blocks() -> Any:

@@ -107,7 +107,7 @@ def _shuffle(name: str, row: str) -> Callable[..., Var]:
     def fn(value: Any, lane: Any, width: int = 32, mask: Any = FULL_MASK) -> Var:
         v, m = convert(value), _mask(mask)
         named = () if is_const(m, FULL_MASK) else (m,)
-        return value_call(row, (v, cast(convert(lane), I32), *named), v.dtype, width=int(width))
+        return value_call(row, (v, cast(convert(lane), I32), *named), v.dtype, width=_lanes(name, width))
 
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"{name}: the value of another lane of the warp."
@@ -116,6 +116,15 @@ def _shuffle(name: str, row: str) -> Callable[..., Var]:
 
 shfl_sync, shfl_xor = _shuffle("shfl_sync", "shfl_idx"), _shuffle("shfl_xor", "shfl_xor")
 shfl_up, shfl_down = _shuffle("shfl_up", "shfl_up"), _shuffle("shfl_down", "shfl_down")
+
+
+def _lanes(name: str, width: Any) -> int:
+    """Lanes of a part of the warp.  Other numbers than powers of two mean nothing to the hardware."""
+    n = convert(width) if not isinstance(width, float) else None
+    if not isinstance(n, Const) or n.value not in (1, 2, 4, 8, 16, 32):
+        raise error("lane-arguments", f"the width of T.{name} is 1, 2, 4, 8, 16 or 32 lanes, found {width}",
+                    expected="a power of two up to 32", found=str(width), hint="leave it out for whole warps")
+    return int(n.value)
 
 
 def _mask(mask: Any) -> Expr:
