@@ -258,26 +258,27 @@ def test_methods_that_only_read_state_stand_in_conditions():
     assert out(f) == want
 
 
-def test_a_scheduler_says_what_it_does_not_have():
+@pytest.mark.parametrize("make, match", [
+    (lambda: T.PersistentTileScheduler(3, 4, stateful=False), "keeps no linear_idx"),
+    (lambda: T.BaseTileScheduler(), r"BaseTileScheduler must define update_current_idx\(linear_idx\)")])
+def test_a_scheduler_says_what_it_does_not_have(make, match):
     """The missing state was a KeyError inside the compiler, the missing method an error without a place."""
-    for make, match in ((lambda: T.PersistentTileScheduler(3, 4, stateful=False), "keeps no linear_idx"),
-                        (T.BaseTileScheduler, r"BaseTileScheduler must define update_current_idx\(linear_idx\)")):
-        with pytest.raises(NotImplementedError, match=match):
-            @T.prim_func
-            def f(O: T.Tensor((1,), "int32")):
-                with T.Kernel(1, threads=1) as b:
-                    make().init(b)
+    with pytest.raises(NotImplementedError, match=match):
+        @T.prim_func
+        def f(O: T.Tensor((1,), "int32")):
+            with T.Kernel(1, threads=1) as b:
+                make().init(b)
 
 
-def test_a_layout_is_of_shared_memory_or_a_fragment():
+@pytest.mark.parametrize("scope", ["global", "local"])
+def test_a_layout_is_of_shared_memory_or_a_fragment(scope):
     """That of a tensor or a private array was passed over."""
-    for scope in "global", "local":
-        with pytest.raises(ValueError, match="layouts are of shared buffers and fragments"):
-            @T.prim_func
-            def f(A: T.Tensor((8, 8), "int32")):
-                with T.Kernel(1, threads=32):
-                    B = A if scope == "global" else T.alloc_local((8, 8), "int32")
-                    T.annotate_layout({B: T.Layout((8, 8), lambda i, j: (j, i))})
+    with pytest.raises(ValueError, match="layouts are of shared buffers and fragments"):
+        @T.prim_func
+        def f(A: T.Tensor((8, 8), "int32")):
+            with T.Kernel(1, threads=32):
+                B = A if scope == "global" else T.alloc_local((8, 8), "int32")
+                T.annotate_layout({B: T.Layout((8, 8), lambda i, j: (j, i))})
 
 
 @pytest.mark.parametrize("width", [0, 3, 7, 64, -32, 8.0])

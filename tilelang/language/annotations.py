@@ -28,8 +28,8 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
                                    f"{describe(layout)}",
                             found=describe(layout))
         elif not buffer.scope_name.startswith("shared"):
-            raise error("layout-annotation", f"`{buffer.name}` has scope {buffer.scope_name}: layouts are of shared buffers and "
-                        "fragments", expected="a shared buffer or a fragment", found=f"a buffer of scope {buffer.scope_name}",
+            raise error("layout-annotation", f"`{buffer.name}` has scope {buffer.scope_name}: layouts are of shared buffers "
+                        "and fragments", expected="a shared buffer or a fragment", found=f"a buffer of scope {buffer.scope_name}",
                         hint="leave it out: strides of a tensor are given by T.StridedTensor")
         elif callable(layout) and not isinstance(layout, (Layout, Fragment)):
             layout = Layout(buffer.shape, layout)
