@@ -202,7 +202,7 @@ def test_functions_of_the_users_source_store_through_pointers():
 
 
 PRINTS = """
-import torch, tilelang, tilelang.language as T
+import tilelang, torch, tilelang.language as T
 
 @T.prim_func
 def f(A: T.Tensor((4,), "int32")):
