@@ -75,6 +75,9 @@ def _expr(v: Any) -> Expr:
 class _Simplify:
     """One walk; the analyzer is passed down, since a branch knows more than what follows it."""
 
+    def __init__(self) -> None:
+        self.values: dict[Var, Expr] = {}  # of integers that are bound, where they name neither memory nor calls
+
     def stmt(self, s: Any, a: Analyzer) -> Any:
         if isinstance(s, Seq):
             return self._seq(s, a)
@@ -112,6 +115,8 @@ class _Simplify:
             changed |= y is not x
             if isinstance(y, Bind) and y.value.dtype.is_int and y.value.dtype.lanes == 1:
                 a = a.bind(y.var, *a.interval(y.value))
+                if all(isinstance(n, Var | Const | Binary) for n in walk(y.value)):
+                    self.values[y.var] = substitute(y.value, self.values)
             out.append(y)
         return seq(*out, span=s.span) if changed else s
 
@@ -131,6 +136,9 @@ class _Simplify:
 
     def _if(self, s: If, a: Analyzer) -> Stmt:
         cond = a.simplify(s.cond)
+        if not isinstance(cond, Const):  # what bound integers stand for may decide it
+            decided = a.simplify(substitute(cond, self.values))
+            cond = decided if isinstance(decided, Const) else cond
         if isinstance(cond, Const):
             taken = s.then if cond.value else s.orelse
             return EMPTY if taken is None else self.stmt(taken, a)

@@ -116,6 +116,7 @@ def shared_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, tile: 
             first = T.if_then_else(n < whole, 0, T.max(0, begin - r * steps))
             # A part of no tile takes a step all the same: a loop that may be empty needs a second way to load queries.
             own = T.max(1, T.min(steps, T.min(begin + share, rest * steps) - r * steps) - first)
+            count = T.if_then_else(n < whole, steps, own)
             at = T.if_then_else(n < whole, n, whole + T.min(r, rest - 1))
             row = at % tiles * rows
             h = at // tiles % heads
@@ -123,13 +124,14 @@ def shared_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, tile: 
             T.clear(acc)
             T.clear(total)
             T.fill(top, lowest(c))
-            for k in T.Pipelined(T.if_then_else(n < whole, steps, own), num_stages=tile.stages):
-                T.copy(part(K, at, h // group, (first + k) * keys, keys), Ks)
+            for k in T.Pipelined(count, num_stages=tile.stages):
+                key = (first + count - 1 - k) * keys
+                T.copy(part(K, at, h // group, key, keys), Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(rows, keys):
-                    S[i, j] = T.if_then_else(T.Or(first + k < steps - 1, j < seq_k - (steps - 1) * keys), S[i, j],
-                                             -T.infinity("float32"))
-                T.copy(part(V, at, h // group, (first + k) * keys, keys), Vs)
+                    S[i, j] = T.if_then_else(T.Or(k > 0, T.Or(first + count < steps, j < seq_k - (steps - 1) * keys)),
+                                             S[i, j], -T.infinity("float32"))
+                T.copy(part(V, at, h // group, key, keys), Vs)
                 absorb(S, P, acc, top, before, factor, total, more, c)
                 T.gemm(P, Vs, acc)
             finish(acc, top, total, factor, c)
