@@ -9,6 +9,7 @@ from tilelang.arith import Analyzer, affine, can_prove, divisible, interval, sim
 from tilelang.ir import (
     EMPTY,
     Binary,
+    Bind,
     Buffer,
     Cast,
     Const,
@@ -31,6 +32,7 @@ from tilelang.ir import (
     logical,
     select,
     unary,
+    walk,
 )
 
 I32 = dtype("int32")
@@ -225,6 +227,22 @@ def test_branches_know_their_condition():
     assert not isinstance(out.then.stmts[0], If)
     out = simplify_stmt(If(x < 8, Store(a, (x // 8,), Const(1.0, dtype("float32"))), None), ENV)
     assert out.then.indices[0].same(const(0))
+
+
+def test_branches_that_bound_integers_decide():
+    """last = (x * 8 + 7) // 8 + 1 is x + 1, so last - 1 - k <= x for all k >= 0."""
+    v, a = Buffer("v", (1,), I32, "local.var"), Buffer("A", (64,), I32, "global")
+    last, k = Var("last", I32), Var("k", I32)
+    put = Store(a, (x,), const(1))
+    value = (x * 8 + 7) // 8 + 1
+
+    def loop(cond, bound=value):
+        return simplify_stmt(Seq((Bind(last, bound), For(k, const(0), const(5), "serial", If(cond, put, None)))), ENV)
+
+    assert not any(isinstance(s, If) for s in walk(loop(last - 1 - k <= x)))
+    assert not any(isinstance(s, If | Store) for s in walk(loop(last - 1 - k > x)))
+    assert any(isinstance(s, If) for s in walk(loop(last - 1 - k >= x))), "k decides"
+    assert any(isinstance(s, If) for s in walk(loop(last > x, load(v, (const(0),))))), "memory may change"
 
 
 def test_branches_do_not_know_what_memory_held_before_a_store():

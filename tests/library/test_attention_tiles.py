@@ -118,6 +118,21 @@ def test_chosen_tiles_assemble_without_spills_or_serialised_products(name):
         assert cubin.spills == 0 and "C75" not in cubin.log, (tile, cubin.log)
 
 
+def masks(sizes, mask, keys):
+    """How many times a kernel masks a tile of scores: in front of the loop, and in it."""
+    program = dense_attention(sizes, strides(sizes), "bshd", "bfloat16", mask, Tile(128, keys, 2, 256), False, 0.1)
+    (kernel,) = lower(program.func, SM90, {"tl.enable_hopper": True, "tl.enable_fast_math": True}).kernels
+    return print_kernel(kernel, fast_math=True).count("tl::registers_out_S(")
+
+
+def test_the_last_tile_of_keys_is_masked_before_the_loop():
+    """A mask costs a loop 2 % where it is not applied either: its instructions are jumped over."""
+    assert masks(square(1, 16, 2048, 128), CAUSAL, 128) == 1  # the diagonal
+    assert masks(square(1, 16, 2048, 128), FULL, 144) == 1  # a ragged end
+    assert masks(square(1, 16, 2048, 128), FULL, 128) == 0
+    assert masks(square(1, 16, 2048, 128), CAUSAL, 144) == 2  # a diagonal that two tiles of keys may hold
+
+
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_packed_sequences_assemble_without_spills(dim):
