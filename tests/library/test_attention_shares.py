@@ -71,6 +71,7 @@ def test_what_is_left_of_whole_rounds_is_shared():
     assert deal is not None and (deal.whole, deal.rest, deal.steps, deal.units) == (31 * 132, 4, 57, 132)
     assert 1 < deal.share < 8
     whole = price(H200, sizes._replace(seq_q=128, heads=132, batch=1), FULL, tile)  # one round
+    assert attention_tile(H200, sizes, FULL).keys == 144
     assert 31 * whole < price(H200, sizes, FULL, tile) < 31.25 * whole
 
 

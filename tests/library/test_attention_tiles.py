@@ -125,12 +125,21 @@ def masks(sizes, mask, keys):
     return print_kernel(kernel, fast_math=True).count("tl::registers_out_S(")
 
 
-def test_the_last_tile_of_keys_is_masked_before_the_loop():
+def test_a_ragged_end_is_masked_before_the_loop():
     """A mask costs a loop 2 % where it is not applied either: its instructions are jumped over."""
-    assert masks(square(1, 16, 2048, 128), CAUSAL, 128) == 1  # the diagonal
-    assert masks(square(1, 16, 2048, 128), FULL, 144) == 1  # a ragged end
+    assert masks(square(1, 16, 2047, 128), FULL, 144) == 1
     assert masks(square(1, 16, 2048, 128), FULL, 128) == 0
-    assert masks(square(1, 16, 2048, 128), CAUSAL, 144) == 2  # a diagonal that two tiles of keys may hold
+
+
+def test_maxima_behind_a_mask_are_looked_at_together():
+    def looks(sizes, mask):
+        program = dense_attention(sizes, strides(sizes), "bshd", "bfloat16", mask, Tile(128, 128, 2, 256), False, 0.1)
+        (kernel,) = lower(program.func, SM90, {"tl.enable_hopper": True, "tl.enable_fast_math": True}).kernels
+        text = print_kernel(kernel, fast_math=True)
+        return text.count("tl::max_S("), text.count("tl::max_S_0(") + text.count("tl::max_S_2(")
+
+    assert looks(square(1, 16, 2048, 128), CAUSAL) == (2, 0)
+    assert looks(square(1, 16, 2048, 128), FULL) == (0, 4)
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (Binary, Buffer, Call, Expr, For, If, Load, Stmt, Store, Var, const, dtype, free_vars, stmts_of,
-                         substitute)
+from tilelang.ir import (AddressOf, Binary, Buffer, Call, Expr, For, If, Load, Stmt, Store, Var, const, dtype,
+                         free_vars, stmts_of, substitute, walk)
 from tilelang.target.register_forms import MAPPED, SUMMED, Form, constant, form_of, own_element, packed_source, sum_form
 
 from .c_like import POSTFIX, Text
@@ -28,6 +28,7 @@ class OwnRegisters:
     own_names: dict[Var, str]
     own_registers: dict[str, tuple[str, int]]
     own_functions: dict[str, str]
+    behind_branch = False  # whether a branch that few iterations take was printed since the last sums
 
     def _own(self: Any, b: Buffer) -> str:
         """The common part of the names of a buffer's registers, which the kernel declares: no other buffer has it."""
@@ -62,6 +63,7 @@ class OwnRegisters:
         self.namer.close_scope()
         self.depth -= 1
         self.emit("}")
+        self.behind_branch = True
 
     def _call_wgmma_pin(self: Any, e: Call) -> Text:
         way = e.attr("move")
@@ -143,13 +145,40 @@ class OwnRegisters:
                 self._packed(x, array, first)
 
     def _sums(self: Any, s: For) -> None:
+        first = self._maxima_first(s) if self.behind_branch else 0
+        self.behind_branch = False
+        found: list[tuple[str, list[str]]] = []
         for k in self._turns(s):
-            for x in stmts_of(s.body):
+            for x in stmts_of(s.body)[:first or None]:
                 form = sum_form(x, {s.var: k}) if isinstance(x, For) else None
                 if form is None:
                     self.stmt(x)
+                elif first:
+                    found.append(self._maximum(form))
                 else:
                     self._summed(form, x)
+        if first:
+            self._maxima(form_of(s), found)
+            for _ in self._turns(s):
+                for x in stmts_of(s.body)[first:]:
+                    self.stmt(x)
+
+    def _maxima_first(self: Any, s: For) -> int:
+        """How many statements of a turn all turns do before the others, so that one look answers for the maxima of all: 0 for
+        none.  Behind a mask's branch that is faster; elsewhere the first row's exponentials hide what the second waits for.
+        """
+        body = stmts_of(s.body)
+        at = next((i for i, x in enumerate(body) if isinstance(x, For)), len(body))
+        form = sum_form(body[at], {s.var: 0}) if at < len(body) else None
+        if form is None or not _in_threes(form, body[at]) or any(isinstance(x, For) for x in body[at + 1:]):
+            return 0
+        own: Any = form.value.a  # type: ignore[union-attr]
+
+        def apart(x: Any) -> bool:  # from other turns
+            return x.buffer.data is form.buffer.data or x.buffer is own.buffer and bool(x.indices == own.indices)
+
+        return at + 1 if all(isinstance(x, Load | Store) and apart(x) for y in body for x in walk(y)
+                             if isinstance(x, Load | Store | AddressOf)) else 0
 
     def _turns(self: Any, s: For) -> Iterator[int]:
         """The values of a loop's variable: what is printed for each stands in a scope where it is a constant."""
@@ -168,6 +197,9 @@ class OwnRegisters:
         """Operands are the different elements added to.  Where any order will do, each is summed up in two halves side by
         side: an operation waits four cycles for the one before it."""
         array, v, free = self._own(form.buffer), form.value, bool(s.attr("any_order"))  # type: ignore[attr-defined]
+        if _in_threes(form, s):
+            self._maxima(form, [self._maximum(form)])
+            return
         while isinstance(s, For):
             s = s.body
         assert isinstance(v, Binary) and isinstance(s, Store)
@@ -179,10 +211,20 @@ class OwnRegisters:
         params = ", ".join(f"float& x{n}" for n in at.values())
         operands = ", ".join(f'"+f"(x{n})' for n in at.values())
         name = self.namer(s.buffer.data, s.buffer.name)
-        body = f'asm volatile("{_joined(lines)}" : {operands});'
-        if free and v.op == "max" and len(at) == 1 and len(form.points) >= LEAST_THREES:
-            body = largest_of_threes([f"tl_{array}_{k}" for _, k in form.points], body)
-        self._call_own(f"{v.op}_{array}_{form.points[0][1]}", f"({params})", body, ", ".join(f"{name}[{i}]" for i in at))
+        self._call_own(f"{v.op}_{array}_{form.points[0][1]}", f"({params})", f'asm volatile("{_joined(lines)}" : {operands});',
+                       ", ".join(f"{name}[{i}]" for i in at))
+
+    def _maximum(self: Any, form: Form) -> tuple[str, list[str]]:
+        """(what is raised, the registers it is raised to the largest of)."""
+        to, array = form.value.a.buffer, self._own(form.buffer)  # type: ignore[union-attr]
+        return f"{self.namer(to.data, to.name)}[{form.points[0][0]}]", [f"tl_{array}_{k}" for _, k in form.points]
+
+    def _maxima(self: Any, form: Form, found: list[tuple[str, list[str]]]) -> None:
+        op = SUMMED["max"] + self._f32()
+        body = largest_of_threes([names for _, names in found], lambda points: _in_halves(op, points))
+        places = f"_{found[0][1][0].rpartition('_')[2]}" if len(found) == 1 else ""
+        params = ", ".join(f"float& x{i}" for i in range(len(found)))
+        self._call_own(f"max_{self._own(form.buffer)}{places}", f"({params})", body, ", ".join(to for to, _ in found))
 
     def _mapped(self: Any, form: Form) -> None:
         """Operands are the different values that do not name the element, lines the operations on it, element by element."""
@@ -296,26 +338,42 @@ def _in_halves(op: str, points: list[tuple[int, str]]) -> list[str]:
     return ["{", f".reg .f32 u<{len(seen)}>;", *lines, *both, "}"]
 
 
-def largest_of_threes(registers: list[str], otherwise: str) -> str:
-    """Statements that raise the float x0 to the largest of these registers, as integers: one instruction is the maximum of
-    three of them, but of two floats.
+def _in_threes(form: Form, s: Stmt) -> bool:
+    """Whether a loop is the maximum of so many elements that it is taken as one of integers."""
+    v: Any = form.value
+    return bool(s.attr("any_order")) and v.op == "max" and len(form.points) >= LEAST_THREES and \
+        len({i for i, _ in form.points}) == 1  # type: ignore[attr-defined]
 
-    Floats without a sign are ordered as integers are, above those with one.  So the result is wrong only where every float has
-    a sign, which it has then itself, or where one is NaN, which is above infinity: both are more than infinity as unsigned
-    numbers.  A warp in which that is seen does `otherwise`; what is marked any_order is done by whole warps.  (Written as two
-    branches, it made ptxas take descriptors out of uniform registers.  One look at all rows is slower: what the last row
-    waits for is hidden under the first one's exponentials.)
+
+def largest_of_threes(rows: list[list[str]], in_floats: Callable[[list[tuple[int, str]]], list[str]]) -> str:
+    """Statements that raise each float x0, x1, … to the largest of its registers, as integers: one instruction is the maximum
+    of three of them, but of two floats.
+
+    Floats without a sign are ordered as integers are, above those with one.  So a result is wrong only where every float has a
+    sign, which it has then itself, or where one is NaN, which is above infinity: both are more than infinity as unsigned
+    numbers.  A warp in which that is seen does it `in_floats`: lines that raise operands of these numbers to registers.
+    What is marked any_order is done by whole warps.  (Written as two branches, it made ptxas take descriptors out of uniform
+    registers.)
     """
+    text = [f"int m{i}; asm volatile(\"{_joined(_threes(names))}\" : \"=&r\"(m{i}) : \"f\"(x{i}));"
+            for i, names in enumerate(rows)]
+    odd = " || ".join(f"(unsigned)m{i} > 0x7f800000u" for i in range(len(rows)))
+    again = " ".join(f"x{i} = before{i};" for i in range(len(rows)))
+    operands = ", ".join(f'"+f"(x{i})' for i in range(len(rows)))
+    lines = in_floats([(i, x) for i, names in enumerate(rows) for x in names])
+    return " ".join([*text, *(f"const float before{i} = x{i}; x{i} = __int_as_float(m{i});" for i in range(len(rows))),
+                     f"if (__any_sync(0xffffffffu, {odd})) {{ {again} asm volatile(\"{_joined(lines)}\" : {operands}); }}"])
+
+
+def _threes(registers: list[str]) -> list[str]:
+    """Lines that make %0 the largest of %1 and of these registers, as integers, in two chains."""
     half = len(registers) // 4 * 2  # a chain takes them by twos
     first, second = registers[:half], registers[half:]
     lines = ["{", ".reg .s32 u, e;", "mov.b32 %0, %1;", f"mov.b32 u, {second[0]};"]
     for pair in itertools.zip_longest(*(_by_twos(x) for x in (first, second[1:])), fillvalue=()):
         for to, names in zip(("%0", "u"), pair):
             lines += [line for x in names for line in (f"mov.b32 e, {x};", f"max.s32 {to}, {to}, e;")]
-    lines += ["max.s32 %0, %0, u;", "}"]
-    return (f'int m; asm volatile("{_joined(lines)}" : "=&r"(m) : "f"(x0)); '
-            "const float before = x0; x0 = __int_as_float(m); "
-            f"if (__any_sync(0xffffffffu, (unsigned)m > 0x7f800000u)) {{ x0 = before; {otherwise} }}")
+    return [*lines, "max.s32 %0, %0, u;", "}"]
 
 
 def _by_twos(names: list[str]) -> list[list[str]]:

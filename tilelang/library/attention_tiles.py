@@ -121,7 +121,8 @@ def price(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> float:
     seen = steps(sizes, mask, tile)
     step = step_cycles(m, tile, sizes.dim, sizes.dim_v)
     beside = _beside(sizes, tile)
-    times = [beside + n * step + masked * _MASK * tile.keys for n, masked in seen]
+    cut = 0.0 if mask == Mask() else _MASK * tile.keys  # a ragged end alone is masked in front of the loop
+    times = [beside + n * step + masked * cut for n, masked in seen]
     tiles = _tiles(sizes, tile)
     longest, mean = max(times), sum(times) / len(times)
     if min(times) < longest:
@@ -135,8 +136,7 @@ def shares(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> Shares | None:
     """How the tiles that fill no whole round are shared out by keys; None where each tile is a block's own."""
     if m.kind != "wgmma" or mask != Mask():
         return None
-    (n, masked), *_ = steps(sizes, mask, tile)
-    longest = _beside(sizes, tile) + n * step_cycles(m, tile, sizes.dim, sizes.dim_v) + masked * _MASK * tile.keys
+    longest = _beside(sizes, tile) + ceil(sizes.seq_k / tile.keys) * step_cycles(m, tile, sizes.dim, sizes.dim_v)
     shared = _shared(m, sizes, tile, longest)
     return None if shared is None or shared[0] > _WORTH * ceil(_tiles(sizes, tile) / m.units) * longest else shared[1]
 
