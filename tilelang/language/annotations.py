@@ -29,7 +29,8 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
                             found=describe(layout))
         elif not buffer.scope_name.startswith("shared"):
             raise error("layout-annotation", f"`{buffer.name}` has scope {buffer.scope_name}: layouts are of shared buffers "
-                        "and fragments", expected="a shared buffer or a fragment", found=f"a buffer of scope {buffer.scope_name}",
+                        "and fragments", expected="a shared buffer or a fragment",
+                        found=f"a buffer of scope {buffer.scope_name}",
                         hint="leave it out: strides of a tensor are given by T.StridedTensor")
         elif callable(layout) and not isinstance(layout, (Layout, Fragment)):
             layout = Layout(buffer.shape, layout)
