@@ -366,7 +366,7 @@ def test_what_is_declined_still_computes():
     assert np.array_equal(got["C"][:, 32:], want) and np.array_equal(got["C"][:, :32], want[:, :32])
 
 
-@pytest.mark.parametrize("bn, bk, stages, panels", [(256, 64, 2, 2), (256, 64, 4, 2), (192, 32, 10, 1)])
+@pytest.mark.parametrize("bn, bk, stages, panels", [(256, 64, 2, 4), (256, 64, 4, 2), (192, 32, 10, 1)])
 def test_staging_takes_what_shared_memory_is_left(bn, bk, stages, panels):
     launch = launch_of(gemm(m=256, n=bn, k=512, bm=128, bn=bn, bk=bk, stages=stages, threads=256, tb=True))
     (staging,) = [b for b, _ in launch.attr("shared_offsets") if b.name == "staging"]
@@ -425,7 +425,7 @@ def without(name, **attrs):
     return change, seen
 
 
-GEMM = dict(m=128, n=256, k=64, bm=128, bn=256, bk=64, threads=256, stages=2)
+GEMM = dict(m=128, n=256, k=64, bm=128, bn=256, bk=64, threads=256, stages=4)
 
 
 def faulty(change, shape=None, program=None):
@@ -457,6 +457,19 @@ def test_waiting_for_one_panel_too_few_is_found():
     with pytest.raises(TileLangError) as e:
         faulty(change)
     assert e.value.kind == "sim-race"
+
+
+def test_tiles_that_are_staged_whole_wait_for_those_before_them():
+    """One block, four tiles; the panels of a warp group hold all of its part of one."""
+    shape = dict(m=256, n=512, k=64, bm=128, bn=256, bk=64, threads=256, stages=2)
+    program = lowered(gemm(**shape), persistent=1)
+    got, a, b = faulty(lambda s: None, shape, program)
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.abs(got.outputs["C"] - want).max() <= 2.0**-10 * np.abs(want).max()
+    change, seen = without("bulk_wait", n=3)
+    with pytest.raises(TileLangError) as e:
+        faulty(change, shape, program)
+    assert len(seen) == 4 and e.value.kind == "sim-race"
 
 
 def test_a_store_from_the_wrong_panel_is_found():

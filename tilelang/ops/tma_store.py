@@ -202,6 +202,7 @@ class _Store:
             starts = [(r + k * registers, y + k * rows) for r, y in starts for k in range(count)]
         steps = [(register, row, p) for register, row in sorted(starts, key=lambda s: s[1]) for p in range(self._panels())]
         slots = min(cx.stores.buffers, len(steps))
+        cx.stores.steps = max(cx.stores.steps, len(steps))
         self.stage = cx.stores.staging(groups, groups * slots, self.dt)
         self.layout = panel_layout((groups * slots, ROWS_OF_STEP, self.columns), self.dt.bits, self.width)
         self.lane = cx.thread % GROUP if groups > 1 else cx.thread

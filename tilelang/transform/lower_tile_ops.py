@@ -46,9 +46,10 @@ def lower_tile_ops(func: Func, cx: PassContext) -> Func:
 
 
 def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
-    """The launch with as much staging for stores by TMA as shared memory has room for; a second panel does not cost a
-    multiprocessor one of its blocks.  Where only one panel fits, stores that run under the next tile's product (tile_turns.py)
-    have three of half the width if these do: the copies are read sooner, and wait less for each other."""
+    """The launch with as much staging for stores by TMA as shared memory has room for: one panel a warp group, two, or all of
+    its part of a tile.  More than one does not cost a multiprocessor one of its blocks.  Where only one fits, stores that run
+    under the next tile's product (tile_turns.py) have three of half the width if these do: the copies are read sooner, and wait
+    less for each other."""
     limit = getattr(cx.target, "max_shared_bytes", None)
     alone = any(isinstance(x, Call) and x.op == "set_max_nreg" for x in walk(launch.body))  # its registers fill one
     narrow = ((3, PANEL // 2),) if launch.attr("tiles_overlap") else ()
@@ -62,6 +63,9 @@ def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
         reserved = 1024  # by the system, in every block
         kept = whole // (total + reserved) == whole // (total - staging // panels * (panels - 1) + reserved)
         if total <= limit and (panels == 1 or alone or kept):
+            steps = lowering.stores.steps
+            if alone and not narrow and panels == 2 < steps and total + (steps - 2) * staging // 2 <= limit:
+                return Lowering(func, cx, launch, steps).launch_stmt()
             return out
     return Lowering(func, cx, launch, 0).launch_stmt()
 

@@ -32,7 +32,7 @@ TILES = "tiles"  # attr of a For whose iterations are blocks of the grid: they w
 
 class TmaStores:
     """on: whether TMA may be used.  strides: see Hopper.  buffers: panels of staging a warp group has (0: none); width: bytes
-    of a panel's row.
+    of a panel's row.  steps: panels that its part of a tile has, of the largest.
 
     reports: what to tell.
 
@@ -41,7 +41,7 @@ class TmaStores:
     """
 
     def __init__(self, launch: Launch, on: bool, buffers: int, strides: bool = False, width: int = PANEL) -> None:
-        self.launch, self.buffers, self.strides, self.width = launch, buffers, strides, width
+        self.launch, self.buffers, self.strides, self.width, self.steps = launch, buffers, strides, width, 0
         x, y, z = launch.threads
         self.one_group = x * y * z == GROUP
         on = on or asks_for_tma(launch)
