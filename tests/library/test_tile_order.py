@@ -10,6 +10,7 @@ from tilelang.library.tiles import Problem, Tile, chip_of, choose_tile, price
 from tilelang.target import Target
 
 H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), units=132)
+LONE = replace(H200, around=1e-9)  # launches that do not start soon: as they were timed
 # bm, bn, stages (of 64), threads, parts, how (turned, moved, staged, wide), microseconds; first shapes nobody had tuned for.
 TIMED = {
     (2600, 72, 2080, "nt"): [(64, 24, 8, 128, 1, "ms", 5.5), (64, 48, 8, 128, 1, "tms", 5.8), (64, 72, 8, 128, 3, "", 5.9),
@@ -57,12 +58,12 @@ def tile(p, bm, bn, stages, threads, parts=1, how=""):
 @pytest.mark.parametrize("shape", TIMED, ids=str)
 def test_the_tile_priced_lowest_is_among_the_fastest(shape):
     p = lined(*shape)
-    priced = [(price(H200, p, tile(p, *t)), us) for *t, us in TIMED[shape]]
+    priced = [(price(LONE, p, tile(p, *t)), us) for *t, us in TIMED[shape]]
     assert min(priced)[1] <= 1.08 * min(us for _, us in priced)
 
 
 def test_prices_are_near_what_kernels_take_at_sizes_nobody_tuned_for():
-    errors = [math.log(price(H200, p, tile(p, *t)) * 1e6 / us) for shape, tiles in TIMED.items() for p in [lined(*shape)]
+    errors = [math.log(price(LONE, p, tile(p, *t)) * 1e6 / us) for shape, tiles in TIMED.items() for p in [lined(*shape)]
               for *t, us in tiles]
     assert sum(map(abs, errors)) / len(errors) < 0.08 and max(map(abs, errors)) < 0.28
 
@@ -78,7 +79,7 @@ def test_long_loops_over_small_tiles_are_shared_out():
 
 def test_fewer_columns_do_not_make_an_iteration_shorter_than_the_least():
     p = lined(2048, 64, 8192, "nt")
-    narrow, wide = (price(H200, p, tile(p, 64, bn, 8, 128)) for bn in (16, 32))
+    narrow, wide = (price(LONE, p, tile(p, 64, bn, 8, 128)) for bn in (16, 32))
     assert narrow == pytest.approx(wide, rel=0.05)  # 13.9 and 14.1 us
 
 

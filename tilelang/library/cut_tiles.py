@@ -28,7 +28,7 @@ def choose_cut(chip: Chip, p: Problem, plain: Tile) -> tuple[Tile, Cut] | None:
     tiles = ceil(p.m / plain.bm) * ceil(p.n / plain.bn) * p.batch
     if chip.kind != "wgmma" or p.kind == "float" or p.two_level or p.open_rows:
         return None
-    if plain.turned or plain.parts > 1 or tiles <= chip.units:
+    if plain.parts > 1 or tiles <= chip.units:
         return None
     found = next(iter(cuts(chip, p, plain.seconds)), None)
     return None if found is None else found[1:]

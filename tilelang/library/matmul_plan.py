@@ -24,7 +24,7 @@ from .padded import Copies
 from .repack import Rows, pad_rows, repack
 from .split_kernels import gemm_split
 from .tile_facts import Cut
-from .tiles import Chip, Problem, Tile, chip_of, choose_tile, without_wgmma
+from .tiles import SOON_SAVES, Chip, Problem, Tile, chip_of, choose_tile, without_wgmma
 from .vectors import VectorForm, vector_product
 
 register("matmul-target", ValueError, "element types that the target's products do not have",
@@ -143,7 +143,8 @@ def expected(r: Request, route: Route) -> float:
     ready, batch, rows = route[0], max(1, f.batch or f.groups), max(1, ceil(f.m / f.groups)) if f.groups else f.m
     tile = _formed(ready, batch, rows).tile
     if any(route[1:]):
-        return tile.seconds + _COPY_START + _copied_bytes(r, route) / _COPY_RATE
+        late = SOON_SAVES if tile.soon else 0.0  # behind a copy no launch starts soon
+        return tile.seconds + late + _COPY_START + _copied_bytes(r, route) / _COPY_RATE
     start = without_wgmma(chip).start
     steps = ceil(ceil(f.k / 32) / tile.parts)
     words = all(x.row_start(size) % 8 == 0 for x in (r.left, r.right))

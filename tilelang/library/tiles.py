@@ -12,53 +12,44 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from math import ceil, gcd, log2, prod
+from math import ceil, log2, prod
 
-from tilelang.transform.pairing import (LINE, SECTOR, Load, at_once, larger_in_one_round, paired_cycles, pairs, pays_for_many,
-                                        pays_in_one_round, saved_in_one_round)
+from tilelang.transform.pairing import SECTOR, at_once
 
 from .tile_facts import Chip, Problem, Tile, chip_of, turned, without_wgmma
+from .tile_loads import clusters, inside, load_cycles, outside_cycles
 from .tile_shapes import by_rows, candidates, column_parts, shared_bytes, side_by_side
 
 _ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # by warp groups that compute: cycles for one of the matrix unit
 # Cycles of an iteration over 128 bytes of k, however narrow its tile: 64 rows by 16, 24, 32 columns take 173 to 185.
-_LEAST = 170.0
+_LEAST = 181.0
 _NORM = 12  # of loads and products that take about as long: one waits now and then for the other
 _BOTH = 5  # of a tile's own work and memory
-# Loads of one round for each doubling of its iterations beyond 16: blocks drift apart, and less of what they load is the same.
-_DRIFT, _DRIFT_ACROSS = 0.07, 0.02  # and where rows lie across sectors
-# From three rounds on neighbours' loads are no longer the same at the same time: bytes a cycle from L2 that a unit gets, and
-# part of the time that pairs of units take in one round (192x96, 256x96, 128x128 at 4608x4608x2048: 45 alone, 54 in pairs).
-_LONG, _APART_FROM, _LONG_PAIRED = 51.0, 3, 0.82
-_LONG_LINES, _LONG_SECTORS = 1.1, 1.5  # of rows across lines, across sectors
-_WAITING = 28.0  # cycles for 128 bytes of k, where a stage is free only when all blocks of a cluster have used it
-_CROWDED = 0.25  # power of the part of the units that load, by which each has less
-_OWN = 60.0  # bytes a cycle from L2 of what one unit asks for, with all units loading; of s units s ** (1 / 3) as many
-# Bytes a cycle of the parts of boxes outside their tensor, which TMA fills with zeros: of one unit, of all together.
-_OUTSIDE, _OUTSIDE_ALL = 27.5, 1550.0
-_OUTSIDE_LONG, _FELT_LONG = 25.0, 0.3  # over several rounds; what is felt of them in four rounds and more
-# What more the rows of boxes cost where k is outermost: of panels of 64, 32, 16 bytes; of rows across sectors.
-_NARROW, _OUTERMOST = {64: 1.53, 32: 2.25, 16: 3.5}, 1.13
-# What 128 bytes of a row take of L2 that begin in the middle of a line, at another sector, and so where k is outermost.
-_MIDDLE, _ACROSS, _ACROSS_OUTERMOST = 1.2, 1.48, 1.6
-_TALL = 1.6  # of tiles of more than 256 rows, which are two boxes: measured, not understood
+_WAITING = 28.3  # cycles of a stage for each doubling of a cluster: it is free only when all blocks have used it
+_FELT_LONG = 1.1  # in four rounds and more, what is felt of the tiles at an edge
 _SHARED_ROWS = 1.14, 1.02  # what neighbours share takes longer from memory: 128 bytes of a row a stage, 256 of them
 # Cycles more of clusters of 4 and 8 than of two: 128x72 tiles at 1000 cubed take 7.8 us in clusters of 2 x 2, 7.3 of
 # 2 x 4.  Where neighbours share the larger operand: 192x104 at 10000x200x1000 take 10.9 in 2 x 1, 11.1 in 2 x 2 and 2 x 4.
-_TOGETHER, _TOGETHER_NEAR = 400, 300
+_TOGETHER, _TOGETHER_NEAR = 470, 248
 # Cycles more for an element of a tile that leaves: through shared memory, in whole vectors or not; of a turned one, by
 # stmatrix and without; of sums whose tiles are turned or moved; in rows that TMA cannot store.
-_STAGED, _STAGED_APART, _BY_MATRICES, _TURNED, _SUMS, _APART = 0.03, 0.2, 0.02, 0.28, 0.05, 0.12
-# Cycles of each round but the last, part of a tile's stores that a round adds, what they cost in rows across sectors.
-_ROUND, _STORED, _STORED_ACROSS = 800, 0.65, 1.6
+_STAGED, _STAGED_APART, _BY_MATRICES, _TURNED, _SUMS, _APART = 0.0098, 0.2, 0.0067, 0.28, 0.058, 0.1
+# Cycles of each round but the last; part of a tile's stores that shows in it, and of the next tile's loop that hides others;
+# cycles of a round of tiles of more than 256 rows.
+_ROUND, _STORED, _UNDER, _TALL_ROUND = 428, 0.66, 0.41, 433
+# What stores cost in rows across sectors; what the part of their last panel counts that is missing (128 bytes of a row).
+_STORED_ACROSS, _PANEL = 1.4, 0.36
 # Of what a tile costs beside its loop, where one group computes 64 rows, 128: what each round but the first adds.
-_LONE, _LONE_TALL = 0.5, 0.75
-_MOVED = 1.06  # loads of tiles that are moved
-_TURNED_LONG = 1.02  # turned tiles in several rounds (22 of them at 17 shapes; not understood)
-_ALIKE, _ALIKE_ONCE = 1.01, 1.005  # prices that are not told apart; of one round
+_LONE, _LONE_TALL = 0.58, 0.74
+# What shows of the last stage's loads that k does not fill; a stage where a ring has three of them, or each 256 bytes of k; of
+# the time that units are idle at the end, what the others gain where power limits.
+_PARTIAL, _RING_OF_THREE, _DEEP, _IDLE = 0.67, 1.1, 1.05, 0.3
+_ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # prices that are not told apart; of one round
 # Iterations over 128 bytes of k of a unit's tiles, of one, up to which it may start soon; where rows lie across sectors, on
 # so many of the units (79 tiles of 128x208 at 10000x200x1000 13.9 us, then 16.4; 120 of 128x72 at 1000x1048x328 5.1, 4.4).
 _SOON, _SOON_ONCE, _NEARLY = 16, 40, 0.85
+# Seconds that starting soon saves, and more where the next launch's blocks find room beside those that run.
+SOON_SAVES, _SAVED_BESIDE = 0.68e-6, 0.06e-6
 _WARM, _KEPT = 1.78, 0.7  # how much faster what L2 keeps is there again, up to what part of it
 
 
@@ -82,57 +73,42 @@ def price(chip: Chip, p: Problem, t: Tile) -> float:
 def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float, float]:
     """(seconds, seconds if memory were free).  across: the tile is turned, which p and t no longer say."""
     if t.turned:
-        found = _price(chip, turned(p, t.staged), replace(t, turned=False), True)
-        return found if chip.kind != "wgmma" or _once(chip, p, t) else (found[0] * _TURNED_LONG, found[1] * _TURNED_LONG)
+        return _price(chip, turned(p, t.staged), replace(t, turned=False), True)
     size = p.bits / 8
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     depth = ceil(ceil(p.k / t.bk) / t.parts)  # stages of a block
     tiles = rows * columns * p.batch * t.parts
-    resident = _resident(chip, p, t)
     rounds = ceil(tiles / chip.units)  # of a unit, one after another or side by side
     busy = min(1.0, tiles / chip.units)
     matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
-    spans = _clusters(chip, p, t, matrix)
+    spans = clusters(chip, p, t, matrix)
     if prod(spans) > 1:  # the last ones may lack a tile
         padded = ceil(columns / spans[0]) * spans[0] * ceil(rows / spans[1]) * spans[1] * p.batch * t.parts
         rounds = ceil(padded / (chip.units if rounds == 1 else at_once(chip.units, prod(spans))))
-    load = _load(chip, p, t, spans, busy)
+    load = load_cycles(chip, p, t, spans, busy)
     matrix *= _issue(chip, t, (t.bm + t.loaded) * t.bk * size / matrix)
-    matrix += _WAITING * t.bk * size / 128 if prod(spans) > 1 else 0.0
+    waiting = _WAITING * log2(prod(spans))
     if chip.kind == "wgmma":  # L2 as well is slower when power limits
         power = (0.1 if rounds == 1 else 0.2) if p.a_rows % SECTOR or p.b_rows % SECTOR else 0.08
         load *= 1 + power * _long(rounds * depth * max(matrix, load) / chip.clock + chip.around)
     promoted = p.two_level and chip.kind == "wgmma"
-    stage = _stage(chip, t, rounds, matrix, 0.0 if promoted else load, t.bk * size)
+    stage = _stage(chip, t, rounds, matrix, 0.0 if promoted else load, t.bk * size, waiting)
     if promoted:  # loads run on under the sums
         stage = max(load, _promoted(chip, p, t, stage))
-    edges, zeros = _at_edges(chip, p, t, spans)
-    # One of a block's tiles lies at an edge, unless all do; where there are many, it is felt less.
-    felt = 0.0 if not edges else 1.0 if edges == tiles else 1 / rounds
-    felt = _FELT_LONG * max(felt, edges / tiles) if rounds >= 4 and edges != tiles else felt
-    late = felt * max(0.0, load * _inside(p, t) + zeros - stage)
-    out_bytes = 4 if t.parts > 1 else p.out_bits / 8
-    leaving = t.bm * t.bn * _leaving(chip, p, t, across, out_bytes)
-    stores = t.bm * t.bn * out_bytes / chip.store * _stored(chip, p, t, across, out_bytes)
-    outside = 1665 + stores * busy + leaving
-    if chip.kind != "cpu":
-        ring = t.stages if chip.kind != "wgmma" or depth >= t.stages else 4
-        stage *= {1: 2.0, 2: 1.68 if chip.kind == "wgmma" else 1.15, 3: 1.05}.get(ring, 1.0)  # a late load is felt sooner
-    if chip.kind == "mma" and resident == 1:  # nothing runs while its warps wait for each other
-        stage *= 1.12
-    if chip.kind == "wgmma" and t.threads > 128:  # the loads of the next tile and one group's products hide the rest
-        outside += (rounds - 1) * (_ROUND + _STORED * stores + leaving)
-    elif chip.kind == "wgmma":
-        outside *= 1 + (rounds - 1) * (_LONE if t.bm == 64 else _LONE_TALL)
-    else:
-        outside *= ceil(rounds / resident)
+    late = _late(chip, p, t, rounds, tiles, load, stage - waiting)
+    stage *= _ring(chip, p, t, depth)
+    outside = _ends(chip, p, t, across, rounds, depth * stage, busy)
     cycles = rounds * depth * (stage + late) + outside
+    if chip.kind == "wgmma":  # of the last stage only what k has is loaded; nothing hides the first load
+        cycles += min(matrix, load) - (1 - _PARTIAL) * rounds * (depth - p.k / t.bk / t.parts) * max(0.0, stage - matrix)
     if prod(spans) > 2:
         cycles += _TOGETHER_NEAR if side_by_side(chip, p, t.bm, t.bn, t.parts) else _TOGETHER
     if chip.kind == "wgmma":  # where power limits, units that are done early leave theirs to the others
         idle = (1 - tiles / chip.units / rounds) * depth * stage * rounds
-        cycles -= 0.5 * _long(cycles / chip.clock + chip.around) * idle
+        cycles -= _IDLE * _long(cycles / chip.clock + chip.around) * idle
     own, moved, more = _seconds(chip, cycles), _memory(chip, p, t), chip.start
+    if _soon(chip, p, t, spans):
+        more -= SOON_SAVES + (_SAVED_BESIDE if 2 * (shared_bytes(p, t) + 9216) <= chip.shared else 0.0)
     near = side_by_side(chip, p, t.bm, t.bn, t.parts) if moved > chip.cache else ""
     moved /= chip.memory * (_WARM if chip.kind == "wgmma" and moved < _KEPT * chip.cache else 1.0)
     if near and (columns if near == "a" else rows) > 1:
@@ -144,14 +120,49 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
     return (own**_BOTH + moved**_BOTH) ** (1 / _BOTH) + more, own + more
 
 
-def _stage(chip: Chip, t: Tile, rounds: int, matrix: float, load: float, depth: float) -> float:
+def _late(chip: Chip, p: Problem, t: Tile, rounds: int, tiles: int, load: float, stage: float) -> float:
+    """Cycles of a stage more because of tiles that reach outside their tensors: zeros come on top of what is loaded."""
+    edges, zeros = outside_cycles(chip, p, t)
+    # One of a block's tiles lies at an edge, unless all do; where there are many, it is felt less.
+    felt = 0.0 if not edges else 1.0 if edges == tiles else 1 / rounds
+    felt = _FELT_LONG * max(felt, edges / tiles) if rounds >= 4 and edges != tiles else felt
+    return felt * max(0.0, load * inside(p, t) + zeros - stage)
+
+
+def _ring(chip: Chip, p: Problem, t: Tile, depth: int) -> float:
+    """How much longer a stage takes for want of others: a late load is felt sooner."""
+    if chip.kind == "wgmma":
+        more = {1: 2.0, 2: 1.68, 3: _RING_OF_THREE}.get(t.stages if depth >= t.stages else 4, 1.0)
+        return more * (_DEEP if t.bk * p.bits > 1024 else 1.0)
+    if chip.kind == "mma":  # where a unit has one block, nothing runs while its warps wait for each other
+        return {1: 2.0, 2: 1.15, 3: 1.05}.get(t.stages, 1.0) * (1.12 if _resident(chip, p, t) == 1 else 1.0)
+    return 1.0
+
+
+def _ends(chip: Chip, p: Problem, t: Tile, across: bool, rounds: int, loop: float, busy: float) -> float:
+    """Cycles of a unit beside its loops of so many cycles each: it starts, tiles leave.  across: see _price."""
+    out_bytes = 4 if t.parts > 1 else p.out_bits / 8
+    leaving = t.bm * t.bn * _leaving(chip, p, t, across, out_bytes)
+    row = t.bn * out_bytes / 128  # in panels
+    panels = 1.0 if across or t.parts > 1 or chip.kind != "wgmma" else 1 + _PANEL * (ceil(row) / row - 1)
+    stores = t.bm * t.bn * panels * out_bytes / chip.store * _stored(chip, p, t, across, out_bytes)
+    first = 1665 + stores * busy + leaving
+    if chip.kind != "wgmma":
+        return first * ceil(rounds / _resident(chip, p, t))
+    tall = rounds * _TALL_ROUND * (t.bm > 256)
+    if t.threads > 128:  # the loads of the next tile and one group's products hide the rest
+        return first + tall + (rounds - 1) * (_ROUND + max(_STORED * stores, stores - _UNDER * loop) + leaving)
+    return first * (1 + (rounds - 1) * (_LONE if t.bm == 64 else _LONE_TALL)) + tall
+
+
+def _stage(chip: Chip, t: Tile, rounds: int, matrix: float, load: float, depth: float, waiting: float = 0.0) -> float:
     """Cycles of a stage of so many bytes of k."""
     if chip.kind != "wgmma":
         return max(matrix, load)
     least = _LEAST * depth / 128
     if rounds > 1:
-        return max(matrix, load, least)
-    return float((matrix**_NORM + load**_NORM + least**_NORM) ** (1 / _NORM))
+        return max(matrix, load, least) + waiting
+    return float((matrix**_NORM + load**_NORM + least**_NORM) ** (1 / _NORM)) + waiting
 
 
 def _leaving(chip: Chip, p: Problem, t: Tile, across: bool, out_bytes: float) -> float:
@@ -170,7 +181,8 @@ def _leaving(chip: Chip, p: Problem, t: Tile, across: bool, out_bytes: float) ->
 
 def _stored(chip: Chip, p: Problem, t: Tile, across: bool, out_bytes: float) -> float:
     """What more a tile's stores cost whose rows do not start at multiples of a sector."""
-    apart = chip.kind == "wgmma" and (p.m if across else p.n) * out_bytes % SECTOR
+    row = (p.m if across else p.n) * out_bytes
+    apart = chip.kind == "wgmma" and (row % SECTOR or t.parts == 1 and not across and p.n > t.bn and t.bn * out_bytes % SECTOR)
     direct = t.staged or t.parts == 1 and (p.staged or (not across or p.out_bits == 16) and (
         p.m if across else p.n) * out_bytes % 16 == 0)
     return _STORED_ACROSS if apart and direct else 1.0
@@ -216,98 +228,6 @@ def _long(seconds: float) -> float:
     return min(1.0, max(0.0, (seconds - 4e-5) / 6e-5))
 
 
-def _loads(p: Problem, t: Tile, spans: tuple[int, ...], rows: int, columns: int, form: bool = False) -> tuple[Load, Load]:
-    """A stage's loads of so many rows of A and columns of B; the tiles of a row of a cluster load A once, of a column B.
-
-    form: with what k outermost costs, which prices have from _boxes and _lines.
-    """
-    row = t.bk * p.bits / 8
-    return (Load(rows * row, p.a_rows, spans[0], p.a_k or not form), Load(columns * row, p.b_rows, spans[1], p.b_k or not form))
-
-
-def _clusters(chip: Chip, p: Problem, t: Tile, matrix: float) -> tuple[int, ...]:
-    """Tiles of a cluster side by side and one below the other, as the compiler makes them (transform/pairing.py)."""
-    found: tuple[int, ...] = (1, 1, 1)
-    if chip.kind != "wgmma":
-        return found
-    grid = ceil(p.n / t.bn), ceil(p.m / t.bm), p.batch * t.parts
-    depth, one_round = ceil(ceil(p.k / t.bk) / t.parts), prod(grid) <= chip.units
-    for spans, count in (((2, 1, 1), grid[0]), ((1, 2, 1), grid[1])):
-        loads = _loads(p, t, spans, t.bm, t.loaded, True)
-        if (pays_in_one_round(loads, matrix, depth) if one_round else pays_for_many(loads, matrix)) and (
-                pairs(count, prod(grid) // count, chip.units)) and (prod(found) == 1 or loads[1].cost > loads[0].cost):
-            found = spans
-    if not one_round or p.open_rows or p.two_level:  # the compiler knows no grid, or not what an iteration takes
-        return found
-
-    def saved(spans: tuple[int, ...]) -> float:
-        return saved_in_one_round(_loads(p, t, spans, t.bm, t.loaded, True), matrix, depth, prod(spans))
-
-    return larger_in_one_round(grid, (True, True, False), saved, chip.units, found)
-
-
-def _boxes(p: Problem, k_inner: bool, extent: int, load: Load) -> float:
-    """What more an operand's load costs because of the form of its boxes."""
-    cost = _TALL if extent > 256 else 1.0
-    if not k_inner:
-        cost *= _NARROW.get(gcd(extent * p.bits // 8, 128), 1.0) * (_OUTERMOST if load.row % SECTOR else 1.0)
-    return cost
-
-
-def _load(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...], busy: float) -> float:
-    """Cycles until a stage is loaded: what many units ask for at the same time comes at the rate of L2, what one has for
-    itself at less than half of it."""
-    loads = _loads(p, t, spans, min(t.bm, p.m), min(t.loaded, p.n))
-    a, b = (x.taken for x in loads)
-    a *= _boxes(p, p.a_k, t.bm, loads[0])
-    b *= _boxes(p, p.b_k, t.loaded, loads[1])
-    rate = min(chip.alone, chip.l2 / busy ** (_CROWDED if chip.kind == "wgmma" else 1)) / (_MOVED if t.moved else 1)
-    if chip.kind != "wgmma":
-        return (a + b) / rate
-    a, b = a * _lines(p.a_k, loads[0]), b * _lines(p.b_k, loads[1])
-    columns, rows, drift = ceil(p.n / t.bn), ceil(p.m / t.bm), 1.0
-    if columns * rows * p.batch * t.parts <= chip.units:
-        across = p.a_rows % SECTOR or p.b_rows % SECTOR
-        drift += (_DRIFT_ACROSS if across else _DRIFT) * log2(max(1.0, p.k / t.parts * p.bits / 16384))
-        rate /= drift
-    own, near = _OWN / busy**0.5 / drift, side_by_side(chip, p, t.bm, t.bn, t.parts)
-    ask = max(1.0, columns / spans[0]), max(1.0, rows / spans[1])  # units or clusters that ask for a tile of A, of B
-    alone = a / (rate if near == "a" and ask[0] > 1 else min(rate, own * ask[0] ** (1 / 3)))
-    alone += b / (rate if near == "b" and ask[1] > 1 else min(rate, own * ask[1] ** (1 / 3)))
-    rounds = ceil(columns * rows * p.batch * t.parts / chip.units)
-    if prod(spans) == 1:
-        return alone if rounds < _APART_FROM else max(alone, sum(
-            x.size * (_LONG_SECTORS if x.row % SECTOR else _LONG_LINES if x.row % LINE else 1.0) for x in loads) / _LONG)
-    return max(alone, paired_cycles(loads, 0, prod(spans), rounds == 1) * (_LONG_PAIRED if rounds > 1 else 1.0))
-
-
-def _lines(k_inner: bool, load: Load) -> float:
-    """What more of L2 rows take that lie in two lines; those across sectors: Load.cost."""
-    if load.row % LINE == 0 or load.row % SECTOR:
-        return 1.0
-    return _ACROSS_OUTERMOST if not k_inner else _ACROSS if load.row % (LINE // 2) else _MIDDLE
-
-
-def _at_edges(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...]) -> tuple[int, float]:
-    """(tiles that reach outside, cycles a stage that the zeros of the farthest of them take)."""
-    rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
-    below, beside = (0 if t.moved and n > 1 else n * x - of for n, x, of in ((rows, t.bm, p.m), (columns, t.bn, p.n)))
-    beside += t.loaded - t.bn
-    if chip.kind != "wgmma" or not (below or beside):
-        return 0, 0.0
-    tiles = (rows * columns - (rows - (below > 0)) * (columns - (beside > 0))) * p.batch * t.parts
-    several = rows * columns * p.batch * t.parts > chip.units
-    rate = min(_OUTSIDE_LONG if several else _OUTSIDE, _OUTSIDE_ALL / min(tiles, chip.units))
-    return tiles, max(below / spans[0] ** 0.5, beside / spans[1] ** 0.5) * t.bk * p.bits / 8 / rate
-
-
-def _inside(p: Problem, t: Tile) -> float:
-    """What the farthest tile has inside, of a whole one's rows and columns."""
-    if t.moved:
-        return 1.0
-    return 1 - max(-p.m % t.bm, -p.n % t.bn) / (t.bm + t.bn)
-
-
 def _resident(chip: Chip, p: Problem, t: Tile) -> int:
     """Blocks a unit holds at a time."""
     if chip.kind != "mma":
@@ -346,16 +266,22 @@ def starts_soon(chip: Chip, p: Problem, t: Tile) -> bool:
     Blocks then begin in the order in which units become free: those that wait for their neighbours anyway, or have little to
     load, feel nothing of it; in long loops loads of neighbours come apart (128x4096x14336 by 64x64 34.7 us, then 41.4).
     """
-    if chip.kind != "wgmma" or p.kind != "half" or p.two_level or p.open_rows:
+    q, t = (turned(p, t.staged), replace(t, turned=False)) if t.turned else (p, t)
+    return _soon(chip, q, t, clusters(chip, q, t, t.bk * q.bits / 256 * matrix_cycles(chip, q, t.bm, t.bn)))
+
+
+def _soon(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...]) -> bool:
+    """starts_soon, of a tile that is not turned, in these clusters."""
+    if chip.kind != "wgmma" or p.kind != "half" or p.two_level or p.open_rows or chip.around:
         return False
-    q = turned(p, t.staged) if t.turned else p
-    steps = ceil(ceil(q.k / t.bk) / t.parts) * t.bk * q.bits / 1024
-    if not _once(chip, p, t):
-        return ceil(ceil(q.m / t.bm) * ceil(q.n / t.bn) * q.batch * t.parts / chip.units) * steps <= _SOON
-    if prod(_clusters(chip, q, replace(t, turned=False), t.bk * q.bits / 256 * matrix_cycles(chip, q, t.bm, t.bn))) > 1:
+    steps = ceil(ceil(p.k / t.bk) / t.parts) * t.bk * p.bits / 1024
+    tiles = ceil(p.m / t.bm) * ceil(p.n / t.bn) * p.batch * t.parts
+    if tiles > chip.units:
+        return ceil(tiles / chip.units) * steps <= _SOON
+    if prod(spans) > 1:
         return True
-    if q.a_rows % SECTOR or q.b_rows % SECTOR:
-        return steps <= _SOON and ceil(q.m / t.bm) * ceil(q.n / t.bn) * q.batch * t.parts >= _NEARLY * chip.units
+    if p.a_rows % SECTOR or p.b_rows % SECTOR:
+        return steps <= _SOON and tiles >= _NEARLY * chip.units
     return steps <= _SOON_ONCE
 
 
@@ -363,8 +289,8 @@ def starts_soon(chip: Chip, p: Problem, t: Tile) -> bool:
 def choose_tile(chip: Chip, p: Problem) -> Tile:
     """Of the candidates within 1 % of the cheapest, half of that in one round, the one of the fewest parts, then the one that
     moves the fewest bytes a product; where memory is what limits, the one whose own work takes the least.  Of equals the
-    one of shorter stages, then one that is moved, which loads no zeros, then the one of more warp groups (128x96 of two
-    6.5 us, of one 6.7 at 495x2971x720).
+    one of shorter stages, then one that is moved, which loads no zeros, then in one round the one of fewer warp groups (of ten
+    pairs one group of 128 rows took 0.94 to 1.00 of the time of two), else of more (128x160 at 3760x1320x3904 64 us, 67).
 
     Raises ValueError where no tile fits (column_block).
     """
@@ -374,12 +300,13 @@ def choose_tile(chip: Chip, p: Problem) -> Tile:
     best, own, cheapest = min(priced, key=lambda x: x[:2])
     parts = cheapest.parts
     memory = best > own * 2 ** (1 / _BOTH)  # is what takes longer
-    near = [(t.parts, x if memory else (t.bm + t.bn) / (t.bm * t.bn), t.bk, not t.moved, -t.threads, seconds, k)
+    near = [(t.parts, x if memory else (t.bm + t.bn) / (t.bm * t.bn), t.bk, not t.moved,
+             t.threads if _once(chip, p, t) else -t.threads, seconds, k)
             for k, (seconds, x, t) in enumerate(priced)
             if seconds <= (_ALIKE_ONCE if t.parts == parts and _once(chip, p, t) else _ALIKE) * best]
     seconds, _, t = priced[min(near)[-1]]
     return replace(finished(chip, p, t), seconds=seconds)
 
 
-__all__ = ["Chip", "Problem", "Tile", "candidates", "chip_of", "choose_tile", "column_parts", "finished", "matrix_cycles",
-           "price", "shared_bytes", "starts_soon", "turned", "without_wgmma"]
+__all__ = ["SOON_SAVES", "Chip", "Problem", "Tile", "candidates", "chip_of", "choose_tile", "column_parts", "finished",
+           "matrix_cycles", "price", "shared_bytes", "starts_soon", "turned", "without_wgmma"]

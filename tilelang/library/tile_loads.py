@@ -1,0 +1,148 @@
+"""What a tile's loads take: which blocks make clusters, at what rates boxes come from L2, what those at an edge add.
+
+Cycles and bytes are those of one stage and one processor; rates were measured on an H200 (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from math import ceil, gcd, log2, prod
+
+from tilelang.transform.pairing import (LINE, SECTOR, Load, larger_in_one_round, paired_cycles, pairs, pays_for_many,
+                                        pays_in_one_round, saved_in_one_round)
+
+from .tile_facts import Chip, Problem, Tile
+from .tile_shapes import side_by_side
+
+# Loads of one round for each doubling of its iterations beyond 16: blocks drift apart, and less of what they load is the same.
+_DRIFT, _DRIFT_ACROSS = 0.098, 0.076  # and where rows lie across sectors
+_CROWDED = 0.38  # power of the part of the units that load, by which each has less
+_OWN = 64.3  # bytes a cycle from L2 of what one unit asks for, with all units loading; of s units s ** (1 / 3) as many
+# From three rounds on neighbours' loads are no longer the same at the same time.  Rows across sectors then: bytes a cycle of a
+# unit without a cluster, what such rows count, and where k is outermost; of what arrives at a unit of a cluster and, one after
+# the other, of what it takes of such rows.  Others in clusters: part of the time in one round.
+_LONG, _APART_FROM, _LONG_SECTORS, _LONG_OUTERMOST = 106.4, 3, 3.38, 1.34
+_LONG_ARRIVING, _LONG_ASKED, _LONG_PAIRED = 64.4, 286.2, 0.7
+_PAIRED, _CLUSTERED = 0.95, 0.80  # of one round, of the time that the compiler's rule has: in pairs, in larger clusters
+# Bytes a cycle of the parts of boxes outside their tensor, which TMA fills with zeros: of one unit, of all together.
+_OUTSIDE, _OUTSIDE_ALL = 31.2, 1550.0
+_OUTSIDE_LONG = 22.7  # over several rounds
+_FEWER = 1.39  # of what a tile has less inside its tensor, what its loads take less
+# What more the rows of boxes cost where k is outermost: of panels of 64, 32, 16 bytes; of rows across sectors.
+_NARROW, _OUTERMOST = {64: 1.28, 32: 1.87, 16: 3.4}, 1.19
+# What 128 bytes of a row take of L2 that begin in the middle of a line, at another sector, and so where k is outermost.
+_MIDDLE, _ACROSS, _ACROSS_OUTERMOST = 1.15, 1.47, 1.34
+_TALL = 1.6  # of tiles of more than 256 rows, which are two boxes: measured, not understood
+_MOVED = 1.05  # of tiles that are moved
+
+
+def _loads(p: Problem, t: Tile, spans: tuple[int, ...], rows: int, columns: int, form: bool = False) -> tuple[Load, Load]:
+    """A stage's loads of so many rows of A and columns of B; the tiles of a row of a cluster load A once, of a column B.
+
+    form: with what k outermost costs, which prices have from _boxes and _lines.
+    """
+    row = t.bk * p.bits / 8
+    return (Load(rows * row, p.a_rows, spans[0], p.a_k or not form), Load(columns * row, p.b_rows, spans[1], p.b_k or not form))
+
+
+def clusters(chip: Chip, p: Problem, t: Tile, matrix: float) -> tuple[int, ...]:
+    """Tiles of a cluster side by side and one below the other, as the compiler makes them (transform/pairing.py)."""
+    found: tuple[int, ...] = (1, 1, 1)
+    if chip.kind != "wgmma":
+        return found
+    grid = ceil(p.n / t.bn), ceil(p.m / t.bm), p.batch * t.parts
+    depth, one_round = ceil(ceil(p.k / t.bk) / t.parts), prod(grid) <= chip.units
+    for spans, count in (((2, 1, 1), grid[0]), ((1, 2, 1), grid[1])):
+        loads = _loads(p, t, spans, t.bm, t.loaded, True)
+        if (pays_in_one_round(loads, matrix, depth) if one_round else pays_for_many(loads, matrix)) and (
+                pairs(count, prod(grid) // count, chip.units)) and (prod(found) == 1 or loads[1].cost > loads[0].cost):
+            found = spans
+    if not one_round or p.open_rows or p.two_level:  # the compiler knows no grid, or not what an iteration takes
+        return found
+
+    def saved(spans: tuple[int, ...]) -> float:
+        return saved_in_one_round(_loads(p, t, spans, t.bm, t.loaded, True), matrix, depth, prod(spans))
+
+    return larger_in_one_round(grid, (True, True, False), saved, chip.units, found)
+
+
+def _boxes(p: Problem, k_inner: bool, extent: int, load: Load) -> float:
+    """What more an operand's load costs because of the form of its boxes."""
+    cost = _TALL if extent > 256 else 1.0
+    if not k_inner:
+        cost *= _NARROW.get(gcd(extent * p.bits // 8, 128), 1.0) * (_OUTERMOST if load.row % SECTOR else 1.0)
+    return cost
+
+
+def load_cycles(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...], busy: float) -> float:
+    """Cycles until a stage is loaded: what many units ask for at the same time comes at the rate of L2, what one has for
+    itself at less than half of it."""
+    loads = _placed(p, t, _loads(p, t, spans, min(t.bm, p.m), min(t.loaded, p.n)))
+    boxes = _boxes(p, p.a_k, t.bm, loads[0]), _boxes(p, p.b_k, t.loaded, loads[1])
+    a, b = (x.taken * more for x, more in zip(loads, boxes))
+    rate = min(chip.alone, chip.l2 / busy ** (_CROWDED if chip.kind == "wgmma" else 1)) / (_MOVED if t.moved else 1)
+    if chip.kind != "wgmma":
+        return (a + b) / rate
+    a, b = a * _lines(p.a_k, loads[0]), b * _lines(p.b_k, loads[1])
+    columns, rows, drift = ceil(p.n / t.bn), ceil(p.m / t.bm), 1.0
+    rounds = ceil(columns * rows * p.batch * t.parts / chip.units)
+    across = [x for x in loads if x.row % SECTOR]
+    if rounds == 1:
+        drift += (_DRIFT_ACROSS if across else _DRIFT) * log2(max(1.0, p.k / t.parts * p.bits / 16384))
+        rate /= drift
+    own, near = _OWN / busy**0.5 / drift, side_by_side(chip, p, t.bm, t.bn, t.parts)
+    ask = max(1.0, columns / spans[0]), max(1.0, rows / spans[1])  # units or clusters that ask for a tile of A, of B
+    alone = a / (rate * drift if near == "a" and ask[0] > 1 else min(rate, own * ask[0] ** (1 / 3)))
+    alone += b / (rate * drift if near == "b" and ask[1] > 1 else min(rate, own * ask[1] ** (1 / 3)))
+    if prod(spans) == 1:
+        if rounds < _APART_FROM or not across:
+            return alone
+        return max(alone, sum(x.size * (_LONG_SECTORS * (1 if k else _LONG_OUTERMOST) if x.row % SECTOR else 1.0)
+                              for x, k in zip(loads, (p.a_k, p.b_k))) / _LONG)
+    loads = (_longer(loads[0], boxes[0]), _longer(loads[1], boxes[1]))
+    if rounds > 1 and across:
+        return max(alone, sum(x.size for x in loads) / _LONG_ARRIVING +
+                   sum(x.taken for x in loads if x.row % SECTOR) / _LONG_ASKED)
+    part = _LONG_PAIRED if rounds > 1 else _PAIRED if prod(spans) == 2 else _CLUSTERED
+    return max(alone, paired_cycles(loads, 0, prod(spans)) * part)
+
+
+def _placed(p: Problem, t: Tile, loads: tuple[Load, Load]) -> tuple[Load, Load]:
+    """The loads, where k is outermost with what tiles make of their rows, which begin where tiles do."""
+    a, b = (x.row if inner or count <= 1 else gcd(x.row, extent * p.bits // 8) for x, inner, count, extent in zip(
+        loads, (p.a_k, p.b_k), (p.m / t.bm, p.n / t.bn), (t.bm, t.bn)))
+    return Load(loads[0].size, a, loads[0].saved, loads[0].inner), Load(loads[1].size, b, loads[1].saved, loads[1].inner)
+
+
+def _longer(x: Load, by: float) -> Load:
+    """A load of boxes that take so much longer."""
+    return Load(x.size * by, x.row, x.saved, x.inner)
+
+
+def _lines(k_inner: bool, load: Load) -> float:
+    """What more of L2 rows take that lie in two lines; those across sectors: Load.cost."""
+    if load.row % LINE == 0 or load.row % SECTOR:
+        return 1.0
+    return _ACROSS_OUTERMOST if not k_inner else _ACROSS if load.row % (LINE // 2) else _MIDDLE
+
+
+def outside_cycles(chip: Chip, p: Problem, t: Tile) -> tuple[int, float]:
+    """(tiles that reach outside, cycles a stage that the zeros of the farthest of them take)."""
+    rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
+    below, beside = (0 if t.moved and n > 1 else n * x - of for n, x, of in ((rows, t.bm, p.m), (columns, t.bn, p.n)))
+    beside += t.loaded - t.bn
+    if chip.kind != "wgmma" or not (below or beside):
+        return 0, 0.0
+    tiles = (rows * columns - (rows - (below > 0)) * (columns - (beside > 0))) * p.batch * t.parts
+    several = rows * columns * p.batch * t.parts > chip.units
+    rate = min(_OUTSIDE_LONG if several else _OUTSIDE, _OUTSIDE_ALL / min(tiles, chip.units))
+    return tiles, max(below, beside) * t.bk * p.bits / 8 / rate
+
+
+def inside(p: Problem, t: Tile) -> float:
+    """Of a whole tile's load, what that of the farthest one takes, which lies in part outside."""
+    if t.moved:
+        return 1.0
+    return max(0.0, 1 - _FEWER * max(-p.m % t.bm, -p.n % t.bn) / (t.bm + t.bn))
+
+
+__all__ = ["clusters", "inside", "load_cycles", "outside_cycles"]
