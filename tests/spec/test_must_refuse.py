@@ -144,6 +144,11 @@ def _(X, S, F):
     T.view(S, dtype="float16")
 
 
+@refused("10-async-copy-converts", ValueError, "T.async_copy moves bytes as they are", "copy-option")
+def _(X, S, F):
+    T.async_copy(X, T.alloc_shared((8, 8), "float16"))
+
+
 @pytest.mark.spec("must:10-overlap", "must:11-accumulator-scope", "must:11-leading", "must:12-batch",
                   "must:12-output-shape", "must:12-scan", "must:15-predicate", "must:18-fragment-layout",
                   "must:19-view-size", "must:2.4-reference", "must:4.1-lanes", "must:4.3-cast-options",

@@ -81,6 +81,10 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annota
                            f"{d.buffer.scope_name}",
                     expected="global to shared memory", found=f"{s.buffer.scope_name} to {d.buffer.scope_name}",
                     hint="use T.copy")
+    if s.dtype != d.dtype:
+        raise error("copy-option", f"T.async_copy moves bytes as they are, found {s.dtype} to {d.dtype}",
+                    expected="one type on both sides", found=f"{s.dtype} to {d.dtype}",
+                    hint="load with T.async_copy in the tensor's type and convert in a second tile, or use T.copy")
     attrs = attrs_of(annotations, coalesced_width=coalesced_width, loop_layout=loop_layout, async_group=True)
     emit_op(b, Copy(s, d, attrs, span=b.here()))
     b.emit(Evaluate(call("cp_async_commit", (), "void", span=b.here()), span=b.here()))
