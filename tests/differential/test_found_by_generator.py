@@ -370,9 +370,41 @@ def test_the_least_number_of_a_type_is_its_own_absolute_value():
     o = np.empty((4, n), np.int64)
     o[0], o[1], o[2], o[3] = 1, ((2 * np.arange(n)) | np.abs(b)) % -3, -2**31 - 2**63 + 2**64, 129
     agree(f, [a, b, np.zeros((4, n), np.int64), np.zeros(n, np.float32)], {2: o, 3: a.astype(np.float32)})
+    assert_no_sign_is_lost(f)
+
+
+def test_the_least_number_of_a_type_is_its_own_negative():
+    """A device shifted, widened and divided it as if it were positive: of int8 -128 to uint16 gave 128."""
+    n = 32
+
+    @T.prim_func
+    def f(A: T.Tensor((n,), "int8"), B: T.Tensor((n,), "int16"), C: T.Tensor((n,), "int32"), O: T.Tensor((7, n), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(n):
+                O[0, i] = T.cast(-A[i], "uint16")
+                O[1, i] = T.truncmod(T.abs(C[i]), 3 << 28)
+                O[2, i] = (-B[i]) >> 3
+                O[3, i] = B[i] * T.int16(-1) // 7
+                O[4, i] = T.truncdiv(T.int16(0) - B[i], T.int16(7))
+                O[5, i] = T.abs(A[i]) % 7
+                O[6, i] = T.cast(T.cast(T.uint16(0) - T.cast(B[i], "uint16"), "int16"), "int32")
+
+    i = np.arange(n)
+    a, b, c = (np.where(i % 2, -2**(bits - 1), i * i - 40).astype(f"int{bits}") for bits in (8, 16, 32))
+    o = np.empty((7, n), np.int32)
+    o[0], o[1] = (-a).astype(np.uint16), np.fmod(np.abs(c), 3 << 28)
+    o[2], o[3], o[4] = -b >> 3, -b // 7, np.trunc(-b / 7)
+    o[5], o[6] = np.abs(a) % 7, -b
+    agree(f, [a, b, c, np.zeros((7, n), np.int32)], {3: o})
+    assert_no_sign_is_lost(f)
+
+
+def assert_no_sign_is_lost(f):
+    """None of the instructions whose result ptxas 13.0 takes to be positive."""
     text = print_kernel(lower(f.func, Target({"kind": "cuda", "arch": "sm_90a"})).kernels[0])
     if nvrtc.available():
-        assert "abs.s16" not in nvrtc.compile_ptx(text, "sm_90a")
+        ptx = nvrtc.compile_ptx(text, "sm_90a")
+        assert not [word for word in ("abs.s16", "abs.s32", "abs.s64", "neg.s16") if word in ptx]
 
 
 def test_whole_numbers_of_a_loop_wrap_as_those_of_memory_do():

@@ -70,8 +70,12 @@ class CudaValues(CLikePrinter):
             wide = Binary(e.op, _as_float(e.a), _as_float(e.b), dtype("float32") if e.dtype.is_float else e.dtype)
             text, level = super()._binary(wide)
             return (f"{self.type_name(e.dtype)}({text})", POSTFIX) if e.dtype.is_float else (text, level)
-        if e.op == "sub" and e.dtype.base == "int16" and e.dtype.lanes == 1 and is_const(e.a, 0):
-            return f"tl::negated({self.top(e.b)})", POSTFIX
+        if e.dtype.lanes == 1 and _is_narrow(e.dtype):
+            ones = (-1, (1 << e.dtype.bits) - 1)
+            minus = [b for a, b, op, values in ((e.a, e.b, "sub", (0,)), (e.a, e.b, "mul", ones), (e.b, e.a, "mul", ones))
+                     if e.op == op and any(is_const(a, v) for v in values)]
+            if minus:
+                return f"tl::negated({self.top(minus[0])})", POSTFIX
         return super()._binary(e)
 
     def _vector_binary(self, e: Binary) -> Text:
@@ -88,12 +92,14 @@ class CudaValues(CLikePrinter):
 
     def _unary(self, e: Unary) -> Text:
         if e.dtype.lanes > 1:
+            if e.op == "neg" and _is_narrow(e.dtype):
+                return f"tl::map([](auto x) {{ return tl::negated(x); }}, {self.top(e.a)})", POSTFIX
             symbol = {"neg": "-", "not": "!", "bitnot": "~"}[e.op]
             result = self._to(e.dtype.scalar, symbol + _operand(e.dtype.scalar, "x"))[0]
             return f"tl::map([](auto x) {{ return {result}; }}, {self.top(e.a)})", POSTFIX
         if e.dtype.is_float8:
             return f"{self.type_name(e.dtype)}(-(float){self.at(e.a, PREFIX)})", POSTFIX
-        if e.op == "neg" and e.dtype.base == "int16":
+        if e.op == "neg" and _is_narrow(e.dtype):
             return f"tl::negated({self.top(e.a)})", POSTFIX
         return super()._unary(e)
 
@@ -147,6 +153,11 @@ class CudaValues(CLikePrinter):
 
     def _lane(self, v: Expr, k: int) -> str:
         return f"{self.at(v, POSTFIX)}.v[{k}]" if v.dtype.lanes > 1 else self.top(v)
+
+
+def _is_narrow(dt: dtype) -> bool:
+    """Whether a negation is tl::negated's."""
+    return dt.is_int and dt.bits in (8, 16)
 
 
 def _operand(dt: dtype, name: str) -> str:

@@ -265,25 +265,31 @@ template <typename T> TL_DEVICE T floormod(T a, T b) {
   return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r;
 }
 //@ negated
-// Of 16 bits: a negation that LLVM cannot make abs.s16 of, see abs.
-TL_DEVICE short negated(short x) {
-  int y = x;
+// Of 8 and 16 bits.  ptxas 13.0 goes on with what neg.s16 and abs.s16 give of the least number as if it were 32768: shifts,
+// comparisons, conversions and quotients of it are wrong.  An empty asm behind 32 bits keeps LLVM from narrowing them.
+template <typename T> TL_DEVICE T negated(T x) {
+  int y = -int(x);
   asm("" : "+r"(y));
-  return short(-y);
+  return T(y);
 }
 //@ abs
-// The least number of a type stays what it is: no sign overflows.  ptxas 13.0 compares and converts what abs.s16 gives as if it
-// were 32768 then; the empty asm keeps LLVM from making abs.s16 of this as well.
+// The least number of a type stays what it is: no sign overflows.  A sign that LLVM cannot see through keeps it from making
+// abs.s16 (see negated) and abs.s32 of this, whose result ptxas 13.0 divides as if it were never negative.
 template <typename T> TL_DEVICE T abs(T x) {
   if constexpr (sizeof(T) < 4) {
-    int y = x;
+    int sign = x < 0 ? -1 : 0;
+    asm("" : "+r"(sign));
+    int y = (int(x) ^ sign) - sign;
     asm("" : "+r"(y));
-    const unsigned sign = unsigned(y >> 31);
-    return T(int((unsigned(y) ^ sign) - sign));
+    return T(y);
+  } else if constexpr (sizeof(T) == 4) {
+    int sign = x < 0 ? -1 : 0;
+    asm("" : "+r"(sign));
+    return T((unsigned(x) ^ unsigned(sign)) - unsigned(sign));
   } else {
-    using W = typename wraps_as<T>::type;
-    const T sign = T(x >> (8 * sizeof(T) - 1));
-    return T((W(x) ^ W(sign)) - W(sign));
+    long long sign = x < 0 ? -1 : 0;
+    asm("" : "+l"(sign));
+    return T(((unsigned long long)x ^ (unsigned long long)sign) - (unsigned long long)sign);
   }
 }
 //@ select_both

@@ -81,7 +81,7 @@ def _wide(e: Expr, other: DType) -> Expr:
 
 
 def _size(e: Expr) -> Expr:
-    return call("abs", (e,), e.dtype)
+    return call("fabs", (e,), e.dtype)
 
 
 def _unsaturated(e: Expr, near: Expr, mode: str) -> Expr:

@@ -184,8 +184,12 @@ def _room(v: FewRows, x_tile: tuple[int, int]) -> tuple[Any, Any, Any]:
 
 @T.macro
 def share_sums(parts, high, rank, S, R, there):
-    """Rows [q high, (q + 1) high) of every block's sums S go to R of block q, which adds them."""
-    for q in T.serial(parts):
+    """Rows [q high, (q + 1) high) of every other block's sums S go to R of block q, which adds them to its own.
+
+    A block copies nothing to itself: compute-sanitizer takes such a place to be outside the cluster.
+    """
+    for other in T.serial(1, parts):
+        q = (rank + other) % parts
         T.copy_cluster(S[q * high:(q + 1) * high, :], R[rank, 0:high, :], dst_block=q, remote_barrier=there[0])
     T.mbarrier_arrive(there[0])
     T.mbarrier_wait_parity(there[0], 0)
@@ -208,7 +212,7 @@ def few_rows_product(v: FewRows) -> Any:
             R = T.alloc_shared((parts, high, v.width), "float32")
             there = T.alloc_cluster_barrier([_THREADS])
             if T.get_thread_binding() == 0:
-                T.mbarrier_expect_tx(there[0], parts * high * v.width * 4)
+                T.mbarrier_expect_tx(there[0], (parts - 1) * high * v.width * 4)
             T.clear(Cf)
             at, first = v.start(bx), rank * v.share
             own = T.max(0, T.min(v.share, v.steps - first))
@@ -226,7 +230,7 @@ def few_rows_product(v: FewRows) -> Any:
             T.clear(total)
             for p in T.unroll(parts):
                 for q, i in T.Parallel(v.width, high):
-                    total[q, i] += R[p, i, q]
+                    total[q, i] += T.if_then_else(p == rank, sums[rank * high + i, q], R[p, i, q])
             for q, i in T.Parallel(v.width, high):
                 n = at + rank * high + i
                 if T.And(T.And(q < v.few, rank * high + i < _SIDE), T.And(n < v.count, n >= bx * _SIDE)):
