@@ -102,3 +102,33 @@ def test_a_float_outside_the_range_of_an_integer_gives_its_nearest_end():
         assert meaning(x, "float32", to).tolist() == values
     text = cuda_text(by_cast("float32"), assemble=False)
     assert "tl::to_int<signed char>(" in text and "(unsigned long long)X" not in text
+
+
+def shifted_into_halves():
+    @T.macro
+    def apply(half, k, i, Y, Z):
+        Y[k, i] = T.cast(half, "uint64")
+        Z[k, i] = T.cast(half, "float32")
+
+    @T.prim_func
+    def f(X: T.Tensor((256,), "uint8"), Y: T.Tensor((4, 256), "uint64"), Z: T.Tensor((4, 256), "float32")):
+        with T.Kernel(1, threads=THREADS):
+            for i in T.Parallel(256):
+                u = T.cast(X[i] << 13, "float16")
+                w = T.cast(T.cast(X[i], "uint64") << 40, "float16")
+                s = T.cast((T.cast(X[i], "int32") - 128) << 12, "float16")
+                d = T.cast((T.cast(X[i], "int64") - 128) << 44, "float16")
+                [apply(half, k, i, Y, Z) for k, half in enumerate((u, w, s, d))]
+
+    return f
+
+
+@pytest.mark.parametrize("on", EVERYWHERE)
+def test_a_shifted_number_beyond_a_halfs_range_is_infinite(on):
+    # LLVM took numbers of few significant bits for exact in a half, and left the rounding to infinity out.
+    x = np.arange(256, dtype=np.uint8)
+    n = x.astype(np.int64)
+    _, whole, wide = run_on(shifted_into_halves(), x, on=on)
+    halves = np.stack([(n << 13), (n << 40), (n - 128) << 12, (n - 128) << 44]).astype(np.float64).astype(np.float16)
+    assert_same(wide, halves.astype(np.float32), "halves", wide)
+    assert_same(whole, meaning(halves, "float16", "uint64"), "whole", whole)

@@ -328,6 +328,11 @@ def _int_to_float(f: Fn, v: str, src: dtype, dst: dtype) -> str:
     """An integer rounded once to a float, also where float32 would round it before."""
     st, dt = value_type(src), value_type(dst)
     op = "uitofp" if src.is_unsigned or src.is_bool else "sitofp"
+    if dst.base == "float16" and src.bits > 16:
+        # 65520 is the least that rounds to infinity.  LLVM 22 takes an integer with few significant bits (a byte shifted
+        # left) for one that float16 holds, however large, and leaves the rounding out: nothing larger may reach it.
+        v = intrinsic(f, "llvm.umin" if src.is_unsigned else "llvm.smin", st, v, splat("65520", st))
+        v = v if src.is_unsigned else intrinsic(f, "llvm.smax", st, v, splat("-65520", st))
     if dst.bits >= 32 or src.bits <= 16 or dst.base == "float16":  # what float32 rounds is infinite in float16
         return rounded(f, dst, f.let(f"{op} {st} {v} to {dt}"))
     double = dtype("float64").with_lanes(src.lanes)
