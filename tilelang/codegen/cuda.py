@@ -67,6 +67,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CudaValues):
         self.storage: dict[Var, dtype] = {}  # element type with which a storage was declared
         self.scalars: set[Var] = set()  # storages that are plain variables (local.var)
         self.extra = set()
+        self._differences = set()
         self.valued = set()
         self.own_names, self.own_registers, self.own_functions = {}, {}, {}
 

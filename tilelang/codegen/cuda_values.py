@@ -22,6 +22,7 @@ class CudaValues(CLikePrinter):
     """Part of CudaPrinter.  extra: prelude sections used without being named (operators)."""
 
     extra: set[str]
+    _differences: set[tuple[Expr, Expr]]  # operands of the subtractions printed so far
 
     def convert(self: Any, e: Cast) -> Text:
         source, to = e.value.dtype, e.dtype
@@ -64,19 +65,47 @@ class CudaValues(CLikePrinter):
         return f"tl::{'cast_int' if to.is_int and source.is_float else 'cast'}<{name}>({value})", POSTFIX
 
     def _binary(self, e: Binary) -> Text:
+        if e.a.dtype.lanes > 1 and (signed := self._signed(e)):
+            return signed
         if e.a.dtype.lanes > 1 and e.op not in ("min", "max", "floordiv", "floormod"):
             return self._vector_binary(e)
         if e.a.dtype.lanes == 1 and (e.a.dtype.is_float8 or (e.a.dtype.base in HALVES and e.op == "div")):
             wide = Binary(e.op, _as_float(e.a), _as_float(e.b), dtype("float32") if e.dtype.is_float else e.dtype)
             text, level = super()._binary(wide)
             return (f"{self.type_name(e.dtype)}({text})", POSTFIX) if e.dtype.is_float else (text, level)
-        if e.dtype.lanes == 1 and _is_narrow(e.dtype):
-            ones = (-1, (1 << e.dtype.bits) - 1)
-            minus = [b for a, b, op, values in ((e.a, e.b, "sub", (0,)), (e.a, e.b, "mul", ones), (e.b, e.a, "mul", ones))
-                     if e.op == op and any(is_const(a, v) for v in values)]
-            if minus:
-                return f"tl::negated({self.top(minus[0])})", POSTFIX
-        return super()._binary(e)
+        return self._signed(e) or super()._binary(e)
+
+    def _signed(self, e: Binary | Unary) -> Text | None:
+        """Text that hides from LLVM how a sign comes about; None where none can get lost.
+
+        LLVM makes abs.s32 of `x < 0 ? -x : x`, of `if (x < 0) x = -x` through variables, of `(x ^ x >> 31) - (x >> 31)` and of
+        `a - b < 0 ? b - a : a - b`; ptxas 13.0 takes what it gives to be positive, as the least number is not.  An empty asm
+        behind one part of each leaves them as they are written, and costs nothing where they stand alone.
+        """
+        dt = e.dtype
+        if not (dt.is_int and dt.bits in (8, 16, 32, 64)):
+            return None
+        x = _turned(e)
+        if x is not None:
+            return self._hidden("negated", x) if dt.bits < 32 or self.from_data(x) and not self._above_least(x) else None
+        if dt.bits < 32 or not isinstance(e, Binary) or e.op not in ("shr", "sub") or not self.from_data(e.a):
+            return None
+        if e.op == "shr":
+            return self._hidden("sign_bits", e.a) if dt.is_signed and _is_number(e.b, dt.bits - 1) else None
+        if dt.lanes > 1 or (e.b, e.a) not in self._differences:
+            self._differences.add((e.a, e.b))
+            return None
+        return self._hidden("negated", Binary("sub", e.b, e.a, dt))
+
+    def _hidden(self, function: str, x: Expr) -> Text:
+        if x.dtype.lanes > 1:
+            return f"tl::map([](auto x) {{ return tl::{function}(x); }}, {self.top(x)})", POSTFIX
+        return f"tl::{function}({self.top(x)})", POSTFIX
+
+    def _above_least(self, x: Expr) -> bool:
+        low, high = self.facts.interval(x) if x.dtype.lanes == 1 else (None, None)
+        end = 1 << x.dtype.bits - 1
+        return low is not None and low > -end and (x.dtype.is_signed or high is not None and high < end)
 
     def _vector_binary(self, e: Binary) -> Text:
         dt = e.a.dtype
@@ -91,16 +120,14 @@ class CudaValues(CLikePrinter):
         return super()._binary(e)
 
     def _unary(self, e: Unary) -> Text:
+        if text := self._signed(e):
+            return text
         if e.dtype.lanes > 1:
-            if e.op == "neg" and _is_narrow(e.dtype):
-                return f"tl::map([](auto x) {{ return tl::negated(x); }}, {self.top(e.a)})", POSTFIX
             symbol = {"neg": "-", "not": "!", "bitnot": "~"}[e.op]
             result = self._to(e.dtype.scalar, symbol + _operand(e.dtype.scalar, "x"))[0]
             return f"tl::map([](auto x) {{ return {result}; }}, {self.top(e.a)})", POSTFIX
         if e.dtype.is_float8:
             return f"{self.type_name(e.dtype)}(-(float){self.at(e.a, PREFIX)})", POSTFIX
-        if e.op == "neg" and _is_narrow(e.dtype):
-            return f"tl::negated({self.top(e.a)})", POSTFIX
         return super()._unary(e)
 
     def divisor(self, e: Expr, text: str) -> str:
@@ -155,9 +182,22 @@ class CudaValues(CLikePrinter):
         return f"{self.at(v, POSTFIX)}.v[{k}]" if v.dtype.lanes > 1 else self.top(v)
 
 
-def _is_narrow(dt: dtype) -> bool:
-    """Whether a negation is tl::negated's."""
-    return dt.is_int and dt.bits in (8, 16)
+def _is_number(e: Expr, *values: int) -> bool:
+    """Whether e is one of these numbers, in every lane."""
+    return any(is_const(e.value if isinstance(e, Broadcast) else e, v) for v in values)
+
+
+def _turned(e: Binary | Unary) -> Expr | None:
+    """x where e is -x, 0 - x, x * -1 or ~x + 1."""
+    if isinstance(e, Unary):
+        return e.a if e.op == "neg" else None
+    minus_one = (-1, (1 << e.dtype.bits) - 1)
+    for a, b in ((e.a, e.b), (e.b, e.a)):
+        if e.op == "mul" and _is_number(a, *minus_one) or e.op == "sub" and a is e.a and _is_number(a, 0):
+            return b
+        if e.op == "add" and _is_number(a, 1) and isinstance(b, Unary) and b.op == "bitnot":
+            return b.a
+    return None
 
 
 def _operand(dt: dtype, name: str) -> str:

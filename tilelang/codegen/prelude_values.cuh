@@ -265,12 +265,27 @@ template <typename T> TL_DEVICE T floormod(T a, T b) {
   return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r;
 }
 //@ negated
-// Of 8 and 16 bits.  ptxas 13.0 goes on with what neg.s16 and abs.s16 give of the least number as if it were 32768: shifts,
-// comparisons, conversions and quotients of it are wrong.  An empty asm behind 32 bits keeps LLVM from narrowing them.
+// ptxas 13.0 goes on with what neg.s16 and abs.s16 give of the least number as if it were 32768, and with that of abs.s32 as if
+// it were 2^31: shifts, comparisons, conversions and quotients are wrong.  An empty asm keeps LLVM from narrowing to 16 bits,
+// and from putting an absolute value together.
 template <typename T> TL_DEVICE T negated(T x) {
-  int y = -int(x);
-  asm("" : "+r"(y));
-  return T(y);
+  if constexpr (sizeof(T) <= 4) {
+    unsigned y = 0u - unsigned(x);
+    asm("" : "+r"(y));
+    return T(y);
+  } else {
+    unsigned long long y = 0ull - (unsigned long long)x;
+    asm("" : "+l"(y));
+    return T(y);
+  }
+}
+//@ sign_bits
+// -1 of a negative number, else 0 (see negated).
+template <typename T> TL_DEVICE T sign_bits(T x) {
+  x >>= 8 * sizeof(T) - 1;
+  if constexpr (sizeof(T) == 8) asm("" : "+l"(x));
+  else asm("" : "+r"(x));
+  return x;
 }
 //@ abs
 // The least number of a type stays what it is: no sign overflows.  A sign that LLVM cannot see through keeps it from making
