@@ -62,6 +62,35 @@ def test_a_room_imports_only_lower_rooms():
     assert not wrong, "\n".join(wrong)
 
 
+def names_imported_at_once(path: pathlib.Path, modules: set[str]):
+    """Modules that loading this one loads: what its functions import is loaded later, or never."""
+    package = ".".join(path.parent.relative_to(ROOT).parts)
+    waiting = list(ast.parse(path.read_text(encoding="utf-8")).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.If)):  # `if TYPE_CHECKING:` is never run
+            continue
+        waiting += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[:len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield from (f"{base}.{a.name}" if f"{base}.{a.name}" in modules else base for a in node.names)
+
+
+def test_modules_import_each_other_one_way():
+    files = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
+             for p in PACKAGE.rglob("*.py")}
+    graph = {m: {n for n in names_imported_at_once(p, set(files)) if n in files and n != m} for m, p in files.items()}
+    assert sum(map(len, graph.values())) > 1000  # the names are found
+    left = dict(graph)
+    while leaves := [m for m, names in left.items() if not names & left.keys()]:
+        for m in leaves:
+            del left[m]
+    assert not left, f"these load each other, or one of those that do: {sorted(left)}"
+
+
 def test_nothing_of_ours_imports_compat():
     wrong = [str(p) for p in PACKAGE.rglob("*.py") if "compat" not in p.parts and p.name != "__init__.py"
              for _, t in imports_of(p) if t.startswith("tilelang.compat")]

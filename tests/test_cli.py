@@ -1,5 +1,9 @@
 """Every command of `python -m tilelang` answers --help and does its work."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from tilelang import cli
@@ -115,8 +119,57 @@ def test_what_is_missing_on_the_command_line_is_named(tmp_path, capsys):
 
 def test_a_place_is_the_users_or_none():
     """Run as `python -m tilelang`, errors of the command line show no line of the package."""
-    import subprocess
-    import sys
-
     out = subprocess.run([sys.executable, "-m", "tilelang", "demo", "--target", "nowhere"], capture_output=True, text=True)
     assert out.returncode == 2 and "Target nowhere is not supported" in out.stderr and "-->" not in out.stderr
+
+
+def test_a_file_that_cannot_be_written_is_told_without_a_trace(kernel_file, tmp_path, capsys):
+    assert cli.main(["compile", kernel_file, "--target", "cpu", "--output", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_memory_that_is_not_there_and_interruptions_are_told_without_a_trace(monkeypatch, capsys):
+    def stopped(how):
+        def run(*_):
+            raise how
+        return run
+
+    monkeypatch.setattr(cli, "_demo_target", stopped(MemoryError("Unable to allocate 728. TiB")))
+    assert cli.main(["demo"]) == 2 and capsys.readouterr().err == "Unable to allocate 728. TiB\n"
+    monkeypatch.setattr(cli, "_demo_target", stopped(KeyboardInterrupt()))
+    assert cli.main(["demo"]) == 130 and capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_reader_that_stops_early_ends_the_command_quietly(kernel_file):
+    tilelang = subprocess.Popen([sys.executable, "-m", "tilelang", "show", kernel_file, "--target", "cpu"],
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    tilelang.stdout.close()
+    assert "Traceback" not in tilelang.stderr.read() and tilelang.wait() == 1
+
+
+def test_a_terminal_of_few_letters_shows_the_rest_as_numbers():
+    few = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    out = subprocess.run([sys.executable, "-m", "tilelang", "show", "--help"], capture_output=True, text=True, env=few)
+    assert out.returncode == 0 and "sm_90a, \\u2026" in out.stdout
+
+
+@pytest.mark.parametrize("torch, nvrtc, said", [(False, True, "torch"), (True, False, "pip install 'tilelang-py[cuda]'")])
+def test_the_demo_runs_on_the_cpu_where_a_gpu_lacks_something(torch, nvrtc, said, monkeypatch, capsys):
+    from tilelang.runtime import nvrtc as compiler
+
+    monkeypatch.setattr(cli, "_gpu_count", lambda: 1)
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: object() if torch else None)
+    monkeypatch.setattr(compiler, "available", lambda: nvrtc)
+    assert cli._demo_target("auto") == ("cpu", False) and said in capsys.readouterr().err
+    assert cli._demo_target("cpu") == ("cpu", False)
+    with pytest.raises(LookupError, match="the GPU needs"):
+        cli._demo_target("cuda")
+
+
+def test_the_demo_runs_on_a_gpu_that_lacks_nothing(monkeypatch):
+    from tilelang.runtime import nvrtc as compiler
+
+    monkeypatch.setattr(cli, "_gpu_count", lambda: 1)
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(compiler, "available", lambda: True)
+    assert cli._demo_target("auto") == ("auto", True)

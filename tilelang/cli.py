@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import io
+import os
 import pathlib
 import statistics
 import sys
@@ -125,7 +127,7 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
     for p in pairs:
         key, eq, value = p.partition("=")
         if not eq:
-            raise SystemExit(f"--set {p}: write --set NAME=VALUE")
+            raise LookupError(f"--set {p}: write --set NAME=VALUE")
         try:
             out[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -150,16 +152,16 @@ def demo(args: argparse.Namespace) -> int:
     names: dict[str, Any] = {"__name__": "demo"}
     exec(compile(DEMO, "<demo>", "exec"), names)
     n = args.size
+    target, on_gpu = _demo_target(args.target)
     start = time.perf_counter()
     factory = names["matmul"]
-    on_gpu = _gpu_count() > 0 and args.target in ("auto", "cuda")
     dtype = args.dtype or ("float16" if on_gpu else "float32")
     program = factory.get_tir(n, n, n, dtype=dtype)
-    kernel = tilelang.compile(program, out_idx=[-1], target=args.target)
+    kernel = tilelang.compile(program, out_idx=[-1], target=target)
     seconds = time.perf_counter() - start
     source = kernel.get_kernel_source()
     lines = source.splitlines()
-    shown = lines if args.full else lines[:args.lines]
+    shown = lines if args.full else lines[:max(0, args.lines)]
     console.rule(f"kernel source ({len(lines)} lines, target {kernel.target})")
     print("\n".join(shown))
     if len(shown) < len(lines):
@@ -179,6 +181,24 @@ def _gpu_count() -> int:
     from tilelang.runtime import cuda_driver
 
     return cuda_driver.driver().device_count() if cuda_driver.is_available() else 0
+
+
+def _demo_target(asked: str) -> tuple[str, bool]:
+    """(target, whether it is a GPU that is here).  Where none is asked for, a GPU that lacks something gives way to the CPU."""
+    from tilelang.runtime import nvrtc
+
+    if asked not in ("auto", "cuda") or _gpu_count() == 0:
+        return asked, False
+    if importlib.util.find_spec("torch") is None:
+        lacks = "torch, whose tensors the demo takes there"
+    elif not nvrtc.available():
+        lacks = "NVRTC: pip install 'tilelang-py[cuda]', or set CUDA_HOME to a CUDA toolkit"
+    else:
+        return asked, True
+    if asked == "cuda":
+        raise LookupError(f"the GPU needs {lacks}")
+    print(f"on the CPU: the GPU that is here needs {lacks}", file=sys.stderr)
+    return "cpu", False
 
 
 def _demo_inputs(kernel: Any, n: int, dtype: str, on_gpu: bool) -> tuple[Any, Any, Callable[[], Any]]:
@@ -352,10 +372,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; user errors are printed, not traced."""
-    args = build_parser().parse_args(argv)
+    """Run one command; user errors are printed, not traced.  2: the user's error.  130: interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal of few letters shows \\u2026 for what it has not
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return args.run(args)
-    except (TileLangError, LookupError, FileNotFoundError) as e:
+        args = build_parser().parse_args(argv)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head` has seen enough; what is left of the output must not fail at the end of the process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (TileLangError, LookupError, OSError, MemoryError) as e:
         print(e, file=sys.stderr)
         return 2

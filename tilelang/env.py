@@ -61,6 +61,10 @@ def _milliseconds(text: str) -> float:
         raise ValueError("a number is expected") from None
 
 
+def _home_cache(_: Any) -> str:
+    return os.path.expanduser("~/.tilelang/cache")
+
+
 def _cuda_home(_: Any) -> str:
     return os.environ.get("CUDA_PATH", "") or ("/usr/local/cuda" if os.path.isdir("/usr/local/cuda") else "")
 
@@ -77,7 +81,7 @@ class Environment:
         object.__setattr__(self, "_local", threading.local())
 
     # -- cache and files
-    TILELANG_CACHE_DIR = EnvVar("TILELANG_CACHE_DIR", lambda _: os.path.expanduser("~/.tilelang/cache"), "cache root")
+    TILELANG_CACHE_DIR = EnvVar("TILELANG_CACHE_DIR", _home_cache, "cache root", lambda text: text or _home_cache(None))
     TILELANG_TMP_DIR = EnvVar("TILELANG_TMP_DIR", lambda e: os.path.join(e.TILELANG_CACHE_DIR, "tmp"),
                               "temporary files")
     TILELANG_DISABLE_CACHE = EnvVar("TILELANG_DISABLE_CACHE", "0", "disable all kernel caching")

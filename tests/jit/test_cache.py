@@ -13,7 +13,7 @@ from kernels import scale_program
 import tilelang
 from tilelang.env import env
 from tilelang.jit import compiling
-from tilelang.runtime.cache import DiskCache, Entry
+from tilelang.runtime.cache import DiskCache, Entry, remove_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,6 +68,26 @@ def test_entries_hold_json_and_binaries_only():
     names = sorted(p.name for p in folders()[0].iterdir())
     assert names == ["device_kernel.ll", "host.o", "host_kernel.ll", "kernel.o", "manifest.json"]
     json.loads((folders()[0] / "manifest.json").read_text())
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder as manifest", "nothing in it"])
+def test_what_is_no_entry_does_not_stay_in_its_place(what):
+    build()
+    folder = folders()[0]
+    remove_folder(folder)
+    if what == "a file":
+        folder.write_bytes(b"?")
+    else:
+        (folder / "manifest.json" if what == "a folder as manifest" else folder).mkdir(parents=True)
+    compiling.clear_memory()
+    check(build())
+    assert (folder / "kernel.o").is_file() and not list(compiling.disk.staging.iterdir())
+
+
+def test_an_empty_cache_folder_in_the_environment_is_none(monkeypatch):
+    monkeypatch.setenv("TILELANG_CACHE_DIR", "")
+    env.forget("TILELANG_CACHE_DIR")
+    assert env.TILELANG_CACHE_DIR == os.path.expanduser("~/.tilelang/cache")
 
 
 @pytest.mark.parametrize("file", ["kernel.o", "host.o", "manifest.json", "device_kernel.ll"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tilelang.errors import facts
 from .build import convert
@@ -104,6 +104,9 @@ class Buffer(Node):
         if Buffer.subscript is None:
             return load(self, key if isinstance(key, tuple) else (key,))
         return Buffer.subscript(self, key)
+
+    if TYPE_CHECKING:  # the frontend makes a statement of it
+        def __setitem__(self, key: Any, value: Any) -> None: ...
 
     def __iter__(self) -> Iterator[Any]:
         raise facts(TypeError(f"Buffer {self.name} cannot be iterated: loop over its indices"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.env import env
 from tilelang.ir import Func, Launch, numpy_dtype, walk
 from tilelang.target import Target
 from tilelang.transform.pass_ import PassContext, run_passes
@@ -136,7 +137,7 @@ def machine_facts() -> Iterator[tuple[str, str, str]]:
                            ("ml_dtypes", "bf16, fp8 in NumPy (core dependency)")):
         found = importlib.util.find_spec(package) is not None
         yield package, "found" if found else "missing", gives
-    yield "cache", os.environ.get("TILELANG_CACHE_DIR", "~/.tilelang/cache"), "TILELANG_CACHE_DIR"
+    yield "cache", env.TILELANG_CACHE_DIR, "TILELANG_CACHE_DIR"
 
 
 def _gpu_facts() -> Iterator[tuple[str, str, str]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import CodeType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tilelang import errors
 from tilelang.ir import Expr, If, Span, Stmt, While, seq
@@ -112,6 +113,9 @@ class Frame:
 
     def body(self) -> Stmt:
         return seq(*self.stmts, span=self.span)
+
+    if TYPE_CHECKING:  # the frontend makes `with` of `for x in frame`
+        def __iter__(self) -> Iterator[Any]: ...
 
     def __enter__(self) -> Any:
         return need_builder(type(self).__name__).enter(self)

@@ -41,10 +41,14 @@ class Entry:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder and what is in it, as far as that can be done."""
+    """Remove a folder and what is in it, or the file that stands in its place, as far as that can be done."""
     import shutil  # it loads the compression modules
 
     shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.unlink(missing_ok=True)
+    except OSError:
+        pass
 
 
 def digest(parts: Iterable[Any]) -> str:
@@ -104,9 +108,9 @@ class DiskCache:
         folder = self.path(key)
         try:
             raw = (folder / _MANIFEST).read_bytes()
-        except FileNotFoundError:
-            if folder.is_dir():
-                self._discard(folder, "its manifest is missing")
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            if os.path.lexists(folder):
+                self._discard(folder, "it is no folder with a manifest")
             return None
         except OSError as e:
             logger.warning("cannot read cache entry %s: %s", folder, e)
