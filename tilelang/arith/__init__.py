@@ -20,6 +20,7 @@ from .analyzer import Analyzer, Env, is_large
 from .linear import AffineForm, Bounds, Linear
 from .rules import ALL_RULES, Rule, RuleSet, Wild, rules
 from .simplify import extent_bounds, simplify_stmt
+from .value_scalars import value_scalars
 
 
 def simplify(node: Any, env: Env | None = None) -> Any:
@@ -104,4 +105,4 @@ def _low_bits(op: str, d: int) -> int:
 
 __all__ = ["ALL_RULES", "AffineForm", "Analyzer", "Bounds", "Env", "Linear", "Rule", "RuleSet", "Var", "Wild", "affine",
            "can_prove", "divisible", "extent_bounds", "interval", "is_large", "known_divisor", "rules", "simplify",
-           "simplify_stmt"]
+           "simplify_stmt", "value_scalars"]

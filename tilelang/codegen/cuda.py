@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from typing import Any, Protocol
 
+from tilelang.arith import value_scalars
 from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Cast, Const, Expr, For, If, Launch, Load, Ramp, Select,
-                         Span, Store, StringConst, Var, const, dtype, follows_addresses, is_const, statements, stmts_of, walk)
+                         Span, Store, StringConst, Var, const, dtype, follows_addresses, int_range, is_const, statements,
+                         stmts_of, walk)
 from tilelang.target import INTRINSICS
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
 from tilelang.target.cluster import cluster_of
@@ -130,6 +132,9 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CudaValues):
     def _thread_indices(self) -> None:
         launch = self.launch
         used = {x for x in walk(launch.body) if isinstance(x, Var)}
+        for var in value_scalars(launch, self.kernel.params):
+            self.facts.bind(var, *int_range(var.dtype))
+            self.data_vars.add(var)
         for var, n, axis in zip(launch.thread_vars, launch.threads, "xyz"):
             self.facts.bind(var, 0, n - 1)
             if var in used:

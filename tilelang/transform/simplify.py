@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.arith import simplify_stmt
-from tilelang.ir import Func, replace
+from tilelang.arith import simplify_stmt, value_scalars
+from tilelang.ir import Func, int_range, replace
 
 from .pass_ import DEVICE, PassContext, pass_
 
@@ -14,7 +14,8 @@ def simplify(func: Func, cx: PassContext) -> Func:
 
     Before:  S[(k + 0 * 32) % 3 * 4096 + tx // 1]      After:  S[k % 3 * 4096 + tx]
     """
-    return replace(func, body=simplify_stmt(func.body))
+    wrap = {v: int_range(v.dtype) for v in value_scalars(func.body, func.params)}
+    return replace(func, body=simplify_stmt(func.body, wrap))
 
 
 __all__ = ["simplify"]
