@@ -17,6 +17,7 @@ import numpy as np
 from tilelang.arith import Analyzer
 from tilelang.ir import FALSE, TRUE, Binary, Cast, Const, Expr, Select, Unary, Var, const, convert, fresh, logical
 from tilelang.ir.record import record
+from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
 
 
 @record
@@ -296,15 +297,18 @@ def index_values(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray | None:
             return None
         if e.op in ("floordiv", "floormod") and not np.all(b):
             return None
-        return fn(a, b)
+        return wrapped(fn(a, b), e.dtype) if may_wrap(e.dtype) else fn(a, b)
     if isinstance(e, Cast) and e.dtype.is_int and e.value.dtype.is_int:
-        return index_values(e.value, env)
+        a = index_values(e.value, env)
+        return a if a is None or keeps_value(e.value.dtype, e.dtype) else wrapped(a, e.dtype)
     if isinstance(e, Select):
         c, a, b = (index_values(x, env) for x in (e.cond, e.a, e.b))
         return None if c is None or a is None or b is None else np.where(c, a, b)
     if isinstance(e, Unary) and e.op in ("neg", "not"):
         a = index_values(e.a, env)
-        return None if a is None else (np.negative(a) if e.op == "neg" else np.logical_not(a))
+        if a is None or e.op == "not":
+            return None if a is None else np.logical_not(a)
+        return wrapped(np.negative(a), e.dtype) if may_wrap(e.dtype) else np.negative(a)
     return None
 
 

@@ -14,22 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Launch, Load, Ramp, Select, Unary, Var, While, walk
-from tilelang.ir.expr import Call
-from tilelang.ir.record import entity, record, state
+from tilelang.ir import Binary, Buffer, Const, Expr, Launch, Var, While, walk
+from tilelang.ir.record import entity, record
 from tilelang.ir.visitor import children
 
+from .access_values import Evaluation, Footprint, Unknown
 from .atomic_order import Update, in_order
 from .claimed_slots import Claims
 from .divergence import Divergence
-
-LIMIT = 1 << 21  # entries of one table
-_NUMPY: dict[str, Any] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.mod,
-    "min": np.minimum, "max": np.maximum, "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
-    "shl": np.left_shift, "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
-    "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
-}
 
 
 @entity
@@ -92,23 +84,6 @@ class Relation:
     entered: tuple[tuple[Loop, int], ...] = ()
 
 
-class _Unknown(Exception):
-    """The value cannot be tabulated."""
-
-
-@state
-class _Value:
-    table: Any  # ndarray or int
-    terms: dict[Expr, int] = field(default_factory=dict)
-
-
-@state
-class _Footprint:
-    keys: tuple[Any, ...]  # per dimension ndarray (threads, points)
-    terms: tuple[dict[Expr, int], ...]
-    mask: Any  # ndarray (threads, points) or None
-
-
 class Tables:
     """Tables of the accesses of one launch."""
 
@@ -120,7 +95,7 @@ class Tables:
         t = np.arange(self.num_threads)
         self.thread = dict(zip(launch.thread_vars, (t % x, t // x % y, t // (x * y))))
         self.roots: dict[int, tuple[Expr, frozenset[Var]]] = {}
-        self.prints: dict[Any, _Footprint | None] = {}
+        self.prints: dict[Any, Footprint | None] = {}
         self.decided: dict[Any, bool] = {}
         self.actors: dict[Access, int | None] = {}
 
@@ -163,7 +138,7 @@ class Tables:
     def _collide(self, a: Access, b: Access, how: Relation, shared: list[Loop]) -> bool:
         if a.update and b.update and self.actor(a) == self.actor(b) is not None:
             return False
-        if a.indices is None or b.indices is None or a.buffer is not b.buffer and a.buffer.shape != b.buffer.shape:
+        if a.indices is None or b.indices is None or not _one_place(a.buffer, b.buffer):
             return True
         if a.buffer.dtype.bits * a.buffer.dtype.lanes < 8:
             return True
@@ -171,7 +146,7 @@ class Tables:
             return False
         try:
             cases = self.cases(a, b, how, shared)
-        except _Unknown:
+        except Unknown:
             return True
         for fix_a, fix_b, fixed_terms in cases:
             fa = self.footprint(a, fix_a, fixed_terms)
@@ -208,7 +183,7 @@ class Tables:
             if loop.first is not None:  # else every value of b's table counts
                 cases = [(fa, {**fb, v: loop.first + e}) for fa, fb in cases]
         if len(cases) > 512:
-            raise _Unknown
+            raise Unknown
         return [(tuple(fa.items()), tuple(fb.items()), frozenset(terms)) for fa, fb in cases]
 
     def lap_pairs(self, loop: Loop, d: int, accesses: tuple[Access, ...]) -> list[tuple[int, int]]:
@@ -220,7 +195,7 @@ class Tables:
             return [(m, m + d) for m in vs if m + d in vs]
         if period is not None and period <= 24:
             return [(m, m + d) for m in range(period)]
-        raise _Unknown
+        raise Unknown
 
     def values(self, loop: Loop, accesses: tuple[Access, ...]) -> list[int] | None:
         """Values of a loop variable that stand for all, None when it can only be kept as a term."""
@@ -295,8 +270,8 @@ class Tables:
         """The thread that makes an access, where its conditions let only one through."""
         if a not in self.actors:
             try:
-                mask = _Evaluation(self, replace(a, indices=(), width=1), {}, frozenset()).mask()
-            except _Unknown:
+                mask = Evaluation(self, replace(a, indices=(), width=1), {}, frozenset()).mask()
+            except Unknown:
                 mask = None
             who = np.arange(self.num_threads) if mask is None else np.flatnonzero(mask.any(1))
             self.actors[a] = int(who[0]) if len(who) == 1 else None
@@ -304,16 +279,16 @@ class Tables:
 
     # ---- tables -------------------------------------------------------------------------------------------------
 
-    def footprint(self, a: Access, fixed: tuple[tuple[Var, int], ...], terms: frozenset[Var]) -> _Footprint | None:
+    def footprint(self, a: Access, fixed: tuple[tuple[Var, int], ...], terms: frozenset[Var]) -> Footprint | None:
         key = (id(a), tuple((v, n) for v, n in fixed if self.uses(a, v)), terms)
         if key not in self.prints:
             try:
-                self.prints[key] = _Evaluation(self, a, dict(key[1]), terms).footprint()
-            except _Unknown:
+                self.prints[key] = Evaluation(self, a, dict(key[1]), terms).footprint()
+            except Unknown:
                 self.prints[key] = None
         return self.prints[key]
 
-    def meet(self, fa: _Footprint, fb: _Footprint, wa: int, wb: int, how: Relation, a: Access) -> bool:
+    def meet(self, fa: Footprint, fb: Footprint, wa: int, wb: int, how: Relation, a: Access) -> bool:
         """Whether an element of fb is in fa, of another thread."""
         if any(np.size(k) == 0 for k in (*fa.keys, *fb.keys)):
             return False  # in a loop without iterations
@@ -340,7 +315,7 @@ class Tables:
         o = owner[kb]
         return bool(np.any((o >= 0) & ((o != tb_) | several[kb])))
 
-    def flat(self, fa: _Footprint, fb: _Footprint, wa: int, wb: int) -> tuple[Any, Any, Any, Any]:
+    def flat(self, fa: Footprint, fb: Footprint, wa: int, wb: int) -> tuple[Any, Any, Any, Any]:
         """(keys of a, threads of a, keys of b, threads of b) as one-dimensional arrays; equal key = equal element."""
         spans = []
         for x, y in zip(fa.keys[:-1], fb.keys[:-1]):
@@ -353,7 +328,7 @@ class Tables:
             raise OverflowError
         return (*self._flat(fa, spans, wa), *self._flat(fb, spans, wb))
 
-    def _flat(self, f: _Footprint, spans: list[tuple[int, int]], width: int) -> tuple[Any, Any]:
+    def _flat(self, f: Footprint, spans: list[tuple[int, int]], width: int) -> tuple[Any, Any]:
         key: Any = 0
         for k, (low, n) in zip(f.keys, spans):
             key = key * n + (k - low)
@@ -366,135 +341,18 @@ class Tables:
         return key.ravel(), threads.ravel()
 
 
-class _Evaluation:
-    """Index expressions of one access as tables, loop variables enumerated on axes of their own."""
-
-    def __init__(self, tables: Tables, access: Access, fixed: dict[Var, int], terms: frozenset[Var]) -> None:
-        self.t, self.a = tables, access
-        self.env: dict[Var, _Value] = {v: _Value(n) for v, n in fixed.items()}
-        self.kept = terms
-        self.points = 1
-        wanted = frozenset().union(*(tables.vars_of(e) for e in (*(access.indices or ()), *access.conds)))
-        residues: set[Var] = set(fixed)
-        axes: list[tuple[Var, Any]] = []
-        for loop in access.loops:
-            v = loop.var
-            if v is None or v in self.env or v in terms or v not in wanted:
-                continue
-            if loop.count is not None and loop.first is not None and loop.count <= 4096:
-                axes.append((v, loop.first + np.arange(loop.count)))
-            elif any(v in tables.vars_of(e) for e in access.indices or ()):
-                p = tables.period(v, (access,))
-                if p is None or p > 64:
-                    raise _Unknown
-                residues.add(v)
-                axes.append((v, np.arange(p)))
-        self.residues = residues
-        self.rank = 1 + len(axes)
-        for k, (v, values) in enumerate(axes):
-            self.env[v] = _Value(values.reshape((1,) * (k + 1) + (-1,) + (1,) * (len(axes) - k - 1)))
-            self.points *= len(values)
-        if self.points * tables.num_threads * max(1, access.width) > LIMIT:
-            raise _Unknown
-        for v, values in tables.thread.items():
-            self.env[v] = _Value(values.reshape((-1,) + (1,) * len(axes)))
-        self.shape = (tables.num_threads,) + tuple(len(values) for _, values in axes)
-
-    def footprint(self) -> _Footprint:
-        keys, terms = [], []
-        for e in self.a.indices or ():
-            v = self.value(e.base if isinstance(e, Ramp) else e)
-            keys.append(self.full(v.table))
-            terms.append(v.terms)
-        return _Footprint(tuple(keys), tuple(terms), self.mask())
-
-    def full(self, table: Any) -> Any:
-        return np.broadcast_to(np.asarray(table), self.shape).reshape(self.t.num_threads, -1)
-
-    def mask(self) -> Any:
-        mask = None
-        if self.a.lanes < 32:
-            lane = (np.arange(self.t.num_threads) % 32 < self.a.lanes).reshape((-1,) + (1,) * (self.rank - 1))
-            mask = self.full(lane)
-        for c in self.a.conds:
-            # A condition on a variable that only stands for its residue says nothing.
-            if self.t.vars_of(c) & self.residues:
-                continue
-            try:
-                v = self.value(c)
-            except _Unknown:
-                continue
-            if not v.terms:
-                m = self.full(np.asarray(v.table, dtype=bool))
-                mask = m if mask is None else mask & m
-        return mask
-
-    def value(self, e: Expr) -> _Value:
-        if e.dtype.is_float:
-            raise _Unknown
-        if isinstance(e, Const):
-            return _Value(int(e.value))
-        if isinstance(e, Var):
-            got = self.env.get(e)
-            if got is None:
-                got = self.env[e] = self.variable(e)
-            return got
-        if isinstance(e, Cast) and (e.dtype.is_int or e.dtype.is_bool) and not e.value.dtype.is_float:
-            return self.value(e.value)
-        if isinstance(e, Binary):
-            return self.binary(e)
-        if isinstance(e, Unary):
-            v = self.value(e.a)
-            if e.op == "neg":
-                return _Value(-np.asarray(v.table), {k: -c for k, c in v.terms.items()})
-            if not v.terms:
-                return _Value(np.logical_not(v.table) if e.op == "not" else np.invert(np.asarray(v.table)))
-        if isinstance(e, Select):
-            c, x, y = self.value(e.cond), self.value(e.a), self.value(e.b)
-            if not (c.terms or x.terms or y.terms):
-                return _Value(np.where(c.table, x.table, y.table))
-        return self.term(e)
-
-    def variable(self, v: Var) -> _Value:
-        bound = self.t.binds.get(v)
-        if bound is not None and not any(isinstance(x, (Load, Call)) for x in walk(bound)):
-            return self.value(bound)
-        if self.t.divergence.divergent(v):
-            raise _Unknown
-        return _Value(0, {v: 1})
-
-    def term(self, e: Expr) -> _Value:
-        """e as an unknown that is the same for all threads."""
-        if any(isinstance(x, (Load, Call)) for x in walk(e)):
-            raise _Unknown
-        roots = self.t.vars_of(e)
-        if any(v in self.env and not self.env[v].terms for v in roots) or self.t.divergence.divergent(e):
-            raise _Unknown
-        return _Value(0, {e: 1})
-
-    def binary(self, e: Binary) -> _Value:
-        a, b = self.value(e.a), self.value(e.b)
-        if e.op in ("add", "sub"):
-            terms = dict(a.terms)
-            for k, c in b.terms.items():
-                terms[k] = terms.get(k, 0) + (c if e.op == "add" else -c)
-            return _Value(_NUMPY[e.op](a.table, b.table), {k: c for k, c in terms.items() if c})
-        if not a.terms and not b.terms:
-            fn = _NUMPY.get(e.op)
-            if fn is None:
-                if e.op not in ("truncdiv", "truncmod"):
-                    raise _Unknown
-                q = np.sign(a.table) * np.sign(b.table) * (np.abs(a.table) // np.maximum(np.abs(b.table), 1))
-                return _Value(q if e.op == "truncdiv" else a.table - q * b.table)
-            if e.op in ("floordiv", "floormod") and not np.all(b.table):
-                raise _Unknown
-            return _Value(fn(a.table, b.table))
-        if e.op == "mul":
-            for x, y in ((a, b), (b, a)):
-                if not y.terms and np.ndim(y.table) == 0:
-                    c = int(y.table)
-                    return _Value(np.multiply(x.table, c), {k: n * c for k, n in x.terms.items() if n * c})
-        return self.term(e)
+def _one_place(a: Buffer, b: Buffer) -> bool:
+    """Whether equal indices of two buffers of one storage are the same element, and others are other ones."""
+    if a is not b and (a.shape, a.strides, a.offset, a.dtype.bits * a.dtype.lanes) != (
+            b.shape, b.strides, b.offset, b.dtype.bits * b.dtype.lanes):
+        return False
+    reach = 1  # elements that the dimensions of smaller strides reach over
+    dims = [(s, n) for s, n in zip(a.strides, a.shape) if isinstance(s, int) and isinstance(n, int) and n > 1]
+    for stride, n in sorted((abs(s), n) for s, n in dims):
+        if stride < reach:
+            return False
+        reach += stride * (n - 1)
+    return True
 
 
 def _operands(e: Expr) -> list[Expr]:

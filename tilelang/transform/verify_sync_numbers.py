@@ -8,6 +8,7 @@ import numpy as np
 
 from tilelang.ir import Binary, Cast, Const, Expr, Launch, Load, Select, Unary, Var, children, walk
 from tilelang.ir.expr import Call
+from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
 
 from .divergence import Divergence
 from .verify_sync_answers import Answers
@@ -79,12 +80,16 @@ class Numbers:
                 return hit[0]
             return self.binary(e)
         if isinstance(e, Cast):
-            return self.value(e.value) if not (e.dtype.is_float or e.value.dtype.is_float) else None
+            if e.dtype.is_float or e.value.dtype.is_float:
+                return None
+            v = self.value(e.value)
+            return v if v is None or keeps_value(e.value.dtype, e.dtype) else wrapped(v, e.dtype)
         if isinstance(e, Unary):
             v = self.value(e.a)
             if v is None:
                 return None
-            return {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}[e.op](v)
+            v = {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}[e.op](v)
+            return wrapped(v, e.dtype) if may_wrap(e.dtype) else v
         if isinstance(e, Select):
             c, x, y = self.value(e.cond), self.value(e.a), self.value(e.b)
             return None if c is None or x is None or y is None else np.where(c, x, y)
@@ -94,7 +99,8 @@ class Numbers:
         a, b = self.value(e.a), self.value(e.b)
         if a is None or b is None:
             return self.answers.compared(e, a, b, self.env) if e.op in ("eq", "ne") else None
-        return combined(e.op, a, b)
+        out = combined(e.op, a, b)
+        return wrapped(out, e.dtype) if out is not None and may_wrap(e.dtype) else out
 
     def same_everywhere(self, e: Expr) -> bool:
         """Whether a value depends on the thread alone, so that it is computed once."""

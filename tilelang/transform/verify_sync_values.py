@@ -14,6 +14,7 @@ import numpy as np
 from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Load, Select, Unary, Var
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.record import record
+from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
 
 from .sync_fault import Undecided
 
@@ -210,6 +211,7 @@ class Values:
         op = _OPS.get(e.op)
         if op is None or e.dtype.is_float or e.a.dtype.is_float:
             return lambda f: None
+        fits = may_wrap(e.dtype)
 
         def binary(f: Any) -> Any:
             a = x(f)
@@ -222,7 +224,8 @@ class Values:
                 return a.plus(one(b, "a descriptor")) if e.op == "add" else None
             if isinstance(b, Descriptor):
                 return b.plus(one(a, "a descriptor")) if e.op == "add" else None
-            return op(a, b)
+            out = op(a, b)
+            return wrapped(out, e.dtype) if fits and out is not None else out
         return binary
 
     def _unary(self, e: Unary) -> Fn:
@@ -233,20 +236,20 @@ class Values:
 
         def unary(f: Any) -> Any:
             a = x(f)
-            return None if a is None else op(a)
+            return None if a is None else wrapped(op(a), e.dtype) if may_wrap(e.dtype) else op(a)
         return unary
 
     def _cast(self, e: Cast) -> Fn:
         if e.dtype.is_float or e.value.dtype.is_float:
             return lambda f: None
         x = self._of(e.value)
-        if str(e.dtype) != "bool":
+        if keeps_value(e.value.dtype, e.dtype):
             return x
 
-        def truth(f: Any) -> Any:
+        def fitted(f: Any) -> Any:
             a = x(f)
-            return None if a is None else a != 0
-        return truth
+            return a if a is None or isinstance(a, Descriptor) else wrapped(a, e.dtype)
+        return fitted
 
     def _select(self, e: Select) -> Fn:
         c, x, y = self._of(e.cond), self._of(e.a), self._of(e.b)
