@@ -40,33 +40,34 @@ register("kernel-read-only", ValueError, "a read-only array is passed for a tens
          expected="an array that can be written")
 register("kernel-keyword", TypeError, "a kernel takes its inputs by position only", expected="inputs by position")
 
-_ABOUT = re.compile(r"^kernel (?P<fn>\S+) (?P<what>input|scalar) (?P<name>\S+) ")
-_NEGATIVE = re.compile(r"kernel \S+ output (?P<name>\S+) shape\[\d+\] is negative")
-_NULL = re.compile(r"^(?P<fn>\S+)\.(?P<name>\S+) is expected to have non-NULL pointer")
+# Texts of refused calls.  The patterns are compiled by the first refusal: most programs have none.
+_ABOUT = r"^kernel (?P<fn>\S+) (?P<what>input|scalar) (?P<name>\S+) "
+_NEGATIVE = r"kernel \S+ output (?P<name>\S+) shape\[\d+\] is negative"
+_NULL = r"^(?P<fn>\S+)\.(?P<name>\S+) is expected to have non-NULL pointer"
 
 
 def was_refused(e: Exception) -> bool:
     """Whether a call failed before anything ran, because of how an argument was given."""
     return not isinstance(e, TileLangError) and (
-        isinstance(e, BufferError) or _ABOUT.match(str(e)) is not None or
+        isinstance(e, BufferError) or re.match(_ABOUT, str(e)) is not None or
         (isinstance(e, (TypeError, OverflowError)) and "kernel " not in str(e)))
 
 
-_UNALIGNED = re.compile(r"^kernel \S+ input \S+ (byte_offset violates packed ABI constraint: its data must be aligned"
-                        r"|strides\[\d+\] violates packed ABI constraint: it must be a multiple of 16 bytes)")
+_UNALIGNED = (r"^kernel \S+ input \S+ (byte_offset violates packed ABI constraint: its data must be aligned"
+              r"|strides\[\d+\] violates packed ABI constraint: it must be a multiple of 16 bytes)")
 
 
 def was_unaligned(e: Exception) -> bool:
     """Whether a call was refused, before anything ran, for an address or strides that its wide accesses do not suit."""
-    return not isinstance(e, TileLangError) and _UNALIGNED.match(str(e)) is not None
+    return not isinstance(e, TileLangError) and re.match(_UNALIGNED, str(e)) is not None
 
 
-_OVERLAP = re.compile(r"^kernel \S+ input \S+ overlaps input ")
+_OVERLAP = r"^kernel \S+ input \S+ overlaps input "
 
 
 def was_overlapping(e: Exception) -> bool:
     """Whether a call was refused, before anything ran, for tensors that the kernel takes to lie apart."""
-    return not isinstance(e, TileLangError) and _OVERLAP.match(str(e)) is not None
+    return not isinstance(e, TileLangError) and re.match(_OVERLAP, str(e)) is not None
 
 
 def describe(x: Any) -> str:
@@ -185,13 +186,13 @@ def explain(sig: Signature, args: tuple[Any, ...], e: Exception) -> Exception:
     if isinstance(e, TileLangError):
         return e
     text = str(e)
-    m = _NEGATIVE.match(text)
+    m = re.match(_NEGATIVE, text)
     if m is not None:
         made = next(a for a in sig.outputs if a.name == m["name"])
         return error("kernel-argument", text, expected="extents from 0 on",
                      found=f"{m['name']} of shape ({', '.join(map(str, made.buffer.shape))})", notes=_declared(made),
                      hint="pass arguments for which the shapes of all outputs exist")
-    m = _ABOUT.match(text) or _NULL.match(text)
+    m = re.match(_ABOUT, text) or re.match(_NULL, text)
     if m is None:
         return _unconvertible(sig, args, e)
     kind, found, notes = "kernel-argument", text, _declared(None)
@@ -219,13 +220,13 @@ def _packed_hint(inputs: Any, name: str) -> str:
             f"({', '.join(map(str, (*a.buffer.shape[:-1], last)))},)")
 
 
-_WANTED = re.compile(r"(?:expected |is expected to )(?P<what>.+)$|: (?P<rule>(?:its data |it )?must be .+)$|"
-                     r"(?P<more>overlaps .+)$")
+_WANTED = (r"(?:expected |is expected to )(?P<what>.+)$|: (?P<rule>(?:its data |it )?must be .+)$|"
+           r"(?P<more>overlaps .+)$")
 
 
 def _expected(text: str) -> str:
     """What a refusal of the compiled checks asks for; "" where its text does not say more than the kind."""
-    m = _WANTED.search(text)
+    m = re.search(_WANTED, text)
     if m is None:
         return ""
     if m["more"]:
@@ -312,7 +313,7 @@ def explain_cython(sig: Signature, args: tuple[Any, ...], e: Exception) -> Excep
         return error("kernel-arity", f"Expected {len(inputs)} inputs, got {len(args)} with {len(sig.args)} inputs and "
                      f"{len(sig.outputs)} outputs",
                      expected=f"{len(inputs)} inputs", found=str(len(args)))
-    m = _ABOUT.match(str(e))
+    m = re.match(_ABOUT, str(e))
     if m is None:
         return explain(sig, args, e)
     for a, x in zip(inputs, args):

@@ -19,8 +19,6 @@ from tilelang.errors import TileLangError, brought, error, register
 from tilelang.ir import EMPTY, Evaluate, Func, Launch, rewrite, stmts_of, walk
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.runtime.host_engine import compile_object, ffi_state, load_llvm
-from tilelang.runtime.host_stub import stub_text
-from tilelang.runtime.launchers import CpuLauncher, CudaLauncher
 from tilelang.runtime.signature import Signature, host_assumptions, signature_of
 from tilelang.target.cluster import cluster_size
 from tilelang.target import Target
@@ -113,6 +111,8 @@ def device_source(request: Request, early: Callable[[Any, list[str]], None] | No
 
 def host_text(request: Request, sig: Signature, launcher: Any) -> str:
     """LLVM IR of the host part."""
+    from tilelang.runtime.host_stub import stub_text  # what makes host code is loaded while NVRTC compiles
+
     return stub_text(sig, launcher, needed_symbols(request.func, sig), (), host_assumptions(request.func, sig),
                      *kept_apart(request))
 
@@ -132,6 +132,8 @@ def nvrtc_options(request: Request) -> list[str]:
 
 def host_part(request: Request, sig: Signature, program: Any) -> tuple[str, bytes]:
     """(LLVM IR, object) of the host part of a lowered program."""
+    from tilelang.runtime.launchers import CudaLauncher
+
     with phase("host part"):
         text = host_text(request, sig, CudaLauncher(program.host, program.kernels, request.target.max_shared_bytes))
         return text, compile_object(text)
@@ -255,6 +257,7 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
     """LLVM IR of the tile program and of its host part to objects."""
     from tilelang.codegen.cpu import compile_tile
     from tilelang.runtime.cpu_engine import compile_cpu_object
+    from tilelang.runtime.launchers import CpuLauncher
 
     watch = Stopwatch()
     with jit_phase("lower", request.func.name):
