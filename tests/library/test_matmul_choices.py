@@ -199,10 +199,10 @@ def test_splits_of_decode_steps_that_are_timed():
     m, sizes = machine_of(SM90, 132), DecodeSizes(4, 1, 32, 8, 128, 128, 1024, 64, 128)
     tile = decode_tile(m, sizes)
     model = tile, decode_splits(m, sizes, tile)
-    found = near_choices(m, sizes, model, True)
+    found = near_choices(sizes, model, True)
     assert found[0] == model and len(set(found)) == len(found)
     assert len({n for _, n in found}) > 3 and len({t for t, _ in found}) > 1
-    assert {n for _, n in near_choices(m, sizes, model, False)} == {model[1]}
+    assert {n for _, n in near_choices(sizes, model, False)} == {model[1]}
 
 
 def test_sizes_are_told_apart_until_there_were_many():

@@ -224,7 +224,7 @@ class JITImpl(InClasses):
         key = (self._frozen(bound), self.surroundings())
         kernel = self._kernels.get(key)
         if kernel is None:
-            kernel = self._kernels[key] = self.compile_program(self._program(bound), bound)
+            kernel = self._kernels[key] = self.compile_program(self._program(bound))
             self._kernels[key[0], self.surroundings()] = kernel  # what the factory itself has changed asks for no other
         if fast is not None:
             self._fast[fast] = kernel
@@ -261,7 +261,7 @@ class JITImpl(InClasses):
         return out
 
     # ---- compiling --------------------------------------------------------------------------------------------------
-    def compile_program(self, func: Any, bound: Any = None, pass_configs: Any = None) -> JITKernel:
+    def compile_program(self, func: Any, pass_configs: Any = None) -> JITKernel:
         """The kernel of a program under this decorator's settings."""
         request = make_request(func, self.out_idx, self.execution_backend, self.target, self.verbose,
                                self.pass_configs if pass_configs is None else pass_configs, self.compile_flags)

@@ -250,7 +250,7 @@ class Fragment:
             digits.append(Mode(last.size // k, REGISTER, 1))
         return Fragment(shape, _regrouped(digits, tuple(shape), what), replicate=self.copies, threads=self.threads)
 
-    def with_threads(self, threads: int, start: int = 0) -> Fragment:
+    def with_threads(self, threads: int) -> Fragment:
         """The same fragment in a block of `threads` threads."""
         return Fragment(self.shape, self.modes, replicate=self.copies, threads=threads)
 

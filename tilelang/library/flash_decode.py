@@ -169,7 +169,7 @@ def _prepare(q: Any, k: Any, v: Any, lengths: Any, table: Any, scale: Any, windo
         choice = tuning.tuner.choose(choices.attention_task(
             "flash_decode", kind, (q, k, v), factor, count, (where, backend),
             (shape, compact(shape), lse_shape if with_lse else None),
-            near_choices(machine, sizes, choice, splits is None), make)).choice
+            near_choices(sizes, choice, splits is None), make)).choice
     return replace(with_choice(*choice), passing=tuned is None)
 
 
@@ -235,7 +235,7 @@ def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile) -> int:
     return min(range(1, min(_MOST_SPLITS, steps) + 1), key=cost)
 
 
-def near_choices(m: Machine, sizes: DecodeSizes, model: tuple[Tile, int], any_splits: bool) -> list[tuple[Tile, int]]:
+def near_choices(sizes: DecodeSizes, model: tuple[Tile, int], any_splits: bool) -> list[tuple[Tile, int]]:
     """(tile, splits) that are worth timing: the model's, others over how many blocks, narrower tiles and shorter rings.
 
     any_splits: whether how many blocks is left open.

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from .coroutines import Part
 from .faults import fault
 from .mbarrier import MBarrier
 from .races import AccessTable, Clocks
@@ -209,7 +208,7 @@ class Asynchronous:
         """Copies of threads that signal an mbarrier: `land()` ends them and arrives."""
         self.loads.append(_Load(bar, 0, 0, land, span, "shared memory"))
 
-    def land(self, parts: list[Part]) -> bool:
+    def land(self) -> bool:
         """All parts wait: the oldest load lands."""
         if not self.loads:
             return False

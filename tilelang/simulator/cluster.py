@@ -162,7 +162,7 @@ class Cluster:
         """Bytes from a place in the frame's own shared memory to the same place in that of a rank."""
         return (rank - self.rank_of(f)) * self.arena
 
-    def ended(self, part: Any, parts: list[Any], check: bool = True) -> None:
+    def ended(self, part: Any, parts: list[Any]) -> None:
         """A part has run to its end.  Raises sim-cluster, sim-async when its CTA is over too early."""
         self.own.settle(parts)
         self.grid.settle(parts)

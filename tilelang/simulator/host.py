@@ -93,7 +93,7 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], alia
                     np.asarray(given[p], numpy_dtype(p.dtype))
     arrays = {p: np.asarray(given[p]) for p, _ in func.buffers if p in given}
     _solve(func, arrays, values)
-    tensors = [_tensor(func, b, arrays.get(p), values, granule) for p, b in func.buffers]
+    tensors = [_tensor(b, arrays.get(p), values, granule) for p, b in func.buffers]
     made = [t for p in func.params if p.dtype.is_handle and func.buffer_of(p) is None
             for t in _pointer(func, p, int(given[p]), values, granule)]
     there = [(t, arrays[p]) for t, (p, _) in zip(tensors, func.buffers) if p in arrays and arrays[p].size]
@@ -175,7 +175,7 @@ def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) ->
                         expected=str(want), found=str(n), span=func.span)
 
 
-def _tensor(func: Func, b: Buffer, a: np.ndarray | None, values: dict[Var, Any], granule: Mapping[int, int]) -> Tensor:
+def _tensor(b: Buffer, a: np.ndarray | None, values: dict[Var, Any], granule: Mapping[int, int]) -> Tensor:
     def number(d: Any) -> int:
         return int(evaluate(d, values)) if isinstance(d, Expr) else d
 
@@ -224,7 +224,7 @@ def _pointer(func: Func, p: Var, address: int, values: dict[Var, Any], granule: 
     if not views or not address or any(v not in values for v in sizes):
         values[p] = np.uint64(address)
         return []
-    out = max((_tensor(func, b, None, values, granule) for b in views), key=lambda t: t.storage.nbytes)
+    out = max((_tensor(b, None, values, granule) for b in views), key=lambda t: t.storage.nbytes)
     known = Storage(out.storage.name, out.storage.nbytes, out.storage.granule, known=True)
     out = replace(out, storage=known, address=address)
     out.array()[...] = out.array_at(address)

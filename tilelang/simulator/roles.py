@@ -67,7 +67,7 @@ class Roles(Scheduler):
         return self.ballots.setdefault((f.block.rank, number), [])
 
     def idle(self) -> bool:
-        return self.asynchronous is not None and self.asynchronous.land(self.parts)
+        return self.asynchronous is not None and self.asynchronous.land()
 
     def ended(self, part: Part) -> None:
         # Threads that are gone count as arrived at the block barrier, and at the cluster's.

@@ -54,7 +54,7 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
     new = target.is_cuda and target.at_least(90)
     if target.is_cpu:
         _check_cpu(func, target)
-        return rewrite(func, lambda n: _elsewhere(n, target))
+        return rewrite(func, _elsewhere)
     if not (new and target.has_wgmma):
         for n in walk(func):
             name = None if new and isinstance(n, Launch) else _name(n, not new)
@@ -64,7 +64,7 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
                             f"{target.arch or target.kind}",
                             expected=f"sm_90{suffix}{'' if suffix else ' or newer'}", found=f"{target.arch or target.kind}",
                             span=getattr(n, "span", None))
-    return func if new else rewrite(func, lambda n: _elsewhere(n, target))
+    return func if new else rewrite(func, _elsewhere)
 
 
 def _check_cpu(func: Func, target: Any) -> None:
@@ -93,7 +93,7 @@ def _name(n: Node, any_: bool) -> str:
     return "T.ClusterKernel" if isinstance(n, Launch) and cluster_of(n) is not None else ""
 
 
-def _elsewhere(n: Node, target: Any) -> Node | None:
+def _elsewhere(n: Node) -> Node | None:
     """The Launch with thread numbers in place of in_warp_groups, and without calls of dependent launches.  Warp groups with
     tile operations of their own, and those that wait for each other, stay roles, as on sm_90."""
     if not isinstance(n, Launch):

@@ -43,7 +43,7 @@ def inline_index_binds(body: Stmt) -> Stmt:
     return visit(body) if any(isinstance(x, Bind) for x in walk(body)) else body
 
 
-def drop_continue(body: Stmt, span: Any = None) -> Stmt:
+def drop_continue(body: Stmt) -> Stmt:
     """`continue` of the parallel loop itself, turned into conditions around what follows it."""
     if not any(isinstance(x, Continue) for x in walk(body)):
         return body

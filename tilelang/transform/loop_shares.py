@@ -33,12 +33,12 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
     static = all(isinstance(n, int) for n in extents)
     once = once or rereads(body)
     if not static:
-        lane_dim, w = wanted_width(lw, vars, extents, body, is_async)
+        lane_dim, w = wanted_width(lw, vars, extents, body)
         return flat(extents, lw.thread, lw.num_threads, w, lane_dim), False
     shares = [loop_layout] if loop_layout is not None else []
     shares += fragment_shares(lw, vars, extents, body)
     shares = [s for s in shares if not (once and _replicas(s) > 1)]
-    lane_dim, w = wanted_width(lw, vars, extents, body, is_async)
+    lane_dim, w = wanted_width(lw, vars, extents, body)
     if width is not None:
         w = power_of_two_in(extents[lane_dim], width)
     for share in shares:
@@ -50,7 +50,7 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
         return serial_inside(lw, extents, serial), False
     loose = False
     if w == 1 and width is None and not is_async:
-        dim, more = wanted_width(lw, vars, extents, body, is_async, loose=True)
+        dim, more = wanted_width(lw, vars, extents, body, loose=True)
         if more > 1:
             lane_dim, w, loose = dim, more, True
     while w > 1 and not is_async and extents[lane_dim] * _others(extents, lane_dim) < lw.num_threads * w:
@@ -149,7 +149,7 @@ def _share_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> Lo
 
 
 def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt,
-                 is_async: bool, loose: bool = False) -> tuple[int, int]:
+                 loose: bool = False) -> tuple[int, int]:
     """(dimension, lanes): along which most memory accesses are contiguous, and how many elements a thread should take
     there: the narrowest of their vectors, since elements beyond it would spread the lanes of a warp apart."""
     best = (len(vars) - 1, 1)

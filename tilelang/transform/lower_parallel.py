@@ -45,7 +45,7 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     """The statements of one thread for `for vars in T.Parallel(extents): body`."""
     if any(isinstance(n, int) and n == 0 for n in extents):
         return EMPTY
-    body = drop_continue(body, span)
+    body = drop_continue(body)
     refuse_carried(body, span)
     body = inline_index_binds(body)
     allocated, laid_out = len(lw.allocs), set(lw.layouts)
@@ -122,12 +122,12 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
         inner = _emit_points(lw, loop, body)
     finally:
         lw.analyzer, lw.loop = saved
-    inner = _wrap_axes(dist, inner, _touches_registers(lw, body), span)
+    inner = _wrap_axes(dist, inner, _touches_registers(body), span)
     inner = as_iterations(body, inner, bool(dist.axes or dist.lanes), span)
     return seq(*before, inner, *after)
 
 
-def _touches_registers(lw: Any, body: Stmt) -> bool:
+def _touches_registers(body: Stmt) -> bool:
     return any(isinstance(x, Buffer) and x.scope_name.startswith("local") for x in walk(body))
 
 

@@ -141,7 +141,7 @@ class _Planner:
             versions = {items[i].stmt.dst.buffer.data: stages for i in early}  # type: ignore[attr-defined]
             broken = violations(items, stage, order, versions)
             if not broken:
-                return self.plan(loop, parts, stage, order, early, versions)
+                return self.plan(parts, stage, order, early, versions)
             drop = {i for v in broken for i in (v.first, v.second) if i in early}
             if not drop:  # between statements that stay in order: it cannot be
                 raise InternalError(f"pipeline: statements in source order break {broken[0].what}")
@@ -167,10 +167,9 @@ class _Planner:
         ahead = {i for i, x in enumerate(items) if i in loads and not _unwaited(items, loads, i) and all(
             stage[j] > stage[i] or (stage[j] == stage[i] and order[j] > order[i])
             for j, y in enumerate(items) if j != i and y.touches(x.stmt.dst.buffer.data))}  # type: ignore[attr-defined]
-        return self.plan(loop, parts, stage, order, ahead, versions)
+        return self.plan(parts, stage, order, ahead, versions)
 
-    def plan(self, loop: For, parts: Body, stage: list[int], order: list[int], ahead: set[int],
-             versions: dict[Var, int]) -> Plan:
+    def plan(self, parts: Body, stage: list[int], order: list[int], ahead: set[int], versions: dict[Var, int]) -> Plan:
         buffers = {e.buffer: None for x in parts.items for e in x.effects if versions.get(e.storage, 1) > 1}
         new = {b: versioned(b, versions[b.data]) for b in buffers}
         count = max(versions.values(), default=1)

@@ -121,7 +121,7 @@ class _Roles:
         if at is None:
             return self._inside(Around(self.launch, self.loop))
         common, before = self._common(stmts[:at])
-        self._reachable(common)
+        self._reachable()
         self._room()
         tiles = self._tiles(not any(map(acts, stmts[:at + 1])))
         for ring in self.rings:
@@ -177,7 +177,7 @@ class _Roles:
         if around.why:
             raise _Declined(around.why)
         self.scalars, self.visible, self.bound = around.scalars, around.visible, around.bound
-        self._reachable([])
+        self._reachable()
         for ring in self.rings:
             self._make(ring, None)
         steps = Counted(Analyzer().simplify(convert(self.loop.extent)), self.stages)
@@ -354,7 +354,7 @@ class _Roles:
         return all(not x.writes and (x.storage in self.scalars or x.buffer.scope_name == "global" and x.storage not in written)
                    for x in expr_effects(e))
 
-    def _reachable(self, common: list[Stmt]) -> None:
+    def _reachable(self) -> None:
         """The producer knows what the coordinates of its copies depend on."""
         inside: set[Var] = {self.loop.var}
         for s in self.body.pure:

@@ -115,34 +115,34 @@ class Crossings:
         if isinstance(s, If) and s.orelse is None and self._alone(s.cond):
             return False
         by_data: dict[Var, list[Access]] = {}
-        for a in self._accesses(s, s, False):
+        for a in self._accesses(s, False):
             by_data.setdefault(a.buffer.data, []).append(a)
         return any(self._cross(found, s) for found in by_data.values())
 
     def overwrites(self, s: Stmt, data: Var) -> bool:
         """Whether the value of a store or an atomic update is read from where another thread stores in it."""
-        found = [a for a in self._accesses(s, s, False) if a.buffer.data is data]
+        found = [a for a in self._accesses(s, False) if a.buffer.data is data]
         return len(found) > 1 and not self._own(found, s)
 
     # ---- accesses -------------------------------------------------------------------------------------------------------
 
-    def _accesses(self, s: Stmt, at: Stmt, looped: bool) -> Iterator[Access]:
+    def _accesses(self, s: Stmt, looped: bool) -> Iterator[Access]:
         match s:
             case Seq():
                 for x in s.stmts:
-                    yield from self._accesses(x, x, looped)
+                    yield from self._accesses(x, looped)
             case If():
                 yield from self._read(s.cond, s, looped)
-                yield from self._accesses(s.then, s.then, looped)
+                yield from self._accesses(s.then, looped)
                 if s.orelse is not None:
-                    yield from self._accesses(s.orelse, s.orelse, looped)
+                    yield from self._accesses(s.orelse, looped)
             case For():
                 for e in (s.start, s.extent):
                     yield from self._read(e, s, looped)
-                yield from self._accesses(s.body, s.body, True)
+                yield from self._accesses(s.body, True)
             case While():
                 yield from self._read(s.cond, s, True)
-                yield from self._accesses(s.body, s.body, True)
+                yield from self._accesses(s.body, True)
             case TileOp():
                 for a in s.accesses():  # type: ignore[attr-defined]
                     r = a.region

@@ -276,7 +276,7 @@ def _emit_launch(cx: Host, s: Launch, nulls: dict[Var, str]) -> None:
         run.blocks_function(kind, len(captured) + 2, len(record) - 2, len(record) - 1)
         count = run.groups(count)
     else:
-        _blocks_function(cx, s, name, block, kind, captured, slots, used_scratch)
+        _blocks_function(cx, name, block, kind, captured, slots, used_scratch)
     start = f.module.declare("tl_parallel_for", "i32", "ptr, ptr, i64, i64")
     status = f.let(f"call i32 {start}(ptr @{name}, ptr {context}, i64 {count}, i64 {total})")
     if "printf" in f.module.parts:
@@ -382,8 +382,8 @@ def _block_function(cx: Host, s: Launch, name: str, threads: Any, slots: list[Sl
     return f.name, body.scratch_bytes
 
 
-def _blocks_function(cx: Host, s: Launch, name: str, block: str, kind: str, captured: list[Captured],
-                     slots: list[Slot], scratch: int) -> None:
+def _blocks_function(cx: Host, name: str, block: str, kind: str, captured: list[Captured], slots: list[Slot],
+                     scratch: int) -> None:
     """define void @name(context, first, last, arena): the blocks [first, last) one after another."""
     f = Fn(cx.f.module, name, "void",
            [("ptr", "context", "noalias readonly"), ("i64", "first", ""), ("i64", "last", ""),

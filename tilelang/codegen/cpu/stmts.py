@@ -333,7 +333,7 @@ class Statements(Expressions):
         outside = self.analyzer
         cond = self.value(s.cond)
 
-        def side(body: Stmt, holds: bool) -> Callable[[], None]:
+        def side(body: Stmt) -> Callable[[], None]:
             def emit() -> None:
                 self.maybe += 1
                 self.stmt(body)
@@ -342,7 +342,7 @@ class Statements(Expressions):
 
             return emit
 
-        self.f.branch(cond, side(s.then, True), None if orelse is None else side(orelse, False))
+        self.f.branch(cond, side(s.then), None if orelse is None else side(orelse))
 
     def _break(self, s: Break) -> None:
         if self.f.loops[-1].parallel:

@@ -162,8 +162,7 @@ class Fn:
         """Open a block nothing reaches, for statements after a jump."""
         self.start(self.name_of("dead"))
 
-    def branch(self, cond: str, then: Callable[[], None], orelse: Callable[[], None] | None = None,
-               likely: bool = False) -> None:
+    def branch(self, cond: str, then: Callable[[], None], orelse: Callable[[], None] | None = None) -> None:
         """if cond: then() else: orelse()."""
         if cond in ("true", "false"):
             if cond == "true":
