@@ -179,6 +179,53 @@ def test_rows_that_tma_cannot_write_leave_in_one_piece(n, out, lanes, threads, r
     assert np.array_equal(got.astype(np.float64), want.astype(NP[out]).astype(np.float64))
 
 
+def of_some_rows(n, out, threads, tiles=0):
+    """Rows counts[t] of each tile t go to C one after another; tiles: in a loop of one block, at the same place each time."""
+    bm = threads // 2
+
+    @T.prim_func
+    def main(A: T.Tensor((4 * bm, 64), "float16"), B: T.Tensor((64, n), "float16"), counts: T.Tensor((4,), "int32"),
+             starts: T.Tensor((4,), "int32"), C: T.Tensor((4 * bm, n), out)):
+        with T.Kernel(T.ceildiv(n, 128), 1 if tiles else 4, threads=threads) as (bx, by):
+            As, Bs = T.alloc_shared((bm, 32), "float16"), T.alloc_shared((32, 128), "float16")
+            Cf = T.alloc_fragment((bm, 128), "float32")
+            for t in T.serial(tiles or 1):
+                T.clear(Cf)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(A[(by + t) * bm, k * 32], As)
+                    T.copy(B[k * 32, bx * 128], Bs)
+                    T.gemm(As, Bs, Cf)
+                rows = counts[by + t]
+                first = 0 if tiles else starts[by]
+                T.copy(Cf[0:rows, 0:128], C[first:first + rows, bx * 128:bx * 128 + 128])
+
+    return main
+
+
+@pytest.mark.parametrize("roles", [True, False], ids=["roles", "one_role"])
+@pytest.mark.parametrize("n, out", [(136, "float16"), (128, "float32"), (99, "bfloat16")])
+@pytest.mark.parametrize("threads, counts", [(128, (0, 1, 63, 64)), (256, (64, 65, 128, 127))])
+@pytest.mark.parametrize("tiles", [0, 4])
+def test_rows_known_at_run_time_leave_in_panels(tiles, threads, counts, n, out, roles):
+    """Whole panels by TMA, the rest by threads.  Tiles begin where the one before ended, or in a loop all at row 0."""
+    rng = np.random.default_rng(17)
+    bm = threads // 2
+    a, b = rng.integers(-3, 4, (4 * bm, 64)).astype(np.float16), rng.integers(-3, 4, (64, n)).astype(np.float16)
+    program = lowered(of_some_rows(n, out, threads, tiles), **({} if roles else ONE_ROLE))
+    launch = program.kernels[0].launch
+    assert ("tma_store" in ops(launch)) == (n % 8 == 0)
+    lanes = 1 if n % 8 else 16 // np.dtype(NP[out]).itemsize
+    assert all(x.indices[-1].dtype.lanes == lanes for x in plain_stores(launch))
+    starts = np.cumsum((0, *counts[:-1])).astype(np.int32)
+    kept = rng.integers(20, 30, (4 * bm, n)).astype(NP[out])
+    got = run_device(program, {"A": a, "B": b, "counts": np.int32(counts), "starts": starts, "C": kept}).outputs["C"]
+    sums, want = a.astype(np.float64) @ b.astype(np.float64), kept.astype(np.float64)
+    for t, count in enumerate(counts):
+        first = 0 if tiles else starts[t]
+        want[first:first + count] = sums[t * bm:t * bm + count].astype(NP[out])
+    assert np.array_equal(got.astype(np.float64), want)
+
+
 # ---- loops over tiles -------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,8 @@
         fence_proxy_async; barrier of the warp group
         one thread:  tma_store(panel -> tensor); bulk_commit
 
-Where TMA cannot write the tensor, the threads of the group carry each panel there themselves, rows in one piece.
+Where TMA cannot write the tensor, the threads of the group carry each panel there themselves, rows in one piece.  So they do
+with a panel of which only some rows are to go, of copies whose number of rows is known at run time.
 Transposed accumulators of 16 bits (T.transpose of a fragment) take the same way: the 64 rows of a group's piece are then the
 128 bytes of a panel's row, and stmatrix exchanges rows and columns.
 
@@ -96,13 +97,26 @@ def _by_group(digits: list[Outer]) -> list[Outer]:
     return out
 
 
-def matrix_dims(region: Region, rows: int, columns: int) -> tuple[int, int] | None:
+def matrix_dims(region: Region, rows: int | Expr, columns: int) -> tuple[int, int] | None:
     """The dimensions of a tensor that are a tile's rows and columns; None where the region is no such tile."""
     wide = [d for d, n in enumerate(region.extents) if not is_const(n, 1)]
-    if len(wide) != 2 or wide[1] != region.buffer.ndim - 1 or not is_const(region.extents[wide[0]], rows) or \
+    if len(wide) != 2 or wide[1] != region.buffer.ndim - 1 or not _same(region.extents[wide[0]], rows) or \
             not is_const(region.extents[wide[1]], columns):
         return None
     return wide[0], wide[1]
+
+
+def _same(extent: Any, rows: int | Expr) -> bool:
+    return is_const(extent, rows) if isinstance(rows, int) else isinstance(extent, Expr) and extent.same(rows)
+
+
+def first_rows(region: Region) -> Expr | None:
+    """How many rows of a buffer, from the first on, a region of whole rows takes, known at run time; None for other regions."""
+    rows, *columns = region.extents
+    if not isinstance(rows, Expr) or not all(is_const(m, 0) for m in region.mins) or \
+            any(not (isinstance(n, int) and n == size) for n, size in zip(columns, region.buffer.shape[1:])):
+        return None
+    return rows
 
 
 def tensor_refusal(buffer: Buffer, strides: bool = False) -> str:
@@ -120,16 +134,17 @@ def tensor_refusal(buffer: Buffer, strides: bool = False) -> str:
 
 
 def store_accumulators(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False) -> Stmt | None:
-    """dst = cast(src), or dst += cast(src), of a whole fragment of accumulators to global memory by TMA.
+    """dst = cast(src), or dst += cast(src), of a whole fragment of accumulators, or its first rows, to global memory by TMA.
 
     None where it is not made for that; where only circumstances forbid it, the report of the launch says which.
     """
     if not cx.stores.on or src.buffer.scope_name != "local.fragment" or dst.buffer.scope_name != "global":
         return None
     pieces = accumulator_pieces(cx.layout_of(src.buffer), cx.num_threads)
-    if pieces is None or not src.is_full:
+    limit = None if reduce or pieces is None or pieces.turned else first_rows(src)
+    if pieces is None or not src.is_full and limit is None:
         return None
-    work = _Store(cx, src, dst, op, pieces, reduce)
+    work = _Store(cx, src, dst, op, pieces, reduce, limit)
     why = work.refusal()
     if not why:
         why = work.tensor_refusal()
@@ -144,10 +159,11 @@ def store_accumulators(cx: Any, src: Region, dst: Region, op: Any, reduce: bool 
 
 
 class _Store:
-    """The store of one tile."""
+    """The store of one tile.  limit: how many of its rows go, where not all."""
 
-    def __init__(self, cx: Any, src: Region, dst: Region, op: Any, pieces: Pieces, reduce: bool) -> None:
+    def __init__(self, cx: Any, src: Region, dst: Region, op: Any, pieces: Pieces, reduce: bool, limit: Expr | None) -> None:
         self.cx, self.src, self.dst, self.op, self.pieces, self.reduce = cx, src, dst, op, pieces, reduce
+        self.limit = None if limit is None else cx.expr(limit)
         self.dt = dst.dtype
         self.width = cx.stores.width  # bytes of a panel's row
         self.columns = self.width * 8 // self.dt.bits if self.dt.bits else 0  # of the accumulators, in a whole panel
@@ -155,15 +171,14 @@ class _Store:
 
     def refusal(self) -> str:
         """Why it cannot be staged in panels; "" when it can."""
-        rows, columns = (int(n) for n in self.src.buffer.shape)
-        t = self.dst.buffer
+        columns, t = int(self.src.buffer.shape[1]), self.dst.buffer
         if self.op.attr("disable_tma") or self.op.attr("prefer_instruction") not in (None, "tma"):
             return "the copy asks for another way"
         if self.src.dtype.lanes != 1 or self.dt.lanes != 1 or self.dt.is_bool or self.dt.bits not in (8, 16, 32):
             return f"elements of {self.dt} have no form"
         if self.pieces.turned and self.dt.bits != 16:
             return f"transposed elements of {self.dt} have no form"
-        self.dims = matrix_dims(self.dst, rows, columns)
+        self.dims = matrix_dims(self.dst, self.src.extents[0], columns)
         if self.dims is None:
             return f"the tile of `{t.name}` is no box whose rows are contiguous"
         return self.cx.stores.room()  # type: ignore[no-any-return]
@@ -230,13 +245,18 @@ class _Store:
         return _do("bulk_wait", n=slots - 1 if self.cx.stores.alone and steps % slots == 0 else 0, read=True)
 
     def _step(self, register: int, row: int, p: int, slot: Expr, wait: Stmt) -> list[Stmt]:
+        cx = self.cx
         leader = binary("eq", self.lane, const(0, self.lane.dtype))
         fence = [_do("fence_proxy_async")]
         barrier = _do("named_barrier", self.number, const(GROUP))
-        if self.cx.stores.one_group:  # the group is the block, before whose barriers place_sync puts the fence
+        if cx.stores.one_group:  # the group is the block, before whose barriers place_sync puts the fence
             fence, barrier = [], _do("sync_threads")
-        return [If(leader, wait), barrier, *self._fill(register + p * self.columns // 8 * 4, p, slot),
-                *fence, barrier, If(leader, seq(self._store(row, p, slot), _do("bulk_commit")))]
+        store = self._store(row, p, slot)
+        filled = [If(leader, wait), barrier, *self._fill(register + p * self.columns // 8 * 4, p, slot), *fence, barrier]
+        if self.limit is None:
+            return [*filled, If(leader, seq(store, _do("bulk_commit")))]
+        whole = cx.simplified((cx.expr(self._over_groups(self.pieces.row_groups) + (row + ROWS_OF_STEP)),))[0] <= self.limit
+        return [*filled, If(whole, If(leader, store), self._rows(row, p, slot)), If(leader, _do("bulk_commit"))]
 
     @property
     def _dims(self) -> tuple[int, int]:
@@ -297,6 +317,9 @@ class _Store:
             place, where = _ramp(place, width), (*where[:-1], _ramp(where[-1], width))
         out: Stmt = Store(t, where, load(self.stage, (place,)), span=self.op.span)
         inside = conjunction(n < total if total % GROUP else None, guard)
+        if self.limit is not None:
+            here = cx.simplified((cx.expr(self._over_groups(self.pieces.row_groups) + row + r),))[0] < self.limit
+            inside = conjunction(here, inside)
         return For(v, const(0), const(-(-total // GROUP)), "serial", out if inside is None else If(inside, out))
 
     def _lanes(self) -> int:
