@@ -18,7 +18,8 @@ from tilelang.runtime import cuda_driver
 from tilelang.runtime.nvrtc import compile_cubin
 from tilelang.target import INTRINSICS, Target
 from tilelang.target.intrinsics import PURE
-from tilelang.target.mma import MMA_ROWS, round_tf32
+from tilelang.ir.numbers import round_tf32
+from tilelang.target.mma import MMA_ROWS
 
 pytestmark = pytest.mark.gpu
 

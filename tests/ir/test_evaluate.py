@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tilelang.ir import (TRUE, Binary, Broadcast, Buffer, Call, Cast, Const, Ramp, Select, Shuffle, Unary, Var, const,
                          dtype, int_range, load, logical, numpy_dtype)
-from tilelang.ir.evaluate import ExprCompiler, Frame, binary_value, evaluate, round_tf32, to_dtype
+from tilelang.ir.evaluate import ExprCompiler, Frame, evaluate
+from tilelang.ir.numbers import binary_value, round_tf32, to_dtype
 from tilelang.target.intrinsics import INTRINSICS
 
 INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "int4", "uint4"]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tilelang.ir import numpy_dtype
-from tilelang.target.mma import MMA_ROWS, mma_rows, round_tf32, truncate_tf32
+from tilelang.ir.numbers import round_tf32
+from tilelang.target.mma import MMA_ROWS, mma_rows, truncate_tf32
 
 ROWS = list(MMA_ROWS.values())
 

@@ -15,7 +15,7 @@ from tilelang.ops import Copy
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.target.mma import round_tf32
+from tilelang.ir.numbers import round_tf32
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
 from tilelang.transform.pass_ import PassContext
 from tilelang.transform.schedule import take_apart

@@ -10,7 +10,7 @@ from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.target.mma import round_tf32
+from tilelang.ir.numbers import round_tf32
 from tilelang.transform.pass_ import PassContext
 from tilelang.transform.pipeline import lower
 from tilelang.transform.specialize_warps import specialize_warps

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from tilelang.ir import Const, dtype
-from tilelang.ir.evaluate import to_dtype
+from tilelang.ir.numbers import to_dtype
 
 from .c_like import ATOM, POSTFIX, PREFIX, Text
 

@@ -12,7 +12,8 @@ from tilelang.arith import simplify
 from tilelang.ir import Expr, Var, const, convert, logical
 
 from . import draw
-from .mode import REGISTER, THREAD, Mode, Modes, covered, digit_sum, error, evaluate_index, fit, merged, offsets
+from .fitted import fit_functions, index_vars, outer
+from .mode import REGISTER, THREAD, Mode, Modes, covered, digit_sum, error, merged, offsets
 
 
 class Fragment:
@@ -43,7 +44,7 @@ class Fragment:
             forward_fn, modes = modes, None
         if modes is None:
             count = replicate if isinstance(replicate, int) else 1
-            modes, replicate = _fit_functions(self.shape, forward_fn, forward_thread_fn, forward_index_fn, count)
+            modes, replicate = fit_functions(self.shape, forward_fn, forward_thread_fn, forward_index_fn, count)
         self.modes: tuple[Modes, ...] = tuple(merged(tuple(m)) for m in modes)
         self.copies: Modes = merged(tuple(replicate))
         self._check()
@@ -126,12 +127,12 @@ class Fragment:
 
     @cached_property
     def _owners(self) -> np.ndarray:
-        base = _outer([offsets(m, THREAD, n) for m, n in zip(self.modes, self.shape)])
+        base = outer([offsets(m, THREAD, n) for m, n in zip(self.modes, self.shape)])
         return offsets(self.copies, THREAD, self.replicas).reshape(-1, *([1] * self.ndim)) + base
 
     @cached_property
     def _registers(self) -> np.ndarray:
-        return _outer([offsets(m, REGISTER, n) for m, n in zip(self.modes, self.shape)])
+        return outer([offsets(m, REGISTER, n) for m, n in zip(self.modes, self.shape)])
 
     # ---- inverse --------------------------------------------------------------------------------------------------
 
@@ -356,22 +357,10 @@ class Fragment:
         return draw.fragment(self)
 
 
-def index_vars(n: int) -> tuple[Var, ...]:
-    """The variables layouts print with: _i, _j, _k, …"""
-    return tuple(Var("_" + ("ijklmnpq"[d] if d < 8 else f"d{d}"), const(0).dtype) for d in range(n))
-
-
 def _total(parts: list[Any]) -> Any:
     out: Any = 0
     for p in parts:
         out = p if isinstance(out, int) and out == 0 else out if isinstance(p, int) and p == 0 else out + p
-    return out
-
-
-def _outer(tables: list[np.ndarray]) -> np.ndarray:
-    out = np.zeros((), dtype=np.int64)
-    for t in tables:
-        out = out[..., None] + t
     return out
 
 
@@ -417,57 +406,3 @@ def _regrouped(digits: list[Mode], shape: tuple[int, ...], what: str) -> list[Mo
         raise error("layout-no-structure", f"{what}: the numbers of elements differ",
                     expected="as many elements as before", found=f"{left} times as many")
     return out
-
-
-def _fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn: Any,
-                   count: int) -> tuple[tuple[Modes, ...], Modes]:
-    """Digits of a user's functions (the language's constructor)."""
-    vs = index_vars(len(shape))
-    rep = Var("_rep", const(0).dtype)
-    args = (*vs, rep) if count > 1 else vs
-    if forward is not None:
-        thread, index = _call(forward, args, vs)
-    elif thread_fn is not None:
-        thread = _call(thread_fn, args, vs)
-        index = 0 if index_fn is None else index_fn(*vs)
-    else:
-        raise error("layout-invalid", "a Fragment needs forward_fn or forward_thread_fn",
-                    expected="forward_fn or forward_thread_fn", found="neither")
-    if isinstance(index, (list, tuple)):
-        if len(index) != 1:
-            raise error("layout-invalid", f"a Fragment's register must be one number, found {len(index)}",
-                        expected="one number", found=str(len(index)))
-        index = index[0]
-    grid = np.meshgrid(*[np.arange(n) for n in (count, *shape)], indexing="ij", sparse=True)
-    env = dict(zip((rep, *vs), grid))
-    full = (count, *shape)
-    t = np.broadcast_to(evaluate_index(thread, env), full).astype(np.int64)
-    r = np.broadcast_to(evaluate_index(index, env), full).astype(np.int64)
-    what = f"Fragment {shape}"
-    if t.flat[0] or r.flat[0]:
-        raise error("layout-no-structure", f"{what}: element 0 must be in thread 0, register 0; found thread "
-                    f"{t.flat[0]}, register {r.flat[0]}",
-                    expected="thread 0, register 0", found=f"thread {t.flat[0]}, register {r.flat[0]}")
-    lines = []
-    for d in range(len(full)):
-        at: list[Any] = [0] * len(full)
-        at[d] = slice(None)
-        lines.append((t[tuple(at)], r[tuple(at)]))
-    if not (np.array_equal(_outer([a for a, _ in lines]), t) and np.array_equal(_outer([b for _, b in lines]), r)):
-        raise error("layout-no-structure", f"{what}: thread and register must be sums of functions of single indices",
-                    found="another function")
-    modes = [fit({THREAD: a, REGISTER: b}, what) for a, b in lines]
-    if any(m.to == REGISTER for m in modes[0]):
-        raise error("layout-invalid", f"{what}: copies must lie in different threads, the register depends on the copy",
-                    expected="a register that does not depend on the copy", found="one that does")
-    return tuple(modes[1:]), modes[0]
-
-
-def _call(fn: Any, args: tuple[Any, ...], without_rep: tuple[Any, ...]) -> Any:
-    """fn may take the copy as a further argument."""
-    try:
-        return fn(*args)
-    except TypeError:
-        if args == without_rep:
-            raise
-        return fn(*without_rep)

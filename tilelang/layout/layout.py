@@ -14,7 +14,7 @@ from tilelang.ir import Expr, Var, binary, const, convert, substitute
 from tilelang.ir.record import record
 
 from . import draw
-from .fragment import index_vars
+from .fitted import index_vars
 from .mode import ADDRESS, covered, error, evaluate_index, fit, merged
 
 Forward = Callable[..., Any]

@@ -7,7 +7,7 @@ from typing import Any
 from tilelang import errors
 from tilelang.ir import (AddressOf, Attrs, Evaluate, Expr, Region, Span, Stmt, TileOp, Var, call, cast, is_const, load,
                          tile_op)
-from tilelang.ir.evaluate import binary_function, to_dtype
+from tilelang.ir.numbers import binary_function, to_dtype
 from tilelang.target.instructions import ATOMIC_DTYPES
 
 from .base import Access, LowerContext

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, cast, is_const, tile_op
-from tilelang.ir.evaluate import to_dtype
+from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
 from .bulk import lower_bulk

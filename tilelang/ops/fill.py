@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import Attrs, Expr, For, Region, Span, Stmt, Store, TileOp, cast, const, fresh, tile_op
-from tilelang.ir.evaluate import to_dtype
+from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
 from .pairing import lower_elementwise

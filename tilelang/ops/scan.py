@@ -9,7 +9,7 @@ import numpy as np
 from tilelang import errors
 from tilelang.ir import (Attrs, Binary, Buffer, Expr, For, If, Region, Select, Span, Stmt, Store, TileOp, Var, call,
                          cast, const, fresh, load, seq, tile_op)
-from tilelang.ir.evaluate import binary_function, to_dtype
+from tilelang.ir.numbers import binary_function, to_dtype
 
 from .base import Access, LowerContext
 from .layouts import same_layout

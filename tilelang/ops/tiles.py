@@ -8,7 +8,7 @@ import numpy as np
 
 from tilelang.errors import error, register
 from tilelang.ir import dtype, numpy_dtype
-from tilelang.ir.evaluate import binary_function, to_dtype
+from tilelang.ir.numbers import binary_function, to_dtype
 
 register("tile-extents", ValueError, "the operands of a tile operation have different extents when it runs",
          expected="tiles of the same extents")

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.ir import Attrs, Buffer, Expr, Region, Span, Stmt, Store, TileOp, Var, cast, convert, is_const, load, tile_op
-from tilelang.ir.evaluate import to_dtype
+from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
 from .layouts import FRAGMENT

@@ -19,6 +19,7 @@ from tilelang.ir import Alloc, Buffer, Call, Func, Launch, numpy_dtype, walk
 from tilelang.ir.evaluate import Closure, Value
 
 from .async_copy import ASYNC_OPS
+from .block import Global
 from .counters import BankCount, Site
 from .device_launch import HOPPER_OPS, DeviceLaunch
 from .faults import fault
@@ -26,7 +27,7 @@ from .grid import grid_barrier
 from .host import Arguments, bind_arguments
 from .lane_ops import BLOCK_VOTES, LANE_OPS, WARP, Printer, block_vote
 from .lanes import Action, LaneFrame, uniform
-from .machine import ALIGN, Global, MachineCompiler
+from .machine import ALIGN, MachineCompiler
 from .matrix import MATRIX_OPS
 from .memory import Storage, geometry, span_of
 from .roles import BLOCK_BARRIER, SplitGroups

@@ -15,12 +15,12 @@ from tilelang.target.cluster import cluster_of
 from .async_copy import AsyncCopies
 from .asynchronous import GROUP, Asynchronous, Proxy
 from .boxes import launch_maps
+from .block import Block, Global, Shared
 from .cluster import CLUSTER_OPS, Cluster
 from .grid import has_grid_barrier, whole_grid
 from .host import clusters
 from .lane_ops import WARP
 from .lanes import Action, LaneFrame, contains
-from .machine import Block, Global, Shared
 from .mbarrier import MBARRIER_OPS
 from .races import AccessTable
 from .roles import Roles, unit_frames

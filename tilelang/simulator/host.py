@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import Buffer, Expr, Func, Var, free_vars, numpy_dtype
-from tilelang.ir.evaluate import evaluate, to_dtype
+from tilelang.ir.evaluate import evaluate
+from tilelang.ir.numbers import to_dtype
 
 from .addresses import LINE, Addresses, room
 from .faults import fault

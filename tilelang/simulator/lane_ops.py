@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import AddressOf, Call, Load, StringConst, dtype, numpy_dtype
-from tilelang.ir.evaluate import Closure, Value, binary_function, to_dtype
+from tilelang.ir.evaluate import Closure, Value
+from tilelang.ir.numbers import binary_function, to_dtype
 from tilelang.target.atomics import Atomic, family
 
 from .faults import fault

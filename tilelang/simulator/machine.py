@@ -6,87 +6,29 @@ buffers placed over each other by the memory planner are seen as what they are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Const, Expr, Func, Launch, Load, Ramp,
+from tilelang.ir import (AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Expr, Func, Load, Ramp,
                          Store, Var, numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.atomics import Atomic
 from tilelang.target.intrinsics import INTRINSICS
-from tilelang.target.tensor_map import tensor_maps_of
 
+from .access_facts import access_granules, vector_base, written
+from .block import Global, Shared
 from .counters import Counters, Site
 from .faults import fault
 from .lane_ops import WARP, spread, started
 from .lanes import Action, LaneFrame, StmtCompiler, is_address
 from .memory import Storage, geometry, granules, linear_index, out_of_bounds, span_of
-from .races import AccessTable, Clocks
 from .registers import Guard
 from .releases import Releases
 
 
-# Calls whose shared operands are accessed in units of 16 bytes.
-UNITS_OF_16 = ("ldmatrix", "stmatrix", "tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store",
-               "bulk_copy_cluster", "wgmma_descriptor")
 ALIGN = 128  # of shared buffers that no pass has placed
-
-
-class Shared:
-    """The shared memory of one block.
-
-    owner: per granule, the slot of the buffer that wrote it last, -1 before.  Buffers may lie over each other, so what
-    one has written is not initialised for the other.  pending: an asynchronous copy into it is under way.
-    """
-
-    def __init__(self, nbytes: int, granule: int, lanes: int, sites: list[Site]) -> None:
-        self.store = Storage("shared", nbytes, granule, known=True)
-        self.owner = np.full(self.store.nbytes // granule, -1, np.int32)
-        self.table = AccessTable(self.store.nbytes // granule, lanes, WARP, sites, "shared memory")
-        self.pending = np.zeros(self.store.nbytes // granule, bool)
-        self.pending_site = np.zeros(self.store.nbytes // granule, np.int32)
-        self.granule = granule
-        self.proxy: Any = None  # asynchronous.Proxy, where TMA or wgmma read it
-
-
-class Block:
-    """State of the block being run.  lanes: of its cluster."""
-
-    def __init__(self, lanes: int, threads: int, counters: Counters, printer: Any, where: str, agents: int = 0) -> None:
-        self.lanes, self.threads, self.counters, self.where = lanes, threads, counters, where
-        self.clocks = Clocks(lanes, agents)
-        self.shared: Shared | None = None
-        self.copies: Any = None
-        # In a cluster (cluster.Cluster) the lanes are those of all its blocks: this one's begin at `first`, its part of
-        # the arena of shared memory at byte `base`.
-        self.cluster: Any = None
-        self.rank = self.first = self.base = 0
-        self.roles: Any = None  # roles.Roles, where each warp runs on its own
-        self.asynchronous: Any = None  # asynchronous.Asynchronous, where there is TMA, wgmma or an mbarrier
-        self.print = printer.print
-
-
-class Global:
-    """A global tensor on the device: its storage, and who touched it during this launch (None: nothing writes it)."""
-
-    def __init__(self, store: Storage) -> None:
-        self.store = store
-        self.table: AccessTable | None = None
-        self.proxy: Any = None  # asynchronous.Proxy, where TMA reads what the launch writes
-
-
-def vector_base(indices: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], int]:
-    """(indices of the first element, elements) of a contiguous access; (indices, 0) when the last index is a general
-    vector, (indices, 1) for a scalar."""
-    if not indices or indices[-1].dtype.lanes == 1:
-        return indices, 1
-    last = indices[-1]
-    if isinstance(last, Ramp) and isinstance(last.stride, Const) and last.stride.value == 1:
-        return (*indices[:-1], last.base), last.lanes
-    return indices, 0
 
 
 class MachineCompiler(StmtCompiler):
@@ -101,9 +43,9 @@ class MachineCompiler(StmtCompiler):
         self.shared_sizes: dict[int, int] = {}  # bytes of a shared buffer, by id of its data
         self.counters = Counters(self.sites)
         self.granules = granules(func)
-        self.shared_granule, widths = _access_granules(func)
+        self.shared_granule, widths = access_granules(func)
         self.granules.update(widths)
-        self.written = _written(func)
+        self.written = written(func)
         self.guards_registers = any(isinstance(n, Call) and n.op == "wgmma" for n in walk(func))
 
     def site(self, b: Buffer, span: Any, text: str, atomic: Atomic | None = None) -> int:
@@ -491,50 +433,4 @@ def uninitialized(b: Buffer, span: Any, f: LaneFrame) -> Exception:
                  span=span, hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
 
 
-def _access_granules(func: Func) -> tuple[int, dict[int, int]]:
-    """(largest unit that all shared accesses are made of, the same by id of a global tensor's data), in bytes.
-
-    Accesses are aligned to their size, so bookkeeping in that unit is exact and keeps the tables small.
-    """
-    shared = 16
-    others: dict[int, int] = {}
-    for launch in (n for n in walk(func) if isinstance(n, Launch)):
-        others.update({id(m.buffer.data): numpy_dtype(m.buffer.dtype).itemsize for m in tensor_maps_of(launch)})
-
-    def enter(b: Buffer, width: int) -> None:
-        nonlocal shared
-        if b.scope() == "global":
-            others[id(b.data)] = math.gcd(others.get(id(b.data), 16), width)
-        elif b.scope() in ("shared", "shared.dyn"):
-            shared = math.gcd(shared, width)
-
-    for n in walk(func):
-        if isinstance(n, (Load, Store)):
-            item = numpy_dtype(n.buffer.dtype).itemsize * n.buffer.dtype.lanes
-            _, count = vector_base(n.indices)
-            enter(n.buffer, item * max(count, 1))
-        elif isinstance(n, Call):
-            width = n.attr("bytes") if n.op == "cp_async" else 16 if n.op in UNITS_OF_16 else None
-            for a in n.args:
-                if isinstance(a, AddressOf):
-                    enter(a.buffer, width or numpy_dtype(a.buffer.dtype).itemsize)
-    return shared, others
-
-
-def _written(func: Func) -> set[int]:
-    """Ids of the data variables of global tensors that some statement may write."""
-    out: set[int] = set()
-    for n in walk(func):
-        if isinstance(n, Store):
-            out.add(id(n.buffer.data))
-        elif isinstance(n, Launch):
-            stored = {c.attr("map") for c in walk(n.body)
-                      if isinstance(c, Call) and c.op in ("tma_store", "tma_reduce_add")}
-            out.update(id(m.buffer.data) for m in tensor_maps_of(n) if m.name in stored)
-        elif isinstance(n, Call):
-            args = n.args[:1] if n.op in ("cp_async", "ldmatrix", "mma", "bulk_load", "bulk_store") else n.args
-            out.update(id(a.buffer.data) for a in args if isinstance(a, AddressOf))
-    return out
-
-
-__all__ = ["ALIGN", "Block", "Global", "MachineCompiler", "Shared", "uninitialized", "vector_base"]
+__all__ = ["ALIGN", "MachineCompiler", "uninitialized"]

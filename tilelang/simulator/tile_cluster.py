@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import AddressOf, Call, numpy_dtype
-from tilelang.ir.evaluate import Closure, Value, to_dtype
+from tilelang.ir.evaluate import Closure, Value
+from tilelang.ir.numbers import to_dtype
 
 from .faults import fault
 from .lane_ops import spread

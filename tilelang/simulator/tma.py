@@ -17,7 +17,7 @@ import numpy as np
 
 from tilelang.ir import AddressOf, Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
-from tilelang.target.mma import round_tf32
+from tilelang.ir.numbers import round_tf32
 from tilelang.target.tensor_map import REDUCE_ADD
 
 from .boxes import UNIT, TensorBox, box_of, coordinates, tensor_memory

@@ -13,7 +13,7 @@ from typing import Any
 from tilelang.ir.record import record
 
 from .intrinsics import PURE, READS, SYNC, WARP, WRITES, Intrinsic, add_intrinsic
-from .mma import MMA_ROWS, MmaRow, mma_rows, operand_dtype, round_tf32, truncate_tf32
+from .mma import MMA_ROWS, MmaRow, mma_rows, operand_dtype, truncate_tf32
 
 ATOMIC_ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "uint32", "int64", "uint64")
@@ -185,4 +185,4 @@ def function_name(row: MmaRow) -> str:
 
 
 __all__ = ["ATOMIC_DTYPES", "ATOMIC_ORDERS", "CACHE_HINTS", "CLUSTER_CALLS", "LDMATRIX_ROWS", "LdmatrixRow", "MMA_ROWS",
-           "MmaRow", "TMA_CALLS", "call_fields", "function_name", "mma_rows", "operand_dtype", "round_tf32", "truncate_tf32"]
+           "MmaRow", "TMA_CALLS", "call_fields", "function_name", "mma_rows", "operand_dtype", "truncate_tf32"]

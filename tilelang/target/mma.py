@@ -77,14 +77,6 @@ def truncate_tf32(x: np.ndarray) -> np.ndarray:
     return (np.ascontiguousarray(x, np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def round_tf32(x: Any) -> np.ndarray:
-    """float32 rounded to 10 mantissa bits, nearest, ties away from zero (cvt.rna.tf32.f32)."""
-    x = np.ascontiguousarray(x, np.float32)
-    bits = x.view(np.uint32)
-    rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
-    return np.where(np.isfinite(x), rounded, x)
-
-
 def _t(size: int, stride: int) -> Mode:
     return Mode(size, "thread", stride)
 

@@ -244,6 +244,7 @@ def _emit_launch(cx: Host, s: Launch, nulls: dict[Var, str]) -> None:
         cx.f.do(f"store i64 0, ptr {word}")
         captured.append(Captured(faults.word, "ptr", word))
         faults.null_pointers(nulls)
+    run = None
     if actors:
         run = ActorLaunch(cx, s, name, slots, captured, faults)
         used_scratch = run.scratch
@@ -256,23 +257,17 @@ def _emit_launch(cx: Host, s: Launch, nulls: dict[Var, str]) -> None:
     count = "1"
     for g in grid:
         count = f.mul(count, f.smax(g, "0"))
-    total = str(-(-used_scratch // 64) * 64)
-    if actors:
-        each = run.block_bytes(f, sizes)
-        blocks = count if run.grid else str(math.prod(run.cluster))
-        total = f.add(f.add(f.mul(blocks, each), str(GROUP_BYTES)), total)
+    total = _arena_bytes(f, sizes, used_scratch, count, run)
+    if run is not None:
         run.check_grid(grid)
-    else:
-        for x in sizes:
-            total = f.add(x, total)
     record = [("ptr", c.operand) if c.type == "ptr" else (c.type, c.operand) for c in captured]
     record += [("i64", g) for g in grid[:2]] + [("i64", x) for x in sizes]
-    if actors:
+    if run is not None:
         failed = f.alloca("i32", hint="failed")
         f.do(f"store i32 0, ptr {failed}")
         record += [("i64", count), ("ptr", failed)]
     kind, context = _stored(f, record)
-    if actors:
+    if run is not None:
         run.blocks_function(kind, len(captured) + 2, len(record) - 2, len(record) - 1)
         count = run.groups(count)
     else:
@@ -283,9 +278,20 @@ def _emit_launch(cx: Host, s: Launch, nulls: dict[Var, str]) -> None:
         f.do(f"call i32 {f.module.declare('fflush', 'i32', 'ptr')}(ptr null)")
     message = f.module.string("out of memory for the storage of a block")
     f.branch(f.let(f"icmp ne i32 {status}, 0"), lambda: cx._fail(message))
-    if actors:
+    if run is not None:
         run.report(failed)
     _tell(cx, faults, word)
+
+
+def _arena_bytes(f: Fn, sizes: list[str], scratch: int, count: str, run: ActorLaunch | None) -> str:
+    """Bytes of storage of the blocks that one worker thread runs at a time.  sizes: of the slots of a block.  count: blocks."""
+    total = str(-(-scratch // 64) * 64)
+    if run is not None:
+        blocks = count if run.grid else str(math.prod(run.cluster))
+        return f.add(f.add(f.mul(blocks, run.block_bytes(f, sizes)), str(GROUP_BYTES)), total)
+    for x in sizes:
+        total = f.add(x, total)
+    return total
 
 
 def _stored(f: Fn, record: list[tuple[str, str]]) -> tuple[str, str]:

@@ -20,7 +20,7 @@ import numpy as np
 from tilelang import errors
 from tilelang.ir import dtype, numpy_dtype
 from tilelang.ir.dtype import SCALE
-from tilelang.ir.evaluate import to_dtype
+from tilelang.ir.numbers import to_dtype
 
 from .text import Fn
 

@@ -126,21 +126,50 @@ def _group_product(m: Module, row: WgmmaRow, majors: tuple[str, str], c: Operand
         return name
     f = Fn(m, name, "i1", [("ptr", "c", ""), ("i64" if a is None else "ptr", "a", ""), ("i64", "b", ""), ("i1", "keep", ""),
                            ("ptr", "table", ""), ("i64", "n", ""), ("ptr", "bases", "")], attrs="nounwind noinline")
-    _, n, k = row.shape
-    work = dtype("int32" if row.c_dtype.is_int else "float32")
-    ty = value_type(work)
-    tile_c, tile_a, tile_b = (f.alloca(f"[{s} x {ty}]", 64, "tile") for s in (64 * n, 64 * k, k * n))
+    _GroupBody(f, row).emit(majors, c, a)
+    f.finish()
+    return name
 
-    def widened(dt: dtype, address: str) -> str:
-        v = convert(f, load(f, dt, address), dt, work)
+
+class _GroupBody:
+    """What the function of one group's product does: operands into tiles of the type of the sums, their product, and back.
+
+    work, ty: that type, and its name in LLVM.  c, a, b: addresses of the tiles, rows along K but for b's, which lie along N.
+    """
+
+    def __init__(self, f: Fn, row: WgmmaRow) -> None:
+        self.f, self.row = f, row
+        _, self.n, self.k = row.shape
+        self.work = dtype("int32" if row.c_dtype.is_int else "float32")
+        self.ty = value_type(self.work)
+        self.c, self.a, self.b = (f.alloca(f"[{s} x {self.ty}]", 64, "tile")
+                                  for s in (64 * self.n, 64 * self.k, self.k * self.n))
+
+    def emit(self, majors: tuple[str, str], c: Operand, a: Operand | None) -> None:
+        """The body, whose function is left open.  a: None where a descriptor names the operand."""
+        f, row, n, k = self.f, self.row, self.n, self.k
+        self._take(majors[1], "%b", n, row.b_dtype, self.b, True)
+        if a is None:
+            self._take(majors[0], "%a", 64, row.a_dtype, self.a, False)
+        else:
+            self._registers(row.a, 64 * k, "%a", a, row.a_dtype,
+                            lambda at, i: self._put(self.a, i, self._widened(row.a_dtype, at)))
+        f.branch("%keep", lambda: self._registers(row.c, 64 * n, "%c", c, row.c_dtype, self._old), self._none)
+        f.do(f"call void @{tile_product(f.module, 64, n, k, self.ty)}(ptr {self.a}, ptr {self.b}, ptr {self.c})")
+        self._registers(row.c, 64 * n, "%c", c, row.c_dtype, self._give)
+        f.end("ret i1 true")
+
+    def _widened(self, dt: dtype, address: str) -> str:
+        f = self.f
+        v = convert(f, load(f, dt, address), dt, self.work)
         if dt.base != "tfloat32":
             return v
         bits = f.let(f"bitcast float {v} to i32")
         return f.let(f"bitcast i32 {f.let(f'and i32 {bits}, -8192')} to float")  # the hardware ignores the low 13 bits
 
-    def registers(fragment: Any, size: int, of: str, o: Operand, dt: dtype, action: Callable[[str, str], None]) -> None:
+    def _registers(self, fragment: Any, size: int, of: str, o: Operand, dt: dtype, action: Callable[[str, str], None]) -> None:
         """action(address in its thread's array, number) of each element of an operand."""
-        table = places(m, fragment)
+        f, table = self.f, places(self.f.module, fragment)
         with f.loop("0", str(size), hint="element") as i:
             packed = f.let(f"load i16, ptr {f.at(table, 'i16', i)}")
             place = f.let(f"zext i16 {packed} to i64")
@@ -149,38 +178,34 @@ def _group_product(m: Module, row: WgmmaRow, majors: tuple[str, str], c: Operand
             at = f.mul(f.let(f"and i64 {place}, 255"), str(dt.bytes))
             action(element_at(f, base, at, o.bytes, o.step), i)
 
-    def put(tile: str, i: str, v: str) -> None:
-        f.do(f"store {ty} {v}, ptr {f.at(tile, ty, i)}")
+    def _put(self, tile: str, i: str, v: str) -> None:
+        self.f.do(f"store {self.ty} {v}, ptr {self.f.at(tile, self.ty, i)}")
 
-    def take(major: str, descriptor: str, extent: int, dt: dtype, tile: str, turned: bool) -> None:
+    def _take(self, major: str, descriptor: str, extent: int, dt: dtype, tile: str, turned: bool) -> None:
         """An operand that a descriptor names, into a tile of rows along K (turned: of rows along the extent)."""
+        f, k = self.f, self.k
         raw = f.alloca(f"[{extent * K_STEP_BYTES} x i8]", 64, "raw")
-        ok = f.let(f"call i1 @{operand(m, major)}(ptr %table, i64 %n, ptr %bases, i64 {descriptor}, i64 {extent}, ptr {raw})")
+        given = f"ptr %table, i64 %n, ptr %bases, i64 {descriptor}, i64 {extent}, ptr {raw}"
+        ok = f.let(f"call i1 @{operand(f.module, major)}({given})")
         f.branch(ok, lambda: None, lambda: f.end("ret i1 false"))
         with f.loop("0", str(extent), hint="line") as i, f.loop("0", str(k), hint="k") as j:
-            v = widened(dt, f.at(raw, "i8", f.mul(f.add(f.mul(i, str(k)), j), str(dt.bytes))))
-            put(tile, f.add(f.mul(j, str(extent)), i) if turned else f.add(f.mul(i, str(k)), j), v)
+            v = self._widened(dt, f.at(raw, "i8", f.mul(f.add(f.mul(i, str(k)), j), str(dt.bytes))))
+            self._put(tile, f.add(f.mul(j, str(extent)), i) if turned else f.add(f.mul(i, str(k)), j), v)
 
-    take(majors[1], "%b", n, row.b_dtype, tile_b, True)
-    if a is None:
-        take(majors[0], "%a", 64, row.a_dtype, tile_a, False)
-    else:
-        registers(row.a, 64 * k, "%a", a, row.a_dtype, lambda at, i: put(tile_a, i, widened(row.a_dtype, at)))
+    def _old(self, at: str, i: str) -> None:
+        """The accumulator as it is."""
+        f, dt = self.f, self.row.c_dtype
+        self._put(self.c, i, convert(f, load(f, dt, at), dt, self.work))
 
-    def old(at: str, i: str) -> None:
-        put(tile_c, i, convert(f, load(f, row.c_dtype, at), row.c_dtype, work))
+    def _none(self) -> None:
+        """No accumulator yet."""
+        with self.f.loop("0", str(64 * self.n), hint="element") as i:
+            self._put(self.c, i, "0" if self.row.c_dtype.is_int else "0.0")
 
-    def none() -> None:
-        with f.loop("0", str(64 * n), hint="element") as i:
-            put(tile_c, i, "0" if row.c_dtype.is_int else "0.0")
-
-    f.branch("%keep", lambda: registers(row.c, 64 * n, "%c", c, row.c_dtype, old), none)
-    f.do(f"call void @{tile_product(m, 64, n, k, ty)}(ptr {tile_a}, ptr {tile_b}, ptr {tile_c})")
-    registers(row.c, 64 * n, "%c", c, row.c_dtype, lambda at, i: store(
-        f, row.c_dtype, convert(f, f.let(f"load {ty}, ptr {f.at(tile_c, ty, i)}"), work, row.c_dtype), at))
-    f.end("ret i1 true")
-    f.finish()
-    return name
+    def _give(self, at: str, i: str) -> None:
+        """A sum to its thread."""
+        f, dt = self.f, self.row.c_dtype
+        store(f, dt, convert(f, f.let(f"load {self.ty}, ptr {f.at(self.c, self.ty, i)}"), self.work, dt), at)
 
 
 __all__ = ["wgmma_statement"]

@@ -1,0 +1,191 @@
+"""NumPy meaning of scalar operations and conversions, for every dtype, on many values at once.
+
+A value is a NumPy array (or NumPy scalar) of `numpy_dtype(dtype)`.  The rules (wrapping integers, floor and truncating
+division, one rounding per operation, NaN in min and max, cast truncation) are those of ir/__init__.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .dtype import SCALE, dtype, numpy_dtype
+
+Value = Any  # np.ndarray | np.generic
+
+
+def round_tf32(x: Value) -> Value:
+    """float32 rounded to 10 mantissa bits, ties away from zero (PTX `cvt.rna.tf32.f32`); infinities and NaN stay."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    with np.errstate(over="ignore"):
+        rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(x), rounded, x).astype(np.float32)
+
+
+def _wrap4(x: Value) -> Value:
+    return np.right_shift(np.left_shift(x, np.int8(4)), np.int8(4))
+
+
+def _fit(dt: dtype) -> Callable[[Value], Value] | None:
+    """What brings a result computed in the storage type back into dt, where the two differ."""
+    return {"int4": _wrap4, "uint4": lambda x: np.bitwise_and(x, np.uint8(15))}.get(dt.base)
+
+
+@functools.cache
+def _finite_limit(name: str) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(numpy_dtype(name)).max)
+
+
+def _to_odd32(x: Value) -> Value:
+    """float64 as float32 rounded to odd: a second rounding, to a narrower type, is then the only one that counts."""
+    near = x.astype(np.float32)
+    back = near.astype(np.float64)
+    bits = near.view(np.uint32) - (np.abs(back) > np.abs(x))
+    inexact = (back != x) & ~np.isnan(x)
+    return np.where(inexact, bits | np.uint32(1), near.view(np.uint32)).astype(np.uint32).view(np.float32)
+
+
+def _for_narrow_float(x: Value) -> Value:
+    """x as a float32 that rounds to a narrower float as x itself does."""
+    if x.dtype.kind in "iu" and x.dtype.itemsize == 8:
+        # Beyond 53 bits the low ones only say "not exact": bit 12 stands for them.
+        low = x & np.asarray(4095, x.dtype)
+        cut = (x - low) | np.where(low != 0, np.asarray(4096, x.dtype), np.asarray(0, x.dtype))
+        x = np.where(np.abs(x.astype(np.float64)) < 2.0**53, x, cut)
+    if x.dtype.kind in "iu" and x.dtype.itemsize >= 4 or x.dtype == np.float64:
+        return _to_odd32(np.asarray(x, np.float64))
+    return x.astype(np.float32)
+
+
+def _to_scale(x: Value) -> Value:
+    """float32 as float8_e8m0fnu: |x| rounded up to a power of two, at most 2**127; NaN stays (cvt.rp.satfinite.ue8m0x2)."""
+    size = np.asarray(x, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
+    up = np.minimum(size + np.uint32(0x7FFFFF) >> np.uint32(23), np.uint32(254))
+    code = np.where(size <= 0x400000, np.uint32(0), np.where(size > 0x7F800000, np.uint32(255), up))
+    return np.asarray(code, np.uint8).view(numpy_dtype(SCALE))
+
+
+def _to_int(x: Value, target: np.dtype) -> Value:
+    """Floats cut towards zero; beyond the range its nearest end, NaN zero (PTX `cvt.rzi`)."""
+    if x.dtype.kind != "f" or x.dtype == np.float16:
+        x = x.astype(np.float32)
+    info = np.iinfo(target)
+    x = np.trunc(x)
+    high = x.dtype.type(2.0 ** (info.bits - (info.min < 0)))  # first value past the range: exact in every float type
+    low = x.dtype.type(info.min)
+    inside = (x < high) & (x >= low)
+    out = np.where(inside, x, 0).astype(target)
+    # Of the target's type from the start: releases of NumPy differ in what Python's integers become here.
+    most, least, none = (np.asarray(n, target) for n in (info.max, info.min, 0))
+    return np.where(inside, out, np.where(x >= high, most, np.where(x < low, least, none)))
+
+
+def to_dtype(x: Value, dt: dtype) -> Value:
+    """x (any NumPy dtype) as a value of dt: float to int truncates and saturates, NaN becomes 0; narrowing rounds to nearest
+    even, once; integers wrap.
+
+    fp8 and narrower saturate to the largest finite value (PTX `cvt.satfinite`); NaN stays NaN where the type has one.
+    float8_e8m0fnu takes the next power of two that |x| does not exceed, as the conversion of CUDA's header does.
+    tfloat32 is stored as float32: only products round it.
+    """
+    target = numpy_dtype(dt)
+    x = np.asarray(x)
+    if dt.is_bool:
+        x = x if x.dtype.kind in "biuf" else x.astype(np.float32)
+        return x != np.zeros((), x.dtype)
+    if x.dtype == target and dt.base not in ("int4", "uint4"):
+        return x
+    if dt.is_float:
+        if dt.base == SCALE:
+            return _to_scale(_for_narrow_float(x))
+        if dt.bits <= 8:
+            limit = np.float32(_finite_limit(dt.base))
+            return np.clip(_for_narrow_float(x), -limit, limit).astype(target)
+        if dt.base == "bfloat16":
+            return _for_narrow_float(x).astype(target)
+        return x.astype(target)
+    x = x.astype(target) if x.dtype.kind in "biu" else _to_int(x, target)
+    fit = _fit(dt)
+    return x if fit is None else fit(x)
+
+
+def _truncdiv(x: Value, y: Value) -> Value:
+    return np.floor_divide(np.subtract(x, np.fmod(x, y)), y)
+
+
+def _bool_arithmetic(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    return lambda x, y: fn(x.astype(np.int32), y.astype(np.int32)) != 0
+
+
+_PLAIN: dict[str, Callable[[Value, Value], Value]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.remainder,
+    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "shl": np.left_shift,
+    "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
+}  # fmt: skip
+_TRUTH = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or")
+
+
+def _through_float32(fn: Callable[..., Value], dt: dtype) -> Callable[..., Value]:
+    """fn on values of an 8-bit float type: computed in float32, then rounded and saturated like every conversion."""
+    return lambda *values: to_dtype(fn(*(np.asarray(v).astype(np.float32) for v in values)), dt)
+
+
+@functools.cache
+def binary_function(op: str, dt: dtype) -> Callable[[Value, Value], Value]:
+    """The meaning of Binary(op) on two values of dt (both operands have dt; comparisons give bool)."""
+    if dt.is_float and dt.bits <= 8 and op not in _TRUTH:
+        return _through_float32(binary_function(op, dtype("float32")), dt)
+    if op in ("min", "max"):
+        least = op == "min"
+        if dt.is_float:
+            return np.fmin if least else np.fmax  # the other operand when one is NaN
+        return np.minimum if least else np.maximum
+    if op == "div":
+        fn: Callable[[Value, Value], Value] = np.true_divide if dt.is_float else _truncdiv
+    elif op == "truncdiv":
+        fn = (lambda x, y: np.trunc(np.true_divide(x, y))) if dt.is_float else _truncdiv
+    elif op == "truncmod":
+        fn = np.fmod
+    else:
+        fn = _PLAIN[op]
+    if op in _TRUTH:
+        return fn
+    if dt.is_bool and not op.startswith("bit"):
+        return _bool_arithmetic(fn)
+    fit = _fit(dt)
+    return fn if fit is None else lambda x, y: fit(fn(x, y))
+
+
+def binary_value(op: str, dt: dtype, x: Value, y: Value) -> Value:
+    """x op y for values of dt."""
+    with np.errstate(all="ignore"):
+        return binary_function(op, dt)(np.asarray(x), np.asarray(y))
+
+
+def unary_function(op: str, dt: dtype) -> Callable[[Value], Value]:
+    """The operation on values of dt; dt: a scalar dtype.  op: of a Unary node."""
+    fn = {"neg": np.negative, "not": np.logical_not, "bitnot": np.bitwise_not}[op]
+    if dt.is_float and dt.bits <= 8:
+        return _through_float32(fn, dt)
+    fit = _fit(dt)
+    return fn if fit is None else lambda x: fit(fn(x))
+
+
+def call_function(fn: Callable[..., Value], args: tuple[dtype, ...], result: dtype) -> Callable[..., Value]:
+    """An intrinsic's meaning with narrow floats computed in float32 and the result rounded once to `result`."""
+    widen = [a.is_float and a.bits < 32 for a in args]
+
+    def run(*values: Value) -> Value:
+        wide = [np.asarray(v).astype(np.float32) if w else v for v, w in zip(values, widen)]
+        return to_dtype(fn(*wide), result)
+
+    return run
+
+
+__all__ = ["Value", "binary_function", "binary_value", "call_function", "round_tf32", "to_dtype", "unary_function"]

@@ -1,0 +1,85 @@
+"""Fragments and layouts from functions of indices: which digits a user's functions are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilelang.ir import Var, const
+
+from .mode import REGISTER, THREAD, Modes, error, evaluate_index, fit
+
+
+def index_vars(n: int) -> tuple[Var, ...]:
+    """The variables layouts print with: _i, _j, _k, …"""
+    return tuple(Var("_" + ("ijklmnpq"[d] if d < 8 else f"d{d}"), const(0).dtype) for d in range(n))
+
+
+def outer(tables: list[np.ndarray]) -> np.ndarray:
+    """The sum of one number of each table, for every choice: one dimension a table."""
+    out = np.zeros((), dtype=np.int64)
+    for t in tables:
+        out = out[..., None] + t
+    return out
+
+
+def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn: Any,
+                   count: int) -> tuple[tuple[Modes, ...], Modes]:
+    """(digits of each dimension, digits of the copies) of a user's functions of indices, or of a copy and indices.
+
+    forward gives (thread, register); else thread_fn and index_fn, one each (None: register 0).  count: copies of each element.
+    Raises layout-invalid, layout-no-structure for functions that are no digits.
+    """
+    vs = index_vars(len(shape))
+    rep = Var("_rep", const(0).dtype)
+    args = (*vs, rep) if count > 1 else vs
+    if forward is not None:
+        thread, index = _call(forward, args, vs)
+    elif thread_fn is not None:
+        thread = _call(thread_fn, args, vs)
+        index = 0 if index_fn is None else index_fn(*vs)
+    else:
+        raise error("layout-invalid", "a Fragment needs forward_fn or forward_thread_fn",
+                    expected="forward_fn or forward_thread_fn", found="neither")
+    if isinstance(index, (list, tuple)):
+        if len(index) != 1:
+            raise error("layout-invalid", f"a Fragment's register must be one number, found {len(index)}",
+                        expected="one number", found=str(len(index)))
+        index = index[0]
+    grid = np.meshgrid(*[np.arange(n) for n in (count, *shape)], indexing="ij", sparse=True)
+    env = dict(zip((rep, *vs), grid))
+    full = (count, *shape)
+    t = np.broadcast_to(evaluate_index(thread, env), full).astype(np.int64)
+    r = np.broadcast_to(evaluate_index(index, env), full).astype(np.int64)
+    what = f"Fragment {shape}"
+    if t.flat[0] or r.flat[0]:
+        raise error("layout-no-structure", f"{what}: element 0 must be in thread 0, register 0; found thread "
+                    f"{t.flat[0]}, register {r.flat[0]}",
+                    expected="thread 0, register 0", found=f"thread {t.flat[0]}, register {r.flat[0]}")
+    lines = []
+    for d in range(len(full)):
+        at: list[Any] = [0] * len(full)
+        at[d] = slice(None)
+        lines.append((t[tuple(at)], r[tuple(at)]))
+    if not (np.array_equal(outer([a for a, _ in lines]), t) and np.array_equal(outer([b for _, b in lines]), r)):
+        raise error("layout-no-structure", f"{what}: thread and register must be sums of functions of single indices",
+                    found="another function")
+    modes = [fit({THREAD: a, REGISTER: b}, what) for a, b in lines]
+    if any(m.to == REGISTER for m in modes[0]):
+        raise error("layout-invalid", f"{what}: copies must lie in different threads, the register depends on the copy",
+                    expected="a register that does not depend on the copy", found="one that does")
+    return tuple(modes[1:]), modes[0]
+
+
+def _call(fn: Any, args: tuple[Any, ...], without_rep: tuple[Any, ...]) -> Any:
+    """fn may take the copy as a further argument."""
+    try:
+        return fn(*args)
+    except TypeError:
+        if args == without_rep:
+            raise
+        return fn(*without_rep)
+
+
+__all__ = ["fit_functions", "index_vars", "outer"]
