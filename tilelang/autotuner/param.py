@@ -98,14 +98,15 @@ class AutotuneResult:
         """Write configuration, latency and source as JSON and text."""
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / BEST_CONFIG_PATH).write_text(json.dumps(self.config))
-        (folder / LATENCY_PATH).write_text(json.dumps({"latency": self.latency, "ref_latency": self.ref_latency}))
+        (folder / BEST_CONFIG_PATH).write_text(json.dumps(self.config), encoding="utf-8")
+        times = {"latency": self.latency, "ref_latency": self.ref_latency}
+        (folder / LATENCY_PATH).write_text(json.dumps(times), encoding="utf-8")
         if self.kernel is not None:
-            (folder / DEVICE_KERNEL_PATH).write_text(self.kernel.get_kernel_source())
-            (folder / HOST_KERNEL_PATH).write_text(self.kernel.get_host_source())
-            (folder / OUT_IDX_PATH).write_text(json.dumps(self.kernel.out_idx))
+            (folder / DEVICE_KERNEL_PATH).write_text(self.kernel.get_kernel_source(), encoding="utf-8")
+            (folder / HOST_KERNEL_PATH).write_text(self.kernel.get_host_source(), encoding="utf-8")
+            (folder / OUT_IDX_PATH).write_text(json.dumps(self.kernel.out_idx), encoding="utf-8")
         if self.func is not None:
-            (folder / KERNEL_PY_PATH).write_text(to_text(getattr(self.func, "func", self.func)))
+            (folder / KERNEL_PY_PATH).write_text(to_text(getattr(self.func, "func", self.func)), encoding="utf-8")
         if verbose:
             print(f"saved the tuning result to {folder}")
 
@@ -117,9 +118,9 @@ class AutotuneResult:
         """
         folder = Path(path)
         try:
-            config = json.loads((folder / BEST_CONFIG_PATH).read_text())
-            times = json.loads((folder / LATENCY_PATH).read_text())
-            text = (folder / KERNEL_PY_PATH).read_text()
+            config = json.loads((folder / BEST_CONFIG_PATH).read_text(encoding="utf-8"))
+            times = json.loads((folder / LATENCY_PATH).read_text(encoding="utf-8"))
+            text = (folder / KERNEL_PY_PATH).read_text(encoding="utf-8")
         except (OSError, ValueError) as e:
             raise error("tune-result", f"{folder} holds no tuning result: {e}",
                         found=str(e),

@@ -337,7 +337,7 @@ def stamp_of_file(path: str) -> str:
 def processor_stamp() -> str:
     """Model and features of the processor objects are made for."""
     try:
-        text = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
     except OSError:
         return host_name()
     lines = [x for x in text.splitlines() if x.startswith(("model name", "flags", "Features", "CPU part"))]

@@ -276,8 +276,8 @@ class JITImpl(InClasses):
         root = Path(self.debug_root_path or ".")
         root.mkdir(parents=True, exist_ok=True)
         name = self.__name__
-        (root / f"tilelang_jit_kernel_{name}.c").write_text(kernel.get_kernel_source())
-        (root / f"tilelang_jit_program_{name}.py").write_text(repr(kernel.prim_func))
+        (root / f"tilelang_jit_kernel_{name}.c").write_text(kernel.get_kernel_source(), encoding="utf-8")
+        (root / f"tilelang_jit_program_{name}.py").write_text(repr(kernel.prim_func), encoding="utf-8")
 
     def compile(self, /, *args: Any, **kwargs: Any) -> JITKernel:
         """The kernel for these arguments, without running it.

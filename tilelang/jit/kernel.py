@@ -288,7 +288,7 @@ class JITKernel:
         if file is None:
             self.show_source(which)
         else:
-            Path(file).write_text(self._source(which))
+            Path(file).write_text(self._source(which), encoding="utf-8")
 
     def export_sources(self, kernel_path: Any = None, host_path: Any = None) -> None:
         """Write the device and host source to files.  Raises ValueError when neither path is given."""
@@ -298,7 +298,7 @@ class JITKernel:
         for path, text in ((kernel_path, self.kernel_source), (host_path, self.host_source)):
             if path is not None:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
-                Path(path).write_text(text)
+                Path(path).write_text(text, encoding="utf-8")
 
     @property
     def cubin(self) -> bytes | None:
@@ -400,7 +400,7 @@ class JITKernel:
         if not path:
             raise ValueError(f"the path for the {what} is empty")
         try:
-            Path(path).write_text(self._assembly(what))
+            Path(path).write_text(self._assembly(what), encoding="utf-8")
         except Exception as e:
             logger.error("cannot write %s: %s", what, e)
 

@@ -159,7 +159,7 @@ class DiskCache:
             manifest["digest"] = digest([manifest])
             for name, data in entry.files.items():
                 (temporary / name).write_bytes(data)
-            (temporary / _MANIFEST).write_text(json.dumps(manifest))
+            (temporary / _MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
             return self._publish(temporary, key)
         except OSError as e:
             logger.warning("cannot write the kernel cache under %s: %s", self.root, e)

@@ -119,7 +119,8 @@ def link(path: Any, name: str, objects: dict[str, bytes], libraries: tuple[str, 
                  f"-Wl,-rpath,{libtvm_ffi.parent}"]
         if sys.platform.startswith("linux"):
             script = Path(folder) / "exports"
-            script.write_text(f"{{ global: __tvm_ffi_*; tl_call; tl_full; tl_check; {FINGERPRINT}; local: *; }};\n")
+            names = f"__tvm_ffi_*; tl_call; tl_full; tl_check; {FINGERPRINT}"
+            script.write_text(f"{{ global: {names}; local: *; }};\n", encoding="utf-8")
             flags += [f"-Wl,--version-script={script}", "-Wl,-z,nodelete", "-Wl,-z,noexecstack"]
         done = subprocess.run([*compiler, *flags], capture_output=True, text=True)
         if done.returncode:

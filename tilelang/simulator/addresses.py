@@ -146,7 +146,7 @@ def _mapped(write: bool) -> list[np.ndarray]:
     """First bytes and ends of this process's memory, neighbours as one; empty where the system does not tell."""
     spans: list[list[int]] = []
     try:
-        with open("/proc/self/maps") as lines:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 where, mode = line.split(maxsplit=2)[:2]
                 if mode[0] != "r" or write and mode[1] != "w":
