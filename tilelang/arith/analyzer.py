@@ -27,6 +27,7 @@ from tilelang.ir import (
     Shuffle,
     Unary,
     Var,
+    called,
     cast,
     int_range,
     rebuild,
@@ -97,7 +98,7 @@ class Analyzer(Quotients):
             out = emit(self.linear(e), e.dtype)
         else:
             out = self._simplify_other(e)
-        if out is not e and out.same(e):
+        if out is not e and (not called(e) <= called(out) or out.same(e)):
             out = e
         self._simple[id(e)] = (e, out)
         if out is not e:

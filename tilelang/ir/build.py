@@ -12,6 +12,7 @@ from . import expr
 from .dtype import SCALE, dtype, int_range, promote
 from .expr import (BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, Binary, Broadcast, Call, Cast, Const, Expr, Select,
                    Shuffle, StringConst, Unary, Var)
+from .nodes import fields_of
 from .span import Span
 
 
@@ -216,18 +217,39 @@ def binary(op: str, a: Any, b: Any, span: Span | None = None) -> Expr:
             if b.value == 1:
                 if op in ("mul", "floordiv", "truncdiv"):
                     return a
-                if op in ("floormod", "truncmod"):
+                if op in ("floormod", "truncmod") and can_go(a):
                     return Const(0, dt)
-            if b.value == 0 and op in ("mul", "bitand"):
+            if b.value == 0 and op in ("mul", "bitand") and can_go(a):
                 return b
         elif ca:
             if a.value == 0 and op in ("add", "bitor", "bitxor"):
                 return b
             if a.value == 1 and op == "mul":
                 return b
-            if a.value == 0 and op in ("mul", "floordiv", "floormod", "bitand"):
+            if a.value == 0 and op in ("mul", "floordiv", "floormod", "bitand") and can_go(b):
                 return a
     return Binary(op, a, b, out, span=span)
+
+
+def called(e: Expr) -> frozenset[int]:
+    """Calls of functions with effects inside e, by their numbers (T.call_extern): none may be lost, or be made twice."""
+    got = e.__dict__.get("_called")
+    if got is None:
+        got = frozenset[int]()
+        if isinstance(e, Call) and e.op == "call_extern":
+            got = frozenset(v for k, v in e.attrs if k == "number")
+        for f in fields_of(type(e)):
+            v = getattr(e, f)
+            for x in v if isinstance(v, tuple) else (v,):
+                if isinstance(x, Expr):
+                    got |= called(x)
+        object.__setattr__(e, "_called", got)  # nodes never change
+    return got
+
+
+def can_go(e: Expr) -> bool:
+    """Whether nobody sees that e is not evaluated."""
+    return not called(e)
 
 
 def true_div(a: Any, b: Any) -> Expr:
@@ -262,7 +284,10 @@ def logical(op: str, a: Any, b: Any) -> Expr:
     a, b = as_bool(a), as_bool(b)
     for x, y in ((a, b), (b, a)):
         if isinstance(x, Const):
-            return (y if x.value else FALSE) if op == "and" else (TRUE if x.value else y)
+            if x.value == (op == "and"):
+                return y
+            if x is a or can_go(y):  # the first operand is evaluated, whatever the second one says
+                return FALSE if op == "and" else TRUE
     return Binary(op, a, b, BOOL.with_lanes(max(a.dtype.lanes, b.dtype.lanes)))
 
 
@@ -271,6 +296,8 @@ def as_bool(e: Any) -> Expr:
     e = convert(e)
     if e.dtype.is_bool:
         return e
+    if isinstance(e, StringConst):
+        raise facts(TypeError(f"the string {e.value!r} is no condition"), "a bool or a number", repr(e.value))
     if isinstance(e, Const):
         return TRUE if e.value else FALSE
     return Binary("ne", e, cast(0.0 if e.dtype.is_float else 0, e.dtype), BOOL.with_lanes(e.dtype.lanes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from tilelang.ir import SCOPES, Buffer, Const, Expr, Load, cast, load
@@ -10,6 +11,8 @@ from tilelang.ir import dtype as DType
 from .builder import Builder
 from .state import current, error
 from .tensor import dtype_of, shape_of
+
+MOST_ON_CHIP = 1 << 24  # elements of a buffer in registers or shared memory: far above any device
 
 
 def _builder(what: str) -> Builder:
@@ -22,7 +25,7 @@ def _builder(what: str) -> Builder:
 
 def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buffer:
     b = _builder(what)
-    if scope not in SCOPES:
+    if not isinstance(scope, str) or scope not in SCOPES:
         raise error("alloc-scope", f"{what}: unknown memory scope {scope!r}",
                     expected=f"one of {', '.join(SCOPES)}", found=repr(scope),
                     hint="known scopes: " + ", ".join(SCOPES))
@@ -30,6 +33,14 @@ def _allocate(what: str, shape: Any, dt: DType, scope: str, prefix: str) -> Buff
         raise error("alloc-outside-kernel", f"{what} allocates {scope} memory outside T.Kernel",
                     found=f"{scope} memory outside of it")
     dims = shape_of(shape, what)
+    elements = prod(d for d in dims if isinstance(d, int))
+    if scope != "global" and elements > MOST_ON_CHIP:
+        raise error("tensor-shape", f"{what}: a buffer of shape {dims} has {elements} elements: no block holds them",
+                    expected=f"at most {MOST_ON_CHIP} elements", found=str(elements),
+                    hint="use T.alloc_global, or smaller tiles")
+    if scope == "local" and not dims:
+        raise error("tensor-shape", f"{what}: a buffer needs a dimension", expected="a dimension", found="()",
+                    hint="write (1,), or T.alloc_var for a scalar")
     if scope != "global" and 0 in [d for d in dims if isinstance(d, int)]:
         raise error("tensor-shape", f"{what}: a buffer of shape {dims} has no elements", expected="extents of at least 1",
                     found=str(dims), hint="leave the buffer out")
@@ -60,20 +71,21 @@ def alloc_shared(*args: Any, dtype: Any = None, shape: Any = None, scope: str | 
     """Block-shared buffer.  (shape, dtype, scope="shared.dyn"); bool is kept in static shared memory."""
     shape, dtype, scope = _shape_and_dtype("T.alloc_shared", args if shape is None else (shape, *args), dtype, scope)
     dt = dtype_of(dtype, "T.alloc_shared")
-    return _allocate("T.alloc_shared", shape, dt, "shared" if dt.is_bool else scope or "shared.dyn", "shared")
+    scope = "shared" if dt.is_bool else "shared.dyn" if scope is None else scope
+    return _allocate("T.alloc_shared", shape, dt, scope, "shared")
 
 
 def alloc_fragment(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
     """Tile in registers, distributed over the block's threads; its layout is inferred.  (shape, dtype)."""
     shape, dtype, scope = _shape_and_dtype("T.alloc_fragment", args if shape is None else (shape, *args), dtype, scope)
     dt = dtype_of(dtype, "T.alloc_fragment")
-    return _allocate("T.alloc_fragment", shape, dt, scope or "local.fragment", "fragment")
+    return _allocate("T.alloc_fragment", shape, dt, "local.fragment" if scope is None else scope, "fragment")
 
 
 def alloc_local(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
     """Private array of each thread.  (shape, dtype)."""
     shape, dtype, scope = _shape_and_dtype("T.alloc_local", args if shape is None else (shape, *args), dtype, scope)
-    return _allocate("T.alloc_local", shape, dtype_of(dtype, "T.alloc_local"), scope or "local", "local")
+    return _allocate("T.alloc_local", shape, dtype_of(dtype, "T.alloc_local"), "local" if scope is None else scope, "local")
 
 
 def alloc_global(shape: Any, dtype: Any, scope: str = "global") -> Buffer:

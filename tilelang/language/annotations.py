@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tilelang.ir import Buffer, Evaluate, cast, convert
 from tilelang.ir import call as ir_call
 
+from .flags import condition, words
 from .kernel import need_kernel
 from .loops import freeze_attr
 from .state import describe, error, need_builder
+
+
+def entries(given: Any, what: str) -> list[tuple[Any, Any]]:
+    """The entries of an annotation's dict.  Raises option-type."""
+    if not isinstance(given, Mapping):
+        raise error("option-type", f"{what} takes a dict, found {describe(given)}", f"write {what}({{…: …}})",
+                    expected="a dict", found=describe(given))
+    return list(given.items())
 
 
 def annotate_layout(layouts: dict[Buffer, Any]) -> None:
@@ -18,7 +28,7 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
 
     need_builder("T.annotate_layout")
     k = need_kernel("T.annotate_layout")
-    for buffer, layout in dict(layouts).items():
+    for buffer, layout in entries(layouts, "T.annotate_layout"):
         if not isinstance(buffer, Buffer):
             raise error("annotation", f"T.annotate_layout takes buffers, found {describe(buffer)}",
                         found=describe(buffer))
@@ -49,7 +59,7 @@ def annotate_safe_value(values: dict[Buffer, Any]) -> None:
     """Values that out-of-range reads of buffers give (default 0)."""
     need_builder("T.annotate_safe_value")
     k = need_kernel("T.annotate_safe_value")
-    for buffer, value in dict(values).items():
+    for buffer, value in entries(values, "T.annotate_safe_value"):
         if not isinstance(buffer, Buffer):
             raise error("annotation", f"T.annotate_safe_value takes buffers, found {describe(buffer)}",
                         found=describe(buffer))
@@ -61,10 +71,14 @@ def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
     """Hint that part of a global buffer should stay in L2."""
     need_builder("T.annotate_l2_hit_ratio")
     k = need_kernel("T.annotate_l2_hit_ratio")
-    for buffer in ratios:
+    for buffer, ratio in entries(ratios, "T.annotate_l2_hit_ratio"):
         if not isinstance(buffer, Buffer) or buffer.scope_name != "global":
             raise error("l2-hint", "T.annotate_l2_hit_ratio applies to global buffers",
                         found=describe(buffer))
+        if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio <= 1:
+            raise error("l2-hint", f"the part of `{buffer.name}` that stays in L2 is a number from 0 to 1, found "
+                        f"{describe(ratio)}", expected="a number from 0 to 1", found=describe(ratio),
+                        hint="1.0 means all of it")
     k.attrs["l2_hit_ratio"] = tuple((x, float(r)) for x, r in ratios.items())
 
 
@@ -83,21 +97,27 @@ def annotate_pass_configs(configs: dict[Any, Any]) -> None:
     """Pass options of this function; options given at compile win."""
     b = need_builder("T.annotate_pass_configs")
     old = dict(b.func_attrs.get("tilelang_pass_configs", ()))
-    old.update({str(getattr(k, "value", k)): freeze_attr(v) for k, v in configs.items()})
+    old.update({str(getattr(k, "value", k)): freeze_attr(v) for k, v in entries(configs, "T.annotate_pass_configs")})
     b.func_attrs["tilelang_pass_configs"] = tuple(sorted(old.items()))
 
 
 def annotate_compile_flags(flags: str | list[str]) -> None:
     """Compiler flags of this function; flags given at compile are appended."""
     b = need_builder("T.annotate_compile_flags")
-    new = tuple(flags.split()) if isinstance(flags, str) else tuple(map(str, flags))
+    given = [flags] if isinstance(flags, str) else flags
+    if not isinstance(given, (list, tuple)):
+        raise error("option-type", f"compile flags are a string or a list of strings, found {describe(flags)}",
+                    "write T.annotate_compile_flags('-lineinfo')", expected="a string or a list of strings",
+                    found=describe(flags))
+    texts = [words(f, "a compile flag") for f in given]
+    new = tuple(flags.split() if isinstance(flags, str) else texts)
     b.func_attrs["tilelang_compile_flags"] = (*b.func_attrs.get("tilelang_compile_flags", ()), *new)
 
 
 def assume(cond: Any) -> None:
     """Promise that a condition holds; on host-known values it is checked at the call."""
     b = need_builder("T.assume")
-    c = b.truth(cond)
+    c = condition(b, cond, "T.assume")
     if isinstance(c, bool):
         if not c:
             raise error("assume-false", "T.assume of a condition that is false")

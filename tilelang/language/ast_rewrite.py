@@ -334,6 +334,10 @@ class _Rewriter(ast.NodeTransformer):
             old = _name(t.id) if t.id in self.local else _const(None)
             return [ast.Assign([_name(t.id, True)], _call(method, _const(t.id), value, old))]
         if isinstance(t, ast.Subscript):
+            if any(isinstance(n, ast.Call) for n in ast.walk(t)):  # Python computes the value first: both may have effects
+                name = self.fresh("v")
+                return [ast.Assign([_name(name, True)], value),
+                        ast.Expr(_call("setitem", self.expr(t.value), self.key(t.slice), _name(name)))]
             return [ast.Expr(_call("setitem", self.expr(t.value), self.key(t.slice), value))]
         if isinstance(t, ast.Attribute):
             raise self.error("unsupported-syntax", "assignment to an attribute is not supported in a kernel "

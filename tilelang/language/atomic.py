@@ -9,6 +9,7 @@ from tilelang.ir import AddressOf, Buffer, Evaluate, Expr, Load, call, cast, con
 from tilelang.ops import AtomicTile
 
 from .builder import Builder, Emitted
+from .flags import flag
 from .loops import attrs_of
 from .regions import BufferSlice, operand, pair, whole_region
 from .state import describe, error, need_builder
@@ -34,6 +35,8 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
             annotations: dict[str, Any] | None) -> Any:
     b = need_builder(f"T.atomic_{kind}")
     order = _order(b, order)
+    return_prev = flag(return_prev, "return_prev")
+    attrs = attrs_of(annotations, memory_order=order)
     if not isinstance(dst, (Buffer, BufferSlice, Load)):
         raise error("atomic-operand", f"T.atomic_{kind} updates an element, region or buffer, found "
                            f"{describe(dst)}",
@@ -48,10 +51,10 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
                                                                                                            "T.Parallel")
         if _has_extents(value) or isinstance(value, Load) and not _has_extents(dst):
             src, region = pair(value, dst, f"atomic_{kind}")
-            return emit_op(b, AtomicTile(region, src, kind, attrs_of(annotations, memory_order=order), span=b.here()))
+            return emit_op(b, AtomicTile(region, src, kind, attrs, span=b.here()))
         region = whole_region(dst, "dst")
         scalar = cast(convert(value), region.buffer.dtype)
-        return emit_op(b, AtomicTile(region, scalar, kind, attrs_of(annotations, memory_order=order), span=b.here()))
+        return emit_op(b, AtomicTile(region, scalar, kind, attrs, span=b.here()))
     assert isinstance(dst, Load)  # the other kinds of destination have extents
     AtomicTile(whole_region(dst, "dst"), convert(0), kind, span=b.here()).check()
     at = AddressOf(dst.buffer, dst.indices)
@@ -69,7 +72,7 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
 def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False,
                annotations: dict[str, Any] | None = None) -> Any:
     """dst += value.  return_prev (element form): the old value.  use_tma (tile form): by TMA, or an error."""
-    if use_tma:
+    if flag(use_tma, "use_tma"):
         if return_prev or not (_has_extents(dst) or _has_extents(value)):
             raise errors.error("atomic-option", "use_tma is for tiles, without return_prev",
                                expected="a tile, without return_prev",

@@ -10,6 +10,7 @@ from tilelang.ir import dtype as DType
 from tilelang.ops import Copy
 
 from .builder import Builder, Emitted
+from .flags import condition, flag, whole_number, words
 from .kernel import need_kernel
 from .regions import BufferSlice
 from .state import describe, error, need_builder
@@ -72,13 +73,15 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
     is copied to shared memory first, so the call must be reached by the whole block.
     """
     b = need_builder("T.print")
+    msg = words(msg, "msg of T.print")
+    thread = whole_number(warp_group_id, "warp_group_id", 0, 7) * 128 + whole_number(warp_id, "warp_id", 0, 31) * 32
     if obj is None:
         if not msg:
             raise error("print-message", "T.print needs a value or a message")
         b.emit(_printf(b, _escape(msg)))
         return EMITTED
     if isinstance(obj, Buffer):
-        return _print_buffer(b, obj, msg or f"buffer<{obj.name}, {obj.dtype}>", warp_group_id * 128 + warp_id * 32)
+        return _print_buffer(b, obj, msg or f"buffer<{obj.name}, {obj.dtype}>", thread)
     if isinstance(obj, (bool, int, float)):
         obj = convert(obj)
     if isinstance(obj, BufferSlice) or not isinstance(obj, Expr) or obj.dtype.lanes != 1:
@@ -133,12 +136,13 @@ def _print_buffer(b: Builder, buffer: Buffer, msg: str, thread: int) -> Emitted:
 def device_assert(cond: Any, msg: str = "", no_stack_info: bool = False) -> Emitted:
     """Trap with a message when cond is false (CUDA; elsewhere a no-op)."""
     b = need_builder("T.device_assert")
-    c = b.truth(cond)
+    c = condition(b, cond, "T.device_assert")
+    text = f"Device assert failed: {words(msg, 'msg of T.device_assert')}"
+    alone = flag(no_stack_info, "no_stack_info")
     if c is True:
         return EMITTED
-    text = f"Device assert failed: {msg}"
     span = b.here()
-    if not no_stack_info and span is not None:
+    if not alone and span is not None:
         for place in span.chain():
             text += f"\n  at {place.file}:{place.line} in {place.function}"
     b.emit(Assert(convert(c), text, "device_assert", span=span))

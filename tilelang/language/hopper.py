@@ -6,18 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import I32, AddressOf, Alloc, Buffer, Const, Expr, Load, as_bool, call, cast, const, convert, load
+from tilelang.ir import I32, AddressOf, Alloc, Buffer, Const, Expr, Load, call, cast, const, convert, load
 from tilelang.ir import dtype as DType
 from tilelang.ops import Copy, Gemm, GemmWarpPolicy
 
 from .barriers import BARRIER, barrier_of, mbarrier_arrive, mbarrier_wait_parity
 from .builder import Emitted
+from .flags import flag
 from .kernel import need_kernel
 from .loops import Parallel, attrs_of
 from .regions import check_inside, non_unit, operand, pair, whole_region
 from .state import describe, error, need_builder
 from .thread import emit_call
-from .tile import check_policy, emit_op, warp_policy
+from .tile import accumulator_clearing, check_policy, emit_op, warp_policy
 
 SHARED = ("shared", "shared.dyn")
 
@@ -87,7 +88,7 @@ def tma_store_arrive() -> Emitted:
 
 def tma_store_wait(count: int = 0, read: bool = True) -> Emitted:
     """Wait until at most `count` groups of this thread's stores still read shared memory (read=False: are under way)."""
-    return emit_call("bulk_wait", n=_small(count, "count", "T.tma_store_wait"), read=bool(read))
+    return emit_call("bulk_wait", n=_small(count, "count", "T.tma_store_wait"), read=flag(read, "read"))
 
 
 def _small(n: Any, name: str, what: str) -> int:
@@ -166,17 +167,13 @@ def wgmma_gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: b
     suits the tiles, and what T.gemm raises.
     """
     b = need_builder("T.wgmma_gemm")
-    if isinstance(clear_accum, Expr) and not clear_accum.dtype.is_bool or isinstance(clear_accum, (int, float)) and \
-            not isinstance(clear_accum, bool):
-        raise error("gemm-clear", f"clear_accum must be a bool or a bool expression, found {clear_accum!r}",
-                    found=repr(clear_accum),
-                    hint="write a comparison such as k == 0")
+    clearing = accumulator_clearing(clear_accum)
     a, b_, c = (whole_region(x, f"operand {n} of T.wgmma_gemm") for x, n in ((A, "A"), (B, "B"), (C, "C")))
     for r in (a, b_, c):
         check_inside(r)
     attrs = attrs_of(annotations, wait=-1)
-    return emit_op(b, Gemm(a, b_, c, bool(transpose_A), bool(transpose_B), warp_policy(policy), as_bool(clear_accum),
-                           attrs, span=b.here()))
+    return emit_op(b, Gemm(a, b_, c, flag(transpose_A, "transpose_A"), flag(transpose_B, "transpose_B"), warp_policy(policy),
+                           clearing, attrs, span=b.here()))
 
 
 wgmma_mma = wgmma_gemm
@@ -237,7 +234,7 @@ def warpgroup_fence_operand(buffer_or_ptr: Any, offset: Any = 0, num_regs: Any =
 
 def set_max_nreg(reg_count: int, is_inc: Any) -> Emitted:
     """Registers of the executing warp group's threads from here on: raised (is_inc) or lowered.  Raises register-count."""
-    return emit_call("set_max_nreg", n=_registers(reg_count), inc=bool(is_inc))
+    return emit_call("set_max_nreg", n=_registers(reg_count), inc=flag(is_inc, "is_inc"))
 
 
 def _registers(n: Any) -> int:

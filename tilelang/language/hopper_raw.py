@@ -22,6 +22,7 @@ from tilelang.target.wgmma import WGMMA_ROWS
 
 from .barriers import barrier_of
 from .builder import Emitted
+from .flags import flag
 from .kernel import need_kernel
 from .raw import buffer_at
 from .regions import BufferSlice, operand
@@ -200,7 +201,8 @@ def ptx_wgmma_ss(dtype: Any, wgmma_prefix: str, a_is_k_major: bool, b_is_k_major
     row = _row(what, wgmma_prefix, a_dtype_abbrv, b_dtype_abbrv, accum_dtype_abbrv)
     c = _registers(C_data, C_offset, row.c.registers, what)
     a, b = (_moved(_descriptor(d, what), o) for d, o in ((A_desc, A_offset), (B_desc, B_offset)))
-    return _product(what, row, a, bool(a_is_k_major), b, bool(b_is_k_major), c, scale_out, (scale_in_a, scale_in_b))
+    major = flag(a_is_k_major, "a_is_k_major"), flag(b_is_k_major, "b_is_k_major")
+    return _product(what, row, a, major[0], b, major[1], c, scale_out, (scale_in_a, scale_in_b))
 
 
 def ptx_wgmma_rs(dtype: Any, wgmma_prefix: str, b_is_k_major: bool, a_dtype_abbrv: Any, b_dtype_abbrv: Any,
@@ -213,7 +215,7 @@ def ptx_wgmma_rs(dtype: Any, wgmma_prefix: str, b_is_k_major: bool, a_dtype_abbr
     c = _registers(C_data, C_offset, row.c.registers, what)
     a = _registers(A_buf, A_offset, row.a.registers, what)
     b = _moved(_descriptor(B_desc, what), B_offset)
-    return _product(what, row, a, True, b, bool(b_is_k_major), c, scale_out, (scale_in_a, scale_in_b))
+    return _product(what, row, a, True, b, flag(b_is_k_major, "b_is_k_major"), c, scale_out, (scale_in_a, scale_in_b))
 
 
 # ---- TMA --------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from .loops import IfThreadFrame, loop_bound
 from .scope import Frame
 from .state import current, describe, error, need_builder
 
+MOST_RESIDENT = 32  # blocks of one multiprocessor (CUDA C++ Programming Guide, "Compute capabilities")
 MAX_THREADS = 1024  # threads of a block (CUDA C++ Programming Guide, "Compute capabilities")
 
 
@@ -234,9 +235,9 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
 
 def annotate_min_blocks_per_sm(n: int) -> None:
     """Blocks that should be resident on one multiprocessor (second launch bound)."""
-    if isinstance(n, bool) or not isinstance(n, int) or n <= 0:
-        raise error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer, got {n!r}",
-                    found=repr(n))
+    if isinstance(n, bool) or not isinstance(n, int) or not 0 < n <= MOST_RESIDENT:
+        raise error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer up to {MOST_RESIDENT}, got {n!r}",
+                    expected=f"an integer from 1 to {MOST_RESIDENT}", found=repr(n))
     need_kernel("T.annotate_min_blocks_per_sm").attrs["min_blocks_per_sm"] = n
 
 

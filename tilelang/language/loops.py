@@ -13,10 +13,12 @@ from tilelang.ir import Parallel as ParallelStmt
 from tilelang.layout import Fragment
 
 from .builder import Builder, log, reads_memory
+from .flags import flag, whole_number
 from .scope import Frame
 from .state import describe, error, need_builder
 
 MOST = 2**28  # iterations of T.Parallel and T.vectorized in one block
+MOST_STAGES = 1024  # of a pipeline: more versions of a tile than any block's memory holds
 
 
 def freeze_attr(v: Any) -> Any:
@@ -205,7 +207,15 @@ class PersistentFrame(Frame):
     def __init__(self, domain: Sequence[Any], wave_size: Any, index: Any, group_size: Any) -> None:
         super().__init__()
         self.domain = [loop_bound(d, "a domain size") for d in domain]
+        if not self.domain:
+            raise error("parallel-extents", "T.Persistent needs a domain of at least one dimension",
+                        expected="at least one dimension", found="none",
+                        hint="write T.Persistent([tiles_m, tiles_n], blocks, block)")
         self.wave_size, self.index = loop_bound(wave_size, "wave_size"), loop_bound(index, "the index")
+        if isinstance(self.wave_size, Const) and self.wave_size.value <= 0:
+            raise error("loop-step", f"a wave of T.Persistent has {self.wave_size.value} blocks, expected at least one",
+                        expected="at least one block", found=str(self.wave_size.value),
+                        hint="give the number of blocks of the launch")
         self.group = binary("min", binary("max", loop_bound(group_size, "group_size"), 1), self.domain[-1])
         self.dtype = reduce(promote, (e.dtype for e in (*self.domain, self.wave_size, self.index, self.group)))
         self.domain = [cast(d, self.dtype) for d in self.domain]
@@ -268,6 +278,9 @@ def serial(start: Any, stop: Any = None, step: Any = None, *, annotations: dict[
 def unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: bool = False, unroll_factor: int | None = None,
            annotations: dict[str, Any] | None = None) -> LoopFrame:
     """Unrolled loop.  explicit: expanded in the IR; unroll_factor: partial.  Raises unroll-options for both."""
+    explicit = flag(explicit, "explicit")
+    if unroll_factor is not None:
+        unroll_factor = whole_number(unroll_factor, "unroll_factor", 1, MOST)
     if explicit and unroll_factor is not None:
         raise error("unroll-options", "T.unroll takes explicit or unroll_factor, not both")
     return LoopFrame(start, stop, step, "unroll",
@@ -292,7 +305,7 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
     prefer_async is accepted and has no effect: stores of a loop are synchronous, T.copy is what becomes asynchronous.
     """
     return ParallelFrame(extents, attrs_of(annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
-                                           prefer_async=prefer_async))
+                                           prefer_async=None if prefer_async is None else flag(prefer_async, "prefer_async")))
 
 
 def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence[int] | None = None,
@@ -302,13 +315,17 @@ def Pipelined(start: Any, stop: Any = None, num_stages: int = 0, order: Sequence
 
     order, stage: one entry per scheduled statement of the body.  Raises pipeline-stages.
     """
-    if not isinstance(num_stages, int) or isinstance(num_stages, bool) or num_stages < 0:
-        raise error("pipeline-arguments", f"num_stages must be a non-negative integer, got {num_stages!r}",
-                    expected="an integer from 0", found=repr(num_stages))
+    if not isinstance(num_stages, int) or isinstance(num_stages, bool) or not 0 <= num_stages <= MOST_STAGES:
+        raise error("pipeline-arguments", f"num_stages must be a non-negative integer up to {MOST_STAGES}, got {num_stages!r}",
+                    expected=f"an integer from 0 to {MOST_STAGES}", found=repr(num_stages))
     for name, v in (("order", order), ("stage", stage)):
-        if v is not None and not all(isinstance(x, int) for x in v):
+        if v is not None and (not isinstance(v, (list, tuple)) or not all(isinstance(x, int) for x in v)):
             raise error("pipeline-arguments", f"`{name}` of T.Pipelined must be a list of integers, got {v!r}",
                         expected="a list of integers", found=repr(v))
+    for name, legacy in (("sync", sync), ("group", group)):
+        if legacy is not None and not isinstance(legacy, (list, tuple)):
+            raise error("pipeline-arguments", f"`{name}` of T.Pipelined must be a list, got {legacy!r}",
+                        expected="a list", found=repr(legacy))
     if order is not None and len(set(order)) != len(order):
         raise error("pipeline-arguments", f"two statements have the same order in {list(order)}",
                     expected="an order of its own for each statement", found=str(list(order)))

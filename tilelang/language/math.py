@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, as_bool, binary, call,
-                         cast, const, convert, int_range, logical, match, numpy_dtype, select,
+                         cast, const, convert, int_range, is_const, logical, match, numpy_dtype, select,
                          unary)
 from tilelang.ir import dtype as DType
 from tilelang.ir.build import float_max, float_min
@@ -18,6 +18,7 @@ from .regions import BufferSlice
 from .state import describe, error
 from .tensor import dtype_of
 
+MOST_FACTORS = 32  # of T.pow by multiplying: the products are written out, each with all its factors
 
 def value_of(x: Any) -> Expr:
     """An operand as an expression; slices are vectors."""
@@ -115,6 +116,10 @@ __ffs = _integer("__ffs", I32)
 
 def __fns(mask: Any, base: Any, offset: Any) -> Expr:
     """Position of the offset-th set bit of a 32-bit mask from base."""
+    for name, given in (("mask", mask), ("base", base), ("offset", offset)):
+        dt = value_of(given).dtype
+        if not dt.is_int:
+            raise error("math-type", f"T.__fns: the {name} is an integer, found {dt}", expected="an integer", found=str(dt))
     return call("__fns", (cast(mask, "uint32"), cast(base, "uint32"), cast(offset, I32)), "uint32")
 
 
@@ -158,8 +163,18 @@ def nextafter(a: Any, b: Any) -> Expr:
 
 
 def pow(x: Any, y: Any) -> Expr:
-    """x to the power y; a non-negative Python int y multiplies repeatedly, rounding each time."""
+    """x to the power y; a Python int y from 0 to 32 multiplies repeatedly, rounding each time.
+
+    Integers take powers up to 64, wrapping around.  Raises math-type beyond.
+    """
     e = value_of(x)
+    if isinstance(y, int) and not isinstance(y, bool) and y > MOST_FACTORS:
+        if not e.dtype.is_float and y > 2 * MOST_FACTORS:
+            raise error("math-type", f"T.pow of {e.dtype} multiplies {y} times, expected at most {2 * MOST_FACTORS}",
+                        expected=f"a power up to {2 * MOST_FACTORS}", found=str(y),
+                        hint="multiply in a loop over a T.alloc_var, or cast to a float type")
+        if e.dtype.is_float:
+            return call("pow", (e, const(float(y), e.dtype)), e.dtype)
     if isinstance(y, int) and not isinstance(y, bool) and y >= 0:
         out: Expr | None = None
         base, n = e, y
@@ -372,6 +387,10 @@ def _int_args(a: Any, b: Any) -> bool:
 
 def ceildiv(a: Any, b: Any) -> Any:
     """(a + b - 1) // b; Python ints give a Python int."""
+    for v in (a, b):
+        if isinstance(v, float) or isinstance(v, Expr) and v.dtype.is_float:
+            raise error("math-type", f"T.ceildiv divides integers, found {describe(v)}", expected="integers", found=describe(v),
+                        hint="T.ceil(a / b) rounds a quotient of floats up")
     if _int_args(a, b):
         return -(-a // b)
     a, b = (int(v.value) if isinstance(v, Const) and v.dtype.is_int else v for v in (a, b))
@@ -383,6 +402,9 @@ cdiv = ceildiv
 
 def align_up(x: Any, y: Any) -> Any:
     """The least multiple of y that is not below x."""
+    if is_const(convert(y), 0):
+        raise error("math-type", "T.align_up to multiples of 0", expected="a positive integer", found="0",
+                    hint="give the size of the unit")
     return ceildiv(x, y) * y
 
 

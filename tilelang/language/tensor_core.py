@@ -17,6 +17,7 @@ from tilelang.target.instructions import MMA_ROWS
 from tilelang.target.mma import operand_dtype
 
 from .builder import Emitted
+from .flags import flag
 from .kernel import get_thread_binding
 from .raw import buffer_at
 from .regions import BufferSlice
@@ -402,7 +403,7 @@ def ptx_ldmatrix(trans: bool, num: int, smem_ptr: Any, local_ptr: Any) -> Emitte
         raise error("lane-arguments", f"ldmatrix loads 1, 2 or 4 matrices, found {num!r}",
                     expected="1, 2 or 4 matrices", found=repr(num))
     return emit_call("ldmatrix", (_pointer(local_ptr, "the destination"), _pointer(smem_ptr, "the source")), "void",
-                     num=int(num), trans=bool(trans))
+                     num=int(num), trans=flag(trans, "trans"))
 
 
 def ptx_mma(dtype: Any, shape: str, A_layout: str, B_layout: str, A_dtype: Any, B_dtype: Any, C_dtype: Any, a: Any,

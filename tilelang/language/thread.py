@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tilelang import errors
 from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Call, Const, Evaluate, Expr, If, Load, StringConst, Var, as_bool,
                          binary, call, cast, const, convert, is_const, with_attrs)
@@ -107,7 +109,11 @@ def _shuffle(name: str, row: str) -> Callable[..., Var]:
     def fn(value: Any, lane: Any, width: int = 32, mask: Any = FULL_MASK) -> Var:
         v, m = convert(value), _mask(mask)
         named = () if is_const(m, FULL_MASK) else (m,)
-        return value_call(row, (v, cast(convert(lane), I32), *named), v.dtype, width=_lanes(name, width))
+        where = convert(lane)
+        if not where.dtype.is_int or where.dtype.lanes != 1:
+            raise error("lane-argument-type", f"the lane of T.{name} must be an integer, found {describe(lane)}",
+                        expected="an integer", found=describe(lane))
+        return value_call(row, (v, cast(where, I32), *named), v.dtype, width=_lanes(name, width))
 
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"{name}: the value of another lane of the warp."
@@ -120,7 +126,7 @@ shfl_up, shfl_down = _shuffle("shfl_up", "shfl_up"), _shuffle("shfl_down", "shfl
 
 def _lanes(name: str, width: Any) -> int:
     """Lanes of a part of the warp.  Other numbers than powers of two mean nothing to the hardware."""
-    n = convert(width) if not isinstance(width, float) else None
+    n = convert(width) if not isinstance(width, (float, bool, np.floating)) else None
     if not isinstance(n, Const) or n.value not in (1, 2, 4, 8, 16, 32):
         raise error("lane-arguments", f"the width of T.{name} is 1, 2, 4, 8, 16 or 32 lanes, found {width}",
                     expected="a power of two up to 32", found=str(width), hint="leave it out for whole warps")
@@ -129,9 +135,13 @@ def _lanes(name: str, width: Any) -> int:
 
 def _mask(mask: Any) -> Expr:
     """A mask of lanes; -1 names all."""
+    e = convert(mask)
+    if not e.dtype.is_int or e.dtype.lanes != 1:
+        raise error("lane-argument-type", f"a mask of lanes is an integer with a bit for each lane, found {describe(mask)}",
+                    expected="an integer", found=describe(mask), hint="leave it out for all lanes of the warp")
     if isinstance(mask, int) and -1 << 31 <= mask < 0:
         mask &= FULL_MASK
-    return const(mask, "uint32") if isinstance(mask, int) else cast(mask, "uint32")
+    return const(mask, "uint32") if isinstance(mask, int) else cast(e, "uint32")
 
 
 def any_sync(pred: Any, mask: Any = FULL_MASK) -> Var:
@@ -173,6 +183,9 @@ def _width(v: Any, name: str) -> Any:
     if isinstance(v, bool) or not isinstance(v, (int, Expr)) or isinstance(v, Expr) and not v.dtype.is_int:
         raise error("lane-argument-type", f"{name} must be an integer, found {v!r}",
                     found=repr(v))
+    if isinstance(v, int) and not 0 < v < 1 << 31:
+        raise error("lane-argument-type", f"{name} is a positive number of threads or warps, found {v}",
+                    expected="a positive integer", found=str(v))
     return v
 
 
@@ -220,7 +233,7 @@ def ptx_commit_group() -> Emitted:
 
 def ptx_wait_group(n: int) -> Emitted:
     """Wait until at most n groups of this thread's asynchronous copies are pending (sm_80+)."""
-    if not isinstance(n, int) or n < 0:
+    if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 1 << 31:
         raise error("lane-arguments", f"T.ptx_wait_group takes a non-negative integer, got {n!r}",
                     expected="an integer from 0", found=repr(n))
     return emit_call("cp_async_wait", n=n)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tilelang import errors
 from tilelang.ir import Buffer, Evaluate, Expr, Load, Region, as_bool, call, cast, convert
 from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpose
 from tilelang.ops.reduce import KINDS
 
 from .builder import Builder, Emitted
+from .flags import flag
 from .loops import attrs_of
 from .regions import BufferSlice, check_inside, operand, pair, whole_region
 from .state import describe, error, need_builder
@@ -36,10 +39,21 @@ def emit_op(b: Builder, op: Any) -> Emitted:
 
 
 def check_policy(policy: Any) -> None:
-    """Raises eviction-policy for a name that is none; a number is the hardware's own."""
-    if policy is not None and not isinstance(policy, int) and policy not in EVICTION_POLICIES:
+    """Raises eviction-policy for a name that is none, and for anything that is no name."""
+    if policy is not None and (not isinstance(policy, str) or policy not in EVICTION_POLICIES):
         raise error("eviction-policy", f"unknown eviction policy {policy!r}, expected one of {', '.join(EVICTION_POLICIES)}",
                     expected=f"one of {', '.join(EVICTION_POLICIES)}", found=repr(policy))
+
+
+def accumulator_clearing(clear_accum: Any) -> Expr:
+    """clear_accum of a product as a bool expression.  Raises gemm-clear for numbers and anything else that is no bool."""
+    if isinstance(clear_accum, (bool, np.bool_)):
+        return as_bool(bool(clear_accum))
+    given = convert(clear_accum) if hasattr(clear_accum, "__tilelang_expr__") else clear_accum
+    if not isinstance(given, Expr) or not given.dtype.is_bool:
+        raise error("gemm-clear", f"clear_accum must be a bool or a bool expression, found {clear_accum!r}",
+                    found=repr(clear_accum), hint="write a comparison such as k == 0")
+    return given
 
 
 def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma: bool = False,
@@ -59,7 +73,8 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
     if prefer not in (None, "tma", "cp_async", "sync"):
         raise error("copy-option", f"prefer_instruction must be 'tma', 'cp_async' or 'sync', got {prefer!r}",
                     expected="'tma', 'cp_async' or 'sync'", found=repr(prefer))
-    attrs = attrs_of(notes, coalesced_width=coalesced_width, disable_tma=True if disable_tma else None,
+    no_tma = flag(notes.pop("disable_tma", disable_tma), "disable_tma")
+    attrs = attrs_of(notes, coalesced_width=coalesced_width, disable_tma=True if no_tma else None,
                      eviction_policy=eviction_policy, prefer_instruction=prefer_instruction, loop_layout=loop_layout)
     if isinstance(src, Load) and isinstance(dst, Load) and not attrs:
         b.store(dst.buffer, dst.indices, src)
@@ -130,20 +145,16 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
     if mbar is not None:
         raise error("copy-option", "T.gemm with mbar is for Blackwell's asynchronous matrix unit and is not available",
                     expected="no mbar", found=describe(mbar))
-    if isinstance(clear_accum, Expr) and not clear_accum.dtype.is_bool or isinstance(clear_accum, (int, float)) and \
-            not isinstance(clear_accum, bool):
-        raise error("gemm-clear", "clear_accum must be a bool or a bool expression, found "
-                                  f"{clear_accum!r}",
-                    found=repr(clear_accum), hint="write a comparison such as k == 0")
-    if k_pack not in (1, 2):
+    clearing = accumulator_clearing(clear_accum)
+    if isinstance(k_pack, bool) or not isinstance(k_pack, int) or k_pack not in (1, 2):
         raise error("copy-option", f"k_pack is 1 or 2, got {k_pack!r}",
                     expected="1 or 2", found=repr(k_pack))
     a, b_, c = (whole_region(x, f"operand {n} of T.gemm") for x, n in ((A, "A"), (B, "B"), (C, "C")))
     for r in (a, b_, c):
         check_inside(r)
     attrs = attrs_of(annotations, k_pack=k_pack if k_pack != 1 else None)
-    return emit_op(b, Gemm(a, b_, c, bool(transpose_A), bool(transpose_B), warp_policy(policy), as_bool(clear_accum),
-                           attrs, span=b.here()))
+    return emit_op(b, Gemm(a, b_, c, flag(transpose_A, "transpose_A"), flag(transpose_B, "transpose_B"), warp_policy(policy),
+                           clearing, attrs, span=b.here()))
 
 
 def _whole(x: Any, what: str) -> Region:
@@ -170,7 +181,7 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
            nan_propagate: bool = False, annotations: dict[str, Any] | None = None) -> Emitted:
     """out = reduce_type over dimension dim of buffer, computed in out's type; clear=False combines with out's value."""
     b = _builder("reduce")
-    if reduce_type not in KINDS:
+    if not isinstance(reduce_type, str) or reduce_type not in KINDS:
         raise error("reduce-kind", f"unknown kind of reduction {reduce_type!r}, expected one of {', '.join(KINDS)}",
                     expected=f"one of {', '.join(KINDS)}", found=repr(reduce_type))
     check_batch(batch)
@@ -183,7 +194,8 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
         raise error("reduce-dim", f"dim {dim} is out of range for `{src.buffer.name}` with {rank} dimensions",
                     expected=f"{-rank} to {rank - 1}", found=str(dim))
     attrs = attrs_of(annotations, batch=batch if batch != 1 else None)
-    return emit_op(b, Reduce(src, dst, reduce_type, dim % rank, bool(clear), bool(nan_propagate), attrs, span=b.here()))
+    return emit_op(b, Reduce(src, dst, reduce_type, dim % rank, flag(clear, "clear"), flag(nan_propagate, "nan_propagate"),
+                             attrs, span=b.here()))
 
 
 def reduce_max(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,
@@ -244,7 +256,7 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool, annotations: d
                     expected=f"{-rank} to {rank - 1}", found=repr(dim))
     check_inside(s)
     check_inside(d)
-    return emit_op(b, Scan(s, d, kind, dim % rank, bool(reverse), attrs_of(annotations), span=b.here()))
+    return emit_op(b, Scan(s, d, kind, dim % rank, flag(reverse, "reverse"), attrs_of(annotations), span=b.here()))
 
 
 def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,

@@ -13,6 +13,7 @@ from tilelang.ir import replace as replaced
 
 from .aliasing import keep_order, overlapping
 from .ballot_masks import ballot_masks
+from .bind_calls import bind_calls
 from .block_returns import block_returns
 from .check_collective import check_collective
 from .check_divisors import check_divisors
@@ -60,6 +61,7 @@ log = logging.getLogger("tilelang.transform")
 # Order matters where a line says so.
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
+    bind_calls,  # after legalize, which refuses names without values; before all that writes guards
     settle_threads,  # before all that asks who gets where
     block_returns,  # after it: it knows which branches there are; before all that asks who gets where or looks for roles
     group_branches,  # before all that looks for roles
