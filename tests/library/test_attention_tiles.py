@@ -8,7 +8,8 @@ import pytest
 from tilelang.codegen.cuda import print_kernel
 from tilelang.library.attention_tiles import (Machine, attention_tile, candidates, machine_of, price, registers, shared_bytes,
                                               step_cycles, steps)
-from tilelang.library.flash_attention_kernels import Mask, Sizes, Tile, dense_attention, packed_attention, seen
+from tilelang.library.flash_attention_kernels import Mask, Sizes, Tile, dense_attention, seen
+from tilelang.library.flash_attention_packed import packed_attention
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

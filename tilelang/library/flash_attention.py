@@ -21,7 +21,8 @@ from .arrays import empty, strides, type_name
 from .attention_arrays import (UNIT, check_alike, check_apart, check_gradient, check_heads, check_scale, compact, configs,
                                device_of, facts, framework, readable, running_on, strides_of)
 from .attention_tiles import Machine, attention_tile, machine_of, near_tiles, shares
-from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention, packed_attention
+from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention
+from .flash_attention_packed import packed_attention
 from .flash_attention_shares import Shares, shared_attention
 from .opt_in import wanted
 
@@ -329,7 +330,8 @@ def _made(sizes: Sizes, deal: Shares | None, strides: Any, layout: str, dtype: s
     strides = tuple(tuple(T.dynamic(f"{array}_step_{d}") * UNIT if n is None else n for d, n in enumerate(s))
                     for array, s in zip("qkvo", strides))
     if layout == "packed":
-        program = packed_attention(sizes, strides, dtype, mask, tile, with_lse, fixed)
+        units = target.limits.multiprocessors if target.is_cuda else 1
+        program = packed_attention(sizes, strides, dtype, mask, tile, with_lse, fixed, units)
     elif deal is not None:
         program = shared_attention(sizes, strides, layout, dtype, tile, deal, with_lse, fixed)
     else:

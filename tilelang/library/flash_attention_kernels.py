@@ -1,4 +1,4 @@
-"""The programs behind `flash_attention`: one pass over the keys for a tile of queries, dense or packed.
+"""The program behind `flash_attention`: one pass over the keys for a tile of queries; and what it has in common with others.
 
 A tile of scores S = Q K^T never leaves the registers.  Per row, `top` is the largest score so far, or lags behind it by
 LAG / c at most, `total` the sum of 2^(c s - c top) and `acc` the sum of these weights times V; c = scale log2(e), so that a
@@ -158,81 +158,6 @@ def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: M
     return flash_attention
 
 
-def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: Tile, with_lse: bool,
-                     fixed: float | None = None) -> Any:
-    """Sequences one after another: Q (tokens_q, heads, dim), K (tokens_k, kv_heads, dim), V (…, dim_v), O like Q; strides as in
-    dense_attention.  cu_q, cu_k (sequences + 1): the first token of each and the last end.  LSE (heads, tokens_q) or None.
-    Tiles (tiles, 2): room for the sequence and the first row of every tile; tiles >= tokens_q // rows + sequences.
-
-    sizes: batch is the number of sequences, seq_q and seq_k the numbers of tokens.  A first launch deals out the tiles, so that
-    no length need be known on the host; tiles that are left over have no rows.
-    """
-    batch, tokens_q, tokens_k, heads, kv_heads, dim, dim_v = sizes
-    rows, keys, group = tile.rows, tile.keys, heads // kv_heads
-    tiles = T.dynamic("tiles")
-
-    @T.prim_func
-    def flash_attention_packed(Q: T.StridedTensor((tokens_q, heads, dim), strides[0], dtype),
-                               K: T.StridedTensor((tokens_k, kv_heads, dim), strides[1], dtype),
-                               V: T.StridedTensor((tokens_k, kv_heads, dim_v), strides[2], dtype),
-                               scale: T.float32, cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
-                               Tiles: T.Tensor((tiles, 2), "int32"),
-                               O: T.StridedTensor((tokens_q, heads, dim_v), strides[3], dtype),
-                               LSE: T.Tensor((heads, tokens_q) if with_lse else (1,), "float32")):
-        with T.Kernel(T.ceildiv(tiles, 128), threads=128) as bx:
-            tile_no = bx * 128 + T.get_thread_binding()
-            begin = T.alloc_var("int32", init=0)
-            sequence = T.alloc_var("int32", init=0)
-            first_row = T.alloc_var("int32", init=tokens_q)  # past the end of any sequence
-            for s in T.serial(batch):
-                end = begin + T.ceildiv(cu_q[s + 1] - cu_q[s], rows)
-                if tile_no >= begin and tile_no < end:
-                    sequence = s
-                    first_row = (tile_no - begin) * rows
-                begin = end
-            if tile_no < tiles:
-                Tiles[tile_no, 0] = sequence
-                Tiles[tile_no, 1] = first_row
-        with T.Kernel(tiles, heads, threads=tile.threads) as (bx, h):
-            Qs = T.alloc_shared((rows, dim), dtype)
-            Ks = T.alloc_shared((keys, dim), dtype)
-            Vs = T.alloc_shared((keys, dim_v), dtype)
-            S = T.alloc_fragment((rows, keys), "float32")
-            P = T.alloc_fragment((rows, keys), dtype)
-            acc = T.alloc_fragment((rows, dim_v), "float32")
-            top, before, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
-            c = (scale if fixed is None else fixed) * LOG2E
-            row = Tiles[bx, 1]
-            q0 = cu_q[Tiles[bx, 0]]
-            k0 = cu_k[Tiles[bx, 0]]
-            seq_q = cu_q[Tiles[bx, 0] + 1] - q0
-            seq_k = cu_k[Tiles[bx, 0] + 1] - k0
-            at = row + seq_k - seq_q
-            first, last = key_tiles(mask, at, rows, T.if_then_else(row < seq_q, seq_k, 0), keys)
-            T.copy(Q[q0 + row:q0 + row + rows, h, :], Qs)
-            T.clear(acc)
-            T.clear(total)
-            T.fill(top, lowest(c))
-            for k in T.Pipelined(first, last, num_stages=tile.stages):
-                T.copy(K[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Ks)
-                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-                for i, j in T.Parallel(rows, keys):
-                    S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
-                T.copy(V[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Vs)
-                absorb(S, P, acc, top, before, factor, total, more, c)
-                T.gemm(P, Vs, acc)
-            finish(acc, top, total, factor, c)
-            for i, j in T.Parallel(rows, dim_v):
-                if row + i < seq_q:
-                    O[q0 + row + i, h, j] = acc[i, j]
-            if with_lse:
-                for i in T.Parallel(rows):
-                    if row + i < seq_q:
-                        LSE[h, q0 + row + i] = total[i]
-
-    return flash_attention_packed
-
-
 def key_tiles(mask: Mask, at: Any, rows: int, seq_k: Any, keys: int) -> tuple[Any, Any]:
     """The first and the last (exclusive) tile of keys that some of `rows` queries from position `at` on see."""
     end = seq_k if mask.right is None else T.max(0, T.min(seq_k, at + rows + mask.right))
@@ -255,4 +180,4 @@ def seen(mask: Mask, key: Any, seq_k: Any, position: Any) -> Any:
     return functools.reduce(T.And, ends)
 
 
-__all__ = ["Mask", "Sizes", "Tile", "absorb", "dense_attention", "finish", "lowest", "packed_attention"]
+__all__ = ["Mask", "Sizes", "Tile", "absorb", "dense_attention", "finish", "key_tiles", "lowest", "seen"]

@@ -1,0 +1,82 @@
+"""The order of the tiles of packed sequences: all of them once, longest first."""
+
+from math import ceil
+
+import numpy as np
+import pytest
+
+import tilelang
+import tilelang.language as T
+from tilelang.library.flash_attention_kernels import Mask, Sizes, Tile
+from tilelang.library.flash_attention_packed import packed_attention, rank
+
+TILE = Tile(64, 48, 2, 128)
+MASKS = {"full": Mask(), "causal": Mask(None, 0), "ahead": Mask(None, 70), "window": Mask(100, 0), "both": Mask(60, 90)}
+
+
+def order(mask, cu_q, cu_k, tokens, slots, **options):
+    batch = len(cu_q) - 1
+
+    @T.prim_func
+    def program(cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
+                Tiles: T.Tensor((slots, 2), "int32")):
+        with T.Kernel(slots, threads=128) as slot:
+            rank(Tiles, cu_q, cu_k, slot, batch, tokens, mask, TILE)
+
+    out = np.full((slots, 2), -7, np.int32)
+    tilelang.compile(program, **options)(np.array(cu_q, np.int32), np.array(cu_k, np.int32), out)
+    return out.tolist()
+
+
+def steps(mask, row, seq_q, seq_k):
+    """Tiles of keys up to the last that some row of the tile sees."""
+    seen = [j for r in range(row, row + TILE.rows) for j in range(seq_k)
+            if mask.right is None or j <= r + seq_k - seq_q + mask.right]
+    return max(seen, default=-1) // TILE.keys + 1
+
+
+def check(mask, cu_q, cu_k, spare, **options):
+    tokens = cu_q[-1] + spare
+    slots = tokens // TILE.rows + len(cu_q) - 1
+    got = order(mask, cu_q, cu_k, tokens, slots, **options)
+    lengths = [(b - a, d - c) for a, b, c, d in zip(cu_q, cu_q[1:], cu_k, cu_k[1:])]
+    real = [[s, row] for s, (n, _) in enumerate(lengths) for row in range(0, n, TILE.rows)]
+    assert sorted(got[:len(real)]) == real
+    assert all(row >= lengths[s][0] for s, row in got[len(real):])
+    most = 10**9 if mask.left is None else ceil((mask.left + TILE.rows) / TILE.keys) + 1
+    taken = [min(most, steps(mask, row, *lengths[s])) for s, row in got[:len(real)]]
+    assert taken == sorted(taken, reverse=True)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_every_tile_has_its_place_by_its_steps(name):
+    rng = np.random.default_rng(0)
+    for case in range(4):
+        batch = (1, 5, 9, 140)[case]  # 140: more than a block looks at together
+        lengths = [rng.integers(0, 300 if batch < 100 else 90, batch) * (rng.random(batch) < 0.8) for _ in "qk"]
+        cu_q, cu_k = ([int(x) for x in np.cumsum([0, *n])] for n in lengths)
+        front = 150 if case == 2 else 0  # tokens of no sequence
+        check(MASKS[name], [front + x for x in cu_q], cu_k, 80 * (case % 2), target="cpu")
+
+
+def test_the_order_is_the_same_on_a_gpu():
+    check(MASKS["causal"], [0, 130, 130, 500], [0, 200, 210, 590], 70, target={"kind": "cuda", "arch": "sm_90a"},
+          execution_backend="simulator")
+
+
+@pytest.mark.parametrize("units", [1, 3, 4, 50])
+def test_rounds_that_go_forth_and_back_take_every_tile(units):
+    lengths, heads, dim = [130, 0, 70, 3], 3, 16
+    cu = np.cumsum([0, *lengths]).astype(np.int32)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((cu[-1], heads, dim)).astype(np.float16) for _ in "qkv")
+    sizes, strides = Sizes(len(lengths), *[int(cu[-1])] * 2, heads, heads, dim, dim), ((heads * dim, dim, 1),) * 4
+    kernel = tilelang.compile(packed_attention(sizes, strides, "float16", MASKS["causal"], TILE, False, 1.0, units), target="cpu")
+    out = np.full_like(q, np.nan)
+    kernel(q, k, v, 1.0, cu, cu, np.empty((int(cu[-1]) // TILE.rows + len(lengths), 2), np.int32), out, None)
+    for a, b in zip(cu, cu[1:]):
+        s = np.einsum("ihd,jhd->hij", *(x[a:b].astype(np.float64) for x in (q, k)))
+        p = np.exp(s - s.max(-1, keepdims=True, initial=-np.inf)) * np.tri(b - a)
+        want = np.einsum("hij,jhd->ihd", p / p.sum(-1, keepdims=True), v[a:b].astype(np.float64))
+        longest = np.sqrt((q.astype(float)**2).sum(-1).max() * (k.astype(float)**2).sum(-1).max())
+        assert np.all(np.abs(out[a:b] - want) <= np.abs(v).max() * (2.0**-10 + 2.0**-25 * 130 + 32 * 2.0**-24 * longest))

@@ -1,0 +1,156 @@
+"""The program behind `flash_attention` for packed sequences, whose lengths no host knows.
+
+A first launch puts the tiles of queries in order, longest first: blocks take tiles in a fixed stride, so that neighbours in
+this order must be alike.  In the order of the sequences a stride may fall in step with them: two sequences of 4096, two
+heads, and half of the blocks have short tiles only.
+
+Sequence s has the slots from cu_q[s] // rows + s on, which are enough for its tiles whatever the lengths are.  The place of a
+tile is how many tiles take more steps, or as many and stand before it.  Steps do not become fewer from tile to tile of a
+sequence, so those of a sequence that take at least so many are its last ones, and how many they are is a division.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilelang.language as T
+
+from .flash_attention_kernels import LOG2E, Mask, Sizes, Tile, absorb, finish, key_tiles, lowest, seen
+
+_LANES = 128  # sequences that a block of the first launch looks at together
+
+
+def _with_steps(mask: Mask, tile: Tile, least: Any, seq_q: Any, seq_k: Any) -> Any:
+    """How many tiles of queries of a sequence take at least so many steps, none of them more than `_most` counts.
+
+    least: at least 0.  Step n is the tile of keys n - 1.
+    """
+    count = T.ceildiv(seq_q, tile.rows)
+    if mask.right is None:
+        last = count
+    else:
+        behind = (least - 1) * tile.keys - (mask.right + seq_k - seq_q)  # rows in front of the first that sees such a key
+        last = T.max(0, count - T.max(0, behind) // tile.rows)
+    some = T.if_then_else((least - 1) * tile.keys < seq_k, last, 0)
+    most = _most(mask, tile)
+    return T.if_then_else(least == 0, count, some if most is None else T.if_then_else(least > most, 0, some))
+
+
+def _most(mask: Mask, tile: Tile) -> int | None:
+    """Steps beyond which tiles are not told apart: a window shows no more.  None: no limit."""
+    return None if mask.left is None else -(-(mask.left + tile.rows) // tile.keys) + 1
+
+
+def _steps(mask: Mask, tile: Tile, row: Any, seq_q: Any, seq_k: Any) -> Any:
+    """Tiles of keys up to the last one that the tile of queries from `row` on sees, `_most` at most."""
+    end = seq_k if mask.right is None else T.max(0, T.min(seq_k, row + seq_k - seq_q + tile.rows + mask.right))
+    most = _most(mask, tile)
+    return T.ceildiv(end, tile.keys) if most is None else T.min(most, T.ceildiv(end, tile.keys))
+
+
+@T.macro
+def rank(Tiles, cu_q, cu_k, slot, batch, tokens, mask, tile):
+    """Puts the tile of a slot into its place in Tiles: the number of its sequence and its first row."""
+    each, before = [T.alloc_fragment((_LANES,), "int32") for _ in (0, 1)]
+    number, place = [T.alloc_fragment((1,), "int32") for _ in (0, 1)]
+    rows = tile.rows
+    T.clear(each)
+    for n in T.serial(T.ceildiv(batch, _LANES)):
+        for i in T.Parallel(_LANES):
+            s = n * _LANES + i
+            if s < batch:
+                each[i] += T.if_then_else(cu_q[s] // rows + s <= slot, 1, 0)
+    T.reduce_sum(each, number)
+    own = number[0] - 1  # -1: slots in front of the first sequence
+    at = T.max(own, 0)
+    first = cu_q[at]
+    row = (slot - (first // rows + at)) * rows
+    filled = T.And(own >= 0, row < cu_q[at + 1] - first)
+    least = _steps(mask, tile, row, cu_q[at + 1] - first, cu_k[at + 1] - cu_k[at])
+    T.clear(before)
+    for n in T.serial(T.ceildiv(batch, _LANES)):
+        for i in T.Parallel(_LANES):
+            s = n * _LANES + i
+            if s < batch:
+                length, keys = cu_q[s + 1] - cu_q[s], cu_k[s + 1] - cu_k[s]
+                more = _with_steps(mask, tile, least + 1, length, keys)
+                alike = _with_steps(mask, tile, least, length, keys) - more
+                earlier = row // rows - (T.ceildiv(length, rows) - alike - more)  # of its own sequence
+                tiled = more + T.if_then_else(s < own, alike, T.if_then_else(s == own, earlier, 0))
+                # Slots without a tile stand behind all that have one, in their own order.
+                before[i] += T.if_then_else(filled, tiled, T.if_then_else(s > own, T.ceildiv(length, rows), 0))
+    T.reduce_sum(before, place)
+    to = T.if_then_else(filled, place[0], slot + place[0])
+    if T.get_thread_binding() == 0:
+        Tiles[to, 0] = at
+        Tiles[to, 1] = T.if_then_else(filled, row, tokens)  # past the end of any sequence
+
+
+def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: Tile, with_lse: bool,
+                     fixed: float | None = None, units: int = 1) -> Any:
+    """Sequences one after another: Q (tokens_q, heads, dim), K (tokens_k, kv_heads, dim), V (…, dim_v), O like Q; strides as in
+    dense_attention.  cu_q, cu_k (sequences + 1): the first token of each and the last end.  LSE (heads, tokens_q) or None.
+    Tiles (tiles, 2): room for the sequence and the first row of every tile; tiles = tokens_q // rows + sequences.
+
+    sizes: batch is the number of sequences, seq_q and seq_k the numbers of tokens.  units: blocks that run at the same time.
+    Heads of a tile of queries are neighbours.  Slots that are left over have no rows.
+    """
+    batch, tokens_q, tokens_k, heads, kv_heads, dim, dim_v = sizes
+    rows, keys, group = tile.rows, tile.keys, heads // kv_heads
+    tiles = T.dynamic("tiles")
+
+    @T.prim_func
+    def flash_attention_packed(Q: T.StridedTensor((tokens_q, heads, dim), strides[0], dtype),
+                               K: T.StridedTensor((tokens_k, kv_heads, dim), strides[1], dtype),
+                               V: T.StridedTensor((tokens_k, kv_heads, dim_v), strides[2], dtype),
+                               scale: T.float32, cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
+                               Tiles: T.Tensor((tiles, 2), "int32"),
+                               O: T.StridedTensor((tokens_q, heads, dim_v), strides[3], dtype),
+                               LSE: T.Tensor((heads, tokens_q) if with_lse else (1,), "float32")):
+        with T.Kernel(tiles, threads=_LANES) as slot:
+            rank(Tiles, cu_q, cu_k, slot, batch, tokens_q, mask, tile)
+        with T.Kernel(tiles * heads, threads=tile.threads) as n:
+            Qs = T.alloc_shared((rows, dim), dtype)
+            Ks = T.alloc_shared((keys, dim), dtype)
+            Vs = T.alloc_shared((keys, dim_v), dtype)
+            S = T.alloc_fragment((rows, keys), "float32")
+            P = T.alloc_fragment((rows, keys), dtype)
+            acc = T.alloc_fragment((rows, dim_v), "float32")
+            top, before, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            c = (scale if fixed is None else fixed) * LOG2E
+            # Rounds go forth and back: who had the longest tile of one has the shortest of the next.
+            turn = n // units * units
+            m = T.if_then_else(n // units % 2 == 0, n, turn + T.min(units, tiles * heads - turn) - 1 - (n - turn))
+            h = m % heads
+            row = Tiles[m // heads, 1]
+            q0 = cu_q[Tiles[m // heads, 0]]
+            k0 = cu_k[Tiles[m // heads, 0]]
+            seq_q = cu_q[Tiles[m // heads, 0] + 1] - q0
+            seq_k = cu_k[Tiles[m // heads, 0] + 1] - k0
+            at = row + seq_k - seq_q
+            first, last = key_tiles(mask, at, rows, T.if_then_else(row < seq_q, seq_k, 0), keys)
+            T.copy(Q[q0 + row:q0 + row + rows, h, :], Qs)
+            T.clear(acc)
+            T.clear(total)
+            T.fill(top, lowest(c))
+            for k in T.Pipelined(first, last, num_stages=tile.stages):
+                T.copy(K[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Ks)
+                T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(rows, keys):
+                    S[i, j] = T.if_then_else(seen(mask, k * keys + j, seq_k, at + i), S[i, j], -T.infinity("float32"))
+                T.copy(V[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Vs)
+                absorb(S, P, acc, top, before, factor, total, more, c)
+                T.gemm(P, Vs, acc)
+            finish(acc, top, total, factor, c)
+            for i, j in T.Parallel(rows, dim_v):
+                if row + i < seq_q:
+                    O[q0 + row + i, h, j] = acc[i, j]
+            if with_lse:
+                for i in T.Parallel(rows):
+                    if row + i < seq_q:
+                        LSE[h, q0 + row + i] = total[i]
+
+    return flash_attention_packed
+
+
+__all__ = ["packed_attention", "rank"]
