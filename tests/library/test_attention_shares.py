@@ -10,6 +10,7 @@ from tilelang.library import flash_attention
 from tilelang.library.attention_arrays import compact, configs
 from tilelang.library.attention_tiles import attention_tile, machine_of, price, shares
 from tilelang.library.flash_attention_kernels import Mask, Sizes, Tile
+from tilelang.library.flash_attention_parts import parted_attention
 from tilelang.library.flash_attention_shares import Shares, shared_attention
 from tilelang.target import Target
 
@@ -19,15 +20,17 @@ H200 = machine_of(SM90)
 FULL = Mask()
 
 
-def reference(q, k, v):
-    """(result, logarithms) in float64 of bhsd arrays."""
+def reference(q, k, v, hidden=False):
+    """(result, logarithms) in float64 of bhsd arrays.  hidden: keys that a query does not see."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
-    s = np.einsum("bhid,bhjd->bhij", q, k) * q.shape[-1]**-0.5
-    top = s.max(-1, keepdims=True)
+    s = np.where(hidden, -np.inf, np.einsum("bhid,bhjd->bhij", q, k) * q.shape[-1]**-0.5)
+    top = np.maximum(s.max(-1, keepdims=True), -1e9)
     p = np.exp(s - top)
     total = p.sum(-1, keepdims=True)
-    return np.einsum("bhij,bhjd->bhid", p / total, v), (np.log(total) + top)[..., 0]
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + top)[..., 0]
+    return np.einsum("bhij,bhjd->bhid", p / np.where(total == 0, 1.0, total), v), lse
 
 
 def arrays(batch, seq_q, seq_k, heads, kv_heads, dim=64):
@@ -102,3 +105,66 @@ def test_a_kernel_for_any_sizes_has_whole_tiles(monkeypatch):
     q, k, v = arrays(1, 40, 1500, 2, 1)
     out = flash_attention(q, k, v, layout="bhsd", target=SM90)
     assert np.abs(out - reference(q, k, v)[0]).max() < 2.0**-11
+
+
+# ---- with a mask -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("seq_q, seq_k, window", [(70, 1500, None), (40, 900, 300), (130, 1400, (500, 20)), (700, 90, None)])
+def test_few_queries_with_a_mask_are_shared(layout, seq_q, seq_k, window):
+    """Also where queries see nothing (seq_q > seq_k), and where parts of the longest tile see nothing."""
+    q, k, v = arrays(1, seq_q, seq_k, 2, 1)
+    mask = module._mask(window is None or isinstance(window, int), window, None)
+    sizes = Sizes(1, seq_q, seq_k, 2, 1, 64, 64)
+    tile = Tile(64, 32, 2, 128)
+    tiles = -(-seq_q // 64) * 2
+    deal = Shares(0, tiles, 3, 1, 132)
+
+    def turned(x):
+        return np.ascontiguousarray(x.transpose(0, 2, 1, 3)) if layout == "bshd" else x
+
+    given = [turned(x) for x in (q, k, v)]
+    program = parted_attention(sizes, [compact(x.shape) for x in (*given, given[0])], layout, "float16", mask, tile, deal, True,
+                               64**-0.5)
+    kernel = tilelang.compile(program, target=SM90, execution_backend="simulator", pass_configs=configs(SM90))
+    means, sums = (np.full(s, np.nan, np.float32) for s in ((deal.parts, tile.rows, 64), (deal.parts, tile.rows)))
+    out, lse = np.full_like(given[0], np.nan), np.full((1, 2, seq_q), np.nan, np.float32)
+    kernel(*given, 64**-0.5, means, sums, out, lse)
+    at, key = np.arange(seq_q)[:, None] + seq_k - seq_q, np.arange(seq_k)
+    left, right = (np.inf if n is None else n for n in (mask.left, mask.right))
+    hidden = (key > at + right) | (key < at - left)
+    want, want_lse = reference(q, k, v, hidden)
+    assert np.abs(turned(out) - want).max() < 2.0**-11 * np.abs(v).max()
+    some = want_lse > -np.inf
+    assert np.all(lse[~some] == -np.inf) and np.abs(lse[some] - want_lse[some]).max() < 2.0**-17
+
+
+def test_a_masked_call_is_shared_where_tiles_are_few():
+    """512 queries behind 8192 keys: 32 tiles of 8 heads, 4 blocks each."""
+    chunk, causal = Sizes(1, 512, 8192, 8, 8, 128, 128), Mask(None, 0)
+    tile = attention_tile(H200, chunk, causal)
+    deal = shares(H200, chunk, causal, tile)
+    assert deal is not None and deal.whole == 0 and deal.rest * deal.steps == deal.parts <= 132
+    assert price(H200, chunk, causal, tile) < 0.4 * price(H200, chunk._replace(heads=33), causal, tile)
+    for sizes, machine in ((chunk._replace(heads=32), H200), (chunk, machine_of(SM80)), (chunk._replace(seq_k=512), H200)):
+        assert shares(machine, sizes, causal, attention_tile(machine, sizes, causal)) is None
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("target", [SM90, None])
+def test_one_query_a_head_reads_its_kv_head_once(layout, target):
+    """Heads that read one kv head are rows of one tile: seen by the kernel that is made, and by a slice that is given."""
+    q, k, v = arrays(2, 1, 700, 6, 2)
+
+    def turned(x):
+        return np.ascontiguousarray(x.transpose(0, 2, 1, 3)) if layout == "bshd" else x
+
+    module._runs.clear()
+    out = np.full_like(turned(q), np.nan)
+    wide = np.stack([turned(q), turned(q)], axis=2)[:, :, 1]  # rows of another tensor
+    _, lse = flash_attention(wide, turned(k), turned(v), causal=True, layout=layout, return_lse=True, target=target, out=out)
+    want, want_lse = reference(q, k, v)
+    assert np.abs(turned(out) - want).max() < 2.0**-11 and np.abs(lse - want_lse).max() < 2.0**-18
+    (run,) = module._runs.values()
+    assert run.folded == (layout, 2)

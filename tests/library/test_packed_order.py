@@ -71,7 +71,8 @@ def test_rounds_that_go_forth_and_back_take_every_tile(units):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((cu[-1], heads, dim)).astype(np.float16) for _ in "qkv")
     sizes, strides = Sizes(len(lengths), *[int(cu[-1])] * 2, heads, heads, dim, dim), ((heads * dim, dim, 1),) * 4
-    kernel = tilelang.compile(packed_attention(sizes, strides, "float16", MASKS["causal"], TILE, False, 1.0, units), target="cpu")
+    program = packed_attention(sizes, strides, "float16", MASKS["causal"], TILE, False, 1.0, units)
+    kernel = tilelang.compile(program, target="cpu")
     out = np.full_like(q, np.nan)
     kernel(q, k, v, 1.0, cu, cu, np.empty((int(cu[-1]) // TILE.rows + len(lengths), 2), np.int32), out, None)
     for a, b in zip(cu, cu[1:]):

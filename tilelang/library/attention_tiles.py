@@ -118,27 +118,30 @@ def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
 
 def price(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> float:
     """Cycles the model expects of a whole call."""
-    seen = steps(sizes, mask, tile)
-    step = step_cycles(m, tile, sizes.dim, sizes.dim_v)
-    beside = _beside(sizes, tile)
-    cut = 0.0 if mask == Mask() else _MASK * tile.keys  # a ragged end alone is masked in front of the loop
-    times = [beside + n * step + masked * cut for n, masked in seen]
-    tiles = _tiles(sizes, tile)
-    longest, mean = max(times), sum(times) / len(times)
-    if min(times) < longest:
-        return max(longest, tiles * mean / m.units + longest / 2)
-    whole = ceil(tiles / m.units) * longest
-    shared = _shared(m, sizes, tile, longest) if m.kind == "wgmma" and mask == Mask() else None
-    return whole if shared is None or shared[0] > _WORTH * whole else shared[0]
+    return _dealt(m, sizes, mask, tile)[0]
 
 
 def shares(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> Shares | None:
-    """How the tiles that fill no whole round are shared out by keys; None where each tile is a block's own."""
-    if m.kind != "wgmma" or mask != Mask():
-        return None
-    longest = _beside(sizes, tile) + ceil(sizes.seq_k / tile.keys) * step_cycles(m, tile, sizes.dim, sizes.dim_v)
-    shared = _shared(m, sizes, tile, longest)
-    return None if shared is None or shared[0] > _WORTH * ceil(_tiles(sizes, tile) / m.units) * longest else shared[1]
+    """How tiles are shared out by keys: those that fill no whole round, or with a mask all, where they are few; None where each
+    tile is a block's own."""
+    return _dealt(m, sizes, mask, tile)[1]
+
+
+def _dealt(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> tuple[float, Shares | None]:
+    """(cycles of a call, how its tiles are shared out)."""
+    step = step_cycles(m, tile, sizes.dim, sizes.dim_v)
+    beside = _beside(sizes, tile)
+    cut = 0.0 if mask == Mask() else _MASK * tile.keys  # a ragged end alone is masked in front of the loop
+    seen = steps(sizes, mask, tile)
+    times = [beside + n * step + masked * cut for n, masked in seen]
+    tiles, longest = _tiles(sizes, tile), max(times)
+    whole = ceil(tiles / m.units) * longest
+    if min(times) < longest:
+        whole = max(longest, tiles * sum(times) / len(times) / m.units + longest / 2)
+    if m.kind != "wgmma":
+        return whole, None
+    shared = _shared(m, sizes, tile, longest) if mask == Mask() else _parted(m, sizes, tile, seen)
+    return (whole, None) if shared is None or shared[0] > _WORTH * whole else shared
 
 
 def _tiles(sizes: Sizes, tile: Tile) -> int:
@@ -170,6 +173,22 @@ def _shared(m: Machine, sizes: Sizes, tile: Tile, longest: float) -> tuple[float
 
     found = [Shares(tiles - rest, rest, n, share, m.units) for share in range(even, min(n, even + _SHARES))]
     return min(((cycles(deal), deal) for deal in found), default=None)
+
+
+def _parted(m: Machine, sizes: Sizes, tile: Tile, seen: list[tuple[int, int]]) -> tuple[float, Shares] | None:
+    """(cycles of a call, the cheapest number of parts) of tiles that all run at once, each in as many parts; None where there
+    is no room for two.  seen: as `steps` says."""
+    tiles, longest = _tiles(sizes, tile), max(n for n, _ in seen)
+    step, part = step_cycles(m, tile, sizes.dim, sizes.dim_v), _beside(sizes, tile) + 2 * tile.rows * sizes.dim_v / _STORE
+    masked, each = max(masked for _, masked in seen), 8 * tiles * tile.rows * sizes.dim_v  # bytes of a part of every tile
+
+    def cycles(parts: int) -> float:
+        taken = ceil(longest / parts)
+        joined = _JOIN + _JOIN_PART * (1 + parts) + parts * each / _JOIN_BYTES
+        return part + taken * step + min(taken, masked) * _MASK * tile.keys + joined
+
+    most = min(longest, m.units // max(1, tiles))
+    return min(((cycles(n), Shares(0, tiles, n, 1, m.units)) for n in range(2, most + 1)), default=None)
 
 
 def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:

@@ -23,6 +23,7 @@ from .attention_arrays import (UNIT, check_alike, check_apart, check_gradient, c
 from .attention_tiles import Machine, attention_tile, machine_of, near_tiles, shares
 from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention
 from .flash_attention_packed import packed_attention
+from .flash_attention_parts import parted_attention
 from .flash_attention_shares import Shares, shared_attention
 from .opt_in import wanted
 
@@ -103,8 +104,8 @@ class _Run:
 
     kernel: None where nothing is to be computed.  shape, lse_shape, element: of the outputs.  scale: the default.  room:
     shapes and types of the arrays that a kernel works in.  torch: the module, None for NumPy arrays.  usable: whether the
-    kernel can read q, k, v as they lie; check_address: whether they must start at a multiple of 16 bytes.  passing: not for
-    the next call, which may be tuned.
+    kernel can read q, k, v as they lie; check_address: whether they must start at a multiple of 16 bytes.  folded: layout and
+    kv heads where heads that read one kv head are the kernel's queries.  passing: not for the next call, which may be tuned.
     """
 
     kernel: JITKernel | None
@@ -116,6 +117,7 @@ class _Run:
     torch: Any
     usable: tuple[bool, ...]
     check_address: bool
+    folded: tuple[str, int] | None = None
     passing: bool = False
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float, cu_q: Any, cu_k: Any, out: Any, lse: Any) -> None:
@@ -127,6 +129,9 @@ class _Run:
         usable = self.usable
         if self.check_address and (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 or usable != (True, True, True):
             q, k, v = (readable(x, ok, self.torch) for x, ok in zip((q, k, v), usable))
+        if self.folded is not None:
+            lse = None if lse is None else lse.reshape(lse.shape[0], self.folded[1], -1)
+            q, out = (_folded(x, *self.folded) for x in (q, out))
         lengths = () if cu_q is None else (cu_q, cu_q if cu_k is None else cu_k)
         self.kernel(q, k, v, scale, *lengths, *(empty(q, *x) for x in self.room), out, lse)
 
@@ -169,7 +174,13 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
         raise error("attention-shape", "`out` has rows that are not contiguous or not aligned to 16 bytes",
                     expected="contiguous rows at multiples of 16 bytes", found="others",
                     hint="leave it out, or allocate it with torch.empty")
-    shapes = tuple(tuple(x.shape) for x in arrays) + (shape,)
+    shapes, steps = tuple(tuple(x.shape) for x in arrays) + (shape,), laid[3]
+    folded = None
+    if not packed and sizes.seq_q == 1 and sizes.heads > sizes.kv_heads and mask == Mask() and min(sizes) > 0:
+        folded = layout, sizes.kv_heads
+        sizes = sizes._replace(seq_q=sizes.heads // sizes.kv_heads, heads=sizes.kv_heads)
+        (laid_q, shape_q), (laid_o, shape_o) = (_folded_place(laid[n], shapes[n], layout, sizes.seq_q) for n in (0, 3))
+        laid, shapes = (laid_q, *laid[1:3], laid_o), (shape_q, *shapes[1:3], shape_o)
     form, element, default = "packed" if packed else layout, type_name(q), sizes.dim**-0.5
     fixed = default if fixed == 0 else fixed
 
@@ -178,7 +189,8 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
         if min(sizes) > 0:
             deal = None if packed else shares(machine, sizes, mask, tile)
             kernel, room = _kernel(sizes, deal, shapes, laid, form, element, mask, tile, with_lse, where, backend, fixed)
-        return _Run(kernel, shape, lse_shape, element, default, room, torch, usable, torch is not None and where.is_cuda)
+        on_device = torch is not None and where.is_cuda
+        return _Run(kernel, shape, lse_shape, element, default, room, torch, usable, on_device, folded)
 
     tile = _tile(machine, sizes, mask, packed)
     tuned = min(sizes) > 0 and wanted(tune, q, where, backend)
@@ -196,8 +208,22 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
 
         (tile,) = tuning.tuner.choose(choices.attention_task(
             "flash_attention", [kind, counts], arrays, factor, sizes.seq_k, (where, backend),
-            (shape, laid[3], lse_shape if with_lse else None), [(t,) for t in near], make)).choice
+            (shape, steps, lse_shape if with_lse else None), [(t,) for t in near], make)).choice
     return replace(with_tile(tile), passing=tuned is None)
+
+
+def _folded(x: Any, layout: str, kv_heads: int) -> Any:
+    """One query a head as so many queries of kv_heads heads, those that read one kv head: its keys are read once for them."""
+    rows = x.reshape(x.shape[0], kv_heads, -1, x.shape[3])  # one dimension taken apart: no copy
+    return rows.swapaxes(1, 2) if layout == "bshd" else rows
+
+
+def _folded_place(steps: tuple[int, ...], shape: tuple[int, ...], layout: str, group: int) -> tuple[Any, Any]:
+    """(strides, shape) of such a view."""
+    heads = 2 if layout == "bshd" else 1
+    inner, outer = (steps[heads], group), (group * steps[heads], shape[heads] // group)
+    (step_1, n_1), (step_2, n_2) = (inner, outer) if layout == "bshd" else (outer, inner)
+    return (steps[0], step_1, step_2, 1), (shape[0], n_1, n_2, shape[3])
 
 
 def _ranks(q: Any, k: Any, v: Any, rank: int, names: str) -> None:
@@ -332,6 +358,8 @@ def _made(sizes: Sizes, deal: Shares | None, strides: Any, layout: str, dtype: s
     if layout == "packed":
         units = target.limits.multiprocessors if target.is_cuda else 1
         program = packed_attention(sizes, strides, dtype, mask, tile, with_lse, fixed, units)
+    elif deal is not None and mask != Mask():
+        program = parted_attention(sizes, strides, layout, dtype, mask, tile, deal, with_lse, fixed)
     elif deal is not None:
         program = shared_attention(sizes, strides, layout, dtype, tile, deal, with_lse, fixed)
     else:

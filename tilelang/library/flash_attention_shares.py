@@ -13,7 +13,7 @@ import tilelang.language as T
 
 from .flash_attention_kernels import LOG2E, Sizes, Tile, absorb, finish, lowest
 
-_JOINED = 4  # rows that a block of the second launch weighs
+JOINED = 4  # rows that a block of the second launch weighs
 
 
 class Shares(NamedTuple):
@@ -144,17 +144,17 @@ def shared_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, tile: 
                     Means[n - whole, i, j] = acc[i, j]
                 for i in T.Parallel(rows):
                     Sums[n - whole, i] = total[i]
-        with T.Kernel(rows // _JOINED, rest, threads=128) as (y, r):
-            mean = T.alloc_fragment((_JOINED, dim_v), "float32")
-            total = T.alloc_fragment((_JOINED,), "float32")
-            join(Means, Sums, mean, total, r, y * _JOINED, deal)
-            row = (whole + r) % tiles * rows + y * _JOINED
+        with T.Kernel(rows // JOINED, rest, threads=128) as (y, r):
+            mean = T.alloc_fragment((JOINED, dim_v), "float32")
+            total = T.alloc_fragment((JOINED,), "float32")
+            join(Means, Sums, mean, total, r, y * JOINED, deal)
+            row = (whole + r) % tiles * rows + y * JOINED
             h = (whole + r) // tiles % heads
-            T.copy(mean, part(O, whole + r, h, row, _JOINED))
+            T.copy(mean, part(O, whole + r, h, row, JOINED))
             if with_lse:
-                T.copy(total, LSE[(whole + r) // (tiles * heads), h, row:row + _JOINED])
+                T.copy(total, LSE[(whole + r) // (tiles * heads), h, row:row + JOINED])
 
     return flash_attention
 
 
-__all__ = ["Shares", "join", "shared_attention"]
+__all__ = ["JOINED", "Shares", "join", "shared_attention"]
