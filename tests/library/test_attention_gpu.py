@@ -50,7 +50,8 @@ def random(*shape, dtype=torch.float16):
 FORMS = {"full": dict(), "causal": dict(causal=True), "bf16": dict(causal=True, dtype=torch.bfloat16),
          "grouped": dict(kv_heads=1), "window": dict(causal=True, window=200), "both_sides": dict(window=100),
          "ragged": dict(seq_q=1023, seq_k=2050, causal=True), "more_queries": dict(seq_q=1500, seq_k=700, causal=True),
-         "short": dict(seq_q=7, seq_k=300, causal=True), "d64": dict(dim=64), "d80": dict(dim=80),
+         "short": dict(seq_q=7, seq_k=300, causal=True), "chunk": dict(seq_q=500, seq_k=8192, causal=True),
+         "far_window": dict(seq_q=300, seq_k=9000, window=4000), "one_query": dict(seq_q=1, seq_k=5000, kv_heads=1), "d64": dict(dim=64), "d80": dict(dim=80),
          "d96": dict(dim=96, causal=True), "d192": dict(dim=192, dim_v=128, causal=True), "d256": dict(dim=256, causal=True)}
 
 
@@ -101,8 +102,9 @@ def test_tiles_shared_out_by_keys(seq_q, seq_k, heads, layout):
         assert torch.equal(flash_attention(*given, layout=layout), got)
 
 
-def test_packed_sequences():
-    lengths = [700, 0, 1, 129, 2000, 64]
+@pytest.mark.parametrize("lengths", [[700, 0, 1, 129, 2000, 64], [1024] * 8, [3] * 300, [4096, 4096]],
+                         ids=["mixed", "equal", "many", "two"])
+def test_packed_sequences(lengths):
     cu = torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32, device="cuda")
     q, k, v = random(sum(lengths), 4, 128), random(sum(lengths), 2, 128), random(sum(lengths), 2, 128)
     got, lse = flash_attention(q, k, v, causal=True, cu_seqlens_q=cu, return_lse=True)
