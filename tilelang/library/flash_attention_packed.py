@@ -142,9 +142,12 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
                 absorb(S, P, acc, top, before, factor, total, more, c)
                 T.gemm(P, Vs, acc)
             finish(acc, top, total, factor, c)
-            for i, j in T.Parallel(rows, dim_v):
-                if row + i < seq_q:
-                    O[q0 + row + i, h, j] = acc[i, j]
+            if row + rows <= seq_q:
+                T.copy(acc, O[q0 + row:q0 + row + rows, h, :])
+            else:
+                for i, j in T.Parallel(rows, dim_v):
+                    if row + i < seq_q:
+                        O[q0 + row + i, h, j] = acc[i, j]
             if with_lse:
                 for i in T.Parallel(rows):
                     if row + i < seq_q:
