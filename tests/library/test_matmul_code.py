@@ -8,7 +8,8 @@ import pytest
 from tilelang.codegen.cuda import print_kernel
 from tilelang.ir import For, const, dtype, numpy_dtype, walk
 from tilelang.ir.expr import Call
-from tilelang.library.matmul_kernels import Form, gemm, gemm_grouped, gemm_two_level
+from tilelang.library.grouped_kernels import gemm_grouped
+from tilelang.library.matmul_kernels import Form, gemm, gemm_two_level
 from tilelang.library.matmul_plan import Place, Request, check_target
 from tilelang.library.operands import copy_of, operand
 from tilelang.library.repack import repack

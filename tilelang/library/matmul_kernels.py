@@ -1,4 +1,5 @@
-"""Matrix products in the language: one accumulator, two levels of accumulation, groups of rows (split k: split_kernels.py).
+"""Matrix products in the language: one accumulator, two levels of accumulation.  (Groups of rows: grouped_kernels.py; split k:
+split_kernels.py.)
 
 Each function makes the program of a Form: everything that is fixed while compiling.  A, B and C are tensors of two
 dimensions, or three with a batch in front; bias has n elements; sa and sb are scales (see Form.scaling).  Tensors that a
@@ -360,50 +361,4 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
     return matmul_two_level
 
 
-def gemm_grouped(f: Form) -> Any:
-    """Rows of A in f.groups groups one after another, each with its own B.  (A, B, bias, sizes, where, C).
-
-    sizes: (groups,) int32, rows of each group; rows of no group keep what C holds.  where: (tiles, 3) int32 workspace:
-    group, first row and end of the rows of each row tile.
-    """
-    t, finish = f.tile, f.finish
-    tiles = ceil(f.m / t.bm) + f.groups
-
-    @T.prim_func
-    def matmul_grouped(A: f.a(f.m), B: f.b, bias: f.bias_vector, sizes: T.Tensor((f.groups,), "int32"),
-                       where: T.Tensor((tiles, 3), "int32"), C: f.c(f.m)):
-        with T.Kernel(1, threads=1) as _:
-            row = T.alloc_var("int32", init=0)
-            tile = T.alloc_var("int32", init=0)
-            for g in T.serial(f.groups):
-                size = T.max(T.min(sizes[g], f.m - row), 0)
-                for s in T.serial(T.ceildiv(size, t.bm)):
-                    where[tile + s, 0] = g
-                    where[tile + s, 1] = row + s * t.bm
-                    where[tile + s, 2] = row + size
-                tile = tile + T.ceildiv(size, t.bm)
-                row = row + size
-            for s in T.serial(tiles - tile):
-                where[tile + s, 0] = 0
-                where[tile + s, 1] = 0
-                where[tile + s, 2] = 0
-        with T.Kernel(T.ceildiv(f.n, t.bn), tiles, threads=t.threads) as (bx, by):
-            As = T.alloc_shared(f.left_tile, f.types[0])
-            Bs = T.alloc_shared(f.right_tile, f.types[1])
-            Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
-            group = where[by, 0]
-            first = where[by, 1]
-            end = where[by, 2]
-            T.clear(Cf)
-            for ko in T.Pipelined(T.if_then_else(end > first, f.steps, 0), num_stages=t.stages):
-                T.copy(A[f.at_a(0, first, ko * t.bk)], As)
-                T.copy(B[f.at_b(group, ko * t.bk, bx * t.bn)], Bs)
-                T.gemm(As, Bs, Cf, transpose_A=f.ta, transpose_B=f.tb)
-            for i, j in T.Parallel(t.bm, t.bn):
-                if first + i < end and bx * t.bn + j < f.n:
-                    C[first + i, bx * t.bn + j] = T.cast(finish(Cf[i, j], bias, None, None, bx * t.bn + j), f.types[2])
-
-    return matmul_grouped
-
-
-__all__ = ["ACTIVATIONS", "Form", "gemm", "gemm_grouped", "gemm_two_level", "leave"]
+__all__ = ["ACTIVATIONS", "Form", "gemm", "gemm_two_level", "leave"]

@@ -18,7 +18,8 @@ from .arrays import empty, left_of, maker, target_of, zeros
 from .cut_kernels import gemm_cut
 from .cut_tiles import choose_cut
 from .few_rows import MOST_ROWS, FewRows, few_rows_product
-from .matmul_kernels import Form, gemm, gemm_grouped, gemm_two_level
+from .grouped_kernels import gemm_grouped
+from .matmul_kernels import Form, gemm, gemm_two_level
 from .operands import Copied, Operand, copy_of
 from .padded import Copies
 from .repack import Rows, pad_rows, repack
@@ -226,9 +227,9 @@ def _reader(x: Operand, c: Copied | None, element: str, at: Place, rows: Rows | 
             out = empty(t, c.shape[not x.batch:], element)
             kernel(t, out)
             return left_of(out, columns)
-        out = left_of(empty(t, c.shape, element), columns)
+        out = empty(t, c.shape, element)
         kernel(t if x.batch else t[None], out)
-        return out if x.batch else out[0]
+        return left_of(out if x.batch else out[0], columns)
 
     return run
 

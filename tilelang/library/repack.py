@@ -151,10 +151,13 @@ def _shifted(source: Any, r: Rows, vector: Any, v: Any) -> Any:
 def repack(shape: tuple[int, ...], strides: tuple[int, ...], out_strides: tuple[int, ...], dtype: str,
            transposed: bool) -> Any:
     """A copy of matrices in another order of storage, or of rows that are not contiguous.  (X, Y), X: (batch, rows,
-    columns) of these strides; Y the same, or (batch, columns, rows), of out_strides."""
+    columns) of these strides; Y: (batch, rows or columns, what a row takes) of out_strides; what lies in its rows behind the
+    elements is left with any bits."""
     batch, rows, columns = shape
-    side = 64
-    out_shape = (batch, columns, rows) if transposed else shape
+    # Lines of 128 bytes of X, and of bytes of Y too.  (Rows of 64 bytes, stored byte by byte, came at a tenth of the rate.)
+    side = 128 if dtype_of(dtype).bytes == 1 else 64
+    padded = out_strides[1]
+    out_shape = (batch, columns if transposed else rows, padded)
 
     @T.prim_func
     def repacked(X: T.StridedTensor(shape, strides, dtype), Y: T.StridedTensor(out_shape, out_strides, dtype)):
@@ -163,7 +166,7 @@ def repack(shape: tuple[int, ...], strides: tuple[int, ...], out_strides: tuple[
                 S = T.alloc_shared((side, side), dtype)
                 T.copy(X[bz, by * side, bx * side], S)
                 for i, j in T.Parallel(side, side):
-                    if bx * side + i < columns and by * side + j < rows:
+                    if bx * side + i < columns and by * side + j < padded:  # whole vectors
                         Y[bz, bx * side + i, by * side + j] = S[j, i]
             else:
                 for i, j in T.Parallel(side, side):

@@ -19,10 +19,16 @@ def emit_lanes(lw: Any, loop: Loop, s: Stmt) -> Stmt:
     var = loop.lane_var
     if var is None:
         return _leaf(lw, loop, s)
-    if isinstance(s, If) and not depends(s.cond, var) and not _has_fragment_load(s.cond):
-        then = lw.under(s.cond, True, lambda: emit_lanes(lw, loop, s.then))
-        orelse = None if s.orelse is None else lw.under(s.cond, False, lambda: emit_lanes(lw, loop, s.orelse))
-        return replace(s, cond=lw.expr(s.cond), then=then, orelse=orelse)
+    if isinstance(s, If) and not _has_fragment_load(s.cond):
+        uniform, rest = _of_all_lanes(lw, loop, s.cond)
+        if rest is None:  # the bounds of each lane's own access follow from its own condition
+            known = conjunction(uniform, s.cond) if depends(s.cond, var) else s.cond
+            then = lw.under(known, True, lambda: emit_lanes(lw, loop, s.then))
+            orelse = None if s.orelse is None else lw.under(uniform, False, lambda: emit_lanes(lw, loop, s.orelse))
+            return replace(s, cond=lw.expr(uniform), then=then, orelse=orelse)
+        if uniform is not None and s.orelse is None:
+            inner = replace(s, cond=rest)
+            return replace(s, cond=lw.expr(uniform), then=lw.under(uniform, True, lambda: emit_lanes(lw, loop, inner)))
     if isinstance(s, For) and s.kind in ("serial", "unroll") and not depends(s.start, var) and \
             not depends(s.extent, var) and not any(isinstance(x, (Break, Continue)) for x in walk(s.body)):
         # What leaves an iteration early leaves it for one lane alone: such a loop is run lane after lane.
@@ -30,6 +36,42 @@ def emit_lanes(lw: Any, loop: Loop, s: Stmt) -> Stmt:
     if isinstance(s, Seq) and all(_splits(x) for x in s.stmts) and not _shared_by_lanes(s, var):
         return seq(*[emit_lanes(lw, loop, x) for x in s.stmts])
     return _leaf(lw, loop, s)
+
+
+def _of_all_lanes(lw: Any, loop: Loop, cond: Expr) -> tuple[Any, Expr | None]:
+    """(what of a conjunction holds for all lanes of a point or for none, as a condition without the lane variable; the rest).
+    None: there is nothing of it; not both."""
+    uniform: list[Expr] = []
+    rest: list[Expr] = []
+    for part in _parts(cond):
+        same = _for_all(lw, loop, part)
+        if same is None or rest and any(isinstance(x, (Load, Call)) for x in walk(part)):  # which those before it may guard
+            rest.append(part)
+        else:
+            uniform.append(same)
+    same = conjunction(*uniform)
+    return cond if same is None and not rest else same, conjunction(*rest)
+
+
+def _parts(cond: Expr) -> list[Expr]:
+    if isinstance(cond, Binary) and cond.op == "and":
+        return [*_parts(cond.a), *_parts(cond.b)]
+    return [cond]
+
+
+def _for_all(lw: Any, loop: Loop, cond: Expr) -> Expr | None:
+    """The condition of the first lane, where the others have the same: a bound that lies between no two lanes."""
+    var, width = loop.lane_var, loop.dist.lanes[1]  # type: ignore[index]
+    assert var is not None, "only a loop over lanes has lane conditions"
+    if not depends(cond, var):
+        return cond
+    if not (isinstance(cond, Binary) and cond.op == "lt") or depends(cond.b, var) or \
+            any(isinstance(x, (Load, Call)) for x in walk(cond)):
+        return None
+    if stride_along(cond.a, var, lw.analyzer) != 1 or known_divisor(cond.b, lw.divisors, lw.analyzer) % width or \
+            known_divisor(cond.a, {**lw.divisors, var: width}, lw.analyzer) % width:
+        return None
+    return at_lane(loop, (cond,), 0)[0]
 
 
 def _splits(s: Stmt) -> bool:

@@ -1,0 +1,54 @@
+"""Conditions that no two lanes of a vector tell apart stand around vector accesses, not around each element's."""
+
+import numpy as np
+import pytest
+
+import tilelang.language as T
+from tilelang.ir import Ramp, Store, walk
+from tilelang.simulator import run_device, run_tile
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
+
+SM80 = Target({"kind": "cuda", "arch": "sm_80"})
+
+
+def rows_of_a_group(columns, other):
+    """Rows before `end` are copied; others become 7 (other) or keep what they hold."""
+    @T.prim_func
+    def program(X: T.Tensor((32, 64), "float16"), ends: T.Tensor((1,), "int32"), Y: T.Tensor((32, columns), "float16")):
+        with T.Kernel(1, threads=128) as _:
+            S = T.alloc_shared((32, 64), "float16")
+            T.copy(X, S)
+            end = ends[0]
+            for i, j in T.Parallel(32, 64):
+                if i < end and j < columns:
+                    Y[i, j] = S[i, j]
+                elif other and j < columns:
+                    Y[i, j] = T.float16(7)
+    return program
+
+
+def stored(program):
+    """Lanes of the stores to Y."""
+    kernels = lower(program.func, SM80).kernels
+    return {x.indices[-1].lanes if isinstance(x.indices[-1], Ramp) else 1
+            for k in kernels for x in walk(k.launch) if isinstance(x, Store) and x.buffer.name == "Y"}
+
+
+@pytest.mark.parametrize("columns, lanes", [(64, 8), (40, 8), (36, 4), (33, 1)])
+@pytest.mark.parametrize("other", [False, True])
+def test_a_bound_between_vectors_leaves_them_whole(columns, lanes, other):
+    assert stored(rows_of_a_group(columns, other)) == {lanes}
+
+
+@pytest.mark.parametrize("other", [False, True])
+@pytest.mark.parametrize("columns", [64, 40, 36, 33])
+@pytest.mark.parametrize("end", [0, 5, 17, 32, 40])
+def test_the_same_elements_are_stored(columns, end, other):
+    x, y = np.arange(2048).reshape(32, 64).astype(np.float16), np.full((32, columns), -1, np.float16)
+    given = {"X": x, "ends": np.int32([end]), "Y": y}
+    want = np.where(np.arange(32)[:, None] < end, x[:, :columns], np.float16(7 if other else -1))
+    program = rows_of_a_group(columns, other)
+    assert np.array_equal(run_tile(program.func, {k: v.copy() for k, v in given.items()})["Y"], want)
+    got = run_device(lower(program.func, SM80), {k: v.copy() for k, v in given.items()})
+    assert np.array_equal(got.outputs["Y"], want)
