@@ -17,7 +17,7 @@ def gemm_grouped(f: Form, two_level: bool = False) -> Any:
     (f.groups for rows of none), first row and end of the rows of each row tile.  two_level: sums of one step of k are
     added to a second accumulator.  Only tiles that no other group's rows share leave whole.
     """
-    t, tiles, finish = f.tile, ceil(f.m / f.tile.bm) + f.groups, f.finish
+    t, finish, tiles = f.tile, f.finish, ceil(f.m / f.tile.bm) + f.groups
     pieces = f.groups + 1  # and the rows of none
 
     @T.prim_func
@@ -55,11 +55,15 @@ def gemm_grouped(f: Form, two_level: bool = False) -> Any:
             group = where[by, 0]
             first = where[by, 1]
             end = where[by, 2]
+            part = T.alloc_fragment((t.bm, t.bn), "float32") if two_level else Cf
             T.clear(Cf)
             for ko in T.Pipelined(T.if_then_else(group < f.groups, f.steps, 0), num_stages=t.stages):
                 T.copy(A[f.at_a(0, first, ko * t.bk)], As)
                 T.copy(B[f.at_b(group, ko * t.bk, bx * t.bn)], Bs)
-                T.gemm(As, Bs, Cf, transpose_A=f.ta, transpose_B=f.tb)
+                T.gemm(As, Bs, part, transpose_A=f.ta, transpose_B=f.tb, clear_accum=two_level)
+                if two_level:
+                    for i, j in T.Parallel(t.bm, t.bn):
+                        Cf[i, j] += part[i, j]
             D = Cf if f.result == f.types[3] else T.alloc_fragment((t.bm, t.bn), f.result)
             if f.finishes:
                 for i, j in T.Parallel(t.bm, t.bn):

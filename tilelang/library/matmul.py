@@ -11,7 +11,7 @@ from tilelang.errors import register
 from tilelang.ir import dtype
 from tilelang.language.state import error
 
-from .arrays import aligned, empty, fresh, is_numpy, overlap, place, strided, type_name, zeros
+from .arrays import aligned, empty, fresh, is_numpy, maker, overlap, place, strided, type_name, zeros
 from .matmul_kernels import ACTIVATIONS, Form
 from .matmul_plan import Place, Request, check_target, chosen, grouped, product
 from .operands import Operand, operand
@@ -332,13 +332,13 @@ def _grouped_plan(a: Any, b: Any, sizes: Any, transpose_b: bool, bias: Any, acti
     kind = _TYPES[types[0]][0]
     form = Form(m, n, k, types, _UNSET, bias="" if bias is None else type_name(bias), activation=activation or "",
                 groups=right.batch)
-    r = Request(form, kind, left, right, False, where)
+    r = Request(form, kind, left, right, kind == "fp8" and k > 128 and where.target.is_cuda, where)
     check_target(r)
     choice = chosen(r)
     if tune:
         choice = _tuned("grouped_task", r, a, (m, n), (a, b, bias, sizes), (-1, -1 if transpose_b else -2))
-    run = grouped(r, choice, a)
-    return lambda a, b, bias, sizes: run(a, b, bias, sizes, zeros(a, (m, n), types[2]))
+    run, out = grouped(r, choice, a), maker(a, (m, n), types[2])
+    return lambda a, b, bias, sizes: run(a, b, bias, sizes, out())
 
 
 def _copying(transpose_b: bool, activation: str | None, out_dtype: Any, where: Place, tune: bool) -> Callable[..., Any]:

@@ -272,7 +272,7 @@ def starts_soon(chip: Chip, p: Problem, t: Tile) -> bool:
 
 def _soon(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...]) -> bool:
     """starts_soon, of a tile that is not turned, in these clusters."""
-    if chip.kind != "wgmma" or p.kind != "half" or p.two_level or p.open_rows or chip.around:
+    if chip.kind != "wgmma" or p.open_rows or chip.around:
         return False
     steps = ceil(ceil(p.k / t.bk) / t.parts) * t.bk * p.bits / 1024
     tiles = ceil(p.m / t.bm) * ceil(p.n / t.bn) * p.batch * t.parts

@@ -63,6 +63,12 @@ def unaligned(tile: Region) -> str:
     return f"the tile of `{tile.buffer.name}` may start at a column that is no multiple of {STRIDE_ALIGN} bytes"
 
 
+def versions_refusal(b: Buffer) -> str:
+    """Why versions of a shared tile cannot lie one after another for TMA; "" when they can."""
+    p = shared_panels(b)
+    return f"`{b.name}` has {p.rows} rows, no multiple of the 8 of a swizzle pattern" if p and p.swizzle and p.rows % 8 else ""
+
+
 def tma_bytes(op: Any) -> int:
     """What the boxes of a copy count on its barrier."""
     p = shared_panels(op.dst.buffer)
@@ -209,5 +215,4 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     return seq(*out, span=op.span)
 
 
-__all__ = ["lower_tma_load", "row_parts", "tma_bytes", "tma_parts", "tma_refusal",
-           "unaligned"]
+__all__ = ["lower_tma_load", "row_parts", "tma_bytes", "tma_parts", "tma_refusal", "unaligned", "versions_refusal"]

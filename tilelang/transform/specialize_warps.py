@@ -30,7 +30,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Fu
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
-from tilelang.ops.tma import row_parts, tma_bytes, tma_parts, tma_refusal
+from tilelang.ops.tma import row_parts, tma_bytes, tma_parts, tma_refusal, versions_refusal
 from tilelang.ops.tma_store import STEP_BYTES
 
 from .consumer_schedule import consumer, takes_slow_rings
@@ -317,8 +317,8 @@ class _Roles:
             op: Any = items[i].stmt
             b = op.dst.buffer
             users = [j for j, x in enumerate(items) if j != i and x.touches(b.data)]
-            why = tma_refusal(op, hopper(self.cx).strides) or unversionable(self.launch, self.loop, items, b) or \
-                self._unsafe(op.src.buffer)
+            why = tma_refusal(op, hopper(self.cx).strides) or versions_refusal(b) or \
+                unversionable(self.launch, self.loop, items, b) or self._unsafe(op.src.buffer)
             if why:
                 raise _Declined(why)
             if not users or users[0] < i or any(e.writes for j in users for e in items[j].effects if e.storage is b.data):
