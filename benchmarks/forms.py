@@ -91,10 +91,13 @@ def line(row: dict[str, Any]) -> str:
     mine = row["ours"]
     others = {k: v["us"] for k, v in row.items() if isinstance(v, dict) and k != "ours" and "us" in v}
     text = f"{row['name']:40s}"
-    if "us" not in mine:
-        text += f" WRONG of_bound {mine['of_bound']:.3g} relative {mine['relative']:.2e}" if "of_bound" in mine else f" FAILED {mine['error']}"
+    if "us" in mine:
+        text += f" {mine['us']:9.1f} us {row['flops'] / mine['us'] * 1e-6:6.0f} TFLOP/s"
+        text += f" of bound {mine['of_bound']:.2f}, relative {mine['relative']:.1e}"
+    elif "of_bound" in mine:
+        text += f" WRONG of bound {mine['of_bound']:.3g}, relative {mine['relative']:.2e}"
     else:
-        text += f" {mine['us']:9.1f} us {row['flops'] / mine['us'] * 1e-6:6.0f} T err {mine['of_bound']:.2f} {mine['relative']:.1e}"
+        text += f" FAILED {mine['error']}"
     if others:
         best = min(others, key=lambda k: others[k])
         text += f" | {best} {others[best]:9.1f} us {row[best]['relative']:.1e}"

@@ -200,6 +200,28 @@ def test_types_of_groups_and_batches(on, element):
     assert np.array_equal(wide(got), np.maximum(wide(two) @ wide(b[:2]) + bias, 0))
 
 
+def test_float8_groups_are_added_in_two_levels(monkeypatch):
+    """The matrix unit of sm_90 adds float8 with about 13 bits: sums of 128 have an accumulator of their own."""
+    used, real = [], matmul_plan.gemm_grouped
+    monkeypatch.setattr(matmul_plan, "gemm_grouped", lambda f, two: used.append(two) or real(f, two))
+    rng = np.random.default_rng(4)
+    for k, element, two in ((300, E4, True), (100, E4, False), (300, np.float16, False)):
+        a, b = (rng.integers(-3, 4, s).astype(element) for s in ((30, k), (2, 24, k)))
+        got = grouped_matmul(a, b, np.int32([11, 19]), transpose_b=True, out_dtype="float32", **PLACES["sm_90a"])
+        assert used.pop() == two and np.array_equal(got, np.concatenate([wide(x) @ wide(y).T for x, y in zip((a[:11], a[11:]), b)]))
+
+
+@pytest.mark.parametrize("sizes", [[0, 0, 0], [-5, 7, 2**31 - 1], [2**31 - 1, 2**31 - 1, 5], [40, 60, 3]])
+def test_sizes_of_groups_that_make_no_sense_stay_inside(sizes):
+    """No row is computed twice, none left out: what is claimed beyond the rows there are is cut off."""
+    a, b = normal((100, 40)), normal((3, 40, 24), seed=1)
+    got, want, row = grouped_matmul(a, b, np.array(sizes, np.int32), **PLACES["sm_90a"]), np.zeros((100, 24)), 0
+    for g, n in enumerate(sizes):
+        end = min(row + max(n, 0), 100)
+        want[row:end], row = wide(a[row:end]) @ wide(b[g]), end
+    assert np.abs(wide(got) - want).max() < 0.02
+
+
 @everywhere
 def test_nothing_to_do(on):
     assert matmul(normal((0, 8)), normal((8, 4)), **PLACES[on]).shape == (0, 4)

@@ -71,11 +71,23 @@ def copied(by_hand=False):
     return f.func
 
 
-def test_threads_that_load_by_themselves_keep_the_order_of_launches():
-    """The compiler may move a load of what the kernel does not write in front of everything."""
+def test_what_threads_load_by_themselves_stays_behind_the_wait():
+    """The compiler may move a load of what the kernel does not write in front of everything, but not of what it may write."""
     kernel, = lower(copied(), SM90A, ON).kernels
-    assert not ordered(kernel.launch) and kernel.launch.attr("pdl") is None
-    assert "__restrict__ A" in print_kernel(kernel)
+    assert not ordered(kernel.launch) and kernel.launch.attr("pdl") is True and "A" in kernel.launch.attr("may_alias")
+    text = print_kernel(kernel)
+    assert "__restrict__ A" not in text and text.index("pdl_sync();") < text.index("pdl_trigger();") < text.index("A[")
+
+
+def test_launches_that_run_foreign_code_keep_the_order_of_launches():
+    @T.prim_func
+    def f(A: T.Tensor((256,), "float32"), B: T.Tensor((256,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(256):
+                B[i] = T.call_extern("float32", "known_elsewhere", A[i])
+
+    kernel, = lower(f.func, SM90A, ON).kernels
+    assert not ordered(kernel.launch) and kernel.launch.attr("pdl") is None and "__restrict__ A" in print_kernel(kernel)
 
 
 def test_what_a_program_loads_behind_its_own_wait_stays_there():

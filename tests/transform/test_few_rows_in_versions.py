@@ -17,7 +17,8 @@ def test_a_pipelined_tile_of_few_rows(on, rows):
     steps, side = 4, 64 // rows
 
     @T.prim_func
-    def scaled(S: T.Tensor((steps * rows, 64), "float16"), A: T.Tensor((16, steps * 64), "float16"), C: T.Tensor((64, 16), "float32")):
+    def scaled(S: T.Tensor((steps * rows, 64), "float16"), A: T.Tensor((16, steps * 64), "float16"),
+               C: T.Tensor((64, 16), "float32")):
         with T.Kernel(1, threads=128) as _:
             As = T.alloc_shared((16, 64), "float16")
             Ss = T.alloc_shared((rows, 64), "float16")

@@ -334,13 +334,17 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
             Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
             part = T.alloc_fragment((t.bm, t.bn), "float32")
             Cf = T.alloc_fragment((t.bm, t.bn), "float32")
-            row = T.alloc_fragment((t.bm,), "float32")
+            row = T.alloc_fragment((t.bn if t.turned else t.bm,), "float32")  # of A
             T.use_swizzle(t.panel)
             T.clear(Cf)
             for ko in T.Pipelined(f.steps, num_stages=t.stages):
                 T.copy(f.left(A, B, bz, by * t.bm, ko * t.bk), As)
                 T.copy(f.right(A, B, bz, ko * t.bk, bx * t.bn), Bs)
-                if f.scaling == "block":  # loaded here, used after the product: they arrive under it
+                if f.scaling == "block" and t.turned:  # rows of the tile lie in one block of B
+                    for j in T.Parallel(t.bn):
+                        row[j] = sa[bx * t.bn + j, ko]
+                    weight = sb[by * t.bm // 128, ko]
+                elif f.scaling == "block":  # loaded here, used after the product: they arrive under it
                     for i in T.Parallel(t.bm):
                         row[i] = sa[by * t.bm + i, ko]
                     here, beyond = sb[bx * t.bn // 128, ko], sb[T.min(bx * t.bn // 128 + 1, last), ko]
@@ -348,7 +352,12 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
                     scales = [T.if_then_else(c * width < left, here, beyond) for c in range(chunks)]
                 T.gemm(As, Bs, part, transpose_A=f.t_left, transpose_B=f.t_right, clear_accum=True)
                 for i, j in T.Parallel(t.bm, t.bn):
-                    Cf[i, j] += part[i, j] * (row[i] * _chosen(scales, j // width)) if f.scaling == "block" else part[i, j]
+                    if f.scaling == "block" and t.turned:
+                        Cf[i, j] += part[i, j] * (row[j] * weight)
+                    elif f.scaling == "block":
+                        Cf[i, j] += part[i, j] * (row[i] * _chosen(scales, j // width))
+                    else:
+                        Cf[i, j] += part[i, j]
             leave(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
 
     if any(copies):

@@ -163,9 +163,8 @@ def problem_of(r: Request, batch: int, rows: int) -> tuple[Chip, Problem]:
         chip = without_wgmma(chip)
     return chip, Problem(rows, f.n, f.k, batch, r.kind, size * 8, dtype(f.types[2]).bits, r.two_level, not r.left.transposed,
                          r.right.transposed, not (r.two_level or f.groups or f.open_rows),
-                         128 if f.scaling == "block" else 0, r.left.row_start(size), r.right.row_start(size),
-                         not f.groups and f.scaling != "block", not (r.two_level or f.groups or f.open_rows),
-                         open_rows=bool(f.groups or f.open_rows))
+                         128 if f.scaling == "block" else 0, 0, r.left.row_start(size), r.right.row_start(size),
+                         not f.groups, not (r.two_level or f.groups or f.open_rows), open_rows=bool(f.groups or f.open_rows))
 
 
 def tiled(r: Request, tile: Tile, cut: Cut | None = None) -> Form:
@@ -183,8 +182,8 @@ def _formed(r: Request, batch: int, rows: int) -> Form:
 
 
 def sized(r: Request, route: Route) -> tuple[Request, int, int]:
-    """(the route's request, batch, rows) for which tiles are chosen: rows of groups shared out evenly, and a quarter more, since
-    groups differ and each has a last tile of its own; for any number of rows those of the next power of two."""
+    """(the route's request, batch, rows) for which tiles are chosen: rows of groups shared out evenly, and a quarter more,
+    since groups differ and each has a last tile of its own; for any number of rows those of the next power of two."""
     ready, f = route[0], r.form
     if f.groups:
         return ready, f.groups, max(1, ceil(f.m * _UNLIKE / f.groups))

@@ -42,7 +42,7 @@ class Problem:
     bits: of an operand's element.  kind: "half", "tf32", "fp8", "int8" or "float" (no matrix instructions).  two_level:
     partial sums of 128 of k are added to a second accumulator.  out_bits: of a result.  a_k, b_k: k is contiguous.
     may_split: k may be shared out over blocks.  column_block: a tile's columns lie in at most two blocks of so many,
-    which bn divides or overlaps evenly (0: any bn).  a_rows, b_rows: rows start at multiples of so many bytes (at most
+    which bn divides or overlaps evenly (0: any bn); row_block: a tile's rows in one of so many.  a_rows, b_rows: rows start at multiples of so many bytes (at most
     128).  may_turn: tiles may be turned (Tile.turned).  may_move: the kernel has Tile.moved and Tile.wide.  staged: tiles
     leave through shared memory in the other order.  open_rows: how many rows a product or group has is known at run time only.
     """
@@ -59,6 +59,7 @@ class Problem:
     b_k: bool = False
     may_split: bool = True
     column_block: int = 0
+    row_block: int = 0
     a_rows: int = 128
     b_rows: int = 128
     may_turn: bool = False
@@ -136,7 +137,8 @@ def _units() -> int:
 
 def turned(p: Problem, staged: bool = False) -> Problem:
     """The product whose result is the transposed one."""
-    return replace(p, m=p.n, n=p.m, a_k=p.b_k, b_k=p.a_k, a_rows=p.b_rows, b_rows=p.a_rows, may_turn=False, staged=staged)
+    return replace(p, m=p.n, n=p.m, a_k=p.b_k, b_k=p.a_k, a_rows=p.b_rows, b_rows=p.a_rows, may_turn=False, staged=staged,
+                   column_block=p.row_block, row_block=p.column_block)
 
 
 __all__ = ["Chip", "Cut", "Problem", "Tile", "chip_of", "turned", "without_wgmma"]

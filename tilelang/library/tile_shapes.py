@@ -40,7 +40,8 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
                   for threads in (128, 256) if 16 <= bm * bn // threads <= (64 if p.kind == "float" else 128)]
     room = chip.shared - _BARRIER_BYTES
     for bm, bn, bk, threads in shapes:
-        if p.column_block and bn > p.column_block + gcd(bn, p.column_block) or p.two_level and bk * p.bits != 1024:
+        if p.column_block and bn > p.column_block + gcd(bn, p.column_block) or p.two_level and bk * p.bits != 1024 or (
+                p.row_block % bm):
             continue
         wide = 0
         if chip.kind == "wgmma" and not p.b_k and bn * p.bits > 1024 and bn * p.bits % 1024:

@@ -10,10 +10,10 @@ when the work before it ends: on an H200 1 us sooner (docs/performance.md).  Wha
 `pdl_trigger` may be started likewise; it waits in turn, and stands behind a kernel that had waited before it let others
 start: whoever waits for the last kernel has all before it.
 
-Every access of global memory stands behind pdl_sync.  Plain loads do not take part: the compiler may read what a kernel
-never writes ahead of any order (ld.global.nc), so a launch whose threads load from global memory by themselves stays as
-it is; TMA, cp.async, stores and atomics are not moved.  Where the program itself calls T.pdl_sync, such loads are kept
-behind it: no parameter is `__restrict__` then.
+Every access of global memory stands behind pdl_sync.  TMA, cp.async, stores and atomics are not moved.  The compiler may
+read what a kernel never writes ahead of any order (ld.global.nc): where threads load from global memory by themselves (a
+bias, a scale), no parameter is `__restrict__`, also where the program itself calls T.pdl_sync.  What foreign code does
+nobody knows: such launches stay as they are.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _FOREIGN = frozenset(("call_extern", "source_kernel", "ldg", "ldg32", "ldg64", "
 def dependent_launch(func: Func, cx: PassContext) -> Func:
     """Gives launches pdl_sync, pdl_trigger and the attr `pdl`; see the module's text.  Off unless tl.dependent_launch is set.
 
-    Launches that have the attr, that start all blocks at once (`cooperative`) or whose threads load from global memory
-    stay as they are, and so do targets before sm_90.
+    Launches that have the attr, that start all blocks at once (`cooperative`) or that run foreign code stay as they are,
+    and so do targets before sm_90.
     """
     wanted = bool(cx.option(PassConfigKey.TL_DEPENDENT_LAUNCH)) and cx.target.at_least(90)
     names = parameter_names(func)
@@ -51,21 +51,24 @@ def dependent_launch(func: Func, cx: PassContext) -> Func:
 def _dependent(launch: Launch, wanted: bool, names: tuple[str, ...]) -> Launch:
     if launch.attr("pdl"):
         return launch if ordered(launch) else with_attrs(launch, may_alias=names)
-    if not wanted or launch.attr("cooperative") or not ordered(launch):
+    if not wanted or launch.attr("cooperative") or _runs_foreign_code(launch):
         return launch
     if any(isinstance(x, Call) and x.op == "pdl_trigger" for x in walk(launch.body)):  # in front of a wait it would let
         return launch  # the next one start before the kernel in front of this one is over
     stmts = stmts_of(launch.body)
     at = next((n for n, s in enumerate(stmts) if not _sets_up(s)), len(stmts))
     body = seq(*stmts[:at], do("pdl_sync"), do("pdl_trigger"), *stmts[at:], span=launch.body.span)
-    return with_attrs(replace(launch, body=body), pdl=True)
+    out = with_attrs(replace(launch, body=body), pdl=True)
+    return out if ordered(launch) else with_attrs(out, may_alias=names)
+
+
+def _runs_foreign_code(launch: Launch) -> bool:
+    return any(isinstance(x, Call) and x.op in _FOREIGN for x in walk(launch.body))
 
 
 def ordered(launch: Launch) -> bool:
     """Whether no access of global memory can be moved in front of pdl_sync."""
-    if any(isinstance(x, Call) and x.op in _FOREIGN for x in walk(launch.body)):
-        return False
-    return all(isinstance(e.node, Store) or isinstance(e.node, Call) and (
+    return not _runs_foreign_code(launch) and all(isinstance(e.node, Store) or isinstance(e.node, Call) and (
         e.node.op in _IN_ORDER or e.node.op.startswith("atomic_")) for e in effects(launch.body)
         if e.buffer.scope_name == "global")
 
