@@ -1,4 +1,4 @@
-"""Products of other types and forms beside torch: tf32, int8, float8, batched, grouped, with epilogues, of coded weights.
+"""Products of other types and forms beside torch: tf32, int8, float8, batched, grouped, with epilogues.
 
     python benchmarks/forms.py                         # everything (about a minute on an H200)
     python benchmarks/forms.py --only tf32,batched     # groups, or parts of names ("nn 4096")
@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "examples"), str(HERE.parent / "examples/dequantize_gemm")]
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 
 def chosen(text: str) -> list[str]:
@@ -77,7 +77,8 @@ def measure(name: str, rounds: int, ms: float, idle: float) -> dict[str, Any]:
         except Exception as e:
             row[who] = {"error": f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"}
             torch.cuda.synchronize()
-    order, times = list(ready), {who: [] for who in ready}
+    order = list(ready)
+    times: dict[str, list[float]] = {who: [] for who in ready}
     for r in range(rounds):
         for who in order[r % len(order):] + order[:r % len(order)] if order else []:
             times[who].append(meter.window(ready[who], ms).ms * 1e3)

@@ -1,7 +1,7 @@
 """Products of other types and forms than peers.py has: what is computed, its tensors, its reference, who computes it.
 
-A Form is one call of the library's `matmul` or `grouped_matmul`, or of a program of `examples/dequantize_gemm`; beside it
-stand the calls of torch that do the same (or the nearest that torch has).
+A Form is one call of the library's `matmul` or `grouped_matmul`; beside it stand the calls of torch that do the same (or
+the nearest that torch has).
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class Form:
 
     dtype, dtype_b: of a and b; out: "" for the usual one.  batch: products, 0 for no such dimension.  groups: rows of a in so
     many groups of random sizes.  scaling: "", "tensor", "block".  fast: float8 sums in the matrix unit alone.
-    dequant: "int4", "table" or "fp4": b as examples/dequantize_gemm stores it, in groups of 64.
     """
 
     m: int
@@ -49,7 +48,6 @@ class Form:
     activation: str = ""
     scaling: str = ""
     fast: bool = False
-    dequant: str = ""
 
     @property
     def result(self) -> str:
@@ -61,7 +59,7 @@ class Form:
 
     @property
     def name(self) -> str:
-        parts = [self.dequant or _SHORT[self.dtype] + (f"*{_SHORT[self.dtype_b]}" if self.dtype_b else ""), self.layout,
+        parts = [_SHORT[self.dtype] + (f"*{_SHORT[self.dtype_b]}" if self.dtype_b else ""), self.layout,
                  f"{self.batch}x" * bool(self.batch) + f"{self.m}x{self.n}x{self.k}", f"g{self.groups}" * bool(self.groups),
                  self.scaling, "fast" * self.fast, "bias" * self.bias, self.activation,
                  f"->{_SHORT.get(self.out, self.out)}" * bool(self.out)]
@@ -112,10 +110,6 @@ def _forms() -> Iterable[tuple[str, Form]]:
         yield "epilogue", Form(*s, "float16", layout, bias=True, activation=act)
     for s in ((4096, 4096, 4096), (2048, 8192, 512), (4096, 1024, 8192), (1024,) * 3):
         yield "wide-out", Form(*s, "bfloat16", out="float32")
-    for dequant in ("int4", "table", "fp4"):
-        for m in (1, 16, 64, 256, 4096):
-            if dequant == "int4" or m in (16, 4096):
-                yield "dequant", Form(m, 4096, 4096, "float16", dequant=dequant)
 
 
 FORMS = {f.name: (group, f) for group, f in _forms()}
@@ -132,8 +126,6 @@ def make(f: Form, device: str = "cuda") -> Tensors:
 
     lead, lead_b = ((f.batch,) if f.batch else ()), ((f.groups or f.batch,) if f.groups or f.batch else ())
     t: Tensors = {"a": draw(f.dtype, *lead, *((f.k, f.m) if f.layout[0] == "t" else (f.m, f.k)))}
-    if f.dequant:
-        return {**t, **_coded(f, g, device)}
     t["b"] = draw(f.dtype_b or f.dtype, *lead_b, *((f.n, f.k) if f.layout[1] == "t" else (f.k, f.n)))
     t["bias"] = draw(f.dtype if f.dtype in ("float16", "bfloat16") else "bfloat16", f.n) if f.bias else None
     if f.scaling:
@@ -148,26 +140,10 @@ def make(f: Form, device: str = "cuda") -> Tensors:
     return t
 
 
-def _coded(f: Form, g: torch.Generator, device: str) -> Tensors:
-    """q (n, k) codes, packed, scales, zeros, values; w: the weights (n, k) in float16."""
-    q = torch.randint(0, 16, (f.n, f.k), device=device, generator=g, dtype=torch.uint8)
-    scales = (torch.rand((f.n, f.k // 64), device=device, generator=g) * 0.15 + 0.05).half()
-    zeros = torch.randint(5, 11, scales.shape, device=device, generator=g, dtype=torch.uint8)
-    values = torch.randn(16, device=device, generator=g).half()
-    if f.dequant == "fp4":
-        one = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=device)
-        values, zeros = torch.cat((one, -one)).half(), (zeros.half() - 8) / 2
-    codes = q.half() if f.dequant == "int4" else values[q.long()]
-    if f.dequant != "table":
-        codes = codes - zeros.half().repeat_interleave(64, 1)
-    return {"w": codes * scales.repeat_interleave(64, 1), "packed": q[:, 0::2] | q[:, 1::2] << 4, "scales": scales,
-            "zeros": zeros, "values": values}
-
-
 def _b_of(f: Form, t: Tensors) -> torch.Tensor:
     """b as (..., k, n)."""
-    b = t["w"] if f.dequant else t["b"]
-    return b.transpose(-1, -2) if f.layout[1] == "t" or f.dequant else b
+    b: torch.Tensor = t["b"]
+    return b.transpose(-1, -2) if f.layout[1] == "t" else b
 
 
 def _a_of(f: Form, t: Tensors) -> torch.Tensor:
@@ -180,8 +156,6 @@ def _a_of(f: Form, t: Tensors) -> torch.Tensor:
 
 def ours(f: Form, t: Tensors) -> Call:
     """The library's call."""
-    if f.dequant:
-        return _dequantised(f, t)
     from tilelang.library import grouped_matmul, matmul
 
     out = getattr(torch, f.result)
@@ -194,27 +168,6 @@ def ours(f: Form, t: Tensors) -> Call:
                    out=torch.empty(shape, device=t["a"].device, dtype=out), **scales, **more)
 
 
-def _dequantised(f: Form, t: Tensors) -> Call:
-    """The program of the examples, which are on the import path."""
-    import dequantize
-    import narrow
-
-    import tilelang
-
-    bm = 64 if f.m <= 64 else 128
-    program = {"int4": dequantize.int4, "table": dequantize.table, "fp4": narrow.fp4}[f.dequant]
-    kernel = tilelang.compile(program(f.m, f.n, f.k, 64, bm=bm), target="cuda")
-    c = torch.empty((f.m, f.n), device=t["a"].device, dtype=torch.float16)
-    packed = t["packed"].view(torch.int8) if f.dequant == "fp4" else t["packed"]
-    rest = {"int4": (t["scales"], t["zeros"]), "table": (t["values"], t["scales"]), "fp4": (t["scales"], t["zeros"])}[f.dequant]
-
-    def call() -> torch.Tensor:
-        kernel(t["a"], packed, *rest, c)
-        return c
-
-    return call
-
-
 def peers(f: Form, t: Tensors) -> dict[str, Call]:
     """Calls of torch, the fastest of which counts; one that raises is left out."""
     a, b, out = _a_of(f, t), _b_of(f, t), getattr(torch, f.result)
@@ -225,7 +178,8 @@ def peers(f: Form, t: Tensors) -> dict[str, Call]:
         if f.scaling == "block":
             sa, sb = sa.T.contiguous().T, sb.T
         columns = b if f.layout[1] == "t" else b.T.contiguous().T  # it takes no other order: the copy is not timed
-        scaled = partial(torch._scaled_mm, a, columns, scale_a=sa, scale_b=sb, out_dtype=out, use_fast_accum=f.fast, bias=t["bias"])
+        scaled = partial(torch._scaled_mm, a, columns, scale_a=sa, scale_b=sb, out_dtype=out, use_fast_accum=f.fast,
+                         bias=t["bias"])
         return {"_scaled_mm": lambda: _ACTIVATIONS[f.activation](scaled())}
     if f.dtype == "int8":
         return {"_int_mm": lambda: torch._int_mm(a, b)}
@@ -283,8 +237,6 @@ def _one(f: Form, t: Tensors, x: torch.Tensor, y: torch.Tensor, columns: Any) ->
     if f.fast and f.k > 128:
         error += f.k / 32 * 2.0**-13
     slack = (f.k * 2.0**-24 + error) * size if f.dtype != "int8" else torch.zeros_like(size)
-    if f.dequant:
-        slack += 2.0**-10 * size
     if f.scaling == "tensor":
         by = (t["scale_a"] * t["scale_b"]).double()
         want, slack = want * by, slack * by

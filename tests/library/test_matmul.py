@@ -208,7 +208,8 @@ def test_float8_groups_are_added_in_two_levels(monkeypatch):
     for k, element, two in ((300, E4, True), (100, E4, False), (300, np.float16, False)):
         a, b = (rng.integers(-3, 4, s).astype(element) for s in ((30, k), (2, 24, k)))
         got = grouped_matmul(a, b, np.int32([11, 19]), transpose_b=True, out_dtype="float32", **PLACES["sm_90a"])
-        assert used.pop() == two and np.array_equal(got, np.concatenate([wide(x) @ wide(y).T for x, y in zip((a[:11], a[11:]), b)]))
+        want = np.concatenate([wide(x) @ wide(y).T for x, y in zip((a[:11], a[11:]), b)])
+        assert used.pop() == two and np.array_equal(got, want)
 
 
 @pytest.mark.parametrize("sizes", [[0, 0, 0], [-5, 7, 2**31 - 1], [2**31 - 1, 2**31 - 1, 5], [40, 60, 3]])

@@ -42,9 +42,9 @@ class Problem:
     bits: of an operand's element.  kind: "half", "tf32", "fp8", "int8" or "float" (no matrix instructions).  two_level:
     partial sums of 128 of k are added to a second accumulator.  out_bits: of a result.  a_k, b_k: k is contiguous.
     may_split: k may be shared out over blocks.  column_block: a tile's columns lie in at most two blocks of so many,
-    which bn divides or overlaps evenly (0: any bn); row_block: a tile's rows in one of so many.  a_rows, b_rows: rows start at multiples of so many bytes (at most
-    128).  may_turn: tiles may be turned (Tile.turned).  may_move: the kernel has Tile.moved and Tile.wide.  staged: tiles
-    leave through shared memory in the other order.  open_rows: how many rows a product or group has is known at run time only.
+    which bn divides or overlaps evenly (0: any bn); row_block: its rows in one of so many.  a_rows, b_rows: rows start at
+    multiples of so many bytes (at most 128).  may_turn: tiles may be turned (Tile.turned).  may_move: the kernel has
+    Tile.moved and Tile.wide.  staged: tiles leave through shared memory in the other order.  open_rows: how many rows a product or group has is known at run time only.
     """
 
     m: int

@@ -12,7 +12,7 @@ from typing import Any
 
 from tilelang.arith import divisible
 from tilelang.errors import InternalError
-from tilelang.ir import AddressOf, Evaluate, Expr, If, Region, Stmt, binary, call, const, convert, is_const, seq
+from tilelang.ir import AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, binary, call, const, convert, is_const, seq
 from tilelang.ir.record import record
 from tilelang.layout import Panels, panels
 from tilelang.layout.panels import Box
