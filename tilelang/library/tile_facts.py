@@ -44,7 +44,8 @@ class Problem:
     may_split: k may be shared out over blocks.  column_block: a tile's columns lie in at most two blocks of so many,
     which bn divides or overlaps evenly (0: any bn); row_block: its rows in one of so many.  a_rows, b_rows: rows start at
     multiples of so many bytes (at most 128).  may_turn: tiles may be turned (Tile.turned).  may_move: the kernel has
-    Tile.moved and Tile.wide.  staged: tiles leave through shared memory in the other order.  open_rows: how many rows a product or group has is known at run time only.
+    Tile.moved and Tile.wide.  staged: tiles leave through shared memory in the other order.  open_rows: how many rows a
+    product or group has is known at run time only.
     """
 
     m: int
