@@ -148,3 +148,27 @@ def test_many_parts_of_a_warp_that_write_by_themselves_leave_the_hopper_path_alo
     o = np.array([sum(r for r in range(24) if t % (r + 2) == 0) for t in range(128)], I32)
     zero = np.zeros((64, 32), np.float32)
     agree(f, [a, b, zero, np.zeros(128, I32)], {2: a.astype(np.float32) @ b.astype(np.float32), 3: o[::-1]})
+
+
+def test_threads_of_two_roles_see_what_others_of_their_branch_stored():
+    """Tile meaning and CPU ran the branch role by role: the read took what stood there before the other role's stores."""
+    @T.prim_func
+    def f(O: T.Tensor((256,), "int32"), P: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S, R = T.alloc_shared((64,), "int32"), T.alloc_shared((64,), "int32")
+            x = T.alloc_var("int32", init=0)
+            for i in T.Parallel(64):
+                S[i] = -1
+                R[i] = i
+            if tx >= 96 and tx < 160:
+                y = R[tx - 96] * 3
+                S[tx - 96] = y
+                x = S[159 - tx] + y
+            O[tx] = x
+            with T.ws(0):
+                T.copy(S, P)
+
+    o, i = np.zeros(256, np.int32), np.arange(64, dtype=np.int32)
+    o[96:160] = 3 * 63
+    agree(f, [np.zeros(256, np.int32), np.zeros(64, np.int32)], {0: o, 1: 3 * i})

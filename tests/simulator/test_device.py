@@ -121,6 +121,25 @@ def test_removed_barrier_is_a_race(barriers, does):
     refused(exchange(*barriers), [a, a], "sim-race", does)
 
 
+def test_reads_that_repeat_are_counted_and_a_write_behind_them_is_a_race():
+    """The same read entered again changes nothing, so it is looked up; what it counts and what it orders stay."""
+    def f(write):
+        return program({"A": ((128,), "float32"), "B": ((128,), "float32")}, f"""
+            {alloc("S", (4096,), "float32", "shared.dyn")}
+            S[tx * 32] = A[tx]
+            {SYNC}
+            for k in T.serial(3):
+                B[tx] = B[tx] + S[(127 - tx) * 32]
+                {write}
+        """, threads=128)
+
+    a = rng.standard_normal(128).astype(np.float32)
+    report = run_device(f("pass"), [a, np.zeros_like(a)])
+    assert report.instructions["ld.shared"] == 3 * 4 and report.bytes["ld.shared"] == 3 * 512
+    assert sorted(n.wavefronts for n in report.bank_conflicts) == [4 * 32, 3 * 4 * 32]
+    refused(f("S[tx * 32] = T.float32(k)"), [a, np.zeros_like(a)], "sim-race", "writes S")
+
+
 def test_race_is_reported_at_the_users_line_with_the_other_access():
     here = Span("kernel.py", 7, 4)
     f = exchange("", SYNC)

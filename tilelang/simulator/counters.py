@@ -78,11 +78,13 @@ class Counters:
         """An instruction executed by this many warps."""
         self.instructions[op] += warps
 
-    def shared(self, site: int, address: np.ndarray, width: int, active: np.ndarray | None) -> None:
-        """Lanes access shared memory: address in bytes, shape (lanes,) with lanes a multiple of 32."""
-        for chunk in range(16, width, 16):  # wider accesses are several of 16 bytes
-            self.shared(site, address + chunk, 16, active)
-        width = min(width, 16)
+    def shared(self, site: int, address: np.ndarray, width: int, active: np.ndarray | None) -> tuple[int, int, int]:
+        """Lanes access shared memory: address in bytes, shape (lanes,) with lanes a multiple of 32.  Returns what was
+        entered."""
+        if width > 16:  # wider accesses are several of 16 bytes
+            parts = [self.shared(site, address + chunk, 16, active) for chunk in range(0, width, 16)]
+            instructions, passes, ideal = map(sum, zip(*parts))
+            return instructions, passes, ideal
         if active is not None:
             address = np.where(active, address, address[active.argmax()])
         base = int(address.min()) & ~127
@@ -93,6 +95,7 @@ class Counters:
             on = np.ones(warps.shape, bool) if active is None else active.reshape(-1, WARP)
             got = self._memo[key] = (int(on.any(1).sum()), *wavefronts(warps, width, on))
         self.add_shared(site, *got)
+        return got
 
     def add_shared(self, site: int, instructions: int, passes: int, ideal: int) -> None:
         """Enter shared-memory traffic that has been counted."""

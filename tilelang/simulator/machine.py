@@ -102,6 +102,7 @@ class MachineCompiler(StmtCompiler):
             shared = f.block.shared
             end = held + self.shared_sizes.get(id(v), 0)
             shared.owner[held // shared.granule:-(-end // shared.granule)] = self.slot(v)
+            shared.table.changed()
             return self.addresses.of(shared.store) + held
         return super().start_of(f, v, held)
 
@@ -151,6 +152,7 @@ class MachineCompiler(StmtCompiler):
             # Only its own: a buffer planned over another may be declared before the other's last use.
             owner = memory.owner[start // g:-(-(start + span_of(*geo(f)) * item) // g)]
             owner[owner == at] = -1
+            memory.table.changed()
 
         return shared
 
@@ -329,11 +331,20 @@ class MachineCompiler(StmtCompiler):
         m, block = f.mask, f.block
         shared = not isinstance(memory, Global)
         store, table = (block.shared.store, block.shared.table) if shared else (memory.store, memory.table)
+        repeated = table.repeated(block.clocks) if mode == "read" and self.check and table is not None else None
+        key = None if repeated is None else (site, width, address.tobytes(), m if m is None else m.tobytes())
+        if repeated is not None and (known := repeated.get(key)) is not None:
+            warps, nbytes, banks = known
+            self.counters.count(op, warps)
+            self.counters.bytes[op] += nbytes
+            if banks is not None:
+                self.counters.add_shared(site, *banks)
+            return store
         warps = f.lanes // WARP if m is None else int(m.reshape(-1, WARP).any(1).sum())
+        nbytes = width * (f.lanes if m is None else int(m.sum()))
         self.counters.count(op, warps)
-        self.counters.bytes[op] += width * (f.lanes if m is None else int(m.sum()))
-        if shared:
-            self.counters.shared(site, address, width, m)
+        self.counters.bytes[op] += nbytes
+        banks = self.counters.shared(site, address, width, m) if shared else None
         if not self.check:
             return store
         t = np.arange(f.lanes) if m is None else np.flatnonzero(m)
@@ -354,6 +365,8 @@ class MachineCompiler(StmtCompiler):
         if table is not None:
             if mode == "read":
                 table.read(block.clocks, g, t, site)
+                if repeated is not None:
+                    repeated[key] = warps, nbytes, banks
             elif mode == "atomic":
                 table.atomic(block.clocks, g, t, site)
             else:

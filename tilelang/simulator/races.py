@@ -23,6 +23,7 @@ from .releases import ordered
 
 _NONE, _MANY = -1, -2
 WARP = 32
+MOST_REPEATED = 4096  # reads that are kept, of some KB each
 
 
 class Clocks:
@@ -32,6 +33,7 @@ class Clocks:
         self.lanes = lanes
         self.now = np.ones(lanes + agents, np.int32)
         self.seen = np.zeros((lanes, lanes + agents), np.int32)
+        self.turn = 0  # how often clocks of threads have moved
         self.partial = False  # a barrier of fewer than all threads has happened
         self.foreign: list[tuple[int, int, Any]] = []  # thread, its clock, and what it then knew of other blocks
         self._least: dict[int, np.ndarray] = {}
@@ -43,6 +45,7 @@ class Clocks:
             self.now[:self.lanes] = self.now[:self.lanes].max()
             self.seen[:] = self.now
             self.now += 1
+            self.turn += 1
             self._least.clear()
         else:
             self.acquire(members, self.arrive(members))
@@ -59,6 +62,7 @@ class Clocks:
         """What these threads do next is later than what they have done.  Whole warps, so that the clocks of a warp agree
         and its threads can share a slot of bookkeeping (a later clock claims nothing about what others have seen)."""
         self.now[:self.lanes].reshape(-1, min(WARP, self.lanes))[np.unique(who // WARP)] += 1
+        self.turn += 1
 
     def acquire(self, members: np.ndarray, know: np.ndarray) -> None:
         """These threads pass a barrier whose arrivals had seen this."""
@@ -113,19 +117,21 @@ class _Peers:
             self._enter_block(clocks, g, t, block)
         k, tt = (t // self.group)[:, None], t[:, None]
         now = clocks.now[t][:, None]
-        clock, who = self.clock[g, k], self.who[g, k]
+        at = g * self.who.shape[1] + k  # in the flat tables, which are read and written sooner
+        whos, clock_of = self.who.reshape(-1), self.clock.reshape(-1)
+        clock, who = clock_of.take(at), whos.take(at)
         older = clock < now
         if clocks.partial:  # an older access may be forgotten only if this thread has seen it
             least = clocks.least(self.group)[tt, k]
             seen = clocks.seen[tt, np.maximum(who, 0)]
             older = older & np.where(who == _MANY, least >= clock, (who < 0) | (seen >= clock))
         mine = np.where(older | (who == tt) | (who == _NONE), tt, _MANY)
-        self.clock[g, k] = np.maximum(clock, now)
-        self.who[g, k] = mine
-        self.site[g, k] = site
-        shared = self.who[g, k] != mine  # another lane of this access has the same granule
+        clock_of[at] = np.maximum(clock, now)
+        whos[at] = mine
+        self.site.reshape(-1)[at] = site
+        shared = whos.take(at) != mine  # another lane of this access has the same granule
         if shared.any():
-            self.who[g[shared], np.broadcast_to(k, g.shape)[shared]] = _MANY
+            whos[at[shared]] = _MANY
 
     def _enter_block(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, block: int) -> None:
         old = self.block[g]
@@ -211,6 +217,19 @@ class AccessTable:
         self.agent_reads: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of an agent: clock and site by granule
         self.block = 0  # number of the block being run
         self.released: dict[int, Any] = {}  # what releases left at a granule (releases.py)
+        self._repeated: dict[Any, Any] = {}
+        self._repeated_at: tuple[Any, int, int] = (None, 0, 0)
+
+    def repeated(self, clocks: Clocks) -> dict[Any, Any]:
+        """Where reads are kept that were entered since anything but reads happened: the same ones again change nothing."""
+        at = (clocks, clocks.turn, self.block)
+        if at != self._repeated_at or len(self._repeated) >= MOST_REPEATED:
+            self._repeated, self._repeated_at = {}, at
+        return self._repeated
+
+    def changed(self) -> None:
+        """Something but a read has happened to the memory."""
+        self._repeated.clear()
 
     # g: granules (n, k) of n threads t (n,)
 
@@ -233,6 +252,7 @@ class AccessTable:
                 self._after_other_kind(peers, clocks, g, t, site)
         if kind not in self.atomics:
             self.atomics[kind] = _Peers(*self.shape)
+        self.changed()
         self.atomics[kind].enter(clocks, g, t, site, self.block)
 
     def write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int, same: np.ndarray | None = None) -> None:
@@ -253,6 +273,7 @@ class AccessTable:
 
     def record_write(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int) -> None:
         """Enter a write without comparing (a copy that has landed)."""
+        self.changed()
         self.writer[g] = t[:, None]
         self.wclock[g] = clocks.now[t][:, None]
         self.wsite[g] = site

@@ -36,6 +36,7 @@ from .infer_layouts import infer_layouts
 from .lane_quotients import lane_quotients
 from .legalize import legalize
 from .lower_tile_ops import lower_tile_ops
+from .part_branches import part_branches
 from .pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
 from .place_sync import place_sync
 from .plan_pipelines import plan_pipelines
@@ -75,6 +76,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
     settle_reads,  # before unpack_small_types, which makes loads of its own
     check_pipelines,  # before unpack_small_types: it counts the statements of the user
     unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
+    part_branches,  # after check_hopper, which leaves the roles, and check_private: private variables outlive the parts
 )
 DEVICE_PASSES: tuple[PassFn, ...] = (
     keep_order,  # before all that moves a read in front of a write

@@ -1,0 +1,94 @@
+"""Branches of single threads beside warp roles, in which threads read what others of the branch store.
+
+    if 96 <= tx and tx < 160:                    taken = 96 <= tx and tx < 160
+        S[tx - 96] = v                    ->     if taken: S[tx - 96] = v
+        L[0] = S[159 - tx]                       if taken: L[0] = S[159 - tx]
+    with T.ws(0): ...                            with T.ws(0): ...
+
+Tile meaning and CPU follow each role by itself and let them meet around a statement on shared memory; within a branch they
+do not meet.  On a device a barrier comes between the parts (split_divergent.py), with this pass as without it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (AddressOf, Bind, Buffer, Call, Evaluate, Expr, Func, If, Launch, Load, Stmt, Store, Var, const, fresh,
+                         load, replace, rewrite, seq, substitute, walk)
+from tilelang.ir.stmt import Alloc, For, Seq, While
+
+from .divergence import Divergence
+from .pass_ import TILE, PassContext, pass_
+
+_SHARED = ("shared", "shared.dyn")
+
+
+@pass_(needs=TILE)
+def part_branches(func: Func, cx: PassContext) -> Func:
+    """Take apart branches that some threads of several roles take, where two of their statements touch one shared buffer and
+    one of these stores (every target).  Branches with statements other than assignments, calls and branches stay whole.
+    """
+    def launch(n: Any) -> Any:
+        if not isinstance(n, Launch) or not any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(n.body)):
+            return None
+        body = _Parts(n).stmt(n.body)
+        return None if body is n.body else replace(n, body=body)
+
+    return rewrite(func, launch)
+
+
+class _Parts:
+    def __init__(self, launch: Launch) -> None:
+        self.divergence = Divergence(launch)
+
+    def stmt(self, s: Stmt) -> Stmt:
+        """s where all roles come to it."""
+        if isinstance(s, Seq):
+            new = [self.stmt(x) for x in s.stmts]
+            return s if all(a is b for a, b in zip(new, s.stmts)) else seq(*new, span=s.span)
+        if isinstance(s, (For, While)):
+            body = self.stmt(s.body)
+            return s if body is s.body else replace(s, body=body)
+        if not isinstance(s, If) or any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(s.cond)):
+            return s
+        if self.divergence.divergent(s.cond):
+            return self.parted(s)
+        then, orelse = self.stmt(s.then), None if s.orelse is None else self.stmt(s.orelse)
+        return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
+
+    def parted(self, s: If) -> Stmt:
+        """The statements of a branch, each under what was decided in front of the first."""
+        if s.orelse is not None or not isinstance(s.then, Seq) or not _exchanges(s.then.stmts):
+            return s
+        taken = fresh("taken", "bool")
+        out: list[Stmt] = [Bind(taken, s.cond, span=s.span)]
+        known: dict[Var, Expr] = {}
+        for x in s.then.stmts:
+            if known:
+                x = substitute(x, known)
+            if isinstance(x, Bind):
+                kept = Buffer(x.var.name, (1,), x.var.dtype, "local.var", span=x.span)
+                known[x.var] = load(kept, (0,))
+                out.append(Alloc(kept, span=x.span))
+                x = Store(kept, (const(0),), x.value, span=x.span)
+            out.append(If(taken, x, span=x.span))
+        return seq(*out, span=s.span)
+
+
+def _exchanges(stmts: tuple[Stmt, ...]) -> bool:
+    """Whether two of the statements touch one shared buffer, one of them to store, and all can stand by themselves."""
+    seen: set[Var] = set()
+    stored: set[Var] = set()
+    found = False
+    for x in stmts:
+        if not isinstance(x, (Bind, Store, Evaluate, If)):
+            return False
+        touched = {n.buffer.data for n in walk(x) if isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope_name in _SHARED}
+        writes = {n.buffer.data for n in walk(x) if isinstance(n, (Store, AddressOf)) and n.buffer.scope_name in _SHARED}
+        found |= bool(touched & stored or writes & seen)
+        seen |= touched
+        stored |= writes
+    return found
+
+
+__all__ = ["part_branches"]
