@@ -33,6 +33,8 @@ from tilelang import errors
 from tilelang.ir import Span
 from tilelang.ir.record import record
 
+from .names_in_code import assigned_names, read_before_assigned
+
 log = logging.getLogger("tilelang.language")
 BUILDER, UNDEFINED = "__tl", "__tl_undefined"
 Place = tuple[int, int, int, int]
@@ -117,76 +119,6 @@ def _function_ast(fn: Callable[..., Any]) -> ast.FunctionDef:
     ast.increment_lineno(body, first - (2 if indented else 1))
     return body
 
-
-# ---- which names a piece of code assigns, and which it may read before assigning -----------------------------------
-
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp,
-           ast.GeneratorExp)
-
-
-def assigned_names(stmts: Iterable[ast.AST]) -> list[str]:
-    """Names bound by the statements, in order of first appearance (inner scopes excluded)."""
-    out: dict[str, None] = {}
-    stack: list[ast.AST] = list(stmts)[::-1]
-    while stack:
-        n = stack.pop()
-        if isinstance(n, _SCOPES):
-            continue
-        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
-            out[n.id] = None
-        elif isinstance(n, (ast.Import, ast.ImportFrom)):
-            for a in n.names:
-                out[(a.asname or a.name).split(".")[0]] = None
-        elif isinstance(n, ast.ExceptHandler) and n.name:
-            out[n.name] = None
-        elif isinstance(n, (ast.MatchAs, ast.MatchStar)) and n.name:
-            out[n.name] = None
-        stack.extend(reversed(list(ast.iter_child_nodes(n))))
-    return list(out)
-
-
-def _reads(n: ast.AST, defined: set[str], out: set[str]) -> None:
-    for x in ast.walk(n):
-        if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load) and x.id not in defined:
-            out.add(x.id)
-
-
-def read_before_assigned(stmts: list[ast.stmt]) -> set[str]:
-    """Names some path through the statements may read before it assigns them."""
-    out: set[str] = set()
-
-    def block(body: list[ast.stmt], defined: set[str]) -> set[str]:
-        for s in body:
-            defined = stmt(s, defined)
-        return defined
-
-    def stmt(s: ast.stmt, d: set[str]) -> set[str]:
-        if isinstance(s, ast.If):
-            _reads(s.test, d, out)
-            return d | (block(s.body, set(d)) & block(s.orelse, set(d)))
-        if isinstance(s, ast.While):
-            _reads(s.test, d, out)
-            block(s.body, set(d))
-            return d
-        if isinstance(s, ast.For):
-            _reads(s.iter, d, out)
-            block(s.body, d | set(assigned_names([s.target])))
-            return d
-        if isinstance(s, ast.With):
-            for item in s.items:
-                _reads(item.context_expr, d, out)
-            names = [i.optional_vars for i in s.items if i.optional_vars is not None]
-            return block(s.body, d | set(assigned_names(names)))
-        _reads(s, d, out)
-        if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Name) and s.target.id not in d:
-            out.add(s.target.id)
-        return d | set(assigned_names([s]))
-
-    block(stmts, set())
-    return out
-
-
-# ---- the rewriter --------------------------------------------------------------------------------------------------
 
 def _place(n: Any) -> Place:
     return n.lineno, n.col_offset, n.end_lineno or 0, n.end_col_offset or 0
