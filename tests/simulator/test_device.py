@@ -137,7 +137,7 @@ def test_reads_that_repeat_are_counted_and_a_write_behind_them_is_a_race():
     report = run_device(f("pass"), [a, np.zeros_like(a)])
     assert report.instructions["ld.shared"] == 3 * 4 and report.bytes["ld.shared"] == 3 * 512
     assert sorted(n.wavefronts for n in report.bank_conflicts) == [4 * 32, 3 * 4 * 32]
-    refused(f("S[tx * 32] = T.float32(k)"), [a, np.zeros_like(a)], "sim-race", "writes S")
+    refused(f("S[tx * 32] = T.float32(1.0)"), [a, np.zeros_like(a)], "sim-race", "writes S")
 
 
 def test_race_is_reported_at_the_users_line_with_the_other_access():
