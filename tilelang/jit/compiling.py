@@ -69,16 +69,23 @@ def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
     return resolved, name
 
 
+def switch(value: Any, name: str) -> bool:
+    """An option that is on or off.  Raises compile-option for what is no bool, 0 or 1."""
+    if isinstance(value, (bool, int)) and value in (0, 1):
+        return bool(value)
+    raise error("compile-option", f"{name} is True or False, found {value!r}", expected="True or False", found=repr(value))
+
+
 def flag_list(flags: Any) -> tuple[str, ...]:
     """Compiler options from None, a string or a list of strings."""
-    if not flags:
+    if flags is None:
         return ()
     if isinstance(flags, str):
         return tuple(shlex.split(flags))
-    if not isinstance(flags, (list, tuple)):
+    if not isinstance(flags, (list, tuple)) or not all(isinstance(f, str) for f in flags):
         raise error("compile-option", f"compile_flags are a string or a list of strings, found {type(flags).__name__} "
                     f"{flags!r}", expected="a string or a list of strings", found=f"{type(flags).__name__} {flags!r}")
-    return tuple(str(f) for f in flags)
+    return tuple(flags)
 
 
 def check_host(target_host: Any) -> Any:
@@ -111,7 +118,7 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
     flags = flag_list(func.attr("tilelang_compile_flags")) + flag_list(compile_flags)
     resolve_out_idx(func, out_idx)
     return Request(func, out_idx, resolved, backend, config, flags,
-                   env.get_default_verbose() if verbose is None else bool(verbose), given)
+                   env.get_default_verbose() if verbose is None else switch(verbose, "verbose"), given)
 
 
 def _refuse_out_idx(out_idx: Any) -> Any:
@@ -319,6 +326,9 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
 
     from tilelang.runtime.cpus import usable_cpus
 
+    if num_workers is not None and (isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1):
+        raise error("compile-option", f"num_workers is a positive number of threads, found {num_workers!r}",
+                    expected="a positive integer", found=repr(num_workers), hint="leave it out for all processors")
     if not jobs:
         return []
     workers = num_workers or min(len(jobs), usable_cpus())

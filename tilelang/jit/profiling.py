@@ -14,6 +14,8 @@ from .timing import do_bench
 
 register("profiler-symbol", ValueError, "inputs are made and a symbolic dimension is given no value",
          expected="a value for every symbolic dimension")
+register("profiler-supply", TypeError, "inputs are to be made in a way that is none", "write tilelang.TensorSupplyType.Auto",
+         "a member of tilelang.TensorSupplyType")
 
 
 class Profiler:
@@ -28,6 +30,9 @@ class Profiler:
                  device: Any = None) -> None:
         n = len(params)
         self.params, self.result_idx = params, [i % n for i in (result_idx or [])]
+        if not isinstance(supply_type, TensorSupplyType):
+            raise error("profiler-supply", f"tensor_supply_type is a TensorSupplyType, found {supply_type!r}",
+                        found=repr(supply_type))
         self.supply_type, self.adapter, self.device = supply_type, adapter, device
         self.supply = get_tensor_supply(supply_type, device)
 

@@ -11,6 +11,11 @@ from tilelang.errors import error, register
 
 register("bench-backend", ValueError, "do_bench is asked for a way of measuring it does not have",
          expected="a way of measuring that do_bench has")
+register("bench-function", TypeError, "do_bench is given something that cannot be called",
+         "write do_bench(lambda: kernel(a, b))",
+         "a function without arguments")
+register("bench-quantiles", ValueError, "do_bench is asked for quantiles that are none", "write quantiles=[0.5, 0.9]",
+         "numbers from 0 to 1")
 register("bench-device", ValueError, "do_bench is asked to measure on a device it cannot", expected='"cuda" or "cpu"')
 
 RETURN_MODES = ("mean", "median", "min", "max")
@@ -34,6 +39,11 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, _n_war
         raise error("bench-backend", f"Unknown profiler backend: {backend!r}, expected one of {', '.join(BACKENDS)}",
                     expected=f"one of {', '.join(BACKENDS)}", found=repr(backend),
                     hint="leave backend out to measure with events")
+    if not callable(fn):
+        raise error("bench-function", f"do_bench measures calls of a function, found {fn!r}", found=repr(fn))
+    if quantiles is not None and (not isinstance(quantiles, (list, tuple)) or not all(0 <= q <= 1 for q in quantiles)):
+        raise error("bench-quantiles", f"quantiles are a list of numbers from 0 to 1, found {quantiles!r}",
+                    found=repr(quantiles))
     clock = _clock_for(device, cache_size, backend)
     fn()
     clock.synchronize()

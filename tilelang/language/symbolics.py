@@ -10,21 +10,31 @@ from tilelang.ir import Var
 from tilelang.ir import dtype as DType
 
 from .state import error, need_builder
+from .tensor import dtype_of
 
 
 def split_names(names: str) -> tuple[str, ...]:
     """The names of "m, n" or "m n"."""
-    parts = tuple(p for p in re.split(r"[,\s]+", names.strip()) if p)
+    parts = tuple(p for p in re.split(r"[,\s]+", names.strip()) if p) if isinstance(names, str) else ()
     if not parts or not all(p.isidentifier() for p in parts):
         raise error("symbol-name", f"expected one or more names, got {names!r}",
                     found=repr(names))
     return parts
 
 
+def _integer(dt: Any) -> DType:
+    """The type of a dimension.  Raises symbol-name for types that count nothing."""
+    out = dtype_of(dt, "a symbolic dimension")
+    if not out.is_int or out.lanes != 1 or out.bits < 32:
+        raise error("symbol-name", f"a dimension is counted in int32, int64, uint32 or uint64, found {out}",
+                    "leave dtype out, or write \"int64\"", expected="an integer type of 32 or 64 bits", found=str(out))
+    return out
+
+
 def dynamic(name: str, dtype: Any = "int32") -> Any:
     """Run-time symbol(s): "m" gives a Var, "m, n" or "m n" a tuple.  Every call makes new symbols."""
-    names = split_names(name)
-    out = tuple(Var(n, DType(dtype)) for n in names)
+    dt = _integer(dtype)
+    out = tuple(Var(n, dt) for n in split_names(name))
     return out[0] if len(out) == 1 else out
 
 
@@ -41,5 +51,5 @@ def const(name: str, dtype: Any = "int32") -> Any:
         raise error("no-builder", "T.const can only be used in a tilelang.jit function in the eager style",
                     expected="a tilelang.jit function in the eager style", found="a T.prim_func",
                     hint="use T.dynamic, or a Python parameter")
-    out = tuple(b.eager.const(n, DType(dtype)) for n in split_names(name))
+    out = tuple(b.eager.const(n, _integer(dtype)) for n in split_names(name))
     return out[0] if len(out) == 1 else out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,34 @@ from .mode import REGISTER, THREAD, Modes, error, evaluate_index, fit
 def index_vars(n: int) -> tuple[Var, ...]:
     """The variables layouts print with: _i, _j, _k, …"""
     return tuple(Var("_" + ("ijklmnpq"[d] if d < 8 else f"d{d}"), const(0).dtype) for d in range(n))
+
+
+def static_extents(shape: Any, what: str) -> tuple[int, ...]:
+    """The extents of a layout.  Raises layout-invalid for what is no tuple of integers."""
+    try:
+        if isinstance(shape, str):
+            raise TypeError
+        return tuple(int(s) for s in shape)
+    except (TypeError, ValueError):
+        raise error("layout-invalid", f"the shape of a {what} is a tuple of integers, found {shape!r}",
+                    expected="a tuple of integers", found=repr(shape),
+                    hint="write (64, 32); layouts have static shapes") from None
+
+
+def applied(fn: Any, args: Sequence[Any], what: str) -> Any:
+    """A user's function of indices, called with them.  Raises layout-invalid for what cannot be called so."""
+    if not callable(fn):
+        raise error("layout-invalid", f"{what} needs a function of its indices, found {fn!r}",
+                    expected="a function of the indices", found=repr(fn), hint="write lambda i, j: (i, j)")
+    try:
+        signature(fn).bind(*args)
+    except TypeError as e:
+        raise error("layout-invalid", f"the function of {what} does not take {len(args)} indices: {e}",
+                    expected=f"a function of {len(args)} indices", found=str(e),
+                    hint="one argument for each dimension") from None
+    except ValueError:  # a builtin without a signature
+        pass
+    return fn(*args)
 
 
 def outer(tables: list[np.ndarray]) -> np.ndarray:
@@ -35,10 +65,14 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
     rep = Var("_rep", const(0).dtype)
     args = (*vs, rep) if count > 1 else vs
     if forward is not None:
-        thread, index = _call(forward, args, vs)
+        both = _call(forward, args, vs, shape)
+        if not isinstance(both, (tuple, list)) or len(both) != 2:
+            raise error("layout-invalid", f"forward_fn of Fragment {shape} gives a thread and a register, found {both!r}",
+                        expected="two values: thread, register", found=repr(both), hint="return (thread, register)")
+        thread, index = both
     elif thread_fn is not None:
-        thread = _call(thread_fn, args, vs)
-        index = 0 if index_fn is None else index_fn(*vs)
+        thread = _call(thread_fn, args, vs, shape)
+        index = 0 if index_fn is None else applied(index_fn, vs, f"the register of Fragment {shape}")
     else:
         raise error("layout-invalid", "a Fragment needs forward_fn or forward_thread_fn",
                     expected="forward_fn or forward_thread_fn", found="neither")
@@ -72,14 +106,14 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
     return tuple(modes[1:]), modes[0]
 
 
-def _call(fn: Any, args: tuple[Any, ...], without_rep: tuple[Any, ...]) -> Any:
+def _call(fn: Any, args: tuple[Any, ...], without_rep: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
     """fn may take the copy as a further argument."""
-    try:
-        return fn(*args)
-    except TypeError:
-        if args == without_rep:
-            raise
-        return fn(*without_rep)
+    if args != without_rep:
+        try:
+            return fn(*args)
+        except TypeError:
+            pass
+    return applied(fn, without_rep, f"Fragment {shape}")
 
 
-__all__ = ["fit_functions", "index_vars", "outer"]
+__all__ = ["applied", "fit_functions", "index_vars", "outer", "static_extents"]

@@ -12,7 +12,7 @@ from tilelang.arith import simplify
 from tilelang.ir import Expr, Var, const, convert, logical
 
 from . import draw
-from .fitted import fit_functions, index_vars, outer
+from .fitted import fit_functions, index_vars, outer, static_extents
 from .mode import REGISTER, THREAD, Mode, Modes, covered, digit_sum, error, merged, offsets
 
 
@@ -39,11 +39,14 @@ class Fragment:
     def __init__(self, shape: Sequence[int], modes: Any = None, forward_thread_fn: Callable[..., Any] | None = None,
                  replicate: Any = (), forward_index_fn: Callable[..., Any] | None = None, *,
                  threads: int | None = None, forward_fn: Callable[..., Any] | None = None) -> None:
-        self.shape = tuple(int(s) for s in shape)
+        self.shape = static_extents(shape, "Fragment")
         if callable(modes):
             forward_fn, modes = modes, None
         if modes is None:
             count = replicate if isinstance(replicate, int) else 1
+            if count < 1:
+                raise error("layout-invalid", f"a fragment holds every element at least once, found replicate={count}",
+                            expected="replicate from 1", found=str(count))
             modes, replicate = fit_functions(self.shape, forward_fn, forward_thread_fn, forward_index_fn, count)
         self.modes: tuple[Modes, ...] = tuple(merged(tuple(m)) for m in modes)
         self.copies: Modes = merged(tuple(replicate))

@@ -14,7 +14,7 @@ from tilelang.ir import Expr, Var, binary, const, convert, substitute
 from tilelang.ir.record import record
 
 from . import draw
-from .fitted import index_vars
+from .fitted import applied, index_vars, static_extents
 from .mode import ADDRESS, covered, error, evaluate_index, fit, merged
 
 Forward = Callable[..., Any]
@@ -50,7 +50,7 @@ class Layout:
 
     def __init__(self, shape: Sequence[int], forward_fn: Forward | None = None, *, size: int | None = None,
                  swizzle: Swizzle | None = None, trusted: bool = False) -> None:
-        self.shape = tuple(int(s) for s in shape)
+        self.shape = static_extents(shape, type(self).__name__)
         self.swizzle = swizzle
         self._forward = forward_fn or (lambda *idx: idx)
         self._declared, self._trusted = size, trusted
@@ -77,9 +77,14 @@ class Layout:
     def _symbolic(self) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
         """Index variables, and the physical index in them."""
         vs = index_vars(self.ndim)
-        out = self._forward(*vs)
+        out = applied(self._forward, vs, f"Layout {self.shape}")
         env = {v: (0, n - 1) for v, n in zip(vs, self.shape)}
-        return vs, tuple(simplify(convert(e), env) for e in (out if isinstance(out, (tuple, list)) else (out,)))
+        places = out if isinstance(out, (tuple, list)) else (out,)
+        if any(isinstance(e, (str, type(None))) for e in places):
+            raise error("layout-invalid", f"the function of Layout {self.shape} gives {out!r}, expected places",
+                        expected="an index or a tuple of indices", found=repr(out),
+                        hint="return integer arithmetic on the indices")
+        return vs, tuple(simplify(convert(e), env) for e in places)
 
     @cached_property
     def _tables(self) -> tuple[np.ndarray, ...]:

@@ -72,6 +72,11 @@ _LIMITS: dict[int, CudaLimits] = {
     120: CudaLimits(99 * _KB, 100 * _KB, 1536),
     121: CudaLimits(99 * _KB, 100 * _KB, 1536),
 }
+# Options of a target's dict beside kind and arch: those that targets of upstream's configurations have.
+_OPTIONS = frozenset((
+    "code", "device", "host", "keys", "l2_cache_size_bytes", "libs", "max_num_threads", "max_shared_memory_per_block",
+    "max_threads_per_block", "mattr", "mcpu", "model", "mtriple", "num-cores", "opt-level", "registers_per_block", "system-lib",
+    "tag", "thread_warp_size", "vector-width"))
 _CPU_SHARED = 64 * 1024 * 1024  # shared memory of a CPU block is plain memory: a bound against runaway tiles only
 
 
@@ -266,6 +271,10 @@ def _parse_dict(d: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, Any], ...
             d["code"] = _check_code(d["code"])
     elif "arch" in d:
         raise _bad({"kind": kind, **d}, "Pass a valid target config dict.", "a CPU target takes no arch")
+    unknown = sorted(set(d) - _OPTIONS)
+    if unknown:
+        raise _bad({"kind": kind, **d}, f"Unknown option {unknown[0]!r}. Pass a valid target config dict.",
+                   f"options are {', '.join(sorted(_OPTIONS))}")
     d.pop("keys", None)
     d.pop("host", None)
     try:
