@@ -163,14 +163,14 @@ def test_float8_with_scales_of_blocks(on, m, n, k):
 
 
 @everywhere
-@pytest.mark.parametrize("sizes", [[10, 0, 37], [0, 0, 0], [50, 0, 0], [1, 1, 1], [64, 64, 2]])
+@pytest.mark.parametrize("sizes", [[10, 0, 37], [0, 0, 0], [50, 0, 0], [1, 1, 1], [64, 64, 2], [-4, 30, -1], [2, 2**31 - 1, 9]])
 def test_groups(on, sizes):
-    """Rows beyond the last group are zeros; sizes that claim more rows than there are get those there are."""
+    """Rows beyond the last group are zeros; sizes that claim more rows than there are get those there are, negative none."""
     a, b, bias = normal((100, 40)), normal((3, 40, 24), seed=1), normal((24,), np.float32, 2)
     got = grouped_matmul(a, b, np.array(sizes, np.int32), bias=bias, activation="relu", **PLACES[on])
     want, row = np.zeros((100, 24)), 0
     for g, n in enumerate(sizes):
-        end = min(row + n, 100)
+        end = min(row + max(n, 0), 100)
         want[row:end] = np.maximum(wide(a[row:end]) @ wide(b[g]) + bias, 0)
         row = end
     assert np.abs(wide(got) - want).max() < 0.02
@@ -178,6 +178,19 @@ def test_groups(on, sizes):
     flat = grouped_matmul(a, b.transpose(0, 2, 1).copy(), np.array(sizes, np.int32), transpose_b=True, bias=bias,
                           activation="relu", **PLACES[on])
     assert np.array_equal(wide(flat), wide(got))
+
+
+@everywhere
+@pytest.mark.parametrize("groups, rows", [(1, 300), (40, 300), (300, 200), (1100, 50)])
+def test_many_groups(on, groups, rows):
+    """More groups than rows, than threads of the block that looks for their tiles, than tiles that a block looks for."""
+    rng = np.random.default_rng(groups)
+    sizes = np.bincount(rng.integers(0, groups, rows - 3), minlength=groups).astype(np.int32)
+    a, b = rng.integers(-3, 4, (rows, 16)).astype(np.float16), rng.integers(-3, 4, (groups, 16, 8)).astype(np.float16)
+    got = grouped_matmul(a, b, sizes, **PLACES[on])
+    of = np.repeat(np.arange(groups), sizes)
+    want = np.einsum("rk,rkn->rn", wide(a[:rows - 3]), wide(b)[of])
+    assert np.array_equal(wide(got), np.concatenate([want, np.zeros((3, 8))]))
 
 
 @everywhere

@@ -1,6 +1,5 @@
 """Grouped products in the language: rows of A in groups one after another, each with a matrix of its own."""
 
-from math import ceil
 from typing import Any
 
 import tilelang.language as T
@@ -15,9 +14,9 @@ def gemm_grouped(f: Form, two_level: bool = False) -> Any:
 
     sizes: (groups,) int32, rows of each group; rows of no group become zeros.  where: (tiles, 3) int32 workspace: group
     (f.groups for rows of none), first row and end of the rows of each row tile.  two_level: sums of one step of k are
-    added to a second accumulator.  Only tiles that no other group's rows share leave whole.
+    added to a second accumulator.
     """
-    t, finish, tiles = f.tile, f.finish, ceil(f.m / f.tile.bm) + f.groups
+    t, finish, tiles = f.tile, f.finish, f.row_tiles
     pieces = f.groups + 1  # and the rows of none
 
     @T.prim_func
@@ -68,12 +67,8 @@ def gemm_grouped(f: Form, two_level: bool = False) -> Any:
             if f.finishes:
                 for i, j in T.Parallel(t.bm, t.bn):
                     D[i, j] = T.if_then_else(group < f.groups, finish(Cf[i, j], bias, None, None, bx * t.bn + j), 0)
-            if first + t.bm <= end:
-                T.copy(D, C[first, bx * t.bn])
-            else:
-                for i, j in T.Parallel(t.bm, t.bn):
-                    if first + i < end and bx * t.bn + j < f.n:
-                        C[first + i, bx * t.bn + j] = T.cast(D[i, j], f.types[2])
+            rows = T.min(end - first, t.bm)
+            T.copy(D[0:rows, 0:t.bn], C[first:first + rows, bx * t.bn:bx * t.bn + t.bn])
 
     return matmul_grouped
 

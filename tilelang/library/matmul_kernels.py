@@ -171,6 +171,12 @@ class Form:
         return tile[0:self.tile.bk, 0:self.tile.bn] if self.tile.wide else tile
 
     @property
+    def row_tiles(self) -> int:
+        """At most, of all groups and of the rows of none."""
+        parts = min(self.m, self.groups + 1)
+        return (self.m - parts) // self.tile.bm + parts
+
+    @property
     def steps(self) -> int:
         """Of the loop over k."""
         return ceil(self.k / self.tile.bk)

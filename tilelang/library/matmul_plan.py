@@ -37,7 +37,6 @@ _COPY_START, _COPY_RATE = 1.3e-6, 4.2e12
 # With loads of single elements: what the loop takes, of the time that the model has for whole ones, and the rest of such a
 # launch; what a step takes at least, of 32 of k, with nothing to hide it (50 shapes, 2 to 78 us: within a fifth mostly).
 _ELEMENTS, _LAUNCH, _STEP = 1.7, 0.3e-6, 0.49e-6
-_UNLIKE = 1.25  # rows of a group that tiles are chosen for, over the mean
 _WORDS = 1.05  # with loads of 8 bytes, for what is 1.7 with those of 2 (ten shapes: 0.63 to 1.05)
 Plan = Callable[..., Any]
 
@@ -142,7 +141,7 @@ def _copied_bytes(r: Request, route: Route) -> int:
 def expected(r: Request, route: Route) -> float:
     """Seconds of a route, of operands that TMA cannot load or could not before they were copied."""
     f, chip, size = r.form, r.place.chip, dtype(r.form.types[0]).bytes
-    ready, batch, rows = route[0], max(1, f.batch or f.groups), max(1, ceil(f.m * _UNLIKE / f.groups)) if f.groups else f.m
+    ready, batch, rows = route[0], max(1, f.batch or f.groups), max(1, ceil(f.m / f.groups)) if f.groups else f.m
     tile = _formed(ready, batch, rows).tile
     if any(route[1:]):
         late = SOON_SAVES if tile.soon else 0.0  # behind a copy no launch starts soon
@@ -164,7 +163,8 @@ def problem_of(r: Request, batch: int, rows: int) -> tuple[Chip, Problem]:
     return chip, Problem(rows, f.n, f.k, batch, r.kind, size * 8, dtype(f.types[2]).bits, r.two_level, not r.left.transposed,
                          r.right.transposed, not (r.two_level or f.groups or f.open_rows),
                          128 if f.scaling == "block" else 0, 0, r.left.row_start(size), r.right.row_start(size),
-                         not f.groups, not (r.two_level or f.groups or f.open_rows), open_rows=bool(f.groups or f.open_rows))
+                         not f.groups, not (r.two_level or f.groups or f.open_rows), open_rows=bool(f.groups or f.open_rows),
+                         ragged=f.groups > 1)
 
 
 def tiled(r: Request, tile: Tile, cut: Cut | None = None) -> Form:
@@ -182,11 +182,11 @@ def _formed(r: Request, batch: int, rows: int) -> Form:
 
 
 def sized(r: Request, route: Route) -> tuple[Request, int, int]:
-    """(the route's request, batch, rows) for which tiles are chosen: rows of groups shared out evenly, and a quarter more,
-    since groups differ and each has a last tile of its own; for any number of rows those of the next power of two."""
+    """(the route's request, batch, rows) for which tiles are chosen: the mean of groups' rows; for any number of rows
+    those of the next power of two."""
     ready, f = route[0], r.form
     if f.groups:
-        return ready, f.groups, max(1, ceil(f.m * _UNLIKE / f.groups))
+        return ready, f.groups, max(1, ceil(f.m / f.groups))
     if r.open_rows and route[1] is None and not r.left.transposed and not f.batch:
         ready = replace(ready, form=replace(ready.form, m=1 << (f.m - 1).bit_length(), open_rows=True))
     return ready, max(1, f.batch), ready.form.m
@@ -303,12 +303,12 @@ def _calls(kernel: Plan, f: Form, reads: tuple[Plan, Plan], padded: list[Callabl
 
 
 def grouped(r: Request, choice: Choice, like: Any) -> Plan:
-    """f(a, b, bias, sizes, out) -> out."""
-    f, (copy_a, copy_b), groups = choice.form, choice.copied, r.form.groups
+    """f(a, b, bias, sizes, out) -> out, all of which is written."""
+    f, (copy_a, copy_b) = choice.form, choice.copied
     kernel = r.place.compile(gemm_grouped(f, r.two_level))
     read_a = _reader(r.left, copy_a, f.types[0], r.place)
     read_b = _reader(r.right, copy_b, f.types[1], r.place)
-    where = maker(like, (ceil(f.m / f.tile.bm) + groups, 3), "int32")
+    where = maker(like, (f.row_tiles, 3), "int32")
     one = zeros(like, (1,), "float32")
 
     def run(a: Any, b: Any, bias: Any, sizes: Any, out: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 
 from tilelang.runtime import cuda_driver
 from tilelang.target import Target
@@ -45,7 +45,8 @@ class Problem:
     which bn divides or overlaps evenly (0: any bn); row_block: its rows in one of so many.  a_rows, b_rows: rows start at
     multiples of so many bytes (at most 128).  may_turn: tiles may be turned (Tile.turned).  may_move: the kernel has
     Tile.moved and Tile.wide.  staged: tiles leave through shared memory in the other order.  open_rows: how many rows a
-    product or group has is known at run time only.
+    product or group has is known at run time only.  ragged: m is the mean of
+    products of different sizes.
     """
 
     m: int
@@ -67,6 +68,11 @@ class Problem:
     may_move: bool = False
     staged: bool = False
     open_rows: bool = False
+    ragged: bool = False
+
+    def row_tiles(self, bm: int) -> int:
+        """Tiles of bm rows in all products, as expected: sizes that differ leave half a tile of each empty."""
+        return ceil(self.batch * max(1.0, self.m / bm + 0.5)) if self.ragged else self.batch * ceil(self.m / bm)
 
 
 @dataclass(frozen=True)

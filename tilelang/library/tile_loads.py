@@ -51,7 +51,7 @@ def clusters(chip: Chip, p: Problem, t: Tile, matrix: float) -> tuple[int, ...]:
         return found
     grid = ceil(p.n / t.bn), ceil(p.m / t.bm), p.batch * t.parts
     depth, one_round = ceil(ceil(p.k / t.bk) / t.parts), prod(grid) <= chip.units
-    for spans, count in (((2, 1, 1), grid[0]), ((1, 2, 1), grid[1])):
+    for spans, count in (((2, 1, 1), grid[0]), ((1, 2, 1), 1 if p.ragged else grid[1])):  # whose rows have no common B
         loads = _loads(p, t, spans, t.bm, t.loaded, True)
         if (pays_in_one_round(loads, matrix, depth) if one_round else pays_for_many(loads, matrix)) and (
                 pairs(count, prod(grid) // count, chip.units)) and (prod(found) == 1 or loads[1].cost > loads[0].cost):
@@ -102,7 +102,7 @@ def load_cycles(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...], busy: f
     if rounds > 1 and across:
         return max(alone, sum(x.size for x in loads) / _LONG_ARRIVING +
                    sum(x.taken for x in loads if x.row % SECTOR) / _LONG_ASKED)
-    part = _LONG_PAIRED if rounds > 1 else _PAIRED if prod(spans) == 2 else _CLUSTERED
+    part = 1.0 if p.ragged and rounds > 1 else _LONG_PAIRED if rounds > 1 else _PAIRED if prod(spans) == 2 else _CLUSTERED
     return max(alone, paired_cycles(loads, 0, prod(spans)) * part)
 
 

@@ -41,6 +41,7 @@ _ROUND, _STORED, _UNDER, _TALL_ROUND = 428, 0.66, 0.41, 433
 _STORED_ACROSS, _PANEL = 1.4, 0.36
 # Of what a tile costs beside its loop, where one group computes 64 rows, 128: what each round but the first adds.
 _LONE, _LONE_TALL = 0.58, 0.74
+_FOLLOWING = 0.3  # of ragged products more of the time of one group's tiles, as far as they follow others of the product
 # What shows of the last stage's loads that k does not fill; a stage where a ring has three of them, or each 256 bytes of k; of
 # the time that units are idle at the end, what the others gain where power limits.
 _PARTIAL, _RING_OF_THREE, _DEEP, _IDLE = 0.67, 1.1, 1.05, 0.3
@@ -77,7 +78,7 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
     size = p.bits / 8
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     depth = ceil(ceil(p.k / t.bk) / t.parts)  # stages of a block
-    tiles = rows * columns * p.batch * t.parts
+    tiles = p.row_tiles(t.bm) * columns * t.parts
     rounds = ceil(tiles / chip.units)  # of a unit, one after another or side by side
     busy = min(1.0, tiles / chip.units)
     matrix = t.bk * size / 32 * matrix_cycles(chip, p, t.bm, t.bn)
@@ -115,6 +116,8 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
         moved *= _SHARED_ROWS[t.bk * size > 128]
     if t.parts > 1:
         more += chip.start + p.batch * p.m * p.n * (4 * t.parts + p.out_bits / 8) / (1.5 * chip.memory)
+    if p.ragged and t.threads == 128:
+        own, moved = (x * (1 + _FOLLOWING * (1 - p.batch / p.row_tiles(t.bm))) for x in (own, moved))
     if chip.kind != "wgmma":
         return max(own, moved) + more, own + more
     return (own**_BOTH + moved**_BOTH) ** (1 / _BOTH) + more, own + more
