@@ -16,6 +16,7 @@ from typing import Any as _Any
 
 # public function -> module that defines it
 _NAMES = {
+    "coded_matmul": "coded_matmul",
     "flash_attention": "flash_attention",
     "flash_decode": "flash_decode",
     "grouped_matmul": "matmul",
