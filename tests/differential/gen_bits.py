@@ -59,9 +59,11 @@ class Writer:
     def _combined(self, depth: int) -> Number | None:
         st = self.st
         op = st.pick(("+", "-", "*", "+", "*", "&", "|", "^", "<<", ">>", "//", "%", "~", "neg", "abs", "min", "max", "select",
-                      "cast", "cast", "count", "pow", "reinterpret", "round", "round", "fmod", "/", "trunc", "bool"))
+                      "cast", "cast", "count", "pow", "reinterpret", "round", "round", "fmod", "/", "trunc", "bool", "sign",
+                      "nearest"))
         a = self.value(depth - 1)
-        got = self._of_one(op, a) if op in ("~", "neg", "abs", "cast", "count", "pow", "reinterpret", "round", "bool") else \
+        got = self._of_one(op, a) if op in ("~", "neg", "abs", "cast", "count", "pow", "reinterpret", "round", "bool", "sign",
+                                       "nearest") else \
             self._of_two(op, a, self.value(depth - 1))
         if got is not None:
             self.features.add(f"bits:{op if op != '//' else 'floordiv'}")
@@ -90,9 +92,23 @@ class Writer:
                     return None  # which NaN it is, or which zero, is open
                 to = st.pick(same)
                 return Number(f"T.reinterpret({a.text}, '{to}')", to) if to != a.dtype else None
+            case "sign":
+                return self._own_sign(a)
+            case "nearest":
+                return Number(f"T.nearbyint({a.text})", a.dtype) if a.dtype in ("float32", "float64") else None
             case "round":
                 return Number(f"T.{st.pick(['floor', 'ceil', 'trunc', 'round'])}({a.text})", a.dtype) if real else None
         return Number(f"T.cast({self.condition(a)}, 'int32')", "int32")
+
+    def _own_sign(self, a: Number) -> Number | None:
+        """A size as programs write it without T.abs: the least number of a type stays what it is."""
+        if is_float(a.dtype) or is_unsigned(a.dtype) or BITS[a.dtype] < 32:
+            return None
+        x, s = a.text, f"({a.text} >> {BITS[a.dtype] - 1})"
+        turned = self.st.pick([f"(-{x})", f"(0 - {x})", f"({x} * -1)", f"(~{x} + 1)"])
+        return Number(self.st.pick([f"T.if_then_else({x} < 0, {turned}, {x})", f"T.Select({x} > -1, {x}, {turned})",
+                                    f"T.max({x}, {turned})", f"(({x} ^ {s}) - {s})", f"(({x} + {s}) ^ {s})",
+                                    f"T.if_then_else({x} - 7 < 0, 7 - {x}, {x} - 7)"]), a.dtype)
 
     def condition(self, a: Number) -> str:
         """A comparison of a with something, or a question about it."""
@@ -173,6 +189,13 @@ def bits_program(seed: int) -> dict[str, Any]:
         after.append(node(f"T.copy({name}[b, 0:{rows}, 0:{cols}], {tile})", None, None,
                           f"bits:copy:{'same' if to == dt else 'converted'}"))
         leaves.append(Number(f"{tile}[i, j]", to, loaded=to == dt))
+    for _ in range(st.between(1, 2) if st.chance(0.4) else 0):  # numbers of the call
+        dt, name = st.pick(["int32", "int32", "int64"]), st.fresh("n")
+        least, most = _range(dt)
+        v = st.pick([least, least + 5, most, most - 3, most // 2 + 7, -1, st.between(least, most)])
+        tensors.append({"name": name, "shape": [], "dtype": dt, "low": v, "high": v, "scalar": True})
+        leaves += [Number(name, dt)] * 2
+        after.append(node("pass", None, None, "bits:scalar"))
     for _ in range(st.between(2, 4)):
         form = st.pick([_elements, _elements, _staged, _reduced, _reduced, _scanned, _atomics])
         more, new = form(st, leaves, rows, cols)

@@ -152,12 +152,14 @@ def warps(st: State, s: Scope) -> Nodes | None:
 
 
 def vectors(st: State, s: Scope) -> Nodes | None:
-    """Slices of private arrays as vectors, and arithmetic on pairs."""
+    """Slices of private arrays and of rows of shared memory as vectors, and arithmetic on pairs."""
     local = [b for b in s.buffers if b.scope == "local" and b.shape[0] >= 2]
     if not local:
         local = [new_local(st, s, st.pick(["float32", "float16"]))]
     b = st.pick(local)
     n = b.shape[0]
+    if st.chance(0.5) and (rows := _row_slice(st, s, b)):
+        return rows
     if n >= 4 and st.chance(0.5):
         k = n // 2
         a, c = (0, k) if st.chance(0.5) else (k, 0)
@@ -174,6 +176,28 @@ def vectors(st: State, s: Scope) -> Nodes | None:
         return None
     taken = f"{b.name}[{st.between(0, n - 1)}] = T.extract_lane({w}, {st.between(0, 1)})"
     return [node(f"{w} = {text}"), node(taken, None, None, f"vector:{op}")]
+
+
+def _row_slice(st: State, s: Scope, b: Buf) -> Nodes | None:
+    """Consecutive elements of a thread's private array from a row of shared memory, or into one."""
+    store = st.chance(0.5)
+    rows = [x for x in (writable(s, "shared") if store else readable(s)) if x.scope == "shared" and len(x.shape) == 2
+            and x.dtype == b.dtype and x.shape[1] >= 2 and (holds(x, b) if store else holds(b, x))]
+    if not rows:
+        got = new_buffer(st, s, "shared", (st.extent(), st.pick([4, 8, 24])), b.dtype)
+        if got is None or not (holds(got[0], b) if store else holds(b, got[0])):
+            return None
+        rows = [got[0]]
+    row = st.pick(rows)
+    k = st.pick([n for n in (2, 3, 4, 8, 16) if n <= min(row.shape[1], b.shape[0])])
+    at, to = st.between(0, row.shape[1] - k), st.between(0, b.shape[0] - k)
+    own = f"{b.name}[{to}:{to + k}]"
+    if not store:
+        return [node(f"{own} = {row.name}[(tx + {st.between(0, 40)}) % {row.shape[0]}, {at}:{at + k}]", None, None,
+                     "vector:row-load")]
+    count = min(row.shape[0], st.threads)
+    return [node(f"if tx < {count}:", [node(f"{row.name}[{row.shape[0] - 1} - tx, {at}:{at + k}] = {own}")], None,
+                 "vector:row-store")]
 
 
 def drawn(st: State, s: Scope) -> Nodes | None:

@@ -81,54 +81,58 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 EXPECTED = """
-    accumulate:fragment accumulate:shared alloc:global alloc:shared:bool alloc:shared:int4 atomic:add:int32 atomic:addx2
-    atomic:addx4 atomic:load atomic:max atomic:min atomic:or atomic:order atomic:return atomic:return-global
-    atomic:return-x2 atomic:shared-add atomic:shared-max atomic:shared-min atomic:store atomic:ticket atomic:tile-add
-    atomic:tile-max atomic:tile-min atomic:tile-scalar bits:% bits:& bits:* bits:+ bits:- bits:<< bits:>> bits:^ bits:abs
-    bits:atomic-add bits:atomic-max bits:atomic-min bits:bool bits:cast bits:copy bits:count bits:cummax bits:cumsum
-    bits:floordiv bits:max bits:min bits:neg bits:pow bits:reduce-max bits:reduce-min bits:reduce-sum bits:reinterpret
-    bits:round bits:select bits:staged bits:trunc bits:| bits:~ branch:else branch:loaded cond:and cond:chain cond:not
-    cond:or config:tl.cluster config:tl.disable_warp_specialized config:tl.enable_fast_math config:tl.enable_hopper
+    accumulate:fragment accumulate:shared alloc:global alloc:shared:bool alloc:shared:int4 atomic:add:int32
+    atomic:addx2 atomic:addx4 atomic:load atomic:max atomic:min atomic:or atomic:order atomic:return
+    atomic:return-global atomic:return-x2 atomic:shared-add atomic:shared-max atomic:shared-min atomic:store
+    atomic:ticket atomic:tile-add atomic:tile-max atomic:tile-min atomic:tile-scalar bits:% bits:& bits:* bits:+
+    bits:- bits:<< bits:>> bits:^ bits:abs bits:atomic-add bits:atomic-max bits:atomic-min bits:bool bits:cast
+    bits:copy bits:count bits:cummax bits:cumsum bits:floordiv bits:max bits:min bits:neg bits:pow bits:reduce-max
+    bits:reduce-min bits:reduce-sum bits:reinterpret bits:nearest bits:round bits:scalar bits:select bits:sign
+    bits:staged bits:trunc bits:| bits:~ branch:else branch:loaded cond:and cond:chain cond:not cond:or
+    config:tl.cluster config:tl.disable_warp_specialized config:tl.enable_fast_math config:tl.enable_hopper
     config:tl.persistent copy-option:annotations copy-option:coalesced_width copy-option:disable_tma
-    copy-option:eviction_policy copy-option:prefer_instruction copy:async copy:fragment->fragment copy:fragment->global
-    copy:fragment->shared copy:global->fragment copy:global->global copy:global->local copy:global->shared copy:im2col
-    copy:local->global copy:local->local copy:local->shared copy:shared->fragment copy:shared->global copy:shared->local
-    copy:shared->shared counts:__ffs counts:clz counts:popcount dp4a dtype:bfloat16 dtype:float64 dtype:float8_e4m3fn
-    dtype:float8_e5m2 dtype:int16 dtype:int64 dtype:int8 dtype:uint16 dtype:uint32 dtype:uint8 expr:bits expr:choose
-    expr:clamp expr:functions expr:invert expr:named expr:select expr:shift expr:square extern fill:fragment fill:global
-    fill:local fill:shared float4_e2m1fn:copy float4_e2m1fn:elements function:add function:fdiv function:fmaf
-    function:fmod function:fsqrt function:isfinite function:mul function:nearbyint function:reinterpret function:sub
-    gemm:bfloat16 gemm:clear-runtime gemm:ff gemm:float32 gemm:float64 gemm:float8 gemm:fs gemm:int8 gemm:policy-FullCol
-    gemm:policy-FullRow gemm:policy-Square gemm:region:NN gemm:region:NT gemm:region:TN gemm:region:TT gemm:sf gemm:slice
-    gemm:sparse gemm:ss:NN gemm:ss:NT gemm:ss:TN gemm:ss:TT gemm:tiny gemm:two-types gemm:uint8 grid:1d grid:2d grid:3d
+    copy-option:eviction_policy copy-option:prefer_instruction copy:async copy:fragment->fragment
+    copy:fragment->global copy:fragment->shared copy:global->fragment copy:global->global copy:global->local
+    copy:global->shared copy:im2col copy:local->global copy:local->local copy:local->shared copy:shared->fragment
+    copy:shared->global copy:shared->local copy:shared->shared counts:__ffs counts:clz counts:popcount dp4a
+    dtype:bfloat16 dtype:float64 dtype:float8_e4m3fn dtype:float8_e5m2 dtype:int16 dtype:int64 dtype:int8
+    dtype:uint16 dtype:uint32 dtype:uint8 expr:bits expr:choose expr:clamp expr:functions expr:invert expr:named
+    expr:select expr:shift expr:square extern fill:fragment fill:global fill:local fill:shared float4_e2m1fn:copy
+    float4_e2m1fn:elements function:add function:fdiv function:fmaf function:fmod function:fsqrt function:isfinite
+    function:mul function:nearbyint function:reinterpret function:sub gemm:bfloat16 gemm:clear-runtime gemm:ff
+    gemm:float32 gemm:float64 gemm:float8 gemm:fs gemm:int8 gemm:policy-FullCol gemm:policy-FullRow
+    gemm:policy-Square gemm:region:NN gemm:region:NT gemm:region:TN gemm:region:TT gemm:sf gemm:slice gemm:sparse
+    gemm:ss:NN gemm:ss:NT gemm:ss:TN gemm:ss:TT gemm:tiny gemm:two-types gemm:uint8 grid:1d grid:2d grid:3d
     grid:atomic-add grid:branch grid:last grid:loop grid:sync grid:while grid:workspace hint:layout hint:safe-value
-    hopper:cluster-bulk hopper:cluster-elements hopper:handed hopper:multicast hopper:nreg hopper:one-thread hopper:tma
-    hopper:wgmma hopper:ws host:for host:if index:guarded index:half index:mix index:mod index:negative index:outside
-    index:plain index:reverse index:ring index:shift inner:break-continue int4:copy int4:elements kernels:2
-    loop:T.Persistent loop:T.Pipelined loop:T.Serial loop:T.grid loop:T.loop_break loop:T.serial loop:T.unroll loop:break
-    loop:continue loop:down loop:ordered loop:ordered-annotations loop:ordered-group loop:pipelined-runtime loop:range
-    loop:runtime loop:scheduler loop:start loop:step loop:symbol loop:unroll-option loop:while loop:while-break macro
-    macro:ref-added macro:ref-added_twice macro:ref-results mask:all mask:all_of mask:any mask:any_of mask:ballot
-    mask:lanes-ballot mask:lanes-chosen mask:lanes-even mask:lanes-half mask:lanes-low mask:match_all mask:match_any
-    mask:read mask:shfl-down mask:shfl-sync mask:shfl-up mask:shfl-xor mask:written near:attention near:attention-causal
-    near:log-sum near:norm near:product near:softmax parallel:1d parallel:2d parallel:3d parallel:coalesced_width
-    parallel:if parallel:inner-loop parallel:inner-while parallel:permuted parallel:run-time parallel:scratch
-    parallel:spread-sum parallel:two-stores param:pointer param:scalar persistent:idle persistent:unequal pointer:global
-    pointer:shared random:integer raw:barriers raw:cluster-ring raw:registers raw:tensor-map raw:tma-load raw:walkers
-    raw:wgmma reduce:absmax reduce:abssum reduce:batch reduce:bitand reduce:bitor reduce:bitxor reduce:dim0/1
-    reduce:dim0/2 reduce:dim0/3 reduce:dim1/2 reduce:dim1/3 reduce:dim2/3 reduce:fragment->fragment
-    reduce:fragment->shared reduce:generic reduce:local-max reduce:local-sum reduce:max reduce:min reduce:nan_propagate
+    hopper:cluster-bulk hopper:cluster-elements hopper:handed hopper:multicast hopper:nreg hopper:one-thread
+    hopper:tma hopper:wgmma hopper:ws host:for host:if index:guarded index:half index:mix index:mod index:negative
+    index:outside index:plain index:reverse index:ring index:shift inner:break-continue int4:copy int4:elements
+    kernels:2 loop:T.Persistent loop:T.Pipelined loop:T.Serial loop:T.grid loop:T.loop_break loop:T.serial
+    loop:T.unroll loop:break loop:continue loop:down loop:ordered loop:ordered-annotations loop:ordered-group
+    loop:pipelined-runtime loop:range loop:runtime loop:scheduler loop:start loop:step loop:symbol
+    loop:unroll-option loop:while loop:while-break macro macro:ref-added macro:ref-added_twice macro:ref-results
+    mask:all mask:all_of mask:any mask:any_of mask:ballot mask:lanes-ballot mask:lanes-chosen mask:lanes-even
+    mask:lanes-half mask:lanes-low mask:match_all mask:match_any mask:read mask:shfl-down mask:shfl-sync
+    mask:shfl-up mask:shfl-xor mask:written near:attention near:attention-causal near:log-sum near:norm near:product
+    near:softmax parallel:1d parallel:2d parallel:3d parallel:coalesced_width parallel:if parallel:inner-loop
+    parallel:inner-while parallel:permuted parallel:run-time parallel:scratch parallel:spread-sum
+    parallel:two-stores param:pointer param:scalar persistent:idle persistent:unequal pointer:global pointer:shared
+    random:integer raw:barriers raw:cluster-ring raw:registers raw:tensor-map raw:tma-load raw:walkers raw:wgmma
+    reduce:absmax reduce:abssum reduce:batch reduce:bitand reduce:bitor reduce:bitxor reduce:dim0/1 reduce:dim0/2
+    reduce:dim0/3 reduce:dim1/2 reduce:dim1/3 reduce:dim2/3 reduce:fragment->fragment reduce:fragment->shared
+    reduce:generic reduce:local-max reduce:local-sum reduce:max reduce:min reduce:nan_propagate
     reduce:shared->fragment reduce:shared->shared reduce:sum reducer:bits reducer:max reducer:min reducer:old
     reducer:started reducer:sum region:negative region:open return rounded:float16 rounded:float32 rounded:float64
     scalar:assign scalar:let scalar:swap scan:cummax scan:cummax-in-place scan:cumsum scan:fragment->fragment
     scan:fragment->shared scan:local scan:shared->fragment scan:shared->shared scratch:T.serial scratch:T.unroll
-    scratch:T.vectorized shape:dynamic sort:private-break sort:private-condition sort:shared sort:shared-break stages:0
-    stages:1 stages:2 stages:3 stages:4 stages:user1 stages:user2 stages:user3 stated:assert stated:assume strides:dynamic
-    strides:inner strides:static style:const style:eager style:lazy thread:T.serial thread:T.unroll thread:T.vectorized
-    thread:barrier-in-if thread:guard thread:lane thread:shuffle thread:stride threads:2d threads:3d threads:odd transpose
-    uint4:copy uint4:elements use_swizzle vector:abs2 vector:extract vector:max2 vector:min2 vector:slice view:bits
-    view:fragment view:of-view view:shared warp:all warp:any warp:ballot warp:bitand warp:bitor warp:shfl warp:sum
-    warp:syncthreads-count words:ldg words:lds words:sts workspace:copy ws:tiles
+    scratch:T.vectorized shape:dynamic sort:private-break sort:private-condition sort:shared sort:shared-break
+    stages:0 stages:1 stages:2 stages:3 stages:4 stages:user1 stages:user2 stages:user3 stated:assert stated:assume
+    strides:dynamic strides:inner strides:static style:const style:eager style:lazy thread:T.serial thread:T.unroll
+    thread:T.vectorized thread:barrier-in-if thread:guard thread:lane thread:shuffle thread:stride threads:2d
+    threads:3d threads:odd transpose uint4:copy uint4:elements use_swizzle vector:abs2 vector:extract vector:max2
+    vector:min2 vector:row-load vector:row-store vector:slice view:bits view:fragment view:of-view view:shared
+    warp:all warp:any warp:ballot warp:bitand warp:bitor warp:shfl warp:sum warp:syncthreads-count words:ldg
+    words:lds words:sts workspace:copy ws:tiles
 """.split()
 BEGINNINGS = ("atomic:addx2", "gemm:float8", "atomic:order")  # of names that go on without a colon
 
