@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import logging
 import os
 import pathlib
 
@@ -35,6 +36,32 @@ def _private_cache(tmp_path_factory):
     os.environ["TILELANG_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
     yield
+
+
+class _GivenUp(logging.Handler):
+    """Keeps what the log says of schedules that were given up for plainer ones."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.said = []
+
+    def emit(self, record):
+        text = record.getMessage()
+        if "is compiled without" in text:
+            self.said.append(text)
+
+
+_GIVEN_UP = _GivenUp()
+logging.getLogger("tilelang.transform").addHandler(_GIVEN_UP)
+
+
+@pytest.fixture
+def as_planned():
+    """Fails the test where a schedule gave way to a plainer one.  A schedule that the verifier does not clear does so, and the
+    result is right all the same: other tests do not see what a pass forgot."""
+    _GIVEN_UP.said.clear()
+    yield
+    assert not _GIVEN_UP.said, "\n".join(_GIVEN_UP.said)
 
 
 def _has_gpu() -> bool:
