@@ -53,6 +53,30 @@ def test_show_prints_cuda_source_ir_and_layouts(kernel_file, capsys):
     assert "infer_layouts" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("where", [["--arch", "sm_90a"], ["--target", "cpu"]])
+def test_show_needs_no_device_compiler(kernel_file, where, monkeypatch, capsys):
+    from tilelang.runtime import nvrtc
+
+    monkeypatch.setattr(nvrtc, "find_nvrtc", lambda: [])
+    nvrtc.choose_nvrtc.cache_clear()
+    for what in ("source", "host"):
+        assert cli.main(["show", kernel_file, *where, "--what", what]) == 0
+        shown = capsys.readouterr().out
+        assert ("__global__" in shown) == (what == "source" and "sm_90a" in where)
+        assert ("\ndefine " in shown) == (what == "host" or "cpu" in where)
+    nvrtc.choose_nvrtc.cache_clear()
+
+
+def test_shown_sources_are_those_of_the_kernel(kernel_file):
+    import tilelang
+    from tilelang.jit.inspect import sources_of
+
+    program = cli.find_program(kernel_file, {})
+    for target in ({"kind": "cuda", "arch": "sm_80"}, "cpu"):
+        kernel = tilelang.compile(program, target=target)
+        assert sources_of(program, target) == (kernel.get_kernel_source(), kernel.get_host_source())
+
+
 def test_compile_writes_source_and_says_registers(kernel_file, tmp_path, capsys):
     out = tmp_path / "k.cu"
     assert cli.main(["compile", kernel_file, "--arch", "sm_80", "--output", str(out)]) == 0

@@ -260,16 +260,16 @@ def compile_(args: argparse.Namespace) -> int:
 def show(args: argparse.Namespace) -> int:
     """Print the source, the host source, the IR (after a pass), the layouts, or the report of a program."""
     program = find_program(args.file, _settings(args.set))
-    if args.what in ("source", "host", "report"):
+    from tilelang.ir import to_text
+    from tilelang.jit.inspect import layouts_after, program_after, sources_of
+
+    if args.what == "report":
         import tilelang
 
-        kernel = tilelang.compile(program, target=_target(args))
-        print({"source": kernel.get_kernel_source, "host": kernel.get_host_source, "report": kernel.report}[args.what]())
-        return 0
-    from tilelang.ir import to_text
-    from tilelang.jit.inspect import layouts_after, program_after
-
-    if args.what == "ir":
+        print(tilelang.compile(program, target=_target(args)).report())
+    elif args.what in ("source", "host"):
+        print(sources_of(program, _target(args))[args.what == "host"])
+    elif args.what == "ir":
         print(to_text(program_after(program, _target(args), args.after)))
     else:
         layouts = list(layouts_after(program, _target(args)))

@@ -19,6 +19,9 @@ from tilelang.target import Target
 from tilelang.transform.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 
+from .artifact import KERNEL_SEPARATOR
+from .building import build, device_source, host_text
+from .compiling import make_request
 from .sample import gemm_program
 
 
@@ -41,6 +44,20 @@ def program_after(program: Any, target: Any = "auto", after: str | None = None) 
 def _gpu_target(target: Any) -> Target:
     t = Target(target)
     return t if t.is_cuda else Target({"kind": "cuda", "arch": "sm_80"})
+
+
+def sources_of(program: Any, target: Any = "auto") -> tuple[str, str]:
+    """(device source, host source) of a program as compile makes them.  No device compiler is needed."""
+    from tilelang.runtime.launchers import CudaLauncher
+    from tilelang.runtime.signature import signature_of
+
+    request = make_request(program, target=target)
+    if not request.target.is_cuda:
+        made = build(request)
+        return made.kernel_source, made.host_source
+    lowered, sources, _ = device_source(request)
+    launcher = CudaLauncher(lowered.host, lowered.kernels, request.target.max_shared_bytes)
+    return KERNEL_SEPARATOR.join(sources), host_text(request, signature_of(request.func, request.out_idx), launcher)
 
 
 def layouts_after(program: Any, target: Any = "auto") -> Iterator[tuple[str, Any]]:
