@@ -122,6 +122,15 @@ REFUSED = {
     "an integer to a power that takes long": ("math-type", lambda A, S, F, R, C, I, n: T.pow(n, 2**40)),
     "a tile that no block holds": ("tensor-shape", lambda A, S, F, R, C, I, n: T.alloc_fragment((2**40,), f32)),
     "a scope that is a list": ("alloc-scope", lambda A, S, F, R, C, I, n: T.alloc_shared((4,), f32, scope=[])),
+    "enable of a swizzle that is a text": ("option-type", lambda A, S, F, R, C, I, n: T.use_swizzle(4, enable="no")),
+    "a panel that is a bool": ("swizzle-order", lambda A, S, F, R, C, I, n: T.use_swizzle(True)),
+    "a text that is asked for NaN": ("math-type", lambda A, S, F, R, C, I, n: T.isnan("x")),
+    "an address of 32 bits": ("pointer", lambda A, S, F, R, C, I, n: T.make_tensor(n, (4,), f32)),
+    "a scalar as a tensor": ("pointer", lambda A, S, F, R, C, I, n: T.match_buffer(n, (4,))),
+    "explicit unrolling of run-time bounds": ("unroll-options", lambda A, S, F, R, C, I, n: T.unroll(n, explicit=True)),
+    "a scheduler without workers": ("option-type", lambda A, S, F, R, C, I, n: T.PersistentTileScheduler(4, 4, num_workers=0)),
+    "a scheduler with panels of nothing": (
+        "option-type", lambda A, S, F, R, C, I, n: T.PersistentTileScheduler(4, 4, swizzle_size=0)),
     "a private array without dimensions": ("tensor-shape", lambda A, S, F, R, C, I, n: T.alloc_local([], f32)),
 }
 

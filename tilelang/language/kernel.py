@@ -11,6 +11,7 @@ from tilelang.ir import I32, Alloc, Bind, Const, Expr, Launch, Stmt, Var, binary
 from tilelang.target.cluster import check_cluster
 
 from .builder import Builder, reads_memory
+from .flags import flag
 from .loops import IfThreadFrame, loop_bound
 from .scope import Frame
 from .state import current, describe, error, need_builder
@@ -221,10 +222,10 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
     if order not in ("row", "column", "mlx"):
         raise error("swizzle-order", f"Unsupported swizzle order: {order!r}, expected 'row', 'column' or 'mlx'",
                     expected="'row', 'column' or 'mlx'", found=repr(order))
-    if not isinstance(panel_size, int) or panel_size <= 0:
+    if isinstance(panel_size, bool) or not isinstance(panel_size, int) or panel_size <= 0:
         raise error("swizzle-order", f"the panel size of T.use_swizzle must be a positive integer, got {panel_size!r}",
                     expected="a positive integer", found=repr(panel_size))
-    if not enable:
+    if not flag(enable, "enable"):
         return
     b = need_builder("T.use_swizzle")
     if b.frames[-1] is not k or not all(isinstance(s, (Alloc, Bind)) for s in k.stmts):

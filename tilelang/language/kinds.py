@@ -50,6 +50,8 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
     ("no-builder", JITNoBuilderError, "a construct of kernel functions used where none is traced",
      "use it in the body of a T.prim_func, a T.macro or a tilelang.jit function", "a kernel function under construction"),
     # names, values and control flow
+    ("container-key", LookupError, "an index or key that a Python container does not have", "compare with its length or keys",
+     "an index or key of the container"),
     ("scope", RuntimeError, "a name used outside the loop, branch or kernel that defines it",
      "define it before, or carry the value out with T.alloc_var", "a name that has a value at this place"),
     ("loop-carried-value", RuntimeError, "a Python value re-bound in a run-time loop or branch",

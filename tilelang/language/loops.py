@@ -283,6 +283,11 @@ def unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: bool = F
         unroll_factor = whole_number(unroll_factor, "unroll_factor", 1, MOST)
     if explicit and unroll_factor is not None:
         raise error("unroll-options", "T.unroll takes explicit or unroll_factor, not both")
+    bounds = [x for x in (start, stop, step) if isinstance(x, Expr) and not isinstance(x, Const)]
+    if explicit and bounds:
+        raise error("unroll-options", f"explicit unrolling writes the iterations out: their number must be known before, "
+                    f"found {describe(bounds[0])}", "leave explicit out", expected="bounds known while compiling",
+                    found=describe(bounds[0]))
     return LoopFrame(start, stop, step, "unroll",
                      attrs_of(annotations, explicit=True if explicit else None, factor=unroll_factor))
 

@@ -6,8 +6,8 @@ import math as _math
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, as_bool, binary, call,
-                         cast, const, convert, int_range, is_const, logical, match, numpy_dtype, select,
+from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, StringConst, as_bool, binary,
+                         call, cast, const, convert, int_range, is_const, logical, match, numpy_dtype, select,
                          unary)
 from tilelang.ir import dtype as DType
 from tilelang.ir.build import float_max, float_min
@@ -203,6 +203,8 @@ def ldexp(x: Any, n: Any) -> Expr:
 def _predicate(name: str, on_int: bool) -> Callable[..., Expr]:
     def fn(x: Any) -> Expr:
         e = value_of(x)
+        if isinstance(e, StringConst) or e.dtype.is_handle:
+            raise error("math-type", f"T.{name} needs a number, found {describe(x)}", expected="a number", found=describe(x))
         if not e.dtype.is_float:
             return const(on_int)
         if e.dtype.bits < 32:

@@ -8,9 +8,10 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import I32, Load, binary, cast, convert
+from tilelang.ir import I32, Expr, Load, binary, cast, convert
 
 from .alloc import alloc_var
+from .flags import flag, whole_number
 from .kernel import need_kernel
 from .macro import Macro
 from .state import error, need_builder
@@ -124,9 +125,12 @@ class PersistentTileScheduler(BaseTileScheduler):
     def __init__(self, num_m_tiles: Any, num_n_tiles: Any, num_workers: Any = None, swizzle_size: int = 1,
                  column_major: bool = True, cluster_size: int = 1, stateful: bool = True,
                  name: str | None = None) -> None:
+        for name, n in (("num_workers", num_workers), ("swizzle_size", swizzle_size), ("cluster_size", cluster_size)):
+            if n is not None and not isinstance(n, Expr):
+                whole_number(n, f"{name} of T.PersistentTileScheduler", 1, 1 << 30)
         self.num_m = -(-num_m_tiles // cluster_size) if isinstance(num_m_tiles, int) else (
             num_m_tiles + (cluster_size - 1)) // cluster_size
-        self.num_n, self.swizzle, self.column_major = num_n_tiles, swizzle_size, column_major
+        self.num_n, self.swizzle, self.column_major = num_n_tiles, swizzle_size, flag(column_major, "column_major")
         self.workers = num_workers if num_workers is not None else _blocks() // cluster_size
         super().__init__(stateful, name)
 

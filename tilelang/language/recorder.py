@@ -407,7 +407,12 @@ class Recorder:
 
     def getitem(self, target: Any, key: Any) -> Any:
         """`target[key]` where target is an attribute or an element of a container (it may hold a variable)."""
-        return target[key]
+        try:
+            return target[key]
+        except (IndexError, KeyError) as e:
+            if not isinstance(target, (tuple, list, dict, str)):
+                raise
+            raise errors.error("container-key", f"{type(e).__name__}: {e}", found=repr(key), span=self.span()) from None
 
     def slice(self, start: Any, stop: Any, step: Any) -> builtins.slice:
         return slice(start, stop, step)

@@ -193,13 +193,14 @@ def make_tensor(pointer: Any, shape: Any, dtype: Any = "float32", strides: Any =
             return buf
     if isinstance(pointer, Var) and pointer.dtype.is_handle:
         data = pointer
-    elif isinstance(pointer, (Load, Expr)) and (pointer.dtype.is_int or pointer.dtype.is_handle):
+    elif isinstance(pointer, (Load, Expr)) and (pointer.dtype.is_int and pointer.dtype.bits == 64 or pointer.dtype.is_handle):
         data = b.let("ptr", cast(pointer, "handle"))
         align = 0 if _whole_tensor(b, pointer) else TensorSpec(shape, dtype).dtype.bytes
     else:
-        raise error("pointer", f"T.make_tensor needs a pointer parameter or an integer address, found "
-                     f"{describe(pointer)}",
-                    expected="a pointer parameter or an integer address", found=describe(pointer),
+        narrow = isinstance(pointer, Expr) and pointer.dtype.is_int  # 32 bits hold no address
+        said = f"{describe(pointer)} of type {pointer.dtype}" if narrow else describe(pointer)
+        raise error("pointer", f"T.make_tensor needs a pointer parameter or an integer address of 64 bits, found {said}",
+                    expected="a pointer parameter or an integer address", found=said,
                     hint="declare the parameter as `p: T.ptr`")
     spec = TensorSpec(shape, dtype, strides, align=align)
     buf = spec.buffer(b.fresh_name("tensor"), data, b.here())
