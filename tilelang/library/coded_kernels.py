@@ -148,7 +148,7 @@ def _sums(f, A, W, scales, zeros, at, Cf):
 
 
 def coded_product(f: CodedForm) -> Any:
-    """(A, W, scales, zeros or the table, P, C).  P: (parts, m, n) float32, any contents; read and written with several parts."""
+    """(A, W, scales, zeros or the table, P, C).  P: (parts, m, n) float32, any contents, for several parts."""
     m, n, k, t = f.m, f.n, f.k, f.tile
     second = (16,) if f.table else (n, ceil(k / f.group)) if f.zeros else (1,)
     blocks = (ceil(n / t.bn), ceil(m / t.bm))
