@@ -69,6 +69,24 @@ def lowest(c: Any) -> Any:
     return -T.reinterpret(T.shift_left(254 - exponent, 23), "float32")
 
 
+def working_set(tile: Tile, dim: int, dim_v: int, dtype: str) -> tuple[Any, ...]:
+    """What a block works in: Qs (rows, dim), Ks (keys, dim), Vs (keys, dim_v) in shared memory; in registers S (rows, keys) and
+    acc (rows, dim_v) in float32, P like S in dtype; and a float32 a row each: `top`, `before`, `factor`, `total` and the sum
+    of a tile of keys."""
+    rows, keys = tile.rows, tile.keys
+    return (T.alloc_shared((rows, dim), dtype), T.alloc_shared((keys, dim), dtype), T.alloc_shared((keys, dim_v), dtype),
+            T.alloc_fragment((rows, keys), "float32"), T.alloc_fragment((rows, keys), dtype),
+            T.alloc_fragment((rows, dim_v), "float32"), *[T.alloc_fragment((rows,), "float32") for _ in range(5)])
+
+
+@T.macro
+def reset(acc, top, total, c):
+    """No key seen yet."""
+    T.clear(acc)
+    T.clear(total)
+    T.fill(top, lowest(c))
+
+
 @T.macro
 def absorb(S, P, acc, top, before, factor, total, part, c):
     """Take the weights of a tile of scores S: into P (16 bit), `total` and, as a factor per row, into `acc`."""
@@ -126,21 +144,13 @@ def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: M
                         O: T.StridedTensor(shape(seq_q, heads, dim_v), strides[3], dtype),
                         LSE: T.Tensor((batch, heads, seq_q) if with_lse else (1,), "float32")):
         with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=tile.threads) as (bx, h, b):
-            Qs = T.alloc_shared((rows, dim), dtype)
-            Ks = T.alloc_shared((keys, dim), dtype)
-            Vs = T.alloc_shared((keys, dim_v), dtype)
-            S = T.alloc_fragment((rows, keys), "float32")
-            P = T.alloc_fragment((rows, keys), dtype)
-            acc = T.alloc_fragment((rows, dim_v), "float32")
-            top, before, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            Qs, Ks, Vs, S, P, acc, top, before, factor, total, more = working_set(tile, dim, dim_v, dtype)
             c = (scale if fixed is None else fixed) * LOG2E
             row = bx * rows
             at = row + seq_k - seq_q  # position of the tile's first query among the keys
             first, last = key_tiles(mask, at, rows, seq_k, keys)
             T.copy(part(Q, b, h, row, rows), Qs)
-            T.clear(acc)
-            T.clear(total)
-            T.fill(top, lowest(c))
+            reset(acc, top, total, c)
             for k in T.Pipelined(0 if back else first, last - first if back else last, num_stages=tile.stages):
                 key = (last - 1 - k) * keys if back else k * keys
                 T.copy(part(K, b, h // group, key, keys), Ks)
@@ -180,4 +190,5 @@ def seen(mask: Mask, key: Any, seq_k: Any, position: Any) -> Any:
     return functools.reduce(T.And, ends)
 
 
-__all__ = ["Mask", "Sizes", "Tile", "absorb", "dense_attention", "finish", "key_tiles", "lowest", "seen"]
+__all__ = ["Mask", "Sizes", "Tile", "absorb", "dense_attention", "finish", "key_tiles", "lowest", "reset", "seen",
+           "working_set"]

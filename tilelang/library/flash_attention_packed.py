@@ -15,7 +15,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from .flash_attention_kernels import LOG2E, Mask, Sizes, Tile, absorb, finish, key_tiles, lowest, seen
+from .flash_attention_kernels import LOG2E, Mask, Sizes, Tile, absorb, finish, key_tiles, reset, seen, working_set
 
 _LANES = 128  # sequences that a block of the first launch looks at together
 
@@ -110,13 +110,7 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
         with T.Kernel(tiles, threads=_LANES) as slot:
             rank(Tiles, cu_q, cu_k, slot, batch, tokens_q, mask, tile)
         with T.Kernel(tiles * heads, threads=tile.threads) as n:
-            Qs = T.alloc_shared((rows, dim), dtype)
-            Ks = T.alloc_shared((keys, dim), dtype)
-            Vs = T.alloc_shared((keys, dim_v), dtype)
-            S = T.alloc_fragment((rows, keys), "float32")
-            P = T.alloc_fragment((rows, keys), dtype)
-            acc = T.alloc_fragment((rows, dim_v), "float32")
-            top, before, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            Qs, Ks, Vs, S, P, acc, top, before, factor, total, more = working_set(tile, dim, dim_v, dtype)
             c = (scale if fixed is None else fixed) * LOG2E
             # Rounds go forth and back: who had the longest tile of one has the shortest of the next.
             turn = n // units * units
@@ -130,9 +124,7 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
             at = row + seq_k - seq_q
             first, last = key_tiles(mask, at, rows, T.if_then_else(row < seq_q, seq_k, 0), keys)
             T.copy(Q[q0 + row:q0 + row + rows, h, :], Qs)
-            T.clear(acc)
-            T.clear(total)
-            T.fill(top, lowest(c))
+            reset(acc, top, total, c)
             for k in T.Pipelined(first, last, num_stages=tile.stages):
                 T.copy(K[k0 + k * keys:k0 + (k + 1) * keys, h // group, :], Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)

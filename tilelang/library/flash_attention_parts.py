@@ -11,7 +11,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from .flash_attention_kernels import LOG2E, Mask, Sizes, Tile, absorb, finish, key_tiles, lowest, seen
+from .flash_attention_kernels import LOG2E, Mask, Sizes, Tile, absorb, finish, key_tiles, reset, seen, working_set
 from .flash_attention_shares import JOINED, Shares, join
 
 
@@ -41,13 +41,7 @@ def parted_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: 
                         O: T.StridedTensor(shape(seq_q, heads, dim_v), strides[3], dtype),
                         LSE: T.Tensor((batch, heads, seq_q) if with_lse else (1,), "float32")):
         with T.Kernel(deal.parts, threads=tile.threads) as n:
-            Qs = T.alloc_shared((rows, dim), dtype)
-            Ks = T.alloc_shared((keys, dim), dtype)
-            Vs = T.alloc_shared((keys, dim_v), dtype)
-            S = T.alloc_fragment((rows, keys), "float32")
-            P = T.alloc_fragment((rows, keys), dtype)
-            acc = T.alloc_fragment((rows, dim_v), "float32")
-            top, before, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            Qs, Ks, Vs, S, P, acc, top, before, factor, total, more = working_set(tile, dim, dim_v, dtype)
             c = (scale if fixed is None else fixed) * LOG2E
             r = n // parts
             row = r % tiles * rows
@@ -57,9 +51,7 @@ def parted_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: 
             begin = first + n % parts * (last - first) // parts
             end = first + (n % parts + 1) * (last - first) // parts
             T.copy(part(Q, r, h, row, rows), Qs)
-            T.clear(acc)
-            T.clear(total)
-            T.fill(top, lowest(c))
+            reset(acc, top, total, c)
             for k in T.Pipelined(begin, end, num_stages=tile.stages):
                 T.copy(part(K, r, h // group, k * keys, keys), Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)

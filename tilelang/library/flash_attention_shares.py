@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from .flash_attention_kernels import LOG2E, Sizes, Tile, absorb, finish, lowest
+from .flash_attention_kernels import LOG2E, Sizes, Tile, absorb, finish, reset, working_set
 
 JOINED = 4  # rows that a block of the second launch weighs
 
@@ -103,13 +103,7 @@ def shared_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, tile: 
                         O: T.StridedTensor(shape(seq_q, heads, dim_v), strides[3], dtype),
                         LSE: T.Tensor((batch, heads, seq_q) if with_lse else (1,), "float32")):
         with T.Kernel(whole + deal.parts, threads=tile.threads) as n:
-            Qs = T.alloc_shared((rows, dim), dtype)
-            Ks = T.alloc_shared((keys, dim), dtype)
-            Vs = T.alloc_shared((keys, dim_v), dtype)
-            S = T.alloc_fragment((rows, keys), "float32")
-            P = T.alloc_fragment((rows, keys), dtype)
-            acc = T.alloc_fragment((rows, dim_v), "float32")
-            top, before, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            Qs, Ks, Vs, S, P, acc, top, before, factor, total, more = working_set(tile, dim, dim_v, dtype)
             c = (scale if fixed is None else fixed) * LOG2E
             begin = (n - whole) % units * share  # of a block's range
             r = begin // steps + (n - whole) // units
@@ -121,9 +115,7 @@ def shared_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, tile: 
             row = at % tiles * rows
             h = at // tiles % heads
             T.copy(part(Q, at, h, row, rows), Qs)
-            T.clear(acc)
-            T.clear(total)
-            T.fill(top, lowest(c))
+            reset(acc, top, total, c)
             for k in T.Pipelined(count, num_stages=tile.stages):
                 key = (first + count - 1 - k) * keys
                 T.copy(part(K, at, h // group, key, keys), Ks)

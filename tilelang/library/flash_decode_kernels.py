@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from .flash_attention_kernels import LOG2E, Tile, absorb, finish, lowest
+from .flash_attention_kernels import LOG2E, Tile, absorb, finish, reset, working_set
 
 
 class DecodeSizes(NamedTuple):
@@ -129,13 +129,7 @@ def decode_attention(sizes: DecodeSizes, strides: Any, dtype: str, left: int | N
                      O: T.Tensor((batch, seq_q, heads, dim_v), dtype),
                      LSE: T.Tensor((batch, heads, seq_q) if with_lse else (1,), "float32")):
         with T.Kernel(splits, kv_heads * blocks, batch, threads=tile.threads) as (s, hb, b):
-            Qs = T.alloc_shared((rows, dim), dtype)
-            Ks = T.alloc_shared((keys, dim), dtype)
-            Vs = T.alloc_shared((keys, dim_v), dtype)
-            S = T.alloc_fragment((rows, keys), "float32")
-            P = T.alloc_fragment((rows, keys), dtype)
-            acc = T.alloc_fragment((rows, dim_v), "float32")
-            top, before, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            Qs, Ks, Vs, S, P, acc, top, before, factor, total, more = working_set(tile, dim, dim_v, dtype)
             c = scale * LOG2E
             h = hb // blocks
             row = hb % blocks * rows  # row r is query r // group of head h * group + r % group
@@ -147,9 +141,7 @@ def decode_attention(sizes: DecodeSizes, strides: Any, dtype: str, left: int | N
             first = T.min(end, begin + s * share)
             last = T.min(end, first + share)
             take(Qs, Q, b, row, used, group, h)
-            T.clear(acc)
-            T.clear(total)
-            T.fill(top, lowest(c))
+            reset(acc, top, total, c)
             for k in T.Pipelined(first, last, num_stages=tile.stages):
                 T.copy(part(K, Table, b, k * keys, h), Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
