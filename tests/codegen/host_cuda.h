@@ -111,6 +111,16 @@ static inline __nv_bfloat162 __floats2bfloat162_rn(float a, float b) { return {_
   static inline T __hsub2(T a, T b) { return {a.x - b.x, a.y - b.y}; }           \
   static inline T __hmul2(T a, T b) { return {a.x * b.x, a.y * b.y}; }
 PAIR_OPERATORS(__half2) PAIR_OPERATORS(__nv_bfloat162)
+static inline __half2 __half2half2(__half x) { return {x, x}; }
+static inline __half2 __halves2half2(__half x, __half y) { return {x, y}; }
+static inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {  // sums of products of halves are exact as doubles, nearly all
+  return {__half(float((double)a.x * b.x + c.x)), __half(float((double)a.y * b.y + c.y))};
+}
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s) {
+  unsigned long long all = (unsigned long long)y << 32 | x, out = 0;
+  for (int k = 0; k < 4; ++k) out |= (all >> 8 * (s >> 4 * k & 7) & 255) << 8 * k;
+  return (unsigned)out;
+}
 static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <typename T> static T atomicAdd(T* p, T x) { T old = *p; *p = T(old + x); return old; }

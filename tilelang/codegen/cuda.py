@@ -22,6 +22,7 @@ from tilelang.target.tensor_map import tensor_maps_of
 from .c_like import ADD, POSTFIX, PREFIX, Text, quote
 from .cuda_types import KEYWORDS, TYPES, is_small_float, literal
 from .cuda_values import CudaValues, lane_of
+from .coded_pairs import CodedPairs
 from .halves import Halves
 from .hopper import HopperCalls, tensor_map_parameters
 from .own_registers import declared_registers
@@ -53,7 +54,7 @@ def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False, line_directiv
     return CudaPrinter(kernel, fast_math, line_directives).source()
 
 
-class CudaPrinter(TightLoops, HopperCalls, Halves, CudaValues):
+class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
     """Prints one kernel; see print_kernel."""
 
     # A variable must not hide a function that a row's text calls.
@@ -193,8 +194,12 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CudaValues):
         if s.attr("tight"):
             self.tight_loop(s)
             return
-        packed = self.packed_loop(s)
-        if packed is None:
+        packed, pairs = self.packed_loop(s), self.coded_pairs(s)
+        if pairs is not None:
+            self.source_comment(next(iter(stmts_of(s.body))).span)
+            for line in pairs:
+                self.emit(line)
+        elif packed is None:
             self.plain_for(s)
             own = s.kind == "serial" and self.launch.attr("own_values")
             if own and multiplies(s) and not any(map(multiplies, statements(s.body))):

@@ -94,6 +94,19 @@ template <typename T, typename S, int N> TL_DEVICE vec<T, N> cast_int(const vec<
 template <int LOW> TL_DEVICE half_t small_half(int n) {
   return __hsub(__ushort_as_half((unsigned short)(n + (0x6400 - LOW))), __ushort_as_half((unsigned short)(0x6400 - LOW)));
 }
+//@ coded_pair
+// Two numbers of a byte, at bits LOW and HIGH of it, minus a whole `zero` up to 255: 1024 + n * 2^shift has the bits
+// 0x6400 + n * 2^shift, and all that follows is exact.
+template <int LOW, int HIGH, int MASK> TL_DEVICE __half2 coded_pair(unsigned byte, half_t zero) {
+  unsigned bits = (__byte_perm(byte, 0u, 0x4040u) & (MASK << LOW | (MASK << HIGH) << 16)) | 0x64006400u;
+  // 2^-shift and -1024 * 2^-shift by their bits
+  __half2 part = __halves2half2(__ushort_as_half((15 - LOW) << 10), __ushort_as_half((15 - HIGH) << 10));
+  __half2 rest = __halves2half2(__ushort_as_half(0x8000 | (25 - LOW) << 10), __ushort_as_half(0x8000 | (25 - HIGH) << 10));
+  return __hfma2(*reinterpret_cast<__half2*>(&bits), part, __hsub2(rest, __half2half2(zero)));
+}
+template <int LOW, int HIGH, int MASK> TL_DEVICE __half2 coded_pair(unsigned byte) {
+  return coded_pair<LOW, HIGH, MASK>(byte, __ushort_as_half(0));
+}
 //@ small_bfloat16
 // The same with 128 values: 128 + n has the bits 0x4300 + n.
 template <int LOW> TL_DEVICE bfloat16_t small_bfloat16(int n) {
