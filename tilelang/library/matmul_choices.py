@@ -112,10 +112,10 @@ def config(c: Choice) -> dict[str, Any]:
     return out
 
 
-def _numbers(t: Tile) -> dict[str, int]:
+def _numbers(t: Tile) -> dict[str, Any]:
     """The fields of a tile that are not as usual."""
-    plain = {"parts": 1, "turned": False, "moved": False, "staged": False, "wide": 0, "soon": False}
-    return {k: int(v) for k, v in asdict(t).items() if k != "seconds" and v != plain.get(k)}
+    plain = {"parts": 1, "turned": False, "moved": False, "staged": False, "wide": 0, "soon": False, "cluster": ()}
+    return {k: list(v) if k == "cluster" else int(v) for k, v in asdict(t).items() if k != "seconds" and v != plain.get(k)}
 
 
 def key(r: Request, model: Choice) -> list[Any]:

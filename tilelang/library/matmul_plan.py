@@ -59,11 +59,13 @@ class Place:
     def chip(self) -> Chip:
         return chip_of(self.target)
 
-    def compile(self, program: Any, soon: bool = False) -> Plan:
-        """soon: the launch may be set up while the one before it on the stream ends."""
-        configs = {"tl.enable_hopper": True} if self.target.has_wgmma else {}
+    def compile(self, program: Any, soon: bool = False, cluster: tuple[int, ...] = ()) -> Plan:
+        """soon: the launch may be set up while the one before it on the stream ends.  cluster: see Tile; () for the compiler's."""
+        configs: dict[str, Any] = {"tl.enable_hopper": True} if self.target.has_wgmma else {}
         if soon:
             configs["tl.dependent_launch"] = True
+        if cluster:
+            configs["tl.cluster"] = cluster
         kernel: Plan = compile_program(program, target=self.target, execution_backend=self.backend, pass_configs=configs,
                                        verbose=False)
         return kernel
@@ -237,7 +239,7 @@ def _reader(x: Operand, c: Copied | None, element: str, at: Place, rows: Rows | 
 @lru_cache(maxsize=256)
 def _kernel(f: Form, two_level: bool, at: Place, copies: Copies = (None, None)) -> Plan:
     program = gemm_two_level if two_level else gemm_split if f.tile.parts > 1 else gemm_cut if f.cut else gemm
-    return at.compile(program(f, copies), soon=f.tile.soon and not (f.cut or any(copies)))
+    return at.compile(program(f, copies), f.tile.soon and not (f.cut or any(copies)), () if f.cut else f.tile.cluster)
 
 
 def _room(like: Any, rows: Rows | None, element: str) -> Callable[[], Any]:

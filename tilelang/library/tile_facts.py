@@ -84,6 +84,7 @@ class Tile:
     moved: the last tiles lie inside the tensor and compute again what their neighbours do.  staged: results leave
     through shared memory: moved and turned ones in whole rows.  wide: columns of the right operand that a stage loads,
     where more than bn.  soon: the launch is set up while the one before it ends (tl.dependent_launch).
+    cluster: its blocks side by side and one below the other (tl.cluster); () as the compiler's own rule has it.
     """
 
     bm: int
@@ -99,6 +100,7 @@ class Tile:
     staged: bool = False
     wide: int = 0
     soon: bool = False
+    cluster: tuple[int, ...] = ()
 
     @property
     def loaded(self) -> int:

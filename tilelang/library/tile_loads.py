@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from math import ceil, gcd, log2, prod
 
-from tilelang.transform.pairing import (LINE, SECTOR, Load, larger_in_one_round, paired_cycles, pairs, pays_for_many,
-                                        pays_in_one_round, saved_in_one_round)
+from tilelang.transform.pairing import (LARGER, LINE, SECTOR, Load, at_once, larger_in_one_round, paired_cycles, pairs,
+                                        pays_for_many, pays_in_one_round, saved_in_one_round)
 
-from .tile_facts import Chip, Problem, Tile
+from .tile_facts import Chip, Problem, Tile, turned
 from .tile_shapes import side_by_side
 
 # Loads of one round for each doubling of its iterations beyond 16: blocks drift apart, and less of what they load is the same.
 _DRIFT, _DRIFT_ACROSS = 0.098, 0.076  # and where rows lie across sectors
+_DRIFT_TOGETHER = 0.27  # of these, in clusters
+# Cycles more of 128 bytes of k of an operand whose k is outermost and whose rows have at most so many bytes, where so many units
+# load each tile of it: all ask for the same few lines (104x3832x480 TT 4.5 us, 3.5 in clusters of 4 that load A once).
+_SHORT, _SHORT_ROW, _SHORT_UNITS = 54.0, 512, 24
 _CROWDED = 0.38  # power of the part of the units that load, by which each has less
 _OWN = 64.3  # bytes a cycle from L2 of what one unit asks for, with all units loading; of s units s ** (1 / 3) as many
 # From three rounds on neighbours' loads are no longer the same at the same time.  Rows across sectors then: bytes a cycle of a
@@ -22,7 +26,11 @@ _OWN = 64.3  # bytes a cycle from L2 of what one unit asks for, with all units l
 # the other, of what it takes of such rows.  Others in clusters: part of the time in one round.
 _LONG, _APART_FROM, _LONG_SECTORS, _LONG_OUTERMOST = 106.4, 3, 3.38, 1.34
 _LONG_ARRIVING, _LONG_ASKED, _LONG_PAIRED = 64.4, 286.2, 0.7
-_PAIRED, _CLUSTERED = 0.95, 0.80  # of one round, of the time that the compiler's rule has: in pairs, in larger clusters
+# Of one round: what counts of the time that a unit of a cluster would take alone for what it asks for itself, where rows lie
+# across sectors, in two lines, elsewhere; behind it, bytes a cycle that arrive at it, its own and its neighbours', in such rows
+# and elsewhere; power of what 128 bytes are of a panel, by which narrow ones count more of these; of tiles of 256 rows.
+_ASKED_ACROSS, _ASKED_ACROSS_OUTERMOST, _ASKED_MIDDLE, _ASKED_MIDDLE_OUTERMOST, _ASKED = 0.885, 0.774, 0.967, 0.897, 1.26
+_ARRIVING_ACROSS, _ARRIVING, _NARROW_ARRIVING, _HIGH = 184.0, 171.0, 0.4, 1.08
 # Bytes a cycle of the parts of boxes outside their tensor, which TMA fills with zeros: of one unit, of all together.
 _OUTSIDE, _OUTSIDE_ALL = 31.2, 1550.0
 _OUTSIDE_LONG = 22.7  # over several rounds
@@ -45,7 +53,10 @@ def _loads(p: Problem, t: Tile, spans: tuple[int, ...], rows: int, columns: int,
 
 
 def clusters(chip: Chip, p: Problem, t: Tile, matrix: float) -> tuple[int, ...]:
-    """Tiles of a cluster side by side and one below the other, as the compiler makes them (transform/pairing.py)."""
+    """Tiles of a cluster side by side and one below the other: those asked for, else as the compiler makes them
+    (transform/pairing.py)."""
+    if t.cluster:
+        return (*t.cluster, 1)
     found: tuple[int, ...] = (1, 1, 1)
     if chip.kind != "wgmma":
         return found
@@ -63,6 +74,18 @@ def clusters(chip: Chip, p: Problem, t: Tile, matrix: float) -> tuple[int, ...]:
         return saved_in_one_round(_loads(p, t, spans, t.bm, t.loaded, True), matrix, depth, prod(spans))
 
     return larger_in_one_round(grid, (True, True, False), saved, chip.units, found)
+
+
+def cluster_sizes(chip: Chip, p: Problem, t: Tile) -> list[tuple[int, int]]:
+    """Clusters, side by side and one below the other, that a launch of one round of these tiles may have."""
+    q = turned(p, t.staged) if t.turned else p
+    grid = ceil(q.n / t.bn), ceil(q.m / t.bm)
+    # Where no rows lie across sectors small clusters lose what large ones gain: 64x128 takes 15.2 us at 1000x1000x4000 NT, 18.0
+    # in pairs; 64x96 at 752x736x2928 NT 11.4, 11.0 in 2 x 2, 9.3 in 2 x 4.
+    least = 1 if q.a_rows % SECTOR or q.b_rows % SECTOR else 8
+    sizes = ((1, 1), *(x for x in ((2, 1), (1, 2), *LARGER) if prod(x) >= least))
+    return [(x, y) for x, y in sizes if x <= grid[0] and y <= grid[1] and
+            ceil(grid[0] / x) * x * ceil(grid[1] / y) * y * q.batch * t.parts <= at_once(chip.units, x * y)]
 
 
 def _boxes(p: Problem, k_inner: bool, extent: int, load: Load) -> float:
@@ -83,27 +106,50 @@ def load_cycles(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...], busy: f
     if chip.kind != "wgmma":
         return (a + b) / rate
     a, b = a * _lines(p.a_k, loads[0]), b * _lines(p.b_k, loads[1])
-    columns, rows, drift = ceil(p.n / t.bn), ceil(p.m / t.bm), 1.0
+    columns, rows, drift, inner = ceil(p.n / t.bn), ceil(p.m / t.bm), 1.0, (p.a_k, p.b_k)
     rounds = ceil(columns * rows * p.batch * t.parts / chip.units)
     across = [x for x in loads if x.row % SECTOR]
     if rounds == 1:
-        drift += (_DRIFT_ACROSS if across else _DRIFT) * log2(max(1.0, p.k / t.parts * p.bits / 16384))
+        drift += (_DRIFT_ACROSS if across else _DRIFT) * log2(max(1.0, p.k / t.parts * p.bits / 16384)) * (
+            _DRIFT_TOGETHER if prod(spans) > 1 else 1.0)
         rate /= drift
     own, near = _OWN / busy**0.5 / drift, side_by_side(chip, p, t.bm, t.bn, t.parts)
     ask = max(1.0, columns / spans[0]), max(1.0, rows / spans[1])  # units or clusters that ask for a tile of A, of B
-    alone = a / (rate * drift if near == "a" and ask[0] > 1 else min(rate, own * ask[0] ** (1 / 3)))
-    alone += b / (rate * drift if near == "b" and ask[1] > 1 else min(rate, own * ask[1] ** (1 / 3)))
+    each = (a / (rate * drift if near == "a" and ask[0] > 1 else min(rate, own * ask[0] ** (1 / 3))),
+            b / (rate * drift if near == "b" and ask[1] > 1 else min(rate, own * ask[1] ** (1 / 3))))
+    alone = sum(each)
+    asked = sum(x * _asked_part(k, y) for x, k, y in zip(each, inner, loads))
+    if rounds == 1:
+        short = _SHORT * t.bk * p.bits / 1024 * sum(1 / span for k, row, units, span in zip(
+            inner, (p.m, p.n), (columns, rows), spans) if not k and row * p.bits <= 8 * _SHORT_ROW and units >= _SHORT_UNITS)
+        alone, asked = alone + short, asked + short
     if prod(spans) == 1:
         if rounds < _APART_FROM or not across:
             return alone
         return max(alone, sum(x.size * (_LONG_SECTORS * (1 if k else _LONG_OUTERMOST) if x.row % SECTOR else 1.0)
                               for x, k in zip(loads, (p.a_k, p.b_k))) / _LONG)
     loads = (_longer(loads[0], boxes[0]), _longer(loads[1], boxes[1]))
-    if rounds > 1 and across:
+    if rounds == 1:
+        arriving = sum(x.size * _panels(p, k, extent) for x, k, extent in zip(loads, inner, (t.bm, t.loaded)))
+        return (asked + arriving / (_ARRIVING_ACROSS if across else _ARRIVING)) * (_HIGH if t.bm == 256 else 1.0)
+    if across:
         return max(alone, sum(x.size for x in loads) / _LONG_ARRIVING +
                    sum(x.taken for x in loads if x.row % SECTOR) / _LONG_ASKED)
-    part = 1.0 if p.ragged and rounds > 1 else _LONG_PAIRED if rounds > 1 else _PAIRED if prod(spans) == 2 else _CLUSTERED
-    return max(alone, paired_cycles(loads, 0, prod(spans)) * part)
+    return max(alone, paired_cycles(loads, 0, prod(spans)) * (1.0 if p.ragged else _LONG_PAIRED))
+
+
+def _asked_part(k_inner: bool, load: Load) -> float:
+    """What counts of the time of a load that a unit of a cluster asks for."""
+    if load.row % SECTOR:
+        return _ASKED_ACROSS if k_inner else _ASKED_ACROSS_OUTERMOST
+    if load.row % LINE:
+        return _ASKED_MIDDLE if k_inner else _ASKED_MIDDLE_OUTERMOST
+    return _ASKED
+
+
+def _panels(p: Problem, k_inner: bool, extent: int) -> float:
+    """What more the boxes of an operand count that arrive at a unit of a cluster: narrow ones are many."""
+    return 1.0 if k_inner else (LINE / gcd(extent * p.bits // 8, LINE)) ** _NARROW_ARRIVING
 
 
 def _placed(p: Problem, t: Tile, loads: tuple[Load, Load]) -> tuple[Load, Load]:
@@ -145,4 +191,4 @@ def inside(p: Problem, t: Tile) -> float:
     return max(0.0, 1 - _FEWER * max(-p.m % t.bm, -p.n % t.bn) / (t.bm + t.bn))
 
 
-__all__ = ["clusters", "inside", "load_cycles", "outside_cycles"]
+__all__ = ["cluster_sizes", "clusters", "inside", "load_cycles", "outside_cycles"]

@@ -17,7 +17,7 @@ from math import ceil, log2, prod
 from tilelang.transform.pairing import SECTOR, at_once
 
 from .tile_facts import Chip, Problem, Tile, chip_of, turned, without_wgmma
-from .tile_loads import clusters, inside, load_cycles, outside_cycles
+from .tile_loads import cluster_sizes, clusters, inside, load_cycles, outside_cycles
 from .tile_shapes import by_rows, candidates, column_parts, shared_bytes, side_by_side
 
 _ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # by warp groups that compute: cycles for one of the matrix unit
@@ -25,12 +25,12 @@ _ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # by warp groups that compute: cycles fo
 _LEAST = 181.0
 _NORM = 12  # of loads and products that take about as long: one waits now and then for the other
 _BOTH = 5  # of a tile's own work and memory
-_WAITING = 28.3  # cycles of a stage for each doubling of a cluster: it is free only when all blocks have used it
+_WAITING = 19.0  # cycles of a stage for each doubling of a cluster: it is free only when all blocks have used it
 _FELT_LONG = 1.1  # in four rounds and more, what is felt of the tiles at an edge
 _SHARED_ROWS = 1.14, 1.02  # what neighbours share takes longer from memory: 128 bytes of a row a stage, 256 of them
 # Cycles more of clusters of 4 and 8 than of two: 128x72 tiles at 1000 cubed take 7.8 us in clusters of 2 x 2, 7.3 of
 # 2 x 4.  Where neighbours share the larger operand: 192x104 at 10000x200x1000 take 10.9 in 2 x 1, 11.1 in 2 x 2 and 2 x 4.
-_TOGETHER, _TOGETHER_NEAR = 470, 248
+_TOGETHER, _TOGETHER_NEAR, _TOGETHER_PAIR, _TOGETHER_EIGHT = 507, 332, 756, 1084
 # Cycles more for an element of a tile that leaves: through shared memory, in whole vectors or not; of a turned one, by
 # stmatrix and without; of sums whose tiles are turned or moved; in rows that TMA cannot store.
 _STAGED, _STAGED_APART, _BY_MATRICES, _TURNED, _SUMS, _APART = 0.0098, 0.2, 0.0067, 0.28, 0.058, 0.1
@@ -47,10 +47,14 @@ _FOLLOWING = 0.3  # of ragged products more of the time of one group's tiles, as
 _PARTIAL, _RING_OF_THREE, _DEEP, _IDLE = 0.67, 1.1, 1.05, 0.3
 _ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # prices that are not told apart; of one round
 # Iterations over 128 bytes of k of a unit's tiles, of one, up to which it may start soon; where rows lie across sectors, on
-# so many of the units (79 tiles of 128x208 at 10000x200x1000 13.9 us, then 16.4; 120 of 128x72 at 1000x1048x328 5.1, 4.4).
+# so many of the units or in tiles of 64 rows (79 tiles of 128x208 at 10000x200x1000 13.9 us, then 16.4; 120 of 128x72 at
+# 1000x1048x328 5.1, 4.4; 102 of 128x192 at 4184x536x408 8.9, 9.9; 102 of 64x96 at 2120x288x488 4.5, 4.0).
 _SOON, _SOON_ONCE, _NEARLY = 16, 40, 0.85
 # Seconds that starting soon saves, and more where the next launch's blocks find room beside those that run.
 SOON_SAVES, _SAVED_BESIDE = 0.68e-6, 0.06e-6
+# Tiles, from the cheapest on, of up to so many times its price, that are thought of in other clusters; how much dearer these
+# count, of which the cheapest of many is taken (of 51 shapes: 3.3 % over the best timed, without 3.9 %, without clusters 5.3 %).
+_TRIED, _FAR, _SURE = 32, 1.25, 1.04
 _WARM, _KEPT = 1.78, 0.7  # how much faster what L2 keeps is there again, up to what part of it
 
 
@@ -102,8 +106,11 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
     cycles = rounds * depth * (stage + late) + outside
     if chip.kind == "wgmma":  # of the last stage only what k has is loaded; nothing hides the first load
         cycles += min(matrix, load) - (1 - _PARTIAL) * rounds * (depth - p.k / t.bk / t.parts) * max(0.0, stage - matrix)
-    if prod(spans) > 2:
-        cycles += _TOGETHER_NEAR if side_by_side(chip, p, t.bm, t.bn, t.parts) else _TOGETHER
+    if prod(spans) == 2 and rounds == 1:
+        cycles += _TOGETHER_PAIR
+    elif prod(spans) > 2:
+        near = side_by_side(chip, p, t.bm, t.bn, t.parts)
+        cycles += _TOGETHER_NEAR if near else _TOGETHER if prod(spans) == 4 else _TOGETHER_EIGHT
     if chip.kind == "wgmma":  # where power limits, units that are done early leave theirs to the others
         idle = (1 - tiles / chip.units / rounds) * depth * stage * rounds
         cycles -= _IDLE * _long(cycles / chip.clock + chip.around) * idle
@@ -284,8 +291,24 @@ def _soon(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...]) -> bool:
     if prod(spans) > 1:
         return True
     if p.a_rows % SECTOR or p.b_rows % SECTOR:
-        return steps <= _SOON and tiles >= _NEARLY * chip.units
+        return steps <= _SOON and (tiles >= _NEARLY * chip.units or t.bm == 64)
     return steps <= _SOON_ONCE
+
+
+def _in_clusters(chip: Chip, p: Problem, priced: list[tuple[float, float, Tile]]) -> list[tuple[float, float, Tile]]:
+    """The cheapest tiles of one round in clusters of other sizes than the compiler makes, where that is cheaper."""
+    if chip.kind != "wgmma" or p.kind != "half" or p.two_level or p.open_rows:
+        return []
+    first = sorted(priced, key=lambda x: x[0])[:_TRIED]
+    found = []
+    for seconds, _, t in first:
+        if seconds > _FAR * first[0][0] or not _once(chip, p, t):
+            continue
+        others = [(*_price(chip, p, x), x) for x in (replace(t, cluster=spans) for spans in cluster_sizes(chip, p, t))]
+        least = min(others, key=lambda x: x[:2], default=None)
+        if least and least[0] * _SURE < seconds:
+            found.append((least[0] * _SURE, least[1] * _SURE, least[2]))
+    return found
 
 
 @lru_cache(maxsize=1024)
@@ -300,6 +323,7 @@ def choose_tile(chip: Chip, p: Problem) -> Tile:
     priced = [(*_price(chip, p, t), t) for t in candidates(chip, p)]
     if not priced:
         raise ValueError(f"no tile of {chip.kind} suits {p}")
+    priced += _in_clusters(chip, p, priced)
     best, own, cheapest = min(priced, key=lambda x: x[:2])
     parts = cheapest.parts
     memory = best > own * 2 ** (1 / _BOTH)  # is what takes longer
