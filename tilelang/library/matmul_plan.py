@@ -60,7 +60,7 @@ class Place:
         return chip_of(self.target)
 
     def compile(self, program: Any, soon: bool = False, cluster: tuple[int, ...] = ()) -> Plan:
-        """soon: the launch may be set up while the one before it on the stream ends.  cluster: see Tile; () for the compiler's."""
+        """soon: the launch may be set up while the one before it on the stream ends.  cluster: Tile.cluster."""
         configs: dict[str, Any] = {"tl.enable_hopper": True} if self.target.has_wgmma else {}
         if soon:
             configs["tl.dependent_launch"] = True

@@ -16,7 +16,7 @@ from .tile_shapes import side_by_side
 # Loads of one round for each doubling of its iterations beyond 16: blocks drift apart, and less of what they load is the same.
 _DRIFT, _DRIFT_ACROSS = 0.098, 0.076  # and where rows lie across sectors
 _DRIFT_TOGETHER = 0.27  # of these, in clusters
-# Cycles more of 128 bytes of k of an operand whose k is outermost and whose rows have at most so many bytes, where so many units
+# Cycles more of 128 bytes of k of an operand whose k is outermost and whose rows have so many bytes or less, if so many units
 # load each tile of it: all ask for the same few lines (104x3832x480 TT 4.5 us, 3.5 in clusters of 4 that load A once).
 _SHORT, _SHORT_ROW, _SHORT_UNITS = 54.0, 512, 24
 _CROWDED = 0.38  # power of the part of the units that load, by which each has less

@@ -53,7 +53,7 @@ _SOON, _SOON_ONCE, _NEARLY = 16, 40, 0.85
 # Seconds that starting soon saves, and more where the next launch's blocks find room beside those that run.
 SOON_SAVES, _SAVED_BESIDE = 0.68e-6, 0.06e-6
 # Tiles, from the cheapest on, of up to so many times its price, that are thought of in other clusters; how much dearer these
-# count, of which the cheapest of many is taken (of 51 shapes: 3.3 % over the best timed, without 3.9 %, without clusters 5.3 %).
+# count, of which the cheapest of many is taken (51 shapes: 3.3 % over the best timed, without 3.9 %, without clusters 5.3 %).
 _TRIED, _FAR, _SURE = 32, 1.25, 1.04
 _WARM, _KEPT = 1.78, 0.7  # how much faster what L2 keeps is there again, up to what part of it
 
