@@ -83,7 +83,7 @@ def cluster_sizes(chip: Chip, p: Problem, t: Tile) -> list[tuple[int, int]]:
     # Where no rows lie across sectors small clusters lose what large ones gain: 64x128 takes 15.2 us at 1000x1000x4000 NT, 18.0
     # in pairs; 64x96 at 752x736x2928 NT 11.4, 11.0 in 2 x 2, 9.3 in 2 x 4.
     least = 1 if q.a_rows % SECTOR or q.b_rows % SECTOR else 8
-    sizes = ((1, 1), *(x for x in ((2, 1), (1, 2), *LARGER) if prod(x) >= least))
+    sizes = [x for x in ((2, 1), (1, 2), *LARGER) if prod(x) >= least]
     return [(x, y) for x, y in sizes if x <= grid[0] and y <= grid[1] and
             ceil(grid[0] / x) * x * ceil(grid[1] / y) * y * q.batch * t.parts <= at_once(chip.units, x * y)]
 

@@ -25,7 +25,8 @@ _ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # by warp groups that compute: cycles fo
 _LEAST = 181.0
 _NORM = 12  # of loads and products that take about as long: one waits now and then for the other
 _BOTH = 5  # of a tile's own work and memory
-_WAITING = 19.0  # cycles of a stage for each doubling of a cluster: it is free only when all blocks have used it
+# Cycles of a stage for each doubling of a cluster: it is free only when all blocks have used it.  Of one round.
+_WAITING, _WAITING_ONCE = 28.3, 19.0
 _FELT_LONG = 1.1  # in four rounds and more, what is felt of the tiles at an edge
 _SHARED_ROWS = 1.14, 1.02  # what neighbours share takes longer from memory: 128 bytes of a row a stage, 256 of them
 # Cycles more of clusters of 4 and 8 than of two: 128x72 tiles at 1000 cubed take 7.8 us in clusters of 2 x 2, 7.3 of
@@ -92,7 +93,7 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
         rounds = ceil(padded / (chip.units if rounds == 1 else at_once(chip.units, prod(spans))))
     load = load_cycles(chip, p, t, spans, busy)
     matrix *= _issue(chip, t, (t.bm + t.loaded) * t.bk * size / matrix)
-    waiting = _WAITING * log2(prod(spans))
+    waiting = (_WAITING_ONCE if rounds == 1 else _WAITING) * log2(prod(spans))
     if chip.kind == "wgmma":  # L2 as well is slower when power limits
         power = (0.1 if rounds == 1 else 0.2) if p.a_rows % SECTOR or p.b_rows % SECTOR else 0.08
         load *= 1 + power * _long(rounds * depth * max(matrix, load) / chip.clock + chip.around)
