@@ -52,7 +52,7 @@ def test_other_products_keep_the_compilers_clusters(of):
         assert not choose_tile(H200, lined(*shape, **of)).cluster
 
 
-# Timed on an H200 (benchmarks/results/2026-11-23-h200-clusters.json): bm, bn, stages, threads, turned or moved or staged or wide,
+# Timed on an H200 (benchmarks/results/2026-11-23-h200-clusters.json): bm, bn, stages, threads, turned, moved, staged, wide,
 # cluster, microseconds; all start soon.
 TIMED = {
     (4184, 536, 408, "nn"): [
