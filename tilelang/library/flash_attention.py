@@ -147,21 +147,9 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
     """Check the arguments and find or make the kernel for them."""
     given = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "out": out}
     torch = framework("flash_attention", {n: x for n, x in given.items() if x is not None or n in "qkv"}, ("q", "k", "v"))
-    if layout not in LAYOUTS:
-        raise error("attention-option", f"layout must be one of {', '.join(LAYOUTS)}, found {layout!r}",
-                    expected=f"one of {', '.join(LAYOUTS)}", found=repr(layout),
-                    hint="bshd: (batch, sequence, head, dim)")
     packed = cu_q is not None
-    if cu_k is not None and not packed:
-        raise error("attention-option", "cu_seqlens_k is given without cu_seqlens_q",
-                    expected="cu_seqlens_q too", found="none", hint="give both, or cu_seqlens_q alone")
-    sizes = _packed_sizes(q, k, v, cu_q, cu_k) if packed else _dense_sizes(q, k, v, layout)
+    sizes = _sizes(q, k, v, cu_q, cu_k, layout, out)
     shape = (*q.shape[:-1], sizes.dim_v)
-    check_heads(sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v)
-    check_alike(q, {"k": k, "v": v, "out": out})
-    if out is not None and tuple(out.shape) != shape:
-        raise error("attention-shape", f"out has shape {tuple(out.shape)}, expected {shape}",
-                    expected=str(shape), found=str(tuple(out.shape)), hint="leave it out")
     mask = _mask(causal, window, None if packed else sizes)
     lse_shape = (sizes.heads, sizes.seq_q) if packed else (sizes.batch, sizes.heads, sizes.seq_q)
     where, backend, units = running_on(q, target)
@@ -232,6 +220,26 @@ def _ranks(q: Any, k: Any, v: Any, rank: int, names: str) -> None:
             raise error("attention-shape", f"{name} has shape {tuple(x.shape)}, expected {rank} dimensions {names}",
                         expected=f"{rank} dimensions {names}", found=str(tuple(x.shape)),
                         hint="packed sequences have 3 dimensions and cu_seqlens_q, others 4")
+
+
+def _sizes(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, layout: str, out: Any) -> Sizes:
+    """Of a call, whose arrays and layout are checked.  Raises attention-option, attention-shape."""
+    if layout not in LAYOUTS:
+        raise error("attention-option", f"layout must be one of {', '.join(LAYOUTS)}, found {layout!r}",
+                    expected=f"one of {', '.join(LAYOUTS)}", found=repr(layout),
+                    hint="bshd: (batch, sequence, head, dim)")
+    packed = cu_q is not None
+    if cu_k is not None and not packed:
+        raise error("attention-option", "cu_seqlens_k is given without cu_seqlens_q",
+                    expected="cu_seqlens_q too", found="none", hint="give both, or cu_seqlens_q alone")
+    sizes = _packed_sizes(q, k, v, cu_q, cu_k) if packed else _dense_sizes(q, k, v, layout)
+    shape = (*q.shape[:-1], sizes.dim_v)
+    check_heads(sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v)
+    check_alike(q, {"k": k, "v": v, "out": out})
+    if out is not None and tuple(out.shape) != shape:
+        raise error("attention-shape", f"out has shape {tuple(out.shape)}, expected {shape}",
+                    expected=str(shape), found=str(tuple(out.shape)), hint="leave it out")
+    return sizes
 
 
 def _dense_sizes(q: Any, k: Any, v: Any, layout: str) -> Sizes:
