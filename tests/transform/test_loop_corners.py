@@ -284,3 +284,38 @@ def test_two_products_of_no_turns_leave_what_they_add_to(n):
         want += (q.astype(np.float32) @ k[t].T.astype(np.float32) * 0.5) @ v[t].astype(np.float32)
     got = everywhere(main, q, k, v, np.zeros((64, 64), np.float32), n, on=("tile", "sm_90a"))
     np.testing.assert_array_equal(got[3], want)
+
+
+def test_a_tile_that_is_reduced_in_shared_memory_has_no_versions():
+    @T.prim_func
+    def main(A: T.Tensor((5, 16, 64), "int32"), B: T.Tensor((16,), "int32")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((16, 64), "int32")
+            R = T.alloc_fragment((16,), "int32")
+            F = T.alloc_fragment((16,), "int32")
+            T.clear(F)
+            for k in T.Pipelined(5, num_stages=3):
+                T.copy(A[k, 0:16, 0:64], S)
+                T.reduce_sum(S, R, dim=1)
+                for i in T.Parallel(16):
+                    F[i] = F[i] * 3 + R[i]
+            T.copy(F, B)
+
+    a, want = ints(5, 16, 64), np.zeros(16, np.int32)
+    for k in range(5):
+        want = want * 3 + a[k].sum(1)
+    np.testing.assert_array_equal(everywhere(main, a, on=WITH_HOPPER)[1], want)
+
+
+def test_the_second_of_two_loads_of_one_tile_stays():
+    @T.prim_func
+    def main(A: T.Tensor((2, 32, 64), "int32"), B: T.Tensor((32, 64), "int32")):
+        with T.Kernel(1, threads=128):
+            S = T.alloc_shared((32, 64), "int32")
+            T.copy(A[1, 0:32, 0:64], S)
+            T.copy(A[0, 0:32, 0:64], S)
+            for i, j in T.Parallel(32, 64):
+                B[i, j] = S[i, j] + 1
+
+    a = ints(2, 32, 64)
+    np.testing.assert_array_equal(everywhere(main, a, on=WITH_HOPPER)[1], a[0] + 1)

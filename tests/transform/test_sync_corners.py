@@ -354,7 +354,7 @@ def test_a_role_sees_what_the_block_stored_in_a_tensor():
                 B[tx] = G[255 - tx]
 
     a = ints(256)
-    np.testing.assert_array_equal(everywhere(main, a, on=("sm_90a",))[2], a[:127:-1] + 1)
+    np.testing.assert_array_equal(everywhere(main, a, on=WITH_HOPPER)[2], a[:127:-1] + 1)
 
 
 def test_a_barrier_of_the_program_tells_products_of_what_threads_stored():
@@ -376,3 +376,19 @@ def test_a_barrier_of_the_program_tells_products_of_what_threads_stored():
     a, b = (rng.integers(-3, 4, (64, 64)).astype(np.float16) for _ in range(2))
     got = everywhere(main, a, b, on=("tile", "sm_90a"))[2]
     np.testing.assert_array_equal(got, (a * 2).astype(np.float32) @ (b + 1).astype(np.float32))
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_barrier_in_a_branch_that_is_not_taken_orders_nothing(n):
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32"), n: T.int32):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((64,), "int32")
+            tx = T.get_thread_binding()
+            S[tx] = A[tx]
+            if n > 0:
+                T.sync_threads()
+            B[tx] = S[63 - tx]
+
+    a = ints(64)
+    np.testing.assert_array_equal(everywhere(main, a, a * 0, n, on=WITH_HOPPER)[1], a[::-1])

@@ -255,9 +255,10 @@ def together(c: Any, s: Any, action: Action, part: str = "") -> Action:
 
 
 class Parting:
-    """Which branches and loops of a launch the threads of a block may take differently."""
+    """Which branches and loops of a launch the threads of a block may take differently; written: tensors that it stores in."""
 
     def __init__(self, s: Launch) -> None:
+        self.written = {n.buffer.data for n in walk(s.body) if isinstance(n, Store) and n.buffer.scope() == "global"}
         self.vars: set[Any] = set(s.thread_vars)  # and storage of private arrays: what differs between threads
         size = 0
         while size != len(self.vars):
@@ -285,29 +286,31 @@ _GATHER = ("in_warp_groups", "sync_threads", *BLOCK_VOTES)
 
 
 def meets_around(c: Any, s: Stmt) -> bool:
-    """Whether the roles that come to s meet before and behind it: it touches shared memory, and holds nothing in which they
-    meet anyway.  Statements around such work are the same for all threads; each role runs them by itself."""
+    """Whether the roles that come to s meet before and behind it: it touches memory that they share, and holds nothing in which
+    they meet anyway.  Statements around such work are the same for all threads; each role runs them by itself."""
     if len(c.members) < 2 or isinstance(s, (Alloc, Parallel)):
         return False
     if isinstance(s, TileOp):  # that of each thread; the others are one action of all roles
-        return _touches_shared(s) and any(isinstance(n, Region) and n.buffer.scope_name in _PRIVATE for n in walk(s))
-    if not _touches_shared(s) or not isinstance(s, _COMPOUND):
-        return _touches_shared(s)
+        return _touches_shared(c, s) and any(isinstance(n, Region) and n.buffer.scope_name in _PRIVATE for n in walk(s))
+    if not _touches_shared(c, s) or not isinstance(s, _COMPOUND):
+        return _touches_shared(c, s)
     if any(isinstance(n, Call) and n.op in _GATHER for n in walk(s)):
         return False
     # Where threads part, tile operations are those of each thread; a role may have none that comes to them.
     return c.part.at(s) or not any(isinstance(n, (TileOp, Parallel)) for n in walk(s))
 
 
-def _touches_shared(x: Any) -> bool:
+def _touches_shared(c: Any, x: Any) -> bool:
+    """Whether x touches shared memory, or a tensor that threads of the launch store in: block barriers order both."""
     kinds = (Load, Store, AddressOf, Region)
-    return any(isinstance(n, kinds) and n.buffer.scope() in ("shared", "shared.dyn") for n in walk(x))
+    return any(isinstance(n, kinds) and (n.buffer.scope() in ("shared", "shared.dyn") or n.buffer.data in c.part.written)
+               for n in walk(x))
 
 
 def asks_shared(c: Any, s: Stmt) -> bool:
-    """Whether what a statement does rests on shared memory, as a condition."""
+    """Whether what a statement does rests on memory that roles share, as a condition."""
     asked = (s.cond,) if isinstance(s, (If, While)) else (s.start, s.extent) if isinstance(s, For) else ()
-    return len(c.members) > 1 and any(map(_touches_shared, asked))
+    return len(c.members) > 1 and any(_touches_shared(c, e) for e in asked)
 
 
 def in_front(c: Any, s: Stmt, action: Action) -> Action:
