@@ -43,3 +43,12 @@ def test_an_option_of_another_kind_is_refused(name):
     shown = str(e.value)
     assert e.value.kind == kind and "^" in shown and __file__ in shown, shown
     assert e.value.expected and e.value.found and e.value.hint, shown
+
+
+def test_hooks_of_generated_source_are_found_without_an_import_of_their_module():
+    import subprocess
+    import sys
+
+    code = "import tilelang; print(tilelang.engine.callback.register_cuda_postproc_callback.__name__)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.stdout.strip() == "decorate", out.stderr

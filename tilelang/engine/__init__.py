@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import lower  # the module, which is callable: `tilelang.engine.lower(func)`
+from . import callback, lower  # the module `lower` is callable: `tilelang.engine.lower(func)`
 from .param import CompiledArtifact, KernelParam
 
-__all__ = ["CompiledArtifact", "KernelParam", "lower"]
+__all__ = ["CompiledArtifact", "KernelParam", "callback", "lower"]
