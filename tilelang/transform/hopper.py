@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 
 from tilelang.target.tensor_map import ADDRESS_ALIGN
 
-from tilelang.ir import Alloc, Bind, Launch, Var, walk
+from tilelang.ir import Alloc, Bind, Buffer, Expr, For, Launch, Load, free_vars, walk
 from tilelang.ir.record import record
 
 from .config import PassConfigKey
@@ -49,11 +50,22 @@ def no_roles(cx: PassContext) -> str:
         PassConfigKey.TL_DISABLE_WARP_SPECIALIZED) if cx.option(key))
 
 
-def placed_in_kernel(launch: Launch) -> set[Var]:
-    """Storage of tensors whose address only the kernel knows: no host can describe them to TMA."""
-    nodes = [x for x in walk(launch.body) if isinstance(x, (Alloc, Bind))]
-    return {x.buffer.data for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name == "global"} | {
+def placed_in_kernel(launch: Launch) -> Callable[[Buffer], str]:
+    """What of a tensor is known in the kernel only, "address" or "shape", so that no host can describe it to TMA; "" for
+    others."""
+    nodes = [x for x in walk(launch.body) if isinstance(x, (Alloc, Bind, For))]
+    inside = {x.buffer.data if isinstance(x, Alloc) else x.var for x in nodes} | {*launch.block_vars, *launch.thread_vars}
+    own = {x.buffer.data for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name == "global"} | {
         x.var for x in nodes if isinstance(x, Bind) and x.var.dtype.is_handle}
+
+    def known(b: Buffer) -> str:
+        if b.data in own:
+            return "address"
+        described = [x for x in (*b.shape, *(b.strides_ or ()), b.offset) if isinstance(x, Expr)]
+        late = any(v in inside for x in described for v in free_vars(x))
+        return "shape" if late or any(isinstance(y, Load) for x in described for y in walk(x)) else ""
+
+    return known
 
 
 __all__ = ["Hopper", "hopper", "no_roles", "placed_in_kernel"]

@@ -277,8 +277,8 @@ class _Roles:
         """Why TMA may not read a tensor; "" when it may."""
         if b.data in {e.storage for e in effects(self.launch.body) if e.writes and e.buffer.scope_name == "global"}:
             return f"`{b.name}` is written by the kernel"
-        if b.data in placed_in_kernel(self.launch):
-            return f"the address of `{b.name}` is known in the kernel only"
+        if late := placed_in_kernel(self.launch)(b):
+            return f"the {late} of `{b.name}` is known in the kernel only"
         safe = dict(self.launch.attr("safe_values", ()))
         if b in safe and not is_const(safe[b], 0):
             return f"outside `{b.name}` reads as {safe[b]}"

@@ -175,8 +175,8 @@ class _Copies:
         one_row = c.dst.buffer.ndim == 1
         why = run_refusal(c, c.dst, c.src, self.analyzer, strides) if one_row else tma_refusal(c, strides)
         why = why or self._unfit(c.dst.buffer)
-        if not why and c.src.buffer.data in self.placed:
-            why = f"the address of `{c.src.buffer.name}` is known in the kernel only"
+        if not why and (late := self.placed(c.src.buffer)):
+            why = f"the {late} of `{c.src.buffer.name}` is known in the kernel only"
         if not why and c.src.buffer.data in self.written:
             why = f"`{c.src.buffer.name}` is written by the kernel"
         safe = self.safe.get(c.src.buffer)

@@ -64,8 +64,8 @@ class TmaStores:
 
     def refusal(self, op: Any, tensor: Buffer) -> str:
         """Why an op may not write its tensor by TMA, as the rest of the program stands; "" when it may."""
-        if tensor.data in placed_in_kernel(self.launch):
-            return f"the address of `{tensor.name}` is known in the kernel only"
+        if late := placed_in_kernel(self.launch)(tensor):
+            return f"the {late} of `{tensor.name}` is known in the kernel only"
         writers: list[Any] = []
         for e in effects(self.launch.body):
             if e.storage is not tensor.data:
