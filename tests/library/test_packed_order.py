@@ -8,24 +8,24 @@ import pytest
 import tilelang
 import tilelang.language as T
 from tilelang.library.flash_attention_kernels import Mask, Sizes, Tile
-from tilelang.library.flash_attention_packed import packed_attention, rank
+from tilelang.library.flash_attention_packed import FACTS, packed_attention, rank
 
 TILE = Tile(64, 48, 2, 128)
 MASKS = {"full": Mask(), "causal": Mask(None, 0), "ahead": Mask(None, 70), "window": Mask(100, 0), "both": Mask(60, 90)}
 
 
-def order(mask, cu_q, cu_k, tokens, slots, **options):
+def order(mask, cu_q, cu_k, slots, heads, wide, near, **options):
     batch = len(cu_q) - 1
 
     @T.prim_func
     def program(cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
-                Tiles: T.Tensor((slots, 2), "int32")):
+                Tiles: T.Tensor((slots * heads, FACTS), "int32")):
         with T.Kernel(slots, threads=128) as slot:
-            rank(Tiles, cu_q, cu_k, slot, batch, tokens, mask, TILE)
+            rank(Tiles, cu_q, cu_k, slot, batch, heads, wide, near, mask, TILE, 1)
 
-    out = np.full((slots, 2), -7, np.int32)
+    out = np.full((slots * heads, FACTS), -7, np.int32)
     tilelang.compile(program, **options)(np.array(cu_q, np.int32), np.array(cu_k, np.int32), out)
-    return out.tolist()
+    return out[:, :6].tolist()
 
 
 def steps(mask, row, seq_q, seq_k):
@@ -35,17 +35,19 @@ def steps(mask, row, seq_q, seq_k):
     return max(seen, default=-1) // TILE.keys + 1
 
 
-def check(mask, cu_q, cu_k, spare, **options):
-    tokens = cu_q[-1] + spare
-    slots = tokens // TILE.rows + len(cu_q) - 1
-    got = order(mask, cu_q, cu_k, tokens, slots, **options)
-    lengths = [(b - a, d - c) for a, b, c, d in zip(cu_q, cu_q[1:], cu_k, cu_k[1:])]
-    real = [[s, row] for s, (n, _) in enumerate(lengths) for row in range(0, n, TILE.rows)]
-    assert sorted(got[:len(real)]) == real
-    assert all(row >= lengths[s][0] for s, row in got[len(real):])
+def check(mask, cu_q, cu_k, spare, wide=2, near=10**6, **options):
+    """Groups of heads, in them parts of the sequences, in them the tiles with most steps first, at last slots of no queries."""
+    heads, slots = 3, (cu_q[-1] + spare) // TILE.rows + len(cu_q) - 1
+    got = order(mask, cu_q, cu_k, slots, heads, wide, near, **options)
     most = 10**9 if mask.left is None else ceil((mask.left + TILE.rows) / TILE.keys) + 1
-    taken = [min(most, steps(mask, row, *lengths[s])) for s, row in got[:len(real)]]
-    assert taken == sorted(taken, reverse=True)
+    want = []
+    for s, (a, b, c, d) in enumerate(zip(cu_q, cu_q[1:], cu_k, cu_k[1:])):
+        for row in range(0, b - a, TILE.rows):
+            taken = min(most, steps(mask, row, b - a, d - c))
+            want += [((h // wide, c // near, -taken, s, row, h), [h, row, a, b - a, c, d - c]) for h in range(heads)]
+    assert got[:len(want)] == [facts for _, facts in sorted(want)]
+    assert all(facts[3] == 0 for facts in got[len(want):])
+    assert sorted(h for h, *_ in got) == sorted(list(range(heads)) * slots)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -56,7 +58,7 @@ def test_every_tile_has_its_place_by_its_steps(name):
         lengths = [rng.integers(0, 300 if batch < 100 else 90, batch) * (rng.random(batch) < 0.8) for _ in "qk"]
         cu_q, cu_k = ([int(x) for x in np.cumsum([0, *n])] for n in lengths)
         front = 150 if case == 2 else 0  # tokens of no sequence
-        check(MASKS[name], [front + x for x in cu_q], cu_k, 80 * (case % 2), target="cpu")
+        check(MASKS[name], [front + x for x in cu_q], cu_k, 80 * (case % 2), 1 + case, (10**6, 300)[case % 2], target="cpu")
 
 
 def test_the_order_is_the_same_on_a_gpu():
@@ -74,7 +76,7 @@ def test_rounds_that_go_forth_and_back_take_every_tile(units):
     program = packed_attention(sizes, strides, "float16", MASKS["causal"], TILE, False, 1.0, units)
     kernel = tilelang.compile(program, target="cpu")
     out = np.full_like(q, np.nan)
-    kernel(q, k, v, 1.0, cu, cu, np.empty((int(cu[-1]) // TILE.rows + len(lengths), 2), np.int32), out, None)
+    kernel(q, k, v, 1.0, cu, cu, np.empty(((int(cu[-1]) // TILE.rows + len(lengths)) * heads, FACTS), np.int32), out, None)
     for a, b in zip(cu, cu[1:]):
         s = np.einsum("ihd,jhd->hij", *(x[a:b].astype(np.float64) for x in (q, k)))
         p = np.exp(s - s.max(-1, keepdims=True, initial=-np.inf)) * np.tri(b - a)

@@ -22,7 +22,7 @@ from .attention_arrays import (UNIT, check_alike, check_apart, check_gradient, c
                                device_of, facts, framework, readable, running_on, strides_of)
 from .attention_tiles import Machine, attention_tile, machine_of, near_tiles, shares
 from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention
-from .flash_attention_packed import packed_attention
+from .flash_attention_packed import FACTS, packed_attention
 from .flash_attention_parts import parted_attention
 from .flash_attention_shares import Shares, shared_attention
 from .opt_in import wanted
@@ -351,7 +351,7 @@ def _kernel(sizes: Sizes, deal: Shares | None, shapes: Any, strides: Any, *optio
     # What stands at a single element is no stride: frameworks put any number there, so it is no symbol to solve for.
     free = tuple((*(n if e == 1 else None for n, e in zip(s[:-1], shape)), 1) for s, shape in zip(strides, shapes))
     counts = (n if n == 1 and not packed else None for n in sizes[:3])
-    tiles = (((sizes.seq_q // tile.rows + sizes.batch, 2), "int32"),) if packed else ()
+    tiles = ((((sizes.seq_q // tile.rows + sizes.batch) * sizes.heads, FACTS), "int32"),) if packed else ()
     return _made(Sizes(*counts, *fixed), None, free, *options), tiles  # type: ignore[arg-type]
 
 

@@ -2,7 +2,8 @@
 
 A first launch puts the tiles of queries in order, longest first: blocks take tiles in a fixed stride, so that neighbours in
 this order must be alike.  In the order of the sequences a stride may fall in step with them: two sequences of 4096, two
-heads, and half of the blocks have short tiles only.
+heads, and half of the blocks have short tiles only.  Tiles that run at the same time should also share keys in L2: heads
+whose keys fit together go one group after another, and where one head's do not fit, so do parts of the sequences.
 
 Sequence s has the slots from cu_q[s] // rows + s on, which are enough for its tiles whatever the lengths are.  The place of a
 tile is how many tiles take more steps, or as many and stand before it.  Steps do not become fewer from tile to tile of a
@@ -17,6 +18,8 @@ import tilelang.language as T
 
 from .flash_attention_kernels import LOG2E, Mask, Sizes, Tile, absorb, finish, key_tiles, reset, seen, working_set
 
+NEAR = 32 << 20  # bytes of keys and values that tiles running at the same time may keep in L2
+FACTS = 8  # integers of a tile: head, first row, the sequence's first query and length, first key and number of keys; 2 unused
 _LANES = 128  # sequences that a block of the first launch looks at together
 
 
@@ -49,10 +52,12 @@ def _steps(mask: Mask, tile: Tile, row: Any, seq_q: Any, seq_k: Any) -> Any:
 
 
 @T.macro
-def rank(Tiles, cu_q, cu_k, slot, batch, tokens, mask, tile):
-    """Puts the tile of a slot into its place in Tiles: the number of its sequence and its first row."""
-    each, before = [T.alloc_fragment((_LANES,), "int32") for _ in (0, 1)]
-    number, place = [T.alloc_fragment((1,), "int32") for _ in (0, 1)]
+def rank(Tiles, cu_q, cu_k, slot, batch, heads, wide, near, mask, tile, units):
+    """Writes what the kernel needs to know of a slot's tile, for each head, to its place in Tiles.
+
+    wide: heads that go together.  near: keys of one head of sequences that go together.  units: blocks at work together."""
+    each, before, every = [T.alloc_fragment((_LANES,), "int32") for _ in (0, 1, 2)]
+    number, place, real = [T.alloc_fragment((1,), "int32") for _ in (0, 1, 2)]
     rows = tile.rows
     T.clear(each)
     for n in T.serial(T.ceildiv(batch, _LANES)):
@@ -63,40 +68,58 @@ def rank(Tiles, cu_q, cu_k, slot, batch, tokens, mask, tile):
     T.reduce_sum(each, number)
     own = number[0] - 1  # -1: slots in front of the first sequence
     at = T.max(own, 0)
-    first = cu_q[at]
-    row = (slot - (first // rows + at)) * rows
-    filled = T.And(own >= 0, row < cu_q[at + 1] - first)
-    least = _steps(mask, tile, row, cu_q[at + 1] - first, cu_k[at + 1] - cu_k[at])
+    first_q, first_k = cu_q[at], cu_k[at]
+    seq_q, seq_k = cu_q[at + 1] - first_q, cu_k[at + 1] - first_k
+    row = (slot - (first_q // rows + at)) * rows
+    filled = T.And(own >= 0, row < seq_q)
+    least = _steps(mask, tile, row, seq_q, seq_k)
     T.clear(before)
+    T.clear(every)
     for n in T.serial(T.ceildiv(batch, _LANES)):
         for i in T.Parallel(_LANES):
             s = n * _LANES + i
             if s < batch:
                 length, keys = cu_q[s + 1] - cu_q[s], cu_k[s + 1] - cu_k[s]
+                tiles = T.ceildiv(length, rows)
                 more = _with_steps(mask, tile, least + 1, length, keys)
                 alike = _with_steps(mask, tile, least, length, keys) - more
-                earlier = row // rows - (T.ceildiv(length, rows) - alike - more)  # of its own sequence
-                tiled = more + T.if_then_else(s < own, alike, T.if_then_else(s == own, earlier, 0))
+                earlier = row // rows - (tiles - alike - more)  # of its own sequence
+                longer = more + T.if_then_else(s < own, alike, T.if_then_else(s == own, earlier, 0))
+                part, mine = cu_k[s] // near, first_k // near
+                inside = T.if_then_else(part == mine, longer, T.if_then_else(part < mine, tiles, 0))
                 # Slots without a tile stand behind all that have one, in their own order.
-                before[i] += T.if_then_else(filled, tiled, T.if_then_else(s > own, T.ceildiv(length, rows), 0))
+                before[i] += T.if_then_else(filled, inside, T.if_then_else(s > own, tiles, 0))
+                every[i] += tiles
     T.reduce_sum(before, place)
-    to = T.if_then_else(filled, place[0], slot + place[0])
-    if T.get_thread_binding() == 0:
-        Tiles[to, 0] = at
-        Tiles[to, 1] = T.if_then_else(filled, row, tokens)  # past the end of any sequence
+    T.reduce_sum(every, real)
+    for h in T.Parallel(heads):
+        turn = h // wide * wide
+        among = turn * real[0] + place[0] * T.min(wide, heads - turn) + h - turn
+        p = T.if_then_else(filled, among, (slot + place[0]) * heads + h)
+        # Rounds go forth and back: who had the longest tile of one has the shortest of the next.
+        begin = p // units * units
+        last = T.min(units, Tiles.shape[0] - begin) - 1
+        n = T.if_then_else(p // units % 2 == 0, p, begin + last - (p - begin))
+        Tiles[n, 0] = h
+        Tiles[n, 1] = T.if_then_else(filled, row, 0)
+        Tiles[n, 2] = first_q
+        Tiles[n, 3] = T.if_then_else(filled, seq_q, 0)
+        Tiles[n, 4] = first_k
+        Tiles[n, 5] = seq_k
 
 
 def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: Tile, with_lse: bool,
                      fixed: float | None = None, units: int = 1) -> Any:
     """Sequences one after another: Q (tokens_q, heads, dim), K (tokens_k, kv_heads, dim), V (…, dim_v), O like Q; strides as in
     dense_attention.  cu_q, cu_k (sequences + 1): the first token of each and the last end.  LSE (heads, tokens_q) or None.
-    Tiles (tiles, 2): room for the sequence and the first row of every tile; tiles = tokens_q // rows + sequences.
+    Tiles (tiles, FACTS): room for what is known of every tile; tiles = (tokens_q // rows + sequences) * heads.
 
     sizes: batch is the number of sequences, seq_q and seq_k the numbers of tokens.  units: blocks that run at the same time.
-    Heads of a tile of queries are neighbours.  Slots that are left over have no rows.
+    Slots that are left over are of no queries.
     """
     batch, tokens_q, tokens_k, heads, kv_heads, dim, dim_v = sizes
     rows, keys, group = tile.rows, tile.keys, heads // kv_heads
+    near = max(1, NEAR // (2 * (dim + dim_v)))  # keys
     tiles = T.dynamic("tiles")
 
     @T.prim_func
@@ -104,25 +127,18 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
                                K: T.StridedTensor((tokens_k, kv_heads, dim), strides[1], dtype),
                                V: T.StridedTensor((tokens_k, kv_heads, dim_v), strides[2], dtype),
                                scale: T.float32, cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
-                               Tiles: T.Tensor((tiles, 2), "int32"),
+                               Tiles: T.Tensor((tiles, FACTS), "int32"),
                                O: T.StridedTensor((tokens_q, heads, dim_v), strides[3], dtype),
                                LSE: T.Tensor((heads, tokens_q) if with_lse else (1,), "float32")):
-        with T.Kernel(tiles, threads=_LANES) as slot:
-            rank(Tiles, cu_q, cu_k, slot, batch, tokens_q, mask, tile)
-        with T.Kernel(tiles * heads, threads=tile.threads) as n:
+        with T.Kernel(tiles // heads, threads=_LANES) as slot:
+            wide = T.max(1, T.min(kv_heads, near // T.max(1, tokens_k))) * group
+            rank(Tiles, cu_q, cu_k, slot, batch, heads, wide, near, mask, tile, units)
+        with T.Kernel(tiles, threads=tile.threads) as n:
             Qs, Ks, Vs, S, P, acc, top, before, factor, total, more = working_set(tile, dim, dim_v, dtype)
             c = (scale if fixed is None else fixed) * LOG2E
-            # Rounds go forth and back: who had the longest tile of one has the shortest of the next.
-            turn = n // units * units
-            m = T.if_then_else(n // units % 2 == 0, n, turn + T.min(units, tiles * heads - turn) - 1 - (n - turn))
-            h = m % heads
-            row = Tiles[m // heads, 1]
-            q0 = cu_q[Tiles[m // heads, 0]]
-            k0 = cu_k[Tiles[m // heads, 0]]
-            seq_q = cu_q[Tiles[m // heads, 0] + 1] - q0
-            seq_k = cu_k[Tiles[m // heads, 0] + 1] - k0
+            h, row, q0, seq_q, k0, seq_k = [Tiles[n, e] for e in range(6)]
             at = row + seq_k - seq_q
-            first, last = key_tiles(mask, at, rows, T.if_then_else(row < seq_q, seq_k, 0), keys)
+            first, last = key_tiles(mask, at, rows, T.if_then_else(seq_q > 0, seq_k, 0), keys)
             T.copy(Q[q0 + row:q0 + row + rows, h, :], Qs)
             reset(acc, top, total, c)
             for k in T.Pipelined(first, last, num_stages=tile.stages):
@@ -134,12 +150,9 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
                 absorb(S, P, acc, top, before, factor, total, more, c)
                 T.gemm(P, Vs, acc)
             finish(acc, top, total, factor, c)
-            if row + rows <= seq_q:
-                T.copy(acc, O[q0 + row:q0 + row + rows, h, :])
-            else:
-                for i, j in T.Parallel(rows, dim_v):
-                    if row + i < seq_q:
-                        O[q0 + row + i, h, j] = acc[i, j]
+            Own = T.make_tensor(T.address_of(O[0, 0, 0]), (q0 + seq_q, heads, dim_v), dtype, strides[3])  # ends with them
+            if seq_q > 0:
+                T.copy(acc, Own[q0 + row:q0 + row + rows, h, :])
             if with_lse:
                 for i in T.Parallel(rows):
                     if row + i < seq_q:
@@ -148,4 +161,4 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
     return flash_attention_packed
 
 
-__all__ = ["packed_attention", "rank"]
+__all__ = ["FACTS", "packed_attention", "rank"]
