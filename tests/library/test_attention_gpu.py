@@ -50,7 +50,8 @@ def random(*shape, dtype=torch.float16):
 FORMS = {"full": dict(), "causal": dict(causal=True), "bf16": dict(causal=True, dtype=torch.bfloat16),
          "grouped": dict(kv_heads=1), "window": dict(causal=True, window=200), "both_sides": dict(window=100),
          "ragged": dict(seq_q=1023, seq_k=2050, causal=True), "more_queries": dict(seq_q=1500, seq_k=700, causal=True),
-         "short": dict(seq_q=7, seq_k=300, causal=True), "chunk": dict(seq_q=500, seq_k=8192, causal=True),
+         "short": dict(seq_q=7, seq_k=300, causal=True), "few": dict(seq_q=9, seq_k=3000, heads=8, causal=True),
+         "chunk": dict(seq_q=500, seq_k=8192, causal=True),
          "far_window": dict(seq_q=300, seq_k=9000, window=4000), "one_query": dict(seq_q=1, seq_k=5000, kv_heads=1),
          "d64": dict(dim=64), "d80": dict(dim=80),
          "d96": dict(dim=96, causal=True), "d192": dict(dim=192, dim_v=128, causal=True), "d256": dict(dim=256, causal=True)}

@@ -168,3 +168,20 @@ def test_one_query_a_head_reads_its_kv_head_once(layout, target):
     assert np.abs(turned(out) - want).max() < 2.0**-11 and np.abs(lse - want_lse).max() < 2.0**-18
     (run,) = module._runs.values()
     assert run.folded == (layout, 2)
+
+
+@pytest.mark.parametrize("seq_q, seq_k", [(5, 300), (16, 40), (9, 4)])
+def test_few_queries_of_a_kv_head_are_rows_of_one_tile(seq_q, seq_k):
+    q, k, v = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in arrays(2, seq_q, seq_k, 4, 1))
+    module._runs.clear()
+    for out in (None, np.full_like(q, np.nan)):
+        got, lse = flash_attention(q, k, v, causal=True, return_lse=True, target=SM90, out=out, scale=0.2)
+        back = [x.transpose(0, 2, 1, 3) for x in (q * np.float64(0.2 * 8), k, v)]  # the reference's scale is 1 / 8
+        hidden = np.arange(seq_k) > np.arange(seq_q)[:, None] + seq_k - seq_q
+        want, want_lse = reference(*back, hidden)
+        some = want_lse > -np.inf
+        assert np.abs(got.transpose(0, 2, 1, 3) - want).max() < 2.0**-10 * np.abs(v).max() and np.all(lse[~some] == -np.inf)
+        assert np.abs(lse[some] - want_lse[some]).max() < 2.0**-16
+    assert all(type(run) is module._FewQueries for run in module._runs.values())
+    flash_attention(q[:, :, :1], k, v, causal=True, target=SM90)  # a head of its own: nothing to share
+    assert sum(type(run) is module._FewQueries for run in module._runs.values()) == 2

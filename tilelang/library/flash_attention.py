@@ -136,6 +136,17 @@ class _Run:
         self.kernel(q, k, v, scale, *lengths, *(empty(q, *x) for x in self.room), out, lse)
 
 
+@dataclass
+class _FewQueries(_Run):
+    """Calls that flash_decode answers.  decode: its way to answer them.  lengths: keys of each sequence."""
+
+    decode: Any = None
+    lengths: Any = None
+
+    def __call__(self, q: Any, k: Any, v: Any, scale: float, cu_q: Any, cu_k: Any, out: Any, lse: Any) -> None:
+        self.decode(q, k, v, self.lengths, None, scale, out, lse)
+
+
 _runs: dict[Any, _Run] = {}
 
 
@@ -162,6 +173,8 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
         raise error("attention-shape", "`out` has rows that are not contiguous or not aligned to 16 bytes",
                     expected="contiguous rows at multiples of 16 bytes", found="others",
                     hint="leave it out, or allocate it with torch.empty")
+    if not packed and layout == "bshd" and where.is_cuda and laid[3] == compact(shape) and _are_few(sizes, mask):
+        return _few_queries(q, k, v, scale, with_lse, out, target, tune, sizes, torch)
     shapes, steps = tuple(tuple(x.shape) for x in arrays) + (shape,), laid[3]
     folded = None
     if not packed and sizes.seq_q == 1 and sizes.heads > sizes.kv_heads and mask == Mask() and min(sizes) > 0:
@@ -198,6 +211,27 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
             "flash_attention", [kind, counts], arrays, factor, sizes.seq_k, (where, backend),
             (shape, steps, lse_shape if with_lse else None), [(t,) for t in near], make)).choice
     return replace(with_tile(tile), passing=tuned is None)
+
+
+def _are_few(sizes: Sizes, mask: Mask) -> bool:
+    """Whether all queries that read a kv head, under a causal mask, are rows of one tile: its keys are read once for them."""
+    group = sizes.heads // sizes.kv_heads
+    return mask == Mask(None, 0) and group > 1 and group * sizes.seq_q <= 64 and min(sizes) > 0
+
+
+def _few_queries(q: Any, k: Any, v: Any, scale: float | None, with_lse: bool, out: Any, target: Any, tune: bool | None,
+                 sizes: Sizes, torch: Any) -> _Run:
+    from .flash_decode import prepare
+
+    if torch is None:
+        lengths = np.full(sizes.batch, sizes.seq_k, np.int32)
+    else:
+        lengths = torch.full((sizes.batch,), sizes.seq_k, dtype=torch.int32, device=q.device)
+    run = prepare(q, k, v, lengths, None, scale, None, None, with_lse, out, target, tune)
+    # What is made while a graph is captured is filled when the graph runs: not for other calls.
+    captured = torch is not None and q.is_cuda and torch.cuda.is_current_stream_capturing()
+    return _FewQueries(run.kernel, run.shape, run.lse_shape, run.element, run.scale, (), torch, (True,) * 3, run.on_device,
+                       None, run.passing or captured, run, lengths)
 
 
 def _folded(x: Any, layout: str, kv_heads: int) -> Any:

@@ -62,7 +62,7 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
     except (AttributeError, TypeError):
         key = run = None
     if run is None:
-        run = _prepare(q, k_cache, v_cache, lengths, block_table, scale, window, splits, return_lse, out, target, tune)
+        run = prepare(q, k_cache, v_cache, lengths, block_table, scale, window, splits, return_lse, out, target, tune)
         if key is not None and not run.passing:
             if len(_runs) >= _MOST_RUNS:
                 _runs.clear()
@@ -118,7 +118,7 @@ class _Run:
 _runs: dict[Any, _Run] = {}
 
 
-def _prepare(q: Any, k: Any, v: Any, lengths: Any, table: Any, scale: Any, window: Any, splits: Any, with_lse: bool, out: Any,
+def prepare(q: Any, k: Any, v: Any, lengths: Any, table: Any, scale: Any, window: Any, splits: Any, with_lse: bool, out: Any,
              target: Any, tune: bool | None) -> _Run:
     """Check the arguments and find or make the kernel for them."""
     given = {"q": q, "k_cache": k, "v_cache": v, "lengths": lengths, "block_table": table, "out": out}
