@@ -215,9 +215,11 @@ def decode_tile(m: Machine, sizes: DecodeSizes) -> Tile:
     keys = next(n for n in range(most, 15, -16) if sizes.page_size is None or sizes.page_size % n == 0)
     if m.kind == "cpu":
         return Tile(max(16, min(64, ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / 16) * 16)), keys, 1, 128)
+    two = 2 * 2 * keys * dims  # bytes of two stages
+    ring = max(64 << 10, min(two, 128 << 10)) if m.kind == "wgmma" else 128 << 10  # two blocks a processor
     for stages in range(6 if m.kind == "wgmma" else 4, 1, -1):
         tile = Tile(64, keys, stages, 128)
-        if 2 * stages * keys * dims <= 128 * 1024 and shared_bytes(tile, sizes.dim, sizes.dim_v) <= m.shared:
+        if stages * two // 2 <= ring and shared_bytes(tile, sizes.dim, sizes.dim_v) <= m.shared:
             return tile
     return Tile(64, 16, 2, 128)
 
