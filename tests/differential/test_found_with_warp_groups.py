@@ -172,3 +172,31 @@ def test_threads_of_two_roles_see_what_others_of_their_branch_stored():
     o, i = np.zeros(256, np.int32), np.arange(64, dtype=np.int32)
     o[96:160] = 3 * 63
     agree(f, [np.zeros(256, np.int32), np.zeros(64, np.int32)], {0: o, 1: 3 * i})
+
+
+def test_threads_of_two_roles_exchange_on_the_other_way_of_a_branch():
+    @T.prim_func
+    def f(O: T.Tensor((256,), "int32"), P: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((128,), "int32")
+            x = T.alloc_var("int32", init=0)
+            for i in T.Parallel(128):
+                S[i] = i
+            if tx < 64:
+                x = 7
+            else:
+                x = 1
+                if tx >= 192:
+                    x = x + tx
+                else:
+                    y = S[191 - tx]
+                    S[tx - 64] = y + 1
+                    x = x + S[191 - tx] + y
+            O[tx] = x
+            with T.ws(0):
+                T.copy(S, P)
+
+    t = np.arange(256)
+    o = np.where(t < 64, 7, np.where(t >= 192, 1 + t, 1 + (t - 64 + 1) + (191 - t))).astype(I32)
+    agree(f, [np.zeros(256, I32), np.zeros(128, I32)], {0: o, 1: (128 - np.arange(128)).astype(I32)})

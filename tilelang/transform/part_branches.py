@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Evaluate, Expr, Func, If, Launch, Load, Stmt, Store, Var, const, fresh,
-                         load, replace, rewrite, seq, substitute, walk)
+                         load, logical, replace, rewrite, seq, substitute, unary, walk)
 from tilelang.ir.stmt import Alloc, For, Seq, While
 
 from .divergence import Divergence
@@ -58,12 +58,29 @@ class _Parts:
 
     def parted(self, s: If) -> Stmt:
         """The statements of a branch, each under what was decided in front of the first."""
-        if s.orelse is not None or not isinstance(s.then, Seq) or not _exchanges(s.then.stmts):
+        if not _exchanges(s) or not all(isinstance(x, _KNOWN) for x in _statements(s)):
             return s
+        return seq(*self.ways(s, None), span=s.span)
+
+    def ways(self, s: If, pred: Expr | None) -> list[Stmt]:
+        """Both ways of a branch that threads come to where pred holds (None: all)."""
         taken = fresh("taken", "bool")
-        out: list[Stmt] = [Bind(taken, s.cond, span=s.span)]
+        out: list[Stmt] = [Bind(taken, s.cond if pred is None else logical("and", pred, s.cond), span=s.span)]
+        out += self.under(s.then, taken)
+        if s.orelse is not None:
+            other: Expr = unary("not", taken)
+            if pred is not None:
+                held = fresh("taken", "bool")  # from what was decided: the first way may change what s.cond reads
+                out.insert(1, Bind(held, logical("and", pred, other), span=s.span))
+                other = held
+            out += self.under(s.orelse, other)
+        return out
+
+    def under(self, s: Stmt, pred: Expr) -> list[Stmt]:
+        """The statements of s, each where pred holds; values that they name are kept in private variables."""
+        out: list[Stmt] = []
         known: dict[Var, Expr] = {}
-        for x in s.then.stmts:
+        for x in s.stmts if isinstance(s, Seq) else (s,):
             if known:
                 x = substitute(x, known)
             if isinstance(x, Bind):
@@ -71,24 +88,37 @@ class _Parts:
                 known[x.var] = load(kept, (0,))
                 out.append(Alloc(kept, span=x.span))
                 x = Store(kept, (const(0),), x.value, span=x.span)
-            out.append(If(taken, x, span=x.span))
-        return seq(*out, span=s.span)
+            if isinstance(x, If) and _exchanges(x):
+                out += self.ways(x, pred)
+            else:
+                out.append(If(pred, x, span=x.span))
+        return out
 
 
-def _exchanges(stmts: tuple[Stmt, ...]) -> bool:
-    """Whether two of the statements touch one shared buffer, one of them to store, and all can stand by themselves."""
+_KNOWN = (Seq, Bind, Store, Evaluate, If)
+
+
+def _statements(s: Stmt) -> list[Stmt]:
+    return [x for x in walk(s) if isinstance(x, Stmt)]
+
+
+def _exchanges(s: Stmt | None) -> bool:
+    """Whether two statements of a way through s touch one shared buffer, one of them to store."""
+    if isinstance(s, If):
+        return _exchanges(s.then) or _exchanges(s.orelse)
+    if not isinstance(s, Seq):
+        return False
     seen: set[Var] = set()
     stored: set[Var] = set()
-    found = False
-    for x in stmts:
-        if not isinstance(x, (Bind, Store, Evaluate, If)):
-            return False
-        touched = {n.buffer.data for n in walk(x) if isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope_name in _SHARED}
-        writes = {n.buffer.data for n in walk(x) if isinstance(n, (Store, AddressOf)) and n.buffer.scope_name in _SHARED}
-        found |= bool(touched & stored or writes & seen)
+    for x in s.stmts:
+        places = [n for n in walk(x) if isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope_name in _SHARED]
+        touched = {n.buffer.data for n in places}
+        writes = {n.buffer.data for n in places if not isinstance(n, Load)}
+        if touched & stored or writes & seen or _exchanges(x):
+            return True
         seen |= touched
         stored |= writes
-    return found
+    return False
 
 
 __all__ = ["part_branches"]
