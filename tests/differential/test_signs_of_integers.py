@@ -28,6 +28,7 @@ def chosen(A: T.Tensor((N,), "int32"), D: T.Tensor((N,), "int32"), L: T.Tensor((
             O[6, i] = ((A[i] + s) ^ s) % 1000
             O[7, i] = T.cast(T.if_then_else(A[i] < 0, A[i] * -1, A[i]) > -5, "int64")
             O[8, i] = T.if_then_else(L[i] < 0, -L[i], L[i]) % 1000
+            O[9, i] = (T.cast(A[i] >> 16, "int16") // T.int16(-1)) >> 3
 
 
 @T.prim_func
@@ -78,12 +79,13 @@ def expected(rows):
     with np.errstate(over="ignore"):
         o[0], o[1], o[2], o[3] = np.fmod(x, 1000), x // d, x >> 3, x % d
         o[4], o[5], o[6], o[7], o[8] = size(a - d) % 1000, np.trunc(x / d), x % 1000, x > -5, size(long) % 1000
+        o[9] = -(a >> 16).astype(np.int16) >> 3
     o[[k for k in range(10) if k not in rows]] = 0
     return o
 
 
 def check(on):
-    for f, rows in ((chosen, range(9)), (assigned, (0, 8))):
+    for f, rows in ((chosen, range(10)), (assigned, (0, 8))):
         agree(f, [*numbers(), np.zeros((10, N), np.int64)], {3: expected(rows)}, on)
     a = np.repeat(numbers()[0], 4)
     agree(vectors, [a, np.zeros(4 * N, np.int32)], {1: size(a) // 1000}, on)

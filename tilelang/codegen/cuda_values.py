@@ -188,9 +188,11 @@ def _is_number(e: Expr, *values: int) -> bool:
 
 
 def _turned(e: Binary | Unary) -> Expr | None:
-    """x where e is -x, 0 - x, x * -1 or ~x + 1."""
+    """x where e is -x, 0 - x, x * -1, x // -1 or ~x + 1."""
     if isinstance(e, Unary):
         return e.a if e.op == "neg" else None
+    if e.op in ("floordiv", "truncdiv"):
+        return e.a if e.dtype.is_signed and _is_number(e.b, -1) else None
     minus_one = (-1, (1 << e.dtype.bits) - 1)
     for a, b in ((e.a, e.b), (e.b, e.a)):
         if e.op == "mul" and _is_number(a, *minus_one) or e.op == "sub" and a is e.a and _is_number(a, 0):
