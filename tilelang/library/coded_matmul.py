@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from typing import Any
+
+import numpy as np
 
 from tilelang.language.state import error
 
-from .arrays import empty, is_numpy, maker, overlap, place, strides, type_name
+from .arrays import is_numpy, maker, overlap, place, strided, strides, type_name
 from .coded_kernels import CodedForm, CodedTile, chosen, coded_product
+from .matmul import _facts
 from .matmul_plan import Place
 
-import_module("tilelang.library.matmul")  # registers the kinds of errors
-
 _ELEMENTS = ("float16", "bfloat16")
+_NAMES = ("a", "w", "scales", "zeros", "values", "out")
+_MOST_PLANS = 4096
+_SOON = 64  # rows up to which the launch is set up while the one before it ends: 0.7 to 0.9 us of 8 to 10
 
 
 def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any = None, out: Any = None, target: Any = None,
@@ -27,41 +33,105 @@ def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any 
 
     Each element of d is rounded once; products are summed in float32.  The bits are the same for the same arguments.
     Tiles, and how many blocks share out k, come from a price that counts what decoding takes.
-    Raises matmul-type, matmul-shape, matmul-device.
+    Raises matmul-type, matmul-shape, matmul-device, matmul-option.
 
     >>> import numpy as np
     >>> w = np.array([[0x21, 0x43]], np.uint8)
     >>> coded_matmul(np.ones((1, 4), np.float16), w, np.array([[0.5, 2]], np.float16)).tolist()
     [[15.5]]
     """
-    given = {"a": a, "w": w, "scales": scales, "zeros": zeros, "values": values, "out": out}
-    m, n, k, group = _check({name: x for name, x in given.items() if x is not None})
+    given = (a, w, scales, zeros, values, out)
+    key = (*(None if x is None else _facts(x) for x in given), target if target is None else str(target), execution_backend)
+    plan = _PLANS.get(key)
+    if plan is None:
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        named = {name: x for name, x in zip(_NAMES, given) if x is not None}
+        plan = _PLANS[key] = _plan(_check(named), named, Place.of(a, target, execution_backend))
     if out is None:
-        out = empty(a, (m, n), type_name(a))
-    if 0 in (m, n):
+        out = plan.result()
+    else:
+        plan.check_apart(given)
+    if plan.kernel is None:
         return out
-    f, kernel = _kernel(m, n, k, group, type_name(a), values is not None, zeros is not None,
-                        Place.of(a, target, execution_backend))
-    second = values if values is not None else zeros if zeros is not None else maker(a, (1,), "uint8")()
-    sums = empty(a, (f.tile.parts, m, n) if f.tile.parts > 1 else (1,), "float32")
-    result = out if strides(out) == (n, 1) else empty(a, (m, n), type_name(a))
-    kernel(*(_compact(x) for x in (a, w, scales, second)), sums, result)
+    second = values if values is not None else zeros if zeros is not None else plan.nothing
+    result = out if plan.direct else plan.result()
+    plan.kernel(*(x if ok else _compact(x) for x, ok in zip((a, w, scales, second), plan.compact)), plan.sums(), result)
     if result is not out:
         out[...] = result
     return out
 
 
+@dataclass
+class _Plan:
+    """What answers calls with arrays of one form.
+
+    kernel: None where there is nothing to compute.  result, sums: make what it writes.  nothing: in place of zeros.  compact:
+    which arguments it takes as they lie; direct: whether it writes to `out` itself.  bytes: that each argument spans, None
+    where that hangs on more than shape and strides.
+    """
+
+    kernel: Any
+    result: Callable[[], Any]
+    sums: Callable[[], Any]
+    nothing: Any
+    compact: tuple[bool, ...]
+    direct: bool
+    bytes: tuple[int | None, ...]
+
+    def check_apart(self, given: tuple[Any, ...]) -> None:
+        """Raises matmul-option where out, the last one, has memory in common with another argument."""
+        out, size = given[-1], self.bytes[-1]
+        at = _address(out)
+        for name, x, n in zip(_NAMES[:-1], given, self.bytes):
+            if x is None or n is not None and size is not None and not (at < (b := _address(x)) + n and b < at + size):
+                continue
+            if overlap(out, x):
+                raise error("matmul-option", f"out and {name} have memory in common", expected="memory of its own",
+                            found=f"memory of {name}", hint="leave out out, or pass a copy")
+
+
+_PLANS: dict[Any, _Plan] = {}
+
+
+def _plan(sizes: tuple[int, int, int, int], given: dict[str, Any], at: Place) -> _Plan:
+    """For arguments that were checked.  sizes: (m, n, k, group)."""
+    m, n, k, group = sizes
+    a, element = given["a"], type_name(given["a"])
+    f = chosen(CodedForm(m, n, k, group, element, "values" in given, "zeros" in given, CodedTile(16, 64, 64, 2)), at.chip)
+    kernel = _kernel(f, at) if m and n else None
+    second = given.get("values", given.get("zeros"))
+    nothing = maker(a, (1,), "uint8")() if second is None else None
+    taken = [given["a"], given["w"], given["scales"], nothing if second is None else second]
+    spans = tuple(_span(given[name]) if name in given else 0 for name in _NAMES)
+    return _Plan(kernel, maker(a, (m, n), element), maker(a, (f.tile.parts, m, n) if f.tile.parts > 1 else (1,), "float32"),
+                 nothing, tuple(map(_lies_compact, taken)), "out" not in given or _lies_compact(given["out"]), spans)
+
+
 @lru_cache(4096)
-def _kernel(m: int, n: int, k: int, group: int, element: str, table: bool, zeros: bool, at: Place) -> tuple[CodedForm, Any]:
-    """The form with its tile, and the kernel."""
-    f = chosen(CodedForm(m, n, k, group, element, table, zeros, CodedTile(16, 64, 64, 2)), at.chip)
-    return f, at.compile(coded_product(f))
+def _kernel(f: CodedForm, at: Place) -> Any:
+    return at.compile(coded_product(f), soon=at.target.has_wgmma and f.m <= _SOON)
+
+
+def _span(x: Any) -> int | None:
+    """Bytes from the first element to the last one's end."""
+    if 0 in x.shape:
+        return 0
+    steps = strides(x) if strided(x) else (-1,)
+    return None if min(steps, default=0) < 0 else (1 + sum((int(n) - 1) * s for n, s in zip(x.shape, steps))) * x.itemsize
+
+
+def _address(x: Any) -> int:
+    return int(x.__array_interface__["data"][0] if is_numpy(x) else x.data_ptr())
+
+
+def _lies_compact(x: Any) -> bool:
+    steps, shape = strides(x), tuple(int(n) for n in x.shape)
+    return strided(x) and steps == ((shape[1], 1) if len(shape) == 2 else (1,))
 
 
 def _compact(x: Any) -> Any:
-    if is_numpy(x):
-        return x if x.flags.c_contiguous else x.copy()
-    return x.contiguous()
+    return np.array(x, order="C") if is_numpy(x) else x.clone(memory_format=sys.modules["torch"].contiguous_format)
 
 
 def _check(given: dict[str, Any]) -> tuple[int, int, int, int]:
@@ -97,9 +167,6 @@ def _check(given: dict[str, Any]) -> tuple[int, int, int, int]:
     if k % 2 or not group or groups * group != k:
         raise error("matmul-shape", f"{groups} groups do not divide {k} weights of a row into equal parts",
                     expected="an even k and equal groups", found=f"{k} and {groups}", hint="pad a and w with zeros")
-    if "out" in given and any(overlap(given["out"], x) for name, x in given.items() if name != "out"):
-        raise error("matmul-shape", "out has memory in common with an argument", expected="an array of its own",
-                    found="shared memory", hint="pass another array")
     return m, n, k, group
 
 
