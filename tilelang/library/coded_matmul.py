@@ -56,7 +56,10 @@ def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any 
         return out
     second = values if values is not None else zeros if zeros is not None else plan.nothing
     result = out if plan.direct else plan.result()
-    plan.kernel(*(x if ok else _compact(x) for x, ok in zip((a, w, scales, second), plan.compact)), plan.sums(), result)
+    sums = plan.nothing if plan.sums is None else plan.sums()
+    if not plan.compact[-1]:
+        a, w, scales, second = (x if ok else _compact(x) for x, ok in zip((a, w, scales, second), plan.compact))
+    plan.kernel(a, w, scales, second, sums, result)
     if result is not out:
         out[...] = result
     return out
@@ -66,14 +69,14 @@ def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any 
 class _Plan:
     """What answers calls with arrays of one form.
 
-    kernel: None where there is nothing to compute.  result, sums: make what it writes.  nothing: in place of zeros.  compact:
-    which arguments it takes as they lie; direct: whether it writes to `out` itself.  bytes: that each argument spans, None
-    where that hangs on more than shape and strides.
+    kernel: None where there is nothing to compute.  result, sums: make what it writes.  nothing: in place of zeros, or of sums
+    where it has none.  compact: which arguments it takes as they lie, and whether all.  direct: whether it writes to `out`
+    itself.  bytes: that each argument spans, None where that hangs on more than shape and strides.
     """
 
     kernel: Any
     result: Callable[[], Any]
-    sums: Callable[[], Any]
+    sums: Callable[[], Any] | None
     nothing: Any
     compact: tuple[bool, ...]
     direct: bool
@@ -100,12 +103,13 @@ def _plan(sizes: tuple[int, int, int, int], given: dict[str, Any], at: Place) ->
     a, element = given["a"], type_name(given["a"])
     f = chosen(CodedForm(m, n, k, group, element, "values" in given, "zeros" in given, CodedTile(16, 64, 64, 2)), at.chip)
     kernel = _kernel(f, at) if m and n else None
-    second = given.get("values", given.get("zeros"))
-    nothing = maker(a, (1,), "uint8")() if second is None else None
-    taken = [given["a"], given["w"], given["scales"], nothing if second is None else second]
+    parts, second = f.tile.parts, given.get("values", given.get("zeros"))
+    nothing = maker(a, (1,), "float32" if parts == 1 and second is not None else "uint8")()
+    taken = [_lies_compact(given[x]) for x in ("a", "w", "scales")] + [second is None or _lies_compact(second)]
+    sums = maker(a, (parts, m, n) if parts > 1 else (1,), "float32")
     spans = tuple(_span(given[name]) if name in given else 0 for name in _NAMES)
-    return _Plan(kernel, maker(a, (m, n), element), maker(a, (f.tile.parts, m, n) if f.tile.parts > 1 else (1,), "float32"),
-                 nothing, tuple(map(_lies_compact, taken)), "out" not in given or _lies_compact(given["out"]), spans)
+    return _Plan(kernel, maker(a, (m, n), element), None if parts == 1 and second is not None else sums, nothing,
+                 (*taken, all(taken)), "out" not in given or _lies_compact(given["out"]), spans)
 
 
 @lru_cache(4096)
