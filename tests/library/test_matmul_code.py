@@ -10,8 +10,8 @@ from tilelang.ir import For, Ramp, Store, const, dtype, numpy_dtype, walk
 from tilelang.ir.expr import Call
 from tilelang.library.grouped_kernels import gemm_grouped
 from tilelang.library.matmul_kernels import Form, gemm, gemm_two_level
-from tilelang.library.matmul_plan import Place, Request, check_target
-from tilelang.library.operands import copy_of, operand
+from tilelang.library.matmul_plan import Place, Request, check_target, chosen
+from tilelang.library.operands import Operand, copy_of, operand
 from tilelang.library.repack import repack
 from tilelang.library.split_kernels import gemm_split
 from tilelang.library.tiles import Problem, Tile, candidates, chip_of, choose_tile
@@ -159,6 +159,44 @@ def test_block_scales_of_turned_tiles(tile):
                      {"A": a, "B": b, "bias": np.ones(1, np.float32), "sa": sa, "sb": sb, "C": np.zeros((m, n), np.float32)})
     wa, wb = a.astype(np.float64) * sa.repeat(128, 1), b.astype(np.float64) * sb.repeat(128, 0)[:n].repeat(128, 1)
     assert np.array_equal(got.outputs["C"], wa @ wb.T)
+
+
+def stored(rows, columns, transposed):
+    """A compact matrix, op(x) of rows x columns."""
+    shape = (columns, rows) if transposed else (rows, columns)
+    return Operand(*shape, 0, rows * columns, shape[1], 1, False, transposed)
+
+
+@pytest.mark.parametrize("ta, tb", [(False, False), (True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("m, n", [(1024, 4096), (4096, 1024)])
+def test_float32_that_wgmma_does_not_read_from_shared_memory_goes_through_registers(ta, tb, m, n):
+    """It wants k contiguous there.  One operand is read from registers; where both have it outermost, the smaller is copied."""
+    both, k = ta and not tb, 2048
+    f = Form(m, n, k, ("float32",) * 4, Tile(64, 64, 32, 2, 128))
+    found = chosen(Request(f, "tf32", stored(m, k, ta), stored(k, n, tb), False, Place(SM90, None)))
+    tile = found.form.tile
+    assert [x is not None for x in found.copied] == [both and m < n, both and m > n]
+    assert tile.from_registers == (ta or not tb) and (tile.turned == (m < n if both else not tb) or not tile.from_registers)
+
+
+@pytest.mark.parametrize("tile", [Tile(64, 40, 32, 3, 128, turned=True, from_registers=True),
+                                  Tile(128, 24, 64, 2, 256, 2, turned=True, from_registers=True),
+                                  Tile(128, 64, 32, 3, 256, from_registers=True)], ids=str)
+def test_products_of_registers(tile):
+    m, n, k = 72, 136, 264
+    rng = np.random.default_rng(0)
+    ta, tb = not tile.turned, not tile.turned
+    a, b = (rng.integers(-3, 4, s).astype(np.float32) for s in ((k, m) if ta else (m, k), (n, k) if tb else (k, n)))
+    f = Form(m, n, k, ("float32",) * 4, tile, ta=ta, tb=tb)
+    one = np.ones(1, np.float32)
+    lowered = lower(program(f).func, SM90, {"tl.enable_hopper": True})
+    ops = {x.op for x in walk(lowered.kernels[0].launch) if isinstance(x, Call)}
+    assert {"wgmma", "tma_load", "in_warp_groups"} <= ops
+    cubin = nvrtc.compile_cubin(print_kernel(lowered.kernels[0]), "sm_90a") if nvrtc.available() else None
+    assert cubin is None or cubin.spills == 0 and "C75" not in cubin.log
+    got = run_device(lowered, {"A": a, "B": b, "bias": one, "sa": one, "sb": one, "C": np.zeros((m, n), np.float32),
+                               **({"W": np.zeros(f.sums_shape, np.float32)} if tile.parts > 1 else {})})
+    assert np.array_equal(got.outputs["C"], (a.T if ta else a) @ (b.T if tb else b))
 
 
 def test_turned_tiles_lie_in_one_block_of_scales():

@@ -4,7 +4,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from .matmul_kernels import Form, leave
+from .matmul_kernels import Form, leave, left_operand, multiply
 from .padded import Copies, product_of_copies
 
 
@@ -15,13 +15,14 @@ def piece(f, neighbour, A, B, bias, sa, sb, C, bx, by, bz):
     As = T.alloc_shared(f.left_tile, f.types[t.turned])
     Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
     Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
+    Lf = left_operand(f, As)
     T.use_swizzle(t.panel)
     neighbour()
     T.clear(Cf)
     for ko in T.Pipelined(f.steps, num_stages=t.stages):
         T.copy(f.left(A, B, bz, f.row(by), ko * t.bk), As)
         T.copy(f.right(A, B, bz, ko * t.bk, f.column(bx)), Bs)
-        T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+        multiply(f, As, Lf, Bs, Cf)
     leave(f, f.m, Cf, (bx, by, bz), bias, sa, sb, C)
 
 

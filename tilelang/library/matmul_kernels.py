@@ -299,6 +299,22 @@ def leave(f, m, Cf, at, bias, sa, sb, C):
             T.copy(E, C[f.at_c(bz, *f.own_place(bx, by))])
 
 
+@T.macro
+def multiply(f, As, Lf, Bs, Cf):
+    """Cf += the product of a stage.  Lf: `left_operand`."""
+    t = f.tile
+    if t.from_registers:
+        for i, j in T.Parallel(t.bm, t.bk):
+            Lf[i, j] = As[j, i]
+    T.gemm(Lf, f.columns_of(Bs), Cf, transpose_A=f.t_left and not t.from_registers, transpose_B=f.t_right)
+
+
+def left_operand(f: Form, As: Any) -> Any:
+    """What a tile's product reads: its stage in shared memory, or registers."""
+    t = f.tile
+    return T.alloc_fragment((t.bm, t.bk), f.types[t.turned]) if t.from_registers else As
+
+
 def gemm(f: Form, copies: Copies = (None, None)) -> Any:
     """One accumulator.  (A, B, bias, sa, sb, C); with copies see padded.py."""
     t, m = f.tile, f.rows
@@ -309,12 +325,13 @@ def gemm(f: Form, copies: Copies = (None, None)) -> Any:
             As = T.alloc_shared(f.left_tile, f.types[t.turned])
             Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
             Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
+            Lf = left_operand(f, As)
             T.use_swizzle(t.panel)
             T.clear(Cf)
             for ko in T.Pipelined(f.steps, num_stages=t.stages):
                 T.copy(f.left(A, B, bz, f.row(by), ko * t.bk), As)
                 T.copy(f.right(A, B, bz, ko * t.bk, f.column(bx)), Bs)
-                T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+                multiply(f, As, Lf, Bs, Cf)
             leave(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
 
     if any(copies):
@@ -376,4 +393,4 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
     return matmul_two_level
 
 
-__all__ = ["ACTIVATIONS", "Form", "gemm", "gemm_two_level", "leave"]
+__all__ = ["ACTIVATIONS", "Form", "gemm", "gemm_two_level", "leave", "left_operand", "multiply"]

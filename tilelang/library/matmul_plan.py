@@ -110,6 +110,9 @@ def routes(r: Request) -> list[Route]:
     size, wgmma = dtype(r.form.types[0]).bytes, r.place.chip.kind == "wgmma" and r.kind != "float"
     sides = [(r.left, not r.left.transposed), (r.right, r.right.transposed)]
     turned = [wgmma and r.kind in ("fp8", "int8", "tf32") and not k_inner for _, k_inner in sides]
+    if r.kind == "tf32" and not r.form.groups:  # one of them may be read from registers: the larger
+        larger = r.left.rows * r.left.columns < r.right.rows * r.right.columns
+        turned = [all(turned) and larger != bool(side) for side in (0, 1)]
     needed = [not x.plain for x, _ in sides]
     unfit = [wgmma and (t or not x.fits(size)) for (x, _), t in zip(sides, turned)]
     few = _copied(r, needed, turned)
@@ -159,7 +162,8 @@ def problem_of(r: Request, batch: int, rows: int) -> tuple[Chip, Problem]:
     """What tiles are priced for.  rows: of a group or a product, for the choice."""
     f, chip = r.form, r.place.chip
     size = dtype(f.types[0]).bytes
-    native = r.kind == "half" or not r.left.transposed and r.right.transposed
+    inner = not r.left.transposed, r.right.transposed  # where k is contiguous
+    native = r.kind == "half" or all(inner) or r.kind == "tf32" and any(inner) and not f.groups
     if chip.kind == "wgmma" and not (native and r.left.fits(size) and r.right.fits(size)):
         chip = without_wgmma(chip)
     return chip, Problem(rows, f.n, f.k, batch, r.kind, size * 8, dtype(f.types[2]).bits, r.two_level, not r.left.transposed,

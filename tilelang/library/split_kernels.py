@@ -11,7 +11,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from .matmul_kernels import Form
+from .matmul_kernels import Form, left_operand, multiply
 from .padded import Copies, product_of_copies
 
 
@@ -74,13 +74,14 @@ def gemm_split(f: Form, copies: Copies = (None, None)) -> Any:
             As = T.alloc_shared(f.left_tile, f.types[t.turned])
             Bs = T.alloc_shared(f.right_tile, f.types[not t.turned])
             Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
+            Lf = left_operand(f, As)
             first = bz // lead * share
             T.use_swizzle(t.panel, enable=t.panel > 1)
             T.clear(Cf)
             for ko in T.Pipelined(share, num_stages=t.stages):
                 T.copy(f.left(A, B, bz % lead, f.row(by), (first + ko) * t.bk), As)
                 T.copy(f.right(A, B, bz % lead, (first + ko) * t.bk, f.column(bx)), Bs)
-                T.gemm(As, f.columns_of(Bs), Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+                multiply(f, As, Lf, Bs, Cf)
             T.copy(Cf, W[bz, by * t.bm, bx * t.bn])
         with T.Kernel(T.ceildiv(f.n, columns), T.ceildiv(f.m, rows), lead, threads=256) as (bx, by, bz):
             T.pdl_sync()

@@ -85,6 +85,8 @@ class Tile:
     through shared memory: moved and turned ones in whole rows.  wide: columns of the right operand that a stage loads,
     where more than bn.  soon: the launch is set up while the one before it ends (tl.dependent_launch).
     cluster: its blocks side by side and one below the other (tl.cluster); () as the compiler's own rule has it.
+    from_registers: the left operand, whose rows are k, is read from registers: wgmma takes 4-byte types from shared memory
+    with k contiguous only.
     """
 
     bm: int
@@ -101,6 +103,7 @@ class Tile:
     wide: int = 0
     soon: bool = False
     cluster: tuple[int, ...] = ()
+    from_registers: bool = False
 
     @property
     def loaded(self) -> int:

@@ -13,6 +13,7 @@ from .tile_facts import Chip, Problem, Tile, turned
 
 _OUTPUT_STAGING = 32 * 1024  # shared bytes left to the copy of a tile out through shared memory
 _BARRIER_BYTES = 1024
+_REGISTERS = 200  # of a thread for sums and the left operand, as loaded and as multiplied
 _SUMS = {1: 168, 2: 192, 3: 128}  # registers of a thread for totals and sums of a part
 # Rows of a tile, warp groups that compute it, registers of a thread for its sums.  (192 rows in two groups, each with half of
 # the columns of all rows, took as long as in three or longer.)
@@ -28,9 +29,12 @@ _FEW_ROWS = 128  # rows up to which turned tiles are thought of
 def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
     """Tiles that the machine can hold, unpriced."""
     wgmma, few = chip.kind == "wgmma" and p.kind != "float", p.m <= _FEW_ROWS
+    registers = chip.kind == "wgmma" and p.kind == "tf32" and not p.a_k
     if wgmma and p.may_turn and few:  # first: of equals they are faster, by 3 %
         yield from (replace(t, turned=True) for t in candidates(chip, turned(p)))
-    if wgmma:
+    if wgmma and p.kind == "tf32" and not p.b_k:  # the left operand alone may be read from registers
+        shapes = []
+    elif wgmma:
         shapes = list(_warp_group_tiles(chip, p))
     elif chip.kind == "cpu":
         shapes = [(bm, bn, 1024 // p.bits if p.two_level else 32, 1) for bm in (16, 32, 64, 128) for bn in (16, 32, 64, 128)]
@@ -41,7 +45,7 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
     room = chip.shared - _BARRIER_BYTES
     for bm, bn, bk, threads in shapes:
         if p.column_block and bn > p.column_block + gcd(bn, p.column_block) or p.two_level and bk * p.bits != 1024 or (
-                p.row_block % bm):
+                p.row_block % bm) or registers and bm * (bn + 2 * bk) // threads > _REGISTERS:
             continue
         wide = 0
         if chip.kind == "wgmma" and not p.b_k and bn * p.bits > 1024 and bn * p.bits % 1024:
@@ -66,9 +70,10 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
                 stages = 1 if chip.kind == "cpu" else min(left // stage, 8 if chip.kind == "wgmma" else 4, ceil(p.k / bk) + 1)
                 if stages > (chip.kind != "cpu"):
                     yield Tile(bm, bn, bk, stages, threads, parts, _panel(chip, p, bm, bn, parts), moved=moved,
-                               staged=staged, wide=wide)
+                               staged=staged, wide=wide, from_registers=registers)
     if wgmma and p.may_turn and not few:
-        yield from (replace(t, turned=True) for t in candidates(chip, turned(p, staged=True)))
+        staged = p.kind != "tf32" or p.b_k  # of 4 bytes room for a whole tile would cost half of the ring
+        yield from (replace(t, turned=True) for t in candidates(chip, turned(p, staged)))
 
 
 def shared_bytes(p: Problem, t: Tile) -> int:

@@ -46,6 +46,8 @@ _FOLLOWING = 0.3  # of ragged products more of the time of one group's tiles, as
 # What shows of the last stage's loads that k does not fill; a stage where a ring has three of them, or each 256 bytes of k; of
 # the time that units are idle at the end, what the others gain where power limits.
 _PARTIAL, _RING_OF_THREE, _DEEP, _IDLE = 0.67, 1.1, 1.05, 0.3
+# Cycles of a stage whose left operand goes through registers, and of an element of a thread's.
+_FETCHED, _FETCH = 200, 8
 _ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # prices that are not told apart; of one round
 # Iterations over 128 bytes of k of a unit's tiles, of one, up to which it may start soon; where rows lie across sectors, on
 # so many of the units or in tiles of 64 rows (79 tiles of 128x208 at 10000x200x1000 13.9 us, then 16.4; 120 of 128x72 at
@@ -99,6 +101,8 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
         load *= 1 + power * _long(rounds * depth * max(matrix, load) / chip.clock + chip.around)
     promoted = p.two_level and chip.kind == "wgmma"
     stage = _stage(chip, t, rounds, matrix, 0.0 if promoted else load, t.bk * size, waiting)
+    if t.from_registers:  # a group fetches, multiplies and waits: others multiply meanwhile
+        stage = max(stage, _FETCHED + t.bm * t.bk / t.threads * _FETCH + matrix / (t.threads // 128))
     if promoted:  # loads run on under the sums
         stage = max(load, _promoted(chip, p, t, stage))
     late = _late(chip, p, t, rounds, tiles, load, stage - waiting)
