@@ -107,14 +107,27 @@ def routes(r: Request) -> list[Route]:
     sm_90 multiplies 8- and 32-bit types with k contiguous only, and its loads want rows of whole 16 bytes.  A copy costs
     a pass over the operand; a small product rather loads element by element.
     """
-    size, wgmma = dtype(r.form.types[0]).bytes, r.place.chip.kind == "wgmma" and r.kind != "float"
-    sides = [(r.left, not r.left.transposed), (r.right, r.right.transposed)]
-    turned = [wgmma and r.kind in ("fp8", "int8", "tf32") and not k_inner for _, k_inner in sides]
-    if r.kind == "tf32" and not r.form.groups:  # one of them may be read from registers: the larger
+    wgmma = r.place.chip.kind == "wgmma"
+    inner = not r.left.transposed, r.right.transposed  # where k is contiguous
+    turned = [wgmma and r.kind in ("fp8", "int8", "tf32") and not x for x in inner]
+    if any(turned) and r.kind == "tf32" and not r.form.groups:  # one of them may be read from registers: the larger
         larger = r.left.rows * r.left.columns < r.right.rows * r.right.columns
-        turned = [all(turned) and larger != bool(side) for side in (0, 1)]
-    needed = [not x.plain for x, _ in sides]
-    unfit = [wgmma and (t or not x.fits(size)) for (x, _), t in zip(sides, turned)]
+        fewer = [all(turned) and larger != bool(side) for side in (0, 1)]
+        return _cheaper(r, _orders(r, fewer), _orders(r, turned))
+    return _orders(r, turned)
+
+
+def _cheaper(r: Request, *ways: list[Route]) -> list[Route]:
+    """The routes that begin with the cheaper one."""
+    return min(ways, key=lambda x: _formed(*sized(r, x[0])).tile.seconds if not any(x[0][1:]) else expected(r, x[0]))
+
+
+def _orders(r: Request, turned: list[bool]) -> list[Route]:
+    """routes, with these operands turned where they are copied."""
+    size, wgmma = dtype(r.form.types[0]).bytes, r.place.chip.kind == "wgmma" and r.kind != "float"
+    sides = r.left, r.right
+    needed = [not x.plain for x in sides]
+    unfit = [wgmma and (t or not x.fits(size)) for x, t in zip(sides, turned)]
     few = _copied(r, needed, turned)
     if not any(unfit):
         return [few]

@@ -62,7 +62,7 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
             if (wide or p.staged or bn % 16) and not _FILLED * chip.units <= blocks <= most or (
                     wide and blocks > chip.units and bn % 16):
                 continue
-            movable = blocks <= chip.units and _movable(p, bm, bn, bk * parts)
+            movable = blocks <= chip.units and not registers and _movable(p, bm, bn, bk * parts)
             for moved in (False, True) if movable and parts == 1 else (movable,):  # sums of parts need no room to move
                 staged = parts == 1 and (p.staged or moved)
                 whole = staged and (moved or p.out_bits != 16)  # else only panels of it are there at a time

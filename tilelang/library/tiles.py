@@ -47,7 +47,7 @@ _FOLLOWING = 0.3  # of ragged products more of the time of one group's tiles, as
 # the time that units are idle at the end, what the others gain where power limits.
 _PARTIAL, _RING_OF_THREE, _DEEP, _IDLE = 0.67, 1.1, 1.05, 0.3
 # Cycles of a stage whose left operand goes through registers, and of an element of a thread's.
-_FETCHED, _FETCH = 200, 8
+_FETCHED, _FETCH = 250, 14
 _ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # prices that are not told apart; of one round
 # Iterations over 128 bytes of k of a unit's tiles, of one, up to which it may start soon; where rows lie across sectors, on
 # so many of the units or in tiles of 64 rows (79 tiles of 128x208 at 10000x200x1000 13.9 us, then 16.4; 120 of 128x72 at
