@@ -114,7 +114,8 @@ def config(c: Choice) -> dict[str, Any]:
 
 def _numbers(t: Tile) -> dict[str, Any]:
     """The fields of a tile that are not as usual."""
-    plain = {"parts": 1, "turned": False, "moved": False, "staged": False, "wide": 0, "soon": False, "cluster": ()}
+    plain = {"parts": 1, "turned": False, "moved": False, "staged": False, "wide": 0, "soon": False, "cluster": (),
+             "from_registers": False}
     return {k: list(v) if k == "cluster" else int(v) for k, v in asdict(t).items() if k != "seconds" and v != plain.get(k)}
 
 
