@@ -36,16 +36,21 @@ def steps(mask, row, seq_q, seq_k):
 
 
 def check(mask, cu_q, cu_k, spare, wide=2, near=10**6, **options):
-    """Groups of heads, in them parts of the sequences, in them the tiles with most steps first, at last slots of no queries."""
+    """Groups of heads, in them parts of the sequences, in them the tiles with most steps first, every second group in the
+    opposite order, at last slots of no queries."""
     heads, slots = 3, (cu_q[-1] + spare) // TILE.rows + len(cu_q) - 1
     got = order(mask, cu_q, cu_k, slots, heads, wide, near, **options)
     most = 10**9 if mask.left is None else ceil((mask.left + TILE.rows) / TILE.keys) + 1
-    want = []
+    places = []
     for s, (a, b, c, d) in enumerate(zip(cu_q, cu_q[1:], cu_k, cu_k[1:])):
         for row in range(0, b - a, TILE.rows):
             taken = min(most, steps(mask, row, b - a, d - c))
-            want += [((h // wide, c // near, -taken, s, row, h), [h, row, a, b - a, c, d - c]) for h in range(heads)]
-    assert got[:len(want)] == [facts for _, facts in sorted(want)]
+            places.append((c // near, -taken, s, row, [a, b - a, c, d - c]))
+    want = []
+    for turn in range(0, heads, wide):
+        order_of_turn = sorted(places, reverse=turn // wide % 2 == 1)
+        want += [[h, row, *facts] for *_, row, facts in order_of_turn for h in range(turn, min(heads, turn + wide))]
+    assert got[:len(want)] == want
     assert all(facts[3] == 0 for facts in got[len(want):])
     assert sorted(h for h, *_ in got) == sorted(list(range(heads)) * slots)
 

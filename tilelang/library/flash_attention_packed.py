@@ -86,15 +86,17 @@ def rank(Tiles, cu_q, cu_k, slot, batch, heads, wide, near, mask, tile, units):
                 earlier = row // rows - (tiles - alike - more)  # of its own sequence
                 longer = more + T.if_then_else(s < own, alike, T.if_then_else(s == own, earlier, 0))
                 part, mine = cu_k[s] // near, first_k // near
-                inside = T.if_then_else(part == mine, longer, T.if_then_else(part < mine, tiles, 0))
+                earlier_parts = T.if_then_else(part == mine, longer, T.if_then_else(part < mine, tiles, 0))
                 # Slots without a tile stand behind all that have one, in their own order.
-                before[i] += T.if_then_else(filled, inside, T.if_then_else(s > own, tiles, 0))
+                before[i] += T.if_then_else(filled, earlier_parts, T.if_then_else(s > own, tiles, 0))
                 every[i] += tiles
     T.reduce_sum(before, place)
     T.reduce_sum(every, real)
     for h in T.Parallel(heads):
         turn = h // wide * wide
-        among = turn * real[0] + place[0] * T.min(wide, heads - turn) + h - turn
+        # Every second turn goes from its shortest tile on: where turns meet, neighbours are alike too.
+        inside = T.if_then_else(h // wide % 2 == 0, place[0], real[0] - 1 - place[0])
+        among = turn * real[0] + inside * T.min(wide, heads - turn) + h - turn
         p = T.if_then_else(filled, among, (slot + place[0]) * heads + h)
         # Rounds go forth and back: who had the longest tile of one has the shortest of the next.
         begin = p // units * units
@@ -131,7 +133,8 @@ def packed_attention(sizes: Sizes, strides: Any, dtype: str, mask: Mask, tile: T
                                O: T.StridedTensor((tokens_q, heads, dim_v), strides[3], dtype),
                                LSE: T.Tensor((heads, tokens_q) if with_lse else (1,), "float32")):
         with T.Kernel(tiles // heads, threads=_LANES) as slot:
-            wide = T.max(1, T.min(kv_heads, near // T.max(1, tokens_k))) * group
+            fitting = T.max(1, T.min(kv_heads, near // T.max(1, tokens_k))) * group
+            wide = T.if_then_else(tiles // heads * fitting < 2 * units, heads, fitting)  # turns of few tiles would run together
             rank(Tiles, cu_q, cu_k, slot, batch, heads, wide, near, mask, tile, units)
         with T.Kernel(tiles, threads=tile.threads) as n:
             Qs, Ks, Vs, S, P, acc, top, before, factor, total, more = working_set(tile, dim, dim_v, dtype)
