@@ -158,7 +158,7 @@ def vectors(st: State, s: Scope) -> Nodes | None:
         local = [new_local(st, s, st.pick(["float32", "float16"]))]
     b = st.pick(local)
     n = b.shape[0]
-    if st.chance(0.5) and (rows := _row_slice(st, s, b)):
+    if st.chance(0.4) and (rows := _row_slice(st, s, b)):
         return rows
     if n >= 4 and st.chance(0.5):
         k = n // 2
@@ -399,6 +399,6 @@ def by_hand_ring(st: State, s: Scope) -> Nodes | None:
 MORE = {"returned": returned, "bits": bits, "pairs": pairs, "warps": warps, "vectors": vectors, "drawn": drawn, "mask": mask,
         "run_time_extent": run_time_extent, "by_reference": by_reference, "stated": stated, "workspace": workspace,
         "counted": counted, "scalar_atomic": scalar_atomic, "small_types": small_types, "by_hand_ring": by_hand_ring}
-WEIGHTS = {"returned": 0.9, "bits": 0.4, "pairs": 0.8, "warps": 0.9, "vectors": 1.1, "drawn": 0.25, "mask": 1.1,
+WEIGHTS = {"returned": 0.9, "bits": 0.4, "pairs": 0.8, "warps": 0.9, "vectors": 1.3, "drawn": 0.25, "mask": 1.1,
            "run_time_extent": 0.3, "by_reference": 1.1, "stated": 0.4, "workspace": 0.25, "counted": 0.6,
            "scalar_atomic": 0.4, "small_types": 1.7, "by_hand_ring": 0.3}

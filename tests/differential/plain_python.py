@@ -213,6 +213,7 @@ class Language:
     def ceil(self, v: V) -> V: return self._whole(v, math.ceil)
     def trunc(self, v: V) -> V: return self._whole(v, math.trunc)
     def round(self, v: V) -> V: return self._whole(v, round)
+    nearbyint = round
 
     def _chosen(self, a: Any, b: Any, better: Callable[[Any, Any], bool]) -> V:
         a, b, _ = both(a, b)
@@ -224,6 +225,8 @@ class Language:
     def if_then_else(self, cond: bool, a: Any, b: Any) -> V:
         a, b, _ = both(a, b)
         return a if cond else b
+
+    Select = if_then_else
 
     def truncdiv(self, a: Any, b: Any) -> V: return arithmetic(a, b, lambda x, y: abs(x) // abs(y) * (1 if x * y >= 0 else -1))
     def truncmod(self, a: Any, b: Any) -> V: return arithmetic(a, b, lambda x, y: abs(x) % abs(y) * (1 if x >= 0 else -1))
@@ -289,7 +292,7 @@ def run(path: pathlib.Path, args: Sequence[np.ndarray]) -> list[np.ndarray]:
     for block in range(out[0].shape[0]):
         space = {"T": _WithAtomics(block)}
         exec(compile(text, str(path), "exec"), space)  # the program's text is the generator's own
-        space["program"](*(Buffer(a, a.dtype.name) for a in out))
+        space["program"](*(Buffer(a, a.dtype.name) if a.shape else V(int(a), a.dtype.name) for a in out))
     return out
 
 
