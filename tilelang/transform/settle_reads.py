@@ -20,8 +20,8 @@ import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Load,
-                         Parallel, Select, Seq, Stmt, Store, Var, While, binary, const, convert, free_vars, fresh, inner,
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Load, Parallel,
+                         Select, Seq, Stmt, Store, Var, While, binary, children, const, convert, free_vars, fresh, inner,
                          is_const, load, rebuild, replace, substitute, unary, walk)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
@@ -192,10 +192,9 @@ class _Body:
         address = updated_element(e)
         if address is not None:
             self.add(address, conds, bound, again, False)
-        for v in vars(e).values() if hasattr(e, "__dict__") else ():
-            for x in v if isinstance(v, tuple) else (v,):
-                if isinstance(x, Expr):
-                    self.reads(x, conds, bound, again)
+        for x in children(e):
+            if isinstance(x, Expr):
+                self.reads(x, conds, bound, again)
 
     def add(self, x: Any, conds: tuple[Expr | None, ...], bound: dict[Var, Expr], again: bool, stores: bool) -> None:
         b = x.buffer
