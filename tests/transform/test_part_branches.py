@@ -63,7 +63,17 @@ def test_threads_read_what_others_of_their_branch_stored():
     assert (got["O"] == want).all() and (got["P"] == 3 * i).all()
 
 
-@pytest.mark.parametrize("where", ["store", "both ways", "no roles"])
+def test_an_exchange_beside_another_way_is_parted_too():
+    func = program("both ways")
+    parted = part_branches(func, PassContext())
+    assert parted is not func
+    got = run_tile(parted, [np.zeros(256, np.int32), np.zeros(64, np.int32)])
+    want = np.full(256, 2, np.int32)
+    want[96:160] = 1
+    assert (got["O"] == want).all() and (got["P"] == 1).all()
+
+
+@pytest.mark.parametrize("where", ["store", "no roles"])
 def test_other_branches_stay_whole(where):
     func = program(where)
     assert part_branches(func, PassContext()) is func

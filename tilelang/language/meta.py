@@ -125,9 +125,9 @@ class PersistentTileScheduler(BaseTileScheduler):
     def __init__(self, num_m_tiles: Any, num_n_tiles: Any, num_workers: Any = None, swizzle_size: int = 1,
                  column_major: bool = True, cluster_size: int = 1, stateful: bool = True,
                  name: str | None = None) -> None:
-        for name, n in (("num_workers", num_workers), ("swizzle_size", swizzle_size), ("cluster_size", cluster_size)):
+        for what, n in (("num_workers", num_workers), ("swizzle_size", swizzle_size), ("cluster_size", cluster_size)):
             if n is not None and not isinstance(n, Expr):
-                whole_number(n, f"{name} of T.PersistentTileScheduler", 1, 1 << 30)
+                whole_number(n, f"{what} of T.PersistentTileScheduler", 1, 1 << 30)
         self.num_m = -(-num_m_tiles // cluster_size) if isinstance(num_m_tiles, int) else (
             num_m_tiles + (cluster_size - 1)) // cluster_size
         self.num_n, self.swizzle, self.column_major = num_n_tiles, swizzle_size, flag(column_major, "column_major")
