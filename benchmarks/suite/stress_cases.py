@@ -95,6 +95,36 @@ def _grouped_reference(t: Tensors) -> torch.Tensor:
     return torch.cat([x @ y for x, y in zip(parts, t["b"].double())])
 
 
+def _coded_inputs(m: int, n: int, k: int, group: int, table: bool, device: str, seed: int) -> Tensors:
+    g = torch.Generator(device=device).manual_seed(seed)
+    t = {"a": _normal((m, k), "float16", device, g),
+         "w": torch.randint(0, 256, (n, k // 2), device=device, generator=g, dtype=torch.uint8),
+         "scales": (torch.rand((n, k // group), device=device, generator=g) + 0.5).half()}
+    if table:
+        t["values"] = _normal((16,), "float16", device, g)
+    else:
+        t["zeros"] = torch.randint(0, 16, (n, k // group), device=device, generator=g, dtype=torch.uint8)
+    return t
+
+
+def _coded(t: Tensors) -> torch.Tensor:
+    from tilelang.library import coded_matmul
+
+    return coded_matmul(**t)
+
+
+def _coded_reference(t: Tensors) -> torch.Tensor:
+    q = torch.stack((t["w"] & 15, t["w"] >> 4), -1).flatten(1)
+    group = q.shape[1] // t["scales"].shape[1]
+    scales = t["scales"].double().repeat_interleave(group, 1)
+    weights = t["values"].double()[q.long()] if "values" in t else q.double() - t["zeros"].double().repeat_interleave(group, 1)
+    return t["a"].double() @ (weights * scales).T
+
+
+def coded(name: str, m: int, n: int, k: int, group: int, table: bool = False) -> Case:
+    return Case(name, partial(_coded_inputs, m, n, k, group, table), _coded, _coded_reference, LIMIT["float16"])
+
+
 # ---- attention ---------------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +173,28 @@ def _attend_reference(options: dict[str, Any], t: Tensors) -> torch.Tensor:
     return torch.cat(parts, 1).transpose(-3, -2)
 
 
+def _decode_inputs(lengths: tuple[int, ...], capacity: int, seq_q: int, heads: int, kv_heads: int, dim: int, device: str,
+                   seed: int) -> Tensors:
+    g = torch.Generator(device=device).manual_seed(seed)
+    turned = torch.tensor((*lengths[seed % len(lengths):], *lengths[:seed % len(lengths)]), dtype=torch.int32)
+    t = {x: _normal((len(lengths), n, h, dim), "float16", device, g)
+         for x, n, h in (("q", seq_q, heads), ("k_cache", capacity, kv_heads), ("v_cache", capacity, kv_heads))}
+    return {**t, "lengths": turned.to(device)}
+
+
+def _decode(t: Tensors) -> torch.Tensor:
+    from tilelang.library import flash_decode
+
+    return flash_decode(**t)
+
+
+def _decode_reference(t: Tensors) -> torch.Tensor:
+    q, k, v = (t[x].double().transpose(1, 2) for x in ("q", "k_cache", "v_cache"))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    rows = [_one_head(q[b], k[b, :, :n], v[b, :, :n], True, None) for b, n in enumerate(t["lengths"].tolist())]
+    return torch.stack(rows).transpose(1, 2)
+
+
 def attention(name: str, batch: int, heads: int, kv_heads: int, seq_q: int, seq_k: int, dim: int, dtype: str = "float16",
               **options: Any) -> Case:
     return Case(name, partial(_attention_inputs, batch, heads, kv_heads, seq_q, seq_k, dim, dtype),
@@ -170,4 +222,12 @@ CASES = {c.name: c for c in (
     attention("attention d256", 1, 2, 2, 200, 200, 256), attention("attention window", 1, 4, 2, 500, 500, 64, window=100),
     Case("attention packed", partial(_packed_inputs, (100, 1, 0, 257), 4, 2, 128), partial(_attend, {"causal": True}),
          partial(_attend_reference, {"causal": True}), 2 * LIMIT["float16"]),
+    product("tf32 nn", 64, 520, 264, "float32", order="nn"), product("int8 nn", 256, 264, 144, "int8", order="nn"),
+    product("fp8 by block, few rows", 16, 384, 512, FP8, scaling="block", limit=6e-3),
+    product("clusters by price", 4184, 536, 408, order="nn"),
+    coded("coded weights", 16, 256, 512, 64), coded("coded by a table", 100, 256, 512, 128, table=True),
+    attention("attention of few tiles", 1, 2, 1, 256, 1536, 128, causal=True),
+    attention("attention of few queries", 2, 8, 2, 4, 1024, 64, causal=True),
+    Case("decoding", partial(_decode_inputs, (300, 17, 512), 512, 1, 8, 2, 128), _decode, _decode_reference,
+         2 * LIMIT["float16"]),
 )}
