@@ -223,7 +223,7 @@ CASES = {c.name: c for c in (
     Case("attention packed", partial(_packed_inputs, (100, 1, 0, 257), 4, 2, 128), partial(_attend, {"causal": True}),
          partial(_attend_reference, {"causal": True}), 2 * LIMIT["float16"]),
     product("tf32 nn", 64, 520, 264, "float32", order="nn"), product("int8 nn", 256, 264, 144, "int8", order="nn"),
-    product("fp8 by block, few rows", 16, 384, 512, FP8, scaling="block", limit=6e-3),
+    product("few rows by block", 16, 384, 512, FP8, scaling="block", limit=6e-3),
     product("clusters by price", 4184, 536, 408, order="nn"),
     coded("coded weights", 16, 256, 512, 64), coded("coded by a table", 100, 256, 512, 128, table=True),
     attention("attention of few tiles", 1, 2, 1, 256, 1536, 128, causal=True),
