@@ -200,3 +200,61 @@ def test_threads_of_two_roles_exchange_on_the_other_way_of_a_branch():
     t = np.arange(256)
     o = np.where(t < 64, 7, np.where(t >= 192, 1 + t, 1 + (t - 64 + 1) + (191 - t))).astype(I32)
     agree(f, [np.zeros(256, I32), np.zeros(128, I32)], {0: o, 1: (128 - np.arange(128)).astype(I32)})
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+@pytest.mark.parametrize("first, last", [(0, 256), (96, 160)])
+def test_threads_of_two_roles_exchange_in_a_loop(first, last, rounds):
+    """Tile meaning ran the whole loop role by role, and in a branch the CPU did too."""
+    n = last - first
+
+    @T.prim_func
+    def f(O: T.Tensor((256,), "int32"), P: T.Tensor((n,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((n,), "int32")
+            x = T.alloc_var("int32", init=0)
+            for i in T.Parallel(n):
+                S[i] = -1
+            if first > 0:
+                if tx >= first and tx < last:
+                    for r in T.serial(rounds):
+                        y = x + tx
+                        S[tx - first] = y * (r + 1)
+                        x = x + S[last - 1 - tx]
+            else:
+                for r in T.serial(rounds):
+                    y = x + tx
+                    S[tx - first] = y * (r + 1)
+                    x = x + S[last - 1 - tx]
+            O[tx] = x
+            with T.ws(0):
+                T.copy(S, P)
+
+    t, x, s = np.arange(first, last), np.zeros(n, np.int64), np.full(n, -1)
+    for r in range(rounds):
+        s = (x + t) * (r + 1)
+        x = x + s[::-1]
+    o = np.zeros(256, I32)
+    o[first:last] = x
+    agree(f, [np.zeros(256, I32), np.zeros(n, I32)], {0: o, 1: s.astype(I32)})
+
+
+def test_a_loop_whose_end_each_thread_knows_keeps_its_branch():
+    """Threads that go different numbers of rounds do not wait for each other."""
+    @T.prim_func
+    def f(O: T.Tensor((256,), "int32"), P: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((256,), "int32")
+            for i in T.Parallel(256):
+                S[i] = 0
+            for r in T.serial(tx // 64):
+                S[tx] = S[tx] + r + 1
+            O[tx] = S[tx]
+            with T.ws(0):
+                T.copy(S, P)
+
+    n = np.arange(256) // 64
+    want = (n * (n + 1) // 2).astype(I32)
+    agree(f, [np.zeros(256, I32), np.zeros(256, I32)], {0: want, 1: want})

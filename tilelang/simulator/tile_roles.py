@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Call, Expr, For, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, TileOp,
-                         Var, While, convert, walk)
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Call, Continue, Expr, For, If, Launch, Load, Parallel, Region, Seq,
+                         Stmt, Store, TileOp, Var, While, convert, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.warp_groups import GROUP, alike, holds_in
 
@@ -297,14 +297,45 @@ def meets_around(c: Any, s: Stmt) -> bool:
     if any(isinstance(n, Call) and n.op in _GATHER for n in walk(s)):
         return False
     # Where threads part, tile operations are those of each thread; a role may have none that comes to them.
-    return c.part.at(s) or not any(isinstance(n, (TileOp, Parallel)) for n in walk(s))
+    return c.part.at(s) or not any(isinstance(n, (TileOp, Parallel)) for n in walk(s)) and not _exchanges(c, s)
+
+
+def _exchanges(c: Any, s: Stmt) -> bool:
+    """Whether two parts of a statement that all threads come to touch the same memory and one of them stores, or a loop that no
+    thread leaves before the others stores at all (a round over what the one before stored): roles meet between them."""
+    if c.part.at(s):
+        return False
+    if isinstance(s, If):
+        return _exchanges(c, s.then) or s.orelse is not None and _exchanges(c, s.orelse)
+    if isinstance(s, (For, While)):
+        if any(isinstance(n, (Break, Continue)) or isinstance(n, Call) and n.op == "thread_return" for n in walk(s.body)):
+            return False
+        return bool(_stored(c, s.body))
+    seen: set[Any] = set()
+    stored: set[Any] = set()
+    for x in s.stmts if isinstance(s, Seq) else ():
+        touched, stores = {n.buffer.data for n in _places(c, x)}, _stored(c, x)
+        if touched & stored or stores & seen or _exchanges(c, x):
+            return True
+        seen |= touched
+        stored |= stores
+    return False
+
+
+def _places(c: Any, x: Any) -> list[Any]:
+    """Accesses to shared memory, or to a tensor that threads of the launch store in: block barriers order both."""
+    kinds = (Load, Store, AddressOf, Region)
+    return [n for n in walk(x) if isinstance(n, kinds) and (
+        n.buffer.scope() in ("shared", "shared.dyn") or n.buffer.data in c.part.written)]
+
+
+def _stored(c: Any, x: Any) -> set[Any]:
+    """Memory that x may store in."""
+    return {n.buffer.data for n in _places(c, x) if not isinstance(n, Load)}
 
 
 def _touches_shared(c: Any, x: Any) -> bool:
-    """Whether x touches shared memory, or a tensor that threads of the launch store in: block barriers order both."""
-    kinds = (Load, Store, AddressOf, Region)
-    return any(isinstance(n, kinds) and (n.buffer.scope() in ("shared", "shared.dyn") or n.buffer.data in c.part.written)
-               for n in walk(x))
+    return bool(_places(c, x))
 
 
 def asks_shared(c: Any, s: Stmt) -> bool:

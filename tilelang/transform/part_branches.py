@@ -6,15 +6,16 @@
     with T.ws(0): ...                            with T.ws(0): ...
 
 Tile meaning and CPU follow each role by itself and let them meet around a statement on shared memory; within a branch they
-do not meet.  On a device a barrier comes between the parts (split_divergent.py), with this pass as without it.
+do not meet.  A loop whose iterations exchange values goes around the conditions, if all threads know its bounds.  On a device
+a barrier comes between the parts (split_divergent.py), with this pass as without it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Bind, Buffer, Call, Evaluate, Expr, Func, If, Launch, Load, Stmt, Store, Var, const, fresh,
-                         load, logical, replace, rewrite, seq, substitute, unary, walk)
+from tilelang.ir import (AddressOf, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, Func, If, Launch, Load, Stmt, Store,
+                         Var, const, free_vars, fresh, load, logical, replace, rewrite, seq, substitute, unary, walk)
 from tilelang.ir.stmt import Alloc, For, Seq, While
 
 from .divergence import Divergence
@@ -26,7 +27,8 @@ _SHARED = ("shared", "shared.dyn")
 @pass_(needs=TILE)
 def part_branches(func: Func, cx: PassContext) -> Func:
     """Take apart branches that some threads of several roles take, where two of their statements touch one shared buffer and
-    one of these stores (every target).  Branches with statements other than assignments, calls and branches stay whole.
+    one of these stores (every target).  Branches with statements other than assignments, calls, branches and loops stay
+    whole, and so do those whose loops exchange values and are left early or end where each thread says.
     """
     def launch(n: Any) -> Any:
         if not isinstance(n, Launch) or not any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(n.body)):
@@ -58,9 +60,22 @@ class _Parts:
 
     def parted(self, s: If) -> Stmt:
         """The statements of a branch, each under what was decided in front of the first."""
-        if not _exchanges(s) or not all(isinstance(x, _KNOWN) for x in _statements(s)):
+        own = {x.var for x in walk(s) if isinstance(x, Bind)}
+        if not _exchanges(s) or not all(isinstance(x, _KNOWN) for x in _statements(s)) or not all(
+                self.goes_around(x, own) for x in walk(s) if isinstance(x, (For, While)) and _exchanges(x)):
             return s
         return seq(*self.ways(s, None), span=s.span)
+
+    def goes_around(self, loop: For | While, own: set[Var]) -> bool:
+        """Whether all threads can run a loop of which some run the statements: the branch's values decide no bound."""
+        if isinstance(loop, While) or loop.kind not in ("serial", "unroll"):
+            return False
+        bounds = loop.start, loop.extent
+        return not any(isinstance(x, (Break, Continue)) for x in walk(loop.body)) and not any(
+            self.divergent_bound(e) or free_vars(e) & own for e in bounds)
+
+    def divergent_bound(self, e: Expr) -> bool:
+        return self.divergence.divergent(e) or any(isinstance(x, (Load, Call)) for x in walk(e))
 
     def ways(self, s: If, pred: Expr | None) -> list[Stmt]:
         """Both ways of a branch that threads come to where pred holds (None: all)."""
@@ -90,12 +105,14 @@ class _Parts:
                 x = Store(kept, (const(0),), x.value, span=x.span)
             if isinstance(x, If) and _exchanges(x):
                 out += self.ways(x, pred)
+            elif isinstance(x, For) and _exchanges(x):
+                out.append(replace(x, body=seq(*self.under(x.body, pred), span=x.body.span)))
             else:
                 out.append(If(pred, x, span=x.span))
         return out
 
 
-_KNOWN = (Seq, Bind, Store, Evaluate, If)
+_KNOWN = (Seq, Bind, Store, Evaluate, If, For, While)
 
 
 def _statements(s: Stmt) -> list[Stmt]:
@@ -106,19 +123,26 @@ def _exchanges(s: Stmt | None) -> bool:
     """Whether two statements of a way through s touch one shared buffer, one of them to store."""
     if isinstance(s, If):
         return _exchanges(s.then) or _exchanges(s.orelse)
+    if isinstance(s, (For, While)):  # an iteration may read what the one before stored, or store over it
+        writes = _touched(s)[1]
+        return bool(writes) and any(isinstance(n, Load) and n.buffer.data in writes for n in walk(s))
     if not isinstance(s, Seq):
         return False
     seen: set[Var] = set()
     stored: set[Var] = set()
     for x in s.stmts:
-        places = [n for n in walk(x) if isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope_name in _SHARED]
-        touched = {n.buffer.data for n in places}
-        writes = {n.buffer.data for n in places if not isinstance(n, Load)}
+        touched, writes = _touched(x)
         if touched & stored or writes & seen or _exchanges(x):
             return True
         seen |= touched
         stored |= writes
     return False
+
+
+def _touched(s: Stmt) -> tuple[set[Var], set[Var]]:
+    """(shared memory that a statement touches, that it stores in)."""
+    places = [n for n in walk(s) if isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope_name in _SHARED]
+    return {n.buffer.data for n in places}, {n.buffer.data for n in places if not isinstance(n, Load)}
 
 
 __all__ = ["part_branches"]
