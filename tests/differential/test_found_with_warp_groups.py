@@ -258,3 +258,26 @@ def test_a_loop_whose_end_each_thread_knows_keeps_its_branch():
     n = np.arange(256) // 64
     want = (n * (n + 1) // 2).astype(I32)
     agree(f, [np.zeros(256, I32), np.zeros(256, I32)], {0: want, 1: want})
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_threads_of_two_roles_exchange_through_a_tensor(rounds):
+    """The CPU ran statements on tensors role by role, though barriers stand between them on a device."""
+    @T.prim_func
+    def f(Q: T.Tensor((256,), "int32"), O: T.Tensor((256,), "int32"), P: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((256,), "int32")
+            for i in T.Parallel(256):
+                S[i] = i
+            for r in T.serial(rounds):
+                Q[(tx + r * 128) % 256] = r * 256 + tx
+            O[tx] = Q[255 - tx]
+            with T.ws(0):
+                T.copy(S, P)
+
+    t = np.arange(256)
+    q = np.zeros(256, I32)
+    for r in range(rounds):
+        q[(t + r * 128) % 256] = r * 256 + t
+    agree(f, [np.zeros(256, I32), np.zeros(256, I32), np.zeros(256, I32)], {0: q, 1: q[::-1], 2: t.astype(I32)})

@@ -8,7 +8,8 @@ Warp groups that no T.ws tells apart are one role.  A role runs the launch's bod
     B                                        P; B together with the others
 
 Tile operations and parallel loops outside T.ws are one action of all roles, done by the last that comes (`Together`).
-Statements of the threads there are each role's for its own threads, between two meetings where they touch shared memory.
+Statements of the threads there are each role's for its own threads, between two meetings where they touch shared
+memory or tensors that the launch stores in.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tilelang.ir import (
     Stmt,
     Store,
     TileOp,
+    Var,
     While,
     call,
     const,
@@ -93,9 +95,11 @@ class Split:
     roles: list[Role] = field(init=False)
     keys: dict[tuple[int, int], int] = field(default_factory=dict)
     threads: Threads = field(init=False)
+    written: set[Var] = field(init=False)  # tensors that threads store in
 
     def __post_init__(self) -> None:
         self.roles = roles_of(self.launch)
+        self.written = {n.buffer.data for n in walk(self.launch.body) if isinstance(n, Store) and n.buffer.scope() == "global"}
         self.threads = spread(self.launch)
 
     def of(self, role: Role) -> Launch:
@@ -124,11 +128,11 @@ class Split:
                 if not own and not apart and self.threads.varies(s.cond):
                     return self._each(s, self._parts(s, role, False, True))
                 part = self._parts(s, role, own, apart)
-                return part if own or apart or not _shared(s.cond) else seq(self._meet(s, 1), part)
+                return part if own or apart or not self._shared(s.cond) else seq(self._meet(s, 1), part)
             case For() | While():
                 inner = apart or not own and self.threads.varies((s.start, s.extent) if isinstance(s, For) else s.cond)
                 part = replace(s, body=self._fold(s.body, role, own, inner))
-                if not inner and not own and any(map(_shared, (s.start, s.extent) if isinstance(s, For) else (s.cond,))):
+                if not inner and not own and any(map(self._shared, (s.start, s.extent) if isinstance(s, For) else (s.cond,))):
                     return seq(self._meet(s, 1), part)
                 return part if apart or not inner else self._each(s, part)
         return s if own else self._apart(s) if apart else self._common(s)
@@ -153,7 +157,7 @@ class Split:
             check_uniform(self.threads, s)
             return Together(s, self._key(s, 0), span=s.span)
         if isinstance(s, Store) and not is_private(s.buffer) and not self.threads.varies((s.value, *s.indices)):
-            if _shared(s) or any(isinstance(n, Load) and n.buffer.data is s.buffer.data for n in walk(s.value)):
+            if self._shared(s) or any(isinstance(n, Load) and n.buffer.data is s.buffer.data for n in walk(s.value)):
                 return Together(s, self._key(s, 0), span=s.span)
         if isinstance(s, Evaluate) and s.call.op == "sync_threads":
             return self._meet(s, 0)
@@ -176,15 +180,16 @@ class Split:
         return rewrite(s, number)
 
     def _each(self, s: Stmt, part: Stmt) -> Stmt:
-        return seq(self._meet(s, 1), part, self._meet(s, 2)) if _shared(s) else part
+        return seq(self._meet(s, 1), part, self._meet(s, 2)) if self._shared(s) else part
+
+    def _shared(self, s: Any) -> bool:
+        """Whether a statement or expression touches memory in which threads find what others stored, as barriers order it:
+        shared memory, and tensors that the launch stores in."""
+        return any(isinstance(n, (Load, Store, Region)) and (
+            n.buffer.scope() in ("shared", "shared.dyn") or n.buffer.data in self.written) for n in walk(s))
 
     def _meet(self, s: Stmt, k: int) -> Stmt:
         return Evaluate(call("role_meet", (), "void", key=self._key(s, k)), span=s.span)
-
-
-def _shared(s: Any) -> bool:
-    """Whether a statement or expression touches shared memory."""
-    return any(isinstance(n, (Load, Store, Region)) and n.buffer.scope() in ("shared", "shared.dyn") for n in walk(s))
 
 
 __all__ = ["Role", "Split", "needs_roles", "roles_of"]
