@@ -5,6 +5,8 @@ import random
 import numpy as np
 import pytest
 
+import tilelang.language as T
+
 from tilelang.ir import Const, Var, dtype, is_const
 from tilelang.layout import (
     Fragment,
@@ -203,3 +205,15 @@ def test_reshape_keeps_every_element_in_its_register():
         row_fragment((64, 32), 128).reshape((64, 16), 16, 32)  # two elements of one word in two threads
     with pytest.raises(ValueError, match="layout-no-structure"):
         row_fragment((8, 12), 8, 1).reshape((5, 5))
+
+
+def test_a_type_error_of_a_users_function_is_not_taken_for_its_number_of_arguments():
+    calls = []
+
+    def forward(i, j, rep):
+        calls.append((i, j, rep))
+        return "x" + 1, i
+
+    with pytest.raises(TypeError, match="concatenate"):
+        T.Fragment((8, 8), forward_fn=forward, replicate=2)
+    assert len(calls) == 1

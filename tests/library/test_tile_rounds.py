@@ -62,7 +62,8 @@ def test_of_several_rounds_one_of_the_fastest_is_priced_lowest(shape):
 def test_prices_of_several_rounds_are_near_what_kernels_take():
     errors = [math.log(price(LONE, p, tile(*t)) * 1e6 / us) for shape, tiles in TIMED.items() for p in [lined(*shape)]
               for *t, us in tiles]
-    assert sum(map(abs, errors)) / len(errors) < 0.06 and max(map(abs, errors)) < 0.19
+    # Of 44 the mean is 0.045; the worst, 0.183, was 0.18 before the model was fitted to 1200 timings of other shapes.
+    assert sum(map(abs, errors)) / len(errors) < 0.05 and max(map(abs, errors)) < 0.19
 
 
 def test_stores_in_rows_across_sectors_cost_more():

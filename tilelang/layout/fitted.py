@@ -108,12 +108,18 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
 
 def _call(fn: Any, args: tuple[Any, ...], without_rep: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
     """fn may take the copy as a further argument."""
-    if args != without_rep:
-        try:
-            return fn(*args)
-        except TypeError:
-            pass
+    if args != without_rep and _takes(fn, args):
+        return fn(*args)
     return applied(fn, without_rep, f"Fragment {shape}")
+
+
+def _takes(fn: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a function can be called so, asked of its signature: a TypeError of its own is the user's to see."""
+    try:
+        signature(fn).bind(*args)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 __all__ = ["applied", "fit_functions", "index_vars", "outer", "static_extents"]
