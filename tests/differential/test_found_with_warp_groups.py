@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from executions import agree
 
+import tilelang
 import tilelang.language as T
+from tilelang.errors import TileLangError
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 
@@ -281,3 +283,34 @@ def test_threads_of_two_roles_exchange_through_a_tensor(rounds):
     for r in range(rounds):
         q[(t + r * 128) % 256] = r * 256 + t
     agree(f, [np.zeros(256, I32), np.zeros(256, I32), np.zeros(256, I32)], {0: q, 1: q[::-1], 2: t.astype(I32)})
+
+
+@pytest.mark.parametrize("on", ["tile", "cpu", "sm_90a"])
+def test_roles_that_exchange_in_a_while_loop_of_some_threads_are_refused(on):
+    """Tile meaning ran the loop role by role and gave a wrong value; CPU and GPUs refused it."""
+    @T.prim_func
+    def f(O: T.Tensor((384,), "int32"), P: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=384):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((64,), "int32")
+            x = T.alloc_var("int32", init=0)
+            r = T.alloc_var("int32", init=0)
+            for i in T.Parallel(64):
+                S[i] = -1
+            if tx >= 96 and tx < 160:
+                while r < 3:
+                    S[tx - 96] = tx * (r + 1)
+                    x = x + S[159 - tx]
+                    r = r + 1
+            O[tx] = x
+            with T.ws(0):
+                T.copy(S, P)
+
+    kinds = {"tile": "sim-unsupported", "cpu": "cpu-unsupported", "sm_90a": "sync-divergent"}
+    with pytest.raises(TileLangError) as told:
+        if on == "sm_90a":
+            lower(f.func, Target({"kind": "cuda", "arch": "sm_90a"}))
+        else:
+            kernel = tilelang.compile(f, target="cpu", **({"execution_backend": "tile"} if on == "tile" else {}))
+            kernel(np.zeros(384, I32), np.zeros(64, I32))
+    assert told.value.kind == kinds[on]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, Func, If, Launch, Load, Parallel, Region,
-                         Stmt, Store, Var, children, numpy_dtype, walk)
+                         Stmt, Store, Var, While, children, numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ops import Copy
 from tilelang.target.cluster import cluster_of
@@ -32,8 +32,8 @@ from .boxes import launch_maps
 from .tile_env import TileEnv, scalar_elements
 from .tile_hopper import TILE_HOPPER_OPS, space_of
 from .tile_parallel import ParallelLoop
-from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Parting, Role, TileBlock, around, asks_shared, in_front, make_barriers,
-                         meets_around, roles_of, run_roles, signalling, together, whole_role)
+from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Parting, Role, TileBlock, around, asks_shared, crosses, in_front,
+                         make_barriers, meets_around, of_one_role, roles_of, run_roles, signalling, together, whole_role)
 from .tile_warp import WARP_OPS
 
 PRIVATE = ("local", "local.var")
@@ -53,6 +53,7 @@ class TileCompiler(StmtCompiler):
         self.roles: list[Role] = []  # of the launch being compiled
         self.members: tuple[int, ...] = ()  # roles that come to the statement being compiled
         self.gathered = False  # whether they have met in front of a statement around it
+        self.parted = False  # and it is one at which threads part
         self.maps: dict[str, Any] = {}  # tensor maps of that launch
         self.space: Any = None  # addresses of its shared memory
 
@@ -279,12 +280,18 @@ class TileCompiler(StmtCompiler):
     def stmt(self, s: Stmt) -> Action:
         """The action of s.  Roles that come to a statement of the threads on shared memory meet before and behind it."""
         if self.gathered or not meets_around(self, s):
-            return super().stmt(s) if self.gathered or not asks_shared(self, s) else in_front(self, s, super().stmt(s))
-        self.gathered = True
+            action = super().stmt(s)
+            if self.parted and isinstance(s, While) and crosses(self, s):
+                return of_one_role(s, action)
+            return action if self.gathered or not asks_shared(self, s) else in_front(self, s, action)
+        self.gathered, self.parted = True, self.part.at(s)
         try:
-            return around(self, s, super().stmt(s))
+            action = super().stmt(s)
+            if self.parted and isinstance(s, While) and crosses(self, s):
+                action = of_one_role(s, action)
+            return around(self, s, action)
         finally:
-            self.gathered = False
+            self.gathered = self.parted = False
 
     def compile_call(self, e: Call) -> Closure:
         if e.op in _ORDER_ONLY:

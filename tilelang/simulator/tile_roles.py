@@ -9,6 +9,7 @@ and signal their bytes.  Without roles a wait that is not satisfied is a deadloc
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -342,6 +343,27 @@ def asks_shared(c: Any, s: Stmt) -> bool:
     """Whether what a statement does rests on memory that roles share, as a condition."""
     asked = (s.cond,) if isinstance(s, (If, While)) else (s.start, s.extent) if isinstance(s, For) else ()
     return len(c.members) > 1 and any(_touches_shared(c, e) for e in asked)
+
+
+def crosses(c: Any, s: While) -> bool:
+    """Whether a loop stores in shared memory at one place and loads it at another."""
+    places = [n for n in _places(c, s.body) if isinstance(n, (Load, Store)) and n.buffer.scope() in ("shared", "shared.dyn")]
+    return any(isinstance(x, Store) and isinstance(y, Load) and x.buffer.data is y.buffer.data and not all(
+        i.same(j) for i, j in zip(x.indices, y.indices)) for x in places for y in places)
+
+
+def of_one_role(s: While, action: Action) -> Action:
+    """A loop under a condition of the threads, in which roles cannot wait for each other: those of one role alone come."""
+    came: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def run(f: LaneFrame) -> None:
+        if f.any_active() and came.setdefault(f.block, f.role) != f.role:
+            raise fault("sim-unsupported", "threads of several roles exchange values in a loop that not all threads run alike",
+                        expected="a loop that all threads run, or one warp group's", found="a while loop under a condition of "
+                        "the threads", span=s.span, hint="let all threads run the loop and put the condition inside it")
+        action(f)
+
+    return run
 
 
 def in_front(c: Any, s: Stmt, action: Action) -> Action:
