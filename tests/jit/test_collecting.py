@@ -8,7 +8,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 from tilelang.jit import building
-from tilelang.jit.collecting import NEW_OBJECTS, rarely_collected
+from tilelang.jit.collecting import NEW_OBJECTS, collect_meanwhile, rarely_collected
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +74,23 @@ def test_compilations_are_inside(monkeypatch):
     finally:
         tilelang.enable_cache()
     assert seen == [(NEW_OBJECTS, 10, 10)] and gc.get_threshold() == (700, 10, 10)
+
+
+@pytest.mark.parametrize("enabled", (True, False))
+def test_what_a_compilation_made_is_looked_at_while_it_waits_and_not_again_at_its_end(enabled):
+    runs = []
+    gc.callbacks.append(watch := lambda when, info: runs.append(info["generation"]) if when == "start" else None)
+    try:
+        with rarely_collected():
+            gc.collect()
+            made = [[] for _ in range(5000)]
+            runs.clear()
+            if not enabled:
+                gc.disable()
+            collect_meanwhile()
+            assert len(made) == 5000 and runs == ([0] if enabled else [])
+            collect_meanwhile()
+            assert len(runs) <= 1
+    finally:
+        gc.enable()
+        gc.callbacks.remove(watch)

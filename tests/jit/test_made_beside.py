@@ -1,6 +1,7 @@
 """What is made of a CUDA program beside the verification of its synchronisation: host part and, for calls, TVM-FFI."""
 
 import sys
+import threading
 import types
 from unittest import mock
 
@@ -102,3 +103,24 @@ def test_the_host_part_is_that_of_the_last_schedule(monkeypatch):
     monkeypatch.setattr(pipeline, "_asynchronous", lambda n: False)
     kernel = compiled(16, monkeypatch)
     assert not doubts and len(tried) == 2 and kernel.host_source.endswith("; schedule 2")
+
+
+def test_kernels_of_a_program_are_compiled_beside_each_other(monkeypatch):
+    @T.prim_func
+    def twice(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            for i in T.Parallel(128):
+                B[i] = A[i] * 2
+        with T.Kernel(1, threads=128):
+            for i in T.Parallel(128):
+                B[i] = B[i] + A[i]
+
+    both, make = threading.Barrier(2), nvrtc.compile_cubin
+
+    def compile_cubin(source, *rest):
+        both.wait(60)  # for the other kernel
+        return make(source, *rest)
+
+    monkeypatch.setattr(nvrtc, "compile_cubin", compile_cubin)
+    monkeypatch.setattr("tilelang.runtime.cuda_cache.compile_cubin", compile_cubin)
+    assert len(tilelang.compile(twice, target=TARGET).report().split("registers")) > 2

@@ -27,7 +27,7 @@ from tilelang.timeline import phase
 from tilelang.transform.observe import announce_code
 
 from .artifact import KERNEL_SEPARATOR, Artifact, Request, kept_apart
-from .collecting import rarely_collected
+from .collecting import collect_meanwhile, rarely_collected
 from .diagnostics import jit_phase
 from .hooks import apply_hook, has_hook
 from .kernel import needed_symbols
@@ -143,18 +143,22 @@ class _Started:
     """What is made of a program while its synchronisation is verified: cubins, and where there are cores for it the host
     part.  Nothing made of a refused program is kept."""
 
-    def __init__(self, program: Any, sources: list[str], cubins: Callable[[list[str]], list[Any]],
+    def __init__(self, program: Any, sources: list[str], cubin: Callable[[str], Any],
                  host: Callable[[Any], tuple[str, bytes]], pool: ThreadPoolExecutor) -> None:
         self.sources, self.make_host = list(sources), host
-        self.cubins = pool.submit(cubins, self.sources)
+        self.cubins = [pool.submit(cubin, s) for s in self.sources]
         time.sleep(1e-4)  # this thread would keep the interpreter's lock for some ms more: NVRTC comes first
         self.host = pool.submit(host, program) if usable_cpus() > 2 else None
 
     def cancel(self) -> None:
         """What has not begun need not."""
-        for work in (self.cubins, self.host):
+        for work in (*self.cubins, self.host):
             if work is not None:
                 work.cancel()
+
+    def done(self) -> bool:
+        """Whether the device compiler is."""
+        return all(work.done() for work in self.cubins)
 
     def host_of(self, program: Any) -> tuple[str, bytes]:
         """Of this program, whose verdict is known by now."""
@@ -197,7 +201,7 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
             nonlocal begun
             if begun is not None:
                 begun.cancel()
-            begun = _Started(program, sources, lambda texts: [compiled(s, arch, options) for s in texts],
+            begun = _Started(program, sources, lambda s: compiled(s, arch, options),
                              lambda p: host_part(request, sig, p), pool)
 
         program, sources, watch = device_source(request, start)
@@ -207,6 +211,8 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
         host, host_object = begun.host_of(program)
         watch.lap("host")
         _load_what_calls_need()
+        if not begun.done():
+            collect_meanwhile()
         with phase("wait for NVRTC"):
             cubins = _within_time(begun.cubins)
         watch.lap("nvrtc")
@@ -230,14 +236,15 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
     return Artifact("cuda", KERNEL_SEPARATOR.join(sources), host, files, meta)
 
 
-def _within_time(work: Future[Any]) -> Any:
+def _within_time(works: list[Future[Any]]) -> list[Any]:
     """What the device compiler gives, within TILELANG_COMPILE_TIMEOUT_SECONDS from when it is waited for.
 
     NVRTC runs in this process and cannot be stopped: its thread is left behind.
     """
     seconds = env.get_compile_timeout_seconds()
+    end = time.monotonic() + seconds if seconds else None
     try:
-        return work.result(seconds)
+        return [work.result(None if end is None else max(0.0, end - time.monotonic())) for work in works]
     except FutureTimeout:
         raise error("compile-timeout", f"the device compiler takes longer than {seconds:g} s",
                     found=f"no result after {seconds:g} s") from None

@@ -14,6 +14,7 @@ from tilelang.ir import Expr, Var, binary, const, convert, substitute
 from tilelang.ir.record import record
 
 from . import draw
+from .distinct import distinct
 from .fitted import applied, index_vars, static_extents
 from .mode import ADDRESS, covered, error, evaluate_index, fit, merged
 
@@ -59,7 +60,7 @@ class Layout:
 
     def _check(self) -> None:
         table = self.table()
-        if np.unique(table).size != table.size:
+        if distinct(table).size != table.size:
             flat = np.sort(table, axis=None)
             twice = int(flat[:-1][flat[1:] == flat[:-1]][0])
             at = [tuple(int(x) for x in p) for p in np.argwhere(table == twice)[:2]]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import facts
+from .distinct import distinct
 from .layout import Layout, Swizzle, row_major, xor
 from .mode import error
 from .panels import panel_layout
@@ -103,7 +104,7 @@ def phase_conflicts(start: np.ndarray, nbytes: int) -> int:
     extra = 0
     for k in range(0, len(start), lanes):
         first = start[k:k + lanes] // 4
-        words = np.unique((first[:, None] + np.arange(max(1, nbytes // 4))[None, :]).reshape(-1))
+        words = distinct(first[:, None] + np.arange(max(1, nbytes // 4))[None, :])
         extra += int(np.bincount(words % 32, minlength=32).max()) - 1
     return extra
 

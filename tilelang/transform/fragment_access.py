@@ -15,6 +15,7 @@ from tilelang.arith import simplify
 from tilelang.ir import Buffer, Const, Expr, Load, Store, Var, const, walk, substitute
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER
+from tilelang.layout.distinct import distinct, distinct_pairs, meets_several
 from tilelang.ops.distribute import Distribution, index_values
 
 
@@ -181,8 +182,7 @@ def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
         live &= m.ravel().astype(bool)
     low = at.min(axis=1, keepdims=True)
     element = np.ravel_multi_index(tuple(at - low), tuple((at.max(axis=1) - low[:, 0] + 1).tolist()))[live]
-    pairs = np.unique(np.stack([element, full[-1].ravel()[live]]), axis=1)
-    return pairs.shape[1] > len(np.unique(pairs[0]))
+    return meets_several(element, full[-1].ravel()[live])
 
 
 def _several_threads(grid: Any) -> bool:
@@ -191,7 +191,7 @@ def _several_threads(grid: Any) -> bool:
     first = None if grid.dist.first is None else index_values(grid.dist.first, grid.env)
     masks += [] if first is None else [first]
     thread, *live = np.broadcast_arrays(grid.env[grid.thread], *masks)
-    return len(np.unique(thread[np.logical_and.reduce(live)])) > 1
+    return len(distinct(thread[np.logical_and.reduce(live)])) > 1
 
 
 def _points(grid: Grid) -> np.ndarray:
@@ -206,8 +206,7 @@ def _repeats(element: np.ndarray, mask: np.ndarray, grid: Grid) -> bool:
     """Whether two points of the iteration space touch one element."""
     mask = np.broadcast_to(mask, grid.shape)
     point = np.broadcast_to(_points(grid), grid.shape)[mask]
-    pairs = np.unique(np.stack([point, np.broadcast_to(element, grid.shape)[mask]]), axis=1)
-    return pairs.shape[1] > len(np.unique(pairs[1]))
+    return meets_several(np.broadcast_to(element, grid.shape)[mask], point)
 
 
 def _all_owners_write(element: np.ndarray, mask: np.ndarray, thread: np.ndarray, owners: np.ndarray,
@@ -233,9 +232,9 @@ def _all_owners_write(element: np.ndarray, mask: np.ndarray, thread: np.ndarray,
     if not grid.loop_vars:
         return True
     point = np.broadcast_to(_points(grid), grid.shape)[mask]
-    distinct_points = np.unique(np.stack([point.astype(np.int64), element[mask].astype(np.int64)]), axis=1)[1]
+    written, _ = distinct_pairs(element[mask].astype(np.int64), point)
     inner = int(np.prod([n for _, n in grid.inner], dtype=np.int64)) if grid.inner else 1
-    total = np.bincount(distinct_points.astype(np.int64), minlength=len(low))[elements]
+    total = np.bincount(written, minlength=len(low))[elements]
     return bool(np.all(low[elements] >= total)) if inner > 1 else bool(np.array_equal(low[elements], total))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import (EMPTY, Bind, Buffer, Call, For, If, Load, Seq, Stmt, Store, Var, replace, seq, walk)
+from tilelang.layout.distinct import meets_several
 from tilelang.ops.distribute import index_values
 from tilelang.target.intrinsics import is_pure
 
@@ -131,7 +132,7 @@ def _apart(vars: tuple[Var, ...], extents: tuple[int, ...], kept: list[int], b: 
     """Whether points that differ along the kept dimensions accumulate into different elements of b."""
     if not kept:
         return True
-    pairs: list[np.ndarray] = []
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
     for x, inner in places:
         axes = [*zip(vars, extents), *inner]
         if math.prod(n for _, n in axes) > _MOST_POINTS:
@@ -149,9 +150,9 @@ def _apart(vars: tuple[Var, ...], extents: tuple[int, ...], kept: list[int], b: 
         for d in kept:
             point = point * extents[d] + env[vars[d]]
         both = np.broadcast_arrays(element, point, *env.values())[:2]
-        pairs.append(np.stack([both[0].ravel(), both[1].ravel()]))
-    found = np.unique(np.concatenate(pairs, axis=1), axis=1)
-    return len(np.unique(found[0])) == found.shape[1]
+        pairs.append((both[0].ravel(), both[1].ravel()))
+    elements, points = (np.concatenate(x) for x in zip(*pairs))
+    return not meets_several(elements, points)
 
 
 __all__ = ["accumulates", "serial_dims", "split_sums"]

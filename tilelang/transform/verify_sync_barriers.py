@@ -19,6 +19,7 @@ from tilelang.ir import (Alloc, Assert, Bind, Buffer, Const, Evaluate, Expr, For
                          Select, Seq, Stmt, Store, Var, While)
 from tilelang.ir.expr import AddressOf, Call
 from tilelang.ir.visitor import children
+from tilelang.layout.distinct import distinct
 from tilelang.target.atomics import Atomic, Branch, Iterations, family
 
 from .divergence import Divergence
@@ -435,7 +436,7 @@ class _Follower(Numbers):
     def anywhere(self, b: Buffer) -> tuple[Any, Any, bool]:
         """Any place of a buffer, by any thread."""
         base = self.offset.get(b.data, 0)
-        return np.unique(np.arange(base, base + self.size.get(b.data, b.dtype.bytes)) // self.granule), np.int32(-3), False
+        return distinct(np.arange(base, base + self.size.get(b.data, b.dtype.bytes)) // self.granule), np.int32(-3), False
 
     def placed(self, b: Buffer, first: Any, width: int, mask: Any) -> tuple[Any, Any, bool]:
         """granules of `width` elements from element `first`, a number for all threads or one for each, None: unknown."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.layout.distinct import distinct
 from tilelang.target.atomics import Atomic
 
 from .sync_fault import Fault, Found
@@ -236,7 +237,7 @@ class Memory:
     def _misses_order(self, atomic: Atomic, sites: Any, among: Any) -> Any:
         """Which of these atomic accesses should have been ordered with this one."""
         out = np.zeros(sites.shape, bool)
-        for k in np.unique(sites[among]).tolist():
+        for k in distinct(sites[among]).tolist():
             other = self.sites[k][2]
             if other is not None and atomic.misses_order(other):
                 out |= sites == k
