@@ -31,7 +31,7 @@ from .collecting import collect_meanwhile, rarely_collected
 from .diagnostics import jit_phase
 from .hooks import apply_hook, has_hook
 from .kernel import needed_symbols
-from .report import facts_of
+from .report import facts_of, with_resources
 
 register("compile-timeout", TimeoutError, "the device compiler takes longer than TILELANG_COMPILE_TIMEOUT_SECONDS",
          "set TILELANG_COMPILE_TIMEOUT_SECONDS to more seconds, or leave it empty",
@@ -210,6 +210,8 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
         assert begun is not None
         host, host_object = begun.host_of(program)
         watch.lap("host")
+        with phase("facts"):
+            facts = facts_of(program, request.func, request.target)
         _load_what_calls_need()
         if not begun.done():
             collect_meanwhile()
@@ -230,9 +232,8 @@ def build_cuda(request: Request, sig: Signature) -> Artifact:
                         "shared_bytes": dynamic, "static_shared": cubin.shared_bytes,
                         "cluster": cluster_size(kernel.launch),
                         "threads": kernel.threads[0] * kernel.threads[1] * kernel.threads[2]})
-    with phase("facts"):
-        facts = facts_of(program, request.func, request.target, kernels)
-    meta = {"kernels": kernels, "times": watch.times, "sync_report": _sync_text(program), "facts": facts}
+    meta = {"kernels": kernels, "times": watch.times, "sync_report": _sync_text(program),
+            "facts": with_resources(facts, request.target, kernels)}
     return Artifact("cuda", KERNEL_SEPARATOR.join(sources), host, files, meta)
 
 

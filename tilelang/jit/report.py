@@ -26,12 +26,11 @@ _KINDS = {
 def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
     """JSON facts of each device kernel of a lowered program.
 
-    func: the tile program.  resources: what the assembler said of each (registers, spills, static_shared).
+    func: the tile program.  resources: what the assembler said of each (`with_resources`).
     """
     works = work_of(func)
     out = []
     for k, kernel in enumerate(program.kernels):
-        known = resources[k] if resources is not None else {}
         work = works[k] if len(works) == len(program.kernels) else Work(known=False, touched=None)
         launch = kernel.launch
         shared = kernel.shared_bytes if isinstance(kernel.shared_bytes, int) else None
@@ -45,12 +44,21 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
             "why": _reasons(nodes, target), "roles": _roles(launch, nodes), "stages": dict(launch.attr("stages", ())),
             "schedule": launch.attr("pipeline_report"), "overlap": launch.attr("overlap"),
             "declined": list(launch.attr("report", ())),
-            "registers": known.get("registers"), "spills": known.get("spills"), "shared_bytes": shared,
-            "static_shared": known.get("static_shared"), "synchronisation": launch.attr("sync_report"),
+            "registers": None, "spills": None, "shared_bytes": shared,
+            "static_shared": None, "synchronisation": launch.attr("sync_report"),
         }
         facts["occupancy"] = _occupancy(target, threads, facts)
         facts["limits"] = _limits(target, work, facts["instructions"])
         out.append(facts)
+    return out if resources is None else with_resources(out, target, resources)
+
+
+def with_resources(facts: list[dict[str, Any]], target: Target, resources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """facts_of a program with what the assembler said of each kernel: registers, spills, static_shared."""
+    out = []
+    for one, known in zip(facts, resources):
+        one = {**one, **{name: known.get(name) for name in ("registers", "spills", "static_shared")}}
+        out.append({**one, "occupancy": _occupancy(target, one["threads"], one)})
     return out
 
 
@@ -238,4 +246,4 @@ def _limit_lines(limits: dict[str, Any] | None) -> list[str]:
     return out
 
 
-__all__ = ["facts_of", "text_of"]
+__all__ = ["facts_of", "text_of", "with_resources"]
