@@ -24,7 +24,8 @@ _UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "int32":
 _TYPE_ERROR = {"float32": 2.0**-10, "float8_e4m3fn": 2.0**-11, "float8_e5m2": 2.0**-11}
 _ROWS, _COLUMNS, _PRODUCTS = 96, 48, 4
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "": lambda x: x, "relu": torch.relu, "gelu": F.gelu, "silu": F.silu}
+    "": lambda x: x, "relu": torch.relu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu}
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,9 @@ def _forms() -> Iterable[tuple[str, Form]]:
         for layout in ("nn", "nt"):
             if layout == "nt" or groups in (8, 32):
                 yield "grouped", Form(*s, "bfloat16", layout, groups=groups)
-    for s, act, layout in (((4096, 4096, 4096), "gelu", "nt"), ((4096, 16384, 4096), "gelu", "nt"),
+    for s, act, layout in (((4096, 4096, 4096), "gelu", "nt"), ((4096, 16384, 4096), "gelu_tanh", "nt"),
+                           ((8192, 2048, 512), "gelu_tanh", "nn"), ((4096, 4096, 4096), "gelu_tanh", "nt"),
+                           ((1024, 4096, 1024), "gelu_tanh", "nt"),
                            ((4096, 4096, 1024), "relu", "nt"), ((1024, 4096, 1024), "gelu", "nt"),
                            ((64, 4096, 4096), "silu", "nt"), ((8192, 2048, 512), "gelu", "nn"), ((4096, 4096, 4096), "", "nn"),
                            ((512, 3072, 768), "gelu", "nt")):
@@ -186,8 +189,8 @@ def peers(f: Form, t: Tensors) -> dict[str, Call]:
     if f.bias:
         bias, act = t["bias"], _ACTIVATIONS[f.activation]
         found: dict[str, Call] = {"addmm": lambda: act(torch.addmm(bias, a, b))}
-        if f.activation in ("relu", "gelu"):  # (its gelu is the approximate one)
-            found["_addmm_activation"] = lambda: torch._addmm_activation(bias, a, b, use_gelu=f.activation == "gelu")
+        if f.activation in ("relu", "gelu", "gelu_tanh"):  # its gelu is the approximate one: less to compute than by erf
+            found["_addmm_activation"] = lambda: torch._addmm_activation(bias, a, b, use_gelu=f.activation != "relu")
         return found
     if f.out and f.out != f.dtype:
         return {"mm": lambda: torch.mm(a, b, out_dtype=out)}

@@ -103,18 +103,38 @@ def test_batches(on):
 
 
 @everywhere
-@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu"])
 def test_epilogues(on, activation):
     a, b, bias = normal((40, 64)), normal((64, 48), seed=1), normal((48,), np.float32, 2)
     got = wide(matmul(a, b, bias=bias, activation=activation, **PLACES[on]))
     x = wide(a) @ wide(b) + bias
     want = {None: lambda: x, "relu": lambda: np.maximum(x, 0), "silu": lambda: x / (1 + np.exp(-x)),
+            "gelu_tanh": lambda: 0.5 * x * (1 + np.tanh((2 / np.pi)**0.5 * (x + 0.044715 * x**3))),
             "gelu": lambda: 0.5 * x * (1 + np.vectorize(math.erf)(x / 2**0.5))}[activation]()
     # Slopes of the activations are below 1.2; the float32 functions have a few ulp.
     bound = 1.2 * 64 * 2.0**-24 * (np.abs(wide(a)) @ np.abs(wide(b)) + 3) + EPS["float16"] * np.abs(want) + 1e-6
     assert (np.abs(got - want) <= bound + 8 * 2.0**-24 * np.abs(x)).all()
     half = matmul(a, b, bias=bias.astype(np.float16), out_dtype="float32", **PLACES[on])
     check(half - bias.astype(np.float16), wide(a), wide(b), extra=1e-5)
+
+
+@everywhere
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_activations_at_their_ends_and_all_along(on, activation):
+    x = np.concatenate([np.linspace(-12, 12, 4089), [np.inf, np.nan, 1e30, -1e30, -40, 0, -1e-30]]).astype(np.float32)
+    zeros = np.zeros((1, 8), np.float16), np.zeros((8, len(x)), np.float16)
+    got = wide(matmul(*zeros, bias=x, activation=activation, out_dtype="float32", **PLACES[on]))[0]
+    w = wide(x)
+    with np.errstate(all="ignore"):
+        want = {"relu": np.where(w < 0, 0, w), "silu": w / (1 + np.exp(-w)),
+                "gelu": 0.5 * w * (1 + np.vectorize(math.erf)(w / 2**0.5)),
+                "gelu_tanh": 0.5 * w * (1 + np.tanh((2 / np.pi)**0.5 * (w + 0.044715 * w**3)))}[activation]
+    want[w == -1e30] = 0
+    same = np.isfinite(want)
+    assert np.array_equal(got[~same], want[~same], equal_nan=True), got[~same]
+    error = np.abs(got[same] - want[same])
+    allowed = 8 * 2.0**-24 * np.minimum(np.abs(w[same]), 1e3) + 1e-8 * (w[same] < -5)
+    assert (error <= allowed).all(), (error.max(), w[same][error.argmax()])
 
 
 @everywhere

@@ -1,5 +1,7 @@
 """Library products on a GPU: all types, layouts and forms at sizes that cut tiles, against float64 or exact integers."""
 
+from functools import partial
+
 import pytest
 
 from tilelang.library import grouped_matmul, matmul
@@ -95,11 +97,12 @@ def test_scales_of_blocks(m, n, k):
     check(matmul(x, y, transpose_b=True, scale_a=sa, scale_b=sb), wa, wb.t(), low_bits=2.0**-11)
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu"])
 def test_epilogues(activation):
     a, b, bias = normal(333, 512), normal(512, 264, seed=1), normal(264, seed=2)
     x = a.double() @ b.double() + bias.double()
-    f = {None: lambda v: v, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}[activation]
+    f = {None: lambda v: v, "relu": torch.relu, "gelu": torch.nn.functional.gelu,
+         "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"), "silu": torch.nn.functional.silu}[activation]
     got = matmul(a, b, bias=bias, activation=activation)
     assert (got.double() - f(x)).abs().max() <= 2.0**-11 * f(x).abs().max() + 1e-3
 

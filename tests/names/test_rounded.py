@@ -18,7 +18,7 @@ FAST = {
     "__logf": (T.__log, np.log, 0.1, 90), "__log2f": (T.__log2, np.log2, 0.1, 90),
     "__log10f": (T.__log10, np.log10, 0.1, 90), "__sinf": (T.__sin, np.sin, -3, 3),
     "__cosf": (T.__cos, np.cos, -3, 3), "__tanf": (T.__tan, np.tan, -1, 1),
-    "fast_rcp": (T.fast_rcp, lambda x: 1 / x, 0.1, 90),
+    "fast_rcp": (T.fast_rcp, lambda x: 1 / x, 0.1, 90), "fast_exp2": (T.fast_exp2, np.exp2, -20, 20),
 }
 # On a device, CUDA C++ Programming Guide, table of intrinsic functions: units by the argument's size; the others are within
 # 2**-21.19 or 4 units, a tangent within both of its parts' errors.

@@ -14,7 +14,7 @@ from .state import describe, error
 
 _FAST = {f"__{n}": float_function(f"__{n}", True) for n in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}
 globals().update(_FAST)
-fast_rcp = float_function("fast_rcp")
+fast_exp2, fast_rcp = (float_function(n) for n in ("fast_exp2", "fast_rcp"))
 
 
 def _ieee(name: str, arity: int) -> Callable[..., Expr]:
@@ -76,5 +76,5 @@ def _packed(name: str, arity: int) -> Callable[..., Expr]:
 add2, sub2, mul2, max2, min2 = (_packed(n, 2) for n in ("add2", "sub2", "mul2", "max2", "min2"))
 fma2, abs2 = _packed("fma2", 3), _packed("abs2", 1)
 
-__all__ = ["abs2", "add2", "fast_rcp", "fma2", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt",
-           "ieee_mul", "ieee_sub", "max2", "min2", "mul2", "sub2", *_FAST]
+__all__ = ["abs2", "add2", "fast_exp2", "fast_rcp", "fma2", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt",
+           "ieee_fsqrt", "ieee_mul", "ieee_sub", "max2", "min2", "mul2", "sub2", *_FAST]

@@ -21,7 +21,7 @@ U = 2.0**-24
 ROUNDING = {"float16": (2.0**-11, 2.0**-25, 65504.0), "bfloat16": (2.0**-8, 2.0**-134, 3.3895314e38),
             "float32": (U, 2.0**-150, 3.4028235e38), "float64": (2.0**-53, 0.0, 1.7976931348623157e308),
             "float8_e4m3fn": (2.0**-4, 2.0**-10, 448.0), "float8_e5m2": (2.0**-3, 2.0**-17, 57344.0)}
-_SLOPE = 1.13  # the steepest of relu, gelu, silu
+_SLOPE = 1.13  # the steepest of relu, both gelu, silu
 _FEW = 16 * U  # what an epilogue adds, of the terms it adds up
 _PIECE = 1 << 23  # elements that are looked at together
 

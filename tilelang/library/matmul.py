@@ -47,7 +47,7 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
 
     a: (m, k), or (k, m) with transpose_a.  b: (k, n), or (n, k) with transpose_b.  a may have a batch in front, b the same
     batch or none.  Torch tensors or NumPy arrays of any sizes and strides; a transposed view costs nothing.
-    bias: (n,), of a floating-point type.  activation: "relu", "gelu" (by erf) or "silu".
+    bias: (n,), of a floating-point type.  activation: "relu", "gelu" (by erf), "gelu_tanh" or "silu".
     Result: (m, n) or (batch, m, n) of out_dtype.
 
     Element types (accumulated in; result unless out_dtype says otherwise): float16, bfloat16 (float32; the same),

@@ -140,6 +140,7 @@ for _name in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan"):
     _row = INTRINSICS[_name]
     add_intrinsic(Intrinsic(f"__{_name}", 1, PURE, _row.meaning, {"float32": f"__{_name}f({{0}})"}, _row.llvm))
 add_intrinsic(Intrinsic("fast_rcp", 1, PURE, lambda x: 1.0 / x, {"float32": "tl::fast_rcp({0})"}))
+add_intrinsic(Intrinsic("fast_exp2", 1, PURE, np.exp2, {"float32": "tl::fast_exp2({0})"}, INTRINSICS["exp2"].llvm))
 add_intrinsic(Intrinsic("to_tf32", 1, PURE, None, {"*": "tl::to_tf32({0})"}))
 
 # ---- predicates and integer functions ------------------------------------------------------------------------------
