@@ -205,7 +205,7 @@ class _Masks:
             m = self.root  # threads that returned in one turn are missing in the next
         divergent = isinstance(s, (If, For, While)) and self._divergent(s)
         if isinstance(s, (If, For, While)) and (
-                self.meets(s, divergent or m is not None) or m is not None and self._leaves(s, leave)):
+                self.meets(s, divergent or m is not None) or m is not None and self._leaves(s)):
             if divergent and isinstance(s, (For, While)) and self.stays(s):
                 yield self.put(s, m)
             elif isinstance(s, If):
@@ -248,12 +248,9 @@ class _Masks:
             return self.t.varies((s.start, s.extent))
         return self.t.varies(s.cond)
 
-    def _leaves(self, s: Stmt, leave: Leave) -> bool:
-        """Whether a branch under a mask holds a jump that only the threads of the mask make."""
-        if not isinstance(s, If) or leave.on_break is None and leave.on_continue is None:
-            return False
-        return any(isinstance(x, Break) and leave.on_break is not None or isinstance(x, Continue)
-                   and leave.on_continue is not None for x in _jumps_of(s))
+    def _leaves(self, s: Stmt) -> bool:
+        """Whether a branch holds a jump of the loop around it; in a loop over threads it would leave that one."""
+        return isinstance(s, If) and next(_jumps_of(s), None) is not None
 
     def jump(self, m: Mask, target: Mask, span: Any) -> Stmt:
         """The threads of m leave it, and the masks around it up to the target."""
