@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 from executions import agree
 
+import tilelang
 import tilelang.language as T
+from tilelang.errors import TileLangError
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
 
 I32 = np.int32
 
@@ -52,3 +56,191 @@ def test_all_threads_of_a_branch_leave_a_round_in_which_they_exchange(leave, nes
     o = np.ones(128, I32)
     o[32:96] = x
     agree(f, [np.zeros(128, I32)], {0: o})
+
+
+KINDS = ["break on the round", "break on a variable", "break on shared memory", "continue", "while", "break of an inner loop"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_roles_meet_in_a_loop_that_all_threads_leave_early(kind):
+    """Tile meaning ran such a loop role by role: threads of one warp group found nothing of the other's rounds."""
+    @T.prim_func
+    def f(O: T.Tensor((256,), "int32"), P: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((256,), "int32")
+            x = T.alloc_var("int32", init=0)
+            c = T.alloc_var("int32", init=0)
+            for i in T.Parallel(256):
+                S[i] = -1
+            if kind == "while":
+                while c < 5:
+                    S[tx] = tx * (c + 1) + x
+                    x = x + S[255 - tx]
+                    if c == 2:
+                        break
+                    c = c + 1
+            else:
+                for r in T.serial(5):
+                    S[tx] = tx * (r + 1) + x
+                    c = c + 1
+                    if kind == "continue":
+                        if r == 1:
+                            continue
+                    if kind == "break on a variable":
+                        if c == 3:
+                            break
+                    if kind == "break of an inner loop":
+                        for q in T.serial(3):
+                            if q == r:
+                                break
+                            x = x + S[(tx + 1) % 256]
+                    x = x + S[255 - tx]
+                    if kind == "break on the round":
+                        if r == 2:
+                            break
+                    if kind == "break on shared memory":
+                        if S[255] >= 255 * 3:
+                            break
+            O[tx] = x
+            with T.ws(0):
+                T.copy(S, P)
+
+    t, x = np.arange(256), np.zeros(256, np.int64)
+    for r in range(5):
+        s = t * (r + 1) + x
+        if kind == "continue" and r == 1:
+            continue
+        if kind == "break on a variable" and r == 2:
+            break
+        if kind == "break of an inner loop":
+            x = x + min(r, 3) * np.roll(s, -1)
+        x = x + s[::-1]
+        if kind in ("break on the round", "while") and r == 2 or kind == "break on shared memory" and s[255] >= 255 * 3:
+            break
+    agree(f, [np.zeros(256, I32), np.zeros(256, I32)], {0: x.astype(I32), 1: s.astype(I32)})
+
+
+@pytest.mark.parametrize("first", [0, 100])
+def test_roles_store_over_what_the_others_read_in_the_same_statement(first):
+    """Tile meaning and CPU ran the statement role by role, so the second read what the first had stored; GPUs refused it."""
+    @T.prim_func
+    def f(O: T.Tensor((256,), "int32"), P: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((256,), "int32")
+            for i in T.Parallel(256):
+                S[i] = i + 1
+            if first == 0:
+                S[255 - tx] = S[tx] * 2
+            elif tx >= first:
+                S[255 - tx] = S[tx] * 2
+            O[tx] = S[tx]
+            with T.ws(0):
+                T.copy(S, P)
+
+    s = np.arange(1, 257)
+    s[:256 - first] = 2 * s[first:][::-1]
+    agree(f, [np.zeros(256, I32), np.zeros(256, I32)], {0: s.astype(I32), 1: s.astype(I32)})
+
+
+def test_roles_that_store_one_value_from_what_was_there_do_it_once():
+    """Tile meaning added one for each role."""
+    @T.prim_func
+    def f(O: T.Tensor((256,), "int32"), P: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((8,), "int32")
+            for i in T.Parallel(8):
+                S[i] = i
+            S[3] = S[3] + 1
+            O[tx] = S[tx % 8]
+            with T.ws(0):
+                T.copy(S, P)
+
+    s = np.array([0, 1, 2, 4, 4, 5, 6, 7], I32)
+    agree(f, [np.zeros(256, I32), np.zeros(8, I32)], {0: np.tile(s, 32), 1: s}, ("tile", "cpu"))
+
+
+@pytest.mark.parametrize("on", ["tile", "cpu", "sm_90a"])
+@pytest.mark.parametrize("kind", ["break of some", "break of a branch", "break on a variable of some", "continue of some"])
+def test_roles_that_exchange_in_a_loop_that_some_leave_early_are_refused(kind, on):
+    """Tile meaning ran the loop role by role, and the CPU did where a branch is around it: wrong values without an error."""
+    @T.prim_func
+    def f(O: T.Tensor((256,), "int32"), P: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((256,), "int32")
+            x = T.alloc_var("int32", init=0)
+            c = T.alloc_var("int32", init=0)
+            for i in T.Parallel(256):
+                S[i] = -1
+            if kind == "break of a branch":
+                if tx >= 96 and tx < 160:
+                    for r in T.serial(3):
+                        S[tx] = tx * (r + 1) + x
+                        x = x + S[255 - tx]
+                        if r == 1:
+                            break
+            else:
+                if tx < 64:
+                    c = 1
+                for r in T.serial(4):
+                    S[tx] = tx * (r + 1) + x
+                    if kind == "continue of some":
+                        if tx < 64:
+                            continue
+                    x = x + S[255 - tx]
+                    if kind == "break of some":
+                        if r >= tx // 64:
+                            break
+                    if kind == "break on a variable of some":
+                        if c == 1:
+                            break
+            O[tx] = x
+            with T.ws(0):
+                T.copy(S, P)
+
+    refused(f, on, {"tile": "sim-unsupported", "cpu": "cpu-unsupported", "sm_90a": "sync-divergent"}[on])
+
+
+def refused(f, on, kind):
+    """A call of f, or its lowering, raises an error of this kind."""
+    with pytest.raises(TileLangError) as told:
+        if on == "sm_90a":
+            lower(f.func, Target({"kind": "cuda", "arch": on}))
+        else:
+            args = [np.zeros([int(n) for n in b.shape], I32) for b in f.buffer_map.values()]
+            tilelang.compile(f, target="cpu", **({"execution_backend": "tile"} if on == "tile" else {}))(*args)
+    assert told.value.kind == kind
+
+
+def test_threads_of_one_role_leave_a_branch_in_which_they_exchange():
+    """Not refused with the ones above: no other role comes there."""
+    @T.prim_func
+    def f(O: T.Tensor((256,), "int32"), P: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((64,), "int32")
+            x = T.alloc_var("int32", init=0)
+            for i in T.Parallel(64):
+                S[i] = -1
+            if tx >= 160 and tx < 192:
+                for r in T.serial(3):
+                    S[tx - 160] = tx * (r + 1) + x
+                    T.sync_warp()
+                    x = x + S[191 - tx]
+                    T.sync_warp()
+                    if r == 1:
+                        break
+            O[tx] = x
+            with T.ws(0):
+                T.copy(S, P)
+
+    t, x = np.arange(160, 192), np.zeros(32, np.int64)
+    for r in range(2):
+        s = t * (r + 1) + x
+        x = x + s[::-1]
+    o, p = np.zeros(256, I32), np.full(64, -1, I32)
+    o[160:192], p[:32] = x, s
+    agree(f, [np.zeros(256, I32), np.zeros(64, I32)], {0: o, 1: p}, ("tile", "cpu"))

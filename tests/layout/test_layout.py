@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tilelang.language as T
 from tilelang.ir import Alloc, Buffer, Func, Launch, Var, const, dtype, is_const, parse, to_text
 from tilelang.layout import (
     Layout,
@@ -157,3 +158,27 @@ def test_text_reads_back(lay):
     got = again.body.attr("layouts")[0][1]
     assert got == lay and type(got) is type(lay) and getattr(got, "swizzle", None) == getattr(lay, "swizzle", None)
     assert to_text(again) == to_text(func)
+
+
+@pytest.mark.parametrize("narrow, want", [("int8", lambda i: (i + 128) % 256), ("uint8", lambda i: i % 256),
+                                          ("int4", lambda i: (i + 8) % 16)])
+def test_narrow_numbers_in_a_layout_function_wrap(narrow, want):
+    """The cast was taken for the number itself, so that the table was another than the places of the program."""
+    half = {"int8": 128, "uint8": 0, "int4": 8}[narrow]
+    lay = T.Layout((300,), lambda i: (i // 256, T.cast(T.cast(i, narrow), "int32") + half, i % 256 // 16))
+    i = np.arange(300)
+    size = [2, 16 if narrow == "int4" else 256, 16]
+    np.testing.assert_array_equal(lay.table(), np.ravel_multi_index((i // 256, want(i), i % 256 // 16), size))
+
+
+def test_narrow_arithmetic_in_a_layout_function_wraps():
+    lay = T.Layout((16, 16), lambda i, j: T.cast(T.cast(i, "uint8") * T.cast(16, "uint8") + T.cast(j, "uint8"), "int32"))
+    np.testing.assert_array_equal(lay.table(), np.arange(256).reshape(16, 16))
+    shifted = T.Layout((64,), lambda i: T.cast(T.cast(i, "uint8") + T.cast(224, "uint8"), "int32"))
+    np.testing.assert_array_equal(shifted.table(), (np.arange(64) + 224) % 256)
+
+
+def test_float_numbers_in_a_layout_function_are_refused():
+    """A fraction was cut from the factor, not from the product."""
+    with pytest.raises(ValueError, match="integer arithmetic"):
+        T.Layout((64,), lambda i: T.cast(T.cast(i, "float32") * 1.5, "int32")).table()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var
+from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var, dtype
 
 errors.register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here",
                 "check the shape and the indices that the layout was given",
@@ -146,17 +146,31 @@ def evaluate_index(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray:
             raise error("layout-invalid", f"a layout function uses `{e.name}`, which is not one of its indices",
                         expected="the layout's own indices", found=f"`{e.name}`")
         return env[e]
-    if isinstance(e, Cast):
-        return evaluate_index(e.value, env)
-    if isinstance(e, Select):
-        return np.where(evaluate_index(e.cond, env), evaluate_index(e.a, env), evaluate_index(e.b, env))
-    if isinstance(e, Unary) and e.op in _UNARY:
-        return _UNARY[e.op](evaluate_index(e.a, env))
-    if isinstance(e, Binary) and e.op in _BINARY:
-        return _BINARY[e.op](evaluate_index(e.a, env), evaluate_index(e.b, env))
+    if isinstance(e, (Cast, Select, Unary, Binary)) and (e.dtype.is_int or e.dtype.is_bool):
+        got = _computed(e, env)
+        if got is not None:
+            return _wrapped(got, e.dtype) if e.dtype.is_int and e.dtype.bits < 32 else got  # places stay below 2**31
     raise error("layout-invalid", f"a layout function must be integer arithmetic on its indices, found "
                 f"{type(e).__name__}",
                 expected="integer arithmetic on the indices", found=f"a {type(e).__name__}")
+
+
+def _computed(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray | None:
+    """The value of an operation on int64 numbers, None for one that layouts do not have."""
+    if isinstance(e, Cast):
+        x = np.asarray(evaluate_index(e.value, env))
+        return x != 0 if e.dtype.is_bool else x.astype(np.int64)
+    if isinstance(e, Select):
+        return np.where(evaluate_index(e.cond, env), evaluate_index(e.a, env), evaluate_index(e.b, env))
+    if isinstance(e, Unary):
+        return _UNARY[e.op](evaluate_index(e.a, env)) if e.op in _UNARY else None
+    return _BINARY[e.op](evaluate_index(e.a, env), evaluate_index(e.b, env)) if e.op in _BINARY else None
+
+
+def _wrapped(x: np.ndarray, dt: dtype) -> np.ndarray:
+    """What of int64 numbers a narrower type keeps."""
+    low = x & ((1 << dt.bits) - 1)
+    return low - ((low >> (dt.bits - 1)) << dt.bits) if dt.is_signed else low
 
 
 _UNARY: dict[str, Callable[..., Any]] = {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, Func, If, Launch, Load, Parallel, Region,
-                         Stmt, Store, Var, While, children, numpy_dtype, walk)
+                         Stmt, Store, Var, children, numpy_dtype, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ops import Copy
 from tilelang.target.cluster import cluster_of
@@ -32,11 +32,12 @@ from .boxes import launch_maps
 from .tile_env import TileEnv, scalar_elements
 from .tile_hopper import TILE_HOPPER_OPS, space_of
 from .tile_parallel import ParallelLoop
-from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Parting, Role, TileBlock, around, asks_shared, crosses, in_front,
-                         make_barriers, meets_around, of_one_role, roles_of, run_roles, signalling, together, whole_role)
+from .tile_parting import PRIVATE, Parting
+from .tile_roles import (NO_EFFECT, ROLE_OPS, SYNC_OPS, Role, TileBlock, around, asks_shared, in_front, make_barriers,
+                         meets_around, roles_of, run_roles, signalling, together, whole_role)
 from .tile_warp import WARP_OPS
+from .tile_watch import changes
 
-PRIVATE = ("local", "local.var")
 _ORDER_ONLY = NO_EFFECT | {"sync_warp", "cp_async_commit", "cp_async_wait", "fence_gpu", "fence_block", "keep_branch",
                             "pdl_trigger", "pdl_sync"}
 
@@ -53,7 +54,6 @@ class TileCompiler(StmtCompiler):
         self.roles: list[Role] = []  # of the launch being compiled
         self.members: tuple[int, ...] = ()  # roles that come to the statement being compiled
         self.gathered = False  # whether they have met in front of a statement around it
-        self.parted = False  # and it is one at which threads part
         self.maps: dict[str, Any] = {}  # tensor maps of that launch
         self.space: Any = None  # addresses of its shared memory
 
@@ -121,7 +121,7 @@ class TileCompiler(StmtCompiler):
 
     def compile_load(self, e: Load) -> Closure:
         b, dt, vector = e.buffer, numpy_dtype(e.buffer.dtype), e.dtype.lanes > 1
-        where = self.locate(b, e.indices, 1, e.span)
+        where, shared = self.locate(b, e.indices, 1, e.span), b.scope_name not in PRIVATE
         safe = self.safe.get(id(b))
 
         def run(f: LaneFrame) -> Value:
@@ -130,6 +130,9 @@ class TileCompiler(StmtCompiler):
                               lambda hit: out_of_bounds(b, idx, shape, hit, e.span, "load of"))
             at = linear if skip is None else np.where(skip, 0, linear)
             x = store.flat(dt)[at]
+            if shared and f.role is not None and f.role.watch is not None:
+                seen = at if skip is None else at[np.broadcast_to(~skip, at.shape)]
+                f.role.watch.load(f.role.number, store, self._known(store, seen, dt.itemsize), e.span)
             if store.known is not None and self.check:
                 known = store.known.reshape(-1)[self._known(store, at, dt.itemsize)]
                 known = known if known.ndim == at.ndim else known.all(-1)
@@ -144,6 +147,7 @@ class TileCompiler(StmtCompiler):
     def compile_store(self, s: Store) -> Action:
         b, dt, vector = s.buffer, numpy_dtype(s.buffer.dtype), s.value.dtype.lanes > 1
         where, value = self.locate(b, s.indices, 1, s.span, True), self.expr(s.value)
+        shared = b.scope_name not in PRIVATE
 
         def run(f: LaneFrame) -> None:
             x = np.asarray(value(f))
@@ -154,6 +158,9 @@ class TileCompiler(StmtCompiler):
             if skip is not None:
                 linear, x, keep = np.broadcast_arrays(linear, x, ~skip)
                 linear, x = linear[keep], x[keep]
+            if shared and f.role is not None and f.role.watch is not None:
+                f.role.watch.store(f.role.number, store, self._known(store, linear, dt.itemsize),
+                                   changes(store.flat(dt)[linear], x), s.span)
             store.flat(dt)[linear] = x
             if store.known is not None:
                 store.known.reshape(-1)[self._known(store, linear, dt.itemsize)] = True
@@ -281,17 +288,14 @@ class TileCompiler(StmtCompiler):
         """The action of s.  Roles that come to a statement of the threads on shared memory meet before and behind it."""
         if self.gathered or not meets_around(self, s):
             action = super().stmt(s)
-            if self.parted and isinstance(s, While) and crosses(self, s):
-                return of_one_role(s, action)
             return action if self.gathered or not asks_shared(self, s) else in_front(self, s, action)
-        self.gathered, self.parted = True, self.part.at(s)
+        self.gathered = True
         try:
-            action = super().stmt(s)
-            if self.parted and isinstance(s, While) and crosses(self, s):
-                action = of_one_role(s, action)
-            return around(self, s, action)
+            if isinstance(s, Store) and not self.part.of(s):  # the same by every thread, as S[0] = S[0] + 1: once, not by role
+                return together(self, s, super().stmt(s))
+            return around(self, s, super().stmt(s))
         finally:
-            self.gathered = self.parted = False
+            self.gathered = False
 
     def compile_call(self, e: Call) -> Closure:
         if e.op in _ORDER_ONLY:

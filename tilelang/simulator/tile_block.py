@@ -19,12 +19,14 @@ from .mbarrier import Phases
 
 @dataclass
 class Role:
-    """Warp groups that run the same code.  counts: how often it has come to a statement that roles share, by id."""
+    """Warp groups that run the same code.  counts: how often it has come to a statement that roles share, by id.  watch: what
+    roles touch in the statement that they are doing one after another (tile_watch.Watch)."""
 
     number: int
     groups: tuple[int, ...]
     threads: int
     counts: dict[Any, int] = field(default_factory=dict)
+    watch: Any = None
 
     @property
     def name(self) -> str:

@@ -9,14 +9,13 @@ and signal their bytes.  Without roles a wait that is not satisfied is a deadloc
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Break, Call, Continue, Expr, For, If, Launch, Load, Parallel, Region, Seq,
-                         Stmt, Store, TileOp, Var, While, convert, walk)
+from tilelang.ir import (AddressOf, Alloc, Call, Expr, For, If, Launch, Load, Parallel, Region, Seq,
+                         Stmt, Store, TileOp, While, convert, walk)
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.warp_groups import GROUP, alike, holds_in
 
@@ -26,6 +25,8 @@ from .lanes import Action, LaneFrame, uniform
 from .mbarrier import Phases
 from .tile_block import Role, TileBlock, TileScheduler, nth
 from .tile_cluster import CLUSTER_OPS, cluster_of_frame
+from .tile_parting import PRIVATE, Parting
+from .tile_watch import Watch
 
 # Device operations that only order or allot: nothing to do where everything is synchronous.
 NO_EFFECT = frozenset({
@@ -255,33 +256,6 @@ def together(c: Any, s: Any, action: Action, part: str = "") -> Action:
     return run
 
 
-class Parting:
-    """Which branches and loops of a launch the threads of a block may take differently; written: tensors that it stores in."""
-
-    def __init__(self, s: Launch) -> None:
-        self.written = {n.buffer.data for n in walk(s.body) if isinstance(n, Store) and n.buffer.scope() == "global"}
-        self.vars: set[Any] = set(s.thread_vars)  # and storage of private arrays: what differs between threads
-        size = 0
-        while size != len(self.vars):
-            size = len(self.vars)
-            for n in walk(s.body):
-                if isinstance(n, Bind) and self.of(n.value):
-                    self.vars.add(n.var)
-                elif isinstance(n, Store) and n.buffer.scope_name in _PRIVATE and self.of(n.value):
-                    self.vars.add(n.buffer.data)
-
-    def of(self, e: Any) -> bool:
-        """Whether an expression may differ between threads."""
-        return any(n in self.vars if isinstance(n, Var) else isinstance(n, Load) and n.buffer.data in self.vars
-                   for n in walk(e))
-
-    def at(self, s: Stmt) -> bool:
-        """Whether the threads that come to a statement part there."""
-        asked = (s.cond,) if isinstance(s, (If, While)) else (s.start, s.extent) if isinstance(s, For) else ()
-        return any(map(self.of, asked))
-
-
-_PRIVATE = ("local", "local.var")
 _COMPOUND = (Seq, If, For, While, Launch)
 _GATHER = ("in_warp_groups", "sync_threads", *BLOCK_VOTES)
 
@@ -292,7 +266,7 @@ def meets_around(c: Any, s: Stmt) -> bool:
     if len(c.members) < 2 or isinstance(s, (Alloc, Parallel)):
         return False
     if isinstance(s, TileOp):  # that of each thread; the others are one action of all roles
-        return _touches_shared(c, s) and any(isinstance(n, Region) and n.buffer.scope_name in _PRIVATE for n in walk(s))
+        return _touches_shared(c, s) and any(isinstance(n, Region) and n.buffer.scope_name in PRIVATE for n in walk(s))
     if not _touches_shared(c, s) or not isinstance(s, _COMPOUND):
         return _touches_shared(c, s)
     if any(isinstance(n, Call) and n.op in _GATHER for n in walk(s)):
@@ -302,15 +276,13 @@ def meets_around(c: Any, s: Stmt) -> bool:
 
 
 def _exchanges(c: Any, s: Stmt) -> bool:
-    """Whether two parts of a statement that all threads come to touch the same memory and one of them stores, or a loop that no
-    thread leaves before the others stores at all (a round over what the one before stored): roles meet between them."""
+    """Whether two parts of a statement that all threads come to touch the same memory and one of them stores, or a loop, which
+    all leave together or return from, stores at all (a round over what the one before stored): roles meet between them."""
     if c.part.at(s):
         return False
     if isinstance(s, If):
         return _exchanges(c, s.then) or s.orelse is not None and _exchanges(c, s.orelse)
     if isinstance(s, (For, While)):
-        if any(isinstance(n, (Break, Continue)) or isinstance(n, Call) and n.op == "thread_return" for n in walk(s.body)):
-            return False
         return bool(_stored(c, s.body))
     seen: set[Any] = set()
     stored: set[Any] = set()
@@ -345,27 +317,6 @@ def asks_shared(c: Any, s: Stmt) -> bool:
     return len(c.members) > 1 and any(_touches_shared(c, e) for e in asked)
 
 
-def crosses(c: Any, s: While) -> bool:
-    """Whether a loop stores in shared memory at one place and loads it at another."""
-    places = [n for n in _places(c, s.body) if isinstance(n, (Load, Store)) and n.buffer.scope() in ("shared", "shared.dyn")]
-    return any(isinstance(x, Store) and isinstance(y, Load) and x.buffer.data is y.buffer.data and not all(
-        i.same(j) for i, j in zip(x.indices, y.indices)) for x in places for y in places)
-
-
-def of_one_role(s: While, action: Action) -> Action:
-    """A loop under a condition of the threads, in which roles cannot wait for each other: those of one role alone come."""
-    came: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-    def run(f: LaneFrame) -> None:
-        if f.any_active() and came.setdefault(f.block, f.role) != f.role:
-            raise fault("sim-unsupported", "threads of several roles exchange values in a loop that not all threads run alike",
-                        expected="a loop that all threads run, or one warp group's", found="a while loop under a condition of "
-                        "the threads", span=s.span, hint="let all threads run the loop and put the condition inside it")
-        action(f)
-
-    return run
-
-
 def in_front(c: Any, s: Stmt, action: Action) -> Action:
     """An action of each role, behind a meeting of those that come to it."""
     before = together(c, s, lambda f: None, "before")
@@ -378,12 +329,17 @@ def in_front(c: Any, s: Stmt, action: Action) -> Action:
 
 
 def around(c: Any, s: Stmt, action: Action) -> Action:
-    """An action of each role, between two meetings of those that come to it."""
+    """An action of each role, between two meetings of those that come to it.  They do it one after another: raises
+    sim-unsupported where that shows (tile_watch.py)."""
     before, behind = (together(c, s, lambda f: None, part) for part in ("before", "behind"))
+    key = ("watch", id(s))
 
     def run(f: LaneFrame) -> None:
         before(f)
+        if f.any_active():
+            f.role.watch = f.block.once(key, f.role, Watch)
         action(f)
+        f.role.watch = None
         behind(f)
 
     return run

@@ -7,7 +7,8 @@
 
 Tile meaning and CPU follow each role by itself and let them meet around a statement on shared memory; within a branch they
 do not meet.  A loop whose iterations exchange values goes around the conditions, if all threads know its bounds.  On a device
-a barrier comes between the parts (split_divergent.py), with this pass as without it.
+a barrier comes between the parts (split_divergent.py), with this pass as without it.  A store whose value another role may
+store over, `S[255 - tx] = S[tx]`, is parted from that value too, and from there on it is two statements.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class _Parts:
         if isinstance(s, (For, While)):
             body = self.stmt(s.body)
             return s if body is s.body else replace(s, body=body)
+        if isinstance(s, Store) and self.crosses(s):
+            value = fresh(f"moved_{s.buffer.name}", s.value.dtype)
+            return seq(Bind(value, s.value, span=s.span), replace(s, value=value), span=s.span)
         if not isinstance(s, If) or any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(s.cond)):
             return s
         if self.divergence.divergent(s.cond):
@@ -58,11 +62,39 @@ class _Parts:
         then, orelse = self.stmt(s.then), None if s.orelse is None else self.stmt(s.orelse)
         return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
 
+    def crosses(self, s: Store) -> bool:
+        """Whether the value of a store is read from memory of all roles at another place, where another thread may store."""
+        return s.buffer.scope() in (*_SHARED, "global") and any(
+            isinstance(n, Load) and n.buffer.data is s.buffer.data
+            and not (len(n.indices) == len(s.indices) and all(a.same(b) for a, b in zip(n.indices, s.indices)))
+            for n in walk(s.value))
+
+    def exchanges(self, s: Stmt | None) -> bool:
+        """Whether two statements of a way through s touch one shared buffer, one of them to store; or one does that crosses."""
+        if isinstance(s, Store):
+            return self.crosses(s)
+        if isinstance(s, If):
+            return self.exchanges(s.then) or self.exchanges(s.orelse)
+        if isinstance(s, (For, While)):  # an iteration may read what the one before stored, or store over it
+            writes = _touched(s)[1]
+            return bool(writes) and any(isinstance(n, Load) and n.buffer.data in writes for n in walk(s))
+        if not isinstance(s, Seq):
+            return False
+        seen: set[Var] = set()
+        stored: set[Var] = set()
+        for x in s.stmts:
+            touched, writes = _touched(x)
+            if touched & stored or writes & seen or self.exchanges(x):
+                return True
+            seen |= touched
+            stored |= writes
+        return False
+
     def parted(self, s: If) -> Stmt:
         """The statements of a branch, each under what was decided in front of the first."""
         own = {x.var for x in walk(s) if isinstance(x, Bind)}
-        if not _exchanges(s) or not all(isinstance(x, _KNOWN) for x in _statements(s)) or not all(
-                self.goes_around(x, own) for x in walk(s) if isinstance(x, (For, While)) and _exchanges(x)):
+        if not self.exchanges(s) or not all(isinstance(x, _KNOWN) for x in _statements(s)) or not all(
+                self.goes_around(x, own) for x in walk(s) if isinstance(x, (For, While)) and self.exchanges(x)):
             return s
         return seq(*self.ways(s, None), span=s.span)
 
@@ -103,9 +135,13 @@ class _Parts:
                 known[x.var] = load(kept, (0,))
                 out.append(Alloc(kept, span=x.span))
                 x = Store(kept, (const(0),), x.value, span=x.span)
-            if isinstance(x, If) and _exchanges(x):
+            if isinstance(x, Store) and self.crosses(x):
+                moved = Buffer(f"moved_{x.buffer.name}", (1,), x.value.dtype, "local.var", span=x.span)
+                out += [Alloc(moved, span=x.span), If(pred, Store(moved, (const(0),), x.value, span=x.span), span=x.span)]
+                x = replace(x, value=load(moved, (0,)))
+            if isinstance(x, If) and self.exchanges(x):
                 out += self.ways(x, pred)
-            elif isinstance(x, For) and _exchanges(x):
+            elif isinstance(x, For) and self.exchanges(x):
                 out.append(replace(x, body=seq(*self.under(x.body, pred), span=x.body.span)))
             else:
                 out.append(If(pred, x, span=x.span))
@@ -117,26 +153,6 @@ _KNOWN = (Seq, Bind, Store, Evaluate, If, For, While)
 
 def _statements(s: Stmt) -> list[Stmt]:
     return [x for x in walk(s) if isinstance(x, Stmt)]
-
-
-def _exchanges(s: Stmt | None) -> bool:
-    """Whether two statements of a way through s touch one shared buffer, one of them to store."""
-    if isinstance(s, If):
-        return _exchanges(s.then) or _exchanges(s.orelse)
-    if isinstance(s, (For, While)):  # an iteration may read what the one before stored, or store over it
-        writes = _touched(s)[1]
-        return bool(writes) and any(isinstance(n, Load) and n.buffer.data in writes for n in walk(s))
-    if not isinstance(s, Seq):
-        return False
-    seen: set[Var] = set()
-    stored: set[Var] = set()
-    for x in s.stmts:
-        touched, writes = _touched(x)
-        if touched & stored or writes & seen or _exchanges(x):
-            return True
-        seen |= touched
-        stored |= writes
-    return False
 
 
 def _touched(s: Stmt) -> tuple[set[Var], set[Var]]:

@@ -18,11 +18,17 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tilelang.ir import (
     EMPTY,
+    Binary,
     Bind,
     Call,
+    Cast,
+    Const,
     Evaluate,
+    Expr,
     For,
     If,
     Launch,
@@ -42,11 +48,13 @@ from tilelang.ir import (
     seq,
     walk,
 )
+from tilelang.ir.evaluate import evaluate
 from tilelang.target.warp_groups import GROUP, alike, holds_in
 
 from .clusters import CLUSTER_CALLS
+from .crossings import Crossings
 from .lanes import BLOCK_VOTES
-from .threads import Threads, Together, check_uniform, is_private, of_each, spread
+from .threads import Threads, Together, check_uniform, is_private, meets_itself, of_each, spread
 from .types import unsupported
 
 ADDRESSES = ("wgmma", "wgmma_descriptor", "tma_load")  # their misuse ends the call as a deadlock does
@@ -126,16 +134,42 @@ class Split:
                     part = s.then if got else s.orelse
                     return EMPTY if part is None else self._fold(part, role, True)
                 if not own and not apart and self.threads.varies(s.cond):
+                    self._refuse_exchange(s)
                     return self._each(s, self._parts(s, role, False, True))
                 part = self._parts(s, role, own, apart)
                 return part if own or apart or not self._shared(s.cond) else seq(self._meet(s, 1), part)
             case For() | While():
                 inner = apart or not own and self.threads.varies((s.start, s.extent) if isinstance(s, For) else s.cond)
+                if inner and not apart:
+                    self._refuse_exchange(s)
                 part = replace(s, body=self._fold(s.body, role, own, inner))
                 if not inner and not own and any(map(self._shared, (s.start, s.extent) if isinstance(s, For) else (s.cond,))):
                     return seq(self._meet(s, 1), part)
                 return part if apart or not inner else self._each(s, part)
         return s if own else self._apart(s) if apart else self._common(s)
+
+    def _refuse_exchange(self, s: Stmt) -> None:
+        """Raises cpu-unsupported where threads of several roles touch each other's places in s, which each runs by itself."""
+        if not meets_itself([s]) or isinstance(s, If) and s.orelse is None and self._of_one_role(s.cond):
+            return
+        if Crossings(self.launch, self.threads).crosses(s):
+            raise unsupported("threads of several roles that exchange values in a branch or loop that not all run alike",
+                              span=s.span, hint="let all threads run the loop or branch and put the condition inside it")
+
+    def _of_one_role(self, cond: Expr) -> bool:
+        """Whether a condition on the number of the thread lets threads of one role through."""
+        if isinstance(cond, Binary) and cond.op == "and" and not all(map(self._numbers_threads, (cond.a, cond.b))):
+            return self._of_one_role(cond.a) or self._of_one_role(cond.b)
+        if not self._numbers_threads(cond):
+            return False
+        x, y, _ = self.launch.threads
+        t = np.arange(self.launch.num_threads, dtype=np.int32)
+        through = evaluate(cond, dict(zip(self.launch.thread_vars, (t % x, t // x % y, t // (x * y)))))
+        through = np.broadcast_to(through, t.shape)
+        return sum(any(through[lo:hi].any() for lo, hi in r.ranges) for r in self.roles) < 2
+
+    def _numbers_threads(self, e: Expr) -> bool:
+        return all(isinstance(n, (Binary, Cast, Const)) or n in self.launch.thread_vars for n in walk(e) if isinstance(n, Expr))
 
     def _parts(self, s: If, role: Role, own: bool, apart: bool) -> If:
         orelse = None if s.orelse is None else self._fold(s.orelse, role, own, apart)
