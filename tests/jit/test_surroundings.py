@@ -75,6 +75,64 @@ def test_a_changed_global_or_closure_compiles_a_new_kernel(monkeypatch):
         assert make(4) is first
 
 
+ACT = T.floor
+
+
+def test_a_name_that_stood_for_a_function_of_the_language_kept_its_kernel_when_it_stood_for_another(monkeypatch):
+    act = T.floor
+
+    @tilelang.jit(execution_backend="tile")
+    def by_global(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "float32")
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(N):
+                A[i] = ACT(A[i])
+
+    @tilelang.jit(execution_backend="tile")
+    def by_closure(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "float32")
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(N):
+                A[i] = act(A[i])
+
+    def of(kernel):
+        a = np.full(4, -4.5, np.float32)
+        kernel(a)
+        return a[0]
+
+    first = by_global.compile(np.zeros(4, np.float32))
+    assert of(by_global) == of(by_closure) == -5
+    monkeypatch.setitem(globals(), "ACT", T.abs)
+    act = T.abs
+    assert of(by_global) == of(by_closure) == 4.5
+    monkeypatch.setitem(globals(), "ACT", lambda x: x + 1)
+    act = lambda x: x + 1  # noqa: E731 - what is rebound is the point
+    assert of(by_global) == of(by_closure) == -3.5
+    monkeypatch.setitem(globals(), "ACT", T.floor)
+    assert of(by_global) == -5 and by_global.compile(np.zeros(4, np.float32)) is first
+
+
+def test_pass_configs_changed_in_place_between_calls_make_another_kernel():
+    configs = {"tl.enable_fast_math": False}
+
+    @tilelang.jit(execution_backend="tile", pass_configs=configs)
+    def eager(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "float32")
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(N):
+                A[i] = 1
+
+    kernels = []
+    for value in (False, True, True, False):
+        (eager.pass_configs or configs)["tl.enable_fast_math"] = value
+        eager(np.zeros(4, np.float32))
+        kernels.append(eager.compile(np.zeros(4, np.float32)))
+    assert kernels[0] is kernels[3] and kernels[1] is kernels[2] and kernels[0] is not kernels[1]
+
+
 class Numbers:
     step = 1
 

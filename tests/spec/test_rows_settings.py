@@ -1,6 +1,7 @@
 """Settings (runtime 9) and pass configs (runtime 10): what each variable and key does."""
 
 import logging
+import os
 import re
 
 import numpy as np
@@ -38,6 +39,15 @@ def test_the_cache_lies_where_it_is_told(tmp_path):
         assert list(tmp_path.glob("*/*/kernels/*"))
     with env.using(TILELANG_TMP_DIR="/elsewhere"):
         assert env.TILELANG_TMP_DIR == "/elsewhere"
+
+
+def test_settings_follow_an_environment_that_another_mapping_stands_for(monkeypatch):
+    monkeypatch.setenv("TILELANG_TARGET", "a")
+    assert env.TILELANG_TARGET == "a"
+    monkeypatch.delenv("TILELANG_TARGET")
+    assert env.TILELANG_TARGET == ""
+    monkeypatch.setattr(os, "environ", {"TILELANG_TARGET": "b"})
+    assert env.TILELANG_TARGET == "b" and env.TILELANG_DEBUG == 0
 
 
 @pytest.mark.spec("R9:TILELANG_DISABLE_CACHE")

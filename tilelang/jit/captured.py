@@ -33,27 +33,53 @@ class Captured:
         self.fn = fn
         self.reads: dict[int, _Reads] = {}  # of functions met, by id
         self.kept: dict[int, Known] = {}  # what counts by identity, by id
+        self.alone: _Reads | None = None  # of a function that reads foreign names only
 
     def values(self) -> tuple[Any, ...]:
         """What the names stand for now, hashable and with types told apart."""
+        if self.alone is not None and self.alone.is_foreign_still() and "__wrapped__" not in self.fn.__dict__:
+            return ()
         walk = _Walk(self)
         walk.follow(self.fn)
+        mine = self.reads.get(id(self.fn))
+        self.alone = mine if mine is not None and not mine.cells and not mine.globals else None
         return tuple(walk.out)
 
 
 class _Reads:
-    """Names that one function reads from around it."""
+    """Names that one function reads from around it.  Those that stand for what is foreign count once they stand for
+    something else."""
 
-    __slots__ = ("attributes", "cells", "fn", "globals")
+    __slots__ = ("attributes", "cells", "fn", "foreign_cells", "foreign_globals", "globals")
 
     def __init__(self, fn: FunctionType) -> None:
         read, stored, attrs = set[str](), set[str](), set[str]()
         _names(fn.__code__, read, stored, attrs)
         self.fn, self.attributes = fn, sorted(attrs)
-        self.cells = [c for n, c in zip(fn.__code__.co_freevars, fn.__closure__ or ()) if n not in stored]
+        cells = [c for n, c in zip(fn.__code__.co_freevars, fn.__closure__ or ()) if n not in stored]
+        self.foreign_cells = [(c, value) for c in cells if _is_foreign(value := _of_cell(c))]
+        self.cells = [c for c in cells if not _is_foreign(_of_cell(c))]
         names = fn.__globals__
-        self.globals = [n for n in sorted(read - stored) if n in names and not _is_foreign(names[n]) or
-                        n not in names and not hasattr(builtins, n)]
+        found = [n for n in sorted(read - stored) if n in names or not hasattr(builtins, n)]
+        self.foreign_globals = [(n, names[n]) for n in found if n in names and _is_foreign(names[n])]
+        self.globals = [n for n in found if n not in names or not _is_foreign(names[n])]
+
+    def is_foreign_still(self) -> bool:
+        """Whether what was foreign is the same now."""
+        names = self.fn.__globals__
+        for name, value in self.foreign_globals:
+            if names.get(name) is not value:
+                return False
+        for cell, value in self.foreign_cells:
+            if _of_cell(cell) is not value:
+                return False
+        return True
+
+    def no_longer_foreign(self) -> list[Any]:
+        """What now stands where something else, foreign, stood."""
+        names = self.fn.__globals__
+        return [(n, now) for n, value in self.foreign_globals if (now := names.get(n, _GONE)) is not value] + [
+            (k, now) for k, (cell, value) in enumerate(self.foreign_cells) if (now := _of_cell(cell)) is not value]
 
 
 class _Walk:
@@ -87,6 +113,8 @@ class _Walk:
             value = names.get(name, _GONE)
             t = value.__class__
             out.append((t, value) if t in _SIMPLE else value.hex() if t is float else self.key(value, reads))
+        if not reads.is_foreign_still():
+            out.extend((where, self.key(value, reads)) for where, value in reads.no_longer_foreign())
 
     def key(self, value: Any, reads: _Reads) -> Any:
         """Of what is no plain value."""

@@ -76,6 +76,7 @@ class JITImpl(InClasses):
         self._signature: inspect.Signature | None = None
         self.outer_names = names_around(func)
         self._captured: Captured | None = None
+        self._configs: tuple[Any, tuple[Any, ...]] | None = None
         self.__doc__, self.__module__ = getattr(func, "__doc__", None), getattr(func, "__module__", None) or __name__
 
     def __getattr__(self, name: str) -> Any:
@@ -199,10 +200,10 @@ class JITImpl(InClasses):
     def surroundings(self) -> Any:
         """What besides the arguments decides a compilation: pass configs, where not fixed target and backend, and the
         values that the function reads from closures and globals."""
-        configs = tuple(self.pass_configs.items()) if self.pass_configs else ()
+        configs: tuple[Any, ...] = tuple(self.pass_configs.items()) if self.pass_configs else ()
         scope = current_config()
         if configs or scope:
-            configs = tuple((str(k), freeze(v)) for k, v in (*scope.items(), *configs))
+            configs = self._frozen_configs((*scope.items(), *configs))
         captured = self._captured
         if captured is None:
             captured = self._captured = Captured(self.func)
@@ -211,6 +212,17 @@ class JITImpl(InClasses):
             return (configs, Target.current(), env.TILELANG_TARGET, env.TILELANG_DEFAULT_TARGET,
                     env.TILELANG_EXECUTION_BACKEND)
         return configs
+
+    def _frozen_configs(self, configs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Of pass configs, which are mostly those of the call before."""
+        token = configs, tuple([type(v) for _, v in configs])
+        held = self._configs
+        if held is not None and held[0] == token:
+            return held[1]
+        frozen = tuple((str(k), freeze(v)) for k, v in configs)
+        if _SIMPLE_TYPES.issuperset(token[1]):  # what else there is may change inside, or equal what it differs from
+            self._configs = token, frozen
+        return frozen
 
     def _lazy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JITKernel:
         types = tuple(map(type, args))

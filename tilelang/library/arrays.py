@@ -18,6 +18,14 @@ def is_numpy(x: Any) -> bool:
     return isinstance(x, np.ndarray)
 
 
+def facts(x: Any) -> tuple[Any, ...]:
+    """All of a tensor that checks and choices of the library look at, besides the values: a key.  Raises AttributeError for
+    what is no tensor."""
+    if isinstance(x, np.ndarray):
+        return x.shape, x.strides, x.dtype, "numpy", aligned(x)
+    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15 == 0
+
+
 def type_name(x: Any) -> str:
     """Element type of a tensor as the language calls it."""
     return x.dtype.name if is_numpy(x) else str(x.dtype).rpartition(".")[2]
@@ -36,25 +44,6 @@ def aligned(x: Any, bytes_: int = 16) -> bool:
 def strided(x: Any) -> bool:
     """Whether a tensor can name where its elements lie: steps of whole elements, none backwards."""
     return not is_numpy(x) or all(s >= 0 and s % x.itemsize == 0 for s in x.strides)
-
-
-class _Bytes:
-    """Bytes in memory as an array of NumPy that is never read."""
-
-    def __init__(self, x: Any, size: int) -> None:
-        self.__array_interface__ = {"version": 3, "shape": tuple(x.shape), "strides": tuple(n * size for n in x.stride()),
-                                    "data": (x.data_ptr(), False), "typestr": f"|V{size}"}
-
-
-def overlap(x: Any, y: Any) -> bool:
-    """Whether two tensors have memory in common; taken to be so where that is hard to tell."""
-    if place(x) != place(y) or 0 in x.shape or 0 in y.shape:
-        return False
-    a, b = (t if is_numpy(t) else np.asarray(_Bytes(t, t.element_size())) for t in (x, y))
-    try:
-        return bool(np.may_share_memory(a, b) and np.shares_memory(a, b, max_work=10_000))
-    except RuntimeError:  # more work than that
-        return True
 
 
 def place(x: Any) -> Any:
@@ -111,5 +100,5 @@ def target_of(x: Any) -> Target:
     return Target("cpu")
 
 
-__all__ = ["aligned", "empty", "fresh", "is_numpy", "left_of", "maker", "overlap", "place", "strided", "strides", "target_of",
+__all__ = ["aligned", "empty", "facts", "fresh", "is_numpy", "left_of", "maker", "place", "strided", "strides", "target_of",
            "type_name", "zeros", "zeros_laid"]

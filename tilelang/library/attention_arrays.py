@@ -14,7 +14,8 @@ from tilelang.errors import error, register
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
 
-from .arrays import is_numpy, overlap, strides, type_name
+from .apart import Apart, overlap
+from .arrays import aligned, is_numpy, strides, type_name
 
 register("attention-argument", TypeError, "an argument of an attention function is of no kind it takes",
          "pass float16 or bfloat16 torch tensors, or NumPy arrays",
@@ -31,16 +32,11 @@ DTYPES = ("float16", "bfloat16")
 UNIT = 8  # elements of 16 bytes: what strides are multiples of
 
 
-def facts(x: Any) -> tuple[Any, ...]:
-    """What decides the kernel for an array: a key."""
-    if is_numpy(x):
-        return x.shape, x.strides, x.dtype
-    return x.shape, x.stride(), x.dtype, x.device
-
-
-def check_apart(out: Any, q: Any, others: dict[str, Any]) -> None:
+def check_apart(apart: Apart, out: Any, q: Any, others: dict[str, Any]) -> None:
     """Rows of the result are written while others still read keys and values; a tile's own queries have been read then, so
-    `out` may be q itself.  Raises attention-option."""
+    `out` may be q itself.  apart: of `out`, made for q and the others.  Raises attention-option."""
+    if apart.surely(out, (q, *others.values())):
+        return
     for name, x in {"q": q, **others}.items():
         if not (name == "q" and _place(out) == _place(x)) and overlap(out, x):
             raise error("attention-option", f"out and {name} have memory in common",
@@ -83,9 +79,12 @@ def framework(name: str, given: Mapping[str, Any], halves: tuple[str, ...]) -> A
 
 def check_gradient(torch: Any, name: str, *inputs: Any) -> None:
     """Raises attention-gradient where torch would expect one.  torch: the module, None for NumPy arrays."""
-    if torch is not None and torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        raise error("attention-gradient", f"{name} computes no gradient, but an input requires one",
-                    found="an input that requires a gradient")
+    if torch is None:
+        return
+    for x in inputs:
+        if x.requires_grad and torch.is_grad_enabled():
+            raise error("attention-gradient", f"{name} computes no gradient, but an input requires one",
+                        found="an input that requires a gradient")
 
 
 def check_scale(scale: Any) -> float:
@@ -128,17 +127,20 @@ def compact(shape: Any) -> tuple[int, ...]:
     return tuple(out)
 
 
-def strides_of(x: Any) -> tuple[int, ...] | None:
-    """Strides in elements, those of single elements as if compact; None where a kernel cannot read the array as it lies."""
+def strides_of(x: Any, on_device: bool = False) -> tuple[int, ...] | None:
+    """Strides in elements, those of single elements as if compact; None where a kernel cannot read the array as it lies.
+    on_device: it must start at a multiple of 16 bytes too."""
+    if on_device and not aligned(x):
+        return None
     out = tuple(c if n == 1 else s for s, c, n in zip(strides(x), compact(x.shape), x.shape))
     return out if out[-1] == 1 and all(s >= 0 and s % UNIT == 0 for s in out[:-1]) else None
 
 
 def readable(x: Any, usable: bool, torch: Any) -> Any:
-    """The array, or a copy where it does not lie as kernels need it.  usable: whether its strides do."""
-    if torch is None:
-        return x if usable else np.ascontiguousarray(x)
-    return x if usable and not x.data_ptr() & 15 else x.clone(memory_format=torch.contiguous_format)
+    """The array, or a compact copy where it does not lie as kernels need it."""
+    if usable:
+        return x
+    return np.ascontiguousarray(x) if torch is None else x.clone(memory_format=torch.contiguous_format)
 
 
 @cache
@@ -176,4 +178,4 @@ def configs(target: Target) -> dict[str, Any]:
 
 
 __all__ = ["DTYPES", "UNIT", "check_alike", "check_apart", "check_gradient", "check_heads", "check_scale", "compact", "configs",
-           "device_of", "facts", "framework", "readable", "running_on", "strides_of"]
+           "device_of", "framework", "readable", "running_on", "strides_of"]

@@ -12,9 +12,10 @@ import numpy as np
 
 from tilelang.language.state import error
 
-from .arrays import is_numpy, maker, overlap, place, strided, strides, type_name
+from .apart import Apart
+from .arrays import facts, is_numpy, maker, place, strided, strides, type_name
 from .coded_kernels import CodedForm, CodedTile, chosen, coded_product
-from .matmul import _facts
+from .matmul import check_apart, check_tensors
 from .matmul_plan import Place
 
 _ELEMENTS = ("float16", "bfloat16")
@@ -41,7 +42,13 @@ def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any 
     [[15.5]]
     """
     given = (a, w, scales, zeros, values, out)
-    key = (*(None if x is None else _facts(x) for x in given), target if target is None else str(target), execution_backend)
+    try:
+        key = (facts(a), facts(w), facts(scales), None if zeros is None else facts(zeros),
+               None if values is None else facts(values), None if out is None else facts(out),
+               target if target is None else str(target), execution_backend)
+    except AttributeError:
+        check_tensors(given[:3], given[3:])
+        raise
     plan = _PLANS.get(key)
     if plan is None:
         if len(_PLANS) >= _MOST_PLANS:
@@ -50,8 +57,8 @@ def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any 
         plan = _PLANS[key] = _plan(_check(named), named, Place.of(a, target, execution_backend))
     if out is None:
         out = plan.result()
-    else:
-        plan.check_apart(given)
+    elif not plan.apart.surely(out, given[:-1]):
+        check_apart(out, dict(zip(_NAMES[:-1], given)))
     if plan.kernel is None:
         return out
     second = values if values is not None else zeros if zeros is not None else plan.nothing
@@ -71,7 +78,7 @@ class _Plan:
 
     kernel: None where there is nothing to compute.  result, sums: make what it writes.  nothing: in place of zeros, or of sums
     where it has none.  compact: which arguments it takes as they lie, and whether all.  direct: whether it writes to `out`
-    itself.  bytes: that each argument spans, None where that hangs on more than shape and strides.
+    itself.  apart: of `out`, where one is given.
     """
 
     kernel: Any
@@ -80,18 +87,7 @@ class _Plan:
     nothing: Any
     compact: tuple[bool, ...]
     direct: bool
-    bytes: tuple[int | None, ...]
-
-    def check_apart(self, given: tuple[Any, ...]) -> None:
-        """Raises matmul-option where out, the last one, has memory in common with another argument."""
-        out, size = given[-1], self.bytes[-1]
-        at = _address(out)
-        for name, x, n in zip(_NAMES[:-1], given, self.bytes):
-            if x is None or n is not None and size is not None and not (at < (b := _address(x)) + n and b < at + size):
-                continue
-            if overlap(out, x):
-                raise error("matmul-option", f"out and {name} have memory in common", expected="memory of its own",
-                            found=f"memory of {name}", hint="leave out out, or pass a copy")
+    apart: Any
 
 
 _PLANS: dict[Any, _Plan] = {}
@@ -107,26 +103,14 @@ def _plan(sizes: tuple[int, int, int, int], given: dict[str, Any], at: Place) ->
     nothing = maker(a, (1,), "float32" if parts == 1 and second is not None else "uint8")()
     taken = [_lies_compact(given[x]) for x in ("a", "w", "scales")] + [second is None or _lies_compact(second)]
     sums = maker(a, (parts, m, n) if parts > 1 else (1,), "float32")
-    spans = tuple(_span(given[name]) if name in given else 0 for name in _NAMES)
+    apart = Apart(given["out"], [given.get(name) for name in _NAMES[:-1]]) if "out" in given else None
     return _Plan(kernel, maker(a, (m, n), element), None if parts == 1 and second is not None else sums, nothing,
-                 (*taken, all(taken)), "out" not in given or _lies_compact(given["out"]), spans)
+                 (*taken, all(taken)), "out" not in given or _lies_compact(given["out"]), apart)
 
 
 @lru_cache(4096)
 def _kernel(f: CodedForm, at: Place) -> Any:
     return at.compile(coded_product(f), soon=at.target.has_wgmma and f.m <= _SOON)
-
-
-def _span(x: Any) -> int | None:
-    """Bytes from the first element to the last one's end."""
-    if 0 in x.shape:
-        return 0
-    steps = strides(x) if strided(x) else (-1,)
-    return None if min(steps, default=0) < 0 else (1 + sum((int(n) - 1) * s for n, s in zip(x.shape, steps))) * x.itemsize
-
-
-def _address(x: Any) -> int:
-    return int(x.__array_interface__["data"][0] if is_numpy(x) else x.data_ptr())
 
 
 def _lies_compact(x: Any) -> bool:

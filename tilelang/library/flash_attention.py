@@ -6,6 +6,7 @@ The programs stand in flash_attention_kernels.py and flash_attention_shares.py, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,9 +18,10 @@ from tilelang.errors import error
 from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
-from .arrays import empty, strides, type_name
+from .apart import Apart
+from .arrays import facts, maker, strides, type_name
 from .attention_arrays import (UNIT, check_alike, check_apart, check_gradient, check_heads, check_scale, compact, configs,
-                               device_of, facts, framework, readable, running_on, strides_of)
+                               device_of, framework, readable, running_on, strides_of)
 from .attention_tiles import Machine, attention_tile, machine_of, near_tiles, shares
 from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention
 from .flash_attention_packed import FACTS, packed_attention
@@ -77,8 +79,10 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     scale = None if scale is None else check_scale(scale)
     fixed = _fixed(scale)
     try:
-        key = (facts(q), facts(k), facts(v), causal, window, layout, return_lse, target, fixed, tune,
-               *(None if x is None else facts(x) for x in (cu_seqlens_q, cu_seqlens_k, out)))
+        key = (facts(q), facts(k), facts(v), causal, window, layout, return_lse,
+               target if target is None else str(target), fixed, tune,
+               None if cu_seqlens_q is None else facts(cu_seqlens_q), None if cu_seqlens_k is None else facts(cu_seqlens_k),
+               None if out is None else facts(out))
         run = _runs.get(key)
     except (AttributeError, TypeError):
         key = run = None
@@ -91,9 +95,9 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     check_gradient(run.torch, "flash_attention", q, k, v)
     scale = run.scale if scale is None else scale
     if out is not None:
-        check_apart(out, q, {"k": k, "v": v})
-    result = out if out is not None else empty(q, run.shape, run.element)
-    lse = empty(q, run.lse_shape, "float32") if return_lse else None
+        check_apart(run.apart, out, q, {"k": k, "v": v})
+    result = run.result() if out is None else out
+    lse = run.logs() if return_lse else None
     run(q, k, v, scale, cu_seqlens_q, cu_seqlens_k, result, lse)
     return (result, lse) if return_lse else result
 
@@ -102,21 +106,20 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
 class _Run:
     """How to answer calls with arrays of one form.
 
-    kernel: None where nothing is to be computed.  shape, lse_shape, element: of the outputs.  scale: the default.  room:
-    shapes and types of the arrays that a kernel works in.  torch: the module, None for NumPy arrays.  usable: whether the
-    kernel can read q, k, v as they lie; check_address: whether they must start at a multiple of 16 bytes.  folded: layout and
-    kv heads where heads that read one kv head are the kernel's queries.  passing: not for the next call, which may be tuned.
+    kernel: None where nothing is to be computed.  result, logs: make the outputs.  apart: of `out`, where one is given.
+    scale: the default.  room: make the arrays that a kernel works in.  torch: the module, None for NumPy arrays.  usable:
+    whether the kernel can read q, k, v as they lie.  folded: layout and kv heads where heads that read one kv head are the
+    kernel's queries.  passing: not for the next call, which may be tuned.
     """
 
     kernel: JITKernel | None
-    shape: tuple[int, ...]
-    lse_shape: tuple[int, ...]
-    element: str
+    result: Callable[[], Any]
+    logs: Callable[[], Any]
+    apart: Any
     scale: float
-    room: tuple[tuple[tuple[int, ...], str], ...]
+    room: tuple[Callable[[], Any], ...]
     torch: Any
     usable: tuple[bool, ...]
-    check_address: bool
     folded: tuple[str, int] | None = None
     passing: bool = False
 
@@ -126,14 +129,16 @@ class _Run:
             if lse is not None:
                 lse[...] = -math.inf
             return
-        usable = self.usable
-        if self.check_address and (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 or usable != (True, True, True):
-            q, k, v = (readable(x, ok, self.torch) for x, ok in zip((q, k, v), usable))
+        if self.usable != (True, True, True):
+            q, k, v = (readable(x, ok, self.torch) for x, ok in zip((q, k, v), self.usable))
         if self.folded is not None:
             lse = None if lse is None else lse.reshape(lse.shape[0], self.folded[1], -1)
             q, out = (_folded(x, *self.folded) for x in (q, out))
+        if cu_q is None and not self.room:
+            self.kernel(q, k, v, scale, out, lse)
+            return
         lengths = () if cu_q is None else (cu_q, cu_q if cu_k is None else cu_k)
-        self.kernel(q, k, v, scale, *lengths, *(empty(q, *x) for x in self.room), out, lse)
+        self.kernel(q, k, v, scale, *lengths, *[make() for make in self.room], out, lse)
 
 
 @dataclass
@@ -165,9 +170,10 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
     lse_shape = (sizes.heads, sizes.seq_q) if packed else (sizes.batch, sizes.heads, sizes.seq_q)
     where, backend, units = running_on(q, target)
     machine = machine_of(where, units)
-    arrays = (q, k, v)
-    usable = tuple(strides_of(x) is not None for x in arrays)
-    laid = tuple(strides_of(x) or compact(x.shape) for x in arrays)
+    arrays, on_device = (q, k, v), torch is not None and where.is_cuda
+    found = [strides_of(x, on_device) for x in arrays]
+    usable = tuple(x is not None for x in found)
+    laid = tuple(s or compact(x.shape) for s, x in zip(found, arrays))
     laid += (strides_of(out) or () if out is not None else compact(shape),)
     if out is not None and (strides_of(out) is None or torch is not None and out.data_ptr() & 15):
         raise error("attention-shape", "`out` has rows that are not contiguous or not aligned to 16 bytes",
@@ -175,6 +181,8 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
                     hint="leave it out, or allocate it with torch.empty")
     if not packed and layout == "bshd" and where.is_cuda and laid[3] == compact(shape) and _are_few(sizes, mask):
         return _few_queries(q, k, v, scale, with_lse, out, target, tune, sizes, torch)
+    result, logs = maker(q, shape, type_name(q)), maker(q, lse_shape, "float32")
+    apart = None if out is None else Apart(out, arrays)
     shapes, steps = tuple(tuple(x.shape) for x in arrays) + (shape,), laid[3]
     folded = None
     if not packed and sizes.seq_q == 1 and sizes.heads > sizes.kv_heads and mask == Mask() and min(sizes) > 0:
@@ -190,8 +198,7 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
         if min(sizes) > 0:
             deal = None if packed else shares(machine, sizes, mask, tile)
             kernel, room = _kernel(sizes, deal, shapes, laid, form, element, mask, tile, with_lse, where, backend, fixed)
-        on_device = torch is not None and where.is_cuda
-        return _Run(kernel, shape, lse_shape, element, default, room, torch, usable, on_device, folded)
+        return _Run(kernel, result, logs, apart, default, tuple(maker(q, *x) for x in room), torch, usable, folded)
 
     tile = _tile(machine, sizes, mask, packed)
     tuned = min(sizes) > 0 and wanted(tune, q, where, backend)
@@ -230,8 +237,8 @@ def _few_queries(q: Any, k: Any, v: Any, scale: float | None, with_lse: bool, ou
     run = prepare(q, k, v, lengths, None, scale, None, None, with_lse, out, target, tune)
     # What is made while a graph is captured is filled when the graph runs: not for other calls.
     captured = torch is not None and q.is_cuda and torch.cuda.is_current_stream_capturing()
-    return _FewQueries(run.kernel, run.shape, run.lse_shape, run.element, run.scale, (), torch, (True,) * 3, run.on_device,
-                       None, run.passing or captured, run, lengths)
+    return _FewQueries(run.kernel, run.result, run.logs, run.apart, run.scale, (), torch, (True,) * 3, None,
+                       run.passing or captured, run, lengths)
 
 
 def _folded(x: Any, layout: str, kv_heads: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -12,9 +13,10 @@ from tilelang.errors import error
 from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
-from .arrays import empty, strides, type_name
+from .apart import Apart
+from .arrays import aligned, facts, maker, strides, type_name
 from .attention_arrays import (UNIT, check_alike, check_apart, check_gradient, check_heads, check_scale, compact, configs,
-                               device_of, facts, framework, readable, running_on, strides_of)
+                               device_of, framework, readable, running_on, strides_of)
 from .attention_tiles import Machine, machine_of, shared_bytes
 from .flash_attention_kernels import Tile
 from .flash_decode_kernels import DecodeSizes, decode_attention
@@ -55,9 +57,10 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
     >>> flash_decode(rng.standard_normal((2, 8, 64)).astype(np.float16), k, v, lengths, block_table=table).shape
     (2, 8, 64)
     """
-    given = (q, k_cache, v_cache, lengths, block_table, out)
     try:
-        key = (*(None if x is None else facts(x) for x in given), window, splits, return_lse, target, tune)
+        key = (facts(q), facts(k_cache), facts(v_cache), facts(lengths), None if block_table is None else facts(block_table),
+               None if out is None else facts(out), window, splits, return_lse,
+               target if target is None else str(target), tune)
         run = _runs.get(key)
     except (AttributeError, TypeError):
         key = run = None
@@ -70,9 +73,9 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
     check_gradient(run.torch, "flash_decode", q, k_cache, v_cache)
     scale = run.scale if scale is None else check_scale(scale)
     if out is not None:
-        check_apart(out, q, {"k_cache": k_cache, "v_cache": v_cache})
-    result = out if out is not None else empty(q, run.shape, run.element)
-    lse = empty(q, run.lse_shape, "float32") if return_lse else None
+        check_apart(run.apart, out, q, {"k_cache": k_cache, "v_cache": v_cache})
+    result = run.result() if out is None else out
+    lse = run.logs() if return_lse else None
     if run.kernel is not None:
         run(q, k_cache, v_cache, lengths, block_table, scale, result, lse)
     return (result, lse) if return_lse else result
@@ -82,37 +85,33 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
 class _Run:
     """How to answer calls with arrays of one form.
 
-    kernel: None where there are no queries.  shape, lse_shape, element: of the outputs.  sizes, splits: of the call.
-    torch: the module, None for NumPy arrays.  usable: whether the kernel can read the caches as they lie.  on_device:
-    addresses must be multiples of 16 bytes.  passing: not for the next call, which may be tuned.
+    kernel: None where there are no queries.  result, logs: make the outputs.  apart: of `out`, where one is given.  scale:
+    the default.  sizes: of the call.  parts: make means and sums of the parts that keys are shared out in.  torch: the
+    module, None for NumPy arrays.  usable: whether the kernel can read queries and caches as they lie.  passing: not for the
+    next call, which may be tuned.
     """
 
     kernel: JITKernel | None
-    shape: tuple[int, ...]
-    lse_shape: tuple[int, ...]
-    element: str
+    result: Callable[[], Any]
+    logs: Callable[[], Any]
+    apart: Any
     scale: float
     sizes: DecodeSizes
-    splits: int
+    parts: tuple[Callable[[], Any], ...]
     torch: Any
-    usable: tuple[bool, bool]
-    on_device: bool
+    usable: tuple[bool, ...]
     passing: bool = False
 
     def __call__(self, q: Any, k: Any, v: Any, lengths: Any, table: Any, scale: float, out: Any, lse: Any) -> None:
         assert self.kernel is not None
-        z, n = self.sizes, self.splits
-        if strides(q) != compact(q.shape) or self.on_device and q.data_ptr() & 15:
-            q = readable(q, False, self.torch)
-        if self.on_device and (k.data_ptr() | v.data_ptr()) & 15 or self.usable != (True, True):
-            k, v = (readable(x, ok, self.torch) for x, ok in zip((k, v), self.usable))
-        means, sums = None, None
-        if n > 1:
-            means = empty(q, (n, z.batch, z.seq_q, z.heads, z.dim_v), "float32")
-            sums = empty(q, (n, z.batch, z.heads, z.seq_q), "float32")
-        four, three = (z.batch, z.seq_q, z.heads, -1), (z.batch, z.heads, z.seq_q)
-        self.kernel(q.reshape(four), k, v, table, lengths, scale, means, sums, out.reshape(four),
-                    None if lse is None else lse.reshape(three))
+        if self.usable != (True, True, True):
+            q, k, v = (readable(x, ok, self.torch) for x, ok in zip((q, k, v), self.usable))
+        means, sums = [make() for make in self.parts] or (None, None)
+        if q.ndim == 3:
+            z = self.sizes
+            q, out = (x.reshape(z.batch, 1, z.heads, -1) for x in (q, out))
+            lse = None if lse is None else lse.reshape(z.batch, z.heads, 1)
+        self.kernel(q, k, v, table, lengths, scale, means, sums, out, lse)
 
 
 _runs: dict[Any, _Run] = {}
@@ -142,15 +141,20 @@ def prepare(q: Any, k: Any, v: Any, lengths: Any, table: Any, scale: Any, window
     where, backend, units = running_on(q, target)
     machine = machine_of(where, units)
     lse_shape = (sizes.batch, sizes.heads) + ((sizes.seq_q,) if q.ndim == 4 else ())
-    usable = (strides_of(k) is not None, strides_of(v) is not None)
+    on_device = torch is not None and where.is_cuda
+    usable = (strides(q) == compact(q.shape) and not (on_device and not aligned(q)),
+              *(strides_of(x, on_device) is not None for x in (k, v)))
+    result, logs = maker(q, shape, type_name(q)), maker(q, lse_shape, "float32")
+    apart = None if out is None else Apart(out, (q, k, v))
     left, default, working = None if window is None else window - 1, sizes.dim**-0.5, bool(sizes.batch and sizes.seq_q)
 
     def with_choice(tile: Tile, parts: int) -> _Run:
         kernel = None
         if working:
             kernel = _kernel(sizes, (k, v), type_name(q), left, tile, parts > 1, with_lse, where, backend)
-        return _Run(kernel, shape, lse_shape, type_name(q), default, sizes, parts, torch, usable,
-                    torch is not None and where.is_cuda)
+        room = ((sizes.batch, sizes.seq_q, sizes.heads, sizes.dim_v), (sizes.batch, sizes.heads, sizes.seq_q))
+        return _Run(kernel, result, logs, apart, default, sizes,
+                    tuple(maker(q, (parts, *s), "float32") for s in room) if parts > 1 else (), torch, usable)
 
     tile = decode_tile(machine, sizes)
     choice = tile, splits or decode_splits(machine, sizes, tile)

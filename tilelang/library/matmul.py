@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tilelang.errors import register
 from tilelang.ir import dtype
 from tilelang.language.state import error
 
-from .arrays import aligned, empty, fresh, is_numpy, maker, overlap, place, strided, type_name, zeros
+from .apart import Apart, overlap
+from .arrays import aligned, empty, facts, fresh, maker, place, strided, type_name, zeros
 from .matmul_kernels import ACTIVATIONS, Form
 from .matmul_plan import Place, Request, check_target, chosen, grouped, product
 from .operands import Operand, operand
@@ -35,7 +38,7 @@ _TYPES = {"float16": ("half", "float32", "float16"), "bfloat16": ("half", "float
 _UNSET = Tile(64, 64, 64, 2, 128)
 _MOST_SIZES = 4  # numbers of rows that get a kernel of their own
 _ROWS: dict[Any, set[int]] = {}
-_PLANS: dict[Any, Callable[..., Any]] = {}
+_PLANS: dict[Any, _Plan] = {}
 _MOST_PLANS = 4096  # kernels stay in the memory of tilelang.compile and on disk
 
 
@@ -73,9 +76,13 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     >>> matmul(np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)).tolist()
     [[3.0, 3.0], [3.0, 3.0]]
     """
-    key = (_facts(a), _facts(b), transpose_a, transpose_b, None if bias is None else _facts(bias), activation, out_dtype,
-           None if scale_a is None else _facts(scale_a), None if scale_b is None else _facts(scale_b), fast_accum,
-           None if out is None else _facts(out), target if target is None else str(target), execution_backend, tune)
+    try:
+        key = (facts(a), facts(b), transpose_a, transpose_b, None if bias is None else facts(bias), activation, out_dtype,
+               None if scale_a is None else facts(scale_a), None if scale_b is None else facts(scale_b), fast_accum,
+               None if out is None else facts(out), target if target is None else str(target), execution_backend, tune)
+    except AttributeError:
+        check_tensors((a, b), (bias, scale_a, scale_b, out))
+        raise
     plan = _PLANS.get(key)
     if plan is None:
         where = Place.of(a, target, execution_backend)
@@ -84,11 +91,12 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
             return matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b, bias=bias, activation=activation,
                           out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, fast_accum=fast_accum, out=out, target=target,
                           execution_backend=execution_backend, tune=False)
-        plan = _kept(key, _plan(a, b, transpose_a, transpose_b, bias, activation, out_dtype, scale_a, scale_b,
-                                fast_accum, out, where, tuned))
-    if out is not None:
-        _check_apart(out, {"a": a, "b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b})
-    return plan(a, b, bias, scale_a, scale_b, out)
+        plan = _kept(key, _Plan(_plan(a, b, transpose_a, transpose_b, bias, activation, out_dtype, scale_a, scale_b,
+                                      fast_accum, out, where, tuned),
+                                None if out is None else Apart(out, (a, b, bias, scale_a, scale_b))))
+    if out is not None and not plan.apart.surely(out, (a, b, bias, scale_a, scale_b)):
+        check_apart(out, {"a": a, "b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b})
+    return plan.run(a, b, bias, scale_a, scale_b, out)
 
 
 def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = False, bias: Any = None,
@@ -108,8 +116,12 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
     >>> grouped_matmul(a, b, np.array([1, 2], np.int32)).ravel().tolist()
     [2.0, 4.0, 4.0]
     """
-    key = ("grouped", _facts(a), _facts(b), _facts(group_sizes), transpose_b, None if bias is None else _facts(bias),
-           activation, out_dtype, target if target is None else str(target), execution_backend, tune)
+    try:
+        key = ("grouped", facts(a), facts(b), facts(group_sizes), transpose_b, None if bias is None else facts(bias),
+               activation, out_dtype, target if target is None else str(target), execution_backend, tune)
+    except AttributeError:
+        check_tensors((a, b, group_sizes), (bias,))
+        raise
     plan = _PLANS.get(key)
     if plan is None:
         where = Place.of(a, target, execution_backend)
@@ -117,11 +129,18 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
         if tuned is None:
             return grouped_matmul(a, b, group_sizes, transpose_b=transpose_b, bias=bias, activation=activation,
                                   out_dtype=out_dtype, target=target, execution_backend=execution_backend, tune=False)
-        plan = _kept(key, _grouped_plan(a, b, group_sizes, transpose_b, bias, activation, out_dtype, where, tuned))
-    return plan(a, b, bias, group_sizes)
+        plan = _kept(key, _Plan(_grouped_plan(a, b, group_sizes, transpose_b, bias, activation, out_dtype, where, tuned), None))
+    return plan.run(a, b, bias, group_sizes)
 
 
-def _kept(key: Any, plan: Callable[..., Any]) -> Callable[..., Any]:
+class _Plan(NamedTuple):
+    """What calls of one key share.  run: computes.  apart: of `out`, where one is given."""
+
+    run: Callable[..., Any]
+    apart: Any
+
+
+def _kept(key: Any, plan: _Plan) -> _Plan:
     if len(_PLANS) >= _MOST_PLANS:
         _PLANS.clear()
         _ROWS.clear()
@@ -129,16 +148,13 @@ def _kept(key: Any, plan: Callable[..., Any]) -> Callable[..., Any]:
     return plan
 
 
-def _facts(x: Any) -> Any:
-    """What of an operand decides about the kernel."""
-    try:
-        if is_numpy(x):
-            return x.shape, x.strides, x.dtype, "numpy", aligned(x)
-        return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15 == 0
-    except AttributeError:
-        raise error("matmul-type", f"operands are torch tensors or NumPy arrays, found {type(x).__name__}",
-                    expected="torch tensors or NumPy arrays", found=str(type(x).__name__),
-                    hint="pass torch.from_numpy(x) or np.asarray(x)") from None
+def check_tensors(given: Iterable[Any], optional: Iterable[Any] = ()) -> None:
+    """Raises matmul-type for the first that is no tensor.  optional: may be None."""
+    for x in (*given, *(x for x in optional if x is not None)):
+        if not (isinstance(x, np.ndarray) or hasattr(x, "stride") and hasattr(x, "data_ptr")):
+            raise error("matmul-type", f"operands are torch tensors or NumPy arrays, found {type(x).__name__}",
+                        expected="torch tensors or NumPy arrays", found=str(type(x).__name__),
+                        hint="pass torch.from_numpy(x) or np.asarray(x)")
 
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
@@ -215,7 +231,7 @@ def _check_rest(a: Any, others: dict[str, Any], n: int, bias: Any, activation: s
                     hint="one of " + ", ".join(ACTIVATIONS))
 
 
-def _check_apart(out: Any, others: dict[str, Any]) -> None:
+def check_apart(out: Any, others: dict[str, Any]) -> None:
     """Tiles of the result are written while others still read the operands.  Raises matmul-option."""
     for name, x in others.items():
         if x is not None and overlap(out, x):
@@ -352,4 +368,4 @@ def _copying(transpose_b: bool, activation: str | None, out_dtype: Any, where: P
     return run
 
 
-__all__ = ["grouped_matmul", "matmul"]
+__all__ = ["check_apart", "check_tensors", "grouped_matmul", "matmul"]

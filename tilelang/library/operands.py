@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -9,6 +10,14 @@ from typing import Any
 from tilelang.language.state import error
 
 from .arrays import strides
+
+
+def as_it_lies(x: Any) -> Any:
+    return x
+
+
+def _turned(x: Any) -> Any:
+    return x.swapaxes(-1, -2)
 
 
 @dataclass(frozen=True)
@@ -54,9 +63,10 @@ class Operand:
             return ()
         return (self.lead, self.down, 1) if self.batch else (self.down, 1)
 
-    def view(self, x: Any) -> Any:
-        """The tensor as the stored matrix."""
-        return x.swapaxes(-1, -2) if self.flipped else x
+    @property
+    def view(self) -> Callable[[Any], Any]:
+        """f(tensor) -> the stored matrix; `as_it_lies` where the tensor is that."""
+        return _turned if self.flipped else as_it_lies
 
 
 @dataclass(frozen=True)
@@ -107,4 +117,4 @@ def copy_of(x: Operand, size: int, turned: bool) -> Copied:
     return Copied((max(1, x.batch), rows, padded), turned, after)
 
 
-__all__ = ["Copied", "Operand", "copy_of", "operand"]
+__all__ = ["Copied", "Operand", "as_it_lies", "copy_of", "operand"]
