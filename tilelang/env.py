@@ -21,16 +21,6 @@ def is_truthy(text: object) -> bool:
     return str(text).strip().lower() in TRUTHY
 
 
-def _text(setting: EnvVar) -> str | None:
-    """What the environment has.  os.environ raises and catches an error for each name that is not set: 1 us, and calls of jit
-    functions ask for three, so the dict behind it is asked where there is one."""
-    data = getattr(os.environ, "_data", None)
-    if data is None:
-        return os.environ.get(setting.key)
-    raw = data.get(setting.raw)
-    return None if raw is None else os.environ.decodevalue(raw)
-
-
 class EnvVar:
     """One setting, read live.  key: environment variable.  default: text or a function of the environment object."""
 
@@ -43,7 +33,10 @@ class EnvVar:
         owner = owner if owner is not None else env
         if self.key in owner._overrides:
             return owner._overrides[self.key]
-        text = _text(self)
+        # os.environ raises and catches an error for each name that is not set: 1 us, and calls of jit functions ask for three.
+        data = getattr(os.environ, "_data", None)  # what is behind it, where there is such a dict
+        raw = os.environ.get(self.key) if data is None else data.get(self.raw)
+        text = raw if data is None or raw is None else os.environ.decodevalue(raw)
         if text is None:
             return self.default(owner) if callable(self.default) else self.default
         try:

@@ -114,6 +114,34 @@ def test_a_name_that_stood_for_a_function_of_the_language_kept_its_kernel_when_i
     assert of(by_global) == -5 and by_global.compile(np.zeros(4, np.float32)) is first
 
 
+def test_a_helper_that_is_wrapped_or_reads_another_number_after_a_call_counts(monkeypatch):
+    monkeypatch.setitem(globals(), "STEP", 1)
+
+    def plain(n):
+        return shifted(n, STEP)
+
+    def helper(n):
+        return plain(n)
+
+    @tilelang.jit(out_idx=-1, execution_backend="tile")
+    def make(n):
+        return helper(n)
+
+    first = make(4)
+    assert make(4) is first and make._captured.found is not None and first(zeros())[0] == 1
+    monkeypatch.setitem(globals(), "STEP", 7)
+    assert make(4)(zeros())[0] == 7 and make(4)(zeros())[0] == 7
+    monkeypatch.setitem(globals(), "STEP", 1)
+    assert make(4) is first
+    plain = lambda n: shifted(n, 9)  # noqa: E731, F811 - what is rebound is the point
+    assert make(4)(zeros())[0] == 9
+    monkeypatch.setitem(globals(), "STEP", [1])
+    helper = lambda n: shifted(n, STEP[0])  # noqa: E731, F811
+    assert make(4)(zeros())[0] == 1
+    STEP[0] = 5
+    assert make(4)(zeros())[0] == 5 and make._captured.found is None
+
+
 def test_pass_configs_changed_in_place_between_calls_make_another_kernel():
     configs = {"tl.enable_fast_math": False}
 

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilelang.ir import dtype
 from tilelang.language.macro import Macro
@@ -33,17 +33,37 @@ class Captured:
         self.fn = fn
         self.reads: dict[int, _Reads] = {}  # of functions met, by id
         self.kept: dict[int, Known] = {}  # what counts by identity, by id
-        self.alone: _Reads | None = None  # of a function that reads foreign names only
+        self.found: _Found | None = None  # what the last look met, if nothing of it can change inside
 
     def values(self) -> tuple[Any, ...]:
         """What the names stand for now, hashable and with types told apart."""
-        if self.alone is not None and self.alone.is_foreign_still() and "__wrapped__" not in self.fn.__dict__:
-            return ()
+        found = self.found
+        if found is not None and found.is_so_still():
+            return found.values
         walk = _Walk(self)
         walk.follow(self.fn)
-        mine = self.reads.get(id(self.fn))
-        self.alone = mine if mine is not None and not mine.cells and not mine.globals else None
-        return tuple(walk.out)
+        values = tuple(walk.out)
+        self.found = _Found(values, walk.functions, walk.globals, walk.cells) if walk.steady else None
+        return values
+
+
+class _Found(NamedTuple):
+    """Names that stood for numbers, strings and functions alone: while they stand for the same objects all is as it was.
+    values: what Captured.values gave.  functions: that were followed."""
+
+    values: tuple[Any, ...]
+    functions: list[FunctionType]
+    globals: list[tuple[dict[str, Any], str, Any]]
+    cells: list[tuple[CellType, Any]]
+
+    def is_so_still(self) -> bool:
+        for names, name, value in self.globals:
+            if names.get(name, _GONE) is not value:
+                return False
+        for cell, value in self.cells:
+            if _of_cell(cell) is not value:
+                return False
+        return not any(["__wrapped__" in fn.__dict__ for fn in self.functions])
 
 
 class _Reads:
@@ -64,17 +84,6 @@ class _Reads:
         self.foreign_globals = [(n, names[n]) for n in found if n in names and _is_foreign(names[n])]
         self.globals = [n for n in found if n not in names or not _is_foreign(names[n])]
 
-    def is_foreign_still(self) -> bool:
-        """Whether what was foreign is the same now."""
-        names = self.fn.__globals__
-        for name, value in self.foreign_globals:
-            if names.get(name) is not value:
-                return False
-        for cell, value in self.foreign_cells:
-            if _of_cell(cell) is not value:
-                return False
-        return True
-
     def no_longer_foreign(self) -> list[Any]:
         """What now stands where something else, foreign, stood."""
         names = self.fn.__globals__
@@ -87,9 +96,14 @@ class _Walk:
 
     def __init__(self, captured: Captured) -> None:
         self.captured, self.out, self.seen = captured, list[Any](), set[int]()
+        self.steady = True  # nothing met can change but by another object in its place
+        self.functions: list[FunctionType] = []
+        self.globals: list[tuple[dict[str, Any], str, Any]] = []
+        self.cells: list[tuple[CellType, Any]] = []
 
     def follow(self, fn: Any) -> None:
         while not isinstance(fn, FunctionType) or "__wrapped__" in fn.__dict__:
+            self.steady = False
             try:
                 fn = fn.__wrapped__
             except AttributeError:
@@ -104,23 +118,31 @@ class _Walk:
                 return
             reads = self.captured.reads[me] = _Reads(fn)
         out = self.out
+        self.functions.append(fn)
         for cell in reads.cells:
             value = _of_cell(cell)
+            self.cells.append((cell, value))
             t = value.__class__
             out.append((t, value) if t in _SIMPLE else value.hex() if t is float else self.key(value, reads))
         names = fn.__globals__
         for name in reads.globals:
             value = names.get(name, _GONE)
+            self.globals.append((names, name, value))
             t = value.__class__
             out.append((t, value) if t in _SIMPLE else value.hex() if t is float else self.key(value, reads))
-        if not reads.is_foreign_still():
-            out.extend((where, self.key(value, reads)) for where, value in reads.no_longer_foreign())
+        self.globals += [(names, name, value) for name, value in reads.foreign_globals]
+        self.cells += reads.foreign_cells
+        changed = reads.no_longer_foreign()
+        if changed:
+            self.steady = False
+            out.extend((where, self.key(value, reads)) for where, value in changed)
 
     def key(self, value: Any, reads: _Reads) -> Any:
         """Of what is no plain value."""
         if value.__class__ is FunctionType or value.__class__ is Macro:
             self.follow(value.orig_func if isinstance(value, Macro) else value)
             return self.identity(value)
+        self.steady = False
         return content(value, lambda x: self.other(x, reads))
 
     def other(self, value: Any, reads: _Reads) -> Any:

@@ -139,8 +139,9 @@ class Target:
     @staticmethod
     def current(allow_none: bool = True) -> Target | None:
         """The innermost `with Target(...)`.  Raises ValueError when there is none and allow_none is False."""
-        if _stack():
-            return _stack()[-1]
+        open_blocks = getattr(_LOCAL, "stack", None)
+        if open_blocks:
+            return open_blocks[-1]  # type: ignore[no-any-return]
         if not allow_none:
             raise ValueError("Target context required: no `with Target(...)` is active")
         return None
