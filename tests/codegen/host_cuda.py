@@ -61,7 +61,7 @@ def host_source(kernel: Any) -> str:
     """A C++ file with the kernel's printed text and an entry `run`."""
     device = print_kernel(kernel)
     replaced = _parts()[1]
-    table = {n: s.text for n, s in sections().items()} | _host_sections(replaced)
+    table = sections() | _host_sections(replaced)
     text = device[device.index('extern "C" __global__'):].replace("extern __shared__ ", "extern ", 1)
     wanted, todo = set(), set(_WORD.findall(device.split("namespace tl {")[0] + text)) | set(_used_operators(device))
     while todo:
@@ -86,7 +86,7 @@ def host_source(kernel: Any) -> str:
 
 
 def _used_operators(device: str) -> list[str]:
-    return [n for n in sections() if n.startswith(("vec_", "infinity")) and sections()[n].text in device]
+    return [n for n in sections() if n.startswith(("vec_", "infinity")) and sections()[n] in device]
 
 
 def _row(row: Any) -> str:

@@ -1,7 +1,8 @@
 """Walks and rewrites of statements."""
 
-from tilelang.ir import (EMPTY, Break, Evaluate, For, Func, If, Launch, Seq, call, const, dtype, fresh, inner, rewrite_launches,
-                         rewrite_stmts, seq, statements)
+from tilelang.ir import (EMPTY, Binary, Bind, Break, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load,
+                         Node, Seq, Stmt, Store, Var, call, const, contains, dtype, fresh, inner, rewrite,
+                         rewrite_launches, rewrite_stmts, seq, statements, walk)
 
 
 def act(name):
@@ -46,3 +47,45 @@ def test_launches_are_found_below_host_statements():
     f = program()
     assert rewrite_launches(f, lambda x: None) is f
     assert names(rewrite_launches(f, lambda x: x.body.stmts[0]).body) == list("abcef")
+
+
+def stores():
+    """x = B[i] + 1; B[i] = 2 for i of a loop, where B has as many elements as a variable says."""
+    n, i, x = (fresh(name, dtype("int32")) for name in "nix")
+    b = Buffer("B", (n,), dtype("int32"))
+    body = seq(Bind(x, b[i] + 1), Store(b, (i,), const(2)))
+    return For(i, const(0), n, "serial", body)
+
+
+def test_walks_by_class_find_what_walks_find():
+    for whole in (program(), stores()):
+        for classes in ((Node,), (Stmt,), (Expr,), (Var,), (Buffer,), (Launch, Call), (Load, Store), (Const, Binary), (Break,)):
+            found = [x for x in walk(whole) if isinstance(x, classes)]
+            assert [id(x) for x in walk(whole, *classes)] == [id(x) for x in found]
+            assert contains(whole, *classes) == bool(found)
+    assert not contains(stores().body, For) and contains(Break(), Stmt)
+
+
+def test_what_holds_nothing_of_a_class_is_kept_without_a_look():
+    s = stores()
+    seen = []
+
+    def other(x):
+        seen.append(x)
+        return replaced if isinstance(x, Load) else None
+
+    replaced = const(7)
+    out = rewrite(s, other, Load)
+    assert [type(x) for x in seen] == [Load]
+    assert out.body.stmts[0].value.a is replaced and out.body.stmts[1] is s.body.stmts[1] and out.extent is s.extent
+    assert rewrite(s, lambda x: None, Load) is s
+    assert rewrite(s, lambda x: seq(x, x) if isinstance(x, Bind) else None, Bind).body.stmts[2] is s.body.stmts[1]
+
+
+def test_facts_kept_on_a_node_are_no_part_of_it():
+    a, b = stores(), stores().body
+    contains(a, Load), list(walk(a)), hash(a)
+    plain = [Binary("add", const(1), const(2), dtype("int32")) for _ in range(2)]
+    contains(plain[0], Const), hash(plain[0])
+    assert plain[0].same(plain[1]) and hash(plain[0]) == hash(plain[1]) and repr(plain[0]) == repr(plain[1])
+    assert id(next(walk(b, Buffer)).data) not in {id(x) for x in walk(b, Var)}  # a walk ends at a buffer

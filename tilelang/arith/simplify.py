@@ -37,6 +37,7 @@ from tilelang.ir import (
     Var,
     While,
     const,
+    contains,
     rebuild,
     seq,
     substitute,
@@ -163,8 +164,8 @@ def _lasts(cond: Expr, branch: Stmt) -> bool:
 
     Memory that other threads may write as well is taken to change wherever the branch waits, loops on or calls.
     """
-    read = [n.buffer for n in walk(cond) if isinstance(n, Load)]
-    if any(isinstance(n, Call) for n in walk(cond)):
+    read = [n.buffer for n in walk(cond, Load)]
+    if contains(cond, Call):
         return False
     if not read:
         return True

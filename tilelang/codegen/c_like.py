@@ -88,7 +88,7 @@ def _copies(s: Stmt | None) -> int:
 
 def _only_loads(s: Stmt) -> bool:
     """Whether a loop asks for tiles and waits for room, as a warp with few registers does: copies of it would spill."""
-    ops = {n.op for n in walk(s) if isinstance(n, Call)}
+    ops = {n.op for n in walk(s, Call)}
     return "tma_load" in ops and "mbarrier_wait" in ops and not ops & {"wgmma", "wgmma_wait"}
 
 
@@ -436,7 +436,7 @@ def quote(text: str) -> str:
 
 def _acts(e: Expr) -> bool:
     """Whether evaluating e does more than compute a value: exchanges it between lanes, writes, synchronises."""
-    rows = (INTRINSICS.get(x.op) for x in walk(e) if isinstance(x, Call))
+    rows = (INTRINSICS.get(x.op) for x in walk(e, Call))
     return any(row is None or row.effect not in (PURE, READS) for row in rows)
 
 

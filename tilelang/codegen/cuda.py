@@ -98,11 +98,12 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
         return self._header(body, injected) + injected + body
 
     def _header(self, body: str, injected: str) -> str:
-        words = set(_WORD.findall(body)) | set(_WORD.findall(injected)) | self.extra
         own = "".join(self.own_functions.values())
+        named = set(_WORD.findall(body))
+        words = named | set(_WORD.findall(injected)) | self.extra
         functions = device_header(words | set(_WORD.findall(own))) + own
-        words |= set(_WORD.findall(functions))
-        out = self.headers(words, injected, functions, body)
+        named.update(_WORD.findall(functions))
+        out = self.headers(words | named, injected, named)
         out.append("#define TL_DEVICE __device__ __forceinline__")
         if functions:
             out += ["namespace tl {", functions.rstrip(), "}  // namespace tl"]
@@ -132,7 +133,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
 
     def _thread_indices(self) -> None:
         launch = self.launch
-        used = {x for x in walk(launch.body) if isinstance(x, Var)}
+        used = {x for x in walk(launch.body, Var)}
         for var in value_scalars(launch, self.kernel.params):
             self.facts.bind(var, *int_range(var.dtype))
             self.data_vars.add(var)
@@ -405,7 +406,7 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
 def _taken_storages(launch: Launch) -> set[Var]:
     """Storages whose address the kernel has as a number or a pointer of its own: they may be written by it."""
     out: set[Var] = set()
-    for x in walk(launch.body):
+    for x in walk(launch.body, Bind, Cast, Call):
         value = x.value if isinstance(x, (Bind, Cast)) else x.args[0] if isinstance(x, Call) and x.op == "reinterpret" else None
         if isinstance(value, AddressOf):
             out.add(value.buffer.data)
@@ -418,10 +419,10 @@ def _written_storages(launch: Launch) -> set[Var]:
     """Storages that the kernel may write: stored to, or given by address to anything but a copy's source."""
     out: set[Var] = set()
     maps = {m.name: m.buffer.data for m in tensor_maps_of(launch)}
-    for x in walk(launch.body):
+    for x in walk(launch.body, Store, Call):
         if isinstance(x, Store):
             out.add(x.buffer.data)
-        elif isinstance(x, Call):
+        else:
             row = INTRINSICS.get(x.op)
             read_only = row is not None and row.effect in ("pure", "reads")
             for i, a in enumerate(x.args):

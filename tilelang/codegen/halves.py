@@ -19,8 +19,8 @@ PLAIN = {TYPES[base]: base for base in HALVES}
 # How many integers from a power of two on have bits that count up: 2 to the bits of the significand.
 _COUNTING = {"float16": 1024, "bfloat16": 128}
 # Names that the headers define: functions and types of these elements.
-_FROM_HEADER = re.compile(r"\b(?:__h\w+|__nv_\w+|__half\w*|half2|h(?:rcp|sqrt|rsqrt|exp|exp2|log|log2|log10|sin|cos|tanh|floor|"
-                          r"ceil|rint|trunc)\w*|nv_bfloat\w*|__\w*2(?:half|bfloat16)\w*|__(?:half|bfloat16)\w*)\b")
+_FROM_HEADER = re.compile(r"(?:__h\w+|__nv_\w+|__half\w*|half2|h(?:rcp|sqrt|rsqrt|exp|exp2|log|log2|log10|sin|cos|tanh|floor|"
+                          r"ceil|rint|trunc)\w*|nv_bfloat\w*|__\w*2(?:half|bfloat16)\w*|__(?:half|bfloat16)\w*)")
 
 
 class Halves:
@@ -36,11 +36,11 @@ class Halves:
             self.valued.update(HALVES)  # what the user's function is and takes is not known
         return super().expr(e)  # type: ignore[misc]
 
-    def headers(self, words: set[str], injected: str, functions: str, body: str) -> list[str]:
-        """Lines in front of the text: headers and names of the element types among its words."""
+    def headers(self, words: set[str], injected: str, named: set[str]) -> list[str]:
+        """Lines in front of the text: headers and names of the element types among its words.  named: words of our own text."""
         used = [(name, *HEADERS[name]) for name in HEADERS if name in words]
-        if not injected and not any(h == "cuda_fp8.h" for _, h, _ in used) and not (
-                _FROM_HEADER.search(functions) or _FROM_HEADER.search(body)):
+        if not injected and not any(h == "cuda_fp8.h" for _, h, _ in used) and not any(
+                map(_FROM_HEADER.fullmatch, named)):
             used = [(name, "", f"struct {name} {{ unsigned short bits; }};") if PLAIN.get(name, "") not in ("", *self.valued)
                     else (name, h, t) for name, h, t in used]
         return [f"#include <{h}>" for h in dict.fromkeys(h for _, h, _ in used) if h] + [t for *_, t in used]

@@ -7,7 +7,6 @@ Functions whose form depends on a rank or an instruction row are written out whe
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tilelang.errors import InternalError
@@ -97,9 +96,10 @@ class HopperCalls(WgmmaCalls):
 # ---- functions written out --------------------------------------------------------------------------------------------
 
 
-@cache
 def hopper_function(name: str) -> str | None:
     """Definition of a function of this file by its name, None for other names."""
+    if not name.startswith(("tma_", "wgmma")):  # of a text's words hardly any is
+        return None
     if name == "tma_prefetch":
         return ("TL_DEVICE void tma_prefetch(const tensor_map* map) {\n"
                 '  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");\n}\n')

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 
-from tilelang.ir.record import record
 from tilelang.target.instructions import MMA_ROWS, MmaRow, function_name
 
 from .hopper import hopper_function
@@ -20,25 +19,22 @@ _WORD = re.compile(r"\w+")
 _FILES = ("prelude_floats.cuh", "prelude_values.cuh", "prelude_memory.cuh", "prelude_threads.cuh")
 
 
-@record
-class Section:
-    """One definition.  words: all that stands in its text, other sections' names among them."""
-
-    name: str
-    text: str
-    words: frozenset[str]
-
-
 @lru_cache(maxsize=1)
-def sections() -> dict[str, Section]:
-    """Sections by name, in the order of the files: a section uses only earlier ones."""
-    out: dict[str, Section] = {}
+def sections() -> dict[str, str]:
+    """Text of each section, by name in the order of the files: a section uses only earlier ones."""
+    out: dict[str, str] = {}
     for name in _FILES:
         with open(os.path.join(os.path.dirname(__file__), name), encoding="utf-8") as f:
             parts = re.split(r"^//@ (\w+)\n", f.read(), flags=re.M)[1:]
-        out.update((part, Section(part, text.rstrip() + "\n", frozenset(_WORD.findall(text)) - {part}))
-                   for part, text in zip(parts[::2], parts[1::2]))
+        out.update((part, text.rstrip() + "\n") for part, text in zip(parts[::2], parts[1::2]))
     return out
+
+
+@cache
+def _used_by(name: str) -> list[str]:
+    """The other sections that a section names."""
+    table = sections()
+    return [w for w in set(_WORD.findall(table[name])) if w in table and w != name]
 
 
 @lru_cache(maxsize=1)
@@ -56,8 +52,8 @@ def device_header(words: set[str]) -> str:
         name = todo.pop()
         if name not in wanted:
             wanted.add(name)
-            todo.extend(table[name].words & table.keys())
-    out = [s.text for s in table.values() if s.name in wanted]
+            todo.extend(_used_by(name))
+    out = [text for name, text in table.items() if name in wanted]
     out += [mma_wrapper(r) for f, r in _rows_by_function().items() if f in words]
     out += made
     return "".join(out)

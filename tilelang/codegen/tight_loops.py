@@ -58,8 +58,8 @@ def descriptors_ahead(s: For) -> tuple[list[tuple[Var, Expr]], For]:
     """([(variable, descriptor of the first turn)], the loop on these variables); ([], s) where it has no such descriptors."""
     body = list(stmts_of(s.body))
     last = max((n for n, x in enumerate(body) if _commits(x)), default=None)
-    inside = {x.var for x in walk(s.body) if isinstance(x, (Bind, For))} | {
-        v for x in walk(s.body) if isinstance(x, Parallel) for v in x.vars}
+    inside = {x.var for x in walk(s.body, Bind, For)} | {
+        v for x in walk(s.body, Parallel) for v in x.vars}
     found: dict[Call, Var] = {}
     for n, x in enumerate(body):
         for e in walk(x):

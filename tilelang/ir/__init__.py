@@ -39,6 +39,7 @@ from .dtype import dtype, int_range, numpy_dtype, promote
 from .equal import alpha_equal
 from .build import as_bool, binary, call, called, cast, const, convert, fresh, logical, match, select, unary
 from .buffer import SCOPES, Buffer, Region, load
+from .children import children, contains
 from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, AddressOf, Binary, Broadcast, Call, Cast,
                    Const, Expr, Load, Ramp, Select, Shuffle, StringConst, Unary, Var, as_dim, is_const)
 from .nodes import Node, fields_of, node
@@ -49,7 +50,7 @@ from .printer import to_text
 from .span import Span
 from .stmt import (EMPTY, TILE_OPS, Alloc, Assert, Attrs, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel,
                    Seq, Stmt, Store, TileOp, While, replace, seq, tile_op, with_attrs)
-from .visitor import (children, follows_addresses, free_vars, inner, rebuild, rewrite, rewrite_launches, rewrite_stmts,
+from .visitor import (follows_addresses, free_vars, inner, rebuild, rewrite, rewrite_launches, rewrite_stmts,
                       statements, stmts_of, substitute, used_vars, walk)
 
 

@@ -48,8 +48,7 @@ class Buffer(Node):
     def same(self, other: object) -> bool:
         return self is other
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -115,6 +114,9 @@ class Buffer(Node):
     def __bool__(self) -> bool:
         raise facts(TypeError(f"Buffer {self.name} has no truth value: compare an element of it"),
                     "an element of it", f"the buffer `{self.name}`")
+
+
+Buffer._held = Buffer._kind  # a walk ends at a buffer
 
 
 @node

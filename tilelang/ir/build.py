@@ -9,6 +9,7 @@ import numpy as np
 
 from tilelang.errors import facts
 from . import expr
+from .children import contains
 from .dtype import SCALE, dtype, int_range, promote
 from .expr import (BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, Binary, Broadcast, Call, Cast, Const, Expr, Select,
                    Shuffle, StringConst, Unary, Var)
@@ -231,9 +232,14 @@ def binary(op: str, a: Any, b: Any, span: Span | None = None) -> Expr:
     return Binary(op, a, b, out, span=span)
 
 
+_NOTHING: frozenset[int] = frozenset()
+
+
 def called(e: Expr) -> frozenset[int]:
     """Calls of functions with effects inside e, by their numbers (T.call_extern): none may be lost, or be made twice."""
-    got = e.__dict__.get("_called")
+    if not contains(e, Call):
+        return _NOTHING
+    got = e._called
     if got is None:
         got = frozenset[int]()
         if isinstance(e, Call) and e.op == "call_extern":

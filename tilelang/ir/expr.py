@@ -100,12 +100,12 @@ class Var(Expr):
     name: str
     dtype: dtype
     span: Span | None = None
+    _below: ClassVar[tuple[Node, ...] | None] = ()
 
     def same(self, other: object) -> bool:
         return self is other
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
     def __iter__(self) -> Iterator[Var]:
         yield self
@@ -121,6 +121,7 @@ class Const(Expr):
     value: Any
     dtype: dtype
     span: Span | None = None
+    _below: ClassVar[tuple[Node, ...] | None] = ()
 
     def _key(self) -> tuple[Any, ...]:
         v = self.value
@@ -149,6 +150,7 @@ class StringConst(Expr):
     value: str
     dtype: dtype = dtype("handle")
     span: Span | None = None
+    _below: ClassVar[tuple[Node, ...] | None] = ()
 
 
 @node

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,15 +22,34 @@ else:
         return lambda f: f
 
 
+_PLAIN = {"str", "int", "bool", "dtype", "tuple[int, ...]", "tuple[int, int, int]"}
 _FIELDS: dict[type, tuple[str, ...]] = {}
+_NODE_FIELDS: dict[type, tuple[str, ...]] = {}
+_KINDS: dict[type, int] = {}  # sets of node classes as bits: for each class and each base of classes, those that are one
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def node(cls: Any) -> Any:
     """Class decorator of IR nodes: frozen dataclass, structural equality and hash (span excluded) from the base."""
     cls = with_init(cls, guarded=True)
-    _FIELDS[cls] = tuple(f.name for f in fields(cls) if f.name != "span")
+    bit = 1 << len(_FIELDS)
+    named = [f for f in fields(cls) if f.name != "span"]
+    _FIELDS[cls] = tuple(f.name for f in named)
+    _NODE_FIELDS[cls] = tuple(f.name for f in named if f.type not in _PLAIN)
+    cls._values = staticmethod(_getter(_FIELDS[cls]))
+    for base in cls.__mro__:
+        _KINDS[base] = _KINDS.get(base, 0) | bit
+    cls._kind = bit
+    if cls._below is not None:
+        cls._held = bit
     return cls
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """What gives the values of these fields of an object."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda n: tuple(getattr(n, f) for f in names)
 
 
 def fields_of(cls: type) -> tuple[str, ...]:
@@ -36,13 +57,38 @@ def fields_of(cls: type) -> tuple[str, ...]:
     return _FIELDS[cls]
 
 
+def node_fields(cls: type) -> tuple[str, ...]:
+    """Names of the fields of a node class that may hold nodes (by their annotation), in order."""
+    return _NODE_FIELDS[cls]
+
+
+def kinds_of(classes: tuple[type, ...]) -> int:
+    """The bits of all node classes that are one of these or derived from one."""
+    kinds = 0
+    for c in classes:
+        kinds |= _KINDS.get(c, 0)
+    return kinds
+
+
 class Node:
-    """Base of all IR nodes.  `==` compares by structure, without spans; Var and Buffer compare by identity."""
+    """Base of all IR nodes.  `==` compares by structure, without spans; Var and Buffer compare by identity.
+
+    What is found out about a node is kept on it, for nodes never change.  Such facts are read as attributes: once a node's
+    `__dict__` is asked for, each later look at one of its fields takes more than twice as long.
+    """
 
     span: Span | None
+    _values: ClassVar[Callable[[Any], tuple[Any, ...]]]
+    _kind: ClassVar[int] = 0  # the class's own bit
+    _hash: ClassVar[int | None] = None
+    _below: ClassVar[tuple[Node, ...] | None] = None  # these two: see children.py
+    _held: ClassVar[int] = 0
+    _called: ClassVar[frozenset[int] | None] = None  # see build.py
+    _touches: ClassVar[bool | None] = None  # these two: see transform/effects.py
+    _effects: ClassVar[Any] = None
 
     def _key(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, f) for f in _FIELDS[type(self)])
+        return type(self)._values(self)
 
     def same(self, other: object) -> bool:
         """Structural equality (what `==` means for statements and, under bool(), for expressions)."""
@@ -56,11 +102,11 @@ class Node:
         return not self.same(other)
 
     def __hash__(self) -> int:
-        h = self.__dict__.get("_hash")
+        h = self._hash
         if h is None:
             key = self._key()
             try:
-                h = hash((type(self).__name__, *key))
+                h = hash((type(self).__name__, key))
             except TypeError:  # an array or a list among the attributes
                 h = hash((type(self).__name__, *map(_hashable, key)))
             object.__setattr__(self, "_hash", h)

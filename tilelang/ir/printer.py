@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 import keyword
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from .dtype import dtype
 from .buffer import Buffer, Region
+from .children import children
 from .expr import AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, StringConst, Unary, Var
 from .nodes import Node, fields_of
 from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
@@ -173,8 +175,8 @@ class _Printer:
     # ---- statements ----
     def declare_used(self, n: Any) -> None:
         """Declaration lines for buffers that appear here without an Alloc before (views, bound pointers)."""
-        for x in _own_nodes(n):
-            if isinstance(x, Buffer) and id(x) not in self.declared:
+        for x in _own_buffers(n):
+            if id(x) not in self.declared:
                 self.declared.add(id(x))
                 for d in (*x.shape, *(x.strides_ or ()), x.offset):
                     if isinstance(d, Expr):
@@ -264,8 +266,8 @@ class _Printer:
         for _, b in f.buffers:
             for d in (*b.shape, *(b.strides_ or ()), b.offset):
                 if isinstance(d, Expr):
-                    for x in walk(d):
-                        if isinstance(x, Var) and id(x) not in defined:
+                    for x in walk(d, Var):
+                        if id(x) not in defined:
                             defined.add(id(x))
                             symbols.append(x)
         for v in symbols:
@@ -293,21 +295,6 @@ def _ctor(dt: dtype) -> str:
     return f"{dt}"
 
 
-def _own_nodes(n: Any) -> Any:
-    """Nodes of a statement's own expressions: nested bodies are not entered."""
-    stack: list[Any] = [n]
-    first = True
-    while stack:
-        at = stack.pop()
-        if isinstance(at, tuple):
-            stack.extend(reversed(at))
-        elif isinstance(at, Node):
-            if isinstance(at, Stmt) and not first:
-                continue
-            first = False
-            yield at
-            if isinstance(at, Load | AddressOf):
-                stack.extend(reversed(at.indices))
-                stack.append(at.buffer)
-            elif not isinstance(at, (Buffer, Var)):
-                stack.extend(reversed([getattr(at, f) for f in fields_of(type(at))]))
+def _own_buffers(n: Node) -> Iterator[Buffer]:
+    """Buffers that a statement's own expressions name, or an expression: nested bodies are not entered."""
+    return (b for c in children(n) if not isinstance(c, Stmt) for b in walk(c, Buffer))

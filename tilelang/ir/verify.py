@@ -26,7 +26,7 @@ from .record import record
 from .span import Span
 from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
                    TileOp, While)
-from .visitor import children
+from .children import children
 
 TILE, THREADS_BOUND, SYNCED, DEVICE = PHASES = ("TILE", "THREADS_BOUND", "SYNCED", "DEVICE")
 LOOP_KINDS = ("serial", "unroll", "vectorized", "pipelined")

@@ -6,90 +6,70 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .buffer import Buffer
+from .children import below, held
 from .expr import Expr, Var
-from .nodes import Node, fields_of
+from .nodes import Node, fields_of, kinds_of, node_fields
 from .stmt import Bind, For, Func, If, Launch, Parallel, Seq, Stmt, While, replace, seq
 
 # Definition sites (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func) are fields too: a rewriter sees them.
 
-
-_PLAIN = {"str", "int", "bool", "dtype", "tuple[int, ...]", "tuple[int, int, int]"}
-_NODE_FIELDS: dict[type, tuple[str, ...]] = {}
 _WITH_STATEMENTS = (Seq, For, If, While, Parallel, Launch)
 
 
-def node_fields(cls: type) -> tuple[str, ...]:
-    """Names of the fields of a node class that may hold nodes (by their annotation), in order."""
-    got = _NODE_FIELDS.get(cls)
-    if got is None:
-        types = cls.__dataclass_fields__  # type: ignore[attr-defined]
-        got = _NODE_FIELDS[cls] = tuple(f for f in fields_of(cls) if types[f].type not in _PLAIN)
-    return got
+def walk(n: Node, *classes: type) -> Iterator[Any]:
+    """All nodes below n, n first (pre-order).  Does not descend into Buffers.
+
+    classes: where some are named, instances of them alone.  What holds none is passed over, so that the few launches, calls
+    or allocations of a program are found at once.
+    """
+    return _found(n, kinds_of(classes)) if classes else _all(n)
 
 
-def _below(n: Node) -> tuple[Node, ...]:
-    """Direct child nodes from the last to the first, kept on the node: nodes never change, and many passes walk them."""
-    out: list[Node] = []
-    for f in node_fields(type(n)):
-        v = getattr(n, f)
-        if isinstance(v, Node):
-            out.append(v)
-        elif type(v) is tuple and v:
-            _nodes_in(v, out)
-    out.reverse()
-    below = tuple(out)
-    object.__setattr__(n, "_below", below)
-    return below
-
-
-def children(n: Node) -> Iterator[Node]:
-    """Direct child nodes, in field order; Buffers and Vars included, a Buffer's own fields not."""
-    below = n.__dict__.get("_below")
-    return reversed(_below(n) if below is None else below)
-
-
-def _nodes_in(values: tuple[Any, ...], out: list[Node]) -> None:
-    for v in values:
-        if isinstance(v, Node):
-            out.append(v)
-        elif type(v) is tuple and v:
-            _nodes_in(v, out)
-
-
-def walk(n: Node) -> Iterator[Node]:
-    """All nodes below n, n first (pre-order).  Does not descend into Buffers."""
+def _all(n: Node) -> Iterator[Node]:
     stack = [n]
     pop = stack.pop
     while stack:
         at = pop()
         yield at
-        kind = type(at)
-        if kind is Var or kind is Buffer:
-            continue
-        below = at.__dict__.get("_below")
-        if below is None:
-            below = _below(at)
-        if below:
-            stack += below
+        if type(at) is not Buffer:
+            stack += at._below or below(at)
 
 
-def rewrite(n: Any, fn: Callable[[Node], Node | None]) -> Any:
+def _found(n: Node, kinds: int) -> Iterator[Node]:
+    stack = [n]
+    pop = stack.pop
+    while stack:
+        at = pop()
+        if (at._held or held(at)) & kinds:
+            if at._kind & kinds:
+                yield at
+            if type(at) is not Buffer:
+                stack += at._below  # type: ignore[arg-type] # held has found it
+
+
+def rewrite(n: Any, fn: Callable[[Any], Node | None], *classes: type) -> Any:
     """Bottom-up rewriting: children first, then fn(node) -> replacement, or None to keep it.
 
-    fn is called on every Node except inside Buffers; a Seq whose child becomes a Seq is spliced.
+    fn is called on every Node except inside Buffers; a Seq whose child becomes a Seq is spliced.  classes: where some are
+    named, fn is called on their instances alone, and what holds none is kept without a look.
     """
-    memo: dict[int, tuple[Any, Any]] = {}
+    memo: dict[int, Any] = {}
+    kinds = kinds_of(classes) if classes else -1
 
     def visit(v: Any) -> Any:
         if isinstance(v, Node):
-            hit = memo.get(id(v))
-            if hit is not None:
-                return hit[1]
+            if classes and not (v._held or held(v)) & kinds:
+                return v
+            key = id(v)
+            if key in memo:
+                return memo[key]
             kind = type(v)
-            new = v if kind is Var or kind is Buffer or v.__dict__.get("_below") == () else rebuild(v, visit)
-            got = fn(new)
-            out = new if got is None else got
-            memo[id(v)] = (v, out)
+            out = v if kind is Var or kind is Buffer or v._below == () else rebuild(v, visit)
+            if v._kind & kinds:
+                got = fn(out)
+                if got is not None:
+                    out = got
+            memo[key] = out
             return out
         if type(v) is tuple and v:
             values = [visit(x) for x in v]
@@ -133,9 +113,9 @@ def rewrite_launches(n: Any, fn: Callable[[Launch], Stmt | None]) -> Any:
 
 def rebuild(n: Node, visit: Callable[[Any], Any]) -> Any:
     """n with visit applied to each field that may hold nodes; n itself when no field changed."""
-    held, changed = n.__dict__, None
+    changed: dict[str, Any] | None = None
     for f in node_fields(type(n)):
-        old = held[f]
+        old = getattr(n, f)
         if isinstance(old, (Node, tuple)):
             got = visit(old)
             if got is not old:
@@ -146,7 +126,7 @@ def rebuild(n: Node, visit: Callable[[Any], Any]) -> Any:
         return n
     if isinstance(n, Seq):
         return seq(*changed["stmts"], span=n.span)
-    return type(n)(*(changed[f] if f in changed else held[f] for f in fields_of(type(n))), span=n.span)  # type: ignore[call-arg]
+    return type(n)(*[changed[f] if f in changed else getattr(n, f) for f in fields_of(type(n))], span=n.span)  # type: ignore[call-arg]
 
 
 def substitute(n: Any, mapping: dict[Any, Any]) -> Any:
@@ -184,34 +164,32 @@ def free_vars(n: Any) -> set[Var]:
     """Vars used below n (shape and stride expressions of used buffers included), minus those bound below n."""
     used: set[Var] = set()
     bound: set[Var] = set()
-    for x in walk(n):
+    for x in walk(n, Var, Buffer, Bind, For, Parallel, Launch):
         kind = type(x)
         if kind is Var:
-            used.add(x)  # type: ignore[arg-type]
+            used.add(x)
         elif kind is Buffer:
-            for d in (*x.shape, *(x.strides_ or ()), x.offset):  # type: ignore[attr-defined]
+            for d in (*x.shape, *(x.strides_ or ()), x.offset):
                 if isinstance(d, Expr):
                     used |= free_vars(d)
-        elif isinstance(x, Stmt):
-            t = kind.__name__
-            if t in ("Bind", "For"):
-                bound.add(x.var)  # type: ignore[attr-defined]
-            elif t == "Parallel":
-                bound.update(x.vars)  # type: ignore[attr-defined]
-            elif t == "Launch":
-                bound.update(x.block_vars)  # type: ignore[attr-defined]
-                bound.update(x.thread_vars)  # type: ignore[attr-defined]
+        elif kind is Bind or kind is For:
+            bound.add(x.var)
+        elif kind is Parallel:
+            bound.update(x.vars)
+        else:
+            bound.update(x.block_vars)
+            bound.update(x.thread_vars)
     return used - bound
 
 
 def used_vars(n: Any) -> set[Var]:
     """free_vars, and the storages of the buffers used below n."""
-    return free_vars(n) | {x.data for x in walk(n) if type(x) is Buffer}
+    return free_vars(n) | {x.data for x in walk(n, Buffer)}
 
 
 def follows_addresses(n: Node) -> bool:
     """Whether a pointer is computed or read below n: what is made of it may be any memory."""
-    return any(isinstance(x, Bind) and x.var.dtype.is_handle for x in walk(n))
+    return any(x.var.dtype.is_handle for x in walk(n, Bind))
 
 
 def stmts_of(s: Stmt) -> tuple[Stmt, ...]:

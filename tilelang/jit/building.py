@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import lru_cache
-from pathlib import Path
+from itertools import takewhile
 from threading import Thread
 from typing import Any
 
@@ -345,10 +345,11 @@ def stamp_of_file(path: str) -> str:
 def processor_stamp() -> str:
     """Model and features of the processor objects are made for."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
+            first = [*takewhile(str.strip, map(str.rstrip, f))]  # the others are like it, and hundreds take long to read
     except OSError:
         return host_name()
-    lines = [x for x in text.splitlines() if x.startswith(("model name", "flags", "Features", "CPU part"))]
+    lines = [x for x in first if x.startswith(("model name", "flags", "Features", "CPU part"))]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else host_name()
 
 

@@ -35,7 +35,7 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
         launch = kernel.launch
         shared = kernel.shared_bytes if isinstance(kernel.shared_bytes, int) else None
         threads = launch.num_threads
-        nodes = [x for x in walk(launch.body) if isinstance(x, (Call, If, Load, Store))]
+        nodes = list(walk(launch.body, Call, If, Load, Store))
         facts: dict[str, Any] = {
             "name": kernel.name,
             "grid": [g if isinstance(g, int) else int(g.value) if isinstance(g, Const) else repr(g) for g in kernel.grid],
@@ -116,13 +116,13 @@ def _roles(launch: Any, nodes: list[Any]) -> list[dict[str, Any]]:
     for x in chosen:
         cond: Any = x.cond
         first, count = cond.attr("first"), cond.attr("count")
-        mine = [y for y in walk(x.then) if isinstance(y, Call)]
+        mine = list(walk(x.then, Call))
         parts.append((tuple(range(first, first + count)), mine))
         others = tuple(g for g in range(groups) if not first <= g < first + count)
         if x.orelse is not None and others:
             ids = set(map(id, mine))
             rest = [y for y in calls if id(y) not in ids] if len(chosen) == 1 else [
-                y for y in walk(x.orelse) if isinstance(y, Call)]
+                y for y in walk(x.orelse, Call)]
             parts.append((others, rest))
     out: dict[tuple[int, ...], dict[str, Any]] = {}
     for who, run in parts or [(tuple(range(groups)), calls)]:

@@ -59,14 +59,17 @@ def digest(parts: Iterable[Any]) -> str:
 @lru_cache(maxsize=1)
 def package_stamp() -> str:
     """Digest over name, size and time of every source file of the package: another compiler, other keys."""
-    root = Path(__file__).resolve().parent.parent
-    rows, skip = [], len(str(root))
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(f for f in folders if f != "__pycache__")
-        for name in sorted(files):
-            if name.endswith((".py", ".cuh")):
-                st = os.stat(f"{folder}/{name}")
-                rows.append(f"{folder[skip:]}/{name} {st.st_size} {st.st_mtime_ns}")
+    rows: list[str] = []
+
+    def add(folder: str, shown: str) -> None:
+        for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+            if entry.name.endswith((".py", ".cuh")):
+                st = entry.stat()
+                rows.append(f"{shown}/{entry.name} {st.st_size} {st.st_mtime_ns}")
+            elif entry.name != "__pycache__" and entry.is_dir():
+                add(entry.path, f"{shown}/{entry.name}")
+
+    add(str(Path(__file__).resolve().parent.parent), "")
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 

@@ -167,7 +167,7 @@ def _is_compact(buffer: Buffer) -> bool:
 def signature_of(func: Func, out_idx: Any = None) -> Signature:
     """The call signature of a program.  Raises ValueError for a bad out_idx and for symbols that cannot be solved."""
     outs = resolve_out_idx(func, out_idx)
-    used = {b for b in walk(func.body) if isinstance(b, Buffer)}
+    used = {b for b in walk(func.body, Buffer)}
     storage = {b.data for b in used}
     in_body = free_vars(func.body)
     args: list[Arg] = []

@@ -135,7 +135,7 @@ def shared_space(launch: Launch, refuse: Refuse) -> SharedSpace:
     Raises refuse(why, span) for a buffer of run-time size, for a layout given to a view alone, and where they are too much.
     """
     named = named_storage(launch)
-    made = {n.buffer.data: n.buffer for n in walk(launch.body) if isinstance(n, Alloc)} if named else {}
+    made = {n.buffer.data: n.buffer for n in walk(launch.body, Alloc)} if named else {}
     layouts = [(b, x) for b, x in launch.attr("layouts") or () if b.data in named]
     at, out = START, []
     for data, where in named.items():

@@ -25,8 +25,7 @@ def holds_in(e: Expr, group: int) -> bool | None:
 
 def alike(launch: Launch) -> list[tuple[int, ...]]:
     """Warp groups of a launch that no `in_warp_groups` condition tells apart, together; one entry where none does."""
-    tests = sorted({(int(n.attr("first")), int(n.attr("count"))) for n in walk(launch.body)
-                    if isinstance(n, Call) and n.op == "in_warp_groups"})
+    tests = sorted({(int(n.attr("first")), int(n.attr("count"))) for n in walk(launch.body, Call) if n.op == "in_warp_groups"})
     by_answers: dict[tuple[bool, ...], list[int]] = {}
     for g in range(-(-launch.num_threads // GROUP)):
         by_answers.setdefault(tuple(a <= g < a + n for a, n in tests), []).append(g)

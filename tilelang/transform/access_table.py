@@ -16,7 +16,7 @@ import numpy as np
 
 from tilelang.ir import Binary, Buffer, Const, Expr, Launch, Var, While, walk
 from tilelang.ir.record import entity, record
-from tilelang.ir.visitor import children
+from tilelang.ir.children import children
 
 from .access_values import Evaluation, Footprint, Unknown
 from .atomic_order import Update, in_order

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilelang.ir import Binary, Cast, Const, Expr, Load, Ramp, Select, Unary, Var, walk
+from tilelang.ir import Binary, Cast, Const, Expr, Load, Ramp, Select, Unary, Var, contains
 from tilelang.ir.expr import Call
 from tilelang.ir.record import state
 from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
@@ -136,7 +136,7 @@ class Evaluation:
 
     def variable(self, v: Var) -> Value:
         bound = self.t.binds.get(v)
-        if bound is not None and not any(isinstance(x, (Load, Call)) for x in walk(bound)):
+        if bound is not None and not contains(bound, Load, Call):
             return self.value(bound)
         if self.t.divergence.divergent(v):
             raise Unknown
@@ -144,7 +144,7 @@ class Evaluation:
 
     def term(self, e: Expr) -> Value:
         """e as an unknown that is the same for all threads."""
-        if any(isinstance(x, (Load, Call)) for x in walk(e)):
+        if contains(e, Load, Call):
             raise Unknown
         roots = self.t.vars_of(e)
         if any(v in self.env and not self.env[v].terms for v in roots) or self.t.divergence.divergent(e):

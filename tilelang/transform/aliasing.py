@@ -51,7 +51,7 @@ def parameter_names(func: Func) -> tuple[str, ...]:
 def overlapping(func: Func, noalias: bool) -> bool:
     """Whether a launch must run in the order of the program, since tensors it writes and then reads may overlap."""
     free = set(func.attr("may_alias") or ()) if noalias else set(parameter_names(func))
-    return bool(free) and any(isinstance(x, Launch) and _free_pairs(func, x, free) for x in walk(func.body))
+    return bool(free) and any(_free_pairs(func, x, free) for x in walk(func.body, Launch))
 
 
 @pass_(needs=TILE)

@@ -36,11 +36,11 @@ def ballot_masks(func: Func, cx: PassContext) -> Func:
         body = _Masks(Divergence(n)).stmt(n.body, None)
         return None if body is n.body else replace(n, body=body)
 
-    return rewrite(func, launch)
+    return rewrite(func, launch, Launch)
 
 
 def _votes(s: Stmt) -> bool:
-    return any(isinstance(n, Call) and n.op == "ballot" for n in walk(s))
+    return any(n.op == "ballot" for n in walk(s, Call))
 
 
 def _jumps(s: Stmt) -> bool:
@@ -94,7 +94,7 @@ class _Masks:
             body = self.stmt(s.body, mask)
             return s if body is s.body else replace(s, body=body)
         if early or _jumps(s.body):
-            place = next(n.span for n in walk(s.body) if isinstance(n, Call) and n.op == "ballot")
+            place = next(n.span for n in walk(s.body, Call) if n.op == "ballot")
             raise error("ballot-lanes", "T.ballot in a loop that some lanes leave by break, continue or return",
                         found="a loop that some lanes leave", span=place, notes=((s.span, "the loop"),))
         lanes = Buffer("lanes", (1,), _U32, "local.var", span=s.span)

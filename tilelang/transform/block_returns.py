@@ -35,7 +35,7 @@ def block_returns(func: Func, cx: PassContext) -> Func:
         body = _Tail(n).of([n.body])
         return None if body is None else replace(n, body=seq(*body))
 
-    return rewrite(func, launch)
+    return rewrite(func, launch, Launch)
 
 
 def _is_return(s: Stmt) -> bool:
@@ -43,13 +43,12 @@ def _is_return(s: Stmt) -> bool:
 
 
 def _returns(s: Stmt | None) -> bool:
-    return s is not None and any(isinstance(x, Call) and x.op == "thread_return" for x in walk(s))
+    return s is not None and any(x.op == "thread_return" for x in walk(s, Call))
 
 
 def _by_hand(n: Launch) -> bool:
     return n.attr("cluster") is not None or any(
-        isinstance(x, Call) and (x.op == "in_warp_groups" or x.op != "thread_return" and is_sync(x) and x.op not in _BLOCK)
-        for x in walk(n.body))
+        x.op == "in_warp_groups" or x.op != "thread_return" and is_sync(x) and x.op not in _BLOCK for x in walk(n.body, Call))
 
 
 class _Tail:

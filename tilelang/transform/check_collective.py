@@ -12,7 +12,7 @@ from tilelang.errors import error, register
 from tilelang.ir import (Bind, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, Var,
                          While, binary, cast, dtype, inner, replace, rewrite, statements, walk)
 from tilelang.ir.expr import Call
-from tilelang.ir.visitor import children
+from tilelang.ir.children import children
 
 from tilelang.ops import Copy
 
@@ -77,7 +77,7 @@ def _voted(s: Stmt, d: _ByThread, strict: Divergence) -> Stmt:
             new = tuple(_voted(x, d, strict) for x in s.stmts)
             return s if all(a is b for a, b in zip(new, s.stmts)) else replace(s, stmts=new)
         case If():
-            if d.divergent(s.cond) or any(isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s.cond)):
+            if d.divergent(s.cond) or any(n.op == "in_warp_groups" for n in walk(s.cond, Call)):
                 return s  # a vote takes all threads
             then, orelse = _voted(s.then, d, strict), s.orelse and _voted(s.orelse, d, strict)
             cond = _vote(s, strict)
@@ -186,7 +186,7 @@ def _updates(s: Stmt, d: _ByThread, threads: int) -> None:
 
 def _by_lane(cond: Expr) -> bool:
     """Whether a condition holds calls that answer threads differently."""
-    return any(isinstance(x, Call) and x.op not in BLOCK_BARRIERS for x in walk(cond))
+    return any(x.op not in BLOCK_BARRIERS for x in walk(cond, Call))
 
 
 def _equal(a: Expr, b: Expr) -> bool:
@@ -197,13 +197,13 @@ def _equal(a: Expr, b: Expr) -> bool:
 
 
 def _barriers(s: Stmt) -> list[Call]:
-    return [x for x in walk(s) if isinstance(x, Call) and x.op in BLOCK_BARRIERS]
+    return [x for x in walk(s, Call) if x.op in BLOCK_BARRIERS]
 
 
 def _scattered(cond: Expr) -> bool:
     """Whether a condition picks warp groups in another way than T.ws with groups that follow each other: only those
     are a block of their own to the lowering."""
-    return not isinstance(cond, Call) and any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(cond))
+    return not isinstance(cond, Call) and any(x.op == "in_warp_groups" for x in walk(cond, Call))
 
 
 def _is_private(s: Any) -> bool:

@@ -111,7 +111,7 @@ def _elsewhere(n: Node) -> Node | None:
 
 def _has_tiles(s: Node) -> bool:
     """Whether a statement is a branch by warp group with tile operations or parallel loops in it."""
-    return isinstance(s, If) and any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(s.cond)) and any(
+    return isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)) and any(
         isinstance(x, (TileOp, Parallel)) for part in (s.then, s.orelse) if part is not None for x in walk(part))
 
 

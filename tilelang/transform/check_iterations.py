@@ -39,11 +39,9 @@ def check_iterations(func: Func, cx: PassContext) -> Func:
     Raises parallel-exchange.  The iterations that a warp runs together, and how many a thread runs, differ with the layout
     that is chosen.
     """
-    for s in walk(func):
-        if not isinstance(s, Parallel):
-            continue
-        for c in walk(s.body):
-            row = INTRINSICS.get(c.op) if isinstance(c, Call) else None
+    for s in walk(func, Parallel):
+        for c in walk(s.body, Call):
+            row = INTRINSICS.get(c.op)
             if row is None or row.effect in (PURE, READS) or row.name in _OF_ITERATIONS or row.name in _NUMBERS:
                 continue
             name = f"T.{_NAMES.get(row.name, row.name)}"

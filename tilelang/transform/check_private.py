@@ -48,8 +48,8 @@ def check_private(func: Func, cx: PassContext) -> Func:
     Raises parallel-thread, parallel-carried, parallel-left, collective-divergent.
     """
     _run(func.body, None, ())
-    for s in walk(func.body):
-        if isinstance(s, Launch) and _asks(s):
+    for s in walk(func.body, Launch):
+        if _asks(s):
             everyone = tuple(range(-(-s.num_threads // GROUP)))
             for groups in sorted(_sets(s.body, everyone, {everyone})):
                 _run(s.body, s, groups)
@@ -291,7 +291,7 @@ class _Walk:
         """Of private memory from outside a loop, the elements that its iterations store, as STALE."""
         out: Memory = {}
         probe = _Probe(self.at, out)
-        for data in {x.buffer.data for x in walk(s.body) if isinstance(x, (Store, AddressOf)) and self.at.follows(x.buffer)}:
+        for data in {x.buffer.data for x in walk(s.body, Store, AddressOf) if self.at.follows(x.buffer)}:
             out[data] = np.zeros_like(self.at.memory[data])
         if out:
             known, steps = dict(self.at.known), self.steps
@@ -423,7 +423,7 @@ def _parts(e: Expr) -> list[Expr]:
 
 def _picks(s: For) -> bool:
     """Whether private memory or a condition is looked at in a loop: only then its iterations are told apart."""
-    return any(isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope_name in PRIVATE for n in walk(s.body))
+    return any(n.buffer.scope_name in PRIVATE for n in walk(s.body, Load, Store, AddressOf))
 
 
 def _joined(a: Memory, b: Memory) -> Memory:

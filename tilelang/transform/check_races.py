@@ -12,8 +12,8 @@ import numpy as np
 from tilelang.arith import simplify
 from tilelang.env import env, is_truthy
 from tilelang.errors import TileLangError
-from tilelang.ir import (Bind, Const, Expr, Func, If, Load, Parallel, Store, Var, free_vars, inner, is_const, statements,
-                         substitute, walk)
+from tilelang.ir import (Bind, Const, Expr, Func, If, Load, Parallel, Store, Var, free_vars, contains, inner, is_const,
+                         statements, substitute, walk)
 from tilelang.ir.evaluate import evaluate
 
 from .config import PassConfigKey
@@ -90,7 +90,7 @@ def _follow(s: Any, points: dict[Var, np.ndarray], live: np.ndarray, bound: dict
 
 def _values(e: Expr, points: dict[Var, np.ndarray]) -> np.ndarray | None:
     """The value in each iteration, other variables at 0; None where it reads memory or cannot be computed."""
-    if any(isinstance(x, Load) for x in walk(e)):
+    if contains(e, Load):
         return None
     others = {v: 0 for v in free_vars(e) - set(points)}
     try:
@@ -129,7 +129,7 @@ def _check(s: Store, points: dict[Var, np.ndarray], live: np.ndarray, bound: dic
 
 def _parts(value: Expr) -> list[Expr]:
     """What a value depends on: itself, or, where it reads memory, the indices of what it reads."""
-    loads = [x for x in walk(value) if isinstance(x, Load)]
+    loads = list(walk(value, Load))
     if not loads:
         return [value]
     if isinstance(value, Load):

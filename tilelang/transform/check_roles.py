@@ -20,9 +20,8 @@ def check_roles(func: Func, cx: PassContext) -> Func:
     Raises collective-divergent: on a device the groups that come would wait for the others, or be counted with those that
     vote about something else.
     """
-    for n in walk(func):
-        if isinstance(n, Launch):
-            _stmt(n.body, tuple(range(-(-n.num_threads // GROUP))), None)
+    for n in walk(func, Launch):
+        _stmt(n.body, tuple(range(-(-n.num_threads // GROUP))), None)
     return func
 
 

@@ -51,16 +51,16 @@ class Claims:
         """Whether all that is done to it through its address is adding and reading."""
         if counter not in self.counts:
             self.counts[counter] = all(
-                _adds(x) or x.op == "atomic_load" for x in walk(self.launch.body) if isinstance(x, Call) and any(
+                _adds(x) or x.op == "atomic_load" for x in walk(self.launch.body, Call) if any(
                     isinstance(y, AddressOf) and y.buffer.data is counter for y in x.args))
         return self.counts[counter]
 
     def kept(self, var: Var | None, counter: Var) -> bool:
         """Whether no plain store sets the counter back inside the loop of a variable."""
         if self.loops is None:
-            self.loops = {x.var: x for x in walk(self.launch.body) if isinstance(x, For)}
+            self.loops = {x.var: x for x in walk(self.launch.body, For)}
         loop = self.loops.get(var) if var is not None else None
-        return loop is not None and not any(isinstance(x, Store) and x.buffer.data is counter for x in walk(loop))
+        return loop is not None and not any(x.buffer.data is counter for x in walk(loop, Store))
 
 
 def _adds(e: Call) -> bool:

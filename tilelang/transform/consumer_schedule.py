@@ -176,7 +176,7 @@ def _held(stmts: list[Stmt]) -> list[Stmt]:
 def _overlapped(r: RoleLoop) -> bool:
     """Whether the loop is one product by wgmma, which may run on while the next stage is waited for."""
     rest = [x.stmt for i, x in enumerate(r.body.items) if i not in r.loads]
-    gemms = [x for x in walk(r.launch.body) if isinstance(x, Gemm)]
+    gemms: list[Gemm] = list(walk(r.launch.body, Gemm))
     if len(rest) != 1 or len(gemms) != 1 or rest[0] is not gemms[0] or not hopper(r.cx).wgmma:
         return False
     op = gemms[0]

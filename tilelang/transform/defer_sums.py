@@ -87,9 +87,9 @@ class _Sums:
         def spread(x: Any) -> Any:
             return with_attrs(x, spread=True) if isinstance(x, Reduce) and id(x) in chosen else None
 
-        done = [rewrite(s, spread) for s in parent.stmts]
+        done = [rewrite(s, spread, Reduce) for s in parent.stmts]
         changed = seq(*done[:at + 1], end, *done[at + 1:], span=parent.span)
-        return replace(self.launch, body=rewrite(self.launch.body, lambda x: changed if x is parent else None))
+        return replace(self.launch, body=rewrite(self.launch.body, lambda x: changed if x is parent else None, Seq))
 
     def _sum(self, total: Buffer) -> _Sum | None:
         """What is done with a fragment, None where it is no sum that may be deferred."""
@@ -221,7 +221,7 @@ def _factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
 
 def _read(e: Expr) -> Iterator[Var]:
     """The storage of what an expression loads."""
-    return (x.buffer.data for x in walk(e) if isinstance(x, Load))
+    return (x.buffer.data for x in walk(e, Load))
 
 
 def _leaves(s: Stmt, path: _Path = ()) -> Iterator[tuple[_Path, Stmt, list[Effect]]]:

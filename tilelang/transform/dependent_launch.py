@@ -18,8 +18,8 @@ nobody knows: such launches stay as they are.
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Bind, Call, Evaluate, Func, Launch, Load, Stmt, Store, replace, rewrite_launches, seq, stmts_of,
-                         walk, with_attrs)
+from tilelang.ir import (Alloc, Bind, Call, Evaluate, Func, Launch, Load, Stmt, Store, contains, replace, rewrite_launches,
+                         seq, stmts_of, walk, with_attrs)
 
 from .aliasing import parameter_names
 from .config import PassConfigKey
@@ -53,7 +53,7 @@ def _dependent(launch: Launch, wanted: bool, names: tuple[str, ...]) -> Launch:
         return launch if ordered(launch) else with_attrs(launch, may_alias=names)
     if not wanted or launch.attr("cooperative") or _runs_foreign_code(launch):
         return launch
-    if any(isinstance(x, Call) and x.op == "pdl_trigger" for x in walk(launch.body)):  # in front of a wait it would let
+    if any(x.op == "pdl_trigger" for x in walk(launch.body, Call)):  # in front of a wait it would let
         return launch  # the next one start before the kernel in front of this one is over
     stmts = stmts_of(launch.body)
     at = next((n for n, s in enumerate(stmts) if not _sets_up(s)), len(stmts))
@@ -63,7 +63,7 @@ def _dependent(launch: Launch, wanted: bool, names: tuple[str, ...]) -> Launch:
 
 
 def _runs_foreign_code(launch: Launch) -> bool:
-    return any(isinstance(x, Call) and x.op in _FOREIGN for x in walk(launch.body))
+    return any(x.op in _FOREIGN for x in walk(launch.body, Call))
 
 
 def ordered(launch: Launch) -> bool:
@@ -96,8 +96,8 @@ def _sets_up(s: Stmt) -> bool:
     if isinstance(s, Alloc):
         return s.buffer.scope_name != "global" or s.init is None
     if isinstance(s, Bind):
-        return not any(isinstance(x, Load) for x in walk(s.value)) and not list(expr_effects(s.value))
-    return all(x.op in _SETTING_UP for x in walk(s) if isinstance(x, Call)) and not any(
+        return not contains(s.value, Load) and not list(expr_effects(s.value))
+    return all(x.op in _SETTING_UP for x in walk(s, Call)) and not any(
         e.buffer.scope_name == "global" for e in effects(s))
 
 

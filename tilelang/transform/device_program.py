@@ -110,10 +110,9 @@ def _source_kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
 def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
     if launch.attr("cuda_source"):
         return _source_kernel(func, launch, name)
-    nodes = list(walk(launch.body))
-    calls = [x for x in nodes if isinstance(x, Call)]
-    own: set[Buffer] = {x.buffer for x in nodes if isinstance(x, Alloc)}
-    computed = {x.var for x in nodes if isinstance(x, Bind) and x.var.dtype.is_handle}  # addresses
+    calls = list(walk(launch.body, Call))
+    own: set[Buffer] = {x.buffer for x in walk(launch.body, Alloc)}
+    computed = {x.var for x in walk(launch.body, Bind) if x.var.dtype.is_handle}  # addresses
     outer: dict[Var, Buffer] = {}
     written: set[Var] = set()
     for e in effects(launch.body):
@@ -147,8 +146,8 @@ def _ordered(func: Func, scalars: set[Var]) -> list[Var]:
     for _, b in func.buffers:
         for d in (*b.shape, *(b.strides_ or ()), b.offset):
             if isinstance(d, Expr):
-                order.update((x, None) for x in walk(d) if isinstance(x, Var))
-    order.update((x, None) for x in walk(func.body) if isinstance(x, Var))
+                order.update((x, None) for x in walk(d, Var))
+    order.update((x, None) for x in walk(func.body, Var))
     return [v for v in order if v in scalars]
 
 

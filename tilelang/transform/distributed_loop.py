@@ -49,7 +49,7 @@ class Loop:
             if self.grid is None:
                 got = Touch(None, f"`{buffer.name}` is indexed in a loop of run-time extent")
             else:
-                used = {x for i in indices for x in walk(i) if isinstance(x, Var)}
+                used = {x for i in indices for x in walk(i, Var)}
                 grid = self.grid.with_inner([(v, n) for v, n in self.inner if v in used])
                 got = resolve(lw.layout_of(buffer), buffer, indices, grid, is_write)
             self.touches[key] = got

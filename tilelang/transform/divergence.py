@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tilelang.ir import (Alloc, Bind, Break, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq, Stmt,
-                         Store, TileOp, Var, While)
+                         Store, TileOp, Var, While, contains)
 from tilelang.ir.expr import AddressOf, Call
-from tilelang.ir.visitor import children, walk
+from tilelang.ir.children import children
+from tilelang.ir.visitor import walk
 from tilelang.target.intrinsics import INTRINSICS, PURE
 
 from .effects import argument_mode, effects
@@ -99,18 +100,15 @@ class Divergence:
 
     def addresses(self, e: Expr) -> None:
         """Per-thread arrays written through an address hold divergent values; what is shared is one value for all."""
-        if isinstance(e, Call):
-            for k, a in enumerate(e.args):
+        for c in walk(e, Call):
+            for k, a in enumerate(c.args):
                 if (isinstance(a, AddressOf) and a.buffer.scope_name.startswith("local")
-                        and argument_mode(e, k) != "read"):
+                        and argument_mode(c, k) != "read"):
                     self.locals.add(a.buffer.data)
-        for c in children(e):
-            if isinstance(c, Expr):
-                self.addresses(c)
 
     def left_one_by_one(self, s: While) -> bool:
         """Whether threads may go round a while loop a different number of times."""
-        leaves = [x.cond for x in walk(s.body) if isinstance(x, If) and any(isinstance(y, Break) for y in walk(x))]
+        leaves = [x.cond for x in walk(s.body, If) if contains(x, Break)]
         return any(map(self.divergent, (s.cond, *leaves)))
 
     def leaves_early(self, s: Stmt, some: bool) -> bool:

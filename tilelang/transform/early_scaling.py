@@ -20,8 +20,8 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
-from tilelang.ir import (Buffer, Call, Const, Evaluate, For, If, Launch, Load, Stmt, Store, Var, const, fresh, free_vars,
-                         rebuild, replace, seq, stmts_of, substitute, walk)
+from tilelang.ir import (Buffer, Call, Const, Evaluate, For, If, Launch, Load, Stmt, Store, Var, const, fresh,
+                         free_vars, contains, rebuild, replace, seq, stmts_of, substitute, walk)
 from tilelang.ir.expr import AddressOf
 from tilelang.target.register_forms import form_of
 
@@ -86,14 +86,14 @@ def _calls(s: Stmt, name: str) -> bool:
 def _releases(s: Stmt) -> bool:
     """Statements that give a stage back: they touch no register that holds numbers."""
     return isinstance(s, If | Evaluate) and all(
-        x.op in ("sync_warp", "mbarrier_arrive", "mbarrier_arrive_cluster") for x in walk(s) if isinstance(x, Call)
-        and x.dtype == "void") and not any(isinstance(x, Store) for x in walk(s))
+        x.op in ("sync_warp", "mbarrier_arrive", "mbarrier_arrive_cluster") for x in walk(s, Call) if x.dtype == "void"
+        ) and not contains(s, Store)
 
 
 def _factor(scale: Stmt) -> Buffer | None:
     """The array whose elements the accumulators are multiplied by."""
     own = form_of(scale).buffer  # type: ignore[union-attr]
-    found = {x.buffer.data: x.buffer for x in walk(scale) if isinstance(x, Load) and x.buffer.data is not own.data}
+    found = {x.buffer.data: x.buffer for x in walk(scale, Load) if x.buffer.data is not own.data}
     return next(iter(found.values())) if len(found) == 1 else None
 
 
@@ -113,7 +113,7 @@ def _parts(s: Stmt) -> tuple[Stmt, Stmt, Stmt] | None:
         inner = inner.body
     if not isinstance(inner, Store) or not all(isinstance(x.extent, Const) for x in loops):
         return None
-    others = {v for x in walk(inner.value) if isinstance(x, Load) and x.buffer.data is not inner.buffer.data
+    others = {v for x in walk(inner.value, Load) if x.buffer.data is not inner.buffer.data
               for v in free_vars(x)}
     sizes = {x.var: int(x.extent.value) for x in loops}  # type: ignore[attr-defined]
     rows = [v for v, n in sizes.items() if v in others and n > 1]

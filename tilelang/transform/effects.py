@@ -84,7 +84,7 @@ def expr_effects(e: Node) -> Iterator[Effect]:
 
 def touches(e: Node) -> bool:
     """Whether computing a value touches memory; kept on the node, which never changes."""
-    known = e.__dict__.get("_touches")
+    known = e._touches
     if known is None:
         known = isinstance(e, (Load, AddressOf)) or not isinstance(e, (Var, Buffer)) and any(map(touches, children(e)))
         object.__setattr__(e, "_touches", known)
@@ -127,7 +127,7 @@ def _inside(e: Node, out: list[Effect]) -> None:
 def own_effects(s: Stmt) -> tuple[Effect, ...]:
     """Accesses a statement makes itself: conditions and bounds, but not the statements inside it; kept on the statement,
     which never changes."""
-    known: tuple[Effect, ...] | None = s.__dict__.get("_effects")
+    known: tuple[Effect, ...] | None = s._effects
     if known is None:
         known = tuple(_made_by(s))
         object.__setattr__(s, "_effects", known)

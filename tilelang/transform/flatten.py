@@ -57,7 +57,7 @@ def flatten(func: Func, cx: PassContext) -> Func:
                 return replace(x, buffer=one(b), indices=at(b, x.indices))
         return None
 
-    return rewrite(func, fn)
+    return rewrite(func, fn, For, Alloc, Load, Store, AddressOf)
 
 
 __all__ = ["flatten"]

@@ -114,7 +114,7 @@ def _picks_register(frag: Any, d: int, index: Expr, grid: Grid) -> bool:
     """Whether an index that the loop does not determine (that of a loop around it, say) only chooses among registers of
     the same threads: who owns the element does not depend on it."""
     bound = {*grid.env, *grid.loop_vars}
-    free = not any(x in bound for x in walk(index) if isinstance(x, Var))
+    free = not any(x in bound for x in walk(index, Var))
     return free and all(m.to == REGISTER for m in frag.modes[d])
 
 
@@ -162,9 +162,9 @@ def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
     False also for stores that do not read their element.  Of indices and conditions read from memory the best is taken where
     X is memory, which the program shares out itself, and the worst where X is a fragment.
     """
-    if not any(isinstance(y, Load) and y.buffer is s.buffer and y.indices == s.indices for y in walk(s.value)):
+    if not any(y.buffer is s.buffer and y.indices == s.indices for y in walk(s.value, Load)):
         return False
-    names = {v for e in (*s.indices, *conds) for v in walk(e) if isinstance(v, Var)} - set(grid.env)
+    names = {v for e in (*s.indices, *conds) for v in walk(e, Var)} - set(grid.env)
     env = {**grid.env, **{v: np.zeros((), int) for v in names}}
     values = [index_values(i, env) for i in s.indices]
     masks = [index_values(c, env) for c in conds] + ([] if grid.valid is None else [grid.valid])

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import TileLangError
-from tilelang.ir import (EMPTY, Bind, Call, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, Var, While, call,
-                         free_vars, logical, replace, rewrite, seq, substitute, walk)
+from tilelang.ir import (EMPTY, Bind, Call, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt, TileOp, Var, While,
+                         call, free_vars, contains, logical, replace, rewrite, seq, substitute, walk)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.warp_groups import GROUP
 
@@ -39,7 +39,7 @@ def group_branches(func: Func, cx: PassContext) -> Func:
         body = _Branches(n).stmt(n.body)
         return None if body is n.body else replace(n, body=body)
 
-    return rewrite(func, launch)
+    return rewrite(func, launch, Launch)
 
 
 class _Branches:
@@ -104,7 +104,7 @@ class _Branches:
 
     def _plain(self, e: Expr) -> bool:
         used = free_vars(e)
-        return bool(used) and used <= {self.thread, *self.flat} and not any(isinstance(n, (Load, Call)) for n in walk(e))
+        return bool(used) and used <= {self.thread, *self.flat} and not contains(e, Load, Call)
 
     def _differs(self, e: Expr) -> bool:
         """Whether a condition is T.ws itself, or may differ between threads."""

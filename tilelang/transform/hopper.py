@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tilelang.target.tensor_map import ADDRESS_ALIGN
 
-from tilelang.ir import Alloc, Bind, Buffer, Expr, For, Launch, Load, free_vars, walk
+from tilelang.ir import Alloc, Bind, Buffer, Expr, For, Launch, Load, contains, free_vars, walk
 from tilelang.ir.record import record
 
 from .config import PassConfigKey
@@ -53,7 +53,7 @@ def no_roles(cx: PassContext) -> str:
 def placed_in_kernel(launch: Launch) -> Callable[[Buffer], str]:
     """What of a tensor is known in the kernel only, "address" or "shape", so that no host can describe it to TMA; "" for
     others."""
-    nodes = [x for x in walk(launch.body) if isinstance(x, (Alloc, Bind, For))]
+    nodes = list(walk(launch.body, Alloc, Bind, For))
     inside = {x.buffer.data if isinstance(x, Alloc) else x.var for x in nodes} | {*launch.block_vars, *launch.thread_vars}
     own = {x.buffer.data for x in nodes if isinstance(x, Alloc) and x.buffer.scope_name == "global"} | {
         x.var for x in nodes if isinstance(x, Bind) and x.var.dtype.is_handle}
@@ -63,7 +63,7 @@ def placed_in_kernel(launch: Launch) -> Callable[[Buffer], str]:
             return "address"
         described = [x for x in (*b.shape, *(b.strides_ or ()), b.offset) if isinstance(x, Expr)]
         late = any(v in inside for x in described for v in free_vars(x))
-        return "shape" if late or any(isinstance(y, Load) for x in described for y in walk(x)) else ""
+        return "shape" if late or any(contains(x, Load) for x in described) else ""
 
     return known
 

@@ -21,7 +21,7 @@ def widen_indices(func: Func) -> Func:
     for A with 2^31 elements or more in that dimension.  A name that such an index reads gets a twin of 64 bits;
     comparisons and conversions of it read the twin too, everything else keeps the 32-bit value.
     """
-    wanted = [i for n in walk(func.body) for i in _long_indices(n)]
+    wanted = [i for n in walk(func.body, *_ACCESS, Region) for i in _long_indices(n)]
     if not wanted:
         return func
     twins = _twins(func, wanted)
@@ -41,18 +41,18 @@ def widen_indices(func: Func) -> Func:
             return replace(x, mins=wide) if wide is not x.mins else None
         return None
 
-    return rewrite(func, fn)
+    return rewrite(func, fn, Bind, Binary, Cast, *_ACCESS, Region)
 
 
 def is_long_dim(d: Any) -> bool:
     """Whether an index of a dimension, with the padding of tiles, may need more than 32 bits."""
     if isinstance(d, int):
         return d >= 2**31 - PADDING
-    return d.dtype.bits > 32 or any(isinstance(x, Binary) and x.op == "mul" for x in walk(d))
+    return d.dtype.bits > 32 or any(x.op == "mul" for x in walk(d, Binary))
 
 
-def _long_indices(n: Node) -> Iterator[Expr]:
-    if isinstance(n, (*_ACCESS, Region)) and n.buffer.scope_name == "global":
+def _long_indices(n: Any) -> Iterator[Expr]:
+    if n.buffer.scope_name == "global":
         for i, d in zip(n.mins if isinstance(n, Region) else n.indices, n.buffer.shape):
             if is_long_dim(d):
                 yield i
@@ -67,8 +67,8 @@ def _wide_at(b: Buffer, indices: tuple[Expr, ...], twins: dict[Var, Var]) -> tup
 
 def _twins(func: Func, wanted: list[Expr]) -> dict[Var, Var]:
     """The 64-bit twin of each 32-bit name that wanted indices read, directly or through other names."""
-    bound = {n.var: n.value for n in walk(func.body) if isinstance(n, Bind)
-             and n.var.dtype == "int32" and isinstance(n.value, (Binary, Select, Var))}
+    bound = {n.var: n.value for n in walk(func.body, Bind)
+             if n.var.dtype == "int32" and isinstance(n.value, (Binary, Select, Var))}
     out: dict[Var, Var] = {}
     while wanted:
         for v in free_vars(wanted.pop()):
@@ -79,7 +79,7 @@ def _twins(func: Func, wanted: list[Expr]) -> dict[Var, Var]:
 
 
 def _reads(e: Expr, twins: dict[Var, Var]) -> bool:
-    return e.dtype.is_int and e.dtype.lanes == 1 and any(isinstance(x, Var) and x in twins for x in walk(e))
+    return e.dtype.is_int and e.dtype.lanes == 1 and any(x in twins for x in walk(e, Var))
 
 
 __all__ = ["is_long_dim", "widen_indices"]

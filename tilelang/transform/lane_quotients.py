@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import Binary, Bind, Call, Const, Expr, For, Func, Load, Node, Var, binary, const, replace, rewrite, walk
+from tilelang.ir import (Binary, Bind, Call, Const, Expr, For, Func, Load, Node, Var, binary, const, contains, replace,
+                         rewrite, walk)
 
 from .pass_ import DEVICE, PassContext, pass_
 
@@ -29,15 +30,15 @@ def lane_quotients(func: Func, cx: PassContext) -> Func:
     lanes: dict[Var, int] = {}
     binds: list[Bind] = []  # in the order of the program: what a value is made of stands before it
     divisions: list[Binary] = []
-    for x in walk(func.body):
+    for x in walk(func.body, Binary, Bind, For):
         if isinstance(x, Binary):
             if x.op in _DIVISIONS:
                 divisions.append(x)
         elif isinstance(x, Bind):
             if x.var.dtype.is_int and x.var.dtype.lanes == 1:
                 binds.append(x)
-        elif isinstance(x, For) and _counts_lanes(x):
-            lanes[x.var] = int(x.extent.value)  # type: ignore[attr-defined]
+        elif _counts_lanes(x):
+            lanes[x.var] = int(x.extent.value)
     if not lanes or not divisions:
         return func
     known = _Values(lanes)
@@ -69,7 +70,7 @@ class _Values:
     def learn_sum(self, s: Bind) -> None:
         found = self.lane_of(s.value)
         # What is computed again at the place of use must not have changed until there.
-        if found is not None and not any(isinstance(x, (Load, Call)) for x in walk(found[2])):
+        if found is not None and not contains(found[2], Load, Call):
             self.sums[s.var] = found
 
     def lane_of(self, e: Expr) -> tuple[Expr, int, Expr] | None:

@@ -82,7 +82,7 @@ class Uses:
         elif isinstance(s, TileOp):
             self.ops.append(s)
             self.threads_of[id(s)] = self.role
-            for y in walk(s):
+            for y in walk(s, Buffer, Load):
                 if isinstance(y, Buffer):
                     self._see(y)
                     self._belongs(y)
@@ -122,7 +122,7 @@ class Uses:
                     self._collect_expr(e)
 
     def _collect_expr(self, e: Node) -> None:
-        for x in walk(e):
+        for x in walk(e, Buffer, Load, Call):
             if isinstance(x, Buffer):
                 self._see(x)
             elif isinstance(x, Load) and x.buffer.scope_name == FRAGMENT:

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, If, Load, Select, Stmt, Store, Var, binary,
-                         cast, const, fresh, logical, rebuild, replace, seq, substitute, walk)
+from tilelang.ir import (Alloc, Bind, Binary, Buffer, Call, Const, Expr, For, If, Load, Select, Stmt, Store, Var,
+                         binary, cast, const, fresh, contains, logical, rebuild, replace, seq, substitute, walk)
 from tilelang.ir.record import record
 
 from .effects import effects
@@ -47,8 +47,8 @@ def lazy_scaling(body: list[Stmt], scaled: int, place: int, factor: Buffer) -> L
         return None
     var, store = definition
     exponent = store.value.args[0]  # type: ignore[attr-defined]
-    sources = {x.buffer.data: x.buffer for x in walk(exponent) if isinstance(x, Load)}
-    if any(b.scope_name != "local" for b in sources.values()) or any(isinstance(x, Call) for x in walk(exponent)) or \
+    sources = {x.buffer.data: x.buffer for x in walk(exponent, Load)}
+    if any(b.scope_name != "local" for b in sources.values()) or contains(exponent, Call) or \
             any(_writes(s, b) for s in body[made[0] + 1:scaled] for b in sources.values()) or \
             not any(_stays(s, list(sources.values())) for s in body[:made[0]]):
         return None
@@ -56,7 +56,7 @@ def lazy_scaling(body: list[Stmt], scaled: int, place: int, factor: Buffer) -> L
     totals: list[Stmt] = []
     rest: dict[int, Stmt] = {}
     for i, s in enumerate(body):
-        if i in (made[0], scaled) or not any(isinstance(x, Load) and x.buffer.data is factor.data for x in walk(s)):
+        if i in (made[0], scaled) or not any(x.buffer.data is factor.data for x in walk(s, Load)):
             continue
         split = _split(s, factor, own) if i > place else None
         if split is None or any(_touches(x, split[2]) for x in body[place:i]) or i > scaled:
@@ -91,8 +91,8 @@ def _is_exp2(e: Expr) -> bool:
 def _stays(s: Stmt, sources: list[Buffer]) -> bool:
     """Whether a statement gives one of the buffers, on a condition, what another holds (or it held itself)."""
     held = {b.data for b in sources}
-    return any(isinstance(x, Store) and x.buffer.data in held and isinstance(x.value, Select) and any(
-        isinstance(side, Load) and side.buffer.data in held for side in (x.value.a, x.value.b)) for x in walk(s))
+    return any(x.buffer.data in held and isinstance(x.value, Select) and any(
+        isinstance(side, Load) and side.buffer.data in held for side in (x.value.a, x.value.b)) for x in walk(s, Store))
 
 
 def _split(s: Stmt, factor: Buffer, own: Buffer) -> tuple[Stmt, Stmt, Buffer] | None:
@@ -106,8 +106,8 @@ def _split(s: Stmt, factor: Buffer, own: Buffer) -> tuple[Stmt, Stmt, Buffer] | 
         return None
     for product, part in ((value.a, value.b), (value.b, value.a)):
         if isinstance(product, Binary) and product.op == "mul" and _is_row(product.a, total, var) and \
-                _is_row(product.b, factor, var) and not any(isinstance(x, Load) and x.buffer.data in (total.data, factor.data)
-                                                            for x in walk(part)):
+                _is_row(product.b, factor, var) and not any(
+                    x.buffer.data in (total.data, factor.data) for x in walk(part, Load)):
             return (_again(s, replace(store, value=_renamed(product, factor, own))),
                     replace(s, body=replace(store, value=binary("add", product.a, part))), total)
     return None

@@ -57,7 +57,7 @@ def legalize(func: Func, cx: PassContext) -> Func:
     nothing between iterations; variables have values.  Warns about buffers that are read before they are written
     (off with tl.disable_buffer_init_check).  With tirx.noalias = False every tensor parameter may alias others.
     """
-    func = widen_indices(rewrite(wrap_negative(func), _legal_node))
+    func = widen_indices(rewrite(wrap_negative(func), _legal_node, Parallel, Load, Store, AddressOf, Region))
     check_symbols(func)
     if not cx.option(PassConfigKey.TL_DISABLE_PRELOWER_SEMANTIC_CHECK):
         check_parallel(func)
@@ -319,7 +319,7 @@ def warn_uninitialized(func: Func) -> None:
     """Log a warning for each buffer whose first access in program order is a read; of shared memory that parts of a block
     pass on by mbarriers the order is another."""
     seen: set[Var] = set()
-    passed_on = any(isinstance(n, Call) and n.op == "mbarrier_wait" for n in walk(func))
+    passed_on = any(n.op == "mbarrier_wait" for n in walk(func, Call))
     local = {s.buffer.data for s in statements(func.body) if isinstance(s, Alloc) and s.init is None and not (
         passed_on and s.buffer.scope_name.startswith("shared"))}
     for e in effects(func.body):

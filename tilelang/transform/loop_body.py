@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Continue, Expr, For, If, Load, Node, Seq, Stmt,
-                         fresh, rebuild, seq, stmts_of, substitute, unary, walk)
+                         fresh, contains, rebuild, seq, stmts_of, substitute, unary, walk)
 
 from .distributed_loop import in_order
 
@@ -18,7 +18,7 @@ def inline_index_binds(body: Stmt) -> Stmt:
 
     def pure(e: Expr) -> bool:
         return e.dtype.is_int and e.dtype.lanes == 1 and \
-            not any(isinstance(x, (Load, Call, AddressOf)) for x in walk(e))
+            not contains(e, Load, Call, AddressOf)
 
     def visit(n: Any) -> Any:
         if isinstance(n, Seq):
@@ -40,12 +40,12 @@ def inline_index_binds(body: Stmt) -> Stmt:
     def visit_expr(e: Expr) -> Expr:
         return substitute(e, names) if names else e
 
-    return visit(body) if any(isinstance(x, Bind) for x in walk(body)) else body
+    return visit(body) if contains(body, Bind) else body
 
 
 def drop_continue(body: Stmt) -> Stmt:
     """`continue` of the parallel loop itself, turned into conditions around what follows it."""
-    if not any(isinstance(x, Continue) for x in walk(body)):
+    if not contains(body, Continue):
         return body
     return seq(*_without_continue(list(stmts_of(body))))
 
@@ -96,7 +96,7 @@ def refuse_carried(body: Stmt, span: Any) -> None:
     """Raise parallel-carried where a variable outlives an iteration (`break` is refused before)."""
     order: list[tuple[Node, bool]] = []
     in_order(body, False, order)
-    own = {x.buffer for x in walk(body) if isinstance(x, Alloc)}
+    own = {x.buffer for x in walk(body, Alloc)}
     read: set[Buffer] = set()
     written: set[Buffer] = set()
     for x, _ in order:

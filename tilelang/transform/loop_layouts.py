@@ -78,7 +78,7 @@ def serial_dims(s: Parallel, extents: tuple[Any, ...], written: Written) -> tupl
     out: set[int] = set()
     for b, indices in written:
         if b.scope_name == FRAGMENT:
-            used = {id(x) for i in indices for x in walk(i) if isinstance(x, Var)}
+            used = {id(x) for i in indices for x in walk(i, Var)}
             out |= {d for d, v in enumerate(s.vars) if id(v) not in used and extents[d] != 1}
     return tuple(sorted(out))
 

@@ -110,9 +110,8 @@ def rereads(body: Stmt) -> bool:
     """Whether a loop reads memory outside registers that it also writes, by itself, in an atomic whose old value it uses or
     in a user's function, which may do anything.  Only one thread may run an iteration then: of several, one would store
     what the others still have to read, or each would add once more."""
-    alone = {id(s.call) for s in walk(body) if isinstance(s, Evaluate)}  # statements: one thread runs them anyway
-    if any(isinstance(x, Call) and (x.op.startswith("atomic_") or x.op == "call_extern") and id(x) not in alone
-           for x in walk(body)):
+    alone = {id(s.call) for s in walk(body, Evaluate)}  # statements: one thread runs them anyway
+    if any((x.op.startswith("atomic_") or x.op == "call_extern") and id(x) not in alone for x in walk(body, Call)):
         return True
     memory = [x for x, _ in accesses(body) if is_memory(x.buffer)]
     written = {x.buffer.data for x in memory if isinstance(x, Store)}
@@ -176,7 +175,7 @@ def accumulated_dims(vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt
     out: set[int] = set()
     for x, _ in accesses(body):
         if isinstance(x, Store) and is_memory(x.buffer):
-            same = any(isinstance(y, Load) and y.buffer is x.buffer and y.indices == x.indices for y in walk(x.value))
+            same = any(y.buffer is x.buffer and y.indices == x.indices for y in walk(x.value, Load))
             if same:
                 used = {v for i in x.indices for v in walk(i)}
                 out |= {d for d, v in enumerate(vars) if v not in used and extents[d] > 1}

@@ -128,7 +128,7 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
 
 
 def _touches_registers(body: Stmt) -> bool:
-    return any(isinstance(x, Buffer) and x.scope_name.startswith("local") for x in walk(body))
+    return any(x.scope_name.startswith("local") for x in walk(body, Buffer))
 
 
 def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> Stmt:
@@ -150,10 +150,10 @@ def _picks_register(body: Stmt, v: Var) -> bool:
     for x in walk(body):
         if isinstance(x, (Bind, For)):
             parts = (x.value,) if isinstance(x, Bind) else (x.start, x.extent)
-            if any(y in depend for p in parts for y in walk(p) if isinstance(y, Var)):
+            if any(y in depend for p in parts for y in walk(p, Var)):
                 depend.add(x.var)
         elif isinstance(x, (Load, Store, AddressOf)) and x.buffer.scope_name.startswith("local") and \
-                any(y in depend for i in x.indices for y in walk(i) if isinstance(y, Var)):
+                any(y in depend for i in x.indices for y in walk(i, Var)):
             return True
     return False
 
@@ -162,7 +162,7 @@ def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
     """Binds of the coordinates, existence predicate, and the body (in lanes) of one step of the axes loops."""
     dist = loop.dist
     binds: list[Bind] = []
-    used = {x for x in walk(body) if isinstance(x, Var)}
+    used = {x for x in walk(body, Var)}
     lane_var = loop.lane_var
     for v, index in zip(loop.vars, dist.indices):
         if v not in used:
@@ -193,10 +193,10 @@ def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
     exists = dist.exists
     if exists is not None and dist.lanes is not None:
         # Padding is in whole lanes or per point; per point stays inside the lane loop.
-        exists = exists if dist.lanes[0] not in {x for x in walk(exists) if isinstance(x, Var)} else None
+        exists = exists if dist.lanes[0] not in {x for x in walk(exists, Var)} else None
     if exists is not None:
         inner = If(exists, inner)
-    left = {x for x in walk(inner) if isinstance(x, Var)}
+    left = {x for x in walk(inner, Var)}
     return seq(*[b for b in binds if b.var in left], inner)
 
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (Alloc, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel, Seq, Stmt,
-                         Store, TileOp, Var, While, binary, call, cast, const, dtype, fresh, rebuild, replace, seq, walk,
-                         with_attrs)
+from tilelang.ir import (Alloc, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel,
+                         Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, dtype, fresh, contains, rebuild,
+                         replace, seq, walk, with_attrs)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
 from tilelang.ops.tma_store import PANEL
@@ -51,7 +51,7 @@ def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
     under the next tile's product (tile_turns.py) have three of half the width if these do: the copies are read sooner, and wait
     less for each other."""
     limit = getattr(cx.target, "max_shared_bytes", None)
-    alone = any(isinstance(x, Call) and x.op == "set_max_nreg" for x in walk(launch.body))  # its registers fill one
+    alone = any(x.op == "set_max_nreg" for x in walk(launch.body, Call))  # its registers fill one
     narrow = ((3, PANEL // 2),) if launch.attr("tiles_overlap") else ()
     for panels, width in ((2, PANEL), *narrow, (1, PANEL)):
         lowering = Lowering(func, cx, launch, panels, width)
@@ -204,7 +204,7 @@ class Lowering(LoweredAccesses):
         """T.vectorized: vector accesses around the lanes in per-thread code; inside a distributed loop, whose lanes
         are vectors already, and where some lanes are left out, an unrolled loop."""
         extent = s.extent
-        early = any(isinstance(x, (Break, Continue)) for x in walk(s.body))
+        early = contains(s.body, Break, Continue)
         if self.loop is not None or early or not isinstance(extent, Const) or not isinstance(s.start, Const) or s.start.value:
             return self.loop_stmt(replace(s, kind="unroll"), self.stmt)
         return self.scratch(lambda: private_loop(self, (s.var,), (int(extent.value),), s.body, s.span))

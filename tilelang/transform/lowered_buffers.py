@@ -7,8 +7,8 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import (Alloc, Buffer, Call, Expr, Func, Launch, Load, Ramp, Stmt, Var, cast, const, convert, dtype, fresh,
-                         seq, substitute, walk, with_attrs)
+from tilelang.ir import (Alloc, Buffer, Call, Expr, Func, Launch, Load, Ramp, Stmt, Var, cast, const, contains, convert, dtype,
+                         fresh, seq, substitute, walk, with_attrs)
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.distribute import conjunction
@@ -34,7 +34,7 @@ GROUP = 128  # threads of a warp group
 def _read_by_hardware(launch: Launch) -> set[Var]:
     """Storage of shared buffers that descriptors and TMA address: it starts where the swizzle pattern does."""
     out: set[Var] = set()
-    for s in walk(launch.body):
+    for s in walk(launch.body, Gemm, Copy, AtomicTile):
         if isinstance(s, Gemm) and s.attr("instruction", "") in WGMMA_ROWS:
             out.update(r.buffer.data for r in (s.a, s.b) if r.buffer.scope_name in SHARED)
         elif isinstance(s, (Copy, AtomicTile)) and s.attr("tma") and not (isinstance(s, Copy) and is_row(s)):
@@ -270,7 +270,7 @@ class LoweredBuffers:
     def under(self, cond: Expr, holds: bool, work: Callable[[], Any]) -> Any:
         """work(), knowing that cond holds (or does not)."""
         saved = self.analyzer
-        if cond.dtype.is_bool and cond.dtype.lanes == 1 and not any(isinstance(x, (Load, Call)) for x in walk(cond)):
+        if cond.dtype.is_bool and cond.dtype.lanes == 1 and not contains(cond, Load, Call):
             self.analyzer = saved.assuming(cond, holds)
         try:
             return work()

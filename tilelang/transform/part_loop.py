@@ -152,7 +152,7 @@ class _Loop:
         if self.early:
             self._take_factors()
             used = _used(x for w in self.work for x in w)
-        read = {x.buffer for w in self.work for s in w for x in walk(s) if isinstance(x, (Load, Region))}
+        read = {x.buffer for w in self.work for s in w for x in walk(s, Load, Region)}
         self.copies = [(b, _copy(b, "next")) for b in chain.ahead if b in read]
         self.loaded = [(s, _variable(s.var.name, s),
                         _variable(f"{s.var.name}_next", s) if self.early and s.var in used else None) for s in loaded]

@@ -277,7 +277,7 @@ def _order(launch: Launch, work: Work, teams: int, spans: tuple[int, ...], cx: P
 
 def _may_wait(body: Stmt) -> bool:
     """Whether a block may depend on another one's progress: it looks at what atomics give, or spins."""
-    unused = {id(x.call) for x in walk(body) if isinstance(x, Evaluate)}
+    unused = {id(x.call) for x in walk(body, Evaluate)}
     return any(isinstance(x, While) or isinstance(x, Call) and x.op.startswith("atomic") and id(x) not in unused
                for x in walk(body))
 

@@ -254,14 +254,14 @@ def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any) -> An
                 return Region(new, (slot, *x.mins), (1, *x.extents), span=x.span)
         return None
 
-    return rewrite(s, fn)
+    return rewrite(s, fn, Load, Store, AddressOf, Region)
 
 
 def rename(stmts: list[Stmt]) -> list[Stmt]:
     """Copies of statements with fresh variables and buffers for all they define."""
     whole = Seq(tuple(stmts))
     mapping: dict[Any, Any] = {}
-    for x in walk(whole):
+    for x in walk(whole, Bind, For, Parallel, Alloc):
         if isinstance(x, (Bind, For)):
             mapping[x.var] = fresh(x.var.name, x.var.dtype)
         elif isinstance(x, Parallel):

@@ -261,8 +261,8 @@ def unversionable(launch: Launch, loop: For, items: list[Item], b: Buffer) -> st
     if has_views(b, launch.body):
         return f"`{b.name}` has views"
     for x in items:
-        if x.touches(b.data) and any(isinstance(n, (Reduce, Scan)) and b.data in (n.src.buffer.data, n.dst.buffer.data)
-                                     for n in walk(x.stmt)):  # their dimensions are counted; also those in a branch
+        if x.touches(b.data) and any(  # their dimensions are counted; also those in a branch
+                b.data in (n.src.buffer.data, n.dst.buffer.data) for n in walk(x.stmt, Reduce, Scan)):
             return f"`{b.name}` is reduced or scanned in shared memory"
         if any(e.storage is b.data and e.indices is None and e.region is None for e in x.effects):
             return f"the address of `{b.name}` is taken"

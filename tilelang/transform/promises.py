@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Binary, Call, Const, Evaluate, Expr, Func, Launch, Load, Seq, Var, free_vars, walk
+from tilelang.ir import Binary, Call, Const, Evaluate, Expr, Func, Launch, Load, Seq, Var, free_vars, contains
 
 
 def promises(func: Func) -> tuple[Expr, ...]:
@@ -24,7 +24,7 @@ def promises(func: Func) -> tuple[Expr, ...]:
             _parts(s.call.args[0], out)
 
     visit(func.body)
-    return tuple(e for e in out if free_vars(e) <= known and not any(isinstance(x, (Load, Call)) for x in walk(e)))
+    return tuple(e for e in out if free_vars(e) <= known and not contains(e, Load, Call))
 
 
 def _parts(e: Expr, out: list[Expr]) -> None:

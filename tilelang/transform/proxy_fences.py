@@ -31,7 +31,7 @@ _TELLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "mb
 def fence_barriers(body: Stmt) -> Stmt:
     """body with a fence in front of every block barrier, where matrix instructions or TMA read shared memory, or TMA writes
     some after ordinary accesses."""
-    calls = [x for x in walk(body) if isinstance(x, Call)]
+    calls = list(walk(body, Call))
     if not any(x.op in ASYNC_READERS for x in calls) and not (
             any(x.op in ASYNC_WRITERS for x in calls) and _order(body, False)[1]):
         return body
@@ -67,7 +67,7 @@ def _is_ordinary(e: Any) -> bool:
 def fence_arrivals(launch: Launch) -> Launch:
     """The launch with a fence in front of each arrival and barrier behind ordinary accesses: stores to shared memory, and
     loads of what TMA fills, since to arrive at an mbarrier does not wait for loads under way."""
-    calls = [x for x in walk(launch.body) if isinstance(x, Call)]
+    calls = list(walk(launch.body, Call))
     writers = [x.args[0] for x in calls if x.op in ASYNC_WRITERS]
     if not writers and not any(x.op in ASYNC_READERS for x in calls):
         return launch
@@ -106,7 +106,7 @@ class _Arrivals:
                 then, one = self.stmt(s.then, outside)
                 orelse, other = (None, outside) if s.orelse is None else self.stmt(s.orelse, outside)
                 return replace(s, then=then, orelse=orelse), one or other or outside
-        if dirty and any(isinstance(x, Call) and x.op.startswith("syncthreads_") for x in walk(s)):
+        if dirty and any(x.op.startswith("syncthreads_") for x in walk(s, Call)):
             return _with_fence(s), own
         return s, dirty or own
 

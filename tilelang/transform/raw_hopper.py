@@ -21,7 +21,7 @@ from .rings import do
 
 def pin_raw_products(launch: Launch) -> Launch:
     """The registers of raw products pinned before fences and after waits, where they are in scope."""
-    raw = {a.buffer for c in walk(launch.body) if isinstance(c, Call) and c.op == "wgmma"
+    raw = {a.buffer for c in walk(launch.body, Call) if c.op == "wgmma"
            for a in c.args[:2] if isinstance(a, AddressOf) and a.buffer.scope_name == "local"}
     if not raw:
         return launch
@@ -47,7 +47,7 @@ def pin_raw_products(launch: Launch) -> Launch:
 def check_raw_loads(launch: Launch) -> None:
     """TMA does not see what ordinary stores of the same kernel wrote.  Raises tma-copy."""
     maps = {m.name: m.buffer for m in tensor_maps_of(launch)}
-    loads = {maps[c.attr("map")].data: c for c in walk(launch.body) if isinstance(c, Call) and c.op == "tma_load"}
+    loads = {maps[c.attr("map")].data: c for c in walk(launch.body, Call) if c.op == "tma_load"}
     for e in effects(launch.body) if loads else ():
         if e.writes and e.storage in loads:
             raise error("tma-copy", f"T.tma_load of `{e.buffer.name}`, which is written by the kernel: TMA does not see what "
@@ -61,8 +61,8 @@ def alignment_by_hand(launch: Launch) -> dict[Var, int]:
     address, and a pattern is 8 rows of the swizzle's width."""
     maps = {m.name: m.swizzle for m in tensor_maps_of(launch)}
     out: dict[Var, int] = {}
-    for c in walk(launch.body):
-        if isinstance(c, Call) and c.op in ("wgmma_descriptor", "tma_load") and isinstance(c.args[0], AddressOf):
+    for c in walk(launch.body, Call):
+        if c.op in ("wgmma_descriptor", "tma_load") and isinstance(c.args[0], AddressOf):
             swizzle = maps.get(c.attr("map"), 0) if c.op == "tma_load" else int(c.attr("swizzle", 0))
             data = c.args[0].buffer.data
             out[data] = max(out.get(data, 0), 128, 8 * swizzle)

@@ -16,8 +16,8 @@ import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var, While,
-                         const, convert, free_vars, inner, is_const, statements, substitute, walk)
+from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var,
+                         While, const, convert, free_vars, contains, inner, is_const, statements, substitute)
 from tilelang.ir.evaluate import evaluate
 
 from .loop_body import drop_continue
@@ -68,8 +68,7 @@ class _Loop:
                 self.follow(s.then, (*conds, (cond, True)), dict(bound))
                 if s.orelse is not None:
                     self.follow(s.orelse, (*conds, (cond, False)), dict(bound))
-            case For() if not (isinstance(s.extent, Const) and s.extent.value > 0) or any(
-                    isinstance(x, (Break, Continue)) for x in walk(s.body)):
+            case For() if not (isinstance(s.extent, Const) and s.extent.value > 0) or contains(s.body, Break, Continue):
                 return  # it may not run, or not all of it
             case While():
                 return
@@ -104,7 +103,7 @@ class _Loop:
 
     def plain(self, value: Expr) -> bool:
         """Whether a value is made of the loop's variables and constants alone."""
-        return free_vars(value) <= set(self.extents) and not any(isinstance(x, (Load, Call)) for x in walk(value))
+        return free_vars(value) <= set(self.extents) and not contains(value, Load, Call)
 
     def apart(self, indices: tuple[Expr, ...]) -> bool:
         """Whether the indices show that no two iterations share a place: each variable stands in one by itself."""
@@ -126,7 +125,7 @@ class _Loop:
 
     def values(self, e: Expr, others: bool = False) -> np.ndarray | None:
         """In each iteration; None when it cannot be computed.  others: variables that are not the loop's count as 0."""
-        if any(isinstance(x, (Load, Call)) for x in walk(e)):
+        if contains(e, Load, Call):
             return None
         if not self.points:
             axes = np.indices(tuple(self.extents.values())).reshape(len(self.extents), -1)

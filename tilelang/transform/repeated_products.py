@@ -40,7 +40,7 @@ Open = dict[int, _Product]  # products since the last separator, on some path; b
 
 def separate_repeated_products(launch: Launch) -> Launch:
     """The launch with a fence before each raw product that is not known to differ from those before it."""
-    if not any(isinstance(c, Call) and c.op == "wgmma" for c in walk(launch.body)):
+    if not any(c.op == "wgmma" for c in walk(launch.body, Call)):
         return launch
     flow = _Flow()
     flow.visit(launch.body, {}, {}, 1)
@@ -120,7 +120,7 @@ def _joined(a: Open, b: Open) -> Open:
 
 
 def _concerned(s: Stmt) -> bool:
-    return any(isinstance(c, Call) and c.op in ("wgmma", *_SEPARATORS) for c in walk(s))
+    return any(c.op in ("wgmma", *_SEPARATORS) for c in walk(s, Call))
 
 
 def _reads(call: Call, written: set[Var]) -> bool:

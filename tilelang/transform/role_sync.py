@@ -38,7 +38,7 @@ def role_of(s: Stmt) -> tuple[int, int] | None:
 
 def has_roles(s: Stmt) -> bool:
     """Whether a branch by role stands in s."""
-    return any(isinstance(x, If) and role_of(x) is not None for x in walk(s))
+    return any(role_of(x) is not None for x in walk(s, If))
 
 
 def _joined(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -225,7 +225,7 @@ class RoleSync:
                         "numbers of its barriers",
                         found="numbers that the program computes", span=self.launch.span)
         free = [k for k in NUMBERS if k not in used]
-        starts = sorted({p for x in walk(self.launch.body) if isinstance(x, If) and (r := role_of(x)) for p in (
+        starts = sorted({p for x in walk(self.launch.body, If) if (r := role_of(x)) for p in (
             r[0], *([0 if r[0] else r[1]] if x.orelse is not None else []))})
         at = starts.index(start)
         if at >= len(free):
@@ -244,14 +244,14 @@ def _of_role(part: Stmt, count: int) -> Stmt:
             return Evaluate(call("sync_threads", (), "void", number=number), span=x.span) if n == count else None
         return None
 
-    return rewrite(part, visit)
+    return rewrite(part, visit, Evaluate)
 
 
 def _touches_alone(part: Stmt) -> bool:
     """Whether a part has accesses of its own threads to shared memory, beyond those that mbarriers order, or atomics."""
     return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in ("shared", "shared.dyn") or
                isinstance(x, Call) and (x.op in ("sync_threads", "stmatrix", "cp_async", "tma_store") or
-                                        x.op.startswith("atomic_")) for x in walk(part))
+                                        x.op.startswith("atomic_")) for x in walk(part, Load, Store, Call))
 
 
 def _barrier(s: Stmt) -> Stmt:

@@ -76,7 +76,7 @@ class _Factors:
     def kept(self, e: Expr, n: int) -> Expr:
         v = self.loop.vars[n]
         if e not in self.made:
-            name = f"{next(x.buffer.name for x in walk(e) if isinstance(x, Load))}_factor"
+            name = f"{next(x.buffer.name for x in walk(e, Load))}_factor"
             b = Buffer(name, (self.loop.extents[n],), e.dtype, "local.fragment", span=self.loop.span)
             i = fresh(v.name, v.dtype)
             fill = with_attrs(replace(self.loop, vars=(i,), extents=(self.loop.extents[n],),

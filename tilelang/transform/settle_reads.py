@@ -20,9 +20,9 @@ import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Load, Parallel,
-                         Select, Seq, Stmt, Store, Var, While, binary, children, const, convert, free_vars, fresh, inner,
-                         is_const, load, rebuild, replace, substitute, unary, walk)
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Load,
+                         Parallel, Select, Seq, Stmt, Store, Var, While, binary, children, const, convert, free_vars,
+                         fresh, contains, inner, is_const, load, rebuild, replace, substitute, unary, walk)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 
@@ -45,7 +45,7 @@ def settle_reads(func: Func, cx: PassContext) -> Func:
     Follows loops of constant extents.  Places and conditions must show by themselves what they are: what depends on memory
     or on an argument is passed over.
     """
-    return replace(func, body=_settled(func.body)) if any(isinstance(x, Parallel) for x in walk(func.body)) else func
+    return replace(func, body=_settled(func.body)) if contains(func.body, Parallel) else func
 
 
 def _settled(s: Any) -> Any:
@@ -61,7 +61,7 @@ def _of_loop(loop: Parallel) -> Stmt:
     extents = [int(e.value) for e in loop.extents if is_const(e)]  # type: ignore[attr-defined]
     if len(extents) != len(loop.extents) or not 1 < math.prod(extents) <= POINTS:
         return loop
-    stored = {x.buffer.data for x in walk(loop.body) if isinstance(x, Store) and x.buffer.scope_name in _SCOPES}
+    stored = {x.buffer.data for x in walk(loop.body, Store) if x.buffer.scope_name in _SCOPES}
     updated = {a.buffer.data for x in walk(loop.body) if (a := updated_element(x)) is not None}
     if not any(isinstance(x, Load) and x.buffer.data in stored or isinstance(x, (Load, Store)) and x.buffer.data in updated
                for x in walk(loop.body)):
@@ -167,8 +167,7 @@ class _Body:
                 if s.orelse is not None:
                     self.follow(s.orelse, (*conds, unary("not", cond)), dict(bound), again)
             case For():
-                runs = isinstance(s.extent, Const) and s.extent.value > 0 and not any(
-                    isinstance(x, (Break, Continue)) for x in walk(s.body))
+                runs = isinstance(s.extent, Const) and s.extent.value > 0 and not contains(s.body, Break, Continue)
                 self.follow(s.body, conds if runs else (*conds, None), bound, True)
             case While():
                 self.follow(s.body, (*conds, None), bound, True)
@@ -266,7 +265,7 @@ class _Body:
 
     def at(self, e: Expr, others: bool = True) -> np.ndarray | None:
         """In each iteration; None when it cannot be computed.  others: variables that are not the loop's count as 0."""
-        if any(isinstance(x, (Load, Call)) for x in walk(e)) or e.dtype.lanes > 1:
+        if contains(e, Load, Call) or e.dtype.lanes > 1:
             return None
         more = free_vars(e) - set(self.points)
         if more and not others:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (EMPTY, Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Seq, Stmt, TileOp,
-                         Var, While, children, rebuild, replace, rewrite, seq)
+                         Var, While, children, rebuild, replace, rewrite, seq, walk)
 from tilelang.target.warp_groups import GROUP
 
 from .pass_ import TILE, PassContext, pass_
@@ -33,14 +33,12 @@ def settle_threads(func: Func, cx: PassContext) -> Func:
         body = _Settled(n).stmt(n.body, Analyzer(ranges))
         return None if body is n.body else replace(n, body=body)
 
-    return rewrite(func, launch)
+    return rewrite(func, launch, Launch)
 
 
 def _names_threads(n: Node, of: set[Var]) -> bool:
     """Whether a value that rests on these variables may decide something below n."""
-    if isinstance(n, Var):
-        return n in of
-    return not isinstance(n, Buffer) and any(_names_threads(x, of) for x in children(n))
+    return any(v in of for v in walk(n, Var))
 
 
 class _Settled:

@@ -59,7 +59,7 @@ def memory_accesses(s: Node, analyzer: Analyzer) -> list[Access]:
         frag = next((b for b, _ in sides if b.scope_name == FRAGMENT), None)
         return _loop_accesses(vars, tuple(_static(e) for e in s.space), sides, frag, analyzer)
     if isinstance(s, Parallel):
-        sides = [(x.buffer, x.indices) for x in walk(s.body) if isinstance(x, (Load, Store))]
+        sides = [(x.buffer, x.indices) for x in walk(s.body, Load, Store)]
         return _loop_accesses(s.vars, tuple(_static(n) for n in s.extents), sides, s, analyzer)
     return []
 
@@ -145,7 +145,7 @@ def vector_elements(b: Buffer, ops: list[Any], loops: list[Parallel], analyzer: 
             vars, extents, sides = copy_loops(op)
             _vote(b, vars, extents, sides, analyzer, votes)
     for loop in loops:
-        sides = [(x.buffer, x.indices) for x in walk(loop.body) if isinstance(x, (Load, Store))]
+        sides = [(x.buffer, x.indices) for x in walk(loop.body, Load, Store)]
         if any(x is b for x, _ in sides):
             _vote(b, loop.vars, tuple(_static(n) for n in loop.extents), sides, analyzer, votes)
     if votes:

@@ -24,9 +24,9 @@ from operator import attrgetter
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary, call, const,
-                         convert, free_vars, is_const, replace, rewrite_launches, seq, statements, stmts_of, substitute, walk,
-                         with_attrs)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary, call,
+                         const, convert, free_vars, contains, is_const, replace, rewrite_launches, seq, statements,
+                         stmts_of, substitute, walk, with_attrs)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
@@ -110,7 +110,8 @@ class _Roles:
         self.stages = stages
         self.body: Body = take_apart(stmts_of(self.loop.body))
         self.tf32 = tf32_tiles(launch, self.loop, self.body.items)
-        self.values = {s.var: s.value for s in walk(launch.body) if isinstance(s, Bind)}
+        self.values = {s.var: s.value for s in walk(launch.body, Bind)}
+        self.written = {x.storage for x in effects(launch.body) if x.writes}
         self.scalars: set[Var] = set()  # variables of the program that both roles keep
 
     def run(self) -> Launch:
@@ -289,13 +290,12 @@ class _Roles:
     def _check(self) -> None:
         if self.launch.attr("cluster") is not None:
             raise _Declined("the program launches clusters itself")
-        for x in walk(self.launch.body):
-            if isinstance(x, Call) and (x.op in ("thread_return", "in_warp_groups") or is_sync(x) and x.op not in (
-                    "sync_threads", "sync_warp")):
+        for x in walk(self.launch.body, Call):
+            if x.op in ("thread_return", "in_warp_groups") or is_sync(x) and x.op not in ("sync_threads", "sync_warp"):
                 raise _Declined(f"the program calls {x.op} itself")
-        if any(isinstance(x, Call) and is_sync(x) for x in walk(self.loop.body)):
+        if any(is_sync(x) for x in walk(self.loop.body, Call)):
             raise _Declined("the loop orders threads itself")
-        if not any(isinstance(x, Gemm) for x in walk(self.loop.body)):
+        if not contains(self.loop.body, Gemm):
             raise _Declined("there is no product in the loop: blocks that share a multiprocessor hide its loads")
         if has_exits(self.loop.body):
             raise _Declined("break or continue in the loop")
@@ -333,7 +333,7 @@ class _Roles:
         common: list[Stmt] = []
         rest: list[Stmt] = []
         seen = {*self.launch.block_vars, *self.launch.thread_vars}
-        bound = {x.var for x in walk(self.launch.body) if isinstance(x, (Bind, For))}
+        bound = {x.var for x in walk(self.launch.body, Bind, For)}
         for s in stmts:
             shared = isinstance(s, Alloc) and s.buffer.scope_name.startswith("shared") and s.init is None
             plain = isinstance(s, Bind) and self._plain(s.value) and not (free_vars(s.value) & bound) - seen
@@ -348,10 +348,10 @@ class _Roles:
 
     def _plain(self, e: Expr) -> bool:
         """Whether a value is the same whoever computes it and whenever: no private or changing memory, no effects."""
-        written = {x.storage for x in effects(self.launch.body) if x.writes}
         if hangs_on_threads(e):
             return False
-        return all(not x.writes and (x.storage in self.scalars or x.buffer.scope_name == "global" and x.storage not in written)
+        return all(not x.writes and (x.storage in self.scalars or
+                                     x.buffer.scope_name == "global" and x.storage not in self.written)
                    for x in expr_effects(e))
 
     def _reachable(self) -> None:
@@ -413,7 +413,7 @@ class _Roles:
         return fragments > few * self.groups * GROUP or 2 * self._shared() > limits.shared_per_sm
 
     def _static(self) -> list[Buffer]:
-        return [s.buffer for s in walk(self.launch.body) if isinstance(s, Alloc) and s.buffer.is_static]
+        return [s.buffer for s in walk(self.launch.body, Alloc) if s.buffer.is_static]
 
     def _shared(self) -> int:
         """Bytes of shared memory with all stages, without barriers."""
@@ -436,9 +436,9 @@ def _is_load(c: Any) -> bool:
 def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:
     """An expression in terms of what is bound nowhere."""
     for _ in range(len(values)):
-        if not free_vars(e) & set(values):
+        if values.keys().isdisjoint(free_vars(e)):
             break
-        e = substitute(e, dict(values))
+        e = substitute(e, values)
     return e
 
 

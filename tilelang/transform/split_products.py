@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Buffer, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const, fresh, is_const,
-                         replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute, walk, with_attrs)
+from tilelang.ir import (Alloc, Buffer, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const, fresh,
+                         contains, is_const, replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute,
+                         walk, with_attrs)
 from tilelang.ir.record import record
 from tilelang.layout import Fragment
 from tilelang.ops import Gemm
@@ -64,7 +65,7 @@ def split_products(func: Func, cx: PassContext) -> Func:
 def _split(launch: Launch, cx: PassContext) -> Launch | None:
     """The launch with its product in parts; None where it stays whole."""
     loops = inner_loops(launch.body, is_pipelined)
-    products: list[Any] = [x for x in walk(launch.body) if isinstance(x, Gemm)]
+    products: list[Any] = list(walk(launch.body, Gemm))
     if len(loops) != 1 or len(products) != 1 or any(loops[0].attr(x) is not None for x in _COUNTED):
         return None
     loop, op = loops[0], products[0]
@@ -125,7 +126,7 @@ def _users(part: Buffer, launch: Launch, body: list[Stmt], at: int) -> list[_Use
 
 
 def _user(s: Stmt, part: Buffer) -> _User | None:
-    if not isinstance(s, Parallel) or s.attr("loop_layout") is not None or any(isinstance(x, Alloc) for x in walk(s.body)):
+    if not isinstance(s, Parallel) or s.attr("loop_layout") is not None or contains(s.body, Alloc):
         return None
     extents = tuple(int(n.value) if is_const(n) else -1 for n in s.extents)  # type: ignore[attr-defined]
     found = [_places(x, s.vars) for x in _accesses(s) if x.buffer is part]
@@ -140,7 +141,7 @@ def _user(s: Stmt, part: Buffer) -> _User | None:
 
 
 def _accesses(s: Stmt) -> Iterator[Any]:
-    return (x for x in walk(s) if isinstance(x, (Load, Store)))
+    return (x for x in walk(s, Load, Store))
 
 
 def _places(x: Any, names: tuple[Var, ...]) -> tuple[int | None, ...]:

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Region, Stmt,
-                         Store, TileOp, Var, While, const, fresh, inner, rebuild, replace, stmts_of, substitute, walk)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Region,
+                         Stmt, Store, TileOp, Var, While, const, fresh, contains, inner, rebuild, replace, stmts_of,
+                         substitute, walk)
 from tilelang.ops import Copy, Fill
 
 
@@ -41,10 +42,10 @@ def staged(launch: Launch, data: Var, limit: int | None) -> Launch | None:
         return None
     if not _same_for_all(launch.body, data, _apart(launch)):
         return None
-    views = {b for x in walk(launch.body) for b in ([x] if isinstance(x, Buffer) else []) if b.data is data}
-    room = sum(x.buffer.size * x.buffer.dtype.bytes for x in walk(launch.body)
-               if isinstance(x, Alloc) and x.buffer.scope_name in SHARED and x.buffer.is_static)
-    root = next((x.buffer for x in walk(launch.body) if isinstance(x, Alloc) and x.buffer.data is data), None)
+    views = {b for b in walk(launch.body, Buffer) if b.data is data}
+    room = sum(x.buffer.size * x.buffer.dtype.bytes for x in walk(launch.body, Alloc)
+               if x.buffer.scope_name in SHARED and x.buffer.is_static)
+    root = next((x.buffer for x in walk(launch.body, Alloc) if x.buffer.data is data), None)
     if root is None or limit is not None and room + root.size * root.dtype.bytes > limit:
         return None
     there = Var(data.name, data.dtype)
@@ -91,10 +92,10 @@ def _same_for_all(s: Stmt, data: Var, apart: set[Var]) -> bool:
         case Store() if s.buffer.data is data:
             return not any(_differs(e, apart) for e in (*s.indices, s.value)) and not _escapes(s, data)
         case If() | While():
-            if _differs(s.cond, apart) or any(isinstance(x, Load) for x in walk(s.cond)):
+            if _differs(s.cond, apart) or contains(s.cond, Load):
                 return False
         case For():
-            if any(_differs(e, apart) or any(isinstance(x, Load) for x in walk(e)) for e in (s.start, s.extent)):
+            if any(_differs(e, apart) or contains(e, Load) for e in (s.start, s.extent)):
                 return False
     below = inner(s)
     if not below:
@@ -103,7 +104,7 @@ def _same_for_all(s: Stmt, data: Var, apart: set[Var]) -> bool:
 
 
 def _uses(s: Any, data: Var) -> bool:
-    return any(isinstance(x, Buffer) and x.data is data for x in walk(s))
+    return any(x.data is data for x in walk(s, Buffer))
 
 
 def _escapes(s: Stmt, data: Var) -> bool:
@@ -130,7 +131,7 @@ def _by_element(s: Parallel, data: Var) -> bool:
 
 def _accesses(s: Stmt, data: Var) -> Iterator[Load | Store]:
     """Of single elements of the tile."""
-    return (x for x in walk(s) if isinstance(x, (Load, Store)) and x.buffer.data is data)
+    return (x for x in walk(s, Load, Store) if x.buffer.data is data)
 
 
 __all__ = ["REGISTERS", "is_large", "staged"]

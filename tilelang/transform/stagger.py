@@ -48,7 +48,7 @@ def staggered(r: RoleLoop) -> bool:
 def may_take_turns(func: Func, cx: PassContext) -> bool:
     """Whether some launch may come to have warp groups that take turns."""
     return hopper(cx).roles and bool(cx.option(PassConfigKey.TL_WARP_GROUP_TURNS)) and any(
-        isinstance(x, Launch) and x.num_threads >= 2 * GROUP for x in walk(func.body))
+        x.num_threads >= 2 * GROUP for x in walk(func.body, Launch))
 
 
 def wait_for_turn(r: RoleLoop) -> Stmt:

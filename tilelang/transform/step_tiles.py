@@ -79,8 +79,8 @@ def may_have_step_tiles(func: Func, cx: PassContext) -> bool:
     """Whether a program, as its user wrote it, may come to have such tiles."""
     if not hopper(cx).roles or not cx.option(PassConfigKey.TL_STEP_TILES):
         return False
-    loops = [x for x in walk(func.body) if isinstance(x, For) and x.attr("num_stages")]
-    return any(isinstance(s, Parallel) and any(isinstance(x, Load) and x.buffer.scope_name == "global" for x in walk(s.body))
+    loops = [x for x in walk(func.body, For) if x.attr("num_stages")]
+    return any(isinstance(s, Parallel) and any(x.buffer.scope_name == "global" for x in walk(s.body, Load))
                for loop in loops for s in stmts_of(loop.body))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (EMPTY, Bind, Buffer, Call, For, If, Load, Seq, Stmt, Store, Var, replace, seq, walk)
+from tilelang.ir import EMPTY, Bind, Buffer, Call, For, If, Load, Seq, Stmt, Store, Var, contains, replace, seq, walk
 from tilelang.layout.distinct import meets_several
 from tilelang.ops.distribute import index_values
 from tilelang.target.intrinsics import is_pure
@@ -40,10 +40,10 @@ def _own(s: Store, y: Any) -> bool:
 def split_sums(vars: tuple[Var, ...], body: Stmt) -> list[Stmt]:
     """The bodies of loops that together do what one loop over body does, all but the sums first; just body where they
     might not.  Iterations are independent but for the accumulators."""
-    if not all(isinstance(x, (Seq, If, For, Bind, Store)) for x in walk(body) if isinstance(x, Stmt)) or \
-            not all(is_pure(x.op) for x in walk(body) if isinstance(x, Call)):
+    if not all(isinstance(x, (Seq, If, For, Bind, Store)) for x in walk(body, Stmt)) or \
+            not all(is_pure(x.op) for x in walk(body, Call)):
         return [body]
-    sums = [x for x in walk(body) if isinstance(x, Store) and accumulates(x)]
+    sums = [x for x in walk(body, Store) if accumulates(x)]
     groups: dict[frozenset[Var], set[Buffer]] = {}
     for x in sums:
         groups.setdefault(frozenset(v for v in vars for i in x.indices if any(y is v for y in walk(i))), set()).add(x.buffer)
@@ -52,7 +52,7 @@ def split_sums(vars: tuple[Var, ...], body: Stmt) -> list[Stmt]:
         return [body]
     rest = _part(body, lambda s: not accumulates(s))
     parts = [_part(body, lambda s, bs=bs: accumulates(s) and s.buffer in bs) for bs in groups.values()]
-    return [rest, *parts] if any(isinstance(x, Store) for x in walk(rest)) else parts
+    return [rest, *parts] if contains(rest, Store) else parts
 
 
 def _wait(body: Stmt, sums: list[Store]) -> bool:
@@ -81,7 +81,7 @@ def _wait(body: Stmt, sums: list[Store]) -> bool:
                 parts = (s.cond,)
             case For():
                 parts = (s.start, s.extent)
-                if any(isinstance(x, Store) and x.buffer.data in written for x in walk(s.body)):
+                if any(x.buffer.data in written for x in walk(s.body, Store)):
                     return False  # the second round reads what the first has written
         if any(isinstance(y, Load) and y.buffer.data in written for p in parts for y in walk(p)):
             return False
@@ -139,7 +139,7 @@ def _apart(vars: tuple[Var, ...], extents: tuple[int, ...], kept: list[int], b: 
             return False
         env = {v: np.arange(n).reshape([-1 if k == a else 1 for k in range(len(axes))]) for a, (v, n) in enumerate(axes)}
         # what loops and blocks around contribute is the same for all points: any value will do
-        env |= {v: np.zeros((), int) for i in x.indices for v in walk(i) if isinstance(v, Var) and v not in env}
+        env |= {v: np.zeros((), int) for i in x.indices for v in walk(i, Var) if v not in env}
         values = [index_values(i, env) for i in x.indices]
         if any(v is None for v in values):
             return False

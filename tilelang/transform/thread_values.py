@@ -13,8 +13,8 @@ import numpy as np
 
 from tilelang.arith import Analyzer
 from tilelang.errors import TileLangError
-from tilelang.ir import (AddressOf, Binary, Buffer, Call, Const, Expr, Launch, Load, Node, Var, children, free_vars, is_const,
-                         substitute, walk)
+from tilelang.ir import (AddressOf, Binary, Buffer, Call, Const, Expr, Launch, Load, Node, Var, children, free_vars,
+                         contains, is_const, substitute)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 from tilelang.target.intrinsics import INTRINSICS, WARP
@@ -76,7 +76,7 @@ class Values:
             self.known.pop(v, None)
         else:
             self.known[v] = value
-        if not any(isinstance(x, (Load, Call, AddressOf)) for x in walk(e)):
+        if not contains(e, Load, Call, AddressOf):
             self.plain[v] = substitute(e, self.plain)
         elif isinstance(e, Call) and e.op == "shfl_xor":
             self.swapped[v] = e
@@ -89,7 +89,7 @@ class Values:
             return e.value
         if isinstance(e, Var):
             return self.known.get(e)
-        if any(isinstance(x, (Load, Call, AddressOf)) for x in walk(e)) or not free_vars(e) <= self.known.keys():
+        if contains(e, Load, Call, AddressOf) or not free_vars(e) <= self.known.keys():
             return None
         try:
             return np.asarray(evaluate(e, self.known))
@@ -160,7 +160,7 @@ class Values:
         """Whether an expression of thread numbers is one number all the same."""
         if not isinstance(e, Expr) or not e.dtype.is_int and not e.dtype.is_bool or e.dtype.lanes != 1:
             return False
-        if any(isinstance(x, (Load, Call, AddressOf)) for x in walk(e)):
+        if contains(e, Load, Call, AddressOf):
             return False
         full = substitute(e, self.plain)
         if e.dtype.is_bool:

@@ -23,16 +23,16 @@ from .pass_ import TILE, PassContext, pass_
 def tma_columns(func: Func, cx: PassContext) -> Func:
     """See the module's text.  Keeps the program's meaning."""
     facts: dict[Expr, int] = {}
-    for x in walk(func.body):
-        if isinstance(x, Bind) and x.var.dtype.is_int:
+    for x in walk(func.body, Bind):
+        if x.var.dtype.is_int:
             facts[x.var] = known_divisor(x.value, facts)
 
     def mark(x: Any) -> Any:
-        if isinstance(x, (Copy, AtomicTile)) and any(unaligned_columns(r, facts) for r in (x.dst, getattr(x, "src", None))):
+        if any(unaligned_columns(r, facts) for r in (x.dst, getattr(x, "src", None))):
             return with_attrs(x, unaligned_columns=True)
         return None
 
-    return replace(func, body=rewrite(func.body, mark))
+    return replace(func, body=rewrite(func.body, mark, Copy, AtomicTile))
 
 
 def unaligned_columns(r: Any, facts: dict[Expr, int]) -> bool:

@@ -59,9 +59,9 @@ class _Copies:
         self.stores = TmaStores(launch, True, 0, strides)
         self.effects = list(effects(launch.body))
         self.written = {e.storage for e in self.effects if e.writes and e.buffer.scope_name == "global"}
-        self.pointers = {a.buffer.data for x in walk(launch.body) if isinstance(x, Call) and not x.op.startswith("mbarrier")
+        self.pointers = {a.buffer.data for x in walk(launch.body, Call) if not x.op.startswith("mbarrier")
                          for a in x.args if isinstance(a, AddressOf)}
-        shared = {x.buffer for x in walk(launch.body) if isinstance(x, Alloc) and x.buffer.scope_name in SHARED}
+        shared = {x.buffer for x in walk(launch.body, Alloc) if x.buffer.scope_name in SHARED}
         used = {e.buffer for e in self.effects if e.buffer.scope_name in SHARED} | shared
         self.views = {b.data for b in used if any(x is not b and x.data is b.data for x in used)}
         self.placed = placed_in_kernel(launch)
@@ -208,7 +208,7 @@ class _Copies:
 
     def _across(self, b: Buffer) -> bool:
         """Whether neighbouring threads touch different rows of a tile: other layouts than panels suit that better."""
-        if any(isinstance(x, Transpose) and b in (x.src.buffer, x.dst.buffer) for x in walk(self.launch.body)):
+        if any(b in (x.src.buffer, x.dst.buffer) for x in walk(self.launch.body, Transpose)):
             return True
         for loop in walk(self.launch.body):
             if not isinstance(loop, Parallel):

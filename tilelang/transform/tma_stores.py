@@ -45,7 +45,7 @@ class TmaStores:
         x, y, z = launch.threads
         self.one_group = x * y * z == GROUP
         on = on or asks_for_tma(launch)
-        self.on = on and not any(isinstance(x, Call) and x.op == "thread_return" for x in walk(launch.body))
+        self.on = on and not any(x.op == "thread_return" for x in walk(launch.body, Call))
         self.reports: dict[str, None] = {}
         self.first_group, self.issued = 0, False
         self.stages: dict[tuple[int, int, int, Any], Buffer] = {}
@@ -94,8 +94,7 @@ class TmaStores:
     @property
     def alone(self) -> bool:
         """Whether the launch has one copy or atomic to global memory only."""
-        return sum(isinstance(x, (Copy, AtomicTile)) and x.dst.buffer.scope_name == "global" for x in walk(
-            self.launch.body)) == 1
+        return sum(x.dst.buffer.scope_name == "global" for x in walk(self.launch.body, Copy, AtomicTile)) == 1
 
     def again(self, dst: Region) -> bool:
         """Whether the loops around may come to the same elements a second time."""
@@ -163,7 +162,7 @@ class TmaStores:
 
 def asks_for_tma(launch: Launch) -> bool:
     """Whether the program itself names TMA for what all threads reach."""
-    return any(isinstance(x, AtomicTile) and x.attr("use_tma") for x in walk(launch.body))
+    return any(x.attr("use_tma") for x in walk(launch.body, AtomicTile))
 
 
 def finished(thread: Expr) -> Stmt:

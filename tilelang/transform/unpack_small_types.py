@@ -176,7 +176,7 @@ class _Unpacking:
     # ---- tile operations --------------------------------------------------------------------------------------------
 
     def tile_op(self, op: TileOp) -> Node | None:
-        regions = [r for r in walk(op) if isinstance(r, Region)]
+        regions = [r for r in walk(op, Region)]
         paired = [r for r in regions if r.buffer in self.pairs]
         if paired and (len(paired) < len(regions) or not isinstance(op, (Copy, Transpose))):
             b = paired[0].buffer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.arith import known_divisor
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate, Expr, For,
-                         If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, fresh, load,
-                         replace, seq, substitute, walk)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate,
+                         Expr, For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast,
+                         const, fresh, contains, load, replace, seq, substitute, walk)
 from tilelang.ops.distribute import conjunction
 
 from .distributed_loop import Loop, depends, in_order, is_memory
@@ -30,7 +30,7 @@ def emit_lanes(lw: Any, loop: Loop, s: Stmt) -> Stmt:
             inner = replace(s, cond=rest)
             return replace(s, cond=lw.expr(uniform), then=lw.under(uniform, True, lambda: emit_lanes(lw, loop, inner)))
     if isinstance(s, For) and s.kind in ("serial", "unroll") and not depends(s.start, var) and \
-            not depends(s.extent, var) and not any(isinstance(x, (Break, Continue)) for x in walk(s.body)):
+            not depends(s.extent, var) and not contains(s.body, Break, Continue):
         # What leaves an iteration early leaves it for one lane alone: such a loop is run lane after lane.
         return lw.loop_stmt(s, lambda body: emit_lanes(lw, loop, body))
     if isinstance(s, Seq) and all(_splits(x) for x in s.stmts) and not _shared_by_lanes(s, var):
@@ -45,7 +45,7 @@ def _of_all_lanes(lw: Any, loop: Loop, cond: Expr) -> tuple[Any, Expr | None]:
     rest: list[Expr] = []
     for part in _parts(cond):
         same = _for_all(lw, loop, part)
-        if same is None or rest and any(isinstance(x, (Load, Call)) for x in walk(part)):  # which those before it may guard
+        if same is None or rest and contains(part, Load, Call):  # which those before it may guard
             rest.append(part)
         else:
             uniform.append(same)
@@ -66,7 +66,7 @@ def _for_all(lw: Any, loop: Loop, cond: Expr) -> Expr | None:
     if not depends(cond, var):
         return cond
     if not (isinstance(cond, Binary) and cond.op == "lt") or depends(cond.b, var) or \
-            any(isinstance(x, (Load, Call)) for x in walk(cond)):
+            contains(cond, Load, Call):
         return None
     if stride_along(cond.a, var, lw.analyzer) != 1 or known_divisor(cond.b, lw.divisors, lw.analyzer) % width or \
             known_divisor(cond.a, {**lw.divisors, var: width}, lw.analyzer) % width:
@@ -84,7 +84,7 @@ def _shared_by_lanes(s: Seq, var: Var) -> bool:
     """Whether a statement stores an element that is one for several lanes and another one touches it: a sum that is looked
     at while it is formed, in the order of the lanes."""
     for x in s.stmts:
-        shared = {y.buffer.data for y in walk(x) if isinstance(y, Store) and not any(depends(i, var) for i in y.indices)}
+        shared = {y.buffer.data for y in walk(x, Store) if not any(depends(i, var) for i in y.indices)}
         if shared and any(isinstance(z, (Load, Store, AddressOf)) and z.buffer.data in shared
                           for y in s.stmts if y is not x for z in walk(y)):
             return True
@@ -92,7 +92,7 @@ def _shared_by_lanes(s: Seq, var: Var) -> bool:
 
 
 def _has_fragment_load(e: Node) -> bool:
-    return any(isinstance(x, Load) and x.buffer.scope_name == "local.fragment" for x in walk(e))
+    return any(x.buffer.scope_name == "local.fragment" for x in walk(e, Load))
 
 
 def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
@@ -175,7 +175,7 @@ def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int
         return [], []
     order: list[tuple[Node, bool]] = []
     in_order(s, False, order)
-    private = {x.var for x in walk(s) if isinstance(x, (Bind, For))}
+    private = {x.var for x in walk(s, Bind, For)}
     first_store: dict[Var, int] = {}
     last_touch: dict[Var, int] = {}
     stores_of: dict[Var, int] = {}
@@ -276,7 +276,7 @@ def _vector_statement(lw: Any, loop: Loop, s: Stmt) -> Stmt | None:
             return None
         local = lw.local_of(value.buffer)
         return seq(*[_put(lw, loop, s, at, w, load(local, (_ramp(reg[0] + at, w),))) for at in range(0, width, w)])
-    if not depends(value, loop.lane_var) and not any(isinstance(x, (Load, Call)) for x in walk(value)):  # type: ignore[arg-type]
+    if not depends(value, loop.lane_var) and not contains(value, Load, Call):  # type: ignore[arg-type]
         wide = s.buffer.dtype.with_lanes(target)
         inner = lw.expr(value)
         return seq(*[_put(lw, loop, s, at, target, Broadcast(inner, target, wide)) for at in range(0, width, target)])

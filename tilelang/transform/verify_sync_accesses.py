@@ -8,7 +8,7 @@ import numpy as np
 
 from tilelang.ir import Buffer, Const, Evaluate, Expr, Load, Node, Ramp, Select, Store
 from tilelang.ir.expr import AddressOf, Call
-from tilelang.ir.visitor import children
+from tilelang.ir.children import children
 from tilelang.target.atomics import Atomic, family
 
 from .sync_fault import SHARED, Fault, Found

@@ -51,7 +51,7 @@ class Answers:
         if isinstance(e, Var):
             if self._outer is None:
                 self._outer = free_vars(self.launch)
-                self._names = {x.var: x.value for x in walk(self.launch.body) if isinstance(x, Bind)}
+                self._names = {x.var: x.value for x in walk(self.launch.body, Bind)}
             if e in self._names:
                 return self._parameter(self._names[e], known)
             return (e, 0) if e in self._outer and e not in known and not e.dtype.is_float else None

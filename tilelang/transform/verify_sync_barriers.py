@@ -18,7 +18,7 @@ import numpy as np
 from tilelang.ir import (Alloc, Assert, Bind, Buffer, Const, Evaluate, Expr, For, If, Launch, Load, Node, Ramp,
                          Select, Seq, Stmt, Store, Var, While)
 from tilelang.ir.expr import AddressOf, Call
-from tilelang.ir.visitor import children
+from tilelang.ir.children import children
 from tilelang.layout.distinct import distinct
 from tilelang.target.atomics import Atomic, Branch, Iterations, family
 

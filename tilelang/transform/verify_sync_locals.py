@@ -55,7 +55,7 @@ class Locals:
                     self._reads(e)
 
     def _reads(self, e: Expr) -> None:
-        self.followed.update(x.buffer.data for x in walk(e) if isinstance(x, Load) and x.buffer.data in self.plain)
+        self.followed.update(x.buffer.data for x in walk(e, Load) if x.buffer.data in self.plain)
 
     def changes(self, s: Node) -> bool:
         """Whether a statement itself sets a variable that is followed."""

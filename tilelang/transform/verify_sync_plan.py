@@ -7,7 +7,7 @@ from math import gcd, lcm
 from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Continue, For, If, Launch, Load, Node, Stmt,
                          Store, Var, While, walk)
 from tilelang.ir.expr import AddressOf, Call
-from tilelang.ir.visitor import children
+from tilelang.ir.children import children
 from tilelang.target.tensor_map import tensor_maps_of
 
 from .sync_fault import SHARED
@@ -52,7 +52,7 @@ class Plan:
         self._leaves: dict[int, bool] = {}
         self.skeleton: dict[int, list[Stmt]] = {}  # of Seqs: what decides how often ring loops run
         # Small moduli by which something is picked, the variables it depends on, and by how much those are divided first.
-        self._moduli = [(int(x.b.value), {y for y in walk(x.a) if isinstance(y, Var)}, _divided(x.a)) for x in nodes
+        self._moduli = [(int(x.b.value), {y for y in walk(x.a, Var)}, _divided(x.a)) for x in nodes
                         if isinstance(x, Binary) and x.op in ("floormod", "truncmod") and isinstance(x.b, Const)
                         and isinstance(x.b.value, int) and 0 < x.b.value <= 64]
         # A loop over tiles finds its tile by divisions: those are no stages.
@@ -160,7 +160,7 @@ class Plan:
         """Whether a ring loop has ring loops inside: each of its turns may start anywhere in the rings."""
         hit = self._outer.get(id(s))
         if hit is None:
-            hit = self._outer[id(s)] = any(self.facts(x.body)[1] for x in walk(s.body) if isinstance(x, (For, While)))
+            hit = self._outer[id(s)] = any(self.facts(x.body)[1] for x in walk(s.body, For, While))
         return hit
 
     def unit(self, s: For) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilelang.ir import Bind, Binary, Const, Expr, For, Launch, Load, Ramp, Store, Var, walk
 from tilelang.ir.expr import AddressOf, Call
-from tilelang.ir.visitor import children
+from tilelang.ir.children import children
 
 from tilelang.target.atomics import Atomic
 
@@ -34,8 +34,8 @@ def widest_piece(launch: Launch) -> int:
 
 def slot_turns(s: For) -> tuple[int, int]:
     """(iterations of a loop after which slots chosen modulo small numbers have all met each other, turns of the slots)."""
-    mods = [int(x.b.value) for x in walk(s.body) if isinstance(x, Binary) and x.op in ("floormod", "truncmod")
-            and isinstance(x.b, Const) and 0 < x.b.value <= 16 and any(y is s.var for y in walk(x.a))]
+    mods = [int(x.b.value) for x in walk(s.body, Binary) if x.op in ("floormod", "truncmod") and
+            isinstance(x.b, Const) and 0 < x.b.value <= 16 and any(y is s.var for y in walk(x.a))]
     return max(mods, default=1) + 1, lcm(1, *mods)
 
 

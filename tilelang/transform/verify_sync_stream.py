@@ -123,7 +123,7 @@ class Stream(Accesses):
                             break
             case Evaluate() if s.call.op in WAIT_RULES:
                 yield from WAIT_RULES[s.call.op](self, s.call, s.span)
-            case _ if any(isinstance(x, Call) and x.op.startswith("syncthreads_") for x in walk(s)):
+            case _ if any(x.op.startswith("syncthreads_") for x in walk(s, Call)):
                 self.do(s)
                 yield from WAIT_RULES["sync_threads"](self, None, s.span)
             case _:
@@ -395,7 +395,7 @@ class Stream(Accesses):
 
     def _range(self, s: Stmt, data: Var) -> tuple[int, int] | None:
         """First and last element of a register array that a statement touches, None when not known."""
-        loops = {x.var: x for x in walk(s) if isinstance(x, For)}
+        loops = {x.var: x for x in walk(s, For)}
         lo, hi = 1 << 30, -1
         for x in walk(s):
             if isinstance(x, AddressOf) and x.buffer.data is data:
@@ -406,7 +406,7 @@ class Stream(Accesses):
             lanes = 1
             if isinstance(e, Ramp):
                 e, lanes = e.base, e.lanes
-            used = [v for v in dict.fromkeys(y for y in walk(e) if isinstance(y, Var)) if v in loops]
+            used = [v for v in dict.fromkeys(y for y in walk(e, Var)) if v in loops]
             if any(not isinstance(loops[v].extent, Const) or not isinstance(loops[v].start, Const) for v in used):
                 return None
             grids = np.meshgrid(*(np.arange(int(loops[v].extent.value)) + int(loops[v].start.value)  # type: ignore

@@ -143,10 +143,10 @@ class _Trials:
         last = {self.plan.stages}
         for s in self.plan.nodes:
             if isinstance(s, If) and self.plan.facts(s)[2]:
-                if not any(isinstance(x, Call) and x.op == "thread_return" for x in walk(s)):  # the model cannot follow it
+                if not any(x.op == "thread_return" for x in walk(s, Call)):  # the model cannot follow it
                     branches.append(s.cond)
             elif self.plan.is_ring_loop(s):  # type: ignore[arg-type]
-                found = [x.cond for x in walk(s.body) if isinstance(x, If) and self.plan.leaves(x)]  # type: ignore[attr-defined]
+                found = [x.cond for x in walk(s.body, If) if self.plan.leaves(x)]  # type: ignore[attr-defined]
                 conds += [*found, *([s.cond] if isinstance(s, While) else [])]
                 if found and isinstance(s, For) and isinstance(s.extent, Const):
                     last.add(int(s.extent.value) - 1)

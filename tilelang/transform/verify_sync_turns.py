@@ -6,14 +6,14 @@ from collections.abc import Container
 
 from tilelang.ir import Bind, Binary, Const, For, Launch, Load, Node, Store, Var, walk
 from tilelang.ir.expr import AddressOf
-from tilelang.ir.visitor import children
+from tilelang.ir.children import children
 
 from .sync_fault import SHARED
 
 
 def has_unknown_loops(launch: Launch) -> bool:
     """Whether some loop's number of turns is known only at run time."""
-    return any(isinstance(x, For) and not isinstance(x.extent, Const) for x in walk(launch.body))
+    return any(not isinstance(x.extent, Const) for x in walk(launch.body, For))
 
 
 def places_by(s: For, followed: Container[Var]) -> bool:

@@ -56,7 +56,7 @@ def written_roles(func: Func, cx: PassContext) -> Func:
 
 
 def _written(launch: Launch) -> Launch:
-    nodes = list(walk(launch.body))
+    nodes = list(walk(launch.body, Alloc, Call, Copy, Gemm))
     for n in nodes:
         if isinstance(n, Copy) and (n.attr("by_hand") or n.attr("dst_block") is not None):
             check_tma_copy(n)
@@ -146,7 +146,7 @@ def _check_roles(launch: Launch) -> None:
                             "other roles, in a block of whole warp groups along x",
                             found="others", span=s.span,
                             notes=((outer.span, "these warp groups"),))
-            for b in {x for x in walk(s) if isinstance(x, Buffer) and x.scope_name == FRAGMENT}:
+            for b in {x for x in walk(s, Buffer) if x.scope_name == FRAGMENT}:
                 first, where = users.setdefault(b.data, (role, s))
                 if first != role:
                     raise error("role-fragment", f"`{b.name}` is used by {_groups(role, whole)}, and by "
@@ -154,7 +154,7 @@ def _check_roles(launch: Launch) -> None:
                                 found=f"{_groups(role, whole)} and {_groups(first, whole)}",
                                 span=s.span, notes=((where.span, "used here"),))
             return
-        if isinstance(s, If) and any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(s.cond)):
+        if isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)):
             got = role_of(s.cond)
             stmt(s.then, got if got is not None and role == whole else (-1, 0), s)
             if s.orelse is not None:

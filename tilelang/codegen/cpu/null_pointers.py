@@ -14,7 +14,8 @@ from typing import Any
 from tilelang.ir import (Bind, Break, Buffer, Continue, Evaluate, Expr, For, If, Launch, Load, Node, Parallel, Select, Seq,
                          Stmt, Store, TileOp, Var, While, rebuild, replace, seq, unary)
 from tilelang.ir.expr import AddressOf
-from tilelang.ir.visitor import children, walk
+from tilelang.ir.children import children
+from tilelang.ir.visitor import walk
 
 TEXT = "is made of the null pointer, and used"
 

@@ -76,7 +76,7 @@ class WarpTiles:
 def padded_operands(body: Node, layout_of: Callable[[Buffer], Any]) -> set[Var]:
     """Storage of the fragments in a launch's body that warp matrix instructions use and whose registers are more than
     their elements: those registers are given a value where the fragment is allocated."""
-    found = [r.buffer for op in walk(body) if isinstance(op, TileOp) and op.attr("instruction") in MMA_ROWS
+    found = [r.buffer for op in walk(body, TileOp) if op.attr("instruction") in MMA_ROWS
              for r in (op.a, op.b, op.c)]  # type: ignore[attr-defined]
     return {b.data for b in found if b.scope_name == FRAGMENT and layout_of(b).is_padded}
 

@@ -1,0 +1,57 @@
+"""What is directly below a node, and which classes of nodes are anywhere below it; found once and kept on the node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .nodes import Node, kinds_of, node_fields
+
+
+def below(n: Node) -> tuple[Node, ...]:
+    """Direct child nodes from the last to the first."""
+    known = n._below
+    return _find_below(n) if known is None else known
+
+
+def _find_below(n: Node) -> tuple[Node, ...]:
+    out: list[Node] = []
+    for f in node_fields(type(n)):
+        v = getattr(n, f)
+        if isinstance(v, Node):
+            out.append(v)
+        elif type(v) is tuple and v:
+            _nodes_in(v, out)
+    out.reverse()
+    found = tuple(out)
+    object.__setattr__(n, "_below", found)
+    return found
+
+
+def _nodes_in(values: tuple[Any, ...], out: list[Node]) -> None:
+    for v in values:
+        if isinstance(v, Node):
+            out.append(v)
+        elif type(v) is tuple and v:
+            _nodes_in(v, out)
+
+
+def children(n: Node) -> Iterator[Node]:
+    """Direct child nodes, in field order; Buffers and Vars included, a Buffer's own fields not."""
+    return reversed(below(n))
+
+
+def held(n: Node) -> int:
+    """Bits of the classes of n and of all nodes below it; of a Buffer its own alone."""
+    kinds = n._held
+    if not kinds:
+        kinds = n._kind
+        for c in below(n):
+            kinds |= c._held or held(c)
+        object.__setattr__(n, "_held", kinds)
+    return kinds
+
+
+def contains(n: Node, *classes: type) -> bool:
+    """Whether n, or a node below it, is an instance of one of these classes."""
+    return held(n) & kinds_of(classes) != 0
