@@ -27,6 +27,7 @@ import numpy as np
 import tilelang.language as T
 
 LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
 LAG = 8.0  # `top` follows the scores when weights would pass 2^8: far below what a float16 holds
 
 
@@ -112,11 +113,11 @@ def finish(acc, top, total, factor, c):
     """Results of a tile: acc becomes the weighted mean of V, `total` the natural logarithm of the sum of exp(scores)."""
     rows, dim = acc.shape
     for i in T.Parallel(rows):
-        factor[i] = T.if_then_else(total[i] == 0, 0.0, 1.0 / total[i])
+        factor[i] = T.if_then_else(total[i] == 0, 0.0, T.fast_rcp(total[i]))  # a sum of a row is 1 or more
     for i, j in T.Parallel(rows, dim):
         acc[i, j] *= factor[i]
     for i in T.Parallel(rows):
-        total[i] = T.if_then_else(total[i] == 0, -T.infinity("float32"), (T.log2(total[i]) + top[i] * c) / LOG2E)
+        total[i] = T.if_then_else(total[i] == 0, -T.infinity("float32"), (T.log2(total[i]) + top[i] * c) * LN2)
 
 
 def dense_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile: Tile, with_lse: bool,
