@@ -16,16 +16,16 @@ from tilelang.target import Target
 
 from .arrays import empty, left_of, maker, target_of, zeros
 from .cut_kernels import gemm_cut
-from .cut_tiles import choose_cut
 from .few_rows import MOST_ROWS, FewRows, few_rows_product
 from .grouped_kernels import gemm_grouped
+from .kept_choices import choose_cut, choose_tile
 from .matmul_kernels import Form, gemm, gemm_two_level
 from .operands import Copied, Operand, as_it_lies, copy_of
 from .padded import Copies
 from .repack import Rows, pad_rows, repack
 from .split_kernels import gemm_split
 from .tile_facts import Cut
-from .tiles import SOON_SAVES, Chip, Problem, Tile, chip_of, choose_tile, without_wgmma
+from .tiles import SOON_SAVES, Chip, Problem, Tile, chip_of, without_wgmma
 from .vectors import VectorForm, vector_product
 
 register("matmul-target", ValueError, "element types that the target's products do not have",

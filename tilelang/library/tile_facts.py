@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, inf
 
 from tilelang.runtime import cuda_driver
@@ -147,6 +148,7 @@ def _units() -> int:
     return int(cuda_driver.driver().properties(0).sm_count)
 
 
+@lru_cache(maxsize=4096)
 def turned(p: Problem, staged: bool = False) -> Problem:
     """The product whose result is the transposed one."""
     return replace(p, m=p.n, n=p.m, a_k=p.b_k, b_k=p.a_k, a_rows=p.b_rows, b_rows=p.a_rows, may_turn=False, staged=staged,

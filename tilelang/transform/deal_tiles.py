@@ -16,6 +16,7 @@ Nothing is counted while the kernel runs: the same block computes the same tiles
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,6 +27,13 @@ ALIGNED = 1.1  # what a panel may load more whose waves are whole columns
 SLACK = 1.005  # an order that is worse by less is taken when it shares more
 
 
+@lru_cache(maxsize=8)
+def _waves(blocks: int) -> list[tuple[int, float]]:
+    """(rows of a panel, columns that as many blocks load in a wave of it)."""
+    return [(rows, blocks / rows if blocks % rows == 0 else (blocks - 1) / rows + 1) for rows in range(1, blocks + 1)]
+
+
+@lru_cache(maxsize=4096)
 def panel_rows(blocks: int, row: float, column: float) -> int:
     """Rows of a panel, of which `blocks` blocks work on as many columns as they fill at a time.
 
@@ -33,12 +41,9 @@ def panel_rows(blocks: int, row: float, column: float) -> int:
     blocks fill whole columns, each keeps its row from wave to wave, and no column is in two waves: 12 rows for 132 blocks
     gave products of 128x256 tiles 1 to 5 % more on an H200 than 16 or 8 (docs/performance.md).
     """
-    def loaded(rows: int) -> float:
-        return rows * row + (blocks / rows if blocks % rows == 0 else (blocks - 1) / rows + 1) * column
-
-    best = min(range(1, blocks + 1), key=loaded)
-    whole = min((r for r in range(1, blocks + 1) if blocks % r == 0), key=loaded)
-    return whole if loaded(whole) <= ALIGNED * loaded(best) else best
+    loaded = [(rows * row + columns * column, rows) for rows, columns in _waves(blocks)]
+    best, whole = min(loaded), min(x for x in loaded if blocks % x[1] == 0)
+    return (whole if whole[0] <= ALIGNED * best[0] else best)[1]
 
 
 @record

@@ -1,0 +1,57 @@
+"""Choices of the tile model that later processes find on disk: a shape takes 10 to 400 ms to price, its kernel 10 to load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any
+
+from tilelang.env import env
+from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
+
+from . import cut_tiles, tiles
+from .tile_facts import Chip, Cut, Problem, Tile
+
+_WORTH = 3e-3  # seconds from which on a choice is kept: reading one takes 0.2 ms, writing 1
+_disk = DiskCache("choices")
+
+
+@lru_cache(maxsize=1024)
+def choose_tile(chip: Chip, p: Problem) -> Tile:
+    """tiles.choose_tile."""
+    return _read(_kept("tile", (chip, p), lambda: asdict(tiles.choose_tile(chip, p))))
+
+
+@lru_cache(maxsize=1024)
+def choose_cut(chip: Chip, p: Problem, plain: Tile) -> tuple[Tile, Cut] | None:
+    """cut_tiles.choose_cut."""
+    def find() -> Any:
+        found = cut_tiles.choose_cut(chip, p, plain)
+        return None if found is None else [asdict(found[0]), found[1].axis, found[1].at, asdict(found[1].tile)]
+
+    kept = _kept("cut", (chip, p, plain), find)
+    return None if kept is None else (_read(kept[0]), Cut(kept[1], kept[2], _read(kept[3])))
+
+
+def _kept(what: str, given: tuple[Any, ...], find: Callable[[], Any]) -> Any:
+    """What `find` gives, JSON values, or gave in a process before to this compiler.  given: all that decides it."""
+    if not env.is_cache_enabled():
+        return find()
+    key = digest(["library", what, *map(repr, given), compiler_stamp()])
+    entry = _disk.load(key)
+    if entry is not None:
+        return entry.meta["choice"]
+    start = time.perf_counter()
+    found = find()
+    if time.perf_counter() - start >= _WORTH:
+        _disk.store(key, Entry({"about": f"{what}: {given}", "choice": found}))
+    return found
+
+
+def _read(values: dict[str, Any]) -> Tile:
+    return Tile(**{**values, "cluster": tuple(values["cluster"])})
+
+
+__all__ = ["choose_cut", "choose_tile"]
