@@ -18,6 +18,7 @@ from tilelang.ir import (
     Buffer,
     Cast,
     Continue,
+    For,
     If,
     Select,
     Shuffle,
@@ -82,6 +83,18 @@ def test_index_arithmetic_prints_as_shifts_and_masks():
     assert text_of((tx - 64) // 3, tvars=tv) == "tl::floordiv<int>(tx - 64, 3)"
     assert text_of((tx - 64) // 4, tvars=tv) == "(tx - 64) >> 2"
     assert text_of((tx - 64) % 3, tvars=tv) == "tl::floormod<int>(tx - 64, 3)"
+
+
+def test_a_variable_bound_again_had_the_bounds_of_before():
+    """A copy of a loop with more turns: 7 - v is negative in it, where C's division rounds the other way."""
+    v, x = fresh("v"), tensor("x", (16,), "int32")
+
+    def loop(n):
+        return For(v, const(0), const(n), "serial", Store(x, (v,), (7 - v) // 3))
+
+    text = print_kernel(kernel([x], [loop(4), loop(16)]))
+    assert re.findall(r"x\[v\w*\] = (.*);", text) == ["(7 - v) / 3", "tl::floordiv<int>(7 - v, 3)"]
+
 
 
 def test_arithmetic_on_data_wraps():

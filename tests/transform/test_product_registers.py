@@ -19,7 +19,7 @@ from tilelang.ir import replace as replaced
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.target.register_forms import MOST, Form, constant, packed_source, register_form, value_form
+from tilelang.target.register_forms import MOST, Form, constant, form_of, packed_source, register_form
 from tilelang.transform import pipeline
 from tilelang.transform.pass_ import DEVICE, pass_
 from tilelang.transform.product_registers import product_registers
@@ -39,7 +39,7 @@ def taken_apart(func, cx):
 
     def visit(x):
         if isinstance(x, For) and x.attr("registers"):
-            form = register_form(x) or value_form(x)
+            form = form_of(x)
             named = [form.buffer, *([form.source] if x.attr("registers") == "source" else [])]
             return with_attrs(substitute(x, {b: own(b) for b in named}), registers=None)
         if isinstance(x, Evaluate) and x.call.op == "wgmma" and x.call.attr("registers"):
@@ -78,7 +78,7 @@ def numbers(*shape, dtype=np.float16):
 
 def marked(kernel):
     """(kinds of loops on registers, number of moves in, of moves out)."""
-    kinds = [(register_form(x) or value_form(x)).kind for x in walk(kernel.launch.body)
+    kinds = [form_of(x).kind for x in walk(kernel.launch.body)
              if isinstance(x, For) and x.attr("registers")]
     moves = [x.attr("move") for x in walk(kernel.launch.body) if isinstance(x, Call) and x.op == "wgmma_pin"]
     return sorted(kinds), moves.count("in"), moves.count("out")

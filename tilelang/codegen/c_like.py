@@ -221,8 +221,8 @@ class CLikePrinter:
         value = self.top(s.value)
         if s.var.dtype.is_int and s.var.dtype.lanes == 1:
             low, high = self.facts.interval(s.value)
-            if (low, high) != (None, None):
-                self.facts.bind(s.var, low, high)
+            if (low, high) != (None, None) or s.var in self.facts.env:
+                self.facts = self.facts.bind(s.var, low, high)
         if self.from_data(s.value):
             self.data_vars.add(s.var)
         kind = self.type_name(s.var.dtype, s.span)
@@ -233,7 +233,7 @@ class CLikePrinter:
         self.emit(f"{self.top(s.call)};")
 
     def _for(self, s: For) -> None:
-        self.facts.bind(s.var, *extent_bounds(self.facts, s.start, s.extent))
+        self.facts = self.facts.bind(s.var, *extent_bounds(self.facts, s.start, s.extent))
         if s.kind not in ("serial", "unroll", "vectorized"):
             raise InternalError(f"a {s.kind} loop reached the code generator: the program is not in phase DEVICE")
         end = self._once(binary("add", s.start, s.extent), s)

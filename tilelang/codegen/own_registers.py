@@ -16,12 +16,13 @@ from tilelang.ir import (AddressOf, Binary, Buffer, Call, Expr, For, If, Load, S
 from tilelang.target.register_forms import MAPPED, SUMMED, Form, constant, form_of, own_element, packed_source, sum_form
 
 from .c_like import POSTFIX, Text
+from .rare_loops import RareLoops
 
 LEAST_HALVES = 8  # elements of a sum that is worth two halves
 LEAST_THREES = 16  # elements of a maximum that is worth a second look at its result
 
 
-class OwnRegisters:
+class OwnRegisters(RareLoops):
     """Part of CudaPrinter.  own_names: by storage; own_registers: PTX type and number by name; own_functions: definitions that
     name them."""
 
@@ -94,6 +95,10 @@ class OwnRegisters:
             self._summed(form, s)
         elif form.kind == "sums":
             self._sums(s)
+        elif form.kind == "select":
+            self.selected(form)
+        elif form.kind == "store":
+            self.stored(form, s)
         else:
             self._values(form)
 
@@ -187,7 +192,7 @@ class OwnRegisters:
             self.depth += 1
             self.namer.open_scope()
             self.emit(f"const {self.type_name(s.var.dtype)} {self.namer(s.var, s.var.name)} = {k};")
-            self.facts.bind(s.var, k, k)
+            self.facts = self.facts.bind(s.var, k, k)
             yield k
             self.namer.close_scope()
             self.depth -= 1

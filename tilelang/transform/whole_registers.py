@@ -2,7 +2,8 @@
 
     wgmma(S, …)                                       wgmma(S, …, registers=("c",))
     wgmma_wait(…); wgmma_pin(S)                       wgmma_wait(…)
-    if …: for r: S[r] = … if … else -inf       ->     if …: wgmma_pin(S, move="out"); for r: …; wgmma_pin(S, move="in")
+    if …: for r: S[r] = tanh(S[r])             ->     if …: wgmma_pin(S, move="out"); for r: …; wgmma_pin(S, move="in")
+    if …: for r: S[r] = S[r] if … else -inf           the same, attr `registers`
     for r: S[r] = exp2(S[r] * c - top[…] * c)         the same, attr `registers`
     for r: P[r] = float16(S[r])                       the same, attr `registers`
     wgmma(acc, P, …)                                  wgmma(acc, P, …, registers=("c", "a"))
@@ -14,8 +15,8 @@ for one with few registers and would keep over the loop what it computed anew be
 `own_values` print indices of threads that it does not know behind the loop (`codegen/own_registers.py`).
 
 It is all or nothing: every array that a product names has registers of its own, and each statement of the innermost loops
-with products that touches one has a form (`target/register_forms.py`) or stands in a branch, around which the values pass
-through an array.  Elsewhere any statement may borrow the values so.
+with products that touches one has a form (`target/register_forms.py`) or stands in a branch: if not all that does so there
+has a form, the values pass through an array around it.  Elsewhere any statement may borrow the values so.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, For, If, Launch, Stmt, Store, Var, const, rebuild, seq,
+from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, For, If, Launch, Seq, Stmt, Store, Var, const, rebuild, seq,
                          with_attrs)
 from tilelang.ir import replace as replaced
-from tilelang.target.register_forms import Form, form_of
+from tilelang.target.register_forms import RARE, Form, form_of
 
 from .effects import effects, own_effects
 from .register_graph import NEVER, Graph, Node, running_after, states
@@ -49,9 +50,10 @@ def whole_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | Non
         touched = n.reads | n.writes
         if not touched or n.kind:
             continue
-        if n.form is not None and touched == _named(n.form, found):
+        rare = n.loop not in hot
+        if n.form is not None and touched == _named(n.form, found) and (rare or n.form.kind not in RARE):
             direct.add(id(n.stmts[0]))
-        elif _may_borrow(n, n.loop in hot, found):
+        elif _may_borrow(n, not rare, found):
             borrowed[id(n.stmts[0])] = [(found[v], v in n.writes) for v in found if v in touched]
         else:
             return None
@@ -109,18 +111,39 @@ class _Rewriter:
         if isinstance(x, Evaluate):
             return self._evaluate(x)
         if id(x) in self.direct:
-            form = form_of(x)
-            own = form is not None and form.source is not None and form.source.data in self.found
-            marked = with_attrs(x, registers="source" if own else True)
-            marked.__dict__["_form"] = form
-            return marked
+            return self._marked(x)
         arrays = self.borrowed.get(id(x))
         if arrays is None:
             return rebuild(x, self.visit)
         if isinstance(x, If):
-            return replaced(x, then=_borrowing(x.then, arrays),
-                            orelse=None if x.orelse is None else _borrowing(x.orelse, arrays))
+            return replaced(x, then=self._branch(x.then, arrays),
+                            orelse=None if x.orelse is None else self._branch(x.orelse, arrays))
         return _borrowing(x, arrays)
+
+    def _marked(self, x: Stmt) -> Stmt:
+        form = form_of(x)
+        own = form is not None and form.source is not None and form.source.data in self.found
+        marked = with_attrs(x, registers="source" if own else True)  # type: ignore[arg-type]
+        marked.__dict__["_form"] = form
+        return marked
+
+    def _branch(self, s: Stmt, arrays: list[tuple[Buffer, bool]]) -> Stmt:
+        """What runs in a branch: on the registers where all of it has forms, else with the values in arrays."""
+        marked = self._on_registers(s)
+        return _borrowing(s, arrays) if marked is None else marked
+
+    def _on_registers(self, s: Stmt) -> Stmt | None:
+        touched = {e.storage for e in effects(s)} & set(self.found)
+        if not touched:
+            return s
+        if isinstance(s, Seq):
+            parts = [self._on_registers(x) for x in s.stmts]
+            return None if None in parts else replaced(s, stmts=tuple(parts))
+        if isinstance(s, If) and not any(e.storage in touched for e in own_effects(s)):
+            then, orelse = self._on_registers(s.then), None if s.orelse is None else self._on_registers(s.orelse)
+            return None if then is None or s.orelse is not None and orelse is None else replaced(s, then=then, orelse=orelse)
+        form = form_of(s) if isinstance(s, For) else None
+        return None if form is None or touched != _named(form, self.found) else self._marked(s)
 
     def _evaluate(self, s: Evaluate) -> Stmt:
         if s.call.op == "wgmma":
