@@ -24,6 +24,7 @@ from tilelang.runtime import nvrtc
 from tilelang.target.register_forms import RARE, affine_in, form_of, inlined, rare_form
 from transform.test_product_registers import both_ways, marked, numbers
 
+passes = sys.modules["tilelang.transform.whole_registers"]
 FAST = {"tl.enable_fast_math": True}
 I32 = dtype("int32")
 SHAPE = (3, 2, 2)  # turns of the loops, element r * 4 + q * 2 + p
@@ -231,6 +232,7 @@ def after_branches(wide):
 
 @pytest.mark.parametrize("wide", [64, 72])
 def test_branches_work_on_the_registers(monkeypatch, wide):
+    monkeypatch.setattr(passes, "MASKS", True)
     q, k = numbers(128, 64) // 3, numbers(128, 64) // 3
     got, lowered = both_ways(after_branches(wide), q, k, np.zeros((64, 64), np.float16), np.zeros((64, wide), np.float32),
                             monkeypatch=monkeypatch, config=FAST)
