@@ -152,6 +152,13 @@ class Environment:
             raise AttributeError(f"no setting {name!r}; see env.settings()")
         object.__setattr__(self, name, value)
 
+    def standing(self, settings: tuple[EnvVar, ...]) -> tuple[Any, ...]:
+        """What settings stand at, unparsed: part of a key that calls make each time."""
+        data = getattr(os.environ, "_data", None)
+        if data is None or self._overrides:
+            return tuple([s.get(self) for s in settings])
+        return tuple([data.get(s.raw) for s in settings])
+
     def settings(self) -> dict[str, EnvVar]:
         """Name -> EnvVar, in the order of the table."""
         return {n: v for n, v in vars(type(self)).items() if isinstance(v, EnvVar)}

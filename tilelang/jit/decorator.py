@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tilelang.env import env
+from tilelang.env import Environment, env
 from tilelang.errors import InternalError, JITNoBuilderError, TileLangError, error, register, told
 from tilelang.target import Target
 from tilelang.transform.scope import current_config
@@ -38,6 +38,7 @@ register("jit-configs", ValueError, "par_compile is given configurations that ar
          expected="a tuple or a dict for each configuration")
 
 _SIMPLE_TYPES = frozenset(SIMPLE)
+_DECIDING = (Environment.TILELANG_TARGET, Environment.TILELANG_DEFAULT_TARGET, Environment.TILELANG_EXECUTION_BACKEND)
 
 
 def names_around(fn: Any) -> dict[str, Any] | None:
@@ -209,8 +210,7 @@ class JITImpl(InClasses):
             captured = self._captured = Captured(self.func)
         configs = (*configs, captured.values())
         if self.target is None or self.target == "auto":
-            return (configs, Target.current(), env.TILELANG_TARGET, env.TILELANG_DEFAULT_TARGET,
-                    env.TILELANG_EXECUTION_BACKEND)
+            return configs, Target.current(), env.standing(_DECIDING)
         return configs
 
     def _frozen_configs(self, configs: tuple[Any, ...]) -> tuple[Any, ...]:

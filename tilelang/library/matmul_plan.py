@@ -320,7 +320,7 @@ def _calls(kernel: Plan, f: Form, reads: tuple[Plan, Plan], padded: list[Callabl
         if out is None:
             out = result()
         if f.scaling == "tensor":
-            scale_a, scale_b = scale_a.reshape(1), scale_b.reshape(1)
+            scale_a, scale_b = (x if x.ndim == 1 else x.reshape(1) for x in (scale_a, scale_b))
         kernel(read_a(a), read_b(b), *[make() for make in padded], bias, scale_a, scale_b, *[make() for make in space], out)
         return out
 

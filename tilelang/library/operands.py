@@ -9,7 +9,7 @@ from typing import Any
 
 from tilelang.language.state import error
 
-from .arrays import strides
+from .arrays import is_numpy, strides
 
 
 def as_it_lies(x: Any) -> Any:
@@ -18,7 +18,7 @@ def as_it_lies(x: Any) -> Any:
 
 
 def _turned(x: Any) -> Any:
-    return x.swapaxes(-1, -2)
+    return x.swapaxes(-1, -2) if is_numpy(x) else x.mT  # torch takes two thirds of the time for the second
 
 
 @dataclass(frozen=True)

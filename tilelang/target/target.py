@@ -130,18 +130,17 @@ class Target:
         return f"Target({str(self)!r})"
 
     def __enter__(self) -> Target:
-        _stack().append(self)
+        _local.stack.append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _stack().pop()
+        _local.stack.pop()
 
     @staticmethod
     def current(allow_none: bool = True) -> Target | None:
         """The innermost `with Target(...)`.  Raises ValueError when there is none and allow_none is False."""
-        open_blocks = getattr(_LOCAL, "stack", None)
-        if open_blocks:
-            return open_blocks[-1]  # type: ignore[no-any-return]
+        if _local.stack:
+            return _local.stack[-1]
         if not allow_none:
             raise ValueError("Target context required: no `with Target(...)` is active")
         return None
@@ -217,13 +216,14 @@ class Target:
         return self.at_least(90)
 
 
-def _stack() -> list[Target]:
-    if not hasattr(_LOCAL, "stack"):
-        _LOCAL.stack = []
-    return _LOCAL.stack
+class _Local(threading.local):
+    """Of a thread: the open `with` blocks."""
+
+    def __init__(self) -> None:
+        self.stack: list[Target] = []
 
 
-_LOCAL = threading.local()
+_local = _Local()
 
 
 def _bad(what: Any, advice: str, hint: str = "") -> Exception:

@@ -10,7 +10,12 @@ from typing import Any
 
 from .observe import PassEvent, PassEventObserver, observing
 
-_local = threading.local()
+class _Local(threading.local):
+    """Of a thread: the open blocks, and how many `as_planned` ones."""
+
+    def __init__(self) -> None:
+        self.stack: list[PassContext] = []
+        self.plans = 0
 
 
 class PassContext:
@@ -35,11 +40,11 @@ class PassContext:
 
     def __enter__(self) -> PassContext:
         self._watch.enter_context(observing(*map(as_observer, self.instruments)))
-        _stack().append(self)
+        _local.stack.append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _stack().pop()
+        _local.stack.pop()
         self._watch.close()
 
 
@@ -78,21 +83,18 @@ def as_observer(instrument: Any) -> PassEventObserver:
     return _Instrument(instrument)
 
 
-def _stack() -> list[PassContext]:
-    if not hasattr(_local, "stack"):
-        _local.stack = []
-    return _local.stack
+_local = _Local()
 
 
 def get_pass_context() -> PassContext:
     """The innermost open block of this thread, or one without configs."""
-    return _stack()[-1] if _stack() else PassContext()
+    return _local.stack[-1] if _local.stack else PassContext()
 
 
 def current_config() -> dict[Any, Any]:
     """The merged configs of the open blocks, inner ones last."""
     out: dict[Any, Any] = {}
-    for context in getattr(_local, "stack", ()):
+    for context in _local.stack:
         out.update(context.config)
     return out
 
@@ -101,7 +103,7 @@ def current_config() -> dict[Any, Any]:
 def as_planned() -> Iterator[None]:
     """Programs that this thread compiles inside are refused where only a plainer schedule than the first works: of many ways
     to write a kernel none is worth trying that way.  What compiles is the same as elsewhere."""
-    _local.plans = getattr(_local, "plans", 0) + 1
+    _local.plans += 1
     try:
         yield
     finally:
@@ -110,7 +112,7 @@ def as_planned() -> Iterator[None]:
 
 def plan_only() -> bool:
     """Whether an `as_planned` block is open."""
-    return getattr(_local, "plans", 0) > 0
+    return _local.plans > 0
 
 
 def simplify_prim_func(func: Callable[..., Any]) -> Callable[..., Any]:
