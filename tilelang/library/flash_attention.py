@@ -84,7 +84,7 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
                None if cu_seqlens_q is None else facts(cu_seqlens_q), None if cu_seqlens_k is None else facts(cu_seqlens_k),
                None if out is None else facts(out))
         run = _runs.get(key)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):  # the last: a tensor of torch.func, without memory
         key = run = None
     if run is None:
         run = _prepare(q, k, v, causal, window, cu_seqlens_q, cu_seqlens_k, return_lse, layout, out, target, fixed, scale, tune)

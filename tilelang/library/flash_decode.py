@@ -62,7 +62,7 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
                None if out is None else facts(out), window, splits, return_lse,
                target if target is None else str(target), tune)
         run = _runs.get(key)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):  # the last: a tensor of torch.func, without memory
         key = run = None
     if run is None:
         run = prepare(q, k_cache, v_cache, lengths, block_table, scale, window, splits, return_lse, out, target, tune)
