@@ -158,11 +158,14 @@ def repack(shape: tuple[int, ...], strides: tuple[int, ...], out_strides: tuple[
     side = 128 if dtype_of(dtype).bytes == 1 else 64
     padded = out_strides[1]
     out_shape = (batch, columns if transposed else rows, padded)
+    in_words = transposed and side == 128 and padded % 16 == 0
 
     @T.prim_func
     def repacked(X: T.StridedTensor(shape, strides, dtype), Y: T.StridedTensor(out_shape, out_strides, dtype)):
         with T.Kernel(T.ceildiv(columns, side), T.ceildiv(rows, side), batch, threads=256) as (bx, by, bz):
-            if transposed:
+            if in_words:
+                _turn_bytes(X, Y, out_shape, dtype, bx, by, bz)
+            elif transposed:
                 S = T.alloc_shared((side, side), dtype)
                 T.copy(X[bz, by * side, bx * side], S)
                 for i, j in T.Parallel(side, side):
@@ -174,6 +177,33 @@ def repack(shape: tuple[int, ...], strides: tuple[int, ...], out_strides: tuple[
                         Y[bz, by * side + i, bx * side + j] = X[bz, by * side + i, bx * side + j]
 
     return repacked
+
+
+@T.macro
+def _turn_bytes(X, Y, out_shape, dtype, bx, by, bz):
+    """128 x 128 bytes in the other order, of 256 threads: each has four words of 16 rows and makes 16 bytes of four columns."""
+    matrices, columns, padded = out_shape
+    S = T.alloc_shared((128, 128), dtype)
+    # Eight threads read one word of eight stretches of 16 rows each, which lie in other banks so.
+    T.annotate_layout({S: lambda i, j: i * 128 + ((j // 16) ^ (i // 16)) * 16 + j % 16})
+    words = T.view(S, (128, 32), "uint32")
+    turned = T.make_tensor(Y.data, (matrices, columns, padded // 4), "uint32")
+    own = T.alloc_local((16,), "uint32")
+    thread = T.get_thread_binding()
+    T.copy(X[bz, by * 128, bx * 128], S)
+    T.sync_threads()
+    for e in T.unroll(16):
+        own[e] = words[thread % 8 * 16 + e, thread // 8]
+    for c in T.unroll(4):
+        column, row = bx * 128 + thread // 8 * 4 + c, by * 32 + thread % 8 * 4
+        if column < columns and row < padded // 4:
+            for v in T.vectorized(4):
+                turned[bz, column, row + v] = _byte(own, 4 * v, c) | _byte(own, 4 * v + 1, c) << 8 | (
+                    _byte(own, 4 * v + 2, c) << 16 | _byte(own, 4 * v + 3, c) << 24)
+
+
+def _byte(words: Any, at: Any, c: Any) -> Any:
+    return words[at] >> T.cast(8 * c, "uint32") & T.cast(255, "uint32")
 
 
 __all__ = ["THREADS", "Rows", "pad_block", "pad_rows", "repack"]
