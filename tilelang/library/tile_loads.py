@@ -16,9 +16,11 @@ from .tile_shapes import side_by_side
 # Loads of one round for each doubling of its iterations beyond 16: blocks drift apart, and less of what they load is the same.
 _DRIFT, _DRIFT_ACROSS = 0.098, 0.076  # and where rows lie across sectors
 _DRIFT_TOGETHER = 0.27  # of these, in clusters
-# Cycles more of 128 bytes of k of an operand whose k is outermost and whose rows have so many bytes or less, if so many units
-# load each tile of it: all ask for the same few lines (104x3832x480 TT 4.5 us, 3.5 in clusters of 4 that load A once).
-_SHORT, _SHORT_ROW, _SHORT_UNITS = 54.0, 512, 24
+# An operand whose k is outermost and whose rows are short lies in few lines, which all units that load a tile of it ask for at
+# the same time.  Cycles more of 128 bytes of k for each of them, or cluster, where rows do not start at lines and have up to so
+# many bytes, of longer ones less; power of what a box has of 128 bytes.  (104x3832x480 TT 4.5 us, 3.5 in clusters of 4 that
+# load A once; 5632x8x728 TN 4.8, 3.85; 15704x8x736 TN by 16 columns alone 9.6, by 8 in pairs 7.3.)
+_HOT, _HOT_ROW, _HOT_BOX = 5.0, 160, 0.3
 _CROWDED = 0.38  # power of the part of the units that load, by which each has less
 _OWN = 64.3  # bytes a cycle from L2 of what one unit asks for, with all units loading; of s units s ** (1 / 3) as many
 # From three rounds on neighbours' loads are no longer the same at the same time.  Rows across sectors then: bytes a cycle of a
@@ -83,7 +85,7 @@ def cluster_sizes(chip: Chip, p: Problem, t: Tile) -> list[tuple[int, int]]:
     # Where no rows lie across sectors small clusters lose what large ones gain: 64x128 takes 15.2 us at 1000x1000x4000 NT, 18.0
     # in pairs; 64x96 at 752x736x2928 NT 11.4, 11.0 in 2 x 2, 9.3 in 2 x 4.
     least = 1 if q.a_rows % SECTOR or q.b_rows % SECTOR else 8
-    sizes = [x for x in ((2, 1), (1, 2), *LARGER) if prod(x) >= least]
+    sizes = [x for x in ((2, 1), (1, 2), (3, 1), (1, 3), *LARGER) if prod(x) >= least]
     return [(x, y) for x, y in sizes if x <= grid[0] and y <= grid[1] and
             ceil(grid[0] / x) * x * ceil(grid[1] / y) * y * q.batch * t.parts <= at_once(chip.units, x * y)]
 
@@ -119,10 +121,9 @@ def load_cycles(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...], busy: f
             b / (rate * drift if near == "b" and ask[1] > 1 else min(rate, own * ask[1] ** (1 / 3))))
     alone = sum(each)
     asked = sum(x * _asked_part(k, y) for x, k, y in zip(each, inner, loads))
-    if rounds == 1:
-        short = _SHORT * t.bk * p.bits / 1024 * sum(1 / span for k, row, units, span in zip(
-            inner, (p.m, p.n), (columns, rows), spans) if not k and row * p.bits <= 8 * _SHORT_ROW and units >= _SHORT_UNITS)
-        alone, asked = alone + short, asked + short
+    hot = sum(_hot(p, t, n, extent, x, min(units, chip.units) / span) for k, n, extent, x, units, span in zip(
+        inner, (p.m, p.n), (t.bm, t.loaded), loads, (columns, rows), spans) if not k)
+    alone, asked = alone + hot, asked + hot
     if prod(spans) == 1:
         if rounds < _APART_FROM or not across:
             return alone
@@ -136,6 +137,15 @@ def load_cycles(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...], busy: f
         return max(alone, sum(x.size for x in loads) / _LONG_ARRIVING +
                    sum(x.taken for x in loads if x.row % SECTOR) / _LONG_ASKED)
     return max(alone, paired_cycles(loads, 0, prod(spans)) * (1.0 if p.ragged else _LONG_PAIRED))
+
+
+def _hot(p: Problem, t: Tile, n: int, extent: int, x: Load, units: float) -> float:
+    """Cycles of a stage more for an operand of n rows or columns, in tiles of `extent`, of which k is outermost, that so many
+    units load at once."""
+    if x.row % LINE == 0:
+        return 0.0
+    box = min(1.0, extent * p.bits / 8 / LINE)
+    return _HOT * units * t.bk * p.bits / 1024 * box**_HOT_BOX * min(1.0, 8 * _HOT_ROW / (n * p.bits))
 
 
 def _asked_part(k_inner: bool, load: Load) -> float:

@@ -20,7 +20,9 @@ _SUMS = {1: 168, 2: 192, 3: 128}  # registers of a thread for totals and sums of
 _GROUPS = ((64, 1, 168), (128, 1, 168), (128, 2, 168), (256, 2, 168), (192, 3, 96), (384, 3, 96))
 _FAR_LARGER = 8  # operand than the other: neighbours share its tiles
 _MOVED_STEPS = 12  # iterations from which on moving tiles pays
-_FILLED = 0.75  # of the units that tiles must have to do, for sizes that are tried only then
+# Of the units that tiles must have to do, for sizes that are tried only then; where k is in parts.  (5696x40x1752 NT by 64x40,
+# 89 tiles; 4520x88x600 TT by 64x88, 71 of them.)
+_FILLED, _FILLED_IN_PARTS = 0.5, 0.75
 _FEW_ROUNDS, _WELL = 6, 0.85  # of several rounds
 _FEWER = 0.9  # of the loads, for which panels are given up
 _FEW_ROWS = 128  # rows up to which turned tiles are thought of
@@ -42,38 +44,56 @@ def candidates(chip: Chip, p: Problem) -> Iterator[Tile]:
         depths = (1024 // p.bits,) if p.two_level else (max(16, 512 // p.bits), max(32, 1024 // p.bits))
         shapes = [(bm, bn, bk, threads) for bm in (32, 64, 128, 256) for bn in (32, 64, 128, 256) for bk in depths
                   for threads in (128, 256) if 16 <= bm * bn // threads <= (64 if p.kind == "float" else 128)]
-    room = chip.shared - _BARRIER_BYTES
     for bm, bn, bk, threads in shapes:
         if p.column_block and bn > p.column_block + gcd(bn, p.column_block) or p.two_level and bk * p.bits != 1024 or (
                 p.row_block % bm) or registers and bm * (bn + 2 * bk) // threads > _REGISTERS:
             continue
-        wide = 0
-        if chip.kind == "wgmma" and not p.b_k and bn * p.bits > 1024 and bn * p.bits % 1024:
-            # Panels narrower than 128 bytes are many small boxes, of 0.3 of the speed: whole ones are loaded.
-            # Those that begin inside a sector of L2 are slow again (128x104 at 1280^3: 13.8 us where 128x128 takes 9.3).
-            wide = ceil(bn * p.bits / 1024) * 1024 // p.bits
-            if bn * p.bits % 512 and p.b_rows % SECTOR == 0:
-                continue
-        stage = (bm + (wide or bn)) * bk * p.bits // 8
-        out = bm * bn * p.out_bits // 8
-        for parts in _parts(chip, p, bm, bn, bk):
-            blocks = ceil(p.m / bm) * ceil(p.n / bn) * p.batch * parts
-            most = chip.units * (_FEW_ROUNDS if parts == 1 else 1)
-            if (wide or p.staged or bn % 16) and not _FILLED * chip.units <= blocks <= most or (
-                    wide and blocks > chip.units and bn % 16):
-                continue
-            movable = blocks <= chip.units and not registers and _movable(p, bm, bn, bk * parts)
-            for moved in (False, True) if movable and parts == 1 else (movable,):  # sums of parts need no room to move
-                staged = parts == 1 and (p.staged or moved)
-                whole = staged and (moved or p.out_bits != 16)  # else only panels of it are there at a time
-                left = room - (out if whole else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
-                stages = 1 if chip.kind == "cpu" else min(left // stage, 8 if chip.kind == "wgmma" else 4, ceil(p.k / bk) + 1)
-                if stages > (chip.kind != "cpu"):
-                    yield Tile(bm, bn, bk, stages, threads, parts, _panel(chip, p, bm, bn, parts), moved=moved,
-                               staged=staged, wide=wide, from_registers=registers)
+        for wide in _widths(chip, p, bm, bn):
+            yield from _with_parts(chip, p, Tile(bm, bn, bk, 0, threads, wide=wide, from_registers=registers))
     if wgmma and p.may_turn and not few:
         staged = p.kind != "tf32" or p.b_k  # of 4 bytes room for a whole tile would cost half of the ring
         yield from (replace(t, turned=True) for t in candidates(chip, turned(p, staged)))
+
+
+def _widths(chip: Chip, p: Problem, bm: int, bn: int) -> tuple[int, ...]:
+    """Columns that a stage loads of the right operand, where more than bn (else 0).
+
+    Panels narrower than 128 bytes are many small boxes, of 0.3 of the speed: whole ones are loaded.  Of 64 bytes they are
+    tried where all tiles run at once: 64x160 at 7320x160x496 NN 4.4 us, 4.6 with three whole panels; 192x96 at
+    280x1440x18536 TN 38.0, 38.5; over two rounds 128x160 at 320x14456x1648 TN 32.5, 31.5.
+    """
+    size = bn * p.bits // 8
+    if chip.kind != "wgmma" or p.b_k or size <= 128 or size % 128 == 0:
+        return (0,)
+    whole = -(-size // 128) * 1024 // p.bits
+    if size % 64:  # panels that begin inside a sector are slow again (128x104 at 1280^3: 13.8 us where 128x128 takes 9.3)
+        return () if p.b_rows % SECTOR == 0 else (whole,)
+    return (whole, 0) if p.may_move and ceil(p.m / bm) * ceil(p.n / bn) * p.batch <= chip.units else (whole,)
+
+
+def _with_parts(chip: Chip, p: Problem, t: Tile) -> Iterator[Tile]:
+    """The tile with the parts of k, ways to end and stages that it may have."""
+    room, stage = chip.shared - _BARRIER_BYTES, (t.bm + t.loaded) * t.bk * p.bits // 8
+    out = t.bm * t.bn * p.out_bits // 8
+    narrow = not p.b_k and t.bn * p.bits > 1024 and t.bn * p.bits % 1024
+    for parts in _parts(chip, p, t.bm, t.bn, t.bk):
+        blocks = ceil(p.m / t.bm) * ceil(p.n / t.bn) * p.batch * parts
+        rounds, filled = (_FEW_ROUNDS, _FILLED) if parts == 1 else (1, _FILLED_IN_PARTS)
+        full = filled * chip.units <= blocks <= rounds * chip.units
+        if (narrow or p.staged or t.bn % 16 and t.bn > 8) and not full or t.wide and blocks > chip.units and t.bn % 16:
+            continue
+        movable = blocks <= chip.units and not t.from_registers and _movable(p, t.bm, t.bn, t.bk * parts)
+        for moved in (False, True) if movable and parts == 1 else (movable,):  # sums of parts need no room to move
+            staged = parts == 1 and (p.staged or moved)
+            whole = staged and (moved or p.out_bits != 16)  # else only panels of it are there at a time
+            left = room - (out if whole else min(_OUTPUT_STAGING, out) if chip.kind == "wgmma" else 0)
+            most = {"wgmma": 8, "mma": 4, "cpu": 1}[chip.kind]
+            stages = min(left // stage, most, ceil(p.k / t.bk) + 1)
+            if chip.kind == "wgmma" and blocks > chip.units:  # the next tiles' too, beside all of a tile that leaves
+                stages = max(stages, min((room - out) // stage, most))
+            if stages > (chip.kind != "cpu"):
+                yield replace(t, stages=stages, parts=parts, panel=_panel(chip, p, t.bm, t.bn, parts), moved=moved,
+                              staged=staged)
 
 
 def shared_bytes(p: Problem, t: Tile) -> int:
@@ -103,9 +123,9 @@ def _warp_group_tiles(chip: Chip, p: Problem) -> Iterator[tuple[int, int, int, i
     """
     for rows, groups, most in _GROUPS:
         threads = 128 * groups
-        for bn in range(16, 257, 16 if p.kind == "int8" else 8):
+        for bn in range(8 if p.n <= 8 and p.kind == "half" and p.may_move else 16, 257, 16 if p.kind == "int8" else 8):
             narrow = not p.b_k and bn * p.bits > 1024 and bn * p.bits % 1024
-            if (bn % 16 or narrow or p.staged) and not (p.may_move and _fills(chip, p, rows, bn)):
+            if (bn % 16 and bn > 8 or narrow or p.staged) and not (p.may_move and _fills(chip, p, rows, bn)):
                 continue
             if column_parts(Tile(rows, bn, 0, 0, threads)) if p.two_level else rows * bn // threads <= most:
                 for bytes_ in (128, 256) if not p.two_level else (128,):
@@ -118,7 +138,7 @@ def _fills(chip: Chip, p: Problem, bm: int, bn: int) -> bool:
     if tiles > chip.units:
         rounds = ceil(tiles / chip.units)
         return rounds <= _FEW_ROUNDS and p.m * p.n * p.batch >= _WELL * bm * bn * rounds * chip.units
-    return tiles <= chip.units and chip.units // tiles * tiles >= _FILLED * chip.units
+    return tiles >= _FILLED * chip.units or chip.units // tiles * tiles >= _FILLED_IN_PARTS * chip.units
 
 
 def _parts(chip: Chip, p: Problem, bm: int, bn: int, bk: int) -> tuple[int, ...]:

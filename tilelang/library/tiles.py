@@ -115,7 +115,7 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
         cycles += _TOGETHER_PAIR
     elif prod(spans) > 2:
         near = side_by_side(chip, p, t.bm, t.bn, t.parts)
-        cycles += _TOGETHER_NEAR if near else _TOGETHER if prod(spans) == 4 else _TOGETHER_EIGHT
+        cycles += _TOGETHER_NEAR if near else _TOGETHER if prod(spans) <= 4 else _TOGETHER_EIGHT
     if chip.kind == "wgmma":  # where power limits, units that are done early leave theirs to the others
         idle = (1 - tiles / chip.units / rounds) * depth * stage * rounds
         cycles -= _IDLE * _long(cycles / chip.clock + chip.around) * idle
