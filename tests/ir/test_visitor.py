@@ -1,8 +1,13 @@
 """Walks and rewrites of statements."""
 
+import copy
+import pickle
+
+import pytest
+
 from tilelang.ir import (EMPTY, Binary, Bind, Break, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load,
-                         Node, Seq, Stmt, Store, Var, call, const, contains, dtype, fresh, inner, rewrite,
-                         rewrite_launches, rewrite_stmts, seq, statements, walk)
+                         Node, Seq, Stmt, Store, Var, call, const, contains, dtype, free_vars, fresh, inner, rewrite,
+                         rewrite_launches, rewrite_stmts, seq, statements, substitute, walk)
 
 
 def act(name):
@@ -89,3 +94,29 @@ def test_facts_kept_on_a_node_are_no_part_of_it():
     contains(plain[0], Const), hash(plain[0])
     assert plain[0].same(plain[1]) and hash(plain[0]) == hash(plain[1]) and repr(plain[0]) == repr(plain[1])
     assert id(next(walk(b, Buffer)).data) not in {id(x) for x in walk(b, Var)}  # a walk ends at a buffer
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copied", "pickled"])
+def test_copies_do_not_take_over_what_was_found_out_about_the_original(again):
+    """The names in a node are known by addresses: a copy's variables have others."""
+    for _ in range(20):  # bits of names may coincide
+        s = stores()
+        assert substitute(s.body, {s.var: const(3)}) is not s.body
+        hash(s)
+        other = again(s)
+        assert not {s.var, s.extent} & free_vars(substitute(other.body, {other.var: const(3), other.extent: const(9)}))
+        assert other.var not in free_vars(substitute(other.body, {other.var: const(3)}))
+        assert other._hash is None or hash(other) == hash(s)
+
+
+def test_a_name_is_replaced_wherever_it_stands():
+    """In indices, in the shape of a tensor and as its storage; what does not name it is the same object."""
+    s = stores()
+    b = next(walk(s, Buffer))
+    out = substitute(s, {s.extent: const(8)})
+    assert out.extent == const(8) and all(x.shape == (8,) for x in walk(out, Buffer)) and s.extent not in free_vars(out)
+    other = fresh("p", b.data.dtype)
+    assert {x.data for x in walk(substitute(s, {b.data: other}), Buffer)} == {other}
+    assert substitute(s, {fresh("z", dtype("int32")): const(1)}) is s
+    x = s.body.stmts[0].var
+    assert substitute(s, {x: fresh("y", dtype("int32"))}).body.stmts[1] is s.body.stmts[1]

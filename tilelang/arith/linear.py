@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilelang.ir import Binary, Const, Expr, Var, dtype, int_range
+from tilelang.ir import Binary, Const, Expr, Var, dtype, int_literal, int_range
 from tilelang.ir.record import record
 
 Bounds = tuple[int | None, int | None]
@@ -87,21 +87,21 @@ def emit(form: Linear, dt: dtype) -> Expr:
         if c == 0:
             continue
         if c > 0 or (c == low and not dt.is_unsigned):
-            t = a if c == 1 else Binary("mul", a, Const(c, dt), dt)
+            t = a if c == 1 else Binary("mul", a, int_literal(c, dt), dt)
             out = t if out is None else Binary("add", out, t, dt)
         else:
-            minus.append(a if c == -1 else Binary("mul", a, Const(-c, dt), dt))
+            minus.append(a if c == -1 else Binary("mul", a, int_literal(-c, dt), dt))
     k = wrap(form.const)
     if out is None:
         if not minus:
-            return Const(k, dt)
-        out, k = Const(k, dt), 0
+            return int_literal(k, dt)
+        out, k = int_literal(k, dt), 0
     for t in minus:
         out = Binary("sub", out, t, dt)
     if k > 0 or k == low and k != 0:
-        return Binary("add", out, Const(k, dt), dt)
+        return Binary("add", out, int_literal(k, dt), dt)
     if k < 0:
-        return Binary("sub", out, Const(-k, dt), dt)
+        return Binary("sub", out, int_literal(-k, dt), dt)
     return out
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from tilelang.ir import Binary, Const, Expr, int_range, rebuild
+from tilelang.ir import Binary, Const, Expr, int_literal, int_range, rebuild
 
 from . import bounds as ba
 from .linear import Bounds, Linear, const_of, emit
@@ -85,7 +85,7 @@ class Quotients:
         if lo is not None and hi is not None and lo // c == hi // c:
             return Linear(whole, a.const // c + lo // c)
         if not self.exact(r, dt):  # taking whole multiples out moved the rest beyond the type
-            return Linear({Binary("floordiv", emit(a, dt), Const(c, dt), dt): 1}, 0)
+            return Linear({Binary("floordiv", emit(a, dt), int_literal(c, dt), dt): 1}, 0)
         h, _, g = self._split(r, c)
         if g > 1:
             tail = self.divided(h, c // g, dt)
@@ -119,7 +119,7 @@ class Quotients:
                     inner = self.linear(atom.a)
                     if self.exact(inner, dt):
                         return self.remainder(self.divided(inner, c, dt), d // c, dt)
-        return Linear({Binary("floordiv", emit(r, dt), Const(c, dt), dt): 1}, 0)
+        return Linear({Binary("floordiv", emit(r, dt), int_literal(c, dt), dt): 1}, 0)
 
     def remainder(self, a: Linear, c: int, dt: dtype) -> Linear:
         """a mod c, in [0, c), for c > 0 and a form that is exact (or c a power of two: wrapping does not matter)."""
@@ -153,7 +153,7 @@ class Quotients:
             return self.merge(self.remainder(h, c // g, dt).scaled(g).plus(s), dt)
         if not self.exact(r, dt) and self.exact(a, dt):
             r = a
-        return Linear({Binary("floormod", emit(r, dt), Const(c, dt), dt): 1}, 0)
+        return Linear({Binary("floormod", emit(r, dt), int_literal(c, dt), dt): 1}, 0)
 
     def _grows_little(self, whole: Linear) -> bool:
         """Whether a sum of whole values in place of remainders cannot wrap where the remainders did not: one variable that may

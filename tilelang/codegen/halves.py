@@ -6,7 +6,6 @@ with a value of the type, only with where it lies, gets a type of two bytes in i
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from tilelang.ir import (Call, Cast, Const, Expr, For, Load, Store, const, dtype, free_vars, is_const, stmts_of,
@@ -18,9 +17,14 @@ from .cuda_types import HALVES, HEADERS, TYPES
 PLAIN = {TYPES[base]: base for base in HALVES}
 # How many integers from a power of two on have bits that count up: 2 to the bits of the significand.
 _COUNTING = {"float16": 1024, "bfloat16": 128}
-# Names that the headers define: functions and types of these elements.
-_FROM_HEADER = re.compile(r"(?:__h\w+|__nv_\w+|__half\w*|half2|h(?:rcp|sqrt|rsqrt|exp|exp2|log|log2|log10|sin|cos|tanh|floor|"
-                          r"ceil|rint|trunc)\w*|nv_bfloat\w*|__\w*2(?:half|bfloat16)\w*|__(?:half|bfloat16)\w*)")
+# Beginnings of names that the headers define: functions and types of these elements.
+_FROM_HEADER = ("__h", "__nv_", "__bfloat16", "nv_bfloat", "hrcp", "hsqrt", "hrsqrt", "hexp", "hlog", "hsin", "hcos", "htanh",
+                "hfloor", "hceil", "hrint", "htrunc")
+
+
+def _is_from_header(word: str) -> bool:
+    return word.startswith(_FROM_HEADER) or word == "half2" or (
+        word.startswith("__") and ("2half" in word or "2bfloat16" in word))
 
 
 class Halves:
@@ -40,7 +44,7 @@ class Halves:
         """Lines in front of the text: headers and names of the element types among its words.  named: words of our own text."""
         used = [(name, *HEADERS[name]) for name in HEADERS if name in words]
         if not injected and not any(h == "cuda_fp8.h" for _, h, _ in used) and not any(
-                map(_FROM_HEADER.fullmatch, named)):
+                map(_is_from_header, named)):
             used = [(name, "", f"struct {name} {{ unsigned short bits; }};") if PLAIN.get(name, "") not in ("", *self.valued)
                     else (name, h, t) for name, h, t in used]
         return [f"#include <{h}>" for h in dict.fromkeys(h for _, h, _ in used) if h] + [t for *_, t in used]

@@ -37,7 +37,7 @@ Semantics, settled once:
 
 from .dtype import dtype, int_range, numpy_dtype, promote
 from .equal import alpha_equal
-from .build import as_bool, binary, call, called, cast, const, convert, fresh, logical, match, select, unary
+from .build import as_bool, binary, call, called, cast, const, convert, fresh, int_literal, logical, match, select, unary
 from .buffer import SCOPES, Buffer, Region, load
 from .children import children, contains
 from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, AddressOf, Binary, Broadcast, Call, Cast,

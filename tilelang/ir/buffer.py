@@ -35,6 +35,7 @@ class Buffer(Node):
     attrs: tuple[tuple[str, Any], ...] = ()
     span: Span | None = None
 
+    _is_name: ClassVar[bool] = True
     # Set by the language module when it is imported: what A[...] means there (loads, regions, aliases).
     subscript: ClassVar[Any] = None
 
@@ -114,9 +115,6 @@ class Buffer(Node):
     def __bool__(self) -> bool:
         raise facts(TypeError(f"Buffer {self.name} has no truth value: compare an element of it"),
                     "an element of it", f"the buffer `{self.name}`")
-
-
-Buffer._held = Buffer._kind  # a walk ends at a buffer
 
 
 @node

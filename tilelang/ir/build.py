@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,12 @@ from .expr import (BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, Binar
                    Shuffle, StringConst, Unary, Var)
 from .nodes import fields_of
 from .span import Span
+
+
+@lru_cache(maxsize=4096, typed=True)
+def int_literal(value: int, dt: dtype) -> Const:
+    """The literal of an integer type: nodes never change, and those of indices are the same few again and again."""
+    return Const(value, dt)
 
 
 def const(value: Any, dt: Any = None) -> Const:
@@ -31,7 +38,7 @@ def const(value: Any, dt: Any = None) -> Const:
             if not -(2**63) <= value < 2**63:
                 raise facts(OverflowError(f"integer literal {value} does not fit int64"),
                             "an integer of at most 64 bits", str(value))
-            return Const(value, I32 if -(2**31) <= value < 2**31 else I64)
+            return int_literal(value, I32 if -(2**31) <= value < 2**31 else I64)
         if isinstance(value, float):
             return Const(value, F32)
         raise facts(TypeError(f"no literal for {type(value).__name__}"), "a bool, int or float", f"a {type(value).__name__}")
@@ -50,7 +57,7 @@ def const(value: Any, dt: Any = None) -> Const:
     low, high = int_range(dt)
     if not low <= value <= high:
         raise facts(ValueError(f"literal value {value} is outside {dt} [{low}, {high}]"), f"{low} to {high}", str(value))
-    return Const(value, dt)
+    return int_literal(value, dt)
 
 
 _FLOAT_MAX = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38,
@@ -210,7 +217,7 @@ def binary(op: str, a: Any, b: Any, span: Span | None = None) -> Expr:
                 return TRUE if v else FALSE
             low, high = int_range(dt)
             if low <= v <= high:
-                return Const(v, dt)
+                return int_literal(v, dt)
     elif dt.is_int:
         if cb:
             if b.value == 0 and op in ("add", "sub", "shl", "shr", "bitor", "bitxor"):
@@ -219,7 +226,7 @@ def binary(op: str, a: Any, b: Any, span: Span | None = None) -> Expr:
                 if op in ("mul", "floordiv", "truncdiv"):
                     return a
                 if op in ("floormod", "truncmod") and can_go(a):
-                    return Const(0, dt)
+                    return int_literal(0, dt)
             if b.value == 0 and op in ("mul", "bitand") and can_go(a):
                 return b
         elif ca:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .nodes import Node, kinds_of, node_fields
+from .nodes import NAME_BITS, Node, kinds_of, node_fields
 
 
 def below(n: Node) -> tuple[Node, ...]:
@@ -42,14 +42,26 @@ def children(n: Node) -> Iterator[Node]:
 
 
 def held(n: Node) -> int:
-    """Bits of the classes of n and of all nodes below it; of a Buffer its own alone."""
-    kinds = n._held
-    if not kinds:
-        kinds = n._kind
+    """Bits of the classes of n and of all nodes below it, of a Buffer its own alone, and of all names: of Vars and Buffers, and
+    of what the storage and shape of these Buffers name."""
+    bits = n._held
+    if not bits:
+        bits = n._kind
         for c in below(n):
-            kinds |= c._held or held(c)
-        object.__setattr__(n, "_held", kinds)
-    return kinds
+            bits |= c._held or held(c)
+        if n._is_name:
+            bits = n._kind | bits & _NAMES | name_bit(n)
+        object.__setattr__(n, "_held", bits)
+    return bits
+
+
+_NAMES = (1 << NAME_BITS) - 1
+
+
+def name_bit(n: Node) -> int:
+    """The bit of a Var or Buffer among the names that nodes hold.  Several share one: who asks for a name may look at too much,
+    never at too little."""
+    return 1 << (hash(n) >> 4) % NAME_BITS
 
 
 def contains(n: Node, *classes: type) -> bool:

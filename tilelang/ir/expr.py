@@ -101,6 +101,7 @@ class Var(Expr):
     dtype: dtype
     span: Span | None = None
     _below: ClassVar[tuple[Node, ...] | None] = ()
+    _is_name: ClassVar[bool] = True
 
     def same(self, other: object) -> bool:
         return self is other

@@ -25,6 +25,7 @@ else:
 _PLAIN = {"str", "int", "bool", "dtype", "tuple[int, ...]", "tuple[int, int, int]"}
 _FIELDS: dict[type, tuple[str, ...]] = {}
 _NODE_FIELDS: dict[type, tuple[str, ...]] = {}
+NAME_BITS = 60  # low bits of such sets, for the variables and buffers that a node names (children.py)
 _KINDS: dict[type, int] = {}  # sets of node classes as bits: for each class and each base of classes, those that are one
 
 
@@ -32,7 +33,7 @@ _KINDS: dict[type, int] = {}  # sets of node classes as bits: for each class and
 def node(cls: Any) -> Any:
     """Class decorator of IR nodes: frozen dataclass, structural equality and hash (span excluded) from the base."""
     cls = with_init(cls, guarded=True)
-    bit = 1 << len(_FIELDS)
+    bit = 1 << NAME_BITS + len(_FIELDS)
     named = [f for f in fields(cls) if f.name != "span"]
     _FIELDS[cls] = tuple(f.name for f in named)
     _NODE_FIELDS[cls] = tuple(f.name for f in named if f.type not in _PLAIN)
@@ -40,7 +41,7 @@ def node(cls: Any) -> Any:
     for base in cls.__mro__:
         _KINDS[base] = _KINDS.get(base, 0) | bit
     cls._kind = bit
-    if cls._below is not None:
+    if cls._below is not None and not cls._is_name:
         cls._held = bit
     return cls
 
@@ -83,6 +84,7 @@ class Node:
     _hash: ClassVar[int | None] = None
     _below: ClassVar[tuple[Node, ...] | None] = None  # these two: see children.py
     _held: ClassVar[int] = 0
+    _is_name: ClassVar[bool] = False  # a Var or a Buffer
     _called: ClassVar[frozenset[int] | None] = None  # see build.py
     _touches: ClassVar[bool | None] = None  # these two: see transform/effects.py
     _effects: ClassVar[Any] = None
@@ -111,6 +113,10 @@ class Node:
                 h = hash((type(self).__name__, *map(_hashable, key)))
             object.__setattr__(self, "_hash", h)
         return h
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Fields alone: what is kept beside them may not hold for a copy, whose hash is another one, or in another process."""
+        return {f: getattr(self, f) for f in (*_FIELDS[type(self)], "span")}
 
     def __repr__(self) -> str:
         from .printer import to_text  # repr is text, and the printer knows all node classes, this one included

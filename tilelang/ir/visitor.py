@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .buffer import Buffer
-from .children import below, held
+from .children import below, held, name_bit
 from .expr import Expr, Var
 from .nodes import Node, fields_of, kinds_of, node_fields
 from .stmt import Bind, For, Func, If, Launch, Parallel, Seq, Stmt, While, replace, seq
@@ -53,12 +53,17 @@ def rewrite(n: Any, fn: Callable[[Any], Node | None], *classes: type) -> Any:
     fn is called on every Node except inside Buffers; a Seq whose child becomes a Seq is spliced.  classes: where some are
     named, fn is called on their instances alone, and what holds none is kept without a look.
     """
+    kinds = kinds_of(classes)
+    return _rewritten(n, fn, kinds, kinds) if classes else _rewritten(n, fn, -1, -1)
+
+
+def _rewritten(n: Any, fn: Callable[[Any], Node | None], holding: int, kinds: int) -> Any:
+    """rewrite where nodes hold one of some bits (of classes or names), fn called for some classes; -1: all of them."""
     memo: dict[int, Any] = {}
-    kinds = kinds_of(classes) if classes else -1
 
     def visit(v: Any) -> Any:
         if isinstance(v, Node):
-            if classes and not (v._held or held(v)) & kinds:
+            if holding != -1 and not (v._held or held(v)) & holding:
                 return v
             key = id(v)
             if key in memo:
@@ -144,7 +149,10 @@ def substitute(n: Any, mapping: dict[Any, Any]) -> Any:
             return _moved(x, mapping) if got is None else got  # type: ignore[arg-type]
         return None
 
-    return rewrite(n, fn)
+    names = 0
+    for x in mapping:
+        names |= name_bit(x)
+    return _rewritten(n, fn, names, kinds_of((Var, Buffer)))
 
 
 def _moved(b: Buffer, mapping: dict[Any, Any]) -> Buffer | None:

@@ -12,6 +12,7 @@ The hardware permutes the bits of absolute shared addresses, so a tile starts at
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from tilelang.ir import dtype
@@ -137,7 +138,12 @@ def panel_layout(shape: Sequence[int], element: Any, swizzle_bytes: int) -> Layo
         raise error("layout-invalid", f"{width}-byte panels need rows of a multiple of {panel} elements, found "
                     f"shape {shape}",
                     expected=f"rows of a multiple of {panel} elements", found=f"shape {shape}")
-    chunk = 128 // bits
+    return _panelled(shape, bits, width)
+
+
+@lru_cache(maxsize=256)  # one object per shape, as of other layouts: every product asks for its operands' anew
+def _panelled(shape: tuple[int, ...], bits: int, width: int) -> Layout:
+    chunk, panel = 128 // bits, width * 8 // bits
     g = width // 16
     per = 8 // g
     rows, count = shape[-2], shape[-1] // panel

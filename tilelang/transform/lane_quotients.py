@@ -11,11 +11,12 @@ each of the group's elements and loads it as often.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tilelang.arith import Analyzer, known_divisor
 from tilelang.ir import (Binary, Bind, Call, Const, Expr, For, Func, Load, Node, Var, binary, const, contains, replace,
                          rewrite, walk)
+from tilelang.ir.record import entity
 
 from .pass_ import DEVICE, PassContext, pass_
 
@@ -58,7 +59,7 @@ def _counts_lanes(s: For) -> bool:
             and n.value > 1 and n.value & (n.value - 1) == 0)
 
 
-@dataclass
+@entity
 class _Values:
     """lanes: variables of unrolled loops and their extents; divisors: of bound values; sums: those that add to a lane."""
 
