@@ -154,12 +154,14 @@ def test_roles_that_store_one_value_from_what_was_there_do_it_once():
             for i in T.Parallel(8):
                 S[i] = i
             S[3] = S[3] + 1
-            O[tx] = S[tx % 8]
+            y = T.alloc_var("int32", init=5)
+            y = y + S[3]
+            O[tx] = S[tx % 8] + y
             with T.ws(0):
                 T.copy(S, P)
 
     s = np.array([0, 1, 2, 4, 4, 5, 6, 7], I32)
-    agree(f, [np.zeros(256, I32), np.zeros(8, I32)], {0: np.tile(s, 32), 1: s}, ("tile", "cpu"))
+    agree(f, [np.zeros(256, I32), np.zeros(8, I32)], {0: np.tile(s, 32) + 9, 1: s}, ("tile", "cpu"))
 
 
 @pytest.mark.parametrize("on", ["tile", "cpu", "sm_90a"])
