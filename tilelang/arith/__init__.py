@@ -64,7 +64,7 @@ def known_divisor(e: Any, facts: Mapping[Expr, int] | None = None, analyzer: Ana
     """
     if not isinstance(e, Expr):
         return abs(int(e))
-    return _divisor(e, dict(facts or {}), analyzer or Analyzer())
+    return _divisor(e, facts or {}, analyzer or Analyzer())
 
 
 def _divisor(e: Expr, facts: Mapping[Expr, int], a: Analyzer) -> int:

@@ -116,7 +116,7 @@ class _Simplify:
             changed |= y is not x
             if isinstance(y, Bind) and y.value.dtype.is_int and y.value.dtype.lanes == 1:
                 a = a.bind(y.var, *a.interval(y.value))
-                if all(isinstance(n, Var | Const | Binary) for n in walk(y.value)):
+                if all(isinstance(n, (Var, Const, Binary)) for n in walk(y.value)):
                     self.values[y.var] = substitute(y.value, self.values)
             out.append(y)
         return seq(*out, span=s.span) if changed else s

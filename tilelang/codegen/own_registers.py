@@ -182,8 +182,8 @@ class OwnRegisters(RareLoops):
         def apart(x: Any) -> bool:  # from other turns
             return x.buffer.data is form.buffer.data or x.buffer is own.buffer and bool(x.indices == own.indices)
 
-        return at + 1 if all(isinstance(x, Load | Store) and apart(x) for y in body for x in walk(y)
-                             if isinstance(x, Load | Store | AddressOf)) else 0
+        return at + 1 if all(isinstance(x, (Load, Store)) and apart(x) for y in body for x in walk(y)
+                             if isinstance(x, (Load, Store, AddressOf))) else 0
 
     def _turns(self: Any, s: For) -> Iterator[int]:
         """The values of a loop's variable: what is printed for each stands in a scope where it is a constant."""

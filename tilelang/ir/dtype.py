@@ -55,13 +55,22 @@ def canonical_name(name: str) -> str:
 
 
 class dtype(str):
-    """An element type, scalar or vector.  Subclass of str: `dtype("float16") == "float16"`."""
+    """An element type, scalar or vector.  Subclass of str: `dtype("float16") == "float16"`.
 
-    __slots__ = ("base", "lanes", "kind", "bits")
+    is_int: signed or unsigned integers, not bool.  There is one object of each type, so that what it is costs one look.
+    """
+
+    __slots__ = ("base", "lanes", "kind", "bits", "is_float", "is_int", "is_signed", "is_unsigned", "is_bool", "is_handle")
     base: str
     lanes: int
     kind: str
     bits: int
+    is_float: bool
+    is_int: bool
+    is_signed: bool
+    is_unsigned: bool
+    is_bool: bool
+    is_handle: bool
     _interned: dict[str, dtype] = {}
 
     def __new__(cls, spec: object) -> dtype:
@@ -73,6 +82,8 @@ class dtype(str):
             got = super().__new__(cls, name)
             got.base, got.lanes = _split(name)  # type: ignore[misc]
             got.kind, got.bits = _BASE[got.base]
+            got.is_float, got.is_bool, got.is_handle = got.kind == "f", got.kind == "b", got.kind == "h"
+            got.is_signed, got.is_unsigned, got.is_int = got.kind == "i", got.kind == "u", got.kind in ("i", "u")
             cls._interned[name] = got
         return got
 
@@ -105,31 +116,6 @@ class dtype(str):
     def scalar(self) -> dtype:
         """The lane type."""
         return self if self.lanes == 1 else dtype(self.base)
-
-    @property
-    def is_float(self) -> bool:
-        return self.kind == "f"
-
-    @property
-    def is_int(self) -> bool:
-        """Signed or unsigned integer (not bool)."""
-        return self.kind in "iu"
-
-    @property
-    def is_signed(self) -> bool:
-        return self.kind == "i"
-
-    @property
-    def is_unsigned(self) -> bool:
-        return self.kind == "u"
-
-    @property
-    def is_bool(self) -> bool:
-        return self.kind == "b"
-
-    @property
-    def is_handle(self) -> bool:
-        return self.kind == "h"
 
     @property
     def is_float8(self) -> bool:

@@ -211,7 +211,7 @@ def inner(s: Stmt) -> tuple[Stmt, ...]:
         return s.stmts
     if isinstance(s, If):
         return (s.then,) if s.orelse is None else (s.then, s.orelse)
-    return (s.body,) if isinstance(s, For | While | Parallel | Launch) else ()
+    return (s.body,) if isinstance(s, (For, While, Parallel, Launch)) else ()
 
 
 def statements(s: Stmt) -> Iterator[Stmt]:

@@ -295,7 +295,7 @@ def index_values(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray | None:
         a, b = index_values(e.a, env), index_values(e.b, env)
         if fn is None or a is None or b is None:
             return None
-        if e.op in ("floordiv", "floormod") and not np.all(b):
+        if e.op in ("floordiv", "floormod") and not (e.b.value if isinstance(e.b, Const) else np.all(b)):
             return None
         return wrapped(fn(a, b), e.dtype) if may_wrap(e.dtype) else fn(a, b)
     if isinstance(e, Cast) and e.dtype.is_int and e.value.dtype.is_int:

@@ -198,7 +198,7 @@ def _reading(s: Stmt) -> Form | None:
             found, packs = floats.buffer, packs + 1
     if found is None:
         return None
-    uses = sum(x.buffer.data is found.data for x in walk(s.body) if isinstance(x, Load | Store | AddressOf))
+    uses = sum(x.buffer.data is found.data for x in walk(s.body) if isinstance(x, (Load, Store, AddressOf)))
     return Form("read", found, True) if uses == packs else None
 
 
@@ -264,14 +264,14 @@ def _mapped(e: Expr, s: Store, inside: set[Var]) -> bool:
 
 def own_element(e: Expr, b: Buffer) -> bool:
     """Whether an expression names an element of a register array."""
-    return any(isinstance(x, Load | AddressOf) and x.buffer.data is b.data for x in walk(e))
+    return any(isinstance(x, (Load, AddressOf)) and x.buffer.data is b.data for x in walk(e))
 
 
 def _operand(e: Expr, b: Buffer, inside: set[Var]) -> bool:
     """Whether a value is computed from constants, variables and elements of register arrays by arithmetic."""
     if isinstance(e, Load):
         return e.buffer.scope_name == "local" and len(e.indices) == 1 and all(
-            isinstance(x, Const | Var | Binary) for x in walk(e.indices[0]))
+            isinstance(x, (Const, Var, Binary)) for x in walk(e.indices[0]))
     if isinstance(e, Binary):
         return e.dtype == "float32" and _operand(e.a, b, inside) and _operand(e.b, b, inside)
     return isinstance(e, Const) or isinstance(e, Var) and e not in inside
@@ -307,7 +307,7 @@ def _sums(s: Stmt) -> Form | None:
             found, count = form.buffer, count + 1
     if found is None:
         return None
-    uses = sum(x.buffer.data is found.data for x in walk(s.body) if isinstance(x, Load | Store | AddressOf))
+    uses = sum(x.buffer.data is found.data for x in walk(s.body) if isinstance(x, (Load, Store, AddressOf)))
     return Form("sums", found, True) if uses == count else None
 
 
@@ -395,7 +395,7 @@ def _store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
 
 def _asks(e: Expr) -> bool:
     """Whether a value hangs on memory or on a function, so that another moment may give another one."""
-    return any(isinstance(x, Call | Load) for x in walk(e))
+    return any(isinstance(x, (Call, Load)) for x in walk(e))
 
 
 def _base(e: Expr) -> Expr | None:

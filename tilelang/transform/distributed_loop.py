@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Store, Var, While, fields_of,
-                         walk)
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Store, Var, While, contains,
+                         fields_of, walk)
 from tilelang.ir.record import state
 from tilelang.ops.distribute import Distribution
 
@@ -65,7 +65,7 @@ def accesses(body: Any) -> list[tuple[Any, list[tuple[Var, int]]]]:
             for x in n:
                 visit(x, inner)
         elif isinstance(n, Node):
-            if isinstance(n, (Buffer, Var, Const)):
+            if not contains(n, Load, Store, AddressOf):
                 return
             if isinstance(n, (Load, Store, AddressOf)):
                 out.append((n, inner))

@@ -85,7 +85,7 @@ def _calls(s: Stmt, name: str) -> bool:
 
 def _releases(s: Stmt) -> bool:
     """Statements that give a stage back: they touch no register that holds numbers."""
-    return isinstance(s, If | Evaluate) and all(
+    return isinstance(s, (If, Evaluate)) and all(
         x.op in ("sync_warp", "mbarrier_arrive", "mbarrier_arrive_cluster") for x in walk(s, Call) if x.dtype == "void"
         ) and not contains(s, Store)
 

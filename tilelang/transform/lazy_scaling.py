@@ -131,7 +131,7 @@ def _renamed(x: Any, old: Buffer, new: Buffer) -> Any:
             return tuple(map(visit, y))
         if isinstance(y, Load) and y.buffer.data is old.data:
             return replace(y, buffer=new)
-        return rebuild(y, visit) if isinstance(y, Stmt | Expr) else y
+        return rebuild(y, visit) if isinstance(y, (Stmt, Expr)) else y
 
     return visit(x)
 

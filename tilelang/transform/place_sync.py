@@ -103,6 +103,8 @@ class _Pending:
         return self._hash  # type: ignore[attr-defined,no-any-return]
 
 
+_HERE = Relation()  # in the same iterations of all loops
+
 # Pending access -> None when it has happened; for an asynchronous one the number of groups committed after it
 # (-1: its own group is not committed yet).
 _State = dict[_Pending, "int | None"]
@@ -121,8 +123,7 @@ class _Flow:
         self.relevant: dict[Loop, bool] = {}
         self.inside: dict[Loop, list[Access]] = {}
         self.checking = False
-        # per loop: states at break, at continue with where that stands
-        self.leaving: list[tuple[list[_State], list[tuple[_State, Place]]]] = []
+        self.leaving: list[tuple[list[_State], list[_State]]] = []  # per loop: states at break, at continue
 
     def run(self, root: Place) -> None:
         for p in root.all():
@@ -179,7 +180,7 @@ class _Flow:
                 self.leaving[-1][0].append(state)
                 return {}
             if isinstance(s, Continue):
-                self.leaving[-1][1].append((state, p))
+                self.leaving[-1][1].append(state)
                 return {}
             return _after_async(s, state)
         if isinstance(s, If):
@@ -204,7 +205,7 @@ class _Flow:
         if p.accesses:
             state = dict(state)
             for a in p.accesses:
-                state[_Pending(a, Relation())] = -1 if a.is_async else None
+                state[_Pending(a, _HERE)] = -1 if a.is_async else None
         return state
 
     def hoist(self, p: Place, state: _State) -> _State:
@@ -255,7 +256,7 @@ class _Flow:
             self.leaving.append(([], []))
             out = self.flow(p.inner[0], entry)
             breaks, continues = self.leaving.pop()
-            breaks += [at for at, _ in continues]
+            breaks += continues
         else:
             out, breaks = self.rounds(p, loop, entry, None)
         ends = [out, *breaks]
@@ -276,7 +277,7 @@ class _Flow:
             state = _cleared(state)
         if not self.checking:
             state = self.hoist_exposed(p, state)
-        test: _State = {_Pending(a, Relation()): None for a in p.accesses}
+        test: _State = {_Pending(a, _HERE): None for a in p.accesses}
         entry = {_Pending(e.access, self.entered(e, loop)): age for e, age in _merged(state, test).items()}
         out, breaks = self.rounds(p, loop, entry, p)
         return _outside(_merged(out, entry, *breaks), loop)
@@ -292,18 +293,21 @@ class _Flow:
             self.leaving.append(([], []))
             out = self.flow(p.inner[0], now)
             breaks, continues = self.leaving.pop()
+            out = _merged(out, *continues)
             if p.body_end:
                 out = _cleared(out)
-            if test is not None:  # reads at the end of each way through the body; a `continue` passes by the barrier at its end
-                if not p.body_end and self.conflicts(self.again(p, loop, out), test.accesses, p):
+            back: _State = {}
+            apart = p.stmt.attr("tiles")  # iterations stand for blocks: nothing orders their global accesses
+            for e, age in out.items():
+                if apart and not e.access.is_shared:
+                    continue
+                e2 = _Pending(e.access, self.next_iteration(e, loop))
+                back[e2] = _older(back[e2], age) if e2 in back else age
+            if test is not None:
+                if not p.body_end and self.conflicts(back, test.accesses, p):
                     self.need(p, "body_end")
-                for state, at in continues:
-                    if not at.before and self.conflicts(self.again(p, loop, state), test.accesses, at):
-                        self.need(at, "before")
-            out = _merged(out, *(state for state, _ in continues))
-            back = self.again(p, loop, out)
-            for a in test.accesses if test is not None else ():
-                back[_Pending(a, Relation())] = None
+                for a in test.accesses:
+                    back[_Pending(a, _HERE)] = None
             if _marks(p) != marks:  # a barrier was added: what was known is out of date
                 now = entry
                 continue
@@ -311,17 +315,6 @@ class _Flow:
             if following == now:
                 return out, breaks
             now = following
-
-    def again(self, p: Place, loop: Loop, state: _State) -> _State:
-        """The state after an iteration of a loop, as the next one finds it."""
-        back: _State = {}
-        apart = p.stmt.attr("tiles")  # iterations stand for blocks: nothing orders their global accesses
-        for e, age in state.items():
-            if apart and not e.access.is_shared:
-                continue
-            e2 = _Pending(e.access, self.next_iteration(e, loop))
-            back[e2] = _older(back[e2], age) if e2 in back else age
-        return back
 
     def matters(self, loop: Loop) -> bool:
         """Whether it helps to know how many iterations of the loop lie between two accesses."""

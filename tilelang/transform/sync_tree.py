@@ -45,9 +45,12 @@ class Place:
         return self.before or self.body_end
 
     def all(self) -> Iterator[Place]:
-        yield self
-        for x in self.inner:
-            yield from x.all()
+        """This place and those below it, in the order of the program."""
+        stack = [self]
+        while stack:
+            at = stack.pop()
+            yield at
+            stack += reversed(at.inner)
 
     def all_accesses(self) -> Iterator[Access]:
         for x in self.all():

@@ -151,7 +151,7 @@ class _Follower(Numbers):
         """What is directly below a sequence or an expression and is followed: names, and what matters."""
         hit = self.below.get(id(n))
         if hit is None:
-            hit = self.below[id(n)] = [x for x in children(n) if isinstance(x, Bind) or isinstance(x, Expr | Stmt) and
+            hit = self.below[id(n)] = [x for x in children(n) if isinstance(x, Bind) or isinstance(x, (Expr, Stmt)) and
                                        self.matters(x)]
         return hit
 

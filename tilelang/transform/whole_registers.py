@@ -88,7 +88,7 @@ def _may_borrow(n: Node, hot: bool, found: Mapping[Var, Buffer]) -> bool:
     s = n.stmts[0]
     if isinstance(s, If):
         return not any(e.storage in found for e in own_effects(s))
-    return not hot and isinstance(s, For | Store | Evaluate)
+    return not hot and isinstance(s, (For, Store, Evaluate))
 
 
 def _done(graph: Graph, v: Var) -> bool:
