@@ -154,10 +154,10 @@ class Environment:
 
     def standing(self, settings: tuple[EnvVar, ...]) -> tuple[Any, ...]:
         """What settings stand at, unparsed: part of a key that calls make each time."""
-        data = getattr(os.environ, "_data", None)
-        if data is None or self._overrides:
+        data, held = getattr(os.environ, "_data", None), self._overrides
+        if data is None:
             return tuple([s.get(self) for s in settings])
-        return tuple([data.get(s.raw) for s in settings])
+        return tuple([held[s.key] if s.key in held else data.get(s.raw) for s in settings])
 
     def settings(self) -> dict[str, EnvVar]:
         """Name -> EnvVar, in the order of the table."""

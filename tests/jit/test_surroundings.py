@@ -161,6 +161,27 @@ def test_pass_configs_changed_in_place_between_calls_make_another_kernel():
     assert kernels[0] is kernels[3] and kernels[1] is kernels[2] and kernels[0] is not kernels[1]
 
 
+def test_settings_that_decide_a_kernel_count_wherever_they_stand_and_others_do_not(monkeypatch):
+    @tilelang.jit
+    def eager(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "int32")
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(N):
+                A[i] = 1
+
+    monkeypatch.setenv("TILELANG_TARGET", "cpu")
+    first = eager.surroundings()
+    assert eager.compile(zeros()).target.kind == "cpu"
+    with tilelang.env.using(TILELANG_DEBUG=0):
+        assert eager.surroundings() == first
+    with tilelang.env.using(TILELANG_EXECUTION_BACKEND="tile"):
+        assert eager.surroundings() != first and eager.compile(zeros()).execution_backend == "tile"
+    monkeypatch.setenv("TILELANG_TARGET", '{"kind": "cuda", "arch": "sm_80"}')
+    monkeypatch.setenv("TILELANG_EXECUTION_BACKEND", "simulator")
+    assert eager.surroundings() != first and eager.compile(zeros()).target.is_cuda
+
+
 class Numbers:
     step = 1
 

@@ -151,6 +151,37 @@ def test_views_and_reshapes():
           {1: a.reshape(12, 8), 2: a.reshape(-1).view(I32), 3: a.reshape(4, 24) + 1})
 
 
+@pytest.mark.parametrize("m", [0, 1, 7])
+def test_views_of_a_tensor_whose_length_is_known_at_run_time(m):
+    """They were refused although the sizes are equal: only the text of the sizes was compared."""
+    k, n = T.dynamic("k, n")
+
+    @T.prim_func
+    def f(A: T.Tensor((k * 16,), "int32"), B: T.Tensor((n, k), "float32"), O: T.Tensor((k, 16), "int32"),
+          P: T.Tensor((k * n,), "int32")):
+        with T.Kernel(1, threads=32):
+            V = T.view(A, (k, 16))
+            W = T.view(B, (k * n * 2,), "int16")
+            for i, j in T.Parallel(k, 16):
+                O[i, j] = V[i, 15 - j]
+            for i in T.Parallel(k * n):
+                P[i] = W[2 * i]
+
+    a, b = np.arange(16 * m, dtype=I32), data((3, m))
+    agree(f, [a, b, mark((m, 16), I32), mark(3 * m, I32)],
+          {2: a.reshape(m, 16)[:, ::-1], 3: b.reshape(-1).view(np.int16)[::2].astype(I32)})
+
+
+def test_a_view_of_another_length_at_run_time_is_refused():
+    k = T.dynamic("k")
+    with pytest.raises(AssertionError, match="reshape/view shape check failed"):
+        @T.prim_func
+        def f(A: T.Tensor((k * 16,), "int32")):
+            with T.Kernel(1, threads=32):
+                V = T.view(A, (k + 1, 16))
+                V[0, 0] = 1
+
+
 @pytest.mark.spec("T.reinterpret", "T.view")
 @pytest.mark.spec("L19:views", "L4.3:casts")
 def test_view_of_bytes_and_reinterpret():

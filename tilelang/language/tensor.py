@@ -10,6 +10,7 @@ from tilelang.ir import AddressOf, Alloc, Bind, Buffer, Call, Cast, Const, Expr,
 from tilelang.ir import dtype as DType
 
 from .regions import BufferSlice
+from .polynomial import difference
 from .state import current, describe, error, need_builder, place
 
 
@@ -381,10 +382,8 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Buffer:
         total_src = total_src * d
     for d in new_shape:
         total_dst = total_dst * d
-    total_src, total_dst = (x.value if isinstance(x, Const) else x for x in (total_src, total_dst))
-    same = total_src.same(total_dst) if isinstance(total_src, Expr) and isinstance(total_dst, Expr) else (
-        not isinstance(total_src, Expr) and not isinstance(total_dst, Expr) and total_src == total_dst)
-    if not same:
+    left = difference(total_src, total_dst)
+    if not isinstance(left, int) or left:
         raise error("view-size", f"T.reshape/view shape check failed. `{src.name}` {src.shape} of {src.dtype} has "
                            f"another size than {new_shape} of {dt}",
                     expected=f"the size of {src.shape} of {src.dtype}", found=f"{new_shape} of {dt}")

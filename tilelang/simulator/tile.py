@@ -291,7 +291,8 @@ class TileCompiler(StmtCompiler):
             return action if self.gathered or not asks_shared(self, s) else in_front(self, s, action)
         self.gathered = True
         try:
-            if isinstance(s, Store) and not self.part.of(s):  # the same by every thread, as S[0] = S[0] + 1: once, not by role
+            if isinstance(s, Store) and s.buffer.scope_name not in PRIVATE and not self.part.of(s):
+                # The same by every thread, as S[0] = S[0] + 1: once, not by role.
                 return together(self, s, super().stmt(s))
             return around(self, s, super().stmt(s))
         finally:

@@ -123,7 +123,8 @@ class _Flow:
         self.relevant: dict[Loop, bool] = {}
         self.inside: dict[Loop, list[Access]] = {}
         self.checking = False
-        self.leaving: list[tuple[list[_State], list[_State]]] = []  # per loop: states at break, at continue
+        # per loop: states at break, at continue with where that stands
+        self.leaving: list[tuple[list[_State], list[tuple[_State, Place]]]] = []
 
     def run(self, root: Place) -> None:
         for p in root.all():
@@ -180,7 +181,7 @@ class _Flow:
                 self.leaving[-1][0].append(state)
                 return {}
             if isinstance(s, Continue):
-                self.leaving[-1][1].append(state)
+                self.leaving[-1][1].append((state, p))
                 return {}
             return _after_async(s, state)
         if isinstance(s, If):
@@ -256,7 +257,7 @@ class _Flow:
             self.leaving.append(([], []))
             out = self.flow(p.inner[0], entry)
             breaks, continues = self.leaving.pop()
-            breaks += continues
+            breaks += [at for at, _ in continues]
         else:
             out, breaks = self.rounds(p, loop, entry, None)
         ends = [out, *breaks]
@@ -293,21 +294,18 @@ class _Flow:
             self.leaving.append(([], []))
             out = self.flow(p.inner[0], now)
             breaks, continues = self.leaving.pop()
-            out = _merged(out, *continues)
             if p.body_end:
                 out = _cleared(out)
-            back: _State = {}
-            apart = p.stmt.attr("tiles")  # iterations stand for blocks: nothing orders their global accesses
-            for e, age in out.items():
-                if apart and not e.access.is_shared:
-                    continue
-                e2 = _Pending(e.access, self.next_iteration(e, loop))
-                back[e2] = _older(back[e2], age) if e2 in back else age
-            if test is not None:
-                if not p.body_end and self.conflicts(back, test.accesses, p):
+            if test is not None:  # reads at the end of each way through the body; a `continue` passes by the barrier at its end
+                if not p.body_end and self.conflicts(self.again(p, loop, out), test.accesses, p):
                     self.need(p, "body_end")
-                for a in test.accesses:
-                    back[_Pending(a, _HERE)] = None
+                for state, at in continues:
+                    if not at.before and self.conflicts(self.again(p, loop, state), test.accesses, at):
+                        self.need(at, "before")
+            out = _merged(out, *(state for state, _ in continues))
+            back = self.again(p, loop, out)
+            for a in test.accesses if test is not None else ():
+                back[_Pending(a, _HERE)] = None
             if _marks(p) != marks:  # a barrier was added: what was known is out of date
                 now = entry
                 continue
@@ -315,6 +313,17 @@ class _Flow:
             if following == now:
                 return out, breaks
             now = following
+
+    def again(self, p: Place, loop: Loop, state: _State) -> _State:
+        """The state after an iteration of a loop, as the next one finds it."""
+        back: _State = {}
+        apart = p.stmt.attr("tiles")  # iterations stand for blocks: nothing orders their global accesses
+        for e, age in state.items():
+            if apart and not e.access.is_shared:
+                continue
+            e2 = _Pending(e.access, self.next_iteration(e, loop))
+            back[e2] = _older(back[e2], age) if e2 in back else age
+        return back
 
     def matters(self, loop: Loop) -> bool:
         """Whether it helps to know how many iterations of the loop lie between two accesses."""

@@ -24,9 +24,11 @@ from tilelang.ir import (
     EMPTY,
     Binary,
     Bind,
+    Break,
     Call,
     Cast,
     Const,
+    Continue,
     Evaluate,
     Expr,
     For,
@@ -139,7 +141,8 @@ class Split:
                 part = self._parts(s, role, own, apart)
                 return part if own or apart or not self._shared(s.cond) else seq(self._meet(s, 1), part)
             case For() | While():
-                inner = apart or not own and self.threads.varies((s.start, s.extent) if isinstance(s, For) else s.cond)
+                asked = (s.start, s.extent) if isinstance(s, For) else s.cond
+                inner = apart or not own and (self.threads.varies(asked) or self._left(s.body, role, False))
                 if inner and not apart:
                     self._refuse_exchange(s)
                 part = replace(s, body=self._fold(s.body, role, own, inner))
@@ -147,6 +150,15 @@ class Split:
                     return seq(self._meet(s, 1), part)
                 return part if apart or not inner else self._each(s, part)
         return s if own else self._apart(s) if apart else self._common(s)
+
+    def _left(self, s: Stmt | None, role: Role, some: bool) -> bool:
+        """Whether some threads of a role alone come to a break or continue of the loop around s."""
+        if isinstance(s, If):
+            inner = some or holds_in(s.cond, role.groups[0]) is None and self.threads.varies(s.cond)
+            return self._left(s.then, role, inner) or self._left(s.orelse, role, inner)
+        if isinstance(s, Seq):
+            return any(self._left(x, role, some) for x in s.stmts)
+        return some and isinstance(s, (Break, Continue))
 
     def _refuse_exchange(self, s: Stmt) -> None:
         """Raises cpu-unsupported where threads of several roles touch each other's places in s, which each runs by itself."""
