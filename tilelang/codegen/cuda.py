@@ -26,14 +26,13 @@ from .coded_pairs import CodedPairs
 from .halves import Halves
 from .hopper import HopperCalls, tensor_map_parameters
 from .own_registers import declared_registers
-from .prelude import device_header
+from .prelude import device_header, words_of
 from .tight_loops import TightLoops
 from .wgmma import borrows, multiplies
 
 SHARED_SCOPES = ("shared", "shared.dyn", "shared.barrier")
 _SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_cluster")  # their second address is only read
 _LANEWISE = ("abs", "popcount", "clz", "__ffs")  # of vectors: applied to each element
-_WORD = re.compile(r"\w+")
 
 
 class DeviceKernel(Protocol):
@@ -58,8 +57,8 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
     """Prints one kernel; see print_kernel."""
 
     # A variable must not hide a function that a row's text calls.
-    reserved = frozenset(KEYWORDS) | {w for row in INTRINSICS.values() for t in (row.cuda or {}).values()
-                                       for w in re.findall(r"(?<![\w:{])([A-Za-z_]\w*)\(", t)}
+    reserved = frozenset(KEYWORDS).union(re.findall(r"(?<![\w:{])([A-Za-z_]\w*)\(", "\n".join(
+        t for row in INTRINSICS.values() for t in (row.cuda or {}).values())))
 
     def __init__(self, kernel: DeviceKernel, fast_math: bool = False, line_directives: bool = False) -> None:
         super().__init__()
@@ -99,10 +98,10 @@ class CudaPrinter(TightLoops, HopperCalls, Halves, CodedPairs, CudaValues):
 
     def _header(self, body: str, injected: str) -> str:
         own = "".join(self.own_functions.values())
-        named = set(_WORD.findall(body))
-        words = named | set(_WORD.findall(injected)) | self.extra
-        functions = device_header(words | set(_WORD.findall(own))) + own
-        named.update(_WORD.findall(functions))
+        named = words_of(body)
+        words = named | words_of(injected) | self.extra
+        functions = device_header(words | words_of(own)) + own
+        named |= words_of(functions)
         out = self.headers(words | named, injected, named)
         out.append("#define TL_DEVICE __device__ __forceinline__")
         if functions:
