@@ -7,6 +7,7 @@ import pytest
 
 from tilelang.library import coded_matmul, flash_attention, flash_decode, matmul
 from tilelang.library.apart import Apart, overlap
+from tilelang.library.arrays import maker
 
 torch = pytest.importorskip("torch")
 SM_80 = {"kind": "cuda", "arch": "sm_80"}
@@ -181,3 +182,10 @@ def test_tensors_of_vmap_are_refused_by_name():
     with pytest.raises(RuntimeError, match="without memory of its own") as caught:
         torch.func.vmap(lambda q: flash_attention(q, q, q))(x)
     assert caught.value.kind == "kernel-argument"
+
+
+@pytest.mark.parametrize("element", "float16 bfloat16 float32 float64 int32 uint8 float8_e4m3fn float8_e5m2".split())
+def test_results_are_made_compact(element):
+    for shape in ((), (3,), (2, 3, 5), (4, 0, 3), (0,)):
+        made, like = maker(torch.zeros(1), shape, element)(), torch.empty(shape, dtype=getattr(torch, element))
+        assert (made.shape, made.stride(), made.dtype, made.device) == (like.shape, like.stride(), like.dtype, like.device)
