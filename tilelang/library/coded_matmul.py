@@ -61,9 +61,9 @@ def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any 
         check_apart(out, dict(zip(_NAMES[:-1], given)))
     if plan.kernel is None:
         return out
-    second = values if values is not None else zeros if zeros is not None else plan.nothing
+    second = zeros if values is None else values
     result = out if plan.direct else plan.result()
-    sums = plan.nothing if plan.sums is None else plan.sums()
+    sums = None if plan.sums is None else plan.sums()  # the kernel takes None for what it does not use
     if not plan.compact[-1]:
         a, w, scales, second = (x if ok else _compact(x) for x, ok in zip((a, w, scales, second), plan.compact))
     plan.kernel(a, w, scales, second, sums, result)
@@ -76,15 +76,14 @@ def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any 
 class _Plan:
     """What answers calls with arrays of one form.
 
-    kernel: None where there is nothing to compute.  result, sums: make what it writes.  nothing: in place of zeros, or of sums
-    where it has none.  compact: which arguments it takes as they lie, and whether all.  direct: whether it writes to `out`
-    itself.  apart: of `out`, where one is given.
+    kernel: None where there is nothing to compute.  result, sums: make what it writes; None where it has no sums.
+    compact: which arguments it takes as they lie, and whether all.  direct: whether it writes to `out` itself.  apart: of
+    `out`, where one is given.
     """
 
     kernel: Any
     result: Callable[[], Any]
     sums: Callable[[], Any] | None
-    nothing: Any
     compact: tuple[bool, ...]
     direct: bool
     apart: Any
@@ -100,12 +99,11 @@ def _plan(sizes: tuple[int, int, int, int], given: dict[str, Any], at: Place) ->
     f = chosen(CodedForm(m, n, k, group, element, "values" in given, "zeros" in given, CodedTile(16, 64, 64, 2)), at.chip)
     kernel = _kernel(f, at) if m and n else None
     parts, second = f.tile.parts, given.get("values", given.get("zeros"))
-    nothing = maker(a, (1,), "float32" if parts == 1 and second is not None else "uint8")()
     taken = [_lies_compact(given[x]) for x in ("a", "w", "scales")] + [second is None or _lies_compact(second)]
-    sums = maker(a, (parts, m, n) if parts > 1 else (1,), "float32")
+    sums = maker(a, (parts, m, n), "float32") if parts > 1 else None
     apart = Apart(given["out"], [given.get(name) for name in _NAMES[:-1]]) if "out" in given else None
-    return _Plan(kernel, maker(a, (m, n), element), None if parts == 1 and second is not None else sums, nothing,
-                 (*taken, all(taken)), "out" not in given or _lies_compact(given["out"]), apart)
+    return _Plan(kernel, maker(a, (m, n), element), sums, (*taken, all(taken)),
+                 "out" not in given or _lies_compact(given["out"]), apart)
 
 
 @lru_cache(4096)
