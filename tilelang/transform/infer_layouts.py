@@ -25,13 +25,11 @@ from tilelang.layout import Fragment, replicated_fragment, row_fragment, view_la
 from tilelang.ops import Gemm
 
 from .config import PassConfigKey
-from .draw_layouts import draw_layouts
 from .layout_uses import FRAGMENT, SHARED, at_line, seen_as
 from .loop_layouts import Loop, Touch, over_loops, projected, usable, with_registers
 from .loop_shares import rereads, spread_thin
 from .pass_ import TILE, PassContext, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
-from .staged_fragments import is_large, staged
 from .strict_layouts import StrictLayouts
 
 
@@ -80,6 +78,8 @@ class _Inference(StrictLayouts):
             for b, lay in layouts:
                 self.cx.report(f"# layout of {b.name} ({self.known.why[b]}): {lay!r}")
         if self.cx.option(PassConfigKey.TL_LAYOUT_VISUALIZATION_ENABLE):
+            from .draw_layouts import draw_layouts  # what hardly any program needs is imported late, here and below
+
             draw_layouts([(b.name, lay) for b, lay in layouts], self.cx)
 
     # ---- common ---------------------------------------------------------------------------------------------------
@@ -224,6 +224,8 @@ class _Inference(StrictLayouts):
 
     def _whole(self, b: Buffer) -> Fragment:
         """Every thread holds the tile.  Raises _Staged for one that is better kept in shared memory."""
+        from .staged_fragments import is_large, staged
+
         if is_large(b):
             launch = staged(self.launch, b.data, getattr(self.cx.target, "max_shared_bytes", None))
             if launch is not None:

@@ -24,7 +24,6 @@ from .distributed_loop import Loop, accesses, in_order, is_memory
 from .fragment_access import Grid, Touch, shared_elements
 from .loop_body import drop_continue, inline_index_binds, refuse_carried, renamed
 from .loop_shares import choose_distribution, serial_inside
-from .sum_loops import accumulates, serial_dims, split_sums
 from .vector_lanes import at_lane, emit_lanes
 from .vectorize import power_of_two_in, stride_along
 
@@ -52,6 +51,8 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     try:
         return _shared_out(lw, vars, extents, body, loop_layout, is_async, width, span)
     except errors.TileLangError as e:
+        from .sum_loops import accumulates  # hardly any loop needs it
+
         if e.kind != "parallel-race" or not vars or not all(isinstance(n, int) for n in extents) or \
                 not any(accumulates(x) for x in walk(body)):
             raise
@@ -63,6 +64,8 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
 
 def _sums(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, is_async: bool, span: Any) -> Stmt:
     """A loop that accumulates into fragments where their layouts bring several threads to one element."""
+    from .sum_loops import serial_dims, split_sums
+
     parts = split_sums(vars, body)
     if len(parts) == 1:
         dist = serial_inside(lw, extents, serial_dims(vars, extents, body))
