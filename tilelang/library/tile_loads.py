@@ -21,6 +21,9 @@ _DRIFT_TOGETHER = 0.27  # of these, in clusters
 # many bytes, of longer ones less; power of what a box has of 128 bytes.  (104x3832x480 TT 4.5 us, 3.5 in clusters of 4 that
 # load A once; 5632x8x728 TN 4.8, 3.85; 15704x8x736 TN by 16 columns alone 9.6, by 8 in pairs 7.3.)
 _HOT, _HOT_ROW, _HOT_BOX = 5.0, 160, 0.3
+# How much sooner what only one unit asks for is there, of rows across sectors where k is outermost and the other operand is
+# not in few lines: 64x12776x1248 NN by 64x128 9.0 us, in clusters that share A 9.9; 14040x24x1152 TT by 128x24 7.7, 8.2.
+_ONE_ASKS = 1.2
 _CROWDED = 0.38  # power of the part of the units that load, by which each has less
 _OWN = 64.3  # bytes a cycle from L2 of what one unit asks for, with all units loading; of s units s ** (1 / 3) as many
 # From three rounds on neighbours' loads are no longer the same at the same time.  Rows across sectors then: bytes a cycle of a
@@ -32,7 +35,7 @@ _LONG_ARRIVING, _LONG_ASKED, _LONG_PAIRED = 64.4, 286.2, 0.7
 # across sectors, in two lines, elsewhere; behind it, bytes a cycle that arrive at it, its own and its neighbours', in such rows
 # and elsewhere; power of what 128 bytes are of a panel, by which narrow ones count more of these; of tiles of 256 rows.
 _ASKED_ACROSS, _ASKED_ACROSS_OUTERMOST, _ASKED_MIDDLE, _ASKED_MIDDLE_OUTERMOST, _ASKED = 0.885, 0.774, 0.967, 0.897, 1.26
-_ARRIVING_ACROSS, _ARRIVING, _NARROW_ARRIVING, _HIGH = 184.0, 171.0, 0.4, 1.08
+_ARRIVING_ACROSS, _ARRIVING, _NARROW_ARRIVING, _HIGH = 184.0, 171.0, 0.4, 1.12
 # Bytes a cycle of the parts of boxes outside their tensor, which TMA fills with zeros: of one unit, of all together.
 _OUTSIDE, _OUTSIDE_ALL = 31.2, 1550.0
 _OUTSIDE_LONG = 22.7  # over several rounds
@@ -41,8 +44,8 @@ _FEWER = 1.39  # of what a tile has less inside its tensor, what its loads take 
 _NARROW, _OUTERMOST = {64: 1.28, 32: 1.87, 16: 3.4}, 1.19
 # What 128 bytes of a row take of L2 that begin in the middle of a line, at another sector, and so where k is outermost.
 _MIDDLE, _ACROSS, _ACROSS_OUTERMOST = 1.15, 1.47, 1.34
+_MOVED = 1.05  # of tiles that are moved, where all rows start at lines
 _TALL = 1.6  # of tiles of more than 256 rows, which are two boxes: measured, not understood
-_MOVED = 1.05  # of tiles that are moved
 
 
 def _loads(p: Problem, t: Tile, spans: tuple[int, ...], rows: int, columns: int, form: bool = False) -> tuple[Load, Load]:
@@ -85,7 +88,7 @@ def cluster_sizes(chip: Chip, p: Problem, t: Tile) -> list[tuple[int, int]]:
     # Where no rows lie across sectors small clusters lose what large ones gain: 64x128 takes 15.2 us at 1000x1000x4000 NT, 18.0
     # in pairs; 64x96 at 752x736x2928 NT 11.4, 11.0 in 2 x 2, 9.3 in 2 x 4.
     least = 1 if q.a_rows % SECTOR or q.b_rows % SECTOR else 8
-    sizes = [x for x in ((2, 1), (1, 2), (3, 1), (1, 3), *LARGER) if prod(x) >= least]
+    sizes = [x for x in ((2, 1), (1, 2), *LARGER) if prod(x) >= least]
     return [(x, y) for x, y in sizes if x <= grid[0] and y <= grid[1] and
             ceil(grid[0] / x) * x * ceil(grid[1] / y) * y * q.batch * t.parts <= at_once(chip.units, x * y)]
 
@@ -104,7 +107,9 @@ def load_cycles(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...], busy: f
     loads = _placed(p, t, _loads(p, t, spans, min(t.bm, p.m), min(t.loaded, p.n)))
     boxes = _boxes(p, p.a_k, t.bm, loads[0]), _boxes(p, p.b_k, t.loaded, loads[1])
     a, b = (x.taken * more for x, more in zip(loads, boxes))
-    rate = min(chip.alone, chip.l2 / busy ** (_CROWDED if chip.kind == "wgmma" else 1)) / (_MOVED if t.moved else 1)
+    rate = min(chip.alone, chip.l2 / busy ** (_CROWDED if chip.kind == "wgmma" else 1))
+    if t.moved and not (loads[0].row % LINE or loads[1].row % LINE):
+        rate /= _MOVED
     if chip.kind != "wgmma":
         return (a + b) / rate
     a, b = a * _lines(p.a_k, loads[0]), b * _lines(p.b_k, loads[1])
@@ -119,11 +124,13 @@ def load_cycles(chip: Chip, p: Problem, t: Tile, spans: tuple[int, ...], busy: f
     ask = max(1.0, columns / spans[0]), max(1.0, rows / spans[1])  # units or clusters that ask for a tile of A, of B
     each = (a / (rate * drift if near == "a" and ask[0] > 1 else min(rate, own * ask[0] ** (1 / 3))),
             b / (rate * drift if near == "b" and ask[1] > 1 else min(rate, own * ask[1] ** (1 / 3))))
-    alone = sum(each)
     asked = sum(x * _asked_part(k, y) for x, k, y in zip(each, inner, loads))
     hot = sum(_hot(p, t, n, extent, x, min(units, chip.units) / span) for k, n, extent, x, units, span in zip(
         inner, (p.m, p.n), (t.bm, t.loaded), loads, (columns, rows), spans) if not k)
-    alone, asked = alone + hot, asked + hot
+    sooner = _ONE_ASKS if rounds == 1 and t.parts == 1 and hot < 1 else 1.0
+    alone = hot + sum(x / (sooner if n <= 1 and not k and y.row % SECTOR else 1.0)
+                      for x, n, k, y in zip(each, ask, inner, loads))
+    asked += hot
     if prod(spans) == 1:
         if rounds < _APART_FROM or not across:
             return alone

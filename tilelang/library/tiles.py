@@ -48,6 +48,8 @@ _FOLLOWING = 0.3  # of ragged products more of the time of one group's tiles, as
 _PARTIAL, _RING_OF_THREE, _DEEP, _IDLE = 0.67, 1.1, 1.05, 0.3
 # Cycles of a stage whose left operand goes through registers, and of an element of a thread's.
 _FETCHED, _FETCH = 250, 14
+# Of products in parts: what each more costs, by how much tiles of 64 rows take less where rows lie across sectors.
+_EACH_PART, _LONE_PARTS = 0.005, 0.03
 _ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # prices that are not told apart; of one round
 # Iterations over 128 bytes of k of a unit's tiles, of one, up to which it may start soon; where rows lie across sectors, on
 # so many of the units or in tiles of 64 rows (79 tiles of 128x208 at 10000x200x1000 13.9 us, then 16.4; 120 of 128x72 at
@@ -128,6 +130,10 @@ def _price(chip: Chip, p: Problem, t: Tile, across: bool = False) -> tuple[float
         moved *= _SHARED_ROWS[t.bk * size > 128]
     if t.parts > 1:
         more += chip.start + p.batch * p.m * p.n * (4 * t.parts + p.out_bits / 8) / (1.5 * chip.memory)
+    if t.parts > 1:
+        lone = t.bm == 64 and (p.a_rows % SECTOR or p.b_rows % SECTOR)
+        part = 1 + _EACH_PART * (t.parts - 1) - (_LONE_PARTS if lone else 0.0)
+        own, moved, more = own * part, moved * part, more * part
     if p.ragged and t.threads == 128:
         own, moved = (x * (1 + _FOLLOWING * (1 - p.batch / p.row_tiles(t.bm))) for x in (own, moved))
     if chip.kind != "wgmma":
