@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tilelang.library import coded_matmul, flash_attention, flash_decode, matmul
+from tilelang.library import coded_matmul, flash_attention, flash_decode, grouped_matmul, matmul
 from tilelang.library.apart import Apart, overlap
 from tilelang.library.arrays import maker
 
@@ -189,3 +189,18 @@ def test_results_are_made_compact(element):
     for shape in ((), (3,), (2, 3, 5), (4, 0, 3), (0,)):
         made, like = maker(torch.zeros(1), shape, element)(), torch.empty(shape, dtype=getattr(torch, element))
         assert (made.shape, made.stride(), made.dtype, made.device) == (like.shape, like.stride(), like.dtype, like.device)
+
+
+@pytest.mark.parametrize("name", ["matmul", "grouped_matmul", "coded_matmul"])
+def test_products_refuse_to_lose_a_gradient_also_behind_a_first_call(name):
+    a, b = torch.ones(8, 16), torch.ones(16, 8)
+    call = {"matmul": lambda: matmul(a, b),
+            "grouped_matmul": lambda: grouped_matmul(a, b[None], torch.tensor([8], dtype=torch.int32)),
+            "coded_matmul": lambda: coded_matmul(a.half(), torch.zeros(8, 8, dtype=torch.uint8), torch.ones(8, 1).half())}[name]
+    want = call()
+    a.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=f"{name} computes no gradient"):
+        call()
+    with torch.no_grad():
+        assert torch.equal(call(), want)
+    assert torch.equal(matmul(a.detach(), b), torch.full((8, 8), 16.0))

@@ -27,6 +27,14 @@ def facts(x: Any) -> tuple[Any, ...]:
     return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15 == 0
 
 
+def expects_gradient(*inputs: Any) -> bool:
+    """Whether torch would keep what it needs for a gradient of these tensors, some of which may be None."""
+    for x in inputs:
+        if x is not None and x.requires_grad and sys.modules["torch"].is_grad_enabled():
+            return True
+    return False
+
+
 def type_name(x: Any) -> str:
     """Element type of a tensor as the language calls it."""
     return x.dtype.name if is_numpy(x) else str(x.dtype).rpartition(".")[2]
@@ -102,5 +110,5 @@ def target_of(x: Any) -> Target:
     return Target("cpu")
 
 
-__all__ = ["aligned", "empty", "facts", "fresh", "is_numpy", "left_of", "maker", "place", "strided", "strides", "target_of",
-           "type_name", "zeros", "zeros_laid"]
+__all__ = ["aligned", "empty", "expects_gradient", "facts", "fresh", "is_numpy", "left_of", "maker", "place", "strided",
+           "strides", "target_of", "type_name", "zeros", "zeros_laid"]

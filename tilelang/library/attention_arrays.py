@@ -15,7 +15,7 @@ from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
 
 from .apart import Apart, overlap
-from .arrays import aligned, is_numpy, strides, type_name
+from .arrays import aligned, expects_gradient, is_numpy, strides, type_name
 
 register("attention-argument", TypeError, "an argument of an attention function is of no kind it takes",
          "pass float16 or bfloat16 torch tensors, or NumPy arrays",
@@ -79,12 +79,9 @@ def framework(name: str, given: Mapping[str, Any], halves: tuple[str, ...]) -> A
 
 def check_gradient(torch: Any, name: str, *inputs: Any) -> None:
     """Raises attention-gradient where torch would expect one.  torch: the module, None for NumPy arrays."""
-    if torch is None:
-        return
-    for x in inputs:
-        if x.requires_grad and torch.is_grad_enabled():
-            raise error("attention-gradient", f"{name} computes no gradient, but an input requires one",
-                        found="an input that requires a gradient")
+    if torch is not None and expects_gradient(*inputs):
+        raise error("attention-gradient", f"{name} computes no gradient, but an input requires one",
+                    found="an input that requires a gradient")
 
 
 def check_scale(scale: Any) -> float:

@@ -15,7 +15,7 @@ from tilelang.language.state import error
 from .apart import Apart
 from .arrays import facts, is_numpy, maker, place, strided, strides, type_name
 from .coded_kernels import CodedForm, CodedTile, chosen, coded_product
-from .matmul import check_apart, check_tensors
+from .matmul import check_apart, check_gradient, check_tensors
 from .matmul_plan import Place
 
 _ELEMENTS = ("float16", "bfloat16")
@@ -34,7 +34,7 @@ def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any 
 
     Each element of d is rounded once; products are summed in float32.  The bits are the same for the same arguments.
     Tiles, and how many blocks share out k, come from a price that counts what decoding takes.
-    Raises matmul-type, matmul-shape, matmul-device, matmul-option.
+    Raises matmul-type, matmul-shape, matmul-device, matmul-option, matmul-gradient.
 
     >>> import numpy as np
     >>> w = np.array([[0x21, 0x43]], np.uint8)
@@ -55,6 +55,8 @@ def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any 
             _PLANS.clear()
         named = {name: x for name, x in zip(_NAMES, given) if x is not None}
         plan = _PLANS[key] = _plan(_check(named), named, Place.of(a, target, execution_backend))
+    if not isinstance(a, np.ndarray):
+        check_gradient("coded_matmul", *given)
     if out is None:
         out = plan.result()
     elif not plan.apart.surely(out, given[:-1]):

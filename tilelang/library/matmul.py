@@ -14,7 +14,7 @@ from tilelang.ir import dtype
 from tilelang.language.state import error
 
 from .apart import Apart, overlap
-from .arrays import aligned, empty, facts, fresh, maker, place, strided, type_name, zeros
+from .arrays import aligned, empty, expects_gradient, facts, fresh, maker, place, strided, type_name, zeros
 from .matmul_kernels import ACTIVATIONS, Form
 from .matmul_plan import Place, Request, check_target, chosen, grouped, product
 from .operands import Operand, operand
@@ -28,6 +28,9 @@ register("matmul-type", TypeError, "element types a library product does not tak
 register("matmul-option", ValueError, "an option of a library product that it does not have",
          expected="an option that the product has")
 register("matmul-device", ValueError, "operands of a library product on different devices", expected="operands on one device")
+register("matmul-gradient", RuntimeError, "a library product is asked for a gradient, which it does not compute",
+         "call it under torch.no_grad(), or pass tensors without requires_grad",
+         expected="operands without requires_grad, or torch.no_grad()")
 
 _FP8 = ("float8_e4m3fn", "float8_e5m2")
 # operand type -> (kind, accumulator, result unless another is asked for)
@@ -70,7 +73,7 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     type; e is 0 for float16, bfloat16 and float64, 2**-10 for float32 on a GPU, 2**-11 for float8 (k / 32 * 2**-13 with
     fast_accum, where k > 128).  Integers are exact modulo 2**32.  Identical inputs give identical bits.
 
-    Raises matmul-shape, matmul-type, matmul-option, matmul-device, matmul-target.
+    Raises matmul-shape, matmul-type, matmul-option, matmul-device, matmul-gradient, matmul-target.
 
     >>> import numpy as np
     >>> matmul(np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)).tolist()
@@ -94,6 +97,8 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
         plan = _kept(key, _Plan(_plan(a, b, transpose_a, transpose_b, bias, activation, out_dtype, scale_a, scale_b,
                                       fast_accum, out, where, tuned),
                                 None if out is None else Apart(out, (a, b, bias, scale_a, scale_b))))
+    if not isinstance(a, np.ndarray):
+        check_gradient("matmul", a, b, bias, scale_a, scale_b, out)
     if out is not None and not plan.apart.surely(out, (a, b, bias, scale_a, scale_b)):
         check_apart(out, {"a": a, "b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b})
     return plan.run(a, b, bias, scale_a, scale_b, out)
@@ -109,7 +114,7 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
     The rest (out_dtype, …) and types are as for matmul (float8 without scales is accumulated in two levels); tune times
     groups of the sizes that the first call has.
 
-    Raises matmul-shape, matmul-type, matmul-option, matmul-device, matmul-target.
+    Raises matmul-shape, matmul-type, matmul-option, matmul-device, matmul-gradient, matmul-target.
 
     >>> import numpy as np
     >>> a, b = np.ones((3, 2), np.float32), np.array([1, 2], np.float32).reshape(2, 1, 1) * np.ones((2, 2, 1), np.float32)
@@ -130,6 +135,8 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
             return grouped_matmul(a, b, group_sizes, transpose_b=transpose_b, bias=bias, activation=activation,
                                   out_dtype=out_dtype, target=target, execution_backend=execution_backend, tune=False)
         plan = _kept(key, _Plan(_grouped_plan(a, b, group_sizes, transpose_b, bias, activation, out_dtype, where, tuned), None))
+    if not isinstance(a, np.ndarray):
+        check_gradient("grouped_matmul", a, b, bias)
     return plan.run(a, b, bias, group_sizes)
 
 
@@ -146,6 +153,13 @@ def _kept(key: Any, plan: _Plan) -> _Plan:
         _ROWS.clear()
     _PLANS[key] = plan
     return plan
+
+
+def check_gradient(name: str, *operands: Any) -> None:
+    """Raises matmul-gradient where torch would expect one of the function of this name.  operands: torch tensors, or None."""
+    if expects_gradient(*operands):
+        raise error("matmul-gradient", f"{name} computes no gradient, but an operand requires one",
+                    found="an operand that requires a gradient")
 
 
 def check_tensors(given: Iterable[Any], optional: Iterable[Any] = ()) -> None:
@@ -368,4 +382,4 @@ def _copying(transpose_b: bool, activation: str | None, out_dtype: Any, where: P
     return run
 
 
-__all__ = ["check_apart", "check_tensors", "grouped_matmul", "matmul"]
+__all__ = ["check_apart", "check_gradient", "check_tensors", "grouped_matmul", "matmul"]
