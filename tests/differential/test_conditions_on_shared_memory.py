@@ -67,8 +67,8 @@ def test_a_while_loop_beside_roles(leave):
     agree(f, [A, np.zeros(256, I32), np.zeros(128, I32)], {1: x.astype(I32), 2: y})
 
 
-@pytest.mark.parametrize("kind", ["if", "elif", "for"])
-def test_branches_and_bounds_around_roles(kind):
+@pytest.mark.parametrize("kind, own", [("if", 0), ("if", 1), ("elif", 1), ("for", 0), ("for", 1), ("while", 0), ("while", 1)])
+def test_branches_and_bounds_around_roles(kind, own):
     @T.prim_func
     def f(O: T.Tensor((256,), "int32"), P: T.Tensor((256,), "int32")):
         with T.Kernel(1, threads=256):
@@ -79,9 +79,14 @@ def test_branches_and_bounds_around_roles(kind):
             if kind == "if":
                 for _ in T.serial(3):
                     if S[5] == 3:
-                        with T.ws(0):
+                        with T.ws(own):
                             S[(tx + 5) % 128] = 4
                         x = x + 1
+            elif kind == "while":
+                while S[5] == 3:
+                    x = x + 1
+                    with T.ws(own):
+                        S[(tx + 5) % 128] = 4
             elif kind == "elif":
                 if S[5] == 4:
                     x = 7
@@ -91,7 +96,7 @@ def test_branches_and_bounds_around_roles(kind):
                     x = x + 1
             else:
                 for _ in T.serial(S[5]):
-                    with T.ws(0):
+                    with T.ws(own):
                         S[(tx + 5) % 128] = 4
                     x = x + 1
             O[tx] = x
@@ -100,3 +105,22 @@ def test_branches_and_bounds_around_roles(kind):
 
     agree(f, [np.zeros(256, I32), np.zeros(256, I32)],
           {0: np.full(256, 3 if kind == "for" else 1, I32), 1: np.repeat([4, 3], 128).astype(I32)})
+
+
+def test_threads_add_to_what_others_have_not_asked_yet():
+    """On the CPU a role that had asked added before the other asked: atomic updates waited for nobody."""
+    @T.prim_func
+    def f(O: T.Tensor((256,), "int32"), P: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            H = T.alloc_shared((4,), "int32")
+            x = T.alloc_var("int32", init=1)
+            T.clear(H)
+            if H[3] > 5:
+                x = 2
+            T.atomic_add(H[3], 1)
+            O[tx] = x
+            with T.ws(0):
+                T.copy(H, P)
+
+    agree(f, [np.zeros(256, I32), np.zeros(4, I32)], {0: np.ones(256, I32), 1: np.array([0, 0, 0, 256], I32)})

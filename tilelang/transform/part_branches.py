@@ -8,7 +8,14 @@
 Tile meaning and CPU follow each role by itself and let them meet around a statement on shared memory; within a branch they
 do not meet.  A loop whose iterations exchange values goes around the conditions, if all threads know its bounds.  On a device
 a barrier comes between the parts (split_divergent.py), with this pass as without it.  A store whose value another role may
-store over, `S[255 - tx] = S[tx]`, is parted from that value too, and from there on it is two statements.
+store over, `S[255 - tx] = S[tx]`, is parted from that value too, and from there on it is two statements.  A condition of all
+threads that reads shared memory is asked before what it decides, where that holds roles: one role would store while others ask.
+
+    while S[0] < 4:                          asked = S[0] < 4
+        with T.ws(1): S[0] = S[0] + 1        while asked:
+        if c: continue                ->         with T.ws(1): S[0] = S[0] + 1
+                                                 if c: asked = S[0] < 4; continue
+                                                 asked = S[0] < 4
 """
 
 from __future__ import annotations
@@ -43,9 +50,12 @@ def part_branches(func: Func, cx: PassContext) -> Func:
 class _Parts:
     def __init__(self, launch: Launch) -> None:
         self.divergence = Divergence(launch)
+        self.written = {n.buffer.data for n in walk(launch.body) if isinstance(n, Store) and n.buffer.scope() == "global"}
 
     def stmt(self, s: Stmt) -> Stmt:
         """s where all roles come to it."""
+        if isinstance(s, (If, For, While)) and self.asks_first(s):
+            return self.stmt(_asked_first(s))
         if isinstance(s, Seq):
             new = [self.stmt(x) for x in s.stmts]
             return s if all(a is b for a, b in zip(new, s.stmts)) else seq(*new, span=s.span)
@@ -61,6 +71,13 @@ class _Parts:
             return self.parted(s)
         then, orelse = self.stmt(s.then), None if s.orelse is None else self.stmt(s.orelse)
         return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
+
+    def asks_first(self, s: If | For | While) -> bool:
+        """Whether all threads ask memory in front of roles, which may store in it."""
+        asked = (s.start, s.extent) if isinstance(s, For) else (s.cond,)
+        return any(isinstance(n, Load) and (n.buffer.scope_name in _SHARED or n.buffer.data in self.written)
+                   for e in asked for n in walk(e)) and not any(map(self.divergence.divergent, asked)) and any(
+                       isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s))
 
     def crosses(self, s: Store) -> bool:
         """Whether the value of a store is read from memory of all roles at another place, where another thread may store."""
@@ -146,6 +163,30 @@ class _Parts:
             else:
                 out.append(If(pred, x, span=x.span))
         return out
+
+
+def _asked_first(s: If | For | While) -> Stmt:
+    """s with its condition or bounds asked by a statement of its own; that of a while loop at the end of each way too."""
+    if isinstance(s, While):
+        kept = Buffer("asked", (1,), s.cond.dtype, "local.var", span=s.span)
+        ask = Store(kept, (const(0),), s.cond, span=s.span)
+        again = replace(s, cond=load(kept, (0,)), body=seq(_before_continues(s.body, ask), ask, span=s.body.span))
+        return seq(Alloc(kept, span=s.span), ask, again, span=s.span)
+    names = ("start", "extent") if isinstance(s, For) else ("cond",)
+    asked = [Bind(fresh("asked", getattr(s, f).dtype), getattr(s, f), span=s.span) for f in names]
+    return seq(*asked, replace(s, **{f: b.var for f, b in zip(names, asked)}), span=s.span)
+
+
+def _before_continues(s: Stmt, first: Stmt) -> Stmt:
+    """The body of a loop with a statement in front of each `continue` of it."""
+    if isinstance(s, Continue):
+        return seq(first, s, span=s.span)
+    if isinstance(s, Seq):
+        return seq(*(_before_continues(x, first) for x in s.stmts), span=s.span)
+    if isinstance(s, If):
+        orelse = None if s.orelse is None else _before_continues(s.orelse, first)
+        return replace(s, then=_before_continues(s.then, first), orelse=orelse)
+    return s
 
 
 _KNOWN = (Seq, Bind, Store, Evaluate, If, For, While)

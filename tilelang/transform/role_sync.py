@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Bind, Call, Const, Continue, Evaluate, Expr, For, If, Launch, Load, Seq, Stmt, Store, Var,
-                         While, call, const, fresh, rebuild, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk)
+from tilelang.ir import (Bind, Call, Const, Continue, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call,
+                         const, fresh, rebuild, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk)
 from tilelang.ir.record import record
 
-from .divergence import Divergence
 from .effects import effects
 
 register("role-barrier", ValueError, "a role of warp groups needs a barrier of its own and no number is left for it",
@@ -137,10 +136,6 @@ class RoleSync:
         """Whether a statement with roles touches memory outside of them."""
         if role_of(s) is not None:
             return False
-        if isinstance(s, (If, For, While)) and any(
-                isinstance(x, (Load, AddressOf)) and (x.buffer.scope_name in ("shared", "shared.dyn")
-                                                      or x.buffer.data in self.written) for e in _asked(s) for x in walk(e)):
-            return True
         inner = [x for f in ("body", "then", "orelse") if isinstance(x := getattr(s, f, None), Stmt)]
         return any(p.touches for x in inner for p in self.pieces(stmts_of(x)))
 
@@ -156,31 +151,6 @@ class RoleSync:
     def with_roles(self, s: Stmt) -> list[Stmt]:
         if role_of(s) is not None:
             return [self.parts(s)]
-        if isinstance(s, (If, For, While)) and self.asks_what_changes(s):
-            return self.after_asking(s)
-        return self.inside(s)
-
-    def asks_what_changes(self, s: If | For | While) -> bool:
-        """Whether the condition or the bounds of a statement read memory that it stores in."""
-        read = {x.buffer.data for e in _asked(s) for x in walk(e) if isinstance(x, (Load, AddressOf))}
-        return bool(read) and any(e.writes and e.storage in read and not e.buffer.scope_name.startswith("local") and (
-            e.buffer.scope_name != "global" or e.storage in self.written) for e in effects(s))
-
-    def after_asking(self, s: If | For | While) -> list[Stmt]:
-        """s, in which nothing is stored before all threads have read its condition or bounds, in a while loop each time."""
-        if isinstance(s, While):
-            divergence = Divergence(self.launch)
-            if divergence.divergent(s.cond) or divergence.leaves_early(s.body, False):
-                raise error("sync-divergent", "the condition of a while loop needs block barriers inside a loop that not all "
-                            "threads run alike", found="a loop that threads run differently", span=s.span,
-                            hint="make the condition the same for all threads")
-            return [replace(s, body=seq(_barrier(s), _before_continues(loop.body), _barrier(s), span=s.body.span))
-                    for loop in self.inside(s) if isinstance(loop, While)]
-        names = ("start", "extent") if isinstance(s, For) else ("cond",)
-        asked = [Bind(fresh("asked", getattr(s, f).dtype), getattr(s, f), span=s.span) for f in names]
-        return [*asked, _barrier(s), *self.inside(replace(s, **{f: b.var for f, b in zip(names, asked)}))]
-
-    def inside(self, s: Stmt) -> list[Stmt]:
         if isinstance(s, (For, While)):
             loop = s if isinstance(s, For) else For(fresh("turn"), const(0), fresh("turns"), "serial", s.body)
             self.around.append((loop, len(self.binds)))
@@ -282,18 +252,6 @@ def _touches_alone(part: Stmt) -> bool:
     return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in ("shared", "shared.dyn") or
                isinstance(x, Call) and (x.op in ("sync_threads", "stmatrix", "cp_async", "tma_store") or
                                         x.op.startswith("atomic_")) for x in walk(part, Load, Store, Call))
-
-
-def _asked(s: If | For | While) -> tuple[Expr, ...]:
-    return (s.start, s.extent) if isinstance(s, For) else (s.cond,)
-
-
-def _before_continues(s: Stmt) -> Stmt:
-    """The body of a loop with a barrier in front of each `continue` of it."""
-    if isinstance(s, Continue):
-        return seq(_barrier(s), s)
-    return s if isinstance(s, (For, While)) else rebuild(s, lambda x: tuple(map(_before_continues, x)) if isinstance(
-        x, tuple) and any(isinstance(y, Stmt) for y in x) else _before_continues(x) if isinstance(x, Stmt) else x)
 
 
 def _barrier(s: Stmt) -> Stmt:

@@ -22,6 +22,7 @@ import numpy as np
 
 from tilelang.ir import (
     EMPTY,
+    AddressOf,
     Binary,
     Bind,
     Break,
@@ -231,7 +232,7 @@ class Split:
     def _shared(self, s: Any) -> bool:
         """Whether a statement or expression touches memory in which threads find what others stored, as barriers order it:
         shared memory, and tensors that the launch stores in."""
-        return any(isinstance(n, (Load, Store, Region)) and (
+        return any(isinstance(n, (Load, Store, Region, AddressOf)) and (
             n.buffer.scope() in ("shared", "shared.dyn") or n.buffer.data in self.written) for n in walk(s))
 
     def _meet(self, s: Stmt, k: int) -> Stmt:
