@@ -1,7 +1,8 @@
 """CUDA text of loops over registers of their own that run seldom: selections of a mask, results stored as they are.
 
-target/register_forms.py says which they are (`rare_form`).  An array would have to hold all the elements for them, and the
-compiler in front of the assembler to take it apart again, which took it a third of its time for attention.
+target/register_forms.py says which they are (`rare_form`), transform/whole_registers.py which of them are printed so.  An array
+would have to hold all the elements for them, and the compiler in front of the assembler to take it apart again: a quarter of
+its work for full attention.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     wgmma(S, …)                                       wgmma(S, …, registers=("c",))
     wgmma_wait(…); wgmma_pin(S)                       wgmma_wait(…)
-    if …: for r: S[r] = tanh(S[r])             ->     if …: wgmma_pin(S, move="out"); for r: …; wgmma_pin(S, move="in")
-    if …: for r: S[r] = S[r] if … else -inf           the same, attr `registers`
+    if …: for r: S[r] = … if … else -inf       ->     if …: wgmma_pin(S, move="out"); for r: …; wgmma_pin(S, move="in")
+    if …: for r: M[r : r + 2] = acc[r : r + 2]        the same, attr `registers`
     for r: S[r] = exp2(S[r] * c - top[…] * c)         the same, attr `registers`
     for r: P[r] = float16(S[r])                       the same, attr `registers`
     wgmma(acc, P, …)                                  wgmma(acc, P, …, registers=("c", "a"))
@@ -36,7 +36,7 @@ from .rings import do
 
 # Whether masks in branches select in the registers.  The compiler in front of the assembler then does a quarter to a third
 # less for causal attention, but ptxas 13.0 orders what stands behind the mask anew, and of nine kernels on an H200 three became
-# 1.5 to 3.3 % slower, one 0.6 % faster (docs/performance.md).
+# 1.5 to 3.3 % slower, two 0.6 % faster (docs/performance.md).
 MASKS = False
 
 
