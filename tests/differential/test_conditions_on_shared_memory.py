@@ -124,3 +124,45 @@ def test_threads_add_to_what_others_have_not_asked_yet():
                 T.copy(H, P)
 
     agree(f, [np.zeros(256, I32), np.zeros(4, I32)], {0: np.ones(256, I32), 1: np.array([0, 0, 0, 256], I32)})
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_a_loop_that_may_go_no_round_orders_nothing(n):
+    """The barrier in its body does not part what stands in front of the loop from what stands behind it."""
+    @T.prim_func
+    def f(N: T.Tensor((1,), "int32"), O: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((128,), "int32")
+            R = T.alloc_shared((128,), "int32")
+            x = T.alloc_var("int32", init=0)
+            S[tx] = tx
+            for r in T.serial(N[0]):
+                R[tx] = tx + r
+                x = x + R[127 - tx]
+            O[tx] = x + S[(tx + 64) % 128]
+
+    t = np.arange(128)
+    want = (t + 64) % 128 + sum(127 - t + r for r in range(n))
+    agree(f, [np.array([n], I32), np.zeros(128, I32)], {1: want.astype(I32)})
+
+
+def test_what_is_read_before_a_continue_is_not_stored_over():
+    @T.prim_func
+    def f(A: T.Tensor((8,), "int32"), O: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((128,), "int32")
+            x = T.alloc_var("int32", init=0)
+            S[tx] = tx
+            T.sync_threads()
+            for r in T.serial(6):
+                if A[r] > 0:
+                    x = x + S[127 - tx]
+                    continue
+                x = x + r
+            S[tx] = x
+            O[tx] = S[127 - tx]
+
+    t = np.arange(128)
+    agree(f, [A, np.zeros(128, I32)], {1: (3 * t + 6).astype(I32)})
