@@ -166,3 +166,22 @@ def test_what_is_read_before_a_continue_is_not_stored_over():
 
     t = np.arange(128)
     agree(f, [A, np.zeros(128, I32)], {1: (3 * t + 6).astype(I32)})
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_a_condition_behind_a_role_finds_what_it_stored(own):
+    @T.prim_func
+    def f(O: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((128,), "int32")
+            x = T.alloc_var("int32", init=1)
+            for i in T.Parallel(128):
+                S[i] = 0
+            with T.ws(own):
+                S[tx % 128] = 4
+            if S[5] == 4:
+                x = 2
+            O[tx] = x
+
+    agree(f, [np.zeros(256, I32)], {0: np.full(256, 2, I32)})

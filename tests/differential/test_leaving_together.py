@@ -279,3 +279,25 @@ def test_threads_leave_a_loop_one_by_one_beside_roles_where_they_exchange_nothin
         x = np.where(now, x + s, x)
         on = now if leave == "break" else on
     agree(f, [np.zeros(256, I32), np.zeros(256, I32)], {0: x.astype(I32), 1: s.astype(I32)})
+
+
+def test_roles_that_store_the_same_where_threads_part_are_not_refused():
+    """A value that a role stored itself is its own, though another role was the one to change it."""
+    @T.prim_func
+    def f(O: T.Tensor((256,), "int32"), P: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            S = T.alloc_shared((64,), "int32")
+            x = T.alloc_var("int32", init=0)
+            for i in T.Parallel(64):
+                S[i] = 0
+            for r in T.serial(tx // 64 + 1):
+                S[tx % 64] = 5
+                x = x + S[tx % 64] + r
+            O[tx] = x
+            with T.ws(0):
+                T.copy(S, P)
+
+    n = np.arange(256) // 64 + 1
+    agree(f, [np.zeros(256, I32), np.zeros(64, I32)],
+          {0: (5 * n + n * (n - 1) // 2).astype(I32), 1: np.full(64, 5, I32)}, ("tile",))
