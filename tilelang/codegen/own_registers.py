@@ -16,13 +16,13 @@ from tilelang.ir import (AddressOf, Binary, Buffer, Call, Expr, For, If, Load, S
 from tilelang.target.register_forms import MAPPED, SUMMED, Form, constant, form_of, own_element, packed_source, sum_form
 
 from .c_like import POSTFIX, Text
-from .rare_loops import RareLoops
+from .stored_results import StoredResults
 
 LEAST_HALVES = 8  # elements of a sum that is worth two halves
 LEAST_THREES = 16  # elements of a maximum that is worth a second look at its result
 
 
-class OwnRegisters(RareLoops):
+class OwnRegisters(StoredResults):
     """Part of CudaPrinter.  own_names: by storage; own_registers: PTX type and number by name; own_functions: definitions that
     name them."""
 
@@ -95,8 +95,6 @@ class OwnRegisters(RareLoops):
             self._summed(form, s)
         elif form.kind == "sums":
             self._sums(s)
-        elif form.kind == "select":
-            self.selected(form)
         elif form.kind == "store":
             self.stored(form, s)
         else:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilelang.ir import AddressOf, Call, Const, Evaluate, For, Stmt, const, statements, stmts_of, with_attrs
-from tilelang.target.register_forms import form_of
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
 
 from .c_like import POSTFIX, Text
@@ -217,9 +216,8 @@ def _flags(row: WgmmaRow, orders: str) -> str:
 
 
 def borrows(s: Stmt) -> bool:
-    """Whether a statement, or one in its sequence, moves registers of products into an array or selects among them."""
-    return any(isinstance(x, Evaluate) and x.call.op == "wgmma_pin" and x.call.attr("move") == "out" or
-               isinstance(x, For) and x.attr("registers") and (form := form_of(x)) is not None and form.kind == "select"
+    """Whether a statement, or one in its sequence, moves registers of products into an array."""
+    return any(isinstance(x, Evaluate) and x.call.op == "wgmma_pin" and x.call.attr("move") == "out"
                for x in (stmts_of(s) or (s,)))
 
 

@@ -12,9 +12,8 @@ and, where every value of a launch's products is to stay in such registers (`val
     for r: x[…] = max(x[…], S[r])                   sum      one instruction each, in the loop's order
     for i: x[i] = 0; for r: x[i] = x[i] + S[…]      sums     the same for each turn; the rest as it stands
 
-and of those the ones that run seldom (`rare_form`: in branches and outside of the innermost loops):
+and of those one that runs seldom (`store_form`: in branches and outside of the innermost loops):
 
-    for r: S[r] = S[r] if k + r <= i else -inf      select   a test for each different condition, a selection each
     for r: M[n, r : r + 2] = acc[2 * r : 2 * r + 2] store    one store each, from one address where the tensor's strides allow
 
 Without a form the values pass through an array, whose elements a compiler has to take apart again.
@@ -29,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer, Linear
-from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Expr, For, Load, Ramp, Select, Stmt, Store, Unary,
-                         Var, free_vars, stmts_of, substitute, walk)
+from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Expr, For, Load, Ramp, Stmt, Store, Var,
+                         free_vars, stmts_of, substitute, walk)
 from tilelang.ir.record import record
 
 MOST = 256  # points of a loop nest
@@ -41,13 +40,13 @@ _VALUES: dict[str, Any] = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b,
 
 @record
 class Form:
-    """kind: "fill" | "scale" | "halves" | "read" | "map" | "sum" | "sums" | "select" | "store".  buffer: the registers.  reads:
-    it needs what they held.
+    """kind: "fill" | "scale" | "halves" | "read" | "map" | "sum" | "sums" | "store".  buffer: the registers.  reads: it needs
+    what they held.
 
     points: fill: (element, value); scale: (element, factor); halves: (word, source, lower element, upper element), in the
-    loop's order; map, select, store: (element, values of the loops' variables); sum: (element added to, element).  read,
+    loop's order; map, store: (element, values of the loops' variables); sum: (element added to, element).  read,
     sums: none.
-    value: of a map or select, the stored expression; of a sum, the statement's.
+    value: of a map, the stored expression; of a sum, the statement's.
     """
 
     kind: str
@@ -66,7 +65,7 @@ def form_of(s: Stmt) -> Form | None:
     """The form of a statement, whichever it is, found once."""
     known = s.__dict__
     if "_form" not in known:
-        known["_form"] = register_form(s) or value_form(s) or rare_form(s)
+        known["_form"] = register_form(s) or value_form(s) or store_form(s)
     return known["_form"]  # type: ignore[no-any-return]
 
 
@@ -313,15 +312,10 @@ def _sums(s: Stmt) -> Form | None:
 
 # ---- loops that run seldom ----------------------------------------------------------------------------------------------
 
-RARE = ("select", "store")
-_DIVIDES = ("floordiv", "floormod", "truncdiv", "truncmod", "div")
-COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
-
-
-def rare_form(s: Stmt) -> Form | None:
-    """The form "select" or "store" of a nest of loops, None for other statements."""
+def store_form(s: Stmt) -> Form | None:
+    """The form "store" of a nest of loops, None for other statements."""
     loops, store = inlined(s)
-    return None if store is None else _select(loops, store) or _store(loops, store)
+    return None if store is None else _store(loops, store)
 
 
 def inlined(s: Stmt) -> tuple[list[tuple[Var, int]], Store | None]:
@@ -344,38 +338,6 @@ def affine_in(e: Expr, inside: set[Var]) -> tuple[Linear, dict[Var, int]] | None
     if any(v in inside for a in rest for v in free_vars(a)):
         return None
     return Linear(rest, form.const), {v: form.terms[v] for v in inside if v in form.terms}
-
-
-def _select(loops: list[tuple[Var, int]], s: Store) -> Form | None:
-    b, v, inside = s.buffer, s.value, {v for v, _ in loops}
-    if b.scope_name != "local" or not b.is_static or b.dtype != "float32" or not isinstance(v, Select) or len(s.indices) != 1:
-        return None
-    mine = [isinstance(x, Load) and x.buffer is b and bool(x.indices == s.indices) for x in (v.a, v.b)]
-    if v.dtype != "float32" or not all(m or isinstance(x, Const) for m, x in zip(mine, (v.a, v.b))):
-        return None
-    if not _test(v.cond, inside):
-        return None
-    places = _elements(s, loops)
-    if places is None or len(set(places)) < len(places):
-        return None
-    return Form("select", b, any(mine) or len(places) < b.size, tuple(zip(places, _points(loops))), v)
-
-
-def _test(e: Expr, inside: set[Var]) -> bool:
-    """Whether a condition is made of comparisons of indices that loops move by constants, and of others that they do not."""
-    if e.dtype != "bool" or _asks(e):
-        return False
-    if any(isinstance(x, Binary) and x.op in _DIVIDES and not isinstance(x.b, Const) for x in walk(e)):
-        return False  # all are evaluated: one in front may have told that the divisor is not 0
-    if not inside & set(free_vars(e)):
-        return True
-    if isinstance(e, Unary):
-        return e.op == "not" and _test(e.a, inside)
-    if not isinstance(e, Binary):
-        return False
-    if e.op in ("and", "or"):
-        return _test(e.a, inside) and _test(e.b, inside)
-    return e.op in COMPARED and all(x.dtype == "int32" and affine_in(x, inside) is not None for x in (e.a, e.b))
 
 
 def _store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
@@ -405,5 +367,5 @@ def _base(e: Expr) -> Expr | None:
     return e.base if isinstance(e.stride, Const) and e.stride.value == 1 else None
 
 
-__all__ = ["COMPARED", "MAPPED", "RARE", "SUMMED", "Form", "affine_in", "constant", "form_of", "inlined", "own_element",
-           "packed_source", "rare_form", "register_form", "sum_form", "value_form"]
+__all__ = ["MAPPED", "SUMMED", "Form", "affine_in", "constant", "form_of", "inlined", "own_element",
+           "packed_source", "register_form", "store_form", "sum_form", "value_form"]

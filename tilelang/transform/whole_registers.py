@@ -27,17 +27,11 @@ from typing import Any
 from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, For, If, Launch, Seq, Stmt, Store, Var, const, rebuild, seq,
                          with_attrs)
 from tilelang.ir import replace as replaced
-from tilelang.target.register_forms import RARE, Form, form_of
+from tilelang.target.register_forms import Form, form_of
 
 from .effects import effects, own_effects
 from .register_graph import NEVER, Graph, Node, running_after, states
 from .rings import do
-
-
-# Whether masks in branches select in the registers.  The compiler in front of the assembler then does a quarter to a third
-# less for causal attention, but ptxas 13.0 orders what stands behind the mask anew, and of nine kernels on an H200 three became
-# 1.5 to 3.3 % slower, two 0.6 % faster (docs/performance.md).
-MASKS = False
 
 
 def whole_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | None:
@@ -57,7 +51,7 @@ def whole_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | Non
         if not touched or n.kind:
             continue
         rare = n.loop not in hot
-        if n.form is not None and touched == _named(n.form, found) and (rare or n.form.kind not in RARE) and _allowed(n.form):
+        if n.form is not None and touched == _named(n.form, found) and (rare or n.form.kind != "store"):
             direct.add(id(n.stmts[0]))
         elif _may_borrow(n, not rare, found):
             borrowed[id(n.stmts[0])] = [(found[v], v in n.writes) for v in found if v in touched]
@@ -75,10 +69,6 @@ def _products(launch: Launch) -> list[Call]:
 def _named(form: Form, found: Mapping[Var, Buffer]) -> set[Var]:
     """The arrays that the text of a form names by registers."""
     return {b.data for b in (form.buffer, form.source) if b is not None and found.get(b.data) is b}
-
-
-def _allowed(form: Form) -> bool:
-    return MASKS or form.kind != "select"
 
 
 def _may_borrow(n: Node, hot: bool, found: Mapping[Var, Buffer]) -> bool:
@@ -153,7 +143,7 @@ class _Rewriter:
             then, orelse = self._on_registers(s.then), None if s.orelse is None else self._on_registers(s.orelse)
             return None if then is None or s.orelse is not None and orelse is None else replaced(s, then=then, orelse=orelse)
         form = form_of(s) if isinstance(s, For) else None
-        return None if form is None or touched != _named(form, self.found) or not _allowed(form) else self._marked(s)
+        return None if form is None or touched != _named(form, self.found) else self._marked(s)
 
     def _evaluate(self, s: Evaluate) -> Stmt:
         if s.call.op == "wgmma":
