@@ -119,6 +119,19 @@ def test_epilogues(on, activation):
 
 
 @everywhere
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu"])
+def test_activations_of_double_precision_are_not_the_fast_ones(on, activation):
+    a, b, bias = normal((12, 20), np.float64), normal((20, 8), np.float64, 1), normal((8,), np.float64, 2)
+    x = a @ b + bias
+    want = {None: x, "relu": np.maximum(x, 0), "silu": x / (1 + np.exp(-x)),
+            "gelu_tanh": 0.5 * x * (1 + np.tanh((2 / np.pi)**0.5 * (x + 0.044715 * x**3))),
+            "gelu": 0.5 * x * (1 + np.vectorize(math.erf)(x / 2**0.5))}[activation]
+    got = matmul(a, b, bias=bias, activation=activation, **PLACES[on])
+    bound = 1.2 * 40 * 2.0**-53 * (np.abs(a) @ np.abs(b) + np.abs(bias) + 1)
+    assert got.dtype == np.float64 and (np.abs(got - want) <= bound).all(), np.abs(got - want).max()
+
+
+@everywhere
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
 def test_activations_at_their_ends_and_all_along(on, activation):
     x = np.concatenate([np.linspace(-12, 12, 4089), [np.inf, np.nan, 1e30, -1e30, -40, 0, -1e-30]]).astype(np.float32)

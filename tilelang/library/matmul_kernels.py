@@ -9,7 +9,7 @@ form does not use have one element.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil, gcd
+from math import ceil, gcd, pi
 from typing import Any
 
 import tilelang.language as T
@@ -19,6 +19,7 @@ from .padded import Copies, product_of_copies
 from .tile_facts import Cut, Tile
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+_TANH = 2 * (2 / pi)**0.5  # the argument of gelu_tanh's tanh is half of this times x + 0.044715 x^3
 # log2(erfc(t / sqrt 2)) / t for t in 0..6, from t^0 on: least squares, weighted until gelu's largest error is least (4e-8).
 _LOG_ERFC = (-1.15112698, -0.45904392, -0.0529485829, 0.00767080626, -0.000575799029, -1.27946769e-05, 4.27836858e-06)
 
@@ -267,13 +268,27 @@ def _tensor(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...]) -> Any
 def _activated(x: Any, name: str) -> Any:
     if name == "relu":
         return T.if_then_else(x < 0, T.cast(0, x.dtype), x)  # a maximum would hide NaN
+    if x.dtype == "float64" and name in ("gelu", "gelu_tanh", "silu"):
+        return _activated_exactly(x, name)
     if name == "gelu":  # x - x erfc(x / sqrt 2) / 2, and what is odd in x of it: half of what erf and 1 / x take
         t = T.min(T.abs(x), 6.0)
         power = functools.reduce(lambda p, c: p * t + c, reversed(_LOG_ERFC)) * t
         return T.if_then_else(x < 0, T.cast(0, x.dtype), x) - t * 0.5 * T.fast_exp2(power)
     if name == "gelu_tanh":  # tanh y = 2 / (1 + exp(-2 y)) - 1
-        return _times_sigmoid(x, x * (1.5957691216057308 + 0.07135481282640868 * (x * x)))
+        return _times_sigmoid(x, x * (_TANH + _TANH * 0.044715 * (x * x)))
     return _times_sigmoid(x, x) if name == "silu" else x
+
+
+def _activated_exactly(x: Any, name: str) -> Any:
+    """In float64, for which the fast functions are none; its numbers are written as such, for others are float32."""
+    def number(value: float) -> Any:
+        return T.float64(value)
+
+    if name == "gelu":
+        return x * number(0.5) * (number(1.0) + T.erf(x * number(0.5**0.5)))
+    if name == "gelu_tanh":
+        return x / (number(1.0) + T.exp(-x * (number(_TANH) + number(_TANH * 0.044715) * (x * x))))
+    return x / (number(1.0) + T.exp(-x))
 
 
 def _times_sigmoid(x: Any, y: Any) -> Any:
