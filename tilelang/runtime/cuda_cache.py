@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from tilelang.env import env
+
 from .cache import DiskCache, Entry, digest
-from .give_way import LEAST, SPACING
 from .nvrtc import Cubin, Resources, compile_cubin, compiler_for
+from .yield_hints import MIN_RUN, SPACING
 
 _FILE = "kernel.cubin"
 _FILES_NAMED = ("-I", "--include-path", "-include", "--pre-include")
@@ -29,7 +31,8 @@ class CUDABinaryCache:
         if "#include" in source or any(o.startswith(_FILES_NAMED) for o in options):
             return None
         nvrtc = compiler_for(arch)
-        return digest(["cubin", source, arch, list(options), nvrtc.path, list(nvrtc.version), LEAST, SPACING])
+        return digest(["cubin", source, arch, list(options), nvrtc.path, list(nvrtc.version),
+                       env.is_yield_hints_enabled() and [MIN_RUN, SPACING]])
 
     def compile(self, source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
         """The cubin as compile_cubin gives it.  Raises as that does."""

@@ -22,7 +22,7 @@ from tilelang.ir.record import record
 from tilelang.target.probe import open_library
 from tilelang.timeline import phase
 
-from .give_way import give_way
+from .yield_hints import set_yield_hints
 
 register("nvrtc-missing", RuntimeError, "no NVRTC library that can compile for the target was found",
          expected="an NVRTC library that compiles for the target")
@@ -254,9 +254,10 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
                     found="source that it refuses", hint=hint)
     kernels = parse_resources(log)
     values = kernels.values()
-    with phase("hint bits"):
-        done = give_way(cubin) if arch == "sm_90a" else cubin
-    return Cubin(done, max((k.registers for k in values), default=0), sum(k.spills for k in values),
+    if arch == "sm_90a" and env.is_yield_hints_enabled():
+        with phase("yield hints"):
+            cubin = set_yield_hints(cubin)
+    return Cubin(cubin, max((k.registers for k in values), default=0), sum(k.spills for k in values),
                  max((k.shared_bytes for k in values), default=0), log, kernels)
 
 

@@ -26,8 +26,11 @@ def find_nvdisasm() -> str | None:
     return shutil.which("nvdisasm")
 
 
-def disassemble(cubin: bytes) -> str:
-    """SASS text of a cubin.  Raises RuntimeError when nvdisasm is missing or refuses it."""
+def disassemble(cubin: bytes, encodings: bool = False) -> str:
+    """SASS text of a cubin; encodings: with the words of each instruction as comments.
+
+    Raises RuntimeError when nvdisasm is missing or refuses the cubin.
+    """
     exe = find_nvdisasm()
     if exe is None:
         raise error("nvdisasm-missing", "nvdisasm was not found",
@@ -35,7 +38,7 @@ def disassemble(cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
         f.write(cubin)
         f.flush()
-        done = subprocess.run([exe, "-c", f.name], capture_output=True, text=True, check=False)
+        done = subprocess.run([exe, "-c", *["-hex"] * encodings, f.name], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise error("nvdisasm-missing", f"nvdisasm failed: {done.stderr.strip().replace(f.name, 'the cubin')}",
                     found=f"one that ends with {done.returncode}",

@@ -1,24 +1,28 @@
-"""Hint bits of long runs of sums in machine code: one of SPACING gives way, the others keep a factor that comes again."""
+"""Yield and reuse hints of long FFMA runs: one of SPACING yields, the others reuse an operand; nothing else changes."""
 
+import re
 import struct
 
 import pytest
 
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
-from tilelang.runtime import nvrtc
-from tilelang.runtime.give_way import LEAST, SPACING, give_way
+from tilelang.env import env
+from tilelang.jit.compiling import cache_key, make_request
+from tilelang.runtime import nvrtc, sass
+from tilelang.runtime.cuda_cache import CUDABinaryCache
+from tilelang.runtime.yield_hints import MIN_RUN, SPACING, set_yield_hints
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 
 WAIT, ARRIVE, BRANCH = (0x8000000079C5, 0xFE40000010000), (0x79C5, 0xFE20000000000), (0x7947, 0xFEA0003800000)
-GIVES, KEEPS = 1 << 45, 2 << 58  # the first is set where a warp stays
+STAYS, REUSE_B = 1 << 45, 2 << 58  # the first is set where a warp stays
 HINTS = 1 << 45 | 7 << 58
 
 
-def ffma(d, a, b, c, stall=1, waits=0, gives=True):
+def ffma(d, a, b, c, stall=1, waits=0, yields=True):
     """Rd = Ra * Rb + Rc."""
-    return 0x7223 | d << 16 | a << 24 | b << 32, c | stall << 41 | (0 if gives else GIVES) | 7 << 46 | 7 << 49 | waits << 52
+    return 0x7223 | d << 16 | a << 24 | b << 32, c | stall << 41 | (0 if yields else STAYS) | 7 << 46 | 7 << 49 | waits << 52
 
 
 def elf(*words):
@@ -38,14 +42,14 @@ def sums(count, **options):
     return [ffma(100 + k, 24 + k, 6, 100 + k, **options) for k in range(count)]
 
 
-@pytest.mark.parametrize("gives", [True, False])
-def test_one_of_several_gives_way(gives):
-    whole = elf(WAIT, *sums(64, gives=gives), ARRIVE)
-    out = give_way(whole)
-    stays = [bool(high(out, 1 + k) & GIVES) for k in range(64)]
+@pytest.mark.parametrize("yields", [True, False])
+def test_one_of_several_yields_way(yields):
+    whole = elf(WAIT, *sums(64, yields=yields), ARRIVE)
+    out = set_yield_hints(whole)
+    stays = [bool(high(out, 1 + k) & STAYS) for k in range(64)]
     assert stays == [k % SPACING != SPACING - 1 for k in range(64)]
-    assert [bool(high(out, 1 + k) & KEEPS) for k in range(63)] == stays[:63] and not high(out, 64) & KEEPS
-    assert give_way(out) is out
+    assert [bool(high(out, 1 + k) & REUSE_B) for k in range(63)] == stays[:63] and not high(out, 64) & REUSE_B
+    assert set_yield_hints(out) is out
     other = bytearray(out)
     for k in range(64):
         at = 64 + 16 * (1 + k) + 8
@@ -54,14 +58,14 @@ def test_one_of_several_gives_way(gives):
 
 
 @pytest.mark.parametrize("what, words", [
-    ("too short", [WAIT, *sums(LEAST - 1), ARRIVE]), ("no wait before it", [ARRIVE, *sums(64), ARRIVE]),
+    ("too short", [WAIT, *sums(MIN_RUN - 1), ARRIVE]), ("no wait before it", [ARRIVE, *sums(64), ARRIVE]),
     ("cut by a branch", [WAIT, *sums(20), BRANCH, *sums(40), ARRIVE]),
     ("under a predicate", [WAIT, *((low & ~(7 << 12), high) for low, high in sums(64)), ARRIVE]),
     ("no sums over iterations", [WAIT, *(ffma(100 + k, 24 + k, 6, 7) for k in range(64)), ARRIVE])])
 def test_what_stays(what, words):
     whole = elf(*words)
-    assert give_way(whole) is whole, what
-    assert give_way(b"no such file") == b"no such file"
+    assert set_yield_hints(whole) is whole, what
+    assert set_yield_hints(b"no such file") == b"no such file"
 
 
 def test_a_factor_is_kept_for_the_very_next_sum_only():
@@ -70,8 +74,8 @@ def test_a_factor_is_kept_for_the_very_next_sum_only():
     run[8] = ffma(108, 32, 7, 108)  # another factor
     run[20] = ffma(120, 44, 6, 120, waits=1)  # other warps run while it waits
     run[30] = ffma(130, 54, 6, 130, stall=2)  # ptxas let others in here
-    out = give_way(elf(WAIT, *run, ARRIVE))
-    kept = {k for k in range(40) if high(out, 1 + k) & KEEPS}
+    out = set_yield_hints(elf(WAIT, *run, ARRIVE))
+    kept = {k for k in range(40) if high(out, 1 + k) & REUSE_B}
     assert not kept & {3, 7, 8, 15, 19, 20, 30, 31, 39} and {0, 1, 2, 4, 5, 6, 9, 10, 21, 29} <= kept
     assert high(out, 21) == run[20][1] and high(out, 31) == run[30][1]
 
@@ -85,8 +89,8 @@ def test_no_factor_is_kept_where_branches_lead(branch, to):
     words = [branch, WAIT, *run, ARRIVE] if to > 0 else [WAIT, *run, branch, ARRIVE]
     first = 1 + (to > 0)
     target = 1 + to if to > 0 else len(words) - 1 + to
-    out = give_way(elf(*words))
-    kept = {n for n in range(first, first + 39) if high(out, n) & KEEPS}
+    out = set_yield_hints(elf(*words))
+    kept = {n for n in range(first, first + 39) if high(out, n) & REUSE_B}
     assert target - 1 not in kept and {target - 3, target - 2} & kept and len(kept) >= 38 - 40 // SPACING
 
 
@@ -113,16 +117,45 @@ def product(form):
     return main
 
 
-@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-@pytest.mark.parametrize("form", ["scaled", "plain"])
-def test_what_is_compiled(form, monkeypatch):
-    """Sums with scales are changed, in hint bits alone; plain ones, and other architectures' code, are ptxas's."""
+def compiled(form, hints):
     (kernel,) = lower(product(form).func, Target({"kind": "cuda", "arch": "sm_90a"}), {"tl.enable_hopper": True}).kernels
-    text, seen = print_kernel(kernel), []
-    monkeypatch.setattr(nvrtc, "give_way", lambda c: seen.append(c) or give_way(c))
-    done, (whole,) = nvrtc.compile_cubin(text, "sm_90a").bytes, seen
-    changed = [n for n in range(0, len(whole), 8) if whole[n:n + 8] != done[n:n + 8]]
-    assert len(whole) == len(done) and (len(changed) > 64) == (form == "scaled") == bool(changed)
-    for n in changed:
-        (a,), (b,) = struct.unpack_from("<Q", whole, n), struct.unpack_from("<Q", done, n)
-        assert not (a ^ b) & ~HINTS
+    with env.using(TILELANG_YIELD_HINTS=hints):
+        return nvrtc.compile_cubin(print_kernel(kernel), "sm_90a").bytes
+
+
+def instructions(cubin):
+    """[(text without reuse flags, 128-bit encoding)] of each instruction, as nvdisasm reads it."""
+    words = re.findall(r"^\s*(?:/\*([0-9a-f]{4,})\*/\s+(.*?);)?\s*/\* (0x[0-9a-f]{16}) \*/", sass.disassemble(cubin, True), re.M)
+    low, high = words[::2], words[1::2]
+    assert len(low) == len(high) > 200 and all(a[0] and not b[0] for a, b in zip(low, high))
+    return [(a[1].replace(".reuse", ""), int(a[2], 16) | int(b[2], 16) << 64) for a, b in zip(low, high)]
+
+
+@pytest.mark.skipif(not nvrtc.available() or sass.find_nvdisasm() is None, reason="NVRTC or nvdisasm is not installed")
+def test_nvdisasm_sees_the_same_instructions_but_for_hint_bits():
+    plain, hinted = (instructions(compiled("scaled", hints)) for hints in ("0", "1"))
+    assert [text for text, _ in plain] == [text for text, _ in hinted]
+    changed = [(text, a ^ b) for (text, a), (_, b) in zip(plain, hinted) if a != b]
+    assert len(changed) > 64
+    for text, bits in changed:
+        assert text.startswith("FFMA") and not bits & ~(HINTS << 64), text
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+def test_off_by_default_and_only_runs_with_scales_change(monkeypatch):
+    calls = []
+    monkeypatch.setattr(nvrtc, "set_yield_hints", lambda c: calls.append(c) or set_yield_hints(c))
+    monkeypatch.delenv("TILELANG_YIELD_HINTS", raising=False)
+    (kernel,) = lower(product("plain").func, Target({"kind": "cuda", "arch": "sm_90a"}), {"tl.enable_hopper": True}).kernels
+    off = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a").bytes
+    assert not calls and not env.is_yield_hints_enabled()
+    assert compiled("plain", "1") == off and calls == [off]
+
+
+def test_cache_keys_tell_the_setting():
+    request = make_request(product("plain"), target={"kind": "cuda", "arch": "sm_90a"})
+    keys = []
+    for hints in "10":
+        with env.using(TILELANG_YIELD_HINTS=hints):
+            keys.append((cache_key(request), nvrtc.available() and CUDABinaryCache().key("", "sm_90a")))
+    assert keys[0][0] != keys[1][0] and (keys[0][1] != keys[1][1] or not nvrtc.available())
