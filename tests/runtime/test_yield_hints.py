@@ -125,7 +125,9 @@ def compiled(form, hints):
 
 def instructions(cubin):
     """[(text without reuse flags, 128-bit encoding)] of each instruction, as nvdisasm reads it."""
-    words = re.findall(r"^\s*(?:/\*([0-9a-f]{4,})\*/\s+(.*?);)?\s*/\* (0x[0-9a-f]{16}) \*/", sass.disassemble(cubin, True), re.M)
+    words = re.findall(
+        r"^\s*(?:/\*([0-9a-f]{4,})\*/\s+(.*?);)?\s*/\* (0x[0-9a-f]{16}) \*/",
+        sass.disassemble(cubin, encodings=True), re.M)
     low, high = words[::2], words[1::2]
     assert len(low) == len(high) > 200 and all(a[0] and not b[0] for a, b in zip(low, high))
     return [(a[1].replace(".reuse", ""), int(a[2], 16) | int(b[2], 16) << 64) for a, b in zip(low, high)]

@@ -35,7 +35,7 @@ _REUSE_B = 2 << 58
 
 
 def set_yield_hints(cubin: bytes) -> bytes:
-    """The cubin (ELF, sm_90a) with its hint bits rewritten; the same object when it has no run of MIN_RUN, or is no ELF file."""
+    """The cubin (ELF, sm_90a) with its hint bits rewritten; the same object where no run is long enough, or it is no ELF."""
     out: bytearray | None = None
     for start, size in _code(cubin):
         words = [struct.unpack_from("<QQ", cubin, start + n) for n in range(0, size - size % _BYTES, _BYTES)]
@@ -94,12 +94,12 @@ def _targets(words: list[tuple[int, ...]]) -> set[int]:
 
 
 def _accumulates(low: int, high: int) -> bool:
-    """Whether an instruction is FFMA Rd = Ra * Rb + Rd under predicate PT; under another predicate it may not read its operands."""
+    """Whether an instruction is FFMA Rd = Ra * Rb + Rd under PT; under another predicate it may not read its operands."""
     return low & 0xFFFF == _FFMA | _ALWAYS and low >> 16 & 255 == high & 255
 
 
 def _shares_b(one: tuple[int, ...], following: tuple[int, ...]) -> bool:
-    """Whether the next instruction is such an FFMA that reads the same operand b without a wait, and this one does not write it."""
+    """Whether the next instruction is such an FFMA, reads the same operand b without a wait, and this one does not write b."""
     (low, _), (next_low, next_high) = one, following
     return _accumulates(*following) and low >> 32 & 255 == next_low >> 32 & 255 != low >> 16 & 255 and not next_high & _WAITS
 
