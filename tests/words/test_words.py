@@ -1,0 +1,72 @@
+"""Names, pass-config keys, file names, errors, reports and documents use the terms of docs/internals/glossary.md."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import words
+
+
+@pytest.fixture(scope="module")
+def found():
+    return words.find()
+
+
+def test_no_new_use_of_an_old_word(found):
+    known = words.read_exceptions()
+    new = {key: found[key][:5] for key, n in words.counts(found).items() if n > known[key]}
+    assert not new, "write the glossary's term instead (docs/internals/glossary.md):\n" + "\n".join(
+        f"{kind} {item!r}: `{word}`, say {words.WORDS[word].use}: {where}" for (kind, word, item), where in sorted(new.items()))
+
+
+def test_the_list_of_exceptions_only_shrinks(found):
+    now = words.counts(found)
+    gone = [key for key, n in words.read_exceptions().items() if now[key] < n]
+    assert not gone, f"these no longer occur, take them out by `python tests/words/words.py --shrink`: {gone}"
+
+
+@pytest.mark.parametrize("name, word", [
+    ("split_products", "product"), ("RoleLoop", "role"), ("two_parts", "part"), ("deal_tiles", "share"),
+    ("panel_layout", "panel"), ("early_scaling", "scaling"),
+    ("CodedTile", "coded"), ("whole_registers", "own registers"), ("make_team", "team"),
+])
+def test_an_old_word_in_a_name_is_found(name, word):
+    assert word in set(words.in_name(name))
+
+
+@pytest.mark.parametrize("name", [
+    "reduce_sum", "warp_role", "WarpRole", "alloc_shared", "round", "partition", "apartment", "returned", "participants",
+    "particles", "background", "cumsum", "sharding", "warp_roles_of",
+])
+def test_an_ordinary_name_is_not(name):
+    assert not list(words.in_name(name))
+
+
+@pytest.mark.parametrize("text, word", [
+    ("each product is waited for where it stands", "product"), ("tiles dealt out forth and back", "share"),
+    ("warp groups take turns", "turn"), ("tiles of more than one round", "round"),
+    ("written by all threads, from panels", "panel"),
+    ("blocks share a multiprocessor", "multiprocessor"), ("a role of warp groups", "role"), ("a lower price", "price"),
+    ("regions that lie apart", "apart"), ("int8 is refused here", "refuse"), ("the other executions", "execution"),
+])
+def test_an_old_word_in_prose_is_found(text, word):
+    assert word in {w for w, _ in words.in_prose(text)}
+
+
+@pytest.mark.parametrize("text", [
+    "the dot product of two rows", "the product of the sizes to its right", "shared memory", "the sum of a row",
+    "rounds to nearest", "part of the page", "warp roles and warp specialisation", "apart from this",
+    "blocks share what they load", "it turns off TMA", "the rasterisation panel",
+    "an execution backend", "hard-coded", "in turn", "means",
+])
+def test_ordinary_english_is_not(text):
+    assert not list(words.in_prose(text))
+
+
+def test_docstrings_are_no_texts_and_errors_are():
+    tree = ast.parse('def f(x):\n    """A product of two tiles."""\n    raise error("k", f"a product of {x}")\n')
+    assert list(words.texts_of(tree)) == ["a product of {}"]
+    assert list(words.names_of(tree)) == ["f", "x"]

@@ -1,0 +1,244 @@
+"""The words that the glossary replaces (docs/internals/glossary.md), and where they still stand.
+
+`python tests/words/words.py` lists every place.  `--shrink` takes entries that no longer occur out of exceptions.txt;
+it never adds one.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+from tilelang import PassConfigKey
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXCEPTIONS = Path(__file__).with_name("exceptions.txt")
+GLOSSARY = ROOT / "docs" / "internals" / "glossary.md"
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word that is not used.
+
+    name: tokens of a name (`two_parts` has the tokens two, parts) that mean it.  prose: a regular expression of its
+    private meaning in text.  keep: names in which the token has its ordinary meaning.  use: what the glossary says instead.
+    """
+
+    name: frozenset[str]
+    prose: re.Pattern[str]
+    use: str
+    keep: frozenset[str] = frozenset()
+
+
+def _word(name: str, prose: str, use: str, keep: str = "") -> Word:
+    return Word(frozenset(name.split()), re.compile(prose, re.IGNORECASE), use, frozenset(keep.split()))
+
+
+WORDS: dict[str, Word] = {
+    "product": _word(
+        "product products",
+        r"(?<!dot )(?<!inner )(?<!outer )(?<!matrix )(?<!cartesian )(?<!cross )(?<!exact )(?<!element )\bproducts?\b"
+        r"(?! of (the |its |all |two |thread and |register )?"
+        r"(sizes?|extents?|dimensions|integers|numbers|factors|shapes?|strides|values|floats))",
+        "GEMM, MMA, accumulator", "two_product"),
+    "part": _word(
+        "part parts",
+        r"\bin (\w+ )?parts\b|\bparts of (k|a product|its|the) (columns|sums|product)|\b(its|each|one) parts?\b|\ba part's\b"
+        r"|\bparts (summed|by)\b",
+        "split, sub-tile, chunk, warp role"),
+    "share": _word(
+        "share shares deal deals dealt",
+        r"\b(shared|sharing|shares|dealt) out\b|\bdealt\b|\b(equal|own|its|a) shares?\b",
+        "work partition, tile scheduler"),
+    "sum": _word(
+        "sums",
+        r"\bsums of (a |the |several |rows?|products?|lanes?)|\btotals\b|\blane sums\b",
+        "accumulator, partial sum, reduction", "sums_of_magnitudes"),
+    "turn": _word(
+        "turn turns",
+        r"\b(takes?|taking|by|in|of|later|whole|two|several|five|other) turns\b"
+        r"|\b(a|an|the|this|that|one|each|every|its|last|first|next) turn\b",
+        "iteration, ping-pong"),
+    "round": _word(
+        "rounds round",
+        r"\b(one|two|several|last|each|every|next|whole|of|in|full|more) rounds?\b",
+        "wave, phase", "round round_tf32 round_trip test_round_trip"),
+    "turned": _word(
+        "turned",
+        r"\bturned (tiles?|products?|sums|copy|copies)\b|\bturned or not\b|\bmoved tiles?\b",
+        "transposed, swap-AB, overlapping edge tile"),
+    "apart": _word("apart", r"\bapart\b(?! from)", "disjoint, non-aliasing"),
+    "panel": _word("panel panels", r"(?<!rasterisation )\bpanels?\b", "TMA box, swizzle atom", "panel_size"),
+    "multiprocessor": _word(
+        "multiprocessor multiprocessors",
+        r"(?<!streaming )\bmultiprocessors?\b|\bidle units\b|\bunits idle\b",
+        "SM"),
+    "own registers": _word(
+        "",
+        r"\bown registers\b|\bregisters of (their|its) own\b|\bwhole registers\b",
+        "register-resident, named PTX registers"),
+    "coded": _word("coded", r"(?<!hard-)\bcoded\b", "quantised"),
+    "price": _word(
+        "price prices priced pricing dear cheap cheaper cheapest",
+        r"\bpric(e|es|ed|ing)\b|\bdear(er|est)?\b|\bcheap(er|est|ly)?\b",
+        "cost, estimate"),
+    "leave": _word("leave totals", r"\bways? out\b", "epilogue, store"),
+    "team": _word("team teams", r"\bteams?\b", "cluster"),
+    "role": _word("role roles", r"(?<!warp )(?<!warp-)\broles?\b", "warp role", "WSRole"),
+    "execution": _word(
+        "executions",
+        r"\bexecutions\b|\b(an|each|every|other|another|any|four|three) execution\b(?! backend)",
+        "backend"),
+    "meaning": _word("meaning meanings", r"\b(tile|device) meanings?\b|\bmeanings\b", "reference interpreter"),
+    "told": _word("told", r"\b(is|are|be|was|were|and) told\b", "diagnosed, reported"),
+    "refuse": _word(
+        "refuse refused refuses refusal refusals",
+        r"\brefus(e|es|ed|al|als|ing)\b",
+        "unsupported, rejected, diagnosed"),
+    "give way": _word("", r"\bgiv(e|es|en|ing) way\b", "fall back, yield"),
+    "step tiles": _word("", r"\bstep[_ ]tiles\b", "scale prefetch"),
+    "dependent launch": _word("", r"\bdependent_launch\b", "PDL"),
+    "stagger": _word("stagger staggers staggered", r"\bstagger(s|ed|ing)?\b", "ping-pong barriers"),
+    "scaling": _word("", r"\b(early|lazy)_scaling\b", "early rescaling, lazy rescaling"),
+}
+
+_PHRASES = {
+    "own_registers": "own registers", "whole_registers": "own registers", "give_way": "give way", "step_tiles": "step tiles",
+    "dependent_launch": "dependent launch", "moved_tile": "turned", "early_scaling": "scaling", "lazy_scaling": "scaling",
+}
+
+
+def in_name(name: str) -> Iterator[str]:
+    """Words of the table that this identifier or file name contains."""
+    spelled = "_".join(t.lower() for t in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+|[A-Z]", name))
+    tokens = spelled.split("_")
+    for key, word in WORDS.items():
+        kept = name in word.keep
+        warp = key == "role" and all(tokens[i - 1] == "warp" for i, t in enumerate(tokens) if t in word.name)
+        if not kept and not warp and word.name & set(tokens):
+            yield key
+    for phrase, key in _PHRASES.items():
+        if phrase in spelled:
+            yield key
+
+
+def in_prose(text: str) -> Iterator[tuple[str, str]]:
+    """(word, the place) for each private use in a text."""
+    for key, word in WORDS.items():
+        for found in word.prose.finditer(text):
+            yield key, text[max(0, found.start() - 30):found.end() + 30].replace("\n", " ")
+
+
+def names_of(tree: ast.AST) -> Iterator[str]:
+    """Public names that a module defines: functions, their parameters, classes, fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            yield node.name
+            if isinstance(node, ast.FunctionDef):
+                every = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+                yield from (a.arg for a in every if not a.arg.startswith("_"))
+            else:
+                fields = (s.target for s in node.body if isinstance(s, ast.AnnAssign))
+                yield from (f.id for f in fields if isinstance(f, ast.Name) and not f.id.startswith("_"))
+
+
+def texts_of(tree: ast.AST) -> Iterator[str]:
+    """Strings of a module that are prose: errors, reports, notes, descriptions.  Docstrings are not among them."""
+    docs = {id(n.body[0].value) for n in ast.walk(tree)
+            if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and n.body and isinstance(n.body[0], ast.Expr)}
+    inside: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            inside |= {id(v) for v in ast.walk(node) if v is not node}
+            text = "".join(v.value if isinstance(v, ast.Constant) else "{}" for v in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs and id(node) not in inside:
+            text = node.value
+        else:
+            continue
+        if text.strip().count(" ") >= 1 and "\n" not in text.strip():
+            yield text
+
+
+def tracked() -> list[str]:
+    """Paths of the repository's files."""
+    return subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def pages() -> list[Path]:
+    """The documents that readers see."""
+    return [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / n for n in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
+
+
+def prose_of_page(page: Path) -> str:
+    """The text of a page; of the glossary without the list of the words themselves."""
+    text = page.read_text(encoding="utf-8")
+    return text.split("## Words that are not used")[0] if page == GLOSSARY else text
+
+
+def find() -> dict[tuple[str, str, str], list[str]]:
+    """(kind, word, item) -> places.  Kinds: name, key (of a pass config), file, text, page."""
+    out: dict[tuple[str, str, str], list[str]] = {}
+
+    def add(kind: str, word: str, item: str, place: str) -> None:
+        out.setdefault((kind, word, item), []).append(place)
+
+    for path in sorted((ROOT / "tilelang").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        where = str(path.relative_to(ROOT))
+        for name in names_of(tree):
+            for word in in_name(name):
+                add("name", word, name, where)
+        for text in texts_of(tree):
+            for word, place in in_prose(text):
+                add("text", word, " ".join(place.split()), where)
+    for key in PassConfigKey:
+        for word in in_name(key.value.split(".")[-1]):
+            add("key", word, key.value, "PassConfigKey")
+    for name in tracked():
+        if not name.startswith(("benchmarks/results/", "tests/errors/programs/")):
+            for word in in_name(Path(name).stem.replace("-", "_")):
+                add("file", word, Path(name).name, name)
+    for page in pages():
+        where = str(page.relative_to(ROOT))
+        for word, place in in_prose(prose_of_page(page)):
+            add("page", word, where, place)
+    return out
+
+
+def read_exceptions() -> Counter[tuple[str, str, str]]:
+    """Entries of exceptions.txt: a page's has a count, the others stand once."""
+    out: Counter[tuple[str, str, str]] = Counter()
+    for line in EXCEPTIONS.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            kind, word, item, *count = line.split("\t")
+            out[kind, word, item] = int(count[0]) if count else 1
+    return out
+
+
+def counts(found: dict[tuple[str, str, str], list[str]]) -> Counter[tuple[str, str, str]]:
+    """What `find` finds, in the form of exceptions.txt."""
+    return Counter({key: len(places) if key[0] == "page" else 1 for key, places in found.items()})
+
+
+def write(entries: Counter[tuple[str, str, str]]) -> None:
+    """Write exceptions.txt."""
+    lines = ["# Old words that still stand: kind, word, item (of a page: and how often).",
+             "# Take out what no longer occurs: python tests/words/words.py --shrink"]
+    lines += ["\t".join((*key, str(n)) if key[0] == "page" else key) for key, n in sorted(entries.items()) if n]
+    EXCEPTIONS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if "--shrink" in sys.argv:
+        now = counts(find())
+        write(Counter({key: min(n, now[key]) for key, n in read_exceptions().items()}))
+    else:
+        for (kind, word, item), places in sorted(find().items()):
+            print(kind, word, item, *places[:4], sep="\t")
