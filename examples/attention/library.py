@@ -1,7 +1,7 @@
 """Attention from tilelang.library: called, and taken as parts of a kernel of one's own.
 
 `flash_attention` and `flash_decode` choose tiles by a cost model, compile once and keep the kernel.  Their programs are
-plain text of the language in tilelang/library/flash_attention_kernels.py; the running softmax in it is two macros, absorb
+plain text of the language in tilelang/library/attention/kernels.py; the running softmax in it is two macros, absorb
 and finish, which any kernel may use: prefix_attention does, for a mask that the library does not have.  `lowest` is what a
 row's maximum starts from: -inf would make the first weights NaN (-inf - -inf) where a row's first keys are all hidden.
 """
@@ -12,7 +12,7 @@ from flash_forward import sdpa, visible
 
 import tilelang.language as T
 from tilelang.library import flash_attention, flash_decode
-from tilelang.library.flash_attention_kernels import absorb, finish, lowest
+from tilelang.library.attention.kernels import absorb, finish, lowest
 
 
 def prefix_attention(batch, heads, seq, dim, prefix, bm=128, bn=64, stages=2, dtype="float16", threads=256):

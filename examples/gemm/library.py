@@ -2,7 +2,7 @@
 
 `matmul` and `grouped_matmul` choose a kernel and its tiles by a cost model, compile it once and keep it.  `--show` prints
 the tile program behind a product and what the model expects of its tiles: it is plain text of the language, in
-tilelang/library/matmul_kernels.py, to be copied and changed where a product needs more than bias and activation.
+tilelang/library/gemm/kernels.py, to be copied and changed where a product needs more than bias and activation.
 """
 
 import sys
@@ -15,8 +15,8 @@ from harness import EPS, HERE, Comparison, Place, compare, main, normal, product
 
 import tilelang
 from tilelang.library import grouped_matmul, matmul
-from tilelang.library.matmul_kernels import Form, gemm
-from tilelang.library.tiles import Problem, chip_of, choose_tile
+from tilelang.library.gemm.kernels import Form, gemm
+from tilelang.library.gemm.tile_cost import Problem, chip_of, choose_tile
 from tilelang.target import determine_target
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
-from tilelang.library.coded_kernels import CodedForm, CodedTile, coded_product
+from tilelang.library.quantised.kernels import CodedForm, CodedTile, coded_product
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

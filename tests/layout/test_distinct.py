@@ -29,7 +29,7 @@ def test_compiling_attention_loads_no_masked_arrays():
     program = """if True:
         import sys
         import numpy
-        from tilelang.library.flash_attention_kernels import Mask, Sizes, Tile, dense_attention
+        from tilelang.library.attention.kernels import Mask, Sizes, Tile, dense_attention
         from tilelang.target import Target
         from tilelang.transform.pipeline import lower
         laid = (256 * 128, 128, 64, 1)

@@ -7,14 +7,14 @@ import pytest
 
 import tilelang
 from tilelang.library import flash_attention
-from tilelang.library.attention_arrays import compact, configs
-from tilelang.library.attention_tiles import attention_tile, machine_of, price, shares
-from tilelang.library.flash_attention_kernels import Mask, Sizes, Tile
-from tilelang.library.flash_attention_parts import parted_attention
-from tilelang.library.flash_attention_shares import Shares, shared_attention
+from tilelang.library.attention.inputs import compact, configs
+from tilelang.library.attention.kernels import Mask, Sizes, Tile
+from tilelang.library.attention.split_kv_kernels import parted_attention
+from tilelang.library.attention.tile_cost import attention_tile, machine_of, price, shares
+from tilelang.library.attention.work_partition import Shares, shared_attention
 from tilelang.target import Target
 
-module = importlib.import_module("tilelang.library.flash_attention")
+module = importlib.import_module("tilelang.library.attention.flash_attention")
 SM90, SM80 = (Target({"kind": "cuda", "arch": a}) for a in ("sm_90a", "sm_80"))
 H200 = machine_of(SM90)
 FULL = Mask()

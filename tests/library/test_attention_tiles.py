@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tilelang.codegen.cuda import print_kernel
-from tilelang.library.attention_tiles import (Machine, attention_tile, candidates, machine_of, price, registers, shared_bytes,
-                                              step_cycles, steps)
-from tilelang.library.flash_attention_kernels import Mask, Sizes, Tile, dense_attention, seen
-from tilelang.library.flash_attention_packed import packed_attention
+from tilelang.library.attention.kernels import Mask, Sizes, Tile, dense_attention, seen
+from tilelang.library.attention.packed_kernels import packed_attention
+from tilelang.library.attention.tile_cost import (Machine, attention_tile, candidates, machine_of, price, registers,
+                                                  shared_bytes, step_cycles, steps)
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

@@ -8,8 +8,8 @@ import pytest
 
 from tilelang.errors import TileLangError
 from tilelang.library import coded_matmul
-from tilelang.library.coded_kernels import CodedForm, CodedTile, chosen, coded_product, seconds, tiles
-from tilelang.library.tiles import chip_of
+from tilelang.library.gemm.tile_cost import chip_of
+from tilelang.library.quantised.kernels import CodedForm, CodedTile, chosen, coded_product, seconds, tiles
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

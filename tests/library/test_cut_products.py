@@ -1,4 +1,4 @@
-"""Products with two tiles: whole rounds of one, the rest by another (library/cut_tiles.py, cut_kernels.py)."""
+"""Products with two tiles: whole rounds of one, the rest by another (library/gemm/tail_plan.py, tail_kernels.py)."""
 
 from dataclasses import replace
 
@@ -9,13 +9,13 @@ import tilelang
 from tilelang.codegen.cuda import print_kernel
 from tilelang.ir import dtype, numpy_dtype, walk
 from tilelang.ir.expr import Call
-from tilelang.library.cut_kernels import gemm_cut
-from tilelang.library.cut_tiles import choose_cut, cuts
-from tilelang.library.matmul_kernels import Form
-from tilelang.library.matmul_plan import Place, Request, _formed
-from tilelang.library.operands import operand
-from tilelang.library.tile_facts import Cut, Problem, Tile, chip_of
-from tilelang.library.tiles import choose_tile
+from tilelang.library.gemm.kernels import Form
+from tilelang.library.gemm.operands import operand
+from tilelang.library.gemm.plan import Place, Request, _formed
+from tilelang.library.gemm.tail_kernels import gemm_cut
+from tilelang.library.gemm.tail_plan import choose_cut, cuts
+from tilelang.library.gemm.tile import Cut, Problem, Tile, chip_of
+from tilelang.library.gemm.tile_cost import choose_tile
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from tilelang.codegen.cuda import print_kernel
-from tilelang.library import matmul, matmul_plan
-from tilelang.library.few_rows import FewRows, few_rows_product
-from tilelang.library.matmul_kernels import Form
-from tilelang.library.matmul_plan import Place, Request, chosen, vectors
-from tilelang.library.operands import Operand
-from tilelang.library.repack import Rows
-from tilelang.library.tile_facts import Tile
-from tilelang.library.tiles import chip_of
+from tilelang.library import matmul
+from tilelang.library.gemm import plan as matmul_plan
+from tilelang.library.gemm.few_rows import FewRows, few_rows_product
+from tilelang.library.gemm.kernels import Form
+from tilelang.library.gemm.operands import Operand
+from tilelang.library.gemm.plan import Place, Request, chosen, vectors
+from tilelang.library.gemm.repack import Rows
+from tilelang.library.gemm.tile import Tile
+from tilelang.library.gemm.tile_cost import chip_of
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
@@ -110,7 +111,7 @@ def test_in_the_library(m, n, k, tb, element, monkeypatch):
     """Bias, activation, the result's own type; identical inputs give identical bits."""
     programs = []
     real = matmul_plan.compile_program
-    monkeypatch.setattr(sys.modules["tilelang.library.matmul"], "_PLANS", {})
+    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_PLANS", {})
     monkeypatch.setattr(matmul_plan, "expected", lambda *_: 1.0)
     monkeypatch.setattr(matmul_plan, "compile_program", lambda p, **k: programs.append(p.func.name) or real(p, **k))
     rng = np.random.default_rng(0)

@@ -13,9 +13,9 @@ import pytest
 
 import tilelang
 from tilelang.library import flash_attention
-from tilelang.library.flash_attention_kernels import Tile
+from tilelang.library.attention.kernels import Tile
 
-module = importlib.import_module("tilelang.library.flash_attention")
+module = importlib.import_module("tilelang.library.attention.flash_attention")
 
 ROUND = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -337,8 +337,8 @@ def test_one_kernel_serves_further_shapes(monkeypatch):
 
 
 @pytest.mark.parametrize("first", ["from tilelang.library import flash_attention",
-                                   "from tilelang.library.flash_attention import flash_attention",
-                                   "import tilelang.library.flash_attention, tilelang.library"])
+                                   "from tilelang.library.attention.flash_attention import flash_attention",
+                                   "import tilelang.library.attention.flash_attention, tilelang.library"])
 def test_the_name_means_the_function_however_it_is_imported(first):
     code = f"{first}\nimport tilelang.library, types; assert isinstance(tilelang.library.flash_attention, types.FunctionType)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,15 +11,15 @@ import tilelang
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
 from tilelang.library import flash_decode
-from tilelang.library.attention_arrays import configs
-from tilelang.library.attention_tiles import machine_of, shared_bytes
-from tilelang.library.flash_decode import decode_splits, decode_tile
-from tilelang.library.flash_decode_kernels import DecodeSizes, decode_attention
+from tilelang.library.attention.decode_kernels import DecodeSizes, decode_attention
+from tilelang.library.attention.flash_decode import decode_splits, decode_tile
+from tilelang.library.attention.inputs import configs
+from tilelang.library.attention.tile_cost import machine_of, shared_bytes
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 
-module = importlib.import_module("tilelang.library.flash_decode")
+module = importlib.import_module("tilelang.library.attention.flash_decode")
 TARGETS = {"tile": "tile", "cpu": None, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
            "sm_80": {"kind": "cuda", "arch": "sm_80"}}
 everywhere = pytest.mark.parametrize("on", TARGETS)

@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 import pytest
 
 from tilelang.env import env
-from tilelang.library import cut_tiles, kept_choices, tiles
-from tilelang.library.kept_choices import choose_cut, choose_tile
-from tilelang.library.tile_facts import Cut, Problem, Tile, chip_of
+from tilelang.library.gemm import tail_plan as cut_tiles, tile_cache as kept_choices, tile_cost as tiles
+from tilelang.library.gemm.tile import Cut, Problem, Tile, chip_of
+from tilelang.library.gemm.tile_cache import choose_cut, choose_tile
 from tilelang.target import Target
 
 CHIP = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), units=132)

@@ -15,7 +15,7 @@ MOST_LINES = 80
 def kernels():
     """(file, name of the factory, lines of the factory with the kernel in it, lines of the kernel).  A macro in a factory is
     the kernel of several programs."""
-    for file in sorted(FOLDER.glob("*.py")):
+    for file in sorted(FOLDER.rglob("*.py")):
         for f in ast.parse(file.read_text()).body:
             for x in ast.walk(f) if isinstance(f, ast.FunctionDef) else ():
                 if isinstance(x, ast.FunctionDef) and x is not f and any(

@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilelang.library import grouped_matmul, matmul, matmul_plan, tile_shapes, tiles
+from tilelang.library import grouped_matmul, matmul
+from tilelang.library.gemm import plan as matmul_plan, tile_candidates as tile_shapes, tile_cost as tiles
 
 E4, E5 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53, "int32": 0.0}

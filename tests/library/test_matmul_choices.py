@@ -7,17 +7,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilelang.library import flash_attention, flash_decode, grouped_matmul, matmul, matmul_choices, matmul_plan, tuning
-from tilelang.library.attention_choices import rounded, told_apart
-from tilelang.library.attention_tiles import attention_tile, machine_of, near_tiles
-from tilelang.library.flash_attention_kernels import Mask, Sizes
-from tilelang.library.flash_decode import decode_splits, decode_tile, near_choices
-from tilelang.library.flash_decode_kernels import DecodeSizes
-from tilelang.library.matmul_choices import by_price, choices, config, key, of_all_kinds
-from tilelang.library.matmul_kernels import Form
-from tilelang.library.matmul_plan import Place, Request, chosen, problem_of, sized
-from tilelang.library.operands import operand
-from tilelang.library.tile_facts import Tile, chip_of
+from tilelang.library import flash_attention, flash_decode, grouped_matmul, matmul, tuning
+from tilelang.library.attention.decode_kernels import DecodeSizes
+from tilelang.library.attention.flash_decode import decode_splits, decode_tile, near_choices
+from tilelang.library.attention.kernels import Mask, Sizes
+from tilelang.library.attention.tile_cost import attention_tile, machine_of, near_tiles
+from tilelang.library.attention.tuning_candidates import rounded, told_apart
+from tilelang.library.gemm import plan as matmul_plan, tuning_candidates as matmul_choices
+from tilelang.library.gemm.kernels import Form
+from tilelang.library.gemm.operands import operand
+from tilelang.library.gemm.plan import Place, Request, chosen, problem_of, sized
+from tilelang.library.gemm.tile import Tile, chip_of
+from tilelang.library.gemm.tuning_candidates import by_price, choices, config, key, of_all_kinds
 from tilelang.target import Target
 
 SM90, SM80 = (Target({"kind": "cuda", "arch": x}) for x in ("sm_90a", "sm_80"))
@@ -174,7 +175,7 @@ def test_groups(seen, monkeypatch):
 
 
 def test_attention_and_decode(seen, monkeypatch):
-    monkeypatch.setattr("tilelang.library.attention_choices.MOST", 2)
+    monkeypatch.setattr("tilelang.library.attention.tuning_candidates.MOST", 2)
     q, k, v = normal((1, 20, 1, 16)), normal((1, 24, 1, 16), seed=1), normal((1, 24, 1, 16), seed=2)
     got, logs = flash_attention(q, k, v, causal=True, return_lse=True, target=SM90, tune=True)
     want, expected = flash_attention(q, k, v, causal=True, return_lse=True)

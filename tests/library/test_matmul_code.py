@@ -8,13 +8,13 @@ import pytest
 from tilelang.codegen.cuda import print_kernel
 from tilelang.ir import For, Ramp, Store, const, dtype, numpy_dtype, walk
 from tilelang.ir.expr import Call
-from tilelang.library.grouped_kernels import gemm_grouped
-from tilelang.library.matmul_kernels import Form, gemm, gemm_two_level
-from tilelang.library.matmul_plan import Place, Request, check_target, chosen
-from tilelang.library.operands import Operand, copy_of, operand
-from tilelang.library.repack import repack
-from tilelang.library.split_kernels import gemm_split
-from tilelang.library.tiles import Problem, Tile, candidates, chip_of, choose_tile
+from tilelang.library.gemm.grouped_kernels import gemm_grouped
+from tilelang.library.gemm.kernels import Form, gemm, gemm_two_level
+from tilelang.library.gemm.operands import Operand, copy_of, operand
+from tilelang.library.gemm.plan import Place, Request, check_target, chosen
+from tilelang.library.gemm.repack import repack
+from tilelang.library.gemm.split_k_kernels import gemm_split
+from tilelang.library.gemm.tile_cost import Problem, Tile, candidates, chip_of, choose_tile
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target

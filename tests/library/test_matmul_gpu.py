@@ -41,7 +41,7 @@ def test_layouts(m, n, k, dtype, ta, tb):
 
 @pytest.mark.parametrize("m, n, k", [(576, 9280, 3008), (768, 8576, 6272)])
 def test_products_cut_in_two(m, n, k):
-    """The second launch begins while the first runs: what comes before and behind both does not (library/cut_kernels.py)."""
+    """The second launch begins while the first runs: what comes before and behind both does not (gemm/tail_kernels.py)."""
     a, b, bias = normal(m, k), normal(k, n, seed=1), normal(n, seed=2)
     check(matmul(a, b), a, b)
     want = [matmul(x, b, bias=bias, activation="relu") for x in (a, -a)]

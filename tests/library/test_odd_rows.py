@@ -10,13 +10,14 @@ import pytest
 
 from tilelang.ir import walk
 from tilelang.ir.expr import Call
-from tilelang.library import grouped_matmul, matmul, matmul_plan
-from tilelang.library.matmul_kernels import Form, gemm
-from tilelang.library.matmul_plan import Place, Request
-from tilelang.library.operands import Operand
-from tilelang.library.repack import Rows, pad_rows
-from tilelang.library.tile_facts import Cut, Tile
-from tilelang.library.vectors import VectorForm, vector_product
+from tilelang.library import grouped_matmul, matmul
+from tilelang.library.gemm import plan as matmul_plan
+from tilelang.library.gemm.gemv import VectorForm, vector_product
+from tilelang.library.gemm.kernels import Form, gemm
+from tilelang.library.gemm.operands import Operand
+from tilelang.library.gemm.plan import Place, Request
+from tilelang.library.gemm.repack import Rows, pad_rows
+from tilelang.library.gemm.tile import Cut, Tile
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
@@ -71,7 +72,7 @@ def test_loads_are_words_and_stores_are_16_bytes():
 
 @pytest.fixture
 def planned_anew(monkeypatch):
-    monkeypatch.setattr(sys.modules["tilelang.library.matmul"], "_PLANS", {})
+    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_PLANS", {})
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ def test_starts_of_moved_tiles():
 
 
 def test_one_kernel_for_any_number_of_rows_copies_the_other_operand(monkeypatch, always_copied):
-    monkeypatch.setattr(sys.modules["tilelang.library.matmul"], "_MOST_SIZES", 0)
+    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_MOST_SIZES", 0)
     compiled = []
     real = matmul_plan.compile_program
     monkeypatch.setattr(matmul_plan, "compile_program", lambda p, **k: compiled.append(p) or real(p, **k))

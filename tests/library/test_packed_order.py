@@ -7,8 +7,8 @@ import pytest
 
 import tilelang
 import tilelang.language as T
-from tilelang.library.flash_attention_kernels import Mask, Sizes, Tile
-from tilelang.library.flash_attention_packed import FACTS, packed_attention, rank
+from tilelang.library.attention.kernels import Mask, Sizes, Tile
+from tilelang.library.attention.packed_kernels import FACTS, packed_attention, rank
 
 TILE = Tile(64, 48, 2, 128)
 MASKS = {"full": Mask(), "causal": Mask(None, 0), "ahead": Mask(None, 70), "window": Mask(100, 0), "both": Mask(60, 90)}

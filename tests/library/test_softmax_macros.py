@@ -5,7 +5,7 @@ import pytest
 
 import tilelang
 import tilelang.language as T
-from tilelang.library.flash_attention_kernels import absorb, finish, lowest
+from tilelang.library.attention.kernels import absorb, finish, lowest
 
 ROWS, KEYS, DIM, TILES = 64, 32, 32, 3
 

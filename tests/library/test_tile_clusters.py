@@ -6,15 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilelang.library import matmul, matmul_plan
-from tilelang.library.matmul_choices import config
-from tilelang.library.matmul_kernels import Form, gemm
-from tilelang.library.matmul_plan import Choice, Place, _kernel
-from tilelang.library.repack import Rows
-from tilelang.library.split_kernels import gemm_split
-from tilelang.library.tile_facts import Cut
-from tilelang.library.tile_loads import cluster_sizes
-from tilelang.library.tiles import Problem, Tile, candidates, chip_of, choose_tile, price, starts_soon
+from tilelang.library import matmul
+from tilelang.library.gemm import plan as matmul_plan
+from tilelang.library.gemm.kernels import Form, gemm
+from tilelang.library.gemm.load_cost import cluster_sizes
+from tilelang.library.gemm.plan import Choice, Place, _kernel
+from tilelang.library.gemm.repack import Rows
+from tilelang.library.gemm.split_k_kernels import gemm_split
+from tilelang.library.gemm.tile import Cut
+from tilelang.library.gemm.tile_cost import Problem, Tile, candidates, chip_of, choose_tile, price, starts_soon
+from tilelang.library.gemm.tuning_candidates import config
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from tilelang.library import tile_loads
-from tilelang.library.tiles import (Problem, Tile, candidates, chip_of, choose_tile, column_parts, matrix_cycles, price,
-                                    shared_bytes, turned, without_wgmma)
+from tilelang.library.gemm import load_cost as tile_loads
+from tilelang.library.gemm.tile_cost import (Problem, Tile, candidates, chip_of, choose_tile, column_parts, matrix_cycles,
+                                             price, shared_bytes, turned, without_wgmma)
 from tilelang.target import Target
 
 H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), units=132)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tilelang.library.tiles import Problem, Tile, chip_of, choose_tile, price
+from tilelang.library.gemm.tile_cost import Problem, Tile, chip_of, choose_tile, price
 from tilelang.target import Target
 
 H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), units=132)

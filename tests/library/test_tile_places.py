@@ -10,12 +10,12 @@ from tilelang.codegen.cuda import print_kernel
 from tilelang.ir import walk
 from tilelang.ir.expr import Call
 from tilelang.library import matmul
-from tilelang.library.matmul_kernels import Form, gemm
-from tilelang.library.split_kernels import gemm_split
-from tilelang.library.matmul_plan import Place, _kernel
-from tilelang.library.tile_facts import Cut
-from tilelang.library.tiles import (Problem, Tile, candidates, chip_of, choose_tile, finished, price, starts_soon,
-                                    without_wgmma)
+from tilelang.library.gemm.kernels import Form, gemm
+from tilelang.library.gemm.plan import Place, _kernel
+from tilelang.library.gemm.split_k_kernels import gemm_split
+from tilelang.library.gemm.tile import Cut
+from tilelang.library.gemm.tile_cost import (Problem, Tile, candidates, chip_of, choose_tile, finished, price, starts_soon,
+                                             without_wgmma)
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

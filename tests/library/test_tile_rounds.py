@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilelang.library import tile_shapes
-from tilelang.library.matmul_kernels import Form, gemm
-from tilelang.library.tiles import Problem, Tile, candidates, chip_of, choose_tile, price
+from tilelang.library.gemm import tile_candidates as tile_shapes
+from tilelang.library.gemm.kernels import Form, gemm
+from tilelang.library.gemm.tile_cost import Problem, Tile, candidates, chip_of, choose_tile, price
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

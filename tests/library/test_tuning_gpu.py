@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from tilelang.library import flash_attention, flash_decode, grouped_matmul, matmul, matmul_choices, tuning
+from tilelang.library import flash_attention, flash_decode, grouped_matmul, matmul, tuning
+from tilelang.library.gemm import tuning_candidates as matmul_choices
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -53,7 +54,7 @@ def test_products(m, n, k, tb, tuner, monkeypatch):
 
 
 def _place(x):
-    from tilelang.library.matmul_plan import Place
+    from tilelang.library.gemm.plan import Place
 
     place = Place.of(x, None, None)
     return place.target, place.backend

@@ -8,9 +8,9 @@ import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
 from tilelang.ir import If, Launch, stmts_of, walk
 from tilelang.ir.expr import Call
-from tilelang.library.cut_kernels import gemm_cut
-from tilelang.library.matmul_kernels import Form
-from tilelang.library.tile_facts import Cut, Tile
+from tilelang.library.gemm.tail_kernels import gemm_cut
+from tilelang.library.gemm.kernels import Form
+from tilelang.library.gemm.tile import Cut, Tile
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.dependent_launch import around_launch, dependent_launch, ordered

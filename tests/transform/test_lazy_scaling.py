@@ -8,7 +8,7 @@ import pytest
 import tilelang.transform.early_scaling as early
 from tilelang.codegen.cuda import print_kernel
 from tilelang.ir import Binary, Call, For, Load, Select, Store, binary, replace, rewrite, walk
-from tilelang.library.flash_attention_kernels import LAG, Mask, Sizes, Tile, dense_attention
+from tilelang.library.attention.kernels import LAG, Mask, Sizes, Tile, dense_attention
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform import pipeline

@@ -82,7 +82,7 @@ def within(x: Any, y: Any, bound: Callable[[slice], Any]) -> bool:
 
 def products_agree(k: int, kind: str, two_level: bool, a: Any, b: Any, along: tuple[int, int], bias: Any = None,
                    scales: tuple[Any, Any] = (None, None), blocks: bool = False) -> Callable[[Any, Any], bool]:
-    """f(x, y): whether two results of a product (library/matmul.py) may both be right.
+    """f(x, y): whether two results of a product (library/gemm/matmul.py) may both be right.
 
     along: dimensions of a and b that hold k.  scales: one each, or with `blocks` one for 128 of k of a row of op(a), and for
     128 x 128 of op(b).  b may have groups in front, of which the largest counts.

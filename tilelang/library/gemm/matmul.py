@@ -13,13 +13,13 @@ from tilelang.errors import register
 from tilelang.ir import dtype
 from tilelang.language.state import error
 
-from .apart import Apart, overlap
-from .arrays import aligned, empty, expects_gradient, facts, fresh, maker, place, strided, type_name, zeros
-from .matmul_kernels import ACTIVATIONS, Form
-from .matmul_plan import Place, Request, check_target, chosen, grouped, product
+from ..aliasing import Apart, overlap
+from ..arrays import aligned, empty, expects_gradient, facts, fresh, maker, place, strided, type_name, zeros
+from ..opt_in import wanted
+from .kernels import ACTIVATIONS, Form
 from .operands import Operand, operand
-from .opt_in import wanted
-from .tiles import Tile
+from .plan import Place, Request, check_target, chosen, grouped, product
+from .tile_cost import Tile
 
 register("matmul-shape", ValueError, "operands of a library product whose shapes do not fit together",
          expected="operands whose shapes go together")
@@ -296,7 +296,8 @@ def _plan(a: Any, b: Any, transpose_a: bool, transpose_b: bool, bias: Any, activ
 
 def _tuned(task: str, *args: Any) -> Any:
     """The choice that the tuner finds for a task of matmul_choices.py, which is loaded for that alone."""
-    from . import matmul_choices, tuning
+    from . import tuning_candidates as matmul_choices
+    from .. import tuning
 
     return tuning.tuner.choose(getattr(matmul_choices, task)(*args)).choice
 

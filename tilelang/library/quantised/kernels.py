@@ -14,7 +14,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from .tile_facts import Chip
+from ..gemm.tile import Chip
 
 # Of an H200, fitted to 18 timed tiles of 1 to 4096 rows (docs/performance.md): seconds of a launch, of the second one; bytes a
 # second of sums on their way; cycles of a step, of a weight that a thread decodes while no other warp of its scheduler does; of

@@ -12,11 +12,11 @@ import numpy as np
 
 from tilelang.language.state import error
 
-from .apart import Apart
-from .arrays import facts, is_numpy, maker, place, strided, strides, type_name
-from .coded_kernels import CodedForm, CodedTile, chosen, coded_product
-from .matmul import check_apart, check_gradient, check_tensors
-from .matmul_plan import Place
+from ..aliasing import Apart
+from ..arrays import facts, is_numpy, maker, place, strided, strides, type_name
+from ..gemm.matmul import check_apart, check_gradient, check_tensors
+from ..gemm.plan import Place
+from .kernels import CodedForm, CodedTile, chosen, coded_product
 
 _ELEMENTS = ("float16", "bfloat16")
 _NAMES = ("a", "w", "scales", "zeros", "values", "out")

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilelang.language.state import error
 
-from .arrays import is_numpy, strides
+from ..arrays import is_numpy, strides
 
 
 def as_it_lies(x: Any) -> Any:

@@ -12,15 +12,15 @@ from typing import Any
 
 from tilelang.ir import dtype
 
-from .agreement import products_agree
-from .arrays import zeros
-from .cut_tiles import cuts
+from ..agreement import products_agree
+from ..arrays import zeros
+from ..tuning import MOST, Candidate, Task
 from .few_rows import FewRows
-from .matmul_plan import Choice, Request, Route, chosen, grouped, problem_of, product, routes, sized, tiled, vectors
+from .gemv import VectorForm
 from .operands import Operand
-from .tiles import Chip, Problem, Tile, candidates, finished, price
-from .tuning import MOST, Candidate, Task
-from .vectors import VectorForm
+from .plan import Choice, Request, Route, chosen, grouped, problem_of, product, routes, sized, tiled, vectors
+from .tail_plan import cuts
+from .tile_cost import Chip, Problem, Tile, candidates, finished, price
 
 _FIRST = 6  # tiles that are taken in order of price
 _FAR = 1.5  # times the least price: no tile beyond

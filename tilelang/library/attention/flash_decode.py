@@ -13,14 +13,14 @@ from tilelang.errors import error
 from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
-from .apart import Apart
-from .arrays import aligned, facts, maker, strides, type_name
-from .attention_arrays import (UNIT, check_alike, check_apart, check_gradient, check_heads, check_scale, compact, configs,
-                               device_of, framework, readable, running_on, strides_of)
-from .attention_tiles import Machine, machine_of, shared_bytes
-from .flash_attention_kernels import Tile
-from .flash_decode_kernels import DecodeSizes, decode_attention
-from .opt_in import wanted
+from ..aliasing import Apart
+from ..arrays import aligned, facts, maker, strides, type_name
+from ..opt_in import wanted
+from .decode_kernels import DecodeSizes, decode_attention
+from .inputs import (UNIT, check_alike, check_apart, check_gradient, check_heads, check_scale, compact, configs, device_of,
+                     framework, readable, running_on, strides_of)
+from .kernels import Tile
+from .tile_cost import Machine, machine_of, shared_bytes
 
 _MOST_RUNS = 4096
 _MOST_SPLITS = 64
@@ -160,7 +160,8 @@ def prepare(q: Any, k: Any, v: Any, lengths: Any, table: Any, scale: Any, window
     choice = tile, splits or decode_splits(machine, sizes, tile)
     tuned = working and wanted(tune, q, where, backend)
     if tuned:
-        from . import attention_choices as choices, tuning  # for calls that are tuned alone
+        from . import tuning_candidates as choices
+        from .. import tuning  # for calls that are tuned alone
 
         factor = default if scale is None else check_scale(scale)
         count = sizes.width * (sizes.page_size or 1)

@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
-from .tile_facts import Chip, Cut, Problem, Tile
-from .tiles import candidates, choose_tile, price
+from .tile import Chip, Cut, Problem, Tile
+from .tile_cost import candidates, choose_tile, price
 
 _SURE = 0.96  # of the time of one tile: what is predicted to save less is noise
 _FULL = 0.92  # of the units, which the last round of the first piece keeps busy

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from .flash_attention_kernels import LOG2E, Tile, absorb, finish, reset, working_set
+from .kernels import LOG2E, Tile, absorb, finish, reset, working_set
 
 
 class DecodeSizes(NamedTuple):

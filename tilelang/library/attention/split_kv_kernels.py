@@ -11,8 +11,8 @@ from typing import Any
 
 import tilelang.language as T
 
-from .flash_attention_kernels import LOG2E, Mask, Sizes, Tile, absorb, finish, key_tiles, reset, seen, working_set
-from .flash_attention_shares import JOINED, Shares, join
+from .kernels import LOG2E, Mask, Sizes, Tile, absorb, finish, key_tiles, reset, seen, working_set
+from .work_partition import JOINED, Shares, join
 
 
 def parted_attention(sizes: Sizes, strides: Any, layout: str, dtype: str, mask: Mask, tile: Tile, deal: Shares, with_lse: bool,

@@ -16,9 +16,9 @@ from math import ceil, log2, prod
 
 from tilelang.transform.pairing import SECTOR, at_once
 
-from .tile_facts import Chip, Problem, Tile, chip_of, turned, without_wgmma
-from .tile_loads import cluster_sizes, clusters, inside, load_cycles, outside_cycles
-from .tile_shapes import by_rows, candidates, column_parts, shared_bytes, side_by_side
+from .load_cost import cluster_sizes, clusters, inside, load_cycles, outside_cycles
+from .tile import Chip, Problem, Tile, chip_of, turned, without_wgmma
+from .tile_candidates import by_rows, candidates, column_parts, shared_bytes, side_by_side
 
 _ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # by warp groups that compute: cycles for one of the matrix unit
 # Cycles of an iteration over 128 bytes of k, however narrow its tile: 64 rows by 16, 24, 32 columns take 173 to 185.

@@ -11,8 +11,10 @@ from typing import Any
 from tilelang.env import env
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
 
-from . import cut_tiles, tiles
-from .tile_facts import Chip, Cut, Problem, Tile
+from . import tail_plan as cut_tiles
+
+from . import tile_cost as tiles
+from .tile import Chip, Cut, Problem, Tile
 
 _WORTH = 3e-3  # seconds from which on a choice is kept: reading one takes 0.2 ms, writing 1
 _disk = DiskCache("choices")

@@ -10,8 +10,8 @@ from math import ceil, gcd, log2, prod
 from tilelang.transform.pairing import (LARGER, LINE, SECTOR, Load, at_once, larger_in_one_round, paired_cycles, pairs,
                                         pays_for_many, pays_in_one_round, saved_in_one_round)
 
-from .tile_facts import Chip, Problem, Tile, turned
-from .tile_shapes import side_by_side
+from .tile import Chip, Problem, Tile, turned
+from .tile_candidates import side_by_side
 
 # Loads of one round for each doubling of its iterations beyond 16: blocks drift apart, and less of what they load is the same.
 _DRIFT, _DRIFT_ACROSS = 0.098, 0.076  # and where rows lie across sectors

@@ -4,7 +4,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from .matmul_kernels import Form
+from .kernels import Form
 
 _FINDERS = 128  # threads that look for tiles
 

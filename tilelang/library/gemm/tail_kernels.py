@@ -4,8 +4,8 @@ from typing import Any
 
 import tilelang.language as T
 
-from .matmul_kernels import Form, leave, left_operand, multiply
-from .padded import Copies, product_of_copies
+from .kernels import Form, leave, left_operand, multiply
+from .padded_copies import Copies, product_of_copies
 
 
 @T.macro

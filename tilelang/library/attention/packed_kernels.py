@@ -16,7 +16,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from .flash_attention_kernels import LOG2E, Mask, Sizes, Tile, absorb, finish, key_tiles, reset, seen, working_set
+from .kernels import LOG2E, Mask, Sizes, Tile, absorb, finish, key_tiles, reset, seen, working_set
 
 NEAR = 32 << 20  # bytes of keys and values that tiles running at the same time may keep in L2
 FACTS = 8  # integers of a tile: head, first row, the sequence's first query and length, first key and number of keys; 2 unused

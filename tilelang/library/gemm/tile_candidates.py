@@ -1,4 +1,4 @@
-"""Tiles of matrix products that a machine can hold: sizes, rings, places; library/tiles.py prices them."""
+"""Tiles of matrix products that a machine can hold: sizes, rings, places; library/gemm/tile_cost.py prices them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import ceil, gcd
 from tilelang.transform.deal_tiles import panel_rows
 from tilelang.transform.pairing import SECTOR
 
-from .tile_facts import Chip, Problem, Tile, turned
+from .tile import Chip, Problem, Tile, turned
 
 _OUTPUT_STAGING = 32 * 1024  # shared bytes left to the copy of a tile out through shared memory
 _BARRIER_BYTES = 1024

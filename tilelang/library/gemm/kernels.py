@@ -15,8 +15,8 @@ from typing import Any
 import tilelang.language as T
 from tilelang.ir import dtype as dtype_of
 
-from .padded import Copies, product_of_copies
-from .tile_facts import Cut, Tile
+from .padded_copies import Copies, product_of_copies
+from .tile import Cut, Tile
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 _TANH = 2 * (2 / pi)**0.5  # the argument of gelu_tanh's tanh is half of this times x + 0.044715 x^3

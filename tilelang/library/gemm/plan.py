@@ -14,19 +14,19 @@ from tilelang.jit import compile as compile_program
 from tilelang.language.state import error
 from tilelang.target import Target
 
-from .arrays import empty, left_of, maker, target_of, zeros
-from .cut_kernels import gemm_cut
+from ..arrays import empty, left_of, maker, target_of, zeros
 from .few_rows import MOST_ROWS, FewRows, few_rows_product
+from .gemv import VectorForm, vector_product
 from .grouped_kernels import gemm_grouped
-from .kept_choices import choose_cut, choose_tile
-from .matmul_kernels import Form, gemm, gemm_two_level
+from .kernels import Form, gemm, gemm_two_level
 from .operands import Copied, Operand, as_it_lies, copy_of
-from .padded import Copies
+from .padded_copies import Copies
 from .repack import Rows, pad_rows, repack
-from .split_kernels import gemm_split
-from .tile_facts import Cut
-from .tiles import SOON_SAVES, Chip, Problem, Tile, chip_of, without_wgmma
-from .vectors import VectorForm, vector_product
+from .split_k_kernels import gemm_split
+from .tail_kernels import gemm_cut
+from .tile import Cut
+from .tile_cache import choose_cut, choose_tile
+from .tile_cost import SOON_SAVES, Chip, Problem, Tile, chip_of, without_wgmma
 
 register("matmul-target", ValueError, "element types that the target's products do not have",
          expected="element types that the target's products have")

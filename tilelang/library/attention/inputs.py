@@ -14,8 +14,8 @@ from tilelang.errors import error, register
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
 
-from .apart import Apart, overlap
-from .arrays import aligned, expects_gradient, is_numpy, strides, type_name
+from ..aliasing import Apart, overlap
+from ..arrays import aligned, expects_gradient, is_numpy, strides, type_name
 
 register("attention-argument", TypeError, "an argument of an attention function is of no kind it takes",
          "pass float16 or bfloat16 torch tensors, or NumPy arrays",

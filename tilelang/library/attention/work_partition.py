@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from .flash_attention_kernels import LOG2E, Sizes, Tile, absorb, finish, reset, working_set
+from .kernels import LOG2E, Sizes, Tile, absorb, finish, reset, working_set
 
 JOINED = 4  # rows that a block of the second launch weighs
 

@@ -18,8 +18,8 @@ from math import ceil
 
 from tilelang.target import Target
 
-from .flash_attention_kernels import Mask, Sizes, Tile
-from .flash_attention_shares import Shares
+from .kernels import Mask, Sizes, Tile
+from .work_partition import Shares
 
 GROUP = 128  # threads of a warp group, which has 64 rows of a product
 PANEL = 8192  # bytes through which a warp group stores results: 64 rows of 128 bytes

@@ -18,16 +18,16 @@ from tilelang.errors import error
 from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
-from .apart import Apart
-from .arrays import facts, maker, strides, type_name
-from .attention_arrays import (UNIT, check_alike, check_apart, check_gradient, check_heads, check_scale, compact, configs,
-                               device_of, framework, readable, running_on, strides_of)
-from .attention_tiles import Machine, attention_tile, machine_of, near_tiles, shares
-from .flash_attention_kernels import Mask, Sizes, Tile, dense_attention
-from .flash_attention_packed import FACTS, packed_attention
-from .flash_attention_parts import parted_attention
-from .flash_attention_shares import Shares, shared_attention
-from .opt_in import wanted
+from ..aliasing import Apart
+from ..arrays import facts, maker, strides, type_name
+from ..opt_in import wanted
+from .inputs import (UNIT, check_alike, check_apart, check_gradient, check_heads, check_scale, compact, configs, device_of,
+                     framework, readable, running_on, strides_of)
+from .kernels import Mask, Sizes, Tile, dense_attention
+from .packed_kernels import FACTS, packed_attention
+from .split_kv_kernels import parted_attention
+from .tile_cost import Machine, attention_tile, machine_of, near_tiles, shares
+from .work_partition import Shares, shared_attention
 
 LAYOUTS = ("bshd", "bhsd")
 _MOST_RUNS = 4096  # forms of calls that are remembered
@@ -203,7 +203,8 @@ def _prepare(q: Any, k: Any, v: Any, causal: bool, window: Any, cu_q: Any, cu_k:
     tile = _tile(machine, sizes, mask, packed)
     tuned = min(sizes) > 0 and wanted(tune, q, where, backend)
     if tuned:
-        from . import attention_choices as choices, tuning  # for calls that are tuned alone
+        from . import tuning_candidates as choices
+        from .. import tuning  # for calls that are tuned alone
 
         factor = default if scale is None else scale
         kind = [form, element, *sizes[3:], mask.left, mask.right, with_lse, fixed is None, *usable]

@@ -8,9 +8,9 @@ from typing import Any
 
 from tilelang.target import Target
 
-from .agreement import attention_agrees
-from .arrays import type_name, zeros, zeros_laid
-from .tuning import Candidate, Task
+from ..agreement import attention_agrees
+from ..arrays import type_name, zeros, zeros_laid
+from ..tuning import Candidate, Task
 
 MOST = 8  # choices of a call: each takes a second to compile
 _EXACT = 16  # sizes of a form that are told apart; beyond, those of one power of two are alike

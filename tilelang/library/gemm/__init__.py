@@ -1,0 +1,1 @@
+"""GEMM: problem, plan, kernels and the cost model of their tiles."""

@@ -1,0 +1,1 @@
+"""GEMM with quantised weights: problem, plan, kernels."""
