@@ -6,7 +6,8 @@ from tilelang import ops
 from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, For, Func, If, Launch,
                          Parallel, ParseError, Region, Seq, Store, Var, While, call, cast, const, dtype, load, logical,
                          parse, select, seq, to_text, unary)
-from tilelang.ir.expr import AddressOf, Broadcast, Ramp, Shuffle
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Broadcast, Ramp, Shuffle
 
 F16, F32, I32 = dtype("float16"), dtype("float32"), dtype("int32")
 

@@ -21,7 +21,7 @@ import tilelang.codegen
 import tilelang.language as T
 from tilelang.errors import TileLangError
 from tilelang.ir import const, numpy_dtype
-from tilelang.ir.build import float_min, scale_value
+from tilelang.ir.dtype import float_min, scale_value
 
 FNUZ = ("float8_e4m3fnuz", "float8_e5m2fnuz")
 SCALE = "float8_e8m0fnu"

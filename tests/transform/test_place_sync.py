@@ -12,7 +12,7 @@ import tilelang.language as T
 from tilelang.ir import (Alloc, Bind, Buffer, Evaluate, For, If, Store, While, const, fresh, load, parse, seq,
                          to_text, walk, with_attrs)
 from tilelang.ir.build import call
-from tilelang.ir.expr import AddressOf
+from tilelang.ir.buffer import AddressOf
 from tilelang.target import Target
 from tilelang.transform.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import lower

@@ -10,7 +10,8 @@ import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
 from tilelang.errors import TileLangError
 from tilelang.ir import Evaluate, For, Launch, binary, const, replace, rewrite, seq, stmts_of, walk
-from tilelang.ir.expr import AddressOf, Call, Load
+from tilelang.ir.buffer import AddressOf, Load
+from tilelang.ir.expr import Call
 from tilelang.ops import Copy
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile

@@ -37,11 +37,12 @@ Semantics, settled once:
 
 from .dtype import dtype, int_range, numpy_dtype, promote
 from .equal import alpha_equal
-from .build import as_bool, binary, call, called, cast, const, convert, fresh, int_literal, logical, match, select, unary
-from .buffer import SCOPES, Buffer, Region, load
+from .build import call, fresh, logical, select
+from .buffer import SCOPES, AddressOf, Buffer, Load, Region, load
 from .children import children, contains
-from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, AddressOf, Binary, Broadcast, Call, Cast,
-                   Const, Expr, Load, Ramp, Select, Shuffle, StringConst, Unary, Var, as_dim, is_const)
+from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL, TRUE, Binary, Broadcast, Call, Cast, Const,
+                   Expr, Ramp, Select, Shuffle, StringConst, Unary, Var, as_bool, as_dim, binary, called, cast, const,
+                   convert, int_literal, is_const, match, unary)
 from .nodes import Node, fields_of, node
 from .parser import ParseError, parse, register_literal
 from .places import (get_buffer_span, get_prim_func_span, get_stmt_span, make_span, set_buffer_span, set_stmt_span,

@@ -1,14 +1,14 @@
-"""Buffers, regions of them, and reading an element.  See ir/__init__.py for the grammar and the semantics."""
+"""Buffers, regions of them, reading an element, taking its address.  See ir/__init__.py for the grammar and the semantics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tilelang.errors import facts
-from .build import convert
 from .dtype import dtype
-from .expr import Expr, Load, Var, as_dim, is_const
+from .expr import Expr, Var, as_dim, convert, is_const
+from .hook import Hook
 from .nodes import Node, node
 from .span import Span
 
@@ -36,8 +36,6 @@ class Buffer(Node):
     span: Span | None = None
 
     _is_name: ClassVar[bool] = True
-    # Set by the language module when it is imported: what A[...] means there (loads, regions, aliases).
-    subscript: ClassVar[Any] = None
 
     def __post_init__(self) -> None:
         if self.data is None:
@@ -101,12 +99,25 @@ class Buffer(Node):
         return n
 
     def __getitem__(self, key: Any) -> Any:
-        if Buffer.subscript is None:
-            return load(self, key if isinstance(key, tuple) else (key,))
-        return Buffer.subscript(self, key)
+        return subscript.call(self, key)
 
     if TYPE_CHECKING:  # the frontend makes a statement of it
         def __setitem__(self, key: Any, value: Any) -> None: ...
+
+    def access_ptr(self, access_mask: Any = "r", offset: Any = 0, extent: Any = None, **_: Any) -> AddressOf:
+        """`buf.access_ptr("r")`: pointer to the buffer's first element, or `offset` elements on (1-D buffers)."""
+        return pointer.call(self, access_mask, offset, extent)
+
+    def vload(self, begin: Any, dtype: Any = None) -> Expr:
+        """`buf.vload([i, j], "float32x4")`: the element at an index, or as many in a row as the type has lanes.
+
+        Raises dtype-name for a type of other elements.
+        """
+        return vector_load.call(self, begin, dtype)
+
+    def vstore(self, begin: Any, value: Any) -> Any:
+        """`buf.vstore([i, j], value)`: store a value, or the lanes of a vector in a row."""
+        return vector_store.call(self, begin, value)
 
     def __iter__(self) -> Iterator[Any]:
         raise facts(TypeError(f"Buffer {self.name} cannot be iterated: loop over its indices"),
@@ -138,8 +149,51 @@ class Region(Node):
             for a, b in zip(self.extents, self.buffer.shape))
 
 
+@node
+class Load(Expr):
+    """buffer[indices], read as the buffer's element type.  indices: one per dimension, in elements.
+
+    A Ramp as the last index reads a vector; dtype then has its lanes.
+    """
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    dtype: dtype
+    span: Span | None = None
+
+    def __getitem__(self, key: Any) -> Any:
+        """`obj.v[0]` in Python code that only runs while tracing, where the language knows v for a variable."""
+        return element_of_load.call(self, key)
+
+
+@node
+class AddressOf(Expr):
+    """Address of buffer[indices]; dtype handle."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    dtype: dtype = dtype("handle")
+    span: Span | None = None
+
+
 def load(buffer: Buffer, indices: Any, span: Span | None = None) -> Load:
     """buffer[indices]; a vector index (Ramp) as the last one gives a vector."""
     idx = tuple(convert(i) for i in indices)
     lanes = max([i.dtype.lanes for i in idx], default=1)
     return Load(buffer, idx, buffer.dtype.with_lanes(buffer.dtype.lanes * lanes), span=span)
+
+
+def _no_element(variable: Load, key: Any) -> Any:
+    raise TypeError("'Load' object is not subscriptable")
+
+
+def _load_element(buffer: Buffer, key: Any) -> Any:
+    return load(buffer, key if isinstance(key, tuple) else (key,))
+
+
+# Provided by the language: A[...] (loads, regions, aliases), the one element of a variable, and methods of buffers.
+subscript: Hook[Callable[[Buffer, Any], Any]] = Hook("the subscript of a buffer", _load_element)
+element_of_load: Hook[Callable[[Load, Any], Any]] = Hook("the element of a variable", _no_element)
+pointer: Hook[Callable[[Buffer, Any, Any, Any], AddressOf]] = Hook("Buffer.access_ptr")
+vector_load: Hook[Callable[[Buffer, Any, Any], Expr]] = Hook("Buffer.vload")
+vector_store: Hook[Callable[[Buffer, Any, Any], Any]] = Hook("Buffer.vstore")

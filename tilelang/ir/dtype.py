@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 
 from tilelang.errors import facts
+from .hook import Hook
+
+# What calling a dtype gives, an expression: provided by build.py.
+value_of_type: Hook[Callable[[dtype, tuple[object, ...]], object]] = Hook("the value of a type")
 
 _ALIASES = {
     "double": "float64", "float": "float32", "int": "int32", "long": "int64", "short": "int16",
@@ -148,9 +154,7 @@ class dtype(str):
 
     def __call__(self, *values: object) -> object:
         """Constant of this type, cast of an expression, or (no argument) a fresh scalar variable."""
-        from .build import construct  # the one call from types up to expressions: a dtype is callable in the language
-
-        return construct(self, values)
+        return value_of_type.call(self, values)
 
 
 _DLPACK = {"i": 0, "u": 1, "f": 2, "b": 6, "h": 3, "v": 3}
@@ -248,3 +252,31 @@ def int_range(dt: dtype) -> tuple[int, int]:
     if dt.is_unsigned:
         return 0, (1 << dt.bits) - 1
     return -(1 << (dt.bits - 1)), (1 << (dt.bits - 1)) - 1
+
+
+_FLOAT_MAX = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38,
+              "tfloat32": 3.4028234663852886e38, "float64": 1.7976931348623157e308, "float8_e4m3": 448.0,
+              "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float8_e4m3fnuz": 240.0, "float8_e5m2fnuz": 57344.0,
+              "float4_e2m1fn": 6.0, "float4_e2m1_unpacked": 6.0, SCALE: 2.0**127}
+
+
+def float_max(base: str) -> float:
+    """Largest finite value of a floating-point type."""
+    return _FLOAT_MAX.get(base, 3.4028234663852886e38)
+
+
+def float_min(base: str) -> float:
+    """Least finite value of a floating-point type; scales are positive."""
+    return 2.0**-127 if base == SCALE else -float_max(base)
+
+
+def scale_value(v: float) -> float:
+    """The float8_e8m0fnu of a number: |v| rounded up to a power of two from 2**-127 to 2**127; NaN stays.
+
+    A constant of the type always has this value: 0 is none of them, and rules about adding 0 must not see one.
+    """
+    if math.isnan(v):
+        return v
+    v = min(max(abs(v), 2.0**-127), 2.0**127)
+    half, exponent = math.frexp(v)
+    return 2.0**(exponent - (half == 0.5))

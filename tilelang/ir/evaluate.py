@@ -18,7 +18,8 @@ import numpy as np
 
 from ..errors import error, register
 from .dtype import numpy_dtype
-from .expr import AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, StringConst, Unary, Var
+from .buffer import AddressOf, Load
+from .expr import Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle, StringConst, Unary, Var
 from .numbers import Value, binary_function, call_function, round_tf32, to_dtype, unary_function
 from .visitor import walk
 

@@ -1,26 +1,27 @@
-"""Expressions: immutable values with a dtype.  See ir/__init__.py for the grammar and the semantics."""
+"""Expressions: immutable values with a dtype, and what their operators build: conversions, promotion, folding.
+
+See ir/__init__.py for the grammar and the semantics.  The operators stand beside the classes because each needs the other:
+`a + b` of two expressions is an expression, and adding 0 to one gives it back.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tilelang.errors import facts
-from .dtype import dtype
-from .nodes import Node, node
+from .children import contains
+from .dtype import SCALE, dtype, float_max, int_range, promote, scale_value
+from .hook import Hook
+from .nodes import Node, fields_of, node
 from .span import Span
 
-if TYPE_CHECKING:
-    from .buffer import Buffer
-
-# What the operators of an expression build: set by build.py, which knows the rules of promotion.
-binary: Callable[..., Expr] = None  # type: ignore[assignment]
-unary: Callable[..., Expr] = None  # type: ignore[assignment]
-cast: Callable[..., Expr] = None  # type: ignore[assignment]
-true_div: Callable[..., Expr] = None  # type: ignore[assignment]
-equality: Callable[..., Any] = None  # type: ignore[assignment]
+# `bool(a == b)` of sides that are not the same expression: the language refuses it where only the kernel knows the answer.
+unlike_sides: Hook[Callable[[Binary], None]] = Hook("the comparison of unlike sides", lambda comparison: None)
 
 
 class Expr(Node):
@@ -179,15 +180,12 @@ class Binary(Expr):
     dtype: dtype
     span: Span | None = None
 
-    # Set by the language module: refuses a user's `bool(a == b)` of sides whose values only the kernel knows.
-    unlike: ClassVar[Any] = None
-
     def __bool__(self) -> bool:
         if self.op not in ("eq", "ne"):
             return Expr.__bool__(self)
         alike = self.a.same(self.b)
-        if not alike and Binary.unlike is not None:
-            Binary.unlike(self)
+        if not alike:
+            unlike_sides.call(self)
         return alike == (self.op == "eq")
 
 
@@ -210,37 +208,6 @@ class Select(Expr):
     b: Expr
     dtype: dtype
     lazy: bool = True
-    span: Span | None = None
-
-
-@node
-class Load(Expr):
-    """buffer[indices], read as the buffer's element type.  indices: one per dimension, in elements.
-
-    A Ramp as the last index reads a vector; dtype then has its lanes.
-    """
-
-    subscript: ClassVar[Any] = None
-
-    buffer: Buffer
-    indices: tuple[Expr, ...]
-    dtype: dtype
-    span: Span | None = None
-
-    def __getitem__(self, key: Any) -> Any:
-        """`obj.v[0]` in Python code that only runs while tracing, where the language knows v for a variable."""
-        if Load.subscript is None:
-            raise TypeError("'Load' object is not subscriptable")
-        return Load.subscript(self, key)
-
-
-@node
-class AddressOf(Expr):
-    """Address of buffer[indices]; dtype handle."""
-
-    buffer: Buffer
-    indices: tuple[Expr, ...]
-    dtype: dtype = dtype("handle")
     span: Span | None = None
 
 
@@ -294,6 +261,284 @@ class Shuffle(Expr):
 
 I32, I64, F32, BOOL = dtype("int32"), dtype("int64"), dtype("float32"), dtype("bool")
 TRUE, FALSE = Const(True, BOOL), Const(False, BOOL)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def int_literal(value: int, dt: dtype) -> Const:
+    """The literal of an integer type: nodes never change, and those of indices are the same few again and again."""
+    return Const(value, dt)
+
+
+def const(value: Any, dt: Any = None) -> Const:
+    """Literal of a type; without one: bool, int32 (int64 if it does not fit) or float32.
+
+    Raises ValueError when the value is outside the type's range, OverflowError for integers beyond int64.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if dt is None:
+        if isinstance(value, bool):
+            return TRUE if value else FALSE
+        if isinstance(value, int):
+            if not -(2**63) <= value < 2**63:
+                raise facts(OverflowError(f"integer literal {value} does not fit int64"),
+                            "an integer of at most 64 bits", str(value))
+            return int_literal(value, I32 if -(2**31) <= value < 2**31 else I64)
+        if isinstance(value, float):
+            return Const(value, F32)
+        raise facts(TypeError(f"no literal for {type(value).__name__}"), "a bool, int or float", f"a {type(value).__name__}")
+    dt = dtype(dt)
+    if dt.is_bool:
+        return TRUE if value else FALSE
+    if dt.is_float:
+        value = float(value)
+        limit = float_max(dt.base)
+        if math.isfinite(value) and abs(value) > limit:
+            raise facts(ValueError(f"literal value {value} exceeds maximum of {dt}"), f"at most {limit:g}", str(value))
+        return Const(scale_value(value) if dt.base == SCALE else value, dt)
+    if dt.is_handle:
+        return Const(int(value), dt)
+    value = int(value)
+    low, high = int_range(dt)
+    if not low <= value <= high:
+        raise facts(ValueError(f"literal value {value} is outside {dt} [{low}, {high}]"), f"{low} to {high}", str(value))
+    return int_literal(value, dt)
+
+
+def convert(value: Any, dt: Any = None) -> Expr:
+    """Python or NumPy scalar, or expression, to an expression (cast to dt when given)."""
+    if isinstance(value, Expr):
+        return value if dt is None or value.dtype == dt else cast(value, dt)
+    if isinstance(value, str) and not isinstance(value, dtype):
+        return StringConst(str(value)) if dt is None else cast(StringConst(str(value)), dt)
+    if isinstance(value, (bool, int, float, np.generic)):
+        return const(value, dt)
+    as_expr = getattr(value, "__tilelang_expr__", None)  # alloc_var names, element aliases of the frontend
+    if as_expr is not None:
+        return convert(as_expr(), dt)
+    raise facts(TypeError(f"a {type(value).__name__} cannot be used as a value of a kernel expression"),
+                "a number, an expression or an element", f"a {type(value).__name__}")
+
+
+def cast(value: Any, dt: Any) -> Expr:
+    """value converted to dtype dt; literals that fit fold."""
+    dt = dtype(dt)
+    value = convert(value)
+    if value.dtype == dt:
+        return value
+    if isinstance(value, StringConst):
+        raise facts(TypeError(f"the string {value.value!r} cannot be used as a {dt}"),
+                    "a number or an expression", repr(value.value))
+    if dt.lanes > 1 and value.dtype.lanes == 1:
+        inner = cast(value, dt.scalar)
+        return Broadcast(inner, dt.lanes, dt)
+    if value.dtype.lanes != dt.lanes:
+        raise facts(TypeError(f"Cannot match type {value.dtype} vs {dt}: lane counts differ"),
+                    f"{dt.lanes} lanes, or one", str(value.dtype))
+    if isinstance(value, Const) and not value.dtype.is_handle and not dt.is_handle:
+        if dt.is_int and value.dtype.is_int:
+            low, high = int_range(dt)
+            if low <= value.value <= high:
+                return Const(value.value, dt)
+        elif dt.is_float and (value.dtype.is_int or value.dtype.is_bool) and abs(value.value) <= 2048:
+            return Const(float(value.value), dt)
+        elif dt.is_bool:
+            return TRUE if value.value else FALSE
+        elif dt.is_int and value.dtype.is_float and math.isfinite(value.value):
+            low, high = int_range(dt)
+            if low <= int(value.value) <= high:
+                return Const(int(value.value), dt)
+    return Cast(value, dt)
+
+
+def match(a: Any, b: Any) -> tuple[Expr, Expr]:
+    """Both operands brought to their promoted type (spec/language.md 4.1)."""
+    if not isinstance(a, Expr):
+        b = convert(b)
+        a = _literal_for(a, b)
+    elif not isinstance(b, Expr):
+        b = _literal_for(b, a)
+    if a.dtype == b.dtype:
+        return a, b
+    target = promote(a.dtype, b.dtype)
+    return cast(a, target), cast(b, target)
+
+
+def _literal_for(value: Any, other: Expr) -> Expr:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int) and not isinstance(value, bool) and other.dtype.is_float:
+        return const(float(value), other.dtype.scalar)
+    return convert(value)
+
+
+def _fold_int(op: str, x: int, y: int) -> int | bool | None:
+    match op:
+        case "add": return x + y
+        case "sub": return x - y
+        case "mul": return x * y
+        case "floordiv": return x // y if y else None
+        case "floormod": return x % y if y else None
+        case "truncdiv": return int(math.trunc(x / y)) if y and abs(x) < 2**52 else None
+        case "truncmod": return int(math.fmod(x, y)) if y and abs(x) < 2**52 else None
+        case "min": return min(x, y)
+        case "max": return max(x, y)
+        case "bitand": return x & y
+        case "bitor": return x | y
+        case "bitxor": return x ^ y
+        case "shl": return x << y if 0 <= y < 64 else None
+        case "shr": return x >> y if 0 <= y < 64 else None
+        case "eq": return x == y
+        case "ne": return x != y
+        case "lt": return x < y
+        case "le": return x <= y
+        case "gt": return x > y
+        case "ge": return x >= y
+    return None
+
+
+def _bit_literal(value: Any, other: Any) -> Any:
+    if not isinstance(value, int) or isinstance(value, bool) or not isinstance(other, Expr) or not other.dtype.is_int:
+        return value
+    if -(2**31) <= value < 2**31 or other.dtype.bits == 64:
+        return value
+    return const(value, other.dtype.scalar)
+
+
+_BOOL_ARITHMETIC = {"add": "bitor", "max": "bitor", "mul": "bitand", "min": "bitand", "sub": "bitxor"}
+
+
+def binary(op: str, a: Any, b: Any, span: Span | None = None) -> Expr:
+    """a op b with promotion and folding of integer literals and neutral elements (x+0, x*1, x*0, x//1).
+
+    A Python int beside & | ^ does not widen the other operand: ValueError when it does not fit.  Arithmetic of bools
+    gives whether the result of the same arithmetic on 0 and 1 is not zero.
+    """
+    if op in ("bitand", "bitor", "bitxor"):
+        a, b = _bit_literal(a, b), _bit_literal(b, a)
+    if type(a) is not type(b) or not isinstance(a, Expr) or a.dtype != b.dtype:
+        a, b = match(a, b)
+    dt = a.dtype
+    if op in ("floordiv", "floormod", "truncdiv", "truncmod", "shl", "shr", "bitand", "bitor", "bitxor") and dt.is_float:
+        raise facts(TypeError(f"`{op}` needs integer operands, found {dt}"), "integers", str(dt))
+    if dt.is_bool and op in _BOOL_ARITHMETIC:  # in one bit: targets differ in what 1 + 1 is
+        op = _BOOL_ARITHMETIC[op]
+    elif dt.is_bool and op in ("shl", "shr", "floordiv", "floormod", "truncdiv", "truncmod"):
+        a, b, dt = cast(a, I32), cast(b, I32), I32
+    out = BOOL.with_lanes(dt.lanes) if op in COMPARISONS or op in LOGICAL else dt
+    ca, cb = isinstance(a, Const), isinstance(b, Const)
+    if ca and cb and not dt.is_float:
+        v = _fold_int(op, a.value, b.value)
+        if v is not None:
+            if out.is_bool:
+                return TRUE if v else FALSE
+            low, high = int_range(dt)
+            if low <= v <= high:
+                return int_literal(v, dt)
+    elif dt.is_int:
+        if cb:
+            if b.value == 0 and op in ("add", "sub", "shl", "shr", "bitor", "bitxor"):
+                return a
+            if b.value == 1:
+                if op in ("mul", "floordiv", "truncdiv"):
+                    return a
+                if op in ("floormod", "truncmod") and can_go(a):
+                    return int_literal(0, dt)
+            if b.value == 0 and op in ("mul", "bitand") and can_go(a):
+                return b
+        elif ca:
+            if a.value == 0 and op in ("add", "bitor", "bitxor"):
+                return b
+            if a.value == 1 and op == "mul":
+                return b
+            if a.value == 0 and op in ("mul", "floordiv", "floormod", "bitand") and can_go(b):
+                return a
+    return Binary(op, a, b, out, span=span)
+
+
+_NOTHING: frozenset[int] = frozenset()
+
+
+def called(e: Expr) -> frozenset[int]:
+    """Calls of functions with effects inside e, by their numbers (T.call_extern): none may be lost, or be made twice."""
+    if not contains(e, Call):
+        return _NOTHING
+    got = e._called
+    if got is None:
+        got = frozenset[int]()
+        if isinstance(e, Call) and e.op == "call_extern":
+            got = frozenset(v for k, v in e.attrs if k == "number")
+        for f in fields_of(type(e)):
+            v = getattr(e, f)
+            for x in v if isinstance(v, tuple) else (v,):
+                if isinstance(x, Expr):
+                    got |= called(x)
+        object.__setattr__(e, "_called", got)  # nodes never change
+    return got
+
+
+def can_go(e: Expr) -> bool:
+    """Whether nobody sees that e is not evaluated."""
+    return not called(e)
+
+
+def true_div(a: Any, b: Any) -> Expr:
+    """a / b of floats; of unsigned integers the truncated quotient.  Raises RuntimeError for signed ones."""
+    a, b = match(a, b)
+    if a.dtype.is_float:
+        return Binary("div", a, b, a.dtype)
+    if a.dtype.is_unsigned:
+        return binary("truncdiv", a, b)
+    raise facts(RuntimeError("TVM supports multiple types of integer divisions: `/` of two integers is ambiguous, use "
+                             "`//` (floor) or T.truncdiv, or cast to a float type first"),
+                "float operands, or `//`", "two integers")
+
+
+def equality(op: str, a: Any, b: Any) -> Any:
+    """a == b or a != b (op: eq, ne); a bool where b is no value of the language."""
+    if b is None or isinstance(b, (str, tuple, list, dict, set, type)) and not isinstance(b, Expr):
+        return op == "ne"
+    try:
+        a, b = match(a, b)
+    except TypeError:
+        if isinstance(b, Expr):  # values of types that do not go together: no answer is right
+            raise
+        return op == "ne"
+    if isinstance(a, Const) and isinstance(b, Const):
+        return TRUE if (a.value == b.value) == (op == "eq") else FALSE
+    return Binary(op, a, b, BOOL.with_lanes(a.dtype.lanes))
+
+
+def as_bool(e: Any) -> Expr:
+    """A condition: bools as they are, numbers as `!= 0`."""
+    e = convert(e)
+    if e.dtype.is_bool:
+        return e
+    if isinstance(e, StringConst):
+        raise facts(TypeError(f"the string {e.value!r} is no condition"), "a bool or a number", repr(e.value))
+    if isinstance(e, Const):
+        return TRUE if e.value else FALSE
+    return Binary("ne", e, cast(0.0 if e.dtype.is_float else 0, e.dtype), BOOL.with_lanes(e.dtype.lanes))
+
+
+def unary(op: str, a: Any) -> Expr:
+    """op a, with literals folded and double negation removed.  op: neg, not, bitnot."""
+    a = convert(a)
+    if op == "not":
+        a = as_bool(a)
+        if isinstance(a, Const):
+            return FALSE if a.value else TRUE
+        if isinstance(a, Unary) and a.op == "not":
+            return a.a
+        return Unary("not", a, a.dtype)
+    if op == "neg":
+        if a.dtype.is_unsigned or a.dtype.is_bool:
+            raise facts(TypeError(f"unary minus is not defined on {a.dtype}"), "a signed type", str(a.dtype))
+        if isinstance(a, Const) and (a.dtype.is_float or -a.value <= int_range(a.dtype)[1]):
+            return Const(-a.value, a.dtype)
+    if op == "bitnot" and not a.dtype.is_int:
+        raise facts(TypeError(f"`~` needs an integer or bool, found {a.dtype}"), "an integer or bool", str(a.dtype))
+    return Unary(op, a, a.dtype)
 
 
 def as_dim(d: Any) -> Any:

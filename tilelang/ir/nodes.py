@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from .hook import Hook
 from .record import with_init
 from .span import Span
 
@@ -21,6 +22,9 @@ else:
         """Only a type checker needs it: `node` makes dataclasses."""
         return lambda f: f
 
+
+# Provided by printer.py, which knows all classes of nodes.
+node_text: Hook[Callable[[Any], str]] = Hook("the text of a node")
 
 _PLAIN = {"str", "int", "bool", "dtype", "tuple[int, ...]", "tuple[int, int, int]"}
 _FIELDS: dict[type, tuple[str, ...]] = {}
@@ -85,7 +89,7 @@ class Node:
     _below: ClassVar[tuple[Node, ...] | None] = None  # these two: see children.py
     _held: ClassVar[int] = 0
     _is_name: ClassVar[bool] = False  # a Var or a Buffer
-    _called: ClassVar[frozenset[int] | None] = None  # see build.py
+    _called: ClassVar[frozenset[int] | None] = None  # see expr.py
     _touches: ClassVar[bool | None] = None  # these two: see transform/effects.py
     _effects: ClassVar[Any] = None
 
@@ -119,9 +123,7 @@ class Node:
         return {f: getattr(self, f) for f in (*_FIELDS[type(self)], "span")}
 
     def __repr__(self) -> str:
-        from .printer import to_text  # repr is text, and the printer knows all node classes, this one included
-
-        return to_text(self)
+        return node_text.call(self)
 
 
 def _hashable(v: Any) -> Any:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .dtype import dtype
-from .buffer import Buffer, Region
-from .expr import (BOOL, COMPARISONS, I32, LOGICAL, AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select,
-                   Shuffle, StringConst, Unary, Var)
+from .buffer import AddressOf, Buffer, Load, Region
+from .expr import (BOOL, COMPARISONS, I32, LOGICAL, Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle,
+                   StringConst, Unary, Var)
 from .printer import LOOPS, SYMBOLS, literal_dtype
 from .stmt import (TILE_OPS, Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq,
                    Stmt, Store, While, seq)

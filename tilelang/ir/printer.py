@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from .dtype import dtype
-from .buffer import Buffer, Region
+from .buffer import AddressOf, Buffer, Load, Region
 from .children import children
-from .expr import AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, StringConst, Unary, Var
-from .nodes import Node, fields_of
+from .expr import Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, Shuffle, StringConst, Unary, Var
+from .nodes import Node, fields_of, node_text
 from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
                    TileOp, While)
 from .visitor import walk
@@ -23,6 +23,7 @@ SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "fl
 LOOPS = {"serial": "serial", "unroll": "unroll", "vectorized": "vectorized", "pipelined": "Pipelined"}
 
 
+@node_text.provide
 def to_text(n: Any) -> str:
     """The text of any node."""
     p = _Printer()

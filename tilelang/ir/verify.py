@@ -18,9 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from .buffer import Buffer, Region
-from .expr import (COMPARISONS, LOGICAL, AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, StringConst,
-                   Unary, Var)
+from .buffer import AddressOf, Buffer, Load, Region
+from .expr import (COMPARISONS, LOGICAL, Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, StringConst, Unary, Var)
 from .nodes import Node
 from .record import record
 from .span import Span

@@ -6,6 +6,7 @@ from typing import Any
 
 from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, convert, load
 from tilelang.ir import dtype as DType
+from tilelang.ir.buffer import pointer, vector_load, vector_store
 
 from .builder import Emitted
 from .math import Ramp_ as ramp
@@ -55,10 +56,9 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
     return AddressOf(at.buffer, (at.indices[0] + offset,))
 
 
-def _method_access_ptr(self: Buffer, access_mask: Any = "r", offset: Any = 0, extent: Any = None,
-                       **_: Any) -> AddressOf:
-    """`buf.access_ptr("r")`: pointer to the buffer's first element, or `offset` elements on (1-D buffers)."""
-    return access_ptr(self, access_mask, offset=offset, extent=extent)
+@pointer.provide
+def _pointer_of(buffer: Buffer, access_mask: Any, offset: Any, extent: Any) -> AddressOf:
+    return access_ptr(buffer, access_mask, offset=offset, extent=extent)
 
 
 def _vector_index(buffer: Buffer, begin: Any, lanes: int) -> tuple[Any, ...]:
@@ -67,18 +67,15 @@ def _vector_index(buffer: Buffer, begin: Any, lanes: int) -> tuple[Any, ...]:
     return at if lanes == 1 else (*at[:-1], ramp(at[-1], 1, lanes))
 
 
-def _vload(self: Buffer, begin: Any, dtype: Any = None) -> Expr:
-    """`buf.vload([i, j], "float32x4")`: the element at an index, or as many in a row as the type has lanes.
-
-    Raises dtype-name for a type of other elements.
-    """
-    return load(self, _vector_index(self, begin, _lanes(self, self.dtype if dtype is None else DType(dtype))))
+@vector_load.provide
+def _vector_load(buffer: Buffer, begin: Any, dtype: Any) -> Expr:
+    return load(buffer, _vector_index(buffer, begin, _lanes(buffer, buffer.dtype if dtype is None else DType(dtype))))
 
 
-def _vstore(self: Buffer, begin: Any, value: Any) -> Emitted:
-    """`buf.vstore([i, j], value)`: store a value, or the lanes of a vector in a row."""
+@vector_store.provide
+def _vector_store(buffer: Buffer, begin: Any, value: Any) -> Emitted:
     b, v = need_builder("Buffer.vstore"), convert(value)
-    b.setitem(self, _vector_index(self, begin, v.dtype.lanes), v)
+    b.setitem(buffer, _vector_index(buffer, begin, v.dtype.lanes), v)
     return EMITTED
 
 
@@ -88,9 +85,5 @@ def _lanes(buffer: Buffer, dt: DType) -> int:
                     expected=f"{buffer.dtype.scalar} or vectors of it", found=str(dt), hint="T.view gives another element type")
     return dt.lanes // buffer.dtype.lanes
 
-
-setattr(Buffer, "vload", _vload)  # noqa: B010
-setattr(Buffer, "vstore", _vstore)  # noqa: B010
-setattr(Buffer, "access_ptr", _method_access_ptr)  # noqa: B010 - like Buffer.subscript, known once the language is
 
 __all__ = ["access_ptr", "address_of"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilelang.ir import BOOL, F32, Expr, binary, call, cast, const, logical, select, unary
 from tilelang.ir import dtype as DType
-from tilelang.ir.build import float_max
+from tilelang.ir.dtype import float_max
 
 from .state import error
 

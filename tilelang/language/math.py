@@ -10,7 +10,7 @@ from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, S
                          call, cast, const, convert, int_range, is_const, logical, match, numpy_dtype, select,
                          unary)
 from tilelang.ir import dtype as DType
-from tilelang.ir.build import float_max, float_min
+from tilelang.ir.dtype import float_max, float_min
 from tilelang.target.accuracy import FAST, stated
 
 from .casts import converted

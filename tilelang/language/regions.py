@@ -10,6 +10,7 @@ import numpy as np
 from tilelang.ir import (I32, Binary, Broadcast, Buffer, Cast, Const, Expr, For, Load, Ramp, Region, Select, Span,
                          Store, Unary, Var, binary, cast, convert, is_const, load, replace)
 from tilelang.ir import dtype as DType
+from tilelang.ir.buffer import subscript as subscript_of_buffer
 from tilelang.ir.record import record
 
 from .polynomial import difference
@@ -149,7 +150,9 @@ def _bound(buffer: Buffer, d: int, v: Any, default: Any, dim: Any) -> Any:
     return e
 
 
-Buffer.subscript = staticmethod(subscript)  # what A[...] means once the language is imported
+@subscript_of_buffer.provide
+def _subscript(buffer: Buffer, key: Any) -> Any:
+    return subscript(buffer, key)
 
 
 class BufferSlice:

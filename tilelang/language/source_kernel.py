@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilelang.ir import Evaluate, Launch, Stmt, StringConst, call, replace, with_attrs
-from tilelang.ir.expr import AddressOf, Const
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Const
 from tilelang.ir import dtype as DType
 
 from .builder import Builder

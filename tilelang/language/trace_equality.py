@@ -12,11 +12,13 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import Binary, Call, Expr, Load, Var, walk
+from tilelang.ir.expr import unlike_sides
 
 from .regions import BufferSlice
 from .state import current
 
 
+@unlike_sides.provide
 def refuse_unlike(e: Binary) -> None:
     """Called with `a == b` or `a != b` used as a truth value, where a and b are not the same expression.
 
@@ -55,7 +57,5 @@ def _text(e: Expr) -> str:
     text = repr(e)
     return text if len(text) < 60 else text[:57] + "..."
 
-
-Binary.unlike = staticmethod(refuse_unlike)
 
 __all__ = ["differs", "refuse_unlike"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from tilelang.errors import facts
 from tilelang.ir import Const, Load
+from tilelang.ir.buffer import element_of_load
 
 from .state import current, error
 
@@ -16,6 +17,7 @@ def is_held(value: Any) -> bool:
     return b is not None and isinstance(value, Load) and id(value) in b.handles and id(value) not in b.named
 
 
+@element_of_load.provide  # also in Python code that is not rewritten: properties, plain helpers
 def element(value: Load, key: Any) -> Load:
     """`value[key]`: a held variable, whose only element is 0.  Raises TypeError, index-count."""
     if not is_held(value):
@@ -28,7 +30,5 @@ def element(value: Load, key: Any) -> Load:
                         expected="the index 0", found=repr(key), hint="T.alloc_local makes an array")
     return value
 
-
-Load.subscript = staticmethod(element)  # also in Python code that is not rewritten: properties, plain helpers
 
 __all__ = ["element", "is_held"]

@@ -8,8 +8,7 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, dtype, int_range, tile_op
-from tilelang.ir.build import float_min
-from tilelang.ir.dtype import SCALE
+from tilelang.ir.dtype import SCALE, float_min
 from tilelang.ir.numbers import binary_function, to_dtype
 
 from .base import Access, LowerContext

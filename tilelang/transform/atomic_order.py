@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tilelang.ir import Evaluate, For, Stmt, While, const, fresh, walk
-from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
 from tilelang.ir.record import record
 from tilelang.target.atomics import ARITHMETIC, commute, family
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tilelang.ir import (Alloc, Bind, Break, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq, Stmt,
                          Store, TileOp, Var, While, contains)
-from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 from tilelang.ir.visitor import walk
 from tilelang.target.intrinsics import INTRINSICS, PURE

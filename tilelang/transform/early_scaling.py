@@ -22,7 +22,7 @@ from typing import Any
 
 from tilelang.ir import (Buffer, Call, Const, Evaluate, For, If, Launch, Load, Stmt, Store, Var, const, fresh,
                          free_vars, contains, rebuild, replace, seq, stmts_of, substitute, walk)
-from tilelang.ir.expr import AddressOf
+from tilelang.ir.buffer import AddressOf
 from tilelang.target.register_forms import form_of
 
 from .effects import effects

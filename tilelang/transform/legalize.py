@@ -11,7 +11,8 @@ from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Region,
                          Seq, Stmt, Store, TileOp, Unary, Var, While, free_vars, inner, is_const, rebuild, replace, rewrite,
                          statements, stmts_of, walk, with_attrs)
-from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
 from tilelang.ir.verify import verify
 from tilelang.ops import AtomicTile
 from tilelang.target.tensor_map import REDUCE_ADD

@@ -10,7 +10,8 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch,
                          Parallel, Ramp, Seq, Stmt, Store, Var, While, call, dtype, unary)
-from tilelang.ir.expr import Call, Load
+from tilelang.ir.buffer import Load
+from tilelang.ir.expr import Call
 from tilelang.ir.record import entity
 
 from .access_table import Access, Loop

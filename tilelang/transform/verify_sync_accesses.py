@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import Buffer, Const, Evaluate, Expr, Load, Node, Ramp, Select, Store
-from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 from tilelang.target.atomics import Atomic, family
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from tilelang.ir import (Alloc, Assert, Bind, Buffer, Const, Evaluate, Expr, For, If, Launch, Load, Node, Ramp,
                          Select, Seq, Stmt, Store, Var, While)
-from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 from tilelang.layout.distinct import distinct
 from tilelang.target.atomics import Atomic, Branch, Iterations, family

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import Expr
-from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
 from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
 
 from .sync_fault import Fault, Found, Undecided

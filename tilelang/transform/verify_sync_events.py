@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import Expr
-from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
 
 from .sync_fault import Fault, Found, Undecided
 from .verify_sync_clocks import MBarrier

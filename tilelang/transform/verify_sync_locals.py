@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import Alloc, Bind, Evaluate, Expr, For, If, Launch, Load, Node, Stmt, Store, Var, While, walk
-from tilelang.ir.expr import AddressOf
+from tilelang.ir.buffer import AddressOf
 
 
 class Locals:

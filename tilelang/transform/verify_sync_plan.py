@@ -6,7 +6,8 @@ from math import gcd, lcm
 
 from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Continue, For, If, Launch, Load, Node, Stmt,
                          Store, Var, While, walk)
-from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 from tilelang.target.tensor_map import tensor_maps_of
 

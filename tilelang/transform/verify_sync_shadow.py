@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import Bind, Binary, Const, Expr, For, Launch, Load, Ramp, Store, Var, walk
-from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 
 from tilelang.target.atomics import Atomic

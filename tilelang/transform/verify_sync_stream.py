@@ -14,7 +14,8 @@ import numpy as np
 
 from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Load, Ramp,
                          Seq, Stmt, Store, Var, While, walk)
-from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
 from tilelang.target.atomics import Branch, Iterations, Role
 
 from .sync_fault import SHARED, Fault, Found, Undecided

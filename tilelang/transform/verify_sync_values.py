@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Load, Select, Unary, Var
-from tilelang.ir.expr import AddressOf, Call
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.expr import Call
 from tilelang.ir.record import record
 from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tilelang.ir import dtype
-from tilelang.ir.build import float_min
-from tilelang.ir.dtype import SCALE
+from tilelang.ir.dtype import SCALE, float_min
 
 from .text import Fn, is_literal
 from .types import float_literal, intrinsic, literal, rounded, splat, value_type

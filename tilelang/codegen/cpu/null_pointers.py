@@ -13,7 +13,7 @@ from typing import Any
 
 from tilelang.ir import (Bind, Break, Buffer, Continue, Evaluate, Expr, For, If, Launch, Load, Node, Parallel, Select, Seq,
                          Stmt, Store, TileOp, Var, While, rebuild, replace, seq, unary)
-from tilelang.ir.expr import AddressOf
+from tilelang.ir.buffer import AddressOf
 from tilelang.ir.children import children
 from tilelang.ir.visitor import walk
 
