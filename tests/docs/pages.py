@@ -1,0 +1,258 @@
+"""Runs the code blocks of a Markdown page from top to bottom in one namespace and compares shown output with actual output.
+
+The language of a fence says what happens with it:
+
+    ```python                 run; what it prints is kept
+    ```python {.torch}        the same, left out where torch is not installed
+    ```python {.gpu}          needs a GPU: compiled only, and every name it reads must exist at that point
+    ```python {.raises}       must raise; the error's text is added to what it prints
+    ```{ .python title="f.py" }   the block is also written to the file f.py, in the folder where commands run
+    ```console                lines that begin with `$ `: `python -m tilelang …` is run in this process, commands in SHOWN are not
+    ```text                   what the block in front of it printed (behind a console block: not needed, its own lines say it)
+
+Marks can be joined: {.torch .gpu}.  In expected output `...` stands for any text within a line, and a line of only `...` for
+any number of lines.  A fence of any other language is an error: nothing on a page goes unchecked.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import importlib.util
+import io
+import linecache
+import os
+import pathlib
+import re
+import shlex
+import symtable
+import sys
+from dataclasses import dataclass, field
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"^(?P<ticks>`{3,})(?P<info>.*)$")
+SHOWN = ("pip install ", "python -m venv ", "git clone ", "cd ", "ncu ", "nsys ", "export ")  # commands that are shown, not run
+MARKS = {"torch", "gpu", "raises"}
+
+
+@dataclass
+class Block:
+    """A fenced block of a page.  line: number of its first line of code, from 1."""
+
+    language: str
+    marks: frozenset[str]
+    title: str | None
+    lines: list[str]
+    line: int
+
+    @property
+    def code(self) -> str:
+        return "".join(f"{x}\n" for x in self.lines)
+
+
+@dataclass
+class Outcome:
+    """What a page did.  skipped: blocks left out for want of torch.  shown: (block of expected output, actual output)."""
+
+    ran: int = 0
+    skipped: int = 0
+    shown: list[tuple[Block, str]] = field(default_factory=list)
+
+
+class PageError(AssertionError):
+    """A block that failed or whose shown output differs, with the page and line."""
+
+
+def blocks_of(page: pathlib.Path) -> list[Block]:
+    """The fenced blocks of a page, in order.  Raises PageError for a fence that does not end."""
+    out: list[Block] = []
+    lines = page.read_text(encoding="utf-8").splitlines()
+    i = 0
+    while i < len(lines):
+        opening = FENCE.match(lines[i].strip())
+        if opening is None:
+            i += 1
+            continue
+        indent = len(lines[i]) - len(lines[i].lstrip())
+        end = next((j for j in range(i + 1, len(lines)) if lines[j].strip() == opening["ticks"]), None)
+        if end is None:
+            raise PageError(f"{page.name}:{i + 1}: this fence does not end")
+        language, marks, title = _parsed(opening["info"])
+        out.append(Block(language, marks, title, [x[indent:] for x in lines[i + 1:end]], i + 2))
+        i = end + 1
+    return out
+
+
+def _parsed(info: str) -> tuple[str, frozenset[str], str | None]:
+    """Language, marks and title of the text behind the opening backticks."""
+    title = re.search(r'title="([^"]*)"', info)
+    rest = re.sub(r'title="[^"]*"', "", info)
+    classes = re.findall(r"\.([\w-]+)", "".join(re.findall(r"\{(.*?)\}", rest)))
+    language = re.sub(r"\{.*?\}", "", rest).strip() or (classes.pop(0) if classes else "")
+    return language, frozenset(classes), title[1] if title else None
+
+
+def run_page(page: pathlib.Path, folder: pathlib.Path) -> Outcome:
+    """Run the blocks of a page.  folder: where files with a title are written and commands run.
+
+    Raises PageError at the first block that fails.  Differences of output are left to `differences`.
+    """
+    namespace: dict[str, object] = {"__name__": f"guide_{page.stem}".replace("-", "_")}
+    outcome, printed = Outcome(), None
+    before = pathlib.Path.cwd()
+    os.chdir(folder)
+    try:
+        for block in blocks_of(page):
+            where = f"{page.name}:{block.line}"
+            if block.language == "python":
+                printed = _python(block, where, namespace, outcome)
+            elif block.language == "console":
+                printed = None
+                _console(block, where, outcome)
+            elif block.language == "text":
+                if printed is None:
+                    raise PageError(f"{where}: no block stands in front of this output")
+                if printed is not SKIPPED:
+                    outcome.shown.append((block, str(printed)))
+                printed = None
+            else:
+                raise PageError(f"{where}: a fence of language {block.language!r} would go unchecked")
+    finally:
+        os.chdir(before)
+    return outcome
+
+
+SKIPPED = object()
+
+
+def _python(block: Block, where: str, namespace: dict[str, object], outcome: Outcome) -> object:
+    """Run a Python block; what it printed, or SKIPPED."""
+    if block.marks - MARKS:
+        raise PageError(f"{where}: unknown marks {sorted(block.marks - MARKS)}")
+    name = block.title or where
+    if block.title:
+        pathlib.Path(block.title).write_text(block.code, encoding="utf-8")
+    try:
+        code = compile(block.code, name, "exec", dont_inherit=True)
+    except SyntaxError as e:
+        raise PageError(f"{where}: {e}") from e
+    if "torch" in block.marks and importlib.util.find_spec("torch") is None:
+        outcome.skipped += 1
+        return SKIPPED
+    linecache.cache[name] = (len(block.code), None, block.code.splitlines(keepends=True), name)
+    if "gpu" in block.marks:
+        missing = sorted(names_read(block.code, name) - set(namespace) - set(dir(builtins)))
+        if missing:
+            raise PageError(f"{where}: compiled only, and these names do not exist: {', '.join(missing)}")
+        for node in ast.walk(ast.parse(block.code)):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                exec(compile(ast.Module([node], []), name, "exec"), namespace)
+        outcome.ran += 1
+        return SKIPPED
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(code, namespace)
+    except Exception as e:
+        if "raises" not in block.marks:
+            raise PageError(f"{where}: {type(e).__name__}: {e}") from e
+        out.write(f"{e}\n")
+    else:
+        if "raises" in block.marks:
+            raise PageError(f"{where}: an error is announced, and there is none")
+    outcome.ran += 1
+    return out.getvalue()
+
+
+def names_read(code: str, name: str) -> set[str]:
+    """Global names that a module's text reads and does not bind itself."""
+    bound, read = set(), set()
+    tables = [symtable.symtable(code, name, "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for s in table.get_symbols():
+            at_top = table.get_type() == "module"
+            if s.is_global() or at_top:
+                if s.is_referenced():
+                    read.add(s.get_name())
+                if at_top and (s.is_assigned() or s.is_imported() or s.is_namespace()):
+                    bound.add(s.get_name())
+    return read - bound
+
+
+def _console(block: Block, where: str, outcome: Outcome) -> None:
+    """Run the commands of a console block; lines behind a command are what it prints."""
+    parts: list[tuple[str, list[str]]] = []
+    for line in block.lines:
+        if line.startswith("$ "):
+            parts.append((line[2:], []))
+        elif not parts:
+            raise PageError(f"{where}: a line in front of the first command")
+        else:
+            parts[-1][1].append(line)
+    for command, shown in parts:
+        if not command.startswith("python -m tilelang "):
+            if not command.startswith(SHOWN) or shown:
+                raise PageError(f"{where}: `{command}` is neither run nor one of the commands that are only shown")
+            continue
+        printed = _command(command, where)
+        outcome.ran += 1
+        if shown:
+            outcome.shown.append((Block("text", frozenset(), None, shown, block.line), printed))
+
+
+def _command(command: str, where: str) -> str:
+    """What `[NAME=VALUE …] python -m tilelang …` prints to standard output."""
+    from tilelang import cli
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = cli.main(shlex.split(command)[3:])
+    if code:
+        raise PageError(f"{where}: `{command}` ends with {code}:\n{out.getvalue()}")
+    return out.getvalue()
+
+
+def agrees(expected: list[str], actual: str) -> bool:
+    """Whether output is as shown: `...` stands for text within a line, a line of `...` for any lines."""
+    pattern = "".join(r"(?:[^\n]*\n)*?" if x.strip() == "..." else re.escape(x.rstrip()).replace(r"\.\.\.", "[^\n]*") + "\n"
+                      for x in expected)
+    text = "".join(f"{x.rstrip()}\n" for x in actual.splitlines())
+    return re.fullmatch(pattern, text) is not None
+
+
+def differences(page: pathlib.Path, outcome: Outcome) -> list[str]:
+    """A text for every shown output that is not the actual one."""
+    return [f"{page.name}:{block.line}: shown:\n{block.code}\nactual:\n{actual}"
+            for block, actual in outcome.shown if not agrees(block.lines, actual)]
+
+
+def rewrite(page: pathlib.Path, outcome: Outcome) -> None:
+    """Put the actual output in place of the `text` blocks that differ; lines shown with `...` in them stay where they fit still.
+
+    Console blocks stay as they are.
+    """
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for block, actual in sorted(outcome.shown, key=lambda x: -x[0].line):
+        first = block.line - 1
+        if lines[first - 1].strip().endswith("text") and not agrees(block.lines, actual):
+            kept = [x for x in block.lines if "..." in x and x.strip() != "..."]
+            lines[first:first + len(block.lines)] = [next((k for k in kept if agrees([k], x)), x.rstrip())
+                                                     for x in actual.splitlines()]
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+__all__ = ["DOCS", "PageError", "agrees", "blocks_of", "differences", "names_read", "rewrite", "run_page"]
+
+if __name__ == "__main__":  # python tests/docs/pages.py PAGE…: run pages by hand
+    import tempfile
+
+    sys.path.insert(0, str(ROOT))
+    for argument in sys.argv[1:]:
+        path = pathlib.Path(argument).resolve()
+        with tempfile.TemporaryDirectory() as where_:
+            done = run_page(path, pathlib.Path(where_))
+        print(f"{path.name}: {done.ran} blocks ran, {done.skipped} skipped", *differences(path, done), sep="\n\n")

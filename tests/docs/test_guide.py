@@ -1,0 +1,68 @@
+"""Every code block of the guide and of the front page runs, and the output that a page shows is what it prints."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from pages import DOCS, PageError, agrees, differences, names_read, rewrite, run_page  # noqa: E402
+
+PAGES = sorted([DOCS / "index.md", *(DOCS / "guide").glob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_every_block_of_the_page_runs(page, tmp_path, request, monkeypatch):
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "benchmarks").symlink_to(DOCS.parent / "benchmarks")  # pages read recorded figures as from a checkout
+    outcome = run_page(page, folder)
+    if request.config.getoption("--update-golden"):
+        rewrite(page, outcome)
+        return
+    wrong = differences(page, outcome)
+    assert not wrong, "\n\n".join(wrong)
+    assert outcome.ran or page.stem == "index"
+    assert not outcome.skipped or importlib.util.find_spec("torch") is None
+
+
+def page_of(tmp_path, text):
+    path = tmp_path / "page.md"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_shown_output_that_differs_is_found(tmp_path):
+    page = page_of(tmp_path, "```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n")
+    outcome = run_page(page, tmp_path)
+    assert len(differences(page, outcome)) == 1
+    rewrite(page, outcome)
+    assert not differences(page, run_page(page, tmp_path)) and "\n2\n" in page.read_text()
+
+
+@pytest.mark.parametrize("text", [
+    "```python\n1 / 0\n```\n", "```python {.raises}\n1 / 1\n```\n", "```python {.gpu}\nunknown_name(1)\n```\n",
+    "```python {.gpu}\n1 +\n```\n", "```\nprose\n```\n", "```text\n1\n```\n", "```python {.slow}\n1\n```\n",
+    "```python\n1\n", "```console\n$ rm -r x\n```\n", "```console\n$ python -m tilelang show missing.py\n```\n",
+])
+def test_a_block_that_fails_is_found(tmp_path, text):
+    with pytest.raises((PageError, SystemExit)):
+        run_page(page_of(tmp_path, text), tmp_path)
+
+
+def test_blocks_share_a_namespace(tmp_path):
+    page = page_of(tmp_path, "```python\nx = 4\n```\n\n```python\nprint(x)\n```\n\n```text\n4\n```\n")
+    outcome = run_page(page, tmp_path)
+    assert outcome.ran == 2 and len(outcome.shown) == 1 and not differences(page, outcome)
+
+
+def test_dots_stand_for_text_and_lines():
+    assert agrees(["a ... c", "...", "z"], "a b c\n1\n2\nz\n")
+    assert not agrees(["a ... c"], "a b\n") and not agrees(["a", "...", "z"], "a\n1\n")
+
+
+def test_names_of_a_block_that_is_only_compiled():
+    assert names_read("import os\ndef f(x):\n    y = x\n    return os, y, z\nf(w)\n", "page") == {"z", "w"}
