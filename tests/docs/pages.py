@@ -7,8 +7,9 @@ The language of a fence says what happens with it:
     ```python {.gpu}          needs a GPU: compiled only, and every name it reads must exist at that point
     ```python {.raises}       must raise; the error's text is added to what it prints
     ```{ .python title="f.py" }   the block is also written to the file f.py, in the folder where commands run
-    ```console                lines that begin with `$ `: `python -m tilelang …` is run in this process, commands in SHOWN are not
-    ```text                   what the block in front of it printed (behind a console block: not needed, its own lines say it)
+    ```console                commands behind `$ `, each with the output shown under it: `python -m tilelang …` runs in this
+                              process, commands in SHOWN do not run
+    ```text                   what the Python block in front of it printed
 
 Marks can be joined: {.torch .gpu}.  In expected output `...` stands for any text within a line, and a line of only `...` for
 any number of lines.  A fence of any other language is an error: nothing on a page goes unchecked.
@@ -28,6 +29,7 @@ import re
 import shlex
 import symtable
 import sys
+import time
 from dataclasses import dataclass, field
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -54,8 +56,15 @@ class Block:
 
 @dataclass
 class Outcome:
-    """What a page did.  skipped: blocks left out for want of torch.  shown: (block of expected output, actual output)."""
+    """What a page did.  skipped: blocks left out for want of torch.  shown: (block of expected output, actual output).
 
+    file, source: name and lines of the file that the Python blocks without a title would make, one below the other.
+    seconds: processor time of each block, by its line.
+    """
+
+    file: str = ""
+    source: list[str] = field(default_factory=list)
+    seconds: dict[int, float] = field(default_factory=dict)
     ran: int = 0
     skipped: int = 0
     shown: list[tuple[Block, str]] = field(default_factory=list)
@@ -100,11 +109,14 @@ def run_page(page: pathlib.Path, folder: pathlib.Path) -> Outcome:
     Raises PageError at the first block that fails.  Differences of output are left to `differences`.
     """
     namespace: dict[str, object] = {"__name__": f"guide_{page.stem}".replace("-", "_")}
-    outcome, printed = Outcome(), None
+    outcome, printed = Outcome(file=f"{page.stem}.py".replace("-", "_")), None
     before = pathlib.Path.cwd()
+    if not (folder / "benchmarks").exists():
+        (folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # pages read recorded figures as from a checkout
     os.chdir(folder)
     try:
         for block in blocks_of(page):
+            start = time.process_time()
             where = f"{page.name}:{block.line}"
             if block.language == "python":
                 printed = _python(block, where, namespace, outcome)
@@ -119,6 +131,7 @@ def run_page(page: pathlib.Path, folder: pathlib.Path) -> Outcome:
                 printed = None
             else:
                 raise PageError(f"{where}: a fence of language {block.language!r} would go unchecked")
+            outcome.seconds[block.line] = time.process_time() - start
     finally:
         os.chdir(before)
     return outcome
@@ -131,17 +144,21 @@ def _python(block: Block, where: str, namespace: dict[str, object], outcome: Out
     """Run a Python block; what it printed, or SKIPPED."""
     if block.marks - MARKS:
         raise PageError(f"{where}: unknown marks {sorted(block.marks - MARKS)}")
-    name = block.title or where
+    name = block.title or outcome.file
     if block.title:
         pathlib.Path(block.title).write_text(block.code, encoding="utf-8")
+    above = [] if block.title else outcome.source
+    lines = [*above, *block.lines, ""]
     try:
-        code = compile(block.code, name, "exec", dont_inherit=True)
+        code = compile("\n" * len(above) + block.code, name, "exec", dont_inherit=True)
     except SyntaxError as e:
         raise PageError(f"{where}: {e}") from e
     if "torch" in block.marks and importlib.util.find_spec("torch") is None:
         outcome.skipped += 1
         return SKIPPED
-    linecache.cache[name] = (len(block.code), None, block.code.splitlines(keepends=True), name)
+    linecache.cache[name] = (1, None, [f"{x}\n" for x in lines], name)
+    if not block.title:
+        outcome.source = lines
     if "gpu" in block.marks:
         missing = sorted(names_read(block.code, name) - set(namespace) - set(dir(builtins)))
         if missing:
@@ -231,9 +248,9 @@ def differences(page: pathlib.Path, outcome: Outcome) -> list[str]:
 
 
 def rewrite(page: pathlib.Path, outcome: Outcome) -> None:
-    """Put the actual output in place of the `text` blocks that differ; lines shown with `...` in them stay where they fit still.
+    """Put the actual output in place of the `text` blocks that differ.
 
-    Console blocks stay as they are.
+    Lines shown with `...` in them stay where they still fit.  Console blocks stay as they are.
     """
     lines = page.read_text(encoding="utf-8").splitlines()
     for block, actual in sorted(outcome.shown, key=lambda x: -x[0].line):
@@ -255,4 +272,5 @@ if __name__ == "__main__":  # python tests/docs/pages.py PAGE…: run pages by h
         path = pathlib.Path(argument).resolve()
         with tempfile.TemporaryDirectory() as where_:
             done = run_page(path, pathlib.Path(where_))
-        print(f"{path.name}: {done.ran} blocks ran, {done.skipped} skipped", *differences(path, done), sep="\n\n")
+        slow = [f"{k}: {v:.1f} s" for k, v in done.seconds.items() if v > 0.2]
+        print(f"{path.name}: {done.ran} blocks ran, {done.skipped} skipped", *slow, *differences(path, done), sep="\n\n")

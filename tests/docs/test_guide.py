@@ -1,6 +1,7 @@
 """Every code block of the guide and of the front page runs, and the output that a page shows is what it prints."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from pages import DOCS, PageError, agrees, differences, names_read, rewrite, run_page  # noqa: E402
+from pages import DOCS, PageError, agrees, differences, names_read, rewrite, run_page
 
 PAGES = sorted([DOCS / "index.md", *(DOCS / "guide").glob("*.md")])
 
@@ -18,15 +19,30 @@ def test_every_block_of_the_page_runs(page, tmp_path, request, monkeypatch):
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "cache"))
     folder = tmp_path / "folder"
     folder.mkdir()
-    (folder / "benchmarks").symlink_to(DOCS.parent / "benchmarks")  # pages read recorded figures as from a checkout
-    outcome = run_page(page, folder)
-    if request.config.getoption("--update-golden"):
+    try:
+        outcome = run_page(page, folder)
+    except PageError as e:
+        pytest.fail(str(e), pytrace=False)
+    update = request.config.getoption("--update-golden")
+    for name in re.findall(r"!\[[^\]]*\]\((?:\.\./)?(pictures/[^)]*)\)", page.read_text(encoding="utf-8")):
+        if (folder / name).exists():  # drawn by a block of the page
+            same_picture(folder / name, DOCS / name, update)
+        else:
+            assert (DOCS / name).exists(), f"{page.name} shows {name}, which nothing draws"
+    if update:
         rewrite(page, outcome)
         return
     wrong = differences(page, outcome)
     assert not wrong, "\n\n".join(wrong)
     assert outcome.ran or page.stem == "index"
     assert not outcome.skipped or importlib.util.find_spec("torch") is None
+
+
+def same_picture(drawn, kept, update):
+    if update:
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_bytes(drawn.read_bytes())
+    assert kept.exists() and kept.read_bytes() == drawn.read_bytes(), f"{kept.name} is stale: run with --update-golden"
 
 
 def page_of(tmp_path, text):
