@@ -135,15 +135,6 @@ def test_every_tile_op_and_pass_is_named_in_a_test():
     assert not missing, missing
 
 
-def test_the_page_on_architecture_lists_the_passes_in_their_order():
-    from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
-
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    way = page.split("## The way of one kernel")[1].split("then `codegen.cuda` prints")[0]
-    lines = re.findall(r"^    (\w+(?:, \w+)*)(?:  |$)", way, re.MULTILINE)
-    assert ", ".join(lines).split(", ") == [p.__name__ for p in (*TILE_PASSES, *DEVICE_PASSES)]
-
-
 def test_import_loads_nothing_heavy():
     code = ("import sys, tilelang, tilelang.language; "
             "print([m for m in ('torch', 'llvmlite', 'tvm_ffi', 'cuda', 'matplotlib') if m in sys.modules])")

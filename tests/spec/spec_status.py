@@ -1,7 +1,7 @@
 """Which rows of the specification are shown by which tests, and which executions passed in them.
 
     python -m pytest --record-outcomes           run the marked tests, renew outcomes.json (`-m gpu`: outcomes_gpu.json)
-    python tests/spec/spec_status.py --write     renew docs/spec-status.md
+    python tests/spec/spec_status.py --write     renew tests/spec/spec-status.md
     python tests/spec/spec_status.py             print what is missing, and rows that fewer executions show
 
 A test names the rows it shows: `@pytest.mark.spec("L8:Pipelined", "T.copy")`.  Rows stand in rows.txt, names of the
@@ -25,7 +25,7 @@ from completed import EXECUTIONS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TESTS, HERE = ROOT / "tests", pathlib.Path(__file__).resolve().parent
-STATUS = ROOT / "docs" / "spec-status.md"
+STATUS = HERE / "spec-status.md"
 SHOWN = 4  # tests listed per row
 # one letter each, behind the name of a test
 LETTERS = dict(zip(EXECUTIONS, "TSCAPGtscaRE", strict=True))
@@ -167,7 +167,7 @@ def _letters(t: Test) -> str:
 
 
 def render(s: Status) -> str:
-    """The text of docs/spec-status.md."""
+    """The text of tests/spec/spec-status.md."""
     missing = s.missing()
     upper = len([r for r in s.rows.values() if r[0] in "AB"]) + len(s.names) + len(s.musts)
     rows = [_line(r, tier, text, s.shown.get(r, [])) for r, (tier, text) in s.rows.items()]
@@ -202,7 +202,7 @@ def _gpu(s: Status) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="renew docs/spec-status.md")
+    parser.add_argument("--write", action="store_true", help="renew tests/spec/spec-status.md")
     args = parser.parse_args()
     s = status()
     if args.write:

@@ -1,0 +1,91 @@
+"""The site: generated pages hold every name, pass, error kind and setting, and are the same at every build."""
+
+import importlib.util
+import inspect
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+GENERATE = ROOT / "docs" / "reference" / "generate.py"
+
+
+def load(path: pathlib.Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def generate():
+    return load(GENERATE)
+
+
+@pytest.fixture(scope="module")
+def pages(generate):
+    return generate.pages()
+
+
+def test_two_processes_write_the_same_pages(tmp_path):
+    for seed in ("1", "2"):
+        subprocess.run([sys.executable, str(GENERATE), str(tmp_path / seed)], check=True,
+                       env={**os.environ, "PYTHONHASHSEED": seed})
+    files = sorted(p.relative_to(tmp_path / "1") for p in (tmp_path / "1").rglob("*.md"))
+    assert len(files) > 30
+    assert all((tmp_path / "1" / f).read_text() == (tmp_path / "2" / f).read_text() for f in files)
+
+
+def test_every_name_of_the_language_is_on_a_page(pages):
+    import tilelang.language as T
+
+    text = "\n".join(t for p, t in pages.items() if p.startswith("reference/language/"))
+    names = [n for n in dir(T) if not n.startswith("_") and callable(getattr(T, n)) and getattr(T, n).__module__ != "typing"]
+    assert len(names) > 600
+    missing = [n for n in names if f"`T.{n}`" not in text]
+    assert not missing, missing
+    assert "reference/language/other.md" not in pages, "give these names a family in docs/reference/generate.py"
+
+
+def test_the_page_of_passes_has_them_in_their_order(pages):
+    from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
+
+    found = re.findall(r"^### `(\w+)`$", pages["internals/passes.md"], re.MULTILINE)
+    assert found == [p.__name__ for p in (*TILE_PASSES, *DEVICE_PASSES)]
+
+
+def test_every_setting_key_and_error_kind_is_on_its_page(pages):
+    from tilelang import PassConfigKey
+    from tilelang.env import env
+    from tilelang.errors import KINDS
+
+    assert all(f"`{k.value}`" in pages["reference/pass-configs.md"] for k in PassConfigKey)
+    assert all(f"`{v.key}`" in pages["reference/environment.md"] for v in env.settings().values())
+    kinds = [k for k in KINDS if not k.startswith("test-")]
+    assert len(kinds) > 150
+    assert all(f"## {k}\n" in pages[f"reference/errors-{k[0]}.md"] for k in kinds)
+
+
+def test_docstrings_become_markdown(generate):
+    doc = "Copy a_b.\n\nsrc, dst: buffers.\n    x = 1\nRaises copy-shape.\n\n>>> f(1)\n2\n"
+    assert generate.markdown(inspect.cleandoc(doc)) == (
+        "Copy a\\_b.\n\n- **src, dst**: buffers.\n\n```text\nx = 1\n```\n\n\nRaises copy-shape.\n\n\n```text\n>>> f(1)\n2\n```")
+
+
+def test_the_page_on_architecture_is_short():
+    assert len((ROOT / "docs/internals/architecture.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_docstrings_cite_nothing_that_readers_do_not_have():
+    """Paths of documents in the package exist, and no text names the documents that the project was specified in."""
+    wrong = []
+    for path in sorted((ROOT / "tilelang").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        where = path.relative_to(ROOT)
+        wrong += [f"{where}: {m}" for m in re.findall(r"\bspec/\w+\.md|\bDESIGN\b|\bstyle\.md|§ ?\d+|\(language \d+\.\d", text)]
+        wrong += [f"{where}: {m}" for m in re.findall(r"\bdocs/[\w./-]+\.md", text) if not (ROOT / m).exists()]
+    assert not wrong, "\n".join(wrong)
