@@ -1,7 +1,7 @@
 """Outcomes of the tests that show rows of the specification: recorded once, compared in every run.
 
 Every test's executions (completed.py) travel with its report.  A run with `--record-outcomes` keeps only the tests that
-tests/spec/spec-status.md names and writes what they did to tests/spec/outcomes.json.  Any other run compares: a marked test that
+spec/spec-status.md names and writes what they did to spec/outcomes.json.  Any other run compares: a marked test that
 did something else than recorded fails the run.  `--device=gpu -m "not slow" --record-outcomes` runs the tests of a GPU, and
 with a GPU in its place those that use the device simulator; what it launched goes to outcomes_gpu.json, with device and date.
 """

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 # page -> (title, modules of tilelang.language whose names it lists)
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "programs": ("Programs and macros", ("prim_func", "macro", "meta", "symbolics", "language", "errors")),
+    "programs": ("Programs and macros", ("prim_func", "macro", "meta", "symbolics", "language", "errors", "decorator")),
     "types": ("Element types", ("dtypes", "dtype")),
     "tensors": ("Tensors, pointers and views", ("tensor", "addresses", "proxy")),
     "allocation": ("Allocation", ("alloc",)),
@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "math": ("Scalar arithmetic", ("math", "fastmath")),
     "threads": ("Warps and threads", ("thread",)),
     "synchronisation": ("Barriers, asynchronous copies, TMA and wgmma", ("barriers", "hopper", "hopper_raw")),
-    "annotations": ("Annotations and layouts", ("annotations",)),
+    "annotations": ("Annotations and layouts", ("annotations", "layout", "fragment")),
     "debugging": ("Printing, assertions, random numbers", ("debug", "random")),
     "schedules": ("Warp-specialisation schedules", ("ws_schedule",)),
     "tensor-cores": ("Tensor cores by hand, wide accesses", ("tensor_core", "wide")),
@@ -150,7 +150,7 @@ def language_pages() -> dict[str, str]:
     members: dict[str, list[tuple[str, Any]]] = {page: [] for page in FAMILIES}
     types: list[tuple[str, Any]] = []
     other: list[tuple[str, Any]] = []
-    for name in sorted(n for n in dir(T) if not n.startswith("_")):
+    for name in sorted(T.__all__):
         value = getattr(T, name)
         if isinstance(value, dtype):
             types.append((name, value))

@@ -44,7 +44,7 @@ def test_every_name_of_the_language_is_on_a_page(pages):
     import tilelang.language as T
 
     text = "\n".join(t for p, t in pages.items() if p.startswith("reference/language/"))
-    names = [n for n in dir(T) if not n.startswith("_") and callable(getattr(T, n)) and getattr(T, n).__module__ != "typing"]
+    names = [n for n in T.__all__ if callable(getattr(T, n)) and getattr(T, n).__module__ != "typing"]
     assert len(names) > 600
     missing = [n for n in names if f"`T.{n}`" not in text]
     assert not missing, missing

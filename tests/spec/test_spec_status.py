@@ -1,4 +1,4 @@
-"""tests/spec/spec-status.md says what the tests show: every mark names a row, every row of tiers A and B has a test or is listed."""
+"""spec-status.md says what the tests show: every mark names a row, every row of tiers A and B has a test or is listed."""
 
 import outcomes
 import spec_status

@@ -213,7 +213,7 @@ _FLOAT_RANK = {"float16": 2, "bfloat16": 1, "tfloat32": 3, "float32": 3, "float6
 
 
 def promote(a: dtype, b: dtype) -> dtype:
-    """Result type of a binary operation (spec/language.md 4.1).  Raises TypeError where there is none."""
+    """Result type of a binary operation (reference, "Promotion of element types").  Raises TypeError where there is none."""
     if a == b:
         return a
     if a.lanes != b.lanes:

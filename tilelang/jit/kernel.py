@@ -69,7 +69,7 @@ class Adapter:
 class JITKernel:
     """A compiled program.  Call it with its inputs, in order; outputs (out_idx, T.empty) are returned.
 
-    Tensors: torch, NumPy and any DLPack object on the kernel's device.  Raises the errors of spec/runtime.md §4 before
+    Tensors: torch, NumPy and any DLPack object on the kernel's device.  Raises the errors of a call's checks before
     anything runs.  A kernel may be called from several threads.  Memory is taken as it lies: of torch's negated views
     (x.conj().imag) those with strides are refused, pass x.resolve_neg(); those of one element, and what the private
     torch._neg_view makes of compact tensors, are read with the sign of their memory.

@@ -1,4 +1,4 @@
-"""Conversions in a chosen direction, and to 8-bit floats without saturation: composed of plain conversions (language 4.3)."""
+"""Conversions in a chosen direction, and to 8-bit floats without saturation: composed of plain conversions."""
 
 from __future__ import annotations
 

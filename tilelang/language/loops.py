@@ -199,7 +199,7 @@ class GridFrame(Frame):
 
 
 class PersistentFrame(Frame):
-    """Waves over a tile domain (spec §8): wave w handles linear id w*wave_size + index."""
+    """Waves over a tile domain: wave w handles linear id w*wave_size + index."""
 
     once = False
     loop = True

@@ -1,4 +1,4 @@
-"""Subscripts of buffers, regions as operands of tile ops, and how two operands' extents are paired (spec §9)."""
+"""Subscripts of buffers, regions as operands of tile ops, and how two operands' extents are paired."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
          annotations: dict[str, Any] | None = None, loop_layout: Any = None) -> Emitted:
     """dst = src, element by element, converting the type; block-collective and synchronous.
 
-    src, dst: buffers, regions or start elements in any scope; extents are paired as spec §9 says.
+    src, dst: buffers, regions or start elements in any scope; extents are paired as the reference's "Regions and slices" says.
     """
     b = _builder("copy")
     attrs_of(annotations)

@@ -14,7 +14,7 @@ Transposed accumulators of 16 bits (T.transpose of a fragment) take the same way
 
 The accumulators of wgmma (target/wgmma.py) repeat 64 x 8 pieces: a warp has 16 rows of each, a lane two neighbours of
 two rows.  Barriers are those of the group alone, numbered from GROUP_BARRIERS, so that groups may drift apart; the
-staging is `ordered`: its accesses need no barriers of the block (docs/architecture.md, "Stores by TMA").
+staging is `ordered`: its accesses need no barriers of the block (docs/internals/scheduling.md, "Epilogue").
 """
 
 from __future__ import annotations

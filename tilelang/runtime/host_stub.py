@@ -2,8 +2,8 @@
 
     int stub(void* self, const TVMFFIAny* args, int32_t n, TVMFFIAny* ret)        (0: done, -1: error raised)
 
-Every check of spec/runtime.md §4 is compiled code; a failing check raises through TVMFFIErrorSetRaisedFromCStr before
-anything was launched or written.  One module holds
+Every check of a call (reference, "Calling a kernel") is compiled code; a failing check raises through
+TVMFFIErrorSetRaisedFromCStr before anything was launched or written.  One module holds
 
     prepare  checks the inputs, solves symbols, leaves addresses and values in a frame
     launch   runs the kernels on a frame (runtime/launchers.py)

@@ -1,4 +1,4 @@
-"""Pass configs: every key a user may set, with its type, default and meaning (spec/runtime.md §10)."""
+"""Pass configs: every key a user may set, with its type, default and what it does."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def panel_rows(blocks: int, row: float, column: float) -> int:
 
     row, column: bytes that a row and a column of tiles load.  Fewest bytes are loaded by about square waves.  Where the
     blocks fill whole columns, each keeps its row from wave to wave, and no column is in two waves: 12 rows for 132 blocks
-    gave products of 128x256 tiles 1 to 5 % more on an H200 than 16 or 8 (docs/performance.md).
+    gave products of 128x256 tiles 1 to 5 % more on an H200 than 16 or 8 (benchmarks/results/notes.md).
     """
     loaded = [(rows * row + columns * column, rows) for rows, columns in _waves(blocks)]
     best, whole = min(loaded), min(x for x in loaded if blocks % x[1] == 0)

@@ -6,7 +6,7 @@
 
 A launch with programmatic serialisation starts as soon as the kernel before it lets it or has no block left to start or
 run; `pdl_sync` returns when that kernel is over and what it wrote is seen.  So a block is at hand, its barriers set up,
-when the work before it ends: on an H200 1 us sooner (docs/performance.md).  What comes after one that has passed
+when the work before it ends: on an H200 1 us sooner (benchmarks/results/notes.md).  What comes after one that has passed
 `pdl_trigger` may be started likewise; it waits in turn, and stands behind a kernel that had waited before it let others
 start: whoever waits for the last kernel has all before it.
 

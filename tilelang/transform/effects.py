@@ -10,7 +10,7 @@ from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Ev
 from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WRITES
 
-# Mode of each argument of device operations that take addresses (contract: docs/architecture.md, device intrinsics).
+# Mode of each argument of device operations that take addresses (docs/internals/ir.md, "Device intrinsics").
 _ARGUMENT_MODES = {
     "cp_async": ("write", "read"),
     "ldmatrix": ("write", "read"),

@@ -1,6 +1,6 @@
 """When two blocks that load the same tile make a cluster, in which it is loaded once: the one rule of persist.py, which
 makes clusters, and of library/gemm/tile_cost.py, which prices tiles with and without them.  Measured on an H200
-(docs/performance.md); bytes and cycles are those of one multiprocessor and one iteration of its main loop.
+(benchmarks/results/notes.md); bytes and cycles are those of one multiprocessor and one iteration of its main loop.
 
 A row of a tile is 128 bytes of a tensor's row.  Where rows do not start at multiples of 128 bytes it lies in two cache
 lines, where they do not even start at multiples of 32, in five sectors instead of four: those cost more than twice as

@@ -5,7 +5,7 @@ A store leaves a thread's sight: the bytes are read from shared memory and writt
 - a tensor that is written by TMA is touched by these stores alone, each element by one of them at most; or it is written
   the ordinary way, and the report of the launch says why;
 - where a loop may write the same elements again, the store before is awaited to its end;
-- the staging buffers carry the attr `ordered` (docs/architecture.md, "Stores by TMA");
+- the staging buffers carry the attr `ordered` (docs/internals/scheduling.md, "Epilogue");
 - the threads that issued stores wait, at the end of their part of the launch, until shared memory has been read.
 """
 

@@ -10,8 +10,8 @@
 
 In attention the compiler in front of the assembler then meets neither the 64 scores of a thread nor their 64 accumulators:
 half the time of the whole compile.  What it prints for the loops is what it printed before, in the same order, so the
-assembler schedules them as it did (docs/performance.md), where nothing else tempts it to: that compiler takes the kernel
-for one with few registers and would keep over the loop what it computed anew behind it, so launches with the attr
+assembler schedules them as it did (benchmarks/results/notes.md), where nothing else tempts it to: that compiler takes the
+kernel for one with few registers and would keep over the loop what it computed anew behind it, so launches with the attr
 `own_values` print indices of threads that it does not know behind the loop (`codegen/own_registers.py`).
 
 It is all or nothing: every array that a product names has registers of its own, and each statement of the innermost loops

@@ -277,7 +277,7 @@ class Statements(Expressions):
         self.value(s.call)
 
     def _assert(self, s: Assert) -> None:
-        """T.device_assert is checked on CUDA only (language §20)."""
+        """T.device_assert is checked on CUDA only."""
 
     # ---- control flow ---------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """What a tile's loads take: which blocks make clusters, at what rates boxes come from L2, what those at an edge add.
 
-Cycles and bytes are those of one stage and one processor; rates were measured on an H200 (docs/performance.md).
+Cycles and bytes are those of one stage and one processor; rates were measured on an H200 (benchmarks/results/notes.md).
 """
 
 from __future__ import annotations

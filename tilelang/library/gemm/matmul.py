@@ -66,8 +66,9 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     out: contiguous, of the result's shape and type, apart from the operands.  target, execution_backend: as for
     tilelang.compile, instead of the device the operands are on.
     tune: True: the first call of a form times a dozen ways to compute it on the operands' GPU and keeps the fastest, if it is
-    surely faster than the cost model's choice (seconds, once: the disk cache remembers it; docs/tuning.md).  False: the
-    model's choice.  None: as the setting TILELANG_LIBRARY_TUNING says when a form comes first.
+    surely faster than the cost model's choice (seconds, once: the disk cache remembers it; reference,
+    "Tuning the library").  False: the model's choice.  None: as the setting TILELANG_LIBRARY_TUNING says when a form comes
+    first.
 
     Error of an element, with u = 2**-24 and s the sum of |a||b| over k: (k u + e) s and the rounding to the result's
     type; e is 0 for float16, bfloat16 and float64, 2**-10 for float32 on a GPU, 2**-11 for float8 (k / 32 * 2**-13 with

@@ -282,7 +282,7 @@ def finished(chip: Chip, p: Problem, t: Tile) -> Tile:
 
 
 def starts_soon(chip: Chip, p: Problem, t: Tile) -> bool:
-    """Whether a launch gains by being set up while the one before it ends, some 0.7 us of 2 to 15 (docs/performance.md).
+    """Whether a launch gains by being set up while the one before it ends, 0.7 us of 2 to 15 (benchmarks/results/notes.md).
 
     Blocks then begin in the order in which units become free: those that wait for their neighbours anyway, or have little to
     load, feel nothing of it; in long loops loads of neighbours come apart (128x4096x14336 by 64x64 34.7 us, then 41.4).
