@@ -133,7 +133,7 @@ def in_prose(text: str) -> Iterator[tuple[str, str]]:
     """(word, the place) for each private use in a text."""
     for key, word in WORDS.items():
         for found in word.prose.finditer(text):
-            yield key, text[max(0, found.start() - 30):found.end() + 30].replace("\n", " ")
+            yield key, text[max(0, found.start() - 30):found.end() + 30]
 
 
 def names_of(tree: ast.AST) -> Iterator[str]:
@@ -196,7 +196,7 @@ def find() -> dict[tuple[str, str, str], list[str]]:
             for word in in_name(name):
                 add("name", word, name, where)
         for text in texts_of(tree):
-            for word, place in in_prose(text):
+            for word, place in in_prose(" ".join(text.split())):
                 add("text", word, " ".join(place.split()), where)
     for key in PassConfigKey:
         for word in in_name(key.value.split(".")[-1]):
@@ -207,7 +207,7 @@ def find() -> dict[tuple[str, str, str], list[str]]:
                 add("file", word, Path(name).name, name)
     for page in pages():
         where = str(page.relative_to(ROOT))
-        for word, place in in_prose(prose_of_page(page)):
+        for word, place in in_prose(" ".join(prose_of_page(page).split())):
             add("page", word, where, place)
     return out
 
