@@ -352,7 +352,7 @@ def cast(value: Any, dt: Any) -> Expr:
 
 
 def match(a: Any, b: Any) -> tuple[Expr, Expr]:
-    """Both operands brought to their promoted type (spec/language.md 4.1)."""
+    """Both operands brought to their promoted type (reference, "Promotion of element types")."""
     if not isinstance(a, Expr):
         b = convert(b)
         a = _literal_for(a, b)
